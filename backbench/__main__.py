@@ -1,0 +1,3 @@
+from backbench.cli import main
+
+raise SystemExit(main())

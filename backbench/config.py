@@ -1,0 +1,208 @@
+"""Recipes: small YAML files with `base:` inheritance and `a.b=c` overrides, read into frozen dataclasses.
+
+A dataclass field may hold another dataclass, a tuple of them, or -- where one key chooses the type, as `method.name`
+does -- a class found by the `choose` function in the field's metadata. Every mistake is a BadInput that names the
+file or override, the key, and what was allowed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from backbench.errors import BadInput, nearest
+
+T = TypeVar("T")
+
+
+def configs_dir() -> Path:
+    """Where the shipped recipes are: inside the installed package, or at the top of a checkout."""
+    inside = Path(__file__).parent / "configs"
+    return inside if inside.is_dir() else Path(__file__).parent.parent / "configs"
+
+
+def find_recipe(name: str | Path, kind: str) -> Path:
+    """A recipe by path, or by its name under configs/<kind>/ (with or without .yaml)."""
+    path = Path(name)
+    if path.suffix in (".yaml", ".yml") and path.is_file():
+        return path
+    folder = configs_dir() / kind
+    stem = str(name).removesuffix(".yaml")
+    if (folder / f"{stem}.yaml").is_file():
+        return folder / f"{stem}.yaml"
+    names = [str(p.relative_to(folder).with_suffix("")) for p in folder.rglob("*.yaml") if not p.name.startswith("_")]
+    raise BadInput(f"no recipe '{name}' (neither a file nor a name under configs/{kind}); {nearest(stem, names)}")
+
+
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    """One YAML file as a plain dict (1e-4 is a number here, unlike in plain PyYAML)."""
+    from omegaconf import OmegaConf
+
+    try:
+        node = OmegaConf.load(path)
+        data = OmegaConf.to_container(node, resolve=True)
+    except FileNotFoundError:
+        raise BadInput(f"{path}: no such file") from None
+    except Exception as error:
+        raise BadInput(f"{path}: not readable as YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(data, dict):
+        raise BadInput(f"{path}: expected `key: value` lines, found {type(data).__name__}")
+    return {str(k): v for k, v in data.items()}
+
+
+def merge(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
+    """`high` over `low`; mappings merge key by key, everything else is replaced."""
+    out = dict(low)
+    for key, value in high.items():
+        both = isinstance(out.get(key), Mapping) and isinstance(value, Mapping)
+        out[key] = merge(out[key], value) if both else value
+    return out
+
+
+def read_recipe(path: Path, _seen: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """The file with its bases below it. `base:` is one name or a list, relative to the file, later over earlier."""
+    path = path.resolve()
+    if path in _seen:
+        raise BadInput(f"{path}: `base:` goes in a circle: {' -> '.join(p.name for p in (*_seen, path))}")
+    own = read_yaml(path)
+    bases = own.pop("base", [])
+    out: dict[str, Any] = {}
+    for base in [bases] if isinstance(bases, str) else bases:
+        file = path.parent / (base if str(base).endswith(".yaml") else f"{base}.yaml")
+        if not file.is_file():
+            raise BadInput(f"{path}: base '{base}' is not there (looked for {file})")
+        out = merge(out, read_recipe(file, (*_seen, path)))
+    return merge(out, own)
+
+
+def apply_overrides(recipe: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """`a.b=c` strings over a recipe; the value is read as YAML, so `lr=1e-3`, `crops=[1,2]` and `x=null` work."""
+    from omegaconf import OmegaConf
+
+    out = dict(recipe)
+    for text in overrides:
+        key, equals, _ = text.partition("=")
+        if not equals or not key:
+            raise BadInput(f"override '{text}': expected key=value, as in optim.lr=0.1")
+        try:
+            tree = OmegaConf.to_container(OmegaConf.from_dotlist([text]))
+        except Exception as error:
+            raise BadInput(f"override '{text}': {' '.join(str(error).split())}") from None
+        assert isinstance(tree, dict)
+        out = merge(out, {str(k): v for k, v in tree.items()})
+    return out
+
+
+def load(cls: type[T], recipe: str | Path, overrides: Sequence[str] = (), *, kind: str) -> T:
+    """Read a recipe by name or path into the frozen dataclass `cls`."""
+    path = find_recipe(recipe, kind)
+    return build(cls, apply_overrides(read_recipe(path), overrides), where=str(path))
+
+
+def build(cls: type[T], data: Mapping[str, Any], *, where: str) -> T:
+    """A nested mapping as the dataclass `cls`; unknown, missing and mistyped keys are refused by name."""
+    return _dataclass(cls, data, where, "")
+
+
+def _dataclass(cls: type[T], data: Any, where: str, path: str) -> T:
+    if not isinstance(data, Mapping):
+        raise BadInput(f"{where}: '{path or 'recipe'}' must be a group of keys, not {data!r}")
+    fields = {f.name: f for f in dataclasses.fields(cls) if f.init}  # type: ignore[arg-type]
+    hints = typing.get_type_hints(cls)
+    for key in data:
+        if key not in fields:
+            raise BadInput(f"{where}: unknown key '{_join(path, str(key))}'; {nearest(str(key), fields)}")
+    values: dict[str, Any] = {}
+    for name, field in fields.items():
+        here = _join(path, name)
+        if name not in data:
+            needed = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+            if needed:
+                raise BadInput(f"{where}: key '{here}' is missing ({_type_name(hints[name])})")
+            continue
+        choose = field.metadata.get("choose")
+        hint = choose(data[name], where, here) if choose else hints[name]
+        values[name] = _value(hint, data[name], where, here)
+    try:
+        return cls(**values)
+    except ValueError as error:  # a dataclass's own __post_init__ check
+        raise BadInput(f"{where}: {path + ': ' if path else ''}{error}") from None
+
+
+def _value(hint: Any, value: Any, where: str, path: str) -> Any:
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    wrong = BadInput(f"{where}: '{path}' must be {_type_name(hint)}, not {value!r}")
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        return _dataclass(hint, value, where, path)
+    if hint is Any:
+        return value
+    if origin in (typing.Union, types.UnionType):
+        if value is None:
+            if type(None) in args:
+                return None
+            raise wrong
+        for arg in args:
+            if arg is not type(None):
+                try:
+                    return _value(arg, value, where, path)
+                except BadInput as error:
+                    inner = error
+        raise wrong if len([a for a in args if a is not type(None)]) > 1 else inner
+    if origin is typing.Literal:
+        if value not in args:
+            raise BadInput(f"{where}: '{path}' is {value!r}; {nearest(str(value), map(str, args))}")
+        return value
+    if origin is tuple:
+        if not isinstance(value, list | tuple):
+            raise wrong
+        if len(args) == 2 and args[1] is Ellipsis:
+            return tuple(_value(args[0], v, where, f"{path}[{i}]") for i, v in enumerate(value))
+        if len(value) != len(args):
+            raise wrong
+        return tuple(_value(a, v, where, f"{path}[{i}]") for i, (a, v) in enumerate(zip(args, value)))
+    if origin in (dict, Mapping):
+        if not isinstance(value, Mapping):
+            raise wrong
+        return {str(k): _value(args[1], v, where, _join(path, str(k))) for k, v in value.items()}
+    if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    if hint is float and value in ("inf", "infinity"):
+        return math.inf
+    if hint is int and isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if hint in (str, bool) and isinstance(value, hint):
+        return value
+    raise wrong
+
+
+def _join(path: str, key: str) -> str:
+    return f"{path}.{key}" if path else key
+
+
+def _type_name(hint: Any) -> str:
+    names = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+    return names.get(hint) or str(getattr(hint, "__name__", hint) if isinstance(hint, type) else hint)
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """The dataclass as plain YAML-able values."""
+    return json.loads(json.dumps(dataclasses.asdict(config)).replace("Infinity", '"inf"'))
+
+
+def to_yaml(config: Any) -> str:
+    from omegaconf import OmegaConf
+
+    return OmegaConf.to_yaml(OmegaConf.create(to_dict(config)))
+
+
+def fingerprint(value: Any) -> str:
+    """12 hex digits that name a configuration (or any JSON-able value): equal exactly when the values are."""
+    plain = to_dict(value) if dataclasses.is_dataclass(value) else value
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:12]

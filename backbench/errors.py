@@ -1,0 +1,29 @@
+"""The two ways a run ends early, and the words for a wrong name."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+EXIT_FAILED = 1
+EXIT_BAD_INPUT = 2
+EXIT_PREEMPTED = 75  # EX_TEMPFAIL of sysexits.h: the state is saved, the same command continues
+
+
+class BadInput(Exception):
+    """The user's input cannot be used. The message is one line: what came, what was allowed, what to do next."""
+
+
+class Preempted(Exception):
+    """A signal asked the run to stop and its state is saved; running the same command again continues."""
+
+
+class Failed(Exception):
+    """The run itself went wrong (a NaN loss, say); the message is one line with what to look at."""
+
+
+def nearest(name: str, allowed: Iterable[str]) -> str:
+    """The end of an error message about an unknown `name`: the nearest allowed name, or all of them."""
+    names = sorted(allowed)
+    close = difflib.get_close_matches(name, names, n=1)
+    return f"did you mean '{close[0]}'?" if close else f"allowed: {', '.join(names)}"

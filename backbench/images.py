@@ -1,0 +1,90 @@
+"""Images on disk: decoding, class folders, and the loader that all programs share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from backbench.errors import BadInput
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+
+
+def decode(path: str | Path) -> Image.Image:
+    """An image file as PIL RGB. Raises BadInput that names a missing, empty or corrupt file."""
+    from PIL import Image
+
+    try:
+        with Path(path).open("rb") as file:
+            return Image.open(file).convert("RGB")
+    except FileNotFoundError:
+        raise BadInput(f"{path}: no such image file") from None
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise BadInput(f"{path}: corrupt image ({' '.join(str(error).split())[:100]})") from None
+
+
+@dataclass(frozen=True)
+class ImageList:
+    """Files and labels in a fixed order. `label` -1 means unlabelled; `classes` are names in label order."""
+
+    root: Path
+    paths: tuple[str, ...]  # relative to root, '/' between parts
+    labels: tuple[int, ...]
+    classes: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def file(self, index: int) -> Path:
+        return self.root / self.paths[index]
+
+
+def scan_folder(root: str | Path, *, classes: Sequence[str] | None = None) -> ImageList:
+    """A class folder ROOT/<class>/**/<image>, sorted by class and path, so that the order is the same everywhere.
+
+    With `classes` given, those folders must be there, in that label order, and others are ignored. Images directly in
+    ROOT with no class folder at all are an unlabelled set. Raises BadInput for a missing or empty folder, by name.
+    """
+    root = Path(root)
+    if not root.is_dir():
+        raise BadInput(f"{root}: no such folder; expected images as {root}/<class>/<image>")
+    folders = list(classes) if classes is not None else sorted(p.name for p in root.iterdir() if p.is_dir())
+    paths: list[str] = []
+    labels: list[int] = []
+    for label, name in enumerate(folders):
+        if not (root / name).is_dir():
+            raise BadInput(f"{root}: class folder '{name}' is missing")
+        found = sorted(p.relative_to(root).as_posix() for p in (root / name).rglob("*") if _is_image(p))
+        if not found:
+            raise BadInput(f"{root / name}: class folder without images ({', '.join(EXTENSIONS)})")
+        paths += found
+        labels += [label] * len(found)
+    if not folders:
+        paths = sorted(p.name for p in root.iterdir() if _is_image(p))
+        labels = [-1] * len(paths)
+    if not paths:
+        raise BadInput(f"{root}: no images found; expected {root}/<class>/<image> ({', '.join(EXTENSIONS)})")
+    return ImageList(root, tuple(paths), tuple(labels), tuple(folders))
+
+
+def _is_image(path: Path) -> bool:
+    return path.suffix.lower() in EXTENSIONS and not path.name.startswith(".")
+
+
+class Images:
+    """A map-style dataset over an ImageList: item i is (transform(PIL image, i), label, i)."""
+
+    def __init__(self, images: ImageList, transform: Callable[[Any, int], Any]) -> None:
+        self.images = images
+        self.transform = transform
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> tuple[Any, int, int]:
+        return self.transform(decode(self.images.file(index)), index), self.images.labels[index], index

@@ -1,0 +1,61 @@
+"""How pixels reach a network: channel statistics (owned by the checkpoint), resize and crop (owned by the protocol)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    import torch
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+SWAV_STD = (0.228, 0.224, 0.225)  # SwAV's released code has .228, and LORAC's, built on it, too
+CIFAR_MEAN = (0.4914, 0.4822, 0.4465)
+CIFAR_STD = (0.2470, 0.2435, 0.2616)
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """Mean and standard deviation in [0, 1] units, in the order of the channels as the network takes them."""
+
+    mean: tuple[float, float, float] = IMAGENET_MEAN
+    std: tuple[float, float, float] = IMAGENET_STD
+    order: Literal["RGB", "BGR"] = "RGB"
+
+
+def to_input(image: Any, pixels: Pixels) -> torch.Tensor:
+    """uint8 RGB pixels, a PIL image or an array (H, W, 3), as the network's float32 (3, H, W)."""
+    import numpy
+    import torch
+
+    array = torch.from_numpy(numpy.array(image, dtype=numpy.uint8, copy=True)).permute(2, 0, 1)
+    return normalise(array, pixels)
+
+
+def normalise(images: torch.Tensor, pixels: Pixels) -> torch.Tensor:
+    """uint8 RGB (..., 3, H, W) -> float32, scaled to [0, 1], channel order and statistics applied; any device."""
+    import torch
+
+    mean = torch.tensor(pixels.mean, device=images.device).view(3, 1, 1)
+    std = torch.tensor(pixels.std, device=images.device).view(3, 1, 1)
+    if pixels.order == "BGR":
+        images = images.flip(-3)
+    return (images.float() / 255 - mean) / std
+
+
+def eval_geometry(
+    *,
+    resize: int,
+    crop: int,
+    interpolation: Literal["bilinear", "bicubic"] = "bilinear",
+    square: bool = False,
+) -> Callable[[Any], Any]:
+    """PIL image -> PIL image: shorter side to `resize` (both sides when `square`), then the centre `crop` pixels."""
+    from torchvision.transforms import v2
+    from torchvision.transforms.functional import InterpolationMode
+
+    mode = InterpolationMode(interpolation)
+    size = [resize, resize] if square else [resize]
+    return v2.Compose([v2.Resize(size, interpolation=mode), v2.CenterCrop(crop)])

@@ -1,0 +1,94 @@
+"""A pretraining recipe as a typed value. Defaults are the field's customs; the papers' numbers are in the recipes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from backbench.preprocess import IMAGENET_MEAN, IMAGENET_STD
+from pretrain.method import MethodConfig, choose_config
+
+
+@dataclass(frozen=True, kw_only=True)
+class Crops:
+    """A group of `count` views made alike. All numbers follow torchvision's transforms of the same names."""
+
+    count: int = 2
+    size: int = 224
+    scale: tuple[float, float] = (0.2, 1.0)
+    ratio: tuple[float, float] = (0.75, 1.3333333333333333)
+    interpolation: Literal["bilinear", "bicubic"] = "bilinear"
+    flip: float = 0.5
+    jitter: tuple[float, float, float, float] = (0.4, 0.4, 0.4, 0.1)  # brightness, contrast, saturation, hue
+    jitter_p: float = 0.8
+    gray_p: float = 0.2
+    blur_p: float = 0.5
+    blur_sigma: tuple[float, float] = (0.1, 2.0)
+    solarize_p: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Views:
+    """How one image becomes views: `fast` (OpenCV, or the GPU for colour and blur) or `reference` (torchvision)."""
+
+    pipeline: Literal["fast", "reference"] = "fast"
+    crops: tuple[Crops, ...] = (Crops(),)
+    mean: tuple[float, float, float] = IMAGENET_MEAN
+    std: tuple[float, float, float] = IMAGENET_STD
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """ROOT/<dataset>/<split>: a class folder, or a dataset that pretrain/data.py knows by name."""
+
+    dataset: str
+    split: str = "train"
+    skip_corrupt: bool = False  # refuse the run and name the file, or leave the image out and say so
+    workers: int = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optim:
+    """`lr` is the peak at `reference_batch` images; the lr used is lr * batch_size / reference_batch (null: as is)."""
+
+    name: Literal["sgd", "adam", "adamw", "lars"] = "sgd"
+    lr: float
+    reference_batch: int | None = None
+    final_lr: float = 0.0
+    lr_1d: float | None = None  # its own peak for biases and norm weights (Barlow Twins, ARB)
+    momentum: float = 0.9
+    betas: tuple[float, float] = (0.9, 0.999)
+    weight_decay: float = 1e-4
+    decay_1d: bool = True  # weight decay on biases and norms
+    adapt_1d: bool = True  # LARS scaling on biases and norms
+    trust: float = 0.001  # LARS
+    schedule: Literal["cosine", "cosine_epoch", "step", "constant"] = "cosine"
+    milestones: tuple[float, ...] = ()  # epochs, for `step`
+    gamma: float = 0.1
+    warmup_epochs: float = 0.0
+    warmup_lr: float = 0.0
+    clip_norm: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainConfig:
+    name: str  # the row's name on the leaderboard
+    arch: str = "resnet50"
+    stem: str = "imagenet"
+    zero_init_residual: bool = False
+    method: MethodConfig = field(metadata={"choose": choose_config})
+    views: Views = Views()
+    data: Data
+    optim: Optim
+    epochs: int
+    batch_size: int  # global: all ranks and accumulation steps together
+    accumulate: int = 1
+    seed: int = 0
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    channels_last: bool = True
+    compile: bool = False
+    save_minutes: float = 5.0
+    knn_every: int = 0  # epochs between kNN scores; 0: none
+    log_every: int = 10  # steps between rows of metrics.jsonl
+    stop_after_epochs: int | None = None  # MIO: the schedule is for 1000 epochs, the run stops at 250
+    expected: tuple[str, ...] = ()  # keys of the published numbers this recipe must reach: paper/table/row

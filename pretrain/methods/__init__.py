@@ -1,0 +1,1 @@
+"""One file per method: the loss function above, the Method below, its Config beside it."""
