@@ -58,5 +58,5 @@ def build_backbone(arch: str, stem: str = "imagenet", *, zero_init_residual: boo
     if padding is not None:
         trunk.conv1 = nn.Conv2d(3, 64, kernel_size=3, stride=1, padding=padding, bias=False)
         nn.init.kaiming_normal_(trunk.conv1.weight, mode="fan_out", nonlinearity="relu")
-        trunk.maxpool = nn.Identity()  # type: ignore[assignment]
+        trunk.maxpool = nn.Identity()
     return trunk

@@ -56,6 +56,11 @@ class Checkpoint:
                 sha.update(tensor.contiguous().numpy().tobytes())
         return sha.hexdigest()
 
+    @property
+    def name(self) -> str:
+        """The row's name on the leaderboard: the recipe's, or what `import --name` said."""
+        return str(self.provenance.get("name") or self.method)
+
     def backbone(self) -> Trunk:
         """The trunk with these weights, in training mode as torch builds it; call .eval() before using it frozen."""
         trunk = build_backbone(self.arch, self.stem)

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from backbench.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_PREEMPTED, BadInput, Failed, Preempted
 
@@ -205,18 +206,20 @@ VERBS = {
 }
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> None:  # type: ignore[override]
+class Parser(argparse.ArgumentParser):
+    """argparse whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
         self.exit(EXIT_BAD_INPUT, f"{self.prog}: {message}; see {self.prog} --help\n")
 
 
 def parser(verbs: Sequence[str] = tuple(VERBS)) -> argparse.ArgumentParser:
-    common = argparse.ArgumentParser(add_help=False)
+    common = Parser(add_help=False)
     common.add_argument("-v", dest="verbosity", action="count", default=0, help="more output")
     common.add_argument("-q", dest="quiet", action="store_true", help="warnings only")
     common.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    top = _Parser(prog="backbench", description="What is a self-supervised ResNet-50 worth?")
-    sub = top.add_subparsers(dest="verb", required=True, metavar="VERB", parser_class=_Parser)
+    top = Parser(prog="backbench", description="What is a self-supervised ResNet-50 worth?")
+    sub = top.add_subparsers(dest="verb", required=True, metavar="VERB", parser_class=Parser)
     for name in verbs:
         verb = VERBS[name]
         child = sub.add_parser(name, help=verb.help, description=verb.help, parents=[common], allow_abbrev=False)
@@ -246,7 +249,8 @@ def guarded(action: Callable[[], int | None], args: argparse.Namespace) -> int:
             return error.code or 0
         if args.debug:
             raise
-        status = {BadInput: EXIT_BAD_INPUT, Preempted: EXIT_PREEMPTED}.get(type(error), EXIT_FAILED)
+        status = EXIT_BAD_INPUT if isinstance(error, BadInput) else EXIT_FAILED
+        status = EXIT_PREEMPTED if isinstance(error, Preempted) else status
         line = " ".join(str(error).split())
         if not isinstance(error, BadInput | Preempted | Failed):
             line = f"{type(error).__name__}: {line} (this is a fault of backbench: --debug shows where)"

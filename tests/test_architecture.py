@@ -41,9 +41,7 @@ def test_imports_point_one_way(path):
     ("package", "home"), [("submitit", "backbench/launch.py"), ("detectron2", "detection/engine_detectron2.py")]
 )
 def test_package_has_one_importer(package, home):
-    users = {
-        p.relative_to(ROOT).as_posix() for p in SOURCES if package in {name.split(".")[0] for name in imported(p)}
-    }
+    users = {p.relative_to(ROOT).as_posix() for p in SOURCES if package in {name.split(".")[0] for name in imported(p)}}
     assert users <= {home}
 
 
