@@ -1,0 +1,53 @@
+"""The command line answers fast, in one line, with the promised exit statuses."""
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from backbench import cli
+
+
+def backbench(*arguments, **kwargs):
+    command = [sys.executable, "-m", "backbench", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, **kwargs)
+
+
+def test_help_imports_nothing_heavy():
+    """The cause of a slow --help is an import, so that is what is pinned; benchmarks/help.py measures the time."""
+    code = (
+        "import sys, contextlib, io\n"
+        "from backbench import cli\n"
+        "for verb in ([], *([v] for v in cli.VERBS)):\n"
+        "    with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):\n"
+        "        cli.main([*verb, '--help'])\n"
+        "heavy = {'torch', 'torchvision', 'numpy', 'omegaconf', 'submitit', 'rich', 'matplotlib', 'yaml', 'cv2'}\n"
+        "print(sorted(heavy & set(sys.modules)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_every_verb_has_help():
+    began = time.perf_counter()
+    for verb in cli.VERBS:
+        done = backbench(verb, "--help")
+        assert done.returncode == 0 and "usage: backbench" in done.stdout, done.stderr
+    assert time.perf_counter() - began < 60
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "VERB"),
+        (["lienar"], "lienar"),
+        (["pretrain", "demo_lorac"], "--data"),
+        (["semisup", "x", "--percent", "7", "--lists", ".", "--data", ".", "--out", "."], "7"),
+    ],
+)
+def test_bad_arguments_are_one_line_and_status_2(arguments, words):
+    done = backbench(*arguments)
+    assert done.returncode == 2
+    assert len(done.stderr.strip().splitlines()) == 1 and words in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,123 @@
+"""The demo, run as its user runs it: once through, again, and killed in every stage."""
+
+import csv
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from backbench import demo
+
+pytestmark = pytest.mark.slow
+TINY = ("demo", "--size", "tiny", "--out")
+
+
+def start(out: Path) -> subprocess.Popen:
+    command = [sys.executable, "-m", "backbench", *TINY, str(out)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def finish(process: subprocess.Popen) -> str:
+    output, _ = process.communicate(timeout=900)
+    assert process.returncode == 0, output[-3000:]
+    return output
+
+
+def board(out: Path) -> list[dict[str, str]]:
+    with (out / "leaderboard.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    out = tmp_path_factory.mktemp("demo") / "whole"
+    finish(start(out))
+    return out
+
+
+def test_fills_the_table(whole):
+    rows = board(whole)
+    assert sorted(row["name"] for row in rows) and len(rows) == len(demo.CHECKPOINTS)
+    assert len({row["checkpoint"] for row in rows}) == len(rows), "five different trunks"
+    columns = set(rows[0])
+    for start_of in (
+        "linear/digits/",
+        "fewshot/digits/",
+        "knn/digits/",
+        "semi_10pct/digits/",
+        *(f"faster_rcnn/scenes/bbox_{ap}@" for ap in ("AP", "AP50", "AP75")),
+        *(f"mask_rcnn/scenes/segm_{ap}@" for ap in ("AP", "AP50", "AP75")),
+        *(f"keypoint_rcnn/scenes/keypoints_{ap}@" for ap in ("AP", "AP50", "AP75")),
+    ):
+        named = [c for c in columns if c.startswith(start_of)]
+        assert named, f"no column {start_of}; there are {sorted(columns)}"
+        assert any(row[named[0]] for row in rows), f"{named[0]} is empty"
+        assert all("-demo-v1" in c for c in named), "demo numbers say that they are"
+    page = (whole / "leaderboard.html").read_text()
+    assert "<table" in page and 'src="http' not in page and 'href="http://fonts' not in page
+
+
+def test_again_skips_everything_in_seconds(whole):
+    before = {p: p.stat().st_mtime_ns for p in whole.rglob("results.jsonl")}
+    began = time.monotonic()
+    output = finish(start(whole))
+    assert "finished stages recognised and skipped" in output
+    assert time.monotonic() - began < 20
+    assert before == {p: p.stat().st_mtime_ns for p in whole.rglob("results.jsonl")}
+
+
+@pytest.mark.timeout(1800)
+def test_killed_in_every_stage_ends_with_the_same_numbers(whole, tmp_path):
+    """kill -9 for every stage as it runs, Ctrl-C or SIGTERM for every third; then one run to the end."""
+    out = tmp_path / "killed"
+    pending = [stage.name for stage in demo.stages(out, "tiny")]
+    killed: list[str] = []
+    for attempt in range(3 * len(pending)):
+        process = start(out)
+        victim = None
+        assert process.stdout is not None
+        for line in process.stdout:
+            name = line.split()[-1] if "  start  " in line else None
+            if name in pending:
+                victim = name
+                break
+        if victim is None:
+            assert process.wait() == 0
+            break
+        time.sleep((1.5, 3.5, 6.0)[attempt % 3])  # while it imports, while it runs, while it writes
+        process.send_signal(
+            (signal.SIGKILL, signal.SIGKILL, signal.SIGINT, signal.SIGKILL, signal.SIGTERM)[attempt % 5]
+        )
+        process.stdout.read()
+        process.wait()
+        pending.remove(victim)
+        killed.append(victim)
+        _wait_for_orphans(out)
+    finish(start(out))
+    assert len(killed) >= 10, killed
+    assert board(out) == board(whole)
+
+
+def _wait_for_orphans(out: Path) -> None:
+    """Stages die with a killed demo (Linux); nothing may still write below `out`."""
+    for _ in range(100):
+        alive = [p for p in Path("/proc").glob("[0-9]*/cmdline") if _mentions(p, str(out)) and _pid(p) != os.getpid()]
+        if not alive:
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"still running: {alive}")
+
+
+def _mentions(path: Path, text: str) -> bool:
+    try:
+        return text in path.read_text()
+    except OSError:
+        return False
+
+
+def _pid(path: Path) -> int:
+    return int(path.parent.name)
