@@ -13,6 +13,7 @@ import pytest
 from backbench import demo
 
 pytestmark = pytest.mark.slow
+SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGINT, signal.SIGKILL, signal.SIGTERM)
 TINY = ("demo", "--size", "tiny", "--out")
 
 
