@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shlex
 import sys
 import time
 from collections.abc import Mapping
@@ -51,8 +52,19 @@ def open_run(out: str | Path, *, verb: str, identity: Mapping[str, Any]) -> Path
             raise BadInput(f"{out}: holds another run's state (differs in {names}); choose another --out")
         return out
     out.mkdir(parents=True, exist_ok=True)
-    resume.write_json(file, {**now, "created": time.strftime("%Y-%m-%dT%H:%M:%S%z")})
+    about = {"created": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "command": command_line(), "cwd": str(Path.cwd())}
+    resume.write_json(file, {**now, **about})
     return out
+
+
+def command_line() -> str:
+    """What was typed to start this process, with this interpreter's path left out."""
+    program = Path(sys.argv[0])
+    if program.name == "__main__.py":
+        words = ["backbench"] if program.parent.name == "backbench" else ["python", "-m", program.parent.name]
+    else:
+        words = ["python", sys.argv[0]] if program.suffix == ".py" else [program.name]
+    return shlex.join([*words, *sys.argv[1:]])
 
 
 def _differences(key: str, then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
