@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from backbench.errors import BadInput
 
 if TYPE_CHECKING:
+    import numpy as np
     from PIL import Image
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
@@ -42,6 +43,32 @@ class ImageList:
 
     def file(self, index: int) -> Path:
         return self.root / self.paths[index]
+
+    def open(self, index: int) -> Image.Image:
+        """Image `index` as PIL RGB."""
+        return decode(self.file(index))
+
+    def subset(self, indices: Sequence[int]) -> ImageList:
+        """The images at `indices`, in that order."""
+        paths = tuple(self.paths[i] for i in indices)
+        return ImageList(self.root, paths, tuple(self.labels[i] for i in indices), self.classes)
+
+
+@dataclass(frozen=True)
+class ArrayList(ImageList):
+    """Images that are rows of one array (CIFAR, STL-10); `paths` are made-up names, one per row."""
+
+    pixels: np.ndarray  # (N, H, W, 3) uint8
+
+    def open(self, index: int) -> Image.Image:
+        from PIL import Image
+
+        return Image.fromarray(self.pixels[index])
+
+    def subset(self, indices: Sequence[int]) -> ArrayList:
+        paths = tuple(self.paths[i] for i in indices)
+        labels = tuple(self.labels[i] for i in indices)
+        return ArrayList(self.root, paths, labels, self.classes, self.pixels[list(indices)])
 
 
 def scan_folder(root: str | Path, *, classes: Sequence[str] | None = None) -> ImageList:
@@ -87,4 +114,4 @@ class Images:
         return len(self.images)
 
     def __getitem__(self, index: int) -> tuple[Any, int, int]:
-        return self.transform(decode(self.images.file(index)), index), self.images.labels[index], index
+        return self.transform(self.images.open(index), index), self.images.labels[index], index

@@ -1,0 +1,214 @@
+"""Evaluation protocols as typed values. Each has a versioned name; a number under another name is another column."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from backbench import config
+from backbench.errors import BadInput, nearest
+
+
+@dataclass(frozen=True, kw_only=True)
+class Geometry:
+    """What evaluation does to an image: shorter side (both, if `square`) to `resize`, then the centre `crop`."""
+
+    resize: int = 256
+    crop: int = 224
+    interpolation: Literal["bilinear", "bicubic"] = "bilinear"
+    square: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Augment:
+    """RandomResizedCrop and horizontal flip, with torchvision's parameters."""
+
+    size: int = 224
+    scale: tuple[float, float] = (0.08, 1.0)
+    ratio: tuple[float, float] = (0.75, 1.3333333333333333)
+    flip: float = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Length:
+    """How long a training is, in one of two units."""
+
+    epochs: float | None = None
+    iterations: int | None = None
+
+    def __post_init__(self) -> None:
+        if (self.epochs is None) == (self.iterations is None):
+            raise ValueError("give either epochs or iterations")
+
+    def steps(self, images: int, batch: int) -> int:
+        """Optimiser steps for `images` training images; an epoch has images / batch steps, also when that is broken."""
+        if self.iterations is not None:
+            return self.iterations
+        assert self.epochs is not None
+        return max(1, round(self.epochs * images / batch))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """The factor on the peak rate: half a cosine to 0, x `gamma` at `milestones` (shares of the run), or x `gamma`
+    after each epoch."""
+
+    name: Literal["cosine", "step", "epoch_decay", "constant"] = "cosine"
+    milestones: tuple[float, ...] = ()
+    gamma: float = 0.1
+
+    def factor(self, step: int, total: int, steps_per_epoch: float) -> float:
+        if self.name == "cosine":
+            return 0.5 * (1 + math.cos(math.pi * step / total))
+        if self.name == "step":
+            return self.gamma ** sum(step >= round(m * total) for m in self.milestones)
+        if self.name == "epoch_decay":
+            return self.gamma ** int(step / steps_per_epoch)
+        return 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Protocol:
+    """What all protocols have. `precision: bf16` adds -bf16 to the protocol's name: its features differ by 2%."""
+
+    kind: str
+    protocol: str
+    geometry: Geometry = Geometry()
+    precision: Literal["fp32", "bf16"] = "fp32"
+    feature_batch: int = 256
+    bootstrap: int = 2000
+
+    @property
+    def name(self) -> str:
+        return self.protocol + ("-bf16" if self.precision == "bf16" else "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sgd(Protocol):
+    """Linear heads trained by SGD on a frozen trunk, all rates of `lr` in one pass.
+
+    A rate is declared for `reference_batch` images; the rate used is lr * batch_size / reference_batch. Without
+    `augment` the heads train on features computed once. With one rate nothing is chosen and nothing held out, unless
+    `patience` (epochs without a better validation loss) stops the training early.
+    """
+
+    lr: tuple[float, ...]
+    reference_batch: int = 256
+    batch_size: int = 256
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+    schedule: Schedule = Schedule()
+    length: dict[str, Length]  # by dataset, and `default`
+    augment: Augment | None = Augment()
+    init_std: float = 0.01
+    patience: int | None = None
+    select: Literal["val", "test"] = "val"  # test: the best on the reported split, only under a protocol of that name
+    save_minutes: float = 5.0
+
+    def __post_init__(self) -> None:
+        if self.select == "test" and "testsel" not in self.protocol:
+            raise ValueError("select: test needs a protocol name that says so, as in linear-lorac-testsel-v1")
+        if "default" not in self.length:
+            raise ValueError("length needs a `default`")
+        if not self.lr:
+            raise ValueError("lr needs at least one rate")
+
+    def used(self, lr: float) -> float:
+        return lr * self.batch_size / self.reference_batch
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogReg(Protocol):
+    """Multinomial logistic regression by L-BFGS: sum of cross-entropies + l2 / 2 ||W||^2, the bias unpenalised.
+
+    `l2` is (smallest, largest, how many), log-spaced; the path starts at the strongest and each fit at the last one's.
+    """
+
+    l2: tuple[float, float, int] = (1e-6, 1e5, 45)
+    max_iterations: int = 1000
+    tolerance: float = 1e-5  # on the largest gradient entry of the mean objective
+    chunk: int = 65536  # rows of features in working memory at a time
+
+    @property
+    def penalties(self) -> list[float]:
+        """Strongest first."""
+        low, high, count = math.log10(self.l2[0]), math.log10(self.l2[1]), self.l2[2]
+        if count == 1:
+            return [self.l2[1]]
+        return [10 ** (high - (high - low) * i / (count - 1)) for i in range(count)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Knn(Protocol):
+    """Weighted k-nearest neighbours by cosine similarity, weights exp(similarity / temperature)."""
+
+    k: tuple[int, ...] = (5, 20, 200)
+    temperature: float = 0.07
+
+
+@dataclass(frozen=True, kw_only=True)
+class FewShot(Protocol):
+    """`shots` labels per class, logistic regression (`l2` as in LogReg, on features of unit length), `draws` draws."""
+
+    shots: int = 2
+    draws: int = 20
+    l2: float = 0.01
+    max_iterations: int = 500
+    tolerance: float = 1e-6
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListFile:
+    """A list of labelled images: how many lines it has and its sha256."""
+
+    lines: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """How the whole network trains on one part of the labels; the trunk's rate is the head's / `head_over_trunk`."""
+
+    length: Length
+    head_over_trunk: float = 1.0
+    list: ListFile | None = None  # what the list must be; null: any list
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finetune(Protocol):
+    """All layers trained by SGD, a grid over the head's rate. `parts` by percent of the labels: "1", "10", "100"."""
+
+    dataset: str | None = None  # which one `backbench semisup` is about
+    head_lr: tuple[float, ...]
+    reference_batch: int = 256
+    batch_size: int = 256
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+    schedule: Schedule = Schedule(name="step", milestones=(0.6, 0.8), gamma=0.2)
+    parts: dict[str, Part] = field(default_factory=dict)
+    augment: Augment = Augment()
+    init_std: float = 0.01
+    save_minutes: float = 5.0
+
+    def used(self, lr: float) -> float:
+        return lr * self.batch_size / self.reference_batch
+
+
+KINDS: dict[str, type[Protocol]] = {"sgd": Sgd, "logreg": LogReg, "knn": Knn, "fewshot": FewShot, "finetune": Finetune}
+
+
+def load_protocol(name: str, kinds: tuple[str, ...]) -> Protocol:
+    """A protocol by path or by its name under configs/transfer; its `kind` must be one of `kinds`."""
+    path = config.find_recipe(name, "transfer")
+    data = config.read_recipe(path)
+    kind = str(data.get("kind"))
+    if kind not in KINDS:
+        raise BadInput(f"{path}: kind '{kind}'; {nearest(kind, KINDS)}")
+    if kind not in kinds:
+        raise BadInput(f"{path}: a protocol of kind '{kind}'; this command runs {', '.join(kinds)}")
+    return config.build(KINDS[kind], data, where=str(path))
+
+
+def with_precision(protocol: Protocol, precision: Literal["fp32", "bf16"]) -> Protocol:
+    return replace(protocol, precision=precision)
