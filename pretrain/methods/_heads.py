@@ -1,0 +1,49 @@
+"""Projection and prediction heads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+
+
+@dataclass(frozen=True, kw_only=True)
+class Head:
+    """`layers` linear maps with ReLU between them; hidden: null is the input's width.
+
+    batchnorm: after every hidden layer; last_batchnorm: after the last one as well (without affine parameters where
+    last_affine is false). A linear map followed by batch norm has no bias; last_bias is the last one's, where no norm
+    follows.
+    """
+
+    layers: int = 2
+    hidden: int | None = None
+    dim: int = 128
+    batchnorm: bool = True
+    last_batchnorm: bool = False
+    last_affine: bool = True
+    last_bias: bool = True
+
+    def __post_init__(self) -> None:
+        if self.layers < 1 or self.dim < 1:
+            raise ValueError(f"a head has at least one layer and one output, not {self.layers} and {self.dim}")
+
+
+MOCO_HEAD = Head(batchnorm=False)  # MoCo v2, JCL, LORAC
+SIMCLR_HEAD = Head(last_batchnorm=True)
+
+
+def build_head(config: Head, width: int) -> nn.Sequential:
+    """(N, width) -> (N, config.dim)."""
+    hidden = config.hidden or width
+    modules: list[nn.Module] = []
+    for _ in range(config.layers - 1):
+        modules.append(nn.Linear(width, hidden, bias=not config.batchnorm))
+        if config.batchnorm:
+            modules.append(nn.BatchNorm1d(hidden))
+        modules.append(nn.ReLU())
+        width = hidden
+    modules.append(nn.Linear(width, config.dim, bias=config.last_bias and not config.last_batchnorm))
+    if config.last_batchnorm:
+        modules.append(nn.BatchNorm1d(config.dim, affine=config.last_affine))
+    return nn.Sequential(*modules)

@@ -1,0 +1,88 @@
+"""The momentum (key) encoder with ShuffleBN, and the queue of keys."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from backbench import distributed, resume
+from backbench.errors import BadInput
+
+
+def momentum_copy(module: nn.Module) -> nn.Module:
+    """A frozen copy of `module`, to follow it as its moving average."""
+    return copy.deepcopy(module).requires_grad_(False)
+
+
+@torch.no_grad()
+def momentum_update(average: Iterable[Tensor], source: Iterable[Tensor], momentum: float) -> None:
+    """average := momentum average + (1 - momentum) source, tensor by tensor, in one fused call."""
+    torch._foreach_lerp_(list(average), [p.detach() for p in source], 1.0 - momentum)
+
+
+class KeyEncoder(nn.Module):
+    """MoCo's key encoder: the query encoder's moving average, its batch norm local, its images shuffled over ranks.
+
+    groups: batch norm's statistics are taken over this many groups of the global batch (the papers' number of GPUs);
+    None: one per rank. Only the parameters follow the query encoder; batch norm's running statistics are its own.
+    """
+
+    def __init__(self, encoder: nn.Module, *, momentum: float, groups: int | None) -> None:
+        super().__init__()
+        self.encoder = distributed.convert_group_batchnorm(momentum_copy(encoder), groups)
+        self.local_batchnorm = True  # convert_sync_batchnorm passes by
+        self.momentum = momentum
+        self.groups = groups
+
+    @torch.no_grad()
+    def forward(self, views: Sequence[Tensor], generator: torch.Generator) -> Tensor:
+        """V views (n, 3, h, w) on each rank -> unit keys (N, V, d) of the whole global batch, on every rank."""
+        images = torch.stack(list(views), 1)  # sample-major: the shuffled order does not depend on the number of ranks
+        n, v = images.shape[:2]
+        images, order = distributed.shuffle(images.flatten(0, 1), generator)
+        keys = F.normalize(self.encoder(images).float(), dim=1)
+        return distributed.unshuffle(keys, order).view(n * distributed.world_size(), v, -1)
+
+    def update(self, parameters: Iterable[Tensor]) -> None:
+        """One momentum step towards the query encoder's `parameters`; running statistics are averaged over ranks."""
+        momentum_update(self.encoder.parameters(), parameters, self.momentum)
+        distributed.average_batchnorm(self.encoder)
+
+
+class Queue(nn.Module):
+    """The last `length` keys, (length, d), oldest overwritten first; it starts with random directions."""
+
+    keys: Tensor
+    position: Tensor
+
+    def __init__(self, length: int, dim: int, *, seed: int, name: str = "queue", unit: bool = True) -> None:
+        super().__init__()
+        keys = torch.randn(length, dim, generator=resume.generator(seed, name))
+        self.register_buffer("keys", F.normalize(keys, dim=1) if unit else keys)
+        self.register_buffer("position", torch.zeros((), dtype=torch.int64))
+
+    @torch.no_grad()
+    def enqueue(self, keys: Tensor) -> None:
+        """Append the global batch's (N, d) keys; N must divide the length."""
+        index = (self.position + torch.arange(len(keys), device=self.keys.device)) % len(self.keys)
+        self.keys[index] = keys.to(self.keys.dtype)
+        self.position.copy_((self.position + len(keys)) % len(self.keys))
+
+
+def check_queue(length: int, batch_size: int) -> None:
+    if length % batch_size:
+        raise BadInput(f"a queue of {length} keys is no multiple of the batch size {batch_size}; change either")
+
+
+def check_groups(groups: int | None, batch_size: int) -> None:
+    """Groups of batch norm must be whole on every rank."""
+    ranks = distributed.world_size()
+    if groups is not None and (groups % ranks or batch_size % groups):
+        raise BadInput(
+            f"{groups} batch norm groups do not divide over {ranks} processes and a batch of {batch_size}; "
+            "set the method's groups to a multiple of the processes that divides the batch"
+        )

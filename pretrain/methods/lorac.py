@@ -1,0 +1,209 @@
+"""LORAC: low-rank promoting prior for unsupervised contrastive learning (papers' equation numbers below).
+
+One momentum key meets every other view of the image; the matrix Q of an image's views is pushed towards low rank by its
+nuclear norm, subtracted from the positive logit inside the temperature.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from backbench import distributed, resume
+from backbench.backbones import Trunk
+from backbench.errors import BadInput
+from pretrain import method
+from pretrain.method import Batch, MethodConfig, Setup
+from pretrain.methods._heads import MOCO_HEAD, Head, build_head
+from pretrain.methods._momentum import KeyEncoder, Queue, check_groups, check_queue
+from pretrain.methods._precision import full_precision
+from pretrain.methods.moco import queue_logsumexp
+
+Prior = Literal["laplace", "gaussian", "margin", "none", "batch"]
+
+
+class _NuclearNorm(torch.autograd.Function):
+    """Value and gradient U V^T from the Gram matrix of the smaller side in float64: with G = X X^T, ||X||_* is the
+    trace of G^(1/2) and U V^T = G^(-1/2) X. Squaring loses half the digits, so matrices whose smallest eigenvalue is
+    too small for that take a float64 SVD instead; directions that are zero there get no gradient (the subgradient of
+    least norm)."""
+
+    @staticmethod
+    def forward(ctx: Any, matrices: Tensor) -> Tensor:
+        x = matrices.detach().double()
+        wide = x.shape[-2] <= x.shape[-1]
+        if not wide:
+            x = x.mT
+        values, vectors = torch.linalg.eigh(x @ x.mT)
+        singular = values.clamp_min(0).sqrt()
+        norms = singular.sum(-1)
+        threshold = 1e-8 if matrices.dtype == torch.float32 else 1e-4  # lambda_min / lambda_max that Gram resolves
+        doubtful = ~(values[..., 0] > threshold * values[..., -1])
+        gradient = (vectors / singular.unsqueeze(-2)) @ (vectors.mT @ x)
+        if doubtful.any():
+            left, s, right = torch.linalg.svd(x[doubtful], full_matrices=False)
+            kept = s > max(x.shape[-2:]) * torch.finfo(torch.float64).eps * s[..., :1]
+            norms[doubtful] = s.sum(-1)
+            gradient[doubtful] = (left * kept.unsqueeze(-2)) @ right
+        ctx.save_for_backward((gradient if wide else gradient.mT).to(matrices.dtype))
+        return norms.to(matrices.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (gradient,) = ctx.saved_tensors
+        return grad[..., None, None] * gradient
+
+
+def nuclear_norm(matrices: Tensor) -> Tensor:
+    """(B, M, d) -> (B,): sums of singular values, with the gradient U V^T also near and at rank deficiency."""
+    return _NuclearNorm.apply(matrices)
+
+
+@full_precision
+def lorac_loss(
+    queries: Tensor,
+    key: Tensor,
+    queue: Tensor,
+    *,
+    temperature: float,
+    beta: float,
+    rows: Tensor | None = None,
+    prior: Prior = "laplace",
+    sigma2: float = 2.0,
+    c0: float | None = None,
+    margin: float = 3.0,
+) -> Tensor:
+    """Eq. 12: InfoNCE of V queries (V, N, d) with one key (N, d), the prior's penalty inside the temperature.
+
+    rows (M, N, d) are the rows of Q, by default the queries and the key. Subtracted from each positive: `laplace`
+    ||Q||_*/(M beta) | `gaussian` (||Q||_* - c0)^2/(M sigma2), c0 by default sqrt(M), the least value of M unit rows |
+    `margin` margin/(M beta), a constant | `batch` ||P||_*/(N V beta), P the queries minus their mean over V (Eq. 15) |
+    `none` 0. All vectors unit; gradient to `queries` and to `rows`.
+    """
+    views, n, d = queries.shape
+    key = key.detach()
+    if rows is None:
+        rows = torch.cat([queries, key.unsqueeze(0)])
+    m = len(rows)
+    positive = (queries * key).sum(-1)
+    penalty: Tensor | float = 0.0
+    if prior == "gaussian":
+        least = math.sqrt(m) if c0 is None else c0
+        penalty = (nuclear_norm(rows.transpose(0, 1)) - least).square() / (m * sigma2)
+    elif prior == "margin":
+        penalty = margin / (m * beta)
+    elif prior == "laplace" and math.isfinite(beta):
+        penalty = nuclear_norm(rows.transpose(0, 1)) / (m * beta)
+    elif prior == "batch" and math.isfinite(beta):
+        centred = (queries - queries.mean(0)).reshape(1, views * n, d)
+        penalty = nuclear_norm(centred) / (n * views * beta)
+    negative = queue_logsumexp(queries.reshape(-1, d), queue, temperature=temperature).view(views, n)
+    return F.softplus(negative - (positive - penalty) / temperature).mean()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(MethodConfig):
+    """Views 0 .. keys-1 are keys; each key meets every other view. The first crops (as large as view 0) and the keys
+    are the rows of Q: 3 + 2 in multi-crop. beta is the paper's; the released code's --lorac_beta is M beta."""
+
+    head: Head = MOCO_HEAD
+    temperature: float = 0.2
+    queue: int = 65536
+    momentum: float = 0.999
+    keys: int = 2
+    prior: Prior = "laplace"
+    beta: float = 4.0
+    sigma2: float = 2.0
+    margin: float = 3.0
+    prior_from: float = 0.5  # beta is infinite before this share of the epochs
+    groups: int | None = None  # of the keys' batch norm over the global batch (the paper's GPUs); null: one per process
+    drop_tau: bool = False  # released code: no temperature once the prior is on
+    swap_queues: bool = False  # released code: key c meets the queue of the other key
+
+
+class Method(method.Method):
+    """Queries through synchronised batch norm, keys through ShuffleBN; a queue for each key position."""
+
+    def __init__(self, config: Config, backbone: Trunk, setup: Setup) -> None:
+        super().__init__()
+        if not 1 <= config.keys < setup.views:
+            raise BadInput(f"{config.name}: {config.keys} keys need more views than that, not {setup.views}")
+        check_queue(config.queue, setup.batch_size)
+        check_groups(config.groups, setup.batch_size * config.keys)
+        self.config, self.seed = config, setup.seed
+        self.backbone = backbone
+        self.projector = build_head(config.head, backbone.feature_dim)
+        self.key_encoder = KeyEncoder(
+            nn.Sequential(backbone, self.projector), momentum=config.momentum, groups=config.groups
+        )
+        dim = config.head.dim
+        queues = [Queue(config.queue, dim, seed=setup.seed, name=f"queue {c}") for c in range(config.keys)]
+        self.queues = nn.ModuleList(queues)
+        self._new_keys: list[Tensor] = []
+
+    def queries(self, views: Sequence[Tensor]) -> Tensor:
+        """V views -> unit (V, n, d); neighbours of one resolution go through the network in one batch."""
+        out: list[Tensor] = []
+        start = 0
+        for stop in range(1, len(views) + 1):
+            if stop == len(views) or views[stop].shape != views[start].shape:
+                z = self.projector(self.backbone(torch.cat(list(views[start:stop])))).float()
+                out += F.normalize(z, dim=1).chunk(stop - start)
+                start = stop
+        return torch.stack(out)
+
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
+        config = self.config
+        first = 0 if config.keys > 1 else 1  # with one key its view is never a query
+        views = batch.views[first:]
+        queries = self.queries(views)
+        order = resume.generator(self.seed, "shuffle", batch.step)
+        all_keys = self.key_encoder(batch.views[: config.keys], order)  # (N, keys, d)
+        keys = distributed.local_slice(all_keys).transpose(0, 1)
+        large = [i for i, view in enumerate(views) if view.shape == batch.views[0].shape]
+        rows = torch.cat([queries[large], keys])
+        with_prior = config.prior != "none" and batch.epoch >= config.prior_from * batch.epochs
+        losses = []
+        for c in range(config.keys):
+            others = [i for i in range(len(views)) if i + first != c]
+            met = queries[others]
+            key, used_rows = keys[c], rows
+            if with_prior and config.prior == "batch":  # P spans the batch of all ranks
+                met, key, used_rows = (_gather_samples(x) for x in (met, key, used_rows))
+            queue: Queue = self.queues[config.keys - 1 - c if config.swap_queues else c]  # type: ignore[assignment]
+            losses.append(
+                lorac_loss(
+                    met,
+                    key,
+                    queue.keys,
+                    temperature=1.0 if config.drop_tau and with_prior else config.temperature,
+                    beta=config.beta,
+                    rows=used_rows,
+                    prior=config.prior if with_prior else "none",
+                    sigma2=config.sigma2,
+                    margin=config.margin,
+                )
+            )
+        self._new_keys.append(all_keys)
+        loss = distributed.mean_over_ranks(torch.stack(losses).mean())
+        with torch.no_grad():
+            norm = distributed.mean_over_ranks(nuclear_norm(rows.detach().transpose(0, 1)).mean())
+        return {"loss": loss, "nuclear_norm": norm}
+
+    def after_step(self, progress: float) -> None:
+        self.key_encoder.update([*self.backbone.parameters(), *self.projector.parameters()])
+        for all_keys in self._new_keys:
+            for queue, keys in zip(self.queues, all_keys.unbind(1)):
+                queue.enqueue(keys)  # type: ignore[operator]
+        self._new_keys.clear()
+
+
+def _gather_samples(x: Tensor) -> Tensor:
+    """(..., n, d) -> (..., N, d) over ranks, with gradient."""
+    return distributed.gather(x.movedim(-2, 0)).movedim(0, -2)

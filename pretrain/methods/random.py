@@ -1,0 +1,26 @@
+"""No training: with `epochs: 0` the initialised trunk is saved, the row that every other row must beat."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from backbench.backbones import Trunk
+from pretrain import method
+from pretrain.method import Batch, MethodConfig, Setup
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(MethodConfig):
+    pass
+
+
+class Method(method.Method):
+    def __init__(self, config: Config, backbone: Trunk, setup: Setup) -> None:
+        super().__init__()
+        self.backbone = backbone
+
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
+        """A loss of zero: nothing is learned even when a step is taken."""
+        return {"loss": 0.0 * self.backbone(batch.views[0]).float().sum()}

@@ -1,0 +1,68 @@
+"""SimCLR (arXiv:2002.05709)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from backbench import distributed
+from backbench.backbones import Trunk
+from backbench.errors import BadInput
+from pretrain import method
+from pretrain.method import Batch, MethodConfig, Setup
+from pretrain.methods._heads import SIMCLR_HEAD, Head, build_head
+from pretrain.methods._precision import full_precision
+
+
+def pair_similarities(z_a: Tensor, z_b: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """Cosine / temperature of 2N views: positives (2N,), and all (2N, 2N) with self and positive set to -inf."""
+    n = len(z_a)
+    z = F.normalize(torch.cat([z_a, z_b]), dim=1)
+    logits = z @ z.T / temperature
+    i = torch.arange(2 * n, device=z.device)
+    partner = (i + n) % (2 * n)
+    positive = logits[i, partner]
+    negative = logits.index_put((torch.cat([i, i]), torch.cat([i, partner])), logits.new_tensor(-torch.inf))
+    return positive, negative
+
+
+@full_precision
+def nt_xent_loss(z_a: Tensor, z_b: Tensor, *, temperature: float) -> Tensor:
+    """Eq. 1 of SimCLR, mean over the 2N anchors; z (N, d), normalised inside; the positive is in the denominator."""
+    positive, negative = pair_similarities(z_a, z_b, temperature)
+    return F.softplus(negative.logsumexp(1) - positive).mean()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(MethodConfig):
+    head: Head = SIMCLR_HEAD
+    temperature: float = 0.1
+
+
+class TwoViews(method.Method):
+    """Backbone and projector on two views; the outputs of all ranks are gathered with gradient."""
+
+    def __init__(self, name: str, head: Head, backbone: Trunk, setup: Setup) -> None:
+        super().__init__()
+        if setup.views != 2:
+            raise BadInput(f"{name} takes two views of each image, not {setup.views}; change views.crops")
+        self.backbone = backbone
+        self.projector = build_head(head, backbone.feature_dim)
+
+    def project(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """z_a, z_b (N, d) of the global batch, float32 or more."""
+        z_a, z_b = self.projector(self.backbone(torch.cat(list(batch.views)))).chunk(2)
+        return distributed.gather(z_a), distributed.gather(z_b)
+
+
+class Method(TwoViews):
+    def __init__(self, config: Config, backbone: Trunk, setup: Setup) -> None:
+        super().__init__(config.name, config.head, backbone, setup)
+        self.temperature = config.temperature
+
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
+        z_a, z_b = self.project(batch)
+        return {"loss": nt_xent_loss(z_a, z_b, temperature=self.temperature)}
