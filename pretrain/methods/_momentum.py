@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from backbench import distributed, resume
 from backbench.errors import BadInput
+from pretrain.methods._precision import unit
 
 
 def momentum_copy(module: nn.Module) -> nn.Module:
@@ -44,7 +45,7 @@ class KeyEncoder(nn.Module):
         images = torch.stack(list(views), 1)  # sample-major: the shuffled order does not depend on the number of ranks
         n, v = images.shape[:2]
         images, order = distributed.shuffle(images.flatten(0, 1), generator)
-        keys = F.normalize(self.encoder(images).float(), dim=1)
+        keys = unit(self.encoder(images))
         return distributed.unshuffle(keys, order).view(n * distributed.world_size(), v, -1)
 
     def update(self, parameters: Iterable[Tensor]) -> None:
@@ -59,10 +60,10 @@ class Queue(nn.Module):
     keys: Tensor
     position: Tensor
 
-    def __init__(self, length: int, dim: int, *, seed: int, name: str = "queue", unit: bool = True) -> None:
+    def __init__(self, length: int, dim: int, *, seed: int, name: str = "queue") -> None:
         super().__init__()
         keys = torch.randn(length, dim, generator=resume.generator(seed, name))
-        self.register_buffer("keys", F.normalize(keys, dim=1) if unit else keys)
+        self.register_buffer("keys", F.normalize(keys, dim=1))
         self.register_buffer("position", torch.zeros((), dtype=torch.int64))
 
     @torch.no_grad()

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, ParamSpec
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 P = ParamSpec("P")
@@ -27,3 +28,9 @@ def full_precision(loss: Callable[P, Tensor]) -> Callable[P, Tensor]:
             return loss(*map(raised, args), **{k: raised(v) for k, v in kwargs.items()})
 
     return wrapped
+
+
+@full_precision
+def unit(x: Tensor) -> Tensor:
+    """(..., d) -> vectors of length 1."""
+    return F.normalize(x, dim=-1)

@@ -7,7 +7,6 @@ nuclear norm, subtracted from the positive logit inside the temperature.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -20,9 +19,10 @@ from backbench.backbones import Trunk
 from backbench.errors import BadInput
 from pretrain import method
 from pretrain.method import Batch, MethodConfig, Setup
+from pretrain.methods._crops import forward_crops
 from pretrain.methods._heads import MOCO_HEAD, Head, build_head
 from pretrain.methods._momentum import KeyEncoder, Queue, check_groups, check_queue
-from pretrain.methods._precision import full_precision
+from pretrain.methods._precision import full_precision, unit
 from pretrain.methods.moco import queue_logsumexp
 
 Prior = Literal["laplace", "gaussian", "margin", "none", "batch"]
@@ -147,22 +147,11 @@ class Method(method.Method):
         self.queues = nn.ModuleList(queues)
         self._new_keys: list[Tensor] = []
 
-    def queries(self, views: Sequence[Tensor]) -> Tensor:
-        """V views -> unit (V, n, d); neighbours of one resolution go through the network in one batch."""
-        out: list[Tensor] = []
-        start = 0
-        for stop in range(1, len(views) + 1):
-            if stop == len(views) or views[stop].shape != views[start].shape:
-                z = self.projector(self.backbone(torch.cat(list(views[start:stop])))).float()
-                out += F.normalize(z, dim=1).chunk(stop - start)
-                start = stop
-        return torch.stack(out)
-
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         config = self.config
         first = 0 if config.keys > 1 else 1  # with one key its view is never a query
         views = batch.views[first:]
-        queries = self.queries(views)
+        queries = unit(torch.stack(forward_crops(lambda x: self.projector(self.backbone(x)), views)))
         order = resume.generator(self.seed, "shuffle", batch.step)
         all_keys = self.key_encoder(batch.views[: config.keys], order)  # (N, keys, d)
         keys = distributed.local_slice(all_keys).transpose(0, 1)

@@ -16,7 +16,7 @@ from pretrain import method
 from pretrain.method import Batch, MethodConfig, Setup
 from pretrain.methods._heads import MOCO_HEAD, Head, build_head
 from pretrain.methods._momentum import KeyEncoder, Queue, check_groups, check_queue
-from pretrain.methods._precision import full_precision
+from pretrain.methods._precision import full_precision, unit
 
 CHUNK_ELEMENTS = {"cpu": 1 << 17, "cuda": 1 << 24}  # logits held at once: 0.5 MiB in cache, 64 MiB on a GPU
 
@@ -98,7 +98,7 @@ class Method(method.Method):
         self._new_keys: list[Tensor] = []
 
     def query(self, view: Tensor) -> Tensor:
-        return F.normalize(self.projector(self.backbone(view)).float(), dim=1)
+        return unit(self.projector(self.backbone(view)))
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         pairs = [(0, 1), (1, 0)] if self.config.symmetric else [(0, 1)]

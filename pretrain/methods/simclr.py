@@ -43,7 +43,11 @@ class Config(MethodConfig):
 
 
 class TwoViews(method.Method):
-    """Backbone and projector on two views; the outputs of all ranks are gathered with gradient."""
+    """Backbone and projector on two views; the outputs of all ranks are gathered with gradient.
+
+    `together`: both views go through the network in one batch and share batch norm's statistics."""
+
+    together = True
 
     def __init__(self, name: str, head: Head, backbone: Trunk, setup: Setup) -> None:
         super().__init__()
@@ -54,7 +58,10 @@ class TwoViews(method.Method):
 
     def project(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """z_a, z_b (N, d) of the global batch, float32 or more."""
-        z_a, z_b = self.projector(self.backbone(torch.cat(list(batch.views)))).chunk(2)
+        if self.together:
+            z_a, z_b = self.projector(self.backbone(torch.cat(list(batch.views)))).chunk(2)
+        else:
+            z_a, z_b = (self.projector(self.backbone(view)) for view in batch.views)
         return distributed.gather(z_a), distributed.gather(z_b)
 
 

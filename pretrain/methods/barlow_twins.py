@@ -1,0 +1,45 @@
+"""Barlow Twins (arXiv:2103.03230); the loss is lightly's, on the outputs of all ranks.
+
+lightly's own `gather_distributed` averages correlations of columns standardised on each rank; gathering first makes
+the statistics those of the global batch, as the released code's synchronised last batch norm does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from backbench.backbones import Trunk
+from pretrain.method import Batch, MethodConfig, Setup
+from pretrain.methods._heads import BARLOW_HEAD, Head
+from pretrain.methods._precision import full_precision
+from pretrain.methods.simclr import TwoViews
+
+
+@full_precision
+def barlow_twins_loss(z_a: Tensor, z_b: Tensor, *, off_diagonal_weight: float = 5e-3) -> Tensor:
+    """Eq. 1; z (N, d) raw, standardised inside."""
+    from lightly.loss import BarlowTwinsLoss
+
+    return BarlowTwinsLoss(lambda_param=off_diagonal_weight)(z_a, z_b)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(MethodConfig):
+    head: Head = BARLOW_HEAD
+    off_diagonal_weight: float = 5e-3  # Section 2.2's lambda (0.0051 in the released code)
+    scale: float = 1.0  # released code: --scale-loss 0.024 (1/32 at first)
+
+
+class Method(TwoViews):
+    together = False
+
+    def __init__(self, config: Config, backbone: Trunk, setup: Setup) -> None:
+        super().__init__(config.name, config.head, backbone, setup)
+        self.config = config
+
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
+        z_a, z_b = self.project(batch)
+        loss = barlow_twins_loss(z_a, z_b, off_diagonal_weight=self.config.off_diagonal_weight)
+        return {"loss": self.config.scale * loss}

@@ -1,0 +1,59 @@
+"""BYOL (arXiv:2006.07733)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from backbench import distributed
+from backbench.backbones import Trunk
+from backbench.errors import BadInput
+from pretrain import method
+from pretrain.method import Batch, MethodConfig, Setup
+from pretrain.methods._heads import BYOL_HEAD, Head, build_head
+from pretrain.methods._momentum import momentum_copy, momentum_update
+from pretrain.methods._precision import full_precision
+
+
+@full_precision
+def cosine_loss(p: Tensor, z: Tensor) -> Tensor:
+    """Eq. 2 of BYOL: mean over samples of 2 - 2 cos(p, z); p, z (N, d); gradient to p only."""
+    return 2 - 2 * F.cosine_similarity(p, z.detach(), dim=1).mean()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(MethodConfig):
+    head: Head = BYOL_HEAD
+    predictor: Head = BYOL_HEAD
+    momentum: float = 0.996  # rises to 1 by half a cosine over the run
+    momentum_schedule: bool = True
+
+
+class Method(method.Method):
+    def __init__(self, config: Config, backbone: Trunk, setup: Setup) -> None:
+        super().__init__()
+        if setup.views != 2:
+            raise BadInput(f"byol takes two views of each image, not {setup.views}; change views.crops")
+        self.config = config
+        self.backbone = backbone
+        self.projector = build_head(config.head, backbone.feature_dim)
+        self.predictor = build_head(config.predictor, config.head.dim)
+        self.target = momentum_copy(nn.Sequential(backbone, self.projector))
+
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
+        online = [self.predictor(self.projector(self.backbone(view))) for view in batch.views]
+        with torch.no_grad():
+            target = [self.target(view) for view in batch.views]
+        loss = cosine_loss(online[0], target[1]) + cosine_loss(online[1], target[0])
+        return {"loss": distributed.mean_over_ranks(loss)}
+
+    def after_step(self, progress: float) -> None:
+        momentum = self.config.momentum
+        if self.config.momentum_schedule:
+            momentum = 1 - (1 - momentum) * (math.cos(math.pi * progress) + 1) / 2
+        source = [*self.backbone.parameters(), *self.projector.parameters()]
+        momentum_update(self.target.parameters(), source, momentum)

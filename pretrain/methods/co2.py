@@ -1,0 +1,52 @@
+"""CO2: consistent contrast (arXiv:2010.02217), MoCo with a consistency term. lightly's regulariser has no gradient."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from backbench import distributed, resume
+from backbench.backbones import Trunk
+from backbench.errors import BadInput
+from pretrain.method import Batch, Setup
+from pretrain.methods import moco
+from pretrain.methods._precision import full_precision
+
+
+@full_precision
+def consistency_loss(q: Tensor, k: Tensor, queue: Tensor, *, temperature: float) -> Tensor:
+    """Eq. 6: half the symmetric KL divergence between softmax(queue.q / t) and softmax(queue.k / t), mean over samples.
+
+    q, k (N, d), queue (K, d), unit; gradient to q only.
+    """
+    p = F.log_softmax(q @ queue.detach().T / temperature, dim=1)
+    r = F.log_softmax(k.detach() @ queue.detach().T / temperature, dim=1)
+    return ((p.exp() - r.exp()) * (p - r)).sum(1).mean() / 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(moco.Config):
+    consistency: float = 0.3  # alpha; Section 4.1
+    consistency_temperature: float = 0.04
+
+
+class Method(moco.Method):
+    config: Config
+
+    def __init__(self, config: Config, backbone: Trunk, setup: Setup) -> None:
+        super().__init__(config, backbone, setup)
+        if config.symmetric:
+            raise BadInput("co2 is not symmetric; remove method.symmetric")
+
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
+        config = self.config
+        keys = self.key_encoder([batch.views[1]], resume.generator(self.seed, "shuffle", batch.step, 1))[:, 0]
+        q, k = self.query(batch.views[0]), distributed.local_slice(keys)
+        contrast = moco.infonce_loss(q, k, self.queue.keys, temperature=config.temperature)
+        consistency = consistency_loss(q, k, self.queue.keys, temperature=config.consistency_temperature)
+        self._new_keys.append(keys)
+        loss = distributed.mean_over_ranks(contrast + config.consistency * consistency)
+        return {"loss": loss, "consistency": torch.detach(consistency)}

@@ -1,0 +1,37 @@
+"""DCL: debiased contrastive learning (arXiv:2007.00224), CLLR's baseline; lightly's DCL is the decoupled loss."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from backbench.backbones import Trunk
+from pretrain.method import Batch, MethodConfig, Setup
+from pretrain.methods._heads import HCL_HEAD, Head
+from pretrain.methods.hcl import hcl_loss
+from pretrain.methods.simclr import TwoViews
+
+
+def dcl_loss(z_a: Tensor, z_b: Tensor, *, temperature: float, tau_plus: float) -> Tensor:
+    """Eq. 8 with M = 1: NT-Xent without the share tau_plus of negatives that are positives. z (N, d), N >= 2."""
+    return hcl_loss(z_a, z_b, temperature=temperature, tau_plus=tau_plus, beta=0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(MethodConfig):
+    head: Head = HCL_HEAD
+    temperature: float = 0.5
+    tau_plus: float = 0.1
+
+
+class Method(TwoViews):
+    together = False
+
+    def __init__(self, config: Config, backbone: Trunk, setup: Setup) -> None:
+        super().__init__(config.name, config.head, backbone, setup)
+        self.config = config
+
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
+        z_a, z_b = self.project(batch)
+        return {"loss": dcl_loss(z_a, z_b, temperature=self.config.temperature, tau_plus=self.config.tau_plus)}

@@ -1,0 +1,127 @@
+"""DINO (arXiv:2104.14294)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from backbench import distributed
+from backbench.backbones import Trunk
+from backbench.errors import BadInput
+from pretrain import method
+from pretrain.method import Batch, MethodConfig, Setup
+from pretrain.methods._crops import forward_crops
+from pretrain.methods._momentum import momentum_copy, momentum_update
+from pretrain.methods._precision import full_precision
+
+
+class DinoHead(nn.Module):
+    """Three layers with GELU, unit length, then a linear map with unit rows (the paper's frozen weight-norm gain)."""
+
+    def __init__(self, width: int, hidden: int, bottleneck: int, dim: int, batchnorm: bool) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for size in (width, hidden):
+            layers.append(nn.Linear(size, hidden))
+            if batchnorm:
+                layers.append(nn.BatchNorm1d(hidden))
+            layers.append(nn.GELU())
+        self.layers = nn.Sequential(*layers, nn.Linear(hidden, bottleneck))
+        for layer in self.layers:
+            if isinstance(layer, nn.Linear):
+                nn.init.trunc_normal_(layer.weight, std=0.02)
+                nn.init.zeros_(layer.bias)
+        self.last = nn.Parameter(torch.empty(dim, bottleneck))
+        nn.init.kaiming_uniform_(self.last, a=math.sqrt(5))
+
+    def forward(self, x: Tensor, freeze_last: bool = False) -> Tensor:
+        last: Tensor = self.last
+        if freeze_last:
+            last = last.detach() + 0.0 * last  # DDP wants a gradient for every parameter, here zero
+        return F.linear(F.normalize(self.layers(x), dim=1), F.normalize(last, dim=1))
+
+
+@full_precision
+def dino_loss(
+    student: Tensor, teacher: Tensor, center: Tensor, *, student_temperature: float, teacher_temperature: float
+) -> Tensor:
+    """Algorithm 1: mean cross-entropy of student view s and teacher view t over all pairs s != t.
+
+    student (S, N, D) and teacher (T, N, D) scores, T <= S, the first T views the same; center (D,). Gradient to the
+    student only. lightly's DINOLoss gives the same value, but moves the centre inside each forward.
+    """
+    targets = F.softmax((teacher.detach() - center) / teacher_temperature, dim=-1)
+    logs = F.log_softmax(student / student_temperature, dim=-1)
+    terms = -torch.einsum("tnd,snd->ts", targets, logs) / student.shape[1]
+    pairs = ~torch.eye(len(teacher), len(student), dtype=torch.bool, device=terms.device)
+    return terms[pairs].mean()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(MethodConfig):
+    hidden: int = 2048
+    bottleneck: int = 256
+    dim: int = 65536
+    batchnorm: bool = False
+    teachers: int = 2  # views that the teacher sees: the first ones
+    student_temperature: float = 0.1
+    teacher_temperature: float = 0.04
+    warmup_teacher_temperature: float = 0.04
+    warmup_epochs: int = 0  # of the teacher's temperature
+    center_momentum: float = 0.9
+    momentum: float = 0.996  # rises to 1 by half a cosine
+    freeze_epochs: int = 1  # the last layer stands still at first
+
+
+class Method(method.Method):
+    center: Tensor
+
+    def __init__(self, config: Config, backbone: Trunk, setup: Setup) -> None:
+        super().__init__()
+        if not 1 <= config.teachers <= setup.views or setup.views < 2:
+            raise BadInput(f"dino: {config.teachers} teacher views of {setup.views}; it takes at least two views")
+        self.config = config
+        self.backbone = backbone
+        self.projector = DinoHead(backbone.feature_dim, config.hidden, config.bottleneck, config.dim, config.batchnorm)
+        self.teacher = momentum_copy(nn.Sequential(backbone, self.projector))
+        self.register_buffer("center", torch.zeros(config.dim))
+        self._seen: list[Tensor] = []
+
+    def teacher_temperature(self, epoch: int) -> float:
+        config = self.config
+        share = min(1.0, epoch / config.warmup_epochs) if config.warmup_epochs else 1.0
+        return config.warmup_teacher_temperature + share * (
+            config.teacher_temperature - config.warmup_teacher_temperature
+        )
+
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
+        config = self.config
+        with torch.no_grad():
+            seen = torch.cat(list(batch.views[: config.teachers]))
+            teacher = self.teacher(seen).unflatten(0, (config.teachers, -1))
+        features = torch.cat(forward_crops(self.backbone, batch.views))
+        frozen = batch.epoch < config.freeze_epochs
+        student = self.projector(features, frozen).unflatten(0, (len(batch.views), -1))
+        loss = dino_loss(
+            student,
+            teacher,
+            self.center,
+            student_temperature=config.student_temperature,
+            teacher_temperature=self.teacher_temperature(batch.epoch),
+        )
+        self._seen.append(distributed.mean_over_ranks(teacher.mean((0, 1))))
+        return {"loss": distributed.mean_over_ranks(loss)}
+
+    @torch.no_grad()
+    def after_step(self, progress: float) -> None:
+        momentum = 1 - (1 - self.config.momentum) * (math.cos(math.pi * progress) + 1) / 2
+        source = [*self.backbone.parameters(), *self.projector.parameters()]
+        momentum_update(self.teacher.parameters(), source, momentum)
+        if self._seen:
+            seen = torch.stack(self._seen).mean(0).to(self.center.dtype)
+            self.center.lerp_(seen, 1 - self.config.center_momentum)
+        self._seen.clear()

@@ -1,0 +1,53 @@
+"""HCL: contrastive learning with hard negative samples (arXiv:2010.04592). lightly has no such loss."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from backbench.backbones import Trunk
+from pretrain.method import Batch, MethodConfig, Setup
+from pretrain.methods._heads import HCL_HEAD, Head
+from pretrain.methods._precision import full_precision
+from pretrain.methods.simclr import TwoViews, pair_similarities
+
+
+@full_precision
+def hcl_loss(z_a: Tensor, z_b: Tensor, *, temperature: float, tau_plus: float, beta: float) -> Tensor:
+    """Eq. 4-5: negatives weighted by their hardness exp(beta sim / t), and the share tau_plus of false ones removed.
+
+    z (N, d), N at least 2, normalised inside. beta = 0 weighs all alike: the debiased loss. The negatives' estimate is
+    kept above its least possible value, (2N - 2) exp(-1 / t).
+    """
+    positive, negative = pair_similarities(z_a, z_b, temperature)
+    count = negative.shape[1] - 2
+    hardness = torch.where(negative.isinf(), negative, beta * negative)  # hidden entries stay hidden when beta is 0
+    weighted = (torch.logsumexp(hardness + negative, 1) - torch.logsumexp(hardness, 1)).exp()
+    estimate = count * (weighted - tau_plus * positive.exp()) / (1 - tau_plus)
+    estimate = estimate.clamp_min(count * math.exp(-1 / temperature))
+    return (torch.log(positive.exp() + estimate) - positive).mean()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(MethodConfig):
+    head: Head = HCL_HEAD
+    temperature: float = 0.5
+    tau_plus: float = 0.1
+    beta: float = 1.0
+
+
+class Method(TwoViews):
+    together = False  # the released code's two forward passes
+
+    def __init__(self, config: Config, backbone: Trunk, setup: Setup) -> None:
+        super().__init__(config.name, config.head, backbone, setup)
+        self.config = config
+
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
+        z_a, z_b = self.project(batch)
+        config = self.config
+        loss = hcl_loss(z_a, z_b, temperature=config.temperature, tau_plus=config.tau_plus, beta=config.beta)
+        return {"loss": loss}

@@ -1,0 +1,87 @@
+"""JCL: joint contrastive learning with infinite possibilities (arXiv:2009.14776)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from backbench import distributed, resume
+from backbench.backbones import Trunk
+from backbench.errors import BadInput
+from pretrain import method
+from pretrain.method import Batch, MethodConfig, Setup
+from pretrain.methods._heads import MOCO_HEAD, Head, build_head
+from pretrain.methods._momentum import KeyEncoder, Queue, check_groups, check_queue
+from pretrain.methods._precision import full_precision, unit
+from pretrain.methods.moco import queue_logsumexp
+
+
+@full_precision
+def jcl_loss(q: Tensor, keys: Tensor, queue: Tensor, *, temperature: float, lam: float) -> Tensor:
+    """Eq. 8: the expected InfoNCE over Gaussian keys. q (N, d); keys (M', N, d), at least one; queue (K, d).
+
+    The mean key is not re-normalised and the covariance is the biased one; its quadratic form is the variance over
+    keys of q.k, so no (N, d, d) array is formed. Gradient to q only.
+    """
+    scores = (keys.detach() * q).sum(-1)  # (M', N): q.k_m
+    mean = scores.mean(0)
+    quadratic = (scores - mean).square().mean(0)  # q^T Sigma q
+    positive = mean / temperature
+    own = positive + lam / (2 * temperature**2) * quadratic
+    return (torch.logaddexp(own, queue_logsumexp(q, queue, temperature=temperature)) - positive).mean()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(MethodConfig):
+    """View 0 is the query, all others are keys: the paper's M' = 5 takes six views, the released script's 4 five."""
+
+    head: Head = MOCO_HEAD
+    temperature: float = 0.2
+    lam: float = 4.0
+    ramp: bool = True  # released code: lambda grows by lam / epochs with each epoch, up to lam in the last
+    queue: int = 65536
+    momentum: float = 0.999
+    groups: int | None = None  # of local batch norm over the global batch (the paper's GPUs); null: one per process
+
+
+class Method(method.Method):
+    """Local batch norm for queries, ShuffleBN for all keys together; the queue holds the mean keys as they are."""
+
+    sync_batchnorm = False
+
+    def __init__(self, config: Config, backbone: Trunk, setup: Setup) -> None:
+        super().__init__()
+        if setup.views < 2:
+            raise BadInput(f"jcl takes one query view and at least one key view, not {setup.views} in all")
+        check_queue(config.queue, setup.batch_size)
+        check_groups(config.groups, setup.batch_size)
+        self.config, self.seed = config, setup.seed
+        self.backbone = backbone
+        self.projector = build_head(config.head, backbone.feature_dim)
+        self.key_encoder = KeyEncoder(
+            nn.Sequential(backbone, self.projector), momentum=config.momentum, groups=config.groups
+        )
+        self.queue = Queue(config.queue, config.head.dim, seed=setup.seed)
+        distributed.convert_group_batchnorm(self.backbone, config.groups)
+        distributed.convert_group_batchnorm(self.projector, config.groups)
+        self._new_keys: list[Tensor] = []
+
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
+        order = resume.generator(self.seed, "shuffle", batch.step)
+        all_keys = self.key_encoder(batch.views[1:], order)  # (N, M', d)
+        q = unit(self.projector(self.backbone(batch.views[0])))
+        lam = self.config.lam * ((batch.epoch + 1) / batch.epochs if self.config.ramp else 1.0)
+        keys = distributed.local_slice(all_keys).transpose(0, 1)
+        loss = jcl_loss(q, keys, self.queue.keys, temperature=self.config.temperature, lam=lam)
+        self._new_keys.append(all_keys.mean(1))
+        return {"loss": distributed.mean_over_ranks(loss), "lambda": torch.tensor(lam)}
+
+    def after_step(self, progress: float) -> None:
+        self.key_encoder.update([*self.backbone.parameters(), *self.projector.parameters()])
+        for keys in self._new_keys:
+            self.queue.enqueue(keys)
+        self._new_keys.clear()
+        distributed.average_batchnorm(self.backbone)
+        distributed.average_batchnorm(self.projector)

@@ -1,0 +1,105 @@
+"""MIO: mutual information optimisation as the binary classification of pairs (equation numbers are the paper's)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from backbench.backbones import Trunk
+from pretrain.method import Batch, MethodConfig, Setup
+from pretrain.methods._heads import MIO_HEAD, Head
+from pretrain.methods._precision import full_precision
+from pretrain.methods.simclr import TwoViews
+
+BLOCK_ELEMENTS = {"cpu": 1 << 18, "cuda": 1 << 24}  # similarities held at once
+
+
+class _NegativePairs(torch.autograd.Function):
+    """Sum over unordered pairs i < j, j not i's partner, of softplus(z_i.z_j / t), in blocks of rows of the triangle;
+    the gradient sigmoid(.) / t is spread to both members in the same pass."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, temperature: float) -> Tensor:
+        total, n = len(z), len(z) // 2
+        block = max(1, BLOCK_ELEMENTS.get(z.device.type, 1 << 18) // total)
+        partner = (torch.arange(total, device=z.device) + n) % total
+        value = z.new_zeros((), dtype=torch.float64)
+        gradient = torch.zeros_like(z)
+        for start in range(0, total, block):
+            rows, columns = z[start : start + block], z[start:]
+            size = len(rows)
+            logits = rows @ columns.T / temperature  # (size, total - start)
+            lower = torch.ones(size, size, dtype=torch.bool, device=z.device).tril_()
+            logits[:, :size].masked_fill_(lower, -torch.inf)
+            mates = partner[start : start + size] - start
+            ahead = (mates >= 0).nonzero().squeeze(1)
+            logits[ahead, mates[ahead]] = -torch.inf
+            value += F.softplus(logits).sum(dtype=torch.float64)
+            weights = logits.sigmoid_()
+            gradient[start : start + size].addmm_(weights, columns)
+            gradient[start:].addmm_(weights.T, rows)
+        ctx.save_for_backward(gradient.div_(temperature))
+        return value.to(z.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (gradient,) = ctx.saved_tensors
+        return grad * gradient, None
+
+
+@full_precision
+def mio_loss(
+    z_a: Tensor,
+    z_b: Tensor,
+    *,
+    temperature: float,
+    l2_weight: float = 0.0,
+    l2_reduction: Literal["mean", "pair_mean", "sum"] = "mean",
+) -> Tensor:
+    """Eq. 5 and, with l2_weight, Eq. 39. z (N, d), normalised inside; gradient to both views.
+
+    -log sigmoid(C / t) over the 2N ordered positive pairs and -log(1 - sigmoid(C / t)) over the 4N^2 - 4N ordered
+    negative ones, each as a mean (for N = 1 there is none). The L2 term over positive pairs: `mean` over N d, the
+    released code's and the scale of the reported lambda = 1 | `pair_mean` over pairs | `sum` over the 2N ordered pairs,
+    Eq. 39 to the letter.
+    """
+    n, d = z_a.shape
+    z_a, z_b = F.normalize(z_a, dim=1), F.normalize(z_b, dim=1)
+    loss = F.softplus(-(z_a * z_b).sum(1) / temperature).mean()
+    if n > 1:
+        loss = loss + 2 * _NegativePairs.apply(torch.cat([z_a, z_b]), temperature) / (4 * n * n - 4 * n)
+    if l2_weight:
+        divisor = {"mean": n * d, "pair_mean": n, "sum": 0.5}[l2_reduction]
+        loss = loss + l2_weight * (z_a - z_b).square().sum() / divisor
+    return loss
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(MethodConfig):
+    """The paper's models: A 2 layers, B 3 layers, C and D the same with l2_weight 1."""
+
+    head: Head = MIO_HEAD
+    temperature: float = 0.5
+    l2_weight: float = 0.0
+    l2_reduction: Literal["mean", "pair_mean", "sum"] = "mean"
+
+
+class Method(TwoViews):
+    def __init__(self, config: Config, backbone: Trunk, setup: Setup) -> None:
+        super().__init__(config.name, config.head, backbone, setup)
+        self.config = config
+
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
+        z_a, z_b = self.project(batch)
+        loss = mio_loss(
+            z_a,
+            z_b,
+            temperature=self.config.temperature,
+            l2_weight=self.config.l2_weight,
+            l2_reduction=self.config.l2_reduction,
+        )
+        return {"loss": loss}

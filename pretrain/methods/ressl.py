@@ -1,0 +1,55 @@
+"""ReSSL: relational self-supervised learning with weak augmentation (arXiv:2107.09282)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from backbench import distributed, resume
+from backbench.backbones import Trunk
+from backbench.errors import BadInput
+from pretrain.method import Batch, Setup
+from pretrain.methods import moco
+from pretrain.methods._precision import full_precision
+
+
+@full_precision
+def ressl_loss(q: Tensor, k: Tensor, queue: Tensor, *, temperature: float, key_temperature: float) -> Tensor:
+    """Eq. 5: cross-entropy of the key's and the query's similarities to the queue, softmaxed at their temperatures.
+
+    q, k (N, d), queue (K, d), unit; gradient to q only.
+    """
+    target = F.softmax(k.detach() @ queue.detach().T / key_temperature, dim=1)
+    return -(target * F.log_softmax(q @ queue.detach().T / temperature, dim=1)).sum(1).mean()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(moco.Config):
+    """View 0, strongly augmented, is the query; view 1, weakly augmented, the key."""
+
+    temperature: float = 0.1
+    key_temperature: float = 0.04
+
+
+class Method(moco.Method):
+    config: Config
+
+    def __init__(self, config: Config, backbone: Trunk, setup: Setup) -> None:
+        super().__init__(config, backbone, setup)
+        if config.symmetric:
+            raise BadInput("ressl is not symmetric; remove method.symmetric")
+
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
+        config = self.config
+        keys = self.key_encoder([batch.views[1]], resume.generator(self.seed, "shuffle", batch.step, 1))[:, 0]
+        loss = ressl_loss(
+            self.query(batch.views[0]),
+            distributed.local_slice(keys),
+            self.queue.keys,
+            temperature=config.temperature,
+            key_temperature=config.key_temperature,
+        )
+        self._new_keys.append(keys)
+        return {"loss": distributed.mean_over_ranks(loss)}

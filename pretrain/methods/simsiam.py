@@ -1,0 +1,46 @@
+"""SimSiam (arXiv:2011.10566)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from backbench import distributed
+from backbench.backbones import Trunk
+from backbench.errors import BadInput
+from pretrain import method
+from pretrain.method import Batch, MethodConfig, Setup
+from pretrain.methods._heads import SIMSIAM_HEAD, SIMSIAM_PREDICTOR, Head, build_head
+from pretrain.methods._precision import full_precision
+
+
+@full_precision
+def simsiam_loss(p_a: Tensor, p_b: Tensor, z_a: Tensor, z_b: Tensor) -> Tensor:
+    """Eq. 4: -cos(p_a, z_b)/2 - cos(p_b, z_a)/2, mean over samples; all (N, d); gradient to p only."""
+    ab = F.cosine_similarity(p_a, z_b.detach(), dim=1)
+    ba = F.cosine_similarity(p_b, z_a.detach(), dim=1)
+    return -(ab + ba).mean() / 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(MethodConfig):
+    head: Head = SIMSIAM_HEAD
+    predictor: Head = SIMSIAM_PREDICTOR
+
+
+class Method(method.Method):
+    def __init__(self, config: Config, backbone: Trunk, setup: Setup) -> None:
+        super().__init__()
+        if setup.views != 2:
+            raise BadInput(f"simsiam takes two views of each image, not {setup.views}; change views.crops")
+        self.backbone = backbone
+        self.projector = build_head(config.head, backbone.feature_dim)
+        self.predictor = build_head(config.predictor, config.head.dim)
+
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
+        z_a, z_b = (self.projector(self.backbone(view)) for view in batch.views)
+        loss = simsiam_loss(self.predictor(z_a), self.predictor(z_b), z_a, z_b)
+        spread = F.normalize(z_a.detach().float(), dim=1).std(0).mean() * z_a.shape[1] ** 0.5
+        return {"loss": distributed.mean_over_ranks(loss), "spread": spread}  # 1 when spread evenly, 0 when collapsed

@@ -1,0 +1,54 @@
+"""Supervised training with cross-entropy: the papers' "Supervised" rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from backbench import distributed
+from backbench.backbones import Trunk
+from backbench.errors import BadInput
+from pretrain import method
+from pretrain.method import Batch, MethodConfig, Setup
+from pretrain.methods._precision import full_precision
+
+
+@full_precision
+def cross_entropy(logits: Tensor, labels: Tensor, label_smoothing: float) -> Tensor:
+    return F.cross_entropy(logits, labels, label_smoothing=label_smoothing)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(MethodConfig):
+    label_smoothing: float = 0.0
+
+
+class Method(method.Method):
+    sync_batchnorm = False
+
+    def __init__(self, config: Config, backbone: Trunk, setup: Setup) -> None:
+        super().__init__()
+        if setup.views != 1:
+            raise BadInput(f"supervised takes one view of each image, not {setup.views}; change views.crops")
+        if setup.classes < 2:
+            raise BadInput(f"supervised needs labels of at least two classes, not {setup.classes}; change data")
+        self.config = config
+        self.backbone = backbone
+        self.classifier = nn.Linear(backbone.feature_dim, setup.classes)
+        distributed.convert_group_batchnorm(self.backbone, None)
+
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
+        if batch.labels is None:
+            raise BadInput("supervised training needs labels; this dataset has none")
+        logits = self.classifier(self.backbone(batch.views[0]))
+        loss = cross_entropy(logits, batch.labels, self.config.label_smoothing)
+        correct = (logits.detach().argmax(1) == batch.labels).float().mean()
+        return {"loss": distributed.mean_over_ranks(loss), "accuracy": correct}
+
+    def after_step(self, progress: float) -> None:
+        distributed.average_batchnorm(self.backbone)
+
+    def heads(self) -> dict[str, Tensor]:
+        return {f"fc.{k}": v for k, v in self.classifier.state_dict().items()}

@@ -1,0 +1,93 @@
+"""SwAV (arXiv:2006.09882); loss and Sinkhorn iterations are lightly's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from backbench import distributed
+from backbench.backbones import Trunk
+from backbench.errors import BadInput
+from pretrain import method
+from pretrain.method import Batch, MethodConfig, Setup
+from pretrain.methods._crops import forward_crops
+from pretrain.methods._heads import SWAV_HEAD, Head, build_head
+from pretrain.methods._momentum import Queue, check_queue
+from pretrain.methods._precision import unit
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(MethodConfig):
+    """Views 0 .. assigned-1 are assigned codes; every other view predicts them (the third large crop never has one)."""
+
+    head: Head = SWAV_HEAD
+    prototypes: int = 3000
+    temperature: float = 0.1
+    epsilon: float = 0.05
+    iterations: int = 3
+    assigned: int = 2
+    freeze_epochs: int = 1  # the prototypes stand still at first (1 epoch; 313 iterations in the code)
+    queue: int = 0  # embeddings of earlier batches that join the assignment
+    queue_from: int = 15  # epoch
+
+
+class Method(method.Method):
+    def __init__(self, config: Config, backbone: Trunk, setup: Setup) -> None:
+        super().__init__()
+        if not 1 <= config.assigned <= setup.views or setup.views < 2:
+            raise BadInput(f"swav: {config.assigned} assigned views of {setup.views}; it takes at least two views")
+        self.config = config
+        self.backbone = backbone
+        self.projector = build_head(config.head, backbone.feature_dim)
+        self.prototypes = nn.Parameter(torch.empty(config.prototypes, config.head.dim))
+        nn.init.normal_(self.prototypes)
+        self._unit_prototypes()
+        queues: list[Queue] = []
+        if config.queue:
+            check_queue(config.queue, setup.batch_size)
+            queues = [
+                Queue(config.queue, config.head.dim, seed=setup.seed, name=f"queue {i}") for i in range(config.assigned)
+            ]
+        self.queues = nn.ModuleList(queues)
+        self._new: list[Tensor] = []
+
+    @torch.no_grad()
+    def _unit_prototypes(self) -> None:
+        self.prototypes.copy_(F.normalize(self.prototypes, dim=1))
+
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
+        from lightly.loss.swav_loss import sinkhorn
+
+        config = self.config
+        weight: Tensor = self.prototypes
+        if batch.epoch < config.freeze_epochs:
+            weight = weight.detach() + 0.0 * weight  # DDP wants a gradient for every parameter, here zero
+        embedded = [unit(z) for z in forward_crops(lambda x: self.projector(self.backbone(x)), batch.views)]
+        with torch.autocast(weight.device.type, enabled=False):
+            logs = [F.log_softmax(z @ weight.T / config.temperature, dim=1) for z in embedded]
+            losses = []
+            for a in range(config.assigned):
+                with torch.no_grad():
+                    scores = embedded[a] @ weight.T
+                    if config.queue and batch.epoch >= config.queue_from:
+                        earlier = distributed.local_slice(self.queues[a].keys)  # type: ignore[arg-type]
+                        scores = torch.cat([scores, earlier.to(scores.dtype) @ weight.T])
+                    codes = sinkhorn(
+                        scores,
+                        iterations=config.iterations,
+                        epsilon=config.epsilon,
+                        gather_distributed=distributed.world_size() > 1,
+                    )[: len(embedded[a])]
+                losses += [-(codes * logs[v]).sum(1).mean() for v in range(len(logs)) if v != a]
+        if config.queue:
+            self._new += [distributed.gather_without_gradient(z) for z in embedded[: config.assigned]]
+        return {"loss": distributed.mean_over_ranks(torch.stack(losses).mean())}
+
+    def after_step(self, progress: float) -> None:
+        self._unit_prototypes()
+        for i, keys in enumerate(self._new):
+            self.queues[i % self.config.assigned].enqueue(keys)  # type: ignore[operator]
+        self._new.clear()

@@ -1,0 +1,45 @@
+"""VICReg (arXiv:2105.04906); the loss is lightly's, on the outputs of all ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from backbench.backbones import Trunk
+from pretrain.method import Batch, MethodConfig, Setup
+from pretrain.methods._heads import VICREG_HEAD, Head
+from pretrain.methods._precision import full_precision
+from pretrain.methods.simclr import TwoViews
+
+
+@full_precision
+def vicreg_loss(
+    z_a: Tensor, z_b: Tensor, *, invariance: float = 25.0, variance: float = 25.0, covariance: float = 1.0
+) -> Tensor:
+    """Eq. 6; z (N, d) raw."""
+    from lightly.loss import VICRegLoss
+
+    return VICRegLoss(lambda_param=invariance, mu_param=variance, nu_param=covariance)(z_a, z_b)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(MethodConfig):
+    head: Head = VICREG_HEAD
+    invariance: float = 25.0
+    variance: float = 25.0
+    covariance: float = 1.0
+
+
+class Method(TwoViews):
+    together = False
+
+    def __init__(self, config: Config, backbone: Trunk, setup: Setup) -> None:
+        super().__init__(config.name, config.head, backbone, setup)
+        self.config = config
+
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
+        z_a, z_b = self.project(batch)
+        config = self.config
+        weights = {"invariance": config.invariance, "variance": config.variance, "covariance": config.covariance}
+        return {"loss": vicreg_loss(z_a, z_b, **weights)}

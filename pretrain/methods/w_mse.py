@@ -1,0 +1,72 @@
+"""W-MSE: whitening for self-supervised representation learning (arXiv:2007.06346).
+
+lightly's W-MSE draws from the global generator and whitens each rank's samples alone; this one whitens slices of the
+global batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from backbench import resume
+from backbench.backbones import Trunk
+from backbench.errors import BadInput
+from pretrain.method import Batch, MethodConfig, Setup
+from pretrain.methods._heads import WMSE_HEAD, Head
+from pretrain.methods._precision import full_precision
+from pretrain.methods.simclr import TwoViews
+
+
+def whiten(x: Tensor, ridge: float) -> Tensor:
+    """(S, N, d) slices -> the same with mean 0 and covariance I in each slice, by Cholesky (Section 3)."""
+    centred = x - x.mean(1, keepdim=True)
+    covariance = centred.mT @ centred / (x.shape[1] - 1)
+    eye = torch.eye(x.shape[2], dtype=x.dtype, device=x.device)
+    root = torch.linalg.cholesky((1 - ridge) * covariance + ridge * eye)
+    return torch.linalg.solve_triangular(root, centred.mT, upper=False).mT
+
+
+@full_precision
+def w_mse_loss(z_a: Tensor, z_b: Tensor, orders: Tensor, *, size: int, ridge: float = 0.0) -> Tensor:
+    """Eq. 6: mean over pairs of the distance 2 - 2 cos between whitened views, averaged over `orders`.
+
+    z (N, d); orders (R, N) permutations of the samples; neighbours in an order form slices of `size` that are whitened
+    together, each view by itself. size must exceed d, or the covariance has no inverse (then only ridge > 0 helps).
+    """
+    losses = []
+    for order in orders:
+        a, b = (whiten(z[order].view(-1, size, z.shape[1]), ridge) for z in (z_a, z_b))
+        losses.append(2 - 2 * F.cosine_similarity(a, b, dim=2).mean())
+    return torch.stack(losses).mean()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(MethodConfig):
+    head: Head = WMSE_HEAD
+    size: int = 128  # samples whitened together
+    repeats: int = 1  # random partitions of each batch
+    ridge: float = 0.0
+
+
+class Method(TwoViews):
+    together = False
+
+    def __init__(self, config: Config, backbone: Trunk, setup: Setup) -> None:
+        super().__init__(config.name, config.head, backbone, setup)
+        if setup.batch_size % config.size or config.size < 2 * config.head.dim:
+            raise BadInput(
+                f"w_mse whitens slices of {config.size}: they must divide the batch of {setup.batch_size} and hold at "
+                f"least twice as many samples as the {config.head.dim} outputs; change method.size"
+            )
+        self.config, self.seed = config, setup.seed
+
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
+        z_a, z_b = self.project(batch)
+        generator = resume.generator(self.seed, "whitening slices", batch.step)
+        orders = [torch.randperm(len(z_a), generator=generator) for _ in range(self.config.repeats)]
+        loss = w_mse_loss(z_a, z_b, torch.stack(orders).to(z_a.device), size=self.config.size, ridge=self.config.ridge)
+        return {"loss": loss}
