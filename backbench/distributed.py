@@ -246,3 +246,21 @@ def average_batchnorm(module: nn.Module) -> None:
     flat /= world_size()
     for buffer, part in zip(buffers, flat.split([b.numel() for b in buffers])):
         buffer.copy_(part)
+
+
+class Agreement:
+    """Flags that one rank raises and all ranks act upon in the same step: stop, something is wrong.
+
+    The exchange runs on the CPU over gloo, so that it never waits for a GPU. One process needs none.
+    """
+
+    def __init__(self) -> None:
+        self.group = dist.new_group(backend="gloo") if world_size() > 1 else None
+
+    def __call__(self, *flags: bool) -> tuple[bool, ...]:
+        """Each flag or-ed over the ranks."""
+        if self.group is None:
+            return flags
+        raised = torch.tensor(flags, dtype=torch.int32)
+        dist.all_reduce(raised, op=dist.ReduceOp.MAX, group=self.group)
+        return tuple(raised.bool().tolist())

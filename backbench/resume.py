@@ -45,6 +45,12 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+def remove_leftovers(folder: str | Path) -> None:
+    """Remove the temporary files of writers that were killed inside `atomic_path`; only for the folder's sole writer."""
+    for path in Path(folder).glob(".*.tmp"):
+        path.unlink(missing_ok=True)
+
+
 def write_bytes(path: str | Path, data: bytes) -> None:
     with atomic_path(path) as temporary:
         temporary.write_bytes(data)

@@ -6,25 +6,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from backbench.preprocess import IMAGENET_MEAN, IMAGENET_STD
+from backbench.views import Crops
 from pretrain.method import MethodConfig, choose_config
-
-
-@dataclass(frozen=True, kw_only=True)
-class Crops:
-    """A group of `count` views made alike. All numbers follow torchvision's transforms of the same names."""
-
-    count: int = 2
-    size: int = 224
-    scale: tuple[float, float] = (0.2, 1.0)
-    ratio: tuple[float, float] = (0.75, 1.3333333333333333)
-    interpolation: Literal["bilinear", "bicubic"] = "bilinear"
-    flip: float = 0.5
-    jitter: tuple[float, float, float, float] = (0.4, 0.4, 0.4, 0.1)  # brightness, contrast, saturation, hue
-    jitter_p: float = 0.8
-    gray_p: float = 0.2
-    blur_p: float = 0.5
-    blur_sigma: tuple[float, float] = (0.1, 2.0)
-    solarize_p: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

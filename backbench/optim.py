@@ -1,0 +1,163 @@
+"""Optimisers, parameter groups and schedules. Recipes speak epochs; from here on everything is counted in steps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class LARS(torch.optim.Optimizer):
+    """SGD with momentum whose steps are scaled layer by layer (You et al., arXiv:1708.03888, Eq. 6).
+
+    Where a group's `adapt` is true, a parameter's gradient becomes
+    (g + wd p) * trust * |p| / (|g| + wd |p| + 1e-8), as in NVIDIA's LARC with clip=False, which LORAC uses: where |p|
+    or |g| is zero the gradient stays as it is, without weight decay. Elsewhere it is g + wd p. Momentum is torch's:
+    buffer = m buffer + gradient; p -= lr buffer. Nothing waits for the device.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float,
+        *,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
+        trust: float = 0.001,
+        adapt: bool = True,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "momentum": momentum,
+            "weight_decay": weight_decay,
+            "trust": trust,
+            "adapt": adapt,
+        }
+        super().__init__(params, defaults)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            params = [p for p in group["params"] if p.grad is not None]
+            for p in params:
+                if "momentum_buffer" not in self.state[p]:
+                    self.state[p]["momentum_buffer"] = torch.zeros_like(p)
+            if params and params[0].is_cuda:
+                self._step_fused(group, params)
+            else:
+                for p in params:
+                    self._step_one(group, p)
+
+    def _step_one(self, group: dict[str, Any], p: Tensor) -> None:
+        """One tensor on the CPU, where reading a norm costs nothing and a temporary would."""
+        decay, grad, buffer = group["weight_decay"], p.grad, self.state[p]["momentum_buffer"]
+        assert grad is not None
+        scale = 1.0
+        if group["adapt"]:
+            size, slope = float(torch.linalg.vector_norm(p)), float(torch.linalg.vector_norm(grad))
+            if size and slope:
+                scale = group["trust"] * size / (slope + decay * size + 1e-8)
+            else:
+                decay = 0.0
+        buffer.mul_(group["momentum"]).add_(grad, alpha=scale)
+        if decay:
+            buffer.add_(p, alpha=scale * decay)
+        p.add_(buffer, alpha=-group["lr"])
+
+    def _step_fused(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        """All tensors in a handful of kernels; the scales stay on the device."""
+        decay = group["weight_decay"]
+        grads = [p.grad for p in params if p.grad is not None]
+        buffers = [self.state[p]["momentum_buffer"] for p in params]
+        torch._foreach_mul_(buffers, group["momentum"])
+        if group["adapt"]:
+            size, slope = torch.stack(torch._foreach_norm(params)), torch.stack(torch._foreach_norm(grads))
+            usable = (size > 0) & (slope > 0)
+            scale = torch.where(usable, group["trust"] * size / (slope + decay * size + 1e-8), 1.0)
+            torch._foreach_add_(buffers, torch._foreach_mul(grads, list(scale.unbind())))
+            if decay:
+                decayed = torch.where(usable, scale * decay, 0.0)
+                torch._foreach_add_(buffers, torch._foreach_mul(params, list(decayed.unbind())))
+        else:
+            torch._foreach_add_(buffers, grads)
+            if decay:
+                torch._foreach_add_(buffers, params, alpha=decay)
+        torch._foreach_add_(params, buffers, alpha=-group["lr"])
+
+
+def parameter_groups(
+    module: nn.Module, *, weight_decay: float, decay_1d: bool = True, adapt_1d: bool = True, lr_1d: float | None = None
+) -> list[dict[str, Any]]:
+    """Trainable parameters as at most two groups: tensors of two or more dimensions, and the rest (biases, norms).
+
+    Each group keeps what is special about it: `weight_decay`, `adapt` (LARS) and `peak`, its own learning rate.
+    """
+    params = [p for p in module.parameters() if p.requires_grad]
+    matrices, vectors = [p for p in params if p.ndim > 1], [p for p in params if p.ndim <= 1]
+    if decay_1d and adapt_1d and lr_1d is None:
+        return [{"params": params, "weight_decay": weight_decay, "adapt": True, "peak": None}]
+    groups = [
+        {"params": matrices, "weight_decay": weight_decay, "adapt": True, "peak": None},
+        {"params": vectors, "weight_decay": weight_decay if decay_1d else 0.0, "adapt": adapt_1d, "peak": lr_1d},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def build(
+    name: str,
+    groups: list[dict[str, Any]],
+    *,
+    lr: float,
+    momentum: float = 0.9,
+    betas: tuple[float, float] = (0.9, 0.999),
+    trust: float = 0.001,
+) -> torch.optim.Optimizer:
+    """`name` is sgd, adam, adamw or lars. torch's own run in their fused form where there is one."""
+    if name == "lars":
+        return LARS(groups, lr, momentum=momentum, trust=trust)
+    if name == "sgd":
+        return torch.optim.SGD(groups, lr, momentum=momentum, fused=True)
+    cls = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[name]
+    return cls(groups, lr, betas=betas, fused=True)
+
+
+def schedule(
+    step: int,
+    *,
+    steps_per_epoch: int,
+    epochs: int,
+    name: str,
+    peak: float,
+    final: float = 0.0,
+    warmup_epochs: float = 0.0,
+    warmup_lr: float = 0.0,
+    milestones: Sequence[float] = (),
+    gamma: float = 0.1,
+) -> float:
+    """The learning rate of optimiser step `step`, counted from 0.
+
+    cosine: from `peak` at the end of warm-up to `final` at the last step, per step; cosine_epoch: the same curve, held
+    during each epoch (JCL, MIO); step: times `gamma` at each milestone, in epochs; constant. Warm-up is linear from
+    `warmup_lr`, per step, or per epoch with cosine_epoch.
+    """
+    now, total, warmup = float(step), epochs * steps_per_epoch, warmup_epochs * steps_per_epoch
+    if name == "cosine_epoch":
+        now = float(step // steps_per_epoch * steps_per_epoch)
+    if now < warmup:
+        return warmup_lr + (peak - warmup_lr) * now / warmup
+    if name == "constant":
+        return peak
+    if name == "step":
+        return peak * gamma ** sum(now >= m * steps_per_epoch for m in milestones)
+    done = min(1.0, (now - warmup) / max(1.0, total - warmup))
+    return final + (peak - final) * 0.5 * (1 + math.cos(math.pi * done))
+
+
+def set_lr(optimizer: torch.optim.Optimizer, lr: float, peak: float) -> None:
+    """Every group at `lr`; a group with a peak of its own follows the same curve at its own height."""
+    for group in optimizer.param_groups:
+        own = group.get("peak")
+        group["lr"] = lr if own is None or peak == 0 else lr * own / peak

@@ -1,0 +1,361 @@
+"""`backbench pretrain`: images -> Checkpoint. The loop is `train`, top to bottom."""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning_fabric import Fabric
+from lightning_fabric.plugins.precision.amp import MixedPrecision
+from lightning_fabric.strategies import DDPStrategy
+from torch import Tensor
+
+from backbench import config as recipes
+from backbench import distributed, optim, resume, runlog, views
+from backbench.backbones import build_backbone
+from backbench.checkpoint import Checkpoint
+from backbench.errors import BadInput, Failed, Preempted
+from backbench.images import ImageList
+from backbench.preprocess import Pixels, normalise
+from backbench.runlog import log
+from pretrain import data, monitor
+from pretrain.config import PretrainConfig
+from pretrain.method import Batch, Method, Setup, build_method
+
+CHECKPOINT, STATE, RECIPE = "backbone.safetensors", "state.pt", "recipe.yaml"
+STATE_SECONDS = 30  # at the end of an epoch the state is written unless the last one is younger than this
+
+
+def run(args: argparse.Namespace) -> int:
+    config = recipes.load(PretrainConfig, args.recipe, args.overrides, kind="pretrain")
+    found = data.open_images(args.data, config.data)
+    ranks = args.devices * args.nodes
+    check(config, found, ranks)
+    method = build(config, found)  # refuses what the method cannot do before anything starts
+    identity = {"recipe": what_decides(config), "data": data.fingerprint(found), "processes": ranks}
+
+    if (args.out / CHECKPOINT).exists():
+        runlog.open_run(args.out, verb="pretrain", identity=identity)
+        digest = Checkpoint.load(args.out / CHECKPOINT).digest
+        log.info("%s: already finished, digest %s", args.out / CHECKPOINT, digest[:12])
+        return 0
+
+    fabric = launch(config, args)
+    if ranks > 1:
+        method = build(config, found)  # again, now that the method can see the other ranks
+    run = runlog.open_run(args.out, verb="pretrain", identity=identity)
+    if fabric.is_global_zero:
+        resume.remove_leftovers(run)
+        resume.write_text(run / RECIPE, recipes.to_yaml(config))
+    workers = config.data.workers if args.workers is None else args.workers
+    train(fabric, config, method, found, run, workers=workers, tensorboard=args.tensorboard)
+    return 0
+
+
+def check(config: PretrainConfig, found: ImageList, ranks: int) -> None:
+    """Refuse what cannot work before anything starts."""
+    parts = ranks * config.accumulate
+    if config.batch_size % parts:
+        raise BadInput(
+            f"batch_size {config.batch_size} does not divide over {ranks} processes x {config.accumulate} accumulation "
+            f"steps; the nearest that does is {max(1, round(config.batch_size / parts)) * parts}"
+        )
+    if config.epochs and len(found) < config.batch_size:
+        raise BadInput(
+            f"{found.root}: {len(found)} images are fewer than one batch of {config.batch_size}; "
+            f"set batch_size to at most {len(found)}"
+        )
+
+
+def what_decides(config: PretrainConfig) -> dict[str, Any]:
+    """The recipe without what may change while a run goes on: how it is fed and watched, not what it computes."""
+    recipe = recipes.to_dict(config)
+    recipe["data"].pop("workers")
+    for name in ("save_minutes", "log_every", "knn_every", "expected"):
+        recipe.pop(name)
+    return recipe
+
+
+def build(config: PretrainConfig, found: ImageList) -> Method:
+    """The method with its weights drawn from the seed; the trunk first, so that it is the same for all methods."""
+    resume.seed_everything(config.seed, "backbone")
+    backbone = build_backbone(config.arch, config.stem, zero_init_residual=config.zero_init_residual)
+    resume.seed_everything(config.seed, "method")
+    count = sum(crops.count for crops in config.views.crops)
+    setup = Setup(
+        batch_size=config.batch_size,
+        views=count,
+        seed=config.seed,
+        images=len(found),
+        classes=len(found.classes),
+    )
+    return build_method(config.method, backbone, setup)
+
+
+class Precision(MixedPrecision):
+    """Autocast as Fabric does it, but a Batch goes in as it is: autocast casts where it must."""
+
+    def convert_input(self, data: Any) -> Any:
+        return data
+
+
+def launch(config: PretrainConfig, args: argparse.Namespace) -> Fabric:
+    """Devices, precision and processes. Under Slurm or torchrun the processes are there already; otherwise Fabric
+    starts this very command once for each device of the node."""
+    accelerator = args.accelerator
+    if accelerator == "auto":
+        accelerator = "cuda" if torch.cuda.is_available() else "cpu"
+    if accelerator == "cuda" and torch.cuda.device_count() < args.devices:
+        raise BadInput(f"--devices {args.devices}: this machine has {torch.cuda.device_count()} GPUs")
+    plugins = []
+    if config.precision != "fp32":
+        plugins.append(Precision("16-mixed" if config.precision == "fp16" else "bf16-mixed", accelerator))
+    several = args.devices * args.nodes > 1
+    fabric = Fabric(
+        accelerator=accelerator,
+        devices=args.devices,
+        num_nodes=args.nodes,
+        # Batch norm statistics are kept equal by the methods; broadcasting queues at every step would cost more
+        strategy=DDPStrategy(broadcast_buffers=False, gradient_as_bucket_view=True) if several else "auto",
+        plugins=plugins or None,
+    )
+    fabric.launch()
+    return fabric
+
+
+def train(
+    fabric: Fabric,
+    config: PretrainConfig,
+    method: Method,
+    found: ImageList,
+    run: Path,
+    *,
+    workers: int,
+    tensorboard: bool = False,
+) -> None:
+    device, rank, ranks = fabric.device, fabric.global_rank, fabric.world_size
+    steps_per_epoch = len(found) // config.batch_size
+    total = config.epochs * steps_per_epoch
+    epochs = min(config.epochs, config.stop_after_epochs or config.epochs)
+    last = epochs * steps_per_epoch
+
+    if method.sync_batchnorm and ranks > 1:
+        distributed.convert_sync_batchnorm(method)
+    if config.channels_last:
+        method.to(memory_format=torch.channels_last)
+    o = config.optim
+    scale = config.batch_size / o.reference_batch if o.reference_batch else 1.0
+    peak = o.lr * scale
+    groups = optim.parameter_groups(
+        method,
+        weight_decay=o.weight_decay,
+        decay_1d=o.decay_1d,
+        adapt_1d=o.adapt_1d,
+        lr_1d=None if o.lr_1d is None else o.lr_1d * scale,
+    )
+    optimizer = optim.build(o.name, groups, lr=peak, momentum=o.momentum, betas=o.betas, trust=o.trust)
+    seen = monitor.Features(method.backbone)
+    model, stepper = fabric.setup(method, optimizer)
+
+    step, recent = 0, list[dict[str, Tensor]]()  # recent: the terms of the steps since the last row of metrics.jsonl
+    if (run / STATE).exists():
+        state = resume.load_state(run / STATE)
+        step, recent = state["step"], state["recent"]
+        method.load_state_dict(state["method"])
+        optimizer.load_state_dict(state["optimizer"])
+        fabric.strategy.precision.load_state_dict(state["precision"])
+        log.info("%s: continuing at step %d of %d", run, step, last)
+
+    def save() -> None:
+        """The state after `step` steps, by rank 0; weights that are not finite never replace a good state."""
+        if rank == 0:
+            if not torch.stack(torch._foreach_norm(list(method.parameters()))).isfinite().all():
+                raise Failed(f"after step {step} the weights are not finite; {last_good(run)}")
+            state = {
+                "step": step,
+                "recent": recent,
+                "method": method.state_dict(),
+                "optimizer": optimizer.state_dict(),
+                "precision": fabric.strategy.precision.state_dict(),
+            }
+            resume.save_state(run / STATE, state)
+
+    crops = [group for group in config.views.crops for _ in range(group.count)]
+    pixels = Pixels(config.views.mean, config.views.std)
+    batches = data.loader(found, config, first=step, last=last, workers=workers, rank=rank, ranks=ranks, device=device)
+    metrics = runlog.Metrics(run, from_step=step) if rank == 0 else None
+    progress = runlog.Progress(run, last, config.name, done=step) if rank == 0 else None
+    agree = distributed.Agreement()
+    shown: dict[str, float] = {}
+    saved = logged = time.monotonic()
+    waited, made = 0.0, 0
+    skipped: set[str] = set()
+    method.train()
+
+    with resume.StopFlag() as stop:
+        while step < last:
+            epoch = step // steps_per_epoch
+            lr = optim.schedule(
+                step,
+                steps_per_epoch=steps_per_epoch,
+                epochs=config.epochs,
+                name=o.schedule,
+                peak=peak,
+                final=o.final_lr * scale,
+                warmup_epochs=o.warmup_epochs,
+                warmup_lr=o.warmup_lr * scale,
+                milestones=o.milestones,
+                gamma=o.gamma,
+            )
+            optim.set_lr(optimizer, lr, peak)
+            resume.seed_everything(config.seed, "step", step)  # whatever draws from global state repeats itself too
+            parts = []
+            for part in range(config.accumulate):
+                began = time.monotonic()
+                loaded = next(batches)
+                waited += time.monotonic() - began
+                report_unreadable(loaded, skipped)
+                batch = Batch(
+                    views=to_device(loaded, crops, pixels, device),
+                    labels=loaded["labels"].to(device, non_blocking=True),
+                    index=loaded["index"].to(device, non_blocking=True),
+                    step=step,
+                    epoch=epoch,
+                    epochs=config.epochs,
+                    progress=step / total,
+                )
+                with fabric.no_backward_sync(model, enabled=part + 1 < config.accumulate):
+                    terms = model(batch)
+                    fabric.backward(terms["loss"] / config.accumulate)
+                parts.append({name: value.detach() for name, value in terms.items()})
+            recent.append({name: sum(p[name] for p in parts) / len(parts) for name in parts[0]})
+
+            # The loss is read at every step where that costs nothing, on a GPU only when a row is due: reading waits
+            row_due = (step + 1) % config.log_every == 0 or step + 1 == last
+            bad = None
+            if row_due or device.type == "cpu":
+                finite = torch.stack([r["loss"] for r in recent]).isfinite().tolist()
+                bad = None if all(finite) else step + 1 - len(recent) + finite.index(False)
+            interrupted, failed = agree(stop.requested is not None, bad is not None)
+            if failed:
+                raise Failed(
+                    f"the loss is not finite at step {step if bad is None else bad} (lr {lr:.4g}); {last_good(run)}; "
+                    "a lower optim.lr, a longer optim.warmup_epochs or precision=fp32 may help"
+                )
+
+            if o.clip_norm is not None:
+                fabric.clip_gradients(model, stepper, max_norm=o.clip_norm)
+            stepper.step()
+            stepper.zero_grad(set_to_none=True)
+            method.after_step((step + 1) / total)
+            step += 1
+            made += 1
+
+            if row_due:
+                now = time.monotonic()
+                row: dict[str, float] = {
+                    name: float(torch.stack([r[name].float() for r in recent]).mean()) for name in recent[0]
+                }
+                row |= seen.statistics()
+                speed = {"images_per_s": made * config.batch_size / (now - logged), "waiting": waited / (now - logged)}
+                recent.clear()
+                logged, waited, made = now, 0.0, 0
+                shown = {"loss": row["loss"], "lr": lr, "img/s": speed["images_per_s"], "waiting": speed["waiting"]}
+                if metrics is not None:
+                    metrics.write(step - 1, epoch=epoch, lr=lr, **row, **speed)
+                    monitor.warn_if_collapsed(row, step)
+            if progress is not None:
+                progress.advance(1, **shown)
+
+            old = time.monotonic() - saved
+            epoch_ends = step % steps_per_epoch == 0
+            if interrupted or step == last or (epoch_ends and old > STATE_SECONDS) or old > config.save_minutes * 60:
+                save()
+                saved = time.monotonic()
+            if interrupted and step < last:
+                fabric.barrier()  # no rank leaves before the state is written
+                raise Preempted(
+                    f"{run}: stopped by {stop.requested or 'another process'} at step {step} of {last}, state saved"
+                )
+
+    if rank == 0:
+        checkpoint = Checkpoint(
+            arch=config.arch,
+            stem=config.stem,
+            method=config.method.name,
+            epochs=epochs,
+            state_dict=method.backbone.state_dict(),
+            heads=method.heads(),
+            pixels=pixels,
+            provenance=provenance(config, found, ranks, device),
+        )
+        checkpoint.save(run / CHECKPOINT)
+        log.info("%s: digest %s", run / CHECKPOINT, checkpoint.digest[:12])
+    fabric.barrier()
+
+
+def report_unreadable(loaded: dict[str, Any], skipped: set[str]) -> None:
+    """Stop at an image that cannot be read; say once about each one that was left out."""
+    if "error" in loaded:
+        raise BadInput(loaded["error"])
+    for line in set(loaded["skipped"]) - skipped:
+        log.warning("left out: %s", line)
+        skipped.add(line)
+
+
+def to_device(loaded: dict[str, Any], crops: list[views.Crops], pixels: Pixels, device: torch.device) -> list[Tensor]:
+    """uint8 (N, h, w, 3) views -> the network's float32 (N, 3, h, w) on `device`, in channels_last layout."""
+    out = []
+    for v, images in enumerate(loaded["views"]):
+        images = images.to(device, non_blocking=True).permute(0, 3, 1, 2)
+        if loaded["colour"]:
+            colour = {k: x.to(device, non_blocking=True) for k, x in loaded["colour"][v].items()}
+            images = views.apply_colour(images, **colour, crops=crops[v])
+        out.append(normalise(images, pixels))
+    return out
+
+
+def last_good(run: Path) -> str:
+    """Where a run that went wrong can be taken up."""
+    if not (run / STATE).exists():
+        return "no state was saved before"
+    return f"the last good state is {run / STATE}, at step {resume.load_state(run / STATE)['step']}"
+
+
+def provenance(config: PretrainConfig, found: ImageList, ranks: int, device: torch.device) -> dict[str, Any]:
+    """What is needed to repeat the run: recipe, code, versions, data."""
+    from importlib.metadata import version
+
+    return {
+        "name": config.name,
+        "recipe": recipes.to_dict(config),
+        "expected": list(config.expected),
+        "code": code_revision(),
+        "versions": {"python": platform.python_version()}
+        | {p: version(p) for p in ("backbench", "torch", "torchvision")},
+        "data": {
+            "dataset": config.data.dataset,
+            "split": config.data.split,
+            "images": len(found),
+            "classes": len(found.classes),
+            "fingerprint": data.fingerprint(found),
+        },
+        "processes": ranks,
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
+    }
+
+
+def code_revision() -> str | None:
+    """The commit of the checkout this file is in, `+` when tracked files were changed; None outside git."""
+    git = ["git", "-C", str(Path(__file__).parent)]
+    try:
+        commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+        changed = subprocess.run([*git, "diff", "--quiet", "HEAD"], capture_output=True, check=False).returncode
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return commit + ("+" if changed else "")
