@@ -255,7 +255,7 @@ class Agreement:
     """
 
     def __init__(self) -> None:
-        self.group = dist.new_group(backend="gloo") if world_size() > 1 else None
+        self.group: Any = dist.new_group(backend="gloo") if world_size() > 1 else None
 
     def __call__(self, *flags: bool) -> tuple[bool, ...]:
         """Each flag or-ed over the ranks."""

@@ -46,7 +46,7 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
 
 
 def remove_leftovers(folder: str | Path) -> None:
-    """Remove the temporary files of writers that were killed inside `atomic_path`; only for the folder's sole writer."""
+    """Remove what writers killed inside `atomic_path` left in `folder`; only for the folder's sole writer."""
     for path in Path(folder).glob(".*.tmp"):
         path.unlink(missing_ok=True)
 

@@ -160,15 +160,13 @@ def render_geometry(image: np.ndarray, view: View, crops: Crops) -> np.ndarray:
     return cv2.flip(part, 1) if view.flip else part
 
 
-def colour_matrix(view: View, mean: Sequence[float]) -> np.ndarray | None:
-    """The view's jitter and graying as one (3, 4) matrix on RGB in 0..255; None where nothing changes.
+def colour_matrix(view: View, mean: Sequence[float]) -> np.ndarray:
+    """The view's jitter and graying as one (3, 4) matrix on RGB in 0..255.
 
     Contrast pivots on the mean luma at its place in the chain, which follows from the crop's `mean` RGB because every
     step is affine. PIL clips and truncates after each blend: the clipping is left to the end here, the truncation is
     half a level on average. torchvision's hue goes through HSV, here it is a rotation around the gray axis.
     """
-    if not view.jitter and not view.gray:
-        return None
     matrix = np.eye(3, 4)
     for op, factor in view.jitter:
         if op == BRIGHTNESS:
@@ -231,9 +229,8 @@ class DeviceColour:
         )
 
     def set(self, n: int, view: View, pixels: np.ndarray) -> None:
-        matrix = colour_matrix(view, cv2.mean(pixels)[:3])
-        if matrix is not None:
-            self.matrix[n] = matrix
+        if view.jitter or view.gray:
+            self.matrix[n] = colour_matrix(view, cv2.mean(pixels)[:3])
         self.sigma[n], self.solarize[n] = view.blur, view.solarize
 
     def tensors(self) -> dict[str, torch.Tensor]:

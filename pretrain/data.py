@@ -106,9 +106,8 @@ class ViewBatches(Dataset):
                 return i, self.pixels(i)
             except BadInput as error:
                 if not self.skip_corrupt:
-                    raise BadInput(
-                        f"{error}; remove it, or leave such images out with data.skip_corrupt=true"
-                    ) from None
+                    hint = "remove it, or leave such images out with data.skip_corrupt=true"
+                    raise BadInput(f"{error}; {hint}") from None
                 skipped.append(str(error))
         raise BadInput(f"{self.found.root}: not one readable image")
 
@@ -144,7 +143,7 @@ class ViewBatches(Dataset):
         }
 
 
-def _as_is(batch: dict[str, Any]) -> dict[str, Any]:
+def _as_is(batch: Any) -> Any:
     return batch
 
 
@@ -166,10 +165,9 @@ def loader(
     workers: int,
     rank: int = 0,
     ranks: int = 1,
-    device: torch.device = torch.device("cpu"),
+    on_gpu: bool = False,
 ) -> Iterator[dict[str, Any]]:
     """All micro-batches of this rank, in order, from step `first` on; workers run on across epochs."""
-    on_gpu = device.type == "cuda"
     dataset = ViewBatches(
         found,
         config.views,
@@ -182,7 +180,7 @@ def loader(
     return iter(
         DataLoader(
             dataset,
-            batch_sampler=order,  # type: ignore[arg-type]
+            batch_sampler=order,
             num_workers=workers,
             collate_fn=_as_is,
             pin_memory=on_gpu,

@@ -6,6 +6,7 @@ import argparse
 import platform
 import subprocess
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -112,10 +113,11 @@ def launch(config: PretrainConfig, args: argparse.Namespace) -> Fabric:
         accelerator = "cuda" if torch.cuda.is_available() else "cpu"
     if accelerator == "cuda" and torch.cuda.device_count() < args.devices:
         raise BadInput(f"--devices {args.devices}: this machine has {torch.cuda.device_count()} GPUs")
-    plugins = []
+    plugins: list[Any] = []
     if config.precision != "fp32":
         plugins.append(Precision("16-mixed" if config.precision == "fp16" else "bf16-mixed", accelerator))
     several = args.devices * args.nodes > 1
+    warnings.filterwarnings("ignore", message="The `srun` command is available")  # one process under no Slurm is fine
     fabric = Fabric(
         accelerator=accelerator,
         devices=args.devices,
@@ -139,6 +141,7 @@ def train(
     tensorboard: bool = False,
 ) -> None:
     device, rank, ranks = fabric.device, fabric.global_rank, fabric.world_size
+    on_gpu = device.type == "cuda"
     steps_per_epoch = len(found) // config.batch_size
     total = config.epochs * steps_per_epoch
     epochs = min(config.epochs, config.stop_after_epochs or config.epochs)
@@ -187,7 +190,7 @@ def train(
 
     crops = [group for group in config.views.crops for _ in range(group.count)]
     pixels = Pixels(config.views.mean, config.views.std)
-    batches = data.loader(found, config, first=step, last=last, workers=workers, rank=rank, ranks=ranks, device=device)
+    batches = data.loader(found, config, first=step, last=last, workers=workers, rank=rank, ranks=ranks, on_gpu=on_gpu)
     metrics = runlog.Metrics(run, from_step=step) if rank == 0 else None
     progress = runlog.Progress(run, last, config.name, done=step) if rank == 0 else None
     agree = distributed.Agreement()
@@ -238,7 +241,7 @@ def train(
             # The loss is read at every step where that costs nothing, on a GPU only when a row is due: reading waits
             row_due = (step + 1) % config.log_every == 0 or step + 1 == last
             bad = None
-            if row_due or device.type == "cpu":
+            if row_due or not on_gpu:
                 finite = torch.stack([r["loss"] for r in recent]).isfinite().tolist()
                 bad = None if all(finite) else step + 1 - len(recent) + finite.index(False)
             interrupted, failed = agree(stop.requested is not None, bad is not None)
@@ -279,9 +282,8 @@ def train(
                 saved = time.monotonic()
             if interrupted and step < last:
                 fabric.barrier()  # no rank leaves before the state is written
-                raise Preempted(
-                    f"{run}: stopped by {stop.requested or 'another process'} at step {step} of {last}, state saved"
-                )
+                by = stop.requested or "a signal to another process"
+                raise Preempted(f"{run}: stopped by {by} at step {step} of {last}, state saved")
 
     if rank == 0:
         checkpoint = Checkpoint(
@@ -311,8 +313,8 @@ def report_unreadable(loaded: dict[str, Any], skipped: set[str]) -> None:
 def to_device(loaded: dict[str, Any], crops: list[views.Crops], pixels: Pixels, device: torch.device) -> list[Tensor]:
     """uint8 (N, h, w, 3) views -> the network's float32 (N, 3, h, w) on `device`, in channels_last layout."""
     out = []
-    for v, images in enumerate(loaded["views"]):
-        images = images.to(device, non_blocking=True).permute(0, 3, 1, 2)
+    for v, made in enumerate(loaded["views"]):
+        images = made.to(device, non_blocking=True).permute(0, 3, 1, 2)
         if loaded["colour"]:
             colour = {k: x.to(device, non_blocking=True) for k, x in loaded["colour"][v].items()}
             images = views.apply_colour(images, **colour, crops=crops[v])
