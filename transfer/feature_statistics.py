@@ -1,0 +1,315 @@
+"""What features look like, as numbers: the statistics behind the papers' figures. Everything is computed in float64.
+
+Statistics over all images are sums, cross-products and histograms of fixed size (`Views`, `Moments`); statistics over
+pairs of images are taken on a sample of bounded size. So memory does not grow with the number of images. Rows are made
+unit vectors first, except for the spectra.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+BINS = 2000  # of the accumulated histograms; pictures merge neighbouring ones
+CHUNK = 512  # anchors whose distances to the sample are held at once
+ZERO = 1e-12  # squared distances of unit vectors below this are rounding
+
+
+def unit(features: Tensor) -> Tensor:
+    """(..., d) -> float64 rows of length 1; a row of zeros stays zero."""
+    x = features.double()
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return x / torch.where(norm > 0, norm, 1.0)
+
+
+# Augmentations of one image: (B, A, d) unit rows, A views of each of B images -> (B,)
+
+
+def nuclear_norm(views: Tensor) -> Tensor:
+    """Sum of the singular values of each image's A x d matrix (LORAC Fig. 3b, 3c, 4c)."""
+    return torch.linalg.svdvals(views).sum(-1)
+
+
+def view_cosine(views: Tensor) -> Tensor:
+    """Mean cosine over all A x A pairs, a view with itself included (JCL Fig. 3a): the squared length of the mean."""
+    return views.mean(1).square().sum(-1)
+
+
+def covariance_diagonal(views: Tensor) -> Tensor:
+    """Mean of the d diagonal entries of the biased covariance of an image's views (JCL Fig. 3b)."""
+    return (views - views.mean(1, keepdim=True)).square().mean((1, 2))
+
+
+def alignment(views: Tensor) -> Tensor:
+    """Mean squared distance over the pairs of two different views (Wang and Isola 2020, alpha 2)."""
+    a = views.shape[1]
+    mean = views.mean(1, keepdim=True)
+    return 2 * (views - mean).square().sum((1, 2)) / (a - 1)
+
+
+class Histogram:
+    """Counts of values in BINS equal bins over a known range; values outside (rounding) go to the end bins."""
+
+    def __init__(self, low: float, high: float) -> None:
+        self.low, self.high = low, high
+        self.counts = torch.zeros(BINS, dtype=torch.int64)
+
+    def add(self, values: Tensor) -> None:
+        index = ((values - self.low) / (self.high - self.low) * BINS).long().clamp_(0, BINS - 1)
+        self.counts += torch.bincount(index.flatten().cpu(), minlength=BINS)
+
+    def overlap(self, other: Histogram) -> float:
+        """Shared area of the two normalised histograms, 0 to 1; nan where one is empty. Needs equal ranges."""
+        totals = int(self.counts.sum()), int(other.counts.sum())
+        if not all(totals):
+            return math.nan
+        return float(torch.minimum(self.counts / totals[0], other.counts / totals[1]).sum())
+
+    def to_json(self, bars: int = 200) -> dict[str, Any]:
+        """The occupied part of the range as at most about `bars` bars."""
+        occupied = self.counts.nonzero().flatten()
+        first, last = (int(occupied[0]), int(occupied[-1]) + 1) if len(occupied) else (0, BINS)
+        merged = max(1, (last - first) // bars)
+        first = first // merged * merged
+        step = (self.high - self.low) / BINS * merged
+        counts = [int(part.sum()) for part in self.counts[first:last].split(merged)]
+        return {"low": self.low + first * step / merged, "width": step, "counts": counts}
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A mean over `n` images with its 95% interval (normal)."""
+
+    value: float
+    ci95: tuple[float, float] | None
+    n: int
+
+
+PER_IMAGE = {
+    "nuclear_norm": nuclear_norm,
+    "view_cosine": view_cosine,
+    "covariance_diagonal": covariance_diagonal,
+    "alignment": alignment,
+}
+
+
+class Views:
+    """Sums and histograms of the statistics of an image's A augmentations, over any number of images."""
+
+    def __init__(self, augmentations: int, dim: int) -> None:
+        rank = min(augmentations, dim)
+        ranges = {
+            "nuclear_norm": (0.0, math.sqrt(augmentations * rank)),  # A unit rows: between sqrt(A) and sqrt(A rank)
+            "view_cosine": (0.0, 1.0),
+            "covariance_diagonal": (0.0, 1.0 / dim),
+            "alignment": (0.0, 4.0),
+        }
+        self.histograms = {name: Histogram(*ranges[name]) for name in PER_IMAGE}
+        self.sums = torch.zeros(len(PER_IMAGE), 3, dtype=torch.float64)  # count, sum, sum of squares
+
+    def add(self, features: Tensor) -> None:
+        """(B, A, d) features of the A views of B images."""
+        views = unit(features)
+        for i, (name, statistic) in enumerate(PER_IMAGE.items()):
+            values = statistic(views)
+            self.histograms[name].add(values)
+            self.sums[i] += torch.stack((torch.ones_like(values), values, values.square())).sum(1).cpu()
+
+    def mean(self, name: str) -> Mean:
+        n, total, squares = self.sums[list(PER_IMAGE).index(name)].tolist()
+        if not n:
+            return Mean(math.nan, None, 0)
+        value = total / n
+        if n < 2:
+            return Mean(value, None, int(n))
+        variance = max(0.0, (squares - total * value) / (n - 1))
+        half = 1.959964 * math.sqrt(variance / n)
+        return Mean(value, (value - half, value + half), int(n))
+
+    def state(self) -> dict[str, Any]:
+        return {"sums": self.sums, "counts": {k: h.counts for k, h in self.histograms.items()}}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.sums = state["sums"]
+        for name, counts in state["counts"].items():
+            self.histograms[name].counts = counts
+
+
+class Moments:
+    """Count, sum and cross-products of feature rows: all that the spectra need, in d x d numbers."""
+
+    def __init__(self, dim: int) -> None:
+        self.count = 0
+        self.sum = torch.zeros(dim, dtype=torch.float64)
+        self.products = torch.zeros(dim, dim, dtype=torch.float64)
+
+    def add(self, features: Tensor) -> None:
+        """(B, d)."""
+        x = features.double().cpu()
+        self.count += len(x)
+        self.sum += x.sum(0)
+        self.products.addmm_(x.T, x)
+
+    def state(self) -> dict[str, Any]:
+        return {"count": self.count, "sum": self.sum, "products": self.products}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.count, self.sum, self.products = state["count"], state["sum"], state["products"]
+
+    def spectrum(self) -> Tensor:
+        """Eigenvalues of the features' covariance (biased), largest first (d,)."""
+        mean = self.sum / self.count
+        covariance = self.products / self.count - torch.outer(mean, mean)
+        # What is left of a variance after the mean is subtracted is rounding below eps times the second moment.
+        rounding = torch.finfo(torch.float64).eps * len(mean) * float(self.products.trace()) / self.count
+        values = torch.linalg.eigvalsh(covariance).flip(0)
+        return torch.where(values > rounding, values, 0.0)
+
+    def singular_values(self) -> Tensor:
+        """Singular values of the (n, d) matrix of raw rows, largest first; those that rounding hides are 0."""
+        values = torch.linalg.eigvalsh(self.products).flip(0).clamp_min(0)
+        rounding = torch.finfo(torch.float64).eps * len(values) * values[0]
+        return torch.where(values > rounding, values, 0.0).sqrt()
+
+
+def entropy_rank(values: Tensor) -> float:
+    """exp of the entropy of non-negative `values` scaled to sum 1: of singular values the effective rank (Roy and
+    Vetterli 2007), and, of the raw feature matrix, RankMe (Garrido et al. 2023). nan where all are 0."""
+    total = float(values.sum())
+    if not total > 0:
+        return math.nan
+    p = values[values > 0] / total
+    return math.exp(float(-(p * p.log()).sum()))
+
+
+LIVE = 1e-5  # of the largest variance; a direction below it carries nothing
+FULL, DIMENSIONAL, COMPLETE = 0, 1, 2
+
+
+@dataclass(frozen=True)
+class Collapse:
+    """live: directions whose variance exceeds LIVE times the largest, of `possible` = min(d, n - 1).
+
+    kind: COMPLETE where features hardly differ between images (relative variance below 1e-6), DIMENSIONAL where less
+    than half of the possible directions are live (ARB Table 3; Jing et al. 2022), else FULL.
+    """
+
+    live: int
+    possible: int
+    kind: int
+
+
+def collapse(moments: Moments) -> Collapse:
+    spectrum = moments.spectrum()
+    possible = max(1, min(len(spectrum), moments.count - 1))
+    second = float(moments.products.trace()) / max(1, moments.count)
+    if second == 0 or float(spectrum.sum()) <= 1e-6 * second:
+        return Collapse(0, possible, COMPLETE)
+    live = int((spectrum > LIVE * spectrum[0]).sum())
+    return Collapse(live, possible, DIMENSIONAL if live < possible / 2 else FULL)
+
+
+# Pairs of images: a sample (n, d) of one row per image
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Distances of unit features between images: of one class, of different classes (CLLR Fig. 2, 3).
+
+    overlap: shared area of the two histograms; uniformity: log of the mean over all pairs of exp(-2 distance^2)
+    (Wang and Isola 2020). Means are nan where there is no such pair.
+    """
+
+    within: Histogram
+    between: Histogram
+    within_mean: float
+    between_mean: float
+    uniformity: float
+
+    @property
+    def overlap(self) -> float:
+        return self.within.overlap(self.between)
+
+
+def _squared_distances(anchors: Tensor, sample: Tensor) -> Tensor:
+    """(a, d), (n, d) -> (a, n), by the polarisation identity; rounding around 0 is cut off by the caller."""
+    return anchors.square().sum(1)[:, None] + sample.square().sum(1)[None] - 2 * anchors @ sample.T
+
+
+def pairs(features: Tensor, labels: Tensor) -> Pairs:
+    """Over all pairs i < j of the sample (n, d); labels (n,), -1 unlabelled: such pairs are in neither histogram."""
+    x = unit(features)
+    n = len(x)
+    histograms = {True: Histogram(0.0, 2.0), False: Histogram(0.0, 2.0)}
+    sums = {True: [0.0, 0], False: [0.0, 0]}
+    potential = 0.0
+    for start in range(0, n, CHUNK):
+        stop = min(start + CHUNK, n)
+        squared = _squared_distances(x[start:stop], x[start:])
+        squared = torch.where(squared > ZERO, squared, 0.0)
+        upper = torch.ones(stop - start, n - start, dtype=torch.bool, device=x.device).triu(1)
+        potential += float(torch.exp(-2 * squared[upper]).sum())
+        distance = squared.sqrt()
+        same = labels[start:stop, None] == labels[None, start:]
+        known = (labels[start:stop, None] >= 0) & (labels[None, start:] >= 0) & upper
+        for within in (True, False):
+            values = distance[known & (same if within else ~same)]
+            histograms[within].add(values)
+            sums[within][0] += float(values.sum())
+            sums[within][1] += len(values)
+    count = n * (n - 1) // 2
+    means = {k: total / number if number else math.nan for k, (total, number) in sums.items()}
+    uniformity = math.log(potential / count) if count else math.nan
+    return Pairs(histograms[True], histograms[False], means[True], means[False], uniformity)
+
+
+def dimension_grid(dim: int) -> list[int]:
+    """2, 4, 8, ... and `dim` itself."""
+    return [d for d in (2**i for i in range(1, 31)) if d < dim] + [dim]
+
+
+@dataclass(frozen=True)
+class MinMax:
+    """For each H of `dims`: (D_max - D_min) / D_min, its mean over anchors (Eq. 5), and the mean over anchors of
+    var[D / E D] (Theorem 1). nan where no anchor has a positive least distance."""
+
+    dims: list[int]
+    contrast: list[float]
+    variance: list[float]
+
+
+def min_max(features: Tensor, order: Tensor) -> MinMax:
+    """CLLR Theorem 1 on a sample (n, d): distances from each row to all others in the first H coordinates of `order`.
+
+    `order` is a permutation of the d coordinates. The paper's distance is divided by H, which no ratio here notices.
+    """
+    x = unit(features)[:, order]
+    n, dims = len(x), dimension_grid(x.shape[1])
+    contrasts = torch.zeros(len(dims), 2, dtype=torch.float64)  # sum, anchors
+    variances = torch.zeros(len(dims), 2, dtype=torch.float64)
+    for start in range(0, n, CHUNK):
+        anchors = x[start : start + CHUNK]
+        squared = torch.zeros(len(anchors), n, dtype=torch.float64, device=x.device)
+        own = torch.arange(len(anchors)), torch.arange(start, start + len(anchors))
+        done = 0
+        for i, h in enumerate(dims):
+            squared += _squared_distances(anchors[:, done:h], x[:, done:h])
+            done = h
+            distance = torch.where(squared > ZERO, squared, 0.0).sqrt()
+            distance[own] = 0.0
+            mean = distance.sum(1) / (n - 1)
+            variance = distance.square().sum(1) / (n - 1) - mean.square()
+            high = distance.amax(1)
+            distance[own] = torch.inf
+            low = distance.amin(1)
+            some = low > 0
+            contrasts[i] += torch.stack(((high[some] / low[some] - 1).sum(), some.sum().double())).cpu()
+            varied = mean > 0
+            ratio = (variance[varied] / mean[varied].square()).clamp_min(0)
+            variances[i] += torch.stack((ratio.sum(), varied.sum().double())).cpu()
+    contrast, variance = ((total / count).tolist() for total, count in (contrasts.T, variances.T))
+    return MinMax(dims, contrast, variance)
