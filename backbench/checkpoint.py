@@ -19,7 +19,7 @@ from backbench.errors import BadInput
 from backbench.preprocess import Pixels
 
 SCHEMA = 1
-_FORMAT = "backbench-checkpoint"
+FORMAT = "backbench-checkpoint"
 _TRUNK, _HEADS = "trunk.", "heads."
 
 
@@ -87,7 +87,7 @@ class Checkpoint:
         tensors = {_TRUNK + k: v.contiguous() for k, v in self.state_dict.items()}
         tensors |= {_HEADS + k: v.clone() for k, v in self.heads.items()}
         with resume.atomic_path(path) as temporary:
-            save_file(tensors, temporary, metadata={"format": _FORMAT, "about": json.dumps(about, sort_keys=True)})
+            save_file(tensors, temporary, metadata={"format": FORMAT, "about": json.dumps(about, sort_keys=True)})
 
     @staticmethod
     def load(path: str | Path) -> Checkpoint:
@@ -104,7 +104,7 @@ class Checkpoint:
         except (SafetensorError, OSError, ValueError) as error:
             hint = "`backbench import FILE --out X.safetensors` reads published formats"
             raise BadInput(f"{path}: not a backbench checkpoint ({str(error)[:80]}); {hint}") from None
-        if metadata.get("format") != _FORMAT:
+        if metadata.get("format") != FORMAT:
             raise BadInput(f"{path}: safetensors, but not a backbench checkpoint; `backbench import {path}` reads it")
         try:
             about = json.loads(metadata["about"])

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from backbench.backbones import ARCHS, build_backbone
-from backbench.preprocess import SWAV_STD, Pixels
+from backbench.preprocess import CIFAR_MEAN, SWAV_STD, Pixels
 
 # --- the names that a trunk's tensors have ---
 
@@ -202,6 +202,10 @@ def _fit(table: str, prefix: str, dialect: Dialect, tensors: Mapping[str, Tensor
 
 # --- the formats ---
 
+# The CIFAR statistics that ARB's CIFAR/main.py and solo-learn's classification_dataloader.py share
+_CIFAR_ROUNDED = Pixels(CIFAR_MEAN, (0.247, 0.243, 0.261))
+_SWAV = Pixels(std=SWAV_STD)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Format:
@@ -212,37 +216,301 @@ class Format:
     """
 
     name: str
-    source: str  # repository and file that write it
-    method: str | None = None
+    source: str  # repository: file that builds the modules, file that saves them
+    method: str  # what Checkpoint.method becomes, unless --method says otherwise
+    also: str = ""  # whose files look just the same
     encoders: Mapping[str, tuple[str, ...]]
     default: str
     needs: tuple[str, ...] = ()
-    test: Callable[[Tables], bool] | None = None
+    test: Callable[[Tables, list[FoundTrunk]], bool] | None = None
+    dialects: tuple[str, ...] = ("torchvision",)
     pixels: Pixels = field(default_factory=Pixels)
-    conv3: str = "conv3"  # what a 3x3 conv1 means here; the padding is not in the file
-    epoch: tuple[str, ...] = ("epoch",)
+    small_pixels: Pixels | None = None  # with a 3x3 conv1
+    conv3: str | None = None  # what a 3x3 conv1 means here, where one may be known: its padding is not in the file
+    epoch: tuple[str, int] = ("epoch", 0)  # where the finished epochs are counted, and what to add
 
 
+# Lightning counts finished epochs here; its `epoch` was one more before version 1.6
+_LIGHTNING = ("loops.fit_loop.epoch_progress.current.processed", 0)
 _USUAL = ("", "state_dict", "model", "model_state_dict", "net")
+_SEQUENTIAL = ("sequential",)
+
+
+def _queue_per_crop(found: Tables, trunks: list[FoundTrunk]) -> bool:
+    """LORAC and MoCo-M keep one queue for each assigned crop: (2, d, K) where MoCo has (d, K)."""
+    queues = [t for tensors in found.values() for key, t in tensors.items() if unwrapped(key) == "queue"]
+    return any(queue.dim() == 3 for queue in queues)
+
+
+def _small_stem(found: Tables, trunks: list[FoundTrunk]) -> bool:
+    return all(stem_shape(found, trunk) == (64, 3, 3, 3) for trunk in trunks)
+
+
+def stem_shape(found: Tables, trunk: FoundTrunk) -> tuple[int, ...] | None:
+    tensor = found[trunk.table].get(trunk.keys.get("conv1.weight", ""))
+    return None if tensor is None else tuple(tensor.shape)
+
 
 FORMATS: tuple[Format, ...] = (
     Format(
         name="detectron2",
-        source="facebookresearch/detectron2 detectron2/modeling/backbone/resnet.py",
-        encoders={"backbone": ("model:", "model:backbone.bottom_up.", "model:backbone.")},
+        source="facebookresearch/detectron2: modeling/backbone/resnet.py, tools/convert-torchvision-to-d2.py",
+        also="facebookresearch/moco detection/convert-pretrain-to-detectron2.py",
+        method="unknown",
+        encoders={"backbone": ("", "backbone.bottom_up.", "backbone.")},
         default="backbone",
-        needs=("res2.0.conv1.norm.weight",),
+        dialects=("detectron2",),
+        epoch=("", 0),
+    ),
+    Format(
+        name="lorac",
+        source="ssl-codelab/lorac: models/moco_m.py, main_lorac.py; pixels: src/multicropdataset.py",
+        also="MoCo-M (--method moco_m)",
+        method="lorac",
+        encoders={"query": ("encoder_q.",), "key": ("encoder_k.",)},
+        default="query",
+        test=_queue_per_crop,
+        pixels=_SWAV,
     ),
     Format(
         name="moco",
-        source="facebookresearch/moco moco/builder.py, main_moco.py",
+        source="facebookresearch/moco: moco/builder.py, main_moco.py",
+        also="JCL (--method jcl), MoCo v1",
         method="moco",
         encoders={"query": ("encoder_q.",), "key": ("encoder_k.",)},
         default="query",
     ),
     Format(
+        name="moco-v3",
+        source="facebookresearch/moco-v3: moco/builder.py, main_moco.py",
+        method="moco_v3",
+        encoders={"query": ("base_encoder.",), "key": ("momentum_encoder.",)},
+        default="query",
+        needs=("predictor.*",),
+    ),
+    Format(
+        name="mio",
+        source="miossl/miossl: miossl/mio.py, miossl/trainer.py, miossl/utils.py; pixels: miossl/dataloader_modules.py",
+        method="mio",
+        encoders={"encoder": ("base_encoder.", "net.base_encoder.")},
+        default="encoder",
+        conv3="conv3_p0",
+        epoch=("", 0),
+    ),
+    Format(
+        name="deepcluster-v2",
+        source="facebookresearch/swav: src/resnet50.py, main_deepclusterv2.py",
+        method="deepcluster_v2",
+        encoders={"trunk": ("",)},
+        default="trunk",
+        needs=("prototypes.prototypes*",),
+        pixels=_SWAV,
+    ),
+    Format(
+        name="swav",
+        source="facebookresearch/swav: src/resnet50.py, main_swav.py; pixels: src/multicropdataset.py",
+        method="swav",
+        encoders={"trunk": ("",)},
+        default="trunk",
+        needs=("prototypes.*",),
+        pixels=_SWAV,
+    ),
+    Format(
+        name="dino",
+        source="facebookresearch/dino: utils.py (MultiCropWrapper), main_dino.py",
+        method="dino",
+        encoders={"student": ("student:backbone.",), "teacher": ("teacher:backbone.",)},
+        default="teacher",
+    ),
+    Format(
+        name="simsiam",
+        source="facebookresearch/simsiam: simsiam/builder.py, main_simsiam.py",
+        method="simsiam",
+        encoders={"encoder": ("encoder.",)},
+        default="encoder",
+        needs=("encoder.fc.*", "predictor.*"),
+    ),
+    Format(
+        name="arb-cifar",
+        source="Sherrylone/Align_Representation_with_Base: CIFAR/main.py",
+        method="arb",
+        encoders={"backbone": ("model:backbone.",)},
+        default="backbone",
+        needs=("projector.*",),
+        test=_small_stem,
+        small_pixels=_CIFAR_ROUNDED,
+        conv3="conv3_p2",
+    ),
+    Format(
+        name="barlow-twins",
+        source="facebookresearch/barlowtwins: main.py",
+        also="ARB on ImageNet (Sherrylone/Align_Representation_with_Base: ImageNet/main.py; --method arb)",
+        method="barlow_twins",
+        encoders={"backbone": ("model:backbone.",)},
+        default="backbone",
+        needs=("projector.*", "bn.running_mean"),
+    ),
+    Format(
+        name="vicreg",
+        source="facebookresearch/vicreg: resnet.py, main_vicreg.py",
+        method="vicreg",
+        encoders={"backbone": ("model:backbone.",)},
+        default="backbone",
+        needs=("projector.*",),
+    ),
+    Format(
+        name="cllr",
+        source="functioncs/CLLR: model.py, cl_train.py; pixels: utils.py",
+        method="cllr",
+        encoders={"encoder": ("f.",)},
+        default="encoder",
+        needs=("g.*", "r"),
+        dialects=("sequential without max-pool",),
+        pixels=Pixels(CIFAR_MEAN, (0.2023, 0.1994, 0.2010)),
+        conv3="conv3",
+        epoch=("", 0),
+    ),
+    Format(
+        name="vissl",
+        source="facebookresearch/vissl: vissl/models/trunks/resnext.py, vissl/hooks/{log,moco,swav_momentum}_hooks.py",
+        method="vissl",
+        encoders={
+            "trunk": tuple(
+                f"{table}:{prefix}_feature_blocks."
+                for table in ("classy_state_dict.base_model.model.trunk", "model_state_dict", "")
+                for prefix in ("", "base_model.")
+            ),
+            "momentum": tuple(
+                f"{table}:{name}.trunk._feature_blocks."
+                for table in ("loss", "classy_state_dict.loss")
+                for name in ("moco_encoder", "momentum_encoder", "momentum_teacher", "momentum_teacher.module")
+            ),
+        },
+        default="trunk",
+        epoch=("train_phase_idx", 1),
+    ),
+    Format(
+        name="solo-learn",
+        source="vturrisi/solo-learn: solo/methods/base.py (a CIFAR conv1 has padding 2)",
+        method="solo_learn",
+        encoders={
+            "online": ("state_dict:backbone.", "state_dict:encoder."),
+            "momentum": ("state_dict:momentum_backbone.", "state_dict:momentum_encoder."),
+        },
+        default="online",
+        needs=("@pytorch-lightning_version", "classifier.*"),
+        small_pixels=_CIFAR_ROUNDED,
+        conv3="conv3_p2",
+        epoch=_LIGHTNING,
+    ),
+    Format(
+        name="lightly",
+        source="lightly-ai/lightly: examples/pytorch_lightning, benchmarks/imagenet/resnet50",
+        method="lightly",
+        encoders={
+            "online": ("state_dict:backbone.",),
+            "student": ("state_dict:student_backbone.",),
+            "momentum": (
+                "state_dict:backbone_momentum.",
+                "state_dict:key_backbone.",
+                "state_dict:teacher_backbone.",
+            ),
+        },
+        default="online",
+        needs=("@pytorch-lightning_version",),
+        dialects=("torchvision", "sequential"),
+        epoch=_LIGHTNING,
+    ),
+    Format(
+        name="mmselfsup",
+        source="open-mmlab/mmselfsup: mmselfsup/models/algorithms (0.9, 1.0); open-mmlab/mmpretrain: models/selfsup",
+        also="mmpretrain",
+        method="mmselfsup",
+        encoders={
+            "online": tuple(
+                f"state_dict:{prefix}"
+                for prefix in ("backbone.", "encoder_q.0.", "online_net.0.", "base_encoder.0.", "encoder.0.")
+            ),
+            "momentum": tuple(
+                f"state_dict:{prefix}0."
+                for name in ("encoder_k", "target_net", "momentum_encoder")
+                for prefix in (f"{name}.", f"{name}.module.")
+            ),
+        },
+        default="online",
+        needs=("@meta",),
+        conv3="conv3",  # mmpretrain/models/backbones/resnet_cifar.py: padding 1
+        epoch=("meta.epoch", 0),
+    ),
+    Format(
+        name="byol (sthalles)",
+        source="sthalles/PyTorch-BYOL: models/resnet_base_network.py, trainer.py",
+        method="byol",
+        encoders={
+            "online": ("online_network_state_dict:encoder.",),
+            "target": ("target_network_state_dict:encoder.",),
+        },
+        default="online",
+        dialects=_SEQUENTIAL,
+        epoch=("", 0),
+    ),
+    Format(
+        name="byol (yaox12)",
+        source="yaox12/BYOL-PyTorch: model/byol_model.py, model/basic_modules.py, trainer/byol_trainer.py",
+        method="byol",
+        encoders={"online": ("model:online_network.encoder.",), "target": ("model:target_network.encoder.",)},
+        default="online",
+        dialects=_SEQUENTIAL,
+    ),
+    Format(
+        name="byol (lucidrains)",
+        source="lucidrains/byol-pytorch: byol_pytorch/byol_pytorch.py",
+        method="byol",
+        encoders={"online": ("online_encoder.net.", "net."), "target": ("target_encoder.net.",)},
+        default="online",
+        needs=("online_predictor.*",),
+        epoch=("", 0),
+    ),
+    Format(
+        name="byol (DeepMind, converted)",
+        source="yaox12/BYOL-PyTorch: utils/load_and_convert.py",
+        method="byol",
+        encoders={"online": ("online_backbone:",), "target": ("target_backbone:",)},
+        default="online",
+        epoch=("", 0),
+    ),
+    Format(
+        name="timm training",
+        source="huggingface/pytorch-image-models: timm/utils/checkpoint_saver.py",
+        method="supervised",
+        encoders={"model": ("state_dict:",), "ema": ("state_dict_ema:",)},
+        default="ema",
+        needs=("@state_dict_ema",),
+        epoch=("epoch", 1),
+    ),
+    Format(
+        name="torchvision training",
+        source="pytorch/vision: references/classification/train.py",
+        method="supervised",
+        encoders={"model": ("model:",), "ema": ("model_ema:",)},
+        default="ema",
+        needs=("@model_ema",),
+        epoch=("epoch", 1),
+    ),
+    Format(
         name="torchvision",
-        source="pytorch/vision torchvision/models/resnet.py",
+        source="pytorch/vision: torchvision/models/resnet.py",
+        also="timm (huggingface/pytorch-image-models: timm/models/resnet.py)",
+        method="supervised",
+        encoders={"trunk": ("",)},
+        default="trunk",
+        needs=("fc.weight",),
+    ),
+    Format(
+        name="plain trunk",
+        source="facebookresearch/barlowtwins: main.py, facebookresearch/vicreg: main_vicreg.py (the trunk alone)",
+        also="ARB, DINO, mmselfsup's extracted backbones, lucidrains/byol-pytorch's trainer",
+        method="unknown",
         encoders={"trunk": ("",)},
         default="trunk",
     ),
@@ -262,11 +530,11 @@ def recognise(trunks: list[FoundTrunk], found: Tables, tree: Any) -> tuple[Forma
         encoders: dict[str, list[FoundTrunk]] = {}
         for trunk in trunks:
             for name, specs in form.encoders.items():
-                if any(trunk.place in _places(spec) for spec in specs):
+                if trunk.dialect.name in form.dialects and any(trunk.place in _places(spec) for spec in specs):
                     encoders.setdefault(name, []).append(trunk)
-        if sum(map(len, encoders.values())) != len(trunks) or not trunks:
+        if not trunks or sum(map(len, encoders.values())) != len(trunks):
             continue
-        if all(fnmatch.filter(marks, need) for need in form.needs) and (form.test is None or form.test(found)):
+        if all(fnmatch.filter(marks, need) for need in form.needs) and (form.test is None or form.test(found, trunks)):
             return form, encoders
     return None
 
@@ -289,6 +557,3 @@ def first_names(items: Iterable[str], count: int = 3) -> str:
     """'a, b, c and 7 more'"""
     listed = list(items)
     return ", ".join(listed[:count]) + (f" and {len(listed) - count} more" if len(listed) > count else "")
-
-
-SWAV_PIXELS = Pixels(std=SWAV_STD)
