@@ -64,6 +64,7 @@ def _import(p: argparse.ArgumentParser) -> None:
     p.add_argument("file", metavar="FILE", type=Path)
     p.add_argument("--out", metavar="X.safetensors", type=Path, required=True)
     p.add_argument("--encoder", metavar="NAME", help="which of several encoders in the file (see `inspect`)")
+    p.add_argument("--stem", metavar="NAME", help="conv3, conv3_p0 or conv3_p2: the padding of a 3x3 first convolution")
     p.add_argument("--method", metavar="NAME", help="the method's name, where the file does not tell it")
     p.add_argument("--epochs", type=int, metavar="N", help="pretraining epochs, where the file does not tell them")
     p.add_argument("--name", help="the row's name on the leaderboard (default: the file's name)")
@@ -143,12 +144,16 @@ def _launch(p: argparse.ArgumentParser) -> None:
     run.add_argument("--cluster", default="local", metavar="slurm|local|debug", help="or a name under configs/clusters")
     run.add_argument("--dry-run", action="store_true", help="print the jobs and their cost, submit nothing")
     run.add_argument("--watch", action="store_true", help="stay, show the status, pick up new checkpoints")
+    run.add_argument("--interval", type=float, default=30.0, metavar="S", help="seconds between looks of --watch")
+    status = actions.add_parser("status", help="a table of the jobs")
+    status.add_argument("--once", action="store_true", help="print it once, also on a terminal")
+    status.add_argument("--json", action="store_true", help="every job's state as JSON")
     for name, text in (
-        ("status", "a table of the jobs"),
-        ("retry", "submit failed jobs again"),
-        ("cancel", "stop all"),
+        ("retry", "submit failed, lost and cancelled jobs again"),
+        ("cancel", "stop queued and running jobs"),
     ):
-        actions.add_parser(name, help=text)
+        action = actions.add_parser(name, help=text)
+        action.add_argument("names", nargs="*", metavar="NAME", help="only jobs whose name holds this")
     for action in actions.choices.values():
         action.add_argument("--out", type=Path, default=Path("runs"), metavar="RUNS", help="folder of all runs")
         action.add_argument("--data", metavar="ROOT", type=Path, help="folder with one folder per dataset")
