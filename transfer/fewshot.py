@@ -1,0 +1,52 @@
+"""k labels per class: logistic regression on frozen features of unit length, many seeded draws."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from backbench import metrics
+from backbench.images import ImageList
+from transfer import logreg, splits
+
+
+def draws(images: ImageList, *, shots: int, count: int, seed: int) -> list[list[int]]:
+    """`count` lists of indices with `shots` images of each class; the same for every checkpoint."""
+    return [splits.draw(images, shots, seed * 1_000_003 + i, what=f"{shots} shots")[0] for i in range(count)]
+
+
+def accuracies(
+    bank: Tensor,
+    labels: Sequence[int],
+    test: Tensor,
+    test_labels: Sequence[int],
+    chosen: Sequence[Sequence[int]],
+    *,
+    metric: str,
+    classes: int,
+    l2: float,
+    max_iterations: int,
+    tolerance: float,
+) -> list[float]:
+    """One value in percent per draw: `chosen` indexes `bank` (N, d) and `labels`; all of `test` (M, d) is scored."""
+    truth, known = np.asarray(test_labels), torch.as_tensor(labels)
+    queries = F.normalize(test.double(), dim=1)
+    values = []
+    for indices in chosen:
+        index = torch.as_tensor(indices)
+        features = F.normalize(bank[index].double(), dim=1)
+        fitted = logreg.fit(
+            [(features, known[index])],
+            classes=classes,
+            l2=l2,
+            dtype=torch.float64,
+            max_iterations=max_iterations,
+            tolerance=tolerance,
+        )
+        prediction = fitted.logits(queries).argmax(1).numpy()
+        values.append(metrics.score(metric, prediction, truth, classes))
+    return values

@@ -1,0 +1,73 @@
+"""Processes and devices of an evaluation, and the checkpoints it reads."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from backbench.errors import BadInput
+from backbench.runlog import log
+
+if TYPE_CHECKING:
+    import torch
+
+    from backbench.checkpoint import Checkpoint
+
+
+@dataclass(frozen=True)
+class Machine:
+    device: torch.device
+    rank: int
+    world: int
+    workers: int  # loader processes of this process
+
+    @property
+    def main(self) -> bool:
+        return self.rank == 0
+
+
+def start(*, devices: int = 1, nodes: int = 1, accelerator: str = "auto", workers: int | None = None) -> Machine:
+    """This process's place among `devices` x `nodes`; more than one device starts the others by Fabric."""
+    import torch
+
+    from backbench.features import default_workers
+
+    if devices < 1 or nodes < 1:
+        raise BadInput(f"--devices {devices} --nodes {nodes}: both must be at least 1")
+    if accelerator == "cuda" and not torch.cuda.is_available():
+        raise BadInput("--accelerator cuda: torch finds no GPU; use --accelerator cpu, or see `backbench doctor`")
+    kind = ("cuda" if torch.cuda.is_available() else "cpu") if accelerator == "auto" else accelerator
+    if kind == "cuda" and devices > torch.cuda.device_count():
+        raise BadInput(f"--devices {devices}: this machine has {torch.cuda.device_count()} GPUs")
+    workers = default_workers(devices) if workers is None else workers
+    if devices * nodes == 1:
+        return Machine(torch.device("cuda", 0) if kind == "cuda" else torch.device("cpu"), 0, 1, workers)
+    from lightning.fabric import Fabric
+
+    fabric = Fabric(accelerator=kind, devices=devices, num_nodes=nodes, strategy="ddp")
+    fabric.launch()
+    return Machine(fabric.device, fabric.global_rank, fabric.world_size, workers)
+
+
+def start_for(args: argparse.Namespace) -> Machine:
+    return start(devices=args.devices, nodes=args.nodes, accelerator=args.accelerator, workers=args.workers)
+
+
+def read_checkpoints(paths: Sequence[Path]) -> list[Checkpoint]:
+    """The files as checkpoints; equal weights given twice count once."""
+    from backbench.foreign import read
+
+    out: dict[tuple[str, str], Checkpoint] = {}
+    names: dict[str, Path] = {}
+    for path in paths:
+        checkpoint = read(path)
+        key = (checkpoint.digest, checkpoint.stem)
+        if key in out:
+            log.warning(f"{path}: the same weights as {names[checkpoint.digest]}; measured once")
+            continue
+        out[key] = checkpoint
+        names[checkpoint.digest] = path
+    return list(out.values())
