@@ -1,0 +1,538 @@
+"""The five papers' losses against loops in float64 written from the equations, at ordinary and degenerate inputs."""
+
+import functools
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pretrain.methods.arb import arb_loss, standardise
+from pretrain.methods.cllr import cllr_regularizer, released_reconstruction
+from pretrain.methods.jcl import jcl_loss
+from pretrain.methods.lorac import lorac_loss, nuclear_norm
+from pretrain.methods.mio import mio_loss
+from pretrain.methods.moco import infonce_loss
+
+EPS = torch.finfo(torch.float64).eps
+
+
+def unit(*shape: int, seed: int = 0) -> Tensor:
+    x = torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    return F.normalize(x, dim=-1)
+
+
+def raw(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)) + 0.3
+
+
+def dot(a: Tensor, b: Tensor) -> Tensor:
+    total = a.new_zeros(())
+    for x, y in zip(a, b):
+        total = total + x * y
+    return total
+
+
+def loop_infonce(q, k, queue, t):
+    total = q.new_zeros(())
+    for i in range(len(q)):
+        positive = torch.exp(dot(q[i], k[i]) / t)
+        negative = sum(torch.exp(dot(q[i], queue[j]) / t) for j in range(len(queue)))
+        total = total - torch.log(positive / (positive + negative))
+    return total / len(q)
+
+
+def loop_nuclear(matrix: Tensor) -> Tensor:
+    """||matrix||_* whose gradient is U V^T over the nonzero singular values: <matrix, U V^T> with U V^T held fixed."""
+    u, s, vh = torch.linalg.svd(matrix.detach(), full_matrices=False)
+    kept = s > max(matrix.shape) * EPS * s.max()
+    polar = torch.zeros_like(matrix.detach())
+    for r in range(len(s)):
+        if kept[r]:
+            polar = polar + torch.outer(u[:, r], vh[r])
+    return (matrix * polar).sum()
+
+
+def loop_lorac(queries, key, queue, *, t, beta, rows=None, prior="laplace", sigma2=2.0, c0=None, margin=3.0):
+    views, n = queries.shape[:2]
+    total = queries.new_zeros(())
+    for i in range(n):
+        q_i = torch.stack([*queries[:, i], key[i]]) if rows is None else rows[:, i]
+        m = len(q_i)
+        if prior == "laplace":
+            h = torch.exp(-loop_nuclear(q_i) / (m * beta * t))
+        elif prior == "gaussian":
+            least = math.sqrt(m) if c0 is None else c0
+            h = torch.exp(-((loop_nuclear(q_i) - least) ** 2) / (sigma2 * m * t))
+        elif prior == "margin":
+            h = torch.tensor(math.exp(-margin / (m * beta * t)), dtype=torch.float64)
+        elif prior == "batch":
+            stacked = [queries[v, j] - queries[:, j].mean(0) for j in range(n) for v in range(views)]
+            h = torch.exp(-loop_nuclear(torch.stack(stacked)) / (n * views * beta * t))
+        else:
+            h = torch.ones((), dtype=torch.float64)
+        for v in range(views):
+            positive = torch.exp(dot(queries[v, i], key[i]) / t) * h
+            negative = sum(torch.exp(dot(queries[v, i], queue[j]) / t) for j in range(len(queue)))
+            total = total - torch.log(positive / (positive + negative))
+    return total / (n * views)
+
+
+def loop_jcl(q, keys, queue, t, lam):
+    total = q.new_zeros(())
+    m, n, d = keys.shape
+    for i in range(n):
+        mu = sum(keys[a, i] for a in range(m)) / m
+        sigma = torch.zeros(d, d, dtype=torch.float64)
+        for a in range(m):
+            sigma = sigma + torch.outer(keys[a, i] - mu, keys[a, i] - mu) / m
+        own = torch.exp(dot(q[i], mu) / t + lam / (2 * t * t) * (q[i] @ sigma @ q[i]))
+        negative = sum(torch.exp(dot(q[i], queue[j]) / t) for j in range(len(queue)))
+        total = total + torch.log(own + negative) - dot(q[i], mu) / t
+    return total / n
+
+
+def loop_mio(z_a, z_b, t, l2=0.0, reduction="mean"):
+    z = torch.cat([z_a, z_b])
+    z = z / z.norm(dim=1, keepdim=True)
+    n, d = z_a.shape
+    positive, negative = z.new_zeros(()), z.new_zeros(())
+    count = 0
+    for i in range(2 * n):
+        for j in range(2 * n):
+            c = dot(z[i], z[j]) / t
+            if j == (i + n) % (2 * n):
+                positive = positive - torch.log(torch.sigmoid(c)) / (2 * n)
+            elif i != j:
+                negative = negative - torch.log(1 - torch.sigmoid(c))
+                count += 1
+    assert count == 4 * n * n - 4 * n
+    distance = sum(((z[i] - z[(i + n) % (2 * n)]) ** 2).sum() for i in range(2 * n))  # Eq. 39: all ordered pairs
+    distance = distance / {"sum": 1, "pair_mean": 2 * n, "mean": 2 * n * d}[reduction]
+    return positive + negative / max(1, count) + l2 * distance
+
+
+def loop_arb(z_a, z_b, *, groups=1, ridge=1e-4, permutation=None, frobenius=False):
+    d = z_a.shape[1]
+
+    def columns(z):
+        out = []
+        for i in range(d):
+            c = z[:, i] - z[:, i].mean()
+            constant = float(c.detach().abs().max()) < 1e-12
+            out.append(0.0 * c if constant else c / c.norm())
+        z = torch.stack(out, 1)
+        return z if permutation is None else z[:, permutation]
+
+    def base(z):
+        z = z.detach()
+        values, vectors = torch.linalg.eigh(z.T @ z)
+        return z @ (vectors @ torch.diag((values.clamp_min(0) + ridge) ** -0.5) @ vectors.T)
+
+    a, b = columns(z_a), columns(z_b)
+    total = z_a.new_zeros(())
+    size = d // groups
+    for g in range(groups):
+        part_a, part_b = a[:, g * size : (g + 1) * size], b[:, g * size : (g + 1) * size]
+        for x, y in ((part_a, base(part_b)), (part_b, base(part_a))):
+            if frobenius:
+                total = total + (torch.eye(size, dtype=torch.float64) - x.T @ y).square().sum()
+            else:
+                for i in range(size):
+                    total = total + (1 - dot(x[:, i], y[:, i])) ** 2
+    return total
+
+
+def loop_cllr(phi, projection, alpha, norm):
+    total = phi.new_zeros(())
+    for x in phi:
+        total = total + ((projection.T @ (projection @ x) - x) ** 2).sum() / len(phi)
+    if norm == "nuclear":
+        total = total + alpha * loop_nuclear(projection)
+    elif norm == "l21":
+        for column in projection.T:
+            if float(column.detach().abs().max()) > 0:
+                total = total + alpha * column.square().sum().sqrt()
+    return total
+
+
+def value_and_gradients(function, *inputs, autocast=False):
+    leaves = [x.clone().requires_grad_() for x in inputs]
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        value = function(*leaves)
+    assert value.ndim == 0
+    value.backward()
+    return value.detach(), [torch.zeros_like(x) if x.grad is None else x.grad for x in leaves]
+
+
+def check(function, oracle, *inputs, exact=1e-9, single=2e-5):
+    """Value and gradient to all `inputs`: float64 against the oracle, float32 and bfloat16 autocast against it too."""
+    expected, expected_gradients = value_and_gradients(oracle, *inputs)
+    value, gradients = value_and_gradients(function, *inputs)
+    assert value.dtype == torch.float64
+    torch.testing.assert_close(value, expected, rtol=exact, atol=exact)
+    for g, e in zip(gradients, expected_gradients):
+        torch.testing.assert_close(g, e, rtol=exact, atol=exact * (1 + float(e.abs().max())))
+    value, gradients = value_and_gradients(function, *(x.float() for x in inputs), autocast=True)
+    assert value.dtype == torch.float32
+    torch.testing.assert_close(value.double(), expected, rtol=single, atol=single)
+    for g, e in zip(gradients, expected_gradients):
+        torch.testing.assert_close(g.double(), e, rtol=single, atol=single * (1 + float(e.abs().max())))
+
+
+def no_key_gradient(loop):
+    """The loop with everything but its first argument cut off from the gradient."""
+    return lambda q, *others: loop(q, *(x.detach() for x in others))
+
+
+@pytest.mark.parametrize(("n", "d", "k"), [(5, 7, 11), (3, 4, 1), (1, 3, 2)])
+@pytest.mark.parametrize("t", [0.07, 0.2])
+def test_infonce(n, d, k, t):
+    check(
+        lambda q, key, queue: infonce_loss(q, key, queue, temperature=t),
+        no_key_gradient(lambda q, key, queue: loop_infonce(q, key, queue, t)),
+        unit(n, d),
+        unit(n, d, seed=1),
+        unit(k, d, seed=2),
+    )
+
+
+def test_infonce_at_identical_vectors_and_over_many_chunks(monkeypatch):
+    q = unit(4, 6)
+    queue = torch.cat([q, unit(40, 6, seed=3)])
+    monkeypatch.setattr("pretrain.methods.moco.CHUNK_ELEMENTS", {"cpu": 12})  # 3 keys at a time
+    for t in (0.01, 0.2):
+        check(
+            lambda a, t=t: infonce_loss(a, q.to(a), queue.to(a), temperature=t),
+            lambda a, t=t: loop_infonce(a, q, queue, t),
+            q,
+            single=2e-3 if t == 0.01 else 2e-5,
+        )
+
+
+def degenerate_views(kind: str) -> Tensor:
+    """(4, 3, 8): views of three images that are apart, equal, nearly equal, or span two dimensions."""
+    if kind == "apart":
+        return unit(4, 3, 8)
+    one = unit(1, 3, 8).expand(4, 3, 8)
+    if kind == "equal":
+        return one.clone()
+    if kind == "flat":
+        x, y = unit(1, 3, 8), unit(1, 3, 8, seed=5)
+        angles = torch.linspace(0, 1, 4, dtype=torch.float64).view(4, 1, 1)
+        return F.normalize(x * angles.cos() + y * angles.sin(), dim=-1)
+    return F.normalize(one + float(kind) * unit(4, 3, 8, seed=6), dim=-1)
+
+
+@pytest.mark.parametrize("kind", ["apart", "equal", "flat", "1e-3", "1e-6", "1e-9"])
+@pytest.mark.parametrize("prior", ["laplace", "gaussian", "margin", "none", "batch"])
+def test_lorac(kind, prior):
+    views = degenerate_views(kind)
+    queries, key, queue = views[:3], views[3], unit(9, 8, seed=9)
+    near = kind in ("1e-6", "1e-9")
+    arguments = {"temperature": 0.2, "beta": 2.0, "prior": prior}
+    oracle = functools.partial(loop_lorac, key=key, queue=queue, t=0.2, beta=2.0, prior=prior)
+    expected, (expected_gradient,) = value_and_gradients(oracle, queries)
+    value, (gradient,) = value_and_gradients(lambda q: lorac_loss(q, key, queue, **arguments), queries)
+    torch.testing.assert_close(value, expected, rtol=1e-9, atol=1e-9)
+    # U V^T of views 1e-9 apart depends on the last digits of the input: 1e-16 / 1e-9
+    torch.testing.assert_close(gradient, expected_gradient, rtol=1e-6, atol=1e-6 if near else 1e-9)
+    value, (gradient,) = value_and_gradients(
+        lambda q: lorac_loss(q, key.float(), queue.float(), **arguments), queries.float(), autocast=True
+    )
+    torch.testing.assert_close(value.double(), expected, rtol=2e-5, atol=2e-5)
+    assert gradient.isfinite().all()
+    if not near and not (kind == "equal" and prior == "batch") and kind != "flat":
+        torch.testing.assert_close(gradient.double(), expected_gradient, rtol=1e-3, atol=1e-3)
+    # what float32 rounding leaves of the views is itself a matrix: the gradient is exact for that matrix
+    rounded = queries.float().double()
+    _, (exact,) = value_and_gradients(
+        lambda q: loop_lorac(q, key.float().double(), queue, t=0.2, beta=2.0, prior=prior), rounded
+    )
+    if prior != "batch":
+        torch.testing.assert_close(gradient.double(), exact, rtol=1e-3, atol=1e-4)
+
+
+def test_lorac_with_rows_of_their_own_and_gradient_to_them():
+    large, small, keys, queue = unit(3, 4, 8), unit(5, 4, 8, seed=1), unit(2, 4, 8, seed=2), unit(6, 8, seed=3)
+
+    def ours(large, small, key):
+        rows = torch.cat([large, keys.to(large)])
+        return lorac_loss(torch.cat([large[1:], small]), key, queue.to(large), temperature=0.2, beta=4.0, rows=rows)
+
+    def loop(large, small, key):
+        rows = torch.cat([large, keys])
+        return loop_lorac(torch.cat([large[1:], small]), key.detach(), queue, t=0.2, beta=4.0, rows=rows)
+
+    check(ours, loop, large, small, keys[0])
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 8), (3, 8, 3), (1, 5, 5), (2, 1, 4)])
+def test_nuclear_norm_at_any_shape(shape):
+    check(lambda x: nuclear_norm(x).sum(), lambda x: sum(loop_nuclear(m) for m in x), raw(*shape))
+
+
+def test_nuclear_norm_at_zero_and_at_equal_rows_is_finite():
+    for x in (torch.zeros(2, 3, 4), torch.ones(2, 3, 4), torch.eye(3).expand(2, 3, 3)):
+        value, (gradient,) = value_and_gradients(lambda x: nuclear_norm(x).sum(), x)
+        assert value.isfinite() and gradient.isfinite().all()
+        assert float(torch.linalg.matrix_norm(gradient, 2).max()) < 1 + 1e-5  # every subgradient has norm at most 1
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(5, 4, 9), (1, 3, 4), (2, 2, 1)])
+@pytest.mark.parametrize("lam", [0.0, 1.0, 4.0])
+def test_jcl(m, n, k, lam):
+    check(
+        lambda q, keys, queue: jcl_loss(q, keys, queue, temperature=0.2, lam=lam),
+        no_key_gradient(lambda q, keys, queue: loop_jcl(q, keys, queue, 0.2, lam)),
+        unit(n, 6),
+        unit(m, n, 6, seed=1),
+        unit(k, 6, seed=2),
+    )
+
+
+def test_jcl_at_equal_and_nearly_equal_keys():
+    for distance in (0.0, 1e-9):
+        keys = F.normalize(unit(1, 4, 6).expand(5, 4, 6) + distance * unit(5, 4, 6, seed=3), dim=-1)
+        check(
+            lambda q, keys=keys: jcl_loss(q, keys.to(q), unit(7, 6, seed=2).to(q), temperature=0.2, lam=4.0),
+            lambda q, keys=keys: loop_jcl(q, keys, unit(7, 6, seed=2), 0.2, 4.0),
+            unit(4, 6),
+        )
+
+
+@pytest.mark.parametrize("n", [1, 2, 6])
+@pytest.mark.parametrize(("l2", "reduction"), [(0.0, "mean"), (1.0, "mean"), (1.0, "pair_mean"), (1.0, "sum")])
+def test_mio(n, l2, reduction, monkeypatch):
+    monkeypatch.setattr("pretrain.methods.mio.BLOCK_ELEMENTS", {"cpu": 40})  # several blocks of rows
+    check(
+        lambda a, b: mio_loss(a, b, temperature=0.5, l2_weight=l2, l2_reduction=reduction),
+        lambda a, b: loop_mio(a, b, 0.5, l2, reduction),
+        raw(n, 5),
+        raw(n, 5, seed=1),
+    )
+
+
+@pytest.mark.parametrize("block", [1, 3, 1000])
+def test_mio_at_identical_views_and_at_low_temperature(block, monkeypatch):
+    monkeypatch.setattr("pretrain.methods.mio.BLOCK_ELEMENTS", {"cpu": block * 10})
+    z = raw(5, 4)
+    check(lambda a, b: mio_loss(a, b, temperature=0.5), lambda a, b: loop_mio(a, b, 0.5), z, z.clone())
+    collapsed = torch.ones(5, 4, dtype=torch.float32)
+    assert mio_loss(collapsed, collapsed, temperature=0.005).isfinite()  # log(1 - sigmoid(200)) is not, in float32
+
+
+@pytest.mark.parametrize(("n", "d", "groups"), [(9, 4, 1), (9, 8, 2), (5, 12, 1), (5, 12, 3), (6, 6, 1)])
+def test_arb(n, d, groups):
+    permutation = torch.randperm(d, generator=torch.Generator().manual_seed(3))
+    check(
+        lambda a, b: arb_loss(a, b, groups=groups, permutation=permutation),
+        lambda a, b: loop_arb(a, b, groups=groups, permutation=permutation),
+        raw(n, d),
+        raw(n, d, seed=1),
+        exact=1e-7,  # rsqrt(0 + ridge) of an eigenvalue that is 0 up to 1e-16
+        single=5e-4,
+    )
+
+
+@pytest.mark.parametrize("case", ["constant columns", "equal samples", "equal columns", "same views", "all constant"])
+@pytest.mark.parametrize("d", [4, 12])
+def test_arb_degenerate(case, d):
+    a, b = raw(7, d), raw(7, d, seed=1)
+    if case == "constant columns":
+        a[:, 1], b[:, 2] = 0.1, -1e4
+    elif case == "equal samples":
+        a[1:4], b[1:4] = a[0].clone(), b[0].clone()
+    elif case == "equal columns":
+        a[:, 1], b[:, 3] = a[:, 0], b[:, 2]
+    elif case == "same views":
+        b = a.clone()
+    else:
+        a, b = torch.full_like(a, 0.1), torch.full_like(b, 3.3)
+    check(arb_loss, loop_arb, a, b, exact=1e-6, single=2e-3)
+
+
+def test_arb_is_the_diagonal_not_the_frobenius_norm():
+    a, b = raw(9, 4), raw(9, 4, seed=1)
+    diagonal, frobenius = loop_arb(a, b), loop_arb(a, b, frobenius=True)
+    assert float(arb_loss(a, b) - diagonal) == pytest.approx(0, abs=1e-9)
+    assert float(frobenius - diagonal) > 0.01
+
+
+@pytest.mark.parametrize("norm", ["nuclear", "l21", "none"])
+@pytest.mark.parametrize("rows", [6, 3, 9])
+def test_cllr(norm, rows):
+    check(
+        lambda phi, p: cllr_regularizer(phi, p, alpha=0.7, norm=norm),
+        lambda phi, p: loop_cllr(phi, p, 0.7, norm),
+        raw(5, 6),
+        raw(rows, 6, seed=1) / 3,
+    )
+
+
+@pytest.mark.parametrize("norm", ["nuclear", "l21"])
+def test_cllr_at_low_rank_zero_columns_and_zero(norm):
+    thin = torch.outer(raw(4), raw(6, seed=2))
+    holes = raw(4, 6, seed=1)
+    holes[:, 2] = 0
+    for projection in (thin, holes, torch.zeros(4, 6, dtype=torch.float64)):
+        check(
+            lambda phi, p: cllr_regularizer(phi, p, alpha=0.7, norm=norm),
+            lambda phi, p: loop_cllr(phi, p, 0.7, norm),
+            raw(5, 6),
+            projection,
+            exact=1e-8,
+            single=1e-4 if projection is not thin else 2.0,  # rounded to float32 the rank-one matrix has full rank
+        )
+
+
+def test_l21_is_over_columns():
+    projection = torch.tensor([[3.0, 0.0], [4.0, 0.0]])
+    assert float(cllr_regularizer(torch.zeros(1, 2), projection, alpha=1.0, norm="l21")) == 5.0  # rows would give 7
+
+
+def test_the_released_reconstruction_ignores_the_scale_of_the_projection():
+    phi, projection = raw(5, 6), raw(3, 6, seed=1)
+    one = released_reconstruction(phi, projection)
+    assert float(one) == pytest.approx(float(released_reconstruction(phi, 1e-3 * projection)))
+    expected = (F.normalize(phi, dim=1) - F.normalize(phi @ projection.T @ projection, dim=1)).norm() / 5
+    assert float(one) == pytest.approx(float(expected))
+
+
+# Bounds and identities
+
+
+@pytest.mark.parametrize("m", [1, 2, 5, 8])
+def test_nuclear_norm_of_unit_rows_is_between_sqrt_m_and_m(m):
+    norms = nuclear_norm(unit(200, m, 8))
+    assert float(norms.min()) >= math.sqrt(m) - 1e-9 and float(norms.max()) <= m + 1e-9
+    assert float(nuclear_norm(unit(1, 1, 8).expand(1, m, 8))) == pytest.approx(math.sqrt(m))
+    assert float(nuclear_norm(torch.eye(8)[None, :m])) == pytest.approx(m)
+
+
+def test_lorac_with_infinite_beta_is_moco_m():
+    queries, key, queue = unit(7, 4, 8), unit(4, 8, seed=1), unit(20, 8, seed=2)
+    without = lorac_loss(queries, key, queue, temperature=0.2, beta=4.0, prior="none")
+    for prior in ("laplace", "batch"):
+        infinite = lorac_loss(queries, key, queue, temperature=0.2, beta=math.inf, prior=prior)
+        assert float(infinite) == float(without)
+    pairs = [infonce_loss(q, key, queue, temperature=0.2) for q in queries]
+    assert float(without) == pytest.approx(float(torch.stack(pairs).mean()), rel=1e-12)
+
+
+def test_lorac_of_one_query_and_no_prior_is_infonce():
+    q, key, queue = unit(4, 8), unit(4, 8, seed=1), unit(20, 8, seed=2)
+    one = lorac_loss(q[None], key, queue, temperature=0.2, beta=1.0, prior="none")
+    assert float(one) == pytest.approx(float(infonce_loss(q, key, queue, temperature=0.2)), rel=1e-12)
+
+
+def test_the_prior_raises_the_loss_and_never_lowers_the_rank_for_free():
+    queries, key, queue = unit(4, 6, 8), unit(6, 8, seed=1), unit(30, 8, seed=2)
+    losses = [float(lorac_loss(queries, key, queue, temperature=0.2, beta=b)) for b in (1.0, 2.0, 4.0, math.inf)]
+    assert losses == sorted(losses, reverse=True)
+
+
+def test_jcl_with_lambda_zero_is_infonce_on_the_mean_key():
+    q, keys, queue = unit(4, 8), unit(5, 4, 8, seed=1), unit(20, 8, seed=2)
+    jcl = jcl_loss(q, keys, queue, temperature=0.2, lam=0.0)
+    assert float(jcl) == pytest.approx(float(infonce_loss(q, keys.mean(0), queue, temperature=0.2)), rel=1e-12)
+
+
+def test_jcl_equals_the_released_codes_form():
+    """Cross-entropy with (q.mu + lam/2 q Sigma q / t) / t as the positive logit, plus the term it takes off."""
+    q, keys, queue, t, lam = unit(6, 8), unit(4, 6, 8, seed=1), unit(20, 8, seed=2), 0.2, 2.0
+    mu = keys.mean(0)
+    centred = (keys - mu).permute(1, 2, 0)
+    k_sigma = centred @ centred.mT / len(keys) * lam / t
+    quadratic = 0.5 * torch.einsum("nd,nde,ne->n", q, k_sigma, q)
+    logits = torch.cat([((q * mu).sum(1) + quadratic)[:, None], q @ queue.T], 1) / t
+    released = F.cross_entropy(logits, torch.zeros(6, dtype=torch.long)) + quadratic.mean() / t
+    assert float(jcl_loss(q, keys, queue, temperature=t, lam=lam)) == pytest.approx(float(released), rel=1e-12)
+
+
+def test_mio_equals_the_released_codes_form():
+    a, b, t = unit(6, 5), unit(6, 5, seed=1), 0.5
+    z = torch.cat([a, b])
+    logits = z @ z.T / t
+    partner = torch.roll(torch.eye(12, dtype=torch.bool), 6, 1)
+    negative = ~(partner | torch.eye(12, dtype=torch.bool))
+    released = F.binary_cross_entropy_with_logits(logits[partner], torch.ones(12, dtype=torch.float64))
+    released = released + F.binary_cross_entropy_with_logits(logits[negative], torch.zeros(120, dtype=torch.float64))
+    released = released + F.mse_loss(a, b)
+    assert float(mio_loss(a, b, temperature=t, l2_weight=1.0)) == pytest.approx(float(released), rel=1e-12)
+
+
+def test_the_literal_sum_of_eq_39_is_2_n_d_times_the_mean():
+    a, b = raw(6, 5), raw(6, 5, seed=1)
+    base = mio_loss(a, b, temperature=0.5)
+    mean = mio_loss(a, b, temperature=0.5, l2_weight=1.0) - base
+    total = mio_loss(a, b, temperature=0.5, l2_weight=1.0, l2_reduction="sum") - base
+    assert float(total / mean) == pytest.approx(2 * 6 * 5)
+
+
+def test_mio_gradient_is_twice_the_papers_eq_23():
+    """Eq. 23 counts z_o once although it is in C_oo' and C_o'o, and ignores the normalisation: with respect to unit
+    vectors taken as free, the gradient is exactly twice as long. Here without normalisation, from the pair sums."""
+    n, t = 5, 0.5
+    z = unit(2 * n, 6)
+    leaf = z.clone().requires_grad_()
+    c = leaf @ leaf.T / t
+    partner = (torch.arange(2 * n) + n) % (2 * n)
+    mask = ~torch.eye(2 * n, dtype=torch.bool)
+    mask[torch.arange(2 * n), partner] = False
+    pairs = F.softplus(-c[torch.arange(2 * n), partner]).mean() + F.softplus(c[mask]).mean()
+    (gradient,) = torch.autograd.grad(pairs, leaf)
+    c = z @ z.T / t
+    for o in range(2 * n):
+        eq23 = -(1 - torch.sigmoid(c[o, partner[o]])) * z[partner[o]] / (2 * n * t)
+        for j in range(2 * n):
+            if mask[o, j]:
+                eq23 = eq23 + torch.sigmoid(c[o, j]) * z[j] / ((4 * n * n - 4 * n) * t)
+        torch.testing.assert_close(gradient[o], 2 * eq23)
+        # ours passes through the normalisation: the part of that gradient along z_o drops out
+        leaf_a, leaf_b = z[:n].clone().requires_grad_(), z[n:].clone().requires_grad_()
+        mio_loss(leaf_a, leaf_b, temperature=t).backward()
+        ours = torch.cat([leaf_a.grad, leaf_b.grad])[o]
+        torch.testing.assert_close(ours, 2 * (eq23 - (eq23 @ z[o]) * z[o]))
+
+
+@pytest.mark.parametrize(("n", "d"), [(4, 12), (8, 8), (6, 20)])
+def test_arb_floor_where_the_batch_cannot_span_the_columns(n, d):
+    """mean_i <z_i, b_i> <= sqrt((N - 1) / d): with d > N - 1 the loss cannot reach 0, even for identical views."""
+    z = standardise(raw(n, d))
+    from pretrain.methods.arb import nearest_base
+
+    overlap = (z * nearest_base(z[None], 0.0 + 1e-12)[0]).sum(0).mean()
+    bound = math.sqrt((n - 1) / d)
+    assert float(overlap) <= bound + 1e-6
+    assert float(arb_loss(z, z)) >= 2 * d * (1 - bound) ** 2 - 1e-6
+
+
+def test_arb_is_zero_for_orthonormal_identical_views():
+    z = torch.linalg.qr(standardise(raw(20, 4)))[0]
+    z = z - z.mean(0)
+    assert float(arb_loss(z, z)) < 1e-6
+
+
+def test_a_column_permutation_matters_only_with_groups():
+    a, b = raw(9, 8), raw(9, 8, seed=1)
+    order = torch.tensor([7, 0, 3, 4, 1, 6, 2, 5])
+    assert float(arb_loss(a, b, permutation=order)) == pytest.approx(float(arb_loss(a, b)))
+    assert float(arb_loss(a, b, groups=4, permutation=order)) != pytest.approx(float(arb_loss(a, b, groups=4)))
+
+
+def test_losses_leave_keys_and_queues_without_gradient():
+    q, key, queue = (x.requires_grad_() for x in (unit(4, 8), unit(4, 8, seed=1), unit(9, 8, seed=2)))
+    infonce_loss(q, key, queue, temperature=0.2).backward()
+    lorac_loss(q[None], key, queue, temperature=0.2, beta=2.0).backward()
+    jcl_loss(q, key[None], queue, temperature=0.2, lam=1.0).backward()
+    assert q.grad is not None and key.grad is None and queue.grad is None
+
+
+def test_half_precision_inputs_are_raised():
+    q, key, queue = unit(4, 8).half(), unit(4, 8, seed=1).half(), unit(9, 8, seed=2).half()
+    loss = lorac_loss(q[None], key, queue, temperature=0.2, beta=2.0)
+    assert loss.dtype == torch.float32
+    exact = lorac_loss(q[None].double(), key.double(), queue.double(), temperature=0.2, beta=2.0)
+    assert float(loss) == pytest.approx(float(exact), rel=1e-5)
