@@ -99,7 +99,9 @@ class ArrayList(ImageList):
         return Image.fromarray(self.pixels[index])
 
     def array(self, index: int) -> np.ndarray:
-        return self.pixels[index]
+        import numpy as np
+
+        return np.ascontiguousarray(self.pixels[index])
 
     def subset(self, indices: Sequence[int]) -> ArrayList:
         paths = tuple(self.paths[i] for i in indices)

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Iterator, Sequence
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from backbench import images, resume, views
+from backbench import archives, images, resume, views
 from backbench.errors import BadInput
 from backbench.images import ImageList
 from pretrain.config import Data, PretrainConfig, Views
@@ -21,13 +23,29 @@ CACHE_BYTES = 512 << 20  # decoded images kept in memory, over all loader worker
 
 
 def open_images(root: Path, data: Data) -> ImageList:
-    """The images of ROOT/<dataset>/<split>. Raises BadInput that names what is missing."""
-    return images.scan_folder(root / data.dataset / data.split)
+    """The images of ROOT/<dataset>/<split>: tar shards where there are any, a class folder otherwise. CIFAR and STL-10
+    are read as torchvision lays them out; ImageNet-100 is ImageNet's folder and a list of classes. Raises BadInput that
+    names what is missing."""
+    folder = root / data.dataset
+    if data.dataset in archives.CIFAR_FOLDERS:
+        return archives.read_cifar(folder, data.split)
+    if data.dataset == "stl10":
+        return archives.read_stl10(folder, data.split)
+    classes = None
+    if data.dataset == "imagenet100":
+        classes = resources.files("backbench.data").joinpath("imagenet100.txt").read_text().split()
+        folder = folder if folder.is_dir() else root / "imagenet"
+    shards = sorted((folder / data.split).glob("*.tar"))
+    return archives.scan_shards(shards) if shards else images.scan_folder(folder / data.split, classes=classes)
 
 
 def fingerprint(found: ImageList) -> str:
-    """12 hex digits over names and labels: another set of images, or another order, is another data set."""
+    """12 hex digits over all names and labels and the pixels of some 16 images: another set, or another order, is
+    another data set."""
     sha = hashlib.sha256()
+    for i in range(0, len(found), max(1, len(found) // 16)):
+        with contextlib.suppress(BadInput):  # a corrupt image is reported when its turn comes
+            sha.update(found.array(i).tobytes())
     for path, label in zip(found.paths, found.labels):
         sha.update(f"{path}\t{label}\n".encode())
     return sha.hexdigest()[:12]
