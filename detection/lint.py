@@ -1,0 +1,118 @@
+"""What ruins a detection run in silence, found before a day is spent on it. One line each, refused or warned about."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from backbench.checkpoint import Checkpoint
+from backbench.errors import BadInput
+from backbench.runlog import log
+from detection import config
+from detection.coco import Split
+
+PIXEL_TOLERANCE = 0.01  # of 255; converters round the statistics
+REFERENCE = (0.02, 16)  # learning rate at this many images per batch
+NORMS = ("SyncBN", "naiveSyncBN")
+
+
+def check(cfg: Any, given: config.Given, train: Split, val: Split, *, task: str, world: int) -> None:
+    """Raise BadInput for what gives a wrong number; log a warning for what departs from the published protocol."""
+    ground_truth(cfg, given, train, val, task)
+    batch, lr = cfg.SOLVER.IMS_PER_BATCH, cfg.SOLVER.BASE_LR
+    if batch % world:
+        raise BadInput(f"SOLVER.IMS_PER_BATCH {batch} does not divide into {world} processes (--num-gpus)")
+    if min(batch, cfg.SOLVER.MAX_ITER) < 1 or lr <= 0:
+        raise BadInput(f"{given.path}: SOLVER.IMS_PER_BATCH, MAX_ITER and BASE_LR must be positive")
+    for line in departures(cfg, given, train, val, task):
+        log.warning(f"{given.path.name}: {line}")
+
+
+def weights(cfg: Any, given: config.Given, checkpoint: Checkpoint) -> None:
+    """The config against the checkpoint: channels, statistics, stride, depth, stem."""
+    pixels = checkpoint.pixels
+    name = checkpoint.name
+    if checkpoint.stem != "imagenet":
+        raise BadInput(f"{name} has the {checkpoint.stem} stem; detection needs the imagenet stem (stride 2, max-pool)")
+    depth = int(checkpoint.arch.removeprefix("resnet"))
+    if depth != cfg.MODEL.RESNETS.DEPTH:
+        raise BadInput(
+            f"{given.path}: MODEL.RESNETS.DEPTH is {cfg.MODEL.RESNETS.DEPTH} but {name} is a {checkpoint.arch}"
+        )
+    if cfg.MODEL.RESNETS.STRIDE_IN_1X1:
+        raise BadInput(
+            f"{given.path}: MODEL.RESNETS.STRIDE_IN_1X1 is True, as MSRA's weights want it; {name} strides in the 3x3 "
+            "convolution: it would load without a word and compute other features; set it to False"
+        )
+    order = given.get("INPUT.FORMAT", pixels.order)
+    if order != pixels.order:
+        raise BadInput(f"{given.path}: INPUT.FORMAT is {order} but {name} was trained on {pixels.order} images")
+    for key, own in (("MODEL.PIXEL_MEAN", pixels.mean), ("MODEL.PIXEL_STD", pixels.std)):
+        stated = given.get(key)
+        if stated is None:
+            continue
+        wanted = [round(255 * v, 3) for v in own]
+        if len(stated) != 3 or any(abs(a - b) > PIXEL_TOLERANCE for a, b in zip(stated, wanted)):
+            raise BadInput(
+                f"{given.path}: {key} is {list(stated)} but {name} was trained with {wanted}; leave the key out"
+            )
+
+
+def ground_truth(cfg: Any, given: config.Given, train: Split, val: Split, task: str) -> None:
+    """The config against the annotation files."""
+    classes = cfg.MODEL.ROI_HEADS.NUM_CLASSES
+    for split in (train, val):
+        if len(split.categories) != classes:
+            raise BadInput(
+                f"{split.file}: {len(split.categories)} categories, "
+                f"but MODEL.ROI_HEADS.NUM_CLASSES is {classes} ({given.path})"
+            )
+    if (train.categories, train.ids) != (val.categories, val.ids):
+        odd = sorted(set(zip(train.ids, train.categories)) ^ set(zip(val.ids, val.categories)))[0]
+        raise BadInput(
+            f"{val.file}: its categories are not those of {train.file}; first difference: {odd[0]} '{odd[1]}'"
+        )
+    shared = {r["file_name"] for r in train.records} & {r["file_name"] for r in val.records}
+    if shared:
+        raise BadInput(f"{val.name} and {train.name} share {len(shared)} images, {Path(min(shared)).name} the first")
+    if task == "keypoint_rcnn":
+        for split in (train, val):
+            if len(split.keypoints) != cfg.MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS:
+                raise BadInput(
+                    f"{split.file}: {len(split.keypoints)} keypoints, but MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS is "
+                    f"{cfg.MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS}"
+                )
+        sigmas = len(cfg.TEST.KEYPOINT_OKS_SIGMAS)
+        if sigmas != len(val.keypoints):
+            raise BadInput(f"{given.path}: {sigmas} TEST.KEYPOINT_OKS_SIGMAS for {len(val.keypoints)} keypoints")
+
+
+def departures(cfg: Any, given: config.Given, train: Split, val: Split, task: str) -> Sequence[str]:
+    """What differs from the protocol, in words; the numbers then carry another protocol's name."""
+    out = []
+    m = cfg.MODEL
+    if m.BACKBONE.FREEZE_AT:
+        out.append(f"FREEZE_AT {m.BACKBONE.FREEZE_AT}: the protocol trains all layers (0)")
+    if m.RESNETS.NORM not in NORMS:
+        out.append(f"RESNETS.NORM {m.RESNETS.NORM!r}: the protocol has SyncBN in the trunk")
+    fpn = "fpn" in m.BACKBONE.NAME
+    if fpn and m.FPN.NORM not in NORMS:
+        out.append(f"FPN.NORM {m.FPN.NORM!r}: the protocol has SyncBN; without it keypoint training does not converge")
+    if m.ROI_BOX_HEAD.NORM or (task == "mask_rcnn" and m.ROI_MASK_HEAD.NORM):
+        out.append("norm in the heads: the protocol has it in trunk and FPN only, heads are standard")
+    if not cfg.TEST.PRECISE_BN.ENABLED:
+        out.append("TEST.PRECISE_BN off: the protocol re-estimates batch norm statistics before testing")
+    rate, images = REFERENCE
+    wanted = rate * cfg.SOLVER.IMS_PER_BATCH / images
+    if fpn and not 0.5 <= cfg.SOLVER.BASE_LR / wanted <= 2 and "scenes" not in train.name:
+        out.append(
+            f"BASE_LR {cfg.SOLVER.BASE_LR} for {cfg.SOLVER.IMS_PER_BATCH} images per batch; "
+            f"{rate} at {images} scales to {wanted:.3g}"
+        )
+    empty = sum(not r["annotations"] for r in val.records)
+    if empty == len(val.records):
+        out.append(f"{val.name} has no ground truth at all: every AP will be undefined")
+    for split in (train, val):
+        out += [f"{split.file.name}: {note}" for note in split.notes]
+    return out
