@@ -12,6 +12,7 @@ from backbench.backbones import Trunk
 from backbench.errors import BadInput
 from pretrain import method
 from pretrain.method import Batch, MethodConfig, Setup
+from pretrain.methods._momentum import check_groups
 from pretrain.methods._precision import full_precision
 
 
@@ -23,6 +24,7 @@ def cross_entropy(logits: Tensor, labels: Tensor, label_smoothing: float) -> Ten
 @dataclass(frozen=True, kw_only=True)
 class Config(MethodConfig):
     label_smoothing: float = 0.0
+    groups: int | None = None  # of local batch norm over the global batch; null: one per process
 
 
 class Method(method.Method):
@@ -34,10 +36,11 @@ class Method(method.Method):
             raise BadInput(f"supervised takes one view of each image, not {setup.views}; change views.crops")
         if setup.classes < 2:
             raise BadInput(f"supervised needs labels of at least two classes, not {setup.classes}; change data")
+        check_groups(config.groups, setup.batch_size)
         self.config = config
         self.backbone = backbone
         self.classifier = nn.Linear(backbone.feature_dim, setup.classes)
-        distributed.convert_group_batchnorm(self.backbone, None)
+        distributed.convert_group_batchnorm(self.backbone, config.groups)
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         if batch.labels is None:
