@@ -114,7 +114,7 @@ def _finetune(p: argparse.ArgumentParser) -> None:
 def _analyze(p: argparse.ArgumentParser) -> None:
     _checkpoints(p)
     p.add_argument("--dataset", required=True, metavar="NAME")
-    p.add_argument("--augmentations", type=int, default=32, metavar="N", help="views of each image")
+    p.add_argument("--augmentations", type=int, metavar="N", help="views of each image (default: the recipe's, 32)")
     p.add_argument("--recipe", default="analyze", metavar="NAME", help="how the views are made")
     p.add_argument("--seed", type=int, default=0)
     _data(p)

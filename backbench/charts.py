@@ -1,0 +1,69 @@
+"""Charts as svg and png files: one look, the same bytes for the same numbers. matplotlib without pyplot's state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from backbench import resume
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's palette without black: told apart by colour-blind readers, and in print.
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D1F", "#7A7A7A")
+
+
+def colors(count: int) -> list[str]:
+    """The palette, then a colour map, so that any number of lines has its own colours."""
+    if count <= len(PALETTE):
+        return list(PALETTE[:count])
+    from matplotlib import colormaps
+    from matplotlib.colors import to_hex
+
+    return [to_hex(colormaps["turbo"]((i + 0.5) / count)) for i in range(count)]
+
+
+def grid(count: int, *, columns: int = 1, width: float = 4.2, height: float = 3.0) -> tuple[Figure, list[Axes]]:
+    """A figure with `count` axes in rows of `columns`, sizes in inches."""
+    from matplotlib.figure import Figure
+
+    columns = min(columns, count)
+    rows = -(-count // columns)
+    figure = Figure(figsize=(width * columns, height * rows + 0.4), layout="constrained")
+    axes = [figure.add_subplot(rows, columns, i + 1) for i in range(count)]
+    for ax in axes:
+        ax.spines[["top", "right"]].set_visible(False)
+        ax.grid(alpha=0.25, linewidth=0.6)
+        ax.set_axisbelow(True)
+        ax.tick_params(labelsize=8)
+        ax.title.set_fontsize(10)
+    return figure, axes
+
+
+def legend_below(figure: Figure, names: Sequence[tuple[str, str]]) -> None:
+    """(name, colour) of each line under all axes."""
+    from matplotlib.lines import Line2D
+
+    handles = [Line2D([], [], color=color, linewidth=3) for _, color in names]
+    wide = int(figure.get_figwidth() // 3.4) or 1
+    columns = max(1, min(len(names), wide))
+    figure.legend(
+        handles, [name for name, _ in names], loc="outside lower center", ncols=columns, fontsize=8, frameon=False
+    )
+
+
+def save(figure: Figure, stem: Path) -> Path:
+    """STEM.svg and STEM.png; returns the svg. The files do not say when or by which version they were made."""
+    from matplotlib import rc_context
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+
+    with rc_context({"svg.hashsalt": stem.name, "svg.fonttype": "path"}):
+        for suffix, canvas in ((".png", FigureCanvasAgg), (".svg", FigureCanvasSVG)):
+            metadata = {"Software": None} if suffix == ".png" else {"Date": None, "Creator": None}
+            with resume.atomic_path(stem.with_name(stem.name + suffix)) as temporary:
+                canvas(figure).print_figure(temporary, format=suffix[1:], dpi=130, metadata=metadata)
+    return stem.with_name(stem.name + ".svg")
