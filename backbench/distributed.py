@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules._functions import SyncBatchNorm as _TorchSyncBatchNorm
 
 
 def world_size() -> int:
@@ -150,23 +151,33 @@ class GroupBatchNorm(nn.modules.batchnorm._BatchNorm):
         return torch.cat(out)
 
 
-class SyncBatchNorm(nn.SyncBatchNorm):
-    """Batch norm with the statistics of all ranks. torch's kernel on a GPU; on a CPU, where torch has none, the mean
-    and then the centred variance are summed over ranks with gradient. All ranks must bring equally many samples."""
+class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
+    """Batch norm with the statistics of all ranks, which must bring equally many samples.
+
+    On a GPU torch's kernel; on a CPU, where torch has none, the mean and then the centred variance are summed over
+    ranks with gradient. Not a torch.nn.SyncBatchNorm, because DDP refuses to wrap that on a CPU.
+    """
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        assert input.dim() >= 2
 
     def forward(self, input: Tensor) -> Tensor:
-        if input.is_cuda and world_size() > 1:
+        if world_size() == 1 or not self.training:
             return super().forward(input)
-        if world_size() == 1 or not (self.training or self.running_mean is None):
-            return F.batch_norm(
+        assert self.momentum is not None and self.running_mean is not None and self.running_var is not None
+        if self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+        if input.is_cuda:
+            return _TorchSyncBatchNorm.apply(
                 input,
+                self.weight if self.affine else input.new_ones(self.num_features, dtype=torch.float32),
+                self.bias if self.affine else input.new_zeros(self.num_features, dtype=torch.float32),
                 self.running_mean,
                 self.running_var,
-                self.weight,
-                self.bias,
-                self.training or self.running_mean is None,
-                self._track(),
                 self.eps,
+                self.momentum,
+                dist.group.WORLD,
+                world_size(),
             )
         axes = [0, *range(2, input.dim())]
         shape = [1, -1] + [1] * (input.dim() - 2)
@@ -177,21 +188,12 @@ class SyncBatchNorm(nn.SyncBatchNorm):
             x = x - mean.view(shape)
             variance = sum_over_ranks(x.square().sum(axes)) / count
             out = x * torch.rsqrt(variance + self.eps).view(shape)
-            if self.weight is not None:
+            if self.affine:
                 out = out * self.weight.view(shape) + self.bias.view(shape)
-        momentum = self._track()
-        if self.running_mean is not None and self.running_var is not None:
-            with torch.no_grad():
-                self.running_mean.lerp_(mean.to(self.running_mean.dtype), momentum)
-                self.running_var.lerp_((variance * (count / (count - 1))).to(self.running_var.dtype), momentum)
+        with torch.no_grad():
+            self.running_mean.lerp_(mean.to(self.running_mean.dtype), self.momentum)
+            self.running_var.lerp_((variance * (count / (count - 1))).to(self.running_var.dtype), self.momentum)
         return out.to(input.dtype)
-
-    def _track(self) -> float:
-        """Count the batch when training; the momentum of this update."""
-        if not self.training or self.num_batches_tracked is None:
-            return self.momentum if self.momentum is not None else 0.0
-        self.num_batches_tracked.add_(1)
-        return self.momentum if self.momentum is not None else 1.0 / float(self.num_batches_tracked)
 
 
 def _replace_batchnorm(module: nn.Module, cls: type[nn.modules.batchnorm._BatchNorm]) -> nn.Module:
@@ -249,7 +251,7 @@ def average_batchnorm(module: nn.Module) -> None:
 
 
 class Agreement:
-    """Flags that one rank raises and all ranks act upon in the same step: stop, something is wrong.
+    """What one rank finds and all ranks act upon in the same step: a signal, an unreadable image, a bad loss.
 
     The exchange runs on the CPU over gloo, so that it never waits for a GPU. One process needs none.
     """
@@ -257,10 +259,18 @@ class Agreement:
     def __init__(self) -> None:
         self.group: Any = dist.new_group(backend="gloo") if world_size() > 1 else None
 
-    def __call__(self, *flags: bool) -> tuple[bool, ...]:
+    def any(self, *flags: bool) -> tuple[bool, ...]:
         """Each flag or-ed over the ranks."""
         if self.group is None:
             return flags
         raised = torch.tensor(flags, dtype=torch.int32)
         dist.all_reduce(raised, op=dist.ReduceOp.MAX, group=self.group)
         return tuple(raised.bool().tolist())
+
+    def first(self, message: str | None) -> str | None:
+        """The message of the lowest rank that has one, on every rank."""
+        if self.group is None or not self.any(message is not None)[0]:
+            return message
+        messages: list[str | None] = [None] * world_size()
+        dist.all_gather_object(messages, message, group=self.group)
+        return next(m for m in messages if m is not None)

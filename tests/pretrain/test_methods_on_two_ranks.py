@@ -1,0 +1,158 @@
+"""Every method, two steps in float64: two gloo ranks with half the batch each equal one process with the whole batch,
+in loss, gradients, weights and state. Local batch norm is compared with virtual groups."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from backbench import distributed
+from pretrain.method import Batch, Method, Setup, build_method, choose_config
+
+HEAD = {"hidden": 12, "dim": 6}
+QUEUE = {"head": HEAD, "queue": 32, "momentum": 0.9, "groups": 2}
+CROPS = {**QUEUE, "groups": 4, "views": [8, 8, 8, 6, 6]}
+# name -> method and its settings; `views` are the crops' sizes
+CASES: dict[str, dict[str, Any]] = {
+    "moco local": {"name": "moco", **QUEUE},
+    "moco sync symmetric": {"name": "moco", **QUEUE, "query_batchnorm": "sync", "symmetric": True},
+    "moco_m": {"name": "moco_m", **CROPS},
+    "lorac": {"name": "lorac", **CROPS, "beta": 2.0, "prior_from": 0.0},
+    "lorac one key": {"name": "lorac", **QUEUE, "keys": 1, "views": [8, 8, 8], "beta": 2.0, "prior_from": 0.0},
+    "lorac batch prior": {"name": "lorac", **CROPS, "beta": 2.0, "prior": "batch", "prior_from": 0.0},
+    "lorac as released": {"name": "lorac", **CROPS, "prior_from": 0.0, "drop_tau": True, "swap_queues": True},
+    "jcl": {"name": "jcl", **QUEUE, "views": [8] * 4},
+    "mio": {"name": "mio", "head": HEAD, "l2_weight": 1.0},
+    "arb": {"name": "arb", "head": {**HEAD, "dim": 12}, "groups": 3},
+    "cllr on simclr": {"name": "cllr", "on": {"name": "simclr", "head": HEAD}, "alpha": 0.1},
+    "cllr l21 on moco": {"name": "cllr", "on": {"name": "moco", **QUEUE}, "norm": "l21", "rows": 5},
+    "cllr as released": {
+        "name": "cllr",
+        "on": {"name": "simclr", "head": HEAD},
+        "norm": "none",
+        "reconstruction": "released",
+    },
+    "cllr on byol": {"name": "cllr", "on": {"name": "byol", "head": HEAD, "predictor": HEAD}, "norm": "l21"},
+    "cllr on simsiam": {"name": "cllr", "on": {"name": "simsiam", "head": HEAD, "predictor": HEAD}, "norm": "none"},
+    "cllr on cmc": {"name": "cllr", "on": {"name": "cmc", "head": HEAD, "negatives": 7}, "views": [8]},
+    "simclr": {"name": "simclr", "head": HEAD},
+    "byol": {"name": "byol", "head": HEAD, "predictor": HEAD},
+    "simsiam": {"name": "simsiam", "head": HEAD, "predictor": HEAD},
+    "barlow_twins": {"name": "barlow_twins", "head": HEAD},
+    "vicreg": {"name": "vicreg", "head": HEAD},
+    "swav": {"name": "swav", "head": HEAD, "prototypes": 10, "views": [8, 8, 8, 6], "freeze_epochs": 0},
+    "swav frozen": {"name": "swav", "head": HEAD, "prototypes": 10, "views": [8, 8]},
+    "swav queue": {"name": "swav", "head": HEAD, "prototypes": 10, "queue": 32, "queue_from": 0, "freeze_epochs": 0},
+    "dino": {"name": "dino", "hidden": 12, "bottleneck": 6, "dim": 9, "views": [8, 8, 6], "freeze_epochs": 0},
+    "dino frozen": {"name": "dino", "hidden": 12, "bottleneck": 6, "dim": 9, "batchnorm": True},
+    "w_mse": {"name": "w_mse", "head": {"hidden": 12, "dim": 2}, "size": 8, "repeats": 2},
+    "dcl": {"name": "dcl", "head": HEAD},
+    "hcl": {"name": "hcl", "head": HEAD},
+    "co2": {"name": "co2", **QUEUE},
+    "ressl": {"name": "ressl", **QUEUE},
+    "cmc": {"name": "cmc", "head": HEAD, "negatives": 7, "views": [8]},
+    "supervised": {"name": "supervised", "groups": 2, "views": [8]},
+}
+BATCH = 16
+
+
+class TinyTrunk(nn.Sequential):
+    feature_dim = 8
+
+    def __init__(self) -> None:
+        super().__init__(
+            nn.Conv2d(3, 6, 3, bias=False), nn.BatchNorm2d(6), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+            nn.Linear(6, 8),
+        )  # fmt: skip
+
+
+def build(case: dict[str, Any]) -> tuple[Method, list[int]]:
+    torch.manual_seed(0)
+    settings = dict(case)
+    sizes = settings.pop("views", [8, 8])
+    from backbench.config import build as build_config
+
+    config = build_config(choose_config(settings, "test", "method"), settings, where="test")
+    setup = Setup(batch_size=BATCH, views=len(sizes), seed=0, images=40, classes=5)
+    method = build_method(config, TinyTrunk(), setup).double()
+    if method.sync_batchnorm:
+        distributed.convert_sync_batchnorm(method)
+    return method, sizes
+
+
+def train(case: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Three steps; what was returned, the gradients, and all state at the end."""
+    method, sizes = build(case)
+    model = DistributedDataParallel(method) if distributed.world_size() > 1 else method
+    optimizer = torch.optim.SGD([p for p in method.parameters() if p.requires_grad], 0.05)
+    out: dict[str, torch.Tensor] = {}
+    for step in range(3):
+        generator = torch.Generator().manual_seed(step)
+        views = [torch.randn(BATCH, 3, s, s, dtype=torch.float64, generator=generator) for s in sizes]
+        labels = torch.randint(5, (BATCH,), generator=generator)
+        index = torch.randperm(40, generator=generator)[:BATCH]
+        views, labels, index = (
+            [distributed.local_slice(v) for v in views],
+            distributed.local_slice(labels),
+            distributed.local_slice(index),
+        )
+        terms = model(
+            Batch(views=views, labels=labels, index=index, step=step, epoch=step, epochs=3, progress=step / 3)
+        )
+        optimizer.zero_grad()
+        terms["loss"].backward()
+        out[f"{step} loss"] = terms["loss"].detach()
+        for name, parameter in method.named_parameters():
+            if parameter.requires_grad:
+                assert parameter.grad is not None, f"{name} gets no gradient: DDP would hang"
+                out[f"{step} grad {name}"] = parameter.grad.clone()
+        optimizer.step()
+        method.after_step((step + 1) / 3)
+    return out | {f"state {k}": v.clone() for k, v in method.state_dict().items()}
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory) -> list[dict[str, dict[str, torch.Tensor]]]:
+    folder = tmp_path_factory.mktemp("ranks")
+    children = [subprocess.Popen([sys.executable, __file__, str(r), str(folder)]) for r in (0, 1)]
+    assert [child.wait(timeout=300) for child in children] == [0, 0]
+    return [torch.load(folder / f"{r}.pt") for r in (0, 1)]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_two_ranks_equal_one_process(ranks, name):
+    alone = train(CASES[name])
+    assert alone["0 loss"].dtype == torch.float64
+    for rank, other in ((ranks[0][name], ranks[1][name]), (ranks[1][name], ranks[0][name])):
+        assert rank.keys() == alone.keys()
+        for key, expected in alone.items():
+            torch.testing.assert_close(rank[key], expected, rtol=1e-7, atol=1e-8, msg=lambda m, k=key: f"{k}: {m}")
+            if "queue" in key or "memory" in key or "center" in key:
+                assert torch.equal(rank[key], other[key]), f"{key} differs between the ranks"
+    assert any(float(v.abs().max()) > 1e-6 for k, v in alone.items() if "grad " in k and "backbone" in k)
+
+
+def test_every_method_is_compared():
+    from pretrain.method import method_names
+
+    assert {case["name"] for case in CASES.values()} == set(method_names()) - {"random"}
+
+
+def test_local_batch_norm_is_not_synchronised_batch_norm():
+    """The comparison with virtual groups means something: with one group the numbers are others."""
+    local = train(CASES["moco local"])
+    whole = train({**CASES["moco local"], "groups": 1})
+    assert (local["0 loss"] - whole["0 loss"]).abs() > 1e-4
+
+
+if __name__ == "__main__":
+    rank, folder = int(sys.argv[1]), Path(sys.argv[2])
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    torch.save({name: train(case) for name, case in CASES.items()}, folder / f"{rank}.pt")
+    dist.destroy_process_group()
