@@ -7,12 +7,15 @@ elsewhere. Published rows stand beside the measured ones and are marked; they ar
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
+import functools
+import gc
 import io
 import json
 import shlex
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -132,13 +135,27 @@ def collect(runs: Iterable[str | Path]) -> Board:
     files = sorted({file.resolve(): file for run in runs for file in results.files_below(run)}.values())
     board = Board()
     found: list[tuple[Result, Path]] = []
-    for file in files:
-        for line in results.read_file(file):
-            if isinstance(line, str):
-                board.problems.append(line)
-            else:
-                found.append((line, file.parent))
-    return fill(board, found)
+    with many_objects():
+        for file in files:
+            run = file.parent
+            for line in results.read_file(file):
+                if isinstance(line, str):
+                    board.problems.append(line)
+                else:
+                    found.append((line, run))
+        return fill(board, found)
+
+
+@contextlib.contextmanager
+def many_objects() -> Iterator[None]:
+    """No garbage collection while a hundred thousand results are made and kept: it would look at all of them, often."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def fill(board: Board, found: Sequence[tuple[Result, Path]]) -> Board:
@@ -294,7 +311,12 @@ def again(result: Result, out: str = "runs/again") -> str | None:
     command = result.provenance.get("command") or result.origin.get("command")
     if not command:
         return None
-    words = [str(w) for w in command] if isinstance(command, list) else shlex.split(str(command))
+    return _elsewhere(shlex.join(map(str, command)) if isinstance(command, list) else str(command), out)
+
+
+@functools.lru_cache(maxsize=65536)
+def _elsewhere(command: str, out: str) -> str:
+    words = shlex.split(command)
     for i, word in enumerate(words):
         if word in ("--out", "OUTPUT_DIR") and i + 1 < len(words):
             words[i + 1] = out

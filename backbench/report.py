@@ -41,6 +41,12 @@ TEXT_BYTES = 20_000_000  # of provenance in the page; with many results each lon
 
 def write(board: Board, path: Path, *, runs: Iterable[str | Path], judged: Sequence[Judged] = ()) -> None:
     """Write the page for `board`; curves and pictures are looked for below `runs`."""
+    with leaderboard.many_objects():
+        text = _filled(board, runs, judged)
+    resume.write_text(path, TEMPLATE.read_text().replace("/*DATA*/", text))
+
+
+def _filled(board: Board, runs: Iterable[str | Path], judged: Sequence[Judged]) -> str:
     data = {
         **_table(board),
         "curves": curves(board, runs),
@@ -51,8 +57,7 @@ def write(board: Board, path: Path, *, runs: Iterable[str | Path], judged: Seque
         "made": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         "version": importlib.metadata.version("backbench"),
     }
-    text = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
-    resume.write_text(path, TEMPLATE.read_text().replace("/*DATA*/", text))
+    return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
 def _round(value: float | None) -> float | None:
@@ -121,7 +126,7 @@ class _Texts:
 
     def add(self, text: str, *, cut: bool = True) -> int:
         if cut and len(text) > self._longest:
-            text = json.dumps(text[: self._longest] + " ... (the whole is in the run folder)")
+            text = text[: self._longest] + " ... (the whole is in the run folder)"
         if text not in self._index:
             self._index[text] = len(self.all)
             self.all.append(text)
@@ -135,8 +140,10 @@ def _part(result: Result, run: Path, texts: _Texts) -> list[Any]:
     about = {**result.provenance, **result.origin, "chosen": result.chosen, "run": str(run)}
     about["command"] = leaderboard.again(result)
     for key, value in about.items():
-        if value is not None:
-            out += [texts.add(key, cut=False), texts.add(json.dumps(value, sort_keys=True), cut=key != "command")]
+        if isinstance(value, str):
+            out += [texts.add(key, cut=False), texts.add(value, cut=key != "command")]
+        elif value is not None:
+            out += [texts.add(key, cut=False), texts.add(json.dumps(value, sort_keys=True))]
     return out
 
 
