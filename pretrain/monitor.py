@@ -1,16 +1,23 @@
-"""What a person watches during pretraining: are the features alive, and what are they worth so far?"""
+"""What a person watches during pretraining: are the features alive, what are they worth so far, what do the curves do."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from backbench import runlog
+from backbench.images import ImageList
+from backbench.knn import knn_scores
+from backbench.preprocess import Pixels, eval_geometry, to_input
 from backbench.runlog import log
 
-COLLAPSED_STD = 1e-3
-COLLAPSED_RANK = 1.5
+# Unit features whose standard deviation is this part of an isotropic cloud's, or whose effective rank is this low,
+# tell images apart along at most one direction. A random ResNet has about 0.1 and a rank far above 2.
+COLLAPSED_STD, COLLAPSED_RANK = 1e-3, 1.5
+KNN_IMAGES = 10_000  # at most so many images are encoded for one kNN score
 
 
 class Features:
@@ -37,6 +44,8 @@ def feature_statistics(features: Tensor) -> dict[str, float]:
     centred = z - z.mean(0)
     std = centred.square().mean(0).sqrt().mean() * z.shape[1] ** 0.5
     gram = centred @ centred.T if len(z) <= z.shape[1] else centred.T @ centred
+    if not gram.isfinite().all():
+        return {"feature_std": float("nan"), "effective_rank": float("nan")}
     singular = torch.linalg.eigvalsh(gram).clamp(min=0).sqrt()
     p = singular / singular.sum().clamp(min=1e-300)
     entropy = -torch.special.xlogy(p, p).sum()
@@ -48,3 +57,84 @@ def warn_if_collapsed(row: dict[str, float], step: int) -> None:
     std, rank = row.get("feature_std"), row.get("effective_rank")
     if std is not None and rank is not None and (std < COLLAPSED_STD or rank < COLLAPSED_RANK):
         log.warning("step %d: the representation collapses (feature std %.2g, effective rank %.3g)", step, std, rank)
+
+
+class Rows:
+    """metrics.jsonl, and with `tensorboard` the same numbers as event files in RUN/tensorboard."""
+
+    def __init__(self, run: Path, *, from_step: int, tensorboard: bool) -> None:
+        self.metrics = runlog.Metrics(run, from_step=from_step)
+        self.events: Any = None
+        if tensorboard:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self.events = SummaryWriter(str(run / "tensorboard"), purge_step=from_step)
+
+    def write(self, step: int, **values: float) -> None:
+        self.metrics.write(step, **values)
+        if self.events is not None:
+            for name, value in values.items():
+                self.events.add_scalar(name, value, step)
+            self.events.flush()
+
+
+@torch.no_grad()
+def knn_score(
+    backbone: nn.Module, found: ImageList, pixels: Pixels, *, size: int, device: torch.device
+) -> float | None:
+    """Percent of every second labelled training image that its 20 neighbours among the others classify rightly (Wu et
+    al. 2018). Evenly spaced images, centre crops of `size`; None without labels. The backbone is left as it was."""
+    labelled = [i for i, label in enumerate(found.labels) if label >= 0]
+    chosen = labelled[:: -(-len(labelled) // KNN_IMAGES)] if labelled else []
+    if len(chosen) < 4 or len(found.classes) < 2:
+        return None
+    geometry = eval_geometry(resize=size if size <= 64 else round(size * 256 / 224), crop=size)
+    training = backbone.training
+    backbone.eval()
+    parts = []
+    for start in range(0, len(chosen), 256):
+        views = [to_input(geometry(found.open(i)), pixels) for i in chosen[start : start + 256]]
+        parts.append(backbone(torch.stack(views).to(device)).float())
+    backbone.train(training)
+    features, labels = torch.cat(parts), torch.tensor([found.labels[i] for i in chosen], device=device)
+    bank, queries = features[::2], features[1::2]
+    k = min(20, len(bank))
+    votes = knn_scores(queries, bank, labels[::2], classes=len(found.classes), k=(k,))[k]
+    return 100 * float((votes.argmax(1) == labels[1::2]).double().mean())
+
+
+def plot_curves(run: Path, name: str) -> None:
+    """RUN/curves.svg and .png: every logged number against the epoch, one small panel each."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    from backbench import resume
+
+    rows = runlog.read_metrics(run)
+    hidden = {"step", "epoch"}
+    names = list(dict.fromkeys(key for row in rows for key in row if key not in hidden))
+    if not names:
+        return
+    columns = min(3, len(names))
+    lines = -(-len(names) // columns)
+    figure, axes = plt.subplots(lines, columns, figsize=(4 * columns, 2.4 * lines), squeeze=False, layout="constrained")
+    for axis in axes.flat[len(names) :]:
+        axis.set_visible(False)
+    for axis, key in zip(axes.flat, names):
+        points = [(row["step"] + 1, row[key]) for row in rows if key in row]
+        axis.plot(*zip(*points), marker="." if len(points) < 30 else "", linewidth=1.2)
+        axis.set_title(key.replace("_", " "), fontsize=9, loc="left")
+        axis.tick_params(labelsize=7)
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(alpha=0.25)
+    for axis in axes[-1]:
+        axis.set_xlabel("step", fontsize=8)
+    figure.suptitle(name, fontsize=10)
+    with matplotlib.rc_context({"svg.hashsalt": name}):
+        for suffix in ("svg", "png"):
+            with resume.atomic_path(run / f"curves.{suffix}") as temporary:
+                metadata = {"Date": None} if suffix == "svg" else {}
+                figure.savefig(temporary, format=suffix, dpi=110, metadata=metadata)
+    plt.close(figure)

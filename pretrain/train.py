@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import functools
+import importlib.util
+import logging
 import platform
 import subprocess
 import time
@@ -18,9 +21,9 @@ from torch import Tensor
 
 from backbench import config as recipes
 from backbench import distributed, optim, resume, runlog, views
-from backbench.backbones import build_backbone
+from backbench.backbones import Trunk, build_backbone
 from backbench.checkpoint import Checkpoint
-from backbench.errors import BadInput, Failed, Preempted
+from backbench.errors import EXIT_PREEMPTED, BadInput, Failed, Preempted
 from backbench.images import ImageList
 from backbench.preprocess import Pixels, normalise
 from backbench.runlog import log
@@ -37,6 +40,8 @@ def run(args: argparse.Namespace) -> int:
     found = data.open_images(args.data, config.data)
     ranks = args.devices * args.nodes
     check(config, found, ranks)
+    if args.tensorboard and importlib.util.find_spec("tensorboard") is None:
+        raise BadInput("--tensorboard needs the tensorboard package: pip install tensorboard")
     method = build(config, found)  # refuses what the method cannot do before anything starts
     identity = {"recipe": what_decides(config), "data": data.fingerprint(found), "processes": ranks}
 
@@ -47,14 +52,21 @@ def run(args: argparse.Namespace) -> int:
         return 0
 
     fabric = launch(config, args)
-    if ranks > 1:
-        method = build(config, found)  # again, now that the method can see the other ranks
-    run = runlog.open_run(args.out, verb="pretrain", identity=identity)
-    if fabric.is_global_zero:
-        resume.remove_leftovers(run)
-        resume.write_text(run / RECIPE, recipes.to_yaml(config))
-    workers = config.data.workers if args.workers is None else args.workers
-    train(fabric, config, method, found, run, workers=workers, tensorboard=args.tensorboard)
+    try:
+        if ranks > 1:
+            method = build(config, found)  # again, now that the method can see the other ranks
+        run = runlog.open_run(args.out, verb="pretrain", identity=identity)
+        if fabric.is_global_zero:
+            resume.remove_leftovers(run)
+            resume.write_text(run / RECIPE, recipes.to_yaml(config))
+        workers = config.data.workers if args.workers is None else args.workers
+        train(fabric, config, method, found, run, workers=workers, tensorboard=args.tensorboard)
+    except (BadInput, Failed, Preempted):
+        if fabric.is_global_zero:
+            raise
+        environment: Any = fabric.strategy.cluster_environment  # type: ignore[attr-defined]
+        # A process that Fabric itself started must not look like a crash
+        return EXIT_PREEMPTED if environment.creates_processes_externally else 0
     return 0
 
 
@@ -118,6 +130,8 @@ def launch(config: PretrainConfig, args: argparse.Namespace) -> Fabric:
         plugins.append(Precision("16-mixed" if config.precision == "fp16" else "bf16-mixed", accelerator))
     several = args.devices * args.nodes > 1
     warnings.filterwarnings("ignore", message="The `srun` command is available")  # one process under no Slurm is fine
+    warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")  # torch 2.11 knows no other name
+    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)
     fabric = Fabric(
         accelerator=accelerator,
         devices=args.devices,
@@ -127,6 +141,8 @@ def launch(config: PretrainConfig, args: argparse.Namespace) -> Fabric:
         plugins=plugins or None,
     )
     fabric.launch()
+    if not fabric.is_global_zero:
+        log.setLevel(logging.ERROR)
     return fabric
 
 
@@ -161,8 +177,25 @@ def train(
         adapt_1d=o.adapt_1d,
         lr_1d=None if o.lr_1d is None else o.lr_1d * scale,
     )
+    rate = functools.partial(  # step -> learning rate
+        optim.schedule,
+        steps_per_epoch=steps_per_epoch,
+        epochs=config.epochs,
+        name=o.schedule,
+        peak=peak,
+        final=o.final_lr * scale,
+        warmup_epochs=o.warmup_epochs,
+        warmup_lr=o.warmup_lr * scale,
+        milestones=o.milestones,
+        gamma=o.gamma,
+    )
     optimizer = optim.build(o.name, groups, lr=peak, momentum=o.momentum, betas=o.betas, trust=o.trust)
-    seen = monitor.Features(method.backbone)
+    backbone = method.backbone
+    seen = monitor.Features(backbone)
+    if config.compile:
+        for module in method.modules():
+            if isinstance(module, Trunk):
+                module.compile()
     model, stepper = fabric.setup(method, optimizer)
 
     step, recent = 0, list[dict[str, Tensor]]()  # recent: the terms of the steps since the last row of metrics.jsonl
@@ -191,7 +224,7 @@ def train(
     crops = [group for group in config.views.crops for _ in range(group.count)]
     pixels = Pixels(config.views.mean, config.views.std)
     batches = data.loader(found, config, first=step, last=last, workers=workers, rank=rank, ranks=ranks, on_gpu=on_gpu)
-    metrics = runlog.Metrics(run, from_step=step) if rank == 0 else None
+    metrics = monitor.Rows(run, from_step=step, tensorboard=tensorboard) if rank == 0 else None
     progress = runlog.Progress(run, last, config.name, done=step) if rank == 0 else None
     agree = distributed.Agreement()
     shown: dict[str, float] = {}
@@ -203,26 +236,20 @@ def train(
     with resume.StopFlag() as stop:
         while step < last:
             epoch = step // steps_per_epoch
-            lr = optim.schedule(
-                step,
-                steps_per_epoch=steps_per_epoch,
-                epochs=config.epochs,
-                name=o.schedule,
-                peak=peak,
-                final=o.final_lr * scale,
-                warmup_epochs=o.warmup_epochs,
-                warmup_lr=o.warmup_lr * scale,
-                milestones=o.milestones,
-                gamma=o.gamma,
-            )
+            lr = rate(step)
             optim.set_lr(optimizer, lr, peak)
             resume.seed_everything(config.seed, "step", step)  # whatever draws from global state repeats itself too
-            parts = []
-            for part in range(config.accumulate):
-                began = time.monotonic()
-                loaded = next(batches)
-                waited += time.monotonic() - began
-                report_unreadable(loaded, skipped)
+            began = time.monotonic()
+            parts = [next(batches) for _ in range(config.accumulate)]
+            waited += time.monotonic() - began
+            unreadable = agree.first(next((p["error"] for p in parts if "error" in p), None))
+            if unreadable is not None:
+                raise BadInput(unreadable)
+            for line in {line for p in parts for line in p["skipped"]} - skipped:
+                log.warning("left out: %s", line)
+                skipped.add(line)
+            made_terms = []
+            for n, loaded in enumerate(parts):
                 batch = Batch(
                     views=to_device(loaded, crops, pixels, device),
                     labels=loaded["labels"].to(device, non_blocking=True),
@@ -232,11 +259,11 @@ def train(
                     epochs=config.epochs,
                     progress=step / total,
                 )
-                with fabric.no_backward_sync(model, enabled=part + 1 < config.accumulate):
+                with fabric.no_backward_sync(model, enabled=n + 1 < config.accumulate):
                     terms = model(batch)
                     fabric.backward(terms["loss"] / config.accumulate)
-                parts.append({name: value.detach() for name, value in terms.items()})
-            recent.append({name: sum(p[name] for p in parts) / len(parts) for name in parts[0]})
+                made_terms.append({name: value.detach() for name, value in terms.items()})
+            recent.append({k: torch.stack([t[k] for t in made_terms]).mean(0) for k in made_terms[0]})
 
             # The loss is read at every step where that costs nothing, on a GPU only when a row is due: reading waits
             row_due = (step + 1) % config.log_every == 0 or step + 1 == last
@@ -244,11 +271,13 @@ def train(
             if row_due or not on_gpu:
                 finite = torch.stack([r["loss"] for r in recent]).isfinite().tolist()
                 bad = None if all(finite) else step + 1 - len(recent) + finite.index(False)
-            interrupted, failed = agree(stop.requested is not None, bad is not None)
+            interrupted, failed = agree.any(stop.requested is not None, bad is not None)
             if failed:
+                at = step if bad is None else bad
+                value = float("nan") if bad is None else float(recent[at - step - 1]["loss"])
                 raise Failed(
-                    f"the loss is not finite at step {step if bad is None else bad} (lr {lr:.4g}); {last_good(run)}; "
-                    "a lower optim.lr, a longer optim.warmup_epochs or precision=fp32 may help"
+                    f"the loss is {value} at step {at} (lr {rate(at):.4g}); {last_good(run)}; a lower optim.lr, "
+                    "a longer optim.warmup_epochs or precision=fp32 may help"
                 )
 
             if o.clip_norm is not None:
@@ -277,6 +306,13 @@ def train(
 
             old = time.monotonic() - saved
             epoch_ends = step % steps_per_epoch == 0
+            if epoch_ends and config.knn_every and ((epoch + 1) % config.knn_every == 0 or step == last):
+                if metrics is not None:  # rank 0; the others wait in their next collective
+                    score = monitor.knn_score(backbone, found, pixels, size=crops[0].size, device=device)
+                    if score is not None:
+                        metrics.write(step - 1, epoch=epoch, knn=score)
+                        log.info("epoch %d: kNN %.2f%%", epoch + 1, score)
+                logged = time.monotonic()
             if interrupted or step == last or (epoch_ends and old > STATE_SECONDS) or old > config.save_minutes * 60:
                 save()
                 saved = time.monotonic()
@@ -296,18 +332,11 @@ def train(
             pixels=pixels,
             provenance=provenance(config, found, ranks, device),
         )
+        if last:
+            monitor.plot_curves(run, config.name)
         checkpoint.save(run / CHECKPOINT)
         log.info("%s: digest %s", run / CHECKPOINT, checkpoint.digest[:12])
     fabric.barrier()
-
-
-def report_unreadable(loaded: dict[str, Any], skipped: set[str]) -> None:
-    """Stop at an image that cannot be read; say once about each one that was left out."""
-    if "error" in loaded:
-        raise BadInput(loaded["error"])
-    for line in set(loaded["skipped"]) - skipped:
-        log.warning("left out: %s", line)
-        skipped.add(line)
 
 
 def to_device(loaded: dict[str, Any], crops: list[views.Crops], pixels: Pixels, device: torch.device) -> list[Tensor]:
