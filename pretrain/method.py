@@ -62,6 +62,7 @@ class Method(nn.Module):
 
     backbone: nn.Module
     sync_batchnorm = True  # the query encoder's batch norm spans ranks, unless the method's paper keeps it local
+    accumulates = False  # the loss is a mean over samples that do not meet, so that micro-batches add up to the batch
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         """{"loss": 0-dim tensor with gradient, **detached terms to log}; the loss is over all ranks' samples."""

@@ -1,4 +1,4 @@
-"""What a person watches during pretraining: are the features alive, what are they worth so far, what do the curves do."""
+"""What a person watches during pretraining: are the features alive, what are they worth, what do the curves do."""
 
 from __future__ import annotations
 

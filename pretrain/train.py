@@ -51,6 +51,11 @@ def run(args: argparse.Namespace) -> int:
         log.info("%s: already finished, digest %s", args.out / CHECKPOINT, digest[:12])
         return 0
 
+    if config.accumulate > 1 and not method.accumulates:
+        raise BadInput(
+            f"accumulate {config.accumulate}: the loss of '{config.method.name}' compares the samples of the whole batch, "
+            "which micro-batches cannot; set accumulate to 1 and use more processes"
+        )
     fabric = launch(config, args)
     try:
         if ranks > 1:

@@ -50,6 +50,7 @@ class Method(method.Method):
     """Local batch norm for queries, ShuffleBN for all keys together; the queue holds the mean keys as they are."""
 
     sync_batchnorm = False
+    accumulates = True
 
     def __init__(self, config: Config, backbone: Trunk, setup: Setup) -> None:
         super().__init__()

@@ -137,6 +137,7 @@ class Method(method.Method):
         check_queue(config.queue, setup.batch_size)
         check_groups(config.groups, setup.batch_size * config.keys)
         self.config, self.seed = config, setup.seed
+        self.accumulates = config.prior != "batch"
         self.backbone = backbone
         self.projector = build_head(config.head, backbone.feature_dim)
         self.key_encoder = KeyEncoder(

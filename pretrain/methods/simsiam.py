@@ -31,6 +31,8 @@ class Config(MethodConfig):
 
 
 class Method(method.Method):
+    accumulates = True
+
     def __init__(self, config: Config, backbone: Trunk, setup: Setup) -> None:
         super().__init__()
         if setup.views != 2:

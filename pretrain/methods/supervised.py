@@ -29,6 +29,7 @@ class Config(MethodConfig):
 
 class Method(method.Method):
     sync_batchnorm = False
+    accumulates = True
 
     def __init__(self, config: Config, backbone: Trunk, setup: Setup) -> None:
         super().__init__()
