@@ -40,6 +40,8 @@ def grid(count: int, *, columns: int = 1, width: float = 4.2, height: float = 3.
         ax.set_axisbelow(True)
         ax.tick_params(labelsize=8)
         ax.title.set_fontsize(10)
+        ax.xaxis.label.set_fontsize(9)
+        ax.yaxis.label.set_fontsize(9)
     return figure, axes
 
 

@@ -101,7 +101,9 @@ def run(args: argparse.Namespace) -> int:
     out = runlog.open_run(args.out, verb="analyze", identity=identity)
     file = out / results.FILE
     rows = [r for r in results.read_file(file) if isinstance(r, Result)] if file.exists() else []
-    if not rows:
+    if rows:
+        (out / STATE).unlink(missing_ok=True)
+    else:
         curves = training_curves(args.checkpoints, checkpoints)
         rows = analyze(
             checkpoints,
@@ -331,6 +333,8 @@ def summarise(space: Space, images: ImageList, recipe: AnalyzeConfig, seed: int)
     order = torch.randperm(space.dim, generator=resume.generator(seed, "coordinates", space.dim))
     found = stats.pairs(sample, labels)
     curve = stats.min_max(sample, order)
+    noise = torch.randn(sample.shape, generator=resume.generator(seed, "gaussian", *sample.shape))
+    gaussian = stats.min_max(noise, order)  # what no structure at all gives in as many dimensions
     spectrum = space.moments.spectrum()
     singular = space.moments.singular_values()
     collapse = stats.collapse(space.moments)
@@ -358,13 +362,15 @@ def summarise(space: Space, images: ImageList, recipe: AnalyzeConfig, seed: int)
         "within": found.within.to_json(),
         "between": found.between.to_json(),
         "spectrum": [_finite(v) for v in (spectrum / spectrum.sum()).tolist()],
-        "min_max": {
-            "dims": curve.dims,
-            "contrast": [_finite(v) for v in curve.contrast],
-            "variance": [_finite(v) for v in curve.variance],
-        },
+        "min_max": _min_max_json(curve),
+        "min_max_gaussian": _min_max_json(gaussian),
     }
     return numbers, curves
+
+
+def _min_max_json(curve: stats.MinMax) -> dict[str, Any]:
+    contrast, variance = ([_finite(v) for v in values] for values in (curve.contrast, curve.variance))
+    return {"dims": curve.dims, "contrast": contrast, "variance": variance}
 
 
 def _finite(value: float) -> float | None:

@@ -1,7 +1,7 @@
 """The papers' figures from the summary that `backbench analyze` writes: svg and png, all checkpoints in each figure.
 
 `kept-*` shows each checkpoint in the space where its loss was at work (its projector's output where that was kept, the
-trunk's otherwise; the legend says which), `trunk-*` all of them in the trunk's.
+trunk's otherwise; the legend says which), each panel also alone; `trunk-overview` shows all of them in the trunk's.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def draw(summary: Mapping[str, Any], folder: Path) -> list[Path]:
         names = [(_label(s), color) for s, color in zip(spaces, colors)]
         charts.legend_below(figure, names)
         out.append(charts.save(figure, folder / f"{prefix}-overview"))
-        for name, panel in PANELS.items():
+        for name, panel in PANELS.items() if prefix == next(iter(sets)) else ():
             figure, (ax,) = charts.grid(1)
             panel(ax, spaces, colors)
             charts.legend_below(figure, names)
@@ -73,6 +73,7 @@ def _per_image(name: str, title: str, xlabel: str, number: str, scale: float = 1
             if value is not None:
                 ax.axvline(value * scale, color=color, linewidth=1, linestyle=":")
         ax.set(title=title, xlabel=xlabel, ylabel="density over images", ylim=(0, None))
+        ax.ticklabel_format(axis="both", scilimits=(-3, 4))
 
     return panel
 
@@ -82,7 +83,7 @@ def _distances(ax: Axes, spaces: Spaces, colors: Sequence[str]) -> None:
         _histogram(ax, space["within"], color)
         _histogram(ax, space["between"], color, linestyle="--")
     ax.set(
-        title="Distances within (solid) and between classes",
+        title="Distances within (solid), between classes",
         xlabel="distance of unit features",
         ylabel="density over pairs",
         ylim=(0, None),
@@ -91,13 +92,18 @@ def _distances(ax: Axes, spaces: Spaces, colors: Sequence[str]) -> None:
 
 def _min_max(ax: Axes, spaces: Spaces, colors: Sequence[str]) -> None:
     for space, color in zip(spaces, colors):
-        curve = space["min_max"]
-        points = [(d, c) for d, c in zip(curve["dims"], curve["contrast"]) if c]
-        ax.plot([p[0] for p in points], [p[1] for p in points], "o-", color=color, markersize=3, linewidth=1.4)
-    if ax.lines and any(len(line.get_xdata()) for line in ax.lines):  # type: ignore[arg-type]
-        ax.set_xscale("log", base=2)
-        ax.set_yscale("log")
-    ax.set(title="Contrast of distances, CLLR Theorem 1", xlabel="dimensions kept", ylabel="(max - min) / min")
+        for key, style in (("min_max", "o-"), ("min_max_gaussian", ":")):
+            curve = space[key]
+            points = [(d, c) for d, c in zip(curve["dims"], curve["contrast"]) if c]
+            ax.plot([p[0] for p in points], [p[1] for p in points], style, color=color, markersize=3, linewidth=1.4)
+            if points:
+                ax.set_xscale("log", base=2)
+                ax.set_yscale("log")
+    ax.set(
+        title="Contrast of distances, CLLR Theorem 1",
+        xlabel="dimensions kept (dotted: Gaussian)",
+        ylabel="(max - min) / min",
+    )
 
 
 def _spectrum(ax: Axes, spaces: Spaces, colors: Sequence[str]) -> None:

@@ -1,0 +1,227 @@
+"""The verb `analyze` on real files: one decode per image, numbers by hand, known answers, kill and continue."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from backbench import cli, embedded, images, results, resume
+from backbench.backbones import build_backbone
+from backbench.checkpoint import Checkpoint
+from backbench.preprocess import normalise
+from pretrain.methods import _heads
+from transfer import analyze, datasets
+from transfer.projector import build_projector
+
+SMALL = """base: {base}
+protocol: analyze-{{space}}-test-v1
+augmentations: 6
+images: {images}
+sample: 60
+batch: 4
+draws: 3
+"""
+
+
+def save(
+    path: Path, seed: int, name: str, *, heads: dict[str, torch.Tensor] | None = None, constant: bool = False
+) -> Path:
+    resume.seed_everything("test", seed)
+    trunk = build_backbone("resnet18")
+    state = trunk.state_dict()
+    if constant:  # the first block of the last stage gives 1 everywhere, the second adds nothing
+        for key, value in (("layer4.0.bn2", 0.0), ("layer4.0.downsample.1", 1.0), ("layer4.1.bn2", 0.0)):
+            state[f"{key}.weight"].zero_()
+            state[f"{key}.bias"].fill_(value)
+    file = path / f"{name}.safetensors"
+    Checkpoint(arch="resnet18", method="random", state_dict=state, heads=heads or {}, provenance={"name": name}).save(
+        file
+    )
+    return file
+
+
+def recipe(path: Path, count: int) -> Path:
+    base = Path(__file__).parents[2] / "configs" / "transfer" / "analyze_demo.yaml"
+    file = path / "analyze_small.yaml"
+    file.write_text(SMALL.format(base=base, images=count))
+    return file
+
+
+def run(files: list[Path], root: Path, out: Path, file: Path, *more: str) -> int:
+    words = ["analyze", *map(str, files), "--dataset", "digits", "--data", str(root), "--out", str(out)]
+    return cli.main([*words, "--recipe", str(file), "--workers", "0", "-q", *more])
+
+
+def values(out: Path) -> dict[tuple[str, str, str], float | None]:
+    rows, problems = results.read(out)
+    assert not problems
+    return {(r.name, r.protocol, r.metric): r.value for r in rows}
+
+
+def test_one_pass_serves_all_checkpoints_and_the_numbers_are_right(tiny_root, tmp_path, monkeypatch) -> None:
+    head = _heads.build_head(_heads.Head(layers=2, hidden=24, dim=16, last_batchnorm=True), 512)
+    heads = {f"projector.{k}": v for k, v in head.state_dict().items()}
+    files = [
+        save(tmp_path, 0, "plain"),
+        save(tmp_path, 1, "headed", heads=heads),
+        save(tmp_path, 2, "flat", constant=True),
+    ]
+    opened: list[Path] = []
+    decode = images.decode
+    monkeypatch.setattr(images, "decode", lambda path: opened.append(Path(path)) or decode(path))
+    small = recipe(tmp_path, 30)
+    assert run(files, tiny_root, tmp_path / "out", small) == 0
+    assert len(opened) == len(set(opened)) == 30  # once each, for three checkpoints and seven views
+    found = values(tmp_path / "out")
+    trunk, projector = "analyze-trunk-test-v1", "analyze-projector-test-v1"
+    assert {key[:2] for key in found} == {("plain", trunk), ("headed", trunk), ("flat", trunk), ("headed", projector)}
+
+    # Features that do not differ.
+    assert found["flat", trunk, "nuclear_norm"] == pytest.approx(6**0.5, rel=1e-6)
+    assert found["flat", trunk, "view_cosine"] == pytest.approx(1.0)
+    assert found["flat", trunk, "collapse"] == 2 and found["flat", trunk, "live_directions"] == 0
+    assert found["flat", trunk, "min_max_contrast"] is None and found["flat", trunk, "class_overlap"] == pytest.approx(
+        100
+    )
+    # A random trunk keeps what is in the pixels: neither collapsed nor blind to the class.
+    assert found["plain", trunk, "collapse"] == 0 and found["plain", trunk, "knn"] > 20
+    assert 6**0.5 < found["plain", trunk, "nuclear_norm"] < 6
+
+    # By hand: the same views through the trunk as torchvision has it, singular values by numpy.
+    config = analyze.load_config(str(small), None)
+    everything = datasets.load("digits", tiny_root).test
+    chosen = analyze.choose_images(everything, 30, 0)
+    augment = analyze.Augment(chosen, config, 0)
+    for file, protocol, projection in ((files[0], trunk, None), (files[1], projector, head.eval())):
+        checkpoint = Checkpoint.load(file)
+        network = checkpoint.backbone().eval()
+        norms, cosines = [], []
+        with torch.no_grad():
+            for i in range(30):
+                features = network(normalise(augment(chosen.open(i), i)[1:], checkpoint.pixels))
+                rows = (features if projection is None else projection(features)).double().numpy()
+                rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+                norms.append(np.linalg.svd(rows, compute_uv=False).sum())
+                cosines.append(np.mean([[a @ b for a in rows] for b in rows]))
+        assert found[checkpoint.name, protocol, "nuclear_norm"] == pytest.approx(np.mean(norms), rel=1e-4)
+        assert found[checkpoint.name, protocol, "view_cosine"] == pytest.approx(np.mean(cosines), rel=1e-4)
+
+    names = {p.name for p in (tmp_path / "out" / "pictures").iterdir()}
+    panels = ["kept-overview", "trunk-overview", "kept-nuclear_norm", "kept-distances", "kept-spectrum"]
+    assert {f"{name}.{suffix}" for name in panels for suffix in ("svg", "png")} <= names
+    summary = json.loads((tmp_path / "out" / "analysis.json").read_text())
+    assert [(s["name"], s["space"], s["dim"]) for s in summary["spaces"]] == [
+        ("plain", "trunk", 512),
+        ("headed", "trunk", 512),
+        ("headed", "projector", 16),
+        ("flat", "trunk", 512),
+    ]
+    lines = (tmp_path / "out" / "results.jsonl").read_bytes()
+    opened.clear()
+    assert run(files, tiny_root, tmp_path / "out", small) == 0
+    assert (tmp_path / "out" / "results.jsonl").read_bytes() == lines and not opened
+
+
+def test_a_stopped_run_continues_to_the_same_numbers(tiny_root, tmp_path, monkeypatch) -> None:
+    files = [save(tmp_path, 0, "plain")]
+    small = recipe(tmp_path, 18)
+    assert run(files, tiny_root, tmp_path / "whole", small) == 0
+    seen: list[int] = []
+    view = analyze.Augment.__call__
+
+    def stopping(self, image, index):
+        seen.append(index)
+        if len(seen) == 10:
+            signal.raise_signal(signal.SIGTERM)
+        return view(self, image, index)
+
+    monkeypatch.setattr(analyze.Augment, "__call__", stopping)
+    assert run(files, tiny_root, tmp_path / "cut", small) == 75
+    assert not (tmp_path / "cut" / "results.jsonl").exists()
+    first = len(seen)
+    assert run(files, tiny_root, tmp_path / "cut", small) == 0
+    assert seen[first] == 12 and len(seen) - first == 6  # three batches of four were done
+    assert values(tmp_path / "cut") == values(tmp_path / "whole")
+    assert not list((tmp_path / "cut").glob("state/*"))
+
+
+def test_the_projector_of_our_own_heads_is_rebuilt() -> None:
+    kinds = (_heads.MOCO_HEAD, _heads.SIMCLR_HEAD, _heads.MIO_HEAD, _heads.BARLOW_HEAD, _heads.Head(layers=1, dim=7))
+    plain = _heads.Head(layers=3, hidden=9, dim=5, last_batchnorm=True, last_affine=False)
+    for kind in (*kinds, plain):
+        resume.seed_everything("heads")
+        head = _heads.build_head(kind, 32).train()
+        head(torch.randn(40, 32) + 1)  # running statistics that are not the initial ones
+        tensors = {f"projector.{k}": v for k, v in head.state_dict().items()}
+        built = build_projector({**tensors, "predictor.0.weight": torch.zeros(32, 32)}, 32)
+        x = torch.randn(6, 32)
+        assert built is not None and torch.equal(built(x), head.eval()(x)), kind
+
+
+def test_heads_of_another_form_are_left_alone() -> None:
+    weight = torch.zeros(8, 32)
+    assert build_projector({}, 32) is None
+    assert build_projector({"fc.weight": weight}, 32) is None  # a classifier
+    assert build_projector({"predictor.0.weight": weight}, 32) is None
+    assert build_projector({"projector.0.weight": weight}, 16) is None  # not of this trunk
+    assert build_projector({"projector.0.weight": weight, "projector.last.scale": weight}, 32) is None
+    assert build_projector({"encoder_q.fc.0.weight": weight, "encoder_q.fc.0.bias": torch.zeros(8)}, 32) is not None
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["--augmentations", "1"], "augmentations and sample must be at least 2"),
+        (["--devices", "2"], "analyze runs in one process"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_one_line(tiny_root, tmp_path, capsys, words, message) -> None:
+    files = [save(tmp_path, 0, "plain")]
+    assert run(files, tiny_root, tmp_path / "out", recipe(tmp_path, 8), *words) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_another_number_of_views_is_another_column() -> None:
+    config = analyze.load_config("analyze_demo", 8)
+    assert config.name("trunk") == "analyze-trunk-8views-demo-v1" and config.augmentations == 8
+    assert analyze.load_config("analyze", None).name("projector") == "analyze-projector-v1"
+
+
+PEAK = """
+import resource, sys
+from backbench import cli
+assert cli.main(sys.argv[1:]) == 0
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_images(tmp_path) -> None:
+    root = embedded.build(tmp_path / "data")
+    file = save(tmp_path, 0, "plain")
+    peaks = []
+    for count in (64, 700):
+        words = [
+            "analyze",
+            str(file),
+            "--dataset",
+            "digits",
+            "--data",
+            str(root),
+            "--out",
+            str(tmp_path / f"out{count}"),
+        ]
+        words += ["--recipe", str(recipe(tmp_path, count)), "--workers", "0", "-q"]
+        done = subprocess.run([sys.executable, "-c", PEAK, *words], capture_output=True, text=True, check=True)
+        peaks.append(int(done.stdout.split()[-1]) / 1024)
+    print(f"peak memory: 64 images {peaks[0]:.0f} MiB, 700 images {peaks[1]:.0f} MiB")
+    assert peaks[1] < peaks[0] + 15
