@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -60,3 +61,10 @@ def build_backbone(arch: str, stem: str = "imagenet", *, zero_init_residual: boo
         nn.init.kaiming_normal_(trunk.conv1.weight, mode="fan_out", nonlinearity="relu")
         trunk.maxpool = nn.Identity()
     return trunk
+
+
+@functools.cache
+def trunk_shapes(arch: str, stem: str = "imagenet") -> dict[str, tuple[int, ...]]:
+    """Name -> shape of every tensor of a trunk's state dict: 318 for a ResNet-50."""
+    with torch.device("meta"):
+        return {name: tuple(tensor.shape) for name, tensor in build_backbone(arch, stem).state_dict().items()}

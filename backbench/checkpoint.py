@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from backbench import resume
-from backbench.backbones import Trunk, build_backbone
+from backbench.backbones import Trunk, build_backbone, trunk_shapes
 from backbench.errors import BadInput
 from backbench.preprocess import Pixels
 
@@ -133,15 +133,14 @@ class Checkpoint:
 
 def fit_to_trunk(state_dict: Mapping[str, Tensor], arch: str, stem: str) -> dict[str, Tensor]:
     """The tensors as a complete trunk of (arch, stem), or BadInput that names what is missing, extra or misshaped."""
-    with torch.device("meta"):
-        wanted = build_backbone(arch, stem).state_dict()
+    wanted = trunk_shapes(arch, stem)
     counters = {k for k in wanted if k.endswith("num_batches_tracked")}
     missing = sorted(wanted.keys() - state_dict.keys() - counters)
     extra = sorted(state_dict.keys() - wanted.keys())
     shapes = [
-        f"{k} {tuple(state_dict[k].shape)} instead of {tuple(wanted[k].shape)}"
+        f"{k} {tuple(state_dict[k].shape)} instead of {wanted[k]}"
         for k in wanted
-        if k in state_dict and state_dict[k].shape != wanted[k].shape
+        if k in state_dict and tuple(state_dict[k].shape) != wanted[k]
     ]
     for what, names in (("missing", missing), ("not part of the trunk", extra), ("of the wrong shape", shapes)):
         if names:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from backbench import foreign_formats as formats
 from backbench import resume
-from backbench.backbones import STEMS
+from backbench.backbones import STEMS, trunk_shapes
 from backbench.checkpoint import FORMAT, Checkpoint
 from backbench.errors import BadInput, nearest
 from backbench.foreign_files import Opened, open_file
@@ -72,6 +72,7 @@ class Found:
 
     def __init__(self, opened: Opened) -> None:
         self.opened, self.path, self.tree = opened, opened.path, opened.tree
+        self._problems: dict[str, dict[str, list[str]]] = {}
         self.tables = formats.tables(opened.tree)
         self.trunks = formats.find_trunks(self.tables)
         recognised = formats.recognise(self.trunks, self.tables, opened.tree)
@@ -138,10 +139,10 @@ class Found:
                 f"{self.path}: '{trunk.label}' is not a whole {trunk.arch} ({form}): {'; '.join(wrong)}{near}"
             )
         stem = self._stem(trunk, stem)
-        shapes = formats.trunk_shapes(trunk.arch, stem)
+        shapes = trunk_shapes(trunk.arch, stem)
         source = self.tables[trunk.table]
         tensors = {ours: source[key].detach() for ours, key in trunk.keys.items()}
-        if copy:
+        if copy and self.opened.container == "torch zip":  # the others are not mapped from the file
             tensors = {ours: tensor.clone() for ours, tensor in tensors.items()}
         if statistics == "all":
             absent = [k for k in shapes if formats.is_statistic(k)]
@@ -197,13 +198,15 @@ class Found:
 
     def missing_statistics(self, trunk: FoundTrunk) -> str:
         """'all' where the file keeps no running mean and variance at all, 'none' or 'some'."""
-        wanted = [k for k in formats.trunk_shapes(trunk.arch) if formats.is_statistic(k)]
+        wanted = [k for k in trunk_shapes(trunk.arch) if formats.is_statistic(k)]
         absent = sum(k not in trunk.keys for k in wanted)
         return "none" if not absent else "all" if absent == len(wanted) else "some"
 
     def problems(self, trunk: FoundTrunk) -> dict[str, list[str]]:
         """Keys of the file (for `missing`: as they would be called) that keep the trunk from being whole."""
-        shapes = formats.trunk_shapes(trunk.arch, "conv3" if self.small(trunk) else "imagenet")
+        if trunk.label in self._problems:
+            return self._problems[trunk.label]
+        shapes = trunk_shapes(trunk.arch, "conv3" if self.small(trunk) else "imagenet")
         tensors = self.tables[trunk.table]
         misshaped, unusable = [], []
         for ours, key in trunk.keys.items():
@@ -214,19 +217,20 @@ class Found:
                 unusable.append(f"{key} (its elements are not all in the file)")
             elif not formats.is_counter(ours) and not tensor.is_floating_point():
                 unusable.append(f"{key} ({str(tensor.dtype).removeprefix('torch.')})")
-            elif not formats.is_counter(ours) and not torch.isfinite(tensor).all():
+            elif not formats.is_counter(ours) and not _finite(tensor):
                 unusable.append(f"{key} (not finite)")
             elif ours.endswith("running_var") and (tensor < 0).any():
                 unusable.append(f"{key} (negative)")
         missing = trunk.missing
         if self.missing_statistics(trunk) == "all":
             missing = [k for k in missing if not formats.is_statistic(k)]
-        return {
+        self._problems[trunk.label] = {
             "missing": [trunk.prefix + trunk.dialect.rename(k) for k in missing],
             "extra inside the trunk": list(trunk.extra),
             "of the wrong shape": misshaped,
             "not usable": unusable,
         }
+        return self._problems[trunk.label]
 
     def _heads(self, trunk: FoundTrunk) -> dict[str, Tensor]:
         """What stands in the trunk's table beside the trunks and their own heads: projector, predictor; no queues."""
@@ -283,6 +287,11 @@ def _stored(tensor: Tensor) -> bool:
     if tensor.device.type != "cpu" or tensor.layout != torch.strided or tensor.is_quantized:
         return False
     return tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes()
+
+
+def _finite(tensor: Tensor) -> bool:
+    # a sum carries every nan and inf at a fraction of isfinite's cost; a finite tensor may still overflow it
+    return math.isfinite(float(tensor.sum())) or bool(torch.isfinite(tensor).all())
 
 
 _GROUPS = (
@@ -433,9 +442,9 @@ def inspect(path: str | Path) -> dict[str, Any]:
                     "arch": trunk.arch,
                     "stem": found.stem(trunk) or "3x3, padding unknown",
                     "matched": len(trunk.keys),
-                    "expected": len(formats.trunk_shapes(trunk.arch)),
+                    "expected": len(trunk_shapes(trunk.arch)),
                     "absent_counters": sum(
-                        formats.is_counter(k) and k not in trunk.keys for k in formats.trunk_shapes(trunk.arch)
+                        formats.is_counter(k) and k not in trunk.keys for k in trunk_shapes(trunk.arch)
                     ),
                     "missing_statistics": found.missing_statistics(trunk),
                     "problems": {what: keys for what, keys in found.problems(trunk).items() if keys},

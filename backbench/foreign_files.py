@@ -58,7 +58,7 @@ def _empty_dict(*args: Any) -> dict[Any, Any]:
 
 # What the published files name beside tensors and plain values. The names are all that is known of these packages.
 STAND_INS: dict[str, Callable[..., Any]] = {
-    "argparse.Namespace": Inert,  # facebookresearch/dino main_dino.py saves its arguments
+    "argparse.Namespace": Inert,  # the arguments: facebookresearch/dino main_dino.py, timm, torchvision's references
     "pathlib.PosixPath": Inert,
     "pathlib._local.PosixPath": Inert,
     "collections.defaultdict": _empty_dict,
@@ -69,6 +69,28 @@ STAND_INS: dict[str, Callable[..., Any]] = {
     "numpy._core.multiarray._reconstruct": Inert,
     "numpy.ndarray": Inert,
     "numpy.dtype": Inert,
+    **{f"numpy.dtypes.{kind}DType": Inert for kind in ("Float64", "Float32", "Int64", "Int32", "Bool")},
+    # mmengine's message hub
+    "mmengine.logging.history_buffer.HistoryBuffer": Inert,
+    "builtins.getattr": Inert,
+    # hyper-parameters and callbacks in Lightning's files; solo-learn's are omegaconf's
+    "pytorch_lightning.utilities.parsing.AttributeDict": dict,
+    "lightning_fabric.utilities.data.AttributeDict": dict,
+    "pytorch_lightning.callbacks.model_checkpoint.ModelCheckpoint": Inert,
+    "omegaconf.dictconfig.DictConfig": Inert,
+    "omegaconf.listconfig.ListConfig": Inert,
+    "omegaconf.nodes.AnyNode": Inert,
+    "omegaconf.base.Metadata": Inert,
+    "omegaconf.base.ContainerMetadata": Inert,
+    "typing.Any": Inert,
+    "builtins.dict": Inert,
+    "builtins.list": Inert,
+    "builtins.int": Inert,
+    "builtins.float": Inert,
+    "builtins.str": Inert,
+    "builtins.bool": Inert,
+    # the configuration in VISSL's files
+    "vissl.utils.hydra_config.AttrDict": dict,
 }
 
 
@@ -135,7 +157,7 @@ def _explain(error: Exception) -> str:
     text = " ".join(str(error).split())
     named = re.search(r"GLOBAL ([\w.]+)", text)
     if named:
-        return f"refused: it names {named.group(1)}, which no weight file needs; nothing was executed"
+        return f"refused: it names {named.group(1)}, which is not on the list of harmless names; nothing was executed"
     if isinstance(error, pickle.UnpicklingError) and text.startswith("refused"):
         return text
     if isinstance(error, EOFError | zipfile.BadZipFile | struct.error) or "central directory" in text:
@@ -227,7 +249,7 @@ class _Array:
     def value(self) -> Tensor:
         if not (isinstance(self.state, tuple) and len(self.state) == 5):
             raise BadInput("damaged: an array without content")
-        _, shape, dtype, fortran, data = self.state
+        (_, shape, dtype, fortran, data), self.state = self.state, None  # the bytes go as soon as they are copied
         return _array(data, dtype, shape, "F" if fortran else "C")
 
 
@@ -240,7 +262,8 @@ def _array(data: Any, dtype: Any, shape: Any, order: str) -> Tensor:
     kind = dtype.to_numpy()
     if len(data) != math.prod(shape) * kind.itemsize:
         raise BadInput(f"damaged: an array of shape {shape} has {len(data)} bytes")
-    return torch.from_numpy(np.frombuffer(data, dtype=kind).reshape(shape, order="F" if order == "F" else "C"))
+    array = np.frombuffer(data, dtype=kind).reshape(shape, order="F" if order == "F" else "C")
+    return torch.from_numpy(np.array(array, order="C"))
 
 
 class _Frombuffer:
@@ -250,7 +273,8 @@ class _Frombuffer:
         self.arguments = (data, dtype, shape, str(order))
 
     def value(self) -> Tensor:
-        return _array(*self.arguments)
+        arguments, self.arguments = self.arguments, (b"", None, None, "C")
+        return _array(*arguments)
 
 
 class _Scalar:
@@ -287,7 +311,7 @@ class _Unpickler(pickle.Unpickler):
         full = f"{module}.{name}"
         if full in _NUMPY:
             return _NUMPY[full]
-        raise pickle.UnpicklingError(f"refused: it names {full}, which no weight file needs; nothing was executed")
+        raise pickle.UnpicklingError(f"refused: it names {full}, which is not on the list of harmless names; nothing was executed")
 
     def persistent_load(self, pid: Any) -> Any:
         raise pickle.UnpicklingError("refused: it refers to storage outside the file")
@@ -295,16 +319,22 @@ class _Unpickler(pickle.Unpickler):
 
 def _read_pickle(path: Path) -> Any:
     with path.open("rb") as file:
-        return _materialise(_Unpickler(file).load(), 0)
+        return _materialise(_Unpickler(file).load(), {}, 0)
 
 
-def _materialise(value: Any, depth: int) -> Any:
+def _materialise(value: Any, done: dict[int, tuple[Any, Any]], depth: int) -> Any:
+    """Arrays for their descriptions. `done` (by id) makes what is referred to many times be visited once."""
     if depth > 20:
         raise BadInput("refused: nested more than 20 levels deep")
-    if isinstance(value, _Array | _Frombuffer | _Scalar):
-        return value.value()
-    if isinstance(value, dict):
-        return {k: _materialise(v, depth + 1) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_materialise(v, depth + 1) for v in value]
-    return value
+    if not isinstance(value, dict | list | tuple | _Array | _Frombuffer | _Scalar):
+        return value
+    if id(value) not in done:
+        out: Any
+        if isinstance(value, _Array | _Frombuffer | _Scalar):
+            out = value.value()
+        elif isinstance(value, dict):
+            out = {k: _materialise(v, done, depth + 1) for k, v in value.items()}
+        else:
+            out = [_materialise(v, done, depth + 1) for v in value]
+        done[id(value)] = value, out
+    return done[id(value)][1]

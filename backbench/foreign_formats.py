@@ -15,20 +15,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from backbench.backbones import ARCHS, build_backbone
+from backbench.backbones import ARCHS, trunk_shapes
 from backbench.preprocess import CIFAR_MEAN, SWAV_STD, Pixels
 
 # --- the names that a trunk's tensors have ---
-
-
-@functools.cache
-def trunk_shapes(arch: str, stem: str = "imagenet") -> dict[str, tuple[int, ...]]:
-    """Our names (torchvision's, without fc) and shapes: 318 for a ResNet-50."""
-    with torch.device("meta"):
-        return {k: tuple(v.shape) for k, v in build_backbone(arch, stem).state_dict().items()}
 
 
 def is_counter(name: str) -> bool:
