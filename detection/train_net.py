@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import datetime
 import hashlib
+import importlib
 import json
 import math
 import os
@@ -143,13 +144,8 @@ def fingerprint(split: coco.Split) -> str:
 
 
 def build_engine(job: Job, p: Prepared, device: Any) -> Any:
-    if job.engine == "detectron2":
-        from detection.engine_detectron2 import Engine as Detectron2
-
-        return Detectron2(p.cfg, p.checkpoint, train=p.train, val=p.val, task=p.task, seed=p.seed, device=device)
-    from detection.engine_torchvision import Engine
-
-    return Engine(p.cfg, p.checkpoint, flip_map=p.train.flip, task=p.task, seed=p.seed, device=device)
+    module = importlib.import_module(f"detection.engine_{job.engine}")
+    return module.Engine(p.cfg, p.checkpoint, flip_map=p.train.flip, task=p.task, seed=p.seed, device=device)
 
 
 def work(job: Job, p: Prepared, rank: int = 0) -> None:
