@@ -7,6 +7,7 @@ So the same grid always names the same folders, and what a folder already holds 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import glob
 import hashlib
 import itertools
@@ -37,7 +38,6 @@ TABLE2 = (
     "sun397",
 )
 TABLE4 = ("faster_rcnn_R_50_FPN_1x", "mask_rcnn_R_50_FPN_1x", "keypoint_rcnn_R_50_FPN_1x")
-CACHED = ("logreg", "knn", "fewshot")  # protocols that share one pass over a dataset: the first leaves its features
 BACKBONE = "backbone.safetensors"
 
 
@@ -225,6 +225,8 @@ def evaluations(grid: Grid, where: str) -> list[Evaluation]:
                 evaluation = dataclasses.replace(evaluation, lists=grid.lists)
             if evaluation.config is not None:
                 config.find_recipe(evaluation.config, "detection")
+            if evaluation.protocol is not None:
+                config.find_recipe(evaluation.protocol, "transfer")
             if evaluation not in out:
                 out.append(evaluation)
     return out
@@ -276,7 +278,7 @@ class _Expander:
         self.packed: dict[str, None] = {}
         self.waiting: list[str] = []
         self.subjects: dict[str, Subject] = {}
-        self.features: dict[tuple[str, str], str] = {}
+        self.features: dict[tuple[str, str, str], str] = {}
 
     @property
     def root(self) -> str:
@@ -427,9 +429,10 @@ class _Expander:
             if evaluation.protocol is not None:
                 argv += ["--protocol", evaluation.protocol]
             argv += ["--seed", str(seed), *evaluation.args, *end]
-        if evaluation.verb == "linear" and evaluation.protocol in CACHED:
-            firsts = {self.features.setdefault((label, evaluation.datasets[0]), name) for label in labels}
-            after = tuple(sorted(firsts - {name}))
+        geometry = _features(evaluation.protocol) if evaluation.verb == "linear" else None
+        if geometry is not None:  # the first job of these images and this checkpoint leaves its features in the cache
+            keys = [(label, evaluation.datasets[0], geometry) for label in labels]
+            after = tuple(sorted({self.features.setdefault(key, name) for key in keys} - {name}))
         yield Job(
             name=name,
             argv=tuple(argv),
@@ -473,6 +476,15 @@ def _like(evaluation: Evaluation) -> str:
         *evaluation.datasets,
     )
     return _slug("-".join(str(p) for p in parts if p is not None))
+
+
+@functools.cache
+def _features(protocol: str | None) -> str | None:
+    """What decides a linear protocol's features: its image geometry; None where augmentation makes them anew."""
+    recipe = config.read_recipe(config.find_recipe(protocol or "lorac", "transfer"))
+    if recipe.get("kind") == "sgd" and recipe.get("augment", {}) is not None:
+        return None
+    return config.fingerprint(recipe.get("geometry"))
 
 
 def _run_label(path: Path, where: str, *, skip: bool) -> str | None:

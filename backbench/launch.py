@@ -23,8 +23,9 @@ import sys
 import time
 import uuid
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -376,7 +377,7 @@ class View:
         if record.submission.kind != "slurm":
             if was == "running" and self.store.running(job):
                 return State("running", _eta(self.store, job))
-            if self.pool and record.submission.uid == self.pool:
+            if self.pool and record.submission.uid.startswith(self.pool):
                 return State("waiting", self._waits_for(job)) if job.needs or job.after else State("queued")
         if finished(job, self.store.runs):
             return State("done")
@@ -701,7 +702,7 @@ def make_plan(grid: Grid, view: View, *, where: str, data: Path | None, watching
     expansion = expand(grid, view.store.runs, where=where, data=data, claimed=claimed, watching=watching)
     known: dict[str, State] = {name: view.state(name) for name in expansion.packed}
     new = []
-    again = ("cancelled", "stopped", "lost")
+    again = ("cancelled", "stopped", "lost", "blocked")  # blocked ones stay out below while what they need has failed
     for job in expansion.jobs:
         if job.name in view.records:
             state = view.state(job.name)
@@ -780,7 +781,18 @@ def run_grid(args: argparse.Namespace) -> int:
                 if _sleep(stop, args.interval):
                     log.info("stopped watching; the jobs go on")
                     return 0
-    return _run_here(store, cluster, grid, args, where)
+
+    def missing() -> list[Job]:
+        view = View(store)
+        plan = make_plan(grid, view, where=where, data=args.data, watching=args.watch)
+        check_resources(cluster, plan.new)
+        said = f"to run, {cluster.jobs} at a time" if cluster.kind == "local" else "to run, one by one"
+        if plan.new or not args.watch:
+            _say(plan, said)
+        return plan.new
+
+    interval = args.interval if args.watch else None
+    return _run_here(store, cluster, missing, grid=grid.name, overrides=mine, interval=interval)
 
 
 def _sleep(stop: resume.StopFlag, interval: float) -> bool:
@@ -795,44 +807,52 @@ def _start_over(store: Store, jobs: Iterable[Job]) -> None:
         store.forgive(job)
 
 
-def _run_here(store: Store, cluster: Cluster, grid: Grid, args: argparse.Namespace, where: str) -> int:
-    """kind local: N processes at a time; kind debug: one job after the other, its output on the terminal."""
-    uid = uuid.uuid4().hex[:12]
+def _run_here(
+    store: Store,
+    cluster: Cluster,
+    find: Callable[[], list[Job]],
+    *,
+    grid: str,
+    overrides: Sequence[str],
+    interval: float | None = None,
+) -> int:
+    """kind local: N processes at a time; kind debug: one job after the other, its output on the terminal.
+
+    `find` gives the jobs to run; with an `interval` it is asked again and again, and only a signal ends this.
+    """
+    number = uuid.uuid4().hex[:12]
     refusal = f"{store.runs}: another launcher is running jobs here; wait for it or choose another --out"
-    with _hold(store.root / "pool.lock", uid, refusal), resume.StopFlag() as stop:
+    with _hold(store.root / "pool.lock", number, refusal), resume.StopFlag() as stop:
         pool = Pool(store.runs, at_once=cluster.jobs, gpus=cluster.gpus)
         looked = -math.inf
+        looks = 0
         while True:
-            if time.monotonic() - looked > args.interval and (args.watch or looked < 0):
+            if looks == 0 or (interval is not None and time.monotonic() - looked > interval):
                 looked = time.monotonic()
-                view = View(store)
-                plan = make_plan(grid, view, where=where, data=args.data, watching=args.watch)
-                fresh = [job for job in plan.new if job.name not in pool.outcomes]
-                check_resources(cluster, fresh)
-                _start_over(store, fresh)
-                if fresh:
+                jobs = [job for job in find() if job.name not in pool.outcomes]
+                if jobs:
                     Submission(
-                        uid=uid,
-                        grid=grid.name,
+                        uid=f"{number}-{looks}",
+                        grid=grid,
                         cluster=cluster.file,
-                        cluster_overrides=tuple(
-                            t.removeprefix("cluster.") for t in args.overrides if t.startswith("cluster.")
-                        ),
+                        cluster_overrides=tuple(overrides),
                         kind=cluster.kind,
                         time=time.time(),
-                        jobs=fresh,
+                        jobs=jobs,
                     ).write(store)
-                _say(plan, f"to run, {cluster.jobs} at a time" if cluster.kind == "local" else "to run, one by one")
+                looks += 1
+                for job in jobs:
+                    store.forgive(job)
                 if cluster.kind == "debug":
-                    return _debug(store, cluster, fresh)
-                for job in fresh:
+                    return _debug(store, cluster, jobs)
+                for job in jobs:
                     pool.add(_attempt(Attempt, job, cluster, store))
             pool.step()
             if stop.requested:
                 pool.stop()
                 log.info(f"stopped by {stop.requested}: running jobs have saved; the same command continues")
                 return EXIT_PREEMPTED
-            if not pool.busy and not args.watch:
+            if not pool.busy and interval is None:
                 break
             time.sleep(0.05)
         counts = Counter(pool.outcomes.values())
@@ -975,28 +995,17 @@ def retry(args: argparse.Namespace) -> int:
     for (file, overrides, grid), jobs in by_cluster.items():
         cluster = read_cluster(file, overrides)
         check_resources(cluster, jobs)
-        _start_over(store, jobs)
-        left = _without_done(jobs, {}, View(store) if cluster.kind != "slurm" else view)
+        left = _without_done(jobs, {}, view)
         if cluster.kind == "slurm":
+            _start_over(store, jobs)
             with _hold(store.root / "launcher.lock", "", f"{store.runs}: another launcher is submitting; wait for it"):
                 count = submit_slurm(store, cluster, left, view, grid=grid, overrides=overrides)
             log.info(f"{len(jobs)} jobs submitted again in {count} arrays")
         else:
-            code = max(code, _retry_here(store, cluster, left))
+            code = max(code, _run_here(store, cluster, partial(list, left), grid=grid, overrides=overrides))
     if not chosen:
         log.info("no job failed, was lost or was cancelled")
     return code
-
-
-def _retry_here(store: Store, cluster: Cluster, jobs: Sequence[Job]) -> int:
-    refusal = f"{store.runs}: another launcher is running jobs here; wait for it"
-    with _hold(store.root / "pool.lock", "retry", refusal), resume.StopFlag() as stop:
-        pool = Pool(store.runs, at_once=cluster.jobs, gpus=cluster.gpus)
-        for job in jobs:
-            pool.add(_attempt(Attempt, job, cluster, store))
-        if not pool.run(lambda: bool(stop.requested)):
-            return EXIT_PREEMPTED
-        return EXIT_FAILED if set(pool.outcomes.values()) - {"done"} else 0
 
 
 def cancel(args: argparse.Namespace) -> int:

@@ -1,6 +1,7 @@
 """A stand-in for `python -m backbench` whose verbs take as long, fail as often and resume as exactly as a test says.
 
-Called as `python fake_verbs.py VERB ...`. ROOT/<dataset>.json: {"steps", "step_s", "fault": ..., "times": N}.
+Called as `python fake_verbs.py VERB ...`. ROOT/<dataset>.json: {"steps", "step_s", "fault": ..., "times": N,
+"save_every", "tell": an environment variable to write down}.
 It uses the suite's own run folders, stop flag and results; only the science is missing.
 """
 
@@ -9,11 +10,12 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import os
 import sys
 import time
 from pathlib import Path
 
-from backbench import cli, grid, resume, results, runlog
+from backbench import cli, grid, results, resume, runlog
 from backbench.errors import BadInput, Failed, Preempted
 
 
@@ -39,6 +41,8 @@ def work(out: Path, plan: dict, start: str) -> str:
         if plan["fault"] == "bad":
             raise BadInput("the fault that was ordered")
         raise Failed(f"{plan['fault']} (attempt at {time.time():.3f})")
+    if plan.get("tell"):
+        (out / "told").write_text(os.environ.get(plan["tell"], "not set"))
     progress = runlog.Progress(out, steps, "walking", done=state["step"])
     with resume.StopFlag() as stop:
         while state["step"] < steps:
