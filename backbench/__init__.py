@@ -1,0 +1,44 @@
+"""backbench: what is a self-supervised ResNet-50 worth?
+
+    import backbench
+    results = backbench.evaluate(model, ["linear/cifar10", "fewshot/cifar10"], data="data", out="runs/mine")
+
+`import backbench` itself loads nothing; each name below loads its module when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from backbench.api import Results, evaluate
+    from backbench.checkpoint import Checkpoint
+    from backbench.foreign import read as load
+    from backbench.leaderboard import collect
+    from backbench.results import Result
+
+_NAMES = {
+    "evaluate": ("backbench.api", "evaluate"),
+    "Results": ("backbench.api", "Results"),
+    "Checkpoint": ("backbench.checkpoint", "Checkpoint"),
+    "Result": ("backbench.results", "Result"),
+    "load": ("backbench.foreign", "read"),  # a Checkpoint file or any published format
+    "collect": ("backbench.leaderboard", "collect"),  # run folders -> the board that the leaderboard is written from
+}
+__all__ = ["Checkpoint", "Result", "Results", "collect", "evaluate", "load"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("backbench")
+    if name not in _NAMES:
+        raise AttributeError(f"module 'backbench' has no attribute '{name}'")
+    module, attribute = _NAMES[name]
+    return getattr(importlib.import_module(module), attribute)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_NAMES, "__version__"})

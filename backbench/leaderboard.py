@@ -218,15 +218,15 @@ def _cell(parts: list[tuple[Result, Path]]) -> Cell:
 
 def _add_averages(board: Board) -> None:
     """The mean of the twelve, for each checkpoint and protocol that has all of them; half-widths add in squares."""
-    protocols: dict[tuple[str, str, str | None], dict[str, Column]] = {}
+    protocols: dict[tuple[str, str, str | None, str], dict[str, Column]] = {}
     for column in board.columns:
-        if TWELVE.get(column.dataset) == column.metric and column.split is None:
-            protocols.setdefault((column.task, column.protocol, column.engine), {})[column.dataset] = column
-    for (task, protocol, engine), columns in protocols.items():
-        if len(columns) < len(TWELVE):
-            continue
-        average = Column(task, "average", "average", protocol, engine)
-        for row in board.rows:
+        metric = TWELVE.get(column.dataset, "none")
+        if column.metric.startswith(metric) and column.split is None:  # what follows, _k20 say, is a metric of its own
+            key = (column.task, column.protocol, column.engine, column.metric.removeprefix(metric))
+            protocols.setdefault(key, {})[column.dataset] = column
+    for (task, protocol, engine, suffix), columns in protocols.items():
+        average = Column(task, "average", "average" + suffix, protocol, engine)
+        for row in board.rows if len(columns) == len(TWELVE) else ():
             cells = [board.cells.get((row.checkpoint, column)) for column in columns.values()]
             values = [c.value for c in cells if c is not None and c.value is not None]
             if len(values) < len(TWELVE):
@@ -341,6 +341,7 @@ def compare(a: Cell, b: Cell, metric: str) -> statistics.Difference | None:
     return statistics.compare([files_a[s] for s in seeds], [files_b[s] for s in seeds], metric)
 
 
+DESCRIBED = "analyze"  # numbers that describe features; more is not better
 BEST, TIED, UNTESTED = "best", "tied", "untested"
 
 
@@ -351,7 +352,7 @@ def standing(board: Board, column: Column) -> dict[str, str]:
     tells from it. `untested` is the highest value where predictions to test it with are missing.
     """
     ranked = board.measured(column)
-    if len(ranked) < 2:
+    if len(ranked) < 2 or column.task == DESCRIBED:
         return {}
     first, top = ranked[0]
     tied, untested = [], False

@@ -109,13 +109,13 @@ _PROTOCOLS: dict[tuple[str, str], tuple[tuple[tuple[str, ...], str, str], ...]] 
     ),
     ("LORAC", "2"): ((_ANY, "", "linear-lorac-v1"),),
     ("LORAC", "3"): ((_ANY, "imagenet", "semisup-v1"),),
-    ("LORAC", "4"): ((_ANY, "coco2017", "coco-1x-v1"),),
+    ("LORAC", "4"): ((_ANY, "coco2017", "detection-1x-v1"),),
     ("LORAC", "5"): (
         (("MoCo-v2",), "imagenet100", "linear-moco-imagenet100-v1"),
         (_ANY, "imagenet100", "linear-lorac-imagenet100-v1"),
     ),
     ("JCL", "1"): ((("JCL", "MoCo-v1", "MoCo-v2"), "imagenet", "linear-moco-v1"),),
-    ("JCL", "2"): ((_ANY, "coco2017", "coco-1x-v1"),),
+    ("JCL", "2"): ((_ANY, "coco2017", "detection-1x-v1"),),
     ("MIO", "4"): ((("MIO",), "stl10", "linear-mio-stl10-v1"), (("MIO",), "", "linear-mio-v1")),
     ("ARB", "2"): ((("ARB", "Barlow Twins"), "imagenet", "linear-arb-v1"),),
 }

@@ -74,7 +74,7 @@ def compare(a: Sequence[Path], b: Sequence[Path], metric: str) -> Difference | N
     if len(found) != len(pairs):
         return None
     d = np.mean([x.astype(float) - y for x, y in found], axis=0)
-    return of_images(d, pairs[0][0]["label"] if metric == "mean_per_class" else None)
+    return of_images(d, pairs[0][0]["label"] if metric.startswith("mean_per_class") else None)
 
 
 def _same_list(x: Mapping[str, Any], y: Mapping[str, Any]) -> bool:

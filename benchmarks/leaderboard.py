@@ -32,18 +32,18 @@ DEMO: list[Kind] = [
     ("fewshot", "digits", "top1", "fewshot-demo-v1", None),
     ("semi_10pct", "digits", "top1", "semisup-demo-v1", None),
     ("semi_10pct", "digits", "top5", "semisup-demo-v1", None),
-    *[("faster_rcnn", "scenes", f"bbox_{m}", "coco-demo-v1", "torchvision") for m in ("AP", "AP50", "AP75")],
-    *[("mask_rcnn", "scenes", f"segm_{m}", "coco-demo-v1", "torchvision") for m in ("AP", "AP50", "AP75")],
-    *[("keypoint_rcnn", "scenes", f"keypoints_{m}", "coco-demo-v1", "torchvision") for m in ("AP", "AP50", "AP75")],
+    *[("faster_rcnn", "scenes", f"bbox_{m}", "detection-demo-v1", "torchvision") for m in ("AP", "AP50", "AP75")],
+    *[("mask_rcnn", "scenes", f"segm_{m}", "detection-demo-v1", "torchvision") for m in ("AP", "AP50", "AP75")],
+    *[("keypoint_rcnn", "scenes", f"keypoints_{m}", "detection-demo-v1", "torchvision") for m in ("AP", "AP50", "AP75")],
 ]
 PAPER: list[Kind] = [
     ("linear", "imagenet", "top1", "linear-lorac-imagenet-v1", None),
     ("linear", "imagenet", "top5", "linear-lorac-imagenet-v1", None),
     *[("linear", name, metric, "linear-lorac-v1", None) for name, metric in TWELVE.items()],
     *[(f"semi_{p}pct", "imagenet", m, "semisup-v1", None) for p in (1, 10) for m in ("top1", "top5")],
-    *[("faster_rcnn", "coco2017", f"bbox_{m}", "coco-1x-v1", "detectron2") for m in ("AP", "AP50", "AP75")],
-    *[("mask_rcnn", "coco2017", f"segm_{m}", "coco-1x-v1", "detectron2") for m in ("AP", "AP50", "AP75")],
-    *[("keypoint_rcnn", "coco2017", f"keypoints_{m}", "coco-1x-v1", "detectron2") for m in ("AP", "AP50", "AP75")],
+    *[("faster_rcnn", "coco2017", f"bbox_{m}", "detection-1x-v1", "detectron2") for m in ("AP", "AP50", "AP75")],
+    *[("mask_rcnn", "coco2017", f"segm_{m}", "detection-1x-v1", "detectron2") for m in ("AP", "AP50", "AP75")],
+    *[("keypoint_rcnn", "coco2017", f"keypoints_{m}", "detection-1x-v1", "detectron2") for m in ("AP", "AP50", "AP75")],
 ]
 
 
