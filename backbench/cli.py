@@ -164,6 +164,7 @@ def _leaderboard(p: argparse.ArgumentParser) -> None:
     p.add_argument("--csv", type=Path, metavar="F", help="leaderboard.csv: one row per checkpoint")
     p.add_argument("--tidy", type=Path, metavar="F", help="results.csv: one row per number")
     p.add_argument("--html", type=Path, metavar="F", help="one self-contained page")
+    p.add_argument("--figures", type=Path, metavar="DIR", help="ablation curves and the early predictor, svg and png")
     p.add_argument("--latex", type=Path, metavar="DIR", help="the papers' tables, ready to paste")
     p.add_argument("--markdown", type=Path, metavar="DIR", help="the same in Markdown")
     p.add_argument("--published", action="store_true", help="the papers' own rows beside the measured ones")

@@ -466,6 +466,11 @@ def run(args: argparse.Namespace) -> int:
         from backbench import tables
 
         tables.write(board, judged, latex=args.latex, markdown=args.markdown)
+    if args.figures:
+        from backbench import figures
+
+        for title, file in figures.write(board, args.figures):
+            log.info(f"{title}: {file}")
     _print(board)
     for verdict in judged:
         word = "within" if verdict.within else "OUTSIDE"

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from backbench import leaderboard, resume, runlog
+from backbench import figures, leaderboard, resume, runlog
 from backbench.leaderboard import MEASURED, Board, Judged
 from backbench.results import Result
 
@@ -51,6 +51,7 @@ def _filled(board: Board, runs: Iterable[str | Path], judged: Sequence[Judged]) 
         **_table(board),
         "curves": curves(board, runs),
         "pictures": pictures(board),
+        "figures": figures.for_page(board),
         "judged": [_judged(j) for j in judged],
         "problems": board.problems,
         "tasks": TASK_NAMES,
