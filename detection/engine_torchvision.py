@@ -10,7 +10,6 @@ What differs on purpose or by nature:
   global batch, so that a run does not depend on the number of processes (Detectron2 normalises per GPU);
 - all images of a batch are drawn in groups of four of one orientation, Detectron2 groups per loader worker;
 - fg/bg sampling draws from a generator per image, Detectron2 from the global one;
-- proposals are ranked in NMS by the sigmoid of their score (equal order but for saturated float32 ties);
 - no mixed precision, no CIoU, no Cascade, no C4: other keys and values are refused by name.
 """
 
@@ -118,9 +117,30 @@ def per_rank(count: int | Tensor, device: torch.device) -> Tensor:
 
 
 class RPN(RegionProposalNetwork):
-    """torchvision's, with Detectron2's loss: (smooth) L1, both terms over `size` anchors per image, sampled or not."""
+    """torchvision's, with Detectron2's ranking and loss: (smooth) L1, both terms over `size` anchors per image."""
 
     beta = 0.0
+
+    def filter_proposals(
+        self, proposals: Tensor, objectness: Tensor, image_shapes: list[Any], num_anchors_per_level: list[int]
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """The best of each level, then NMS within levels, ranked by logits: the sigmoids of sure boxes are all 1."""
+        scores = objectness.detach().reshape(len(proposals), -1)
+        best = self._get_top_n_idx(scores, num_anchors_per_level)
+        level = torch.repeat_interleave(
+            torch.arange(len(num_anchors_per_level), device=scores.device),
+            torch.tensor(num_anchors_per_level, device=scores.device),
+        )
+        boxes_out, scores_out = [], []
+        for i, shape in enumerate(image_shapes):
+            boxes, logits, of_level = proposals[i, best[i]], scores[i, best[i]], level[best[i]]
+            boxes = box_ops.clip_boxes_to_image(boxes, shape)
+            keep = torch.where((boxes[:, 2] > boxes[:, 0]) & (boxes[:, 3] > boxes[:, 1]))[0]
+            boxes, logits, of_level = boxes[keep], logits[keep], of_level[keep]
+            keep = box_ops.batched_nms(boxes, logits, of_level, self.nms_thresh)[: self.post_nms_top_n()]
+            boxes_out.append(boxes[keep])
+            scores_out.append(logits[keep])
+        return boxes_out, scores_out
 
     def compute_loss(
         self, objectness: Tensor, pred_bbox_deltas: Tensor, labels: list[Tensor], regression_targets: list[Tensor]
@@ -359,7 +379,6 @@ def _rpn(m: Any) -> RPN:
         m.RPN.NMS_THRESH,
     )
     rpn.beta = m.RPN.SMOOTH_L1_BETA
-    rpn.min_size = 0.0
     rpn.fg_bg_sampler = Sampler(m.RPN.BATCH_SIZE_PER_IMAGE, m.RPN.POSITIVE_FRACTION)
     return rpn
 

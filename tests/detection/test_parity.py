@@ -1,0 +1,258 @@
+"""torchvision's engine against Detectron2's with the weights copied across."""
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("detectron2", reason="Detectron2 is not installed: `make detectron2`")
+
+from detectron2.data import DatasetMapper
+from detectron2.evaluation.coco_evaluation import instances_to_coco_json
+from detectron2.structures import Boxes
+from detectron2.utils.events import EventStorage
+
+from backbench import embedded, foreign
+from backbench.backbones import build_backbone
+from detection import coco, config, engine_detectron2, engine_torchvision, train_net
+
+TASKS = ("faster_rcnn", "mask_rcnn", "keypoint_rcnn")
+
+
+def to_detectron2_names(state):
+    """The torchvision engine's whole state under Detectron2's names, class order rotated."""
+    out = {}
+    trunk = {k.removeprefix("backbone.body."): v for k, v in state.items() if k.startswith("backbone.body.")}
+    for name, v in foreign.to_detectron2(trunk).items():
+        out[f"backbone.bottom_up.{name}"] = v
+    for k, v in state.items():
+        parts = k.split(".")
+        if k.startswith("backbone.fpn."):
+            kind = {"inner_blocks": "fpn_lateral", "layer_blocks": "fpn_output"}[parts[2]]
+            middle = "norm." if parts[4] == "1" else ""
+            out[f"backbone.{kind}{int(parts[3]) + 2}.{middle}{parts[5]}"] = v
+        elif k.startswith("rpn.head."):
+            name = {"conv": "conv", "cls_logits": "objectness_logits", "bbox_pred": "anchor_deltas"}[parts[2]]
+            out[f"proposal_generator.rpn_head.{name}.{parts[-1]}"] = v
+        elif k.startswith("roi_heads."):
+            out |= dict([head_name(parts, v)])
+    return out
+
+
+def head_name(parts, v):
+    match parts[1:]:
+        case ["box_head", layer, last]:
+            return f"roi_heads.box_head.{layer.replace('fc6', 'fc1').replace('fc7', 'fc2')}.{last}", v
+        case ["box_predictor", "cls_score", last]:
+            return f"roi_heads.box_predictor.cls_score.{last}", torch.cat([v[1:], v[:1]])
+        case ["box_predictor", "bbox_pred", last]:
+            return f"roi_heads.box_predictor.bbox_pred.{last}", v[4:]
+        case ["mask_head", layer, _, last]:
+            return f"roi_heads.mask_head.mask_fcn{int(layer) + 1}.{last}", v
+        case ["mask_predictor", "conv5_mask", last]:
+            return f"roi_heads.mask_head.deconv.{last}", v
+        case ["mask_predictor", "mask_fcn_logits", last]:
+            return f"roi_heads.mask_head.predictor.{last}", v[1:]
+        case ["keypoint_head", layer, last]:
+            return f"roi_heads.keypoint_head.conv_fcn{int(layer) // 2 + 1}.{last}", v
+        case ["keypoint_predictor", "kps_score_lowres", last]:
+            return f"roi_heads.keypoint_head.score_lowres.{last}", v
+    raise AssertionError(parts)
+
+
+@pytest.fixture(scope="module")
+def scenes(tmp_path_factory):
+    return embedded.build(tmp_path_factory.mktemp("data"), "tiny")
+
+
+@pytest.fixture(scope="module", params=TASKS)
+def pair(request, scenes, tmp_path_factory):
+    """Both engines of one task with equal, well-spread weights, and the training split."""
+    task = request.param
+    opts = ("MODEL.WEIGHTS", "random")
+    name = f"tiny_{task}_R_18_FPN"
+    engines = []
+    for engine in ("torchvision", "detectron2"):
+        job = train_net.Job(name, opts, engine, None, scenes, tmp_path_factory.mktemp("run"), 1, False)
+        p = train_net.prepare(job)
+        engines.append(train_net.build_engine(job, p, torch.device("cpu")))
+    ours, theirs = engines
+    generator = torch.Generator().manual_seed(1)
+    images = [coco.to_uint8(coco.load_image(r)) for r in p.train.records[:4]]
+    norms = [m for m in ours.model.modules() if isinstance(m, torch.nn.modules.batchnorm._BatchNorm)]
+    with torch.no_grad():
+        for key, value in ours.model.named_parameters():
+            if key.startswith(("rpn", "roi_heads")) and value.dim() > 1:
+                value.copy_(torch.randn(value.shape, generator=generator) * (1 / value[0].numel()) ** 0.5)
+        for norm in norms:
+            norm.momentum = 1.0
+        ours.model.backbone(ours.model.batch(images).tensors)  # statistics that fit: scores spread and do not saturate
+        for norm in norms:
+            norm.momentum = 0.1
+    theirs.model.load_state_dict(to_detectron2_names(ours.model.state_dict()))
+    return ours, theirs, p.train, task
+
+
+def test_every_weight_has_a_counterpart(pair):
+    ours, theirs, _, _ = pair
+    assert to_detectron2_names(ours.model.state_dict()).keys() == theirs.model.state_dict().keys()
+    groups = [{id(q): g["weight_decay"] for g in e.optimizer.param_groups for q in g["params"]} for e in (ours, theirs)]
+    decay = [{n: group[id(q)] for n, q in e.model.named_parameters()} for e, group in zip((ours, theirs), groups)]
+    assert sorted(decay[0].values()) == sorted(decay[1].values())
+
+
+def batch_for(theirs, record):
+    mapper = DatasetMapper(is_train=False, augmentations=[], image_format="RGB")
+    return [mapper(dict(record))]
+
+
+def test_features_anchors_proposals_boxes_and_scores(pair):
+    ours, theirs, split, task = pair
+    ours.model.eval()
+    theirs.model.eval()
+    for record in split.records[:3]:
+        image = coco.to_uint8(coco.load_image(record))
+        with torch.no_grad():
+            batch = ours.model.batch([image])
+            features = ours.model.backbone(batch.tensors)
+            anchors = ours.model.rpn.anchor_generator(batch, list(features.values()))
+            proposals, _ = ours.model.rpn(batch, features)
+            images = theirs.model.preprocess_image(batch_for(theirs, record))
+            reference = theirs.model.backbone(images.tensor)
+            anchors2 = theirs.model.proposal_generator.anchor_generator([reference[k] for k in reference])
+            proposals2, _ = theirs.model.proposal_generator(images, reference)
+        torch.testing.assert_close(batch.tensors, images.tensor, rtol=1e-5, atol=1e-5)
+        for a, b in zip(features.values(), reference.values(), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5 * float(b.abs().max()))
+        torch.testing.assert_close(anchors[0], Boxes.cat(anchors2).tensor, rtol=0, atol=1e-5)
+        torch.testing.assert_close(proposals[0], proposals2[0].proposal_boxes.tensor, rtol=1e-5, atol=1e-3)
+        a = ours.predict(record)
+        b = theirs.predict(record)
+        assert len(a) == len(b) > 0
+        assert [x["category_id"] for x in a] == [x["category_id"] for x in b]
+        np.testing.assert_allclose([x["score"] for x in a], [x["score"] for x in b], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose([x["bbox"] for x in a], [x["bbox"] for x in b], rtol=1e-5, atol=1e-3)
+        if task == "mask_rcnn":
+            from pycocotools import mask
+
+            for x, y in zip(a, b):
+                differing = (mask.decode(x["segmentation"]) != mask.decode(y["segmentation"])).sum()
+                assert differing <= 2
+        if task == "keypoint_rcnn":
+            ka, kb = (np.array([x["keypoints"] for x in found]).reshape(len(a), -1, 3) for found in (a, b))
+            np.testing.assert_allclose(ka[..., :2], kb[..., :2], atol=1e-2)
+
+
+def test_losses_from_the_same_images(pair):
+    """The same batch, the same draws of anchors and proposals: every loss term and the gradients of it all."""
+    ours, theirs, split, task = pair
+    records = coco.training_records(split, task)[:2]
+    order = [coco.targets(r, 128, 128, mirrored=False, flip_map=split.flip, task=task) for r in records]
+    images = [coco.to_uint8(coco.load_image(r)) for r in records]
+    mapper = DatasetMapper(
+        is_train=True,
+        augmentations=[],
+        image_format="RGB",
+        use_instance_mask=task == "mask_rcnn",
+        use_keypoint=task == "keypoint_rcnn",
+        keypoint_hflip_indices=np.array(split.flip) if split.flip else None,
+    )
+    stream = engine_detectron2.Stream(records, 0)
+    mapped = [mapper(stream[i]) for i in range(len(records))]
+    for target, theirs_mapped in zip(order, mapped):
+        instances = theirs_mapped["instances"]
+        torch.testing.assert_close(target["boxes"], instances.gt_boxes.tensor)
+        assert (target["labels"] - 1).tolist() == instances.gt_classes.tolist()
+        if task == "keypoint_rcnn":
+            torch.testing.assert_close(target["keypoints"], instances.gt_keypoints.tensor)
+    ours.model.train()
+    theirs.model.train()
+    for sampler in ours.model.samplers():
+        sampler.generators = None
+    torch.manual_seed(5)
+    mine = ours.model(images, order)
+    torch.manual_seed(5)
+    with EventStorage(0):
+        reference = theirs.model(mapped)
+    assert mine.keys() == reference.keys()
+    for key, value in reference.items():
+        assert float(value) > 0
+        torch.testing.assert_close(mine[key], value, rtol=1e-5, atol=1e-6, msg=key)
+    sum(mine.values()).backward()
+    sum(reference.values()).backward()
+    gradients = to_detectron2_names({k: p.grad for k, p in ours.model.named_parameters()})
+    for key, parameter in theirs.model.named_parameters():
+        difference = float((gradients[key] - parameter.grad).norm() / parameter.grad.norm().clamp(min=1e-6))
+        assert difference < 1e-3, key  # a ReLU at zero may fall on either side
+
+
+def test_training_images_are_the_same(pair):
+    """The filter of Detectron2's loader, and its mapper under flips, against ours."""
+    from detectron2.data.build import filter_images_with_few_keypoints, filter_images_with_only_crowd_annotations
+    from detectron2.data.detection_utils import transform_instance_annotations
+    from detectron2.data.transforms import HFlipTransform, NoOpTransform, ResizeTransform, TransformList
+
+    _, _, split, task = pair
+    kept = filter_images_with_only_crowd_annotations(split.records)
+    if task == "keypoint_rcnn":
+        kept = filter_images_with_few_keypoints(kept, 1)
+    assert [r["image_id"] for r in kept] == [r["image_id"] for r in coco.training_records(split, task)]
+    stream = engine_detectron2.Stream(split.records, 0)
+    height, width = 160, 200
+    for mirrored in (False, True):
+        flip = HFlipTransform(width) if mirrored else NoOpTransform()
+        moves = TransformList([ResizeTransform(128, 128, height, width), flip])
+        for i, record in enumerate(split.records[:4]):
+            mine = coco.targets(record, height, width, mirrored=mirrored, flip_map=split.flip, task=task)
+            for n, a in enumerate(stream[i]["annotations"]):
+                b = transform_instance_annotations(
+                    dict(a), moves, (height, width), keypoint_hflip_indices=split.flip or None
+                )
+                np.testing.assert_allclose(mine["boxes"][n], b["bbox"], rtol=1e-6)
+                if task == "mask_rcnn":
+                    for p, q in zip(mine["polygons"][n], b["segmentation"], strict=True):
+                        np.testing.assert_allclose(p, q)
+                if task == "keypoint_rcnn":
+                    np.testing.assert_allclose(mine["keypoints"][n], b["keypoints"], rtol=1e-6)
+
+
+def test_sizes_and_schedule():
+    """Resized sizes and learning rates of a 1x run, against Detectron2's own."""
+    from detectron2.data.transforms import ResizeShortestEdge
+    from detectron2.solver import build_lr_scheduler
+
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(300):
+        h, w = torch.randint(40, 2000, (2,), generator=generator).tolist()
+        assert coco.shortest_edge(h, w, 800, 1333) == tuple(ResizeShortestEdge.get_output_shape(h, w, 800, 1333))
+    cfg = engine_detectron2.read_config(config.read("faster_rcnn_R_50_FPN_1x", []))
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=cfg.SOLVER.BASE_LR)
+    scheduler = build_lr_scheduler(cfg, optimizer)
+    for iteration in range(2000):
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(train_net.lr_at(cfg, iteration), rel=1e-6)
+        optimizer.step()
+        scheduler.step()
+    for iteration in (59_999, 60_000, 79_999, 80_000, 89_999):
+        scheduler.last_epoch = iteration
+        assert scheduler.get_lr()[0] == pytest.approx(train_net.lr_at(cfg, iteration), rel=1e-6)
+
+
+def test_initial_weights_are_drawn_alike(pair):
+    """Fresh heads of both engines: the same spread, tensor by tensor."""
+    ours, theirs, _, _ = pair
+    fresh = engine_torchvision.Detector(ours.cfg, build_backbone("resnet18"), ours.model.pixels)
+    reference = engine_detectron2.build_model(theirs.cfg).state_dict()
+    for key, value in to_detectron2_names(fresh.state_dict()).items():
+        if key.startswith("backbone.bottom_up") or value.numel() < 500 or not value.is_floating_point():
+            continue
+        assert float(value.std()) == pytest.approx(float(reference[key].std()), rel=0.2, abs=1e-9), key
+
+
+def test_coco_json_of_their_evaluator(pair):
+    """Their evaluator's own function gives what the engine returns."""
+    _, theirs, split, _ = pair
+    theirs.model.eval()
+    record = split.records[0]
+    with torch.no_grad():
+        found = theirs.model(batch_for(theirs, record))[0]["instances"]
+    again = instances_to_coco_json(found, record["image_id"])
+    assert [a["score"] for a in again] == [a["score"] for a in theirs.predict(record)]
