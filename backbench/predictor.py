@@ -1,6 +1,7 @@
 """Which cheap score may be trusted: its rank correlation with each downstream column over all checkpoints present.
 
-Spearman's rho with a 95% percentile bootstrap over checkpoints. With few checkpoints the intervals are wide, and they
+Spearman's rho with a 95% percentile bootstrap over checkpoints (above MANY checkpoints, where that takes long and adds
+nothing, Fisher's z with the variance of Bonett and Wright, 2000). With few checkpoints the intervals are wide, and they
 are shown for that reason.
 """
 
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 CHEAP = ("analyze", "knn", "fewshot")  # tasks that need minutes; all others are what they shall predict
 LEAST = 4  # checkpoints below which a correlation says nothing
 RESAMPLES = 1000
+MANY = 100
 
 
 @dataclass(frozen=True)
@@ -42,11 +45,13 @@ def spearman(
     have a rho."""
     import numpy as np
 
-    index = _resamples(len(x), seed)
-    rho = _correlate(_ranks(np.asarray(x, float)[None]), _ranks(np.asarray(y, float)[None]))
-    if np.isnan(rho[0]):
+    rho = float(_correlate(_ranks(np.asarray(x, float)[None]), _ranks(np.asarray(y, float)[None]))[0])
+    if np.isnan(rho):
         return None, None
-    return float(rho[0]), _interval(_correlate(_ranks(np.asarray(x)[index]), _ranks(np.asarray(y)[index])))
+    if len(x) > MANY:
+        return rho, _fisher(rho, len(x))
+    index = _resamples(len(x), seed)
+    return rho, _interval(_correlate(_ranks(np.asarray(x)[index]), _ranks(np.asarray(y)[index])))
 
 
 def _resamples(n: int, seed: int) -> NDArray:
@@ -68,6 +73,12 @@ def _ranks(values: NDArray) -> NDArray:
 
 def _correlate(a: NDArray, b: NDArray) -> NDArray:
     return (a * b).sum(1)
+
+
+def _fisher(rho: float, n: int) -> tuple[float, float]:
+    z = math.atanh(max(-0.999999, min(0.999999, rho)))
+    half = 1.959964 * math.sqrt((1 + rho**2 / 2) / (n - 3))
+    return math.tanh(z - half), math.tanh(z + half)
 
 
 def _interval(values: NDArray) -> tuple[float, float] | None:
@@ -94,7 +105,8 @@ def correlations(board: Board) -> list[Correlation]:
     def ranks(column: Column, shared: tuple[str, ...]) -> tuple[NDArray, NDArray]:
         if (column, shared) not in known:
             values = np.array([found[column][c] for c in shared])
-            known[column, shared] = _ranks(values[None]), _ranks(values[_resamples(len(shared), 0)])
+            resampled = values[_resamples(len(shared), 0)] if len(shared) <= MANY else values[None]
+            known[column, shared] = _ranks(values[None]), _ranks(resampled)
         return known[column, shared]
 
     out = []
@@ -107,7 +119,12 @@ def correlations(board: Board) -> list[Correlation]:
             (x, many_x), (y, many_y) = ranks(cheap, shared), ranks(downstream, shared)
             rho = float(_correlate(x, y)[0])
             undefined = np.isnan(rho)
-            interval = None if undefined else _interval(_correlate(many_x, many_y))
+            if undefined:
+                interval = None
+            elif len(shared) > MANY:
+                interval = _fisher(rho, len(shared))
+            else:
+                interval = _interval(_correlate(many_x, many_y))
             out.append(Correlation(cheap, downstream, len(shared), None if undefined else rho, interval))
     return out
 
@@ -154,7 +171,7 @@ def draw(table: Sequence[Correlation], stem: Path, *, limit: int = 24) -> Path |
     ax.set_yticks(range(len(cheap)), [_label(c) for c in cheap], fontsize=7)
     ax.set_xticks(range(len(downstream)), [_label(c) for c in downstream], fontsize=7, rotation=40, ha="right")
     most = max(c.n for c in table)
-    ax.set_title(f"Spearman's rho over {most} checkpoints, 95% bootstrap interval", fontsize=10)
+    ax.set_title(f"Spearman's rho over {most} checkpoints, 95% interval", fontsize=10)
     figure.colorbar(shown, ax=ax, shrink=0.6)
     return charts.save(figure, stem)
 

@@ -90,6 +90,9 @@ def test_spearman_equals_a_loop_with_ties_and_its_interval_covers() -> None:
     rho, interval = predictor.spearman(x, y)
     assert rho == pytest.approx(_rho(x, y), abs=1e-12)
     assert interval is not None and interval[0] < rho < interval[1] and interval[1] - interval[0] < 0.7
+    wide = generator.normal(size=400)
+    rho, interval = predictor.spearman(wide.tolist(), (wide + generator.normal(size=400)).tolist())
+    assert rho is not None and interval is not None and interval[0] < rho < interval[1] < interval[0] + 0.15
     assert predictor.spearman([1.0] * 5, [1.0, 2.0, 3.0, 4.0, 5.0]) == (None, None)
     # 95% intervals of a known correlation: rho of a bivariate normal is 6/pi asin(r/2).
     truth, covered = 6 / math.pi * math.asin(0.6 / 2), 0
