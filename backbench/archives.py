@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import pickle
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from backbench.errors import BadInput, nearest
-from backbench.images import EXTENSIONS, ArrayList, ImageList, decode_array
+from backbench.images import EXTENSIONS, ArrayList, ImageList, decode_array, decode_bytes
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -30,7 +29,7 @@ class _ArraysOnly(pickle.Unpickler):
     _ALLOWED = frozenset({"_reconstruct", "ndarray", "dtype", "_frombuffer"})
 
     def find_class(self, module: str, name: str) -> Any:
-        if module.split(".")[0] == "numpy" and name in self._ALLOWED:
+        if module.partition(".")[0] == "numpy" and name in self._ALLOWED:
             return super().find_class(module.replace("numpy.core", "numpy._core"), name)
         if (module, name) == ("_codecs", "encode"):
             return super().find_class(module, name)
@@ -150,13 +149,7 @@ class ShardList(ImageList):
         return data
 
     def open(self, index: int) -> Image.Image:
-        from PIL import Image
-
-        data = self.read(index)
-        try:
-            return Image.open(io.BytesIO(data)).convert("RGB")
-        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-            raise BadInput(f"{self.file(index)}: corrupt image ({' '.join(str(error).split())[:100]})") from None
+        return decode_bytes(self.read(index), self.file(index))
 
     def array(self, index: int) -> np.ndarray:
         return decode_array(self.read(index), self.file(index))
@@ -182,9 +175,13 @@ def scan_shards(shards: Sequence[Path]) -> ShardList:
                     key, _, extension = base.partition(".")  # WebDataset: the key ends at the first dot
                     if member.isfile() and key:
                         members.setdefault(f"{folder}/{key}", {})[extension.lower()] = (member.offset_data, member.size)
+                end = tar.offset
         except (tarfile.TarError, OSError) as error:
             raise BadInput(f"{shard}: not readable as an uncompressed tar file ({error})") from None
         with shard.open("rb") as file:
+            file.seek(end)
+            if file.read(512) != bytes(512):  # tarfile takes a cut file for a short one
+                raise BadInput(f"{shard}: the tar file is cut short (no end mark after {len(members)} samples)")
             for key, parts in members.items():
                 images = [e for e in parts if f".{e}" in EXTENSIONS]
                 if not images:

@@ -35,11 +35,8 @@ def decode_array(data: bytes, name: str | Path) -> np.ndarray:
     The pixels are PIL's (both use libjpeg-turbo; EXIF orientation is ignored by both). Raises BadInput that names a
     corrupt or truncated image.
     """
-    import io
-
     import cv2
     import numpy as np
-    from PIL import Image
 
     truncated = data[:2] == b"\xff\xd8" and b"\xff\xd9" not in data[-1024:]  # some OpenCV versions fill up with gray
     if data and not truncated:
@@ -47,8 +44,19 @@ def decode_array(data: bytes, name: str | Path) -> np.ndarray:
         pixels = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
         if pixels is not None:
             return cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB, dst=pixels)
+    return np.asarray(decode_bytes(data, name))
+
+
+def decode_bytes(data: bytes, name: str | Path) -> Image.Image:
+    """The bytes of an image file as PIL RGB. Raises BadInput that names a corrupt or truncated image."""
+    import io
+
+    from PIL import Image, UnidentifiedImageError
+
     try:
-        return np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
+        return Image.open(io.BytesIO(data)).convert("RGB")
+    except UnidentifiedImageError:
+        raise BadInput(f"{name}: corrupt image (no known image format)") from None
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise BadInput(f"{name}: corrupt image ({' '.join(str(error).split())[:100]})") from None
 

@@ -1,0 +1,58 @@
+"""Run folders, metrics and progress."""
+
+import json
+
+import pytest
+
+from backbench import runlog
+from backbench.errors import BadInput
+
+IDENTITY = {"recipe": {"optim": {"lr": 0.1}, "epochs": 3}, "data": "abc"}
+
+
+def test_a_run_folder_knows_its_run(tmp_path):
+    out = runlog.open_run(tmp_path / "a" / "b", verb="pretrain", identity=IDENTITY)
+    assert runlog.open_run(out, verb="pretrain", identity=IDENTITY) == out
+    with pytest.raises(BadInput, match="holds a run of 'pretrain', not 'linear'"):
+        runlog.open_run(out, verb="linear", identity=IDENTITY)
+    with pytest.raises(BadInput, match=r"recipe\.optim\.lr \(0\.1 there, 0\.2 now\)"):
+        runlog.open_run(out, verb="pretrain", identity={"recipe": {"optim": {"lr": 0.2}, "epochs": 3}, "data": "abc"})
+    with pytest.raises(BadInput, match=r"data \(abc there, abd now\)"):
+        runlog.open_run(out, verb="pretrain", identity=IDENTITY | {"data": "abd"})
+
+
+def test_a_file_or_a_damaged_run_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BadInput, match="is a file"):
+        runlog.open_run(tmp_path / "file", verb="pretrain", identity=IDENTITY)
+    out = runlog.open_run(tmp_path / "run", verb="pretrain", identity=IDENTITY)
+    (out / runlog.RUN_FILE).write_text("{")
+    with pytest.raises(BadInput, match="damaged"):
+        runlog.open_run(out, verb="pretrain", identity=IDENTITY)
+
+
+def test_metrics_drop_the_future_that_was_lost(tmp_path):
+    metrics = runlog.Metrics(tmp_path)
+    for step in range(5):
+        metrics.write(step, loss=float(step))
+    with metrics.path.open("a") as file:
+        file.write('{"step": 5, "lo')  # killed while writing
+    assert [row["step"] for row in runlog.read_metrics(tmp_path)] == [0, 1, 2, 3, 4]
+    runlog.Metrics(tmp_path, from_step=3).write(3, loss=30.0)
+    assert [row["loss"] for row in runlog.read_metrics(tmp_path)] == [0.0, 1.0, 2.0, 30.0]
+
+
+def test_progress_says_how_far_and_how_long(tmp_path, capsys):
+    runlog.setup_logging(0)
+    progress = runlog.Progress(tmp_path, 10, "work", done=4)
+    assert progress.eta == float("inf")
+    for _ in range(6):
+        progress.advance(loss=1.0)
+    assert progress.eta == 0
+    state = json.loads((tmp_path / runlog.PROGRESS_FILE).read_text())
+    assert (state["done"], state["total"], state["eta_s"]) == (10, 10, 0.0)
+    assert "work: 10/10 steps" in capsys.readouterr().err
+
+
+def test_seconds():
+    assert [runlog.seconds(s) for s in (0.42, 75.2, 3675, float("inf"))] == ["0.4 s", "1:15", "1:01:15", "?"]
