@@ -181,8 +181,8 @@ def test_losses_from_the_same_images(pair):
     sum(reference.values()).backward()
     gradients = to_detectron2_names({k: p.grad for k, p in ours.model.named_parameters()})
     for key, parameter in theirs.model.named_parameters():
-        difference = float((gradients[key] - parameter.grad).norm() / parameter.grad.norm().clamp(min=1e-6))
-        assert difference < 1e-3, key  # a ReLU at zero may fall on either side
+        difference = float((gradients[key] - parameter.grad).norm() / parameter.grad.norm().clamp(min=1e-4))
+        assert difference < 1e-3, (key, difference)  # a ReLU at zero may fall on either side
 
 
 def test_training_images_are_the_same(pair):
