@@ -206,6 +206,8 @@ def _check_zip(path: Path) -> None:
         if packed or sum(record.file_size for record in records) > path.stat().st_size:
             what = f"record '{packed[0]}' is compressed" if packed else "its records overlap"
             raise BadInput(f"refused: {what}, which torch never writes (a zip bomb?)")
+        for record in records:
+            record.CRC = record.CRC or None  # type: ignore[assignment]  # torch writes 0 where it is told to skip CRCs
         for name in names:
             if name.endswith("/byteorder") and archive.read(name) != b"little":
                 raise BadInput("written on a big-endian machine; write it again on a little-endian one")
