@@ -147,7 +147,8 @@ def slurm() -> dict[str, Any]:
     except (OSError, subprocess.TimeoutExpired) as error:
         return {"state": BROKEN, "why": f"sinfo does not answer ({type(error).__name__})"}
     if done.returncode:
-        return {"state": BROKEN, "why": " ".join(done.stderr.split())[:200]}
+        lines = done.stderr.strip().splitlines() or ["no message"]
+        return {"state": BROKEN, "why": f"sbatch is here, but no cluster answers ({lines[-1]})"}
     return {"state": OK, "partitions": [line.split() for line in done.stdout.splitlines() if line.strip()]}
 
 
@@ -188,7 +189,9 @@ def allows(found: dict[str, Any]) -> dict[str, dict[str, str]]:
         base = {"state": OK, "why": where}
     data = found["data"]
     twelve = [name for name in TWELVE if name in data["there"]]
-    have = f"{len(twelve)} of LORAC's twelve, {'' if 'imagenet' in data['there'] else 'no '}ImageNet in {data['root']}"
+    other = [name for name in data["there"] if name not in TWELVE]
+    have = f"{len(twelve)} of LORAC's twelve" + (f", {', '.join(other)}" if other else "") + f" in {data['root']}"
+    scenes = Path(data["root"]) / "scenes"
 
     def also(ready: bool, why: str) -> dict[str, str]:
         return base if base["state"] != OK else {"state": OK if ready else MISSING, "why": why}
@@ -204,7 +207,11 @@ def allows(found: dict[str, Any]) -> dict[str, dict[str, str]]:
         ),
         "detect (torchvision)": also(
             data["coco"] is not None or "scenes" in data["there"],
-            f"COCO in {data['coco']}" if data["coco"] else "no COCO below --data or $DETECTRON2_DATASETS",
+            f"COCO in {data['coco']}"
+            if data["coco"]
+            else f"the demo's scenes in {scenes}"
+            if "scenes" in data["there"]
+            else "no COCO below --data or $DETECTRON2_DATASETS",
         ),
         "detect (detectron2)": also(d2["state"] == OK, d2.get("version") or d2["why"]),
         "launch --cluster slurm": also(found["slurm"]["state"] == OK, found["slurm"].get("why", "sinfo answers")),
