@@ -1,0 +1,172 @@
+"""AP against pycocotools on random but plausible detections: all summary numbers, per category, weighted draws."""
+
+import contextlib
+import io
+import json
+
+import numpy as np
+import pytest
+import torch
+from pycocotools import mask
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
+
+from backbench.errors import BadInput
+from detection import coco, evaluate
+
+TASKS = {"bbox": "faster_rcnn", "segm": "mask_rcnn", "keypoints": "keypoint_rcnn"}
+SIGMAS = [0.107, 0.05, 0.2, 0.107, 0.079]
+
+
+def make(root, task, *, images=25, empty=(), seed=0):
+    """A COCO layout with crowds, small and large objects and images without any; and noisy detections of it."""
+    rng = np.random.default_rng(seed)
+    size = 260
+    people = task == "keypoint_rcnn"
+    categories = (
+        [{"id": 1, "name": "p", "keypoints": list("abcde")}]
+        if people
+        else [{"id": i, "name": f"c{i}"} for i in (2, 5, 9)]
+    )
+    data = {"images": [], "annotations": [], "categories": categories}
+    found = []
+    for image in range(1, images + 1):
+        data["images"].append({"id": image, "file_name": f"{image}.jpg", "height": size, "width": size})
+        for _ in range(0 if image in empty else int(rng.integers(1, 5))):
+            x, y = rng.uniform(0, 100, 2)
+            w, h = rng.uniform(5, 150, 2)
+            category = categories[int(rng.integers(len(categories)))]["id"]
+            crowd = int(rng.random() < 0.1)
+            polygon = [x, y, x + w, y, x + w, y + h, x, y + h]
+            outline = mask.frPyObjects([polygon], size, size)[0]
+            if crowd:
+                outline = {"size": [size, size], "counts": outline["counts"].decode()}
+            points = np.stack([rng.uniform(x, x + w, 5), rng.uniform(y, y + h, 5), rng.integers(0, 3, 5)], 1)
+            points[points[:, 2] == 0] = 0
+            data["annotations"].append(
+                {
+                    "id": len(data["annotations"]) + 1,
+                    "image_id": image,
+                    "category_id": category,
+                    "bbox": [x, y, w, h],
+                    "area": w * h * 0.8,
+                    "iscrowd": crowd,
+                    "segmentation": outline if crowd else [polygon],
+                    "keypoints": points.flatten().tolist(),
+                    "num_keypoints": int((points[:, 2] > 0).sum()),
+                }
+            )
+            for _ in range(int(rng.integers(0, 4))):
+                bx = np.array([x, y, w, h]) + rng.normal(0, 3, 4)
+                bx[2:] = bx[2:].clip(2)
+                part = [bx[0], bx[1], bx[0] + bx[2], bx[1], bx[0] + bx[2], bx[1] + bx[3], bx[0], bx[1] + bx[3]]
+                rle = mask.frPyObjects([part], size, size)[0]
+                moved = points.copy()
+                moved[:, :2] += rng.normal(0, 3, (5, 2))
+                found.append(
+                    {
+                        "image_id": image,
+                        "category_id": category if rng.random() < 0.8 else categories[0]["id"],
+                        "bbox": bx.tolist(),
+                        "score": float(np.round(rng.random(), 2)),  # ties on purpose
+                        "segmentation": {"size": [size, size], "counts": rle["counts"].decode()},
+                        "keypoints": moved.flatten().tolist(),
+                    }
+                )
+    kind = "person_keypoints" if people else "instances"
+    (root / "coco" / "annotations").mkdir(parents=True)
+    (root / "coco" / "val2017").mkdir()
+    (root / "coco" / "annotations" / f"{kind}_val2017.json").write_text(json.dumps(data))
+    return coco.read("keypoints_coco_2017_val" if people else "coco_2017_val", root, task=task), found
+
+
+def oracle(split, found, kind, ids=None):
+    with contextlib.redirect_stdout(io.StringIO()):
+        truth = COCO(str(split.file))
+        ev = COCOeval(truth, truth.loadRes(evaluate.for_kind(found, kind)), kind)
+        ev.params.imgIds = sorted(ids or [r["image_id"] for r in split.records])
+        if kind == "keypoints":
+            ev.params.kpt_oks_sigmas = np.array(SIGMAS)
+        ev.evaluate()
+        ev.accumulate()
+        ev.summarize()
+    return ev
+
+
+@pytest.mark.parametrize("kind", TASKS)
+def test_equals_pycocotools(tmp_path, kind):
+    split, found = make(tmp_path, TASKS[kind], empty=(3, 7))
+    scores = evaluate.score(split, found, kind, SIGMAS, manifest="m")
+    ev = oracle(split, found, kind)
+    for name, i in evaluate.STATS[kind].items():
+        assert scores.values[name] == pytest.approx(100 * ev.stats[i], abs=1e-9), name
+    assert 5 < scores.values["AP"] < 95
+    for k, name in enumerate(split.categories):
+        p = ev.eval["precision"][:, :, k, 0, -1]
+        assert scores.per_category[name] == pytest.approx(100 * p[p > -1].mean(), abs=1e-9)
+
+
+@pytest.mark.parametrize("kind", TASKS)
+def test_interval_is_of_the_same_ap(tmp_path, kind):
+    """A draw of every image once is AP itself; a draw with repeats is pycocotools' AP of the repeated images."""
+    import hotcoco
+
+    split, found = make(tmp_path, TASKS[kind], images=12)
+    truth = hotcoco.COCO(str(split.file))
+    ev = hotcoco.COCOeval(truth, truth.load_res(evaluate.for_kind(found, kind)), kind)
+    if kind == "keypoints":
+        ev.params.kpt_oks_sigmas = SIGMAS
+    ev.evaluate()
+    ids = [r["image_id"] for r in split.records]
+    drawn = torch.tensor([[1.0] * 12, [1.0, 0, 2, 0, 1, 3, 1, 0, 2, 1, 1, 0]], dtype=torch.float64)
+    aps = evaluate.weighted_ap(ev, ids, split.ids, drawn).mean(1)
+    assert float(aps[0]) == pytest.approx(oracle(split, found, kind).stats[0], abs=1e-9)
+    data = json.loads(split.file.read_text())
+    repeated = {"images": [], "annotations": [], "categories": data["categories"]}
+    detections = []
+    for id, count in zip(ids, drawn[1].int().tolist()):
+        for _ in range(count):
+            new = len(repeated["images"]) + 1
+            repeated["images"].append({**data["images"][id - 1], "id": new})
+            for a in data["annotations"]:
+                if a["image_id"] == id:
+                    repeated["annotations"].append({**a, "id": len(repeated["annotations"]) + 1, "image_id": new})
+            detections += [{**d, "image_id": new} for d in found if d["image_id"] == id]
+    split.file.write_text(json.dumps(repeated))
+    images = [i["id"] for i in repeated["images"]]
+    assert float(aps[1]) == pytest.approx(oracle(split, detections, kind, images).stats[0], abs=1e-9)
+
+
+def test_draws_depend_on_the_images_alone(tmp_path):
+    """Two checkpoints share their draws, so that they can be compared draw by draw."""
+    split, found = make(tmp_path, "faster_rcnn")
+    a = evaluate.score(split, found, "bbox", [], manifest="m")
+    b = evaluate.score(split, found[::2], "bbox", [], manifest="m")
+    assert np.corrcoef(a.samples["AP"], b.samples["AP"])[0, 1] > 0.3
+    assert a.ci95["AP"][0] < a.values["AP"] < a.ci95["AP"][1]
+    again = evaluate.score(split, found, "bbox", [], manifest="m")
+    np.testing.assert_array_equal(a.samples["AP"], again.samples["AP"])
+
+
+def test_nothing_predicted_or_nothing_to_find_is_undefined(tmp_path):
+    split, found = make(tmp_path / "a", "faster_rcnn")
+    nothing = evaluate.score(split, [], "bbox", [], manifest="m")
+    assert set(nothing.values.values()) == {None} and nothing.ci95 == {}
+    split, _ = make(tmp_path / "b", "faster_rcnn", images=3, empty=(1, 2, 3))
+    empty = evaluate.score(split, found[:3], "bbox", [], manifest="m")
+    assert set(empty.values.values()) == {None}
+    assert set(empty.ci95.values()) == {None}
+
+
+def test_first_images_only(tmp_path):
+    split, found = make(tmp_path, "faster_rcnn")
+    few = coco.read("coco_2017_val_7", tmp_path, task="faster_rcnn")
+    assert [r["image_id"] for r in few.records] == list(range(1, 8))
+    mine = [d for d in found if d["image_id"] <= 7]
+    ev = oracle(split, mine, "bbox", list(range(1, 8)))
+    assert evaluate.score(few, mine, "bbox", [], manifest="m").values["AP"] == pytest.approx(100 * ev.stats[0])
+
+
+def test_unknown_dataset_is_named(tmp_path):
+    with pytest.raises(BadInput, match="coco_2017_vla.*did you mean 'coco_2017_val'"):
+        coco.find("coco_2017_vla", tmp_path)
