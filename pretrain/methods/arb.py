@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from backbench import resume
@@ -57,11 +59,78 @@ def arb_loss(
     return (1 - (a * base_b).sum(1)).square().sum() + (1 - (b * base_a).sum(1)).square().sum()
 
 
+Loss = Literal["eq8", "mse", "off_diagonal"]
+Over = Literal["features", "instances"]
+
+
+@full_precision
+def ablation_loss(
+    z_a: Tensor,
+    z_b: Tensor,
+    *,
+    groups: int = 1,
+    ridge: float = 1e-4,
+    permutation: Tensor | None = None,
+    align: Literal["base", "direct"] = "base",
+    loss: Loss = "eq8",
+    off_diagonal_weight: float = 0.0051,
+    over: Over = "features",
+) -> Tensor:
+    """What the paper compares `arb_loss` with; the defaults are it.
+
+    align `direct`: each view with the other instead of with its base (Table 3), both with gradient. loss `mse`: the sum
+    of squared distances of unit columns; `off_diagonal`: Barlow Twins' second term is added, within the groups (Table
+    4). over `instances`: samples take the place of features (Table 5); there is no permutation then.
+    """
+    if over == "instances":
+        z_a, z_b, permutation = z_a.T, z_b.T, None
+    n, d = z_a.shape
+    a, b = standardise(z_a), standardise(z_b)
+    if permutation is not None:
+        a, b = a[:, permutation], b[:, permutation]
+    a, b = (x.view(n, groups, d // groups).transpose(0, 1) for x in (a, b))
+    target_a, target_b = (a, b) if align == "direct" else (nearest_base(x.detach(), ridge) for x in (a, b))
+    total = z_a.new_zeros(())
+    for x, target in ((a, target_b), (b, target_a)):
+        if loss == "mse":
+            total = total + (x - F.normalize(target, dim=1)).square().sum()
+            continue
+        total = total + (1 - (x * target).sum(1)).square().sum()
+        if loss == "off_diagonal":
+            correlation = x.mT @ target
+            others = correlation.square().sum() - correlation.diagonal(dim1=1, dim2=2).square().sum()
+            total = total + off_diagonal_weight * others
+    return total
+
+
+@torch.no_grad()
+def tracks(z_a: Tensor, z_b: Tensor, *, ridge: float) -> dict[str, Tensor]:
+    """The curves of Fig. 3: distance of the views' standardised embeddings and of their bases, each divided by that of
+    orthogonal ones, and the variance of unit embeddings (0 where all are equal, 1 where they fill the sphere)."""
+    a, b = standardise(z_a.float()), standardise(z_b.float())
+    scale = (2 * z_a.shape[1]) ** 0.5
+    bases = nearest_base(torch.stack([a, b]), ridge)
+    unit = F.normalize(z_a.float(), dim=1)
+    return {
+        "embedding_distance": (a - b).norm() / scale,
+        "base_distance": (bases[0] - bases[1]).norm() / scale,
+        "variance": unit.var(0, correction=0).sum(),
+    }
+
+
 @dataclass(frozen=True, kw_only=True)
 class Config(MethodConfig):
+    """shuffle to over change the loss as the paper's ablations do; track adds Fig. 3's curves to metrics.jsonl."""
+
     head: Head = BARLOW_HEAD
     groups: int = 1
     ridge: float = 1e-4
+    shuffle: bool = True
+    align: Literal["base", "direct"] = "base"
+    loss: Loss = "eq8"
+    off_diagonal_weight: float = 0.0051
+    over: Over = "features"
+    track: bool = False
 
 
 class Method(TwoViews):
@@ -71,13 +140,29 @@ class Method(TwoViews):
 
     def __init__(self, config: Config, backbone: Trunk, setup: Setup) -> None:
         super().__init__(config.name, config.head, backbone, setup)
-        if config.head.dim % config.groups:
-            raise BadInput(f"arb: {config.groups} groups do not divide {config.head.dim} outputs; change method.groups")
+        columns = config.head.dim if config.over == "features" else setup.batch_size
+        if columns % config.groups:
+            raise BadInput(f"arb: {config.groups} groups do not divide {columns} columns; change method.groups")
         self.config, self.seed = config, setup.seed
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
+        config = self.config
         z_a, z_b = self.project(batch)
-        generator = resume.generator(self.seed, "feature shuffle", batch.step)
-        permutation = torch.randperm(z_a.shape[1], generator=generator).to(z_a.device)
-        loss = arb_loss(z_a, z_b, groups=self.config.groups, ridge=self.config.ridge, permutation=permutation)
-        return {"loss": loss}
+        permutation = None
+        if config.shuffle:
+            generator = resume.generator(self.seed, "feature shuffle", batch.step)
+            permutation = torch.randperm(z_a.shape[1], generator=generator).to(z_a.device)
+        common: dict[str, Any] = {"groups": config.groups, "ridge": config.ridge, "permutation": permutation}
+        if (config.align, config.loss, config.over) == ("base", "eq8", "features"):
+            loss = arb_loss(z_a, z_b, **common)
+        else:
+            loss = ablation_loss(
+                z_a,
+                z_b,
+                **common,
+                align=config.align,
+                loss=config.loss,
+                off_diagonal_weight=config.off_diagonal_weight,
+                over=config.over,
+            )
+        return {"loss": loss, **(tracks(z_a, z_b, ridge=config.ridge) if config.track else {})}

@@ -1,0 +1,122 @@
+"""The papers' ablations in configs/grids: every point is a recipe that can be built, and every grid has its figure."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import math
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from backbench import ablation, config, embedded, grid, results
+from backbench.backbones import build_backbone
+from backbench.leaderboard import Board, collect, fill
+from backbench.results import Result
+from pretrain.config import PretrainConfig
+from pretrain.method import Setup, build_method
+from transfer.analyze import load_config
+from transfer.config import load_protocol
+
+GRIDS = sorted(p.stem for p in (config.configs_dir() / "grids").glob("ablate_*.yaml"))
+POINTS = {  # distinct points, and what the paper varies
+    "ablate_lorac_beta": (6, ("beta",)),
+    "ablate_lorac_views": (14, ("M",)),
+    "ablate_lorac_prior": (5, ("prior",)),
+    "ablate_jcl_keys": (6, ("keys",)),
+    "ablate_jcl_lambda": (8, ("lam",)),
+    "ablate_mio_encoder": (8, ("arch", "l2_weight")),
+    "ablate_arb_groups": (12, ("groups", "shuffle")),
+    "ablate_arb_dim": (16, ("dim",)),
+    "ablate_cllr_lambda_alpha_stl10": (20, ("alpha", "weight")),
+    "ablate_cllr_negatives_imagenet100": (18, ("negatives",)),
+    "ablate_tiny": (9, ("beta", "temperature")),
+}
+
+
+def pretrainings(name: str, tmp_path: Path) -> list[PretrainConfig]:
+    """The recipes behind the grid's pretraining jobs, read from their command lines as the verb reads them."""
+    found = grid.expand(grid.read_grid(name), tmp_path, where=name, data=tmp_path)
+    out = []
+    for job in found.jobs:
+        if job.verb == "pretrain":
+            stop = job.argv.index("--data")
+            out.append(config.load(PretrainConfig, job.argv[1], job.argv[2:stop], kind="pretrain"))
+    return out
+
+
+@pytest.mark.parametrize("name", GRIDS)
+def test_every_point_is_a_recipe_and_the_grid_is_an_ablation(name, tmp_path) -> None:
+    recipes = pretrainings(name, tmp_path)
+    seeds = Counter(recipe.name for recipe in recipes)
+    assert set(seeds.values()) <= {2, 3, 5}, "every point has its seeds"
+    assert all(not recipe.expected for recipe in recipes), "a varied recipe must not answer for the paper's number"
+    rows = [
+        Result(
+            checkpoint=f"{i}", name=r.name, method="m", arch=r.arch, epochs=1, task="linear", dataset="d", split="test",
+            metric="top1", value=50.0 + i, protocol="p",
+        )
+        for i, r in enumerate(recipes)
+    ]  # fmt: skip
+    found = ablation.find(fill(Board(), [(row, Path("runs")) for row in rows]))
+    assert found and sum(len(a.points) for a in found) == len(seeds)
+    if name in POINTS:
+        (one,) = found
+        assert (len(one.points), one.keys) == POINTS[name]
+    for entry in grid.read_grid(name).evaluate:
+        if entry["verb"] == "analyze":
+            load_config(entry["args"][1], None)
+        else:
+            load_protocol(entry["protocol"], ("sgd", "knn"))
+
+
+def test_what_the_papers_vary_is_what_changes(tmp_path) -> None:
+    betas = {r.method.beta for r in pretrainings("ablate_lorac_beta", tmp_path)}
+    assert betas == {0.5, 1, 2, 4, 8, math.inf}
+    for recipe in pretrainings("ablate_lorac_views", tmp_path):
+        (crops,) = recipe.views.crops
+        assert crops.count == int(recipe.name.rpartition("M=")[2]) and crops.size == 224 and recipe.method.keys == 1
+    assert {r.epochs for r in pretrainings("ablate_arb_batch", tmp_path)} == {16, 32, 64, 128, 256}
+    assert {r.stop_after_epochs for r in pretrainings("ablate_mio_lr", tmp_path)} == {100}
+
+
+@pytest.mark.parametrize("name", [g for g in GRIDS if "arb" in g or "lorac" in g])
+def test_the_methods_accept_the_points(name, tmp_path) -> None:
+    """A point that its method would refuse fails here and not on the cluster."""
+    trunk = build_backbone("resnet18")
+    for recipe in {r.name: r for r in pretrainings(name, tmp_path)}.values():
+        views = sum(crops.count for crops in recipe.views.crops)
+        setup = Setup(batch_size=recipe.batch_size, views=views, seed=0, images=1000, classes=100)
+        build_method(recipe.method, trunk, setup)
+
+
+@pytest.mark.slow
+def test_two_keys_nine_points_two_seeds_end_to_end(tmp_path) -> None:
+    """ablate_tiny through `launch run --cluster local`, to the figure of its results."""
+    root = embedded.build(tmp_path / "data", size="tiny")
+    runs = tmp_path / "runs"
+    command = [sys.executable, "-m", "backbench"]
+    launch = [*command, "launch", "run", "ablate_tiny", "--data", str(root), "--out", str(runs), "--cluster", "local"]
+    subprocess.run(launch, check=True, timeout=1500)
+    rows = [r for r in results.read(runs)[0] if r.task == "analyze" and r.metric == "nuclear_norm"]
+    points = Counter(r.name for r in rows if "projector" in r.protocol)
+    betas, temperatures = ("0.5", "2.0", "inf"), ("0.1", "0.2", "0.5")
+    expected = {f"lorac-tiny beta={b} temperature={t}" for b, t in itertools.product(betas, temperatures)}
+    assert points == dict.fromkeys(expected, 2)
+    figures = tmp_path / "figures"
+    board = [*command, "leaderboard", str(runs), "--figures", str(figures), "--html", str(tmp_path / "page.html")]
+    subprocess.run(board, check=True, timeout=300)
+    stem = "ablation-lorac-tiny-beta-and-temperature"
+    assert {p.name for p in figures.iterdir()} == {f"{stem}.{s}" for s in ("svg", "png", "csv")}
+    with (figures / f"{stem}.csv").open() as file:
+        lines = [line for line in csv.DictReader(file) if line["column"].startswith("knn/digits/top1_k5")]
+    assert len(lines) == 9 and {line["seeds"] for line in lines} == {"2"}
+    digests = {r.checkpoint for r in rows}
+    assert len(digests) == 18 and len(collect([runs]).rows) == 18
+    assert (
+        "ablation" in (tmp_path / "page.html").read_text()
+        or "beta and temperature" in (tmp_path / "page.html").read_text()
+    )
