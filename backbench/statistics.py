@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     import numpy as np
 
 ALPHA = 0.05
-_DRAWS = 9999
+_DRAWS = 1999
+_TAIL = 0.015  # of a percentile interval
 
 
 @dataclass(frozen=True)
@@ -146,15 +147,19 @@ def of_draws(d: np.ndarray) -> Difference:
 
 
 def of_resamples(d: np.ndarray) -> Difference:
-    """Differences (B,) in percent on the same resamples of the images: the percentile interval."""
+    """Differences (B,) in percent on the same resamples of the images: the percentile interval, with tails of 1.5%.
+
+    Tails of 2.5% called equal pairs different in 6.1% (40 images), 5.6% (150) and 5.2% (720) of simulations with 500
+    resamples; tails of 1.5% in 4.6%, 3.6% and 3.4%. The p-value is scaled alike.
+    """
     import numpy as np
 
     d = d[np.isfinite(d)]
     n = len(d)
-    if n < 40:  # too few for a 2.5% tail
+    if n < 100:  # too few for such tails
         return Difference(float(d.mean()) if n else 0.0, (-math.inf, math.inf), 1.0, "resamples", n)
-    low, high = np.percentile(d, [2.5, 97.5])
-    p = min(1.0, 2 * (1 + min(int((d <= 0).sum()), int((d >= 0).sum()))) / (1 + n))
+    low, high = np.percentile(d, [100 * _TAIL, 100 * (1 - _TAIL)])
+    p = min(1.0, ALPHA / _TAIL * (1 + min(int((d <= 0).sum()), int((d >= 0).sum()))) / (1 + n))
     return Difference(float(d.mean()), (float(low), float(high)), p, "resamples", n)
 
 
