@@ -168,5 +168,5 @@ def test_first_images_only(tmp_path):
 
 
 def test_unknown_dataset_is_named(tmp_path):
-    with pytest.raises(BadInput, match="coco_2017_vla.*did you mean 'coco_2017_val'"):
+    with pytest.raises(BadInput, match=r"coco_2017_vla.*did you mean 'coco_2017_val'"):
         coco.find("coco_2017_vla", tmp_path)

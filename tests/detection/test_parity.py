@@ -11,7 +11,7 @@ from detectron2.evaluation.coco_evaluation import instances_to_coco_json
 from detectron2.structures import Boxes
 from detectron2.utils.events import EventStorage
 
-from backbench import embedded, foreign
+from backbench import foreign
 from backbench.backbones import build_backbone
 from detection import coco, config, engine_detectron2, engine_torchvision, train_net
 
@@ -59,20 +59,15 @@ def head_name(parts, v):
     raise AssertionError(parts)
 
 
-@pytest.fixture(scope="module")
-def scenes(tmp_path_factory):
-    return embedded.build(tmp_path_factory.mktemp("data"), "tiny")
-
-
 @pytest.fixture(scope="module", params=TASKS)
-def pair(request, scenes, tmp_path_factory):
+def pair(request, tiny_root, tmp_path_factory):
     """Both engines of one task with equal, well-spread weights, and the training split."""
     task = request.param
     opts = ("MODEL.WEIGHTS", "random")
     name = f"tiny_{task}_R_18_FPN"
     engines = []
     for engine in ("torchvision", "detectron2"):
-        job = train_net.Job(name, opts, engine, None, scenes, tmp_path_factory.mktemp("run"), 1, False)
+        job = train_net.Job(name, opts, engine, None, tiny_root, tmp_path_factory.mktemp("run"), 1, False)
         p = train_net.prepare(job)
         engines.append(train_net.build_engine(job, p, torch.device("cpu")))
     ours, theirs = engines

@@ -1,0 +1,265 @@
+"""What would give a wrong number in silence: refused in one line before training, or handled as COCO's tools do."""
+
+import json
+import shutil
+
+import pytest
+import torch
+
+from backbench import embedded, foreign
+from backbench.backbones import build_backbone
+from backbench.checkpoint import Checkpoint
+from backbench.errors import BadInput
+from backbench.preprocess import Pixels
+from detection import coco, config, convert, engine_torchvision, train_net
+
+FASTER = "tiny_faster_rcnn_R_18_FPN"
+
+
+@pytest.fixture(scope="module")
+def trunk():
+    torch.manual_seed(0)
+    return Checkpoint(arch="resnet18", method="test", state_dict=build_backbone("resnet18").state_dict())
+
+
+@pytest.fixture
+def data(tiny_root, tmp_path):
+    """A private copy of the scenes, to be damaged."""
+    shutil.copytree(tiny_root / "scenes", tmp_path / "data" / "scenes")
+    return tmp_path / "data"
+
+
+def prepare(data, tmp_path, checkpoint=None, *opts, name=FASTER, world=1):
+    file = None
+    if checkpoint is not None:
+        file = tmp_path / "x.safetensors"
+        checkpoint.save(file)
+    opts = opts if checkpoint is not None else ("MODEL.WEIGHTS", "random", *opts)
+    return train_net.prepare(train_net.Job(name, opts, "torchvision", file, data, tmp_path / "run", world, False))
+
+
+def edit(data, change, kind="instances", part="val"):
+    file = data / "scenes" / "annotations" / f"{kind}_{part}2017.json"
+    content = json.loads(file.read_text())
+    change(content)
+    file.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize(
+    ("opts", "words"),
+    [
+        (("MODEL.RESNETS.STRIDE_IN_1X1", "True"), "STRIDE_IN_1X1"),
+        (("INPUT.FORMAT", "BGR"), "INPUT.FORMAT is BGR"),
+        (("MODEL.PIXEL_MEAN", "[103.53,116.28,123.675]"), "PIXEL_MEAN"),
+        (("MODEL.PIXEL_STD", "[1.0,1.0,1.0]"), "PIXEL_STD"),
+        (("MODEL.RESNETS.DEPTH", "50"), "DEPTH is 50 but .* resnet18"),
+        (("MODEL.ROI_HEADS.NUM_CLASSES", "80"), "10 categories.*NUM_CLASSES is 80"),
+        (("MODEL.BACKBONE.FREEZE_AT", "2"), "FREEZE_AT is 2"),
+        (("MODEL.ROI_BOX_HEAD.NORM", "SyncBN"), "ROI_BOX_HEAD.NORM"),
+        (("MODEL.RPN.NMS_TRESH", "0.5"), "NMS_TRESH'; did you mean 'MODEL.RPN.NMS_THRESH'"),
+        (("SOLVER.BASE_LR", "fast"), "SOLVER.BASE_LR"),
+        (("SOLVER.BASE_LR",), "'SOLVER.BASE_LR' has no value"),
+        (("DATASETS.TRAIN", "('scenes_trian',)"), "did you mean 'scenes_train'"),
+        (("DATASETS.TEST", "('scenes_train',)"), "share 12 images"),
+    ],
+)
+def test_config_against_checkpoint_and_data(tiny_root, tmp_path, trunk, opts, words):
+    with pytest.raises(BadInput, match=words):
+        prepare(tiny_root, tmp_path, trunk, *opts)
+
+
+def test_statistics_come_from_the_checkpoint(tiny_root, tmp_path, trunk):
+    pixels = Pixels((0.4, 0.5, 0.6), (0.2, 0.3, 0.4), "BGR")
+    p = prepare(tiny_root, tmp_path, trunk.replace(pixels=pixels))
+    assert p.cfg.INPUT.FORMAT == "BGR"
+    assert pytest.approx([102, 127.5, 153]) == p.cfg.MODEL.PIXEL_MEAN
+
+
+def test_weights_must_be_named(tiny_root, tmp_path, trunk):
+    job = train_net.Job(FASTER, (), "torchvision", None, tiny_root, tmp_path, 1, False)
+    with pytest.raises(BadInput, match="no weights: give --checkpoint"):
+        train_net.prepare(job)
+    with pytest.raises(BadInput, match="nothing is downloaded"):
+        convert.weights(None, "detectron2://ImageNetPretrained/MSRA/R-50.pkl", 50, 0)
+    with pytest.raises(BadInput, match="give one"):
+        convert.weights(tmp_path / "x", "y.pkl", 18, 0)
+    assert convert.weights(None, "random", 18, 0).digest == convert.weights(None, "random", 18, 0).digest
+
+
+def test_small_image_stem_is_refused(tiny_root, tmp_path):
+    with pytest.raises(BadInput, match="conv3 stem"):
+        prepare(
+            tiny_root,
+            tmp_path,
+            Checkpoint(
+                arch="resnet18", stem="conv3", method="t", state_dict=build_backbone("resnet18", "conv3").state_dict()
+            ),
+        )
+
+
+def test_feature_check(tiny_root, tmp_path, trunk):
+    """A detector whose weights half arrived, whose channels are swapped, or whose stride is elsewhere is refused."""
+    p = prepare(tiny_root, tmp_path, trunk)
+    engine = engine_torchvision.Engine(
+        p.cfg, p.checkpoint, flip_map=[], task="faster_rcnn", seed=0, device=torch.device("cpu")
+    )
+    assert convert.check_features(p.checkpoint, engine.stages, "torchvision") <= 1e-6
+    body = engine.model.backbone.body
+    with torch.no_grad():
+        body.layer3[0].conv1.weight.mul_(1.01)
+    with pytest.raises(BadInput, match="the loaded C4 is off"):
+        convert.check_features(p.checkpoint, engine.stages, "torchvision")
+    body.load_state_dict(trunk.state_dict)
+    with torch.no_grad():
+        body.conv1.weight.copy_(body.conv1.weight.flip(1))
+    with pytest.raises(BadInput, match="the loaded C2 is off"):
+        convert.check_features(p.checkpoint, engine.stages, "torchvision")
+
+
+def test_half_matched_pkl_is_refused(tmp_path, trunk):
+    import pickle
+
+    names = foreign.to_detectron2(trunk.state_dict)
+    half = {k: v.numpy() for k, v in list(names.items())[: len(names) // 2]}
+    (tmp_path / "half.pkl").write_bytes(pickle.dumps({"model": half, "__author__": "MOCO"}))
+    with pytest.raises(BadInput):
+        convert.weights(None, str(tmp_path / "half.pkl"), 18, 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda d: d["annotations"][0].update(category_id=77), "category 77 is not among"),
+        (lambda d: d["annotations"][0].update(image_id=999), "image 999 is not in"),
+        (lambda d: d["annotations"][1].update(id=d["annotations"][0]["id"]), "its id appears twice"),
+        (lambda d: d["annotations"][0].update(bbox=[1, 2, 3]), "bbox"),
+        (lambda d: d["annotations"][0].update(bbox=[1, 2, float("nan"), 3]), "bbox"),
+        (lambda d: d.pop("images"), "no 'images' list"),
+        (lambda d: d.update(categories=[]), "'categories' is empty"),
+        (lambda d: d["categories"][0].update(name="zero"), "its categories are not those of .* 1 '"),
+    ],
+)
+def test_annotation_files_that_do_not_fit(data, tmp_path, trunk, change, words):
+    edit(data, change)
+    with pytest.raises(BadInput, match=words):
+        prepare(data, tmp_path, trunk)
+
+
+def test_files_that_are_not_there_or_not_json(data, tmp_path, trunk):
+    file = data / "scenes" / "annotations" / "instances_val2017.json"
+    file.write_text("{")
+    with pytest.raises(BadInput, match="not JSON"):
+        prepare(data, tmp_path, trunk)
+    file.unlink()
+    with pytest.raises(BadInput, match="no such file; COCO is ROOT/coco"):
+        prepare(data, tmp_path, trunk)
+
+
+def test_keypoint_files_without_keypoints(data, tmp_path, trunk):
+    name = "tiny_keypoint_rcnn_R_18_FPN"
+    edit(data, lambda d: [a.pop("keypoints") for a in d["annotations"]], "person_keypoints", "train")
+    with pytest.raises(BadInput, match="no annotation has keypoints"):
+        prepare(data, tmp_path, trunk, name=name)
+    edit(data, lambda d: d["categories"][0].pop("keypoints"), "person_keypoints", "train")
+    with pytest.raises(BadInput, match="one category with a 'keypoints' list"):
+        prepare(data, tmp_path, trunk, name=name)
+    with pytest.raises(BadInput, match="OKS_SIGMAS"):
+        embedded.build(tmp_path / "fresh", "tiny")
+        prepare(tmp_path / "fresh", tmp_path, trunk, "TEST.KEYPOINT_OKS_SIGMAS", "[0.1]", name=name)
+
+
+def test_masks_are_needed_for_masks(data, tmp_path, trunk):
+    edit(data, lambda d: d["annotations"][0].pop("segmentation"), part="train")
+    with pytest.raises(BadInput, match="no 'segmentation'"):
+        prepare(data, tmp_path, trunk, name="tiny_mask_rcnn_R_18_FPN")
+    prepare(data, tmp_path, trunk)  # boxes alone do not need it
+
+
+def degenerate(d):
+    """Crowds, empty and outside boxes, outlines of two points, and images with nothing at all, in one file."""
+    first = [a for a in d["annotations"] if a["image_id"] == 1]
+    for a in first:
+        a["iscrowd"] = 1
+    second = [a for a in d["annotations"] if a["image_id"] == 2]
+    second[0]["bbox"] = [5.0, 5.0, 0.0, 10.0]
+    second[1]["bbox"] = [500.0, 500.0, 10.0, 10.0]
+    second[2]["segmentation"] = [[1, 1, 2, 2]]
+    d["annotations"] = [a for a in d["annotations"] if a["image_id"] not in (3, 4)]
+
+
+@pytest.mark.parametrize("task", ["faster", "mask", "keypoint"])
+def test_degenerate_objects_are_handled_as_by_coco_tools(data, tmp_path, trunk, task):
+    edit(data, degenerate, "person_keypoints" if task == "keypoint" else "instances", "train")
+    p = prepare(data, tmp_path, trunk, name=f"tiny_{task}_rcnn_R_18_FPN")
+    kept = {r["image_id"] for r in coco.training_records(p.train, p.task)}
+    assert not kept & {1, 3, 4} and 2 in kept
+    record = next(r for r in p.train.records if r["image_id"] == 2)
+    target = coco.targets(record, 128, 128, mirrored=False, flip_map=p.train.flip, task=p.task)
+    boxes = target["boxes"]
+    assert ((boxes[:, 2:] - boxes[:, :2]) > 0).all()
+    assert len(boxes) == len(record["annotations"]) - 2
+    assert len(p.train.notes) == (task == "mask")
+
+
+@pytest.mark.parametrize("task", ["faster", "mask", "keypoint"])
+def test_a_batch_without_any_object_trains(tiny_root, tmp_path, trunk, task):
+    """Every loss is finite and every parameter gets a gradient, so that no rank waits for another's."""
+    p = prepare(tiny_root, tmp_path, trunk, name=f"tiny_{task}_rcnn_R_18_FPN")
+    engine = engine_torchvision.Engine(
+        p.cfg, p.checkpoint, flip_map=p.train.flip, task=p.task, seed=0, device=torch.device("cpu")
+    )
+    record = {**p.train.records[0], "annotations": []}
+    target = coco.targets(record, 128, 128, mirrored=False, flip_map=p.train.flip, task=p.task)
+    losses = engine.model.train()([coco.to_uint8(coco.load_image(record))] * 2, [target] * 2)
+    total = sum(losses.values())
+    total.backward()
+    assert torch.isfinite(total)
+    assert all(q.grad is not None for q in engine.model.parameters())
+
+
+def test_one_image_of_another_size_than_stated(data, tmp_path, trunk):
+    edit(data, lambda d: d["images"][0].update(height=64))
+    p = prepare(data, tmp_path, trunk)
+    with pytest.raises(BadInput, match="its annotation file says"):
+        coco.load_image(p.val.records[0])
+
+
+def test_batch_must_divide(tiny_root, tmp_path, trunk):
+    with pytest.raises(BadInput, match="does not divide into 3"):
+        prepare(tiny_root, tmp_path, trunk, world=3)
+
+
+def test_protocol_names():
+    def name(recipe, *opts):
+        return config.protocol(config.read(recipe, opts))
+
+    assert name("faster_rcnn_R_50_FPN_1x") == "detection-1x-v1"
+    assert name("keypoint_rcnn_R_50_FPN_1x", "SEED", "3", "SOLVER.CHECKPOINT_PERIOD", "7") == "detection-1x-v1"
+    assert name("demo_mask_rcnn_R_18_FPN") == "detection-demo-v1"
+    assert name(FASTER) == "detection-tiny-v1"
+    changed = name("mask_rcnn_R_50_FPN_1x", "SOLVER.BASE_LR", "0.01")
+    assert changed.startswith("detection-") and "1x" not in changed
+    assert name("mask_rcnn_R_50_FPN_1x", "MODEL.FPN.NORM", "BN") != changed
+
+
+def test_a_config_must_state_what_the_engine_reads(tmp_path):
+    file = tmp_path / "own.yaml"
+    file.write_text("MODEL:\n  MASK_ON: True\n")
+    with pytest.raises(BadInput, match=r"does not state .*_BASE_"):
+        config.embedded(config.read(str(file), []))
+
+
+def test_order_is_a_function_of_its_position():
+    records = [{"width": 2 if i % 3 else 1, "height": 1 + i % 3 % 2} for i in range(23)]
+    order = coco.Order(records, 8, seed=4)
+    stream = order.batches()
+    whole = [next(stream) for _ in range(20)]
+    later = order.batches(13)
+    assert [next(later) for _ in range(7)] == whole[13:]
+    for batch in whole:
+        for group in (batch[:4], batch[4:]):
+            assert len({order.wide[i] for i in group}) == 1
+    seen = [i for batch in whole for i in batch]
+    assert set(seen[:46]) == set(range(23))
+    shares = [list(coco.Slots(order, first=3, last=6, rank=r, world=2)) for r in range(2)]
+    assert [[i for _, _, i in a + b] for a, b in zip(*shares)] == whole[3:6]

@@ -1,0 +1,156 @@
+"""The command as a user runs it: results, kill -9 and signals, refusals, several processes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from backbench import results
+from backbench.backbones import build_backbone
+from backbench.checkpoint import Checkpoint
+
+ROOT = Path(__file__).parent.parent.parent
+SIX = ("SOLVER.MAX_ITER", "6", "SOLVER.STEPS", "(4,)")
+ENV = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture(scope="module")
+def x(tmp_path_factory):
+    """A ResNet-18 checkpoint."""
+    torch.manual_seed(0)
+    file = tmp_path_factory.mktemp("checkpoint") / "x.safetensors"
+    Checkpoint(arch="resnet18", method="test", state_dict=build_backbone("resnet18").state_dict()).save(file)
+    return file
+
+
+def command(config, data, out, *more):
+    train_net = str(ROOT / "detection" / "train_net.py")
+    return [sys.executable, train_net, "--config-file", config, "--data", data, "--out", out, *more]
+
+
+def detect(config, data, out, *more):
+    args = [str(a) for a in command(config, data, out, *more)]
+    return subprocess.run(args, capture_output=True, text=True, env=ENV, timeout=400, check=False)
+
+
+def interrupted(number, rows, config, data, out, *more):
+    """Start, send signal `number` once metrics.jsonl has `rows` rows, and return the exit status."""
+    args = [str(a) for a in command(config, data, out, *more)]
+    process = subprocess.Popen(args, env=ENV, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    metrics = Path(out) / "metrics.jsonl"
+    deadline = time.monotonic() + 300
+    while process.poll() is None and time.monotonic() < deadline:
+        if metrics.exists() and len(metrics.read_text().splitlines()) >= rows:
+            process.send_signal(number)
+            break
+        time.sleep(0.01)
+    process.wait(60)
+    assert not (Path(out) / "model_final.pth").exists(), "the run ended before the signal"
+    return process.returncode
+
+
+def weights(out):
+    return torch.load(Path(out) / "model_final.pth", weights_only=True)["model"]
+
+
+def numbers(out):
+    rows, problems = results.read(Path(out) / "results.jsonl")
+    assert not problems
+    return {r.column: (r.value, r.ci95) for r in rows}
+
+
+def assert_same_run(a, b):
+    for key, value in weights(a).items():
+        assert torch.equal(value, weights(b)[key]), key
+    assert (Path(a) / "metrics.jsonl").read_text() == (Path(b) / "metrics.jsonl").read_text()
+    assert numbers(a) == numbers(b)
+
+
+def stop_and_kill(config, tiny_root, x, tmp_path, *flags):
+    """Uninterrupted, against stopped by SIGTERM after one iteration, killed -9 later, and resumed."""
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    more = (*flags, "--checkpoint", x, "--resume", *SIX)
+    done = detect(config, tiny_root, whole, *more)
+    assert done.returncode == 0, done.stderr
+    assert interrupted(signal.SIGTERM, 1, config, tiny_root, broken, *more) == 75
+    assert interrupted(signal.SIGKILL, 4, config, tiny_root, broken, *more) == -9
+    done = detect(config, tiny_root, broken, *more)
+    assert done.returncode == 0, done.stderr
+    assert_same_run(whole, broken)
+    return whole
+
+
+def test_faster_rcnn_from_start_to_end(tiny_root, x, tmp_path):
+    config = "tiny_faster_rcnn_R_18_FPN"
+    whole = stop_and_kill(config, tiny_root, x, tmp_path)
+    rows, _ = results.read(whole / "results.jsonl")
+    first = rows[0]
+    assert first.checkpoint == Checkpoint.load(x).digest
+    assert (first.task, first.dataset, first.split, first.engine) == ("faster_rcnn", "scenes", "val", "torchvision")
+    assert {r.metric for r in rows} == {f"bbox_{m}" for m in ("AP", "AP50", "AP75", "APs", "APm", "APl")}
+    assert first.protocol.startswith("detection-") and not first.protocol.endswith("-v1")  # SIX is no protocol's
+    assert len(list((whole / "pictures").glob("*.png"))) == 2
+    assert (whole / first.provenance["predictions"]).is_file()
+    assert json.loads((whole / "progress.json").read_text())["done"] == 2
+    assert set(json.loads((whole / "per_category.json").read_text())["bbox"]) == set("0123456789")
+    # The same command again prints the numbers and adds none.
+    before = (whole / "results.jsonl").read_bytes()
+    again = detect(config, tiny_root, whole, "--checkpoint", x, *SIX)
+    assert again.returncode == 0 and "bbox_AP50" in again.stderr
+    assert (whole / "results.jsonl").read_bytes() == before
+    # Another experiment does not continue this one.
+    other = detect(config, tiny_root, whole, "--checkpoint", x, *SIX, "SOLVER.BASE_LR", "0.5")
+    assert other.returncode == 2 and "SOLVER.BASE_LR" in other.stderr and other.stderr.count("\n") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["mask", "keypoint"])
+def test_killed_and_resumed(tiny_root, x, tmp_path, task):
+    stop_and_kill(f"tiny_{task}_rcnn_R_18_FPN", tiny_root, x, tmp_path)
+
+
+@pytest.mark.slow
+def test_killed_and_resumed_in_detectron2(tiny_root, x, tmp_path):
+    pytest.importorskip("detectron2", reason="Detectron2 is not installed: `make detectron2`")
+    whole = stop_and_kill("tiny_mask_rcnn_R_18_FPN", tiny_root, x, tmp_path, "--engine", "detectron2")
+    assert all(c.endswith("+detectron2") for c in numbers(whole))
+
+
+@pytest.mark.slow
+def test_two_processes_are_one(tiny_root, x, tmp_path):
+    """The same global batch on two gloo ranks: the same weights and AP, and a signal saves the state of both."""
+    config = "tiny_mask_rcnn_R_18_FPN"
+    one, two = tmp_path / "one", tmp_path / "two"
+    assert detect(config, tiny_root, one, "--checkpoint", x).returncode == 0
+    assert interrupted(signal.SIGTERM, 1, config, tiny_root, two, "--num-gpus", "2", "--checkpoint", x) == 75
+    done = detect(config, tiny_root, two, "--num-gpus", "2", "--checkpoint", x)
+    assert done.returncode == 0, done.stderr
+    for key, value in weights(one).items():
+        scale = float(value.abs().max()) + 1e-6 if value.is_floating_point() else 1
+        torch.testing.assert_close(weights(two)[key], value, rtol=0, atol=1e-4 * scale, msg=key)
+    assert numbers(one).keys() == numbers(two).keys()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["torchvision", "detectron2"])
+def test_losses_fall_and_ap_rises(tmp_path, engine):
+    """The keypoint demo learns: its loss halves and AP is well above 0 within 60 iterations."""
+    if engine == "detectron2":
+        pytest.importorskip("detectron2", reason="Detectron2 is not installed: `make detectron2`")
+    from backbench import embedded, runlog
+
+    data = embedded.build(tmp_path / "data")
+    short = ("SOLVER.MAX_ITER", "60", "SOLVER.STEPS", "(50,)", "DATASETS.TEST", "('keypoints_scenes_val_8',)")
+    flags = ("--engine", engine, "MODEL.WEIGHTS", "random", *short)
+    done = detect("demo_keypoint_rcnn_R_18_FPN", data, tmp_path / "run", *flags)
+    assert done.returncode == 0, done.stderr
+    losses = [row["loss"] for row in runlog.read_metrics(tmp_path / "run")]
+    assert sum(losses[-5:]) < 0.75 * sum(losses[:5])
+    value = {r.metric: r.value for r in results.read(tmp_path / "run" / "results.jsonl")[0]}
+    assert value["bbox_AP"] > 1 and value["keypoints_AP"] > 1
