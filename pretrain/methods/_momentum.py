@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -23,6 +24,11 @@ def momentum_copy(module: nn.Module) -> nn.Module:
 def momentum_update(average: Iterable[Tensor], source: Iterable[Tensor], momentum: float) -> None:
     """average := momentum average + (1 - momentum) source, tensor by tensor, in one fused call."""
     torch._foreach_lerp_(list(average), [p.detach() for p in source], 1.0 - momentum)
+
+
+def momentum_at(progress: float, start: float, final: float) -> float:
+    """`start` at progress 0, `final` at 1, by half a cosine (BYOL, Section 3.2)."""
+    return final - (final - start) * (math.cos(math.pi * progress) + 1) / 2
 
 
 class KeyEncoder(nn.Module):
@@ -48,9 +54,9 @@ class KeyEncoder(nn.Module):
         keys = unit(self.encoder(images))
         return distributed.unshuffle(keys, order).view(n * distributed.world_size(), v, -1)
 
-    def update(self, parameters: Iterable[Tensor]) -> None:
+    def update(self, parameters: Iterable[Tensor], momentum: float | None = None) -> None:
         """One momentum step towards the query encoder's `parameters`; running statistics are averaged over ranks."""
-        momentum_update(self.encoder.parameters(), parameters, self.momentum)
+        momentum_update(self.encoder.parameters(), parameters, self.momentum if momentum is None else momentum)
         distributed.average_batchnorm(self.encoder)
 
 
@@ -62,7 +68,7 @@ class Queue(nn.Module):
 
     def __init__(self, length: int, dim: int, *, seed: int, name: str = "queue") -> None:
         super().__init__()
-        keys = torch.randn(length, dim, generator=resume.generator(seed, name))
+        keys = torch.randn(length, dim, generator=resume.generator(seed, name), device="cpu")
         self.register_buffer("keys", F.normalize(keys, dim=1))
         self.register_buffer("position", torch.zeros((), dtype=torch.int64))
 

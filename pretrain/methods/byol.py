@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +14,7 @@ from backbench.errors import BadInput
 from pretrain import method
 from pretrain.method import Batch, MethodConfig, Setup
 from pretrain.methods._heads import BYOL_HEAD, Head, build_head
-from pretrain.methods._momentum import momentum_copy, momentum_update
+from pretrain.methods._momentum import momentum_at, momentum_copy, momentum_update
 from pretrain.methods._precision import full_precision
 
 
@@ -29,8 +28,8 @@ def cosine_loss(p: Tensor, z: Tensor) -> Tensor:
 class Config(MethodConfig):
     head: Head = BYOL_HEAD
     predictor: Head = BYOL_HEAD
-    momentum: float = 0.996  # rises to 1 by half a cosine over the run
-    momentum_schedule: bool = True
+    momentum: float = 0.996
+    final_momentum: float = 1.0  # reached by half a cosine over the run
 
 
 class Method(method.Method):
@@ -54,8 +53,6 @@ class Method(method.Method):
         return {"loss": distributed.mean_over_ranks(loss)}
 
     def after_step(self, progress: float) -> None:
-        momentum = self.config.momentum
-        if self.config.momentum_schedule:
-            momentum = 1 - (1 - momentum) * (math.cos(math.pi * progress) + 1) / 2
+        momentum = momentum_at(progress, self.config.momentum, self.config.final_momentum)
         source = [*self.backbone.parameters(), *self.projector.parameters()]
         momentum_update(self.target.parameters(), source, momentum)

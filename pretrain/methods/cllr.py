@@ -48,10 +48,10 @@ def released_reconstruction(phi: Tensor, projection: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Config(MethodConfig):
-    """`on` is the method that is regularised; phi is its encoder's output for all its views, as in the released code
+    """`inner` is the method that is regularised; phi is its encoder's output for all its views, as in the released code
     (the paper writes one Phi for both terms)."""
 
-    on: MethodConfig = field(metadata={"choose": choose_config})
+    inner: MethodConfig = field(metadata={"choose": choose_config})
     weight: float = 0.1  # the paper's lambda
     alpha: float = 10.0
     norm: Literal["nuclear", "l21", "none"] = "nuclear"
@@ -63,12 +63,12 @@ class Config(MethodConfig):
 class Method(method.Method):
     def __init__(self, config: Config, backbone: Trunk, setup: Setup) -> None:
         super().__init__()
-        if config.on.name not in ON:
-            raise BadInput(f"cllr works on {', '.join(ON)}, not on '{config.on.name}'; change method.on.name")
+        if config.inner.name not in ON:
+            raise BadInput(f"cllr works on {', '.join(ON)}, not on '{config.inner.name}'; change method.inner.name")
         if config.reconstruction == "released" and config.norm != "none":
             raise BadInput("cllr: the released reconstruction ignores L's scale; with it method.norm must be none")
         self.config = config
-        self.inner = build_method(config.on, backbone, setup)
+        self.inner = build_method(config.inner, backbone, setup)
         self.sync_batchnorm = self.inner.sync_batchnorm
         self.backbone = self.inner.backbone
         width = backbone.feature_dim
@@ -78,7 +78,7 @@ class Method(method.Method):
         generator = resume.generator(setup.seed, "cllr projection")
         start = torch.eye(width)
         if rows < width:
-            start = torch.linalg.qr(torch.randn(width, rows, generator=generator)).Q.T
+            start = torch.linalg.qr(torch.randn(width, rows, generator=generator, device="cpu")).Q.T
         self.projection = nn.Parameter(start[:rows].contiguous())
         self._features: list[Tensor] = []
         self.backbone.register_forward_hook(self._keep)

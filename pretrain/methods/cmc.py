@@ -53,7 +53,9 @@ class Method(method.Method):
                 module.reset_parameters()
         self.projector = build_head(config.head, backbone.feature_dim)
         self.colour_projector = build_head(config.head, backbone.feature_dim)
-        memory = torch.randn(2, setup.images, config.head.dim, generator=resume.generator(setup.seed, "memory"))
+        memory = torch.randn(
+            2, setup.images, config.head.dim, generator=resume.generator(setup.seed, "memory"), device="cpu"
+        )
         self.register_buffer("memory", F.normalize(memory, dim=2))
         self._new: list[tuple[Tensor, Tensor]] = []
 

@@ -15,7 +15,7 @@ from backbench.errors import BadInput
 from pretrain import method
 from pretrain.method import Batch, MethodConfig, Setup
 from pretrain.methods._crops import forward_crops
-from pretrain.methods._momentum import momentum_copy, momentum_update
+from pretrain.methods._momentum import momentum_at, momentum_copy, momentum_update
 from pretrain.methods._precision import full_precision
 
 
@@ -118,7 +118,7 @@ class Method(method.Method):
 
     @torch.no_grad()
     def after_step(self, progress: float) -> None:
-        momentum = 1 - (1 - self.config.momentum) * (math.cos(math.pi * progress) + 1) / 2
+        momentum = momentum_at(progress, self.config.momentum, 1.0)
         source = [*self.backbone.parameters(), *self.projector.parameters()]
         momentum_update(self.teacher.parameters(), source, momentum)
         if self._seen:

@@ -15,7 +15,7 @@ from backbench.errors import BadInput
 from pretrain import method
 from pretrain.method import Batch, MethodConfig, Setup
 from pretrain.methods._heads import MOCO_HEAD, Head, build_head
-from pretrain.methods._momentum import KeyEncoder, Queue, check_groups, check_queue
+from pretrain.methods._momentum import KeyEncoder, Queue, check_groups, check_queue, momentum_at
 from pretrain.methods._precision import full_precision, unit
 
 CHUNK_ELEMENTS = {"cpu": 1 << 17, "cuda": 1 << 24}  # logits held at once: 0.5 MiB in cache, 64 MiB on a GPU
@@ -72,6 +72,7 @@ class Config(MethodConfig):
     temperature: float = 0.2
     queue: int = 65536
     momentum: float = 0.999
+    final_momentum: float | None = None  # reached by half a cosine; null: constant (MoCo)
     symmetric: bool = False
     query_batchnorm: Literal["local", "sync"] = "local"  # MoCo's: statistics of one GPU
     groups: int | None = None  # of local batch norm over the global batch (the paper's GPUs); null: one per process
@@ -120,7 +121,10 @@ class Method(method.Method):
         return {"loss": distributed.mean_over_ranks(torch.stack(losses).mean())}
 
     def after_step(self, progress: float) -> None:
-        self.key_encoder.update([*self.backbone.parameters(), *self.projector.parameters()])
+        config = self.config
+        final = config.momentum if config.final_momentum is None else config.final_momentum
+        momentum = momentum_at(progress, config.momentum, final)
+        self.key_encoder.update([*self.backbone.parameters(), *self.projector.parameters()], momentum)
         for keys in self._new_keys:
             self.queue.enqueue(keys)
         self._new_keys.clear()

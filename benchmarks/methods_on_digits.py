@@ -1,0 +1,180 @@
+"""Does every method learn? Each is trained briefly on the embedded digits through `backbench pretrain`.
+
+Printed per method: loss at first and last, effective rank of the test features (exp of the entropy of the covariance's
+eigenvalues), accuracy from two labels per class (logistic regression, mean of ten draws) and of 20 nearest neighbours,
+beside the untrained trunk. The last table is kept in methods_on_digits.txt. An hour at most on two cores:
+
+    python benchmarks/methods_on_digits.py --out runs/methods --epochs 12 [--only simclr,lorac] [--jobs 2]
+
+A method that is there already (same settings, same folder) is not trained again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from backbench import embedded, resume
+from backbench.checkpoint import Checkpoint
+from backbench.config import configs_dir
+
+HEAD = {"hidden": 512, "dim": 128, "last_batchnorm": True}
+KEYS = {"head": HEAD, "queue": 512, "momentum": 0.95, "groups": 4, "temperature": 0.2}
+MOCO = {**KEYS, "query_batchnorm": "sync"}
+PLAIN = {"hidden": 512, "dim": 128}
+SIMSIAM = {"hidden": 512, "dim": 512, "layers": 3, "last_batchnorm": True, "last_affine": False}
+# name -> (views, method settings); heads with batch norm and short memories, because the runs are short
+METHODS: dict[str, tuple[int, dict[str, Any]]] = {
+    "moco": (2, MOCO),
+    "moco_m": (3, {**KEYS, "keys": 1}),
+    "lorac": (3, {**KEYS, "keys": 1, "beta": 2.0}),
+    "jcl": (4, {**KEYS, "lam": 1.0}),
+    "mio": (2, {"head": HEAD, "l2_weight": 1.0}),
+    "arb": (2, {"head": {"layers": 3, "hidden": 512, "dim": 256, "last_bias": False}, "groups": 8}),
+    "cllr": (2, {"inner": {"name": "simclr", "head": HEAD, "temperature": 0.2}, "rows": 128, "alpha": 0.01}),
+    "simclr": (2, {"head": HEAD, "temperature": 0.2}),
+    "dcl": (2, {"head": PLAIN}),
+    "hcl": (2, {"head": PLAIN}),
+    "byol": (2, {"head": PLAIN, "predictor": PLAIN, "momentum": 0.95}),
+    "simsiam": (2, {"head": SIMSIAM, "predictor": {"hidden": 128, "dim": 512}}),
+    "barlow_twins": (2, {"head": {"layers": 3, "hidden": 512, "dim": 256, "last_bias": False}}),
+    "vicreg": (2, {"head": {"layers": 3, "hidden": 512, "dim": 256, "last_bias": False}}),
+    "w_mse": (2, {"head": {"hidden": 512, "dim": 16}, "size": 64}),
+    "swav": (2, {"head": PLAIN, "prototypes": 60}),
+    "dino": (2, {"hidden": 512, "bottleneck": 64, "dim": 256, "batchnorm": True, "momentum": 0.95}),
+    "co2": (2, {**MOCO, "consistency": 0.3}),
+    "ressl": (2, {**MOCO, "temperature": 0.1}),
+    "cmc": (1, {"head": HEAD, "negatives": 256, "temperature": 0.2}),
+    "supervised": (1, {}),
+}
+CROP = {"size": 32, "scale": [0.3, 1.0], "flip": 0.0, "blur_p": 0.0}
+LABELS, NEIGHBOURS, DRAWS = 2, 20, 10
+
+
+def recipe(name: str, epochs: int) -> dict[str, Any]:
+    views, settings = METHODS.get(name, (2, {}))
+    crops = [{**CROP, "count": views}]
+    if name == "ressl":  # the key's view is weakly augmented (Section 3.3 of ReSSL)
+        crops = [{**CROP, "count": 1}, {**CROP, "count": 1, "jitter_p": 0.0, "gray_p": 0.0}]
+    return {
+        "base": str(configs_dir() / "pretrain" / "demo_random.yaml"),
+        "name": name,
+        "method": {"name": name, **settings},
+        "views": {"crops": crops},
+        "optim": {"schedule": "cosine"},
+        "epochs": 0 if name == "random" else epochs,
+    }
+
+
+def train(name: str, *, epochs: int, data: Path, out: Path) -> float:
+    """Seconds of training; `backbench pretrain` recognises a finished run."""
+    out.mkdir(parents=True, exist_ok=True)
+    file = out / f"{name}.yaml"
+    resume.write_text(file, json.dumps(recipe(name, epochs), indent=1))  # JSON is YAML
+    command = [sys.executable, "-m", "backbench", "pretrain", str(file), "--data", str(data), "--out", str(out / name)]
+    start = time.monotonic()
+    done = subprocess.run(
+        [*command, "--accelerator", "cpu", "-q"],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise SystemExit(f"{name}: exit status {done.returncode}: {done.stderr.strip().splitlines()[-1:]}")
+    return time.monotonic() - start
+
+
+def losses(run: Path) -> tuple[float, float]:
+    """Mean loss of the first and of the last tenth of the logged steps."""
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    values = [row["loss"] for row in rows if "loss" in row]
+    if not values:
+        return float("nan"), float("nan")
+    tenth = max(1, len(values) // 10)
+    return float(np.mean(values[:tenth])), float(np.mean(values[-tenth:]))
+
+
+def images(folder: Path) -> tuple[torch.Tensor, np.ndarray]:
+    """All images of a class folder as (N, 3, h, w) uint8, and their classes."""
+    from PIL import Image
+
+    files = sorted(folder.glob("*/*.png"))
+    pixels = np.stack([np.asarray(Image.open(f).convert("RGB")) for f in files])
+    return torch.from_numpy(pixels).permute(0, 3, 1, 2), np.array([int(f.parent.name) for f in files])
+
+
+@torch.no_grad()
+def features(checkpoint: Checkpoint, pixels: torch.Tensor) -> np.ndarray:
+    from backbench.preprocess import normalise
+
+    trunk = checkpoint.backbone().eval()
+    return torch.cat([trunk(normalise(part, checkpoint.pixels)) for part in pixels.split(256)]).numpy()
+
+
+def score(run: Path, data: Path) -> dict[str, float]:
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.neighbors import KNeighborsClassifier
+    from sklearn.preprocessing import normalize
+
+    checkpoint = Checkpoint.load(run / "backbone.safetensors")
+    (train_x, train_y), (test_x, test_y) = (images(data / "digits" / s) for s in ("train", "test"))
+    a, b = features(checkpoint, train_x), features(checkpoint, test_x)
+    spectrum = np.linalg.svd(b - b.mean(0), compute_uv=False) ** 2
+    share = spectrum / max(spectrum.sum(), 1e-30)
+    rank = float(np.exp(-(share * np.log(share + 1e-30)).sum()))
+    knn = KNeighborsClassifier(NEIGHBOURS, metric="cosine").fit(a, train_y).score(b, test_y)
+    a, b = normalize(a), normalize(b)
+    few = []
+    for draw in range(DRAWS):
+        rng = np.random.default_rng(resume.seed_of("few labels", draw))
+        chosen = np.concatenate([rng.choice(np.flatnonzero(train_y == c), LABELS, replace=False) for c in range(10)])
+        few.append(LogisticRegression(C=100.0, max_iter=1000).fit(a[chosen], train_y[chosen]).score(b, test_y))
+    return {"rank": rank, "few": 100 * float(np.mean(few)), "knn": 100 * knn}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("runs/methods_on_digits"))
+    parser.add_argument("--epochs", type=int, default=12)
+    parser.add_argument("--only", help="methods, separated by commas")
+    parser.add_argument("--jobs", type=int, default=2, help="runs at a time, a core each")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    data = embedded.build(args.out / "data")
+    names = ["random", *(args.only.split(",") if args.only else METHODS)]
+    with ThreadPoolExecutor(args.jobs) as pool:
+        took = list(pool.map(lambda n: train(n, epochs=args.epochs, data=data, out=args.out), names))
+    header = f"{'method':14}{'loss first':>11}{'last':>9}{'rank':>7}{'2 labels':>10}{'kNN-20':>8}{'seconds':>9}  remark"
+    lines = [f"# digits, ResNet-18, {args.epochs} epochs, torch {torch.__version__}", header]
+    base: dict[str, float] = {}
+    for name, seconds in zip(names, took):
+        first, last = losses(args.out / name) if name != "random" else (float("nan"), float("nan"))
+        row = score(args.out / name, data)
+        base = base or row
+        remarks = []
+        if name != "random":
+            remarks += [] if last < first else ["loss did not fall"]
+            remarks += [] if row["rank"] > 2 else ["collapsed"]
+            worse = [k for k in ("few", "knn") if row[k] <= base[k]]
+            remarks += [f"does not beat random: {', '.join(worse)}"] if worse else []
+        lines.append(
+            f"{name:14}{first:11.3f}{last:9.3f}{row['rank']:7.1f}{row['few']:10.1f}{row['knn']:8.1f}{seconds:9.0f}"
+            f"  {'; '.join(remarks)}"
+        )
+        print("\n".join(lines[-3:] if len(lines) == 3 else lines[-1:]), flush=True)
+    resume.write_text(Path(__file__).with_suffix(".txt"), "\n".join(line.rstrip() for line in lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()

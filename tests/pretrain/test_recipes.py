@@ -1,0 +1,98 @@
+"""Every shipped recipe is read, its method and optimiser built (on the meta device: shapes without numbers), and the
+published numbers that it names exist."""
+
+import functools
+import re
+
+import pytest
+import torch
+
+from backbench import config, optim, published
+from backbench.backbones import build_backbone
+from pretrain.config import PretrainConfig
+from pretrain.method import Setup, build_method, method_names
+
+FOLDER = config.configs_dir() / "pretrain"
+FILES = [p for p in sorted(FOLDER.rglob("*.yaml")) if not p.name.startswith("_")]
+NAMES = [str(p.relative_to(FOLDER).with_suffix("")) for p in FILES]
+IMAGES = {"imagenet": 1_281_167, "imagenet100": 126_689, "stl10": 100_000, "digits": 900}
+
+
+@functools.cache
+def load(name: str) -> PretrainConfig:
+    return config.load(PretrainConfig, name, kind="pretrain")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_recipe_builds(name):
+    recipe = load(name)
+    setup = Setup(
+        batch_size=recipe.batch_size,
+        views=sum(group.count for group in recipe.views.crops),
+        seed=recipe.seed,
+        images=IMAGES.get(recipe.data.dataset, 50_000),
+        classes=10,
+    )
+    with torch.device("meta"):
+        trunk = build_backbone(recipe.arch, recipe.stem, zero_init_residual=recipe.zero_init_residual)
+        method = build_method(recipe.method, trunk, setup)
+    assert method.backbone is not None
+    o = recipe.optim
+    groups = optim.parameter_groups(
+        method, weight_decay=o.weight_decay, decay_1d=o.decay_1d, adapt_1d=o.adapt_1d, lr_1d=o.lr_1d
+    )
+    optimizer = optim.build(o.name, groups, lr=o.lr, momentum=o.momentum, betas=o.betas, trust=o.trust)
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    assert held == {id(p) for p in method.parameters() if p.requires_grad}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_expected_numbers_are_published(name):
+    recipe = load(name)
+    rows = published.rows()
+    for key in recipe.expected:
+        found = [row for row in rows if row.key == key]
+        assert found, f"{key} is not in published.csv"
+        assert {row.arch for row in found} == {recipe.arch}
+        trained = recipe.stop_after_epochs or recipe.epochs
+        assert {row.epochs for row in found} <= {trained, None}, key
+    assert len(set(recipe.expected)) == len(recipe.expected)
+
+
+def test_names_on_the_leaderboard_are_unique():
+    names = [load(name).name for name in NAMES]
+    assert not {n for n in names if names.count(n) > 1}
+
+
+def test_every_method_has_a_recipe():
+    used = {load(name).method.name for name in NAMES}
+    assert set(method_names()) - used == set()
+
+
+def test_every_number_has_a_source():
+    """Each group of numbers of a paper's recipe stands in a file that says where it is from."""
+    for path in FILES:
+        text = path.read_text()
+        if path.name.startswith(("demo", "tiny")):
+            continue
+        for line in text.splitlines():
+            if re.search(r"^\s+(weight|alpha|beta|lam|lr|temperature|queue|momentum|weight_decay): ", line):
+                above = text[: text.index(line)]
+                assert "#" in line or re.search(r"^# .*(every number|torchvision|solo-learn)", above, re.M), (
+                    path,
+                    line,
+                )
+
+
+def test_the_papers_recipes_are_there():
+    paths = {str(p.relative_to(FOLDER)) for p in FILES}
+    for name in ("lorac/lorac", "lorac/moco_m", "lorac/moco_v2", "jcl/jcl"):
+        assert {f"{name}_imagenet.yaml", f"{name}_imagenet100.yaml"} <= paths
+    for data in ("cifar10", "cifar100", "stl10"):
+        assert {f"mio/mio_{model}_{data}.yaml" for model in "abcd"} <= paths
+    for data in ("cifar10", "cifar100", "imagenet100"):
+        assert f"arb/arb_{data}_2048.yaml" in paths
+    assert {f"arb/arb_imagenet_{d}.yaml" for d in (256, 2048, 8192)} <= paths
+    for norm in ("l21", "nuclear"):
+        assert {f"cllr/cllr_{norm}_{d}_256_400ep.yaml" for d in ("stl10", "cifar10")} <= paths
+        assert f"cllr/cllr_{norm}_cmc_imagenet100_4096.yaml" in paths
