@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 import pickle
+import pickletools
 import re
 import struct
 import warnings
@@ -18,7 +19,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -157,12 +158,16 @@ def _explain(error: Exception) -> str:
     text = " ".join(str(error).split())
     named = re.search(r"GLOBAL ([\w.]+)", text)
     if named:
-        return f"refused: it names {named.group(1)}, which is not on the list of harmless names; nothing was executed"
+        return _refusal(named.group(1))
     if isinstance(error, pickle.UnpicklingError) and text.startswith("refused"):
         return text
     if isinstance(error, EOFError | zipfile.BadZipFile | struct.error) or "central directory" in text:
         return f"damaged or truncated ({text[:80] or type(error).__name__}); download it again"
     return f"not a readable weight file, damaged or truncated ({type(error).__name__}: {text[:80]})"
+
+
+def _refusal(name: str) -> str:
+    return f"refused: it names {name}, which is not on the list of harmless names; nothing was executed"
 
 
 def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], Mapping[str, str]]:
@@ -180,8 +185,8 @@ def _read_torch_zip(path: Path) -> Any:
 def _read_torch_legacy(path: Path) -> Any:
     with path.open("rb") as file:
         for _ in range(2):  # magic number, protocol version
-            _Unpickler(file).load()
-        system = _Unpickler(file).load()
+            _unpickle(file)
+        system = _unpickle(file)
     if isinstance(system, dict) and not system.get("little_endian", True):
         raise BadInput("written on a big-endian machine; write it again on a little-endian one")
     return _torch_load(path, mmap=False)
@@ -313,15 +318,24 @@ class _Unpickler(pickle.Unpickler):
         full = f"{module}.{name}"
         if full in _NUMPY:
             return _NUMPY[full]
-        raise pickle.UnpicklingError(f"refused: it names {full}, which is not on the list of harmless names; nothing was executed")
+        raise pickle.UnpicklingError(_refusal(full))
 
     def persistent_load(self, pid: Any) -> Any:
         raise pickle.UnpicklingError("refused: it refers to storage outside the file")
 
 
+def _unpickle(file: BinaryIO) -> Any:
+    """The next pickle in the file. A first pass checks that every length it claims is really there."""
+    start = file.tell()
+    for _ in pickletools.genops(file):
+        pass
+    file.seek(start)
+    return _Unpickler(file).load()
+
+
 def _read_pickle(path: Path) -> Any:
     with path.open("rb") as file:
-        return _materialise(_Unpickler(file).load(), {}, 0)
+        return _materialise(_unpickle(file), {}, 0)
 
 
 def _materialise(value: Any, done: dict[int, tuple[Any, Any]], depth: int) -> Any:
