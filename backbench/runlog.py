@@ -71,7 +71,7 @@ def _differences(key: str, then: Mapping[str, Any], now: Mapping[str, Any]) -> l
     """The first differing key, followed down into nested groups: recipe.optim.lr (0.1 there, 0.2 now)."""
     a, b = then.get(key), now.get(key)
     if isinstance(a, Mapping) and isinstance(b, Mapping):
-        inner = sorted(k for k in {*a, *b} if a.get(k) != b.get(k))
+        inner = sorted(k for k in {*a, *b} if (k in a, a.get(k)) != (k in b, b.get(k)))
         return [f"{key}.{name}" for name in _differences(inner[0], a, b)]
     return [f"{key} ({a!s:.40} there, {b!s:.40} now)"]
 
