@@ -273,8 +273,9 @@ class Extractor:
                 for path in sorted(set(paths)):  # sorted: two runs that want the same cannot wait for one another
                     file = locks.enter_context(path.with_suffix(".lock").open("w"))
                     fcntl.flock(file, fcntl.LOCK_EX)
-            self._meet()  # nobody looks before the lock is held
-            todo = [i for i, path in enumerate(paths) if not path.with_suffix(".json").exists()]
+            there = torch.tensor([path.with_suffix(".json").exists() for path in paths], dtype=torch.int32)
+            there = distributed.broadcast(there.to(self.trunks[0].device))  # rank 0 has looked with the lock in hand
+            todo = [i for i, yes in enumerate(there.tolist()) if not yes]
             if todo:
                 self._compute(todo, described, images, what)
             found = [self.store.open(d) for d in described]

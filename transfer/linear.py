@@ -69,20 +69,41 @@ def evaluate(
         runlog.open_run(out, verb="linear", identity=identity)
         for name in names:
             splits.write_manifests(out, name, found[name])
-    rows: list[Result] = []
+    tasks = [
+        Task(
+            run=out,
+            task=TASKS[protocol.kind],
+            dataset=datasets.find(name),
+            splits=found[name],
+            hashes=hashes[name],
+            protocol=protocol,
+            seed=seed,
+        )
+        for name in names
+    ]
     with resume.StopFlag() as stop:
-        for name in names:
-            task = Task(
-                run=out,
-                task=TASKS[protocol.kind],
-                dataset=datasets.find(name),
-                splits=found[name],
-                hashes=hashes[name],
-                protocol=protocol,
-                seed=seed,
-            )
-            rows += _one_dataset(task, checkpoints, machine, stop)
-    return rows
+        if machine.world > 1 and not isinstance(protocol, Sgd):
+            # All ranks compute features; what follows is one process's work, and may outlast a collective's patience.
+            for task in tasks:
+                if pending := task.pending(checkpoints, metric_names(task)):
+                    _features(task, _extractor(task, pending, machine, stop))
+            machine = machine.alone()
+            if not machine.main:
+                return []
+        return [row for task in tasks for row in _one_dataset(task, checkpoints, machine, stop)]
+
+
+def _extractor(task: Task, checkpoints: Sequence[Checkpoint], machine: Machine, stop: resume.StopFlag) -> Extractor:
+    protocol = task.protocol
+    return Extractor(
+        trunks=[Frozen.build(c, device=machine.device, precision=protocol.precision) for c in checkpoints],
+        geometry=config.to_dict(protocol.geometry),
+        store=Store.default(),
+        workers=machine.workers,
+        batch=protocol.feature_batch,
+        run=task.run if machine.main else None,
+        stop=stop,
+    )
 
 
 def _one_dataset(
@@ -92,24 +113,14 @@ def _one_dataset(
     pending = [c for c in checkpoints if c.digest not in done]
     fresh: list[Result] = []
     if pending:
-        protocol = task.protocol
-        trunks = [Frozen.build(c, device=machine.device, precision=protocol.precision) for c in pending]
-        extractor = Extractor(
-            trunks=trunks,
-            geometry=config.to_dict(protocol.geometry),
-            store=Store.default(),
-            workers=machine.workers,
-            batch=protocol.feature_batch,
-            run=task.run if machine.main else None,
-            stop=stop,
-        )
-        run_one: dict[type[Protocol], Callable[..., list[Result]]] = {
+        runs: dict[type[Protocol], Callable[..., list[Result]]] = {
             Sgd: _sgd,
             LogReg: _logreg,
             Knn: _knn,
             FewShot: _fewshot,
         }
-        fresh = run_one[type(protocol)](task, protocol, extractor, machine, stop)
+        extractor = _extractor(task, pending, machine, stop)
+        fresh = runs[type(task.protocol)](task, task.protocol, extractor, machine, stop)
         (task.run / "state" / f"{task.dataset.name}.state").unlink(missing_ok=True)
     by_digest = {c.digest: done.get(c.digest) or [r for r in fresh if r.checkpoint == c.digest] for c in checkpoints}
     return [r for c in checkpoints for r in by_digest[c.digest]]
@@ -396,14 +407,14 @@ def _sgd(task: Task, p: Sgd, extractor: Extractor, machine: Machine, stop: resum
             scores = _scores(task, heads, extractor, "val")
             if machine.main:
                 resume.write_json(choice_file, scores)
-        best = [_best(scores[t.digest]) for t in trunks]
+        best = [best_of(scores[t.digest]) for t in trunks]
         heads = train("refit", everything, [[p.lr[b]] for b in best])
         final = [0] * len(trunks)
     else:
         heads = train("train", everything, [list(p.lr)] * len(trunks))
         if grid:
             scores = _scores(task, heads, extractor, "test")
-        best = [_best(scores[t.digest]) if grid else 0 for t in trunks]
+        best = [best_of(scores[t.digest]) if grid else 0 for t in trunks]
         final = best
     test = extractor(task.splits.test, f"{name} test features")
     measured = []
@@ -461,7 +472,7 @@ def _scores(task: Task, heads: Sequence[Heads], extractor: Extractor, split: str
     return out
 
 
-def _best(scores: Sequence[float]) -> int:
+def best_of(scores: Sequence[float]) -> int:
     """The first (smallest) of the best."""
     return max(range(len(scores)), key=lambda i: scores[i])
 
@@ -515,7 +526,7 @@ def _logreg(task: Task, p: LogReg, extractor: Extractor, machine: Machine, stop:
             progress.advance(1, l2=l2, val=score)
             if stop.requested:
                 raise Preempted(f"stopped by {stop.requested} after l2 {l2:g}; the same command continues")
-        best = _best(mine["scores"])
+        best = best_of(mine["scores"])
         l2 = p.penalties[best]
         warm = logreg.Fit(mine["best_weight"].to(machine.device), mine["best_bias"].to(machine.device), 0.0, 0, True)
         final = logreg.fit([(train, y_train), (val, y_val)], l2=l2, start=warm, **options)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,6 +28,14 @@ class Machine:
     def main(self) -> bool:
         return self.rank == 0
 
+    def alone(self) -> Machine:
+        """Leave the group of processes: nothing after this waits for the others."""
+        import torch.distributed as dist
+
+        if self.world > 1:
+            dist.destroy_process_group()
+        return replace(self, world=1)
+
 
 def start(*, devices: int = 1, nodes: int = 1, accelerator: str = "auto", workers: int | None = None) -> Machine:
     """This process's place among `devices` x `nodes`; more than one device starts the others by Fabric."""
@@ -45,10 +53,12 @@ def start(*, devices: int = 1, nodes: int = 1, accelerator: str = "auto", worker
     workers = default_workers(devices) if workers is None else workers
     if devices * nodes == 1:
         return Machine(torch.device("cuda", 0) if kind == "cuda" else torch.device("cpu"), 0, 1, workers)
-    from lightning.fabric import Fabric
+    from lightning_fabric import Fabric
 
     fabric = Fabric(accelerator=kind, devices=devices, num_nodes=nodes, strategy="ddp")
     fabric.launch()
+    if fabric.global_rank:
+        log.setLevel("ERROR")  # one process speaks
     return Machine(fabric.device, fabric.global_rank, fabric.world_size, workers)
 
 

@@ -50,6 +50,12 @@ class Task:
                 out[checkpoint.digest] = own
         return out
 
+    def pending(self, checkpoints: Iterable[Checkpoint], metric: Sequence[str]) -> list[Checkpoint]:
+        """The checkpoints that still have to be measured."""
+        checkpoints = list(checkpoints)
+        done = self.done(checkpoints, metric)
+        return [c for c in checkpoints if c.digest not in done]
+
     def keep(self, rows: Sequence[Result]) -> None:
         """Append what is not there yet: a run that was killed between two lines of one result completes it."""
         file = self.run / results.FILE

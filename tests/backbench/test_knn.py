@@ -1,0 +1,39 @@
+"""Weighted kNN against a plain loop, whole or in blocks."""
+
+import math
+
+import pytest
+import torch
+
+from backbench.knn import knn_scores
+
+
+def by_hand(queries, bank, labels, *, classes, k, temperature):
+    out = torch.zeros(len(queries), classes, dtype=torch.float64)
+    for i, q in enumerate(queries.double()):
+        similarity = [(float(q @ b / (q.norm() * b.norm())), int(y)) for b, y in zip(bank.double(), labels)]
+        for s, y in sorted(similarity, reverse=True)[:k]:
+            out[i, y] += math.exp((s - 1) / temperature)
+    return out
+
+
+@pytest.mark.parametrize("columns", [7, 65536])
+def test_votes(columns):
+    torch.manual_seed(0)
+    bank, labels, queries = torch.randn(50, 8), torch.randint(0, 4, (50,)), torch.randn(9, 8)
+    found = knn_scores(
+        queries, (bank[:30], bank[30:]), labels, classes=4, k=(1, 5, 20), temperature=0.07, rows=4, columns=columns
+    )
+    for k in (1, 5, 20):
+        expected = by_hand(queries, bank, labels, classes=4, k=k, temperature=0.07)
+        torch.testing.assert_close(found[k].double(), expected, rtol=1e-4, atol=1e-9)
+
+
+def test_scale_of_the_features_does_not_matter_and_k_is_limited():
+    torch.manual_seed(0)
+    bank, labels = torch.randn(20, 8), torch.arange(20) % 3
+    a = knn_scores(bank * 100, bank, labels, classes=3, k=(5,))[5]
+    b = knn_scores(bank, bank * 1e-3, labels, classes=3, k=(5,))[5]
+    torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-9)
+    with pytest.raises(ValueError, match="k = 21 neighbours of 20 images"):
+        knn_scores(bank, bank, labels, classes=3, k=(21,))

@@ -1,0 +1,403 @@
+"""The one-pass probe equals separate runs, at one and two processes, and through any interruption."""
+
+import csv
+import dataclasses
+import importlib.util
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from backbench import results, resume
+from backbench.checkpoint import Checkpoint
+from backbench.cli import main
+from backbench.errors import EXIT_BAD_INPUT, BadInput, Failed, Preempted
+from backbench.features import Frozen
+from backbench.preprocess import to_input
+from transfer import datasets, linear
+from transfer.config import load_protocol
+from transfer.machine import Machine
+
+HERE = Path(__file__).parent
+_spec = importlib.util.spec_from_file_location("train_heads", HERE / "train_heads.py")
+train_heads = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(train_heads)
+
+ONE = Machine(torch.device("cpu"), 0, 1, 0)
+RATES = train_heads.RATES
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def separate_run(root, trunk, lr, protocol=train_heads.PROTOCOL):
+    """One rate by itself with torch's own modules: nn.Linear, cross_entropy, SGD, an unfolded trunk in eval()."""
+    images = datasets.load("classes", root).train
+    checkpoint = Checkpoint.load(trunk)
+    backbone = checkpoint.backbone().eval()
+    head = nn.Linear(512, len(images.classes))
+    start = torch.empty(len(images.classes), 512)
+    start.normal_(0, 0.01, generator=resume.generator(0, "head", len(images.classes), 512))
+    with torch.no_grad():
+        head.weight.copy_(start)
+        head.bias.zero_()
+    optimizer = torch.optim.SGD(head.parameters(), lr=0.0, momentum=0.9, weight_decay=protocol.weight_decay)
+    view = linear.CropFlip(protocol.augment, 0)
+    total = protocol.length["default"].iterations
+    for step, batch in enumerate(linear.positions(0, len(images), protocol.batch_size, 0, total)):
+        pixels = torch.stack([to_input(view(images.open(i), (epoch, i)), checkpoint.pixels) for epoch, i in batch])
+        with torch.no_grad():
+            features = backbone(pixels)
+        loss = F.cross_entropy(head(features), torch.tensor([images.labels[i] for _, i in batch]))
+        optimizer.zero_grad()
+        loss.backward()
+        factor = 0.5 * (1 + np.cos(np.pi * step / total))
+        optimizer.param_groups[0]["lr"] = lr * protocol.batch_size / protocol.reference_batch * factor
+        optimizer.step()
+    return head.weight.detach(), head.bias.detach()
+
+
+def relative(a, b):
+    return float((a - b).norm() / b.norm())
+
+
+def test_one_pass_over_seven_rates_is_seven_separate_runs(trees, trunk, tmp_path):
+    root = trees("classes", classes=("a", "b", "c"))
+    heads = train_heads.train(root, trunk, tmp_path, RATES, ONE)
+    weights = heads.weight.view(7, 3, 512)
+    for i, lr in enumerate(RATES):
+        weight, bias = separate_run(root, trunk, lr)
+        assert relative(weights[i], weight) < 1e-5, f"rate {lr}"
+        assert relative(heads.bias.view(7, 3)[i], bias) < 1e-4, f"rate {lr}"
+    assert relative(weights[0], weights[6]) > 0.5, "the rates differ"
+
+
+def test_weight_decay_is_torchs(trees, trunk, tmp_path):
+    root = trees("classes")
+    decayed = dataclasses.replace(train_heads.PROTOCOL, weight_decay=0.1)
+    heads = train_heads.train(root, trunk, tmp_path, (3.16,), ONE, protocol=decayed)
+    assert relative(heads.weight, separate_run(root, trunk, 3.16, decayed)[0]) < 1e-5
+
+
+def test_two_processes_give_the_weights_of_one(trees, trunk, tmp_path):
+    root, port = trees("classes", classes=("a", "b", "c")), str(free_port())
+    out = tmp_path / "two" / "heads.pt"
+    out.parent.mkdir()
+    command = [sys.executable, str(HERE / "train_heads.py"), str(root), str(trunk), str(out)]
+    ranks = [subprocess.Popen([*command, str(rank), "2", port]) for rank in range(2)]
+    one = train_heads.train(root, trunk, tmp_path, RATES, ONE)
+    assert [rank.wait(timeout=300) for rank in ranks] == [0, 0]
+    two = torch.load(out, weights_only=True)
+    for i in range(7):
+        rows = slice(3 * i, 3 * i + 3)
+        assert relative(two["weight"][rows], one.weight[rows]) < 1e-5, f"rate {RATES[i]}"
+
+
+def test_batches_are_permutations_in_a_row_and_shares_cover_them():
+    stream = [item for batch in linear.positions(0, 10, 4, 0, 5) for item in batch]
+    assert [epoch for epoch, _ in stream] == [0] * 10 + [1] * 10
+    assert sorted(i for epoch, i in stream if epoch == 0) == list(range(10))
+    assert list(linear.positions(0, 10, 4, 3, 5)) == list(linear.positions(0, 10, 4, 0, 5))[3:]
+    batch = stream[:5]
+    assert [item for rank in range(3) for item in linear.share(batch, rank, 3)] == batch
+
+
+def test_views_depend_on_epoch_and_image_only(trees):
+    images = datasets.load("classes", trees("classes")).train
+    view = linear.CropFlip(train_heads.PROTOCOL.augment, 0)
+    a, b, c = (np.asarray(view(images.open(0), key)) for key in ((0, 0), (0, 0), (1, 0)))
+    assert (a == b).all() and (a != c).any()
+
+
+# Interruption
+
+
+def rows_of(run):
+    return [r for file in results.files_below(run) for r in results.read_file(file)]
+
+
+def protocol_file(folder, name="live", **changes):
+    text = {
+        "kind": "sgd",
+        "protocol": "linear-live-demo-v1",
+        "lr": [0.1, 1.0, 10.0],
+        "batch_size": 8,
+        "reference_batch": 8,
+        "length": {"default": {"iterations": 10}},
+        "augment": {"size": 32, "scale": [0.5, 1.0], "flip": 0.5},
+        "geometry": {"resize": 32, "crop": 32},
+        "save_minutes": 0.0,
+        **changes,
+    }
+    file = folder / f"{name}.yaml"
+    file.write_text(json.dumps(text))  # JSON is YAML
+    return file
+
+
+def command(root, trunks, out, protocol, *more):
+    protocol = str(protocol)
+    args = ["linear", *map(str, trunks), "--datasets", "classes", "--data", str(root), "--out", str(out)]
+    return [*args, "--protocol", protocol, "--workers", "0", *more]
+
+
+class Killed(BaseException):
+    """Ends the process's work at once, past every handler."""
+
+
+def test_killed_after_any_save_ends_with_the_same_rows(trees, two_trunks, tmp_path, monkeypatch):
+    root, file = trees("classes"), protocol_file(tmp_path)
+    assert main(command(root, two_trunks, tmp_path / "whole", file)) == 0
+    expected = rows_of(tmp_path / "whole")
+    assert len(expected) == 2 and expected[0].chosen["on"] == "val"
+    save, saves = linear.Training._save, 0
+
+    def die(self, step):
+        nonlocal saves
+        save(self, step)
+        saves += 1
+        if saves in (3, 8, 12, 17):  # in the middle of both phases
+            raise Killed
+
+    monkeypatch.setattr(linear.Training, "_save", die)
+    deaths = 0
+    while True:
+        try:
+            assert main(command(root, two_trunks, tmp_path / "killed", file)) == 0
+            break
+        except Killed:
+            deaths += 1
+    assert deaths == 4 and saves == 20, "a continued run repeats no step"
+    assert rows_of(tmp_path / "killed") == expected
+    assert main(command(root, two_trunks, tmp_path / "killed", file)) == 0, "a finished run recognises its results"
+    assert len(rows_of(tmp_path / "killed")) == 2 and saves == 20
+
+
+@pytest.mark.slow
+def test_kill_9_anywhere_gives_the_same_rows(trees, two_trunks, tmp_path):
+    import time
+
+    root = trees("classes")
+    file = protocol_file(tmp_path, length={"default": {"iterations": 60}})
+    assert main(command(root, two_trunks, tmp_path / "whole", file)) == 0
+    line = [sys.executable, "-m", "backbench", *command(root, two_trunks, tmp_path / "killed", file)]
+    waits = iter((4.0, 6.0, 8.0, 9.0, 11.0, 13.0))
+    while True:
+        process = subprocess.Popen(line)
+        try:
+            wait = next(waits, 300.0)
+            code = process.wait(timeout=wait)
+            assert code == 0
+            break
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            time.sleep(0.2)
+    assert rows_of(tmp_path / "killed") == rows_of(tmp_path / "whole")
+
+
+def test_signal_saves_and_the_same_command_continues(trees, trunk, tmp_path):
+    root = trees("classes")
+    stop = resume.StopFlag()
+    stop.requested = "SIGTERM"
+    with pytest.raises(Preempted, match="stopped by SIGTERM at step 1 of 15"):
+        train_heads.train(root, trunk, tmp_path, RATES, ONE, stop=stop)
+    continued = train_heads.train(root, trunk, tmp_path, RATES, ONE)
+    whole = train_heads.train(root, trunk, tmp_path / "b", RATES, ONE)
+    assert torch.equal(continued.weight, whole.weight)
+
+
+# Rows and what lies beside them
+
+
+def test_rows_carry_what_was_chosen_and_how(trees, trunk, tmp_path, caplog):
+    root, out = trees("classes"), tmp_path / "run"
+    file = protocol_file(tmp_path, lr=[0.1, 1.0], reference_batch=256)
+    assert main(command(root, [trunk], out, file)) == 0
+    (row,) = rows_of(out)
+    assert (row.task, row.dataset, row.metric, row.protocol) == ("linear", "classes", "top1", "linear-live-demo-v1")
+    assert row.ci95[0] <= row.value <= row.ci95[1]
+    chosen = row.chosen
+    assert set(chosen["scores"]) == {"0.1", "1"} and chosen["on"] == "val"
+    assert chosen["lr_used"] == pytest.approx(chosen["lr"] * 8 / 256)
+    assert chosen["at_edge"] is True and "of the grid; a better one may lie outside it" in caplog.text
+    assert "learning rates as used 0.003125, 0.03125 (declared for 256 images, times 8/256)" in caplog.text
+    kept = np.load(out / row.provenance["predictions"])
+    assert str(kept["manifest"]) == row.provenance["manifests"]["test"] and kept["prediction"].shape == (8,)
+    assert 100 * (kept["prediction"] == kept["label"]).mean() == pytest.approx(row.value)
+    table = list(csv.DictReader((out / row.provenance["per_class"]).open()))
+    assert [r["class"] for r in table] == ["circle", "square"]
+    assert sum(int(r["right"]) for r in table) == round(row.value * 8 / 100)
+    assert (out / row.provenance["confusion"]).read_bytes().startswith(b"\x89PNG")
+    assert (out / "manifests" / "classes-test.tsv").read_text().count("\n") == 8
+
+
+def test_checkpoints_together_get_the_rows_they_get_alone(trees, two_trunks, tmp_path):
+    root, file = trees("classes"), protocol_file(tmp_path)
+    assert main(command(root, two_trunks, tmp_path / "both", file)) == 0
+    assert main(command(root, two_trunks[1:], tmp_path / "alone", file)) == 0
+    together = rows_of(tmp_path / "both")
+    assert [r.name for r in together] == ["random1", "random2"]
+    assert rows_of(tmp_path / "alone") == together[1:]
+
+
+def test_another_run_in_the_folder_is_refused(trees, two_trunks, tmp_path, capsys):
+    root, file = trees("classes"), protocol_file(tmp_path)
+    assert main(command(root, two_trunks[:1], tmp_path / "run", file)) == 0
+    assert main(command(root, two_trunks, tmp_path / "run", file)) == EXIT_BAD_INPUT
+    assert "another run's state (differs in checkpoints" in capsys.readouterr().err
+
+
+def test_overlap_of_train_and_test_is_refused_and_nothing_is_written(trees, trunk, tmp_path, capsys):
+    root = trees("classes")
+    folder = root / "classes"
+    (folder / "test/square/x.png").write_bytes((folder / "train/square/001.png").read_bytes())
+    assert main(command(root, [trunk], tmp_path / "run", protocol_file(tmp_path))) == EXIT_BAD_INPUT
+    assert "test image square/x.png is also in training data as square/001.png" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_one_rate_chooses_nothing_and_trains_on_everything(trees, trunk, tmp_path):
+    root = trees("classes")
+    assert main(command(root, [trunk], tmp_path / "run", protocol_file(tmp_path, lr=[1.0]))) == 0
+    (row,) = rows_of(tmp_path / "run")
+    assert row.chosen["on"] is None and row.chosen["trained_on"] == "train+val" and "scores" not in row.chosen
+
+
+def test_selecting_on_test_needs_a_name_that_says_so(trees, trunk, tmp_path, capsys):
+    root = trees("classes")
+    file = protocol_file(tmp_path, select="test")
+    assert main(command(root, [trunk], tmp_path / "run", file)) == EXIT_BAD_INPUT
+    assert "select: test needs a protocol name that says so" in capsys.readouterr().err
+    file = protocol_file(tmp_path, select="test", protocol="linear-testsel-demo-v1")
+    assert main(command(root, [trunk], tmp_path / "run", file)) == 0
+    assert rows_of(tmp_path / "run")[0].chosen["on"] == "test"
+
+
+def test_early_stop_keeps_the_best_epoch(trees, trunk, tmp_path):
+    """MIO's: a hopeless rate makes the validation loss worse at once, and the first epoch's weights are kept."""
+    root = trees("classes")
+    changes = {"lr": [50.0], "patience": 2, "length": {"default": {"epochs": 40}}, "batch_size": 4}
+    assert main(command(root, [trunk], tmp_path / "run", protocol_file(tmp_path, **changes))) == 0
+    (row,) = rows_of(tmp_path / "run")
+    assert row.chosen["trained_on"] == "train"
+    done = json.loads((tmp_path / "run" / "progress.json").read_text())
+    assert done["what"].startswith("classes"), done
+
+
+def test_features_once_or_live_learn_the_same_task(trees, trunk, tmp_path):
+    root = trees("classes", sizes=(("train", 12), ("val", 4), ("test", 10)))
+    live = protocol_file(tmp_path, "a", length={"default": {"iterations": 40}})
+    once = protocol_file(tmp_path, "b", length={"default": {"iterations": 40}}, augment=None)
+    for file in (live, once):
+        assert main(command(root, [trunk], tmp_path / file.stem, file)) == 0
+        assert rows_of(tmp_path / file.stem)[0].value == 100.0, "bright and dark pictures"
+
+
+def test_a_trunk_that_moves_is_a_failure(trunk):
+    frozen = Frozen.build(Checkpoint.load(trunk), device=torch.device("cpu"))
+    frozen.verify()
+    frozen.module.layer4[0].conv1.weight.data[0] += 1e-3
+    with pytest.raises(Failed, match="the frozen trunk of 'random0' has changed"):
+        frozen.verify()
+
+
+@pytest.mark.parametrize("protocol", ["logreg", "knn", "fewshot"])
+def test_probes_on_cached_features(trees, two_trunks, tmp_path, protocol):
+    root = trees("classes", sizes=(("train", 12), ("val", 4), ("test", 10)))
+    text = {
+        "logreg": {"kind": "logreg", "protocol": "logreg-demo-v1", "l2": [1e-3, 1e2, 4]},
+        "knn": {"kind": "knn", "protocol": "knn-demo-v1", "k": [1, 5]},
+        "fewshot": {"kind": "fewshot", "protocol": "fewshot-demo-v1", "draws": 4},
+    }[protocol]
+    file = tmp_path / f"{protocol}.yaml"
+    file.write_text(json.dumps({**text, "geometry": {"resize": 32, "crop": 32}}))
+    for _ in range(2):
+        assert main(command(root, two_trunks, tmp_path / "run", file)) == 0
+    rows = rows_of(tmp_path / "run")
+    assert {r.task for r in rows} == {protocol} and all(r.value == 100.0 for r in rows)
+    assert [r.metric for r in rows] == (["top1_k1", "top1_k5"] * 2 if protocol == "knn" else ["top1"] * 2)
+    if protocol == "fewshot":
+        kept = np.load(tmp_path / "run" / rows[0].provenance["predictions"])
+        assert kept["values"].tolist() == rows[0].provenance["draws"] and len(kept["values"]) == 4
+    if protocol == "logreg":
+        assert len(rows[0].chosen["scores"]) == 4 and rows[0].chosen["converged"]
+
+
+def test_more_neighbours_than_images_is_refused(trees, trunk, tmp_path, capsys):
+    root = trees("classes")
+    file = tmp_path / "knn.yaml"
+    file.write_text(json.dumps({"kind": "knn", "protocol": "x-demo-v1", "geometry": {"resize": 32, "crop": 32}}))
+    assert main(command(root, [trunk], tmp_path / "run", file)) == EXIT_BAD_INPUT
+    assert "k = 200 neighbours of 18 images; use a smaller k" in capsys.readouterr().err
+
+
+# Protocols
+
+
+def test_every_shipped_protocol_loads_and_has_its_own_name():
+    from backbench.config import configs_dir
+
+    names = {}
+    for file in sorted((configs_dir() / "transfer").glob("*.yaml")):
+        if file.stem.startswith("analyze"):
+            continue
+        protocol = load_protocol(file.stem, ("sgd", "logreg", "knn", "fewshot", "finetune"))
+        assert protocol.name not in names, f"{file.stem} and {names[protocol.name]} share a name"
+        assert protocol.name.removesuffix("-bf16")[-3:] == "-v1"
+        names[protocol.name] = file.stem
+    wanted = {"linear-lorac-v1", "logreg-v1", "knn-v1", "fewshot-v1", "semisup-v1", "linear-demo-v1"}
+    assert wanted <= set(names) and "linear-lorac-v1-bf16" in names
+
+
+def test_lorac_lengths_and_rates():
+    p = load_protocol("lorac", ("sgd",))
+    assert p.lr == RATES
+    steps = {name: p.length.get(name, p.length["default"]).steps(1803460, 256) for name in datasets.TWELVE}
+    assert steps["places365"] == round(100 * 1803460 / 256)
+    assert {n for n, s in steps.items() if s == 5000} == {"aircraft", "caltech101", "dtd", "flowers", "pets"}
+    assert {n for n, s in steps.items() if s == 30000} == {"birdsnap", "cars", "cifar10", "cifar100", "food", "sun397"}
+
+
+@pytest.mark.parametrize(
+    ("name", "lr", "batch", "schedule", "decay"),
+    [
+        ("imagenet_moco", 30.0, 256, "step", 0.0),
+        ("imagenet_lorac", 1.2, 256, "cosine", 0.0),
+        ("imagenet_lorac_code", 6.0, 2048, "step", 0.0),
+        ("imagenet_arb", 0.3, 256, "cosine", 1e-6),
+        ("imagenet100_lorac", 0.1, 256, "cosine", 0.0),
+        ("imagenet100_moco", 30.0, 256, "step", 0.0),
+        ("imagenet100_jcl", 10.0, 256, "step", 0.0),
+        ("mio_cifar", 0.01, 32, "epoch_decay", 0.0),
+    ],
+)
+def test_imagenet_recipes_of_the_papers(name, lr, batch, schedule, decay):
+    p = load_protocol(name, ("sgd",))
+    assert (p.lr, p.batch_size, p.schedule.name, p.weight_decay, p.momentum) == ((lr,), batch, schedule, decay, 0.9)
+    assert p.used(lr) == lr and p.length["default"].epochs == 100
+    if schedule == "step":
+        total = 100 * 5005
+        factors = [p.schedule.factor(epoch * 5005, total, 5005) for epoch in (59, 60, 79, 80)]
+        assert factors == pytest.approx([1, 0.1, 0.1, 0.01])
+    if schedule == "epoch_decay":
+        assert p.schedule.factor(3 * 1250, 125000, 1250) == pytest.approx(0.98**3)
+
+
+def test_protocol_mistakes_are_named(tmp_path):
+    with pytest.raises(BadInput, match="a protocol of kind 'finetune'; this command runs"):
+        load_protocol("semisup", ("sgd",))
+    with pytest.raises(BadInput, match=r"no recipe 'lorak'.*did you mean 'lorac'"):
+        load_protocol("lorak", ("sgd",))
+    file = protocol_file(tmp_path, length={"default": {"iterations": 3, "epochs": 2}})
+    with pytest.raises(BadInput, match="give either epochs or iterations"):
+        load_protocol(str(file), ("sgd",))
