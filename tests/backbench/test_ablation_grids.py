@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import functools
 import itertools
 import math
 import subprocess
@@ -38,22 +39,20 @@ POINTS = {  # distinct points, and what the paper varies
 }
 
 
-def pretrainings(name: str, tmp_path: Path) -> list[PretrainConfig]:
-    """The recipes behind the grid's pretraining jobs, read from their command lines as the verb reads them."""
-    found = grid.expand(grid.read_grid(name), tmp_path, where=name, data=tmp_path)
-    out = []
-    for job in found.jobs:
-        if job.verb == "pretrain":
-            stop = job.argv.index("--data")
-            out.append(config.load(PretrainConfig, job.argv[1], job.argv[2:stop], kind="pretrain"))
-    return out
+@functools.cache
+def pretrainings(name: str) -> dict[PretrainConfig, int]:
+    """The recipes behind the grid's pretraining jobs, as their command lines give them, and how many seeds each has."""
+    here = Path(__file__).parent
+    found = grid.expand(grid.read_grid(name), here, where=name, data=here)
+    commands = [job.argv[1 : job.argv.index("--data")] for job in found.jobs if job.verb == "pretrain"]
+    seeds = Counter(tuple(word for word in words if not word.startswith("seed=")) for words in commands)
+    return {config.load(PretrainConfig, w[0], w[1:], kind="pretrain"): count for w, count in seeds.items()}
 
 
 @pytest.mark.parametrize("name", GRIDS)
-def test_every_point_is_a_recipe_and_the_grid_is_an_ablation(name, tmp_path) -> None:
-    recipes = pretrainings(name, tmp_path)
-    seeds = Counter(recipe.name for recipe in recipes)
-    assert set(seeds.values()) <= {2, 3, 5}, "every point has its seeds"
+def test_every_point_is_a_recipe_and_the_grid_is_an_ablation(name) -> None:
+    recipes = pretrainings(name)
+    assert set(recipes.values()) <= {2, 3, 5}, "every point has its seeds"
     assert all(not recipe.expected for recipe in recipes), "a varied recipe must not answer for the paper's number"
     rows = [
         Result(
@@ -63,7 +62,7 @@ def test_every_point_is_a_recipe_and_the_grid_is_an_ablation(name, tmp_path) -> 
         for i, r in enumerate(recipes)
     ]  # fmt: skip
     found = ablation.find(fill(Board(), [(row, Path("runs")) for row in rows]))
-    assert found and sum(len(a.points) for a in found) == len(seeds)
+    assert found and sum(len(a.points) for a in found) == len(recipes)
     if name in POINTS:
         (one,) = found
         assert (len(one.points), one.keys) == POINTS[name]
@@ -74,21 +73,21 @@ def test_every_point_is_a_recipe_and_the_grid_is_an_ablation(name, tmp_path) -> 
             load_protocol(entry["protocol"], ("sgd", "knn"))
 
 
-def test_what_the_papers_vary_is_what_changes(tmp_path) -> None:
-    betas = {r.method.beta for r in pretrainings("ablate_lorac_beta", tmp_path)}
+def test_what_the_papers_vary_is_what_changes() -> None:
+    betas = {r.method.beta for r in pretrainings("ablate_lorac_beta")}
     assert betas == {0.5, 1, 2, 4, 8, math.inf}
-    for recipe in pretrainings("ablate_lorac_views", tmp_path):
+    for recipe in pretrainings("ablate_lorac_views"):
         (crops,) = recipe.views.crops
         assert crops.count == int(recipe.name.rpartition("M=")[2]) and crops.size == 224 and recipe.method.keys == 1
-    assert {r.epochs for r in pretrainings("ablate_arb_batch", tmp_path)} == {16, 32, 64, 128, 256}
-    assert {r.stop_after_epochs for r in pretrainings("ablate_mio_lr", tmp_path)} == {100}
+    assert {r.epochs for r in pretrainings("ablate_arb_batch")} == {16, 32, 64, 128, 256}
+    assert {r.stop_after_epochs for r in pretrainings("ablate_mio_lr")} == {100}
 
 
 @pytest.mark.parametrize("name", [g for g in GRIDS if "arb" in g or "lorac" in g])
-def test_the_methods_accept_the_points(name, tmp_path) -> None:
+def test_the_methods_accept_the_points(name) -> None:
     """A point that its method would refuse fails here and not on the cluster."""
     trunk = build_backbone("resnet18")
-    for recipe in {r.name: r for r in pretrainings(name, tmp_path)}.values():
+    for recipe in pretrainings(name):
         views = sum(crops.count for crops in recipe.views.crops)
         setup = Setup(batch_size=recipe.batch_size, views=views, seed=0, images=1000, classes=100)
         method = recipe.method
