@@ -492,8 +492,11 @@ def _print(board: Board, limit: int = 30) -> None:
     rows = [row for row in board.rows if row.source == MEASURED]
     shown: dict[tuple[object, ...], Column] = {}
     for column in board.columns:
+        if column.task == "analyze" and column.metric not in ("nuclear_norm", "rankme"):
+            continue  # fifteen a space: the csv and the page have them
         if any(board.cells.get((row.checkpoint, column)) for row in rows):
             family = column.metric.rpartition("_")[0] if column.metric not in _METRICS else ""
+            family = column.metric if column.task == "analyze" else family
             shown.setdefault(
                 (column.task, column.dataset, family, column.protocol, column.engine, column.split), column
             )
