@@ -42,13 +42,18 @@ TEXT_BYTES = 20_000_000  # of provenance in the page; with many results each lon
 def write(board: Board, path: Path, *, runs: Iterable[str | Path], judged: Sequence[Judged] = ()) -> None:
     """Write the page for `board`; curves and pictures are looked for below `runs`."""
     with leaderboard.many_objects():
-        text = _filled(board, runs, judged)
-    resume.write_text(path, TEMPLATE.read_text().replace("/*DATA*/", text))
+        data, origins = _table(board)
+        data |= _more(board, runs, judged)
+        page = TEMPLATE.read_text().replace("/*DATA*/", _json(data)).replace("/*ORIGINS*/", _json(origins))
+    resume.write_text(path, page)
 
 
-def _filled(board: Board, runs: Iterable[str | Path], judged: Sequence[Judged]) -> str:
-    data = {
-        **_table(board),
+def _json(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+
+
+def _more(board: Board, runs: Iterable[str | Path], judged: Sequence[Judged]) -> dict[str, Any]:
+    return {
         "curves": curves(board, runs),
         "pictures": pictures(board),
         "figures": figures.for_page(board),
@@ -58,15 +63,14 @@ def _filled(board: Board, runs: Iterable[str | Path], judged: Sequence[Judged]) 
         "made": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         "version": importlib.metadata.version("backbench"),
     }
-    return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
 def _round(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else round(value, 4)
 
 
-def _table(board: Board) -> dict[str, Any]:
-    """Rows, columns, cells, the measurements behind them and the paired differences, as compact lists."""
+def _table(board: Board) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(rows, columns, cells and paired differences), (the measurements behind them and their texts): compact lists."""
     labels = board.labels()
     index = {row.checkpoint: i for i, row in enumerate(board.rows)}
     numbers = sum(len(cell.parts) for cell in board.cells.values())
@@ -106,15 +110,8 @@ def _table(board: Board) -> dict[str, Any]:
         [r.checkpoint, r.name, r.method, r.arch, r.epochs, int(r.source != MEASURED), labels[r.checkpoint]]
         for r in board.rows
     ]
-    return {
-        "rows": rows,
-        "columns": columns,
-        "cells": cells,
-        "parts": parts,
-        "text": texts.all,
-        "pairs": _pairs(board, index),
-        "numbers": numbers,
-    }
+    table = {"rows": rows, "columns": columns, "cells": cells, "pairs": _pairs(board, index), "numbers": numbers}
+    return table, {"parts": parts, "text": texts.all}
 
 
 class _Texts:
