@@ -114,14 +114,16 @@ def build(
     momentum: float = 0.9,
     betas: tuple[float, float] = (0.9, 0.999),
     trust: float = 0.001,
+    fused: bool = True,
 ) -> torch.optim.Optimizer:
-    """`name` is sgd, adam, adamw or lars. torch's own run in their fused form where there is one."""
+    """`name` is sgd, adam, adamw or lars. torch's own run fused, unless a gradient scaler and clipping are around them:
+    the fused form unscales gradients by itself, after they were to be clipped."""
     if name == "lars":
         return LARS(groups, lr, momentum=momentum, trust=trust)
     if name == "sgd":
-        return torch.optim.SGD(groups, lr, momentum=momentum, fused=True)
+        return torch.optim.SGD(groups, lr, momentum=momentum, fused=fused)
     cls = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[name]
-    return cls(groups, lr, betas=betas, fused=True)
+    return cls(groups, lr, betas=betas, fused=fused)
 
 
 def schedule(

@@ -75,3 +75,10 @@ class PretrainConfig:
     log_every: int = 10  # steps between rows of metrics.jsonl
     stop_after_epochs: int | None = None  # MIO: the schedule is for 1000 epochs, the run stops at 250
     expected: tuple[str, ...] = ()  # keys of the published numbers this recipe must reach: paper/table/row
+
+    def __post_init__(self) -> None:
+        if self.epochs < 0 or self.batch_size < 1 or self.accumulate < 1 or self.log_every < 1:
+            raise ValueError(
+                f"epochs {self.epochs} (from 0), batch_size {self.batch_size}, accumulate {self.accumulate} and "
+                f"log_every {self.log_every} (from 1) are out of range"
+            )

@@ -104,7 +104,7 @@ def knn_score(
 
 
 def plot_curves(run: Path, name: str) -> None:
-    """RUN/curves.svg and .png: every logged number against the epoch, one small panel each."""
+    """RUN/curves.svg and .png: every logged number against the step, one small panel each."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -119,7 +119,8 @@ def plot_curves(run: Path, name: str) -> None:
         return
     columns = min(3, len(names))
     lines = -(-len(names) // columns)
-    figure, axes = plt.subplots(lines, columns, figsize=(4 * columns, 2.4 * lines), squeeze=False, layout="constrained")
+    figure, axes = plt.subplots(lines, columns, figsize=(4 * columns, 2.4 * lines), squeeze=False)
+    figure.subplots_adjust(left=0.06, right=0.98, bottom=0.35 / lines, top=1 - 0.3 / lines, wspace=0.25, hspace=0.4)
     for axis in axes.flat[len(names) :]:
         axis.set_visible(False)
     for axis, key in zip(axes.flat, names):

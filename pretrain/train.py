@@ -53,8 +53,8 @@ def run(args: argparse.Namespace) -> int:
 
     if config.accumulate > 1 and not method.accumulates:
         raise BadInput(
-            f"accumulate {config.accumulate}: the loss of '{config.method.name}' compares the samples of the whole batch, "
-            "which micro-batches cannot; set accumulate to 1 and use more processes"
+            f"accumulate {config.accumulate}: the loss of '{config.method.name}' compares the samples of the whole "
+            "batch, which micro-batches cannot; set accumulate to 1 and use more processes"
         )
     fabric = launch(config, args)
     try:
@@ -194,7 +194,15 @@ def train(
         milestones=o.milestones,
         gamma=o.gamma,
     )
-    optimizer = optim.build(o.name, groups, lr=peak, momentum=o.momentum, betas=o.betas, trust=o.trust)
+    optimizer = optim.build(
+        o.name,
+        groups,
+        lr=peak,
+        momentum=o.momentum,
+        betas=o.betas,
+        trust=o.trust,
+        fused=config.precision != "fp16",
+    )
     backbone = method.backbone
     seen = monitor.Features(backbone)
     if config.compile:
@@ -372,8 +380,12 @@ def provenance(config: PretrainConfig, found: ImageList, ranks: int, device: tor
         "recipe": recipes.to_dict(config),
         "expected": list(config.expected),
         "code": code_revision(),
-        "versions": {"python": platform.python_version()}
-        | {p: version(p) for p in ("backbench", "torch", "torchvision")},
+        "versions": {
+            "backbench": version("backbench"),
+            "torch": torch.__version__,
+            "torchvision": version("torchvision"),
+            "python": platform.python_version(),
+        },
         "data": {
             "dataset": config.data.dataset,
             "split": config.data.split,

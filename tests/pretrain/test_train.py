@@ -1,0 +1,339 @@
+"""The loop on a CPU with a tiny ResNet-18: what it leaves, what it refuses, and that it continues exactly."""
+
+import json
+import os
+import signal
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from backbench import cli, resume, runlog
+from backbench.checkpoint import Checkpoint
+from backbench.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_PREEMPTED
+from pretrain import monitor, train
+
+BASE = """
+name: tiny
+arch: resnet18
+method: {name: simclr, head: {hidden: 32, dim: 16}}
+data: {dataset: shapes, workers: 0}
+views: {crops: [{count: 2, size: 16, blur_p: 0.0}]}
+optim: {name: sgd, lr: 0.05}
+epochs: 2
+batch_size: 8
+log_every: 1
+"""
+MOCO = ["method={name: moco, queue: 64, head: {hidden: 32, dim: 16, batchnorm: false}}"]
+
+LARGER = ["views.crops=[{count: 2, size: 32}]"]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """24 pictures in three classes: six steps of eight in two epochs."""
+    root = tmp_path_factory.mktemp("data")
+    rng = np.random.default_rng(0)
+    for n in range(24):
+        folder = root / "shapes" / "train" / "abc"[n % 3]
+        folder.mkdir(parents=True, exist_ok=True)
+        low = Image.fromarray(rng.integers(0, 256, (4, 4, 3), dtype=np.uint8))
+        low.resize((24, 24), Image.BICUBIC).save(folder / f"{n:02}.png")
+    (root / "tiny.yaml").write_text(BASE)
+    return root
+
+
+@pytest.fixture
+def pretrain(root, capsys, caplog):
+    """pretrain(out, *overrides) -> (exit status, what it said), through the command line's own entry."""
+
+    def run(out, *overrides, recipe="tiny.yaml", options=()):
+        command = ["pretrain", str(root / recipe), *overrides, "--data", str(root), "--out", str(out), *options]
+        caplog.clear()
+        status = cli.main(command)
+        return status, capsys.readouterr().err + caplog.text
+
+    return run
+
+
+@pytest.fixture
+def kill_at_step(monkeypatch):
+    """kill_at_step(n, signal): this process gets the signal while the loop is after step n."""
+
+    def arm(step, number):
+        def advance(self, count=1, **info):
+            original(self, count, **info)
+            if self.done == step:
+                monkeypatch.undo()
+                os.kill(os.getpid(), number)
+
+        original = runlog.Progress.advance
+        monkeypatch.setattr(runlog.Progress, "advance", advance)
+
+    return arm
+
+
+def digest(out):
+    return Checkpoint.load(out / train.CHECKPOINT).digest
+
+
+def weights(out):
+    return Checkpoint.load(out / train.CHECKPOINT).state_dict
+
+
+def test_a_run_leaves_a_checkpoint_with_its_history(pretrain, tmp_path):
+    out = tmp_path / "run"
+    status, said = pretrain(out, "knn_every=1")
+    assert status == 0, said
+    assert {p.name for p in out.iterdir()} == {
+        "backbone.safetensors",
+        "curves.png",
+        "curves.svg",
+        "metrics.jsonl",
+        "progress.json",
+        "recipe.yaml",
+        "run.json",
+        "state.pt",
+    }
+    checkpoint = Checkpoint.load(out / train.CHECKPOINT)
+    assert (checkpoint.arch, checkpoint.method, checkpoint.epochs, checkpoint.name) == ("resnet18", "simclr", 2, "tiny")
+    assert checkpoint.provenance["recipe"]["optim"]["lr"] == 0.05
+    assert checkpoint.provenance["data"]["images"] == 24
+    assert len(checkpoint.provenance["data"]["fingerprint"]) == 12
+    assert checkpoint.provenance["versions"]["torch"] == torch.__version__
+    assert any(name.startswith("projector.") for name in checkpoint.heads)
+    rows = runlog.read_metrics(out)
+    steps = [row for row in rows if "loss" in row]
+    assert [row["step"] for row in steps] == list(range(6))
+    for name in ("lr", "feature_std", "effective_rank", "images_per_s", "waiting"):
+        assert all(name in row for row in steps), name
+    assert all(0 <= row["waiting"] <= 1 for row in steps)
+    assert [row["epoch"] for row in rows if "knn" in row] == [0, 1]
+    assert json.loads((out / "progress.json").read_text())["done"] == 6
+    assert "6/6 steps" in said
+    assert "img/s" in said
+
+    before = {p.name: p.stat().st_mtime_ns for p in out.iterdir()}
+    status, said = pretrain(out, "knn_every=1")
+    assert status == 0
+    assert "already finished" in said
+    assert {p.name: p.stat().st_mtime_ns for p in out.iterdir()} == before
+
+
+def test_no_epochs_save_the_trunk_that_every_method_starts_from(pretrain, tmp_path, root):
+    for name, overrides in {"random": ["method={name: random}", "epochs=0"], "moco": [*MOCO, "epochs=0"]}.items():
+        (root / f"{name}.yaml").write_text(BASE.replace("method: {name: simclr, head: {hidden: 32, dim: 16}}\n", ""))
+        assert pretrain(tmp_path / name, *overrides, recipe=f"{name}.yaml")[0] == 0
+    assert digest(tmp_path / "random") == digest(tmp_path / "moco")
+    assert pretrain(tmp_path / "other", "method={name: random}", "epochs=0", "seed=1", recipe="random.yaml")[0] == 0
+    assert digest(tmp_path / "other") != digest(tmp_path / "random")
+    still = weights(tmp_path / "random")
+    assert pretrain(tmp_path / "trained")[0] == 0
+    moved = weights(tmp_path / "trained")
+    assert all(not torch.equal(still[k], moved[k]) for k in ("conv1.weight", "layer4.1.conv2.weight"))
+
+
+def test_a_signal_saves_and_the_same_command_continues_exactly(pretrain, kill_at_step, tmp_path):
+    assert pretrain(tmp_path / "whole")[0] == 0
+    out = tmp_path / "parts"
+    kill_at_step(2, signal.SIGUSR2)
+    status, said = pretrain(out)
+    assert status == EXIT_PREEMPTED
+    assert "stopped by SIGUSR2 at step 3 of 6, state saved" in said
+    assert not (out / train.CHECKPOINT).exists()
+    kill_at_step(4, signal.SIGTERM)
+    assert pretrain(out, options=["--workers", "1"])[0] == EXIT_PREEMPTED
+    status, said = pretrain(out, "data.workers=2")
+    assert status == 0
+    assert "continuing at step 5 of 6" in said
+    assert digest(out) == digest(tmp_path / "whole")
+
+    def numbers(run):
+        timing = ("images_per_s", "waiting")
+        return [{k: v for k, v in row.items() if k not in timing} for row in runlog.read_metrics(run)]
+
+    assert numbers(out) == numbers(tmp_path / "whole")
+
+
+def test_a_row_of_metrics_spans_a_restart(pretrain, kill_at_step, tmp_path):
+    assert pretrain(tmp_path / "whole", "log_every=4")[0] == 0
+    kill_at_step(1, signal.SIGTERM)
+    assert pretrain(tmp_path / "parts", "log_every=4")[0] == EXIT_PREEMPTED
+    assert pretrain(tmp_path / "parts", "log_every=4")[0] == 0
+    one, two = (runlog.read_metrics(tmp_path / n) for n in ("whole", "parts"))
+    assert [r["step"] for r in one] == [3, 5]
+    assert [r["loss"] for r in one] == [r["loss"] for r in two]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["batch_size=32"], "24 images are fewer than one batch of 32; set batch_size to at most 24"),
+        ([*MOCO, "method.queue=60"], "a queue of 60 keys is no multiple of the batch size 8"),
+        (["accumulate=3"], "batch_size 8 does not divide over 1 processes x 3 accumulation steps"),
+        (["accumulate=2"], "accumulate 2: the loss of 'simclr' compares the samples of the whole batch"),
+        (["method.name=simclrr"], "did you mean 'simclr'"),
+        (["arch=resnet19"], "did you mean 'resnet18'"),
+        (["data.dataset=shape"], "shape/train: no such folder"),
+        (["epochs=-1"], "epochs"),
+        (["batch_size=0"], "batch_size"),
+        (["views={crops: [{count: 3, size: 16}]}"], "two views"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_starts(pretrain, tmp_path, overrides, message):
+    status, said = pretrain(tmp_path / "run", *overrides)
+    assert status == EXIT_BAD_INPUT
+    assert message in said
+    assert len(said.strip().splitlines()) == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_more_gpus_than_there_are(pretrain, tmp_path):
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    status, said = pretrain(tmp_path / "run", options=["--accelerator", "cuda"])
+    assert status == EXIT_BAD_INPUT
+    assert "this machine has 0 GPUs" in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_another_runs_folder_is_refused_and_a_damaged_state_is_named(pretrain, kill_at_step, tmp_path):
+    out = tmp_path / "run"
+    kill_at_step(2, signal.SIGTERM)
+    assert pretrain(out)[0] == EXIT_PREEMPTED
+    status, said = pretrain(out, "optim.lr=0.07")
+    assert status == EXIT_BAD_INPUT
+    assert "recipe.optim.lr (0.05 there, 0.07 now)" in said
+    state = out / train.STATE
+    data = bytearray(state.read_bytes())
+    data[len(data) // 2] ^= 255
+    state.write_bytes(data)
+    status, said = pretrain(out)
+    assert status == EXIT_BAD_INPUT
+    assert f"{state}: the state is damaged" in said
+    assert not (out / train.CHECKPOINT).exists()
+
+
+def test_a_loss_that_is_not_finite_stops_with_step_rate_and_last_good_state(pretrain, kill_at_step, tmp_path):
+    out = tmp_path / "run"
+    overrides = ["optim.lr=1e30", "optim.schedule=constant", "optim.warmup_epochs=1", "optim.warmup_lr=0.0"]
+    kill_at_step(1, signal.SIGTERM)
+    assert pretrain(out, *overrides)[0] in (EXIT_PREEMPTED, EXIT_FAILED)
+    status, said = pretrain(out, *overrides)
+    assert status == EXIT_FAILED
+    assert "the loss is nan at step" in said
+    assert "(lr " in said
+    assert "the last good state is" in said or "no state was saved" in said
+    assert not (out / train.CHECKPOINT).exists()
+    if (out / train.STATE).exists():
+        state = resume.load_state(out / train.STATE)
+        assert all(t.isfinite().all() for t in state["method"].values() if t.is_floating_point())
+
+
+def test_a_corrupt_image_ends_the_run_by_name_or_is_left_out(pretrain, root, tmp_path):
+    import shutil
+
+    copy = tmp_path / "data"
+    shutil.copytree(root / "shapes", copy / "shapes")
+    bad = copy / "shapes" / "train" / "b" / "01.png"
+    bad.write_bytes(bad.read_bytes()[:50])
+    status, said = pretrain(tmp_path / "run", options=["--data", str(copy)])
+    assert status == EXIT_BAD_INPUT
+    assert str(bad) in said
+    status, said = pretrain(
+        tmp_path / "skip", "data.skip_corrupt=true", options=["--data", str(copy), "--workers", "1"]
+    )
+    assert status == 0
+    assert said.count(f"left out: {bad}") == 1
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        # 32 px: torch's bf16 convolution on a CPU can leave its gradient unset where the map before it is 1 x 1
+        pytest.param([*MOCO, "accumulate=2", "precision=bf16", *LARGER], id="accumulated bf16"),
+        pytest.param(["precision=fp16", "optim.clip_norm=1.0", *LARGER], id="fp16", marks=pytest.mark.slow),
+        pytest.param(["channels_last=false"], id="channels first", marks=pytest.mark.slow),
+        pytest.param(["views.pipeline=reference"], id="reference views", marks=pytest.mark.slow),
+        pytest.param(
+            ["optim={name: lars, lr: 1.8, decay_1d: false, adapt_1d: false, warmup_epochs: 1}"],
+            id="lars",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(["optim={name: adamw, lr: 0.001, reference_batch: 256}"], id="adamw", marks=pytest.mark.slow),
+        pytest.param(["stop_after_epochs=1"], id="stops early", marks=pytest.mark.slow),
+    ],
+)
+def test_every_way_to_train_continues_exactly(pretrain, kill_at_step, tmp_path, overrides):
+    assert pretrain(tmp_path / "whole", *overrides)[0] == 0
+    kill_at_step(1, signal.SIGTERM)
+    assert pretrain(tmp_path / "parts", *overrides)[0] == EXIT_PREEMPTED
+    assert pretrain(tmp_path / "parts", *overrides)[0] == 0
+    assert digest(tmp_path / "parts") == digest(tmp_path / "whole")
+    expected = 1 if overrides[0].startswith("stop") else 2
+    assert Checkpoint.load(tmp_path / "parts" / train.CHECKPOINT).epochs == expected
+
+
+@pytest.mark.slow
+def test_micro_batches_add_up_to_the_batch(pretrain, tmp_path):
+    """A queue loss with batch norm in groups of four: one batch of eight in two groups is two micro-batches of four,
+    but for the shuffle of the keys, which spans the batch in one and the micro-batch in the other."""
+    moco = "method={name: moco, queue: 64, head: {hidden: 32, dim: 16, batchnorm: false}, groups: %d}"
+    common = ["optim={name: sgd, lr: 0.05, momentum: 0.0, weight_decay: 0.0}", "epochs=1", "stop_after_epochs=1"]
+    assert pretrain(tmp_path / "a", moco % 2, *common)[0] == 0
+    assert pretrain(tmp_path / "b", moco % 1, "accumulate=2", *common)[0] == 0
+    a, b = (runlog.read_metrics(tmp_path / n)[0]["loss"] for n in "ab")
+    assert a == pytest.approx(
+        b, rel=1e-2
+    )  # the shuffle of the keys spans the batch in one, the micro-batch in the other
+
+
+@pytest.mark.slow
+def test_tensorboard_on_request(pretrain, tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    assert pretrain(tmp_path / "run", options=["--tensorboard"])[0] == 0
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    events.Reload()
+    assert [e.step for e in events.Scalars("loss")] == list(range(6))
+
+
+def test_feature_statistics_know_collapse(caplog):
+    torch.manual_seed(0)
+    healthy = monitor.feature_statistics(torch.randn(256, 64))
+    assert healthy["feature_std"] == pytest.approx(1, abs=0.05)
+    assert healthy["effective_rank"] > 50
+    constant = monitor.feature_statistics(torch.ones(64, 128) + 1e-6 * torch.randn(64, 128))
+    line = monitor.feature_statistics(torch.ones(64, 128) + 0.1 * torch.randn(64, 1) * torch.randn(128))
+    assert constant["feature_std"] < 1e-5
+    assert line["effective_rank"] < 1.5
+    rank_five = monitor.feature_statistics(torch.randn(512, 5) @ torch.linalg.qr(torch.randn(64, 5))[0].T)
+    assert rank_five["effective_rank"] == pytest.approx(5, abs=0.1)
+    with caplog.at_level("WARNING", logger="backbench"):
+        monitor.warn_if_collapsed(healthy, 1)
+        monitor.warn_if_collapsed(rank_five, 1)
+        assert not caplog.records
+        monitor.warn_if_collapsed(constant, 2)
+        monitor.warn_if_collapsed(line, 3)
+    assert len(caplog.records) == 2
+    assert "step 2: the representation collapses" in caplog.records[0].getMessage()
+
+
+def test_the_knn_score_leaves_the_backbone_alone(root):
+    from backbench.backbones import build_backbone
+    from backbench.preprocess import Pixels
+    from pretrain.config import Data
+    from pretrain.data import open_images
+
+    found = open_images(root, Data(dataset="shapes"))
+    backbone = build_backbone("resnet18")
+    before = {k: v.clone() for k, v in backbone.state_dict().items()}
+    score = monitor.knn_score(backbone, found, Pixels(), size=16, device=torch.device("cpu"))
+    assert score is not None
+    assert 0 <= score <= 100
+    assert backbone.training
+    assert all(torch.equal(before[k], v) for k, v in backbone.state_dict().items())
+    unlabelled = type(found)(found.root, found.paths, (-1,) * 24, ())
+    assert monitor.knn_score(backbone, unlabelled, Pixels(), size=16, device=torch.device("cpu")) is None
