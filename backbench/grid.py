@@ -463,7 +463,7 @@ def _yaml(value: Any) -> str:
 
 
 def _slug(text: str) -> str:
-    return re.sub(r"[^\w.+=-]+", "-", text).strip("-.") or "x"
+    return re.sub(r"[^\w.+-]+", "-", text).strip("-.") or "x"
 
 
 def _like(evaluation: Evaluation) -> str:

@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any, ClassVar, Literal
 
 from backbench import resume
 from backbench.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_PREEMPTED, Failed
@@ -155,6 +155,8 @@ class Attempt:
     place: str = "local"  # written beside the attempt: slurm:12_3, local
     show: bool = False  # the child's output to the terminal, not to the log
 
+    watches_clock: ClassVar[bool] = True  # whether `limit_s` is ours to keep
+
     def __post_init__(self) -> None:
         self._child: subprocess.Popen[bytes] | None = None
         self._asked: tuple[str, float] | None = None  # why the child was asked to stop, and when
@@ -257,7 +259,12 @@ class Attempt:
             if info is not None:
                 return info.si_status if info.si_code == os.CLD_EXITED else -info.si_status
             now = time.monotonic()
-            if self.limit_s is not None and self._asked is None and now > start + self.limit_s - self.grace_s:
+            if (
+                self.watches_clock
+                and self.limit_s is not None
+                and self._asked is None
+                and now > start + self.limit_s - self.grace_s
+            ):
                 self.ask_to_stop("time limit")
             if self._asked is not None and now > self._asked[1] + self.grace_s:
                 self._child.kill()

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from backbench import config, resume
 from backbench.errors import EXIT_FAILED, EXIT_PREEMPTED, BadInput, Failed, nearest
@@ -97,15 +97,21 @@ class Cluster:
     sbatch: dict[str, Any] = field(default_factory=dict)  # further sbatch options, as they are
     resources: dict[str, Any] = field(default_factory=dict)
     file: str = ""
+    _known: dict[tuple[str, str], Resources] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.jobs < 1 or self.max_array < 1:
             raise ValueError("jobs and max_array must be at least 1")
+        object.__setattr__(self, "_known", {})
 
     def asks(self, job: Job) -> Resources:
         """The resources of one job: the cluster's defaults, its row for the verb, then the grid's own."""
-        row = config.merge(self.resources.get("default", {}), self.resources.get(job.verb, {}))
-        return config.build(Resources, config.merge(row, job.resources), where=f"{self.file}: resources of {job.like}")
+        key = (job.verb, json.dumps(job.resources, sort_keys=True))
+        if key not in self._known:
+            row = config.merge(self.resources.get("default", {}), self.resources.get(job.verb, {}))
+            where = f"{self.file}: resources of {job.like}"
+            self._known[key] = config.build(Resources, config.merge(row, job.resources), where=where)
+        return self._known[key]
 
 
 ROWS = ("default", "pretrain", "import", "export", "linear", "semisup", "finetune", "analyze", "detect")
@@ -457,6 +463,8 @@ class SlurmTask(Attempt):
 
     tasks: int = 1
 
+    watches_clock: ClassVar[bool] = False  # Slurm does
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self._rank = 0
@@ -475,7 +483,7 @@ class SlurmTask(Attempt):
             return self._follow()
         outcome = self.run()
         if outcome == "stopped":  # preempted: USR2 follows, and `checkpoint` requeues; or cancelled: SIGKILL does
-            time.sleep(10)
+            time.sleep(3)  # no longer: after a node failure Slurm starts the job anew within seconds
         elif outcome == "again":
             subprocess.run(["scontrol", "requeue", environment.job_id], check=True, timeout=60)
             time.sleep(60)  # Slurm ends this process
@@ -487,7 +495,8 @@ class SlurmTask(Attempt):
         """Called by submitit at the signal: save, then be requeued, unless the job has failed for good."""
         import submitit
 
-        timed_out = self.limit_s is not None and time.time() > self._begun() + 0.8 * self.limit_s - self.grace_s
+        # Slurm looks at the clock once a minute, so its signal may come that much too early.
+        timed_out = self.limit_s is not None and time.time() > self._begun() + self.limit_s - self.grace_s - 60
         outcome = self.finish_now("time limit" if timed_out else "preempted")
         if outcome in ("failed", "cancelled"):
             return None
@@ -496,13 +505,6 @@ class SlurmTask(Attempt):
     def _begun(self) -> float:
         attempts = self._status.get("attempts", [])
         return attempts[-1]["start"] if attempts else time.time()
-
-    def _wait(self) -> int:
-        limit, self.limit_s = self.limit_s, None  # Slurm itself watches the clock
-        try:
-            return super()._wait()
-        finally:
-            self.limit_s = limit
 
     def _folder(self) -> Path:
         """Where the tasks of this start of this job meet."""
@@ -1013,16 +1015,18 @@ def cancel(args: argparse.Namespace) -> int:
     store = Store(args.out)
     view = View(store)
     chosen = [n for n in _chosen(view, args.names) if view.state(n).name in (*ACTIVE, "stopped", "lost")]
-    ids = []
+    ids: set[str] = set()
     for name in chosen:
         record = view.records[name]
         store.mark_cancelled(record.job, on=True)
         if record.submission.kind == "slurm" and record.id:
-            ids.append(record.id)
+            ids.add(record.id)
         elif store.running(record.job):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(int(view.statuses[name]["attempts"][-1]["pid"]), signal.SIGTERM)
-    for start in range(0, len(ids), 500):
-        slurm("scancel", *ids[start : start + 500])
+    mixed = {r.id.split("_")[0] for r in view.records.values() if r.id and r.id not in ids}
+    arrays_of = sorted({i.split("_")[0] if i.split("_")[0] not in mixed else i for i in ids})
+    for start in range(0, len(arrays_of), 500):
+        slurm("scancel", *arrays_of[start : start + 500])
     log.info(f"{len(chosen)} jobs cancelled")
     return 0

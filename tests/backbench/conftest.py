@@ -49,7 +49,7 @@ class Lab:
     def linear(self, *datasets: str, **options) -> list[dict]:
         return [{"verb": "linear", "datasets": list(datasets), "protocol": "lorac", **options}]
 
-    def cluster(self, kind: str, *, fake: bool = True, **content) -> str:
+    def cluster(self, kind: str, /, *, fake: bool = True, **content) -> str:
         """A cluster file of this kind; with `fake` its verbs are the stand-ins."""
         path = self.root / f"{kind}{len(list(self.root.glob(f'{kind}*')))}.yaml"
         command = {"command": shlex.join(FAKE)} if fake else {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import signal
@@ -9,7 +10,7 @@ import time
 
 import pytest
 
-from backbench import launch
+from backbench import cli, launch
 from backbench.jobs import Store
 
 pytestmark = pytest.mark.usefixtures("slurm")
@@ -155,3 +156,108 @@ def test_resources_that_no_partition_has_are_refused(lab, capsys, resources, say
     message = capsys.readouterr().err
     assert len(message.strip().splitlines()) == 1 and says in message.replace("\\", "")
     assert launch.queue().keys() == before.keys() and not (lab.root / "runs" / ".launch" / "submissions").exists()
+
+
+@pytest.mark.slow
+def test_time_limit_of_slurm_ends_with_the_same_number(lab):
+    """Slurm's own clock: a limit of one minute, told to save 20 s before (Slurm may be up to a minute early)."""
+    lab.dataset("long", steps=600, step_s=0.1)
+    grid = lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=lab.linear("long"))
+    assert lab.run(grid, lab.slurm(hours=1 / 60), "runs") == 0
+    lab.until_done("runs", 240)
+    (hows,) = lab.attempts("runs").values()
+    assert hows[0] == "time limit" and hows[-1] == "done", hows
+    lab.dataset("long", steps=600)
+    assert lab.values("runs") == lab.reference(grid)
+
+
+@pytest.mark.slow
+def test_job_that_fails_three_times_stops_and_says_so(lab, capsys):
+    lab.dataset("broken", steps=1, fault="broken")
+    lab.dataset("flaky", steps=1, fault="now and then", times=2)
+    grid = lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=lab.linear("broken", "flaky"))
+    assert lab.run(grid, lab.slurm(), "runs") == 0
+    lab.until("runs", lambda s: sorted(s.values()) == ["done", "failed"], 120)
+    attempts = lab.attempts("runs")
+    assert attempts[one(attempts, "broken")] == ["failed"] * 3
+    assert attempts[one(attempts, "flaky")] == ["failed", "failed", "done"]
+    capsys.readouterr()
+    assert lab.launch("status", "runs", "--once") == 0
+    assert "failed 3 times for the same reason: backbench: broken" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_lost_node_loses_no_result(lab, shell):
+    """The node goes down under the job; Slurm requeues it, and it continues from what it had saved."""
+    lab.dataset("d1", steps=60, step_s=0.1, save_every=5)
+    grid = lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=lab.linear("d1"))
+    assert lab.run(grid, lab.slurm(), "runs") == 0
+    lab.until("runs", lambda s: len(list(lab.root.glob("runs/*/*/state.json"))) == 1)
+    node = shell("sinfo -h -N -o %N").split()[0]
+    shell(f"scontrol update NodeName={node} State=DOWN Reason=lost")  # it answers, so Slurm takes it back at once
+    lab.until_done("runs", 120)
+    (hows,) = lab.attempts("runs").values()
+    assert len(hows) == 2 and hows[-1] == "done"
+    lab.dataset("d1", steps=60)
+    assert lab.values("runs") == lab.reference(grid)
+
+
+@pytest.mark.slow
+def test_two_task_pretraining_equals_one_process(lab, tiny_root, shell):
+    """Two ranks started by Slurm as two tasks of one job, over gloo, preempted on the way, against one process."""
+    from backbench.checkpoint import Checkpoint
+
+    # SGD: Adam's first steps are the signs of the gradients, which turn rounding into whole steps
+    recipe = {"recipe": "tiny_simclr", "overrides": ["optim.name=sgd", "optim.lr=0.01", "epochs=4"]}
+    grid = lab.grid(recipes=[recipe], data=str(tiny_root), evaluate=[])
+    cluster = lab.slurm(fake=False, tasks_per_node=2, accelerator="cpu", hours=0.5)
+    assert lab.run(grid, cluster, "runs") == 0
+    lab.until("runs", lambda s: list(lab.root.glob("runs/pretrain/*/progress.json")), 240)
+    (number,) = ids(lab, "runs").values()
+    shell(f"scancel --signal USR2 {number}")
+    lab.until_done("runs", 240)
+    (hows,) = lab.attempts("runs").values()
+    assert hows == ["preempted", "done"]
+    addresses = [f.read_text() for f in lab.root.glob("runs/.launch/meet/*/address.json")]
+    assert len(addresses) == len(set(addresses)) == 2, "a port of its own for each start"
+    assert lab.run(grid, lab.cluster("debug", fake=False), "whole") == 0
+    files = [next((lab.root / out).glob("pretrain/*/backbone.safetensors")) for out in ("runs", "whole")]
+    two, whole = (Checkpoint.load(f).state_dict for f in files)
+    for key, value in whole.items():
+        if value.is_floating_point():
+            assert float((two[key] - value).norm()) <= 1e-4 * float(value.norm()) + 1e-6, key
+
+
+@pytest.mark.slow
+def test_twelve_real_probes_of_three_pretrainings_fill_the_table(lab, tiny_root):
+    """The demo's path on Slurm: three pretrainings, four probes of each behind them, the leaderboard.
+
+    The reference takes the three finished checkpoints together, one pass for each probe, without Slurm."""
+    probes = ["linear_demo", "logreg_demo", "knn_demo", "fewshot_demo"]
+    recipes = ["tiny_random", "tiny_simclr", "tiny_moco_v2"]
+    evaluate = [{"verb": "linear", "protocol": p, "datasets": ["digits"]} for p in probes]
+    grid = lab.grid(recipes=recipes, data=str(tiny_root), evaluate=evaluate)
+    cluster = lab.slurm(fake=False, jobs=2, accelerator="cpu", hours=1)
+    assert lab.run(grid, cluster, "runs") == 0
+    lab.until_done("runs", 560)
+    assert len(lab.states("runs")) == 15
+    assert lab.run(grid, cluster, "runs") == 0
+    assert len(lab.states("runs")) == 15
+    table = lab.root / "leaderboard.csv"
+    assert cli.main(["leaderboard", str(lab.root / "runs"), "--csv", str(table)]) == 0
+    with table.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 3
+    for row in rows:
+        filled = [key for key, value in row.items() if "/digits/" in key and value]
+        assert {key.split("/")[0] for key in filled} == {"linear", "logreg", "knn", "fewshot"}
+    together = lab.grid(
+        checkpoints=[str(lab.root / "runs" / "pretrain" / "*")],
+        data=str(tiny_root),
+        evaluate=[{**e, "pack": 3} for e in evaluate],
+    )
+    assert lab.run(together, lab.cluster("debug", fake=False), "whole") == 0
+    assert len(lab.states("whole")) == 4
+    got, expected = lab.values("runs"), lab.values("whole")
+    assert got.keys() == expected.keys() and len(got) >= 12
+    assert got == pytest.approx(expected, abs=1e-6)

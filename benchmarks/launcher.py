@@ -1,0 +1,120 @@
+"""How long the launcher takes with 10,000 jobs: python benchmarks/launcher.py [JOBS]
+
+Baselines: one `json.dumps` + `json.loads` of all jobs (what merely writing and reading them costs), and for Slurm one
+sbatch per job, measured on 20 of them. With Debian's Slurm installed (and as root), the same jobs are really submitted
+to a cluster on loopback, held, shown and cancelled. Last figures: benchmarks/launcher.txt.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "backbench"))
+
+import fake_verbs
+import slurm_cluster
+
+from backbench import cli, launch
+from backbench.grid import Job, expand, read_grid
+from backbench.jobs import Store
+
+
+@contextlib.contextmanager
+def timed(what: str, limit_s: float | None = None, baseline: float | None = None) -> Iterator[list[float]]:
+    took: list[float] = []
+    start = time.perf_counter()
+    yield took
+    took.append(time.perf_counter() - start)
+    ratio = f"  {took[0] / baseline:6.1f} x baseline" if baseline else ""
+    limit = f"  (allowed: {limit_s:g} s)" if limit_s else ""
+    print(f"{what:62} {took[0]:7.2f} s{ratio}{limit}", flush=True)
+
+
+def quiet(*command: str) -> None:
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        code = cli.main([command[0], "-q", *command[1:]])
+    assert code == 0, said.getvalue()[-500:]
+
+
+def main(jobs: int = 10_000) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name)
+        (root / "data").mkdir()
+        for i in range(jobs // 20):
+            fake_verbs.write_checkpoint(root / "ck" / f"c{i}.safetensors", str(i))
+        evaluate = [{"verb": "linear", "datasets": [f"d{i}" for i in range(20)], "protocol": "lorac"}]
+        pattern = str(root / "ck" / "*")
+        content = {"name": "big", "data": str(root / "data"), "checkpoints": [pattern, pattern], "evaluate": evaluate}
+        grid = root / "grid.yaml"
+        grid.write_text(json.dumps(content))
+        runs = root / "runs"
+        found = expand(read_grid(grid), runs, where="grid").jobs
+        assert len(found) == jobs
+        with timed(f"baseline: {jobs} jobs to JSON and back") as base:
+            [Job.from_json(j) for j in json.loads(json.dumps([j.to_json() for j in found]))]
+        with timed("expand and deduplicate (each checkpoint named twice)", 10, base[0]):
+            expand(read_grid(grid), runs, where="grid")
+        options = ("--cluster", "slurm", "--out", str(runs))
+        if (reason := slurm_cluster.why_not()) is None:
+            with slurm_cluster.running_slurm():
+                on_slurm(root, grid, runs, jobs, base[0])
+        else:
+            print(f"no Slurm here: {reason}")
+            options = ("--cluster", "local", "--out", str(runs))
+            with timed("dry run: expand, deduplicate, write as arrays", 10, base[0]):
+                quiet("launch", "run", str(grid), *options, "--dry-run")
+        everything_ended(root, found, base[0])
+
+
+def on_slurm(root: Path, grid: Path, runs: Path, jobs: int, base: float) -> None:
+    cluster = root / "loop.yaml"
+    asked = {"default": {"cpus": 1, "hours": 0.1}}
+    about = {"name": "loop", "kind": "slurm", "sbatch": {"hold": True}, "max_array": 1000, "resources": asked}
+    cluster.write_text(json.dumps(about))
+    options = ("--cluster", str(cluster), "--out", str(runs))
+    with timed("dry run: expand, deduplicate, write as arrays", 10, base):
+        quiet("launch", "run", str(grid), *options, "--dry-run")
+    with timed("sbatch, 20 single jobs") as single:
+        for _ in range(20):
+            subprocess.run(["sbatch", "--hold", "--wrap", "true", "-o", "/dev/null"], check=True, capture_output=True)
+    print(f"{'baseline: an sbatch per job, extrapolated':62} {single[0] / 20 * jobs:7.2f} s")
+    with timed("run: the same, submitted as arrays of 1000", None, single[0] / 20 * jobs):
+        quiet("launch", "run", str(grid), *options)
+    view = launch.View(Store(runs))
+    assert len(view.queue) >= jobs and {view.state(n).name for n in view.records} == {"queued"}
+    with timed("status, all queued (one squeue)", 2, base):
+        quiet("launch", "status", "--once", "--out", str(runs))
+    with timed("run again: nothing to submit", 10, base):
+        quiet("launch", "run", str(grid), *options)
+    with timed("cancel"):
+        quiet("launch", "cancel", "--out", str(runs))
+
+
+def everything_ended(root: Path, found: list[Job], base: float) -> None:
+    """A status file per job, as the jobs themselves write them: half done, a tenth failed, the rest as it was."""
+    store = Store(root / "ended")
+    launch.Submission(
+        uid="x", grid="big", cluster="local", cluster_overrides=(), kind="local", time=0.0, jobs=found
+    ).write(store)
+    (store.root / "status").mkdir()
+    attempt = {"start": time.time() - 9, "end": time.time(), "how": "done", "host": "n1", "pid": 1, "gpus": 1}
+    for i, job in enumerate(found):
+        state = "done" if i % 2 == 0 else "failed" if i % 10 == 1 else "cancelled"
+        text = json.dumps({"name": job.name, "state": state, "reason": None, "attempts": [attempt]})
+        (store.root / "status" / f"{job.key}.json").write_text(text)
+    with timed("status, all ended (a status file each)", 2, base):
+        quiet("launch", "status", "--once", "--out", str(store.runs))
+
+
+if __name__ == "__main__":
+    print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, Python {sys.version.split()[0]}")
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 10_000)
