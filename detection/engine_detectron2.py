@@ -47,7 +47,8 @@ except ImportError as error:
 class Res5ROIHeadsExtraNorm(Res5ROIHeads):
     """The C4 head of MoCo (arXiv:1911.05722): batch norm after res5, for trunks that are finetuned with norm."""
 
-    def _build_res5_block(self, cfg: Any) -> tuple[nn.Sequential, int]:
+    @classmethod
+    def _build_res5_block(cls, cfg: Any) -> tuple[nn.Sequential, int]:
         blocks, channels = super()._build_res5_block(cfg)
         blocks.add_module("norm", get_norm(cfg.MODEL.RESNETS.NORM, channels))
         return blocks, channels
