@@ -1,0 +1,100 @@
+"""Bad input to the commands: exit status 2, one line that names the culprit, no traceback, no output file."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from backbench.backbones import build_backbone
+from backbench.checkpoint import Checkpoint
+
+
+def backbench(*arguments):
+    command = [sys.executable, "-m", "backbench", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+
+
+def refused(done, *words):
+    assert done.returncode == 2, done.stderr[-2000:]
+    assert "Traceback" not in done.stderr
+    last = done.stderr.strip().splitlines()[-1]
+    for word in words:
+        assert str(word) in last, f"'{word}' is not in: {last}"
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    path = tmp_path_factory.mktemp("checkpoint") / "random.safetensors"
+    trunk = build_backbone("resnet18")
+    Checkpoint(arch="resnet18", method="random", state_dict=trunk.state_dict()).save(path)
+    return path
+
+
+def pretrain(root, out, *overrides):
+    return backbench("pretrain", "tiny_simclr", *overrides, "--data", root, "--out", out)
+
+
+def test_missing_and_empty_image_folder(tmp_path):
+    refused(pretrain(tmp_path / "nowhere", tmp_path / "run"), tmp_path / "nowhere")
+    (tmp_path / "data" / "digits" / "train" / "0").mkdir(parents=True)
+    refused(pretrain(tmp_path / "data", tmp_path / "run"), tmp_path / "data" / "digits" / "train")
+    assert not list(tmp_path.glob("run/*.safetensors"))
+
+
+def test_corrupt_image_is_named_and_skipped_only_when_asked(tiny_root, tmp_path):
+    shutil.copytree(tiny_root / "digits", tmp_path / "digits")
+    victim = next(iter(sorted((tmp_path / "digits" / "train").rglob("*.png"))))
+    victim.write_bytes(victim.read_bytes()[:40])
+    refused(pretrain(tmp_path, tmp_path / "run"), victim)
+    assert not (tmp_path / "run" / "backbone.safetensors").exists()
+    done = pretrain(tmp_path, tmp_path / "skipped", "data.skip_corrupt=true", "epochs=1")
+    assert done.returncode == 0, done.stderr
+    assert str(victim) in done.stderr
+
+
+def test_unknown_key_offers_the_nearest(tiny_root, tmp_path):
+    refused(pretrain(tiny_root, tmp_path / "run", "optim.learning_rat=1"), "optim.learning_rat")
+    refused(pretrain(tiny_root, tmp_path / "run", "epoch=1"), "epoch", "did you mean 'epochs'?")
+    refused(backbench("pretrain", "demo_lorak", "--data", tiny_root, "--out", tmp_path / "run"), "demo_lora")
+    assert not (tmp_path / "run").exists()
+
+
+def test_value_of_the_wrong_type(tiny_root, tmp_path):
+    refused(pretrain(tiny_root, tmp_path / "run", "epochs=many"), "epochs", "whole number", "many")
+    assert not (tmp_path / "run").exists()
+
+
+def test_out_that_holds_another_run(tiny_root, tmp_path):
+    assert pretrain(tiny_root, tmp_path / "run", "epochs=1").returncode == 0
+    before = (tmp_path / "run" / "backbone.safetensors").read_bytes()
+    refused(pretrain(tiny_root, tmp_path / "run", "epochs=1", "seed=7"), tmp_path / "run", "seed")
+    assert (tmp_path / "run" / "backbone.safetensors").read_bytes() == before
+
+
+def test_checkpoint_that_is_a_text_file(tiny_root, tmp_path):
+    text = tmp_path / "notes.txt"
+    text.write_text("not weights\n")
+    common = ("--data", tiny_root, "--out", tmp_path / "run")
+    refused(backbench("linear", text, "--datasets", "digits", "--protocol", "knn_demo", *common), text)
+    refused(backbench("export", text, "--format", "detectron2", "--out", tmp_path / "x.pkl"), text)
+    refused(backbench("inspect", text), text)
+    assert not (tmp_path / "x.pkl").exists()
+
+
+def test_coco_json_whose_images_are_missing(tiny_root, tmp_path, checkpoint):
+    shutil.copytree(tiny_root / "scenes", tmp_path / "scenes")
+    victim = tmp_path / "scenes" / "train2017" / "000000000002.jpg"
+    victim.unlink()
+    command = ("detect", "--config-file", "tiny_faster_rcnn_R_18_FPN", "--engine", "torchvision", "--data", tmp_path)
+    refused(backbench(*command, "--checkpoint", checkpoint, "--out", tmp_path / "run"), victim.name)
+    annotations = tmp_path / "scenes" / "annotations" / "instances_train2017.json"
+    annotations.write_text(json.dumps({"images": []}))
+    refused(backbench(*command, "--checkpoint", checkpoint, "--out", tmp_path / "run2"), annotations)
+
+
+def test_unknown_dataset_and_protocol(tiny_root, tmp_path, checkpoint):
+    common = ("--data", tiny_root, "--out", tmp_path / "run")
+    refused(backbench("linear", checkpoint, "--datasets", "digit", *common), "digit")
+    refused(backbench("linear", checkpoint, "--datasets", "digits", "--protocol", "linear_dem", *common), "linear_demo")
