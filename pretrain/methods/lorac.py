@@ -28,6 +28,22 @@ from pretrain.methods.moco import queue_logsumexp
 Prior = Literal["laplace", "gaussian", "margin", "none", "batch"]
 
 
+def _polar(x: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
+    """(B, m, n) float64, m <= n -> nuclear norms (B,) and U V^T (B, m, n). The Gram matrix serves where the ratio of
+    its least to its largest eigenvalue is above `threshold`."""
+    values, vectors = torch.linalg.eigh(x @ x.mT)
+    singular = values.clamp_min(0).sqrt()
+    norms = singular.sum(-1)
+    polar = ((vectors / singular.unsqueeze(-2)) @ vectors.mT) @ x
+    doubtful = ~(values[..., 0] > threshold * values[..., -1])
+    if doubtful.any():
+        left, s, right = torch.linalg.svd(x[doubtful], full_matrices=False)
+        kept = s > max(x.shape[-2:]) * torch.finfo(x.dtype).eps * s[..., :1]
+        norms[doubtful] = s.sum(-1)
+        polar[doubtful] = (left * kept.unsqueeze(-2)) @ right
+    return norms, polar
+
+
 class _NuclearNorm(torch.autograd.Function):
     """Value and gradient U V^T from the Gram matrix of the smaller side in float64: with G = X X^T, ||X||_* is the
     trace of G^(1/2) and U V^T = G^(-1/2) X. Squaring loses half the digits, so matrices whose smallest eigenvalue is
@@ -36,23 +52,17 @@ class _NuclearNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, matrices: Tensor) -> Tensor:
-        x = matrices.detach().double()
-        wide = x.shape[-2] <= x.shape[-1]
-        if not wide:
-            x = x.mT
-        values, vectors = torch.linalg.eigh(x @ x.mT)
-        singular = values.clamp_min(0).sqrt()
-        norms = singular.sum(-1)
-        threshold = 1e-8 if matrices.dtype == torch.float32 else 1e-4  # lambda_min / lambda_max that Gram resolves
-        doubtful = ~(values[..., 0] > threshold * values[..., -1])
-        gradient = (vectors / singular.unsqueeze(-2)) @ (vectors.mT @ x)
-        if doubtful.any():
-            left, s, right = torch.linalg.svd(x[doubtful], full_matrices=False)
-            kept = s > max(x.shape[-2:]) * torch.finfo(torch.float64).eps * s[..., :1]
-            norms[doubtful] = s.sum(-1)
-            gradient[doubtful] = (left * kept.unsqueeze(-2)) @ right
-        ctx.save_for_backward((gradient if wide else gradient.mT).to(matrices.dtype))
-        return norms.to(matrices.dtype)
+        wide = matrices.shape[-2] <= matrices.shape[-1]
+        norms, gradient = matrices.new_empty(len(matrices)), torch.empty_like(matrices)
+        # small enough to stay in a CPU's cache
+        size = max(1, (1 << 15) // matrices[0].numel()) if matrices.device.type == "cpu" else len(matrices)
+        for start in range(0, len(matrices), size):
+            part = matrices[start : start + size].double()
+            norm, polar = _polar(part if wide else part.mT, 1e-8 if matrices.dtype == torch.float32 else 1e-4)
+            norms[start : start + size] = norm
+            gradient[start : start + size] = polar if wide else polar.mT
+        ctx.save_for_backward(gradient)
+        return norms
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from pretrain.methods._heads import MOCO_HEAD, Head, build_head
 from pretrain.methods._momentum import KeyEncoder, Queue, check_groups, check_queue, momentum_at
 from pretrain.methods._precision import full_precision, unit
 
-CHUNK_ELEMENTS = {"cpu": 1 << 17, "cuda": 1 << 24}  # logits held at once: 0.5 MiB in cache, 64 MiB on a GPU
+CHUNK_ELEMENTS = {"cpu": 1 << 16, "cuda": 1 << 24}  # logits held at once: 256 KiB in cache, 64 MiB on a GPU
 
 
 class _LogSumExp(torch.autograd.Function):

@@ -1,0 +1,210 @@
+"""What methods refuse, what their options change, and the state they keep."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from backbench import config as recipes
+from backbench.errors import BadInput
+from pretrain.method import Batch, Method, Setup, build_method, choose_config
+from pretrain.methods.cmc import split_channels
+
+HEAD = {"hidden": 12, "dim": 6}
+KEYS = {"head": HEAD, "queue": 32, "momentum": 0.9}
+BATCH = 16
+
+
+class TinyTrunk(nn.Sequential):
+    feature_dim = 8
+
+    def __init__(self) -> None:
+        super().__init__(nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        self.passes: list[tuple[int, ...]] = []
+        self.register_forward_pre_hook(lambda _, inputs: self.passes.append(tuple(inputs[0].shape)))
+
+
+def build(views: int, classes: int = 5, **settings: Any) -> Method:
+    torch.manual_seed(0)
+    config = recipes.build(choose_config(settings, "test", "method"), settings, where="test")
+    setup = Setup(batch_size=BATCH, views=views, seed=0, images=40, classes=classes)
+    return build_method(config, TinyTrunk(), setup)
+
+
+def batch(sizes: list[int], epoch: int = 0, step: int = 0) -> Batch:
+    generator = torch.Generator().manual_seed(step)
+    views = [torch.randn(BATCH, 3, s, s, generator=generator) for s in sizes]
+    labels = torch.arange(BATCH) % 5
+    return Batch(
+        views=views, labels=labels, index=torch.arange(BATCH), step=step, epoch=epoch, epochs=4, progress=epoch / 4
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "views", "message"),
+    [
+        ({"name": "moco", **KEYS}, 3, "two views"),
+        ({"name": "moco", **KEYS, "queue": 30}, 2, "no multiple of the batch size"),
+        ({"name": "moco", **KEYS, "groups": 5}, 2, "groups do not divide"),
+        ({"name": "lorac", **KEYS}, 2, "2 keys need more views"),
+        ({"name": "jcl", **KEYS}, 1, "at least one key view"),
+        ({"name": "simclr", "head": HEAD}, 1, "two views"),
+        ({"name": "arb", "head": HEAD, "groups": 4}, 2, "groups do not divide 6"),
+        ({"name": "w_mse", "head": HEAD, "size": 8}, 2, "whitens slices of 8"),
+        ({"name": "cmc", "head": HEAD}, 2, "one view"),
+        ({"name": "supervised"}, 2, "one view"),
+        ({"name": "co2", **KEYS, "symmetric": True}, 2, "not symmetric"),
+        ({"name": "cllr", "inner": {"name": "swav"}}, 2, "cllr works on"),
+        ({"name": "cllr", "inner": {"name": "simclr"}, "reconstruction": "released"}, 2, "must be none"),
+        ({"name": "simclr", "head": {"layers": 0}}, 2, "at least one layer"),
+        ({"name": "simcrl"}, 2, "did you mean 'simclr'"),
+    ],
+)
+def test_refusals_are_one_line(settings, views, message):
+    with pytest.raises(BadInput, match=message) as caught:
+        build(views, **settings)
+    assert "\n" not in str(caught.value)
+
+
+def test_multi_crop_makes_one_pass_per_resolution_and_14_pairs():
+    """8 query passes in two batches, 2 key passes in one; 2 x 7 pairs."""
+    method = build(8, name="lorac", **KEYS, prior_from=0.0)
+    method.backbone.passes.clear()
+    method(batch([12] * 3 + [8] * 5))
+    queries, keys = [(3 * BATCH, 3, 12, 12), (5 * BATCH, 3, 8, 8)], [(2 * BATCH, 3, 12, 12)]
+    assert method.backbone.passes == queries + keys  # the key encoder, a copy, reports to the same list
+
+
+def test_multi_crop_pairs_and_rows(monkeypatch):
+    calls = []
+    from pretrain.methods import lorac
+
+    real = lorac.lorac_loss
+
+    def recorded(queries, key, queue, **kwargs):
+        calls.append((queries, key, queue, kwargs["rows"], kwargs["temperature"], kwargs["prior"]))
+        return real(queries, key, queue, **kwargs)
+
+    monkeypatch.setattr(lorac, "lorac_loss", recorded)
+    method = build(8, name="lorac", **KEYS, prior_from=0.5)
+    for epoch in (0, 2):
+        calls.clear()
+        method(batch([12] * 3 + [8] * 5, epoch=epoch))
+        assert [c[0].shape[0] for c in calls] == [7, 7]
+        assert all(c[3].shape == (5, BATCH, 6) for c in calls)  # 3 large queries and 2 keys
+        assert torch.equal(calls[0][3], calls[1][3])
+        assert torch.equal(calls[0][3][3], calls[0][1]) and torch.equal(calls[0][3][4], calls[1][1])
+        assert torch.equal(calls[0][0][0], calls[1][3][1])  # key 0 meets queries 1..7
+        assert torch.equal(calls[1][0][0], calls[0][3][0])  # key 1 meets queries 0, 2..7
+        assert {c[5] for c in calls} == {"none" if epoch == 0 else "laplace"}
+        assert calls[0][2] is method.queues[0].keys and calls[1][2] is method.queues[1].keys
+    released = build(8, name="lorac", **KEYS, prior_from=0.5, drop_tau=True, swap_queues=True)
+    for epoch, temperature in ((0, 0.2), (2, 1.0)):
+        calls.clear()
+        released(batch([12] * 3 + [8] * 5, epoch=epoch))
+        assert {c[4] for c in calls} == {temperature}
+        assert calls[0][2] is released.queues[1].keys
+
+
+def test_moco_m_is_lorac_without_prior():
+    views = batch([8] * 4, epoch=3)
+    losses = [
+        build(4, name=name, **KEYS, **extra)(views)["loss"]
+        for name, extra in (("moco_m", {}), ("lorac", {"prior": "none"}), ("lorac", {"beta": float("inf")}))
+    ]
+    assert float(losses[0]) == float(losses[1]) == float(losses[2])
+
+
+def test_queue_holds_the_last_keys_in_order_and_wraps():
+    from pretrain.methods._momentum import Queue
+
+    queue = Queue(6, 2, seed=0)
+    for i in range(4):
+        queue.enqueue(torch.full((2, 2), float(i)))
+    assert queue.keys[:, 0].tolist() == [3, 3, 1, 1, 2, 2]
+    assert int(queue.position) == 2
+
+
+def test_loss_uses_the_queue_from_before_the_step_and_the_step_fills_it():
+    method = build(2, name="moco", **KEYS)
+    before = method.queue.keys.clone()
+    method(batch([8, 8]))
+    assert torch.equal(method.queue.keys, before)
+    method.after_step(0.1)
+    assert not torch.equal(method.queue.keys[:BATCH], before[:BATCH])
+    assert torch.equal(method.queue.keys[BATCH:], before[BATCH:])
+    assert torch.allclose(method.queue.keys.norm(dim=1), torch.ones(32))
+
+
+def test_key_encoder_is_the_moving_average_of_the_parameters_only():
+    method = build(2, name="moco", **KEYS)
+    key = method.key_encoder.encoder[0][0].weight
+    old = key.clone()
+    with torch.no_grad():
+        method.backbone[0].weight.add_(1.0)
+    statistics = method.key_encoder.encoder[0][1].running_mean.clone()
+    method.after_step(0.1)
+    torch.testing.assert_close(key, 0.9 * old + 0.1 * (old + 1.0))
+    assert torch.equal(method.key_encoder.encoder[0][1].running_mean, statistics)
+    assert not key.requires_grad
+
+
+def test_jcl_queue_holds_the_mean_keys_unnormalised_and_lambda_ramps():
+    method = build(5, name="jcl", **KEYS)
+    terms = method(batch([8] * 5, epoch=1))
+    assert float(terms["lambda"]) == pytest.approx(4.0 * 2 / 4)
+    method.after_step(0.1)
+    norms = method.queue.keys[:BATCH].norm(dim=1)
+    assert float(norms.max()) < 1 + 1e-6 and float(norms.min()) < 1 - 1e-6
+
+
+def test_accumulated_micro_batches_fill_the_queue_as_the_whole_batch_does():
+    method = build(2, name="moco", **KEYS, groups=2)
+    whole = batch([8, 8])
+    for i in range(2):
+        part = [v.chunk(2)[i] for v in whole.views]
+        method(Batch(views=part, labels=None, index=torch.arange(8), step=0, epoch=0, epochs=4, progress=0.0))
+    method.after_step(0.1)
+    assert int(method.queue.position) == BATCH
+
+
+def test_the_same_step_gives_the_same_loss_after_a_restart():
+    for name, extra in (("moco", {**KEYS, "groups": 4}), ("arb", {"head": {**HEAD, "dim": 12}, "groups": 3})):
+        one, two = (build(2, name=name, **extra)(batch([8, 8], step=5))["loss"] for _ in range(2))
+        assert float(one) == float(two)
+        other = build(2, name=name, **extra)
+        assert float(other(batch([8, 8], step=5))["loss"]) == float(one)
+
+
+def test_cllr_projection_gets_the_regularizers_gradient():
+    method = build(2, name="cllr", inner={"name": "simclr", "head": HEAD}, alpha=0.5, rows=4)
+    terms = method(batch([8, 8]))
+    terms["loss"].backward()
+    assert method.projection.grad.abs().max() > 0
+    assert float(terms["loss"]) == pytest.approx(float(terms["contrastive"] + 0.1 * terms["regularizer"]), rel=1e-5)
+    assert float(terms["rank_L"]) == pytest.approx(4.0, rel=1e-4)
+    assert "cllr.projection" in method.heads()
+
+
+def test_cmc_splits_an_image_without_loss():
+    image = torch.randn(2, 3, 4, 4)
+    luminance, colour = split_channels(image)
+    torch.testing.assert_close(luminance + colour, image)
+    torch.testing.assert_close(colour.mean(1), torch.zeros(2, 4, 4))
+
+
+def test_supervised_needs_labels():
+    method = build(1, name="supervised")
+    with pytest.raises(BadInput, match="needs labels"):
+        method(
+            Batch(views=batch([8]).views, labels=None, index=torch.arange(16), step=0, epoch=0, epochs=1, progress=0)
+        )
+    with pytest.raises(BadInput, match="at least two classes"):
+        build(1, classes=0, name="supervised")
+
+
+def test_random_learns_nothing():
+    method = build(2, name="random")
+    method(batch([8, 8]))["loss"].backward()
+    assert all(float(p.grad.abs().max()) == 0 for p in method.parameters())
