@@ -11,7 +11,7 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,17 @@ from backbench.errors import BadInput, nearest
 
 XYWH = 1  # detectron2.structures.BoxMode.XYWH_ABS
 LEFT_RIGHT = (("left", "right"), ("right", "left"))
+
+
+# fmt: off
+VOC_CLASSES = (
+    "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow", "diningtable", "dog", "horse",
+    "motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor",
+)
+# fmt: on
+VOC = {
+    f"voc_{year}_{part}": (f"VOC{year}", part) for year in (2007, 2012) for part in ("train", "val", "trainval", "test")
+}
 
 
 def names() -> dict[str, tuple[str, str, str]]:
@@ -46,7 +57,8 @@ class Split:
     ids: tuple[int, ...]
     records: list[dict[str, Any]]
     keypoints: tuple[str, ...] = ()
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
+    more_files: tuple[Path, ...] = ()  # of the datasets joined to this one
 
     @property
     def flip(self) -> list[int]:
@@ -75,7 +87,7 @@ def find(name: str, root: Path) -> tuple[Path, Path, int | None]:
     limit = int(tail) if tail.isdigit() and base in known else None
     key = base if limit else name
     if key not in known:
-        raise BadInput(f"DATASETS: unknown dataset '{name}'; {nearest(name, known)}")
+        raise BadInput(f"DATASETS: unknown dataset '{name}'; {nearest(name, (*known, *VOC))}")
     folder, file, part = known[key]
     return root / folder / "annotations" / file, root / folder / part, limit
 
@@ -84,6 +96,8 @@ def read(name: str, root: Path, *, task: str) -> Split:
     """Read and check a dataset. Raises BadInput, one line, for what would train wrongly. What COCO's own tools skip
     (outlines of fewer than three points; in training, crowds and empty boxes) is skipped here too.
     """
+    if name in VOC:
+        return read_voc(name, root, task=task)
     file, folder, limit = find(name, root)
     data = _read_json(file)
     if not folder.is_dir():
@@ -136,6 +150,10 @@ def read(name: str, root: Path, *, task: str) -> Split:
     ]
     if not records:
         raise BadInput(f"{file}: no images")
+    there = set(os.listdir(folder))  # one listing: 118,000 single look-ups take a minute on a network disk
+    missing = [i["file_name"] for i in chosen if i["file_name"] not in there and not (folder / i["file_name"]).is_file()]
+    if missing:
+        raise BadInput(f"{folder}: {len(missing)} of {len(chosen)} images of {file.name} are missing, first {missing[0]}")
     if task == "keypoint_rcnn" and not any("keypoints" in a for r in records for a in r["annotations"]):
         raise BadInput(f"{file}: no annotation has keypoints; the keypoint task needs a person_keypoints file")
     notes = (f"{dropped} objects without a valid outline left out",) if dropped else ()
@@ -185,6 +203,53 @@ def _annotation(
         # COCO's keypoints are pixel indices; the middle of a pixel is half a pixel further.
         out["keypoints"] = [v if i % 3 == 2 else v + 0.5 for i, v in enumerate(a["keypoints"])]
     return out
+
+
+def read_voc(name: str, root: Path, *, task: str) -> Split:
+    """ROOT/VOC2007/{ImageSets/Main,Annotations,JPEGImages}. Boxes are 1-based and inclusive in the files; objects marked
+    difficult are trained on and, as VOC has it, neither hit nor miss when scored."""
+    import xml.etree.ElementTree as ET
+
+    folder, part = root / VOC[name][0], VOC[name][1]
+    file = folder / "ImageSets" / "Main" / f"{part}.txt"
+    if task != "faster_rcnn":
+        raise BadInput(f"{name}: VOC has boxes only; the {task} task needs COCO")
+    if not file.is_file():
+        raise BadInput(f"{file}: no such file; VOC is ROOT/{VOC[name][0]}/{{ImageSets,Annotations,JPEGImages}}")
+    records = []
+    for image in file.read_text().split():
+        path = folder / "Annotations" / f"{image}.xml"
+        try:
+            tree = ET.parse(path)
+            size = {k: int(str(tree.findtext(f"size/{k}"))) for k in ("height", "width")}
+            objects = []
+            for node in tree.iter("object"):
+                x1, y1, x2, y2 = (float(str(node.findtext(f"bndbox/{k}"))) for k in ("xmin", "ymin", "xmax", "ymax"))
+                label = VOC_CLASSES.index(str(node.findtext("name")))
+                box = [x1 - 1, y1 - 1, x2 - x1 + 1, y2 - y1 + 1]
+                objects.append({"bbox": box, "bbox_mode": XYWH, "category_id": label, "iscrowd": 0})
+        except (OSError, ET.ParseError, ValueError) as error:
+            raise BadInput(f"{path}: not a VOC annotation file ({error})") from None
+        photo = str(folder / "JPEGImages" / f"{image}.jpg")
+        records.append({"file_name": photo, "image_id": image, **size, "annotations": objects})
+    if not records:
+        raise BadInput(f"{file}: no images")
+    return Split(name, file, folder / "JPEGImages", VOC_CLASSES, tuple(range(20)), records)
+
+
+def join(splits: Sequence[Split]) -> Split:
+    """Several training sets as one, in the order given; their categories must be the same."""
+    first, *others = splits
+    for other in others:
+        if (other.categories, other.ids) != (first.categories, first.ids):
+            raise BadInput(f"{other.file}: its categories are not those of {first.file}")
+    return replace(
+        first,
+        name="+".join(s.name for s in splits),
+        records=[r for s in splits for r in s.records],
+        notes=tuple(n for s in splits for n in s.notes),
+        more_files=tuple(s.file for s in others),
+    )
 
 
 def training_records(split: Split, task: str) -> list[dict[str, Any]]:
