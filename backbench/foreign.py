@@ -104,7 +104,7 @@ class Found:
             what = f"format {self.form.name} without its {self.form.default}" if self.form else "in no known format"
             raise BadInput(
                 f"{self.path}: holds a trunk under {there}, {what}{self._hint()}; "
-                f"choose with --encoder {' or '.join(self.encoders)}"
+                f"choose with --encoder {' or '.join(map(formats.shown, self.encoders))}"
             )
         if encoder not in self.encoders:
             raise BadInput(f"{self.path}: no encoder '{encoder}' in it; {nearest(encoder, self.encoders)}")
@@ -113,9 +113,8 @@ class Found:
             table, copy = self.tables[first.table], self.tables[other.table]
             for name, key in first.keys.items():
                 if name not in other.keys or not torch.equal(table[key], copy[other.keys[name]]):
-                    raise BadInput(
-                        f"{self.path}: '{first.label}' and '{other.label}' should be the same trunk but differ in {key}"
-                    )
+                    where = f"'{first.label}' and '{other.label}'"
+                    raise BadInput(f"{self.path}: {where} should be the same trunk but differ in {formats.shown(key)}")
         return first
 
     def checkpoint(
@@ -279,7 +278,7 @@ class Found:
         taken = {key for trunk in self.trunks for key in trunk.keys.values()}
         free = [key for tensors in self.tables.values() for key in tensors if key not in taken]
         close = difflib.get_close_matches(missing[0], free[:5000], n=1, cutoff=0.8) if missing else []
-        return f" (is '{close[0]}' meant?)" if close else ""
+        return f" (is '{formats.shown(close[0])}' meant?)" if close else ""
 
 
 def _stored(tensor: Tensor) -> bool:
@@ -493,7 +492,7 @@ def _print_report(report: Mapping[str, Any]) -> None:
     table = Table("encoder", "prefix", "arch", "stem", "trunk", "", box=box.SIMPLE, pad_edge=False)
     remarks = []
     for row in report["encoders"]:
-        prefix = f"{row['table']}: {row['prefix']}" if row["table"] else row["prefix"]
+        prefix = formats.shown(f"{row['table']}: {row['prefix']}" if row["table"] else row["prefix"])
         trunk = f"{row['matched']}/{row['expected']}"
         taken = "taken by default" if row["default"] else ""
         table.add_row(*map(escape, (row["encoder"], prefix, row["arch"], row["stem"], trunk, taken)))
@@ -508,9 +507,8 @@ def _print_report(report: Mapping[str, Any]) -> None:
     for remark in remarks:
         console.print(remark)
     for row in report["leftovers"]:
-        console.print(
-            f"beside    {row['group']}: {row['tensors']} tensors, {row['elements']} elements ({row['example']})"
-        )
+        size = f"{row['tensors']} tensors, {row['elements']} elements"
+        console.print(f"beside    {row['group']}: {size} ({formats.shown(row['example'])})")
     if report["importable"]:
         pixels = report["pixels"]
         console.print(f"pixels    {pixels['order']}, mean {pixels['mean']}, std {pixels['std']}")

@@ -131,11 +131,15 @@ class FoundTrunk:
 
     @property
     def label(self) -> str:
-        return f"{self.table + ': ' if self.table else ''}{self.prefix or '(no prefix)'}"
+        return shown(f"{self.table + ': ' if self.table else ''}{self.prefix or '(no prefix)'}")
 
     @property
     def missing(self) -> list[str]:
         return [k for k in trunk_shapes(self.arch) if k not in self.keys and not is_counter(k)]
+
+
+_LONGEST = 5  # parts of the longest names: layer1.0.downsample.0.weight, res2.0.conv1.norm.running_mean
+_FEWEST, _MOST = 20, 32  # names before a prefix is looked at; prefixes looked at (a file may have been made to delay)
 
 
 def find_trunks(found: Tables) -> list[FoundTrunk]:
@@ -144,20 +148,23 @@ def find_trunks(found: Tables) -> list[FoundTrunk]:
     for table, tensors in found.items():
         votes: Counter[tuple[str, int]] = Counter()
         for key in tensors:
-            starts = [0, *(m.end() for m in re.finditer(r"\.", key))]
+            parts = key.rsplit(".", _LONGEST)  # what stands further left cannot be part of a name
+            starts = [len(key) - len(".".join(parts[i:])) for i in range(len(parts))]
             for index, dialect in enumerate(DIALECTS):
                 known = _all_names(dialect)
                 start = next((s for s in starts if key[s:] in known), None)
                 if start is not None:
                     votes[key[:start], index] += 1
         best: dict[str, tuple[int, FoundTrunk]] = {}
-        for (prefix, index), count in votes.items():
-            if count < 20:
-                continue
+        for (prefix, index), count in votes.most_common(_MOST):
+            if count < _FEWEST:
+                break
             score, trunk = _fit(table, prefix, DIALECTS[index], tensors)
             if score > 0 and score > best.get(prefix, (0, None))[0]:
                 best[prefix] = score, trunk
-        out += [trunk for _, trunk in best.values()]
+        order = {key: position for position, key in enumerate(tensors)}
+        trunks = [trunk for _, trunk in best.values()]
+        out += sorted(trunks, key=lambda trunk: min(order[key] for key in trunk.keys.values()))
     return out
 
 
@@ -533,7 +540,8 @@ def recognise(trunks: list[FoundTrunk], found: Tables, tree: Any) -> tuple[Forma
 
 def nearest_format(found: Tables) -> Format | None:
     """The format whose places look most like the prefixes in this file, for error messages."""
-    prefixes = {unwrapped(key).split(".")[0] for tensors in found.values() for key in tensors}
+    keys = (unwrapped(key[:200]) for tensors in found.values() for key in tensors)
+    prefixes = list(dict.fromkeys(key.split(".")[0] for key in keys))[:100]
     best, score = None, 0.6
     for form in FORMATS:
         for spec in (spec for specs in form.encoders.values() for spec in specs):
@@ -545,7 +553,13 @@ def nearest_format(found: Tables) -> Format | None:
     return best
 
 
+def shown(text: str) -> str:
+    """A stranger's text for the terminal: printable, and not longer than a line."""
+    text = text if text.isprintable() else ascii(text)[1:-1]
+    return text if len(text) <= 160 else f"{text[:150]}..."
+
+
 def first_names(items: Iterable[str], count: int = 3) -> str:
     """'a, b, c and 7 more'"""
-    listed = list(items)
+    listed = [shown(item) for item in items]
     return ", ".join(listed[:count]) + (f" and {len(listed) - count} more" if len(listed) > count else "")

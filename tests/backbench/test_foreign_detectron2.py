@@ -45,7 +45,7 @@ def test_names_are_a_total_map(arch):
         foreign.from_detectron2(theirs)
 
 
-@pytest.mark.parametrize("arch", ["resnet18", "resnet50"])
+@pytest.mark.parametrize("arch", ["resnet18", pytest.param("resnet50", marks=pytest.mark.slow)])
 def test_there_and_back(arch, tmp_path, capsys):
     pixels = Pixels((0.1, 0.2, 0.3), (0.4, 0.5, 0.6), "BGR")
     source, out = exported(arch, tmp_path, pixels=pixels)
@@ -118,7 +118,7 @@ def detectron2_stages(arch, file, *, stride_in_1x1=False, norm="BN"):
 
 
 @needs_detectron2
-@pytest.mark.parametrize("arch", ["resnet18", "resnet50"])
+@pytest.mark.parametrize("arch", [pytest.param("resnet18", marks=pytest.mark.slow), "resnet50"])
 def test_detectron2_computes_the_same_c2_to_c5(arch, tmp_path):
     source, out = exported(arch, tmp_path)
     stages, backbone = detectron2_stages(arch, out)

@@ -16,7 +16,7 @@ import torch
 
 from backbench import cli, foreign
 from backbench.errors import BadInput
-from backbench.foreign_files import STAND_INS, open_file
+from backbench.foreign_files import STAND_INS, Opened, open_file
 
 
 class Attack:
@@ -391,3 +391,19 @@ def test_a_200_mb_file_is_read_in_less_than_one_and_a_half_times_its_size(legacy
         print(f"{verb}: peak {peak / size:.2f} of the file's size, {seconds:.2f} s of CPU")
         assert peak < 1.5 * size
         assert verb == "read" or seconds < 2.0
+
+
+def test_names_cannot_write_to_the_terminal_or_take_forever(tmp_path, capsys):
+    names = ["\x1b[2J\nfake line", "." * 1_000_000, *(f"{i}.{i}" for i in range(300))]
+    path = torch_file({name: torch.zeros(1) for name in names}, tmp_path / "x.pth")
+    assert cli.main(["import", str(path), "--out", str(tmp_path / "out.safetensors")]) == 2
+    line = capsys.readouterr().err
+    assert "no ResNet trunk in it; it holds 302 tensors: \\x1b[2J\\nfake line" in line
+    assert "\x1b" not in line
+    assert len(line) < 1000
+    trunk = fx.known_resnet("resnet18").state_dict()
+    many = {f"net{i}.{k}": torch.zeros(1) for i in range(100) for k in trunk}
+    found = foreign.Found(Opened(tmp_path / "many.pth", "torch zip", "", 0, many, {}))
+    assert len(found.trunks) == 32
+    with pytest.raises(BadInput, match="in no known format"):
+        found.choose(None)

@@ -15,7 +15,7 @@ TOOL = Path(__file__).parents[2] / "tools" / "convert_to_d2.py"
 
 def run(*arguments):
     command = [sys.executable, str(TOOL), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 
 def test_converts_any_importable_file_and_refuses_others(tmp_path):
