@@ -27,8 +27,8 @@ LEFT_RIGHT = (("left", "right"), ("right", "left"))
 
 # fmt: off
 VOC_CLASSES = (
-    "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow", "diningtable", "dog", "horse",
-    "motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor",
+    "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow", "diningtable", "dog",
+    "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor",
 )
 # fmt: on
 VOC = {
@@ -151,9 +151,13 @@ def read(name: str, root: Path, *, task: str) -> Split:
     if not records:
         raise BadInput(f"{file}: no images")
     there = set(os.listdir(folder))  # one listing: 118,000 single look-ups take a minute on a network disk
-    missing = [i["file_name"] for i in chosen if i["file_name"] not in there and not (folder / i["file_name"]).is_file()]
+    missing = [
+        i["file_name"] for i in chosen if i["file_name"] not in there and not (folder / i["file_name"]).is_file()
+    ]
     if missing:
-        raise BadInput(f"{folder}: {len(missing)} of {len(chosen)} images of {file.name} are missing, first {missing[0]}")
+        raise BadInput(
+            f"{folder}: {len(missing)} of {len(chosen)} images of {file.name} are missing, first {missing[0]}"
+        )
     if task == "keypoint_rcnn" and not any("keypoints" in a for r in records for a in r["annotations"]):
         raise BadInput(f"{file}: no annotation has keypoints; the keypoint task needs a person_keypoints file")
     notes = (f"{dropped} objects without a valid outline left out",) if dropped else ()
@@ -206,8 +210,8 @@ def _annotation(
 
 
 def read_voc(name: str, root: Path, *, task: str) -> Split:
-    """ROOT/VOC2007/{ImageSets/Main,Annotations,JPEGImages}. Boxes are 1-based and inclusive in the files; objects marked
-    difficult are trained on and, as VOC has it, neither hit nor miss when scored."""
+    """ROOT/VOC2007/{ImageSets/Main,Annotations,JPEGImages}. Boxes are 1-based and inclusive in the files. Objects
+    marked difficult are trained on and, as VOC has it, neither hit nor miss when scored."""
     import xml.etree.ElementTree as ET
 
     folder, part = root / VOC[name][0], VOC[name][1]

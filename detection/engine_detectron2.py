@@ -9,8 +9,10 @@ turns predictions into COCO's format; AP comes from evaluate.py, for both engine
 from __future__ import annotations
 
 import random
+import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +22,7 @@ from torch import Tensor, nn
 from backbench import distributed, foreign, resume
 from backbench.checkpoint import Checkpoint
 from backbench.errors import BadInput
-from detection import coco, config
+from detection import coco, config, evaluate
 
 try:
     with warnings.catch_warnings():
@@ -30,6 +32,7 @@ try:
         from detectron2.data.detection_utils import build_augmentation
         from detectron2.engine import SimpleTrainer, create_ddp_model
         from detectron2.evaluation.coco_evaluation import instances_to_coco_json
+        from detectron2.evaluation.pascal_voc_evaluation import voc_eval
         from detectron2.layers import get_norm
         from detectron2.modeling import build_model
         from detectron2.modeling.roi_heads import ROI_HEADS_REGISTRY, Res5ROIHeads
@@ -116,6 +119,32 @@ class Trainer(SimpleTrainer):
         self, loss_dict: dict[str, Tensor], data_time: float, prefix: str = "", iter: Any = None
     ) -> None:
         self.losses = {k: v.detach() for k, v in loss_dict.items()}
+
+
+def voc_scores(split: coco.Split, predictions: Sequence[Mapping[str, Any]]) -> evaluate.Scores:
+    """VOC's AP by Detectron2's evaluator: 11-point for 2007; AP is the mean over thresholds 0.5 to 0.95."""
+    lines: dict[int, list[str]] = {}
+    for p in predictions:
+        x, y, w, h = p["bbox"]
+        text = f"{p['image_id']} {p['score']:.3f} {x + 1:.1f} {y + 1:.1f} {x + w:.1f} {y + h:.1f}"
+        lines.setdefault(p["category_id"], []).append(text)
+    annotations = str(split.folder.parent / "Annotations" / "{}.xml")
+    aps = np.zeros((10, len(split.categories)))
+    with tempfile.TemporaryDirectory() as folder:
+        for label, name in enumerate(split.categories):
+            if label not in lines:
+                continue  # nothing found: AP 0
+            Path(folder, f"{name}.txt").write_text("\n".join(lines[label]))
+            for t in range(10):
+                found, images = f"{folder}/{{}}.txt", str(split.file)
+                elevens = "2007" in split.name
+                with np.errstate(invalid="ignore"):
+                    aps[t, label] = 100 * voc_eval(found, annotations, images, name, 0.5 + 0.05 * t, elevens)[2]
+    values = {"AP": float(aps.mean()), "AP50": float(aps[0].mean()), "AP75": float(aps[5].mean())}
+    per_category = {name: float(aps[:, label].mean()) for label, name in enumerate(split.categories)}
+    if not predictions:
+        return evaluate.Scores("bbox", dict.fromkeys(values), {}, dict.fromkeys(per_category), {})
+    return evaluate.Scores("bbox", values, {}, per_category, {})
 
 
 class Engine:

@@ -17,7 +17,15 @@ import torch
 from backbench import resume
 from detection.coco import Split
 
-KINDS = {"faster_rcnn": ("bbox",), "mask_rcnn": ("segm", "bbox"), "keypoint_rcnn": ("keypoints", "bbox")}
+KINDS: dict[str, tuple[str, ...]] = {
+    "faster_rcnn": ("bbox",),
+    "mask_rcnn": ("segm", "bbox"),
+    "keypoint_rcnn": ("keypoints", "bbox"),
+}
+    "faster_rcnn": ("bbox",),
+    "mask_rcnn": ("segm", "bbox"),
+    "keypoint_rcnn": ("keypoints", "bbox"),
+}
 RESAMPLES = 500
 # Where COCOeval.summarize puts AP, AP50, AP75 and the sizes; keypoints have no small objects.
 STATS = {

@@ -126,21 +126,30 @@ def prepare(job: Job) -> Prepared:
     cfg.MODEL.PIXEL_MEAN = [255 * v for v in checkpoint.pixels.mean]
     cfg.MODEL.PIXEL_STD = [255 * v for v in checkpoint.pixels.std]
     cfg.INPUT.FORMAT = checkpoint.pixels.order
-    train, val = (one_split(cfg.DATASETS[part], job.root, task, part) for part in ("TRAIN", "TEST"))
+    train = coco.join([coco.read(name, job.root, task=task) for name in named(cfg, given, "TRAIN")])
+    test = named(cfg, given, "TEST")
+    if len(test) != 1:
+        raise BadInput(f"{given.path}: DATASETS.TEST {test}: one dataset is scored in a run")
+    val = coco.read(test[0], job.root, task=task)
+    if val.name in coco.VOC and job.engine != "detectron2":
+        raise BadInput(f"{given.path}: VOC's AP is Detectron2's; add --engine detectron2")
     lint.check(cfg, given, train, val, task=task, world=job.world)
     return Prepared(given, cfg, task, seed, checkpoint, train, val)
 
 
-def one_split(names: Sequence[str], root: Path, task: str, part: str) -> coco.Split:
-    if len(names) != 1:
-        raise BadInput(f"DATASETS.{part} {list(names)}: expected exactly one dataset")
-    return coco.read(names[0], root, task=task)
+def named(cfg: Any, given: config.Given, part: str) -> list[str]:
+    names = list(cfg.DATASETS[part])
+    if not names:
+        raise BadInput(f"{given.path}: DATASETS.{part} is empty")
+    return names
 
 
 def fingerprint(split: coco.Split) -> str:
     """Which images and annotations: the annotation file's sha256 and the number of images taken."""
-    digest = hashlib.sha256(split.file.read_bytes()).hexdigest()
-    return f"{split.name}:{digest[:16]}:{len(split.records)}"
+    digest = hashlib.sha256()
+    for file in (split.file, *split.more_files):
+        digest.update(file.read_bytes())
+    return f"{split.name}:{digest.hexdigest()[:16]}:{len(split.records)}"
 
 
 def build_engine(job: Job, p: Prepared, device: Any) -> Any:
@@ -371,7 +380,12 @@ def record(job: Job, p: Prepared, predictions: list[dict[str, Any]]) -> None:
     samples: dict[str, Any] = {}
     per_category: dict[str, Any] = {}
     for kind in evaluate.KINDS[p.task]:
-        scores = evaluate.score(p.val, predictions, kind, p.cfg.TEST.KEYPOINT_OKS_SIGMAS, manifest=manifest)
+        if p.val.name in coco.VOC:
+            from detection.engine_detectron2 import voc_scores
+
+            scores = voc_scores(p.val, predictions)
+        else:
+            scores = evaluate.score(p.val, predictions, kind, p.cfg.TEST.KEYPOINT_OKS_SIGMAS, manifest=manifest)
         per_category[kind] = scores.per_category
         for name, value in scores.values.items():
             samples |= {f"bootstrap_{kind}_{name}": scores.samples[name]} if name in scores.samples else {}
@@ -393,7 +407,7 @@ def record(job: Job, p: Prepared, predictions: list[dict[str, Any]]) -> None:
             "val": fingerprint(p.val),
             "predictions": kept,
             "per_category": PER_CATEGORY,
-            "evaluator": "hotcoco",
+            "evaluator": "detectron2 voc_eval" if p.val.name in coco.VOC else "hotcoco",
         },
     }
     results.append(job.out, [results.Result(**about, **common, **row) for row in rows])

@@ -1,0 +1,103 @@
+"""MoCo's detectors on the Detectron2 engine: C4 with the extra norm, VOC's files and its AP."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from backbench.errors import BadInput
+from detection import coco, config, convert, train_net
+
+pytest.importorskip("detectron2", reason="Detectron2 is not installed: `make detectron2`")
+
+
+@pytest.fixture
+def voc(tmp_path):
+    """Six images a year in VOC's layout, one object each of two classes, the second difficult at times."""
+    rng = np.random.default_rng(0)
+    for year in (2007, 2012):
+        root = tmp_path / f"VOC{year}"
+        for folder in ("ImageSets/Main", "Annotations", "JPEGImages"):
+            (root / folder).mkdir(parents=True)
+        names = [f"{year}{i:02}" for i in range(6)]
+        (root / "ImageSets/Main/trainval.txt").write_text("\n".join(names[:3]))
+        (root / "ImageSets/Main/test.txt").write_text("\n".join(names[3:]))
+        for i, name in enumerate(names):
+            Image.fromarray(rng.integers(0, 255, (80, 100, 3), dtype=np.uint8)).save(root / f"JPEGImages/{name}.jpg")
+            objects = "".join(
+                f"<object><name>{c}</name><pose>x</pose><truncated>0</truncated><difficult>{d}</difficult><bndbox>"
+                f"<xmin>{10 + i}</xmin><ymin>{1}</ymin><xmax>{60 + i}</xmax><ymax>{50}</ymax></bndbox></object>"
+                for c, d in (("dog", 0), ("car", i % 2))
+            )
+            size = "<size><width>100</width><height>80</height><depth>3</depth></size>"
+            (root / f"Annotations/{name}.xml").write_text(f"<annotation>{size}{objects}</annotation>")
+    return tmp_path
+
+
+def test_records_are_detectron2s(voc):
+    from detectron2.data.datasets.pascal_voc import load_voc_instances
+
+    split = coco.read("voc_2007_trainval", voc, task="faster_rcnn")
+    theirs = load_voc_instances(str(voc / "VOC2007"), "trainval", coco.VOC_CLASSES)
+    for a, b in zip(split.records, theirs, strict=True):
+        assert (a["file_name"], a["image_id"], a["height"], a["width"]) == (
+            b["file_name"],
+            b["image_id"],
+            b["height"],
+            b["width"],
+        )
+        for x, y in zip(a["annotations"], b["annotations"], strict=True):
+            left, top, width, height = x["bbox"]
+            assert [left, top, left + width, top + height] == y["bbox"]
+            assert x["category_id"] == y["category_id"]
+    both = coco.join([split, coco.read("voc_2012_trainval", voc, task="faster_rcnn")])
+    assert len(both.records) == 6 and both.name == "voc_2007_trainval+voc_2012_trainval"
+    with pytest.raises(BadInput, match="VOC has boxes only"):
+        coco.read("voc_2007_test", voc, task="mask_rcnn")
+
+
+def test_perfect_and_missing_detections(voc):
+    from detection.engine_detectron2 import voc_scores
+
+    split = coco.read("voc_2007_test", voc, task="faster_rcnn")
+    exact = [
+        {"image_id": r["image_id"], "category_id": a["category_id"], "bbox": a["bbox"], "score": 0.9}
+        for r in split.records
+        for a in r["annotations"]
+    ]
+    scores = voc_scores(split, exact)
+    assert scores.per_category["dog"] == pytest.approx(100)
+    assert scores.values["AP"] == pytest.approx(2 * 100 / 20)  # two of the twenty classes are there
+    none = voc_scores(split, [])
+    assert set(none.values.values()) == {None}
+
+
+def test_voc_config(voc, tmp_path):
+    name = "faster_rcnn_R_50_C4_VOC"
+    p = train_net.prepare(
+        train_net.Job(name, ("MODEL.WEIGHTS", "random"), "detectron2", None, voc, tmp_path / "run", 1, False)
+    )
+    assert (len(p.train.records), len(p.val.records)) == (6, 3)
+    assert train_net.choose_engine("auto", p.given) == "detectron2"
+    assert config.protocol(p.given) == "detection-c4-voc-v1"
+    with pytest.raises(BadInput, match=r"no key|does not state"):
+        train_net.prepare(
+            train_net.Job(name, ("MODEL.WEIGHTS", "random"), "torchvision", None, voc, tmp_path / "run", 1, False)
+        )
+
+
+@pytest.mark.slow
+def test_c4_trunk_arrives(tiny_root, tmp_path):
+    import torch
+
+    job = train_net.Job(
+        "tiny_faster_rcnn_R_50_C4", ("MODEL.WEIGHTS", "random"), "detectron2", None, tiny_root, tmp_path, 1, False
+    )
+    p = train_net.prepare(job)
+    engine = train_net.build_engine(job, p, torch.device("cpu"))
+    assert convert.check_features(p.checkpoint, engine.stages, "detectron2") <= 1e-5
+    assert any("res5.norm" in k for k in engine.model.state_dict())
+    engine.start(coco.training_records(p.train, p.task), 0, 1)
+    losses = engine.step()
+    assert all(torch.isfinite(v) for v in losses.values())
+    moved = engine.model.state_dict()["backbone.res4.0.conv1.weight"]
+    assert not torch.equal(moved, p.checkpoint.state_dict["layer3.0.conv1.weight"])
