@@ -22,10 +22,6 @@ KINDS: dict[str, tuple[str, ...]] = {
     "mask_rcnn": ("segm", "bbox"),
     "keypoint_rcnn": ("keypoints", "bbox"),
 }
-    "faster_rcnn": ("bbox",),
-    "mask_rcnn": ("segm", "bbox"),
-    "keypoint_rcnn": ("keypoints", "bbox"),
-}
 RESAMPLES = 500
 # Where COCOeval.summarize puts AP, AP50, AP75 and the sizes; keypoints have no small objects.
 STATS = {

@@ -21,6 +21,7 @@ SIGMAS = [0.107, 0.05, 0.2, 0.107, 0.079]
 def make(root, task, *, images=25, empty=(), seed=0):
     """A COCO layout with crowds, small and large objects and images without any; and noisy detections of it."""
     rng = np.random.default_rng(seed)
+    (root / "coco" / "val2017").mkdir(parents=True)
     size = 260
     people = task == "keypoint_rcnn"
     categories = (
@@ -31,6 +32,7 @@ def make(root, task, *, images=25, empty=(), seed=0):
     data = {"images": [], "annotations": [], "categories": categories}
     found = []
     for image in range(1, images + 1):
+        (root / "coco" / "val2017" / f"{image}.jpg").touch()
         data["images"].append({"id": image, "file_name": f"{image}.jpg", "height": size, "width": size})
         for _ in range(0 if image in empty else int(rng.integers(1, 5))):
             x, y = rng.uniform(0, 100, 2)
@@ -74,8 +76,7 @@ def make(root, task, *, images=25, empty=(), seed=0):
                     }
                 )
     kind = "person_keypoints" if people else "instances"
-    (root / "coco" / "annotations").mkdir(parents=True)
-    (root / "coco" / "val2017").mkdir()
+    (root / "coco" / "annotations").mkdir()
     (root / "coco" / "annotations" / f"{kind}_val2017.json").write_text(json.dumps(data))
     return coco.read("keypoints_coco_2017_val" if people else "coco_2017_val", root, task=task), found
 

@@ -168,6 +168,12 @@ def test_keypoint_files_without_keypoints(data, tmp_path, trunk):
         prepare(tmp_path / "fresh", tmp_path, trunk, "TEST.KEYPOINT_OKS_SIGMAS", "[0.1]", name=name)
 
 
+def test_missing_images_are_named(data, tmp_path, trunk):
+    (data / "scenes" / "val2017" / "000000000002.jpg").unlink()
+    with pytest.raises(BadInput, match="1 of 2 images of instances_val2017.json are missing, first 000000000002.jpg"):
+        prepare(data, tmp_path, trunk)
+
+
 def test_masks_are_needed_for_masks(data, tmp_path, trunk):
     edit(data, lambda d: d["annotations"][0].pop("segmentation"), part="train")
     with pytest.raises(BadInput, match="no 'segmentation'"):
