@@ -1,6 +1,7 @@
 """Every published format goes in bit-equal or is refused by name."""
 
 import json
+from pathlib import Path
 
 import foreign_fixtures as fx
 import pytest
@@ -412,3 +413,8 @@ def test_export_and_back(form, suffix, tmp_path, capsys):
     beside = json.loads((tmp_path / f"{out.name}.json").read_text())
     assert beside["pixels"]["std"] == [0.228, 0.224, 0.225]
     assert foreign.read(out).digest == beside["digest"] == foreign.read(file).digest
+
+
+def test_the_manual_names_every_format():
+    manual = (Path(__file__).parents[2] / "docs" / "checkpoints.md").read_text()
+    assert [form.name for form in FORMATS if f"`{form.name}`" not in manual] == []
