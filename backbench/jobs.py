@@ -53,8 +53,8 @@ class Store:
     def _file(self, folder: str, job: Job, suffix: str = "") -> Path:
         return self.root / folder / f"{job.key}{suffix}"
 
-    def log(self, job: Job) -> Path:
-        return self._file("logs", job, ".log")
+    def log(self, job: Job, rank: int = 0) -> Path:
+        return self._file("logs", job, f".{rank}.log" if rank else ".log")
 
     def status(self, job: Job) -> dict[str, Any]:
         """{"name", "state", "reason", "attempts": [...]}; state "new" for a job that never started."""
@@ -174,6 +174,10 @@ class Attempt:
     def store(self) -> Store:
         return Store(self.runs)
 
+    @property
+    def _log(self) -> Path:
+        return self.store.log(self.job)
+
     def run(self) -> Outcome:
         """The whole attempt: lock, child, status."""
         with self.store.alone(self.job) as lock:
@@ -234,7 +238,7 @@ class Attempt:
         with contextlib.ExitStack() as stack:
             out: Any = None
             if not self.show:
-                file = self.store.log(self.job)
+                file = self._log
                 file.parent.mkdir(parents=True, exist_ok=True)
                 out = stack.enter_context(file.open("ab"))
                 out.write(f"$ {shlex.join(argv)}\n".encode())
@@ -304,7 +308,7 @@ class Attempt:
         return ("bad input" if code == EXIT_BAD_INPUT else "failed"), self._last_line() or f"exit {code}"
 
     def _last_line(self) -> str | None:
-        return None if self.show else last_line(self.store.log(self.job))
+        return None if self.show else last_line(self._log)
 
     def _conclude(self, how: str, reason: str | None) -> None:
         status = self._status

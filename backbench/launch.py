@@ -506,6 +506,10 @@ class SlurmTask(Attempt):
         attempts = self._status.get("attempts", [])
         return attempts[-1]["start"] if attempts else time.time()
 
+    @property
+    def _log(self) -> Path:
+        return self.store.log(self.job, self._rank)
+
     def _folder(self) -> Path:
         """Where the tasks of this start of this job meet."""
         start = f"{os.environ['SLURM_JOB_ID']}-{os.environ.get('SLURM_RESTART_COUNT', '0')}"

@@ -1,7 +1,7 @@
 """A stand-in for `python -m backbench` whose verbs take as long, fail as often and resume as exactly as a test says.
 
 Called as `python fake_verbs.py VERB ...`. ROOT/<dataset>.json: {"steps", "step_s", "fault": ..., "times": N,
-"save_every", "tell": an environment variable to write down}.
+"save_every", "tell": an environment variable to write down, "fault_rank": the task that breaks at once}.
 It uses the suite's own run folders, stop flag and results; only the science is missing.
 """
 
@@ -85,6 +85,8 @@ def linear(args: argparse.Namespace) -> None:
 
 
 def pretrain(args: argparse.Namespace) -> None:
+    if os.environ.get("SLURM_PROCID") == behaviour(args.data, "pretrain").get("fault_rank"):
+        raise Failed("this rank breaks")
     out = runlog.open_run(args.out, verb="pretrain", identity={"recipe": args.recipe, "overrides": args.overrides})
     word = work(out, behaviour(args.data, "pretrain"), f"{args.recipe} {args.overrides}")
     write_checkpoint(out / grid.BACKBONE, word)

@@ -187,6 +187,26 @@ def test_job_that_fails_three_times_stops_and_says_so(lab, capsys):
 
 
 @pytest.mark.slow
+def test_one_broken_rank_ends_the_job_with_its_own_words(lab):
+    """Task 1 fails at once, task 0 would go on for ten minutes: nobody waits for it."""
+    lab.dataset("pretrain", steps=6000, step_s=0.1, fault_rank="1")
+    assert lab.run(lab.grid(recipes=["demo_random"]), lab.slurm(tasks_per_node=2), "runs") == 0
+    lab.until("runs", lambda s: list(s.values()) == ["failed"], 120)
+    (status,) = Store(lab.root / "runs").statuses().values()
+    assert [a["how"] for a in status["attempts"]] == ["failed"] * 3
+    assert status["reason"].startswith("failed 3 times for the same reason: rank 1: backbench: this rank breaks")
+
+
+def test_what_sbatch_refuses_is_told_in_one_line(lab, capsys):
+    grid = lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=lab.linear("d1"))
+    cluster = lab.cluster("slurm", sbatch={"begin": "yesterdayish"}, resources={"default": {"cpus": 1}})
+    assert lab.run(grid, cluster, "runs") == 1
+    message = capsys.readouterr().err.strip().splitlines()[-1]  # sbatch's own words come first
+    assert message.startswith("backbench: sbatch refused linear-lorac-d1: ") and "Invalid --begin" in message
+    assert lab.states("runs") == {}
+
+
+@pytest.mark.slow
 def test_lost_node_loses_no_result(lab, shell):
     """The node goes down under the job; Slurm requeues it, and it continues from what it had saved."""
     lab.dataset("d1", steps=60, step_s=0.1, save_every=5)
