@@ -261,6 +261,7 @@ class Demo:
         from rich.console import Console
 
         console = Console()
+        console = console if console.is_terminal else Console(width=160)
         budget: dict[str, float] = {}
         for name, took in self.done.items():
             kind = name.rsplit("/", 1)[0] if "/" in name else name
@@ -289,16 +290,20 @@ def _table(title: str, columns: Sequence[str]) -> Any:
 
     table = Table(title=title, title_justify="left")
     for i, column in enumerate(columns):
-        table.add_column(column, justify="left" if i == 0 else "right")
+        table.add_column(column, justify="left" if i == 0 else "right", no_wrap=True)
     return table
 
 
 def _board(rows: Sequence[dict[str, str]]) -> Any:
-    """The leaderboard turned on its side: a line per column of the csv, a column per checkpoint."""
+    """The leaderboard turned on its side: a line per column of the csv, a column per checkpoint. What only splits an AP
+    by object size, and the boxes that come with masks and keypoints, stay in the csv."""
     fixed = ("checkpoint", "name", "method", "arch", "epochs", "source")
     table = _table("Leaderboard (percent)", ["", *(row["name"] for row in rows)])
     for column in [c for c in (rows[0] if rows else {}) if c not in fixed]:
-        table.add_row(column, *(f"{float(row[column]):.1f}" if row[column] else "-" for row in rows))
+        task, _, metric = column.partition("@")[0].split("/")
+        extra = metric.startswith("bbox") and task != "faster_rcnn"
+        if not extra and not metric.endswith(("APs", "APm", "APl")):
+            table.add_row(column, *(f"{float(row[column]):.1f}" if row[column] else "-" for row in rows))
     return table
 
 
