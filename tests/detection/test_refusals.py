@@ -170,7 +170,7 @@ def test_keypoint_files_without_keypoints(data, tmp_path, trunk):
 
 def test_missing_images_are_named(data, tmp_path, trunk):
     (data / "scenes" / "val2017" / "000000000002.jpg").unlink()
-    with pytest.raises(BadInput, match="1 of 2 images of instances_val2017.json are missing, first 000000000002.jpg"):
+    with pytest.raises(BadInput, match=r"1 of 2 images of instances_val2017.json are missing, first 000000000002.jpg"):
         prepare(data, tmp_path, trunk)
 
 
