@@ -39,6 +39,7 @@ def held(runs: Iterable[str | Path]) -> list[Held]:
     """Every run folder (one with run.json) at or below `runs`, in order of path. Links are not followed."""
     found: dict[Path, Held] = {}
     loose: dict[Path, list[tuple[Path, int, str]]] = {}
+    seen: set[Path] = set()
     for top in map(Path, runs):
         if not top.is_dir():
             raise BadInput(f"{top}: no such folder; give one or more run folders")
@@ -48,6 +49,9 @@ def held(runs: Iterable[str | Path]) -> list[Held]:
             mine = found.get(folder) or _open(folder) if RUN_FILE in files else owner.get(folder.parent)
             if mine is not None:
                 owner[folder] = found[mine.run] = mine
+            if folder in seen:
+                continue
+            seen.add(folder)
             for file in (folder / f for f in files):
                 try:
                     stat = file.lstat()

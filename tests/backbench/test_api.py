@@ -1,0 +1,73 @@
+"""The suite from Python: light to import, any module in, the verbs' own errors out."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+import torchvision
+
+import backbench
+from backbench.api import Results, parse_task
+from backbench.errors import BadInput
+
+TASKS = ["knn/digits@knn_demo", "fewshot/digits@fewshot_demo"]
+
+
+def test_import_is_light():
+    heavy = "m.split('.')[0] in ('torch', 'numpy', 'backbench')"
+    code = f"import sys, backbench; print(sorted(m for m in sys.modules if {heavy}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "['backbench']"
+
+
+def test_names():
+    assert backbench.__version__
+    assert set(backbench.__all__) <= set(dir(backbench))
+    for name in backbench.__all__:
+        assert getattr(backbench, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'evaluat'"):
+        _ = backbench.evaluat
+
+
+def test_tasks_are_named_like_columns():
+    assert parse_task("linear/cifar10") == ("linear", "cifar10", "lorac")
+    assert parse_task("mask_rcnn/coco2017") == ("mask_rcnn", "coco2017", "mask_rcnn_R_50_FPN_1x")
+    assert parse_task("knn/digits@knn_demo") == ("knn", "digits", "knn_demo")
+    with pytest.raises(BadInput, match="did you mean 'linear'"):
+        parse_task("linaer/cifar10")
+    with pytest.raises(BadInput, match="expected task/dataset"):
+        parse_task("linear")
+
+
+def test_mistakes_come_before_any_file(tmp_path):
+    model = torch.nn.Linear(2, 2)
+    with pytest.raises(BadInput, match="no tasks"):
+        backbench.evaluate(model, [], data=tmp_path, out=tmp_path / "out")
+    with pytest.raises(BadInput):
+        backbench.evaluate(model, TASKS, data=tmp_path, out=tmp_path / "out")
+    with pytest.raises(BadInput, match="not int"):
+        backbench.evaluate(3, TASKS, data=tmp_path, out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_a_module_goes_to_the_table(tiny_root, tmp_path):
+    torch.manual_seed(0)
+    model = torchvision.models.resnet18()
+    found = backbench.evaluate(model, TASKS, data=tiny_root, out=tmp_path / "out", name="mine")
+    assert isinstance(found, Results)
+    assert {r.task for r in found} == {"knn", "fewshot"}
+    assert {r.name for r in found} == {"mine"}
+    assert all(r.value is not None and 20 < r.value <= 100 for r in found)
+    saved = backbench.load(tmp_path / "out" / "checkpoint.safetensors")
+    assert {r.checkpoint for r in found} == {saved.digest}
+    assert torch.equal(saved.backbone().conv1.weight, model.conv1.weight)
+    assert "mine" in repr(found)
+    assert "<table>" in found._repr_html_()
+    again = backbench.evaluate(saved, TASKS, data=tiny_root, out=tmp_path / "out")
+    assert again == found, "recognised, not measured again"
+    with pytest.raises(BadInput, match="other weights"):
+        backbench.evaluate(torchvision.models.resnet18(), TASKS, data=tiny_root, out=tmp_path / "out")
+    with pytest.raises(BadInput, match="digitz"):
+        backbench.evaluate(saved, "knn/digitz@knn_demo", data=tiny_root, out=tmp_path / "other")
