@@ -1,0 +1,126 @@
+"""Images per second and core: decoding a 500 x 375 JPEG and making training views of it.
+
+    python benchmarks/views.py [--rounds 7]
+
+MoCo v2's one 224 px crop, and multi-crop (3 x 224, 5 x 96) as SwAV's and LORAC's loaders make it: the baseline decodes
+with PIL, once for every crop, and augments with torchvision's own classes on PIL images. Times alternate in one process
+on one thread; the figures that count are the ratios. The last output is kept in views.txt.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import random
+import statistics
+import time
+
+import cv2
+import numpy as np
+import torch
+from machine import describe
+from PIL import Image, ImageFilter
+from torchvision import transforms as T
+
+from backbench.images import decode_array
+from backbench.preprocess import IMAGENET_MEAN, IMAGENET_STD, Pixels, normalise
+from backbench.views import Crops, draw, render_fast, render_geometry
+
+PIXELS = Pixels()
+MOCO = (Crops(count=1),)
+STRONG = {"jitter": (0.8, 0.8, 0.8, 0.2)}
+MULTI = (Crops(count=3, scale=(0.14, 1.0), **STRONG), Crops(count=5, size=96, scale=(0.05, 0.14), **STRONG))
+
+
+class PilBlur:
+    """MoCo's and SwAV's blur: PIL's, with a random sigma."""
+
+    def __init__(self, sigma: tuple[float, float]) -> None:
+        self.sigma = sigma
+
+    def __call__(self, image: Image.Image) -> Image.Image:
+        return image.filter(ImageFilter.GaussianBlur(random.uniform(*self.sigma)))
+
+
+def torchvision_pipeline(crops: Crops) -> T.Compose:
+    return T.Compose(
+        [
+            T.RandomResizedCrop(crops.size, scale=crops.scale),
+            T.RandomApply([T.ColorJitter(*crops.jitter)], p=crops.jitter_p),
+            T.RandomGrayscale(p=crops.gray_p),
+            T.RandomApply([PilBlur(crops.blur_sigma)], p=crops.blur_p),
+            T.RandomHorizontalFlip(crops.flip),
+            T.ToTensor(),
+            T.Normalize(IMAGENET_MEAN, IMAGENET_STD),
+        ]
+    )
+
+
+def photographs(count: int) -> list[bytes]:
+    """JPEGs of 500 x 375 with a photograph's spectrum, quality 92."""
+    out = []
+    for seed in range(count):
+        rng = np.random.default_rng(seed)
+        image = np.zeros((375, 500, 3))
+        for sigma in (1, 3, 15, 60):
+            layer = cv2.GaussianBlur(rng.normal(size=image.shape), (0, 0), sigma)
+            image += layer / layer.std()
+        pixels = (image / image.std() * 45 + rng.uniform(70, 180, 3)).clip(0, 255).astype(np.uint8)
+        buffer = io.BytesIO()
+        Image.fromarray(pixels).save(buffer, "JPEG", quality=92)
+        out.append(buffer.getvalue())
+    return out
+
+
+def naive(data: bytes, seed: int, pipelines: list[T.Compose]) -> list[torch.Tensor]:
+    return [pipeline(Image.open(io.BytesIO(data)).convert("RGB")) for pipeline in pipelines]
+
+
+def ours(data: bytes, seed: int, crops: list[Crops], *, geometry_only: bool = False) -> list[torch.Tensor]:
+    image = decode_array(data, "benchmark")
+    generator = torch.Generator().manual_seed(seed)
+    out = []
+    for group in crops:
+        view = draw(generator, image.shape[0], image.shape[1], group)
+        if geometry_only:
+            out.append(torch.from_numpy(render_geometry(image, view, group).copy()))
+        else:
+            pixels = torch.from_numpy(render_fast(image, view, group)).permute(2, 0, 1)
+            out.append(normalise(pixels, PIXELS))
+    return out
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--images", type=int, default=24, help="images of one round")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    jpegs = photographs(args.images)
+    print(describe())
+    for name, groups in (("one 224 crop (MoCo v2)", MOCO), ("3 x 224 + 5 x 96 (LORAC)", MULTI)):
+        crops = [group for group in groups for _ in range(group.count)]
+        pipelines = [torchvision_pipeline(c) for c in crops]
+        ways = {
+            "PIL + torchvision, decoded per crop": lambda d, s, p=pipelines: naive(d, s, p),
+            "views.py, fast": lambda d, s, c=crops: ours(d, s, c),
+            "views.py, colour left to the device": lambda d, s, c=crops: ours(d, s, c, geometry_only=True),
+            "decoding alone": lambda d, s: decode_array(d, "benchmark"),
+        }
+        times: dict[str, list[float]] = {way: [] for way in ways}
+        for turn in range(args.rounds + 1):
+            for way, work in ways.items():
+                began = time.process_time()  # of this process alone: other work on the machine does not count
+                for n, data in enumerate(jpegs):
+                    work(data, 1000 * turn + n)
+                if turn:
+                    times[way].append(time.process_time() - began)
+        base = statistics.median(times["PIL + torchvision, decoded per crop"])
+        print(f"\n{name}")
+        for way, seconds in times.items():
+            median = statistics.median(seconds)
+            print(f"  {way:38} {args.images / median:7.0f} images/s/core   {base / median:5.2f}x")
+
+
+if __name__ == "__main__":
+    main()
