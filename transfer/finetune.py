@@ -231,8 +231,10 @@ class Training:
 
     def __call__(self) -> None:
         p, machine, network = self.p, self.machine, self.network
-        batch = min(p.batch_size, len(self.images))
-        steps = self.part.length.steps(len(self.images), p.batch_size)
+        batch = p.batch_size
+        if batch % machine.world:
+            raise BadInput(f"a batch of {batch} images on {machine.world} processes: use a number that divides it")
+        steps = self.part.length.steps(len(self.images), batch)
         first = self._resume()
         stream = positions(self.task.seed, len(self.images), batch, first, steps)
         mine = (share(b, machine.rank, machine.world) for b in stream)

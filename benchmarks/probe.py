@@ -1,0 +1,201 @@
+"""Linear probes: rows 1 to 4 of the performance goals, each as ratios against a named baseline in one run.
+
+    OMP_NUM_THREADS=1 python benchmarks/probe.py [--quick] | tee benchmarks/probe.txt
+
+Baselines and candidates run in turn (A B A B ...), medians are compared; ratios carry over between machines, seconds do
+not. Rows 1, 3 and 4 count this process's CPU time when it has one thread, so other work on the machine hardly matters;
+row 2, which is about two processes at once, is wall time. What is timed is what `backbench linear` runs:
+transfer.linear.Heads, backbench.features.Frozen and their loader.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import nn
+
+from backbench.backbones import build_backbone
+from backbench.checkpoint import Checkpoint
+from backbench.features import Frozen, forward_all, loader
+from backbench.images import scan_folder
+from transfer.config import Augment
+from transfer.linear import CropFlip, Heads, positions
+
+CPU = torch.device("cpu")
+RATES = torch.tensor([0.1, 0.316, 1.0, 3.16, 10.0, 31.6, 100.0])
+
+
+def medians(repeats: int, *, wall: bool = False, **work: Callable[[], object]) -> dict[str, float]:
+    """Median seconds of each, run in turn after one round of warming up."""
+    clock = time.perf_counter if wall or torch.get_num_threads() > 1 else time.process_time
+    seconds: dict[str, list[float]] = {name: [] for name in work}
+    for turn in range(repeats + 1):
+        for name, call in work.items():
+            start = clock()
+            call()
+            if turn:
+                seconds[name].append(clock() - start)
+    return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+def checkpoint(arch: str, seed: int = 0) -> Checkpoint:
+    torch.manual_seed(seed)
+    return Checkpoint(arch=arch, method="random", state_dict=build_backbone(arch).state_dict())
+
+
+class Separate:
+    """The peers' way: a head of its own per rate, traced cross-entropy, torch.optim.SGD."""
+
+    def __init__(self, classes: int, dim: int) -> None:
+        self.heads = [nn.Linear(dim, classes) for _ in RATES]
+        self.optimizers = [
+            torch.optim.SGD(h.parameters(), lr=float(lr), momentum=0.9) for h, lr in zip(self.heads, RATES)
+        ]
+
+    def step(self, index: int, features: torch.Tensor, labels: torch.Tensor) -> None:
+        loss = F.cross_entropy(self.heads[index](features), labels)
+        self.optimizers[index].zero_grad()
+        loss.backward()
+        self.optimizers[index].step()
+
+
+def row_1(batch: int, repeats: int) -> None:
+    """Seven rates, ResNet-50, 224 px: seven runs with a pass of the trunk each, against one pass."""
+    trunk = Frozen.build(checkpoint("resnet50"), device=CPU)
+    images, labels = torch.randn(batch, 3, 224, 224), torch.arange(batch) % 100
+    separate, together = Separate(100, 2048), Heads(7, 100, 2048, std=0.01, seed=0, device=CPU)
+
+    def seven() -> None:
+        for i in range(7):
+            separate.step(i, trunk(images), labels)
+
+    def one() -> None:
+        together.step(trunk(images), labels, RATES, momentum=0.9, decay=0.0, batch=batch)
+
+    t = medians(repeats, seven=seven, one=one, forward=lambda: trunk(images))
+    print(f"1  seven rates, ResNet-50 224 px, batch {batch}: one pass {t['seven'] / t['one']:.2f}x of seven runs;")
+    print(f"   a forward alone would be {t['seven'] / t['forward']:.2f}x (goal >= 6.7x)")
+
+
+def row_2(count: int, repeats: int) -> None:
+    """Three ResNet-18 at 64 px on 500x375 JPEG: the whole loop against decoding alone and three forwards alone."""
+    trunks = [Frozen.build(checkpoint("resnet18", seed), device=CPU) for seed in range(3)]
+    with tempfile.TemporaryDirectory() as folder:
+        draw = np.random.Generator(np.random.PCG64(0))
+        for i in range(count):
+            low = draw.integers(0, 256, (15, 20, 3), dtype=np.uint8)  # smooth pictures, as photographs are
+            file = Path(folder) / "a" / f"{i:04d}.jpg"
+            file.parent.mkdir(exist_ok=True)
+            Image.fromarray(low).resize((500, 375), Image.Resampling.BICUBIC).save(file, quality=90)
+        images = scan_folder(folder)
+        view, batch = CropFlip(Augment(size=64), 0), 32
+        labels = torch.zeros(batch, dtype=torch.int64)
+        heads = [Heads(7, 10, 512, std=0.01, seed=0, device=CPU) for _ in trunks]
+        pixels = torch.zeros(batch, 3, 64, 64, dtype=torch.uint8)
+
+        def batches() -> torch.utils.data.DataLoader:
+            stream = positions(0, count, batch, 0, count // batch)
+            return loader(images, view, ([((e, i), i) for e, i in b] for b in stream), workers=1)
+
+        def decode() -> None:
+            for _ in batches():
+                pass
+
+        def forwards() -> None:
+            for _ in range(count // batch):
+                forward_all(trunks, pixels)
+
+        def train(which: list[int]) -> None:
+            for got, _ in batches():
+                for i, features in zip(which, forward_all([trunks[i] for i in which], got)):
+                    heads[i].step(features, labels, RATES, momentum=0.9, decay=0.0, batch=batch)
+
+        def apart() -> None:
+            for i in range(3):
+                train([i])
+
+        t = medians(
+            repeats, wall=True, decode=decode, forwards=forwards, together=lambda: train([0, 1, 2]), apart=apart
+        )
+    limit = max(t["decode"], t["forwards"])
+    print(f"2  three checkpoints, ResNet-18 64 px: together {t['together'] / limit:.2f} x max(decoding alone, three")
+    print(f"   forwards alone) (goal < 1.2); decoding/forwards {t['decode'] / t['forwards']:.2f};")
+    print(f"   one after the other costs {t['apart'] / t['together']:.2f}x of together")
+
+
+def row_3(repeats: int) -> None:
+    """Seven heads on ready features, batch 256, 2048-d, 100 classes."""
+    features, labels = torch.randn(256, 2048), torch.arange(256) % 100
+    separate, together = Separate(100, 2048), Heads(7, 100, 2048, std=0.01, seed=0, device=CPU)
+    weight, gradient, out = torch.randn(700, 2048), torch.randn(256, 700), torch.empty(700, 2048)
+
+    def loop() -> None:
+        for i in range(7):
+            separate.step(i, features, labels)
+
+    def batched() -> None:
+        together.step(features, labels, RATES * 0, momentum=0.9, decay=0.0, batch=256)
+
+    def gemms() -> None:
+        features @ weight.T
+        torch.mm(gradient.T, features, out=out)
+
+    t = medians(repeats, loop=loop, batched=batched, gemms=gemms)
+    print(
+        f"3  seven heads on features (256 x 2048, 100 classes): batched {t['loop'] / t['batched']:.2f}x of a loop over"
+    )
+    print(
+        f"   heads; two matrix products alone {t['loop'] / t['gemms']:.2f}x, so {t['gemms'] / t['batched']:.0%} of that"
+    )
+    print("   limit (goal 95%)")
+
+
+def row_4(batch: int, repeats: int) -> None:
+    """The frozen ResNet-50 forward at 224 px."""
+    point = checkpoint("resnet50")
+    plain, last = point.backbone().eval(), point.backbone().eval().to(memory_format=torch.channels_last)
+    folded, rough = (Frozen.build(point, device=CPU, precision=p) for p in ("fp32", "bf16"))  # type: ignore[arg-type]
+    images = torch.randn(batch, 3, 224, 224)
+    strided = images.contiguous(memory_format=torch.channels_last)
+    with torch.no_grad():
+        t = medians(
+            repeats,
+            plain=lambda: plain(images),
+            last=lambda: last(strided),
+            folded=lambda: folded(images),
+            rough=lambda: rough(images),
+        )
+        expected = plain(images)
+        errors = [float((f(images) - expected).norm() / expected.norm()) for f in (folded, rough)]
+    r = {name: t["plain"] / seconds for name, seconds in t.items()}
+    print(f"4  frozen ResNet-50, 224 px, batch {batch}, against fp32 NCHW: channels last {r['last']:.2f}x;")
+    print(f"   + batch norm folded (the default) {r['folded']:.2f}x, relative error {errors[0]:.1e};")
+    print(f"   + bf16 (an option, its own protocol) {r['rough']:.2f}x, relative error {errors[1]:.1e}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="smaller batches, fewer turns")
+    quick = parser.parse_args().quick
+    print(
+        f"torch {torch.__version__}, {torch.get_num_threads()} thread(s), {len(os.sched_getaffinity(0))} cores",
+        flush=True,
+    )
+    row_1(8 if quick else 32, 2 if quick else 4)
+    row_3(7 if quick else 30)
+    row_4(4 if quick else 8, 3 if quick else 6)
+    row_2(96 if quick else 512, 2 if quick else 4)
+
+
+if __name__ == "__main__":
+    main()

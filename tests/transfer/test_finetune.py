@@ -1,0 +1,208 @@
+"""Finetuning: the lists, the two rates, the choice, the refit, and that no kill changes a number."""
+
+import importlib.util
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from backbench import results, resume
+from backbench.checkpoint import Checkpoint
+from backbench.cli import main
+from backbench.errors import EXIT_BAD_INPUT, EXIT_PREEMPTED
+from transfer import datasets, finetune
+from transfer.config import load_protocol
+from transfer.machine import Machine
+
+HERE = Path(__file__).parent
+_spec = importlib.util.spec_from_file_location("train_network", HERE / "train_network.py")
+train_network = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(train_network)
+ONE = Machine(torch.device("cpu"), 0, 1, 0)
+
+
+def rows_of(run):
+    return [r for file in results.files_below(run) for r in results.read_file(file)]
+
+
+def protocol_file(folder, **changes):
+    text = {
+        "kind": "finetune",
+        "protocol": "semisup-test-demo-v1",
+        "dataset": "classes",
+        "head_lr": [0.03, 0.1],
+        "batch_size": 4,
+        "reference_batch": 4,
+        "parts": {
+            "10": {"length": {"iterations": 5}, "head_over_trunk": 20},
+            "100": {"length": {"iterations": 4}, "head_over_trunk": 1},
+        },
+        "augment": {"size": 32, "scale": [0.5, 1.0], "flip": 0.5},
+        "geometry": {"resize": 32, "crop": 32},
+        "save_minutes": 0.0,
+        **changes,
+    }
+    file = folder / "semi.yaml"
+    file.write_text(json.dumps(text))
+    return file
+
+
+def listed(folder, names=("circle/000.png", "circle/001.png", "circle/002.png", "square/001.png", "square/004.png")):
+    folder.mkdir(exist_ok=True)
+    (folder / "10percent.txt").write_text("".join(f"{n}\n" for n in names))
+    return folder
+
+
+def semisup(root, trunk, out, tmp_path, **changes):
+    lists, file = listed(tmp_path / "lists"), protocol_file(tmp_path, **changes)
+    args = ["semisup", str(trunk), "--percent", "10", "--lists", str(lists), "--data", str(root), "--out", str(out)]
+    return [*args, "--protocol", str(file), "--workers", "0"]
+
+
+def test_published_numbers():
+    p = load_protocol("semisup", ("finetune",))
+    assert p.head_lr == (0.01, 0.0316, 0.1, 0.316, 1.0, 3.16, 10.0) and p.batch_size == 256 and p.weight_decay == 0
+    one, ten = p.parts["1"], p.parts["10"]
+    assert (one.length.epochs, one.head_over_trunk, one.list.lines) == (30, 250, 12811)
+    assert (ten.length.epochs, ten.head_over_trunk, ten.list.lines) == (50, 20, 128116)
+    # x0.2 at epochs 18 and 24 of 30, 30 and 40 of 50
+    total, per_epoch = one.length.steps(12811, 256), 12811 / 256
+    factors = [p.schedule.factor(round(e * per_epoch), total, per_epoch) for e in (17.9, 18, 23.9, 24)]
+    assert factors == pytest.approx([1, 0.2, 0.2, 0.04])
+
+
+def test_another_list_than_the_published_is_refused(trees, trunk, tmp_path, capsys):
+    root, lists = trees("classes"), listed(tmp_path / "lists")
+    args = ["semisup", str(trunk), "--percent", "10", "--lists", str(lists), "--data", str(root)]
+    assert main([*args, "--out", str(tmp_path / "run")]) == EXIT_BAD_INPUT
+    assert "not the published list" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_lists_use_their_own_labels_only(trees):
+    root = trees("classes")
+    names = ["circle/000.png", "square/001.png"]
+    found = finetune._labelled(datasets.load("classes", root), names, Path("10percent.txt"), 0)
+    assert found.train.paths == tuple(names) and len(found.val) == 6 and not found.held_out
+    trees.classes(root / "noval", sizes=(("train", 10), ("test", 2)))
+    everything = [f"{c}/{i:03d}.png" for c in ("circle", "square") for i in range(5)]
+    held = finetune._labelled(datasets.load("noval", root), everything, Path("10percent.txt"), 0)
+    assert held.held_out and len(held.train) == 8 and len(held.val) == 2
+    assert {*held.train.paths, *held.val.paths} == set(everything), "train and val together are the list"
+
+
+def test_two_rates_and_every_layer_trains(trees, trunk, tmp_path):
+    """The trunk steps with the head's rate / head_over_trunk: after one step its change is that much smaller."""
+    root = trees("classes")
+    networks = [train_network.train(root, trunk, tmp_path / str(r), ONE, iterations=1, ratio=r) for r in (1.0, 10.0)]
+    start = Checkpoint.load(trunk).backbone().state_dict()
+    moved = [{n: v - start[n] for n, v in network[0].named_parameters()} for network in networks]
+    for name, change in moved[0].items():
+        assert change.abs().max() > 0, name
+        torch.testing.assert_close(moved[1][name] * 10, change, rtol=1e-2, atol=2e-6)
+    assert torch.equal(networks[0][1].weight, networks[1][1].weight), "the head does not know the ratio"
+
+
+def test_training_is_torchs_sgd(trees, trunk, tmp_path):
+    root = trees("classes")
+    network = train_network.train(root, trunk, tmp_path, ONE, iterations=3, ratio=20.0)
+    weight = train_network.plain(root, trunk, iterations=3, ratio=20.0)
+    assert float((network[1].weight.detach() - weight).norm() / weight.norm()) < 1e-5
+
+
+def test_two_processes_give_the_weights_of_one(trees, trunk, tmp_path):
+    root = trees("classes")
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    out = tmp_path / "two" / "network.pt"
+    out.parent.mkdir()
+    command = [sys.executable, str(HERE / "train_network.py"), str(root), str(trunk), str(out)]
+    ranks = [subprocess.Popen([*command, str(rank), "2", str(port)]) for rank in range(2)]
+    double = train_network.DoubleNetwork
+    one = train_network.train(root, trunk, tmp_path / "one", ONE, iterations=3, kind=double).state_dict()
+    assert [rank.wait(timeout=300) for rank in ranks] == [0, 0]
+    two = torch.load(out, weights_only=True)
+    for name, value in one.items():
+        if value.is_floating_point():
+            assert float((two[name] - value).norm() / value.norm().clamp(min=1e-3)) < 1e-5, name
+
+
+class Killed(BaseException):
+    pass
+
+
+def test_killed_after_any_save_ends_with_the_same_rows(trees, trunk, tmp_path, monkeypatch):
+    root = trees("classes")
+    assert main(semisup(root, trunk, tmp_path / "whole", tmp_path)) == 0
+    (expected,) = rows_of(tmp_path / "whole")
+    assert expected.task == "semi_10pct" and expected.chosen["on"] == "val"
+    assert expected.chosen["trunk_lr_used"] == pytest.approx(expected.chosen["lr_used"] / 20)
+    save, saves = finetune.Training._save, 0
+
+    def die(self, step):
+        nonlocal saves
+        save(self, step)
+        saves += 1
+        if saves in (2, 5, 8):
+            raise Killed
+
+    monkeypatch.setattr(finetune.Training, "_save", die)
+    deaths = 0
+    while True:
+        try:
+            assert main(semisup(root, trunk, tmp_path / "killed", tmp_path)) == 0
+            break
+        except Killed:
+            deaths += 1
+    assert deaths == 3 and saves == 10, "a continued run repeats no step"
+    assert rows_of(tmp_path / "killed") == [expected]
+    assert main(semisup(root, trunk, tmp_path / "killed", tmp_path)) == 0 and saves == 10
+    assert len(rows_of(tmp_path / "killed")) == 1
+    assert not list((tmp_path / "killed" / "state").iterdir())
+
+
+def test_signal_ends_with_75_and_the_same_command_continues(trees, trunk, tmp_path, monkeypatch):
+    root = trees("classes")
+    enter = resume.StopFlag.__enter__
+
+    def asked(self):
+        self.requested = "SIGUSR1"
+        return enter(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(resume.StopFlag, "__enter__", asked)
+        assert main(semisup(root, trunk, tmp_path / "run", tmp_path)) == EXIT_PREEMPTED
+    assert main(semisup(root, trunk, tmp_path / "run", tmp_path)) == 0
+
+
+def test_hold_out_is_refitted_on_the_whole_list(trees, trunk, tmp_path):
+    root = trees("classes", sizes=(("train", 6), ("test", 4)))
+    assert main(semisup(root, trunk, tmp_path / "run", tmp_path)) == 0
+    (row,) = rows_of(tmp_path / "run")
+    assert row.chosen["trained_on"] == "train+val" and row.provenance["images"] == {"train": 3, "val": 2, "test": 8}
+    assert "5 labelled images from 10percent.txt" in row.provenance["notes"]
+
+
+def test_finetune_verb_learns(trees, trunk, tmp_path):
+    root = trees("classes", sizes=(("train", 12), ("val", 4), ("test", 10)))
+    changes = {"parts": {"100": {"length": {"iterations": 12}, "head_over_trunk": 1}}, "batch_size": 8}
+    file = protocol_file(tmp_path, head_lr=[0.003, 0.01], **changes)
+    args = ["finetune", str(trunk), "--dataset", "classes", "--data", str(root), "--out", str(tmp_path / "run")]
+    assert main([*args, "--protocol", str(file), "--workers", "0"]) == 0
+    (row,) = rows_of(tmp_path / "run")
+    assert row.task == "finetune" and row.value >= 90.0 and row.ci95[1] <= 100
+    kept = np.load(tmp_path / "run" / row.provenance["predictions"])
+    assert len(kept["prediction"]) == 20
+
+
+def test_wrong_protocol_for_the_verb(trees, trunk, tmp_path, capsys):
+    root, lists = trees("classes"), listed(tmp_path / "lists")
+    args = ["semisup", str(trunk), "--percent", "10", "--lists", str(lists), "--data", str(root)]
+    assert main([*args, "--out", str(tmp_path / "run"), "--protocol", "finetune"]) == EXIT_BAD_INPUT
+    assert "names no dataset; use a semi-supervised protocol" in capsys.readouterr().err
