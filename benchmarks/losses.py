@@ -1,8 +1,8 @@
 """The losses against the code that their papers released, in one run: time, extra memory and accuracy.
 
-Each pair is timed forward + backward, interleaved A B A B, the least processor time on one thread (what else runs on the
-machine only adds); the ratio is naive / ours. Accuracy is the largest gradient error relative to the largest float64
-gradient, of the naive form and of ours. Extra memory is the growth of the resident peak during one forward + backward.
+Each pair is timed forward + backward, interleaved A B A B, the least processor time on one thread (what else runs on
+the machine only adds to it); the ratio is naive / ours. Accuracy is the largest gradient error relative to the largest
+float64 gradient, of the naive form and of ours. Extra memory is the growth of the resident peak in one step.
 The last output is kept in losses.txt and the growth with N, K, M and d in losses.png:
 
     OMP_NUM_THREADS=1 python benchmarks/losses.py            (--quick: smaller sizes, nothing written)

@@ -16,7 +16,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -76,13 +75,13 @@ def recipe(name: str, epochs: int) -> dict[str, Any]:
     }
 
 
-def train(name: str, *, epochs: int, data: Path, out: Path) -> float:
-    """Seconds of training; `backbench pretrain` recognises a finished run."""
-    out.mkdir(parents=True, exist_ok=True)
-    file = out / f"{name}.yaml"
-    resume.write_text(file, json.dumps(recipe(name, epochs), indent=1))  # JSON is YAML
+def train(name: str, *, epochs: int, data: Path, out: Path) -> None:
+    """`backbench pretrain`, which continues a run that was interrupted; a finished one is left alone."""
+    file, text = out / f"{name}.yaml", json.dumps(recipe(name, epochs), indent=1)  # JSON is YAML
+    if (out / name / "backbone.safetensors").exists() and file.read_text() == text:
+        return
+    resume.write_text(file, text)
     command = [sys.executable, "-m", "backbench", "pretrain", str(file), "--data", str(data), "--out", str(out / name)]
-    start = time.monotonic()
     done = subprocess.run(
         [*command, "--accelerator", "cpu", "-q"],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -92,7 +91,6 @@ def train(name: str, *, epochs: int, data: Path, out: Path) -> float:
     )
     if done.returncode:
         raise SystemExit(f"{name}: exit status {done.returncode}: {done.stderr.strip().splitlines()[-1:]}")
-    return time.monotonic() - start
 
 
 def losses(run: Path) -> tuple[float, float]:
@@ -149,16 +147,20 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--only", help="methods, separated by commas")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time, a core each")
+    parser.add_argument("--score-only", action="store_true", help="train nothing: the table of what is finished")
     args = parser.parse_args()
     torch.set_num_threads(1)
     data = embedded.build(args.out / "data")
     names = ["random", *(args.only.split(",") if args.only else METHODS)]
-    with ThreadPoolExecutor(args.jobs) as pool:
-        took = list(pool.map(lambda n: train(n, epochs=args.epochs, data=data, out=args.out), names))
-    header = f"{'method':14}{'loss first':>11}{'last':>9}{'rank':>7}{'2 labels':>10}{'kNN-20':>8}{'seconds':>9}  remark"
+    if args.score_only:
+        names = [n for n in names if (args.out / n / "backbone.safetensors").exists()]
+    else:
+        with ThreadPoolExecutor(args.jobs) as pool:
+            list(pool.map(lambda n: train(n, epochs=args.epochs, data=data, out=args.out), names))
+    header = f"{'method':14}{'loss first':>11}{'last':>9}{'rank':>7}{'2 labels':>10}{'kNN-20':>8}  remark"
     lines = [f"# digits, ResNet-18, {args.epochs} epochs, torch {torch.__version__}", header]
     base: dict[str, float] = {}
-    for name, seconds in zip(names, took):
+    for name in names:
         first, last = losses(args.out / name) if name != "random" else (float("nan"), float("nan"))
         row = score(args.out / name, data)
         base = base or row
@@ -169,7 +171,7 @@ def main() -> None:
             worse = [k for k in ("few", "knn") if row[k] <= base[k]]
             remarks += [f"does not beat random: {', '.join(worse)}"] if worse else []
         lines.append(
-            f"{name:14}{first:11.3f}{last:9.3f}{row['rank']:7.1f}{row['few']:10.1f}{row['knn']:8.1f}{seconds:9.0f}"
+            f"{name:14}{first:11.3f}{last:9.3f}{row['rank']:7.1f}{row['few']:10.1f}{row['knn']:8.1f}"
             f"  {'; '.join(remarks)}"
         )
         print("\n".join(lines[-3:] if len(lines) == 3 else lines[-1:]), flush=True)
