@@ -64,6 +64,9 @@ def save(figure: Figure, stem: Path) -> Path:
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 
     with rc_context({"svg.hashsalt": stem.name, "svg.fonttype": "path"}):
+        FigureCanvasAgg(figure)
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")  # the places are found once, not again for each file
         for suffix, canvas in ((".png", FigureCanvasAgg), (".svg", FigureCanvasSVG)):
             metadata = {"Software": None} if suffix == ".png" else {"Date": None, "Creator": None}
             with resume.atomic_path(stem.with_name(stem.name + suffix)) as temporary:
