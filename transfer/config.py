@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 from backbench import config
@@ -208,7 +208,3 @@ def load_protocol(name: str, kinds: tuple[str, ...]) -> Protocol:
     if kind not in kinds:
         raise BadInput(f"{path}: a protocol of kind '{kind}'; this command runs {', '.join(kinds)}")
     return config.build(KINDS[kind], data, where=str(path))
-
-
-def with_precision(protocol: Protocol, precision: Literal["fp32", "bf16"]) -> Protocol:
-    return replace(protocol, precision=precision)

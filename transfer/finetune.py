@@ -194,7 +194,7 @@ class Network:
             module = distributed.convert_sync_batchnorm(module)
         self.module = module.to(machine.device)
         if machine.device.type == "cuda":  # on a CPU small maps train slower with channels last
-            self.module = self.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            self.module = self.module.to(memory_format=torch.channels_last)
         groups = [list(m.parameters()) for m in self.module.children()]
         self.optimizer = torch.optim.SGD(
             [{"params": g} for g in groups], lr=0.0, momentum=p.momentum, weight_decay=p.weight_decay
@@ -235,7 +235,7 @@ class Training:
         if batch % machine.world:
             raise BadInput(f"a batch of {batch} images on {machine.world} processes: use a number that divides it")
         steps = self.part.length.steps(len(self.images), batch)
-        first = self._resume()
+        first, shown = self._resume(), 0.0
         stream = positions(self.task.seed, len(self.images), batch, first, steps)
         mine = (share(b, machine.rank, machine.world) for b in stream)
         keyed = ([((epoch, i), i) for epoch, i in b] for b in mine)
@@ -258,7 +258,9 @@ class Training:
             self._sum_gradients()
             network.optimizer.step()
             if machine.main:
-                progress.advance(1, loss=float(loss.detach()) * machine.world)
+                if step % 20 == first % 20:  # reading a loss waits for the device
+                    shown = float(loss.detach()) * machine.world
+                progress.advance(1, loss=shown)
             stopping = stopping_together(self.stop, machine.device)
             if stopping or time.monotonic() - saved > 60 * p.save_minutes:
                 self._save(step + 1)

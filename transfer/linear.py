@@ -260,7 +260,7 @@ class Training:
 
     def __call__(self) -> None:
         p, machine = self.protocol, self.machine
-        first = self._resume()
+        first, loss = self._resume(), 0.0
         saved = time.monotonic()
         progress = Progress(self.run if machine.main else None, self.steps, f"{self.dataset} {self.name}", done=first)
         for step, (features, labels) in zip(range(first, self.steps), self._batches(first)):
@@ -270,7 +270,9 @@ class Training:
                 for head, f, rate in zip(self.heads, features, self.rates)
             ]
             if machine.main:
-                progress.advance(1, loss=float(losses[0].min()) * machine.world / p.batch_size)
+                if step % 50 == first % 50:  # reading a loss waits for the device
+                    loss = float(losses[0].min()) * machine.world / p.batch_size
+                progress.advance(1, loss=loss)
             exhausted = self.watch is not None and self._watched(step)
             stopping = stopping_together(self.stop, machine.device)
             if exhausted:
