@@ -87,16 +87,32 @@ def run(args: argparse.Namespace) -> int:
         "train": fingerprint(prepared.train),
         "val": fingerprint(prepared.val),
     }
+    engine = None if (out / results.FILE).exists() else ready(job, prepared)
     runlog.open_run(out, verb="detect", identity=identity)
     if report(out):
         log.info(f"{out}: already finished")
         return 0
-    if job.world == 1:
-        work(job, prepared)
-    else:
+    if job.world > 1:
+        del engine
         spawn(job)
+    else:
+        work(job, prepared, engine or ready(job, prepared))
     report(out)
     return 0
+
+
+def ready(job: Job, p: Prepared) -> Any:
+    """The engine with the weights in place, proven by its features; refused before the run folder is made."""
+    import torch
+
+    final = job.out / FINAL
+    if job.eval_only and not final.exists():
+        raise BadInput(f"{final}: no trained detector to evaluate; run without --eval-only first")
+    engine = build_engine(job, p, choose_device(p.cfg, 0) if job.world == 1 else torch.device("cpu"))
+    if not final.exists():
+        worst = convert.check_features(p.checkpoint, engine.stages, job.engine)
+        log.info(f"{job.engine}: C2..C5 equal those of {p.checkpoint.name} to {worst:.1e}")
+    return engine
 
 
 def choose_engine(name: str, given: config.Given) -> str:
@@ -157,20 +173,13 @@ def build_engine(job: Job, p: Prepared, device: Any) -> Any:
     return module.Engine(p.cfg, p.checkpoint, flip_map=p.train.flip, task=p.task, seed=p.seed, device=device)
 
 
-def work(job: Job, p: Prepared, rank: int = 0) -> None:
+def work(job: Job, p: Prepared, engine: Any, rank: int = 0) -> None:
     """One process of the run: train from the saved state on, evaluate its share, and on rank 0 record the numbers."""
     import torch
 
-    device = choose_device(p.cfg, rank)
-    torch.use_deterministic_algorithms(device.type == "cpu")
-    engine = build_engine(job, p, device)
+    torch.use_deterministic_algorithms(engine.device.type == "cpu")
     final = job.out / FINAL
     if not final.exists():
-        if job.eval_only:
-            raise BadInput(f"{final}: no trained detector to evaluate; run without --eval-only first")
-        worst = convert.check_features(p.checkpoint, engine.stages, job.engine)
-        if rank == 0:
-            log.info(f"{job.engine}: C2..C5 equal those of {p.checkpoint.name} to {worst:.1e}")
         with resume.StopFlag() as stop:
             train(job, p, engine, rank, stop)
         barrier()
@@ -484,7 +493,8 @@ def child(job: Job, rank: int, port: int, parent: int, level: int) -> None:
     def action() -> int:
         dist.init_process_group(backend, rank=rank, world_size=job.world, timeout=datetime.timedelta(minutes=30))
         try:
-            work(job, prepare(job), rank)
+            prepared = prepare(job)
+            work(job, prepared, build_engine(job, prepared, choose_device(prepared.cfg, rank)), rank)
         finally:
             with contextlib.suppress(Exception):
                 dist.destroy_process_group()
