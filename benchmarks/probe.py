@@ -1,6 +1,6 @@
 """Linear probes: rows 1 to 4 of the performance goals, each as ratios against a named baseline in one run.
 
-    OMP_NUM_THREADS=1 python benchmarks/probe.py [--quick] | tee benchmarks/probe.txt
+    OMP_NUM_THREADS=1 python benchmarks/probe.py [--quick] [--rows 1,3] | tee benchmarks/probe.txt
 
 Baselines and candidates run in turn (A B A B ...), medians are compared; ratios carry over between machines, seconds do
 not. Rows 1, 3 and 4 count this process's CPU time when it has one thread, so other work on the machine hardly matters;
@@ -186,15 +186,21 @@ def row_4(batch: int, repeats: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="smaller batches, fewer turns")
-    quick = parser.parse_args().quick
+    parser.add_argument("--rows", default="1,3,4,2", help="which rows, in this order")
+    arguments = parser.parse_args()
+    quick = arguments.quick
     print(
         f"torch {torch.__version__}, {torch.get_num_threads()} thread(s), {len(os.sched_getaffinity(0))} cores",
         flush=True,
     )
-    row_1(8 if quick else 32, 2 if quick else 4)
-    row_3(7 if quick else 30)
-    row_4(4 if quick else 8, 3 if quick else 6)
-    row_2(96 if quick else 512, 2 if quick else 4)
+    rows: dict[str, Callable[[], None]] = {
+        "1": lambda: row_1(8 if quick else 32, 2 if quick else 4),
+        "2": lambda: row_2(96 if quick else 512, 2 if quick else 4),
+        "3": lambda: row_3(7 if quick else 30),
+        "4": lambda: row_4(4 if quick else 8, 3 if quick else 6),
+    }
+    for row in arguments.rows.split(","):
+        rows[row]()
 
 
 if __name__ == "__main__":
