@@ -19,6 +19,7 @@ from pretrain.methods._momentum import KeyEncoder, Queue, check_groups, check_qu
 from pretrain.methods._precision import full_precision, unit
 
 CHUNK_ELEMENTS = {"cpu": 1 << 16, "cuda": 1 << 24}  # logits held at once: 256 KiB in cache, 64 MiB on a GPU
+LEAST_KEYS = 256  # fewer make slow matrix products
 
 
 class _LogSumExp(torch.autograd.Function):
@@ -27,7 +28,7 @@ class _LogSumExp(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, queue: Tensor, temperature: float) -> Tensor:
-        rows = max(1, CHUNK_ELEMENTS.get(q.device.type, 1 << 20) // max(1, len(q)))
+        rows = max(LEAST_KEYS, CHUNK_ELEMENTS.get(q.device.type, 1 << 20) // max(1, len(q)))
         scaled = q / temperature
         peak = q.new_full((len(q), 1), -torch.inf)
         total = q.new_zeros(len(q), 1)

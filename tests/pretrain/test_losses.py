@@ -202,6 +202,7 @@ def test_infonce_at_identical_vectors_and_over_many_chunks(monkeypatch):
     q = unit(4, 6)
     queue = torch.cat([q, unit(40, 6, seed=3)])
     monkeypatch.setattr("pretrain.methods.moco.CHUNK_ELEMENTS", {"cpu": 12})  # 3 keys at a time
+    monkeypatch.setattr("pretrain.methods.moco.LEAST_KEYS", 1)
     for t in (0.01, 0.2):
         check(
             lambda a, t=t: infonce_loss(a, q.to(a), queue.to(a), temperature=t),
