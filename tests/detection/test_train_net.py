@@ -36,7 +36,7 @@ def command(config, data, out, *more):
 
 def detect(config, data, out, *more):
     args = [str(a) for a in command(config, data, out, *more)]
-    return subprocess.run(args, capture_output=True, text=True, env=ENV, timeout=400, check=False)
+    return subprocess.run(args, capture_output=True, text=True, env=ENV, timeout=1200, check=False)
 
 
 def interrupted(number, rows, config, data, out, *more):
