@@ -39,6 +39,7 @@ from transfer.projector import build_projector
 
 STATE, SUMMARY = "state/analyze.state", "analysis.json"
 TRUNK, PROJECTOR = "trunk", "projector"
+NOT_DRAWN = ("step", "epoch", "images_per_s", "waiting")  # of metrics.jsonl: time, not training
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -457,7 +458,7 @@ def training_curves(files: Sequence[Path], checkpoints: Sequence[Checkpoint]) ->
         digest = own_digest(file)
         if len(rows) < 2 or digest not in known or any(c["checkpoint"] == digest for c in out):
             continue
-        names = sorted({k for r in rows for k, v in r.items() if k != "step" and isinstance(v, int | float)})
+        names = sorted({k for r in rows for k, v in r.items() if k not in NOT_DRAWN and isinstance(v, int | float)})
         size = math.ceil(len(rows) / 300)
         bins = [rows[i : i + size] for i in range(0, len(rows), size)]
         terms: dict[str, list[float | None]] = {}
