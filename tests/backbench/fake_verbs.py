@@ -85,7 +85,7 @@ def linear(args: argparse.Namespace) -> None:
 
 
 def pretrain(args: argparse.Namespace) -> None:
-    if os.environ.get("SLURM_PROCID") == behaviour(args.data, "pretrain").get("fault_rank"):
+    if os.environ.get("SLURM_PROCID", "none") == behaviour(args.data, "pretrain").get("fault_rank"):
         raise Failed("this rank breaks")
     out = runlog.open_run(args.out, verb="pretrain", identity={"recipe": args.recipe, "overrides": args.overrides})
     word = work(out, behaviour(args.data, "pretrain"), f"{args.recipe} {args.overrides}")
