@@ -85,7 +85,7 @@ def ours(data: bytes, seed: int, crops: list[Crops], *, geometry_only: bool = Fa
         if geometry_only:
             out.append(torch.from_numpy(render_geometry(image, view, group).copy()))
         else:
-            pixels = torch.from_numpy(render_fast(image, view, group)).permute(2, 0, 1)
+            pixels = torch.from_numpy(render_fast(image, view, group))[None].permute(0, 3, 1, 2)
             out.append(normalise(pixels, PIXELS))
     return out
 

@@ -31,12 +31,11 @@ method: {method}
 data: {{dataset: shapes, workers: 0}}
 views: {{crops: [{{count: {views}, size: 16}}]}}
 optim: {{name: sgd, lr: 0.02}}
-epochs: 6
+epochs: 4
 batch_size: 8
 log_every: 1
-save_minutes: 0.0001
+save_minutes: 0.01
 """
-STEPS = 18
 
 
 @pytest.fixture(scope="module")
