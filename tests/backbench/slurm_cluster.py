@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import shutil
 import signal
@@ -100,7 +101,14 @@ def running_slurm() -> Iterator[Path]:
     with (folder / "daemons.log").open("wb") as log:
         try:
             for command in commands:
-                daemons.append(subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True))
+                daemon = subprocess.Popen(
+                    command,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                    preexec_fn=_die_with_parent,  # noqa: PLW1509 - nothing else runs in this process yet
+                )
+                daemons.append(daemon)
                 time.sleep(0.3)
             _until(lambda: "idle" in _output("sinfo", "-h", "-o", "%T"), 30, "an idle node")
             yield folder
@@ -117,6 +125,11 @@ def running_slurm() -> Iterator[Path]:
             for name, value in old.items():
                 os.environ.pop(name, None) if value is None else os.environ.update({name: value})
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def _die_with_parent() -> None:
+    """Linux: a killed test run leaves no daemons behind."""
+    ctypes.CDLL("libc.so.6").prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
 def _output(*command: str) -> str:
