@@ -34,7 +34,10 @@ DEMO: list[Kind] = [
     ("semi_10pct", "digits", "top5", "semisup-demo-v1", None),
     *[("faster_rcnn", "scenes", f"bbox_{m}", "detection-demo-v1", "torchvision") for m in ("AP", "AP50", "AP75")],
     *[("mask_rcnn", "scenes", f"segm_{m}", "detection-demo-v1", "torchvision") for m in ("AP", "AP50", "AP75")],
-    *[("keypoint_rcnn", "scenes", f"keypoints_{m}", "detection-demo-v1", "torchvision") for m in ("AP", "AP50", "AP75")],
+    *[
+        ("keypoint_rcnn", "scenes", f"keypoints_{m}", "detection-demo-v1", "torchvision")
+        for m in ("AP", "AP50", "AP75")
+    ],
 ]
 PAPER: list[Kind] = [
     ("linear", "imagenet", "top1", "linear-lorac-imagenet-v1", None),

@@ -87,16 +87,16 @@ def run(args: argparse.Namespace) -> int:
         "train": fingerprint(prepared.train),
         "val": fingerprint(prepared.val),
     }
-    engine = None if (out / results.FILE).exists() else ready(job, prepared)
+    built = None if (out / results.FILE).exists() else ready(job, prepared)
     runlog.open_run(out, verb="detect", identity=identity)
     if report(out):
         log.info(f"{out}: already finished")
         return 0
     if job.world > 1:
-        del engine
+        del built
         spawn(job)
     else:
-        work(job, prepared, engine or ready(job, prepared))
+        work(job, prepared, built or ready(job, prepared))
     report(out)
     return 0
 

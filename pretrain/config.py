@@ -74,7 +74,7 @@ class PretrainConfig:
     knn_every: int = 0  # epochs between kNN scores; 0: none
     log_every: int = 10  # steps between rows of metrics.jsonl
     stop_after_epochs: int | None = None  # MIO: the schedule is for 1000 epochs, the run stops at 250
-    expected: tuple[str, ...] = ()  # keys of the published numbers this recipe must reach: paper/table/row
+    expected: tuple[str, ...] = ()  # published rows it must reproduce: lorac:1:lorac:resnet50:200
 
     def __post_init__(self) -> None:
         if self.epochs < 0 or self.batch_size < 1 or self.accumulate < 1 or self.log_every < 1:
