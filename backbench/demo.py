@@ -46,16 +46,16 @@ class Stage:
 
 # Seconds of one core for the full size; only the ETA uses them, corrected by the pace of this machine.
 COSTS: dict[str, float] = {
-    "lorac": 190,
-    "moco_m": 190,
-    "moco_v2": 90,
-    "simclr": 80,
-    "linear": 25,
+    "lorac": 136,
+    "moco_m": 135,
+    "moco_v2": 70,
+    "simclr": 82,
+    "linear": 30,
     "fewshot": 15,
-    "knn": 12,
-    "semisup": 25,
-    "faster": 60,
-    "mask": 80,
+    "knn": 16,
+    "semisup": 29,
+    "faster": 80,
+    "mask": 95,
     "keypoint": 80,
 }
 
