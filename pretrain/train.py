@@ -61,6 +61,7 @@ def run(args: argparse.Namespace) -> int:
         if ranks > 1:
             method = build(config, found)  # again, now that the method can see the other ranks
         run = runlog.open_run(args.out, verb="pretrain", identity=identity)
+        fabric.barrier()  # every rank has written what it writes there; from here on only rank 0 does
         if fabric.is_global_zero:
             resume.remove_leftovers(run)
             resume.write_text(run / RECIPE, recipes.to_yaml(config))

@@ -21,7 +21,7 @@ arch: resnet18
 method: {name: simclr, head: {hidden: 32, dim: 16}}
 data: {dataset: shapes, workers: 0}
 views: {crops: [{count: 2, size: 32, blur_p: 0.0}]}
-optim: {name: sgd, lr: 0.02, weight_decay: 0.0}
+optim: {name: sgd, lr: 0.001, weight_decay: 0.0}
 epochs: 2
 batch_size: 8
 log_every: 1
