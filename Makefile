@@ -15,7 +15,7 @@ test: .venv/ready check
 	$(BIN)/python -m pytest -n 2 -m "not slow"
 
 test-full: .venv/ready check
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: .venv/ready
 	$(BIN)/ruff check .

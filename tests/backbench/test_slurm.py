@@ -9,8 +9,10 @@ import signal
 import time
 
 import pytest
+import torch
 
-from backbench import cli, launch, runlog
+from backbench import cli, launch
+from backbench.checkpoint import Checkpoint
 from backbench.jobs import Store
 
 pytestmark = pytest.mark.usefixtures("slurm")
@@ -223,9 +225,12 @@ def test_lost_node_loses_no_result(lab, shell):
 
 
 @pytest.mark.slow
-def test_two_task_pretraining_starts_as_one_process_does(lab, tiny_root, shell):
-    """Two ranks as two tasks of one job, over gloo, preempted on the way; the first loss is the single process's."""
-    recipe = {"recipe": "tiny_simclr", "overrides": ["optim.name=sgd", "optim.lr=0.01", "epochs=4"]}
+def test_two_task_pretraining_equals_one_process(lab, tiny_root, shell):
+    """Two ranks as two tasks of one job, over gloo, preempted on the way; the weights are the single process's.
+
+    The learning rate is small because float32's gradient of a fresh ResNet-18 at 32 pixels is 0.1% off float64's in one
+    process already (its last maps are 1x1), and large steps would multiply that."""
+    recipe = {"recipe": "tiny_simclr", "overrides": ["optim.name=sgd", "optim.lr=0.0001", "epochs=4"]}
     grid = lab.grid(recipes=[recipe], data=str(tiny_root), evaluate=[])
     cluster = lab.slurm(fake=False, tasks_per_node=2, accelerator="cpu", hours=0.5)
     assert lab.run(grid, cluster, "runs") == 0
@@ -238,8 +243,16 @@ def test_two_task_pretraining_starts_as_one_process_does(lab, tiny_root, shell):
     addresses = [f.read_text() for f in lab.root.glob("runs/.launch/meet/*/address.json")]
     assert len(addresses) == len(set(addresses)) == 2, "a port of its own for each start"
     assert lab.run(grid, lab.cluster("debug", fake=False), "whole") == 0
-    first = [runlog.read_metrics(next((lab.root / out).glob("pretrain/*")))[0] for out in ("runs", "whole")]
-    assert first[0]["loss"] == pytest.approx(first[1]["loss"], rel=1e-5)
+    two, one = (
+        Checkpoint.load(next((lab.root / out).glob("pretrain/*/backbone.safetensors"))).state_dict
+        for out in ("runs", "whole")
+    )
+    floats = [key for key in one if one[key].is_floating_point()]
+    apart, size = (
+        torch.cat([x.flatten().double() for x in parts]).norm()
+        for parts in ([two[k] - one[k] for k in floats], [one[k] for k in floats])
+    )
+    assert float(apart / size) < 1e-5
 
 
 @pytest.mark.slow
