@@ -310,9 +310,8 @@ def _board(rows: Sequence[dict[str, str]]) -> Any:
 def compare(run: Path) -> list[str]:
     """Each checkpoint's few-label accuracy minus the random trunk's, draw by draw, with a paired 95% interval."""
     import numpy
-    from scipy import stats
 
-    from backbench import results
+    from backbench import results, statistics
 
     rows = [r for r in results.read(run)[0] if r.task == "fewshot"]
     draws = {r.name: numpy.array(r.provenance["draws"]) for r in rows}
@@ -321,12 +320,10 @@ def compare(run: Path) -> list[str]:
     for name, values in draws.items():
         if control is None or name == control:
             continue
-        difference = values - draws[control]
-        half = stats.t.ppf(0.975, len(difference) - 1) * difference.std(ddof=1) / len(difference) ** 0.5
-        low, high = difference.mean() - half, difference.mean() + half
-        verdict = "better" if low > 0 else "worse" if high < 0 else "no difference shown"
+        d = statistics.of_draws(values - draws[control])
+        verdict = ("better" if d.value > 0 else "worse") if d.real else "no difference shown"
         lines.append(
-            f"few labels, {name} against {control}: {difference.mean():+.1f} points, paired 95% interval "
-            f"[{low:+.1f}, {high:+.1f}] over {len(difference)} draws: {verdict}"
+            f"few labels, {name} against {control}: {d.value:+.1f} points, paired 95% interval "
+            f"[{d.ci95[0]:+.1f}, {d.ci95[1]:+.1f}] over {d.n} draws: {verdict}"
         )
     return lines

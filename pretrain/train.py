@@ -7,7 +7,6 @@ import functools
 import importlib.util
 import logging
 import platform
-import subprocess
 import time
 import warnings
 from pathlib import Path
@@ -20,7 +19,7 @@ from lightning_fabric.strategies import DDPStrategy
 from torch import Tensor
 
 from backbench import config as recipes
-from backbench import distributed, optim, resume, runlog, views
+from backbench import distributed, optim, results, resume, runlog, views
 from backbench.backbones import Trunk, build_backbone
 from backbench.checkpoint import Checkpoint
 from backbench.errors import EXIT_PREEMPTED, BadInput, Failed, Preempted
@@ -380,7 +379,7 @@ def provenance(config: PretrainConfig, found: ImageList, ranks: int, device: tor
         "name": config.name,
         "recipe": recipes.to_dict(config),
         "expected": list(config.expected),
-        "code": code_revision(),
+        "code": results.code_revision(),
         "versions": {
             "backbench": version("backbench"),
             "torch": torch.__version__,
@@ -397,14 +396,3 @@ def provenance(config: PretrainConfig, found: ImageList, ranks: int, device: tor
         "processes": ranks,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
     }
-
-
-def code_revision() -> str | None:
-    """The commit of the checkout this file is in, `+` when tracked files were changed; None outside git."""
-    git = ["git", "-C", str(Path(__file__).parent)]
-    try:
-        commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
-        changed = subprocess.run([*git, "diff", "--quiet", "HEAD"], capture_output=True, check=False).returncode
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return commit + ("+" if changed else "")
