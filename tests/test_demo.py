@@ -2,6 +2,7 @@
 
 import csv
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from backbench import demo
+from backbench import demo, leaderboard, results
 
 pytestmark = pytest.mark.slow
 SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGINT, signal.SIGKILL, signal.SIGTERM)
@@ -122,3 +123,16 @@ def _mentions(path: Path, text: str) -> bool:
 
 def _pid(path: Path) -> int:
     return int(path.parent.name)
+
+
+def test_a_rows_command_measures_the_same_value(whole, tmp_path):
+    """The command that the page shows for a number gives that number."""
+    for part in ("semisup/lorac", "detection/faster/random"):
+        rows, _ = results.read(whole / part)
+        command = leaderboard.again(rows[0], out=str(tmp_path / part))
+        assert command is not None and command.startswith("backbench ")
+        arguments = shlex.split(command)[1:]
+        cwd = (rows[0].origin or {})["cwd"]
+        subprocess.run([sys.executable, "-m", "backbench", *arguments], cwd=cwd, check=True, capture_output=True)
+        again, _ = results.read(tmp_path / part)
+        assert {(r.column, r.value) for r in again} == {(r.column, r.value) for r in rows}
