@@ -98,7 +98,7 @@ def evaluate(
     for task, dataset, recipe in wanted:
         run = out / f"{task}-{dataset}-{Path(recipe).stem}"
         command = _command(file, (task, dataset, recipe), seed=seed, lists=lists or Path(data) / "lists", engine=engine)
-        _start([*command, "--data", str(data), "--out", str(run), *options])
+        _start(_whole(command, data=data, run=run, options=options, seed=seed))
         measured, problems = results.read(run)
         for problem in problems:
             log.warning(problem)
@@ -132,6 +132,12 @@ def _command(file: Path, wanted: tuple[str, str, str], *, seed: int, lists: str 
     else:
         command = ["linear", str(file), "--datasets", dataset, "--protocol", recipe]
     return [*command, "--seed", str(seed)]
+
+
+def _whole(command: Sequence[str], *, data: str | Path, run: Path, options: Sequence[str], seed: int) -> list[str]:
+    """The command with its folders and options. A detector's seed is a key of its config, which comes after them."""
+    key = ["SEED", str(seed)] if command[0] == "detect" and seed else []
+    return [*command, "--data", str(data), "--out", str(run), *options, *key]
 
 
 def _save(

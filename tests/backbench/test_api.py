@@ -1,16 +1,21 @@
 """The suite from Python: light to import, any module in, the verbs' own errors out."""
 
+import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 import torchvision
 
 import backbench
-from backbench.api import Results, parse_task
+from backbench.api import Results, _command, _whole, parse_task
+from backbench.cli import parser
 from backbench.errors import BadInput
 
+README = Path(__file__).parents[2] / "README.md"
 TASKS = ["knn/digits@knn_demo", "fewshot/digits@fewshot_demo"]
 
 
@@ -38,6 +43,20 @@ def test_tasks_are_named_like_columns():
         parse_task("linaer/cifar10")
     with pytest.raises(BadInput, match="expected task/dataset"):
         parse_task("linear")
+
+
+def test_the_seed_reaches_every_verb(tmp_path):
+    for task in ("linear/cifar10", "semi_1pct/imagenet", "finetune/dtd", "analyze/dtd", "mask_rcnn/coco2017"):
+        command = _command(tmp_path / "x", parse_task(task), seed=3, lists="lists", engine="auto")
+        line = _whole(command, data="data", run=tmp_path / "run", options=[], seed=3)
+        args = parser().parse_args(line)
+        assert args.opts == ["SEED", "3"] if args.verb == "detect" else args.seed == 3
+
+
+def test_the_readme_names_tasks_that_there_are():
+    (call,) = re.findall(r"backbench\.evaluate\(\w+, (\[.*?\])", README.read_text())
+    for task in json.loads(call):
+        parse_task(task)
 
 
 def test_mistakes_come_before_any_file(tmp_path):
