@@ -105,8 +105,12 @@ def append(run: str | Path, results: Iterable[Result]) -> None:
         if size and os.pread(descriptor, 1, size - 1) != b"\n":
             lines = "\n" + lines  # a writer died in the middle of a line: keep it apart from ours
         data = lines.encode()
-        while data:
-            data = data[os.write(descriptor, data) :]
+        try:
+            while data:
+                data = data[os.write(descriptor, data) :]
+        except OSError:  # a full disk: half of a run's rows would pass for all of them
+            os.ftruncate(descriptor, size)
+            raise
         os.fsync(descriptor)
     finally:
         os.close(descriptor)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -39,6 +40,23 @@ def test_a_result_comes_back_as_it_was_written(tmp_path):
     assert read == rows
     assert not problems
     assert read[1].column == "linear/digits/top1@linear-demo-v1+torchvision"
+
+
+def test_a_full_disk_leaves_no_part_of_the_rows(tmp_path):
+    """Half of them would pass for a finished run. A limit on file sizes stands for the disk."""
+    results.append(tmp_path, [a_result()])
+    before = (tmp_path / results.FILE).read_bytes()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    more = [a_result(metric=f"top1_k{k}") for k in range(4)]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (3 * len(before), hard))
+    try:
+        with pytest.raises(OSError, match="large"):
+            results.append(tmp_path, more)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert (tmp_path / results.FILE).read_bytes() == before
+    results.append(tmp_path, more)
+    assert len(results.read(tmp_path)[0]) == 5
 
 
 def test_not_a_number_is_undefined(tmp_path):
