@@ -178,7 +178,7 @@ def _data_verb(p: argparse.ArgumentParser) -> None:
     check.add_argument("name", metavar="NAME")
     check.add_argument("--record", action="store_true", help="keep the hashes of its splits beside the data")
     fetch = actions.add_parser("fetch-splits", help="download the 1%% and 10%% lists (the only use of the network)")
-    fetch.add_argument("--out", type=Path, required=True, metavar="DIR")
+    fetch.add_argument("--out", type=Path, default=Path("lists"), metavar="DIR")
     for action in (listing, check):
         action.add_argument("--data", metavar="ROOT", type=Path, default=Path("data"))
 
