@@ -20,23 +20,10 @@ from typing import Any, Literal
 
 from backbench import config, results
 from backbench.errors import BadInput, nearest
+from backbench.leaderboard import TWELVE
 from backbench.runlog import RUN_FILE
 
-# The 12 datasets of LORAC's Table 2.
-TABLE2 = (
-    "aircraft",
-    "birdsnap",
-    "caltech101",
-    "cars",
-    "cifar10",
-    "cifar100",
-    "dtd",
-    "flowers",
-    "food",
-    "pets",
-    "places365",
-    "sun397",
-)
+TABLE2 = tuple(TWELVE)
 TABLE4 = ("faster_rcnn_R_50_FPN_1x", "mask_rcnn_R_50_FPN_1x", "keypoint_rcnn_R_50_FPN_1x")
 BACKBONE = "backbone.safetensors"
 
@@ -373,7 +360,7 @@ class _Expander:
         return Subject(label=label, file=str(file), maker=maker), None
 
     def _file(self, source: Source, path: Path, label: str, digest: str | None) -> tuple[Subject, Job | None]:
-        if digest is not None and not (source.name or source.method or source.encoder):
+        if digest is not None and not (source.name or source.method or source.encoder or source.epochs is not None):
             return Subject(label=label, file=str(path)), None
         name = f"imported/{label}"
         makes = f"{name}/{BACKBONE}"

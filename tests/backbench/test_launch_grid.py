@@ -51,6 +51,16 @@ def test_same_weights_in_two_files_are_one_checkpoint(lab):
     assert len(jobs_of(lab, lab.grid(checkpoints=[str(lab.root / "ck" / "*")], evaluate=lab.linear("d1")))) == 1
 
 
+def test_what_a_checkpoint_is_told_goes_through_an_import(lab):
+    """An own file needs none, unless something is said about it."""
+    lab.checkpoints("a")
+    path = str(lab.root / "ck" / "a.safetensors")
+    for key, value in (("name", "A"), ("method", "jcl"), ("epochs", 800)):
+        jobs = jobs_of(lab, lab.grid(checkpoints=[{"path": path, key: value}], evaluate=lab.linear("d1")))
+        assert [j.verb for j in jobs] == ["import", "linear"]
+        assert jobs[0].argv[2:4] == (f"--{key}", str(value))
+
+
 def test_packs_share_a_pass_and_new_checkpoints_do_not_repack_old_ones(lab):
     pattern = lab.checkpoints("a", "b", "c")
     grid = lab.grid(checkpoints=[pattern], evaluate=lab.linear("d1", pack=2))
