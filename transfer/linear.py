@@ -59,6 +59,8 @@ def evaluate(
     """All `checkpoints` on all datasets by one protocol -> the rows, which are in OUT/results.jsonl too."""
     found = {name: datasets.load(name, data, seed=seed) for name in names}
     hashes = {name: {part: splits.digest(images) for part, images in found[name].items()} for name in names}
+    for name in names:
+        _enough(protocol, name, found[name])
     if machine.main:
         identity = {
             "recipe": config.to_dict(protocol),
@@ -91,6 +93,14 @@ def evaluate(
             if not machine.main:
                 return []
         return [row for task in tasks for row in _one_dataset(task, checkpoints, machine, stop)]
+
+
+def _enough(protocol: Protocol, name: str, found: splits.Splits) -> None:
+    """Refuse what would fail only after hours of features: more neighbours or shots than there are images."""
+    if isinstance(protocol, Knn) and max(protocol.k) > (count := len(found.train) + len(found.val)):
+        raise BadInput(f"{name}: k = {max(protocol.k)} neighbours of {count} images; use a smaller k")
+    if isinstance(protocol, FewShot):
+        splits.draw(found.both(), protocol.shots, 0, what=f"{protocol.shots} shots")
 
 
 def _extractor(task: Task, checkpoints: Sequence[Checkpoint], machine: Machine, stop: resume.StopFlag) -> Extractor:
@@ -550,8 +560,6 @@ def _knn(task: Task, p: Knn, extractor: Extractor, machine: Machine, stop: resum
     if not machine.main:
         return []
     labels = torch.tensor(task.splits.train.labels + task.splits.val.labels)
-    if max(p.k) > len(labels):
-        raise BadInput(f"{task.dataset.name}: k = {max(p.k)} neighbours of {len(labels)} images; use a smaller k")
     measured = []
     for trunk, train, val, test in zip(extractor.trunks, *features):
         votes = knn_scores(

@@ -45,6 +45,8 @@ def start(*, devices: int = 1, nodes: int = 1, accelerator: str = "auto", worker
 
     if devices < 1 or nodes < 1:
         raise BadInput(f"--devices {devices} --nodes {nodes}: both must be at least 1")
+    if workers is not None and workers < 0:
+        raise BadInput(f"--workers {workers}: 0 (in this process) or more")
     if accelerator == "cuda" and not torch.cuda.is_available():
         raise BadInput("--accelerator cuda: torch finds no GPU; use --accelerator cpu, or see `backbench doctor`")
     kind = ("cuda" if torch.cuda.is_available() else "cpu") if accelerator == "auto" else accelerator

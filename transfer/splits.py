@@ -185,7 +185,7 @@ def read_list(path: Path, *, lines: int | None = None, sha256: str | None = None
         data = path.read_bytes()
     except FileNotFoundError:
         raise BadInput(f"{path}: no such list; `backbench data fetch-splits --out {path.parent}` fetches it") from None
-    names = [line.strip() for line in data.decode().splitlines() if line.strip()]
+    names = [line.strip() for line in data.decode(errors="replace").splitlines() if line.strip()]
     if sha256 is not None and (hashlib.sha256(data).hexdigest() != sha256 or len(names) != lines):
         hint = f"`backbench data fetch-splits --out {path.parent}` fetches the right one"
         raise BadInput(f"{path}: not the published list (sha256 or length {len(names)} instead of {lines}); {hint}")

@@ -349,6 +349,7 @@ def test_more_neighbours_than_images_is_refused(trees, trunk, tmp_path, capsys):
     file.write_text(json.dumps({"kind": "knn", "protocol": "x-demo-v1", "geometry": {"resize": 32, "crop": 32}}))
     assert main(command(root, [trunk], tmp_path / "run", file)) == EXIT_BAD_INPUT
     assert "k = 200 neighbours of 18 images; use a smaller k" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
 
 
 # Protocols
