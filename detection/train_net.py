@@ -67,6 +67,9 @@ def run(args: argparse.Namespace) -> int:
         raise BadInput("no run folder: give --out RUN (or OUTPUT_DIR RUN)")
     if args.num_gpus < 1:
         raise BadInput(f"--num-gpus {args.num_gpus}: at least 1")
+    cuda = on_gpus(given)
+    if cuda and args.num_gpus > cuda:
+        raise BadInput(f"--num-gpus {args.num_gpus}: this machine has {cuda} GPUs; or MODEL.DEVICE cpu")
     engine = choose_engine(args.engine, given)
     job = Job(
         args.config_file,
@@ -108,7 +111,7 @@ def ready(job: Job, p: Prepared) -> Any:
     final = job.out / FINAL
     if job.eval_only and not final.exists():
         raise BadInput(f"{final}: no trained detector to evaluate; run without --eval-only first")
-    engine = build_engine(job, p, choose_device(p.cfg, 0) if job.world == 1 else torch.device("cpu"))
+    engine = build_engine(job, p, choose_device(p.given, 0) if job.world == 1 else torch.device("cpu"))
     if not final.exists():
         worst = convert.check_features(p.checkpoint, engine.stages, job.engine)
         log.info(f"{job.engine}: C2..C5 equal those of {p.checkpoint.name} to {worst:.1e}")
@@ -190,13 +193,17 @@ def work(job: Job, p: Prepared, engine: Any, rank: int = 0) -> None:
     barrier()
 
 
-def choose_device(cfg: Any, rank: int) -> Any:
+def on_gpus(given: config.Given) -> int:
+    """How many GPUs the run may use; 0 for a run on the CPU."""
     import torch
 
-    wanted = str(cfg.MODEL.get("DEVICE", "auto"))
-    if wanted == "cpu" or not torch.cuda.is_available():
-        return torch.device("cpu")
-    return torch.device("cuda", rank)
+    return 0 if given.get(config.DEVICE_KEY) == "cpu" else torch.cuda.device_count()
+
+
+def choose_device(given: config.Given, rank: int) -> Any:
+    import torch
+
+    return torch.device("cuda", rank) if on_gpus(given) else torch.device("cpu")
 
 
 def train(job: Job, p: Prepared, engine: Any, rank: int, stop: resume.StopFlag) -> None:
@@ -481,7 +488,7 @@ def child(job: Job, rank: int, port: int, parent: int, level: int) -> None:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: no orphan writes to the run after its parent
     if os.getppid() != parent:
         raise SystemExit(1)
-    cuda = torch.cuda.is_available()
+    cuda = on_gpus(config.read(job.config_file, job.opts)) > 0
     if cuda:
         torch.cuda.set_device(rank)
     else:
@@ -494,7 +501,7 @@ def child(job: Job, rank: int, port: int, parent: int, level: int) -> None:
         dist.init_process_group(backend, rank=rank, world_size=job.world, timeout=datetime.timedelta(minutes=30))
         try:
             prepared = prepare(job)
-            work(job, prepared, build_engine(job, prepared, choose_device(prepared.cfg, rank)), rank)
+            work(job, prepared, build_engine(job, prepared, choose_device(prepared.given, rank)), rank)
         finally:
             with contextlib.suppress(Exception):
                 dist.destroy_process_group()
