@@ -149,12 +149,13 @@ class Demo:
         return self.out / "stages" / f"{stage.name.replace('/', '-')}.json"
 
     def _recognise(self) -> None:
-        """Stages that ended well with the same command, and whose inputs did too, are done."""
+        """Stages that ended well with the same command, whose files are there, and whose inputs did too, are done."""
         for stage in self.plan:
             marker = self._marker(stage)
             if marker.exists() and all(name in self.done for name in stage.after):
                 about = json.loads(marker.read_text())
-                if about["command"] == list(stage.command[1:]):
+                there = all(Path(word).exists() for word in stage.command if word.startswith(f"{self.out}{os.sep}"))
+                if about["command"] == list(stage.command[1:]) and there:
                     self.done[stage.name] = about["seconds"]
                     self.skipped.append(stage.name)
         if self.skipped:

@@ -72,6 +72,13 @@ def test_again_skips_everything_in_seconds(whole):
     assert before == {p: p.stat().st_mtime_ns for p in whole.rglob("results.jsonl")}
 
 
+def test_a_removed_table_is_made_again(whole):
+    before = board(whole)
+    (whole / "leaderboard.csv").unlink()
+    finish(start(whole))
+    assert board(whole) == before
+
+
 @pytest.mark.timeout(1800)
 def test_killed_in_every_stage_ends_with_the_same_numbers(whole, tmp_path):
     """kill -9 for every stage as it runs, Ctrl-C or SIGTERM for every third; then one run to the end."""
