@@ -99,6 +99,7 @@ def run(args: argparse.Namespace) -> int:
         "content": fingerprint(images),
         "seed": args.seed,
     }
+    machine = start_for(args)
     out = runlog.open_run(args.out, verb="analyze", identity=identity)
     file = out / results.FILE
     rows = [r for r in results.read_file(file) if isinstance(r, Result)] if file.exists() else []
@@ -113,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
             dataset=args.dataset,
             out=out,
             seed=args.seed,
-            machine=start_for(args),
+            machine=machine,
             curves=curves,
         )
     show(rows, out)
