@@ -69,17 +69,24 @@ def start_for(args: argparse.Namespace) -> Machine:
 
 
 def read_checkpoints(paths: Sequence[Path]) -> list[Checkpoint]:
-    """The files as checkpoints; equal weights given twice count once."""
+    """The files as checkpoints; equal weights given twice count once, and are refused with two stems: rows are named by
+    the weights."""
     from backbench.foreign import read
 
-    out: dict[tuple[str, str], Checkpoint] = {}
+    out: dict[str, Checkpoint] = {}
     names: dict[str, Path] = {}
     for path in paths:
         checkpoint = read(path)
-        key = (checkpoint.digest, checkpoint.stem)
-        if key in out:
-            log.warning(f"{path}: the same weights as {names[checkpoint.digest]}; measured once")
+        known = out.get(checkpoint.digest)
+        if known is not None:
+            there = names[checkpoint.digest]
+            if known.stem != checkpoint.stem:
+                raise BadInput(
+                    f"{path}: the weights of {there}, with stem {checkpoint.stem} instead of {known.stem}; "
+                    "leave out the wrong one"
+                )
+            log.warning(f"{path}: the same weights as {there}; measured once")
             continue
-        out[key] = checkpoint
+        out[checkpoint.digest] = checkpoint
         names[checkpoint.digest] = path
     return list(out.values())

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from backbench import results, resume
+from backbench.backbones import build_backbone
 from backbench.checkpoint import Checkpoint
 from backbench.cli import main
 from backbench.errors import EXIT_BAD_INPUT, BadInput, Failed, Preempted
@@ -25,7 +26,7 @@ from backbench.features import Frozen
 from backbench.preprocess import to_input
 from transfer import datasets, linear
 from transfer.config import load_protocol
-from transfer.machine import Machine
+from transfer.machine import Machine, read_checkpoints
 
 HERE = Path(__file__).parent
 _spec = importlib.util.spec_from_file_location("train_heads", HERE / "train_heads.py")
@@ -350,6 +351,21 @@ def test_more_neighbours_than_images_is_refused(trees, trunk, tmp_path, capsys):
     assert main(command(root, [trunk], tmp_path / "run", file)) == EXIT_BAD_INPUT
     assert "k = 200 neighbours of 18 images; use a smaller k" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+def test_one_set_of_weights_with_two_stems_is_refused(tmp_path, trunk):
+    """Rows are named by the weights, so the two would share one."""
+    other = tmp_path / "other.safetensors"
+    Checkpoint.load(trunk).replace(provenance={"name": "copy"}).save(other)
+    assert len(read_checkpoints([trunk, other])) == 1
+    first = tmp_path / "conv3.safetensors"
+    small = Checkpoint(
+        arch="resnet18", stem="conv3", method="random", state_dict=build_backbone("resnet18", "conv3").state_dict()
+    )
+    small.save(first)
+    small.replace(stem="conv3_p0").save(other)
+    with pytest.raises(BadInput, match="with stem conv3_p0 instead of conv3;"):
+        read_checkpoints([first, other])
 
 
 # Protocols
