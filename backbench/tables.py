@@ -170,7 +170,7 @@ def to_latex(table: Table, columns: Sequence[Column | None], measured: Sequence[
     groups = [w.group for w in table.wanted]
     lines = [f"% {table.paper} Table {table.table}; made by backbench leaderboard --latex", r"\begin{table}[t]"]
     note = f" Measured by {_latex(_protocol_note(columns))}." if measured else ""
-    bold = " Bold: above every other measured value by a paired test." if any(any(p.bold) for p in measured) else ""
+    bold = f" {BOLD}" if any(any(p.bold) for p in measured) else ""
     lines += [
         r"\centering",
         rf"\caption{{{_latex(table.caption)}, in \%.{note}{bold}}}",
@@ -218,7 +218,7 @@ def to_markdown(table: Table, columns: Sequence[Column | None], measured: Sequen
     if measured:
         lines += [
             "",
-            f"Measured by {_protocol_note(columns)}. Bold: above every other measured value by a paired test.",
+            f"Measured by {_protocol_note(columns)}. {BOLD}",
         ]
     else:
         lines += ["", "Nothing measured yet."]

@@ -29,7 +29,6 @@ STATS = {
     "segm": {"AP": 0, "AP50": 1, "AP75": 2, "APs": 3, "APm": 4, "APl": 5},
     "keypoints": {"AP": 0, "AP50": 1, "AP75": 2, "APm": 3, "APl": 4},
 }
-THREE = ("AP", "AP50", "AP75")
 
 
 @dataclass(frozen=True)
