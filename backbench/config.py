@@ -74,7 +74,10 @@ def read_recipe(path: Path, _seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     own = read_yaml(path)
     bases = own.pop("base", [])
     out: dict[str, Any] = {}
-    for base in [bases] if isinstance(bases, str) else bases:
+    bases = [bases] if isinstance(bases, str) else bases
+    if not isinstance(bases, list):
+        raise BadInput(f"{path}: `base:` must be a name or a list of names, not {bases!r}")
+    for base in bases:
         file = path.parent / (base if str(base).endswith(".yaml") else f"{base}.yaml")
         if not file.is_file():
             raise BadInput(f"{path}: base '{base}' is not there (looked for {file})")

@@ -23,6 +23,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules._functions import SyncBatchNorm as _TorchSyncBatchNorm
 
+from backbench.errors import BadInput
+
 
 def world_size() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
@@ -135,7 +137,11 @@ class GroupBatchNorm(nn.modules.batchnorm._BatchNorm):
         groups = max(1, (self.groups or 1) // world_size())
         if not self.training or groups == 1:
             return super().forward(input)
-        assert len(input) % groups == 0, f"batch of {len(input)} in {groups} groups"
+        if len(input) % groups:
+            raise BadInput(
+                f"{len(input)} samples at a time do not divide into the {groups} batch norm groups of a process; "
+                "change method.groups, batch_size or accumulate"
+            )
         means, variances, out = [], [], []
         for part in input.chunk(groups):
             mean = self.running_mean.clone() if self.running_mean is not None else None

@@ -29,6 +29,10 @@ class Data:
     skip_corrupt: bool = False  # refuse the run and name the file, or leave the image out and say so
     workers: int = 8
 
+    def __post_init__(self) -> None:
+        if self.workers < 0:
+            raise ValueError(f"workers must be at least 0, not {self.workers}")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Optim:
@@ -51,6 +55,12 @@ class Optim:
     warmup_epochs: float = 0.0
     warmup_lr: float = 0.0
     clip_norm: float | None = None
+
+    def __post_init__(self) -> None:
+        if min(self.lr, self.lr_1d or 0.0, self.momentum, self.weight_decay, self.warmup_epochs) < 0:
+            raise ValueError("lr, lr_1d, momentum, weight_decay and warmup_epochs must not be negative")
+        if self.reference_batch is not None and self.reference_batch < 1:
+            raise ValueError(f"reference_batch is at least 1, or null for none, not {self.reference_batch}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,3 +92,5 @@ class PretrainConfig:
                 f"epochs {self.epochs} (from 0), batch_size {self.batch_size}, accumulate {self.accumulate} and "
                 f"log_every {self.log_every} (from 1) are out of range"
             )
+        if self.stop_after_epochs is not None and self.stop_after_epochs < 1:
+            raise ValueError(f"stop_after_epochs is at least 1, or null for all, not {self.stop_after_epochs}")

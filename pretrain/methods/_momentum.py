@@ -81,14 +81,14 @@ class Queue(nn.Module):
 
 
 def check_queue(length: int, batch_size: int) -> None:
-    if length % batch_size:
+    if length < 1 or length % batch_size:
         raise BadInput(f"a queue of {length} keys is no multiple of the batch size {batch_size}; change either")
 
 
 def check_groups(groups: int | None, batch_size: int) -> None:
     """Groups of batch norm must be whole on every rank."""
     ranks = distributed.world_size()
-    if groups is not None and (groups % ranks or batch_size % groups):
+    if groups is not None and (groups < 1 or groups % ranks or batch_size % groups):
         raise BadInput(
             f"{groups} batch norm groups do not divide over {ranks} processes and a batch of {batch_size}; "
             "set the method's groups to a multiple of the processes that divides the batch"

@@ -141,7 +141,7 @@ class Method(TwoViews):
     def __init__(self, config: Config, backbone: Trunk, setup: Setup) -> None:
         super().__init__(config.name, config.head, backbone, setup)
         columns = config.head.dim if config.over == "features" else setup.batch_size
-        if columns % config.groups:
+        if config.groups < 1 or columns % config.groups:
             raise BadInput(f"arb: {config.groups} groups do not divide {columns} columns; change method.groups")
         self.config, self.seed = config, setup.seed
 

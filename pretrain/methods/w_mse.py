@@ -57,7 +57,7 @@ class Method(TwoViews):
 
     def __init__(self, config: Config, backbone: Trunk, setup: Setup) -> None:
         super().__init__(config.name, config.head, backbone, setup)
-        if setup.batch_size % config.size or config.size < 2 * config.head.dim:
+        if config.size < 2 * config.head.dim or setup.batch_size % config.size:
             raise BadInput(
                 f"w_mse whitens slices of {config.size}: they must divide the batch of {setup.batch_size} and hold at "
                 f"least twice as many samples as the {config.head.dim} outputs; change method.size"
