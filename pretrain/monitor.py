@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from backbench import runlog
+from backbench.errors import BadInput
 from backbench.images import ImageList
 from backbench.knn import knn_scores
 from backbench.preprocess import Pixels, eval_geometry, to_input
@@ -83,7 +85,8 @@ def knn_score(
     backbone: nn.Module, found: ImageList, pixels: Pixels, *, size: int, device: torch.device
 ) -> float | None:
     """Percent of every second labelled training image that its 20 neighbours among the others classify rightly (Wu et
-    al. 2018). Evenly spaced images, centre crops of `size`; None without labels. The backbone is left as it was."""
+    al. 2018). Evenly spaced images, centre crops of `size`; None without labels. An unreadable image is left out,
+    the backbone is left as it was."""
     labelled = [i for i, label in enumerate(found.labels) if label >= 0]
     chosen = labelled[:: -(-len(labelled) // KNN_IMAGES)] if labelled else []
     if len(chosen) < 4 or len(found.classes) < 2:
@@ -91,12 +94,19 @@ def knn_score(
     geometry = eval_geometry(resize=size if size <= 64 else round(size * 256 / 224), crop=size)
     training = backbone.training
     backbone.eval()
-    parts = []
+    parts, read = [], []
     for start in range(0, len(chosen), 256):
-        views = [to_input(geometry(found.open(i)), pixels) for i in chosen[start : start + 256]]
-        parts.append(backbone(torch.stack(views).to(device)).float())
+        views = []
+        for i in chosen[start : start + 256]:
+            with contextlib.suppress(BadInput):  # training has refused the run by now, or was told to leave it out
+                views.append(to_input(geometry(found.open(i)), pixels))
+                read.append(i)
+        if views:
+            parts.append(backbone(torch.stack(views).to(device)).float())
     backbone.train(training)
-    features, labels = torch.cat(parts), torch.tensor([found.labels[i] for i in chosen], device=device)
+    if len(read) < 4:
+        return None
+    features, labels = torch.cat(parts), torch.tensor([found.labels[i] for i in read], device=device)
     bank, queries = features[::2], features[1::2]
     k = min(20, len(bank))
     votes = knn_scores(queries, bank, labels[::2], classes=len(found.classes), k=(k,))[k]

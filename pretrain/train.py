@@ -78,6 +78,8 @@ def run(args: argparse.Namespace) -> int:
 def check(config: PretrainConfig, found: ImageList, ranks: int) -> None:
     """Refuse what cannot work before anything starts."""
     parts = ranks * config.accumulate
+    if parts < 1:
+        raise BadInput(f"{ranks} processes in all: --devices and --nodes must be at least 1")
     if config.batch_size % parts:
         raise BadInput(
             f"batch_size {config.batch_size} does not divide over {ranks} processes x {config.accumulate} accumulation "
@@ -214,7 +216,7 @@ def train(
     step, recent = 0, list[dict[str, Tensor]]()  # recent: the terms of the steps since the last row of metrics.jsonl
     if (run / STATE).exists():
         state = resume.load_state(run / STATE)
-        step, recent = state["step"], state["recent"]
+        step, recent = state["step"], [{k: v.to(device) for k, v in row.items()} for row in state["recent"]]
         method.load_state_dict(state["method"])
         optimizer.load_state_dict(state["optimizer"])
         fabric.strategy.precision.load_state_dict(state["precision"])
@@ -276,7 +278,7 @@ def train(
                     terms = model(batch)
                     fabric.backward(terms["loss"] / config.accumulate)
                 made_terms.append({name: value.detach() for name, value in terms.items()})
-            recent.append({k: torch.stack([t[k] for t in made_terms]).mean(0) for k in made_terms[0]})
+            recent.append({k: torch.stack([t[k] for t in made_terms]).mean(0).to(device) for k in made_terms[0]})
 
             # The loss is read at every step where that costs nothing, on a GPU only when a row is due: reading waits
             row_due = (step + 1) % config.log_every == 0 or step + 1 == last

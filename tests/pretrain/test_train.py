@@ -10,8 +10,9 @@ import torch
 from PIL import Image
 
 from backbench import cli, resume, runlog
+from backbench import config as recipes
 from backbench.checkpoint import Checkpoint
-from backbench.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_PREEMPTED
+from backbench.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_PREEMPTED, BadInput
 from pretrain import monitor, train
 
 BASE = """
@@ -178,6 +179,10 @@ def test_a_row_of_metrics_spans_a_restart(pretrain, kill_at_step, tmp_path):
         (["data.dataset=shape"], "shape/train: no such folder"),
         (["epochs=-1"], "epochs"),
         (["batch_size=0"], "batch_size"),
+        (["optim.lr=-1"], "lr_1d, momentum, weight_decay and warmup_epochs must not be negative"),
+        (["optim.reference_batch=0"], "reference_batch is at least 1"),
+        (["stop_after_epochs=0"], "stop_after_epochs is at least 1"),
+        (["data.workers=-1"], "workers must be at least 0"),
         (["views={crops: [{count: 3, size: 16}]}"], "two views"),
     ],
 )
@@ -187,6 +192,24 @@ def test_what_cannot_work_is_refused_before_anything_starts(pretrain, tmp_path, 
     assert message in said
     assert len(said.strip().splitlines()) == 1
     assert not (tmp_path / "run").exists()
+
+
+def test_a_base_is_a_name_or_a_list_of_names(tmp_path):
+    (tmp_path / "odd.yaml").write_text("base: 5\n")
+    with pytest.raises(BadInput, match="must be a name or a list of names, not 5"):
+        recipes.read_recipe(tmp_path / "odd.yaml")
+
+
+def test_groups_of_batch_norm_that_micro_batches_cannot_fill(pretrain, tmp_path):
+    status, said = pretrain(tmp_path / "run", *MOCO, "method.groups=4", "accumulate=4")
+    assert status == EXIT_BAD_INPUT
+    assert "2 samples at a time do not divide into the 4 batch norm groups" in said
+
+
+def test_no_processes(pretrain, tmp_path):
+    status, said = pretrain(tmp_path / "run", options=["--devices", "0"])
+    assert status == EXIT_BAD_INPUT
+    assert "--devices and --nodes must be at least 1" in said
 
 
 def test_more_gpus_than_there_are(pretrain, tmp_path):
@@ -335,5 +358,7 @@ def test_the_knn_score_leaves_the_backbone_alone(root):
     assert 0 <= score <= 100
     assert backbone.training
     assert all(torch.equal(before[k], v) for k, v in backbone.state_dict().items())
+    broken = type(found)(found.root, (found.paths[0] + ".gone", *found.paths[1:]), found.labels, found.classes)
+    assert monitor.knn_score(backbone, broken, Pixels(), size=16, device=torch.device("cpu")) is not None
     unlabelled = type(found)(found.root, found.paths, (-1,) * 24, ())
     assert monitor.knn_score(backbone, unlabelled, Pixels(), size=16, device=torch.device("cpu")) is None
