@@ -21,7 +21,7 @@ METHODS = {
     "jcl": f"{{name: jcl, queue: 64, {HEAD}}}",
     "mio": f"{{name: mio, {HEAD}, l2_weight: 1.0}}",
     "arb": f"{{name: arb, {HEAD}, groups: 2}}",
-    "cllr": f"{{name: cllr, rows: 16, on: {{name: simclr, {HEAD}}}}}",
+    "cllr": f"{{name: cllr, rows: 16, inner: {{name: simclr, {HEAD}}}}}",
     "simclr": f"{{name: simclr, {HEAD}}}",
 }
 RECIPE = """
@@ -31,10 +31,10 @@ method: {method}
 data: {{dataset: shapes, workers: 0}}
 views: {{crops: [{{count: {views}, size: 16}}]}}
 optim: {{name: sgd, lr: 0.02}}
-epochs: 4
+epochs: 6
 batch_size: 8
 log_every: 1
-save_minutes: 0.01
+save_minutes: 0.0
 """
 
 
