@@ -77,7 +77,7 @@ class PretrainConfig:
     batch_size: int  # global: all ranks and accumulation steps together
     accumulate: int = 1
     seed: int = 0
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    precision: Literal["fp32", "bf16", "fp16", "fp64"] = "fp32"  # fp64: to compare runs without float32's rounding
     channels_last: bool = True
     compile: bool = False
     save_minutes: float = 5.0

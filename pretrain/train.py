@@ -133,7 +133,7 @@ def launch(config: PretrainConfig, args: argparse.Namespace) -> Fabric:
     if accelerator == "cuda" and torch.cuda.device_count() < args.devices:
         raise BadInput(f"--devices {args.devices}: this machine has {torch.cuda.device_count()} GPUs")
     plugins: list[Any] = []
-    if config.precision != "fp32":
+    if config.precision in ("bf16", "fp16"):
         plugins.append(Precision("16-mixed" if config.precision == "fp16" else "bf16-mixed", accelerator))
     several = args.devices * args.nodes > 1
     warnings.filterwarnings("ignore", message="The `srun` command is available")  # one process under no Slurm is fine
@@ -174,6 +174,8 @@ def train(
         distributed.convert_sync_batchnorm(method)
     if config.channels_last:
         method.to(memory_format=torch.channels_last)
+    if config.precision == "fp64":
+        method.double()
     o = config.optim
     scale = config.batch_size / o.reference_batch if o.reference_batch else 1.0
     peak = o.lr * scale
@@ -266,7 +268,9 @@ def train(
             made_terms = []
             for n, loaded in enumerate(parts):
                 batch = Batch(
-                    views=to_device(loaded, crops, pixels, device),
+                    views=to_device(
+                        loaded, crops, pixels, device, torch.float64 if config.precision == "fp64" else torch.float32
+                    ),
                     labels=loaded["labels"].to(device, non_blocking=True),
                     index=loaded["index"].to(device, non_blocking=True),
                     step=step,
@@ -354,15 +358,17 @@ def train(
     fabric.barrier()
 
 
-def to_device(loaded: dict[str, Any], crops: list[views.Crops], pixels: Pixels, device: torch.device) -> list[Tensor]:
-    """uint8 (N, h, w, 3) views -> the network's float32 (N, 3, h, w) on `device`, in channels_last layout."""
+def to_device(
+    loaded: dict[str, Any], crops: list[views.Crops], pixels: Pixels, device: torch.device, dtype: torch.dtype
+) -> list[Tensor]:
+    """uint8 (N, h, w, 3) views -> the network's (N, 3, h, w) of `dtype` on `device`, in channels_last layout."""
     out = []
     for v, made in enumerate(loaded["views"]):
         images = made.to(device, non_blocking=True).permute(0, 3, 1, 2)
         if loaded["colour"]:
             colour = {k: x.to(device, non_blocking=True) for k, x in loaded["colour"][v].items()}
             images = views.apply_colour(images, **colour, crops=crops[v])
-        out.append(normalise(images, pixels))
+        out.append(normalise(images, pixels).to(dtype))
     return out
 
 

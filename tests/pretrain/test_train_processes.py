@@ -65,8 +65,9 @@ def apart(a, b):
 @pytest.mark.slow
 @pytest.mark.parametrize("overrides", [[], [MOCO]], ids=["synchronised batch norm", "batch norm in groups"])
 def test_two_processes_make_the_weights_of_one(root, tmp_path, overrides):
+    # In float32 the rounding of a fresh ResNet-18 at 32 pixels (1x1 maps, batch 8) grows to 1% within four steps
     for processes in (1, 2):
-        status, said = pretrain(root, tmp_path / str(processes), processes, *overrides)
+        status, said = pretrain(root, tmp_path / str(processes), processes, "precision=fp64", *overrides)
         assert status == 0, said
     assert apart(tmp_path / "1", tmp_path / "2") < 1e-5
     one, two = ([row["loss"] for row in runlog.read_metrics(tmp_path / n)] for n in "12")
