@@ -300,7 +300,8 @@ def train(
                 )
 
             if o.clip_norm is not None:
-                fabric.clip_gradients(model, stepper, max_norm=o.clip_norm)
+                # fp16's scaler skips a step whose gradients overflowed; elsewhere save() refuses what is not finite
+                fabric.clip_gradients(model, stepper, max_norm=o.clip_norm, error_if_nonfinite=False)
             stepper.step()
             stepper.zero_grad(set_to_none=True)
             method.after_step((step + 1) / total)
