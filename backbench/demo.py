@@ -84,11 +84,12 @@ def stages(out: Path, size: str) -> list[Stage]:
             add(f"detection/{task}/{name}", task, [*command, "MODEL.WEIGHTS", pkl], [f"convert/{name}"])
     for name in CHECKPOINTS:
         command = ["semisup", trunks[name], "--percent", "10", "--lists", f"{data}/lists", "--data", data]
-        command += ["--protocol", "semisup_demo", "--out", str(out / "semisup" / name)]
+        command += ["--protocol", f"semisup_{prefix}", "--out", str(out / "semisup" / name)]
         add(f"semisup/{name}", "semisup", command, [f"pretrain/{name}"])
     for probe in ("linear", "fewshot", "knn"):
         command = ["linear", *trunks.values(), "--datasets", "digits", "--data", data]
-        command += ["--protocol", f"{probe}_demo", "--out", str(out / probe)]
+        protocol = f"linear_{prefix}" if probe == "linear" else f"{probe}_demo"
+        command += ["--protocol", protocol, "--out", str(out / probe)]
         add(probe, probe, command, [f"pretrain/{name}" for name in CHECKPOINTS])
     command = ["leaderboard", str(out), "--csv", str(out / "leaderboard.csv"), "--tidy", str(out / "results.csv")]
     command += ["--html", str(out / "leaderboard.html")]
