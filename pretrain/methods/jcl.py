@@ -18,16 +18,23 @@ from pretrain.methods._precision import full_precision, unit
 from pretrain.methods.moco import queue_logsumexp
 
 
+def moments(q: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+    """q (N, d), keys (M', N, d) -> mean over keys of q.k, and its variance q^T Sigma q, both (N,).
+
+    Sigma is the keys' biased covariance; no (N, d, d) array is formed.
+    """
+    scores = (keys * q).sum(-1)  # (M', N)
+    mean = scores.mean(0)
+    return mean, (scores - mean).square().mean(0)
+
+
 @full_precision
 def jcl_loss(q: Tensor, keys: Tensor, queue: Tensor, *, temperature: float, lam: float) -> Tensor:
     """Eq. 8: the expected InfoNCE over Gaussian keys. q (N, d); keys (M', N, d), at least one; queue (K, d).
 
-    The mean key is not re-normalised and the covariance is the biased one; its quadratic form is the variance over
-    keys of q.k, so no (N, d, d) array is formed. Gradient to q only.
+    The mean key is not re-normalised. Gradient to q only.
     """
-    scores = (keys.detach() * q).sum(-1)  # (M', N): q.k_m
-    mean = scores.mean(0)
-    quadratic = (scores - mean).square().mean(0)  # q^T Sigma q
+    mean, quadratic = moments(q, keys.detach())
     positive = mean / temperature
     own = positive + lam / (2 * temperature**2) * quadratic
     return (torch.logaddexp(own, queue_logsumexp(q, queue, temperature=temperature)) - positive).mean()

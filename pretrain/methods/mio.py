@@ -38,7 +38,9 @@ class _NegativePairs(torch.autograd.Function):
             mates = partner[start : start + size] - start
             ahead = (mates >= 0).nonzero().squeeze(1)
             logits[ahead, mates[ahead]] = -torch.inf
-            value += F.softplus(logits).sum(dtype=torch.float64)
+            # softplus = max(x, 0) + log(1 + e^-|x|): F.softplus takes three times as long on a CPU
+            tail = logits.abs().neg_().exp_().add_(1).log_()
+            value += tail.add_(logits.clamp_min(0)).sum(dtype=torch.float64)
             weights = logits.sigmoid_()
             gradient[start : start + size].addmm_(weights, columns)
             gradient[start:].addmm_(weights.T, rows)

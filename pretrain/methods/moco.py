@@ -19,7 +19,7 @@ from pretrain.methods._momentum import KeyEncoder, Queue, check_groups, check_qu
 from pretrain.methods._precision import full_precision, unit
 
 CHUNK_ELEMENTS = {"cpu": 1 << 16, "cuda": 1 << 24}  # logits held at once: 256 KiB in cache, 64 MiB on a GPU
-LEAST_KEYS = 256  # fewer make slow matrix products
+LEAST_KEYS = 512  # fewer make slow matrix products
 
 
 class _LogSumExp(torch.autograd.Function):
