@@ -372,7 +372,8 @@ def main() -> None:
         )
         print(lines[-1], flush=True)
     limit, ours = compare(replace(cases(args.quick)[0], naive=two_products), args.repeats)
-    lines.append(f"# limit of row 5, two matrix products and exp: {1e3 * limit:.1f} ms; ours in turns with it {1e3 * ours:.1f} ms")
+    beside = f"{1e3 * limit:.1f} ms; ours in turns with it {1e3 * ours:.1f} ms"
+    lines.append(f"# limit of row 5, two matrix products and exp: {beside}")
     print(lines[-1], flush=True)
     if not args.quick:
         sweeps = growth(max(3, args.repeats // 2))
