@@ -2,14 +2,17 @@
 
     python benchmarks/scaling.py [--processes 1 2 4]
 
-SimCLR (synchronised batch norm), and LORAC with the keys' batch norm in four groups, on the embedded digits. With fewer
-cores than processes the rate says nothing; the agreement always does. The last output is kept in scaling.txt.
+SimCLR (synchronised batch norm), and LORAC with the keys' batch norm in four groups, ResNet-18, batch 32. In float32 an
+untrained ResNet amplifies rounding (a ReLU that changes sides, torch's batch norm in channels_last, which adds up in
+float32), so a line shows how far one process is from itself in another memory layout; float64 shows what is left. With fewer cores than processes the rate says nothing; the agreement always does. The last output is kept in
+scaling.txt.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -21,11 +24,18 @@ from machine import describe
 from backbench import embedded, runlog
 from backbench.checkpoint import Checkpoint
 
-RECIPES = {"tiny_simclr": [], "tiny_lorac": ["method.groups=4"]}
+VIEWS_96 = "views.crops=[{count: 2, size: 96, scale: [0.3, 1.0], flip: 0.0, blur_p: 0.0}]"
+RECIPES = {
+    "SimCLR, 32 px, float32": ("tiny_simclr", []),
+    "SimCLR, 32 px, float64": ("tiny_simclr", ["precision=fp64"]),
+    "SimCLR, 96 px, float32": ("tiny_simclr", [VIEWS_96]),
+    "LORAC, 32 px, float32": ("tiny_lorac", ["method.groups=4"]),
+    "LORAC, 32 px, float64": ("tiny_lorac", ["method.groups=4", "precision=fp64"]),
+}
 
 
 def pretrain(recipe: str, overrides: list[str], data: Path, out: Path, processes: int) -> tuple[Checkpoint, float]:
-    """One run; its checkpoint and the images per second of its rows, the first left out."""
+    """One run; its checkpoint and the median images per second of its steps."""
     command = [
         sys.executable,
         "-m",
@@ -40,8 +50,8 @@ def pretrain(recipe: str, overrides: list[str], data: Path, out: Path, processes
     ]
     command += ["--devices", str(processes), "--accelerator", "cpu", "-q"]
     subprocess.run(command, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
-    rates = [row["images_per_s"] for row in runlog.read_metrics(out)[1:] if "images_per_s" in row]
-    return Checkpoint.load(out / "backbone.safetensors"), sum(rates) / len(rates)
+    rates = [row["images_per_s"] for row in runlog.read_metrics(out) if "images_per_s" in row]
+    return Checkpoint.load(out / "backbone.safetensors"), statistics.median(rates)
 
 
 def apart(a: Checkpoint, b: Checkpoint) -> tuple[float, float]:
@@ -61,19 +71,24 @@ def main() -> None:
     print(describe())
     with tempfile.TemporaryDirectory() as folder:
         data = embedded.build(Path(folder) / "data", size="tiny")
-        for recipe, overrides in RECIPES.items():
-            print(f"\n{recipe} {' '.join(overrides)}, epoch 1, SGD")
+        for number, (title, (recipe, overrides)) in enumerate(RECIPES.items()):
+            print(f"\n{title}, SGD, one epoch")
             first: Checkpoint | None = None
-            for processes in args.processes:
-                out = Path(folder) / f"{recipe}-{processes}"
+            runs: list[tuple[int, list[str]]] = [(p, []) for p in args.processes]
+            if "float32" in title:
+                runs.append((1, ["channels_last=false"]))
+            for turn, (processes, layout) in enumerate(runs):
                 # SGD: Adam turns a rounding error where the gradient is nearly zero into a step of full length
-                extra = ["epochs=1", "log_every=4", "optim={name: sgd, lr: 0.03, weight_decay: 0.0}"]
+                extra = ["epochs=1", "log_every=1", "optim={name: sgd, lr: 0.03, weight_decay: 0.0}", *layout]
+                out = Path(folder) / f"{number}-{turn}"
                 checkpoint, rate = pretrain(recipe, [*overrides, *extra], data, out, processes)
                 first = first or checkpoint
                 total, worst = apart(first, checkpoint)
+                name = f"{processes} process{'es' if processes > 1 else ''}{', plain layout' if layout else ''}"
                 print(
-                    f"  {processes} process{'es' if processes > 1 else '  '} {rate:7.1f} images/s   weights apart from "
-                    f"one process: {total:.1e} together, {worst:.1e} in the worst tensor"
+                    f"  {name:24} {rate:7.1f} images/s   weights apart from the first row: {total:.1e} together, "
+                    f"{worst:.1e} in the worst tensor",
+                    flush=True,
                 )
 
 
