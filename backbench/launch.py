@@ -485,6 +485,8 @@ class SlurmTask(Attempt):
         if outcome == "stopped":  # preempted: USR2 follows, and `checkpoint` requeues; or cancelled: SIGKILL does
             time.sleep(3)  # no longer: after a node failure Slurm starts the job anew within seconds
         elif outcome == "again":
+            # Nothing is left to save; and where a job lingers beyond its requeue, Slurm drains the node.
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
             subprocess.run(["scontrol", "requeue", environment.job_id], check=True, timeout=60)
             time.sleep(60)  # Slurm ends this process
         if outcome != "done":

@@ -172,10 +172,9 @@ def train(
 
     if method.sync_batchnorm and ranks > 1:
         distributed.convert_sync_batchnorm(method)
-    if config.channels_last:
-        method.to(memory_format=torch.channels_last)
-    if config.precision == "fp64":
-        method.double()
+    layout = torch.channels_last if config.channels_last else torch.contiguous_format
+    dtype = torch.float64 if config.precision == "fp64" else torch.float32
+    method.to(dtype).to(memory_format=layout)
     o = config.optim
     scale = config.batch_size / o.reference_batch if o.reference_batch else 1.0
     peak = o.lr * scale
@@ -268,9 +267,7 @@ def train(
             made_terms = []
             for n, loaded in enumerate(parts):
                 batch = Batch(
-                    views=to_device(
-                        loaded, crops, pixels, device, torch.float64 if config.precision == "fp64" else torch.float32
-                    ),
+                    views=to_device(loaded, crops, pixels, device, dtype=dtype, layout=layout),
                     labels=loaded["labels"].to(device, non_blocking=True),
                     index=loaded["index"].to(device, non_blocking=True),
                     step=step,
@@ -360,16 +357,22 @@ def train(
 
 
 def to_device(
-    loaded: dict[str, Any], crops: list[views.Crops], pixels: Pixels, device: torch.device, dtype: torch.dtype
+    loaded: dict[str, Any],
+    crops: list[views.Crops],
+    pixels: Pixels,
+    device: torch.device,
+    *,
+    dtype: torch.dtype,
+    layout: torch.memory_format,
 ) -> list[Tensor]:
-    """uint8 (N, h, w, 3) views -> the network's (N, 3, h, w) of `dtype` on `device`, in channels_last layout."""
+    """uint8 (N, h, w, 3) views -> the network's (N, 3, h, w) of `dtype` on `device`, in `layout`."""
     out = []
     for v, made in enumerate(loaded["views"]):
         images = made.to(device, non_blocking=True).permute(0, 3, 1, 2)
         if loaded["colour"]:
             colour = {k: x.to(device, non_blocking=True) for k, x in loaded["colour"][v].items()}
             images = views.apply_colour(images, **colour, crops=crops[v])
-        out.append(normalise(images, pixels).to(dtype))
+        out.append(normalise(images, pixels).to(dtype).contiguous(memory_format=layout))
     return out
 
 

@@ -24,7 +24,7 @@ SlurmdPort={slurmd_port}
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge.socket,cred_expire=6
+AuthInfo=socket={folder}/munge.socket,cred_expire=10
 CryptoType=crypto/munge
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool
@@ -44,7 +44,7 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 SchedulerType=sched/backfill
 SchedulerParameters=sched_interval=1,sched_min_interval=0,batch_sched_delay=0
-KillWait=5
+KillWait=3
 MinJobAge=300
 MaxArraySize=2001
 MaxJobCount=20000
@@ -75,7 +75,11 @@ def _free_port() -> int:
 
 @contextlib.contextmanager
 def running_slurm() -> Iterator[Path]:
-    """Start the three daemons; SLURM_CONF points at them inside the block. Gives their folder."""
+    """Start the three daemons; SLURM_CONF points at them inside the block. Gives their folder.
+
+    A requeued job starts again after cred_expire seconds: more than KillWait, or the node meets the job's last
+    processes, calls it "Duplicate jobid" and is drained.
+    """
     folder = Path(tempfile.mkdtemp(prefix="slurm-"))
     host = socket.gethostname().split(".")[0]
     key = folder / "munge.key"
@@ -125,6 +129,15 @@ def running_slurm() -> Iterator[Path]:
             for name, value in old.items():
                 os.environ.pop(name, None) if value is None else os.environ.update({name: value})
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def why_drained() -> str:
+    """The reason why the node takes no more jobs, or nothing; it takes them again afterwards."""
+    if "drain" not in _output("sinfo", "-h", "-o", "%T"):
+        return ""
+    reason = _output("sinfo", "-h", "-o", "%E").strip()
+    _output("scontrol", "update", f"NodeName={socket.gethostname().split('.')[0]}", "State=RESUME")
+    return reason
 
 
 def _die_with_parent() -> None:

@@ -9,6 +9,7 @@ import signal
 import time
 
 import pytest
+import slurm_cluster
 import torch
 
 from backbench import cli, launch
@@ -16,6 +17,13 @@ from backbench.checkpoint import Checkpoint
 from backbench.jobs import Store
 
 pytestmark = pytest.mark.usefixtures("slurm")
+
+
+@pytest.fixture(autouse=True)
+def node_stays_in_service(slurm):
+    yield
+    reason = slurm_cluster.why_drained()
+    assert not reason, f"Slurm took its node out of service: {reason}"
 
 
 def ids(lab, out):
