@@ -43,12 +43,18 @@ class Crops:
     def __post_init__(self) -> None:
         if self.count < 1 or self.size < 1:
             raise ValueError(f"count and size must be at least 1, not {self.count} and {self.size}")
+        chances = {name: getattr(self, name) for name in ("flip", "jitter_p", "gray_p", "blur_p", "solarize_p")}
+        for name, chance in chances.items():
+            if not 0 <= chance <= 1:
+                raise ValueError(f"{name} is a probability, from 0 to 1, not {chance}")
         if not 0 < self.scale[0] <= self.scale[1] or not 0 < self.ratio[0] <= self.ratio[1]:
             raise ValueError(f"scale {self.scale} and ratio {self.ratio} must be positive and increasing")
         if self.blur_kernel is not None and self.blur_kernel % 2 == 0:
             raise ValueError(f"blur_kernel must be odd, not {self.blur_kernel}")
-        if self.jitter[3] > 0.5:
-            raise ValueError(f"the jitter of the hue is at most 0.5, not {self.jitter[3]}")
+        if min(self.jitter) < 0 or self.jitter[3] > 0.5:
+            raise ValueError(f"jitter {self.jitter} must not be negative, and that of the hue is at most 0.5")
+        if not 0 <= self.blur_sigma[0] <= self.blur_sigma[1]:
+            raise ValueError(f"blur_sigma {self.blur_sigma} must be from 0 on and increasing")
 
 
 @dataclass(frozen=True)

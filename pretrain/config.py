@@ -19,6 +19,12 @@ class Views:
     mean: tuple[float, float, float] = IMAGENET_MEAN
     std: tuple[float, float, float] = IMAGENET_STD
 
+    def __post_init__(self) -> None:
+        if not self.crops:
+            raise ValueError("crops is empty; a group of crops is at least {count: 2, size: 224}")
+        if min(self.std) <= 0:
+            raise ValueError(f"std {self.std} must be positive")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Data:

@@ -225,9 +225,9 @@ def train(
 
     def save() -> None:
         """The state after `step` steps, by rank 0; weights that are not finite never replace a good state."""
+        if not torch.stack(torch._foreach_norm(list(method.parameters()))).isfinite().all():  # alike on all ranks
+            raise Failed(f"after step {step} the weights are not finite; {last_good(run)}")
         if rank == 0:
-            if not torch.stack(torch._foreach_norm(list(method.parameters()))).isfinite().all():
-                raise Failed(f"after step {step} the weights are not finite; {last_good(run)}")
             state = {
                 "step": step,
                 "recent": recent,

@@ -21,13 +21,18 @@ def full_precision(loss: Callable[P, Tensor]) -> Callable[P, Tensor]:
         tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.is_floating_point()]
         dtype = torch.float64 if any(x.dtype == torch.float64 for x in tensors) else torch.float32
 
-        def raised(x: Any) -> Any:
+        def to_full(x: Any) -> Any:
             return x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x
 
         with torch.autocast(tensors[0].device.type, enabled=False):
-            return loss(*map(raised, args), **{k: raised(v) for k, v in kwargs.items()})
+            return loss(*map(to_full, args), **{k: to_full(v) for k, v in kwargs.items()})
 
     return wrapped
+
+
+def raised(x: Tensor) -> Tensor:
+    """float16 and bfloat16 become float32; the rest stays."""
+    return x if x.dtype in (torch.float32, torch.float64) else x.float()
 
 
 @full_precision

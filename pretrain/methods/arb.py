@@ -12,10 +12,10 @@ from torch import Tensor
 from backbench import resume
 from backbench.backbones import Trunk
 from backbench.errors import BadInput
-from pretrain.method import Batch, MethodConfig, Setup
+from pretrain.method import Batch, Setup
 from pretrain.methods._heads import BARLOW_HEAD, Head
 from pretrain.methods._precision import full_precision
-from pretrain.methods.simclr import TwoViews
+from pretrain.methods.simclr import TwoViews, TwoViewsConfig
 
 
 def standardise(z: Tensor) -> Tensor:
@@ -134,7 +134,7 @@ def tracks(z_a: Tensor, z_b: Tensor, *, ridge: float) -> dict[str, Tensor]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(MethodConfig):
+class Config(TwoViewsConfig):
     """shuffle to over change the loss as the paper's ablations do; track adds Fig. 3's curves to metrics.jsonl."""
 
     head: Head = BARLOW_HEAD
@@ -148,17 +148,17 @@ class Config(MethodConfig):
     track: bool = False
 
 
-class Method(TwoViews):
+class Method(TwoViews[Config]):
     """Standardisation and base over the global batch; one column permutation for both views, new in each step."""
 
     together = False
 
     def __init__(self, config: Config, backbone: Trunk, setup: Setup) -> None:
-        super().__init__(config.name, config.head, backbone, setup)
+        super().__init__(config, backbone, setup)
         columns = config.head.dim if config.over == "features" else setup.batch_size
         if config.groups < 1 or columns % config.groups:
             raise BadInput(f"arb: {config.groups} groups do not divide {columns} columns; change method.groups")
-        self.config, self.seed = config, setup.seed
+        self.seed = setup.seed
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         config = self.config

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from backbench.backbones import Trunk
-from pretrain.method import Batch, MethodConfig, Setup
+from pretrain.method import Batch
 from pretrain.methods._heads import BARLOW_HEAD, Head
 from pretrain.methods._precision import full_precision
-from pretrain.methods.simclr import TwoViews
+from pretrain.methods.simclr import TwoViews, TwoViewsConfig
 
 
 @full_precision
@@ -26,18 +25,14 @@ def barlow_twins_loss(z_a: Tensor, z_b: Tensor, *, off_diagonal_weight: float = 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(MethodConfig):
+class Config(TwoViewsConfig):
     head: Head = BARLOW_HEAD
     off_diagonal_weight: float = 5e-3  # Section 2.2's lambda (0.0051 in the released code)
     scale: float = 1.0  # released code: --scale-loss 0.024 (1/32 at first)
 
 
-class Method(TwoViews):
+class Method(TwoViews[Config]):
     together = False
-
-    def __init__(self, config: Config, backbone: Trunk, setup: Setup) -> None:
-        super().__init__(config.name, config.head, backbone, setup)
-        self.config = config
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         z_a, z_b = self.project(batch)

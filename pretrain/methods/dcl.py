@@ -6,11 +6,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from backbench.backbones import Trunk
-from pretrain.method import Batch, MethodConfig, Setup
+from pretrain.method import Batch
 from pretrain.methods._heads import HCL_HEAD, Head
 from pretrain.methods.hcl import hcl_loss
-from pretrain.methods.simclr import TwoViews
+from pretrain.methods.simclr import TwoViews, TwoViewsConfig
 
 
 def dcl_loss(z_a: Tensor, z_b: Tensor, *, temperature: float, tau_plus: float) -> Tensor:
@@ -19,18 +18,14 @@ def dcl_loss(z_a: Tensor, z_b: Tensor, *, temperature: float, tau_plus: float) -
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(MethodConfig):
+class Config(TwoViewsConfig):
     head: Head = HCL_HEAD
     temperature: float = 0.5
     tau_plus: float = 0.1
 
 
-class Method(TwoViews):
+class Method(TwoViews[Config]):
     together = False
-
-    def __init__(self, config: Config, backbone: Trunk, setup: Setup) -> None:
-        super().__init__(config.name, config.head, backbone, setup)
-        self.config = config
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         z_a, z_b = self.project(batch)

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from backbench.backbones import Trunk
-from pretrain.method import Batch, MethodConfig, Setup
+from pretrain.method import Batch
 from pretrain.methods._heads import HCL_HEAD, Head
 from pretrain.methods._precision import full_precision
-from pretrain.methods.simclr import TwoViews, pair_similarities
+from pretrain.methods.simclr import TwoViews, TwoViewsConfig, pair_similarities
 
 
 @full_precision
@@ -32,19 +31,15 @@ def hcl_loss(z_a: Tensor, z_b: Tensor, *, temperature: float, tau_plus: float, b
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(MethodConfig):
+class Config(TwoViewsConfig):
     head: Head = HCL_HEAD
     temperature: float = 0.5
     tau_plus: float = 0.1
     beta: float = 1.0
 
 
-class Method(TwoViews):
+class Method(TwoViews[Config]):
     together = False  # the released code's two forward passes
-
-    def __init__(self, config: Config, backbone: Trunk, setup: Setup) -> None:
-        super().__init__(config.name, config.head, backbone, setup)
-        self.config = config
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         z_a, z_b = self.project(batch)

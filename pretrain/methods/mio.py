@@ -9,11 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from backbench.backbones import Trunk
-from pretrain.method import Batch, MethodConfig, Setup
+from pretrain.method import Batch
 from pretrain.methods._heads import MIO_HEAD, Head
 from pretrain.methods._precision import full_precision
-from pretrain.methods.simclr import TwoViews
+from pretrain.methods.simclr import TwoViews, TwoViewsConfig
 
 BLOCK_ELEMENTS = {"cpu": 1 << 18, "cuda": 1 << 24}  # similarities held at once
 
@@ -81,7 +80,7 @@ def mio_loss(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(MethodConfig):
+class Config(TwoViewsConfig):
     """The paper's models: A 2 layers, B 3 layers, C and D the same with l2_weight 1."""
 
     head: Head = MIO_HEAD
@@ -90,11 +89,7 @@ class Config(MethodConfig):
     l2_reduction: Literal["mean", "pair_mean", "sum"] = "mean"
 
 
-class Method(TwoViews):
-    def __init__(self, config: Config, backbone: Trunk, setup: Setup) -> None:
-        super().__init__(config.name, config.head, backbone, setup)
-        self.config = config
-
+class Method(TwoViews[Config]):
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         z_a, z_b = self.project(batch)
         loss = mio_loss(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +15,7 @@ from backbench.errors import BadInput
 from pretrain import method
 from pretrain.method import Batch, MethodConfig, Setup
 from pretrain.methods._heads import SIMCLR_HEAD, Head, build_head
-from pretrain.methods._precision import full_precision
+from pretrain.methods._precision import full_precision, raised
 
 
 def pair_similarities(z_a: Tensor, z_b: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
@@ -37,39 +38,44 @@ def nt_xent_loss(z_a: Tensor, z_b: Tensor, *, temperature: float) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(MethodConfig):
-    head: Head = SIMCLR_HEAD
-    temperature: float = 0.1
+class TwoViewsConfig(MethodConfig):
+    head: Head
 
 
-class TwoViews(method.Method):
+C = TypeVar("C", bound=TwoViewsConfig)
+
+
+class TwoViews(method.Method, Generic[C]):
     """Backbone and projector on two views; the outputs of all ranks are gathered with gradient.
 
     `together`: both views go through the network in one batch and share batch norm's statistics."""
 
     together = True
 
-    def __init__(self, name: str, head: Head, backbone: Trunk, setup: Setup) -> None:
+    def __init__(self, config: C, backbone: Trunk, setup: Setup) -> None:
         super().__init__()
         if setup.views != 2:
-            raise BadInput(f"{name} takes two views of each image, not {setup.views}; change views.crops")
+            raise BadInput(f"{config.name} takes two views of each image, not {setup.views}; change views.crops")
+        self.config = config
         self.backbone = backbone
-        self.projector = build_head(head, backbone.feature_dim)
+        self.projector = build_head(config.head, backbone.feature_dim)
 
     def project(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """z_a, z_b (N, d) of the global batch, float32 or more."""
+        """z_a, z_b (N, d) of the global batch, float32 or more, also where the network computes in less."""
         if self.together:
             z_a, z_b = self.projector(self.backbone(torch.cat(list(batch.views)))).chunk(2)
         else:
             z_a, z_b = (self.projector(self.backbone(view)) for view in batch.views)
-        return distributed.gather(z_a), distributed.gather(z_b)
+        return distributed.gather(raised(z_a)), distributed.gather(raised(z_b))
 
 
-class Method(TwoViews):
-    def __init__(self, config: Config, backbone: Trunk, setup: Setup) -> None:
-        super().__init__(config.name, config.head, backbone, setup)
-        self.temperature = config.temperature
+@dataclass(frozen=True, kw_only=True)
+class Config(TwoViewsConfig):
+    head: Head = SIMCLR_HEAD
+    temperature: float = 0.1
 
+
+class Method(TwoViews[Config]):
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         z_a, z_b = self.project(batch)
-        return {"loss": nt_xent_loss(z_a, z_b, temperature=self.temperature)}
+        return {"loss": nt_xent_loss(z_a, z_b, temperature=self.config.temperature)}

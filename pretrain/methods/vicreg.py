@@ -6,11 +6,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from backbench.backbones import Trunk
-from pretrain.method import Batch, MethodConfig, Setup
+from pretrain.method import Batch
 from pretrain.methods._heads import VICREG_HEAD, Head
 from pretrain.methods._precision import full_precision
-from pretrain.methods.simclr import TwoViews
+from pretrain.methods.simclr import TwoViews, TwoViewsConfig
 
 
 @full_precision
@@ -24,19 +23,15 @@ def vicreg_loss(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(MethodConfig):
+class Config(TwoViewsConfig):
     head: Head = VICREG_HEAD
     invariance: float = 25.0
     variance: float = 25.0
     covariance: float = 1.0
 
 
-class Method(TwoViews):
+class Method(TwoViews[Config]):
     together = False
-
-    def __init__(self, config: Config, backbone: Trunk, setup: Setup) -> None:
-        super().__init__(config.name, config.head, backbone, setup)
-        self.config = config
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         z_a, z_b = self.project(batch)

@@ -15,10 +15,10 @@ from torch import Tensor
 from backbench import resume
 from backbench.backbones import Trunk
 from backbench.errors import BadInput
-from pretrain.method import Batch, MethodConfig, Setup
+from pretrain.method import Batch, Setup
 from pretrain.methods._heads import WMSE_HEAD, Head
 from pretrain.methods._precision import full_precision
-from pretrain.methods.simclr import TwoViews
+from pretrain.methods.simclr import TwoViews, TwoViewsConfig
 
 
 def whiten(x: Tensor, ridge: float) -> Tensor:
@@ -45,24 +45,24 @@ def w_mse_loss(z_a: Tensor, z_b: Tensor, orders: Tensor, *, size: int, ridge: fl
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(MethodConfig):
+class Config(TwoViewsConfig):
     head: Head = WMSE_HEAD
     size: int = 128  # samples whitened together
     repeats: int = 1  # random partitions of each batch
     ridge: float = 0.0
 
 
-class Method(TwoViews):
+class Method(TwoViews[Config]):
     together = False
 
     def __init__(self, config: Config, backbone: Trunk, setup: Setup) -> None:
-        super().__init__(config.name, config.head, backbone, setup)
+        super().__init__(config, backbone, setup)
         if config.size < 2 * config.head.dim or setup.batch_size % config.size:
             raise BadInput(
                 f"w_mse whitens slices of {config.size}: they must divide the batch of {setup.batch_size} and hold at "
                 f"least twice as many samples as the {config.head.dim} outputs; change method.size"
             )
-        self.config, self.seed = config, setup.seed
+        self.seed = setup.seed
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         z_a, z_b = self.project(batch)

@@ -212,6 +212,10 @@ def test_solarization_on_the_device():
         ({"scale": (0.5, 0.2)}, "increasing"),
         ({"blur_kernel": 4}, "odd"),
         ({"jitter": (0.4, 0.4, 0.4, 0.6)}, "hue"),
+        ({"jitter": (-0.4, 0.4, 0.4, 0.1)}, "negative"),
+        ({"flip": 1.5}, "flip is a probability"),
+        ({"blur_p": -0.1}, "blur_p is a probability"),
+        ({"blur_sigma": (2.0, 0.1)}, "increasing"),
     ],
 )
 def test_impossible_crops_are_refused(change, message):
