@@ -235,7 +235,12 @@ def parser(verbs: Sequence[str] = tuple(VERBS)) -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else list(argv)
-    args = parser().parse_args(argv)
+    top = parser()
+    args, rest = top.parse_known_args(argv)
+    if rest and hasattr(args, "overrides") and all("=" in r and not r.startswith("-") for r in rest):
+        args.overrides += rest  # argparse takes them only in one place: before or after the options
+    elif rest:
+        top.error(f"unrecognized arguments: {' '.join(rest)}")
     module, function = VERBS[args.verb].target.split(":")
     return guarded(lambda: getattr(importlib.import_module(module), function)(args), args)
 
