@@ -456,7 +456,7 @@ def _slug(text: str) -> str:
 def _like(evaluation: Evaluation) -> str:
     parts: Iterable[Any] = (
         evaluation.verb,
-        evaluation.protocol,
+        evaluation.protocol and Path(evaluation.protocol).name.removesuffix(".yaml"),
         evaluation.percent,
         evaluation.config and Path(evaluation.config).stem,
         evaluation.engine if evaluation.engine != "auto" else None,

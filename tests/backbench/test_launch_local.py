@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import csv
+import importlib.util
 import json
 import os
 import re
 import signal
 import subprocess
 import time
+from collections import Counter
 
 import pytest
+import torch
 
+from backbench import cli
+from backbench.config import configs_dir
 from backbench.grid import Job
 from backbench.jobs import Attempt, Pool, Store
 
@@ -272,3 +278,48 @@ def test_pool_runs_any_list_of_verbs(lab):
         pool.add(Attempt(job=job, runs=str(store.runs), command=command))
     assert pool.run()
     assert pool.outcomes == {"first": "done", "second": "done", "third": "blocked"}
+
+
+@pytest.mark.slow
+def test_real_verbs_from_a_published_file_to_the_table(lab, tiny_root):
+    """A published checkpoint through everything a grid can ask for, with no stand-in."""
+    import foreign_fixtures
+
+    published = lab.root / "published.pth"
+    torch.save(foreign_fixtures.moco(foreign_fixtures.known_resnet("resnet18")), published)
+    engines = ["torchvision"] + (["detectron2"] if importlib.util.find_spec("detectron2") else [])
+    detection = "tiny_faster_rcnn_R_18_FPN"
+    short = lab.root / "short.yaml"
+    short.write_text(
+        f"base: {configs_dir()}/transfer/finetune_demo\nprotocol: finetune-short-v1\n"
+        'parts: {"100": {length: {epochs: 1}}}\n'
+    )
+    grid = lab.grid(
+        data=str(tiny_root),
+        checkpoints=[{"path": str(published), "method": "moco_v2", "epochs": 200, "name": "MoCo v2"}],
+        lists=str(tiny_root / "lists"),
+        evaluate=[
+            {"verb": "linear", "protocol": "linear_tiny", "datasets": ["digits"]},
+            {"verb": "semisup", "percent": 10, "protocol": "semisup_tiny"},
+            {"verb": "finetune", "protocol": str(short), "datasets": ["digits"]},
+            {"verb": "analyze", "datasets": ["digits"], "args": ["--recipe", "analyze_tiny"]},
+            *({"verb": "detect", "config": detection, "engine": engine} for engine in engines),
+        ],
+    )
+    cluster = lab.cluster("local", fake=False, jobs=2, resources={"default": {"accelerator": "cpu", "cpus": 1}})
+    assert lab.run(grid, cluster, "runs") == 0
+    states = lab.states("runs")
+    assert set(states.values()) == {"done"}
+    verbs = Counter(record.job.verb for record in lab.view("runs").records.values())
+    alone = dict.fromkeys(("import", "linear", "semisup", "finetune", "analyze", "export"), 1)
+    assert verbs == {**alone, "detect": len(engines)}
+    table = lab.root / "table.csv"
+    assert cli.main(["leaderboard", str(lab.root / "runs"), "--csv", str(table)]) == 0
+    with table.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    (row,) = rows
+    filled = {key.split("/")[0] for key, value in row.items() if "/" in key and value}
+    assert row["name"] == "MoCo v2" and {"linear", "semisup", "finetune", "detect"} <= filled, filled
+    attempts = lab.attempts("runs")
+    assert lab.run(grid, cluster, "runs") == 0
+    assert lab.attempts("runs") == attempts
