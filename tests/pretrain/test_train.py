@@ -285,6 +285,7 @@ def test_a_corrupt_image_ends_the_run_by_name_or_is_left_out(pretrain, root, tmp
             marks=pytest.mark.slow,
         ),
         pytest.param(["optim={name: adamw, lr: 0.001, reference_batch: 256}"], id="adamw", marks=pytest.mark.slow),
+        pytest.param(["compile=true"], id="compiled", marks=pytest.mark.slow),
         pytest.param(["stop_after_epochs=1"], id="stops early", marks=pytest.mark.slow),
     ],
 )
