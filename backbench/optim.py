@@ -16,7 +16,8 @@ class LARS(torch.optim.Optimizer):
     Where a group's `adapt` is true, a parameter's gradient becomes
     (g + wd p) * trust * |p| / (|g| + wd |p| + 1e-8), as in NVIDIA's LARC with clip=False, which LORAC uses: where |p|
     or |g| is zero the gradient stays as it is, without weight decay. Elsewhere it is g + wd p. Momentum is torch's:
-    buffer = m buffer + gradient; p -= lr buffer. Nothing waits for the device.
+    buffer = m buffer + gradient; p -= lr buffer. With `clip` the layer's rate is at most lr, min(trust |p| / ..., lr),
+    as in LARC's default and in solo-learn. Nothing waits for the device.
     """
 
     def __init__(
@@ -27,6 +28,7 @@ class LARS(torch.optim.Optimizer):
         momentum: float = 0.9,
         weight_decay: float = 0.0,
         trust: float = 0.001,
+        clip: bool = False,
         adapt: bool = True,
     ) -> None:
         defaults = {
@@ -34,6 +36,7 @@ class LARS(torch.optim.Optimizer):
             "momentum": momentum,
             "weight_decay": weight_decay,
             "trust": trust,
+            "clip": clip,
             "adapt": adapt,
         }
         super().__init__(params, defaults)
@@ -60,6 +63,8 @@ class LARS(torch.optim.Optimizer):
             size, slope = float(torch.linalg.vector_norm(p)), float(torch.linalg.vector_norm(grad))
             if size and slope:
                 scale = group["trust"] * size / (slope + decay * size + 1e-8)
+                if group["clip"]:
+                    scale = min(scale / group["lr"], 1.0) if group["lr"] else 1.0
             else:
                 decay = 0.0
         buffer.mul_(group["momentum"]).add_(grad, alpha=scale)
@@ -76,7 +81,10 @@ class LARS(torch.optim.Optimizer):
         if group["adapt"]:
             size, slope = torch.stack(torch._foreach_norm(params)), torch.stack(torch._foreach_norm(grads))
             usable = (size > 0) & (slope > 0)
-            scale = torch.where(usable, group["trust"] * size / (slope + decay * size + 1e-8), 1.0)
+            scale = group["trust"] * size / (slope + decay * size + 1e-8)
+            if group["clip"]:
+                scale = (scale / group["lr"]).clamp_max(1.0)
+            scale = torch.where(usable, scale, 1.0)
             torch._foreach_add_(buffers, torch._foreach_mul(grads, list(scale.unbind())))
             if decay:
                 decayed = torch.where(usable, scale * decay, 0.0)
@@ -114,12 +122,13 @@ def build(
     momentum: float = 0.9,
     betas: tuple[float, float] = (0.9, 0.999),
     trust: float = 0.001,
+    clip: bool = False,
     fused: bool = True,
 ) -> torch.optim.Optimizer:
     """`name` is sgd, adam, adamw or lars. torch's own run fused, unless a gradient scaler and clipping are around them:
     the fused form unscales gradients by itself, after they were to be clipped."""
     if name == "lars":
-        return LARS(groups, lr, momentum=momentum, trust=trust)
+        return LARS(groups, lr, momentum=momentum, trust=trust, clip=clip)
     if name == "sgd":
         return torch.optim.SGD(groups, lr, momentum=momentum, fused=fused)
     cls = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[name]

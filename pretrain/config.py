@@ -55,6 +55,7 @@ class Optim:
     decay_1d: bool = True  # weight decay on biases and norms
     adapt_1d: bool = True  # LARS scaling on biases and norms
     trust: float = 0.001  # LARS
+    clip: bool = False  # LARS: a layer's rate is at most lr (solo-learn)
     schedule: Literal["cosine", "cosine_epoch", "step", "constant"] = "cosine"
     milestones: tuple[float, ...] = ()  # epochs, for `step`
     gamma: float = 0.1

@@ -204,6 +204,7 @@ def train(
         momentum=o.momentum,
         betas=o.betas,
         trust=o.trust,
+        clip=o.clip,
         fused=config.precision != "fp16",
     )
     backbone = method.backbone

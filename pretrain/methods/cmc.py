@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from backbench import distributed, resume
 from backbench.backbones import Trunk
@@ -49,8 +49,8 @@ class Method(method.Method):
         self.backbone = backbone
         self.colour_backbone = copy.deepcopy(backbone)
         for module in self.colour_backbone.modules():
-            if module is not self.colour_backbone and hasattr(module, "reset_parameters"):
-                module.reset_parameters()
+            if isinstance(module, nn.Conv2d):  # drawn anew as torchvision draws it; norms start alike
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
         self.projector = build_head(config.head, backbone.feature_dim)
         self.colour_projector = build_head(config.head, backbone.feature_dim)
         memory = torch.randn(

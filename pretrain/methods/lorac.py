@@ -128,10 +128,10 @@ class Config(MethodConfig):
     momentum: float = 0.999
     keys: int = 2
     prior: Prior = "laplace"
-    beta: float = 4.0
-    sigma2: float = 2.0
+    beta: float = 4.0  # laplace, margin and batch
+    sigma2: float = 2.0  # gaussian
     margin: float = 3.0
-    prior_from: float = 0.5  # beta is infinite before this share of the epochs
+    prior_from: float = 0.5  # no prior (an infinite beta) before this share of the epochs
     groups: int | None = None  # of the keys' batch norm over the global batch (the paper's GPUs); null: one per process
     drop_tau: bool = False  # released code: no temperature once the prior is on
     swap_queues: bool = False  # released code: key c meets the queue of the other key

@@ -21,19 +21,21 @@ def gradients(module, step):
         p.grad = torch.randn_like(p) * 0.1
 
 
-def larc_sgd(params, buffers, *, lr, momentum, weight_decay, trust):
-    """LARC with clip=False around torch's SGD, one tensor at a time, as LORAC's code runs it."""
+def larc_sgd(params, buffers, *, lr, momentum, weight_decay, trust, clip):
+    """LARC around torch's SGD, one tensor at a time; clip=False as LORAC's code runs it."""
     for p, buffer in zip(params, buffers):
         size, slope = p.norm(), p.grad.norm()
         g = p.grad
         if size != 0 and slope != 0:
-            g = (g + weight_decay * p) * trust * size / (slope + weight_decay * size + 1e-8)
+            rate = trust * size / (slope + weight_decay * size + 1e-8)
+            g = (g + weight_decay * p) * (min(rate / lr, 1) if clip else rate)
         buffer.mul_(momentum).add_(g)
         p.sub_(lr * buffer)
 
 
 @pytest.mark.parametrize("path", ["_step_one", "_step_fused"], ids=["loop", "fused"])
-def test_lars_is_larc_with_all_parameters(path, monkeypatch):
+@pytest.mark.parametrize(("lr", "trust", "clip"), [(1.8, 0.001, False), (0.01, 0.02, True), (1.8, 0.02, True)])
+def test_lars_is_larc_with_all_parameters(path, monkeypatch, lr, trust, clip):
     """The batch norm bias starts at zero: its first step is raw, without decay, as the paper's code does it."""
     monkeypatch.setattr(
         optim.LARS,
@@ -41,8 +43,8 @@ def test_lars_is_larc_with_all_parameters(path, monkeypatch):
         optim.LARS._step_one if path == "_step_one" else lambda self, group, p: self._step_fused(group, [p]),
     )
     module, other = network(), network()
-    settings = {"lr": 1.8, "momentum": 0.9, "weight_decay": 1e-2, "trust": 0.001}
-    optimizer = optim.build("lars", optim.parameter_groups(module, weight_decay=1e-2), lr=1.8, trust=0.001)
+    settings = {"lr": lr, "momentum": 0.9, "weight_decay": 1e-2, "trust": trust, "clip": clip}
+    optimizer = optim.build("lars", optim.parameter_groups(module, weight_decay=1e-2), lr=lr, trust=trust, clip=clip)
     params = [p.data for p in other.parameters()]
     buffers = [torch.zeros_like(p) for p in params]
     for step in range(5):

@@ -56,7 +56,7 @@ def build(name: str) -> None:
     groups = optim.parameter_groups(
         method, weight_decay=o.weight_decay, decay_1d=o.decay_1d, adapt_1d=o.adapt_1d, lr_1d=o.lr_1d
     )
-    optimizer = optim.build(o.name, groups, lr=o.lr, momentum=o.momentum, betas=o.betas, trust=o.trust)
+    optimizer = optim.build(o.name, groups, lr=o.lr, momentum=o.momentum, betas=o.betas, trust=o.trust, clip=o.clip)
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     assert held == {id(p) for p in method.parameters() if p.requires_grad}
 
