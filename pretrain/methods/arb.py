@@ -121,8 +121,9 @@ def ablation_loss(
 @torch.no_grad()
 def tracks(z_a: Tensor, z_b: Tensor, *, ridge: float) -> dict[str, Tensor]:
     """The curves of Fig. 3: distance of the views' standardised embeddings and of their bases, each divided by
-    sqrt(2 d), the distance of orthogonal unit columns (bases of more than N - 1 columns are shorter and end at sqrt((N - 1) / d)),
-    and the variance of unit embeddings (0 where all are equal, 1 where they fill the sphere)."""
+    sqrt(2 d), the distance of orthogonal unit columns (bases of more than N - 1 columns are shorter: orthogonal ones
+    are at sqrt((N - 1) / d)), and the variance of unit embeddings (0: all are equal, 1: they fill the sphere).
+    """
     a, b = standardise(z_a.float()), standardise(z_b.float())
     scale = (2 * z_a.shape[1]) ** 0.5
     bases = nearest_base(torch.stack([a, b]), ridge)
