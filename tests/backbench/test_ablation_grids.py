@@ -97,6 +97,7 @@ def test_the_methods_accept_the_points(name) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_two_keys_nine_points_two_seeds_end_to_end(tmp_path) -> None:
     """ablate_tiny through `launch run --cluster local`, to the figure of its results."""
     root = embedded.build(tmp_path / "data", size="tiny")

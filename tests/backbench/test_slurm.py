@@ -233,6 +233,7 @@ def test_lost_node_loses_no_result(lab, shell):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_two_task_pretraining_equals_one_process(lab, tiny_root, shell):
     """Two ranks as two tasks of one job, over gloo, preempted on the way; the weights are the single process's.
 
@@ -241,10 +242,10 @@ def test_two_task_pretraining_equals_one_process(lab, tiny_root, shell):
     grid = lab.grid(recipes=[recipe], data=str(tiny_root), evaluate=[])
     cluster = lab.slurm(fake=False, tasks_per_node=2, accelerator="cpu", hours=0.5)
     assert lab.run(grid, cluster, "runs") == 0
-    lab.until("runs", lambda s: list(lab.root.glob("runs/pretrain/*/progress.json")), 240)
+    lab.until("runs", lambda s: list(lab.root.glob("runs/pretrain/*/progress.json")), 400)
     (number,) = ids(lab, "runs").values()
     shell(f"scancel --signal USR2 {number}")
-    lab.until_done("runs", 240)
+    lab.until_done("runs", 500)
     (hows,) = lab.attempts("runs").values()
     assert hows == ["preempted", "done"]
     addresses = [f.read_text() for f in lab.root.glob("runs/.launch/meet/*/address.json")]
