@@ -135,6 +135,9 @@ def _read_json(path: str | Path) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
+PEER_LOST = re.compile("gloo|nccl|connection|socket|broken pipe|timed? ?out", re.IGNORECASE)
+
+
 @dataclass
 class Attempt:
     """Runs a job's command as a child process, once, and writes down how it went. Picklable before it starts.
@@ -160,6 +163,7 @@ class Attempt:
     def __post_init__(self) -> None:
         self._child: subprocess.Popen[bytes] | None = None
         self._asked: tuple[str, float] | None = None  # why the child was asked to stop, and when
+        self._sibling: tuple[str, str] | None = None  # (how, reason) of another task that failed
         self._status: dict[str, Any] = {}
         self._outcome: Outcome | None = None
 
@@ -228,6 +232,7 @@ class Attempt:
                     "pid": os.getpid(),
                     "place": self.place,
                     "gpus": self.gpus,
+                    "gpu_ids": self.env.get("CUDA_VISIBLE_DEVICES", ""),
                 }
             )
             self.store.write_status(self.job, {**status, "state": "running", "reason": None})
@@ -272,9 +277,9 @@ class Attempt:
                 self.ask_to_stop("time limit")
             if self._asked is not None and now > self._asked[1] + self.grace_s:
                 self._child.kill()
-            if (sibling := self._sibling_failure()) is not None:
+            if self._sibling is None and (sibling := self._sibling_failure()) is not None:
+                self._sibling = sibling
                 self._child.kill()
-                self._asked = (sibling, now)
             time.sleep(0.05)
 
     def _environment(self) -> dict[str, str]:
@@ -283,15 +288,15 @@ class Attempt:
         slurm = {"SLURM_CONF": os.environ["SLURM_CONF"]} if "SLURM_CONF" in os.environ else {}
         return {**kept, **slurm, "PYTHONUNBUFFERED": "1", **self.env}
 
-    def _sibling_failure(self) -> str | None:
-        """What went wrong in another task of the same job; None where there is one task only."""
+    def _sibling_failure(self) -> tuple[str, str] | None:
+        """(how, reason) of another task of the same job that failed; None where there is one task only."""
         return None
 
     def _meaning(self, code: int) -> tuple[str, str | None]:
         """(how, reason) of an exit status."""
         why = self._asked[0] if self._asked else None
-        if why is not None and why.startswith("rank "):
-            return "failed", why
+        if self._sibling is not None and code not in (0, EXIT_PREEMPTED):
+            return self._sibling
         if code == 0:
             if finished(self.job, self.store.runs):
                 return "done", None
@@ -305,7 +310,12 @@ class Attempt:
         if code < 0:
             name = signal.Signals(-code).name
             return "failed", f"killed by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
-        return ("bad input" if code == EXIT_BAD_INPUT else "failed"), self._last_line() or f"exit {code}"
+        reason = self._last_line() or f"exit {code}"
+        if PEER_LOST.search(reason):  # the other task died first and is about to write down why
+            time.sleep(0.5)
+            if (sibling := self._sibling_failure()) is not None:
+                return sibling
+        return ("bad input" if code == EXIT_BAD_INPUT else "failed"), reason
 
     def _last_line(self) -> str | None:
         return None if self.show else last_line(self._log)
@@ -383,7 +393,7 @@ class Pool:
         self.total_gpus = gpus
         self.queue: list[Attempt] = []
         self.live: dict[str, tuple[subprocess.Popen[bytes], Attempt, set[int]]] = {}
-        self.adopted: dict[str, Attempt] = {}  # run by another pool's process, which we outlive
+        self.adopted: dict[str, tuple[Attempt, set[int]]] = {}  # with their GPUs; run by a pool that was killed
         self.outcomes: dict[str, Outcome] = {}
         self.done_before: set[str] = set()
 
@@ -404,11 +414,12 @@ class Pool:
                 del self.live[name]
                 self.free_gpus |= gpus
                 self._ended(attempt, code)
-        for name, attempt in list(self.adopted.items()):
+        for name, (attempt, gpus) in list(self.adopted.items()):
             if not self.store.running(attempt.job):
                 del self.adopted[name]
-                done = self.store.status(attempt.job)["state"] == "done"
-                self._ended(attempt, 0 if done else EXIT_PREEMPTED)
+                self.free_gpus |= gpus
+                codes = {"done": 0, "failed": 1, "cancelled": EXIT_STOPPED}
+                self._ended(attempt, codes.get(self.store.status(attempt.job)["state"], EXIT_PREEMPTED))
         waiting = {a.job.name for a in self.queue} | set(self.live) | set(self.adopted)
         good = self.done_before | {name for name, outcome in self.outcomes.items() if outcome == "done"}
         for attempt in list(self.queue):
@@ -424,10 +435,20 @@ class Pool:
                 self.queue.remove(attempt)
                 self._start(attempt)
 
+    def adopt(self, attempt: Attempt) -> bool:
+        """Wait for the job where it runs already, on the GPUs that it was given; False where it does not run."""
+        if not self.store.running(attempt.job):
+            return False
+        attempts = self.store.status(attempt.job)["attempts"] or [{}]
+        ids = {int(i) for i in attempts[-1].get("gpu_ids", "").split(",") if i} & self.free_gpus
+        self.free_gpus -= ids
+        self.adopted[attempt.job.name] = attempt, ids
+        log.info(f"runs already: {attempt.job.name}")
+        return True
+
     def _start(self, attempt: Attempt) -> None:
         name = attempt.job.name
-        if self.store.running(attempt.job):
-            self.adopted[name] = attempt
+        if self.adopt(attempt):
             return
         gpus = set(sorted(self.free_gpus)[: attempt.gpus])
         self.free_gpus -= gpus

@@ -114,6 +114,13 @@ class Cluster:
         return self._known[key]
 
 
+# Options of sbatch that come from `resources`, or by which jobs are found and brought back
+OURS = {
+    *("account", "array", "comment", "constraint", "cpus-per-task", "dependency", "error", "gpus-per-node", "job-name"),
+    *("kill-on-invalid-dep", "mem", "nodes", "ntasks-per-node", "open-mode", "output", "partition", "qos", "requeue"),
+    *("signal", "time"),
+}
+BUSY = "{}: another launcher is submitting; wait for it"
 ROWS = ("default", "pretrain", "import", "export", "linear", "semisup", "finetune", "analyze", "detect")
 
 
@@ -126,6 +133,10 @@ def read_cluster(name: str | Path, overrides: Sequence[str] = ()) -> Cluster:
         if row not in ROWS:
             raise BadInput(f"{path}: unknown key 'resources.{row}'; {nearest(row, ROWS)}")
         config.build(Resources, values or {}, where=f"{path}: resources.{row}")
+    if taken := sorted(OURS & {key.replace("_", "-") for key in cluster.sbatch}):
+        raise BadInput(
+            f"{path}: 'sbatch.{taken[0]}' is set by the launcher itself, from `resources` or for its own use"
+        )
     for other in sorted((config.configs_dir() / "clusters").glob("*.yaml")):
         if other.resolve() != path.resolve():
             known = config.read_recipe(other).get("name", other.stem)
@@ -198,6 +209,8 @@ def check_resources(cluster: Cluster, jobs: Iterable[Job]) -> None:
     nodes = slurm_nodes()
     for asked, like in wanted.items():
         where = f"{cluster.file}: {like}"
+        if asked.hours is None:
+            raise BadInput(f"{where} has no `hours`; write them down in resources.default")
         names = {n.partition for n in nodes}
         if asked.partition is not None and asked.partition not in names:
             raise BadInput(f"{where} asks for partition '{asked.partition}'; {nearest(asked.partition, names)}")
@@ -209,7 +222,7 @@ def check_resources(cluster: Cluster, jobs: Iterable[Job]) -> None:
             ("gpus", asked.gpus, max(n.gpus for n in rows)),
             ("cpus x tasks_per_node", asked.cpus * asked.tasks_per_node, max(n.cpus for n in rows)),
             ("memory_gb", asked.memory_gb or 0, max(n.memory_mb for n in rows) / 1024),
-            ("hours", asked.hours or 0, max(n.limit_s for n in rows) / 3600),
+            ("hours", asked.hours, max(n.limit_s for n in rows) / 3600),
             ("nodes", asked.nodes, len(rows)),
         )
         for what, number, most in needs:
@@ -543,16 +556,18 @@ class SlurmTask(Attempt):
     def _follow(self) -> str:
         self._start_child()
         code = self._wait()
-        if code > 0 and code != EXIT_PREEMPTED:
-            reason = f"rank {self._rank}: {self._last_line() or f'exit {code}'}"
-            resume.write_text(self._folder() / f"failed-{self._rank}", reason)
+        how, reason = ("", None) if code in (0, EXIT_PREEMPTED) else self._meaning(code)
+        if how in ("failed", "bad input"):
+            what = {"how": how, "reason": f"rank {self._rank}: {reason}"}
+            resume.write_json(self._folder() / f"failed-{self._rank}", what)
         return f"rank {self._rank}: exit {code}"
 
-    def _sibling_failure(self) -> str | None:
+    def _sibling_failure(self) -> tuple[str, str] | None:
         if self.tasks == 1 or self._rank:
             return None
         for file in self._folder().glob("failed-*"):
-            return file.read_text().strip() or f"rank {file.name.removeprefix('failed-')} failed"
+            what = json.loads(file.read_text())
+            return what["how"], what["reason"]
         return None
 
 
@@ -608,7 +623,15 @@ def submit_slurm(
     """Submit the jobs as arrays; returns how many arrays. Each is on record before Slurm hears of it."""
     ids: dict[str, str] = {n: r.id for n, r in view.records.items() if r.id and view.state(n).name in ACTIVE}
     array_ids: list[str] = []
-    for part, needs, after in arrays(cluster, jobs):
+    here: list[Job] = []
+    names = {job.name for job in jobs}
+    for job in jobs:  # needs come earlier in the list
+        elsewhere = [n for n in job.needs if n not in ids and (n not in names or n not in {j.name for j in here})]
+        if elsewhere:
+            log.info(f"left out: {job.name} waits for {elsewhere[0]}, which is not on this Slurm; run this again later")
+        else:
+            here.append(job)
+    for part, needs, after in arrays(cluster, here):
         submission = Submission(
             uid=uuid.uuid4().hex[:12],
             grid=grid,
@@ -640,6 +663,7 @@ def _sbatch(store: Store, cluster: Cluster, submission: Submission, dependency: 
         "nodes": asked.nodes,
         "ntasks_per_node": asked.tasks_per_node,
         "cpus_per_task": asked.cpus,
+        "srun_args": [f"--cpus-per-task={asked.cpus}"],  # from Slurm 22.05 on, srun no longer takes over sbatch's
         "gpus_per_node": asked.gpus or None,
         "partition": asked.partition,
         "account": asked.account,
@@ -771,24 +795,33 @@ def run_grid(args: argparse.Namespace) -> int:
         _print_plan(plan, cluster, view)
         return 0
     if cluster.kind == "slurm":
+        seen: set[str] = set()  # by this watcher: what was cancelled or lost since is not its to submit again
+
+        def look() -> None:
+            with _hold(store.root / "launcher.lock", "", BUSY.format(store.runs)):
+                view = View(store)
+                view.settle()
+                plan = make_plan(grid, view, where=where, data=args.data, watching=args.watch)
+                plan.new = [job for job in plan.new if job.name not in seen]
+                check_resources(cluster, plan.new)
+                _start_over(store, plan.new)
+                count = submit_slurm(store, cluster, plan.new, view, grid=grid.name, overrides=mine)
+                seen.update(name for name, record in View(store).records.items() if record.id)
+            _say(plan, f"submitted in {count} arrays")
+
+        look()
+        if not args.watch:
+            return 0
         with resume.StopFlag() as stop:
             while True:
-                with _hold(
-                    store.root / "launcher.lock", "", f"{store.runs}: another launcher is submitting; wait for it"
-                ):
-                    view = View(store)
-                    view.settle()
-                    plan = make_plan(grid, view, where=where, data=args.data, watching=args.watch)
-                    check_resources(cluster, plan.new)
-                    _start_over(store, plan.new)
-                    count = submit_slurm(store, cluster, plan.new, view, grid=grid.name, overrides=mine)
-                _say(plan, f"submitted in {count} arrays")
-                if not args.watch:
-                    return 0
                 print(status_text(View(store)))
                 if _sleep(stop, args.interval):
                     log.info("stopped watching; the jobs go on")
                     return 0
+                try:
+                    look()
+                except (Failed, BadInput) as error:  # Slurm does not answer, another launcher submits
+                    log.warning("%s; looking again in %.0f s", error, args.interval)
 
     def missing() -> list[Job]:
         view = View(store)
@@ -832,6 +865,11 @@ def _run_here(
     refusal = f"{store.runs}: another launcher is running jobs here; wait for it or choose another --out"
     with _hold(store.root / "pool.lock", number, refusal), resume.StopFlag() as stop:
         pool = Pool(store.runs, at_once=cluster.jobs, gpus=cluster.gpus)
+        view = View(store)
+        for name, record in view.records.items():  # of a launcher that was killed
+            if record.submission.kind == "local" and view.statuses.get(name, {}).get("state") == "running":
+                job = dataclasses.replace(record.job, needs=(), after=())
+                pool.adopt(_attempt(Attempt, job, cluster, store))
         looked = -math.inf
         looks = 0
         while True:
@@ -992,25 +1030,26 @@ def _chosen(view: View, patterns: Sequence[str]) -> list[str]:
 def retry(args: argparse.Namespace) -> int:
     """Failed, blocked, cancelled and lost jobs go where they were submitted first, with a clean slate."""
     store = Store(args.out)
-    view = View(store)
     again = ("failed", "blocked", "cancelled", "lost", "stopped")
-    chosen = [n for n in _chosen(view, args.names) if view.state(n).name in again]
-    by_cluster: dict[Any, list[Job]] = defaultdict(list)
-    for name in chosen:
-        submission = view.records[name].submission
-        by_cluster[submission.cluster, submission.cluster_overrides, submission.grid].append(view.records[name].job)
-    code = 0
-    for (file, overrides, grid), jobs in by_cluster.items():
-        cluster = read_cluster(file, overrides)
-        check_resources(cluster, jobs)
-        left = _without_done(jobs, {}, view)
-        if cluster.kind == "slurm":
-            _start_over(store, jobs)
-            with _hold(store.root / "launcher.lock", "", f"{store.runs}: another launcher is submitting; wait for it"):
+    here: list[Callable[[], int]] = []
+    with _hold(store.root / "launcher.lock", "", BUSY.format(store.runs)):
+        view = View(store)
+        chosen = [n for n in _chosen(view, args.names) if view.state(n).name in again]
+        by_cluster: dict[Any, list[Job]] = defaultdict(list)
+        for name in chosen:
+            submission = view.records[name].submission
+            by_cluster[submission.cluster, submission.cluster_overrides, submission.grid].append(view.records[name].job)
+        for (file, overrides, grid), jobs in by_cluster.items():
+            cluster = read_cluster(file, overrides)
+            check_resources(cluster, jobs)
+            left = _without_done(jobs, {}, view)
+            if cluster.kind == "slurm":
+                _start_over(store, jobs)
                 count = submit_slurm(store, cluster, left, view, grid=grid, overrides=overrides)
-            log.info(f"{len(jobs)} jobs submitted again in {count} arrays")
-        else:
-            code = max(code, _run_here(store, cluster, partial(list, left), grid=grid, overrides=overrides))
+                log.info(f"{len(jobs)} jobs submitted again in {count} arrays")
+            else:
+                here.append(partial(_run_here, store, cluster, partial(list, left), grid=grid, overrides=overrides))
+    code = max((run() for run in here), default=0)
     if not chosen:
         log.info("no job failed, was lost or was cancelled")
     return code
@@ -1028,8 +1067,12 @@ def cancel(args: argparse.Namespace) -> int:
         if record.submission.kind == "slurm" and record.id:
             ids.add(record.id)
         elif store.running(record.job):
+            attempt = view.statuses[name]["attempts"][-1]
+            if attempt.get("host") != socket.gethostname():
+                log.warning("%s runs on %s: cancel it there, or it ends by itself", name, attempt.get("host"))
+                continue
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(int(view.statuses[name]["attempts"][-1]["pid"]), signal.SIGTERM)
+                os.kill(int(attempt["pid"]), signal.SIGTERM)
     mixed = {r.id.split("_")[0] for r in view.records.values() if r.id and r.id not in ids}
     arrays_of = sorted({i.split("_")[0] if i.split("_")[0] not in mixed else i for i in ids})
     for start in range(0, len(arrays_of), 500):

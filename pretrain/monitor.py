@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -82,11 +83,17 @@ class Rows:
 
 @torch.no_grad()
 def knn_score(
-    backbone: nn.Module, found: ImageList, pixels: Pixels, *, size: int, device: torch.device
+    backbone: nn.Module,
+    found: ImageList,
+    pixels: Pixels,
+    *,
+    size: int,
+    device: torch.device,
+    stop: Callable[[], bool] = lambda: False,
 ) -> float | None:
     """Percent of every second labelled training image that its 20 neighbours among the others classify rightly (Wu et
-    al. 2018). Evenly spaced images, centre crops of `size`; None without labels. An unreadable image is left out,
-    the backbone is left as it was."""
+    al. 2018). Evenly spaced images, centre crops of `size`; None without labels, or once `stop()`. An unreadable image
+    is left out, the backbone is left as it was."""
     labelled = [i for i, label in enumerate(found.labels) if label >= 0]
     chosen = labelled[:: -(-len(labelled) // KNN_IMAGES)] if labelled else []
     if len(chosen) < 4 or len(found.classes) < 2:
@@ -95,14 +102,18 @@ def knn_score(
     training = backbone.training
     backbone.eval()
     parts, read = [], []
+    dtype = next(backbone.parameters()).dtype
     for start in range(0, len(chosen), 256):
+        if stop():
+            backbone.train(training)
+            return None
         views = []
         for i in chosen[start : start + 256]:
             with contextlib.suppress(BadInput):  # training has refused the run by now, or was told to leave it out
                 views.append(to_input(geometry(found.open(i)), pixels))
                 read.append(i)
         if views:
-            parts.append(backbone(torch.stack(views).to(device)).float())
+            parts.append(backbone(torch.stack(views).to(device, dtype)).float())
     backbone.train(training)
     if len(read) < 4:
         return None

@@ -215,9 +215,12 @@ def train(
                 module.compile()
     model, stepper = fabric.setup(method, optimizer)
 
+    recipe = recipes.fingerprint(what_decides(config))
     step, recent = 0, list[dict[str, Tensor]]()  # recent: the terms of the steps since the last row of metrics.jsonl
     if (run / STATE).exists():
         state = resume.load_state(run / STATE)
+        if state.get("recipe") != recipe:
+            raise BadInput(f"{run / STATE}: the state of another recipe; move it away, or use another --out")
         step, recent = state["step"], [{k: v.to(device) for k, v in row.items()} for row in state["recent"]]
         method.load_state_dict(state["method"])
         optimizer.load_state_dict(state["optimizer"])
@@ -230,6 +233,7 @@ def train(
             raise Failed(f"after step {step} the weights are not finite; {last_good(run)}")
         if rank == 0:
             state = {
+                "recipe": recipe,
                 "step": step,
                 "recent": recent,
                 "method": method.state_dict(),
@@ -288,7 +292,10 @@ def train(
             if row_due or not on_gpu:
                 finite = torch.stack([r["loss"] for r in recent]).isfinite().tolist()
                 bad = None if all(finite) else step + 1 - len(recent) + finite.index(False)
-            interrupted, failed = agree.any(stop.requested is not None, bad is not None)
+            old = time.monotonic() - saved if rank == 0 else 0.0  # one clock decides for all ranks
+            interrupted, failed, overdue, due = agree.any(
+                stop.requested is not None, bad is not None, old > config.save_minutes * 60, old > STATE_SECONDS
+            )
             if failed:
                 at = step if bad is None else bad
                 value = float("nan") if bad is None else float(recent[at - step - 1]["loss"])
@@ -322,16 +329,18 @@ def train(
             if progress is not None:
                 progress.advance(1, **shown)
 
-            old = time.monotonic() - saved
             epoch_ends = step % steps_per_epoch == 0
-            if epoch_ends and config.knn_every and ((epoch + 1) % config.knn_every == 0 or step == last):
-                if metrics is not None:  # rank 0; the others wait in their next collective
-                    score = monitor.knn_score(backbone, found, pixels, size=crops[0].size, device=device)
-                    if score is not None:
-                        metrics.write(step - 1, epoch=epoch, knn=score)
-                        log.info("epoch %d: kNN %.2f%%", epoch + 1, score)
-                logged = time.monotonic()
-            if interrupted or step == last or (epoch_ends and old > STATE_SECONDS) or old > config.save_minutes * 60:
+            knn_due = config.knn_every and ((epoch + 1) % config.knn_every == 0 or step == last)
+            if epoch_ends and knn_due and metrics is not None:  # rank 0; the others wait in their next collective
+                began = time.monotonic()
+                score = monitor.knn_score(
+                    backbone, found, pixels, size=crops[0].size, device=device, stop=lambda: bool(stop.requested)
+                )
+                logged += time.monotonic() - began
+                if score is not None:
+                    metrics.write(step - 1, epoch=epoch, knn=score)
+                    log.info("epoch %d: kNN %.2f%%", epoch + 1, score)
+            if interrupted or step == last or (epoch_ends and due) or overdue:
                 save()
                 saved = time.monotonic()
             if interrupted and step < last:

@@ -170,6 +170,8 @@ def test_two_clusters_of_one_name(lab):
         ({"resources": {"linear": {"gpu": 1}}}, "unknown key 'gpu'; did you mean 'gpus'"),
         ({"resources": {"default": {"nodes": 2, "gpus": 4}}}, "several nodes need one task per GPU: tasks_per_node 4"),
         ({"gpus": 1, "resources": {"linear": {"gpus": 2}}}, "asks for 2 GPUs; this machine has 1"),
+        ({"sbatch": {"comment": "mine"}}, "'sbatch.comment' is set by the launcher itself"),
+        ({"sbatch": {"ntasks_per_node": 2}}, "'sbatch.ntasks-per-node' is set by the launcher itself"),
     ],
 )
 def test_bad_clusters(lab, capsys, content, says):

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import time
 from collections import Counter
@@ -137,6 +138,36 @@ def test_stops_cleanly_and_continues(lab):
         lab.dataset(name, steps=100)
     assert lab.run(grid, cluster, "runs") == 0
     assert lab.values("runs") == lab.reference(grid)
+
+
+def test_next_launcher_waits_for_what_a_killed_one_left_running(lab):
+    """kill -9 while a pretraining runs: its probes come after it, and it is not started twice."""
+    lab.dataset("pretrain", steps=60, step_s=0.1)
+    grid = lab.grid(recipes=["demo_random"], evaluate=lab.linear("d1", "d2"))
+    cluster = lab.cluster("local", jobs=2)
+    process = lab.background(grid, cluster, "runs")
+    lab.until("runs", lambda s: "running" in s.values())
+    process.kill()
+    process.communicate()
+    assert lab.run(grid, cluster, "runs") == 0
+    assert set(lab.states("runs").values()) == {"done"}
+    assert all(hows == ["done"] for hows in lab.attempts("runs").values())
+    assert lab.values("runs") == lab.reference(grid)
+
+
+def test_cancel_leaves_processes_of_other_machines_alone(lab, monkeypatch, caplog):
+    lab.dataset("d1", steps=100, step_s=0.1)
+    grid = lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=lab.linear("d1"))
+    process = lab.background(grid, lab.cluster("local"), "runs")
+    lab.until("runs", lambda s: list(s.values()) == ["running"])
+    killed = []
+    with monkeypatch.context() as patch:
+        patch.setattr(socket, "gethostname", lambda: "elsewhere")
+        patch.setattr(os, "kill", lambda *a: killed.append(a))
+        assert lab.launch("cancel", "runs") == 0
+    assert not killed and "cancel it there" in caplog.text
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
 
 
 @pytest.mark.slow

@@ -157,6 +157,7 @@ def test_cancel_and_blocked(lab):
         ({"hours": 3}, r"hours 3; partition 'main' has at most 2"),
         ({"constraint": "lop"}, r"constraint 'lop' in partition 'main'; did you mean 'loop'"),
         ({"nodes": 2}, r"nodes 2; partition 'main' has at most 1"),
+        ({"hours": None}, r"has no `hours`"),
     ],
 )
 def test_resources_that_no_partition_has_are_refused(lab, capsys, resources, says):
@@ -209,7 +210,7 @@ def test_one_broken_rank_ends_the_job_with_its_own_words(lab):
 
 def test_what_sbatch_refuses_is_told_in_one_line(lab, capsys):
     grid = lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=lab.linear("d1"))
-    cluster = lab.cluster("slurm", sbatch={"begin": "yesterdayish"}, resources={"default": {"cpus": 1}})
+    cluster = lab.cluster("slurm", sbatch={"begin": "yesterdayish"}, resources={"default": {"cpus": 1, "hours": 0.1}})
     assert lab.run(grid, cluster, "runs") == 1
     message = capsys.readouterr().err.strip().splitlines()[-1]  # sbatch's own words come first
     assert message.startswith("backbench: sbatch refused linear-lorac-d1: ") and "Invalid --begin" in message

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 
 import numpy as np
@@ -229,7 +230,14 @@ def test_another_runs_folder_is_refused_and_a_damaged_state_is_named(pretrain, k
     assert status == EXIT_BAD_INPUT
     assert "recipe.optim.lr (0.05 there, 0.07 now)" in said
     state = out / train.STATE
-    data = bytearray(state.read_bytes())
+    other = tmp_path / "other"
+    assert pretrain(other, "optim.lr=0.07", "epochs=1", "stop_after_epochs=1")[0] == 0
+    mine = state.read_bytes()
+    shutil.copy(other / train.STATE, state)
+    status, said = pretrain(out)
+    assert status == EXIT_BAD_INPUT
+    assert f"{state}: the state of another recipe" in said
+    data = bytearray(mine)
     data[len(data) // 2] ^= 255
     state.write_bytes(data)
     status, said = pretrain(out)
@@ -363,3 +371,6 @@ def test_the_knn_score_leaves_the_backbone_alone(root):
     assert monitor.knn_score(backbone, broken, Pixels(), size=16, device=torch.device("cpu")) is not None
     unlabelled = type(found)(found.root, found.paths, (-1,) * 24, ())
     assert monitor.knn_score(backbone, unlabelled, Pixels(), size=16, device=torch.device("cpu")) is None
+    asked = {"size": 16, "device": torch.device("cpu")}
+    assert monitor.knn_score(backbone.double(), found, Pixels(), **asked) is not None
+    assert monitor.knn_score(backbone, found, Pixels(), **asked, stop=lambda: True) is None
