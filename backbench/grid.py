@@ -210,6 +210,10 @@ def evaluations(grid: Grid, where: str) -> list[Evaluation]:
                         f"{where}: semisup needs `lists: DIR`, the folder with 1percent.txt and 10percent.txt"
                     )
                 evaluation = dataclasses.replace(evaluation, lists=grid.lists)
+            if evaluation.lists and not (file := Path(evaluation.lists) / f"{evaluation.percent}percent.txt").is_file():
+                raise BadInput(
+                    f"{where}: semisup: {file}: no such file; `backbench data fetch-splits` writes SimCLR's lists"
+                )
             if evaluation.config is not None:
                 config.find_recipe(evaluation.config, "detection")
             if evaluation.protocol is not None:

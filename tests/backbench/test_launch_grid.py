@@ -20,6 +20,8 @@ def jobs_of(lab, grid, **options):
 
 
 def test_all_is_nineteen_evaluations_of_each_checkpoint(lab):
+    for percent in (1, 10):
+        (lab.data / f"{percent}percent.txt").touch()
     grid = lab.grid(checkpoints=[lab.checkpoints("a", "b")], evaluate=["all"], lists=str(lab.data), pack=1)
     jobs = jobs_of(lab, grid)
     measured = [j for j in jobs if j.verb != "export"]
@@ -129,6 +131,7 @@ def test_running_pretraining_of_an_earlier_grid_is_waited_for(lab):
         ({"evaluate": [{"verb": "linear", "datasets": ["d"], "protocol": "lorca"}]}, "no recipe 'lorca'"),
         ({"evaluate": [{"verb": "detect", "config": "mask_rcnn"}]}, "no recipe 'mask_rcnn'"),
         ({"evaluate": ["table3"]}, "semisup needs `lists: DIR`"),
+        ({"evaluate": ["table3"], "lists": "nowhere"}, "nowhere/1percent.txt: no such file"),
         ({"checkpoints": ["gone.safetensors"]}, r"gone.safetensors: no such file or folder"),
         ({"checkpoints": ["gone/*.safetensors"]}, "'gone/*.safetensors' matches no file"),
         ({"checkpoints": ["{data}"]}, "has no run.json; a folder must be a run of `backbench pretrain`"),
@@ -182,12 +185,14 @@ def test_bad_clusters(lab, capsys, content, says):
 
 def test_shipped_grids_and_clusters_read(lab):
     folder = config.configs_dir()
+    for percent in (1, 10):
+        (lab.data / f"{percent}percent.txt").touch()
     for path in sorted((folder / "clusters").glob("*.yaml")):
         cluster = launch.read_cluster(path)
         for verb in launch.ROWS[1:]:
             cluster.asks(Job(name="x", argv=(verb,), like="x", cells=()))
     for path in sorted((folder / "grids").glob("*.yaml")):
-        grid = read_grid(path)
+        grid = read_grid(path, [f"lists={lab.data}"])
         assert evaluations(grid, str(path)) or grid.recipes, path
 
 
