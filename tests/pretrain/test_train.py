@@ -5,10 +5,8 @@ import os
 import shutil
 import signal
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from backbench import cli, resume, runlog
 from backbench import config as recipes
@@ -33,15 +31,9 @@ LARGER = ["views.crops=[{count: 2, size: 32}]"]
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory):
+def root(shapes):
     """24 pictures in three classes: six steps of eight in two epochs."""
-    root = tmp_path_factory.mktemp("data")
-    rng = np.random.default_rng(0)
-    for n in range(24):
-        folder = root / "shapes" / "train" / "abc"[n % 3]
-        folder.mkdir(parents=True, exist_ok=True)
-        low = Image.fromarray(rng.integers(0, 256, (4, 4, 3), dtype=np.uint8))
-        low.resize((24, 24), Image.BICUBIC).save(folder / f"{n:02}.png")
+    root = shapes()
     (root / "tiny.yaml").write_text(BASE)
     return root
 

@@ -8,9 +8,7 @@ import subprocess
 import sys
 import time
 
-import numpy as np
 import pytest
-from PIL import Image
 
 from backbench.checkpoint import Checkpoint
 from backbench.errors import EXIT_PREEMPTED
@@ -39,14 +37,8 @@ save_minutes: 0.0
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    root = tmp_path_factory.mktemp("data")
-    rng = np.random.default_rng(0)
-    for n in range(24):
-        folder = root / "shapes" / "train" / "abc"[n % 3]
-        folder.mkdir(parents=True, exist_ok=True)
-        low = Image.fromarray(rng.integers(0, 256, (4, 4, 3), dtype=np.uint8))
-        low.resize((24, 24), Image.BICUBIC).save(folder / f"{n:02}.png")
+def root(shapes):
+    root = shapes()
     for name, method in METHODS.items():
         views = 3 if name in ("lorac", "jcl") else 2
         (root / f"{name}.yaml").write_text(RECIPE.format(method=method, views=views))

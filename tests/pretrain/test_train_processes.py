@@ -6,10 +6,8 @@ import subprocess
 import sys
 import time
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from backbench import runlog
 from backbench.checkpoint import Checkpoint
@@ -30,14 +28,8 @@ MOCO = "method={name: moco, queue: 64, head: {hidden: 32, dim: 16, batchnorm: fa
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    root = tmp_path_factory.mktemp("data")
-    rng = np.random.default_rng(0)
-    for n in range(16):
-        folder = root / "shapes" / "train" / "ab"[n % 2]
-        folder.mkdir(parents=True, exist_ok=True)
-        low = Image.fromarray(rng.integers(0, 256, (4, 4, 3), dtype=np.uint8))
-        low.resize((32, 32), Image.BICUBIC).save(folder / f"{n:02}.png")
+def root(shapes):
+    root = shapes(16, "ab", 32)
     (root / "tiny.yaml").write_text(RECIPE)
     return root
 

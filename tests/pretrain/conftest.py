@@ -1,0 +1,22 @@
+"""Pictures to pretrain on."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+
+@pytest.fixture(scope="session")
+def shapes(tmp_path_factory):
+    """shapes(count, classes, size) -> ROOT with shapes/train/<class>/<number>.png, smooth colours, always the same."""
+
+    def make(count=24, classes="abc", size=24):
+        root = tmp_path_factory.mktemp("data")
+        rng = np.random.default_rng(0)
+        for n in range(count):
+            folder = root / "shapes" / "train" / classes[n % len(classes)]
+            folder.mkdir(parents=True, exist_ok=True)
+            low = Image.fromarray(rng.integers(0, 256, (4, 4, 3), dtype=np.uint8))
+            low.resize((size, size), Image.BICUBIC).save(folder / f"{n:02}.png")
+        return root
+
+    return make
