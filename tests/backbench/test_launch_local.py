@@ -142,13 +142,13 @@ def test_stops_cleanly_and_continues(lab):
 
 def test_next_launcher_waits_for_what_a_killed_one_left_running(lab):
     """kill -9 while a pretraining runs: its probes come after it, and it is not started twice."""
-    lab.dataset("pretrain", steps=60, step_s=0.1)
+    lab.dataset("pretrain", steps=100, step_s=0.1)
     grid = lab.grid(recipes=["demo_random"], evaluate=lab.linear("d1", "d2"))
     cluster = lab.cluster("local", jobs=2)
     process = lab.background(grid, cluster, "runs")
     lab.until("runs", lambda s: "running" in s.values())
     process.kill()
-    process.communicate()
+    process.wait()  # not for the job, which holds the same pipe
     assert lab.run(grid, cluster, "runs") == 0
     assert set(lab.states("runs").values()) == {"done"}
     assert all(hows == ["done"] for hows in lab.attempts("runs").values())
