@@ -353,7 +353,7 @@ def draw(sweeps: dict[str, list[tuple[int, float, float]]], path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=20)
     args = parser.parse_args()
     torch.set_num_threads(1)
     lines = [
@@ -371,12 +371,15 @@ def main() -> None:
             f"{case.goal or math.nan:6.1f}{memory[0]:11.1f}{memory[1]:10.1f}{naive_error:13.1e}{our_error:9.1e}"
         )
         print(lines[-1], flush=True)
-    limit, ours = compare(replace(cases(args.quick)[0], naive=two_products), args.repeats)
-    beside = f"{1e3 * limit:.1f} ms; ours in turns with it {1e3 * ours:.1f} ms"
-    lines.append(f"# limit of row 5, two matrix products and exp: {beside}")
-    print(lines[-1], flush=True)
+    by_row = {case.row: case for case in cases(args.quick)}
+    limits = {"5": two_products, "7b": lambda q, k, queue: two_products(q.flatten(0, 1), k, queue)}
+    for row, products in limits.items():
+        limit, ours = compare(replace(by_row[row], naive=products), args.repeats)
+        beside = f"{1e3 * limit:.1f} ms; ours in turns with it {1e3 * ours:.1f} ms"
+        lines.append(f"# limit of row {row}, two matrix products and exp: {beside}")
+        print(lines[-1], flush=True)
     if not args.quick:
-        sweeps = growth(max(3, args.repeats // 2))
+        sweeps = growth(max(3, args.repeats // 4))
         lines.append("# growth, ms: size naive ours")
         for name, rows in sweeps.items():
             lines.append(f"{name}: " + "; ".join(f"{size} {a:.1f} {b:.1f}" for size, a, b in rows))

@@ -158,7 +158,10 @@ def table(names: list[str], out: Path, data: Path, epochs: int) -> tuple[list[st
             remarks += [] if last < first else ["loss did not fall"]
             remarks += [] if row["rank"] > 2 else ["collapsed"]
             worse = [k for k in ("few", "knn") if row[k] <= base[k]]
-            remarks += [f"does not beat random: {', '.join(worse)}"] if worse else []
+            if worse:  # the features of all these methods fill fewer directions; of the weakest, very few
+                remarks.append(
+                    f"does not beat random: {', '.join(worse)}, with {row['rank'] / base['rank']:.0%} of its rank"
+                )
             short += [name] if worse else []
         line = f"{name:14}{first:11.3f}{last:9.3f}{row['rank']:7.1f}{row['few']:10.1f}{row['knn']:8.1f}"
         lines.append(f"{line}  {'; '.join(remarks)}".rstrip())
