@@ -342,6 +342,8 @@ def draw(sweeps: dict[str, list[tuple[int, float, float]]], path: Path) -> None:
     for axis, (name, rows) in zip(axes.flat, sweeps.items()):
         for column, label in ((1, "naive"), (2, "backbench")):
             axis.loglog([r[0] for r in rows], [r[column] for r in rows], marker="o", ms=3, label=label)
+        axis.minorticks_off()
+        axis.set_xticks([r[0] for r in rows], [str(r[0]) for r in rows])
         axis.set_title(name, fontsize=8)
         axis.tick_params(labelsize=7)
         axis.set_ylabel("ms, forward + backward", fontsize=7)
