@@ -398,8 +398,6 @@ class Pool:
         self.done_before: set[str] = set()
 
     def add(self, attempt: Attempt) -> None:
-        if self.total_gpus:
-            attempt.gpus = min(attempt.gpus, self.total_gpus)
         self.queue.append(attempt)
 
     @property
@@ -430,7 +428,8 @@ class Pool:
                 self.outcomes[job.name] = "blocked"
                 log.info(f"blocked {job.name}: needs {lost[0]}")
                 continue
-            room = len(self.live) + len(self.adopted) < self.at_once and attempt.gpus <= len(self.free_gpus)
+            wanted = min(attempt.gpus, self.total_gpus)  # none are handed out where the pool has none
+            room = len(self.live) + len(self.adopted) < self.at_once and wanted <= len(self.free_gpus)
             if room and good.issuperset(job.needs) and waiting.isdisjoint(job.after):
                 self.queue.remove(attempt)
                 self._start(attempt)
@@ -450,6 +449,7 @@ class Pool:
         name = attempt.job.name
         if self.adopt(attempt):
             return
+        attempt.gpus = min(attempt.gpus, self.total_gpus)
         gpus = set(sorted(self.free_gpus)[: attempt.gpus])
         self.free_gpus -= gpus
         if self.total_gpus:

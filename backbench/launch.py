@@ -623,15 +623,14 @@ def submit_slurm(
     """Submit the jobs as arrays; returns how many arrays. Each is on record before Slurm hears of it."""
     ids: dict[str, str] = {n: r.id for n, r in view.records.items() if r.id and view.state(n).name in ACTIVE}
     array_ids: list[str] = []
-    here: list[Job] = []
-    names = {job.name for job in jobs}
+    here: dict[str, Job] = {}
     for job in jobs:  # needs come earlier in the list
-        elsewhere = [n for n in job.needs if n not in ids and (n not in names or n not in {j.name for j in here})]
+        elsewhere = [n for n in job.needs if n not in ids and n not in here]
         if elsewhere:
             log.info(f"left out: {job.name} waits for {elsewhere[0]}, which is not on this Slurm; run this again later")
         else:
-            here.append(job)
-    for part, needs, after in arrays(cluster, here):
+            here[job.name] = job
+    for part, needs, after in arrays(cluster, list(here.values())):
         submission = Submission(
             uid=uuid.uuid4().hex[:12],
             grid=grid,

@@ -155,6 +155,11 @@ def test_next_launcher_waits_for_what_a_killed_one_left_running(lab):
     assert lab.values("runs") == lab.reference(grid)
 
 
+def test_gpus_asked_for_where_none_are_handed_out(lab):
+    grid = lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=lab.linear("d1"))
+    assert lab.run(grid, lab.cluster("local", resources={"default": {"gpus": 1}}), "runs") == 0
+
+
 def test_cancel_leaves_processes_of_other_machines_alone(lab, monkeypatch, caplog):
     lab.dataset("d1", steps=100, step_s=0.1)
     grid = lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=lab.linear("d1"))
