@@ -334,7 +334,7 @@ def predictions(cell: Cell) -> list[tuple[int, Path]]:
     ]
 
 
-def compare(a: Cell, b: Cell, metric: str) -> statistics.Difference | None:
+def difference(a: Cell, b: Cell, metric: str) -> statistics.Difference | None:
     """a - b, from the predictions of the seeds that both have; None where none were kept or the test lists differ."""
     files_a, files_b = dict(predictions(a)), dict(predictions(b))
     seeds = sorted(files_a.keys() & files_b.keys())
@@ -357,10 +357,10 @@ def standing(board: Board, column: Column) -> dict[str, str]:
     first, top = ranked[0]
     tied, untested = [], False
     for row, cell in ranked[1:]:
-        difference = compare(top, cell, column.metric)
-        if difference is None:
+        gap = difference(top, cell, column.metric)
+        if gap is None:
             untested = True
-        elif not (difference.real and difference.value > 0):
+        elif not (gap.real and gap.value > 0):
             tied.append(row.checkpoint)
     if tied:
         return dict.fromkeys([first.checkpoint, *tied], TIED)
@@ -461,7 +461,7 @@ def run(args: argparse.Namespace) -> int:
     if args.html:
         from backbench import report
 
-        report.write(board, args.html, runs=args.runs, judged=judged)
+        report.write_page(board, args.html, runs=args.runs, judged=judged)
     if args.latex or args.markdown:
         from backbench import tables
 

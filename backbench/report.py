@@ -39,7 +39,7 @@ PAIRS = 6000  # tests computed in advance: about ten seconds
 TEXT_BYTES = 20_000_000  # of provenance in the page; with many results each long value is cut to its share
 
 
-def write(board: Board, path: Path, *, runs: Iterable[str | Path], judged: Sequence[Judged] = ()) -> None:
+def write_page(board: Board, path: Path, *, runs: Iterable[str | Path], judged: Sequence[Judged] = ()) -> None:
     """Write the page for `board`; curves and pictures are looked for below `runs`."""
     with leaderboard.many_objects():
         data, origins = _table(board)
@@ -164,7 +164,7 @@ def _pairs(board: Board, index: dict[str, int]) -> list[list[Any]]:
                     return out
                 i, j = index[row_a.checkpoint], index[row_b.checkpoint]
                 first, second = (cell_a, cell_b) if i < j else (cell_b, cell_a)
-                d = leaderboard.compare(first, second, column.metric)
+                d = leaderboard.difference(first, second, column.metric)
                 if d is not None:
                     interval = [_round(d.ci95[0]), _round(d.ci95[1])]
                     p = float(f"{d.p:.3g}")

@@ -215,7 +215,7 @@ def main() -> None:
         leaderboard.write_csv(board, root / "leaderboard.csv")
         csv_s = time.perf_counter() - start
         start = time.perf_counter()
-        report.write(board, root / "leaderboard.html", runs=[root / "runs"])
+        report.write_page(board, root / "leaderboard.html", runs=[root / "runs"])
         page_s = time.perf_counter() - start
         size = (root / "leaderboard.html").stat().st_size / 1e6
         numbers = args.checkpoints * args.columns

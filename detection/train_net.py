@@ -246,7 +246,7 @@ def train(job: Job, p: Prepared, engine: Any, rank: int, stop: resume.StopFlag) 
         due = (iteration + 1) % s.CHECKPOINT_PERIOD == 0 or time.monotonic() - saved > SAVE_SECONDS
         if rank == 0 and (due or stopping) and iteration + 1 < s.MAX_ITER:
             saved = time.monotonic()
-            save_state(state_file, engine, iteration + 1)
+            keep_state(state_file, engine, iteration + 1)
         if stopping and iteration + 1 < s.MAX_ITER:
             by = stop.requested or "a signal"
             raise Preempted(
@@ -317,7 +317,7 @@ def quiet(name: str) -> Iterator[None]:
     logger.setLevel(level)
 
 
-def save_state(file: Path, engine: Any, iteration: int) -> None:
+def keep_state(file: Path, engine: Any, iteration: int) -> None:
     resume.save_state(
         file, {"iteration": iteration, "model": engine.model.state_dict(), "optimizer": engine.optimizer.state_dict()}
     )

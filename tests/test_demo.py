@@ -142,5 +142,5 @@ def test_a_rows_command_measures_the_same_value(whole, tmp_path):
         arguments = shlex.split(command)[1:]
         cwd = (rows[0].origin or {})["cwd"]
         subprocess.run([sys.executable, "-m", "backbench", *arguments], cwd=cwd, check=True, capture_output=True)
-        again, _ = results.read(tmp_path / part)
-        assert {(r.column, r.value) for r in again} == {(r.column, r.value) for r in rows}
+        repeated, _ = results.read(tmp_path / part)
+        assert {(r.column, r.value) for r in repeated} == {(r.column, r.value) for r in rows}

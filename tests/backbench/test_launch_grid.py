@@ -200,11 +200,11 @@ def test_arrays_have_one_set_of_resources_and_dependencies(lab):
     grid = lab.grid(checkpoints=[lab.checkpoints("a", "b")], evaluate=["table2", "table4"], pack=1)
     jobs = jobs_of(lab, grid)
     cluster = launch.read_cluster(lab.cluster("slurm", max_array=10, resources={"detect": {"gpus": 2}}))
-    arrays = list(launch.arrays(cluster, jobs))
-    assert sorted(j.name for members, _, _ in arrays for j in members) == sorted(j.name for j in jobs)
-    assert max(len(members) for members, _, _ in arrays) == 10
+    made = list(launch.arrays(cluster, jobs))
+    assert sorted(j.name for members, _, _ in made for j in members) == sorted(j.name for j in jobs)
+    assert max(len(members) for members, _, _ in made) == 10
     submitted: set[str] = set()
-    for members, needs, _ in arrays:
+    for members, needs, _ in made:
         assert len({cluster.asks(j) for j in members}) == 1
         assert all(set(j.needs) == set(needs) for j in members)
         assert submitted.issuperset(needs)
@@ -258,8 +258,8 @@ def test_ten_thousand_jobs_expand_quickly(lab):
     )
     start = time.process_time()
     jobs = expand(grid, lab.root / "runs", where="grid").jobs
-    arrays = list(launch.arrays(launch.read_cluster("slurm"), jobs))
+    made = list(launch.arrays(launch.read_cluster("slurm"), jobs))
     took = time.process_time() - start
-    assert len(jobs) == 10_000 and [len(a[0]) for a in arrays] == [1000] * 10
+    assert len(jobs) == 10_000 and [len(a[0]) for a in made] == [1000] * 10
     assert took < 10
     assert dataclasses.asdict(jobs[0]) == dataclasses.asdict(Job.from_json(json.loads(json.dumps(jobs[0].to_json()))))

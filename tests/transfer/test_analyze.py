@@ -68,7 +68,7 @@ def values(out: Path) -> dict[tuple[str, str, str], float | None]:
 def test_one_pass_serves_all_checkpoints_and_the_numbers_are_right(tiny_root, tmp_path, monkeypatch) -> None:
     head = _heads.build_head(_heads.Head(layers=2, hidden=24, dim=16, last_batchnorm=True), 512)
     heads = {f"projector.{k}": v for k, v in head.state_dict().items()}
-    files = [
+    given = [
         save(tmp_path, 0, "plain"),
         save(tmp_path, 1, "headed", heads=heads),
         save(tmp_path, 2, "flat", constant=True),
@@ -77,7 +77,7 @@ def test_one_pass_serves_all_checkpoints_and_the_numbers_are_right(tiny_root, tm
     decode = images.decode
     monkeypatch.setattr(images, "decode", lambda path: opened.append(Path(path)) or decode(path))
     small = recipe(tmp_path, 30)
-    assert run(files, tiny_root, tmp_path / "out", small) == 0
+    assert run(given, tiny_root, tmp_path / "out", small) == 0
     assert len(opened) == len(set(opened)) == 30  # once each, for three checkpoints and seven views
     found = values(tmp_path / "out")
     trunk, projector = "analyze-trunk-test-v1", "analyze-projector-test-v1"
@@ -125,7 +125,7 @@ def test_one_pass_serves_all_checkpoints_and_the_numbers_are_right(tiny_root, tm
     ]
     lines = (tmp_path / "out" / "results.jsonl").read_bytes()
     opened.clear()
-    assert run(files, tiny_root, tmp_path / "out", small) == 0
+    assert run(given, tiny_root, tmp_path / "out", small) == 0
     assert (tmp_path / "out" / "results.jsonl").read_bytes() == lines and not opened
 
 
