@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from backbench.api import Results, evaluate
-    from backbench.checkpoint import Checkpoint
-    from backbench.foreign import read as load
-    from backbench.leaderboard import collect
-    from backbench.results import Result
+    from backbench.board.board import collect
+    from backbench.results.store import Result
+    from backbench.weights.checkpoint import Checkpoint
+    from backbench.weights.importing import read as load
 
 _NAMES = {
     "evaluate": ("backbench.api", "evaluate"),
     "Results": ("backbench.api", "Results"),
-    "Checkpoint": ("backbench.checkpoint", "Checkpoint"),
-    "Result": ("backbench.results", "Result"),
-    "load": ("backbench.foreign", "read"),  # a Checkpoint file or any published format
-    "collect": ("backbench.leaderboard", "collect"),  # run folders -> the board that the leaderboard is written from
+    "Checkpoint": ("backbench.weights.checkpoint", "Checkpoint"),
+    "Result": ("backbench.results.store", "Result"),
+    "load": ("backbench.weights.importing", "read"),  # a Checkpoint file or any published format
+    "collect": ("backbench.board.board", "collect"),  # run folders -> the board that the leaderboard is written from
 }
 __all__ = ["Checkpoint", "Result", "Results", "collect", "evaluate", "load"]
 

@@ -9,15 +9,16 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from backbench import leaderboard, results
+from backbench.board.board import Board, checkpoint_header, fill
 from backbench.errors import EXIT_BAD_INPUT, EXIT_PREEMPTED, BadInput, Failed, Preempted, nearest
-from backbench.results import Result
-from backbench.runlog import log
+from backbench.results import store
+from backbench.results.store import Result
+from backbench.runs.folder import log
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from backbench.checkpoint import Checkpoint
+    from backbench.weights.checkpoint import Checkpoint
 
 # Task -> the recipe that its protocol is by default. Detection recipes are under configs/detection.
 RECIPES = {
@@ -39,8 +40,8 @@ class Results(list[Result]):
     """A list of Results that prints as a table; `board` is the same as leaderboard rows and columns."""
 
     @property
-    def board(self) -> leaderboard.Board:
-        return leaderboard.fill(leaderboard.Board(), [(result, Path()) for result in self])
+    def board(self) -> Board:
+        return fill(Board(), [(result, Path()) for result in self])
 
     def __repr__(self) -> str:
         lines = []
@@ -99,7 +100,7 @@ def evaluate(
         run = out / f"{task}-{dataset}-{Path(recipe).stem}"
         command = _command(file, (task, dataset, recipe), seed=seed, lists=lists or Path(data) / "lists", engine=engine)
         _start(_whole(command, data=data, run=run, options=options, seed=seed))
-        measured, problems = results.read(run)
+        measured, problems = store.read(run)
         for problem in problems:
             log.warning(problem)
         found += [r for r in measured if r.seed == seed]
@@ -154,8 +155,8 @@ def _save(
 
     import torch
 
-    from backbench import foreign
-    from backbench.checkpoint import Checkpoint
+    from backbench.weights import importing
+    from backbench.weights.checkpoint import Checkpoint
 
     about = {"name": name, "method": method, "epochs": epochs}
     if isinstance(checkpoint, Checkpoint):
@@ -166,19 +167,19 @@ def _save(
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "module.pt"
             torch.save(checkpoint.state_dict(), file)
-            found = foreign.read(
+            found = importing.read(
                 file, encoder=encoder, name=name or type(checkpoint).__name__, method=method or "module"
             )
             found = found if epochs is None else found.replace(epochs=epochs)
             # the file is gone when this returns; what it was is the module
             found = found.replace(provenance={**found.provenance, "source": f"module {type(checkpoint).__qualname__}"})
     elif isinstance(checkpoint, str | Path):
-        found = foreign.read(Path(checkpoint), encoder=encoder, **about)  # type: ignore[arg-type]
+        found = importing.read(Path(checkpoint), encoder=encoder, **about)  # type: ignore[arg-type]
     else:
         raise BadInput(f"expected a Checkpoint, a torch module or a path, not {type(checkpoint).__name__}")
     path = out / "checkpoint.safetensors"
     if path.exists():
-        there = leaderboard.checkpoint_header(path) or {}
+        there = checkpoint_header(path) or {}
         if there.get("digest") != found.digest:
             raise BadInput(f"{out}: holds results of other weights ({path.name}); choose another out")
         return path

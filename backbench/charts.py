@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from backbench import resume
+from backbench.runs import atomic
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -69,6 +69,6 @@ def save(figure: Figure, stem: Path) -> Path:
         figure.set_layout_engine("none")  # the places are found once, not again for each file
         for suffix, canvas in ((".png", FigureCanvasAgg), (".svg", FigureCanvasSVG)):
             metadata = {"Software": None} if suffix == ".png" else {"Date": None, "Creator": None}
-            with resume.atomic_path(stem.with_name(stem.name + suffix)) as temporary:
+            with atomic.atomic_path(stem.with_name(stem.name + suffix)) as temporary:
                 canvas(figure).print_figure(temporary, format=suffix[1:], dpi=130, metadata=metadata)
     return stem.with_name(stem.name + ".svg")

@@ -15,10 +15,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from backbench import results
+from backbench.board.board import checkpoint_header
 from backbench.errors import BadInput
-from backbench.leaderboard import checkpoint_header
-from backbench.runlog import RUN_FILE
+from backbench.results import store
+from backbench.runs.folder import RUN_FILE
 
 STILL_WRITTEN_S = 3600  # a temporary file younger than this may have a living writer
 _STATE, _CHECKPOINT = "state.pt", "backbone.safetensors"
@@ -75,8 +75,8 @@ def _open(folder: Path) -> Held:
         verb = "?"
     if verb == "pretrain":
         return Held(folder, verb, _whole(folder / _CHECKPOINT))
-    file = folder / results.FILE
-    return Held(folder, verb, file.exists() and any(not isinstance(x, str) for x in results.read_file(file)))
+    file = folder / store.FILE
+    return Held(folder, verb, file.exists() and any(not isinstance(x, str) for x in store.read_file(file)))
 
 
 def _whole(checkpoint: Path) -> bool:

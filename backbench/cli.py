@@ -196,17 +196,17 @@ def _clean(p: argparse.ArgumentParser) -> None:
 VERBS = {
     "demo": Verb("backbench.demo:run", "the whole path on embedded data, from pretraining to the leaderboard", _demo),
     "pretrain": Verb("pretrain.train:run", "train a backbone by a recipe", _pretrain),
-    "inspect": Verb("backbench.foreign:run_inspect", "what a checkpoint file holds", _inspect),
-    "import": Verb("backbench.foreign:run_import", "a published checkpoint, completely or not at all", _import),
-    "export": Verb("backbench.foreign:run_export", "a checkpoint in another library's format", _export),
+    "inspect": Verb("backbench.weights.importing:run_inspect", "what a checkpoint file holds", _inspect),
+    "import": Verb("backbench.weights.importing:run_import", "a published checkpoint, whole or not at all", _import),
+    "export": Verb("backbench.weights.importing:run_export", "a checkpoint in another library's format", _export),
     "linear": Verb("transfer.linear:run", "frozen-backbone probes", _linear),
     "semisup": Verb("transfer.finetune:run_semisup", "finetune on 1%% or 10%% of the labels", _semisup),
     "finetune": Verb("transfer.finetune:run", "finetune on a whole dataset", _finetune),
     "analyze": Verb("transfer.analyze:run", "what the features look like: the papers' figures", _analyze),
     "detect": Verb("detection.train_net:run", "Faster, Mask or Keypoint R-CNN on COCO", detect_arguments),
-    "launch": Verb("backbench.launch:run", "grids of jobs on Slurm or on this machine", _launch),
-    "leaderboard": Verb("backbench.leaderboard:run", "results as CSV, page and tables", _leaderboard),
-    "data": Verb("transfer.datasets:run", "list and check datasets", _data_verb),
+    "launch": Verb("backbench.launch.verb:run", "grids of jobs on Slurm or on this machine", _launch),
+    "leaderboard": Verb("backbench.board.board:run", "results as CSV, page and tables", _leaderboard),
+    "data": Verb("backbench.datasets.verb:run", "list and check datasets", _data_verb),
     "doctor": Verb("backbench.doctor:run", "what is installed here and what that allows", _doctor),
     "clean": Verb("backbench.clean:run", "what runs hold on disk, and what can go", _clean),
 }
@@ -247,7 +247,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def guarded(action: Callable[[], int | None], args: argparse.Namespace) -> int:
     """Run a verb; its errors become one line on stderr and an exit status, with the traceback under --debug."""
-    from backbench.runlog import setup_logging
+    from backbench.runs.folder import setup_logging
 
     setup_logging(-1 if args.quiet else args.verbosity)
     try:

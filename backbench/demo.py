@@ -23,9 +23,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from backbench import embedded, resume
+from backbench.datasets import embedded
 from backbench.errors import EXIT_PREEMPTED, BadInput, Failed, Preempted
-from backbench.runlog import PROGRESS_FILE, log, seconds
+from backbench.runs import atomic
+from backbench.runs.folder import PROGRESS_FILE, log, seconds
+from backbench.runs.state import StopFlag
 
 CHECKPOINTS = ("random", "simclr", "moco_v2", "moco_m", "lorac")
 DETECTED = ("random", "lorac")  # the two that go through all three COCO tasks
@@ -117,7 +119,7 @@ class Demo:
             log.info(f"demo ({self.size}) in {self.out}: {len(self.plan)} stages, {AT_ONCE} at a time")
             embedded.build(self.out / "data", self.size)
             self._recognise()
-            with resume.StopFlag() as stop:
+            with StopFlag() as stop:
                 try:
                     self._loop(stop)
                 finally:
@@ -136,7 +138,7 @@ class Demo:
             raise BadInput(f"{self.out}: holds a demo of size '{was}', not '{self.size}'; choose another --out")
         if not about.exists() and any(self.out.iterdir()):
             raise BadInput(f"{self.out}: is not empty and holds no demo; choose another --out")
-        resume.write_json(about, {"size": self.size})
+        atomic.write_json(about, {"size": self.size})
         with (self.out / "demo.lock").open("w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -162,7 +164,7 @@ class Demo:
         if self.skipped:
             log.info(f"{len(self.skipped)} finished stages recognised and skipped")
 
-    def _loop(self, stop: resume.StopFlag) -> None:
+    def _loop(self, stop: StopFlag) -> None:
         while len(self.done) < len(self.plan):
             for stage in self.plan:
                 fresh = stage.name not in self.done and stage.name not in self.running
@@ -207,7 +209,7 @@ class Demo:
             raise Failed(f"stage {name} failed (exit {status}): {''.join(tail)[:300]} [all of it: {file.name}]")
         took = time.monotonic() - began
         self.done[name] = took
-        resume.write_json(self._marker(stage), {"command": list(stage.command[1:]), "seconds": round(took, 1)})
+        atomic.write_json(self._marker(stage), {"command": list(stage.command[1:]), "seconds": round(took, 1)})
         log.info(f"{self._clock()}  done   {name} in {seconds(took)}")
 
     def _end_children(self) -> None:
@@ -313,16 +315,17 @@ def compare(run: Path) -> list[str]:
     """Each checkpoint's few-label accuracy minus the random trunk's, draw by draw, with a paired 95% interval."""
     import numpy
 
-    from backbench import results, statistics
+    from backbench.results import store
+    from backbench.results.compare import of_draws
 
-    rows = [r for r in results.read(run)[0] if r.task == "fewshot"]
+    rows = [r for r in store.read(run)[0] if r.task == "fewshot"]
     draws = {r.name: numpy.array(r.provenance["draws"]) for r in rows}
     control = next((name for name in draws if "random" in name), None)
     lines = []
     for name, values in draws.items():
         if control is None or name == control:
             continue
-        d = statistics.of_draws(values - draws[control])
+        d = of_draws(values - draws[control])
         verdict = ("better" if d.value > 0 else "worse") if d.real else "no difference shown"
         lines.append(
             f"few labels, {name} against {control}: {d.value:+.1f} points, paired 95% interval "

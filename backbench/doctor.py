@@ -18,9 +18,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from backbench import results
+from backbench.board.board import TWELVE
 from backbench.errors import EXIT_FAILED
-from backbench.leaderboard import TWELVE
+from backbench.results import store
 
 OK, MISSING, BROKEN = "ok", "missing", "broken"
 OTHERS = ("imagenet", "imagenet100", "stl10", "digits", "scenes")
@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
 def examine(data: Path) -> dict[str, Any]:
     """Everything as plain values: packages, machine, devices, slurm, detectron2, data, allows."""
     found: dict[str, Any] = {
-        "code": results.code_revision(),
+        "code": store.code_revision(),
         "python": platform.python_version(),
         "packages": packages(),
         "machine": machine(),
@@ -102,7 +102,7 @@ def machine() -> dict[str, Any]:
         "memory_gib": round(memory / 2**30, 1),
         "disk_free_gib": round(shutil.disk_usage(Path.cwd()).free / 2**30, 1),
         "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
-        "cpu": results.hardware(),
+        "cpu": store.hardware(),
     }
 
 

@@ -18,14 +18,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "backbench"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
-import fake_verbs
-import slurm_cluster
+from support import fake_verbs, slurm_cluster
 
-from backbench import cli, launch
-from backbench.grid import Job, expand, read_grid
-from backbench.jobs import Store
+from backbench import cli
+from backbench.launch.grid import Job, expand, read_grid
+from backbench.launch.jobs import Store
+from backbench.launch.verb import Submission, View
 
 
 @contextlib.contextmanager
@@ -89,7 +89,7 @@ def on_slurm(root: Path, grid: Path, runs: Path, jobs: int, base: float) -> None
     print(f"{'baseline: an sbatch per job, extrapolated':62} {single[0] / 20 * jobs:7.2f} s")
     with timed("run: the same, submitted as arrays of 1000", None, single[0] / 20 * jobs):
         quiet("launch", "run", str(grid), *options)
-    view = launch.View(Store(runs))
+    view = View(Store(runs))
     assert len(view.queue) >= jobs and {view.state(n).name for n in view.records} == {"queued"}
     with timed("status, all queued (one squeue)", 2, base):
         quiet("launch", "status", "--once", "--out", str(runs))
@@ -102,9 +102,9 @@ def on_slurm(root: Path, grid: Path, runs: Path, jobs: int, base: float) -> None
 def everything_ended(root: Path, found: list[Job], base: float) -> None:
     """A status file per job, as the jobs themselves write them: half done, a tenth failed, the rest as it was."""
     store = Store(root / "ended")
-    launch.Submission(
-        uid="x", grid="big", cluster="local", cluster_overrides=(), kind="local", time=0.0, jobs=found
-    ).write(store)
+    Submission(uid="x", grid="big", cluster="local", cluster_overrides=(), kind="local", time=0.0, jobs=found).write(
+        store
+    )
     (store.root / "status").mkdir()
     attempt = {"start": time.time() - 9, "end": time.time(), "how": "done", "host": "n1", "pid": 1, "gpus": 1}
     for i, job in enumerate(found):

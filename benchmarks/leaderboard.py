@@ -20,9 +20,10 @@ from pathlib import Path
 
 import numpy as np
 
-from backbench import leaderboard, report, results
-from backbench.leaderboard import TWELVE
-from backbench.results import Result
+from backbench.board.board import TWELVE, collect, write_csv
+from backbench.board.page import write_page
+from backbench.results import store
+from backbench.results.store import Result
 
 Kind = tuple[str, str, str, str, str | None]  # task, dataset, metric, protocol, engine
 
@@ -89,9 +90,9 @@ def synthetic(
                 if kept and task.endswith("_rcnn"):
                     resample = np.random.default_rng(int(manifest[:12], 16)).integers(0, images, size=(500, images))
                     arrays = {f"bootstrap_{metric}": 100 * hit[resample].mean(1), "manifest": manifest}
-                    provenance["predictions"] = results.keep_predictions(run, f"{metric}-{s}", **arrays)
+                    provenance["predictions"] = store.keep_predictions(run, f"{metric}-{s}", **arrays)
                 elif kept:
-                    provenance["predictions"] = results.keep_predictions(
+                    provenance["predictions"] = store.keep_predictions(
                         run, f"{metric}-{s}", prediction=prediction, label=label, hits5=hit, manifest=manifest
                     )
                 rows.append(
@@ -115,7 +116,7 @@ def synthetic(
                         origin={"command": f"backbench {task} {name}.safetensors --datasets {dataset} --out {run}"},
                     )
                 )
-            results.append(run, rows)
+            store.append(run, rows)
 
 
 def many(root: Path, checkpoints: int, columns: int) -> None:
@@ -146,7 +147,7 @@ def many(root: Path, checkpoints: int, columns: int) -> None:
             for i in range(start, min(start + 100, checkpoints))
             for c, (task, dataset, metric, protocol, engine) in enumerate(kinds)
         ]
-        results.append(root / f"run{start}", rows)
+        store.append(root / f"run{start}", rows)
 
 
 def chromium() -> str | None:
@@ -210,12 +211,12 @@ def main() -> None:
         root = Path(folder)
         many(root / "runs", args.checkpoints, args.columns)
         start = time.perf_counter()
-        board = leaderboard.collect([root / "runs"])
+        board = collect([root / "runs"])
         read = time.perf_counter() - start
-        leaderboard.write_csv(board, root / "leaderboard.csv")
+        write_csv(board, root / "leaderboard.csv")
         csv_s = time.perf_counter() - start
         start = time.perf_counter()
-        report.write_page(board, root / "leaderboard.html", runs=[root / "runs"])
+        write_page(board, root / "leaderboard.html", runs=[root / "runs"])
         page_s = time.perf_counter() - start
         size = (root / "leaderboard.html").stat().st_size / 1e6
         numbers = args.checkpoints * args.columns

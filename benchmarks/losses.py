@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from backbench import resume
+from backbench.runs import atomic
 from pretrain.methods.arb import nearest_base, standardise
 from pretrain.methods.jcl import jcl_loss, moments
 from pretrain.methods.lorac import lorac_loss, nuclear_norm
@@ -348,7 +348,7 @@ def draw(sweeps: dict[str, list[tuple[int, float, float]]], path: Path) -> None:
         axis.tick_params(labelsize=7)
         axis.set_ylabel("ms, forward + backward", fontsize=7)
     axes.flat[0].legend(fontsize=7)
-    with resume.atomic_path(path) as temporary:
+    with atomic.atomic_path(path) as temporary:
         figure.savefig(temporary, format="png", dpi=80)
 
 
@@ -386,7 +386,7 @@ def main() -> None:
         for name, rows in sweeps.items():
             lines.append(f"{name}: " + "; ".join(f"{size} {a:.1f} {b:.1f}" for size, a, b in rows))
         draw(sweeps, Path(__file__).with_suffix(".png"))
-        resume.write_text(Path(__file__).with_suffix(".txt"), "\n".join(line.rstrip() for line in lines) + "\n")
+        atomic.write_text(Path(__file__).with_suffix(".txt"), "\n".join(line.rstrip() for line in lines) + "\n")
 
 
 if __name__ == "__main__":

@@ -26,9 +26,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from backbench import embedded, resume
-from backbench.checkpoint import Checkpoint
 from backbench.config import configs_dir
+from backbench.datasets import embedded
+from backbench.runs import atomic, seeding
+from backbench.weights.checkpoint import Checkpoint
 
 HEAD = {"hidden": 512, "dim": 128, "last_batchnorm": True}
 KEYS = {"head": HEAD, "queue": 512, "momentum": 0.95, "groups": 4, "temperature": 0.2}
@@ -83,7 +84,7 @@ def train(name: str, *, epochs: int, data: Path, out: Path) -> None:
     file, text = out / f"{name}.yaml", json.dumps(recipe(name, epochs), indent=1)  # JSON is YAML
     if (out / name / "backbone.safetensors").exists() and file.read_text() == text:
         return
-    resume.write_text(file, text)
+    atomic.write_text(file, text)
     command = [sys.executable, "-m", "backbench", "pretrain", str(file), "--data", str(data), "--out", str(out / name)]
     done = subprocess.run(
         [*command, "--accelerator", "cpu", "-q"],
@@ -118,7 +119,7 @@ def images(folder: Path) -> tuple[torch.Tensor, np.ndarray]:
 
 @torch.no_grad()
 def features(checkpoint: Checkpoint, pixels: torch.Tensor) -> np.ndarray:
-    from backbench.preprocess import normalise
+    from backbench.images.preprocess import normalise
 
     trunk = checkpoint.backbone().eval()
     return torch.cat([trunk(normalise(part, checkpoint.pixels)) for part in pixels.split(256)]).numpy()
@@ -139,7 +140,7 @@ def score(run: Path, data: Path) -> dict[str, float]:
     a, b = normalize(a), normalize(b)
     few = []
     for draw in range(DRAWS):
-        rng = np.random.default_rng(resume.seed_of("few labels", draw))
+        rng = np.random.default_rng(seeding.seed_of("few labels", draw))
         chosen = np.concatenate([rng.choice(np.flatnonzero(train_y == c), LABELS, replace=False) for c in range(10)])
         few.append(LogisticRegression(C=100.0, max_iter=1000).fit(a[chosen], train_y[chosen]).score(b, test_y))
     return {"rank": rank, "few": 100 * float(np.mean(few)), "knn": 100 * knn}
@@ -194,7 +195,7 @@ def main() -> None:
         found, short = table(names, out, data, epochs)
         lines += found
         names = ["random", *short]
-    resume.write_text(Path(__file__).with_suffix(".txt"), "\n".join(lines) + "\n")
+    atomic.write_text(Path(__file__).with_suffix(".txt"), "\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

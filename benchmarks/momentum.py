@@ -17,8 +17,8 @@ import torch
 from machine import describe
 from torch import Tensor
 
-from backbench import optim
-from backbench.backbones import build_backbone
+from backbench.weights.resnet import build_backbone
+from pretrain import optim
 from pretrain.methods._momentum import momentum_update
 
 

@@ -5,7 +5,7 @@
 Baselines and candidates run in turn (A B A B ...), medians are compared; ratios carry over between machines, seconds do
 not. Rows 1, 3 and 4 count this process's CPU time when it has one thread, so other work on the machine hardly matters;
 row 2, which is about two processes at once, is wall time. What is timed is what `backbench linear` runs:
-transfer.linear.Heads, backbench.features.Frozen and their loader.
+transfer.linear.Heads, transfer.features.Frozen and their loader.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import nn
 
-from backbench.backbones import build_backbone
-from backbench.checkpoint import Checkpoint
-from backbench.features import Frozen, forward_all, loader
-from backbench.images import scan_folder
+from backbench.images.files import scan_folder
+from backbench.weights.checkpoint import Checkpoint
+from backbench.weights.resnet import build_backbone
 from transfer.config import Augment
+from transfer.features import Frozen, forward_all, loader
 from transfer.linear import CropFlip, Heads, positions
 
 CPU = torch.device("cpu")

@@ -22,8 +22,9 @@ from pathlib import Path
 import torch
 from machine import describe
 
-from backbench import embedded, runlog
-from backbench.checkpoint import Checkpoint
+from backbench.datasets import embedded
+from backbench.runs.folder import read_metrics
+from backbench.weights.checkpoint import Checkpoint
 
 VIEWS_96 = "views.crops=[{count: 2, size: 96, scale: [0.3, 1.0], flip: 0.0, blur_p: 0.0}]"
 RECIPES = {
@@ -49,7 +50,7 @@ def pretrain(recipe: str, overrides: list[str], data: Path, out: Path, processes
     ]
     command += ["--devices", str(processes), "--accelerator", "cpu", "-q"]
     subprocess.run(command, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
-    rates = [row["images_per_s"] for row in runlog.read_metrics(out) if "images_per_s" in row]
+    rates = [row["images_per_s"] for row in read_metrics(out) if "images_per_s" in row]
     return Checkpoint.load(out / "backbone.safetensors"), statistics.median(rates)
 
 

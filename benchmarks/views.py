@@ -22,9 +22,9 @@ from machine import describe
 from PIL import Image, ImageFilter
 from torchvision import transforms as T
 
-from backbench.images import decode_array
-from backbench.preprocess import IMAGENET_MEAN, IMAGENET_STD, Pixels, normalise
-from backbench.views import Crops, draw, render_fast, render_geometry
+from backbench.images.files import decode_array
+from backbench.images.preprocess import IMAGENET_MEAN, IMAGENET_STD, Pixels, normalise
+from backbench.images.views import Crops, draw, render_fast, render_geometry
 
 PIXELS = Pixels()
 MOCO = (Crops(count=1),)

@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from backbench import images, resume
 from backbench.errors import BadInput, nearest
+from backbench.images.files import decode
+from backbench.runs import seeding
 
 XYWH = 1  # detectron2.structures.BoxMode.XYWH_ABS
 LEFT_RIGHT = (("left", "right"), ("right", "left"))
@@ -293,7 +294,7 @@ class Order:
     def _groups(self) -> Iterator[list[int]]:
         open_groups: dict[bool, list[int]] = {True: [], False: []}
         for epoch in itertools.count():
-            for i in torch.randperm(len(self.wide), generator=resume.generator(self.seed, "order", epoch)).tolist():
+            for i in torch.randperm(len(self.wide), generator=seeding.generator(self.seed, "order", epoch)).tolist():
                 group = open_groups[self.wide[i] if self.group > 1 else True]
                 group.append(i)
                 if len(group) == self.group:
@@ -330,7 +331,7 @@ def shortest_edge(height: int, width: int, size: int, limit: int) -> tuple[int, 
 
 def load_image(record: Mapping[str, Any]) -> Any:
     """The PIL image; BadInput where its size is not the annotation file's."""
-    image = images.decode(record["file_name"])
+    image = decode(record["file_name"])
     if image.size != (record["width"], record["height"]):
         stated = (record["width"], record["height"])
         raise BadInput(f"{record['file_name']}: is {image.size} pixels, its annotation file says {stated}")
@@ -376,7 +377,7 @@ class TrainImages(torch.utils.data.Dataset[dict[str, Any]]):
         iteration, slot, index = key
         record = self.records[index]
         a = self.augment
-        draw = resume.generator(a.seed, "augment", iteration, slot)
+        draw = seeding.generator(a.seed, "augment", iteration, slot)
         if a.sampling == "range":
             size = int(torch.randint(a.sizes[0], a.sizes[1] + 1, (), generator=draw))
         else:

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from backbench import foreign, resume
-from backbench.backbones import build_backbone
-from backbench.checkpoint import Checkpoint
 from backbench.errors import BadInput
+from backbench.runs import seeding
+from backbench.weights import importing
+from backbench.weights.checkpoint import Checkpoint
+from backbench.weights.resnet import build_backbone
 
 TOLERANCE = 1e-4
 RANDOM = "random"
@@ -27,7 +28,7 @@ def weights(checkpoint: Path | None, model_weights: str, depth: int, seed: int) 
         raise BadInput(f"both --checkpoint {checkpoint} and MODEL.WEIGHTS {model_weights}; give one")
     if model_weights == RANDOM:
         arch = f"resnet{depth}"
-        resume.seed_everything(seed, "random row")
+        seeding.seed_everything(seed, "random row")
         trunk = build_backbone(arch)
         return Checkpoint(arch=arch, method=RANDOM, state_dict=trunk.state_dict(), provenance={"name": "random"})
     if "://" in model_weights:
@@ -37,7 +38,7 @@ def weights(checkpoint: Path | None, model_weights: str, depth: int, seed: int) 
         raise BadInput(
             f"no weights: give --checkpoint X, MODEL.WEIGHTS OUT.pkl, or MODEL.WEIGHTS {RANDOM} for the random row"
         )
-    return foreign.read(file)
+    return importing.read(file)
 
 
 def check_features(checkpoint: Checkpoint, stages: Callable[[Tensor], Sequence[Tensor]], engine: str) -> float:
@@ -45,7 +46,7 @@ def check_features(checkpoint: Checkpoint, stages: Callable[[Tensor], Sequence[T
 
     Raises BadInput above 1e-4: a map that matched half of the names, a stride in the other convolution.
     """
-    x = torch.randn(2, 3, 64, 64, generator=resume.generator(0, "feature check"))
+    x = torch.randn(2, 3, 64, 64, generator=seeding.generator(0, "feature check"))
     with torch.no_grad():
         own = checkpoint.backbone().eval().stages(x)
     worst = 0.0

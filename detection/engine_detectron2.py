@@ -19,9 +19,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from backbench import distributed, foreign, resume
-from backbench.checkpoint import Checkpoint
 from backbench.errors import BadInput
+from backbench.runs import distributed, seeding
+from backbench.weights import importing
+from backbench.weights.checkpoint import Checkpoint
 from detection import coco, config, evaluate
 
 try:
@@ -79,7 +80,7 @@ class Stream(torch.utils.data.Dataset[dict[str, Any]]):
         position, index = divmod(key, len(self))
         record = self.records[index]
         objects = [{**a, "bbox_mode": BoxMode(a["bbox_mode"])} for a in record["annotations"]]
-        return {**record, "annotations": objects, "seed": resume.seed_of(self.seed, "augment", position)}
+        return {**record, "annotations": objects, "seed": seeding.seed_of(self.seed, "augment", position)}
 
 
 class Seeded:
@@ -169,7 +170,7 @@ class Engine:
             for node in (cfg.MODEL.RESNETS, cfg.MODEL.FPN):
                 node.NORM = "naiveSyncBN" if node.NORM == "SyncBN" else node.NORM
         self.cfg, self.task, self.seed, self.device, self.flip_map = cfg, task, seed, device, flip_map
-        resume.seed_everything(seed, "detector")
+        seeding.seed_everything(seed, "detector")
         self.model = build_model(cfg)
         self.c4 = not hasattr(self.model.backbone, "bottom_up")
         self._load(checkpoint)
@@ -180,7 +181,7 @@ class Engine:
         """Every tensor of the trunk to its place, or BadInput: nothing is matched by likeness."""
         own = self.model.state_dict()
         trunk = "backbone." if self.c4 else "backbone.bottom_up."
-        for name, tensor in foreign.to_detectron2(checkpoint.state_dict).items():
+        for name, tensor in importing.to_detectron2(checkpoint.state_dict).items():
             key = f"roi_heads.{name}" if self.c4 and name.startswith("res5") else trunk + name
             if key not in own and name.endswith("num_batches_tracked"):
                 continue  # frozen batch norm does not count

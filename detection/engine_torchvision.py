@@ -34,11 +34,11 @@ from torchvision.ops import boxes as box_ops
 from torchvision.ops import roi_align
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 
-from backbench import distributed, resume
-from backbench.backbones import Trunk
-from backbench.checkpoint import Checkpoint
 from backbench.errors import BadInput
-from backbench.preprocess import Pixels, normalise
+from backbench.images.preprocess import Pixels, normalise
+from backbench.runs import distributed, seeding
+from backbench.weights.checkpoint import Checkpoint
+from backbench.weights.resnet import Trunk
 from detection import coco
 
 # Keys of the dialect whose other values this engine does not implement.
@@ -446,7 +446,7 @@ class Engine:
         self, cfg: Any, checkpoint: Checkpoint, *, flip_map: Sequence[int], task: str, seed: int, device: torch.device
     ) -> None:
         self.cfg, self.task, self.seed, self.device, self.flip_map = cfg, task, seed, device, flip_map
-        resume.seed_everything(seed, "detector")
+        seeding.seed_everything(seed, "detector")
         self.model: Detector = Detector(cfg, checkpoint.backbone(), checkpoint.pixels).to(device)
         self.optimizer = torch.optim.SGD(
             parameter_groups(self.model, cfg.SOLVER.WEIGHT_DECAY, cfg.SOLVER.WEIGHT_DECAY_NORM),
@@ -484,7 +484,7 @@ class Engine:
         """The next batch's losses, in training mode."""
         batch = next(self.batches)
         for name, sampler in zip(("rpn", "roi"), self.model.samplers()):
-            sampler.generators = [resume.generator(self.seed, name, b["iteration"], b["slot"]) for b in batch]
+            sampler.generators = [seeding.generator(self.seed, name, b["iteration"], b["slot"]) for b in batch]
         targets = [
             {k: v.to(self.device) if isinstance(v, Tensor) else v for k, v in b["target"].items()} for b in batch
         ]

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from backbench import resume
+from backbench.runs import seeding
 from detection.coco import Split
 
 KINDS: dict[str, tuple[str, ...]] = {
@@ -106,7 +106,7 @@ def bootstrap(ev: Any, split: Split, manifest: str) -> dict[str, np.ndarray]:
     two checkpoints are compared draw by draw. Matching is per image: a draw only reweights each image's detections.
     """
     ids = [r["image_id"] for r in split.records]
-    draws = torch.randint(len(ids), (RESAMPLES, len(ids)), generator=resume.generator(manifest, "bootstrap"))
+    draws = torch.randint(len(ids), (RESAMPLES, len(ids)), generator=seeding.generator(manifest, "bootstrap"))
     weights = torch.zeros(RESAMPLES, len(ids), dtype=torch.float64)
     weights.scatter_add_(1, draws, torch.ones_like(draws, dtype=torch.float64))
     aps = 100 * weighted_ap(ev, ids, list(split.ids), weights)  # (draws, thresholds)

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from backbench.checkpoint import Checkpoint
 from backbench.errors import BadInput
-from backbench.runlog import log
+from backbench.runs.folder import log
+from backbench.weights.checkpoint import Checkpoint
 from detection import config
 from detection.coco import Split
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from backbench import resume
+from backbench.runs import atomic
 from detection.coco import Split, load_image
 
 COUNT, SIDE = 6, 320
@@ -44,7 +44,7 @@ def write(folder: Path, split: Split, predictions: Sequence[Mapping[str, Any]], 
         both.paste(left, (0, 0))
         both.paste(right, (size[0] + 4, 0))
         file = folder / f"{Path(record['file_name']).stem}.png"
-        with resume.atomic_path(file) as temporary:
+        with atomic.atomic_path(file) as temporary:
             both.save(temporary, format="PNG")
         out.append(file)
     return out

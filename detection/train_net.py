@@ -24,9 +24,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from backbench import results, resume, runlog
 from backbench.errors import BadInput, Failed, Preempted
-from backbench.runlog import log
+from backbench.results import store
+from backbench.runs import atomic, seeding
+from backbench.runs.folder import Metrics, Progress, log, open_run
+from backbench.runs.state import StopFlag, load_state, save_state
 from detection import coco, config, convert, evaluate, lint
 
 STATE, FINAL, PREDICTIONS, PER_CATEGORY = "state.pt", "model_final.pth", "predictions.json", "per_category.json"
@@ -90,8 +92,8 @@ def run(args: argparse.Namespace) -> int:
         "train": fingerprint(prepared.train),
         "val": fingerprint(prepared.val),
     }
-    built = None if (out / results.FILE).exists() else ready(job, prepared)
-    runlog.open_run(out, verb="detect", identity=identity)
+    built = None if (out / store.FILE).exists() else ready(job, prepared)
+    open_run(out, verb="detect", identity=identity)
     if report(out):
         log.info(f"{out}: already finished")
         return 0
@@ -183,7 +185,7 @@ def work(job: Job, p: Prepared, engine: Any, rank: int = 0) -> None:
     torch.use_deterministic_algorithms(engine.device.type == "cpu")
     final = job.out / FINAL
     if not final.exists():
-        with resume.StopFlag() as stop:
+        with StopFlag() as stop:
             train(job, p, engine, rank, stop)
         barrier()
     engine.model.load_state_dict(load_final(final)["model"])
@@ -206,7 +208,7 @@ def choose_device(given: config.Given, rank: int) -> Any:
     return torch.device("cuda", rank) if on_gpus(given) else torch.device("cpu")
 
 
-def train(job: Job, p: Prepared, engine: Any, rank: int, stop: resume.StopFlag) -> None:
+def train(job: Job, p: Prepared, engine: Any, rank: int, stop: StopFlag) -> None:
     """The loop. Every iteration is a pure function of the state before it and of its number."""
     import torch
 
@@ -214,7 +216,7 @@ def train(job: Job, p: Prepared, engine: Any, rank: int, stop: resume.StopFlag) 
     state_file = job.out / STATE
     first = 0
     if state_file.exists():
-        state = resume.load_state(state_file)
+        state = load_state(state_file)
         engine.model.load_state_dict(state["model"])
         engine.optimizer.load_state_dict(state["optimizer"])
         first = state["iteration"]
@@ -222,14 +224,14 @@ def train(job: Job, p: Prepared, engine: Any, rank: int, stop: resume.StopFlag) 
     engine.start(records, first, s.MAX_ITER)
     engine.model.train()
     every = max(1, s.MAX_ITER // LOGGED)
-    metrics = runlog.Metrics(job.out, from_step=first) if rank == 0 else None
-    progress = runlog.Progress(job.out, s.MAX_ITER, p.task, unit="iteration", done=first) if rank == 0 else None
+    metrics = Metrics(job.out, from_step=first) if rank == 0 else None
+    progress = Progress(job.out, s.MAX_ITER, p.task, unit="iteration", done=first) if rank == 0 else None
     saved = time.monotonic()
     for iteration in range(first, s.MAX_ITER):
         lr = lr_at(p.cfg, iteration)
         for group in engine.optimizer.param_groups:
             group["lr"] = lr
-        resume.seed_everything(p.seed, "iteration", iteration, rank)
+        seeding.seed_everything(p.seed, "iteration", iteration, rank)
         losses = engine.step()
         if iteration % every == 0 or iteration + 1 == s.MAX_ITER:
             values = mean_over_ranks(losses)
@@ -261,7 +263,7 @@ def train(job: Job, p: Prepared, engine: Any, rank: int, stop: resume.StopFlag) 
             "engine": job.engine,
             "config": config.decisive(p.given),
         }
-        with resume.atomic_path(job.out / FINAL) as temporary:
+        with atomic.atomic_path(job.out / FINAL) as temporary:
             torch.save({"model": engine.model.state_dict(), "backbench": about}, temporary)
         state_file.unlink(missing_ok=True)
 
@@ -288,7 +290,7 @@ def precise_bn(engine: Any, records: Sequence[Any], batches: int, after: int) ->
 
     def forward() -> Iterator[int]:
         for iteration in range(after, after + batches):
-            resume.seed_everything(engine.seed, "precise batch norm", iteration)
+            seeding.seed_everything(engine.seed, "precise batch norm", iteration)
             yield iteration
 
     class Forward(torch.nn.Module):
@@ -318,7 +320,7 @@ def quiet(name: str) -> Iterator[None]:
 
 
 def keep_state(file: Path, engine: Any, iteration: int) -> None:
-    resume.save_state(
+    save_state(
         file, {"iteration": iteration, "model": engine.model.state_dict(), "optimizer": engine.optimizer.state_dict()}
     )
 
@@ -336,7 +338,7 @@ def load_final(file: Path) -> dict[str, Any]:
 def mean_over_ranks(losses: dict[str, Any]) -> dict[str, float]:
     import torch
 
-    from backbench import distributed
+    from backbench.runs import distributed
 
     values = distributed.mean_over_ranks(torch.stack([v.detach().float() for v in losses.values()]))
     return dict(zip(losses, values.tolist()))
@@ -365,7 +367,7 @@ def barrier() -> None:
 def predict(job: Job, p: Prepared, engine: Any, rank: int) -> list[dict[str, Any]]:
     """All images' detections on rank 0 in the order of the split; category ids are the file's own."""
     mine = p.val.records[rank :: job.world]
-    progress = runlog.Progress(job.out, len(mine), "evaluate", unit="image") if rank == 0 else None
+    progress = Progress(job.out, len(mine), "evaluate", unit="image") if rank == 0 else None
     found = []
     for record in mine:
         found.append([{**d, "category_id": p.val.ids[d["category_id"]]} for d in engine.predict(record)])
@@ -374,7 +376,7 @@ def predict(job: Job, p: Prepared, engine: Any, rank: int) -> list[dict[str, Any
     if job.world == 1:
         return [d for detections in found for d in detections]
     share = job.out / f".predictions.{rank}.json"
-    resume.write_text(share, json.dumps(found))
+    atomic.write_text(share, json.dumps(found))
     barrier()
     if rank:
         return []
@@ -389,7 +391,7 @@ def record(job: Job, p: Prepared, predictions: list[dict[str, Any]]) -> None:
     """AP with intervals, AP per category, pictures; all numbers appended in one write, once."""
     from detection import pictures
 
-    resume.write_text(job.out / PREDICTIONS, json.dumps(predictions))
+    atomic.write_text(job.out / PREDICTIONS, json.dumps(predictions))
     manifest = hashlib.sha256(fingerprint(p.val).encode()).hexdigest()
     about = convert.about(p.checkpoint)
     rows: list[dict[str, Any]] = []
@@ -406,8 +408,8 @@ def record(job: Job, p: Prepared, predictions: list[dict[str, Any]]) -> None:
         for name, value in scores.values.items():
             samples |= {f"bootstrap_{kind}_{name}": scores.samples[name]} if name in scores.samples else {}
             rows.append({"metric": f"{kind}_{name}", "value": value, "ci95": scores.ci95.get(name)})
-    kept = results.keep_predictions(job.out, f"{p.task}_{job.engine}", manifest=manifest, **samples)
-    resume.write_json(job.out / PER_CATEGORY, per_category)
+    kept = store.keep_predictions(job.out, f"{p.task}_{job.engine}", manifest=manifest, **samples)
+    atomic.write_json(job.out / PER_CATEGORY, per_category)
     pictures.write(job.out / "pictures", p.val, predictions, p.task)
     protocol = config.protocol(p.given)
     common: dict[str, Any] = {
@@ -426,7 +428,7 @@ def record(job: Job, p: Prepared, predictions: list[dict[str, Any]]) -> None:
             "evaluator": "detectron2 voc_eval" if p.val.name in coco.VOC else "hotcoco",
         },
     }
-    results.append(job.out, [results.Result(**about, **common, **row) for row in rows])
+    store.append(job.out, [store.Result(**about, **common, **row) for row in rows])
 
 
 def dataset_name(split: coco.Split) -> str:
@@ -436,9 +438,9 @@ def dataset_name(split: coco.Split) -> str:
 
 def report(out: Path) -> bool:
     """Print the numbers that the run holds; whether there are any."""
-    if not (out / results.FILE).exists():
+    if not (out / store.FILE).exists():
         return False
-    rows, _ = results.read(out / results.FILE)
+    rows, _ = store.read(out / store.FILE)
     for r in rows:
         interval = f"  [{r.ci95[0]:.1f}, {r.ci95[1]:.1f}]" if r.ci95 else ""
         log.info(f"{r.metric:16} {'undefined' if r.value is None else f'{r.value:.2f}'}{interval}")
@@ -455,7 +457,7 @@ def spawn(job: Job) -> None:
     context = mp.get_context("spawn")
     level = log.level
     children = [context.Process(target=child, args=(job, rank, port, os.getpid(), level)) for rank in range(job.world)]
-    with resume.StopFlag() as stop:
+    with StopFlag() as stop:
         for c in children:
             c.start()
         told = False

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from backbench.preprocess import IMAGENET_MEAN, IMAGENET_STD
-from backbench.views import Crops
+from backbench.images.preprocess import IMAGENET_MEAN, IMAGENET_STD
+from backbench.images.views import Crops
 from pretrain.method import MethodConfig, choose_config
 
 

@@ -6,37 +6,20 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Iterator, Sequence
-from importlib import resources
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from backbench import archives, images, resume, views
 from backbench.errors import BadInput
-from backbench.images import ImageList
-from pretrain.config import Data, PretrainConfig, Views
+from backbench.images import views
+from backbench.images.files import ImageList
+from backbench.runs import seeding
+from backbench.runs.state import StopFlag
+from pretrain.config import PretrainConfig, Views
 
 CACHE_BYTES = 512 << 20  # decoded images kept in memory, over all loader workers of a process
-
-
-def open_images(root: Path, data: Data) -> ImageList:
-    """The images of ROOT/<dataset>/<split>: tar shards where there are any, a class folder otherwise. CIFAR and STL-10
-    are read as torchvision lays them out; ImageNet-100 is ImageNet's folder and a list of classes. Raises BadInput that
-    names what is missing."""
-    folder = root / data.dataset
-    if data.dataset in archives.CIFAR_FOLDERS:
-        return archives.read_cifar(folder, data.split)
-    if data.dataset == "stl10":
-        return archives.read_stl10(folder, data.split)
-    classes = None
-    if data.dataset == "imagenet100":
-        classes = resources.files("backbench.data").joinpath("imagenet100.txt").read_text().split()
-        folder = folder if folder.is_dir() else root / "imagenet"
-    shards = sorted((folder / data.split).glob("*.tar"))
-    return archives.scan_shards(shards) if shards else images.scan_folder(folder / data.split, classes=classes)
 
 
 def fingerprint(found: ImageList) -> str:
@@ -76,7 +59,7 @@ class Order:
         for step in range(self.first, self.last):
             epoch, position = divmod(step, per_epoch)
             if not order or position == 0:
-                order = torch.randperm(self.count, generator=resume.generator(self.seed, "order", epoch)).tolist()
+                order = torch.randperm(self.count, generator=seeding.generator(self.seed, "order", epoch)).tolist()
             start = position * self.batch_size + self.rank * share
             for _ in range(self.accumulate):
                 yield [(epoch, i) for i in order[start : start + micro]]
@@ -141,7 +124,7 @@ class ViewBatches(Dataset):
             except BadInput as error:
                 return {"error": str(error)}
             index.append(i)
-            generator.manual_seed(resume.seed_of(self.seed, "views", epoch, i))
+            generator.manual_seed(seeding.seed_of(self.seed, "views", epoch, i))
             for v, crops in enumerate(self.crops):
                 view = views.draw(generator, image.shape[0], image.shape[1], crops)
                 if self.device_colour:
@@ -169,7 +152,7 @@ def _start_worker(_: int) -> None:
     """Signals are the main process's business: a group-wide SIGTERM must not take the data away from its last step."""
     import signal
 
-    for name in resume.StopFlag.SIGNALS:
+    for name in StopFlag.SIGNALS:
         signal.signal(getattr(signal, name), signal.SIG_IGN)
     torch.set_num_threads(1)
 

@@ -11,8 +11,8 @@ from typing import Any
 from torch import Tensor, nn
 
 import pretrain.methods
-from backbench.backbones import Trunk
 from backbench.errors import BadInput, nearest
+from backbench.weights.resnet import Trunk
 
 
 @dataclass(frozen=True, kw_only=True)

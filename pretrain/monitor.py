@@ -10,12 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from backbench import runlog
 from backbench.errors import BadInput
-from backbench.images import ImageList
+from backbench.images.files import ImageList
+from backbench.images.preprocess import Pixels, eval_geometry, to_input
 from backbench.knn import knn_scores
-from backbench.preprocess import Pixels, eval_geometry, to_input
-from backbench.runlog import log
+from backbench.runs.folder import Metrics, log, read_metrics
 
 # Unit features whose standard deviation is this part of an isotropic cloud's, or whose effective rank is this low,
 # tell images apart along at most one direction. A random ResNet has about 0.1 and a rank far above 2.
@@ -66,7 +65,7 @@ class Rows:
     """metrics.jsonl, and with `tensorboard` the same numbers as event files in RUN/tensorboard."""
 
     def __init__(self, run: Path, *, from_step: int, tensorboard: bool) -> None:
-        self.metrics = runlog.Metrics(run, from_step=from_step)
+        self.metrics = Metrics(run, from_step=from_step)
         self.events: Any = None
         if tensorboard:
             from torch.utils.tensorboard import SummaryWriter
@@ -131,9 +130,9 @@ def plot_curves(run: Path, name: str) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    from backbench import resume
+    from backbench.runs import atomic
 
-    rows = runlog.read_metrics(run)
+    rows = read_metrics(run)
     hidden = {"step", "epoch"}
     names = list(dict.fromkeys(key for row in rows for key in row if key not in hidden))
     if not names:
@@ -156,7 +155,7 @@ def plot_curves(run: Path, name: str) -> None:
     figure.suptitle(name, fontsize=10)
     with matplotlib.rc_context({"svg.hashsalt": name}):
         for suffix in ("svg", "png"):
-            with resume.atomic_path(run / f"curves.{suffix}") as temporary:
+            with atomic.atomic_path(run / f"curves.{suffix}") as temporary:
                 metadata = {"Date": None} if suffix == "svg" else {}
                 figure.savefig(temporary, format=suffix, dpi=110, metadata=metadata)
     plt.close(figure)

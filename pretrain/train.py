@@ -19,14 +19,18 @@ from lightning_fabric.strategies import DDPStrategy
 from torch import Tensor
 
 from backbench import config as recipes
-from backbench import distributed, optim, results, resume, runlog, views
-from backbench.backbones import Trunk, build_backbone
-from backbench.checkpoint import Checkpoint
+from backbench.datasets import catalog
 from backbench.errors import EXIT_PREEMPTED, BadInput, Failed, Preempted
-from backbench.images import ImageList
-from backbench.preprocess import Pixels, normalise
-from backbench.runlog import log
-from pretrain import data, monitor
+from backbench.images import views
+from backbench.images.files import ImageList
+from backbench.images.preprocess import Pixels, normalise
+from backbench.results import store
+from backbench.runs import atomic, distributed, seeding
+from backbench.runs.folder import Progress, log, open_run
+from backbench.runs.state import StopFlag, load_state, save_state
+from backbench.weights.checkpoint import Checkpoint
+from backbench.weights.resnet import Trunk, build_backbone
+from pretrain import data, monitor, optim
 from pretrain.config import PretrainConfig
 from pretrain.method import Batch, Method, Setup, build_method
 
@@ -36,7 +40,7 @@ STATE_SECONDS = 30  # at the end of an epoch the state is written unless the las
 
 def run(args: argparse.Namespace) -> int:
     config = recipes.load(PretrainConfig, args.recipe, args.overrides, kind="pretrain")
-    found = data.open_images(args.data, config.data)
+    found = catalog.open_split(args.data, config.data.dataset, config.data.split)
     ranks = args.devices * args.nodes
     check(config, found, ranks)
     if args.tensorboard and importlib.util.find_spec("tensorboard") is None:
@@ -45,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     identity = {"recipe": what_decides(config), "data": data.fingerprint(found), "processes": ranks}
 
     if (args.out / CHECKPOINT).exists():
-        runlog.open_run(args.out, verb="pretrain", identity=identity)
+        open_run(args.out, verb="pretrain", identity=identity)
         digest = Checkpoint.load(args.out / CHECKPOINT).digest
         log.info("%s: already finished, digest %s", args.out / CHECKPOINT, digest[:12])
         return 0
@@ -59,11 +63,11 @@ def run(args: argparse.Namespace) -> int:
     try:
         if ranks > 1:
             method = build(config, found)  # again, now that the method can see the other ranks
-        run = runlog.open_run(args.out, verb="pretrain", identity=identity)
+        run = open_run(args.out, verb="pretrain", identity=identity)
         fabric.barrier()  # every rank has written what it writes there; from here on only rank 0 does
         if fabric.is_global_zero:
-            resume.remove_leftovers(run)
-            resume.write_text(run / RECIPE, recipes.to_yaml(config))
+            atomic.remove_leftovers(run)
+            atomic.write_text(run / RECIPE, recipes.to_yaml(config))
         workers = config.data.workers if args.workers is None else args.workers
         train(fabric, config, method, found, run, workers=workers, tensorboard=args.tensorboard)
     except (BadInput, Failed, Preempted):
@@ -103,9 +107,9 @@ def what_decides(config: PretrainConfig) -> dict[str, Any]:
 
 def build(config: PretrainConfig, found: ImageList) -> Method:
     """The method with its weights drawn from the seed; the trunk first, so that it is the same for all methods."""
-    resume.seed_everything(config.seed, "backbone")
+    seeding.seed_everything(config.seed, "backbone")
     backbone = build_backbone(config.arch, config.stem, zero_init_residual=config.zero_init_residual)
-    resume.seed_everything(config.seed, "method")
+    seeding.seed_everything(config.seed, "method")
     count = sum(crops.count for crops in config.views.crops)
     setup = Setup(
         batch_size=config.batch_size,
@@ -218,7 +222,7 @@ def train(
     recipe = recipes.fingerprint(what_decides(config))
     step, recent = 0, list[dict[str, Tensor]]()  # recent: the terms of the steps since the last row of metrics.jsonl
     if (run / STATE).exists():
-        state = resume.load_state(run / STATE)
+        state = load_state(run / STATE)
         if state.get("recipe") != recipe:
             raise BadInput(f"{run / STATE}: the state of another recipe; move it away, or use another --out")
         step, recent = state["step"], [{k: v.to(device) for k, v in row.items()} for row in state["recent"]]
@@ -240,13 +244,13 @@ def train(
                 "optimizer": optimizer.state_dict(),
                 "precision": fabric.strategy.precision.state_dict(),
             }
-            resume.save_state(run / STATE, state)
+            save_state(run / STATE, state)
 
     crops = [group for group in config.views.crops for _ in range(group.count)]
     pixels = Pixels(config.views.mean, config.views.std)
     batches = data.loader(found, config, first=step, last=last, workers=workers, rank=rank, ranks=ranks, on_gpu=on_gpu)
     metrics = monitor.Rows(run, from_step=step, tensorboard=tensorboard) if rank == 0 else None
-    progress = runlog.Progress(run, last, config.name, done=step) if rank == 0 else None
+    progress = Progress(run, last, config.name, done=step) if rank == 0 else None
     agree = distributed.Agreement()
     shown: dict[str, float] = {}
     saved = logged = time.monotonic()
@@ -254,12 +258,12 @@ def train(
     skipped: set[str] = set()
     method.train()
 
-    with resume.StopFlag() as stop:
+    with StopFlag() as stop:
         while step < last:
             epoch = step // steps_per_epoch
             lr = rate(step)
             optim.set_lr(optimizer, lr, peak)
-            resume.seed_everything(config.seed, "step", step)  # whatever draws from global state repeats itself too
+            seeding.seed_everything(config.seed, "step", step)  # whatever draws from global state repeats itself too
             began = time.monotonic()
             parts = [next(batches) for _ in range(config.accumulate)]
             waited += time.monotonic() - began
@@ -390,7 +394,7 @@ def last_good(run: Path) -> str:
     """Where a run that went wrong can be taken up."""
     if not (run / STATE).exists():
         return "no state was saved before"
-    return f"the last good state is {run / STATE}, at step {resume.load_state(run / STATE)['step']}"
+    return f"the last good state is {run / STATE}, at step {load_state(run / STATE)['step']}"
 
 
 def provenance(config: PretrainConfig, found: ImageList, ranks: int, device: torch.device) -> dict[str, Any]:
@@ -401,7 +405,7 @@ def provenance(config: PretrainConfig, found: ImageList, ranks: int, device: tor
         "name": config.name,
         "recipe": recipes.to_dict(config),
         "expected": list(config.expected),
-        "code": results.code_revision(),
+        "code": store.code_revision(),
         "versions": {
             "backbench": version("backbench"),
             "torch": torch.__version__,

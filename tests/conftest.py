@@ -7,11 +7,33 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # spinning threads of parallel tests cost more than they give
 
 import pytest
+from support.layouts import Trees, trunk_file
 
-from backbench import embedded
+from backbench.datasets import embedded
 
 
 @pytest.fixture(scope="session")
 def tiny_root(tmp_path_factory):
     """ROOT with the tiny embedded digits, scenes and lists; read it, do not write to it."""
     return embedded.build(tmp_path_factory.mktemp("data"), size="tiny")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    """Features of the tests stay in their own folder."""
+    monkeypatch.setenv("BACKBENCH_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def trees(tmp_path, monkeypatch):
+    return Trees(tmp_path / "data", monkeypatch)
+
+
+@pytest.fixture
+def trunk(tmp_path):
+    return trunk_file(tmp_path / "trunk.safetensors")
+
+
+@pytest.fixture
+def two_trunks(tmp_path):
+    return [trunk_file(tmp_path / f"trunk{i}.safetensors", seed=i) for i in (1, 2)]

@@ -38,7 +38,7 @@ def test_imports_point_one_way(path):
 
 
 @pytest.mark.parametrize(
-    ("package", "home"), [("submitit", "backbench/launch.py"), ("detectron2", "detection/engine_detectron2.py")]
+    ("package", "home"), [("submitit", "backbench/launch/verb.py"), ("detectron2", "detection/engine_detectron2.py")]
 )
 def test_package_has_one_importer(package, home):
     users = {p.relative_to(ROOT).as_posix() for p in SOURCES if package in {name.split(".")[0] for name in imported(p)}}
@@ -47,7 +47,7 @@ def test_package_has_one_importer(package, home):
 
 def test_pixel_statistics_have_one_home():
     users = {p.relative_to(ROOT).as_posix() for p in SOURCES if re.search(r"\b0\.485\b|\b123\.675\b", p.read_text())}
-    assert users <= {"backbench/preprocess.py"}
+    assert users <= {"backbench/images/preprocess.py"}
 
 
 def test_no_loose_loading_and_no_junk_drawer():

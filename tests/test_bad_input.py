@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from backbench.backbones import build_backbone
-from backbench.checkpoint import Checkpoint
+from backbench.weights.checkpoint import Checkpoint
+from backbench.weights.resnet import build_backbone
 
 
 def backbench(*arguments):

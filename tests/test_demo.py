@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from backbench import demo, leaderboard, results
+from backbench import demo
+from backbench.board.board import again
+from backbench.results import store
 
 pytestmark = pytest.mark.slow
 SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGINT, signal.SIGKILL, signal.SIGTERM)
@@ -136,11 +138,11 @@ def _pid(path: Path) -> int:
 def test_a_rows_command_measures_the_same_value(whole, tmp_path):
     """The command that the page shows for a number gives that number."""
     for part in ("semisup/lorac", "detection/faster/random"):
-        rows, _ = results.read(whole / part)
-        command = leaderboard.again(rows[0], out=str(tmp_path / part))
+        rows, _ = store.read(whole / part)
+        command = again(rows[0], out=str(tmp_path / part))
         assert command is not None and command.startswith("backbench ")
         arguments = shlex.split(command)[1:]
         cwd = (rows[0].origin or {})["cwd"]
         subprocess.run([sys.executable, "-m", "backbench", *arguments], cwd=cwd, check=True, capture_output=True)
-        repeated, _ = results.read(tmp_path / part)
+        repeated, _ = store.read(tmp_path / part)
         assert {(r.column, r.value) for r in repeated} == {(r.column, r.value) for r in rows}

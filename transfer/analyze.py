@@ -20,20 +20,25 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from backbench import config, metrics, results, resume, runlog, views
-from backbench.checkpoint import Checkpoint
+from backbench import config
+from backbench.datasets import catalog, splits
 from backbench.errors import BadInput, Preempted
-from backbench.features import Frozen, fingerprint, forward_all
-from backbench.grid import own_digest
-from backbench.images import ImageList, Images
+from backbench.images import views
+from backbench.images.files import ImageList, Images
+from backbench.images.preprocess import eval_geometry
+from backbench.images.views import Crops
 from backbench.knn import knn_scores
-from backbench.preprocess import eval_geometry
-from backbench.results import Result
-from backbench.runlog import Progress
-from backbench.views import Crops
-from transfer import analyze_pictures, datasets, fewshot, splits
+from backbench.launch.grid import own_digest
+from backbench.results import store
+from backbench.results.store import Result
+from backbench.runs import atomic, seeding
+from backbench.runs.folder import Progress, open_run, read_metrics
+from backbench.runs.state import StopFlag, load_state, save_state
+from backbench.weights.checkpoint import Checkpoint
+from transfer import analyze_pictures, fewshot, metrics
 from transfer import feature_statistics as stats
 from transfer.config import Geometry
+from transfer.features import Frozen, fingerprint, forward_all
 from transfer.machine import Machine, read_checkpoints, start_for
 from transfer.projector import build_projector
 
@@ -88,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
     recipe = load_config(args.recipe, args.augmentations)
     if args.devices * args.nodes > 1:
         raise BadInput("--devices: analyze runs in one process; analyze other checkpoints beside it instead")
-    found = datasets.load(args.dataset, args.data, seed=args.seed)
+    found = catalog.load(args.dataset, args.data, seed=args.seed)
     images = choose_images(dict(found.items())[recipe.split], recipe.images, args.seed)
     checkpoints = read_checkpoints(args.checkpoints)
     identity = {
@@ -100,9 +105,9 @@ def run(args: argparse.Namespace) -> int:
         "seed": args.seed,
     }
     machine = start_for(args)
-    out = runlog.open_run(args.out, verb="analyze", identity=identity)
-    file = out / results.FILE
-    rows = [r for r in results.read_file(file) if isinstance(r, Result)] if file.exists() else []
+    out = open_run(args.out, verb="analyze", identity=identity)
+    file = out / store.FILE
+    rows = [r for r in store.read_file(file) if isinstance(r, Result)] if file.exists() else []
     if rows:
         (out / STATE).unlink(missing_ok=True)
     else:
@@ -124,7 +129,7 @@ def run(args: argparse.Namespace) -> int:
 def choose_images(images: ImageList, count: int | None, seed: int) -> ImageList:
     if count is None or count >= len(images):
         return images
-    order = torch.randperm(len(images), generator=resume.generator(seed, "images to analyze"))
+    order = torch.randperm(len(images), generator=seeding.generator(seed, "images to analyze"))
     return images.subset(sorted(order[:count].tolist()))
 
 
@@ -142,7 +147,7 @@ class Augment:
         self.plain = eval_geometry(**config.to_dict(recipe.geometry))
 
     def __call__(self, image: Any, index: int) -> Tensor:
-        generator = resume.generator(self.seed, "views to analyze", self.images.paths[index])
+        generator = seeding.generator(self.seed, "views to analyze", self.images.paths[index])
         pixels = np.asarray(image)
         height, width = pixels.shape[:2]
         out = [np.asarray(self.plain(image))]
@@ -193,7 +198,7 @@ def accumulate(
         projector = build_projector(checkpoint.heads, trunk.dim)
         projectors.append(None if projector is None else projector.to(machine.device))
     picked = sorted(
-        torch.randperm(len(images), generator=resume.generator(seed, "sample to analyze"))[: recipe.sample].tolist()
+        torch.randperm(len(images), generator=seeding.generator(seed, "sample to analyze"))[: recipe.sample].tolist()
     )
     place = torch.full((len(images),), -1)
     place[picked] = torch.arange(len(picked))
@@ -209,13 +214,13 @@ def accumulate(
     state = out / STATE
     first = 0
     if state.exists():
-        saved = resume.load_state(state)
+        saved = load_state(state)
         first = int(saved["images"])
         for space, data in zip(flat, saved["spaces"], strict=True):
             space.restore(data)
 
     def save(done: int) -> None:
-        resume.save_state(state, {"images": done, "spaces": [space.state() for space in flat]})
+        save_state(state, {"images": done, "spaces": [space.state() for space in flat]})
 
     starts = range(first, len(images), recipe.batch)
     batches = [list(range(i, min(i + recipe.batch, len(images)))) for i in starts]
@@ -229,7 +234,7 @@ def accumulate(
     )
     progress = Progress(out, len(images), "analyze", unit="image", done=first)
     saved_at = time.monotonic()
-    with resume.StopFlag() as stop, torch.no_grad():
+    with StopFlag() as stop, torch.no_grad():
         for pixels, _, index in loader:
             b, v = pixels.shape[:2]
             every = forward_all(trunks, pixels.flatten(0, 1).to(machine.device, non_blocking=True))
@@ -299,7 +304,7 @@ def neighbours(sample: Tensor, images: ImageList, recipe: AnalyzeConfig) -> Numb
         truth.append(labels[queries])
     hits, known = torch.cat(right).numpy(), torch.cat(truth).numpy()
     interval = metrics.bootstrap_ci(
-        "top1", hits, known, len(images.classes), resamples=2000, seed=resume.seed_of("bootstrap", len(known))
+        "top1", hits, known, len(images.classes), resamples=2000, seed=seeding.seed_of("bootstrap", len(known))
     )
     return Number("knn", 100 * float(hits.mean()), interval, f"k {k}, each half of {len(known)} images by the other")
 
@@ -332,10 +337,10 @@ def few_labels(sample: Tensor, images: ImageList, recipe: AnalyzeConfig, seed: i
 def summarise(space: Space, images: ImageList, recipe: AnalyzeConfig, seed: int) -> tuple[list[Number], dict[str, Any]]:
     """The numbers of one space, and the curves that its pictures are drawn from."""
     sample, labels = space.sample, torch.tensor(images.labels)
-    order = torch.randperm(space.dim, generator=resume.generator(seed, "coordinates", space.dim))
+    order = torch.randperm(space.dim, generator=seeding.generator(seed, "coordinates", space.dim))
     found = stats.pairs(sample, labels)
     curve = stats.min_max(sample, order)
-    noise = torch.randn(sample.shape, generator=resume.generator(seed, "gaussian", *sample.shape))
+    noise = torch.randn(sample.shape, generator=seeding.generator(seed, "gaussian", *sample.shape))
     gaussian = stats.min_max(noise, order)  # what no structure at all gives in as many dimensions
     spectrum = space.moments.spectrum()
     singular = space.moments.singular_values()
@@ -437,9 +442,9 @@ def analyze(
         ]
     summary = {"dataset": dataset, "images": len(images), "augmentations": recipe.augmentations, "spaces": summaries}
     summary["training"] = [{**curve, "name": labels[curve["checkpoint"]]} for curve in curves]
-    resume.write_json(out / SUMMARY, json.loads(json.dumps(summary, allow_nan=False)))
+    atomic.write_json(out / SUMMARY, json.loads(json.dumps(summary, allow_nan=False)))
     analyze_pictures.draw(summary, out / "pictures")
-    results.append(out, rows)
+    store.append(out, rows)
     (out / STATE).unlink(missing_ok=True)
     return rows
 
@@ -455,7 +460,7 @@ def training_curves(files: Sequence[Path], checkpoints: Sequence[Checkpoint]) ->
     out: list[dict[str, Any]] = []
     known = {c.digest for c in checkpoints}
     for file in files:
-        rows = [r for r in runlog.read_metrics(file.parent) if "step" in r]
+        rows = [r for r in read_metrics(file.parent) if "step" in r]
         digest = own_digest(file)
         if len(rows) < 2 or digest not in known or any(c["checkpoint"] == digest for c in out):
             continue

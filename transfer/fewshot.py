@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from backbench import metrics
-from backbench.images import ImageList
-from transfer import logreg, splits
+from backbench.datasets import splits
+from backbench.images.files import ImageList
+from transfer import logreg, metrics
 
 
 def draws(images: ImageList, *, shots: int, count: int, seed: int) -> list[list[int]]:

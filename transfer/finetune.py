@@ -20,16 +20,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbench import config, distributed, metrics, resume, runlog
-from backbench.checkpoint import Checkpoint
+from backbench import config
+from backbench.datasets import catalog, splits
 from backbench.errors import BadInput, Preempted
-from backbench.features import loader, stopping_together
-from backbench.images import ImageList
-from backbench.preprocess import eval_geometry, normalise
-from backbench.results import Result
-from backbench.runlog import Progress, log
-from transfer import datasets, scoring, splits
+from backbench.images.files import ImageList
+from backbench.images.preprocess import eval_geometry, normalise
+from backbench.results.store import Result
+from backbench.runs import distributed, seeding
+from backbench.runs.folder import Progress, log, open_run
+from backbench.runs.state import StopFlag, load_state, save_state
+from backbench.weights.checkpoint import Checkpoint
+from transfer import metrics, scoring
 from transfer.config import Finetune, Part, load_protocol
+from transfer.features import loader, stopping_together
 from transfer.linear import CropFlip, best_of, positions, share
 from transfer.machine import Machine, read_checkpoints, start_for
 from transfer.scoring import Measured, Task
@@ -47,7 +50,7 @@ def run_semisup(args: argparse.Namespace) -> int:
     listed = splits.read_list(
         file, lines=published.lines if published else None, sha256=published.sha256 if published else None
     )
-    found = datasets.load(protocol.dataset, args.data, seed=args.seed)
+    found = catalog.load(protocol.dataset, args.data, seed=args.seed)
     return _run(args, protocol, part, f"semi_{args.percent}pct", _labelled(found, listed, file, args.seed))
 
 
@@ -59,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
         raise BadInput(
             f"--protocol {args.protocol}: has no part for all labels; use `finetune`, or `backbench semisup`"
         )
-    return _run(args, protocol, part, "finetune", datasets.load(args.dataset, args.data, seed=args.seed))
+    return _run(args, protocol, part, "finetune", catalog.load(args.dataset, args.data, seed=args.seed))
 
 
 def _protocol(name: str) -> Finetune:
@@ -93,9 +96,9 @@ def _run(args: argparse.Namespace, protocol: Finetune, part: Part, task_name: st
             "seed": args.seed,
         }
         verb = "semisup" if task_name.startswith("semi") else "finetune"
-        runlog.open_run(args.out, verb=verb, identity=identity)
+        open_run(args.out, verb=verb, identity=identity)
         splits.write_manifests(args.out, name, found)
-    dataset = datasets.find(name)
+    dataset = catalog.find(name)
     task = Task(
         run=args.out, task=task_name, dataset=dataset, splits=found, hashes=hashes, protocol=protocol, seed=args.seed
     )
@@ -123,7 +126,7 @@ def finetune(task: Task, part: Part, checkpoint: Checkpoint, machine: Machine) -
     classes = len(task.splits.train.classes)
     folder = task.run / "state"
     grid_file = folder / "grid.state"
-    grid = Grid(**resume.load_state(grid_file)) if grid_file.exists() else Grid()
+    grid = Grid(**load_state(grid_file)) if grid_file.exists() else Grid()
     # A list or a hold-out is trained on whole again; with an official val, semi-supervised training is already whole.
     refit = task.splits.held_out or task.task == "finetune"
     if machine.main:
@@ -132,7 +135,7 @@ def finetune(task: Task, part: Part, checkpoint: Checkpoint, machine: Machine) -
             f"{task.dataset.name} {task.task}: head/trunk rates as used {pairs}"
             f" (declared for {p.reference_batch} images, times {p.batch_size}/{p.reference_batch})"
         )
-    with resume.StopFlag() as stop:
+    with StopFlag() as stop:
 
         def train(images: ImageList, lr: float, what: str) -> Network:
             network = Network(checkpoint, classes, p, task.seed, machine)
@@ -151,7 +154,7 @@ def finetune(task: Task, part: Part, checkpoint: Checkpoint, machine: Machine) -
                 grid.best = network.state()
             if machine.main:
                 log.info(f"{checkpoint.name}: head rate {p.head_lr[index]:g}: val {grid.scores[-1]:.2f}")
-                resume.save_state(grid_file, {"scores": grid.scores, "best": grid.best})
+                save_state(grid_file, {"scores": grid.scores, "best": grid.best})
         best = best_of(grid.scores) if grid.scores else 0
         lr = p.head_lr[best]
         if refit:
@@ -186,7 +189,7 @@ class Network:
         self.pixels = checkpoint.pixels
         trunk = checkpoint.backbone()
         head = nn.Linear(trunk.feature_dim, classes)
-        generator = resume.generator(seed, "head", classes, trunk.feature_dim)
+        generator = seeding.generator(seed, "head", classes, trunk.feature_dim)
         nn.init.normal_(head.weight, 0, p.init_std, generator=generator)
         nn.init.zeros_(head.bias)
         module: nn.Module = nn.Sequential(trunk, head)
@@ -226,7 +229,7 @@ class Training:
     what: str
     task: Task
     machine: Machine
-    stop: resume.StopFlag
+    stop: StopFlag
     file: Path
 
     def __call__(self) -> None:
@@ -284,12 +287,12 @@ class Training:
         if self.machine.main:
             momentum = self.network.optimizer.state_dict()["state"]
             state = {"key": self._key(), "step": step, "network": self.network.state(), "momentum": momentum}
-            resume.save_state(self.file, state)
+            save_state(self.file, state)
 
     def _resume(self) -> int:
         if not self.file.exists():
             return 0
-        state = resume.load_state(self.file)
+        state = load_state(self.file)
         if state["key"] != self._key():
             return 0
         self.network.load(state["network"])
@@ -299,7 +302,7 @@ class Training:
 
 
 @torch.no_grad()
-def predict(network: Network, images: ImageList, p: Finetune, machine: Machine, stop: resume.StopFlag) -> Tensor:
+def predict(network: Network, images: ImageList, p: Finetune, machine: Machine, stop: StopFlag) -> Tensor:
     """The five best classes (N, 5) of every image; the ranks share the images."""
     network.module.eval()
     geometric = eval_geometry(**config.to_dict(p.geometry))

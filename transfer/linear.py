@@ -18,16 +18,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from backbench import config, distributed, metrics, resume, runlog
-from backbench.checkpoint import Checkpoint
+from backbench import config
+from backbench.datasets import catalog, splits
 from backbench.errors import BadInput, Preempted
-from backbench.features import Extractor, Frozen, Store, forward_all, loader, stopping_together
-from backbench.images import ImageList
+from backbench.images.files import ImageList
 from backbench.knn import knn_scores
-from backbench.results import Result
-from backbench.runlog import Progress, log
-from transfer import datasets, fewshot, logreg, scoring, splits
+from backbench.results.store import Result
+from backbench.runs import atomic, distributed, seeding
+from backbench.runs.folder import Progress, log, open_run
+from backbench.runs.state import StopFlag, load_state, save_state
+from backbench.weights.checkpoint import Checkpoint
+from transfer import fewshot, logreg, metrics, scoring
 from transfer.config import Augment, FewShot, Knn, LogReg, Protocol, Sgd, load_protocol
+from transfer.features import Extractor, Frozen, Store, forward_all, loader, stopping_together
 from transfer.machine import Machine, read_checkpoints, start_for
 from transfer.scoring import Measured, Task
 
@@ -37,7 +40,7 @@ TASKS = {"sgd": "linear", "logreg": "logreg", "knn": "knn", "fewshot": "fewshot"
 def run(args: argparse.Namespace) -> int:
     """The verb `linear`."""
     protocol = load_protocol(args.protocol, tuple(TASKS))
-    names = datasets.names(args.datasets)
+    names = catalog.names(args.datasets)
     checkpoints = read_checkpoints(args.checkpoints)
     machine = start_for(args)
     rows = evaluate(checkpoints, names, protocol, data=args.data, out=args.out, seed=args.seed, machine=machine)
@@ -57,7 +60,7 @@ def evaluate(
     machine: Machine,
 ) -> list[Result]:
     """All `checkpoints` on all datasets by one protocol -> the rows, which are in OUT/results.jsonl too."""
-    found = {name: datasets.load(name, data, seed=seed) for name in names}
+    found = {name: catalog.load(name, data, seed=seed) for name in names}
     hashes = {name: {part: splits.digest(images) for part, images in found[name].items()} for name in names}
     for name in names:
         _enough(protocol, name, found[name])
@@ -68,14 +71,14 @@ def evaluate(
             "datasets": hashes,
             "seed": seed,
         }
-        runlog.open_run(out, verb="linear", identity=identity)
+        open_run(out, verb="linear", identity=identity)
         for name in names:
             splits.write_manifests(out, name, found[name])
     tasks = [
         Task(
             run=out,
             task=TASKS[protocol.kind],
-            dataset=datasets.find(name),
+            dataset=catalog.find(name),
             splits=found[name],
             hashes=hashes[name],
             protocol=protocol,
@@ -83,7 +86,7 @@ def evaluate(
         )
         for name in names
     ]
-    with resume.StopFlag() as stop:
+    with StopFlag() as stop:
         if machine.world > 1 and not isinstance(protocol, Sgd):
             # All ranks compute features; what follows is one process's work, and may outlast a collective's patience.
             for task in tasks:
@@ -103,7 +106,7 @@ def _enough(protocol: Protocol, name: str, found: splits.Splits) -> None:
         splits.draw(found.both(), protocol.shots, 0, what=f"{protocol.shots} shots")
 
 
-def _extractor(task: Task, checkpoints: Sequence[Checkpoint], machine: Machine, stop: resume.StopFlag) -> Extractor:
+def _extractor(task: Task, checkpoints: Sequence[Checkpoint], machine: Machine, stop: StopFlag) -> Extractor:
     protocol = task.protocol
     return Extractor(
         trunks=[Frozen.build(c, device=machine.device, precision=protocol.precision) for c in checkpoints],
@@ -116,9 +119,7 @@ def _extractor(task: Task, checkpoints: Sequence[Checkpoint], machine: Machine, 
     )
 
 
-def _one_dataset(
-    task: Task, checkpoints: Sequence[Checkpoint], machine: Machine, stop: resume.StopFlag
-) -> list[Result]:
+def _one_dataset(task: Task, checkpoints: Sequence[Checkpoint], machine: Machine, stop: StopFlag) -> list[Result]:
     done = task.done(checkpoints, metric_names(task))
     pending = [c for c in checkpoints if c.digest not in done]
     fresh: list[Result] = []
@@ -159,7 +160,7 @@ class Heads:
 
     def __init__(self, heads: int, classes: int, dim: int, *, std: float, seed: int, device: torch.device) -> None:
         self.heads, self.classes, self.dim = heads, classes, dim
-        one = torch.empty(classes, dim).normal_(0, std, generator=resume.generator(seed, "head", classes, dim))
+        one = torch.empty(classes, dim).normal_(0, std, generator=seeding.generator(seed, "head", classes, dim))
         self.weight = one.repeat(heads, 1).to(device)  # the same start for every rate, as separate runs have
         self.bias = torch.zeros(heads * classes, device=device)
         self.weight_momentum = torch.zeros_like(self.weight)
@@ -210,7 +211,7 @@ def positions(seed: int, images: int, batch: int, first: int, last: int) -> Iter
         for position in range(step * batch, (step + 1) * batch):
             if position // images != epoch:
                 epoch = position // images
-                order = torch.randperm(images, generator=resume.generator(seed, "order", epoch))
+                order = torch.randperm(images, generator=seeding.generator(seed, "order", epoch))
             out.append((epoch, int(order[position % images])))
         yield out
 
@@ -229,10 +230,10 @@ class CropFlip:
     def __call__(self, picture: Any, key: tuple[int, int]) -> Any:
         from PIL import Image
 
-        from backbench.views import crop_box
+        from backbench.images.views import crop_box
 
         a = self.augment
-        generator = resume.generator(self.seed, "crop", *key)
+        generator = seeding.generator(self.seed, "crop", *key)
         top, left, height, width = crop_box(generator, picture.height, picture.width, a.scale, a.ratio)
         flip = torch.rand(1, generator=generator).item() < a.flip
         out = picture.crop((left, top, left + width, top + height)).resize((a.size, a.size), Image.Resampling.BILINEAR)
@@ -253,7 +254,7 @@ class Training:
     watch: tuple[list[Tensor], Tensor] | None  # validation features per trunk and labels, for `patience`
     seed: int
     machine: Machine
-    stop: resume.StopFlag
+    stop: StopFlag
     file: Path
     run: Path
     dataset: str
@@ -342,13 +343,13 @@ class Training:
         if self.machine.main:
             heads = {t.digest: h.state() for t, h in zip(self.trunks, self.heads)}
             best = {t.digest: b for t, b in zip(self.trunks, self.best)}
-            resume.save_state(self.file, {"phase": self.name, "step": step, "heads": heads, "best": best})
+            save_state(self.file, {"phase": self.name, "step": step, "heads": heads, "best": best})
 
     def _resume(self) -> int:
         """The step to start at: 0, or where a saved state of this phase ends."""
         if not self.file.exists():
             return 0
-        state = resume.load_state(self.file)
+        state = load_state(self.file)
         if state["phase"] != self.name or not {t.digest for t in self.trunks} <= set(state["heads"]):
             return 0
         for i, (trunk, head) in enumerate(zip(self.trunks, self.heads)):
@@ -361,7 +362,7 @@ def _kept(heads: Heads) -> dict[str, Tensor]:
     return {"weight": heads.weight.cpu().clone(), "bias": heads.bias.cpu().clone()}
 
 
-def _sgd(task: Task, p: Sgd, extractor: Extractor, machine: Machine, stop: resume.StopFlag) -> list[Result]:
+def _sgd(task: Task, p: Sgd, extractor: Extractor, machine: Machine, stop: StopFlag) -> list[Result]:
     """Choose on val, train again on train + val, score test once."""
     trunks, name = extractor.trunks, task.dataset.name
     classes = len(task.splits.train.classes)
@@ -418,7 +419,7 @@ def _sgd(task: Task, p: Sgd, extractor: Extractor, machine: Machine, stop: resum
             heads = train("select", task.splits.train, [list(p.lr)] * len(trunks))
             scores = _scores(task, heads, extractor, "val")
             if machine.main:
-                resume.write_json(choice_file, scores)
+                atomic.write_json(choice_file, scores)
         best = [best_of(scores[t.digest]) for t in trunks]
         heads = train("refit", everything, [[p.lr[b]] for b in best])
         final = [0] * len(trunks)
@@ -502,7 +503,7 @@ def _features(task: Task, extractor: Extractor) -> tuple[list[Tensor], list[Tens
     return train, val, test
 
 
-def _logreg(task: Task, p: LogReg, extractor: Extractor, machine: Machine, stop: resume.StopFlag) -> list[Result]:
+def _logreg(task: Task, p: LogReg, extractor: Extractor, machine: Machine, stop: StopFlag) -> list[Result]:
     features = _features(task, extractor)
     if not machine.main:
         return []
@@ -510,7 +511,7 @@ def _logreg(task: Task, p: LogReg, extractor: Extractor, machine: Machine, stop:
     y_train, y_val = torch.tensor(task.splits.train.labels), torch.tensor(task.splits.val.labels)
     label = np.asarray(task.splits.val.labels)
     state_file = task.run / "state" / f"{name}.state"
-    state = resume.load_state(state_file) if state_file.exists() else {}
+    state = load_state(state_file) if state_file.exists() else {}
     measured = []
     options: dict[str, Any] = {
         "classes": classes,
@@ -534,7 +535,7 @@ def _logreg(task: Task, p: LogReg, extractor: Extractor, machine: Machine, stop:
             mine |= {"weight": last.weight.cpu(), "bias": last.bias.cpu()}
             if score > mine["best"]:  # of equal scores the stronger penalty
                 mine |= {"best": score, "best_weight": last.weight.cpu(), "best_bias": last.bias.cpu()}
-            resume.save_state(state_file, state)
+            save_state(state_file, state)
             progress.advance(1, l2=l2, val=score)
             if stop.requested:
                 raise Preempted(f"stopped by {stop.requested} after l2 {l2:g}; the same command continues")
@@ -555,7 +556,7 @@ def _logreg(task: Task, p: LogReg, extractor: Extractor, machine: Machine, stop:
     return scoring.write(task, measured)
 
 
-def _knn(task: Task, p: Knn, extractor: Extractor, machine: Machine, stop: resume.StopFlag) -> list[Result]:
+def _knn(task: Task, p: Knn, extractor: Extractor, machine: Machine, stop: StopFlag) -> list[Result]:
     features = _features(task, extractor)
     if not machine.main:
         return []
@@ -577,8 +578,8 @@ def _knn(task: Task, p: Knn, extractor: Extractor, machine: Machine, stop: resum
     return scoring.write(task, measured)
 
 
-def _fewshot(task: Task, p: FewShot, extractor: Extractor, machine: Machine, stop: resume.StopFlag) -> list[Result]:
-    from backbench.results import keep_predictions
+def _fewshot(task: Task, p: FewShot, extractor: Extractor, machine: Machine, stop: StopFlag) -> list[Result]:
+    from backbench.results.store import keep_predictions
 
     features = _features(task, extractor)
     if not machine.main:

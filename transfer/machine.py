@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from backbench.errors import BadInput
-from backbench.runlog import log
+from backbench.runs.folder import log
 
 if TYPE_CHECKING:
     import torch
 
-    from backbench.checkpoint import Checkpoint
+    from backbench.weights.checkpoint import Checkpoint
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def start(*, devices: int = 1, nodes: int = 1, accelerator: str = "auto", worker
     """This process's place among `devices` x `nodes`; more than one device starts the others by Fabric."""
     import torch
 
-    from backbench.features import default_workers
+    from transfer.features import default_workers
 
     if devices < 1 or nodes < 1:
         raise BadInput(f"--devices {devices} --nodes {nodes}: both must be at least 1")
@@ -71,7 +71,7 @@ def start_for(args: argparse.Namespace) -> Machine:
 def read_checkpoints(paths: Sequence[Path]) -> list[Checkpoint]:
     """The files as checkpoints; equal weights given twice count once, and are refused with two stems: rows are named by
     the weights."""
-    from backbench.foreign import read
+    from backbench.weights.importing import read
 
     out: dict[str, Checkpoint] = {}
     names: dict[str, Path] = {}

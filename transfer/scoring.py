@@ -9,17 +9,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from backbench import metrics, results, resume
-from backbench.results import Result
-from backbench.runlog import log
+from backbench.results import store
+from backbench.results.store import Result
+from backbench.runs import atomic, seeding
+from backbench.runs.folder import log
+from transfer import metrics
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from backbench.checkpoint import Checkpoint
+    from backbench.datasets.catalog import Dataset
+    from backbench.datasets.splits import Splits
+    from backbench.weights.checkpoint import Checkpoint
     from transfer.config import Protocol
-    from transfer.datasets import Dataset
-    from transfer.splits import Splits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +38,8 @@ class Task:
 
     def done(self, checkpoints: Iterable[Checkpoint], metric: Sequence[str]) -> dict[str, list[Result]]:
         """Digest -> the rows that RUN already has, for the checkpoints whose `metric` rows are all there."""
-        file = self.run / results.FILE
-        rows = [r for r in results.read_file(file) if isinstance(r, Result)] if file.exists() else []
+        file = self.run / store.FILE
+        rows = [r for r in store.read_file(file) if isinstance(r, Result)] if file.exists() else []
         mine = [
             r
             for r in rows
@@ -58,10 +60,10 @@ class Task:
 
     def keep(self, rows: Sequence[Result]) -> None:
         """Append what is not there yet: a run that was killed between two lines of one result completes it."""
-        file = self.run / results.FILE
-        there = [r for r in results.read_file(file) if isinstance(r, Result)] if file.exists() else []
+        file = self.run / store.FILE
+        there = [r for r in store.read_file(file) if isinstance(r, Result)] if file.exists() else []
         known = {(r.checkpoint, r.column, r.seed) for r in there}
-        results.append(self.run, [r for r in rows if (r.checkpoint, r.column, r.seed) not in known])
+        store.append(self.run, [r for r in rows if (r.checkpoint, r.column, r.seed) not in known])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +104,7 @@ def write(task: Task, measured: Sequence[Measured]) -> list[Result]:
         arrays = {"prediction": prediction, "label": label}
         if "top5" in dataset.metrics:
             arrays["hits5"] = hits5
-        kept = results.keep_predictions(task.run, stem, manifest=task.hashes["test"], **arrays)
+        kept = store.keep_predictions(task.run, stem, manifest=task.hashes["test"], **arrays)
         right, total = metrics.per_class(prediction, label, classes)
         _write_per_class(task.run / "per_class" / f"{stem}.csv", test.classes, right.tolist(), total.tolist())
         picture = task.run / "confusion" / f"{stem}.png"
@@ -113,7 +115,7 @@ def write(task: Task, measured: Sequence[Measured]) -> list[Result]:
             value = (
                 100.0 * float(hits.mean()) if metric == "top5" else metrics.score(metric, prediction, label, classes)
             )
-            seed = resume.seed_of("bootstrap", task.hashes["test"])  # alike for all checkpoints
+            seed = seeding.seed_of("bootstrap", task.hashes["test"])  # alike for all checkpoints
             interval = metrics.bootstrap_ci(metric, hits, label, classes, resamples=task.protocol.bootstrap, seed=seed)
             rows.append(
                 row(
@@ -179,7 +181,7 @@ def _write_per_class(path: Path, names: Sequence[str], right: Sequence[int], tot
     table.writerow(("class", "images", "right", "accuracy"))
     for name, good, count in zip(names, right, total):
         table.writerow((name, count, good, f"{100 * good / count:.2f}" if count else ""))
-    resume.write_text(path, text.getvalue())
+    atomic.write_text(path, text.getvalue())
 
 
 def show(rows: Iterable[Result]) -> None:

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbench import distributed, resume
 from backbench.errors import BadInput
+from backbench.runs import distributed, seeding
 from pretrain.methods._precision import unit
 
 
@@ -68,7 +68,7 @@ class Queue(nn.Module):
 
     def __init__(self, length: int, dim: int, *, seed: int, name: str = "queue") -> None:
         super().__init__()
-        keys = torch.randn(length, dim, generator=resume.generator(seed, name), device="cpu")
+        keys = torch.randn(length, dim, generator=seeding.generator(seed, name), device="cpu")
         self.register_buffer("keys", F.normalize(keys, dim=1))
         self.register_buffer("position", torch.zeros((), dtype=torch.int64))
 

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from backbench import resume
-from backbench.backbones import Trunk
 from backbench.errors import BadInput
+from backbench.runs import seeding
+from backbench.weights.resnet import Trunk
 from pretrain.method import Batch, Setup
 from pretrain.methods._heads import BARLOW_HEAD, Head
 from pretrain.methods._precision import full_precision
@@ -167,7 +167,7 @@ class Method(TwoViews[Config]):
         z_a, z_b = self.project(batch)
         permutation = None
         if config.shuffle:
-            generator = resume.generator(self.seed, "feature shuffle", batch.step)
+            generator = seeding.generator(self.seed, "feature shuffle", batch.step)
             permutation = torch.randperm(z_a.shape[1], generator=generator).to(z_a.device)
         common: dict[str, Any] = {"groups": config.groups, "ridge": config.ridge, "permutation": permutation}
         if (config.align, config.loss, config.over) == ("base", "eq8", "features"):

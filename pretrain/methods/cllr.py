@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbench import distributed, resume
-from backbench.backbones import Trunk
 from backbench.errors import BadInput
+from backbench.runs import distributed, seeding
+from backbench.weights.resnet import Trunk
 from pretrain import method
 from pretrain.method import Batch, MethodConfig, Setup, build_method, choose_config
 from pretrain.methods._precision import full_precision
@@ -75,7 +75,7 @@ class Method(method.Method):
         rows = config.rows or width
         # Orthonormal rows: L^T L starts as a projection (the identity when square). The paper gives no start, and the
         # released code's N(0, 1) suits only its normalised reconstruction.
-        generator = resume.generator(setup.seed, "cllr projection")
+        generator = seeding.generator(setup.seed, "cllr projection")
         start = torch.eye(width)
         if rows < width:
             start = torch.linalg.qr(torch.randn(width, rows, generator=generator, device="cpu")).Q.T

@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbench import distributed, resume
-from backbench.backbones import Trunk
 from backbench.errors import BadInput
+from backbench.runs import distributed, seeding
+from backbench.weights.resnet import Trunk
 from pretrain import method
 from pretrain.method import Batch, MethodConfig, Setup
 from pretrain.methods._heads import CMC_HEAD, Head, build_head
@@ -54,7 +54,7 @@ class Method(method.Method):
         self.projector = build_head(config.head, backbone.feature_dim)
         self.colour_projector = build_head(config.head, backbone.feature_dim)
         memory = torch.randn(
-            2, setup.images, config.head.dim, generator=resume.generator(setup.seed, "memory"), device="cpu"
+            2, setup.images, config.head.dim, generator=seeding.generator(setup.seed, "memory"), device="cpu"
         )
         self.register_buffer("memory", F.normalize(memory, dim=2))
         self._new: list[tuple[Tensor, Tensor]] = []
@@ -64,7 +64,7 @@ class Method(method.Method):
         luminance, colour = split_channels(batch.views[0])
         z = torch.stack([self.projector(self.backbone(luminance)), self.colour_projector(self.colour_backbone(colour))])
         z = unit(z)  # (2, n, d)
-        generator = resume.generator(self.seed, "negatives", batch.step)
+        generator = seeding.generator(self.seed, "negatives", batch.step)
         drawn = torch.randint(self.memory.shape[1], (config.negatives,), generator=generator).to(z.device)
         losses = []
         for own, other in ((0, 1), (1, 0)):

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from backbench import distributed, resume
-from backbench.backbones import Trunk
 from backbench.errors import BadInput
+from backbench.runs import distributed, seeding
+from backbench.weights.resnet import Trunk
 from pretrain import method
 from pretrain.method import Batch, MethodConfig, Setup
 from pretrain.methods._heads import MOCO_HEAD, Head, build_head
@@ -77,7 +77,7 @@ class Method(method.Method):
         self._new_keys: list[Tensor] = []
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
-        order = resume.generator(self.seed, "shuffle", batch.step)
+        order = seeding.generator(self.seed, "shuffle", batch.step)
         all_keys = self.key_encoder(batch.views[1:], order)  # (N, M', d)
         q = unit(self.projector(self.backbone(batch.views[0])))
         lam = self.config.lam * ((batch.epoch + 1) / batch.epochs if self.config.ramp else 1.0)

@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbench import distributed, resume
-from backbench.backbones import Trunk
 from backbench.errors import BadInput
+from backbench.runs import distributed, seeding
+from backbench.weights.resnet import Trunk
 from pretrain import method
 from pretrain.method import Batch, MethodConfig, Setup
 from pretrain.methods._crops import forward_crops
@@ -163,7 +163,7 @@ class Method(method.Method):
         first = 0 if config.keys > 1 else 1  # with one key its view is never a query
         views = batch.views[first:]
         queries = unit(torch.stack(forward_crops(lambda x: self.projector(self.backbone(x)), views)))
-        order = resume.generator(self.seed, "shuffle", batch.step)
+        order = seeding.generator(self.seed, "shuffle", batch.step)
         all_keys = self.key_encoder(batch.views[: config.keys], order)  # (N, keys, d)
         keys = distributed.local_slice(all_keys).transpose(0, 1)
         large = [i for i, view in enumerate(views) if view.shape == batch.views[0].shape]

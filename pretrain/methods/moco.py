@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbench import distributed, resume
-from backbench.backbones import Trunk
 from backbench.errors import BadInput
+from backbench.runs import distributed, seeding
+from backbench.weights.resnet import Trunk
 from pretrain import method
 from pretrain.method import Batch, MethodConfig, Setup
 from pretrain.methods._heads import MOCO_HEAD, Head, build_head
@@ -108,7 +108,7 @@ class Method(method.Method):
         pairs = [(0, 1), (1, 0)] if self.config.symmetric else [(0, 1)]
         losses = []
         for query_view, key_view in pairs:
-            order = resume.generator(self.seed, "shuffle", batch.step, key_view)
+            order = seeding.generator(self.seed, "shuffle", batch.step, key_view)
             keys = self.key_encoder([batch.views[key_view]], order)[:, 0]
             losses.append(
                 infonce_loss(

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
-from backbench import distributed, resume
-from backbench.backbones import Trunk
 from backbench.errors import BadInput
+from backbench.runs import distributed, seeding
+from backbench.weights.resnet import Trunk
 from pretrain.method import Batch, Setup
 from pretrain.methods import moco
 from pretrain.methods._precision import full_precision
@@ -43,7 +43,7 @@ class Method(moco.Method):
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         config = self.config
-        keys = self.key_encoder([batch.views[1]], resume.generator(self.seed, "shuffle", batch.step, 1))[:, 0]
+        keys = self.key_encoder([batch.views[1]], seeding.generator(self.seed, "shuffle", batch.step, 1))[:, 0]
         loss = ressl_loss(
             self.query(batch.views[0]),
             distributed.local_slice(keys),

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from backbench import distributed
-from backbench.backbones import Trunk
 from backbench.errors import BadInput
+from backbench.runs import distributed
+from backbench.weights.resnet import Trunk
 from pretrain import method
 from pretrain.method import Batch, MethodConfig, Setup
 from pretrain.methods._heads import SIMCLR_HEAD, Head, build_head

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
-from backbench import distributed
-from backbench.backbones import Trunk
 from backbench.errors import BadInput
+from backbench.runs import distributed
+from backbench.weights.resnet import Trunk
 from pretrain import method
 from pretrain.method import Batch, MethodConfig, Setup
 from pretrain.methods._heads import SIMSIAM_HEAD, SIMSIAM_PREDICTOR, Head, build_head

@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from backbench import resume
-from backbench.backbones import Trunk
 from backbench.errors import BadInput
+from backbench.runs import seeding
+from backbench.weights.resnet import Trunk
 from pretrain.method import Batch, Setup
 from pretrain.methods._heads import WMSE_HEAD, Head
 from pretrain.methods._precision import full_precision
@@ -66,7 +66,7 @@ class Method(TwoViews[Config]):
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         z_a, z_b = self.project(batch)
-        generator = resume.generator(self.seed, "whitening slices", batch.step)
+        generator = seeding.generator(self.seed, "whitening slices", batch.step)
         orders = [torch.randperm(len(z_a), generator=generator) for _ in range(self.config.repeats)]
         loss = w_mse_loss(z_a, z_b, torch.stack(orders).to(z_a.device), size=self.config.size, ridge=self.config.ridge)
         return {"loss": loss}

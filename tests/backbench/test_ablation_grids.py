@@ -14,10 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from backbench import ablation, config, embedded, grid, results
-from backbench.backbones import build_backbone
-from backbench.leaderboard import Board, collect, fill
-from backbench.results import Result
+from backbench import config
+from backbench.board import ablation
+from backbench.board.board import Board, collect, fill
+from backbench.datasets import embedded
+from backbench.launch.grid import expand, read_grid
+from backbench.results import store
+from backbench.results.store import Result
+from backbench.weights.resnet import build_backbone
 from pretrain.config import PretrainConfig
 from pretrain.method import Setup, build_method
 from transfer.analyze import load_config
@@ -43,7 +47,7 @@ POINTS = {  # distinct points, and what the paper varies
 def pretrainings(name: str) -> dict[PretrainConfig, int]:
     """The recipes behind the grid's pretraining jobs, as their command lines give them, and how many seeds each has."""
     here = Path(__file__).parent
-    found = grid.expand(grid.read_grid(name), here, where=name, data=here)
+    found = expand(read_grid(name), here, where=name, data=here)
     commands = [job.argv[1 : job.argv.index("--data")] for job in found.jobs if job.verb == "pretrain"]
     seeds = Counter(tuple(word for word in words if not word.startswith("seed=")) for words in commands)
     return {config.load(PretrainConfig, w[0], w[1:], kind="pretrain"): count for w, count in seeds.items()}
@@ -66,7 +70,7 @@ def test_every_point_is_a_recipe_and_the_grid_is_an_ablation(name) -> None:
     if name in POINTS:
         (one,) = found
         assert (len(one.points), one.keys) == POINTS[name]
-    for entry in grid.read_grid(name).evaluate:
+    for entry in read_grid(name).evaluate:
         if entry["verb"] == "analyze":
             load_config(entry["args"][1], None)
         else:
@@ -105,7 +109,7 @@ def test_two_keys_nine_points_two_seeds_end_to_end(tmp_path) -> None:
     command = [sys.executable, "-m", "backbench"]
     launch = [*command, "launch", "run", "ablate_tiny", "--data", str(root), "--out", str(runs), "--cluster", "local"]
     subprocess.run(launch, check=True, timeout=1500)
-    rows = [r for r in results.read(runs)[0] if r.task == "analyze" and r.metric == "nuclear_norm"]
+    rows = [r for r in store.read(runs)[0] if r.task == "analyze" and r.metric == "nuclear_norm"]
     points = Counter(r.name for r in rows if "projector" in r.protocol)
     betas, temperatures = ("0.5", "2.0", "inf"), ("0.1", "0.2", "0.5")
     expected = {f"lorac-tiny beta={b} temperature={t}" for b, t in itertools.product(betas, temperatures)}

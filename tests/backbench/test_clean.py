@@ -7,14 +7,16 @@ import time
 import pytest
 import torch
 
-from backbench import clean, cli, results, runlog
-from backbench.backbones import build_backbone
-from backbench.checkpoint import Checkpoint
-from backbench.results import Result
+from backbench import clean, cli
+from backbench.results import store
+from backbench.results.store import Result
+from backbench.runs.folder import open_run
+from backbench.weights.checkpoint import Checkpoint
+from backbench.weights.resnet import build_backbone
 
 
 def a_run(root, verb):
-    run = runlog.open_run(root, verb=verb, identity={})
+    run = open_run(root, verb=verb, identity={})
     (run / "state.pt").write_bytes(b"s" * 50_000)
     (run / "metrics.jsonl").write_text('{"step": 1}\n')
     return run
@@ -29,7 +31,7 @@ def runs(tmp_path):
     (torn / "backbone.safetensors").write_bytes((done / "backbone.safetensors").read_bytes()[:-100])
     a_run(tmp_path / "runs" / "going", "pretrain")
     detector = a_run(tmp_path / "runs" / "nested" / "detector", "detect")
-    results.append(
+    store.append(
         detector,
         [
             Result(checkpoint="a" * 64, name="x", method="x", arch="resnet18", epochs=1, task="mask_rcnn", dataset="s",
@@ -37,7 +39,7 @@ def runs(tmp_path):
         ],
     )  # fmt: skip
     probe = a_run(tmp_path / "runs" / "probe", "linear")  # may hold the state of its next dataset
-    results.append(probe, results.read(detector)[0])
+    store.append(probe, store.read(detector)[0])
     old, new = done / ".state.pt.abc.tmp", done / ".state.pt.def.tmp"
     for file in (old, new):
         file.write_bytes(b"t" * 9000)

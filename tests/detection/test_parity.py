@@ -11,8 +11,8 @@ from detectron2.evaluation.coco_evaluation import instances_to_coco_json
 from detectron2.structures import Boxes
 from detectron2.utils.events import EventStorage
 
-from backbench import foreign
-from backbench.backbones import build_backbone
+from backbench.weights import importing
+from backbench.weights.resnet import build_backbone
 from detection import coco, config, engine_detectron2, engine_torchvision, train_net
 
 TASKS = ("faster_rcnn", "mask_rcnn", "keypoint_rcnn")
@@ -22,7 +22,7 @@ def to_detectron2_names(state):
     """The torchvision engine's whole state under Detectron2's names, class order rotated."""
     out = {}
     trunk = {k.removeprefix("backbone.body."): v for k, v in state.items() if k.startswith("backbone.body.")}
-    for name, v in foreign.to_detectron2(trunk).items():
+    for name, v in importing.to_detectron2(trunk).items():
         out[f"backbone.bottom_up.{name}"] = v
     for k, v in state.items():
         parts = k.split(".")

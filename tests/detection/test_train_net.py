@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from backbench import results, runlog
-from backbench.backbones import build_backbone
-from backbench.checkpoint import Checkpoint
+from backbench.results import store
+from backbench.runs.folder import read_metrics
+from backbench.weights.checkpoint import Checkpoint
+from backbench.weights.resnet import build_backbone
 
 ROOT = Path(__file__).parent.parent.parent
 SIX = ("SOLVER.MAX_ITER", "6", "SOLVER.STEPS", "(4,)")
@@ -60,7 +61,7 @@ def weights(out):
 
 
 def numbers(out):
-    rows, problems = results.read(Path(out) / "results.jsonl")
+    rows, problems = store.read(Path(out) / "results.jsonl")
     assert not problems
     return {r.column: (r.value, r.ci95) for r in rows}
 
@@ -89,7 +90,7 @@ def stop_and_kill(config, tiny_root, x, tmp_path, *flags):
 def test_faster_rcnn_from_start_to_end(tiny_root, x, tmp_path):
     config = "tiny_faster_rcnn_R_18_FPN"
     whole = stop_and_kill(config, tiny_root, x, tmp_path)
-    rows, _ = results.read(whole / "results.jsonl")
+    rows, _ = store.read(whole / "results.jsonl")
     first = rows[0]
     assert first.checkpoint == Checkpoint.load(x).digest
     assert (first.task, first.dataset, first.split, first.engine) == ("faster_rcnn", "scenes", "val", "torchvision")
@@ -135,7 +136,7 @@ def test_two_processes_are_one(tiny_root, x, tmp_path):
     floats = [key for key in a if a[key].is_floating_point()]
     x, y = (torch.cat([w[key].flatten().double() for key in floats]) for w in (a, b))
     assert float((x - y).norm() / x.norm()) < 1e-5
-    losses = [[row["loss"] for row in runlog.read_metrics(out)] for out in (one, two)]
+    losses = [[row["loss"] for row in read_metrics(out)] for out in (one, two)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
     assert numbers(one).keys() == numbers(two).keys()
 
@@ -146,14 +147,14 @@ def test_losses_fall_and_ap_rises(tmp_path, engine):
     """The keypoint demo learns: its loss halves and AP is well above 0 within 60 iterations."""
     if engine == "detectron2":
         pytest.importorskip("detectron2", reason="Detectron2 is not installed: `make detectron2`")
-    from backbench import embedded
+    from backbench.datasets import embedded
 
     data = embedded.build(tmp_path / "data")
     short = ("SOLVER.MAX_ITER", "60", "SOLVER.STEPS", "(50,)", "DATASETS.TEST", "('keypoints_scenes_val_8',)")
     flags = ("--engine", engine, "MODEL.WEIGHTS", "random", *short)
     done = detect("demo_keypoint_rcnn_R_18_FPN", data, tmp_path / "run", *flags)
     assert done.returncode == 0, done.stderr
-    losses = [row["loss"] for row in runlog.read_metrics(tmp_path / "run")]
+    losses = [row["loss"] for row in read_metrics(tmp_path / "run")]
     assert sum(losses[-5:]) < 0.75 * sum(losses[:5])
-    value = {r.metric: r.value for r in results.read(tmp_path / "run" / "results.jsonl")[0]}
+    value = {r.metric: r.value for r in store.read(tmp_path / "run" / "results.jsonl")[0]}
     assert value["bbox_AP"] > 1 and value["keypoints_AP"] > 1

@@ -12,10 +12,11 @@ import torch
 from PIL import Image
 from torchvision.transforms.functional import to_tensor
 
-from backbench import archives, images
+from backbench.datasets import catalog
 from backbench.errors import BadInput
-from backbench.images import ArrayList, ImageList
-from backbench.views import Crops
+from backbench.images import archives
+from backbench.images.files import ArrayList, ImageList, decode, decode_array
+from backbench.images.views import Crops
 from pretrain import data
 from pretrain.config import Data, Optim, PretrainConfig, Views
 from pretrain.methods.random import Config as RandomConfig
@@ -54,7 +55,7 @@ def root(tmp_path):
 
 @pytest.fixture
 def found(root):
-    return data.open_images(root, Data(dataset="shapes"))
+    return catalog.open_split(root, "shapes", "train")
 
 
 def batches(found, config, *, workers=0, **where):
@@ -128,10 +129,11 @@ def test_reference_views_are_torchvisions_tensors(found):
     config = recipe(views=Views(pipeline="reference", crops=(crops,)))
     (batch, *_) = batches(found, config)
     for n, i in enumerate(batch["index"].tolist()):
-        from backbench import resume, views
+        from backbench.images import views
+        from backbench.runs import seeding
 
         image = Image.open(found.file(i)).convert("RGB")
-        drawn = views.draw(resume.generator(config.seed, "views", 0, i), image.height, image.width, crops)
+        drawn = views.draw(seeding.generator(config.seed, "views", 0, i), image.height, image.width, crops)
         want = to_tensor(resized_crop(image, *drawn.box, [24, 24]))
         have = batch["views"][0][n].permute(2, 0, 1).float() / 255
         assert torch.equal(have, want)
@@ -173,7 +175,7 @@ def test_an_image_is_decoded_once_for_all_views_and_epochs_within_the_budget(fou
 
 
 def test_with_colour_left_to_the_device_only_geometry_is_done(found):
-    from backbench.views import apply_colour
+    from backbench.images.views import apply_colour
 
     items = [(0, i) for i in range(8)]
     whole = view_batches(found).__getitems__(items)
@@ -190,7 +192,7 @@ def test_a_corrupt_image_is_named_or_left_out(root, damage, name, pipeline, capl
     file = root / "shapes" / "train" / "a" / name
     content = {"truncated": file.read_bytes()[:-40], "text": b"no image", "empty": b""}[damage]
     file.write_bytes(content)
-    found = data.open_images(root, Data(dataset="shapes"))
+    found = catalog.open_split(root, "shapes", "train")
     config = recipe(views=Views(pipeline=pipeline, crops=CROPS))
     errors = {b["error"] for b in batches(found, config) if "error" in b}
     (error,) = errors
@@ -207,18 +209,18 @@ def test_a_corrupt_image_is_named_or_left_out(root, damage, name, pipeline, capl
 
 def test_missing_and_empty_folders_are_named(tmp_path):
     with pytest.raises(BadInput, match="shapes/train: no such folder"):
-        data.open_images(tmp_path, Data(dataset="shapes"))
+        catalog.open_split(tmp_path, "shapes", "train")
     (tmp_path / "shapes" / "train").mkdir(parents=True)
     with pytest.raises(BadInput, match="no images found"):
-        data.open_images(tmp_path, Data(dataset="shapes"))
+        catalog.open_split(tmp_path, "shapes", "train")
     (tmp_path / "shapes" / "train" / "a").mkdir()
     with pytest.raises(BadInput, match="class folder without images"):
-        data.open_images(tmp_path, Data(dataset="shapes"))
+        catalog.open_split(tmp_path, "shapes", "train")
 
 
 def test_the_fingerprint_sees_names_labels_and_pixels(root, found):
     before = data.fingerprint(found)
-    assert data.fingerprint(data.open_images(root, Data(dataset="shapes"))) == before
+    assert data.fingerprint(catalog.open_split(root, "shapes", "train")) == before
     fewer = found.subset(range(20))
     swapped = replace(found, labels=(*found.labels[1:], found.labels[0]))
     assert len({before, data.fingerprint(fewer), data.fingerprint(swapped)}) == 3
@@ -238,7 +240,7 @@ def test_decoding_is_pils(root, found):
     exif[0x0112] = 6
     picture(4, 40).save(rotated, exif=exif)
     for path in (gray, palette, alpha, rotated):
-        assert np.array_equal(images.decode_array(path.read_bytes(), path), np.asarray(images.decode(path)))
+        assert np.array_equal(decode_array(path.read_bytes(), path), np.asarray(decode(path)))
 
 
 # ------------------------------------------------------------------------------------------- other sources
@@ -247,19 +249,19 @@ def test_decoding_is_pils(root, found):
 def test_imagenet100_is_imagenets_folder_and_a_list(tmp_path):
     from importlib import resources
 
-    classes = resources.files("backbench.data").joinpath("imagenet100.txt").read_text().split()
+    classes = resources.files("backbench.datasets").joinpath("imagenet100.txt").read_text().split()
     assert len(set(classes)) == 100
     for n, name in enumerate([*classes, "n99999999"]):
         folder = tmp_path / "imagenet" / "train" / name
         folder.mkdir(parents=True)
         picture(n, 8).save(folder / "0.png")
-    found = data.open_images(tmp_path, Data(dataset="imagenet100"))
+    found = catalog.open_split(tmp_path, "imagenet100", "train")
     assert len(found) == 100
     assert list(found.classes) == classes
     (tmp_path / "imagenet" / "train" / classes[7] / "0.png").unlink()
     (tmp_path / "imagenet" / "train" / classes[7]).rmdir()
     with pytest.raises(BadInput, match=f"class folder '{classes[7]}' is missing"):
-        data.open_images(tmp_path, Data(dataset="imagenet100"))
+        catalog.open_split(tmp_path, "imagenet100", "train")
 
 
 def write_cifar(folder, hundred=False):
@@ -280,15 +282,15 @@ def write_cifar(folder, hundred=False):
 @pytest.mark.parametrize(("name", "train"), [("cifar10", 20), ("cifar100", 4)])
 def test_cifar_as_torchvision_lays_it_out(tmp_path, name, train):
     pixels = write_cifar(tmp_path / name / archives.CIFAR_FOLDERS[name], hundred=name == "cifar100")
-    found = data.open_images(tmp_path, Data(dataset=name))
+    found = catalog.open_split(tmp_path, name, "train")
     assert (len(found), found.classes) == (train, ("cat", "dog", "owl"))
     first = pixels["train" if name == "cifar100" else "data_batch_1"][0].reshape(3, 32, 32).transpose(1, 2, 0)
     assert np.array_equal(found.array(0), first)
     assert np.array_equal(np.asarray(found.open(0)), first)
     assert found.labels[:4] == (0, 1, 2, 1)
-    assert len(data.open_images(tmp_path, Data(dataset=name, split="test"))) == 4
+    assert len(catalog.open_split(tmp_path, name, "test")) == 4
     with pytest.raises(BadInput, match="no split 'val'"):
-        data.open_images(tmp_path, Data(dataset=name, split="val"))
+        catalog.open_split(tmp_path, name, "val")
     assert len(batches(found, recipe(batch_size=4), last=1)[0]["index"]) == 4
 
 
@@ -301,7 +303,7 @@ def test_a_pickle_that_wants_to_run_something_is_refused(tmp_path):
 
     (tmp_path / "cifar10" / "cifar-10-batches-py" / "data_batch_3").write_bytes(pickle.dumps(Evil()))
     with pytest.raises(BadInput, match=r"data_batch_3.*mkdir"):
-        data.open_images(tmp_path, Data(dataset="cifar10"))
+        catalog.open_split(tmp_path, "cifar10", "train")
     assert not (tmp_path / "executed").exists()
 
 
@@ -314,19 +316,19 @@ def test_stl10_with_its_unlabelled_part(tmp_path):
         pixels.tofile(folder / f"{split}_X.bin")
     np.array([1, 10, 3], np.uint8).tofile(folder / "train_y.bin")
     (folder / "class_names.txt").write_text("\n".join("abcdefghij"))
-    found = data.open_images(tmp_path, Data(dataset="stl10", split="train+unlabeled"))
+    found = catalog.open_split(tmp_path, "stl10", "train+unlabeled")
     assert found.labels == (0, 9, 2, -1, -1, -1, -1, -1)
     assert found.classes == tuple("abcdefghij")
     assert np.array_equal(found.array(4), raw["unlabeled"][1].transpose(2, 1, 0))  # stored column by column
     assert np.array_equal(np.asarray(found.open(1)), raw["train"][1].transpose(2, 1, 0))
     assert found.subset([7, 0]).labels == (-1, 0)
-    assert len(data.open_images(tmp_path, Data(dataset="stl10", split="unlabeled"))) == 5
+    assert len(catalog.open_split(tmp_path, "stl10", "unlabeled")) == 5
     assert len(batches(found, recipe(batch_size=4), last=2, workers=1)) == 2
     with pytest.raises(BadInput, match="did you mean 'unlabeled'"):
-        data.open_images(tmp_path, Data(dataset="stl10", split="unlabelled"))
+        catalog.open_split(tmp_path, "stl10", "unlabelled")
     (folder / "train_y.bin").write_bytes(b"\1")
     with pytest.raises(BadInput, match="3 images but 1 labels"):
-        data.open_images(tmp_path, Data(dataset="stl10"))
+        catalog.open_split(tmp_path, "stl10", "train")
 
 
 def write_shards(folder, found, *, suffix=".tar", mode="w"):
@@ -348,7 +350,7 @@ def write_shards(folder, found, *, suffix=".tar", mode="w"):
 
 def test_tar_shards_hold_the_same_images_in_place(root, found):
     write_shards(root / "tarred" / "train", found)
-    shards = data.open_images(root, Data(dataset="tarred"))
+    shards = catalog.open_split(root, "tarred", "train")
     order = [*range(0, 21, 2), *range(1, 21, 2)]
     assert shards.labels == tuple(found.labels[i] for i in order)
     for n, i in enumerate(order):
@@ -362,12 +364,12 @@ def test_tar_shards_hold_the_same_images_in_place(root, found):
 def test_unusable_shards_are_named(root, found):
     write_shards(root / "packed" / "train", found, mode="w:gz")
     with pytest.raises(BadInput, match=r"part-000000\.tar: not readable as an uncompressed tar"):
-        data.open_images(root, Data(dataset="packed"))
+        catalog.open_split(root, "packed", "train")
     write_shards(root / "cut" / "train", found)
     shard = root / "cut" / "train" / "part-000001.tar"
     shard.write_bytes(shard.read_bytes()[:3000])
     with pytest.raises(BadInput, match=r"part-000001\.tar.*cut short"):
-        data.open_images(root, Data(dataset="cut"))
+        catalog.open_split(root, "cut", "train")
     with tarfile.open(root / "cut" / "train" / "part-000001.tar", "w") as tar:
         member = tarfile.TarInfo("a.jpg")
         tar.addfile(member)
@@ -375,7 +377,7 @@ def test_unusable_shards_are_named(root, found):
         label.size = 3
         tar.addfile(label, io.BytesIO(b"cat"))
     with pytest.raises(BadInput, match=r"label in /?a\.cls is not a whole number"):
-        data.open_images(root, Data(dataset="cut"))
+        catalog.open_split(root, "cut", "train")
 
 
 def test_array_lists_are_decoded_from_memory(found):

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from backbench import distributed
+from backbench.runs import distributed
 from pretrain.method import Batch, Method, Setup, build_method, choose_config
 
 HEAD = {"hidden": 12, "dim": 6}

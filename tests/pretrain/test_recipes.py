@@ -7,8 +7,10 @@ import re
 import pytest
 import torch
 
-from backbench import config, optim, published
-from backbench.backbones import build_backbone
+from backbench import config
+from backbench.results import published
+from backbench.weights.resnet import build_backbone
+from pretrain import optim
 from pretrain.config import PretrainConfig
 from pretrain.method import Setup, build_method, method_names
 

@@ -8,10 +8,12 @@ import signal
 import pytest
 import torch
 
-from backbench import cli, resume, runlog
+from backbench import cli
 from backbench import config as recipes
-from backbench.checkpoint import Checkpoint
 from backbench.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_PREEMPTED, BadInput
+from backbench.runs.folder import Progress, read_metrics
+from backbench.runs.state import load_state
+from backbench.weights.checkpoint import Checkpoint
 from pretrain import monitor, train
 
 BASE = """
@@ -62,8 +64,8 @@ def kill_at_step(monkeypatch):
                 monkeypatch.undo()
                 os.kill(os.getpid(), number)
 
-        original = runlog.Progress.advance
-        monkeypatch.setattr(runlog.Progress, "advance", advance)
+        original = Progress.advance
+        monkeypatch.setattr(Progress, "advance", advance)
 
     return arm
 
@@ -97,7 +99,7 @@ def test_a_run_leaves_a_checkpoint_with_its_history(pretrain, tmp_path):
     assert len(checkpoint.provenance["data"]["fingerprint"]) == 12
     assert checkpoint.provenance["versions"]["torch"] == torch.__version__
     assert any(name.startswith("projector.") for name in checkpoint.heads)
-    rows = runlog.read_metrics(out)
+    rows = read_metrics(out)
     steps = [row for row in rows if "loss" in row]
     assert [row["step"] for row in steps] == list(range(6))
     for name in ("lr", "feature_std", "effective_rank", "images_per_s", "waiting"):
@@ -145,7 +147,7 @@ def test_a_signal_saves_and_the_same_command_continues_exactly(pretrain, kill_at
 
     def numbers(run):
         timing = ("images_per_s", "waiting")
-        return [{k: v for k, v in row.items() if k not in timing} for row in runlog.read_metrics(run)]
+        return [{k: v for k, v in row.items() if k not in timing} for row in read_metrics(run)]
 
     assert numbers(out) == numbers(tmp_path / "whole")
 
@@ -155,7 +157,7 @@ def test_a_row_of_metrics_spans_a_restart(pretrain, kill_at_step, tmp_path):
     kill_at_step(1, signal.SIGTERM)
     assert pretrain(tmp_path / "parts", "log_every=4")[0] == EXIT_PREEMPTED
     assert pretrain(tmp_path / "parts", "log_every=4")[0] == 0
-    one, two = (runlog.read_metrics(tmp_path / n) for n in ("whole", "parts"))
+    one, two = (read_metrics(tmp_path / n) for n in ("whole", "parts"))
     assert [r["step"] for r in one] == [3, 5]
     assert [r["loss"] for r in one] == [r["loss"] for r in two]
 
@@ -250,7 +252,7 @@ def test_a_loss_that_is_not_finite_stops_with_step_rate_and_last_good_state(pret
     assert "the last good state is" in said or "no state was saved" in said
     assert not (out / train.CHECKPOINT).exists()
     if (out / train.STATE).exists():
-        state = resume.load_state(out / train.STATE)
+        state = load_state(out / train.STATE)
         assert all(t.isfinite().all() for t in state["method"].values() if t.is_floating_point())
 
 
@@ -307,7 +309,7 @@ def test_micro_batches_add_up_to_the_batch(pretrain, tmp_path):
     common = ["optim={name: sgd, lr: 0.05, momentum: 0.0, weight_decay: 0.0}", "epochs=1", "stop_after_epochs=1"]
     assert pretrain(tmp_path / "a", moco % 2, *common)[0] == 0
     assert pretrain(tmp_path / "b", moco % 1, "accumulate=2", *common)[0] == 0
-    a, b = (runlog.read_metrics(tmp_path / n)[0]["loss"] for n in "ab")
+    a, b = (read_metrics(tmp_path / n)[0]["loss"] for n in "ab")
     assert a == pytest.approx(
         b, rel=1e-2
     )  # the shuffle of the keys spans the batch in one, the micro-batch in the other
@@ -346,12 +348,11 @@ def test_feature_statistics_know_collapse(caplog):
 
 
 def test_the_knn_score_leaves_the_backbone_alone(root):
-    from backbench.backbones import build_backbone
-    from backbench.preprocess import Pixels
-    from pretrain.config import Data
-    from pretrain.data import open_images
+    from backbench.datasets import catalog
+    from backbench.images.preprocess import Pixels
+    from backbench.weights.resnet import build_backbone
 
-    found = open_images(root, Data(dataset="shapes"))
+    found = catalog.open_split(root, "shapes", "train")
     backbone = build_backbone("resnet18")
     before = {k: v.clone() for k, v in backbone.state_dict().items()}
     score = monitor.knn_score(backbone, found, Pixels(), size=16, device=torch.device("cpu"))

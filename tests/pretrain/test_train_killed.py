@@ -10,8 +10,8 @@ import time
 
 import pytest
 
-from backbench.checkpoint import Checkpoint
 from backbench.errors import EXIT_PREEMPTED
+from backbench.weights.checkpoint import Checkpoint
 
 HEAD = "head: {hidden: 32, dim: 16}"
 METHODS = {

@@ -9,9 +9,9 @@ import time
 import pytest
 import torch
 
-from backbench import runlog
-from backbench.checkpoint import Checkpoint
 from backbench.errors import EXIT_BAD_INPUT, EXIT_PREEMPTED
+from backbench.runs.folder import read_metrics
+from backbench.weights.checkpoint import Checkpoint
 
 RECIPE = """
 name: tiny
@@ -62,7 +62,7 @@ def test_two_processes_make_the_weights_of_one(root, tmp_path, overrides):
         status, said = pretrain(root, tmp_path / str(processes), processes, "precision=fp64", *overrides)
         assert status == 0, said
     assert apart(tmp_path / "1", tmp_path / "2") < 1e-5
-    one, two = ([row["loss"] for row in runlog.read_metrics(tmp_path / n)] for n in "12")
+    one, two = ([row["loss"] for row in read_metrics(tmp_path / n)] for n in "12")
     assert one == pytest.approx(two, rel=1e-4)
 
 
@@ -71,7 +71,7 @@ def test_a_signal_to_one_process_stops_all_and_they_continue_exactly(root, tmp_p
     assert pretrain(root, tmp_path / "whole", 2)[0] == 0
     out = tmp_path / "parts"
     process = start(root, out, 2)
-    while len(runlog.read_metrics(out)) < 1:
+    while len(read_metrics(out)) < 1:
         assert process.poll() is None
         time.sleep(0.002)
     process.send_signal(signal.SIGTERM)

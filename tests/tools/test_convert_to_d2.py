@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torchvision.models import resnet18
 
-from backbench import foreign
+from backbench.weights import importing
 
 TOOL = Path(__file__).parents[2] / "tools" / "convert_to_d2.py"
 
@@ -27,7 +27,7 @@ def test_converts_any_importable_file_and_refuses_others(tmp_path):
     assert "STRIDE_IN_1X1 False" in done.stdout
     content = pickle.loads((tmp_path / "out.pkl").read_bytes())
     assert len(content["model"]) == 120
-    original, back = foreign.read(tmp_path / "moco.pth.tar"), foreign.read(tmp_path / "out.pkl")
+    original, back = importing.read(tmp_path / "moco.pth.tar"), importing.read(tmp_path / "out.pkl")
     assert (back.digest, back.name, back.epochs) == (original.digest, "moco", 200)
 
     # what the field's converter turns into an empty model, silently

@@ -12,12 +12,16 @@ import numpy as np
 import pytest
 import torch
 
-from backbench import cli, embedded, images, results, resume
-from backbench.backbones import build_backbone
-from backbench.checkpoint import Checkpoint
-from backbench.preprocess import normalise
+from backbench import cli
+from backbench.datasets import catalog, embedded
+from backbench.images import files
+from backbench.images.preprocess import normalise
+from backbench.results import store
+from backbench.runs import seeding
+from backbench.weights.checkpoint import Checkpoint
+from backbench.weights.resnet import build_backbone
 from pretrain.methods import _heads
-from transfer import analyze, datasets
+from transfer import analyze
 from transfer.projector import build_projector
 
 SMALL = """base: {base}
@@ -33,7 +37,7 @@ draws: 3
 def save(
     path: Path, seed: int, name: str, *, heads: dict[str, torch.Tensor] | None = None, constant: bool = False
 ) -> Path:
-    resume.seed_everything("test", seed)
+    seeding.seed_everything("test", seed)
     trunk = build_backbone("resnet18")
     state = trunk.state_dict()
     if constant:  # the first block of the last stage gives 1 everywhere, the second adds nothing
@@ -60,7 +64,7 @@ def run(files: list[Path], root: Path, out: Path, file: Path, *more: str) -> int
 
 
 def values(out: Path) -> dict[tuple[str, str, str], float | None]:
-    rows, problems = results.read(out)
+    rows, problems = store.read(out)
     assert not problems
     return {(r.name, r.protocol, r.metric): r.value for r in rows}
 
@@ -74,8 +78,8 @@ def test_one_pass_serves_all_checkpoints_and_the_numbers_are_right(tiny_root, tm
         save(tmp_path, 2, "flat", constant=True),
     ]
     opened: list[Path] = []
-    decode = images.decode
-    monkeypatch.setattr(images, "decode", lambda path: opened.append(Path(path)) or decode(path))
+    decode = files.decode
+    monkeypatch.setattr(files, "decode", lambda path: opened.append(Path(path)) or decode(path))
     small = recipe(tmp_path, 30)
     assert run(given, tiny_root, tmp_path / "out", small) == 0
     assert len(opened) == len(set(opened)) == 30  # once each, for three checkpoints and seven views
@@ -96,10 +100,10 @@ def test_one_pass_serves_all_checkpoints_and_the_numbers_are_right(tiny_root, tm
 
     # By hand: the same views through the trunk as torchvision has it, singular values by numpy.
     config = analyze.load_config(str(small), None)
-    everything = datasets.load("digits", tiny_root).test
+    everything = catalog.load("digits", tiny_root).test
     chosen = analyze.choose_images(everything, 30, 0)
     augment = analyze.Augment(chosen, config, 0)
-    for file, protocol, projection in ((files[0], trunk, None), (files[1], projector, head.eval())):
+    for file, protocol, projection in ((given[0], trunk, None), (given[1], projector, head.eval())):
         checkpoint = Checkpoint.load(file)
         network = checkpoint.backbone().eval()
         norms, cosines = [], []
@@ -156,7 +160,7 @@ def test_the_projector_of_our_own_heads_is_rebuilt() -> None:
     kinds = (_heads.MOCO_HEAD, _heads.SIMCLR_HEAD, _heads.MIO_HEAD, _heads.BARLOW_HEAD, _heads.Head(layers=1, dim=7))
     plain = _heads.Head(layers=3, hidden=9, dim=5, last_batchnorm=True, last_affine=False)
     for kind in (*kinds, plain):
-        resume.seed_everything("heads")
+        seeding.seed_everything("heads")
         head = _heads.build_head(kind, 32).train()
         head(torch.randn(40, 32) + 1)  # running statistics that are not the initial ones
         tensors = {f"projector.{k}": v for k, v in head.state_dict().items()}

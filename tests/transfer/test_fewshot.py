@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from backbench.images import ImageList
+from backbench.images.files import ImageList
 from transfer import fewshot
 
 

@@ -1,6 +1,5 @@
 """Finetuning: the lists, the two rates, the choice, the refit, and that no kill changes a number."""
 
-import importlib.util
 import json
 import socket
 import subprocess
@@ -10,24 +9,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from support import train_network
 
-from backbench import results, resume
-from backbench.checkpoint import Checkpoint
 from backbench.cli import main
+from backbench.datasets import catalog
 from backbench.errors import EXIT_BAD_INPUT, EXIT_PREEMPTED
-from transfer import datasets, finetune
+from backbench.results import store
+from backbench.runs.state import StopFlag
+from backbench.weights.checkpoint import Checkpoint
+from transfer import finetune
 from transfer.config import load_protocol
 from transfer.machine import Machine
 
-HERE = Path(__file__).parent
-_spec = importlib.util.spec_from_file_location("train_network", HERE / "train_network.py")
-train_network = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(train_network)
 ONE = Machine(torch.device("cpu"), 0, 1, 0)
 
 
 def rows_of(run):
-    return [r for file in results.files_below(run) for r in results.read_file(file)]
+    return [r for file in store.files_below(run) for r in store.read_file(file)]
 
 
 def protocol_file(folder, **changes):
@@ -87,11 +85,11 @@ def test_another_list_than_the_published_is_refused(trees, trunk, tmp_path, caps
 def test_lists_use_their_own_labels_only(trees):
     root = trees("classes")
     names = ["circle/000.png", "square/001.png"]
-    found = finetune._labelled(datasets.load("classes", root), names, Path("10percent.txt"), 0)
+    found = finetune._labelled(catalog.load("classes", root), names, Path("10percent.txt"), 0)
     assert found.train.paths == tuple(names) and len(found.val) == 6 and not found.held_out
     trees.classes(root / "noval", sizes=(("train", 10), ("test", 2)))
     everything = [f"{c}/{i:03d}.png" for c in ("circle", "square") for i in range(5)]
-    held = finetune._labelled(datasets.load("noval", root), everything, Path("10percent.txt"), 0)
+    held = finetune._labelled(catalog.load("noval", root), everything, Path("10percent.txt"), 0)
     assert held.held_out and len(held.train) == 8 and len(held.val) == 2
     assert {*held.train.paths, *held.val.paths} == set(everything), "train and val together are the list"
 
@@ -122,7 +120,7 @@ def test_two_processes_give_the_weights_of_one(trees, trunk, tmp_path):
         port = s.getsockname()[1]
     out = tmp_path / "two" / "network.pt"
     out.parent.mkdir()
-    command = [sys.executable, str(HERE / "train_network.py"), str(root), str(trunk), str(out)]
+    command = [sys.executable, train_network.__file__, str(root), str(trunk), str(out)]
     ranks = [subprocess.Popen([*command, str(rank), "2", str(port)]) for rank in range(2)]
     double = train_network.DoubleNetwork
     one = train_network.train(root, trunk, tmp_path / "one", ONE, iterations=3, kind=double).state_dict()
@@ -169,14 +167,14 @@ def test_killed_after_any_save_ends_with_the_same_rows(trees, trunk, tmp_path, m
 
 def test_signal_ends_with_75_and_the_same_command_continues(trees, trunk, tmp_path, monkeypatch):
     root = trees("classes")
-    enter = resume.StopFlag.__enter__
+    enter = StopFlag.__enter__
 
     def asked(self):
         self.requested = "SIGUSR1"
         return enter(self)
 
     with monkeypatch.context() as patch:
-        patch.setattr(resume.StopFlag, "__enter__", asked)
+        patch.setattr(StopFlag, "__enter__", asked)
         assert main(semisup(root, trunk, tmp_path / "run", tmp_path)) == EXIT_PREEMPTED
     assert main(semisup(root, trunk, tmp_path / "run", tmp_path)) == 0
 

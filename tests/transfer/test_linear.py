@@ -3,35 +3,32 @@
 import contextlib
 import csv
 import dataclasses
-import importlib.util
 import json
 import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from support import train_heads
 from torch import nn
 
-from backbench import results, resume
-from backbench.backbones import build_backbone
-from backbench.checkpoint import Checkpoint
 from backbench.cli import main
+from backbench.datasets import catalog
 from backbench.errors import EXIT_BAD_INPUT, BadInput, Failed, Preempted
-from backbench.features import Frozen
-from backbench.preprocess import to_input
-from transfer import datasets, linear
+from backbench.images.preprocess import to_input
+from backbench.results import store
+from backbench.runs import seeding
+from backbench.runs.state import StopFlag
+from backbench.weights.checkpoint import Checkpoint
+from backbench.weights.resnet import build_backbone
+from transfer import linear
 from transfer.config import load_protocol
+from transfer.features import Frozen
 from transfer.machine import Machine, read_checkpoints
-
-HERE = Path(__file__).parent
-_spec = importlib.util.spec_from_file_location("train_heads", HERE / "train_heads.py")
-train_heads = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(train_heads)
 
 ONE = Machine(torch.device("cpu"), 0, 1, 0)
 RATES = train_heads.RATES
@@ -45,12 +42,12 @@ def free_port():
 
 def separate_run(root, trunk, lr, protocol=train_heads.PROTOCOL):
     """One rate by itself with torch's own modules: nn.Linear, cross_entropy, SGD, an unfolded trunk in eval()."""
-    images = datasets.load("classes", root).train
+    images = catalog.load("classes", root).train
     checkpoint = Checkpoint.load(trunk)
     backbone = checkpoint.backbone().eval()
     head = nn.Linear(512, len(images.classes))
     start = torch.empty(len(images.classes), 512)
-    start.normal_(0, 0.01, generator=resume.generator(0, "head", len(images.classes), 512))
+    start.normal_(0, 0.01, generator=seeding.generator(0, "head", len(images.classes), 512))
     with torch.no_grad():
         head.weight.copy_(start)
         head.bias.zero_()
@@ -96,7 +93,7 @@ def test_two_processes_give_the_weights_of_one(trees, trunk, tmp_path):
     root, port = trees("classes", classes=("a", "b", "c")), str(free_port())
     out = tmp_path / "two" / "heads.pt"
     out.parent.mkdir()
-    command = [sys.executable, str(HERE / "train_heads.py"), str(root), str(trunk), str(out)]
+    command = [sys.executable, train_heads.__file__, str(root), str(trunk), str(out)]
     ranks = [subprocess.Popen([*command, str(rank), "2", port]) for rank in range(2)]
     one = train_heads.train(root, trunk, tmp_path, RATES, ONE)
     assert [rank.wait(timeout=300) for rank in ranks] == [0, 0]
@@ -116,7 +113,7 @@ def test_batches_are_permutations_in_a_row_and_shares_cover_them():
 
 
 def test_views_depend_on_epoch_and_image_only(trees):
-    images = datasets.load("classes", trees("classes")).train
+    images = catalog.load("classes", trees("classes")).train
     view = linear.CropFlip(train_heads.PROTOCOL.augment, 0)
     a, b, c = (np.asarray(view(images.open(0), key)) for key in ((0, 0), (0, 0), (1, 0)))
     assert (a == b).all() and (a != c).any()
@@ -126,7 +123,7 @@ def test_views_depend_on_epoch_and_image_only(trees):
 
 
 def rows_of(run):
-    return [r for file in results.files_below(run) for r in results.read_file(file)]
+    return [r for file in store.files_below(run) for r in store.read_file(file)]
 
 
 def protocol_file(folder, name="live", **changes):
@@ -218,7 +215,7 @@ def test_kill_9_anywhere_gives_the_same_rows(trees, two_trunks, tmp_path):
 
 def test_signal_saves_and_the_same_command_continues(trees, trunk, tmp_path):
     root = trees("classes")
-    stop = resume.StopFlag()
+    stop = StopFlag()
     stop.requested = "SIGTERM"
     with pytest.raises(Preempted, match="stopped by SIGTERM at step 1 of 15"):
         train_heads.train(root, trunk, tmp_path, RATES, ONE, stop=stop)
@@ -389,7 +386,7 @@ def test_every_shipped_protocol_loads_and_has_its_own_name():
 def test_lorac_lengths_and_rates():
     p = load_protocol("lorac", ("sgd",))
     assert p.lr == RATES
-    steps = {name: p.length.get(name, p.length["default"]).steps(1803460, 256) for name in datasets.TWELVE}
+    steps = {name: p.length.get(name, p.length["default"]).steps(1803460, 256) for name in catalog.TWELVE}
     assert steps["places365"] == round(100 * 1803460 / 256)
     assert {n for n, s in steps.items() if s == 5000} == {"aircraft", "caltech101", "dtd", "flowers", "pets"}
     assert {n for n, s in steps.items() if s == 30000} == {"birdsnap", "cars", "cifar10", "cifar100", "food", "sun397"}

@@ -1,0 +1,1 @@
+"""The leaderboard: rows, columns and cells of what was measured, and every form it is written in."""

@@ -1,0 +1,18 @@
+"""Datasets: one row each, how each is read from disk, and its splits. `backbench.datasets.DATASETS` are the rows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from backbench.datasets.catalog import DATASETS
+
+__all__ = ["DATASETS"]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "DATASETS":
+        raise AttributeError(f"module 'backbench.datasets' has no attribute '{name}'")
+    from backbench.datasets.catalog import DATASETS
+
+    return DATASETS

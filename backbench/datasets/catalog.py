@@ -1,0 +1,315 @@
+"""The datasets: one row each, and what is done with a row: found, read, checked against what was recorded.
+
+torchvision's root is ROOT/<name>; ROOT itself is looked at too. Nothing here downloads images.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+from backbench.datasets import readers, splits
+from backbench.datasets.row import Dataset
+from backbench.datasets.splits import Splits
+from backbench.errors import BadInput, nearest
+from backbench.images.files import ArrayList, ImageList, scan_folder
+from backbench.runs.folder import log
+
+RECORD = "backbench-splits.json"
+
+
+def class_folder(name: str) -> Dataset:
+    """The row of a class folder ROOT/<name>/{train,val,test}/<class>/<image>; val is optional."""
+
+    def read(root: Path, seed: int) -> Splits:
+        return _read_class_folder(name, root, seed)
+
+    return Dataset(name=name, classes=None, sizes=(None, None, None), metric="top1", read=read)
+
+
+def _read_class_folder(name: str, root: Path, seed: int) -> Splits:
+    base = root / name
+    if not base.is_dir():
+        hint = nearest(name, DATASETS)
+        raise BadInput(f"{base}: no such folder; expected {base}/train/<class>/<image>, or a known dataset: {hint}")
+    parts: dict[str, ImageList] = {}
+    for split in ("train", "val", "test"):
+        if (base / split).is_dir():
+            parts[split] = scan_folder(base / split)
+        elif split != "val":
+            raise BadInput(f"{base}: no folder '{split}'; expected {base}/{{train,val,test}}/<class>/<image>")
+    return splits.with_hold_out(parts["train"], parts["test"], parts.get("val"), seed=seed)
+
+
+# Rows. Sizes and metrics: LORAC, section 6.1 and Table 2; Caltech's 102 classes include BACKGROUND_Google.
+
+_RESEARCH = "non-commercial research"
+DATASETS: dict[str, Dataset] = {
+    row.name: row
+    for row in (
+        Dataset(
+            name="aircraft",
+            classes=100,
+            sizes=(3334, 3333, 3333),
+            metric="mean_per_class",
+            read=readers.aircraft,
+            needs=("fgvc-aircraft-2013b/data/variants.txt", "fgvc-aircraft-2013b/data/images"),
+            get="fgvc-aircraft-2013b.tar.gz (VGG, Oxford)",
+            licence=_RESEARCH,
+        ),
+        Dataset(
+            name="birdsnap",
+            classes=500,
+            sizes=(35447, 2500, 2500),
+            metric="top1",
+            read=readers.birdsnap,
+            needs=("birdsnap/species.txt", "birdsnap/images.txt"),
+            get="birdsnap.tgz, version 1.1 (T. Berg et al.)",
+            licence="photographs of Flickr users, each its own",
+        ),
+        Dataset(
+            name="caltech101",
+            classes=102,
+            sizes=(3060, None, 6084),
+            metric="mean_per_class",
+            read=readers.caltech101,
+            needs=("caltech101/101_ObjectCategories",),
+            get="101_ObjectCategories.tar.gz (CaltechDATA)",
+            licence="CC BY 4.0",
+        ),
+        Dataset(
+            name="cars",
+            classes=196,
+            sizes=(8144, None, 8041),
+            metric="top1",
+            read=readers.cars,
+            needs=(
+                "stanford_cars/devkit/cars_train_annos.mat",
+                "stanford_cars/devkit/cars_meta.mat",
+                "stanford_cars/cars_test_annos_withlabels.mat",
+                "stanford_cars/cars_train",
+                "stanford_cars/cars_test",
+            ),
+            get="cars_{train,test}.tgz, car_devkit.tgz, cars_test_annos_withlabels.mat (a mirror; Stanford's is gone)",
+            licence=_RESEARCH,
+        ),
+        Dataset(
+            name="cifar10",
+            classes=10,
+            sizes=(50000, None, 10000),
+            metric="top1",
+            read=readers.cifar("CIFAR10"),
+            read_split=readers.cifar_split("cifar10"),
+            needs=("cifar-10-batches-py",),
+            get="cifar-10-python.tar.gz (A. Krizhevsky, Toronto)",
+            licence="none stated",
+        ),
+        Dataset(
+            name="cifar100",
+            classes=100,
+            sizes=(50000, None, 10000),
+            metric="top1",
+            read=readers.cifar("CIFAR100"),
+            read_split=readers.cifar_split("cifar100"),
+            needs=("cifar-100-python",),
+            get="cifar-100-python.tar.gz (A. Krizhevsky, Toronto)",
+            licence="none stated",
+        ),
+        Dataset(
+            name="dtd",
+            classes=47,
+            sizes=(1880, 1880, 1880),
+            metric="top1",
+            read=readers.dtd,
+            needs=("dtd/dtd/labels/train1.txt", "dtd/dtd/images"),
+            get="dtd-r1.0.1.tar.gz (VGG, Oxford), into a folder dtd",
+            licence="research",
+        ),
+        Dataset(
+            name="flowers",
+            classes=102,
+            sizes=(1020, 1020, 6149),
+            metric="mean_per_class",
+            read=readers.flowers,
+            needs=("flowers-102/setid.mat", "flowers-102/imagelabels.mat", "flowers-102/jpg"),
+            get="102flowers.tgz, imagelabels.mat, setid.mat (VGG, Oxford)",
+            licence="none stated",
+        ),
+        Dataset(
+            name="food",
+            classes=101,
+            sizes=(75750, None, 25250),
+            metric="top1",
+            read=readers.food,
+            needs=("food-101/meta/train.json", "food-101/meta/test.json", "food-101/images"),
+            get="food-101.tar.gz (ETH Zurich)",
+            licence="scientific fair use; the pictures are Foodspotting's",
+        ),
+        Dataset(
+            name="pets",
+            classes=37,
+            sizes=(3680, None, 3669),
+            metric="mean_per_class",
+            read=readers.pets,
+            needs=(
+                "oxford-iiit-pet/annotations/trainval.txt",
+                "oxford-iiit-pet/annotations/test.txt",
+                "oxford-iiit-pet/images",
+            ),
+            get="images.tar.gz and annotations.tar.gz (VGG, Oxford)",
+            licence="CC BY-SA 4.0",
+        ),
+        Dataset(
+            name="places365",
+            classes=365,
+            sizes=(1803460, None, 36500),
+            metric="top1",
+            read=readers.places365,
+            needs=("categories_places365.txt", "places365_train_standard.txt", "places365_val.txt"),
+            get="filelist_places365-standard.tar, train_256_places365standard.tar (as data_256_standard), val_256.tar",
+            licence=_RESEARCH + " and education",
+        ),
+        Dataset(
+            name="sun397",
+            classes=397,
+            sizes=(19850, None, 19850),
+            metric="top1",
+            read=readers.sun397,
+            needs=("SUN397/ClassName.txt",),
+            get="SUN397.tar.gz and Partitions.zip (Princeton)",
+            licence="research",
+        ),
+        Dataset(
+            name="imagenet",
+            classes=1000,
+            sizes=(1281167, None, 50000),
+            metric="top1",
+            read=readers.imagenet,
+            needs=("train", "val"),
+            folders=("imagenet",),
+            get="ILSVRC2012_img_train.tar and _val.tar (image-net.org), sorted into {train,val}/<synset>/,",
+            licence=_RESEARCH + " and education, on application",
+            top5=True,
+        ),
+        Dataset(
+            name="imagenet100",
+            classes=100,
+            sizes=(None, None, 5000),
+            metric="top1",
+            read=readers.imagenet100,
+            read_split=readers.imagenet100_split,
+            needs=("train", "val"),
+            folders=("imagenet100", "imagenet"),
+            get="imagenet (its 100 classes of JCL's appendix D are used), or those classes alone",
+            licence=_RESEARCH + " and education, on application",
+            top5=True,
+        ),
+        Dataset(
+            name="stl10",
+            classes=10,
+            sizes=(5000, None, 8000),
+            metric="top1",
+            read=readers.stl10,
+            read_split=readers.stl10_split,
+            needs=("stl10_binary/train_X.bin", "stl10_binary/test_X.bin"),
+            get="stl10_binary.tar.gz (Stanford)",
+            licence="as ImageNet's",
+        ),
+    )
+}
+TWELVE = tuple(DATASETS)[:12]  # LORAC's Table 2
+
+
+def names(text: str) -> list[str]:
+    """`all` (the 12 of LORAC's Table 2) or a comma-separated list."""
+    out = list(TWELVE) if text == "all" else [name.strip() for name in text.split(",") if name.strip()]
+    if not out:
+        raise BadInput(f"--datasets '{text}': give names, or `all`")
+    return list(dict.fromkeys(out))
+
+
+def find(name: str) -> Dataset:
+    """A row of DATASETS, or that of a class folder of this name."""
+    return DATASETS.get(name) or class_folder(name)
+
+
+def open_split(root: Path, name: str, split: str) -> ImageList:
+    """ROOT/<name>/<split> as pretraining takes it: all its images, labelled or not. Raises BadInput that names what is
+    missing."""
+    row = DATASETS.get(name)
+    if row is not None and row.read_split is not None:
+        return row.read_split(root, split)
+    return readers.folder_or_shards(root / name / split)
+
+
+def build(root: str | Path, name: str, split: Literal["train", "val", "test"], *, seed: int = 0) -> ImageList:
+    """One split of a dataset below ROOT."""
+    return getattr(load(name, Path(root), seed=seed), split)
+
+
+def load(name: str, root: Path, *, seed: int = 0) -> Splits:
+    """Read and check a dataset: every file there, labels, no test image in training data, and what was recorded.
+
+    A split of another size than the row's is used with a warning, and the result's provenance says so.
+    """
+    dataset = find(name)
+    base = dataset.base(root)
+    found = dataset.read(base, seed)
+    splits.check(name, found)
+    all_there(found)
+    if name not in DATASETS:  # official splits hold known duplicates, which `data check` reports
+        splits.check_content(name, found)
+    compare_record(name, root, found, seed)
+    odd = tuple(odd_sizes(dataset, found))
+    for line in odd:
+        log.warning(f"{name}: {line}")
+    return replace(found, notes=(*found.notes, *odd))
+
+
+def all_there(found: Splits) -> None:
+    for which, images in found.items():
+        if isinstance(images, ArrayList):
+            continue
+        missing = [i for i in range(len(images)) if not images.file(i).is_file()]
+        if missing:
+            raise BadInput(f"{images.file(missing[0])} is missing ({len(missing)} of {len(images)} {which} images are)")
+
+
+def odd_sizes(dataset: Dataset, found: Splits) -> list[str]:
+    """A line for each split whose size is not the row's; with a hold-out, train counts with it."""
+    train, val, test = dataset.sizes
+    counts = {
+        "train": (len(found.train) + (len(found.val) if found.held_out else 0), train),
+        "val": (len(found.val), val),
+        "test": (len(found.test), test),
+    }
+    out = [f"{which} has {n} images, not {size}" for which, (n, size) in counts.items() if size not in (None, n)]
+    if dataset.classes is not None and len(found.train.classes) != dataset.classes:
+        out.append(f"{len(found.train.classes)} classes, not {dataset.classes}")
+    return out
+
+
+def record_file(name: str, root: Path) -> Path:
+    return root / name / RECORD
+
+
+def digests(found: Splits) -> dict[str, dict[str, Any]]:
+    return {which: {"images": len(images), "sha256": splits.digest(images)} for which, images in found.items()}
+
+
+def compare_record(name: str, root: Path, found: Splits, seed: int) -> None:
+    file = record_file(name, root)
+    if not file.exists():
+        return
+    then = json.loads(file.read_text())
+    if then["seed"] != seed:
+        return
+    for which, now in digests(found).items():
+        if then["splits"][which] != now:
+            was = then["splits"][which]
+            raise BadInput(
+                f"{name}: the {which} split is not the recorded one ({now['images']} images, {was['images']} in {file})"
+                "; restore the data, or record it again with `backbench data check --record`"
+            )

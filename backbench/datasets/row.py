@@ -1,0 +1,46 @@
+"""What a dataset is: one row that says what it holds, where its files lie, and how they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from backbench.datasets.splits import Splits
+from backbench.errors import BadInput
+from backbench.images.files import ImageList
+
+Metric = Literal["top1", "mean_per_class"]
+Reader = Callable[[Path, int], Splits]  # (folder that holds what `needs` names, seed of the hold-out)
+SplitReader = Callable[[Path, str], ImageList]  # (ROOT, name of the split)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dataset:
+    name: str
+    classes: int | None
+    sizes: tuple[int | None, int | None, int | None]  # train, val, test; None where held out, or not fixed
+    metric: Metric
+    read: Reader
+    read_split: SplitReader | None = None  # one split, for pretraining; default: class folders or tar shards
+    needs: tuple[str, ...] = ()  # files or folders that tell that the dataset is there
+    folders: tuple[str, ...] = ()  # where to look below ROOT; default: ROOT/<name>, then ROOT
+    get: str = ""  # which files to get, and from whom
+    licence: str = "as its owner states"
+    top5: bool = False
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return (self.metric, "top5") if self.top5 else (self.metric,)
+
+    def base(self, root: Path) -> Path:
+        """The folder that holds all of `needs`. Raises BadInput that names what is missing and how to get it."""
+        if not self.needs:
+            return root
+        folders = [root / folder for folder in self.folders or (self.name, ".")]
+        for base in folders:
+            if all((base / need).exists() for need in self.needs):
+                return base
+        missing = next(need for need in self.needs if not (folders[0] / need).exists())
+        raise BadInput(f"{self.name}: {folders[0] / missing} is missing; get {self.get} and unpack it there")

@@ -1,0 +1,212 @@
+"""Splits as pure functions of sorted relative paths, labels and a seed; their manifests and hashes; their checks.
+
+Nothing here draws from a random generator whose stream could change between versions: an image's rank within its class
+is the sha256 of (seed, relative path). Everyone who has the same files derives the same split.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from backbench.errors import BadInput
+from backbench.images.files import ArrayList, ImageList
+from backbench.runs import atomic
+
+HOLDOUT = 0.2
+
+
+@dataclass(frozen=True)
+class Splits:
+    """A dataset as the protocols use it. `held_out` says that val was drawn from the official train split here."""
+
+    train: ImageList
+    val: ImageList
+    test: ImageList
+    held_out: bool
+    notes: tuple[str, ...] = ()  # coverage and the like; they go into the provenance of every result
+
+    def both(self) -> ImageList:
+        """train, then val: what the final heads are trained on."""
+        return concatenate(self.train, self.val)
+
+    def items(self) -> Iterable[tuple[str, ImageList]]:
+        return (("train", self.train), ("val", self.val), ("test", self.test))
+
+
+def concatenate(a: ImageList, b: ImageList) -> ImageList:
+    """`a`, then `b`; they may have different roots."""
+    if a.classes != b.classes:
+        raise BadInput(f"{a.root} and {b.root} have different class lists")
+    if isinstance(a, ArrayList) and isinstance(b, ArrayList):
+        import numpy as np
+
+        pixels = np.concatenate((a.pixels, b.pixels))
+        return ArrayList(a.root, a.paths + b.paths, a.labels + b.labels, a.classes, pixels)
+    root = Path(os.path.commonpath((a.root, b.root)))
+    paths = [(part.root / path).relative_to(root).as_posix() for part in (a, b) for path in part.paths]
+    return ImageList(root, tuple(paths), a.labels + b.labels, a.classes)
+
+
+def ranked(images: ImageList, seed: int) -> dict[int, list[int]]:
+    """Label -> indices of its images, in a fixed shuffled order: by sha256 of 'seed path'."""
+    groups: dict[int, list[tuple[bytes, str, int]]] = defaultdict(list)
+    for index, (path, label) in enumerate(zip(images.paths, images.labels)):
+        groups[label].append((hashlib.sha256(f"{seed} {path}".encode()).digest(), path, index))
+    return {label: [index for _, _, index in sorted(rows)] for label, rows in sorted(groups.items())}
+
+
+def draw(images: ImageList, per_class: int, seed: int, *, what: str = "draw") -> tuple[list[int], list[int]]:
+    """(`per_class` indices of each class, the rest), both in the list's order. A class with fewer images is refused."""
+    chosen: set[int] = set()
+    for label, indices in ranked(images, seed).items():
+        if len(indices) < per_class:
+            name = images.classes[label] if 0 <= label < len(images.classes) else str(label)
+            raise BadInput(f"{images.root}: {what} needs {per_class} images of class '{name}', found {len(indices)}")
+        chosen |= set(indices[:per_class])
+    return sorted(chosen), [i for i in range(len(images)) if i not in chosen]
+
+
+def hold_out(images: ImageList, seed: int = 0, fraction: float = HOLDOUT) -> tuple[list[int], list[int]]:
+    """(train, val) indices: of a class with n images floor(n * fraction + 1/2) go to val, at least one of two or more,
+    so that val has the classes in train's proportions. A class with one image stays in train."""
+    val: set[int] = set()
+    for indices in ranked(images, seed).values():
+        count = int(len(indices) * fraction + 0.5)
+        if len(indices) >= 2:
+            val |= set(indices[: min(max(count, 1), len(indices) - 1)])
+    return [i for i in range(len(images)) if i not in val], sorted(val)
+
+
+def with_hold_out(
+    train: ImageList, test: ImageList, val: ImageList | None = None, *, seed: int = 0, notes: tuple[str, ...] = ()
+) -> Splits:
+    """Splits with an official val, or with one held out of train."""
+    if val is not None:
+        return Splits(train, val, test, False, notes)
+    kept, held = hold_out(train, seed)
+    return Splits(train.subset(kept), train.subset(held), test, True, notes)
+
+
+def manifest(images: ImageList) -> str:
+    """One 'path<TAB>label' line per image, in order."""
+    return "".join(f"{path}\t{label}\n" for path, label in zip(images.paths, images.labels))
+
+
+def digest(images: ImageList) -> str:
+    """sha256 of the manifest."""
+    return hashlib.sha256(manifest(images).encode()).hexdigest()
+
+
+def write_manifests(run: Path, dataset: str, splits: Splits) -> dict[str, str]:
+    """RUN/manifests/<dataset>-<split>.tsv for the three splits; returns their hashes."""
+    hashes = {}
+    for name, images in splits.items():
+        text = manifest(images)
+        hashes[name] = hashlib.sha256(text.encode()).hexdigest()
+        file = run / "manifests" / f"{dataset}-{name}.tsv"
+        if not file.exists() or file.read_text() != text:
+            atomic.write_text(file, text)
+    return hashes
+
+
+def check(dataset: str, splits: Splits) -> None:
+    """Refuse an empty split, a label outside the class list, and a file that is in two splits, each by name."""
+    seen: dict[str, str] = {}
+    for name, images in splits.items():
+        if not len(images):
+            raise BadInput(f"{dataset}: the {name} split is empty ({images.root})")
+        for path, label in zip(images.paths, images.labels):
+            if not 0 <= label < len(images.classes):
+                limit = len(images.classes) - 1
+                raise BadInput(f"{dataset}: {name} image {path} has label {label}; the class list allows 0..{limit}")
+        if images.classes != splits.train.classes:
+            raise BadInput(f"{dataset}: {name} and train have different class lists; give both the same class folders")
+        for index, path in enumerate(images.paths):
+            key = f"{images.root}::{path}" if isinstance(images, ArrayList) else os.path.realpath(images.file(index))
+            if seen.setdefault(key, name) != name:
+                raise BadInput(f"{dataset}: {path} is in {seen[key]} and in {name}; remove it from one of them")
+
+
+def check_content(dataset: str, splits: Splits) -> None:
+    """Refuse a test image whose file content is also in train or val. Reads only files of equal size."""
+    if any(isinstance(images, ArrayList) for _, images in splits.items()):
+        return
+    shared = shared_content(splits.test, splits.train) or shared_content(splits.test, splits.val)
+    if shared:
+        a, b = shared[0]
+        more = f" and {len(shared) - 1} more" if len(shared) > 1 else ""
+        raise BadInput(f"{dataset}: the test image {a} is also in training data as {b}{more}; remove it from one")
+
+
+def shared_content(a: ImageList, b: ImageList) -> list[tuple[str, str]]:
+    """Pairs (path in a, path in b) of files with the same bytes: by size, then ends, then sha256."""
+    by_size: dict[int, list[int]] = defaultdict(list)
+    for i in range(len(b)):
+        by_size[b.file(i).stat().st_size].append(i)
+    wanted = [(i, by_size[size]) for i in range(len(a)) if (size := a.file(i).stat().st_size) in by_size]
+    ends_of: dict[int, tuple[bytes, str | None]] = {}
+    out = []
+    for i, candidates in wanted:
+        ends = _ends(a.file(i))
+        own: str | None = None
+        for j in candidates:
+            known = ends_of.setdefault(j, (_ends(b.file(j)), None))
+            if known[0] != ends:
+                continue
+            own = own or file_digest(a.file(i))
+            if known[1] is None:
+                known = ends_of[j] = (known[0], file_digest(b.file(j)))
+            if known[1] == own:
+                out.append((a.paths[i], b.paths[j]))
+                break
+    return out
+
+
+def _ends(path: Path, size: int = 4096) -> bytes:
+    with path.open("rb") as file:
+        head = file.read(size)
+        file.seek(max(0, path.stat().st_size - size))
+        return hashlib.sha256(head + file.read(size)).digest()
+
+
+def file_digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def read_list(path: Path, *, lines: int | None = None, sha256: str | None = None) -> list[str]:
+    """The lines of a local list of images, verified. SimCLR's `n04235860_14959.JPEG`, or `class/file`."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise BadInput(f"{path}: no such list; `backbench data fetch-splits --out {path.parent}` fetches it") from None
+    names = [line.strip() for line in data.decode(errors="replace").splitlines() if line.strip()]
+    if sha256 is not None and (hashlib.sha256(data).hexdigest() != sha256 or len(names) != lines):
+        hint = f"`backbench data fetch-splits --out {path.parent}` fetches the right one"
+        raise BadInput(f"{path}: not the published list (sha256 or length {len(names)} instead of {lines}); {hint}")
+    if len(set(names)) != len(names):
+        twice = next(n for n in names if names.count(n) > 1)
+        raise BadInput(f"{path}: '{twice}' is listed twice")
+    if not names:
+        raise BadInput(f"{path}: the list is empty")
+    return names
+
+
+def select(images: ImageList, names: Sequence[str], *, where: str) -> list[int]:
+    """Indices of the listed images, in the list's order. `n04235860_14959.JPEG` is in class folder n04235860."""
+    index = {path: i for i, path in enumerate(images.paths)}
+    out = []
+    for name in names:
+        path = name if "/" in name else f"{name.split('_')[0]}/{name}"
+        if path not in index:
+            folder = path.split("/")[0]
+            known = {p.split("/")[0] for p in images.paths}
+            what = "is not on disk" if folder in known else f"has a label '{folder}' outside the class list"
+            raise BadInput(f"{where}: '{name}' {what} (looked for {images.root / path})")
+        out.append(index[path])
+    return out

@@ -1,0 +1,211 @@
+"""Image sets that are not folders of files: CIFAR's pickles, STL-10's binary files, tar shards. Nothing is executed."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import tarfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from backbench.errors import BadInput, nearest
+from backbench.images.files import EXTENSIONS, ArrayList, ImageList, decode_array, decode_bytes
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+CIFAR_FOLDERS = {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python"}
+STL10_SPLITS = ("train", "unlabeled", "train+unlabeled", "test")
+
+
+class _ArraysOnly(pickle.Unpickler):
+    """Reads the arrays and lists of CIFAR's files; any other global in a pickle is refused instead of run."""
+
+    _ALLOWED = frozenset({"_reconstruct", "ndarray", "dtype", "_frombuffer"})
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module.partition(".")[0] == "numpy" and name in self._ALLOWED:
+            return super().find_class(module.replace("numpy.core", "numpy._core"), name)
+        if (module, name) == ("_codecs", "encode"):
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+
+
+def _read_pickle(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            content = _ArraysOnly(file, encoding="latin1").load()
+    except FileNotFoundError:
+        raise BadInput(f"{path}: no such file; unpack the python version of the data set there") from None
+    except Exception as error:
+        raise BadInput(f"{path}: not readable as a CIFAR batch ({' '.join(str(error).split())[:100]})") from None
+    return {k if isinstance(k, str) else k.decode(): v for k, v in content.items()}
+
+
+def read_cifar(root: str | Path, split: str) -> ArrayList:
+    """ROOT/cifar10/cifar-10-batches-py or ROOT/cifar100/cifar-100-python as torchvision lays them out; `root` is the
+    data set's own folder and tells which one it is; split is train or test."""
+    root = Path(root)
+    hundred = (root / CIFAR_FOLDERS["cifar100"]).is_dir()
+    folder = root / CIFAR_FOLDERS["cifar100" if hundred else "cifar10"]
+    if split not in ("train", "test"):
+        raise BadInput(f"{root}: no split '{split}'; allowed: train, test")
+    files = [split] if hundred else ["test_batch"] if split == "test" else [f"data_batch_{i}" for i in range(1, 6)]
+    batches = [_read_pickle(folder / name) for name in files]
+    names = _read_pickle(folder / ("meta" if hundred else "batches.meta"))
+    try:
+        pixels = np.concatenate([b["data"] for b in batches]).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+        labels = tuple(int(x) for b in batches for x in b["fine_labels" if hundred else "labels"])
+        classes = tuple(names["fine_label_names" if hundred else "label_names"])
+    except (KeyError, ValueError) as error:
+        raise BadInput(f"{folder}: not CIFAR's files ({error!r})") from None
+    paths = tuple(f"{split}/{i:05}" for i in range(len(labels)))
+    return ArrayList(root, paths, labels, classes, np.ascontiguousarray(pixels))
+
+
+def read_stl10(root: str | Path, split: str) -> ImageList:
+    """ROOT/stl10/stl10_binary; `root` is the data set's own folder; unlabelled images have label -1. Pixels are read
+    from disk when they are needed."""
+    root = Path(root)
+    if split not in STL10_SPLITS:
+        raise BadInput(f"{root}: no split '{split}'; {nearest(split, STL10_SPLITS)}")
+    parts = [_read_stl10(root, name) for name in split.split("+")]
+    return parts[0] if len(parts) == 1 else Joined.of(parts)
+
+
+def _read_stl10(root: Path, split: str) -> ArrayList:
+    folder = root / "stl10_binary"
+    file = folder / f"{split}_X.bin"
+    try:
+        raw = np.memmap(file, np.uint8, mode="r").reshape(-1, 3, 96, 96)  # channel, column, row
+        labels = np.full(len(raw), -1)
+        if split != "unlabeled":
+            labels = np.fromfile(folder / f"{split}_y.bin", np.uint8).astype(int) - 1
+        names = folder / "class_names.txt"
+        classes = names.read_text().split() if names.exists() else [str(i) for i in range(10)]
+    except FileNotFoundError as error:
+        raise BadInput(f"{error.filename}: no such file; unpack stl10_binary.tar.gz in {root}") from None
+    except ValueError:
+        raise BadInput(f"{file}: not STL-10's binary file (its size is no multiple of 3 x 96 x 96)") from None
+    if len(labels) != len(raw):
+        raise BadInput(f"{folder}: {len(raw)} images but {len(labels)} labels in '{split}'")
+    paths = tuple(f"{split}/{i:06}" for i in range(len(raw)))
+    return ArrayList(root, paths, tuple(labels.tolist()), tuple(classes), raw.transpose(0, 3, 2, 1))
+
+
+@dataclass(frozen=True)
+class Joined(ImageList):
+    """Several lists behind one another, with the classes of the first."""
+
+    parts: tuple[ImageList, ...]
+    where: tuple[tuple[int, int], ...]  # of each image: the part, and its place there
+
+    @staticmethod
+    def of(parts: Sequence[ImageList]) -> Joined:
+        return Joined(
+            parts[0].root,
+            tuple(path for p in parts for path in p.paths),
+            tuple(label for p in parts for label in p.labels),
+            parts[0].classes,
+            tuple(parts),
+            tuple((n, i) for n, p in enumerate(parts) for i in range(len(p))),
+        )
+
+    def open(self, index: int) -> Image.Image:
+        part, place = self.where[index]
+        return self.parts[part].open(place)
+
+    def array(self, index: int) -> np.ndarray:
+        part, place = self.where[index]
+        return self.parts[part].array(place)
+
+    def subset(self, indices: Sequence[int]) -> Joined:
+        paths, labels = tuple(self.paths[i] for i in indices), tuple(self.labels[i] for i in indices)
+        return Joined(self.root, paths, labels, self.classes, self.parts, tuple(self.where[i] for i in indices))
+
+
+@dataclass(frozen=True)
+class ShardList(ImageList):
+    """Images inside uncompressed tar files, each read in place, in any order: SHARD.tar/<key>.<image extension>."""
+
+    spans: tuple[tuple[str, int, int], ...]  # of each image: shard, first byte, number of bytes
+    _open: dict[str, int] = field(default_factory=dict, compare=False, repr=False)
+
+    def read(self, index: int) -> bytes:
+        shard, start, size = self.spans[index]
+        try:
+            if shard not in self._open:
+                self._open[shard] = os.open(self.root / shard, os.O_RDONLY)
+            data = os.pread(self._open[shard], size, start)
+        except OSError as error:
+            raise BadInput(f"{self.root / shard}: not readable ({error.strerror})") from None
+        if len(data) != size:
+            raise BadInput(f"{self.file(index)}: the shard ends in the middle of this image")
+        return data
+
+    def open(self, index: int) -> Image.Image:
+        return decode_bytes(self.read(index), self.file(index))
+
+    def array(self, index: int) -> np.ndarray:
+        return decode_array(self.read(index), self.file(index))
+
+    def subset(self, indices: Sequence[int]) -> ShardList:
+        paths, labels = tuple(self.paths[i] for i in indices), tuple(self.labels[i] for i in indices)
+        return ShardList(self.root, paths, labels, self.classes, tuple(self.spans[i] for i in indices))
+
+
+def scan_shards(shards: Sequence[Path]) -> ShardList:
+    """WebDataset's layout: members `<key>.jpg` with `<key>.cls` (a number) or `<key>.json` ({"label": number}) beside
+    them; images without either have label -1. Only the headers are read, members are never unpacked."""
+    root = shards[0].parent
+    paths: list[str] = []
+    labels: list[int] = []
+    spans: list[tuple[str, int, int]] = []
+    for shard in shards:
+        members: dict[str, dict[str, tuple[int, int]]] = {}
+        try:
+            with tarfile.open(shard, "r:") as tar:
+                for member in tar:
+                    folder, _, base = member.name.rpartition("/")
+                    key, _, extension = base.partition(".")  # WebDataset: the key ends at the first dot
+                    if member.isfile() and key:
+                        members.setdefault(f"{folder}/{key}", {})[extension.lower()] = (member.offset_data, member.size)
+                end = tar.offset
+        except (tarfile.TarError, OSError) as error:
+            raise BadInput(f"{shard}: not readable as an uncompressed tar file ({error})") from None
+        with shard.open("rb") as file:
+            file.seek(end)
+            if file.read(512) != bytes(512):  # tarfile takes a cut file for a short one
+                raise BadInput(f"{shard}: the tar file is cut short (no end mark after {len(members)} samples)")
+            for key, parts in members.items():
+                images = [e for e in parts if f".{e}" in EXTENSIONS]
+                if not images:
+                    continue
+                paths.append(f"{shard.name}/{key.lstrip('/')}.{images[0]}")
+                spans.append((shard.name, *parts[images[0]]))
+                labels.append(_label(file, parts, shard, key))
+    if not paths:
+        raise BadInput(f"{root}: no images in {len(shards)} tar shards; expected members <key>.jpg and <key>.cls")
+    return ShardList(root, tuple(paths), tuple(labels), tuple(str(i) for i in range(max(labels) + 1)), tuple(spans))
+
+
+def _label(file: Any, parts: dict[str, tuple[int, int]], shard: Path, key: str) -> int:
+    for extension in ("cls", "json"):
+        if extension not in parts:
+            continue
+        start, size = parts[extension]
+        file.seek(start)
+        try:
+            value = json.loads(file.read(size))
+            label = value if extension == "cls" else value.get("label", value.get("cls", -1))
+            if isinstance(label, int):
+                return label
+        except (ValueError, AttributeError):
+            pass
+        raise BadInput(f"{shard}: the label in {key}.{extension} is not a whole number")
+    return -1

@@ -1,0 +1,1 @@
+"""Weights: the trunks, the Checkpoint file, and every published format that becomes one."""

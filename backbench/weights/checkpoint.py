@@ -1,0 +1,156 @@
+"""Checkpoint: the one thing that pretraining hands on. A safetensors file, complete or refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from backbench.errors import BadInput
+from backbench.images.preprocess import Pixels
+from backbench.runs import atomic
+from backbench.weights.resnet import Trunk, build_backbone, trunk_shapes
+
+SCHEMA = 1
+FORMAT = "backbench-checkpoint"
+_TRUNK, _HEADS = "trunk.", "heads."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """A trunk's weights with all that is needed to use them and to know where they come from.
+
+    `state_dict` has torchvision's names without fc (318 tensors for a ResNet-50), float32, counters int64; counters
+    that a format does not keep become 0, the only leniency. `heads` (projector and the like) are kept but never loaded
+    into a trunk. Construction checks everything and raises BadInput naming the first keys that do not fit.
+    """
+
+    arch: str
+    stem: str = "imagenet"
+    method: str
+    epochs: int | None = None
+    state_dict: Mapping[str, Tensor]
+    heads: Mapping[str, Tensor] = field(default_factory=dict)
+    pixels: Pixels = field(default_factory=Pixels)
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "state_dict", fit_to_trunk(self.state_dict, self.arch, self.stem))
+        heads = {k: v.detach().cpu().contiguous() for k, v in self.heads.items()}
+        object.__setattr__(self, "heads", heads)
+
+    @property
+    def digest(self) -> str:
+        """64 hex: sha256 over the sorted names, shapes and bytes of the trunk's float tensors."""
+        sha = hashlib.sha256()
+        for name, tensor in sorted(self.state_dict.items()):
+            if tensor.is_floating_point():
+                sha.update(f"{name} {tuple(tensor.shape)}\n".encode())
+                sha.update(tensor.contiguous().numpy().tobytes())
+        return sha.hexdigest()
+
+    @property
+    def name(self) -> str:
+        """The row's name on the leaderboard: the recipe's, or what `import --name` said."""
+        return str(self.provenance.get("name") or self.method)
+
+    def backbone(self) -> Trunk:
+        """The trunk with these weights, in training mode as torch builds it; call .eval() before using it frozen."""
+        trunk = build_backbone(self.arch, self.stem)
+        trunk.load_state_dict(dict(self.state_dict), strict=True)
+        return trunk
+
+    def replace(self, **changes: Any) -> Checkpoint:
+        return dataclasses.replace(self, **changes)
+
+    def save(self, path: str | Path) -> None:
+        """Write atomically. The header carries everything but the tensors, and the digest that `load` verifies."""
+        from safetensors.torch import save_file
+
+        about = {
+            "schema": SCHEMA,
+            "arch": self.arch,
+            "stem": self.stem,
+            "method": self.method,
+            "epochs": self.epochs,
+            "pixels": dataclasses.asdict(self.pixels),
+            "provenance": dict(self.provenance),
+            "digest": self.digest,
+        }
+        tensors = {_TRUNK + k: v.contiguous() for k, v in self.state_dict.items()}
+        tensors |= {_HEADS + k: v.clone() for k, v in self.heads.items()}
+        with atomic.atomic_path(path) as temporary:
+            save_file(tensors, temporary, metadata={"format": FORMAT, "about": json.dumps(about, sort_keys=True)})
+
+    @staticmethod
+    def load(path: str | Path) -> Checkpoint:
+        """Read a file that `save` wrote. Raises BadInput naming the file and what is wrong with it."""
+        from safetensors import SafetensorError, safe_open
+
+        path = Path(path)
+        if not path.is_file():
+            raise BadInput(f"{path}: no such checkpoint file")
+        try:
+            with safe_open(path, framework="pt") as file:
+                metadata = file.metadata() or {}
+                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a dict
+        except (SafetensorError, OSError, ValueError) as error:
+            hint = "`backbench import FILE --out X.safetensors` reads published formats"
+            raise BadInput(f"{path}: not a backbench checkpoint ({str(error)[:80]}); {hint}") from None
+        if metadata.get("format") != FORMAT:
+            raise BadInput(f"{path}: safetensors, but not a backbench checkpoint; `backbench import {path}` reads it")
+        try:
+            about = json.loads(metadata["about"])
+            if about["schema"] != SCHEMA:
+                raise BadInput(f"{path}: checkpoint schema {about['schema']}; this version reads {SCHEMA}")
+            pixels = about["pixels"]
+            checkpoint = Checkpoint(
+                arch=about["arch"],
+                stem=about["stem"],
+                method=about["method"],
+                epochs=about["epochs"],
+                state_dict={k.removeprefix(_TRUNK): v for k, v in tensors.items() if k.startswith(_TRUNK)},
+                heads={k.removeprefix(_HEADS): v for k, v in tensors.items() if k.startswith(_HEADS)},
+                pixels=Pixels(tuple(pixels["mean"]), tuple(pixels["std"]), pixels["order"]),
+                provenance=about["provenance"],
+            )
+            recorded = about["digest"]
+        except (KeyError, TypeError, json.JSONDecodeError) as error:
+            raise BadInput(f"{path}: the checkpoint's header is incomplete ({error!r})") from None
+        except BadInput as error:
+            raise BadInput(str(error) if str(path) in str(error) else f"{path}: {error}") from None
+        if checkpoint.digest != recorded:
+            raise BadInput(f"{path}: the weights do not match the digest in the header; the file is damaged")
+        return checkpoint
+
+
+def fit_to_trunk(state_dict: Mapping[str, Tensor], arch: str, stem: str) -> dict[str, Tensor]:
+    """The tensors as a complete trunk of (arch, stem), or BadInput that names what is missing, extra or misshaped."""
+    wanted = trunk_shapes(arch, stem)
+    counters = {k for k in wanted if k.endswith("num_batches_tracked")}
+    missing = sorted(wanted.keys() - state_dict.keys() - counters)
+    extra = sorted(state_dict.keys() - wanted.keys())
+    shapes = [
+        f"{k} {tuple(state_dict[k].shape)} instead of {wanted[k]}"
+        for k in wanted
+        if k in state_dict and tuple(state_dict[k].shape) != wanted[k]
+    ]
+    for what, names in (("missing", missing), ("not part of the trunk", extra), ("of the wrong shape", shapes)):
+        if names:
+            shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+            raise BadInput(f"{arch} ({stem} stem): {len(names)} of {len(wanted)} tensors {what}: {shown}")
+    out = {}
+    for key in wanted:
+        if key in counters:
+            value = state_dict.get(key, torch.zeros((), dtype=torch.int64)).to(torch.int64)
+        else:
+            value = state_dict[key].to(torch.float32)
+        out[key] = value.detach().cpu().contiguous()
+    return out

@@ -1,0 +1,132 @@
+"""Ablation curves and the early predictor, from results with known answers."""
+
+from __future__ import annotations
+
+import csv
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.stats import rankdata
+
+from backbench.board import ablation, figures, predictor
+from backbench.board.board import Board, fill
+from backbench.results.store import Result
+
+
+def row(digest: str, name: str, value: float, *, task: str = "linear", metric: str = "top1", seed: int = 0) -> Result:
+    return Result(
+        checkpoint=digest,
+        name=name,
+        method="lorac",
+        arch="resnet18",
+        epochs=2,
+        task=task,
+        dataset="digits",
+        split="test",
+        metric=metric,
+        value=value,
+        protocol=f"{task}-test-v1",
+        seed=seed,
+    )
+
+
+def board_of(rows: list[Result]) -> Board:
+    return fill(Board(), [(r, Path("runs")) for r in rows])
+
+
+def test_names_of_varied_recipes_are_read() -> None:
+    assert ablation.parse("lorac demo beta=2.0") == ("lorac demo", {"beta": "2.0"})
+    assert ablation.parse("jcl lam=4 temperature=0.2") == ("jcl", {"lam": "4", "temperature": "0.2"})
+    assert ablation.parse("x scale=[0.2, 1.0] beta=inf") == ("x", {"scale": "[0.2, 1.0]", "beta": "inf"})
+    assert ablation.parse("lorac") is None and ablation.parse("beta=2") is None
+
+
+def test_the_curve_is_the_mean_over_seeds(tmp_path) -> None:
+    rows = []
+    for beta in ("inf", "0.5", "2", "16"):
+        for tau in ("0.1", "0.2"):
+            for seed in range(3):
+                value = 50 + (5 if tau == "0.2" else 0) + seed
+                digest = f"{beta}-{tau}-{seed}"
+                rows.append(row(digest, f"lorac beta={beta} temperature={tau}", value))
+                rows.append(
+                    row(digest, f"lorac beta={beta} temperature={tau}", 8.0, task="analyze", metric="nuclear_norm")
+                )
+    rows.append(row("other", "moco", 40.0))
+    board = board_of(rows)
+    (found,) = ablation.find(board)
+    assert found.keys == ("beta", "temperature") and len(found.points) == 8
+    (top1, norm) = ablation.columns(found, board)
+    assert (top1.task, norm.task) == ("linear", "analyze")
+    point = ablation.measure(found, board, top1)["lorac", ("2", "0.2")]
+    assert point.values == (55.0, 56.0, 57.0) and point.mean == 56.0 and point.std == pytest.approx(1.0)
+    ((title, svg),) = ablation.write(board, tmp_path)
+    assert title == "lorac: beta and temperature" and svg.exists() and svg.with_suffix(".png").exists()
+    with svg.with_suffix(".csv").open() as file:
+        lines = list(csv.DictReader(file))
+    first = [line for line in lines if line["column"] == top1.name and line["temperature"] == "0.1"]
+    assert [line["beta"] for line in first] == ["0.5", "2", "16", "inf"]  # by size, not by letter
+    assert {line["mean"] for line in first} == {"51"} and {line["std"] for line in first} == {"1"}
+
+
+def test_one_point_is_no_ablation(tmp_path) -> None:
+    board = board_of([row("a", "lorac beta=2", 50.0), row("b", "moco", 40.0)])
+    assert ablation.find(board) == [] and figures.write(board, tmp_path) == []
+
+
+def _rho(x: list[float], y: list[float]) -> float:
+    a, b = rankdata(x), rankdata(y)
+    ma, mb = sum(a) / len(a), sum(b) / len(b)
+    covariance = sum((p - ma) * (q - mb) for p, q in zip(a, b))
+    return covariance / math.sqrt(sum((p - ma) ** 2 for p in a) * sum((q - mb) ** 2 for q in b))
+
+
+def test_spearman_equals_a_loop_with_ties_and_its_interval_covers() -> None:
+    generator = np.random.default_rng(0)
+    x = generator.integers(0, 6, 40).astype(float).tolist()
+    y = (np.array(x) + generator.normal(0, 2, 40)).tolist()
+    rho, interval = predictor.spearman(x, y)
+    assert rho == pytest.approx(_rho(x, y), abs=1e-12)
+    assert interval is not None and interval[0] < rho < interval[1] and interval[1] - interval[0] < 0.7
+    wide = generator.normal(size=400)
+    rho, interval = predictor.spearman(wide.tolist(), (wide + generator.normal(size=400)).tolist())
+    assert rho is not None and interval is not None and interval[0] < rho < interval[1] < interval[0] + 0.15
+    assert predictor.spearman([1.0] * 5, [1.0, 2.0, 3.0, 4.0, 5.0]) == (None, None)
+    # 95% intervals of a known correlation: rho of a bivariate normal is 6/pi asin(r/2).
+    truth, covered = 6 / math.pi * math.asin(0.6 / 2), 0
+    for draw in range(60):
+        generator = np.random.default_rng([1, draw])
+        a = generator.normal(size=50)
+        b = 0.6 * a + 0.8 * generator.normal(size=50)
+        _, interval = predictor.spearman(a.tolist(), b.tolist())
+        covered += interval is not None and interval[0] <= truth <= interval[1]
+    assert covered >= 51  # 57 expected
+
+
+def test_the_predictor_tells_a_good_score_from_noise(tmp_path) -> None:
+    generator = np.random.default_rng(2)
+    rows = []
+    for i in range(24):
+        digest, worth = f"{i:02}", float(i)
+        rows += [
+            row(digest, f"m{i}", worth, metric="top1"),
+            row(digest, f"m{i}", worth**2, task="knn", metric="top1"),
+            row(digest, f"m{i}", float(generator.normal()), task="analyze", metric="uniformity"),
+            row(digest, f"m{i}", -worth, task="analyze", metric="alignment"),
+        ]
+        if i < 3:
+            rows.append(row(digest, f"m{i}", worth, task="finetune"))  # too few to speak of
+    table = predictor.correlations(board_of(rows))
+    by_name = {(c.cheap.task, c.cheap.metric): c for c in table}
+    assert {c.downstream.task for c in table} == {"linear"} and len(table) == 3
+    assert by_name["knn", "top1"].rho == pytest.approx(1.0) and by_name["knn", "top1"].n == 24
+    assert by_name["analyze", "alignment"].rho == pytest.approx(-1.0)
+    noise = by_name["analyze", "uniformity"]
+    assert noise.ci95 is not None and noise.ci95[0] < 0 < noise.ci95[1]
+    names = [title for title, _ in figures.write(board_of(rows), tmp_path)]
+    assert names == ["Which cheap score predicts what"]
+    assert {p.name for p in tmp_path.iterdir()} == {"predictor.csv", "predictor.svg", "predictor.png"}
+    page = figures.for_page(board_of(rows))
+    assert [p["title"] for p in page] == names and page[0]["src"].startswith("data:image/svg+xml;base64,")

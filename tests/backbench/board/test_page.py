@@ -1,0 +1,232 @@
+"""The page: self-contained, safe, readable, and fast in a real browser."""
+
+import base64
+import importlib.util
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from backbench import cli
+from backbench.board.board import collect
+from backbench.board.page import CURVE_POINTS, write_page
+from backbench.results import store
+from backbench.results.store import Result
+
+ROOT = Path(__file__).parents[3]
+spec = importlib.util.spec_from_file_location("benchmark_leaderboard", ROOT / "benchmarks" / "leaderboard.py")
+bench = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(bench)
+
+browser = pytest.mark.skipif(bench.chromium() is None, reason="Chromium is not installed")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Five checkpoints through the demo's columns, with pretraining curves and detection pictures."""
+    root = tmp_path_factory.mktemp("board") / "runs"
+    bench.synthetic(root, ["random", "simclr", "moco_v2", "moco_m", "lorac"], bench.DEMO, gap=4)
+    for nth, name in enumerate(("simclr", "lorac")):
+        run = root / "pretrain" / name
+        run.mkdir(parents=True)
+        (run / "run.json").write_text(json.dumps({"verb": "pretrain", "identity": {}}))
+        lines = [json.dumps({"step": s, "loss": 5 - s / 500 + nth, "epoch": s // 100}) for s in range(1000)]
+        (run / "metrics.jsonl").write_text("\n".join([*lines, '{"step": 10']))
+    for run in (root / "mask_rcnn-scenes").iterdir():
+        (run / "pictures").mkdir()
+        Image.new("RGB", (1200, 400), (20, 90, 160)).save(run / "pictures" / "000001.png")
+        (run / "pictures" / "000002.png").write_text("not an image")
+    return root
+
+
+@pytest.fixture(scope="module")
+def page(runs):
+    path = runs.parent / "leaderboard.html"
+    assert cli.main(["leaderboard", str(runs), "--html", str(path), "-q"]) == 0
+    return path
+
+
+def data_of(page):
+    texts = re.findall(r'<script type="application/json" id="[a-z]+">(.*?)</script>', page.read_text(), re.DOTALL)
+    assert len(texts) == 2
+    return json.loads(texts[0]) | json.loads(texts[1])
+
+
+def test_the_page_asks_for_nothing(page):
+    text = page.read_text()
+    assert not re.findall(r'(?:src|href|action)\s*=\s*["\']?(?!#|data:|\$\{)[^"\'\s>]+', text)
+    assert not re.findall(r"https?://|@import|url\(|fetch\(|XMLHttpRequest|WebSocket", text)
+    assert "default-src 'none'" in text
+
+
+def test_the_page_holds_what_was_measured(runs, page):
+    data = data_of(page)
+    board = collect([runs])
+    assert [r[1] for r in data["rows"]] == [r.name for r in board.rows]
+    assert [c["name"] for c in data["columns"]] == [c.name for c in board.columns]
+    for k, column in enumerate(board.columns):
+        for entry in data["cells"][k]:
+            cell = board.cell(board.rows[entry[0]], column)
+            assert entry[1:4] == pytest.approx([cell.value, *cell.ci95], abs=1e-4)
+    assert data["numbers"] == 70
+
+
+def test_every_number_leads_to_a_command(page):
+    data = data_of(page)
+    for column in data["cells"]:
+        for entry in column:
+            assert entry[6]
+            for n in entry[6]:
+                keys = {data["text"][k]: data["text"][v] for k, v in zip(*[iter(data["parts"][n][5:])] * 2)}
+                assert keys["command"].startswith("backbench ")
+                assert keys["command"].endswith("--out runs/again")
+                assert {"chosen", "recipe", "manifest", "code", "versions", "hardware", "run"} <= set(keys)
+
+
+def test_curves_and_pictures(page):
+    data = data_of(page)
+    assert sorted(c["name"] for c in data["curves"]) == ["lorac", "simclr"]
+    for curve in data["curves"]:
+        assert len(curve["x"]) == len(curve["y"]["loss"]) <= CURVE_POINTS
+        assert curve["x"][-1] == 999
+    assert len(data["pictures"]) == 5
+    assert all(p["src"].startswith("data:image/webp;base64,") and len(p["src"]) < 100_000 for p in data["pictures"])
+
+
+def test_hostile_names_stay_text(tmp_path):
+    name = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
+    store.append(
+        tmp_path / "runs",
+        [
+            Result(checkpoint="a" * 64, name=name, method=name, arch="resnet50", epochs=1, task="linear",
+                   dataset="x", split="test", metric="top1", value=1.0, protocol="p")
+        ],
+    )  # fmt: skip
+    board = collect([tmp_path / "runs"])
+    write_page(board, tmp_path / "l.html", runs=[tmp_path / "runs"])
+    assert name not in (tmp_path / "l.html").read_text()
+    assert data_of(tmp_path / "l.html")["rows"][0][1] == name
+    if bench.chromium():
+        shown = bench.browse(tmp_path / "l.html")
+        table = shown[shown.index('id="board"') : shown.index('id="more"')]
+        assert "<img" not in table
+        assert "&lt;img" in table
+
+
+def test_an_undefined_number_and_problems_are_shown(tmp_path):
+    rows = [
+        Result(checkpoint=c * 64, name=c, method="m", arch="resnet50", epochs=None, task="faster_rcnn",
+               dataset="scenes", split="val", metric="bbox_AP", value=v, protocol="p", engine="torchvision")
+        for c, v in (("a", None), ("b", 3.0))
+    ]  # fmt: skip
+    store.append(tmp_path / "runs", rows)
+    with (tmp_path / "runs" / store.FILE).open("a") as file:
+        file.write("torn")
+    assert cli.main(["leaderboard", str(tmp_path / "runs"), "--html", str(tmp_path / "l.html"), "-q"]) == 0
+    data = data_of(tmp_path / "l.html")
+    assert [e[1] for e in data["cells"][0]] == [None, 3.0]
+    assert "truncated line" in data["problems"][0]
+
+
+LOOK = """<script>
+addEventListener("load", () => {
+  const board = document.getElementById("board"), root = document.documentElement;
+  const head = [...board.querySelectorAll(".sort")], first = () => board.querySelector("tbody th").textContent;
+  const before = first();
+  head[1].click(); const down = first();
+  board.querySelector('.sort[data-k="0"]').click(); const up = first();
+  document.getElementById("filter").value = "moco"; document.getElementById("filter").dispatchEvent(new Event("input"));
+  const filtered = board.querySelectorAll("tbody tr").length;
+  const cells = [...board.querySelectorAll(".v")]; cells[0].focus();
+  cells[0].dispatchEvent(new KeyboardEvent("keydown", {key: "ArrowRight", bubbles: true}));
+  const moved = document.activeElement.dataset.c;
+  document.activeElement.click();
+  const dialog = document.getElementById("detail"), open = dialog.open;
+  const command = dialog.querySelector(".cmd").textContent;
+  dialog.close();
+  const seen = {before, down, up, filtered, moved, open, command, width: innerWidth, page: root.scrollWidth,
+    sections: [...document.querySelectorAll("section")].filter(s => !s.hidden).map(s => s.id),
+    paths: document.querySelectorAll("#curve-chart path").length,
+    ranks: document.querySelectorAll("#rank-chart g.s").length,
+    dots: document.querySelectorAll("#transfer-chart circle").length,
+    verdicts: document.querySelectorAll(".real").length,
+    pictures: [...document.querySelectorAll("#pictures img")].filter(i => i.complete && i.naturalWidth).length,
+    background: getComputedStyle(document.body).backgroundColor,
+    requests: performance.getEntriesByType("resource").filter(e => !e.name.startsWith("data:")).length};
+  parent.postMessage(JSON.stringify(seen), "*");
+});
+</script>"""
+# Chromium's own window is at least 500 pixels wide, so the page is looked at inside a frame of the wanted size.
+FRAME = """<!doctype html><script>
+addEventListener("message", e => {
+  const bytes = String.fromCharCode(...new TextEncoder().encode(e.data));
+  document.body.insertAdjacentHTML("beforeend", `<output id="seen">${btoa(bytes)}</output>`);
+});
+addEventListener("load", () => {
+  const frame = document.createElement("iframe");
+  frame.width = WIDTH; frame.height = 900; frame.style.border = 0;
+  frame.srcdoc = PAGE;
+  document.body.append(frame);
+});
+</script><body style="margin:0">"""
+
+
+def look(page, tmp_path, width, *flags):
+    """What the page's own script sees of it in a frame `width` pixels wide."""
+    probe = tmp_path / "look.html"
+    text = page.read_text().replace('loading="lazy"', "").replace("</body>", LOOK + "</body>")
+    quoted = json.dumps(text).replace("<", "\\u003c")
+    probe.write_text(FRAME.replace("WIDTH", str(width)).replace("PAGE", quoted))
+    shown = bench.browse(probe, "--virtual-time-budget=10000", *flags)
+    found = re.findall(r'<output id="seen">([A-Za-z0-9+/=]+)</output>', shown)
+    assert found, "the page's script did not run to its end"
+    return json.loads(base64.b64decode(found[-1]))
+
+
+@browser
+@pytest.mark.parametrize("width", [1280, 390])
+def test_in_a_real_browser(page, tmp_path, width):
+    seen = look(page, tmp_path, width)
+    assert seen["requests"] == 0
+    assert seen["width"] == width
+    assert seen["page"] <= seen["width"], "the page itself does not scroll sideways"
+    assert "lorac" in seen["before"]
+    assert "lorac" in seen["down"]
+    assert "random" in seen["up"]
+    assert seen["filtered"] == 2
+    assert seen["moved"] == "1"
+    assert seen["open"]
+    assert "backbench" in seen["command"]
+    assert {"table", "ranks", "transfer", "compare", "curves", "detections", "notes"} <= set(seen["sections"])
+    assert (seen["paths"], seen["ranks"], seen["dots"], seen["pictures"]) == (2, 5, 5, 5)
+    assert seen["verdicts"] > 0
+
+
+@browser
+def test_dark_and_light(page, tmp_path):
+    light = look(page, tmp_path, 1280)["background"]
+    dark = look(page, tmp_path, 1280, "--blink-settings=preferredColorScheme=0")["background"]
+    assert min(map(int, re.findall(r"\d+", light)[:3])) > 240
+    assert max(map(int, re.findall(r"\d+", dark)[:3])) < 40
+
+
+@browser
+@pytest.mark.slow
+def test_a_hundred_thousand_results_sort_within_two_seconds(tmp_path, capsys):
+    bench.many(tmp_path / "runs", 1000, 100)
+    board = collect([tmp_path / "runs"])
+    write_page(board, tmp_path / "l.html", runs=[tmp_path / "runs"])
+    size = (tmp_path / "l.html").stat().st_size / 1e6
+    probes = [bench.sort_in_browser(tmp_path / "l.html") for _ in range(3)]  # other work on the machine costs time
+    best = min(p["sorted_ms"] for p in probes)
+    with capsys.disabled():
+        print(f"\n10^5 results: page of {size:.1f} MB, sorted {best / 1000:.2f} s after navigation")
+    assert size < 40
+    assert all(p["ok"] and p["requests"] == 0 for p in probes)
+    load = os.getloadavg()[0]
+    if best >= 2000 and load > (os.cpu_count() or 1):
+        pytest.skip(f"{best / 1000:.1f} s with a load of {load:.0f}: the limit is for a machine that has a core free")
+    assert best < 2000

@@ -1,0 +1,232 @@
+"""Every reader on a tiny tree in the dataset's true layout; what is wrong with a tree is named."""
+
+import json
+import re
+
+import pytest
+
+from backbench.cli import main
+from backbench.datasets import catalog, readers
+from backbench.datasets.catalog import DATASETS, TWELVE
+from backbench.errors import BadInput
+
+
+def test_rows_are_the_papers():
+    assert tuple(sorted(TWELVE)) == TWELVE and len(TWELVE) == 12
+    assert DATASETS["birdsnap"].sizes == (35447, 2500, 2500)
+    sizes = {
+        "aircraft": (100, (3334, 3333, 3333), "mean_per_class"),
+        "caltech101": (102, (3060, None, 6084), "mean_per_class"),
+        "cars": (196, (8144, None, 8041), "top1"),
+        "cifar10": (10, (50000, None, 10000), "top1"),
+        "cifar100": (100, (50000, None, 10000), "top1"),
+        "dtd": (47, (1880, 1880, 1880), "top1"),
+        "flowers": (102, (1020, 1020, 6149), "mean_per_class"),
+        "food": (101, (75750, None, 25250), "top1"),
+        "pets": (37, (3680, None, 3669), "mean_per_class"),
+        "places365": (365, (1803460, None, 36500), "top1"),
+        "sun397": (397, (19850, None, 19850), "top1"),
+        "imagenet": (1000, (1281167, None, 50000), "top1"),
+    }
+    for name, expected in sizes.items():
+        row = DATASETS[name]
+        assert (row.classes, row.sizes, row.metric) == expected
+
+
+# name -> (classes, train, val, test) that the tree of conftest gives
+TREES = {
+    "aircraft": (3, 6, 6, 6),
+    "birdsnap": (3, 3, 15, 15),
+    "caltech101": (3, 72, 18, 6),
+    "cars": (2, 4, 2, 6),
+    "cifar10": (10, 24, 6, 6),
+    "cifar100": (100, 100, 100, 200),
+    "dtd": (3, 6, 6, 6),
+    "flowers": (102, 6, 6, 6),
+    "food": (2, 4, 2, 6),
+    "pets": (2, 4, 2, 6),
+    "places365": (3, 6, 3, 9),
+    "sun397": (3, 6, 3, 9),
+    "stl10": (10, 10, 10, 20),
+}
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_reader_on_its_true_layout(trees, name):
+    options = {"cifar10": {"per": 6}}.get(name, {})
+    found = catalog.load(name, trees(name, **options))
+    classes, *counts = TREES[name]
+    assert len(found.train.classes) == classes
+    assert [len(images) for _, images in found.items()] == counts
+    assert found.held_out == (DATASETS[name].sizes[1] is None)
+    for _, images in found.items():
+        assert set(images.labels) <= set(range(classes))
+        picture = images.open(len(images) - 1)
+        assert picture.mode == "RGB" and min(picture.size) >= 8
+    assert catalog.load(name, trees.root).train.paths == found.train.paths, "the same files give the same split"
+
+
+def test_root_of_torchvision_may_be_root_itself(trees):
+    """torchvision users have ROOT/food-101, not ROOT/food/food-101; both are found."""
+    root = trees("food")
+    (root / "food" / "food-101").rename(root / "food-101")
+    assert len(catalog.load("food", root).test) == 6
+
+
+def test_labels_follow_the_official_lists(trees):
+    found = catalog.load("aircraft", trees("aircraft"))
+    assert found.train.classes == ("707-320", "A330 200", "An-12")
+    sun = catalog.load("sun397", trees("sun397")).test
+    assert sun.classes[1] == "/a/apse/indoor" and sun.paths[sun.labels.index(1)].startswith("a/apse/indoor/")
+
+
+def test_birdsnap_ids_come_from_the_species_list(trees):
+    """Not from which folders exist, nor from the alphabet: species 3 is Abert's Towhee."""
+    found = catalog.load("birdsnap", trees("birdsnap"))
+    assert found.train.classes == ("Acadian_Flycatcher", "Zebra_Finch", "Abert's_Towhee")
+    assert all(found.train.classes[n] == p.split("/")[0] for p, n in zip(found.test.paths, found.test.labels))
+    assert "coverage 33 of 39 listed images (84.6%)" in found.notes
+    assert sorted(found.test.labels) == [0] * 5 + [1] * 5 + [2] * 5
+
+
+def test_birdsnap_species_without_images_is_named(trees):
+    root = trees("birdsnap")
+    for file in (root / "birdsnap" / "birdsnap" / "images" / "Zebra_Finch").iterdir():
+        file.unlink()
+    with pytest.raises(BadInput, match="no image of 1 species, 'Zebra_Finch' first"):
+        catalog.load("birdsnap", root)
+
+
+def test_caltech_has_the_background_class_and_30_per_class(trees):
+    found = catalog.load("caltech101", trees("caltech101"))
+    assert found.train.classes[0] == "BACKGROUND_Google"
+    for label in range(3):
+        assert found.both().labels.count(label) == 30
+    with pytest.raises(BadInput, match="needs 30 images of class 'Leopards', found 2"):
+        trees.caltech101(trees.root / "caltech101", classes=("Leopards",), per=2)
+        catalog.load("caltech101", trees.root)
+
+
+def test_imagenet_and_its_100_classes(trees):
+    root = trees("imagenet")
+    (root / "imagenet" / "train" / "n99999999").mkdir()
+    found = catalog.load("imagenet", root)
+    assert len(found.train.classes) == 1000 and list(found.train.classes) == sorted(found.train.classes)
+    assert [len(images) for _, images in found.items()] == [1000, 1000, 1000]
+    hundred = catalog.load("imagenet100", root)
+    assert len(hundred.test) == 100 and "n02869837" in hundred.test.classes
+    with pytest.raises(BadInput, match=r"nowhere/imagenet/train is missing; get ILSVRC2012"):
+        catalog.load("imagenet", root / "nowhere")
+
+
+def test_imagenet_without_a_class_or_with_flat_val(trees):
+    root = trees("imagenet", classes=["n01440764", "n01443537"])
+    with pytest.raises(BadInput, match="class folder 'n01484850' is missing"):
+        catalog.load("imagenet", root)
+    flat = root / "imagenet" / "val"
+    for folder in list(flat.iterdir()):
+        for file in folder.iterdir():
+            file.rename(flat / file.name)
+        folder.rmdir()
+    with pytest.raises(BadInput, match=r"no class folders; sort them as val/<synset>"):
+        catalog.load("imagenet", root)
+
+
+def test_shipped_class_lists():
+    thousand, hundred = readers.class_list("imagenet"), readers.class_list("imagenet100")
+    assert len(set(thousand)) == 1000 and thousand == sorted(thousand)
+    assert len(set(hundred)) == 100 and set(hundred) <= set(thousand)
+
+
+@pytest.mark.parametrize(
+    ("name", "remove", "named"),
+    [
+        ("aircraft", "aircraft/fgvc-aircraft-2013b/data/variants.txt", "variants.txt is missing"),
+        ("aircraft", "aircraft/fgvc-aircraft-2013b/data/images_variant_val.txt", "images_variant_val.txt"),
+        ("birdsnap", "birdsnap/birdsnap/species.txt", "species.txt is missing"),
+        ("caltech101", "caltech101/caltech101", "101_ObjectCategories is missing"),
+        ("cars", "cars/stanford_cars/devkit/cars_meta.mat", "cars_meta.mat is missing"),
+        ("cifar10", "cifar10/cifar-10-batches-py/data_batch_3", "layout that torchvision reads"),
+        ("cifar100", "cifar100/cifar-100-python/train", "layout that torchvision reads"),
+        ("dtd", "dtd/dtd/dtd/labels/val1.txt", "val1.txt"),
+        ("flowers", "flowers/flowers-102/setid.mat", "setid.mat is missing"),
+        ("food", "food/food-101/meta/test.json", "test.json is missing"),
+        ("pets", "pets/oxford-iiit-pet/annotations/test.txt", "test.txt is missing"),
+        ("places365", "places365/places365_val.txt", "places365_val.txt is missing"),
+        ("places365", "places365/data_256_standard", "no data_256_standard or data_large_standard"),
+        ("sun397", "sun397/Partitions/Testing_01.txt", "Testing_01.txt is missing"),
+        ("stl10", "stl10/stl10_binary/test_X.bin", "test_X.bin is missing"),
+    ],
+)
+def test_wrong_layout_names_what_is_missing(trees, name, remove, named):
+    import shutil
+
+    root = trees(name)
+    path = root / remove
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+    with pytest.raises(BadInput, match=re.escape(named)) as error:
+        catalog.load(name, root)
+    assert "\n" not in str(error.value)
+
+
+def test_a_missing_image_is_named(trees):
+    root = trees("dtd")
+    (root / "dtd/dtd/dtd/images/banded/banded_test0001.jpg").unlink()
+    with pytest.raises(BadInput, match=r"banded_test0001.jpg is missing \(1 of 6 test images are\)"):
+        catalog.load("dtd", root)
+
+
+def test_a_short_dataset_says_so_in_its_notes(trees):
+    found = catalog.load("dtd", trees("dtd"))
+    assert "train has 6 images, not 1880" in found.notes and "3 classes, not 47" in found.notes
+
+
+def test_unknown_name_lists_the_known(tmp_path):
+    with pytest.raises(BadInput, match=r"did you mean 'caltech101'\?"):
+        catalog.load("caltec101", tmp_path)
+
+
+# backbench data
+
+
+def test_check_finds_nothing_wrong_then_what_is_wrong(trees, capsys):
+    root = trees("classes")
+    args = ["data", "check", "classes", "--data", str(root)]
+    assert main(args) == 0
+    assert "all right" in capsys.readouterr().out
+    train, test = root / "classes/train", root / "classes/test"
+    (test / "circle/copy.png").write_bytes((train / "circle/000.png").read_bytes())
+    (train / "square/again.png").write_bytes((train / "square/001.png").read_bytes())
+    (train / "circle/bad.png").write_bytes(b"\x89PNG nothing")
+    assert main(args) == 1
+    out = capsys.readouterr().out
+    assert "PROBLEM: train and test share 1 images" in out
+    assert "PROBLEM: train holds 1 copies" in out
+    assert re.search(r"PROBLEM: train: unreadable .*bad.png", out)
+
+
+def test_check_counts_against_the_row(trees, capsys):
+    assert main(["data", "check", "pets", "--data", str(trees("pets"))]) == 1
+    out = capsys.readouterr().out
+    assert "train has 6 images, not 3680" in out and "2 classes, not 37" in out
+
+
+def test_record_is_compared_by_every_later_use(trees, capsys):
+    root = trees("classes")
+    assert main(["data", "check", "classes", "--data", str(root), "--record"]) == 0
+    record = json.loads((root / "classes" / "backbench-splits.json").read_text())
+    assert record["splits"]["train"]["images"] == 12 and len(record["splits"]["test"]["sha256"]) == 64
+    catalog.load("classes", root)
+    (root / "classes/test/circle/000.png").unlink()
+    with pytest.raises(BadInput, match=r"the test split is not the recorded one \(7 images, 8 in"):
+        catalog.load("classes", root)
+
+
+def test_list_says_what_is_there(trees, capsys):
+    assert main(["data", "list", "--data", str(trees("pets"))]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"pets +37 +3680 +held +3669 +mean_per_class +found +CC BY-SA 4.0", out)
+    assert re.search(r"cars .* missing", out) and "cars_{train,test}.tgz" in out

@@ -1,0 +1,223 @@
+"""Both pipelines make the same views: crops exactly, colours up to rounding, the hue in distribution."""
+
+from collections import Counter
+from dataclasses import replace
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision.transforms import ColorJitter, RandomResizedCrop
+
+from backbench.images.views import (
+    HUE,
+    Crops,
+    DeviceColour,
+    apply_colour,
+    crop_box,
+    draw,
+    render_fast,
+    render_geometry,
+    render_reference,
+)
+
+PLAIN = Crops(jitter_p=0, gray_p=0, blur_p=0)
+
+
+def photo(seed, height=180, width=240):
+    """Smooth coloured noise with the spectrum of a photograph, more or less."""
+    rng = np.random.default_rng(seed)
+    image = np.zeros((height, width, 3))
+    for sigma in (2, 8, 30):
+        layer = cv2.GaussianBlur(rng.normal(size=image.shape), (0, 0), sigma)
+        image += layer / layer.std()
+    return (image / image.std() * 45 + rng.uniform(70, 180, 3)).clip(0, 255).astype(np.uint8)
+
+
+PHOTOS = [photo(seed) for seed in range(12)]
+
+
+def generator(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.mark.parametrize("scale", [(0.2, 1.0), (0.05, 0.14), (0.9, 1.0)])
+def test_crop_boxes_are_torchvisions_number_for_number(scale):
+    for seed in range(400):
+        height, width = [(375, 500), (32, 32), (60, 900), (900, 60)][seed % 4]
+        torch.manual_seed(seed)
+        want = RandomResizedCrop.get_params(torch.empty(3, height, width), list(scale), [3 / 4, 4 / 3])
+        assert crop_box(generator(seed), height, width, scale, (3 / 4, 4 / 3)) == tuple(want)
+
+
+def test_decisions_have_the_recipes_probabilities_and_ranges():
+    crops = Crops(flip=0.5, jitter=(0.4, 0.3, 0.2, 0.1), jitter_p=0.8, gray_p=0.2, blur_p=0.1, solarize_p=0.2)
+    views = [draw(generator(seed), 100, 100, crops) for seed in range(4000)]
+
+    def share(test):
+        return sum(map(test, views)) / len(views)
+
+    expected = {"flip": 0.5, "gray": 0.2, "blur": 0.1, "solarize": 0.2, "jitter": 0.8}
+    for name, p in expected.items():
+        assert share(lambda v, name=name: bool(getattr(v, name))) == pytest.approx(p, abs=0.03), name
+    jittered = [v.jitter for v in views if v.jitter]
+    orders = Counter(tuple(op for op, _ in jitter) for jitter in jittered)
+    assert len(orders) == 24
+    assert max(orders.values()) < 2 * min(orders.values())
+    factors = np.array([[dict(jitter)[op] for op in range(4)] for jitter in jittered])
+    for op, strength in enumerate(crops.jitter):
+        centre = 0 if op == HUE else 1
+        assert np.abs(factors[:, op] - centre).max() <= strength
+        assert np.abs(factors[:, op].mean() - centre) < strength / 20
+        assert factors[:, op].std() == pytest.approx(strength / 3**0.5, rel=0.05)
+    sigmas = np.array([v.blur for v in views if v.blur])
+    assert 0.1 <= sigmas.min() < 0.25
+    assert 1.85 < sigmas.max() <= 2.0
+
+
+def test_a_view_is_a_function_of_the_generator_alone():
+    one = [draw(generator(7), 90, 120, Crops()) for _ in range(2)]
+    assert one[0] == one[1] != draw(generator(8), 90, 120, Crops())
+
+
+def difference(crops, count=24):
+    """Mean absolute and mean signed difference of the two pipelines in grey levels, with the same decisions."""
+    absolute, signed = [], []
+    for seed in range(count):
+        image = PHOTOS[seed % len(PHOTOS)]
+        view = draw(generator(seed), *image.shape[:2], crops)
+        want = render_reference(Image.fromarray(image), view, crops).astype(float)
+        have = render_fast(image, view, crops).astype(float)
+        assert have.shape == want.shape == (crops.size, crops.size, 3)
+        absolute.append(np.abs(have - want).mean())
+        signed.append((have - want).mean())
+    return np.mean(absolute), np.mean(signed)
+
+
+@pytest.mark.parametrize(
+    ("crops", "level"),
+    [
+        pytest.param(replace(PLAIN, size=224), 0.3, id="crop and resize, growing"),
+        pytest.param(replace(PLAIN, size=64), 0.1, id="crop and resize, shrinking"),
+        pytest.param(replace(PLAIN, size=96, interpolation="bicubic"), 0.1, id="bicubic"),
+        pytest.param(replace(PLAIN, size=96, jitter=(0.4, 0, 0, 0), jitter_p=1), 0.25, id="brightness"),
+        pytest.param(replace(PLAIN, size=96, jitter=(0, 0.4, 0, 0), jitter_p=1), 0.4, id="contrast"),
+        pytest.param(replace(PLAIN, size=96, jitter=(0, 0, 0.4, 0), jitter_p=1), 0.4, id="saturation"),
+        pytest.param(replace(PLAIN, size=96, gray_p=1), 0.25, id="gray"),
+        pytest.param(replace(PLAIN, size=96, blur_p=1), 0.6, id="PIL's blur"),
+        pytest.param(replace(PLAIN, size=96, blur_p=1, blur_kernel=9), 0.25, id="torchvision's blur"),
+        pytest.param(replace(PLAIN, size=96, solarize_p=1), 0.3, id="solarize"),
+    ],
+)
+def test_fast_views_are_the_reference_views(crops, level):
+    absolute, signed = difference(crops)
+    assert absolute < level
+    assert abs(signed) < 0.2
+
+
+def test_a_wrong_crop_would_be_seen():
+    """The yardstick of the test above: a crop that is one pixel off differs by much more than its tolerance."""
+    crops = replace(PLAIN, size=64)
+    image = PHOTOS[0]
+    view = draw(generator(3), *image.shape[:2], crops)
+    top, left, height, width = view.box
+    moved = replace(view, box=(top, left + 1 if left + width < image.shape[1] else left - 1, height, width))
+    off = np.abs(render_fast(image, view, crops).astype(float) - render_fast(image, moved, crops).astype(float)).mean()
+    assert off > 0.5
+
+
+def colour_statistics(images):
+    """Per view: mean and standard deviation of luma, mean saturation (max - min), means of the channels."""
+    rows = []
+    for image in images:
+        x = image.astype(float).reshape(-1, 3)
+        luma = x @ [0.299, 0.587, 0.114]
+        rows.append([luma.mean(), luma.std(), np.ptp(x, axis=1).mean(), *x.mean(0)])
+    return np.array(rows)
+
+
+@pytest.mark.parametrize("strength", [(0.4, 0.4, 0.4, 0.1), (0.8, 0.8, 0.8, 0.2)], ids=["MoCo v2", "SwAV"])
+def test_colour_jitter_is_torchvisions_in_distribution(strength):
+    """500 jittered photographs each: the mean over views of every statistic within 3 standard errors and 2 levels or
+    5 % of torchvision's ColorJitter, their spread within 12 %."""
+    crops = replace(PLAIN, size=48, jitter=strength, jitter_p=1, flip=0)
+    small = [
+        render_geometry(image, draw(generator(n), *image.shape[:2], crops), crops) for n, image in enumerate(PHOTOS)
+    ]
+    jitter = ColorJitter(*strength)
+    torch.manual_seed(0)
+    repeats = 42
+    want = colour_statistics([np.asarray(jitter(Image.fromarray(i))) for i in small for _ in range(repeats)])
+    whole = replace(crops, scale=(1.0, 1.0), ratio=(1.0, 1.0))
+    have = colour_statistics(
+        [
+            render_fast(i, draw(generator(1000 * n + r), 48, 48, whole), whole)
+            for n, i in enumerate(small)
+            for r in range(repeats)
+        ]
+    )
+    error = 3 * (want.var(0) + have.var(0)) ** 0.5 / len(want) ** 0.5
+    assert (np.abs(want.mean(0) - have.mean(0)) < error + np.maximum(2.0, 0.05 * want.mean(0))).all()
+    assert np.allclose(want.std(0), have.std(0), rtol=0.12)
+
+
+def test_the_hue_keeps_the_lightness_and_moves_the_colours():
+    crops = replace(PLAIN, size=48, jitter=(0, 0, 0, 0.5), jitter_p=1)
+    image = np.zeros((48, 48, 3), np.uint8)
+    image[..., 0] = 200
+    means = np.array([render_fast(image, draw(generator(s), 48, 48, crops), crops).mean((0, 1)) for s in range(300)])
+    assert means.argmax(1).tolist().count(0) < 150  # red does not stay red
+    assert set(means.argmax(1)) == {0, 1, 2}
+    gray = np.full((48, 48, 3), 77, np.uint8)
+    assert (render_fast(gray, draw(generator(1), 48, 48, crops), crops) == 77).all()
+
+
+@pytest.mark.parametrize("blur_kernel", [None, 9])
+def test_colour_and_blur_on_the_device_finish_the_same_view(blur_kernel):
+    crops = Crops(size=64, blur_kernel=blur_kernel, solarize_p=0.0)
+    pixels = np.empty((12, 64, 64, 3), np.uint8)
+    colour = DeviceColour.empty(12)
+    want = np.empty_like(pixels)
+    for n, image in enumerate(PHOTOS):
+        view = draw(generator(n), *image.shape[:2], crops)
+        pixels[n] = render_geometry(image, view, crops)
+        colour.set(n, view, pixels[n])
+        want[n] = render_fast(image, view, crops)
+    assert sum(sigma > 0 for sigma in colour.sigma) >= 3
+    have = apply_colour(torch.from_numpy(pixels).permute(0, 3, 1, 2), **colour.tensors(), crops=crops)
+    off = np.abs(have.permute(0, 2, 3, 1).numpy() - want)
+    assert off.mean() < 0.5
+    assert off.max() < 4
+
+
+def test_solarization_on_the_device():
+    crops = replace(PLAIN, size=64, solarize_p=0.5)
+    image = PHOTOS[0]
+    views = [draw(generator(n), *image.shape[:2], crops) for n in range(6)]
+    assert {v.solarize for v in views} == {True, False}
+    colour = DeviceColour.empty(6)
+    pixels = np.stack([render_geometry(image, v, crops) for v in views])
+    for n, view in enumerate(views):
+        colour.set(n, view, pixels[n])
+    have = apply_colour(torch.from_numpy(pixels).permute(0, 3, 1, 2), **colour.tensors(), crops=crops)
+    want = np.stack([render_fast(image, v, crops) for v in views])
+    assert np.array_equal(have.permute(0, 2, 3, 1).numpy(), want)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"size": 0}, "at least 1"),
+        ({"scale": (0.5, 0.2)}, "increasing"),
+        ({"blur_kernel": 4}, "odd"),
+        ({"jitter": (0.4, 0.4, 0.4, 0.6)}, "hue"),
+        ({"jitter": (-0.4, 0.4, 0.4, 0.1)}, "negative"),
+        ({"flip": 1.5}, "flip is a probability"),
+        ({"blur_p": -0.1}, "blur_p is a probability"),
+        ({"blur_sigma": (2.0, 0.1)}, "increasing"),
+    ],
+)
+def test_impossible_crops_are_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        Crops(**change)

@@ -1,0 +1,133 @@
+"""For the launcher's tests: a lab with checkpoints, data and stand-in verbs, and a real Slurm."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from support import fake_verbs, slurm_cluster
+
+from backbench import cli
+from backbench.launch.jobs import Store
+from backbench.launch.verb import View
+from backbench.results import store
+
+FAKE = [sys.executable, str(Path(fake_verbs.__file__))]
+
+
+class Lab:
+    """A folder with ck/*.safetensors, data/*.json (how long a dataset takes, how it fails) and clusters to run on."""
+
+    command = FAKE
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.data = root / "data"
+        self.data.mkdir()
+
+    def checkpoints(self, *names: str) -> str:
+        for name in names:
+            fake_verbs.write_checkpoint(self.root / "ck" / f"{name}.safetensors", name)
+        return str(self.root / "ck" / "*.safetensors")
+
+    def dataset(self, name: str, **behaviour) -> str:
+        (self.data / f"{name}.json").write_text(json.dumps(behaviour))
+        return name
+
+    def grid(self, **content) -> str:
+        path = self.root / f"grid{len(list(self.root.glob('grid*')))}.yaml"
+        path.write_text(json.dumps({"name": "lab", "data": str(self.data), **content}))  # JSON is YAML
+        return str(path)
+
+    def linear(self, *datasets: str, **options) -> list[dict]:
+        return [{"verb": "linear", "datasets": list(datasets), "protocol": "lorac", **options}]
+
+    def cluster(self, kind: str, /, *, fake: bool = True, **content) -> str:
+        """A cluster file of this kind; with `fake` its verbs are the stand-ins."""
+        path = self.root / f"{kind}{len(list(self.root.glob(f'{kind}*')))}.yaml"
+        command = {"command": shlex.join(FAKE)} if fake else {}
+        path.write_text(json.dumps({"name": path.stem, "kind": kind, "signal_s": 20, **command, **content}))
+        return str(path)
+
+    def slurm(self, *, fake: bool = True, jobs: int = 4, **resources) -> str:
+        asked = {"cpus": 1, "memory_gb": 0.5, "hours": 0.2, **resources}
+        return self.cluster("slurm", fake=fake, jobs=jobs, resources={"default": asked})
+
+    def run(self, grid: str, cluster: str, out: str, *more: str) -> int:
+        return cli.main(["launch", "run", grid, "--cluster", cluster, "--out", str(self.root / out), *more])
+
+    def launch(self, action: str, out: str, *more: str) -> int:
+        return cli.main(["launch", action, *more, "--out", str(self.root / out)])
+
+    def background(self, grid: str, cluster: str, out: str, *more: str) -> subprocess.Popen:
+        command = [sys.executable, "-m", "backbench", "launch", "run", grid, "--cluster", cluster]
+        command += ["--out", str(self.root / out), *more]
+        return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+
+    def view(self, out: str) -> View:
+        view = View(Store(self.root / out))
+        view.settle()
+        return view
+
+    def states(self, out: str) -> dict[str, str]:
+        view = self.view(out)
+        return {name: view.state(name).name for name in view.records}
+
+    def attempts(self, out: str) -> dict[str, list[str]]:
+        return {n: [a.get("how") for a in s["attempts"]] for n, s in Store(self.root / out).statuses().items()}
+
+    def values(self, out: str) -> dict[tuple, float]:
+        """(checkpoint, dataset, protocol, seed) -> value; every number must be there once."""
+        rows, problems = store.read(self.root / out)
+        assert not problems
+        keys = [(r.checkpoint, r.dataset, r.metric, r.protocol, r.seed) for r in rows]
+        assert len(keys) == len(set(keys)), "a number was appended twice"
+        return {key: row.value for key, row in zip(keys, rows)}
+
+    def until(self, out: str, condition, seconds: float = 60.0) -> None:
+        """Wait until condition(states) holds."""
+        end = time.monotonic() + seconds
+        while not condition(states := self.states(out)):
+            assert time.monotonic() < end, f"waited {seconds:.0f} s; {states}\n{self.logs(out)}"
+            time.sleep(0.3)
+
+    def logs(self, out: str) -> str:
+        files = [*(self.root / out / ".launch").glob("logs/*"), *(self.root / out / ".launch").glob("submitit/*/*.out")]
+        return "\n".join(f"{f.name}: {f.read_text(errors='replace')[-2000:]}" for f in files)
+
+    def until_done(self, out: str, seconds: float = 60.0) -> None:
+        self.until(out, lambda states: states and set(states.values()) == {"done"}, seconds)
+
+    def reference(self, grid: str) -> dict[tuple, float]:
+        """What --cluster debug comes to."""
+        out = f"reference{len(list(self.root.glob('reference*')))}"
+        assert self.run(grid, self.cluster("debug"), out) == 0
+        return self.values(out)
+
+
+@pytest.fixture
+def lab(tmp_path):
+    return Lab(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def slurm():
+    """A running Slurm with one node of 4 CPUs and 2 (empty-file) GPUs; skips where it cannot be."""
+    reason = slurm_cluster.why_not()
+    if reason:
+        pytest.skip(f"no Slurm here: {reason}")
+    with slurm_cluster.running_slurm() as folder:
+        yield folder
+
+
+@pytest.fixture(scope="session")
+def shell():
+    def run(command: str) -> str:
+        return subprocess.run(shlex.split(command), capture_output=True, text=True, check=True, timeout=60).stdout
+
+    return run

@@ -1,0 +1,300 @@
+"""The launcher on a real Slurm: Debian's packages, one node on loopback, started by a fixture."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import time
+
+import pytest
+import torch
+from support import slurm_cluster
+
+from backbench import cli
+from backbench.launch.jobs import Store
+from backbench.launch.verb import queue, read_records
+from backbench.weights.checkpoint import Checkpoint
+
+pytestmark = pytest.mark.usefixtures("slurm")
+
+
+@pytest.fixture(autouse=True)
+def node_stays_in_service(slurm):
+    yield
+    reason = slurm_cluster.why_drained()
+    assert not reason, f"Slurm took its node out of service: {reason}"
+
+
+def ids(lab, out):
+    return {name: record.id for name, record in lab.view(out).records.items()}
+
+
+def one(names, text):
+    (found,) = [n for n in names if text in n]
+    return found
+
+
+def test_twelve_jobs_run_as_one_array_and_again_submits_nothing(lab, shell):
+    grid = lab.grid(checkpoints=[lab.checkpoints("a", "b", "c")], evaluate=lab.linear("d1", "d2", "d3", "d4"))
+    cluster = lab.slurm()
+    assert lab.run(grid, cluster, "runs") == 0
+    submitted = ids(lab, "runs")
+    assert len(submitted) == 12 and len({i.split("_")[0] for i in submitted.values()}) == 1
+    assert lab.run(grid, cluster, "runs") == 0  # while they run
+    lab.until_done("runs")
+    assert lab.run(grid, cluster, "runs") == 0  # when they are done
+    assert ids(lab, "runs") == submitted
+    assert lab.values("runs") == lab.reference(grid)
+
+
+def test_preempted_and_requeued_jobs_end_with_the_same_numbers(lab, shell):
+    slow = {"steps": 40, "step_s": 0.1, "save_every": 5}
+    for name in ("preempted", "requeued"):
+        lab.dataset(name, **slow)
+    grid = lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=lab.linear("preempted", "requeued"))
+    assert lab.run(grid, lab.slurm(), "runs") == 0
+    lab.until("runs", lambda s: list(s.values()) == ["running"] * 2)
+    lab.until("runs", lambda s: len(list(lab.root.glob("runs/*/*/state.json"))) == 2)
+    known = ids(lab, "runs")
+    first = known[one(known, "preempted")]
+    shell(f"scancel --signal TERM {first}")  # what Slurm sends at preemption: a warning, then the user's signal
+    shell(f"scancel --signal USR2 {first}")
+    shell(f"scontrol requeue {known[one(known, 'requeued')]}")
+    lab.until_done("runs", 90)
+    for name, hows in lab.attempts("runs").items():
+        assert len(hows) == 2 and hows[-1] == "done", (name, hows)
+    for name in ("preempted", "requeued"):
+        lab.dataset(name, **{**slow, "step_s": 0})
+    assert lab.values("runs") == lab.reference(grid)
+
+
+@pytest.mark.slow
+def test_launcher_that_dies_during_sbatch_loses_nothing(lab, monkeypatch):
+    """Slurm has the array, the launcher has not written its number, and submitit not yet the jobs' files."""
+    import submitit
+
+    grid = lab.grid(checkpoints=[lab.checkpoints("a", "b")], evaluate=lab.linear("d1", "d2"))
+    cluster = lab.slurm()
+
+    def die(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(submitit.core.utils.JobPaths, "move_temporary_file", die)
+        assert lab.run(grid, cluster, "runs") == 130
+    assert [r.id for r in read_records(Store(lab.root / "runs")).values()] == [None] * 4
+    arrays = len(queue())
+    assert lab.run(grid, cluster, "runs") == 0
+    assert len(queue()) == arrays, "submitted a second time"
+    lab.until_done("runs")
+    assert {len(hows) for hows in lab.attempts("runs").values()} == {1}
+    assert lab.values("runs") == lab.reference(grid)
+
+
+@pytest.mark.slow
+def test_killed_launcher(lab):
+    """kill -9 as soon as the first array is on record; the next launcher brings the whole grid to its end."""
+    grid = lab.grid(checkpoints=[lab.checkpoints("a", "b", "c")], evaluate=lab.linear("d1", "d2"), recipes=[])
+    cluster = lab.slurm()
+    process = lab.background(grid, cluster, "runs", "--watch")
+    end = time.monotonic() + 30
+    while not list(lab.root.glob("runs/.launch/submissions/*.json")) and time.monotonic() < end:
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    time.sleep(1.0)
+    assert lab.run(grid, cluster, "runs") == 0
+    lab.until_done("runs")
+    assert len(lab.values("runs")) == 6
+    assert lab.values("runs") == lab.reference(grid)
+
+
+@pytest.mark.slow
+def test_cancelled_job_is_seen_as_cancelled_without_slurmdbd(lab, shell):
+    lab.dataset("long", steps=600, step_s=0.1)
+    lab.dataset("short", steps=1)
+    grid = lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=lab.linear("long", "short"))
+    cluster = lab.slurm()
+    assert lab.run(grid, cluster, "runs") == 0
+    lab.until("runs", lambda s: sorted(s.values()) == ["done", "running"])
+    known = ids(lab, "runs")
+    long = one(known, "long")
+    shell(f"scancel {known[long]}")
+    lab.until("runs", lambda s: s[long] == "cancelled", 20)
+    status = json.loads(
+        (lab.root / "runs" / ".launch" / "status" / f"{lab.view('runs').records[long].job.key}.json").read_text()
+    )
+    assert status["state"] == "cancelled", "Slurm forgets after minutes; the file does not"
+    lab.dataset("long", steps=600, step_s=0)
+    assert lab.launch("retry", "runs") == 0
+    lab.until_done("runs")
+    assert lab.values("runs") == lab.reference(grid)
+
+
+@pytest.mark.slow
+def test_cancel_and_blocked(lab):
+    lab.dataset("pretrain", steps=600, step_s=0.1)
+    grid = lab.grid(recipes=["demo_random"], evaluate=lab.linear("d1", "d2"))
+    cluster = lab.slurm()
+    assert lab.run(grid, cluster, "runs") == 0
+    lab.until("runs", lambda s: sorted(s.values()) == ["running", "waiting", "waiting"])
+    assert lab.launch("cancel", "runs", "pretrain") == 0
+    lab.until("runs", lambda s: sorted(s.values()) == ["blocked", "blocked", "cancelled"], 30)
+    lab.dataset("pretrain", steps=600, step_s=0)
+    assert lab.run(grid, cluster, "runs") == 0
+    lab.until_done("runs")
+    assert lab.values("runs") == lab.reference(grid)
+
+
+@pytest.mark.parametrize(
+    ("resources", "says"),
+    [
+        ({"partition": "mian"}, r"partition 'mian'; did you mean 'main'"),
+        ({"gpus": 3}, r"gpus 3; partition 'main' has at most 2"),
+        ({"cpus": 64}, r"cpus x tasks_per_node 64; partition 'main' has at most 4"),
+        ({"memory_gb": 100}, r"memory_gb 100; partition 'main' has at most 7.8"),
+        ({"hours": 3}, r"hours 3; partition 'main' has at most 2"),
+        ({"constraint": "lop"}, r"constraint 'lop' in partition 'main'; did you mean 'loop'"),
+        ({"nodes": 2}, r"nodes 2; partition 'main' has at most 1"),
+        ({"hours": None}, r"has no `hours`"),
+    ],
+)
+def test_resources_that_no_partition_has_are_refused(lab, capsys, resources, says):
+    grid = lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=lab.linear("d1"))
+    before = queue()
+    assert lab.run(grid, lab.slurm(**resources), "runs") == 2
+    message = capsys.readouterr().err
+    assert len(message.strip().splitlines()) == 1 and says in message.replace("\\", "")
+    assert queue().keys() == before.keys() and not (lab.root / "runs" / ".launch" / "submissions").exists()
+
+
+@pytest.mark.slow
+def test_time_limit_of_slurm_ends_with_the_same_number(lab):
+    """Slurm's own clock: a limit of one minute, told to save 20 s before (Slurm may be up to a minute early)."""
+    lab.dataset("long", steps=600, step_s=0.1)
+    grid = lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=lab.linear("long"))
+    assert lab.run(grid, lab.slurm(hours=1 / 60), "runs") == 0
+    lab.until_done("runs", 240)
+    (hows,) = lab.attempts("runs").values()
+    assert hows[0] == "time limit" and hows[-1] == "done", hows
+    lab.dataset("long", steps=600)
+    assert lab.values("runs") == lab.reference(grid)
+
+
+@pytest.mark.slow
+def test_job_that_fails_three_times_stops_and_says_so(lab, capsys):
+    lab.dataset("broken", steps=1, fault="broken")
+    lab.dataset("flaky", steps=1, fault="now and then", times=2)
+    grid = lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=lab.linear("broken", "flaky"))
+    assert lab.run(grid, lab.slurm(), "runs") == 0
+    lab.until("runs", lambda s: sorted(s.values()) == ["done", "failed"], 120)
+    attempts = lab.attempts("runs")
+    assert attempts[one(attempts, "broken")] == ["failed"] * 3
+    assert attempts[one(attempts, "flaky")] == ["failed", "failed", "done"]
+    capsys.readouterr()
+    assert lab.launch("status", "runs", "--once") == 0
+    assert "failed 3 times for the same reason: backbench: broken" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_one_broken_rank_ends_the_job_with_its_own_words(lab):
+    """Task 1 fails at once, task 0 would go on for ten minutes: nobody waits for it."""
+    lab.dataset("pretrain", steps=6000, step_s=0.1, fault_rank="1")
+    assert lab.run(lab.grid(recipes=["demo_random"]), lab.slurm(tasks_per_node=2), "runs") == 0
+    lab.until("runs", lambda s: list(s.values()) == ["failed"], 120)
+    (status,) = Store(lab.root / "runs").statuses().values()
+    assert [a["how"] for a in status["attempts"]] == ["failed"] * 3
+    assert status["reason"].startswith("failed 3 times for the same reason: rank 1: backbench: this rank breaks")
+
+
+def test_what_sbatch_refuses_is_told_in_one_line(lab, capsys):
+    grid = lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=lab.linear("d1"))
+    cluster = lab.cluster("slurm", sbatch={"begin": "yesterdayish"}, resources={"default": {"cpus": 1, "hours": 0.1}})
+    assert lab.run(grid, cluster, "runs") == 1
+    message = capsys.readouterr().err.strip().splitlines()[-1]  # sbatch's own words come first
+    assert message.startswith("backbench: sbatch refused linear-lorac-d1: ") and "Invalid --begin" in message
+    assert lab.states("runs") == {}
+
+
+@pytest.mark.slow
+def test_lost_node_loses_no_result(lab, shell):
+    """The node goes down under the job; Slurm requeues it, and it continues from what it had saved."""
+    lab.dataset("d1", steps=60, step_s=0.1, save_every=5)
+    grid = lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=lab.linear("d1"))
+    assert lab.run(grid, lab.slurm(), "runs") == 0
+    lab.until("runs", lambda s: len(list(lab.root.glob("runs/*/*/state.json"))) == 1)
+    node = shell("sinfo -h -N -o %N").split()[0]
+    shell(f"scontrol update NodeName={node} State=DOWN Reason=lost")  # it answers, so Slurm takes it back at once
+    lab.until_done("runs", 120)
+    (hows,) = lab.attempts("runs").values()
+    assert len(hows) == 2 and hows[-1] == "done"
+    lab.dataset("d1", steps=60)
+    assert lab.values("runs") == lab.reference(grid)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_two_task_pretraining_equals_one_process(lab, tiny_root, shell):
+    """Two ranks as two tasks of one job, over gloo, preempted on the way; the weights are the single process's.
+
+    In float64: in float32 the gradient of a fresh ResNet-18 at 32 pixels is 0.1% off in one process already."""
+    recipe = {"recipe": "tiny_simclr", "overrides": ["optim.name=sgd", "optim.lr=0.01", "epochs=4", "precision=fp64"]}
+    grid = lab.grid(recipes=[recipe], data=str(tiny_root), evaluate=[])
+    cluster = lab.slurm(fake=False, tasks_per_node=2, accelerator="cpu", hours=0.5)
+    assert lab.run(grid, cluster, "runs") == 0
+    lab.until("runs", lambda s: list(lab.root.glob("runs/pretrain/*/progress.json")), 400)
+    (number,) = ids(lab, "runs").values()
+    shell(f"scancel --signal USR2 {number}")
+    lab.until_done("runs", 500)
+    (hows,) = lab.attempts("runs").values()
+    assert hows == ["preempted", "done"]
+    addresses = [f.read_text() for f in lab.root.glob("runs/.launch/meet/*/address.json")]
+    assert len(addresses) == len(set(addresses)) == 2, "a port of its own for each start"
+    assert lab.run(grid, lab.cluster("debug", fake=False), "whole") == 0
+    two, one = (
+        Checkpoint.load(next((lab.root / out).glob("pretrain/*/backbone.safetensors"))).state_dict
+        for out in ("runs", "whole")
+    )
+    floats = [key for key in one if one[key].is_floating_point()]
+    apart, size = (
+        torch.cat([x.flatten().double() for x in parts]).norm()
+        for parts in ([two[k] - one[k] for k in floats], [one[k] for k in floats])
+    )
+    assert float(apart / size) < 1e-5
+
+
+@pytest.mark.slow
+def test_twelve_real_probes_of_three_pretrainings_fill_the_table(lab, tiny_root):
+    """The demo's path on Slurm: three pretrainings, four probes of each behind them, the leaderboard.
+
+    The reference takes the three finished checkpoints together, one pass for each probe, without Slurm."""
+    probes = ["linear_demo", "logreg_demo", "knn_demo", "fewshot_demo"]
+    recipes = ["tiny_random", "tiny_simclr", "tiny_moco_v2"]
+    evaluate = [{"verb": "linear", "protocol": p, "datasets": ["digits"]} for p in probes]
+    grid = lab.grid(recipes=recipes, data=str(tiny_root), evaluate=evaluate)
+    cluster = lab.slurm(fake=False, jobs=2, accelerator="cpu", hours=1)
+    assert lab.run(grid, cluster, "runs") == 0
+    lab.until_done("runs", 560)
+    assert len(lab.states("runs")) == 15
+    assert lab.run(grid, cluster, "runs") == 0
+    assert len(lab.states("runs")) == 15
+    table = lab.root / "leaderboard.csv"
+    assert cli.main(["leaderboard", str(lab.root / "runs"), "--csv", str(table)]) == 0
+    with table.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 3
+    for row in rows:
+        filled = [key for key, value in row.items() if "/digits/" in key and value]
+        assert {key.split("/")[0] for key in filled} == {"linear", "logreg", "knn", "fewshot"}
+    together = lab.grid(
+        checkpoints=[str(lab.root / "runs" / "pretrain" / "*")],
+        data=str(tiny_root),
+        evaluate=[{**e, "pack": 3} for e in evaluate],
+    )
+    assert lab.run(together, lab.cluster("debug", fake=False), "whole") == 0
+    assert len(lab.states("whole")) == 4
+    got, expected = lab.values("runs"), lab.values("whole")
+    assert got.keys() == expected.keys() and len(got) >= 12
+    assert got == pytest.approx(expected, abs=1e-6)

@@ -1,0 +1,146 @@
+"""Results: safe to append from many processes, never lost, never silently dropped."""
+
+import dataclasses
+import json
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support import records
+from support.records import a_result
+
+from backbench.errors import BadInput
+from backbench.results import store
+from backbench.results.store import Result
+from backbench.runs.folder import open_run
+
+
+def test_a_result_comes_back_as_it_was_written(tmp_path):
+    rows = [a_result(chosen={"lr": 3.16, "split": "val"}), a_result(value=None, ci95=None, engine="torchvision")]
+    store.append(tmp_path, rows)
+    read, problems = store.read(tmp_path)
+    assert read == rows
+    assert not problems
+    assert read[1].column == "linear/digits/top1@linear-demo-v1+torchvision"
+
+
+def test_a_full_disk_leaves_no_part_of_the_rows(tmp_path):
+    """Half of them would pass for a finished run. A limit on file sizes stands for the disk."""
+    store.append(tmp_path, [a_result()])
+    before = (tmp_path / store.FILE).read_bytes()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    more = [a_result(metric=f"top1_k{k}") for k in range(4)]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (3 * len(before), hard))
+    try:
+        with pytest.raises(OSError, match="large"):
+            store.append(tmp_path, more)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert (tmp_path / store.FILE).read_bytes() == before
+    store.append(tmp_path, more)
+    assert len(store.read(tmp_path)[0]) == 5
+
+
+def test_not_a_number_is_undefined(tmp_path):
+    store.append(tmp_path, [a_result(value=float("nan"), ci95=(float("nan"), 1.0))])
+    assert store.read(tmp_path)[0][0].value is None
+    assert store.read(tmp_path)[0][0].ci95 is None
+    assert "NaN" not in (tmp_path / store.FILE).read_text()
+
+
+def test_where_a_number_was_made_is_recorded(tmp_path):
+    run = open_run(tmp_path / "run", verb="linear", identity={})
+    store.append(run, [a_result()])
+    origin = store.read(run)[0][0].origin
+    assert {"recorded", "command", "cwd", "code", "versions", "hardware"} <= set(origin)
+    assert origin["command"] == json.loads((run / "run.json").read_text())["command"]
+    assert origin["versions"]["python"].startswith("3.")
+
+
+def _write_from(processes: int, each: int, tmp_path: Path) -> list[Result]:
+    run = tmp_path / "run"
+    command = [sys.executable, records.__file__, str(run)]
+    writers = [subprocess.Popen([*command, str(n), str(each)], cwd=tmp_path) for n in range(processes)]
+    assert [w.wait(timeout=300) for w in writers] == [0] * processes
+    read, problems = store.read(run)
+    assert not problems
+    return read
+
+
+def test_several_processes_append_to_one_file(tmp_path):
+    read = _write_from(4, 50, tmp_path)
+    assert sorted(r.seed for r in read) == sorted(n * 1000 + i for n in range(4) for i in range(50))
+
+
+@pytest.mark.slow
+def test_fifty_processes_lose_and_tear_none(tmp_path):
+    read = _write_from(50, 200, tmp_path)
+    assert sorted(r.seed for r in read) == sorted(n * 1000 + i for n in range(50) for i in range(200))
+
+
+def test_a_truncated_last_line_is_reported_and_survives(tmp_path):
+    store.append(tmp_path, [a_result(seed=1)])
+    file = tmp_path / store.FILE
+    with file.open("a") as f:
+        f.write('{"checkpoint": "bbbb", "na')
+    assert "truncated line" in store.read(tmp_path)[1][0]
+    store.append(tmp_path, [a_result(seed=2)])
+    read, problems = store.read(tmp_path)
+    assert [r.seed for r in read] == [1, 2]
+    assert problems == [f'{file}:2: truncated line, not counted: {{"checkpoint": "bbbb", "na']
+    assert '{"checkpoint": "bbbb", "na\n' in file.read_text()
+
+
+def test_an_unknown_schema_is_named(tmp_path):
+    store.append(tmp_path, [a_result()])
+    file = tmp_path / store.FILE
+    line = json.loads(file.read_text())
+    with file.open("a") as f:
+        f.write(json.dumps({**line, "schema": 99}) + "\n")
+        f.write(json.dumps({k: v for k, v in line.items() if k != "schema"}) + "\n")
+        f.write(json.dumps({**line, "task": "juggling"}) + "\n")
+        f.write("[1, 2]\n")
+    read, problems = store.read(tmp_path)
+    assert len(read) == 1
+    assert "schema 99, not counted" in problems[0]
+    assert "schema None" in problems[1]
+    assert "unknown task 'juggling'" in problems[2]
+    assert f"{file}:5" in problems[3]
+
+
+def test_schema_1_is_migrated(tmp_path):
+    old = dataclasses.asdict(a_result())
+    del old["origin"]
+    (tmp_path / store.FILE).write_text(json.dumps({**old, "schema": 1}) + "\n")
+    read, problems = store.read(tmp_path)
+    assert not problems
+    assert read == [a_result()]
+    assert read[0].schema == store.SCHEMA
+
+
+def test_links_are_followed_once(tmp_path):
+    store.append(tmp_path / "disk" / "run", [a_result()])
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "linked").symlink_to(tmp_path / "disk")
+    (tmp_path / "disk" / "loop").symlink_to(tmp_path / "disk")
+    assert len(store.read(tmp_path / "runs")[0]) == 1
+
+
+def test_no_folder_is_a_mistake(tmp_path):
+    with pytest.raises(BadInput, match="no such run folder"):
+        store.read(tmp_path / "missing")
+
+
+def test_predictions_are_kept_beside_the_results(tmp_path):
+    where = store.keep_predictions(
+        tmp_path, "lorac/digits", prediction=np.arange(4), label=np.arange(4), manifest="f" * 64
+    )
+    assert where == "predictions/lorac_digits.npz"
+    with np.load(tmp_path / where) as file:
+        assert str(file["manifest"]) == "f" * 64
+        assert file["prediction"].tolist() == [0, 1, 2, 3]
+    with pytest.raises(ValueError, match="manifest"):
+        store.keep_predictions(tmp_path, "x", prediction=np.arange(4))

@@ -1,0 +1,67 @@
+"""Run folders, metrics and progress."""
+
+import json
+
+import pytest
+
+from backbench.errors import BadInput
+from backbench.runs.folder import (
+    PROGRESS_FILE,
+    RUN_FILE,
+    Metrics,
+    Progress,
+    open_run,
+    read_metrics,
+    seconds,
+    setup_logging,
+)
+
+IDENTITY = {"recipe": {"optim": {"lr": 0.1}, "epochs": 3}, "data": "abc"}
+
+
+def test_a_run_folder_knows_its_run(tmp_path):
+    out = open_run(tmp_path / "a" / "b", verb="pretrain", identity=IDENTITY)
+    assert open_run(out, verb="pretrain", identity=IDENTITY) == out
+    with pytest.raises(BadInput, match="holds a run of 'pretrain', not 'linear'"):
+        open_run(out, verb="linear", identity=IDENTITY)
+    with pytest.raises(BadInput, match=r"recipe\.optim\.lr \(0\.1 there, 0\.2 now\)"):
+        open_run(out, verb="pretrain", identity={"recipe": {"optim": {"lr": 0.2}, "epochs": 3}, "data": "abc"})
+    with pytest.raises(BadInput, match=r"data \(abc there, abd now\)"):
+        open_run(out, verb="pretrain", identity=IDENTITY | {"data": "abd"})
+
+
+def test_a_file_or_a_damaged_run_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BadInput, match="is a file"):
+        open_run(tmp_path / "file", verb="pretrain", identity=IDENTITY)
+    out = open_run(tmp_path / "run", verb="pretrain", identity=IDENTITY)
+    (out / RUN_FILE).write_text("{")
+    with pytest.raises(BadInput, match="damaged"):
+        open_run(out, verb="pretrain", identity=IDENTITY)
+
+
+def test_metrics_drop_the_future_that_was_lost(tmp_path):
+    metrics = Metrics(tmp_path)
+    for step in range(5):
+        metrics.write(step, loss=float(step))
+    with metrics.path.open("a") as file:
+        file.write('{"step": 5, "lo')  # killed while writing
+    assert [row["step"] for row in read_metrics(tmp_path)] == [0, 1, 2, 3, 4]
+    Metrics(tmp_path, from_step=3).write(3, loss=30.0)
+    assert [row["loss"] for row in read_metrics(tmp_path)] == [0.0, 1.0, 2.0, 30.0]
+
+
+def test_progress_says_how_far_and_how_long(tmp_path, capsys):
+    setup_logging(0)
+    progress = Progress(tmp_path, 10, "work", done=4)
+    assert progress.eta == float("inf")
+    for _ in range(6):
+        progress.advance(loss=1.0)
+    assert progress.eta == 0
+    state = json.loads((tmp_path / PROGRESS_FILE).read_text())
+    assert (state["done"], state["total"], state["eta_s"]) == (10, 10, 0.0)
+    assert "work: 10/10 steps" in capsys.readouterr().err
+
+
+def test_seconds():
+    assert [seconds(s) for s in (0.42, 75.2, 3675, float("inf"))] == ["0.4 s", "1:15", "1:01:15", "?"]

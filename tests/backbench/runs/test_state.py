@@ -1,0 +1,89 @@
+"""Atomic files, verified state, signals, seeds."""
+
+import os
+import signal
+import time
+
+import pytest
+import torch
+
+from backbench.errors import BadInput
+from backbench.runs import atomic, seeding
+from backbench.runs.state import StopFlag, load_state, save_state
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
+    path = tmp_path / "a.txt"
+    atomic.write_text(path, "old")
+    with pytest.raises(RuntimeError), atomic.atomic_path(path) as temporary:
+        temporary.write_text("half")
+        raise RuntimeError
+    assert path.read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_leftovers_of_killed_writers_go(tmp_path):
+    atomic.write_text(tmp_path / "state.pt", "x")
+    (tmp_path / ".state.pt.abc.tmp").write_text("half")
+    atomic.remove_leftovers(tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["state.pt"]
+
+
+def test_state_comes_back_bit_for_bit(tmp_path):
+    tensor = torch.randn(3, 5).to(memory_format=torch.contiguous_format)
+    state = {"step": 7, "nested": {"t": tensor, "half": tensor.half()}, "list": [{"loss": torch.tensor(1.5)}]}
+    save_state(tmp_path / "s.pt", state)
+    back = load_state(tmp_path / "s.pt")
+    assert back["step"] == 7
+    assert torch.equal(back["nested"]["t"], tensor)
+    assert back["nested"]["half"].dtype == torch.float16
+    assert float(back["list"][0]["loss"]) == 1.5
+
+
+@pytest.mark.parametrize("where", ["start", "middle", "end"])
+def test_damaged_state_is_refused_and_named(tmp_path, where):
+    path = tmp_path / "s.pt"
+    save_state(path, {"x": torch.arange(1000.0)})
+    data = bytearray(path.read_bytes())
+    at = {"start": 3, "middle": len(data) // 2, "end": len(data) - 1}[where]
+    data[at] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(BadInput, match=r"s\.pt.*remove it"):
+        load_state(path)
+    path.write_bytes(bytes(data[: len(data) // 2]))
+    with pytest.raises(BadInput, match=r"s\.pt.*remove it"):
+        load_state(path)
+
+
+def test_state_runs_no_code_when_read(tmp_path):
+    class Evil:
+        def __reduce__(self):
+            return (os.mkdir, (str(tmp_path / "executed"),))
+
+    save_state(tmp_path / "s.pt", {"x": Evil()})
+    with pytest.raises(Exception, match=r"(?i)weights.only|unsupported"):
+        load_state(tmp_path / "s.pt")
+    assert not (tmp_path / "executed").exists()
+
+
+@pytest.mark.parametrize("name", StopFlag.SIGNALS)
+def test_signals_raise_the_flag_and_nothing_else(name):
+    before = signal.getsignal(signal.SIGTERM)
+    with StopFlag() as stop:
+        assert stop.requested is None
+        os.kill(os.getpid(), getattr(signal, name))
+        time.sleep(0.01)
+        assert stop.requested == name
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_seeds_depend_on_every_part_and_on_nothing_else():
+    assert seeding.seed_of(0, "views", 1, 2) == seeding.seed_of(0, "views", 1, 2)
+    parts = [(0, "views", 1, 2), (1, "views", 1, 2), (0, "order", 1, 2), (0, "views", 2, 2), (0, "views", 12)]
+    assert len({seeding.seed_of(*p) for p in parts}) == len(parts)
+    a, b = (torch.rand(3, generator=seeding.generator(0, "x")) for _ in range(2))
+    assert torch.equal(a, b)
+    seeding.seed_everything(3, "step", 4)
+    c = torch.rand(2)
+    seeding.seed_everything(3, "step", 4)
+    assert torch.equal(c, torch.rand(2))

@@ -1,0 +1,147 @@
+"""Checkpoint: complete or refused, saved and loaded without a difference, its digest a pure function of the weights."""
+
+import hashlib
+import json
+
+import pytest
+import torch
+
+from backbench.errors import BadInput
+from backbench.images.preprocess import Pixels
+from backbench.weights.checkpoint import Checkpoint, fit_to_trunk
+from backbench.weights.resnet import build_backbone, trunk_shapes
+
+
+@pytest.fixture(scope="module")
+def trunk():
+    torch.manual_seed(0)
+    return build_backbone("resnet18").state_dict()
+
+
+def make(trunk, **changes):
+    fields = {"arch": "resnet18", "method": "demo", "state_dict": trunk}
+    return Checkpoint(**(fields | changes))
+
+
+def test_saved_and_loaded_without_a_difference(trunk, tmp_path):
+    original = make(
+        trunk,
+        epochs=5,
+        heads={"projector.0.weight": torch.randn(3, 4), "projector.1.steps": torch.tensor(7)},
+        pixels=Pixels((0.1, 0.2, 0.3), (0.4, 0.5, 0.6), "BGR"),
+        provenance={"name": "Demo, 5 epochs", "recipe": {"optim": {"lr": 0.1}}, "versions": {"torch": "x"}},
+    )
+    original.save(tmp_path / "x.safetensors")
+    loaded = Checkpoint.load(tmp_path / "x.safetensors")
+    assert loaded.digest == original.digest
+    assert (loaded.name, loaded.epochs, loaded.pixels, loaded.stem) == (
+        "Demo, 5 epochs",
+        5,
+        original.pixels,
+        "imagenet",
+    )
+    assert loaded.provenance == original.provenance
+    assert loaded.state_dict.keys() == original.state_dict.keys()
+    assert all(torch.equal(loaded.state_dict[k], v) for k, v in original.state_dict.items())
+    assert all(torch.equal(loaded.heads[k], v) for k, v in original.heads.items())
+    assert loaded.heads.keys() == original.heads.keys()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["x.safetensors"]
+    images = torch.randn(1, 3, 64, 64)
+    with torch.no_grad():
+        assert torch.equal(loaded.backbone().eval()(images), original.backbone().eval()(images))
+
+
+def test_digest_is_sha256_over_sorted_names_shapes_and_bytes(trunk):
+    sha = hashlib.sha256()
+    for name in sorted(trunk):
+        if not name.endswith("num_batches_tracked"):
+            shape = tuple(trunk[name].shape)
+            sha.update(f"{name} {shape}\n".encode() + trunk[name].numpy().tobytes())
+    assert make(trunk).digest == sha.hexdigest()
+    shuffled = dict(reversed(trunk.items()))
+    assert make(shuffled, method="other", heads={"a": torch.ones(1)}).digest == sha.hexdigest()
+    counted = trunk | {"bn1.num_batches_tracked": torch.tensor(99)}
+    assert make(counted).digest == sha.hexdigest()
+    moved = trunk | {"bn1.running_mean": trunk["bn1.running_mean"] + 1e-7}
+    assert make(moved).digest != sha.hexdigest()
+
+
+def test_only_absent_counters_are_forgiven(trunk):
+    bare = {k: v for k, v in trunk.items() if not k.endswith("num_batches_tracked")}
+    made = make(bare)
+    assert len(made.state_dict) == len(trunk_shapes("resnet18")) == 120
+    assert made.state_dict["bn1.num_batches_tracked"].dtype == torch.int64
+    without = {k: v for k, v in bare.items() if k != "layer1.0.bn1.running_mean"}
+    with pytest.raises(BadInput, match=r"1 of 120 tensors missing: layer1\.0\.bn1\.running_mean"):
+        make(without)
+    with pytest.raises(BadInput, match=r"1 of 120 tensors not part of the trunk: fc\.weight"):
+        make(bare | {"fc.weight": torch.ones(2)})
+    with pytest.raises(BadInput, match=r"of the wrong shape: conv1\.weight \(64, 3, 7, 7\) instead of \(64, 3, 3, 3\)"):
+        make(bare, stem="conv3")
+    with pytest.raises(BadInput, match=r"missing: .* and \d+ more"):
+        make(bare, arch="resnet50")
+
+
+def test_values_become_float32_on_the_cpu(trunk):
+    half = {k: v.to(torch.float16) if v.is_floating_point() else v for k, v in trunk.items()}
+    fitted = fit_to_trunk(half, "resnet18", "imagenet")
+    assert fitted["conv1.weight"].dtype == torch.float32
+    assert torch.equal(fitted["conv1.weight"], half["conv1.weight"].float())
+    sideways = trunk | {"layer1.0.conv1.weight": trunk["layer1.0.conv1.weight"].transpose(0, 1)}
+    assert make(sideways).state_dict["layer1.0.conv1.weight"].is_contiguous()
+
+
+def rewritten(path, change, tensors=None):
+    """The file again with its header changed; safetensors: 8 bytes of length, JSON, data."""
+    data = path.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    about = json.loads(header["__metadata__"]["about"])
+    change(about)
+    header["__metadata__"]["about"] = json.dumps(about)
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + length :])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda about: about.update(schema=2), "checkpoint schema 2; this version reads 1"),
+        (lambda about: about.pop("pixels"), "header is incomplete"),
+        (lambda about: about.update(digest="0" * 64), "do not match the digest"),
+        (lambda about: about.update(arch="resnet34"), "tensors missing"),
+        (lambda about: about.update(arch="vgg"), "unknown architecture 'vgg'"),
+    ],
+)
+def test_a_changed_header_is_refused(change, message, trunk, tmp_path):
+    path = tmp_path / "x.safetensors"
+    make(trunk).save(path)
+    rewritten(path, change)
+    with pytest.raises(BadInput, match=message) as error:
+        Checkpoint.load(path)
+    assert str(path) in str(error.value)
+
+
+def test_damage_is_refused(trunk, tmp_path):
+    path = tmp_path / "x.safetensors"
+    make(trunk).save(path)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(BadInput, match="do not match the digest in the header; the file is damaged"):
+        Checkpoint.load(path)
+    path.write_bytes(data[: len(data) // 2])
+    with pytest.raises(BadInput, match="not a backbench checkpoint"):
+        Checkpoint.load(path)
+    with pytest.raises(BadInput, match="no such checkpoint file"):
+        Checkpoint.load(tmp_path / "none.safetensors")
+
+
+def test_a_failed_save_leaves_the_old_file(trunk, tmp_path):
+    path = tmp_path / "x.safetensors"
+    make(trunk).save(path)
+    before = path.read_bytes()
+    with pytest.raises(TypeError):
+        make(trunk, provenance={"recipe": object()}).save(path)  # not JSON
+    assert path.read_bytes() == before
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["x.safetensors"]

@@ -1,0 +1,157 @@
+"""Out to Detectron2 and back: the same tensors, the same C2..C5, with the real Detectron2 where it is installed."""
+
+import importlib.util
+import pickle
+
+import pytest
+import torch
+from support import foreign_fixtures as fx
+
+from backbench import cli
+from backbench.errors import BadInput
+from backbench.images.preprocess import Pixels
+from backbench.weights import importing
+from backbench.weights.checkpoint import Checkpoint
+from backbench.weights.resnet import ARCHS, trunk_shapes
+
+needs_detectron2 = pytest.mark.skipif(
+    importlib.util.find_spec("detectron2") is None, reason="Detectron2 is not installed"
+)
+
+
+def checkpoint(arch, **changes):
+    trunk = fx.trunk_of(fx.known_resnet(arch))
+    fields = {"method": "moco", "epochs": 200, "provenance": {"name": "MoCo, 200 epochs", "recipe": {"lr": 0.03}}}
+    return Checkpoint(arch=arch, state_dict=trunk, **(fields | changes))
+
+
+def exported(arch, tmp_path, **changes):
+    source = checkpoint(arch, **changes)
+    source.save(tmp_path / "x.safetensors")
+    out = tmp_path / "out.pkl"
+    assert cli.main(["export", str(tmp_path / "x.safetensors"), "--format", "detectron2", "--out", str(out)]) == 0
+    return source, out
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_names_are_a_total_map(arch):
+    ours = {name: torch.zeros(()) for name in trunk_shapes(arch)}
+    theirs = importing.to_detectron2(ours)
+    assert theirs.keys() == fx.detectron2_names(ours).keys()
+    assert len(theirs) == len(ours)
+    assert importing.from_detectron2(theirs).keys() == ours.keys()
+    assert importing.from_detectron2({f"backbone.bottom_up.{k}": v for k, v in theirs.items()}).keys() == ours.keys()
+    del theirs["res3.0.shortcut.norm.running_var"]
+    with pytest.raises(BadInput, match=f"not a whole {arch}: missing layer2"):
+        importing.from_detectron2(theirs)
+
+
+@pytest.mark.parametrize("arch", ["resnet18", pytest.param("resnet50", marks=pytest.mark.slow)])
+def test_there_and_back(arch, tmp_path, capsys):
+    pixels = Pixels((0.1, 0.2, 0.3), (0.4, 0.5, 0.6), "BGR")
+    source, out = exported(arch, tmp_path, pixels=pixels)
+    assert "MODEL.PIXEL_MEAN [25.500,51.000,76.500]" in capsys.readouterr().out
+    content = pickle.loads(out.read_bytes())
+    assert (content["__author__"], content["matching_heuristics"]) == ("backbench", True)
+    assert content["backbench"]["pixels"]["input_format"] == "BGR"
+    assert content["backbench"]["pixels"]["pixel_std"] == pytest.approx([102, 127.5, 153])
+    assert len(content["model"]) == len(trunk_shapes(arch))
+    back = importing.read(out)
+    assert (back.digest, back.name, back.pixels, back.epochs) == (source.digest, source.name, pixels, 200)
+    assert back.provenance == source.provenance
+    images = torch.randn(1, 3, 64, 64)
+    with torch.no_grad():
+        stages = [source.backbone().eval().stages(images), back.backbone().eval().stages(images)]
+    assert [float((a - b).abs().max()) for a, b in zip(*stages)] == [0.0] * 4
+
+
+def test_a_changed_file_is_noticed(tmp_path):
+    _, out = exported("resnet18", tmp_path)
+    content = pickle.loads(out.read_bytes())
+    content["model"]["res2.0.conv1.weight"][0, 0, 0, 0] += 1
+    out.write_bytes(pickle.dumps(content))
+    with pytest.raises(BadInput, match="do not match the digest in its header"):
+        importing.read(out)
+    del content["backbench"]["pixels"]
+    out.write_bytes(pickle.dumps(content))
+    with pytest.raises(BadInput, match="header is incomplete"):
+        importing.read(out)
+
+
+def test_small_stems_do_not_go_out(tmp_path):
+    state = fx.trunk_of(fx.small_stem(fx.known_resnet("resnet18")))
+    Checkpoint(arch="resnet18", stem="conv3", method="x", state_dict=state).save(tmp_path / "x.safetensors")
+    out = tmp_path / "x.pkl"
+    arguments = ["export", str(tmp_path / "x.safetensors"), "--format", "detectron2", "--out", str(out)]
+    assert cli.main(arguments) == 2
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("author", ["Detectron2 Model Zoo", "Caffe2"])
+def test_detectron2s_own_weights_are_refused(author, tmp_path):
+    """BGR pixels and the stride in the 1x1 convolution do not show in the tensors."""
+    made = fx.detectron2_moco(fx.known_resnet("resnet18")) | {"__author__": author}
+    (tmp_path / "x.pkl").write_bytes(pickle.dumps(made))
+    with pytest.raises(BadInput, match="BGR"):
+        importing.read(tmp_path / "x.pkl")
+
+
+def detectron2_stages(arch, file, *, stride_in_1x1=False, norm="BN"):
+    """Load the file as Detectron2's trainer does; returns images -> C2..C5, and the bottom-up network."""
+    from detectron2.checkpoint import DetectionCheckpointer
+    from detectron2.config import get_cfg
+    from detectron2.layers import ShapeSpec
+    from detectron2.modeling import build_resnet_backbone
+
+    config = get_cfg()
+    config.MODEL.DEVICE = "cpu"
+    config.MODEL.RESNETS.DEPTH = int(arch.removeprefix("resnet"))
+    config.MODEL.RESNETS.RES2_OUT_CHANNELS = 64 if arch in ("resnet18", "resnet34") else 256
+    config.MODEL.RESNETS.OUT_FEATURES = ["res2", "res3", "res4", "res5"]
+    config.MODEL.RESNETS.NORM = norm
+    config.MODEL.RESNETS.STRIDE_IN_1X1 = stride_in_1x1
+    config.MODEL.BACKBONE.FREEZE_AT = 0
+    backbone = build_resnet_backbone(config, ShapeSpec(channels=3))
+    model = torch.nn.ModuleDict({"backbone": torch.nn.ModuleDict({"bottom_up": backbone})})
+    DetectionCheckpointer(model).load(str(file))
+    backbone.eval()
+    return (lambda images: list(backbone(images).values())), backbone
+
+
+@needs_detectron2
+@pytest.mark.parametrize("arch", [pytest.param("resnet18", marks=pytest.mark.slow), "resnet50"])
+def test_detectron2_computes_the_same_c2_to_c5(arch, tmp_path):
+    source, out = exported(arch, tmp_path)
+    stages, backbone = detectron2_stages(arch, out)
+    loaded = importing.from_detectron2(backbone.state_dict())
+    assert all(torch.equal(loaded[k], v) for k, v in source.state_dict.items())
+    images = torch.randn(1, 3, 64, 64)
+    with torch.no_grad():
+        differences = [
+            float((a - b).abs().max()) for a, b in zip(source.backbone().eval().stages(images), stages(images))
+        ]
+    assert differences == [0.0] * 4
+    if arch == "resnet50":  # the stride in the other convolution loads without a word; the features tell
+        wrong, _ = detectron2_stages(arch, out, stride_in_1x1=True)
+        with torch.no_grad():
+            pairs = list(zip(source.backbone().eval().stages(images), wrong(images)))
+        off = [float((a - b).abs().max() / a.abs().max()) for a, b in pairs]
+        assert off[0] == 0.0
+        assert min(off[1:]) > 0.01
+        frozen, _ = detectron2_stages(arch, out, norm="FrozenBN")
+        with torch.no_grad():
+            pairs = list(zip(source.backbone().eval().stages(images), frozen(images)))
+        assert max(float((a - b).abs().max() / a.abs().max()) for a, b in pairs) < 1e-5
+
+
+@needs_detectron2
+def test_what_detectron2_saves_comes_back(tmp_path):
+    from detectron2.checkpoint import DetectionCheckpointer
+
+    source, out = exported("resnet18", tmp_path)
+    _, backbone = detectron2_stages("resnet18", out)
+    model = torch.nn.ModuleDict({"backbone": torch.nn.ModuleDict({"bottom_up": backbone})})
+    DetectionCheckpointer(model, str(tmp_path)).save("model_final", iteration=9)
+    back = importing.read(tmp_path / "model_final.pth", name="after detection")
+    assert back.digest == source.digest
+    assert back.provenance["format"] == "detectron2"

@@ -1,0 +1,410 @@
+"""Files that lie, break or attack: one line, nothing executed, no output file."""
+
+import os
+import pickle
+import struct
+import subprocess
+import sys
+import zipfile
+from collections import OrderedDict
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from support import foreign_fixtures as fx
+
+from backbench import cli
+from backbench.errors import BadInput
+from backbench.weights import importing
+from backbench.weights.files import STAND_INS, Opened, open_file
+
+
+class Attack:
+    """Unpickled carelessly, this runs a shell command that leaves a file."""
+
+    def __init__(self, marker):
+        self.marker = marker
+
+    def __reduce__(self):
+        return os.system, (f"touch {self.marker}",)
+
+
+def refused(path, capsys, *words):
+    """inspect, import and export all refuse the file with one line that has these words; nothing is left behind."""
+    before = sorted(path.parent.iterdir())
+    out = path.parent / "out.safetensors"
+    for command in (
+        ["inspect", str(path)],
+        ["import", str(path), "--out", str(out)],
+        ["export", str(path), "--format", "detectron2", "--out", str(out)],
+    ):
+        assert cli.main(command) == 2
+        line = capsys.readouterr().err
+        assert line.count("\n") == 1, line
+        assert str(path) in line
+        assert all(word in line for word in words), line
+    assert sorted(path.parent.iterdir()) == before
+
+
+def torch_file(content, path, *, legacy=False):
+    torch.save(content, path, _use_new_zipfile_serialization=not legacy)
+    return path
+
+
+def rezipped(source, target, change):
+    """The torch zip again with each record passed through change(name, data) -> (data, compression)."""
+    with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w") as new:
+        for info in old.infolist():
+            data, compression = change(info.filename, old.read(info))
+            new.writestr(info.filename, data, compress_type=compression)
+    return target
+
+
+@pytest.mark.parametrize("protocol", [0, 1, 2, 4, 5])
+def test_malicious_raw_pickle(protocol, tmp_path, capsys):
+    marker = tmp_path / "marker"
+    path = tmp_path / "x.pkl"
+    path.write_bytes(pickle.dumps({"model": Attack(marker), "__author__": "x"}, protocol=protocol))
+    refused(path, capsys, "it names posix.system", "nothing was executed")
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_malicious_pickle_in_a_torch_file(legacy, tmp_path, capsys):
+    marker = tmp_path / "marker"
+    path = torch_file(
+        {"state_dict": {"conv1.weight": torch.ones(3)}, "epoch": Attack(marker)}, tmp_path / "x.pth", legacy=legacy
+    )
+    refused(path, capsys, "it names posix.system", "nothing was executed")
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("target", [eval, subprocess.Popen, torch.load, pickle.loads, torch.hub.load])
+def test_any_other_global_is_refused_by_name(target, tmp_path, capsys):
+    class Call:
+        def __reduce__(self):
+            return target, ("1",)
+
+    named = target.__name__  # protocol 2 writes python 2's name of the module
+    for path in (tmp_path / "x.pth", tmp_path / "x.pkl"):
+        if path.suffix == ".pth":
+            torch_file({"a": Call()}, path)
+        else:
+            path.write_bytes(pickle.dumps({"a": Call()}))
+        refused(path, capsys, named, "not on the list of harmless names")
+        path.unlink()
+
+
+def test_allowed_names_stand_for_inert_values():
+    import argparse
+
+    for name, stand_in in STAND_INS.items():
+        module, _, attribute = name.rpartition(".")
+        real = getattr(sys.modules.get(module), attribute, None)
+        assert stand_in is not real, f"{name} would be the real thing"
+    assert STAND_INS["argparse.Namespace"] is not argparse.Namespace
+    assert STAND_INS["builtins.getattr"](os, "system") is not os.system
+
+
+def test_torch_names_that_weights_only_allows_cannot_make_a_tensor_from_nothing(tmp_path, capsys):
+    class Liar:
+        """A tensor that claims a hundred thousand times more elements than its storage has."""
+
+        def __reduce__(self):
+            storage = torch.ones(10)._typed_storage()
+            return torch._utils._rebuild_tensor_v2, (storage, 0, (1000, 1000), (1000, 1), False, OrderedDict())
+
+    for legacy in (False, True):
+        refused(torch_file({"a": Liar()}, tmp_path / "x.pth", legacy=legacy), capsys, "damaged")
+
+
+def test_zip_bombs(tmp_path, capsys):
+    source = torch_file({"a": torch.zeros(1 << 20)}, tmp_path / "source.pth")
+    bomb = rezipped(source, tmp_path / "packed.pth", lambda name, data: (data, zipfile.ZIP_DEFLATED))
+    assert bomb.stat().st_size < source.stat().st_size / 50
+    refused(bomb, capsys, "compressed", "zip bomb")
+    # every record of the central directory points to the same bytes
+    data = source.read_bytes()
+    overlapping = tmp_path / "overlap.pth"
+    with zipfile.ZipFile(source) as archive:
+        names = [info for info in archive.infolist() if info.filename.endswith("data/0")]
+        start = archive.start_dir
+    entry_at = data.index(names[0].filename.encode(), start) - 46
+    entry_end = entry_at + 46 + sum(struct.unpack_from("<HHH", data, entry_at + 28))
+    entries = data[start:entry_at] + data[entry_at:entry_end] * 20 + data[entry_end : data.index(b"PK\x05\x06", start)]
+    count = entries.count(b"PK\x01\x02")
+    end = struct.pack("<4sHHHHIIH", b"PK\x05\x06", 0, 0, count, count, len(entries), start, 0)
+    overlapping.write_bytes(data[:start] + entries + end)
+    refused(overlapping, capsys, "overlap")
+
+
+def test_deeply_nested_and_self_similar_pickles(tmp_path, capsys):
+    layer = ["x"]
+    for _ in range(18):
+        layer = [layer] * 50  # 50**18 items when written out, a few hundred bytes in the file
+    (tmp_path / "x.pkl").write_bytes(pickle.dumps({"model": layer, "__author__": "x"}))
+    with pytest.raises(BadInput, match="no ResNet trunk in it"):
+        importing.read(tmp_path / "x.pkl")
+    path = tmp_path / "deep.pkl"
+    path.write_bytes(b"\x80\x04" + b"]" * 50_000 + b"a" * 49_999 + b".")
+    refused(path, capsys, "nested")
+    loop = {}
+    loop["self"] = loop
+    torch_file(loop, tmp_path / "loop.pth")
+    with pytest.raises(BadInput, match="no ResNet trunk in it"):
+        importing.read(tmp_path / "loop.pth")
+
+
+def small_trunk(tmp_path):
+    return torch_file({"state_dict": {f"conv{i}.weight": torch.randn(4, 4) for i in range(30)}}, tmp_path / "whole.pth")
+
+
+def test_empty_truncated_and_flipped_files(tmp_path, capsys):
+    whole = small_trunk(tmp_path).read_bytes()
+    path = tmp_path / "x.pth"
+    path.write_bytes(b"")
+    refused(path, capsys, "the file is empty")
+    for share in (0.1, 0.5, 0.9, 0.999):
+        path.write_bytes(whole[: int(len(whole) * share)])
+        refused(path, capsys, "truncated")
+    flipped = bytearray(whole)
+    at = whole.index(torch.load(tmp_path / "whole.pth")["state_dict"]["conv7.weight"].numpy().tobytes())
+    flipped[at + 5] ^= 0x10  # one bit of one weight
+    path.write_bytes(flipped)
+    refused(path, capsys, "damaged", "CRC")
+    assert cli.main(["inspect", str(tmp_path / "none.pth")]) == 2
+    assert "no such file" in capsys.readouterr().err
+    assert cli.main(["inspect", str(tmp_path)]) == 2
+    assert "is a folder" in capsys.readouterr().err
+
+
+def test_checksums_that_torch_was_told_to_skip_are_no_damage(tmp_path):
+    torch.serialization.set_crc32_options(False)
+    try:
+        path = small_trunk(tmp_path)
+    finally:
+        torch.serialization.set_crc32_options(True)
+    assert len(open_file(path).tree["state_dict"]) == 30
+
+
+def test_wrong_endian_files(tmp_path, capsys):
+    source = small_trunk(tmp_path)
+
+    def big(name, data):
+        return (b"big" if name.endswith("byteorder") else data), zipfile.ZIP_STORED
+
+    refused(rezipped(source, tmp_path / "big.pth", big), capsys, "big-endian")
+    legacy = torch_file({"a": torch.ones(3)}, tmp_path / "legacy.pth", legacy=True).read_bytes()
+    at = legacy.index(b"little_endian") + len(b"little_endian")
+    position = legacy.index(b"\x88", at)  # the pickled True that follows
+    path = tmp_path / "legacy_big.pth"
+    path.write_bytes(legacy[:position] + b"\x89" + legacy[position + 1 :])
+    refused(path, capsys, "big-endian")
+    path = tmp_path / "x.pkl"
+    path.write_bytes(pickle.dumps({"model": {"a": np.ones(3, ">f4")}, "__author__": "x"}))
+    refused(path, capsys, "big-endian")
+    path = tmp_path / "x.safetensors"
+    header = b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
+    path.write_bytes(len(header).to_bytes(8, "big") + header + bytes(4))
+    refused(path, capsys, "big-endian")
+
+
+@pytest.mark.parametrize(
+    ("content", "word"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "LFS"),
+        (b"<!DOCTYPE html><html><head><title>404</title>", "web page"),
+        (b"\x1f\x8b\x08\x00aaaaaaaaaaaa", "gzip"),
+        (b"\x89HDF\r\n\x1a\n", "HDF5"),
+        (b"just some text\n" * 10, "not a readable weight file"),
+        (b"\x80\x04.", "damaged"),
+        (os.urandom(1000), ""),
+    ],
+)
+def test_other_files_are_named_for_what_they_are(content, word, tmp_path, capsys):
+    path = tmp_path / "x.pth"
+    path.write_bytes(content)
+    refused(path, capsys, word)
+
+
+def test_other_zip_archives(tmp_path, capsys):
+    path = tmp_path / "x.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("readme.txt", "hello")
+    refused(path, capsys, "not a torch checkpoint")
+    path = tmp_path / "script.pt"
+    torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), path)
+    refused(path, capsys, "TorchScript")
+
+
+@pytest.mark.parametrize("protocol", [2, 4, 5])
+@pytest.mark.parametrize("layout", ["C", "F", "strided", "0-d"])
+def test_numpy_pickles_are_read_without_numpy(protocol, layout, tmp_path):
+    array = {
+        "C": np.arange(6, dtype=np.float32).reshape(2, 3),
+        "F": np.asfortranarray(np.arange(6, dtype=np.float32).reshape(2, 3)),
+        "strided": np.arange(12, dtype=np.float32).reshape(2, 6)[:, ::2],
+        "0-d": np.asarray(np.int64(7)),
+    }[layout]
+    path = tmp_path / "x.pkl"
+    path.write_bytes(pickle.dumps({"model": {"a": array}, "scalar": np.float64(0.5)}, protocol=protocol))
+    tree = open_file(path).tree
+    assert torch.equal(tree["model"]["a"], torch.from_numpy(np.ascontiguousarray(array).reshape(array.shape)))
+    assert tree["scalar"] == 0.5
+
+
+def test_numpy_pickles_with_objects_or_wrong_sizes_are_refused(tmp_path, capsys):
+    path = tmp_path / "x.pkl"
+    path.write_bytes(pickle.dumps({"a": np.array([{}, []], dtype=object)}))
+    refused(path, capsys, "refused", "not numbers")
+    good = pickle.dumps({"a": np.arange(3, dtype=np.float32)}, protocol=4)
+    path.write_bytes(good.replace(b"K\x03\x85", b"K\x09\x85"))  # a shape of nine
+    refused(path, capsys, "damaged")
+    path.write_bytes(good.replace(b"K\x03\x85", b"J\xff\xff\xff\x7f\x85"))  # a shape of two thousand million
+    refused(path, capsys, "damaged")
+
+
+MUTATE = """
+import os, random, sys
+from pathlib import Path
+
+folder, count = Path(sys.argv[1]), int(sys.argv[2])
+sys.path.insert(0, sys.argv[3])
+watching, seen = False, []
+FORBIDDEN = ("os.system", "subprocess.Popen", "os.exec", "os.posix_spawn", "os.fork", "socket.connect", "exec",
+             "os.remove", "os.rename", "shutil.rmtree", "ctypes.dlopen")
+
+def hook(event, arguments):
+    if watching and event in FORBIDDEN:
+        frame = sys._getframe()
+        while frame is not None and "importlib" not in frame.f_code.co_filename:
+            frame = frame.f_back
+        if frame is None:  # a module that torch imports late is no attack
+            seen.append((event, str(arguments)[:200]))
+
+import warnings
+import torch
+from backbench.weights import importing
+from backbench.errors import BadInput
+files = sorted(folder.iterdir())
+for file in files:
+    try:
+        importing.inspect(file)  # imports and caches come before the watch
+    except BadInput:
+        pass
+sys.addaudithook(hook)
+rng = random.Random(0)
+target = folder / "mutant"
+good = bad = 0
+for number in range(count):
+    data = bytearray(files[number % len(files)].read_bytes())
+    for _ in range(rng.choice((1, 1, 1, 2, 8, 64))):
+        kind, at = rng.randrange(6), rng.randrange(len(data))
+        if rng.random() < 0.5:
+            at = rng.randrange(min(len(data), 2000))  # headers and pickles are at the start
+        if kind == 0:
+            data[at] ^= 1 << rng.randrange(8)
+        elif kind == 1:
+            data[at] = rng.randrange(256)
+        elif kind == 2:
+            del data[at : at + rng.choice((1, 4, 100))]
+        elif kind == 3:
+            data[at:at] = rng.randbytes(rng.choice((1, 4, 100)))
+        elif kind == 4:
+            data[at : at + 8] = rng.choice((b"\\xff" * 8, b"\\x7f" * 8, bytes(8), b"cos\\nsystem", b"\\x93R.\\x81bu}("))
+        else:
+            end = rng.randrange(len(data))
+            data = data[:max(end, 1)] if rng.random() < 0.3 else data
+        if not data:
+            data = bytearray(b"x")
+    target.write_bytes(data)
+    watching = True
+    try:
+        importing.inspect(target)
+        good += 1
+    except BadInput as error:
+        bad += 1
+        assert "\\n" not in str(error) and str(target) in str(error), str(error)
+    finally:
+        watching = False
+assert not seen, seen[:5]
+print(good, "opened,", bad, "refused")
+"""
+
+
+def test_a_thousand_mutated_files(tmp_path):
+    """Small files of each container; whatever comes out is a report or one line, and no event that executes."""
+    folder = tmp_path / "files"
+    folder.mkdir()
+    torch.manual_seed(0)
+    tiny = {k: torch.randn(2, 2) for k in list(fx.known_resnet("resnet18").state_dict())[:40]}
+    content = {"epoch": 3, "arch": "resnet18", "state_dict": tiny, "optimizer": fx.sgd_state()}
+    torch_file(content, folder / "a.pth")
+    torch_file(content, folder / "b.pth", legacy=True)
+    arrays = {k: v.numpy() for k, v in tiny.items()}
+    (folder / "c.pkl").write_bytes(pickle.dumps({"model": arrays, "__author__": "x"}, protocol=4))
+    (folder / "d.pkl").write_bytes(pickle.dumps({"model": arrays, "__author__": "x"}, protocol=2))
+    from safetensors.torch import save_file
+
+    save_file(tiny, folder / "e.safetensors", metadata={"format": "pt"})
+    command = [sys.executable, "-c", MUTATE, str(folder), "1000", str(Path(fx.__file__).parent)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert not done.stderr
+    good, bad = (int(word) for word in done.stdout.split() if word.isdigit())
+    assert good + bad == 1000
+    assert bad > 500, done.stdout
+
+
+MEASURE = """
+import resource, sys, time
+from backbench.weights import importing
+
+def kilobytes(name):
+    return int(next(line.split()[1] for line in open("/proc/self/status") if line.startswith(name)))
+
+verb, small, file = sys.argv[1:]
+getattr(importing, verb)(small)  # imports and caches
+open("/proc/self/clear_refs", "w").write("5")  # reset the high-water mark
+base, start = kilobytes("VmRSS"), time.process_time()
+kept = getattr(importing, verb)(file)
+print((kilobytes("VmHWM") - base) * 1024, time.process_time() - start)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's /proc to measure memory")
+@pytest.mark.parametrize("legacy", [False, True])
+def test_a_200_mb_file_is_read_in_less_than_one_and_a_half_times_its_size(legacy, tmp_path):
+    model = fx.known_resnet("resnet50")
+    momentum = {i: {"momentum_buffer": torch.randn_like(p)} for i, p in enumerate(model.parameters())}
+    content = {"epoch": 90, "state_dict": fx.ddp(model.state_dict()), "optimizer": {"state": momentum}}
+    file = torch_file(content, tmp_path / "x.pth", legacy=legacy)
+    small = torch_file(fx.known_resnet("resnet18").state_dict(), tmp_path / "small.pth", legacy=legacy)
+    size = file.stat().st_size
+    assert size > 200e6
+    for verb in ("read", "inspect"):
+        command = [sys.executable, "-c", MEASURE, verb, str(small), str(file)]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True, env=environment)
+        peak, seconds = (float(word) for word in done.stdout.split())
+        print(f"{verb}: peak {peak / size:.2f} of the file's size, {seconds:.2f} s of CPU")
+        assert peak < 1.5 * size
+        assert verb == "read" or seconds < 2.0
+
+
+def test_names_cannot_write_to_the_terminal_or_take_forever(tmp_path, capsys):
+    names = ["\x1b[2J\nfake line", "." * 1_000_000, *(f"{i}.{i}" for i in range(300))]
+    path = torch_file({name: torch.zeros(1) for name in names}, tmp_path / "x.pth")
+    assert cli.main(["import", str(path), "--out", str(tmp_path / "out.safetensors")]) == 2
+    line = capsys.readouterr().err
+    assert "no ResNet trunk in it; it holds 302 tensors: \\x1b[2J\\nfake line" in line
+    assert "\x1b" not in line
+    assert len(line) < 1000
+    trunk = fx.known_resnet("resnet18").state_dict()
+    many = {f"net{i}.{k}": torch.zeros(1) for i in range(100) for k in trunk}
+    found = importing.Found(Opened(tmp_path / "many.pth", "torch zip", "", 0, many, {}))
+    assert len(found.trunks) == 32
+    with pytest.raises(BadInput, match="in no known format"):
+        found.choose(None)

@@ -1,0 +1,421 @@
+"""Every published format goes in bit-equal or is refused by name."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from support import foreign_fixtures as fx
+from torch import nn
+
+from backbench import cli
+from backbench.errors import BadInput
+from backbench.weights import importing
+from backbench.weights.files import Opened, open_file
+from backbench.weights.formats import FORMATS
+from backbench.weights.resnet import trunk_shapes
+
+MAKERS = list(fx.EXPECTED)
+with_all_makers = pytest.mark.parametrize("maker", MAKERS, ids=lambda maker: maker.__name__)
+
+
+def write(made, path):
+    """As the format's project writes it: torch.save, or a pickle of arrays for Detectron2."""
+    if isinstance(made, dict) and "__author__" in made:
+        import pickle
+
+        path.write_bytes(pickle.dumps(made))
+    else:
+        torch.save(made, path)
+    return path
+
+
+def opened(made, tmp_path):
+    """The object as `open_file` returns it, without the file: arrays as tensors."""
+    if "__author__" in made:
+        made = made | {"model": {k: torch.from_numpy(v) for k, v in made["model"].items()}}
+    return Opened(tmp_path / "x.pth", "torch zip", "0" * 64, 0, made, {})
+
+
+def equal(state_dict, expected):
+    return state_dict.keys() == expected.keys() and all(
+        torch.equal(state_dict[k], v) for k, v in expected.items() if not k.endswith("num_batches_tracked")
+    )
+
+
+def check_bit_equal(maker, arch, tmp_path):
+    model = fx.known_resnet(arch)
+    file = write(maker(model), tmp_path / "some_run.pth.tar")
+    trunk = fx.trunk_of(model)
+    form, encoder, _, method, epochs, stem, (mean, std) = fx.EXPECTED[maker]
+    checkpoint = importing.read(file)
+    file.unlink()
+    assert equal(checkpoint.state_dict, trunk)
+    assert len(checkpoint.state_dict) == len(trunk_shapes(arch))
+    assert (checkpoint.arch, checkpoint.stem, checkpoint.method, checkpoint.epochs) == (arch, stem, method, epochs)
+    assert (checkpoint.pixels.mean, checkpoint.pixels.std, checkpoint.pixels.order) == (mean, std, "RGB")
+    assert checkpoint.provenance["format"] == form
+    assert checkpoint.provenance["encoder"] == encoder
+    assert checkpoint.name == "some_run"
+    assert not any("queue" in name or "layer1" in name for name in checkpoint.heads)
+
+
+@with_all_makers
+def test_resnet18_goes_in_bit_equal(maker, tmp_path):
+    check_bit_equal(maker, "resnet18", tmp_path)
+
+
+@pytest.mark.slow
+@with_all_makers
+def test_resnet50_goes_in_bit_equal(maker, tmp_path):
+    check_bit_equal(maker, "resnet50", tmp_path)
+
+
+def test_every_format_has_a_fixture():
+    assert {form.name for form in FORMATS} == {row[0] for row in fx.EXPECTED.values()}
+
+
+@pytest.mark.parametrize("maker", [m for m in MAKERS if fx.EXPECTED[m][2]], ids=lambda maker: maker.__name__)
+def test_the_other_encoder_can_be_chosen(maker, tmp_path):
+    model = fx.known_resnet("resnet18")
+    found = importing.Found(opened(maker(model), tmp_path))
+    trunk = fx.trunk_of(model)
+    one = found.checkpoint(found.choose(None), None, False)
+    other = found.checkpoint(found.choose(fx.EXPECTED[maker][2]), None, False)
+    assert equal(one.state_dict, trunk)
+    assert torch.equal(other.state_dict["conv1.weight"], -trunk["conv1.weight"])
+    assert torch.equal(other.state_dict["bn1.running_mean"], trunk["bn1.running_mean"] + 1)
+    with pytest.raises(BadInput, match=r"no encoder 'teachr' in it; (did you mean|allowed)"):
+        found.choose("teachr")
+
+
+# --- damage: one key renamed, removed or reshaped ---
+
+
+def renamed(tensors, key):
+    # a slip inside the name, as a hand-written converter makes it
+    changed = key.replace("conv", "cnv") if "conv" in key else key.replace("running_mean", "runing_mean")
+    tensors[changed if changed != key else key.replace("weight", "wieght")] = tensors.pop(key)
+    return key
+
+
+def removed(tensors, key):
+    del tensors[key]
+    return key
+
+
+def reshaped(tensors, key):
+    tensors[key] = tensors[key][:3]
+    return key
+
+
+@with_all_makers
+def test_damage_is_refused_by_name(maker, tmp_path):
+    made = maker(fx.known_resnet("resnet18"))
+    trunk = importing.Found(opened(made, tmp_path)).choose(None)
+    for name in ("conv1.weight", "layer3.1.conv2.weight", "layer4.0.downsample.1.running_mean"):
+        for damage in (renamed, removed, reshaped):
+            content = copy_tables(made)
+            table = content
+            for part in trunk.table.split(".") if trunk.table else ():
+                table = table[part]
+            key = damage(table, trunk.keys[name])
+            found = importing.Found(opened(content, tmp_path))
+            with pytest.raises(BadInput) as error:
+                found.checkpoint(found.choose(None), None, False)
+            assert key in str(error.value), error.value
+            assert "\n" not in str(error.value)
+
+
+def copy_tables(value):
+    """Plain dicts throughout, so that one table can be changed; tensors are shared."""
+    return {k: copy_tables(v) for k, v in value.items()} if isinstance(value, dict) else value
+
+
+def test_command_line_refuses_with_one_line_and_no_file(tmp_path, capsys):
+    made = fx.moco(fx.known_resnet("resnet18"))
+    key = renamed(made["state_dict"], "module.encoder_q.layer1.0.conv1.weight")
+    file, out = write(made, tmp_path / "damaged.pth"), tmp_path / "out" / "x.safetensors"
+    assert cli.main(["import", str(file), "--out", str(out)]) == 2
+    line = capsys.readouterr().err
+    assert line.count("\n") == 1
+    assert key in line
+    assert "is 'module.encoder_q.layer1.0.cnv1.weight' meant?" in line
+    assert not out.exists()
+    assert cli.main(["export", str(file), "--format", "detectron2", "--out", str(tmp_path / "x.pkl")]) == 2
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["damaged.pth"]
+
+
+def test_unrecognised_file_with_two_trunks_is_refused(tmp_path, capsys):
+    model = fx.known_resnet("resnet18")
+    made = fx.prefixed("encoder_one.", model) | fx.prefixed("encoder_two.", fx.second(model))
+    file, out = write({"weights": made}, tmp_path / "x.pth"), tmp_path / "x.safetensors"
+    assert cli.main(["import", str(file), "--out", str(out)]) == 2
+    line = capsys.readouterr().err
+    assert "'weights: encoder_one.' and 'weights: encoder_two.'" in line
+    assert "nearest format: " in line
+    assert "--encoder encoder_one or encoder_two" in line
+    assert not out.exists()
+    assert cli.main(["import", str(file), "--out", str(out), "--encoder", "encoder_two"]) == 0
+    assert torch.equal(importing.read(out).state_dict["conv1.weight"], -model.conv1.weight)
+
+
+def test_recognised_format_with_a_stray_trunk_is_refused(tmp_path):
+    model = fx.known_resnet("resnet18")
+    made = fx.moco(model)
+    made["state_dict"] |= fx.prefixed("module.encoder_x.", model)
+    found = importing.Found(opened(made, tmp_path))
+    with pytest.raises(BadInput, match="in no known format"):
+        found.choose(None)
+
+
+def test_key_encoder_alone_is_not_taken_for_the_query(tmp_path):
+    made = fx.moco(fx.known_resnet("resnet18"))
+    made["state_dict"] = {k: v for k, v in made["state_dict"].items() if "encoder_q" not in k}
+    found = importing.Found(opened(made, tmp_path))
+    with pytest.raises(BadInput, match="format moco without its query; choose with --encoder key"):
+        found.choose(None)
+
+
+def test_unrecognised_file_with_one_trunk_goes_in(tmp_path):
+    model = fx.known_resnet("resnet18")
+    file = write({"net": {"visual": model.state_dict()}}, tmp_path / "x.pth")
+    checkpoint = importing.read(file, method="mine", name="Mine", epochs=7, published="p/t/r")
+    assert equal(checkpoint.state_dict, fx.trunk_of(model))
+    assert (checkpoint.method, checkpoint.name, checkpoint.epochs) == ("mine", "Mine", 7)
+    assert checkpoint.provenance["format"] == "unrecognised"
+    assert checkpoint.provenance["published"] == "p/t/r"
+
+
+@pytest.mark.parametrize(
+    "extra", ["layer1.0.conv4.weight", "layer5.0.conv1.weight", "layer2.7.bn1.weight", "bn1.extra", "conv0.weight"]
+)
+def test_extra_tensor_inside_the_trunk_is_refused(extra, tmp_path):
+    state = fx.known_resnet("resnet18").state_dict() | {extra: torch.ones(3)}
+    found = importing.Found(opened(state, tmp_path))
+    with pytest.raises(BadInput, match=f"1 extra inside the trunk: {extra}"):
+        found.checkpoint(found.choose(None), None, False)
+
+
+def test_other_networks_are_not_trunks(tmp_path):
+    from torchvision.models import mobilenet_v3_small, wide_resnet50_2
+
+    with torch.device("meta"):
+        wide = {k: torch.zeros(v.shape) for k, v in wide_resnet50_2().state_dict().items()}
+    found = importing.Found(opened(wide, tmp_path))
+    with pytest.raises(BadInput, match=r"of the wrong shape: layer1.0.conv1.weight \(128, 64, 1, 1\)"):
+        found.checkpoint(found.choose(None), None, False)
+    found = importing.Found(opened(mobilenet_v3_small().state_dict(), tmp_path))
+    with pytest.raises(BadInput, match="no ResNet trunk in it; it holds 244 tensors"):
+        found.choose(None)
+    found = importing.Found(opened({"epoch": 3}, tmp_path))
+    with pytest.raises(BadInput, match="it holds no tensors"):
+        found.choose(None)
+
+
+def test_two_copies_that_should_be_one_trunk_must_agree(tmp_path):
+    made = fx.mmselfsup_09(fx.known_resnet("resnet18"))
+    key = "encoder_q.0.layer2.0.conv1.weight"
+    made["state_dict"][key] = made["state_dict"][key] + 1
+    found = importing.Found(opened(made, tmp_path))
+    with pytest.raises(BadInput, match=r"should be the same trunk but differ in .*layer2.0.conv1.weight"):
+        found.choose(None)
+
+
+# --- values ---
+
+
+def test_missing_statistics_are_refused_unless_asked_for(tmp_path, capsys):
+    model = fx.known_resnet("resnet18")
+    state = {k: v for k, v in model.state_dict().items() if "running" not in k and "num_batches" not in k}
+    file, out = write(state, tmp_path / "parameters.pth"), tmp_path / "x.safetensors"
+    assert cli.main(["import", str(file), "--out", str(out)]) == 2
+    assert "no batch-norm statistics" in capsys.readouterr().err
+    assert not out.exists()
+    assert cli.main(["inspect", str(file), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["importable"] is False
+    assert report["encoders"][0]["missing_statistics"] == "all"
+    assert cli.main(["import", str(file), "--out", str(out), "--allow-missing-statistics"]) == 0
+    checkpoint = importing.read(out)
+    assert all(bool((v == 1).all()) for k, v in checkpoint.state_dict.items() if k.endswith("running_var"))
+    assert all(bool((v == 0).all()) for k, v in checkpoint.state_dict.items() if k.endswith("running_mean"))
+    assert "missing" in checkpoint.provenance["statistics"]
+
+
+def test_one_missing_statistic_is_a_missing_tensor(tmp_path):
+    state = fx.known_resnet("resnet18").state_dict()
+    del state["layer1.0.bn1.running_var"]
+    found = importing.Found(opened(state, tmp_path))
+    with pytest.raises(BadInput, match=r"1 missing: layer1\.0\.bn1\.running_var"):
+        found.checkpoint(found.choose(None), None, True)
+
+
+def test_absent_counters_become_zero(tmp_path):
+    model = fx.known_resnet("resnet18")
+    state = {k: v for k, v in model.state_dict().items() if "num_batches" not in k}
+    checkpoint = importing.read(write(state, tmp_path / "x.pth"))
+    assert equal(checkpoint.state_dict, fx.trunk_of(model))
+    assert checkpoint.state_dict["bn1.num_batches_tracked"] == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_other_float_types_become_float32(dtype, tmp_path):
+    model = fx.known_resnet("resnet18")
+    state = {k: v.to(dtype) if v.is_floating_point() else v for k, v in model.state_dict().items()}
+    checkpoint = importing.read(write(state, tmp_path / "x.pth"))
+    expected = {k: v.to(dtype).float() if v.is_floating_point() else v for k, v in fx.trunk_of(model).items()}
+    assert equal(checkpoint.state_dict, expected)
+    assert checkpoint.state_dict["conv1.weight"].dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("key", "change", "word"),
+    [
+        ("layer1.0.conv1.weight", lambda t: t.fill_(float("nan")), "not finite"),
+        ("bn1.running_mean", lambda t: t.fill_(float("inf")), "not finite"),
+        ("bn1.running_var", lambda t: t.neg_(), "negative"),
+        ("conv1.weight", lambda t: (t * 100).to(torch.int8), "int8"),
+        ("layer4.0.conv1.weight", lambda t: torch.zeros(1).expand(t.shape), "not all in the file"),
+    ],
+)
+def test_unusable_values_are_refused(key, change, word, tmp_path):
+    state = dict(fx.known_resnet("resnet18").state_dict())
+    state[key] = change(state[key].clone())
+    found = importing.Found(opened(state, tmp_path))
+    with pytest.raises(BadInput, match=rf"1 not usable: {key} \(.*{word}"):
+        found.checkpoint(found.choose(None), None, False)
+
+
+def test_large_but_finite_weights_are_finite(tmp_path):
+    state = dict(fx.known_resnet("resnet18").state_dict())
+    state["layer1.0.conv1.weight"] = torch.full((64, 64, 3, 3), 3e38)  # their sum overflows float32
+    found = importing.Found(opened(state, tmp_path))
+    found.checkpoint(found.choose(None), None, False)
+
+
+# --- stems, features ---
+
+
+def test_padding_of_a_plain_3x3_convolution_must_be_told(tmp_path, capsys):
+    model = fx.small_stem(fx.known_resnet("resnet18"))
+    file, out = write(fx.plain(model), tmp_path / "x.pth"), tmp_path / "x.safetensors"
+    assert cli.main(["import", str(file), "--out", str(out)]) == 2
+    assert "choose --stem" in capsys.readouterr().err
+    assert cli.main(["import", str(file), "--out", str(out), "--stem", "imagenet"]) == 2
+    assert "(64, 3, 3, 3), not 'imagenet'" in capsys.readouterr().err
+    assert cli.main(["import", str(file), "--out", str(out), "--stem", "conv3_p1"]) == 2
+    assert "did you mean" in capsys.readouterr().err
+    assert cli.main(["import", str(file), "--out", str(out), "--stem", "conv3_p2"]) == 0
+    assert importing.read(out).stem == "conv3_p2"
+    with pytest.raises(BadInput, match="not 'conv3'"):
+        importing.read(write(fx.plain(fx.known_resnet("resnet18")), tmp_path / "y.pth"), stem="conv3")
+
+
+def features_of(model, size):
+    torch.manual_seed(5)
+    images = torch.randn(2, 3, size, size)
+    with torch.no_grad():
+        return images, model.eval()(images).flatten(1)
+
+
+@pytest.mark.parametrize(
+    ("maker", "padding"),
+    [(fx.moco, None), (fx.vissl, None), (fx.lightly_example, None), (fx.cllr, 1), (fx.mio, 0), (fx.arb_cifar, 2)],
+)
+def test_features_before_and_after_are_equal(maker, padding, tmp_path):
+    model = fx.known_resnet("resnet18")
+    made = maker(model)  # the modules' padding does not reach the file
+    if padding is not None:
+        model.conv1.padding = (padding, padding)
+    model.fc = nn.Identity()
+    images, expected = features_of(model, 40)
+    checkpoint = importing.read(write(made, tmp_path / "x.pth"))
+    with torch.no_grad():
+        found = checkpoint.backbone().eval()(images)
+    assert (found - expected).abs().max() == 0.0
+
+
+# --- inspect and export ---
+
+
+def test_inspect_tells_what_is_there(tmp_path, capsys):
+    file = write(fx.moco(fx.known_resnet("resnet18")), tmp_path / "x.pth.tar")
+    assert cli.main(["inspect", str(file), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["format"], report["container"], report["epochs"], report["arch"]) == (
+        "moco",
+        "torch zip",
+        200,
+        "resnet18",
+    )
+    query, key = report["encoders"]
+    assert (query["encoder"], query["default"], query["matched"], query["expected"]) == ("query", True, 120, 120)
+    assert (key["encoder"], key["default"], key["prefix"]) == ("key", False, "module.encoder_k.")
+    assert query["problems"] == {}
+    assert query["untrained"] == []
+    groups = {row["group"]: row["tensors"] for row in report["leftovers"]}
+    assert groups == {"optimiser": 3, "projector": 8, "queue": 2}
+    assert report["digest"] == importing.read(file).digest
+    assert report["pixels"]["order"] == "RGB"
+    assert cli.main(["inspect", str(file)]) == 0
+    table = capsys.readouterr().out
+    for word in ("moco", "JCL", "query", "120/120", "resnet18", "queue", report["digest"]):
+        assert word in table
+
+
+def test_inspect_shows_what_is_wrong_and_how_much_matches(tmp_path, capsys):
+    made = fx.dino(fx.known_resnet("resnet18"))
+    removed(made["teacher"], "module.backbone.layer1.0.conv1.weight")
+    assert cli.main(["inspect", str(write(made, tmp_path / "x.pth"))]) == 0
+    text = capsys.readouterr().out
+    assert "119/120" in text
+    assert "1 missing: module.backbone.layer1.0.conv1.weight" in text
+    assert "cannot be imported as it is" in text
+
+
+def test_inspect_recognises_an_untrained_trunk(tmp_path):
+    from torchvision.models import resnet18
+
+    torch.manual_seed(0)
+    report = importing.inspect(write(resnet18().state_dict(), tmp_path / "random.pth"))
+    assert len(report["encoders"][0]["untrained"]) == 3
+    model = resnet18(zero_init_residual=True).train()
+    model(torch.randn(2, 3, 64, 64))  # one batch moves the statistics, not the weights
+    report = importing.inspect(write(model.state_dict(), tmp_path / "seen.pth"))
+    assert [sign.split(":")[0] for sign in report["encoders"][0]["untrained"]] == [
+        "every convolution has the scale of its initialisation",
+        "every batch-norm weight is 1 or 0",
+    ]
+
+
+def test_inspect_and_import_of_our_own_files(tmp_path, capsys):
+    checkpoint = importing.read(write(fx.moco(fx.known_resnet("resnet18")), tmp_path / "x.pth"), name="Ours")
+    checkpoint.save(tmp_path / "x.safetensors")
+    report = importing.inspect(tmp_path / "x.safetensors")
+    assert (report["format"], report["digest"], report["name"]) == ("backbench", checkpoint.digest, "Ours")
+    assert importing.read(tmp_path / "x.safetensors", epochs=3).epochs == 3
+    with pytest.raises(BadInput, match="holds one trunk"):
+        importing.read(tmp_path / "x.safetensors", encoder="key")
+
+
+@pytest.mark.parametrize(("form", "suffix"), [("torchvision", ".pth"), ("timm", ".safetensors")])
+def test_export_and_back(form, suffix, tmp_path, capsys):
+    from torchvision.models import resnet18
+
+    model = fx.known_resnet("resnet18")
+    file, out = write(fx.swav(model), tmp_path / "x.pth"), tmp_path / f"out{suffix}"
+    assert cli.main(["export", str(file), "--format", form, "--out", str(out)]) == 0
+    state = open_file(out).tree
+    theirs = resnet18()
+    theirs.fc = nn.Identity()
+    theirs.load_state_dict(state)
+    assert equal(theirs.state_dict(), fx.trunk_of(model))
+    beside = json.loads((tmp_path / f"{out.name}.json").read_text())
+    assert beside["pixels"]["std"] == [0.228, 0.224, 0.225]
+    assert importing.read(out).digest == beside["digest"] == importing.read(file).digest
+
+
+def test_the_manual_names_every_format():
+    manual = (Path(__file__).parents[3] / "docs" / "checkpoints.md").read_text()
+    assert [form.name for form in FORMATS if f"`{form.name}`" not in manual] == []

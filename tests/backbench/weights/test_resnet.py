@@ -1,0 +1,57 @@
+"""Trunks against torchvision's networks, and the stems against plain convolutions."""
+
+import pytest
+import torch
+import torchvision
+from torch import nn
+
+from backbench.errors import BadInput
+from backbench.weights.resnet import ARCHS, STEMS, build_backbone, trunk_shapes
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_names_and_shapes_are_torchvisions(arch):
+    with torch.device("meta"):
+        theirs = getattr(torchvision.models, arch)().state_dict()
+    assert trunk_shapes(arch) == {k: tuple(v.shape) for k, v in theirs.items() if not k.startswith("fc.")}
+    assert len(trunk_shapes("resnet50")) == 318
+
+
+def test_features_and_stages_are_torchvisions():
+    torch.manual_seed(0)
+    theirs = torchvision.models.resnet18().eval()
+    theirs.fc = nn.Identity()
+    ours = build_backbone("resnet18").eval()
+    ours.load_state_dict(theirs.state_dict())
+    images = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        assert torch.equal(ours(images), theirs(images))
+        maps = ours.stages(images)
+    assert [tuple(m.shape) for m in maps] == [(2, 64, 16, 16), (2, 128, 8, 8), (2, 256, 4, 4), (2, 512, 2, 2)]
+    assert ours.feature_dim == 512
+
+
+@pytest.mark.parametrize(("stem", "size"), [("conv3", 32), ("conv3_p0", 30), ("conv3_p2", 34)])
+def test_small_stems_differ_in_padding_only(stem, size):
+    trunk = build_backbone("resnet18", stem).eval()
+    weight = trunk.conv1.weight
+    assert weight.shape == (64, 3, 3, 3)
+    images = torch.randn(1, 3, 32, 32)
+    expected = nn.functional.conv2d(images, weight, padding={"conv3": 1, "conv3_p0": 0, "conv3_p2": 2}[stem])
+    assert torch.equal(trunk.conv1(images), expected)
+    assert trunk.stages(images)[0].shape[-1] == size  # no max-pool, no stride
+    assert trunk_shapes("resnet18", stem)["conv1.weight"] == (64, 3, 3, 3)
+
+
+def test_zero_init_residual_zeroes_the_last_norm_of_each_block():
+    trunk = build_backbone("resnet18", zero_init_residual=True)
+    assert all(bool((block.bn2.weight == 0).all()) for block in trunk.layer1)
+    assert all(bool((block.bn1.weight == 1).all()) for block in trunk.layer1)
+
+
+def test_unknown_names_are_refused_with_the_nearest():
+    with pytest.raises(BadInput, match="unknown architecture 'resnet5'; did you mean 'resnet50'"):
+        build_backbone("resnet5")
+    with pytest.raises(BadInput, match="unknown stem 'conv3p0'; did you mean 'conv3_p0'"):
+        build_backbone("resnet18", "conv3p0")
+    assert set(STEMS) == {"imagenet", "conv3", "conv3_p0", "conv3_p2"}

@@ -1,0 +1,151 @@
+"""Optimisers and schedules against plain restatements of their papers."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from pretrain import optim
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 16, 5))
+
+
+def gradients(module, step):
+    torch.manual_seed(100 + step)
+    for p in module.parameters():
+        p.grad = torch.randn_like(p) * 0.1
+
+
+def larc_sgd(params, buffers, *, lr, momentum, weight_decay, trust, clip):
+    """LARC around torch's SGD, one tensor at a time; clip=False as LORAC's code runs it."""
+    for p, buffer in zip(params, buffers):
+        size, slope = p.norm(), p.grad.norm()
+        g = p.grad
+        if size != 0 and slope != 0:
+            rate = trust * size / (slope + weight_decay * size + 1e-8)
+            g = (g + weight_decay * p) * (min(rate / lr, 1) if clip else rate)
+        buffer.mul_(momentum).add_(g)
+        p.sub_(lr * buffer)
+
+
+@pytest.mark.parametrize("path", ["_step_one", "_step_fused"], ids=["loop", "fused"])
+@pytest.mark.parametrize(("lr", "trust", "clip"), [(1.8, 0.001, False), (0.01, 0.02, True), (1.8, 0.02, True)])
+def test_lars_is_larc_with_all_parameters(path, monkeypatch, lr, trust, clip):
+    """The batch norm bias starts at zero: its first step is raw, without decay, as the paper's code does it."""
+    monkeypatch.setattr(
+        optim.LARS,
+        "_step_one",
+        optim.LARS._step_one if path == "_step_one" else lambda self, group, p: self._step_fused(group, [p]),
+    )
+    module, other = network(), network()
+    settings = {"lr": lr, "momentum": 0.9, "weight_decay": 1e-2, "trust": trust, "clip": clip}
+    optimizer = optim.build("lars", optim.parameter_groups(module, weight_decay=1e-2), lr=lr, trust=trust, clip=clip)
+    params = [p.data for p in other.parameters()]
+    buffers = [torch.zeros_like(p) for p in params]
+    for step in range(5):
+        gradients(module, step)
+        gradients(other, step)
+        for p, full in zip(params, other.parameters()):
+            p.grad = full.grad
+        optimizer.step()
+        larc_sgd(params, buffers, **settings)
+        for have, want in zip(module.parameters(), other.parameters()):
+            torch.testing.assert_close(have, want, rtol=1e-5, atol=1e-7)
+
+
+def test_lars_fused_and_loop_agree_when_vectors_are_left_alone():
+    groups = {"weight_decay": 1e-2, "decay_1d": False, "adapt_1d": False, "lr_1d": 0.05}
+    a, b = network(), network()
+    one = optim.build("lars", optim.parameter_groups(a, **groups), lr=0.2)
+    two = optim.build("lars", optim.parameter_groups(b, **groups), lr=0.2)
+    for step in range(3):
+        gradients(a, step)
+        gradients(b, step)
+        one.step()
+        for group in two.param_groups:
+            for p in group["params"]:
+                two.state[p].setdefault("momentum_buffer", torch.zeros_like(p))
+            with torch.no_grad():
+                two._step_fused(group, group["params"])
+    for have, want in zip(a.parameters(), b.parameters()):
+        torch.testing.assert_close(have, want, rtol=1e-5, atol=1e-7)
+
+
+def test_parameter_groups_split_vectors_only_when_they_differ():
+    module = network()
+    frozen = module[4].weight.requires_grad_(False)
+    (all_in_one,) = optim.parameter_groups(module, weight_decay=1e-4)
+    assert len(all_in_one["params"]) == 5
+    assert not any(p is frozen for p in all_in_one["params"])
+    matrices, vectors = optim.parameter_groups(module, weight_decay=1e-4, decay_1d=False, adapt_1d=False, lr_1d=0.0048)
+    assert {p.ndim for p in matrices["params"]} == {4}
+    assert {p.ndim for p in vectors["params"]} == {1}
+    assert (vectors["weight_decay"], vectors["adapt"], vectors["peak"]) == (0.0, False, 0.0048)
+    assert matrices["weight_decay"] == 1e-4
+
+
+def test_a_group_with_its_own_peak_follows_the_same_curve():
+    module = network()
+    groups = optim.parameter_groups(module, weight_decay=0.0, lr_1d=0.0048)
+    optimizer = optim.build("sgd", groups, lr=0.2)
+    optim.set_lr(optimizer, 0.05, 0.2)
+    assert [g["lr"] for g in optimizer.param_groups] == [0.05, pytest.approx(0.0012)]
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "adamw", "lars"])
+def test_every_optimiser_goes_downhill(name):
+    torch.manual_seed(0)
+    module = nn.Linear(6, 1)
+    x = torch.randn(64, 6)
+    y = x @ torch.randn(6, 1)
+    optimizer = optim.build(
+        name, optim.parameter_groups(module, weight_decay=0.0), lr={"lars": 20.0, "sgd": 0.05}.get(name, 0.05)
+    )
+    losses = []
+    for _ in range(60):
+        loss = (module(x) - y).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.2 * losses[0]
+
+
+CURVE = {"steps_per_epoch": 10, "epochs": 20, "peak": 1.0}
+
+
+def rates(**changes):
+    settings = CURVE | changes
+    return [optim.schedule(s, **settings) for s in range(settings["steps_per_epoch"] * settings["epochs"])]
+
+
+def test_cosine_falls_from_peak_to_final_per_step():
+    have = rates(name="cosine", final=0.01)
+    assert have[0] == 1.0
+    assert have[100] == pytest.approx(0.505)
+    assert have[-1] == pytest.approx(0.01, abs=1e-4)
+    assert all(a > b for a, b in itertools.pairwise(have))
+
+
+def test_cosine_by_epoch_is_jcls():
+    have = rates(name="cosine_epoch")
+    assert have == pytest.approx([0.5 * (1 + math.cos(math.pi * (s // 10) / 20)) for s in range(200)])
+
+
+def test_warmup_then_cosine():
+    have = rates(name="cosine", warmup_epochs=2, warmup_lr=0.1)
+    assert have[0] == pytest.approx(0.1)
+    assert have[10] == pytest.approx(0.55)
+    assert have[20] == pytest.approx(1.0)
+    assert max(have) == have[20]
+
+
+def test_steps_and_constant():
+    have = rates(name="step", milestones=(12, 16))
+    assert [have[0], have[119], have[120], have[160]] == pytest.approx([1, 1, 0.1, 0.01])
+    assert set(rates(name="constant")) == {1.0}

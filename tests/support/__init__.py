@@ -1,0 +1,1 @@
+"""What several test files stand on: published files made here, a Slurm of our own, stand-in verbs, processes."""

@@ -1,0 +1,122 @@
+"""A stand-in for `python -m backbench` whose verbs take as long, fail as often and resume as exactly as a test says.
+
+Called as `python fake_verbs.py VERB ...`. ROOT/<dataset>.json: {"steps", "step_s", "fault": ..., "times": N,
+"save_every", "tell": an environment variable to write down, "fault_rank": the task that breaks at once}.
+It uses the suite's own run folders, stop flag and results; only the science is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+from backbench import cli
+from backbench.errors import BadInput, Failed, Preempted
+from backbench.launch.grid import BACKBONE, own_digest
+from backbench.results import store
+from backbench.runs import atomic
+from backbench.runs.folder import Progress, open_run
+from backbench.runs.state import StopFlag
+
+
+def identity_of(file: Path) -> str:
+    return own_digest(file) or hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def behaviour(root: Path, name: str) -> dict:
+    file = root / f"{name}.json"
+    return json.loads(file.read_text()) if file.exists() else {}
+
+
+def work(out: Path, plan: dict, start: str) -> str:
+    """`steps` steps of a hash chain, saved when asked to stop; every continuation ends with the same word."""
+    steps, step_s = plan.get("steps", 1), plan.get("step_s", 0.0)
+    state_file = out / "state.json"
+    state = json.loads(state_file.read_text()) if state_file.exists() else {"step": 0, "word": start}
+    faults = out.parent / f"{out.name}.faults"
+    count = int(faults.read_text()) if faults.exists() else 0
+    if plan.get("fault") and count < plan.get("times", 99):
+        faults.parent.mkdir(parents=True, exist_ok=True)
+        faults.write_text(str(count + 1))
+        if plan["fault"] == "bad":
+            raise BadInput("the fault that was ordered")
+        raise Failed(f"{plan['fault']} (attempt at {time.time():.3f})")
+    if plan.get("tell"):
+        (out / "told").write_text(os.environ.get(plan["tell"], "not set"))
+    progress = Progress(out, steps, "walking", done=state["step"])
+    with StopFlag() as stop:
+        while state["step"] < steps:
+            time.sleep(step_s)
+            state = {"step": state["step"] + 1, "word": hashlib.sha256(state["word"].encode()).hexdigest()}
+            progress.advance()
+            if plan.get("save_every") and state["step"] % plan["save_every"] == 0:
+                atomic.write_json(state_file, state)
+            if stop.requested:
+                atomic.write_json(state_file, state)
+                raise Preempted(f"stopped by {stop.requested} at step {state['step']}")
+    return state["word"]
+
+
+def linear(args: argparse.Namespace) -> None:
+    files = [Path(f) for f in args.checkpoints]
+    digests = [identity_of(f) for f in files]
+    out = open_run(args.out, verb="linear", identity={"x": digests, "d": args.datasets, "seed": args.seed})
+    if (out / store.FILE).exists():
+        print("already there")
+        return
+    word = work(out, behaviour(args.data, args.datasets), f"{digests} {args.datasets} {args.protocol} {args.seed}")
+    rows = []
+    for file, digest in zip(files, digests):
+        value = int(hashlib.sha256(f"{word} {digest}".encode()).hexdigest()[:6], 16) / 0xFFFFFF * 100
+        about = {"name": file.parent.name, "method": "fake", "arch": "resnet18", "epochs": 1, "task": "linear"}
+        rows.append(
+            store.Result(
+                checkpoint=digest,
+                dataset=args.datasets,
+                split="test",
+                metric="top1",
+                value=value,
+                protocol=f"{args.protocol}-fake-v1",
+                seed=args.seed,
+                **about,
+            )
+        )
+    store.append(out, rows)
+
+
+def pretrain(args: argparse.Namespace) -> None:
+    if os.environ.get("SLURM_PROCID", "none") == behaviour(args.data, "pretrain").get("fault_rank"):
+        raise Failed("this rank breaks")
+    out = open_run(args.out, verb="pretrain", identity={"recipe": args.recipe, "overrides": args.overrides})
+    word = work(out, behaviour(args.data, "pretrain"), f"{args.recipe} {args.overrides}")
+    write_checkpoint(out / BACKBONE, word)
+
+
+def write_checkpoint(path: Path, word: str) -> None:
+    """A file with the header of a checkpoint and no tensors."""
+    digest = hashlib.sha256(word.encode()).hexdigest()
+    about = json.dumps({"digest": digest, "schema": 1})
+    head = json.dumps({"__metadata__": {"format": "backbench-checkpoint", "about": about}}).encode()
+    atomic.write_bytes(path, len(head).to_bytes(8, "little") + head)
+
+
+def copy(args: argparse.Namespace) -> None:
+    source = getattr(args, "file", None) or args.checkpoint
+    atomic.write_bytes(args.out, Path(source).read_bytes())
+
+
+VERBS = {"linear": linear, "pretrain": pretrain, "import": copy, "export": copy}
+
+
+def main() -> int:
+    args = cli.parser().parse_args(sys.argv[1:])
+    return cli.guarded(lambda: VERBS[args.verb](args), args)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

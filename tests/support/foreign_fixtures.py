@@ -1,0 +1,386 @@
+"""One file of each published format, made from a trunk with known weights by building the modules its code builds.
+
+Each maker takes our trunk (a torchvision ResNet) and returns what that project's training script saves. Where a file
+holds a second trunk, its weights differ in the first convolution and in one statistic only, so that files stay small.
+"""
+
+import argparse
+import copy
+from collections import OrderedDict
+
+import numpy as np
+import torch
+from torch import nn
+from torchvision.models import resnet18, resnet50
+
+from backbench.images.preprocess import CIFAR_MEAN, IMAGENET_MEAN, IMAGENET_STD, SWAV_STD
+
+BUILDERS = {"resnet18": resnet18, "resnet50": resnet50}
+
+
+def known_resnet(arch, seed=0):
+    """A torchvision ResNet in which every parameter and buffer, counters included, has its own random value."""
+    torch.manual_seed(seed)
+    with torch.device("meta"):  # no need to initialise what is overwritten
+        model = BUILDERS[arch]()
+    model.to_empty(device="cpu")
+    for index, tensor in enumerate(model.state_dict().values()):
+        if tensor.is_floating_point():
+            tensor.copy_(torch.rand_like(tensor) + 0.5 if tensor.dim() == 1 else torch.randn_like(tensor) * 0.02)
+        else:
+            tensor.fill_(index)
+    return model
+
+
+def trunk_of(model):
+    parts = ("conv1.", "bn1.", "layer1.", "layer2.", "layer3.", "layer4.")
+    return {k: v.clone() for k, v in model.state_dict().items() if k.startswith(parts)}
+
+
+def second(model):
+    """Another network that shares all but two of its tensors' values with `model`."""
+    other = copy.copy(model)
+    other.__dict__ = {**model.__dict__, "_modules": dict(model._modules)}
+    other.conv1 = copy.deepcopy(model.conv1)
+    other.bn1 = copy.deepcopy(model.bn1)
+    with torch.no_grad():
+        other.conv1.weight.mul_(-1)
+        other.bn1.running_mean.add_(1)
+    return other
+
+
+def small_stem(model):
+    """With the 3x3 first convolution that papers use for small images; its padding does not show in a state dict."""
+    model.conv1 = nn.Conv2d(3, 64, 3, padding=1, bias=False)
+    model.maxpool = nn.Identity()
+    return model
+
+
+def prefixed(prefix, module):
+    return OrderedDict((prefix + k, v) for k, v in module.state_dict().items())
+
+
+def ddp(state_dict):
+    return OrderedDict(("module." + k, v) for k, v in state_dict.items())
+
+
+def head(model, *sizes):
+    width = model.fc.in_features if isinstance(model.fc, nn.Linear) else 512
+    layers = [nn.Linear(a, b) for a, b in zip((width, *sizes), sizes)]
+    return nn.Sequential(*layers)
+
+
+def sgd_state(count=3):
+    return {"state": {i: {"momentum_buffer": torch.randn(4)} for i in range(count)}, "param_groups": [{"lr": 0.1}]}
+
+
+def with_fc(model, fc):
+    model.fc = fc
+    return model
+
+
+def moco(model, queue=(16, 32)):
+    model = with_fc(model, head(model, 8, 4))
+    state = prefixed("encoder_q.", model) | prefixed("encoder_k.", second(model))
+    state |= {"queue": torch.randn(queue), "queue_ptr": torch.zeros(1, dtype=torch.long)}
+    return {"epoch": 200, "arch": "resnet50", "state_dict": ddp(state), "optimizer": sgd_state()}
+
+
+def lorac(model):
+    return moco(model, queue=(2, 16, 32)) | {"amp": {"loss_scaler0": {"loss_scale": 65536.0, "unskipped": 3}}}
+
+
+def moco_v3(model):
+    model = with_fc(model, head(model, 8, 4))
+    state = prefixed("base_encoder.", model) | prefixed("momentum_encoder.", second(model))
+    state |= prefixed("predictor.", nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)))
+    return {
+        "epoch": 100,
+        "arch": "resnet50",
+        "state_dict": ddp(state),
+        "optimizer": sgd_state(),
+        "scaler": {"scale": 1},
+    }
+
+
+def swav(model):
+    model.fc = nn.Identity()
+    model.projection_head = head(model, 8, 4)
+    model.prototypes = nn.Linear(4, 30, bias=False)
+    return ddp(model.state_dict())  # the release is the bare state dict
+
+
+def deepcluster_v2(model):
+    model.fc = nn.Identity()
+    model.projection_head = head(model, 8, 4)
+    model.prototypes = nn.ModuleDict({f"prototypes{i}": nn.Linear(4, 30, bias=False) for i in range(3)})
+    return {"epoch": 400, "state_dict": ddp(model.state_dict()), "optimizer": sgd_state()}
+
+
+def dino(model):
+    model.fc, other = nn.Identity(), second(model)
+    networks = [nn.ModuleDict({"backbone": net, "head": nn.Linear(4, 4)}) for net in (other, model)]
+    return {
+        "student": ddp(networks[0].state_dict()),
+        "teacher": ddp(networks[1].state_dict()),
+        "optimizer": sgd_state(),
+        "epoch": 300,
+        "args": argparse.Namespace(arch="resnet50", lr=0.03),
+        "dino_loss": OrderedDict(center=torch.zeros(1, 4)),
+    }
+
+
+def simsiam(model):
+    model = with_fc(model, head(model, 8, 4))
+    state = prefixed("encoder.", model) | prefixed("predictor.", nn.Linear(4, 4))
+    return {"epoch": 100, "arch": "resnet50", "state_dict": ddp(state), "optimizer": sgd_state()}
+
+
+def barlow_twins(model):
+    model.fc = nn.Identity()
+    modules = {"backbone": model, "projector": head(model, 8), "bn": nn.BatchNorm1d(8, affine=False)}
+    return {"epoch": 1000, "model": ddp(nn.ModuleDict(modules).state_dict()), "optimizer": sgd_state()}
+
+
+def vicreg(model):
+    model.fc = nn.Identity()
+    modules = {"backbone": model, "projector": head(model, 8)}
+    return {"epoch": 1000, "model": ddp(nn.ModuleDict(modules).state_dict()), "optimizer": sgd_state()}
+
+
+def plain(model):
+    model.fc = nn.Identity()
+    return model.state_dict()
+
+
+def arb_cifar(model):
+    return barlow_twins(small_stem(model))
+
+
+def mio(model):
+    small_stem(model).fc = nn.Identity()
+    net = nn.ModuleDict({"base_encoder": model, "projector": head(model, 8)})
+    return {"model_state_dict": prefixed("net.", net), "optimizer_state_dict": sgd_state(), "scheduler_state_dict": {}}
+
+
+def mio_net(model):
+    model.fc = nn.Identity()
+    return nn.ModuleDict({"base_encoder": model, "projector": head(model, 8)}).state_dict()
+
+
+def cllr(model):
+    small_stem(model)
+    children = [m for n, m in model.named_children() if n not in ("fc", "maxpool")]
+    state = prefixed("f.", nn.Sequential(*children)) | prefixed("g.", head(model, 8, 4))
+    return ddp({"r": torch.randn(4, 8), **state})
+
+
+def vissl(model):
+    names = ("conv1", "bn1", "layer1", "layer2", "layer3", "layer4")
+
+    def trunk(net):
+        return nn.ModuleDict({"_feature_blocks": nn.ModuleDict({n: getattr(net, n) for n in names})})
+
+    loss = prefixed("moco_encoder.trunk.", trunk(second(model))) | {"queue": torch.randn(4, 8)}
+    return {
+        "phase_idx": 200,
+        "iteration": 1000,
+        "loss": loss,
+        "train_phase_idx": 199,
+        "classy_state_dict": {
+            "train": True,
+            "base_model": {"model": {"trunk": trunk(model).state_dict(), "heads": head(model, 8).state_dict()}},
+            "optimizer": {"optim": sgd_state()},
+        },
+    }
+
+
+def lightning(state, **extra):
+    counts = {"ready": 400, "started": 400, "processed": 400, "completed": 399}
+    return {
+        "epoch": 399,
+        "global_step": 1000,
+        "pytorch-lightning_version": "1.9.0",
+        "state_dict": state,
+        "loops": {"fit_loop": {"epoch_progress": {"total": counts, "current": counts}}},
+        "optimizer_states": [sgd_state()],
+        **extra,
+    }
+
+
+def solo_learn(model):
+    from omegaconf import OmegaConf
+
+    model.fc = nn.Identity()
+    modules = {"classifier": nn.Linear(4, 10), "projector": head(model, 8), "predictor": nn.Linear(4, 4)}
+    state = prefixed("backbone.", model) | prefixed("momentum_backbone.", second(model))
+    state |= nn.ModuleDict(modules).state_dict()
+    return lightning(state, hyper_parameters=OmegaConf.create({"method": "byol", "data": {"dataset": "imagenet100"}}))
+
+
+def solo_learn_cifar(model):
+    small_stem(model).fc = nn.Identity()
+    state = prefixed("encoder.", model) | prefixed("classifier.", nn.Linear(4, 10)) | {"queue": torch.randn(2, 4, 8)}
+    return lightning(state)
+
+
+def lightly_example(model):
+    def backbone(net):
+        return nn.Sequential(*list(net.children())[:-1])
+
+    state = prefixed("backbone.", backbone(model)) | prefixed("projection_head.", head(model, 8))
+    state |= prefixed("backbone_momentum.", backbone(second(model)))
+    return lightning(state)
+
+
+def lightly_benchmark(model):
+    model.fc = nn.Identity()
+    state = prefixed("backbone.", model) | prefixed("teacher_backbone.", second(model))
+    return lightning(state | prefixed("projection_head.", head(model, 8)))
+
+
+def mmselfsup_09(model):
+    model.fc = nn.Identity()
+    query = nn.Sequential(model, head(model, 8))
+    state = prefixed("encoder_q.", query) | prefixed("encoder_k.", nn.Sequential(second(model), head(model, 8)))
+    state |= prefixed("backbone.", query[0]) | prefixed("neck.", query[1]) | {"queue": torch.randn(4, 8)}
+    return {"meta": {"epoch": 200, "iter": 5000, "config": "model = dict()"}, "state_dict": state}
+
+
+def mmselfsup_10(model):
+    model.fc = nn.Identity()
+    target = nn.Sequential(second(model), head(model, 8))
+    state = prefixed("backbone.", model) | prefixed("neck.", head(model, 8)) | prefixed("target_net.module.", target)
+    state |= {"target_net.steps": torch.tensor(5)}
+    history = {"loss": np.array([1.0, 2.0]), "lr": np.float64(0.1)}
+    return {"meta": {"epoch": 300, "iter": 7}, "state_dict": state, "message_hub": {"log_scalars": history}}
+
+
+def mmselfsup_extracted(model):
+    return {"state_dict": plain(model), "author": "MMSelfSup"}
+
+
+def byol_sthalles(model):
+    def network(net):
+        return nn.ModuleDict(
+            {"encoder": nn.Sequential(*list(net.children())[:-1]), "projetion": nn.ModuleDict({"net": head(net, 8)})}
+        )
+
+    return {
+        "online_network_state_dict": network(model).state_dict(),
+        "target_network_state_dict": network(second(model)).state_dict(),
+        "optimizer_state_dict": sgd_state(),
+    }
+
+
+def byol_yaox12(model):
+    def network(net):
+        return nn.ModuleDict({"encoder": nn.Sequential(*list(net.children())[:-1]), "projetion": head(net, 8)})
+
+    modules = {"online_network": network(model), "target_network": network(second(model)), "predictor": nn.Linear(4, 4)}
+    state = ddp(nn.ModuleDict(modules).state_dict())
+    return {"config": {"model": {"base_momentum": 0.99}}, "epoch": 300, "steps": 9, "model": state, "amp": {}}
+
+
+def byol_lucidrains(model):
+    state = (
+        prefixed("net.", model)
+        | prefixed("online_encoder.net.", model)
+        | prefixed("online_predictor.", nn.Linear(4, 4))
+    )
+    return state | prefixed("target_encoder.net.", second(model))
+
+
+def byol_deepmind(model):
+    model.fc = nn.Identity()
+    return {"online_backbone": ddp(model.state_dict()), "target_backbone": ddp(second(model).state_dict())}
+
+
+def torchvision(model):
+    return model.state_dict()
+
+
+def timm_training(model):
+    return {
+        "epoch": 299,
+        "arch": "resnet50",
+        "state_dict": second(model).state_dict(),
+        "state_dict_ema": model.state_dict(),
+        "optimizer": sgd_state(),
+        "version": 2,
+        "args": argparse.Namespace(opt="sgd"),
+        "metric": 76.1,
+    }
+
+
+def torchvision_training(model):
+    ema = ddp(model.state_dict()) | {"n_averaged": torch.tensor(9)}
+    state = second(model).state_dict()
+    return {"model": state, "model_ema": ema, "optimizer": sgd_state(), "epoch": 89, "args": argparse.Namespace(lr=0.5)}
+
+
+def detectron2_names(state_dict):
+    """The renaming that the community's converter scripts do, as text replacements in their order."""
+    out = {}
+    for key, value in state_dict.items():
+        name = key if "layer" in key else "stem." + key
+        for t in (1, 2, 3, 4):
+            name = name.replace(f"layer{t}", f"res{t + 1}")
+        for t in (1, 2, 3):
+            name = name.replace(f"bn{t}", f"conv{t}.norm")
+        out[name.replace("downsample.0", "shortcut").replace("downsample.1", "shortcut.norm")] = value
+    return out
+
+
+def detectron2_moco(model):
+    arrays = {k: v.numpy() for k, v in detectron2_names(model.state_dict()).items()}  # its fc becomes stem.fc
+    return {"model": arrays, "__author__": "MOCO", "matching_heuristics": True}
+
+
+def detectron2_trained(model):
+    model.fc = nn.Identity()
+    trunk = {f"backbone.bottom_up.{k}": v for k, v in detectron2_names(model.state_dict()).items()}
+    trunk = {k: v for k, v in trunk.items() if not k.endswith("num_batches_tracked")}  # FrozenBatchNorm2d has none
+    fpn = {"backbone.fpn_lateral2.weight": torch.randn(2, 3), "proposal_generator.rpn_head.conv.weight": torch.ones(2)}
+    return {"model": trunk | fpn, "optimizer": sgd_state(), "iteration": 89999}
+
+
+RGB = (IMAGENET_MEAN, IMAGENET_STD)
+SWAV = (IMAGENET_MEAN, SWAV_STD)
+CIFAR = (CIFAR_MEAN, (0.247, 0.243, 0.261))
+CLLR = (CIFAR_MEAN, (0.2023, 0.1994, 0.2010))
+
+# maker -> format, encoder taken by default, another encoder, method, epochs, stem, pixels
+EXPECTED = {
+    moco: ("moco", "query", "key", "moco", 200, "imagenet", RGB),
+    lorac: ("lorac", "query", "key", "lorac", 200, "imagenet", SWAV),
+    moco_v3: ("moco-v3", "query", "key", "moco_v3", 100, "imagenet", RGB),
+    swav: ("swav", "trunk", None, "swav", None, "imagenet", SWAV),
+    deepcluster_v2: ("deepcluster-v2", "trunk", None, "deepcluster_v2", 400, "imagenet", SWAV),
+    dino: ("dino", "teacher", "student", "dino", 300, "imagenet", RGB),
+    simsiam: ("simsiam", "encoder", None, "simsiam", 100, "imagenet", RGB),
+    barlow_twins: ("barlow-twins", "backbone", None, "barlow_twins", 1000, "imagenet", RGB),
+    vicreg: ("vicreg", "backbone", None, "vicreg", 1000, "imagenet", RGB),
+    plain: ("plain trunk", "trunk", None, "unknown", None, "imagenet", RGB),
+    arb_cifar: ("arb-cifar", "backbone", None, "arb", 1000, "conv3_p2", CIFAR),
+    mio: ("mio", "encoder", None, "mio", None, "conv3_p0", RGB),
+    mio_net: ("mio", "encoder", None, "mio", None, "imagenet", RGB),
+    cllr: ("cllr", "encoder", None, "cllr", None, "conv3", CLLR),
+    vissl: ("vissl", "trunk", "momentum", "vissl", 200, "imagenet", RGB),
+    solo_learn: ("solo-learn", "online", "momentum", "solo_learn", 400, "imagenet", RGB),
+    solo_learn_cifar: ("solo-learn", "online", None, "solo_learn", 400, "conv3_p2", CIFAR),
+    lightly_example: ("lightly", "online", "momentum", "lightly", 400, "imagenet", RGB),
+    lightly_benchmark: ("lightly", "online", "momentum", "lightly", 400, "imagenet", RGB),
+    mmselfsup_09: ("mmselfsup", "online", "momentum", "mmselfsup", 200, "imagenet", RGB),
+    mmselfsup_10: ("mmselfsup", "online", "momentum", "mmselfsup", 300, "imagenet", RGB),
+    mmselfsup_extracted: ("plain trunk", "trunk", None, "unknown", None, "imagenet", RGB),
+    byol_sthalles: ("byol (sthalles)", "online", "target", "byol", None, "imagenet", RGB),
+    byol_yaox12: ("byol (yaox12)", "online", "target", "byol", 300, "imagenet", RGB),
+    byol_lucidrains: ("byol (lucidrains)", "online", "target", "byol", None, "imagenet", RGB),
+    byol_deepmind: ("byol (DeepMind, converted)", "online", "target", "byol", None, "imagenet", RGB),
+    torchvision: ("torchvision", "trunk", None, "supervised", None, "imagenet", RGB),
+    timm_training: ("timm training", "ema", "model", "supervised", 300, "imagenet", RGB),
+    torchvision_training: ("torchvision training", "ema", "model", "supervised", 90, "imagenet", RGB),
+    detectron2_moco: ("detectron2", "backbone", None, "unknown", None, "imagenet", RGB),
+    detectron2_trained: ("detectron2", "backbone", None, "unknown", None, "imagenet", RGB),
+}

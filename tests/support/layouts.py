@@ -1,0 +1,279 @@
+"""Tiny trees in each dataset's true layout on disk, annotation files included, and tiny trunks."""
+
+import hashlib
+import json
+import pickle
+
+import numpy as np
+import scipy.io
+import torch
+from PIL import Image
+
+from backbench.weights.checkpoint import Checkpoint
+from backbench.weights.resnet import build_backbone
+
+
+def picture(path, seed, *, size=(20, 16), mode="RGB"):
+    """A small random picture file; equal seeds give equal pixels."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    shape = (size[1], size[0], 3) if mode == "RGB" else (size[1], size[0])
+    pixels = np.random.Generator(np.random.PCG64(seed)).integers(0, 256, shape, dtype=np.uint8)
+    Image.fromarray(pixels, mode=mode).save(path)
+
+
+class Trees:
+    """`trees(name)` makes ROOT/<name> as its owner's archives unpack, with `per` images per class and part."""
+
+    def __init__(self, root, monkeypatch):
+        self.root, self.monkeypatch, self.count = root, monkeypatch, 0
+
+    def __call__(self, name, **options):
+        base = self.root / name
+        base.mkdir(parents=True, exist_ok=True)
+        getattr(self, name)(base, **options)
+        return self.root
+
+    def _picture(self, path, **options):
+        self.count += 1
+        picture(path, self.count, **options)
+
+    def _md5(self, path):
+        return hashlib.md5(path.read_bytes()).hexdigest()
+
+    def aircraft(self, base, classes=("707-320", "A330 200", "An-12"), per=2):
+        data = base / "fgvc-aircraft-2013b" / "data"
+        data.mkdir(parents=True)
+        (data / "variants.txt").write_text("".join(f"{c}\n" for c in classes))
+        number = 0
+        for split in ("train", "val", "test"):
+            lines = []
+            for name in classes:
+                for _ in range(per):
+                    number += 1
+                    self._picture(data / "images" / f"{number:07d}.jpg")
+                    lines.append(f"{number:07d} {name}\n")
+            (data / f"images_variant_{split}.txt").write_text("".join(lines))
+
+    def birdsnap(self, base, species=("Acadian_Flycatcher", "Zebra_Finch", "Abert's_Towhee"), per=13, missing=2):
+        folder = base / "birdsnap"
+        folder.mkdir()
+        rows = ["id\tcommon\tscientific\tdir\n"]
+        images = ["url\tmd5\tpath\tspecies_id\tbb_x1\n"]
+        for i, name in enumerate(species, 1):
+            rows.append(f"{i}\t{name.replace('_', ' ')}\tAvis {i}\t{name}\n")
+            for j in range(per):
+                path = f"{name}/{i}{j:04d}.jpg"
+                images.append(f"http://example.org/{path}\t{'0' * 32}\t{path}\t{i}\t3\n")
+                if j >= missing:
+                    self._picture(folder / "images" / path)
+        (folder / "species.txt").write_text("".join(rows))
+        (folder / "images.txt").write_text("".join(images))
+        (folder / "test_images.txt").write_text("path\n")
+
+    def caltech101(self, base, classes=("BACKGROUND_Google", "Faces", "accordion"), per=32):
+        for name in classes:
+            for i in range(per):
+                mode = "L" if i % 8 == 0 else "RGB"  # the real set has gray images
+                self._picture(base / "caltech101" / "101_ObjectCategories" / name / f"image_{i + 1:04d}.jpg", mode=mode)
+
+    def cars(self, base, classes=("AM General Hummer SUV 2000", "Acura RL Sedan 2012"), per=3):
+        folder = base / "stanford_cars"
+        (folder / "devkit").mkdir(parents=True)
+        scipy.io.savemat(folder / "devkit" / "cars_meta.mat", {"class_names": np.array(classes, dtype=object)})
+        for split, file in (("train", "devkit/cars_train_annos.mat"), ("test", "cars_test_annos_withlabels.mat")):
+            kinds = [("bbox_x1", "O"), ("class", "O"), ("fname", "O")]
+            rows = np.empty((len(classes) * per,), dtype=kinds)
+            for i in range(len(rows)):
+                rows[i] = (1, i % len(classes) + 1, f"{i + 1:05d}.jpg")
+                self._picture(folder / f"cars_{split}" / f"{i + 1:05d}.jpg")
+            scipy.io.savemat(folder / file, {"annotations": rows})
+
+    def cifar10(self, base, per=6):
+        self._cifar(
+            base / "cifar-10-batches-py",
+            "CIFAR10",
+            key="labels",
+            names="label_names",
+            per=per,
+            meta="batches.meta",
+            classes=10,
+        )
+
+    def cifar100(self, base, per=6):
+        self._cifar(
+            base / "cifar-100-python",
+            "CIFAR100",
+            key="fine_labels",
+            names="fine_label_names",
+            per=per,
+            meta="meta",
+            classes=100,
+        )
+
+    def _cifar(self, folder, kind, *, key, names, per, meta, classes):
+        from torchvision import datasets as tv
+
+        folder.mkdir(parents=True)
+        cls = getattr(tv, kind)
+        draw = np.random.Generator(np.random.PCG64(len(kind)))
+        lists = {}
+        for which in ("train_list", "test_list"):
+            entries = []
+            for file, _ in getattr(cls, which):
+                labels = [i % classes for i in range(max(per, 2 * classes if classes == 100 else per))]
+                data = draw.integers(0, 256, (len(labels), 3072), dtype=np.uint8)
+                (folder / file).write_bytes(pickle.dumps({"data": data, key: labels}))
+                entries.append([file, self._md5(folder / file)])
+            lists[which] = entries
+        (folder / meta).write_bytes(pickle.dumps({names: [f"class {i}" for i in range(classes)]}))
+        for which, entries in lists.items():
+            self.monkeypatch.setattr(cls, which, entries)
+        self.monkeypatch.setattr(cls, "meta", {**cls.meta, "md5": self._md5(folder / meta)})
+
+    def stl10(self, base, per=20):
+        from torchvision.datasets import STL10
+
+        folder = base / "stl10_binary"
+        folder.mkdir()
+        draw = np.random.Generator(np.random.PCG64(10))
+        (folder / "class_names.txt").write_text("".join(f"class {i}\n" for i in range(10)))
+        (folder / "unlabeled_X.bin").write_bytes(b"")
+        for split in ("train", "test"):
+            draw.integers(0, 256, (per, 3, 96, 96), dtype=np.uint8).tofile(folder / f"{split}_X.bin")
+            np.array([i % 10 + 1 for i in range(per)], dtype=np.uint8).tofile(folder / f"{split}_y.bin")
+        for which in ("train_list", "test_list"):
+            entries = [[file, self._md5(folder / file)] for file, _ in getattr(STL10, which)]
+            self.monkeypatch.setattr(STL10, which, entries)
+
+    def dtd(self, base, classes=("banded", "blotchy", "braided"), per=2):
+        folder = base / "dtd" / "dtd"
+        (folder / "labels").mkdir(parents=True)
+        for split in ("train", "val", "test"):
+            lines = []
+            for name in classes:
+                for i in range(per):
+                    self._picture(folder / "images" / name / f"{name}_{split}{i:04d}.jpg")
+                    lines.append(f"{name}/{name}_{split}{i:04d}.jpg\n")
+            (folder / "labels" / f"{split}1.txt").write_text("".join(lines))
+
+    def flowers(self, base, per=2):
+        from torchvision.datasets import Flowers102
+
+        folder = base / "flowers-102"
+        folder.mkdir()
+        labels = [label for _ in range(3 * per) for label in (1, 2, 102)]
+        ids = np.arange(1, len(labels) + 1)
+        for i in ids:
+            self._picture(folder / "jpg" / f"image_{i:05d}.jpg")
+        third = len(labels) // 3
+        scipy.io.savemat(folder / "imagelabels.mat", {"labels": np.array([labels])})
+        parts = {"trnid": ids[:third], "valid": ids[third : 2 * third], "tstid": ids[2 * third :]}
+        scipy.io.savemat(folder / "setid.mat", {k: v[None] for k, v in parts.items()})
+        files = dict(Flowers102._file_dict)
+        for key, name in (("label", "imagelabels.mat"), ("setid", "setid.mat")):
+            files[key] = (name, self._md5(folder / name))
+        self.monkeypatch.setattr(Flowers102, "_file_dict", files)
+
+    def food(self, base, classes=("apple_pie", "waffles"), per=3):
+        folder = base / "food-101"
+        (folder / "meta").mkdir(parents=True)
+        number = 0
+        for split in ("train", "test"):
+            listed = {}
+            for name in classes:
+                listed[name] = []
+                for _ in range(per):
+                    number += 1
+                    self._picture(folder / "images" / name / f"{number}.jpg")
+                    listed[name].append(f"{name}/{number}")
+            (folder / "meta" / f"{split}.json").write_text(json.dumps(listed))
+
+    def pets(self, base, classes=("Abyssinian", "american_bulldog"), per=3):
+        folder = base / "oxford-iiit-pet"
+        (folder / "annotations").mkdir(parents=True)
+        (folder / "annotations" / "trimaps").mkdir()
+        for split, first in (("trainval", 1), ("test", 1 + per)):
+            lines = []
+            for label, name in enumerate(classes, 1):
+                for i in range(first, first + per):
+                    self._picture(folder / "images" / f"{name}_{i}.jpg")
+                    lines.append(f"{name}_{i} {label} {1 + name[0].islower()} 1\n")
+            (folder / "annotations" / f"{split}.txt").write_text("".join(lines))
+
+    def places365(self, base, classes=("/a/airfield", "/a/alley", "/z/zen_garden"), per=3, size="256"):
+        from torchvision.datasets import Places365
+
+        (base / "categories_places365.txt").write_text("".join(f"{c} {i}\n" for i, c in enumerate(classes)))
+        train, val = [], []
+        for i, name in enumerate(classes):
+            for j in range(per):
+                train.append(f"{name}/{j + 1:08d}.jpg {i}\n")
+                self._picture(base / f"data_{size}_standard" / f"{name[1:]}/{j + 1:08d}.jpg")
+                val.append(f"Places365_val_{len(val) + 1:08d}.jpg {i}\n")
+                self._picture(base / f"val_{size}" / val[-1].split()[0])
+        (base / "places365_train_standard.txt").write_text("".join(train))
+        (base / "places365_val.txt").write_text("".join(val))
+        files = dict(Places365._FILE_LIST_META)
+        for split, file in (("train-standard", "places365_train_standard.txt"), ("val", "places365_val.txt")):
+            files[split] = (file, self._md5(base / file))
+        self.monkeypatch.setattr(Places365, "_FILE_LIST_META", files)
+        category = "categories_places365.txt"
+        self.monkeypatch.setattr(Places365, "_CATEGORIES_META", (category, self._md5(base / category)))
+
+    def sun397(self, base, classes=("/a/abbey", "/a/apse/indoor", "/z/zoo"), per=3):
+        (base / "Partitions").mkdir()
+        (base / "SUN397").mkdir()
+        (base / "SUN397" / "ClassName.txt").write_text("".join(f"{c}\n" for c in classes))
+        for file in ("Training_01.txt", "Testing_01.txt"):
+            lines = []
+            for name in classes:
+                for i in range(per):
+                    lines.append(f"{name}/sun_{file[:4].lower()}{i}.jpg\n")
+                    self._picture(base / "SUN397" / lines[-1].strip()[1:])
+            (base / "Partitions" / file).write_text("".join(lines))
+
+    def imagenet(self, base, classes=None, per=2):
+        from backbench.datasets.readers import class_list
+
+        for name in classes or class_list("imagenet"):
+            for split, count in (("train", per), ("val", 1)):
+                for i in range(count):
+                    path = base / split / name / f"{name}_{split}_{i}.JPEG"
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    path.write_bytes(self._jpeg())
+
+    def _jpeg(self):
+        """Different bytes each time without encoding each time: a comment after the end of the picture."""
+        self.count += 1
+        if not hasattr(self, "_one"):
+            import io
+
+            buffer = io.BytesIO()
+            Image.new("RGB", (8, 8), (90, 120, 200)).save(buffer, "JPEG")
+            self._one = buffer.getvalue()
+        return self._one + str(self.count).encode()
+
+    def classes(self, base, classes=("circle", "square"), sizes=(("train", 6), ("val", 3), ("test", 4))):
+        """A class folder whose classes differ in brightness, so that there is something to learn."""
+        for split, count in sizes:
+            for label, name in enumerate(classes):
+                for i in range(count):
+                    self.count += 1
+                    draw = np.random.Generator(np.random.PCG64(self.count))
+                    level = 40 + 170 * label // max(1, len(classes) - 1)
+                    pixels = np.clip(draw.normal(level, 25, (32, 32, 3)), 0, 255).astype(np.uint8)
+                    path = base / split / name / f"{i:03d}.png"
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    Image.fromarray(pixels).save(path)
+
+
+def trunk_file(path, seed=0, **changes):
+    """A randomly initialised ResNet-18 whose batch norm statistics are not the initial ones, as a checkpoint file."""
+    torch.manual_seed(seed)
+    trunk = build_backbone("resnet18").train()
+    with torch.no_grad():
+        for _ in range(3):
+            trunk(torch.randn(16, 3, 32, 32))
+    about = {"arch": "resnet18", "method": "random", "provenance": {"name": f"random{seed}"}, **changes}
+    Checkpoint(state_dict=trunk.state_dict(), **about).save(path)
+    return path

@@ -1,0 +1,90 @@
+"""One rank of a full finetuning, for test_finetune.py: train_network.py ROOT TRUNK OUT RANK WORLD PORT."""
+
+import os
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+from backbench.datasets import catalog, splits
+from backbench.images.preprocess import normalise, to_input
+from backbench.runs import seeding
+from backbench.runs.state import StopFlag
+from backbench.weights.checkpoint import Checkpoint
+from transfer.config import Augment, Finetune, Geometry, Length, Part, Schedule
+from transfer.finetune import Network, Training
+from transfer.linear import CropFlip, positions
+from transfer.machine import Machine
+from transfer.scoring import Task
+
+LR, BATCH = 0.02, 8
+PROTOCOL = Finetune(
+    kind="finetune",
+    protocol="finetune-test-v1",
+    head_lr=(LR,),
+    batch_size=BATCH,
+    reference_batch=BATCH,
+    schedule=Schedule(name="step", milestones=(0.6, 0.8), gamma=0.2),
+    augment=Augment(size=32, scale=(0.5, 1.0)),
+    geometry=Geometry(resize=32, crop=32),
+)
+
+
+class DoubleNetwork(Network):
+    """In float64: batch norm over eight images at 1x1 amplifies the rounding of float32 a thousandfold and more."""
+
+    def __init__(self, *about):
+        super().__init__(*about)
+        self.module.double()
+
+    def __call__(self, pixels):
+        return self.module(normalise(pixels, self.pixels).double())
+
+
+def train(root, trunk, run, machine, *, iterations, ratio=1.0, kind=Network):
+    """The trained nn.Sequential(trunk, head)."""
+    found = catalog.load("classes", Path(root))
+    network = kind(Checkpoint.load(trunk), len(found.train.classes), PROTOCOL, 0, machine)
+    hashes = {name: splits.digest(images) for name, images in found.items()}
+    row = catalog.find("classes")
+    task = Task(run=Path(run), task="finetune", dataset=row, splits=found, hashes=hashes, protocol=PROTOCOL, seed=0)
+    part = Part(length=Length(iterations=iterations), head_over_trunk=ratio)
+    state = Path(run) / "state"
+    Training(network, PROTOCOL, part, found.train, LR, "test", task, machine, StopFlag(), state)()
+    return network.module
+
+
+def plain(root, trunk, *, iterations, ratio):
+    """The head's weight after the same training, with torch's own modules and optimiser."""
+    images = catalog.load("classes", Path(root)).train
+    checkpoint = Checkpoint.load(trunk)
+    backbone, head = checkpoint.backbone().train(), nn.Linear(512, len(images.classes))
+    start = seeding.generator(0, "head", len(images.classes), 512)
+    nn.init.normal_(head.weight, 0, 0.01, generator=start)
+    nn.init.zeros_(head.bias)
+    groups = [{"params": backbone.parameters(), "lr": LR / ratio}, {"params": head.parameters(), "lr": LR}]
+    optimizer = torch.optim.SGD(groups, momentum=0.9)
+    decay = torch.optim.lr_scheduler.MultiStepLR(optimizer, [round(0.6 * iterations), round(0.8 * iterations)], 0.2)
+    view = CropFlip(PROTOCOL.augment, 0)
+    for batch in positions(0, len(images), BATCH, 0, iterations):
+        pixels = torch.stack([to_input(view(images.open(i), (epoch, i)), checkpoint.pixels) for epoch, i in batch])
+        loss = F.cross_entropy(head(backbone(pixels)), torch.tensor([images.labels[i] for _, i in batch]))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        decay.step()
+    return head.weight.detach()
+
+
+if __name__ == "__main__":
+    root, trunk, out, rank, world, port = sys.argv[1:]
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+    dist.init_process_group("gloo", rank=int(rank), world_size=int(world))
+    machine = Machine(torch.device("cpu"), int(rank), int(world), 0)
+    network = train(root, trunk, Path(out).parent, machine, iterations=3, kind=DoubleNetwork)
+    if int(rank) == 0:
+        torch.save(network.state_dict(), out)
+    dist.destroy_process_group()

@@ -1,0 +1,50 @@
+"""Metrics against their definitions, intervals against image-by-image resampling."""
+
+import numpy as np
+import pytest
+
+from transfer import metrics
+
+LABEL = np.array([0, 0, 0, 0, 1, 1, 2])
+PREDICTION = np.array([0, 0, 0, 1, 1, 0, -1])
+
+
+def test_accuracies_by_hand():
+    assert metrics.top1(PREDICTION, LABEL) == pytest.approx(100 * 4 / 7)
+    assert metrics.mean_per_class(PREDICTION, LABEL, 3) == pytest.approx(100 * (3 / 4 + 1 / 2 + 0) / 3)
+    assert metrics.mean_per_class(PREDICTION, LABEL, 5) == metrics.mean_per_class(PREDICTION, LABEL, 3)
+    right, total = metrics.per_class(PREDICTION, LABEL, 3)
+    assert right.tolist() == [3, 1, 0] and total.tolist() == [4, 2, 1]
+
+
+def test_confusion_leaves_undefined_predictions_out():
+    assert metrics.confusion(PREDICTION, LABEL, 3).tolist() == [[3, 1, 0], [1, 1, 0], [0, 0, 0]]
+
+
+@pytest.mark.parametrize("metric", ["top1", "mean_per_class"])
+def test_bootstrap_equals_resampling_of_images(metric):
+    draw = np.random.Generator(np.random.PCG64(0))
+    label = draw.choice(4, 300, p=[0.6, 0.2, 0.15, 0.05])
+    prediction = np.where(draw.random(300) < 0.7, label, (label + 1) % 4)
+    right = prediction == label
+    low, high = metrics.bootstrap_ci(metric, right, label, 4, resamples=4000, seed=1)
+    values = []
+    for _ in range(4000):
+        index = draw.integers(0, 300, 300)
+        values.append(metrics.score(metric, prediction[index], label[index], 4))
+    expected = np.percentile(values, (2.5, 97.5))
+    assert (low, high) == pytest.approx(tuple(expected), abs=0.7)
+    assert low < metrics.score(metric, prediction, label, 4) < high
+    assert metrics.bootstrap_ci(metric, right, label, 4, resamples=4000, seed=1) == (low, high)
+
+
+def test_interval_of_a_mean():
+    low, high = metrics.mean_ci([1.0, 2.0, 3.0])
+    assert (low, high) == pytest.approx((2 - 2.4841, 2 + 2.4841), abs=1e-3)  # t(0.975, 2) / sqrt(3) = 2.4841
+    assert metrics.mean_ci([1.0]) is None
+
+
+def test_picture_is_a_png(tmp_path):
+    names = ("a", "b", "c")
+    metrics.confusion_picture(metrics.confusion(PREDICTION, LABEL, 3), names, "t", tmp_path / "c.png")
+    assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,112 @@
+"""Predictions -> numbers in percent, with their errors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+def top1(prediction: NDArray[np.integer], label: NDArray[np.integer]) -> float:
+    """Share of right predictions (N,), in percent."""
+    return 100.0 * float((prediction == label).mean())
+
+
+def per_class(
+    prediction: NDArray[np.integer], label: NDArray[np.integer], classes: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(right, images) per class, each (classes,)."""
+    import numpy as np
+
+    total = np.bincount(label, minlength=classes)
+    right = np.bincount(label[prediction == label], minlength=classes)
+    return right.astype(np.int64), total.astype(np.int64)
+
+
+def mean_per_class(prediction: NDArray[np.integer], label: NDArray[np.integer], classes: int) -> float:
+    """Mean over the classes that have test images of their accuracy, in percent."""
+    right, total = per_class(prediction, label, classes)
+    there = total > 0
+    return 100.0 * float((right[there] / total[there]).mean())
+
+
+def score(metric: str, prediction: NDArray[np.integer], label: NDArray[np.integer], classes: int) -> float:
+    """`top1` or `mean_per_class`."""
+    return top1(prediction, label) if metric == "top1" else mean_per_class(prediction, label, classes)
+
+
+def bootstrap_ci(
+    metric: str, right: NDArray[np.bool_], label: NDArray[np.integer], classes: int, *, resamples: int, seed: int
+) -> tuple[float, float]:
+    """95% percentile interval over resampled test images; `right` (N,) says which predictions are right.
+
+    A resample of N images changes a metric only through the counts of the (class, right or wrong) cells, and those
+    are multinomial: drawing them directly is the same bootstrap without touching images.
+    """
+    import numpy as np
+
+    draws = np.random.Generator(np.random.PCG64(seed))
+    hits = np.bincount(label[right], minlength=classes)
+    cells = np.concatenate((hits, np.bincount(label, minlength=classes) - hits)).astype(np.float64)
+    counts = draws.multinomial(len(label), cells / cells.sum(), size=resamples)
+    good, all_ = counts[:, :classes], counts[:, :classes] + counts[:, classes:]
+    if metric == "mean_per_class":
+        there = all_ > 0  # a class without images in a resample does not count in its mean
+        values = np.where(there, good / np.maximum(all_, 1), 0.0).sum(1) / there.sum(1)
+    else:
+        values = good.sum(1) / len(label)
+    low, high = np.percentile(100 * values, (2.5, 97.5))
+    return float(low), float(high)
+
+
+def mean_ci(values: list[float]) -> tuple[float, float] | None:
+    """95% t interval of the mean of independent draws; None for fewer than two."""
+    import numpy as np
+    from scipy import stats
+
+    if len(values) < 2:
+        return None
+    half = float(stats.t.ppf(0.975, len(values) - 1)) * float(np.std(values, ddof=1)) / len(values) ** 0.5
+    middle = float(np.mean(values))
+    return middle - half, middle + half
+
+
+def confusion(prediction: NDArray[np.integer], label: NDArray[np.integer], classes: int) -> NDArray[np.int64]:
+    """(classes, classes) counts, true class by predicted class. Predictions outside the list (none) are left out."""
+    import numpy as np
+
+    inside = (prediction >= 0) & (prediction < classes)
+    flat = np.bincount(label[inside] * classes + prediction[inside], minlength=classes * classes)
+    return flat.reshape(classes, classes).astype(np.int64)
+
+
+def confusion_picture(matrix: NDArray[np.int64], names: tuple[str, ...], title: str, path: Path) -> None:
+    """A picture of row-normalised confusion; class names are written where there are at most 60."""
+    import numpy as np
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    from backbench.runs import atomic
+
+    shares = 100 * matrix / np.maximum(matrix.sum(1, keepdims=True), 1)
+    side = min(12.0, 4.0 + 0.18 * len(matrix)) if len(matrix) <= 60 else 8.0
+    figure = Figure(figsize=(side + 1, side), layout="constrained")
+    axes = figure.add_subplot()
+    shown = axes.imshow(shares, cmap="viridis", vmin=0, vmax=100, interpolation="nearest")
+    axes.set(xlabel="predicted class", ylabel="true class", title=title)
+    if len(matrix) <= 60:
+        ticks = range(len(matrix))
+        axes.set_xticks(ticks, [n[:18] for n in names], rotation=90, fontsize=7)
+        axes.set_yticks(ticks, [n[:18] for n in names], fontsize=7)
+    if len(matrix) <= 20:
+        for row in ticks:
+            for column in ticks:
+                if matrix[row, column]:
+                    color = "black" if shares[row, column] > 60 else "white"
+                    axes.text(column, row, str(matrix[row, column]), ha="center", va="center", fontsize=7, color=color)
+    figure.colorbar(shown, ax=axes, label="% of the true class", shrink=0.8)
+    with atomic.atomic_path(path) as temporary:
+        FigureCanvasAgg(figure).print_figure(temporary, format="png", dpi=110, metadata={"Software": None})
