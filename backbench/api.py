@@ -9,31 +9,18 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from backbench.board.board import Board, checkpoint_header, fill
+from backbench.board.board import Board, fill
 from backbench.errors import EXIT_BAD_INPUT, EXIT_PREEMPTED, BadInput, Failed, Preempted, nearest
 from backbench.results import store
 from backbench.results.store import Result
 from backbench.runs.folder import log
+from backbench.tasks import TASKS
+from backbench.weights import header
 
 if TYPE_CHECKING:
     from torch import nn
 
     from backbench.weights.checkpoint import Checkpoint
-
-# Task -> the recipe that its protocol is by default. Detection recipes are under configs/detection.
-RECIPES = {
-    "linear": "lorac",
-    "logreg": "logreg",
-    "knn": "knn",
-    "fewshot": "fewshot",
-    "semi_1pct": "semisup",
-    "semi_10pct": "semisup",
-    "finetune": "finetune",
-    "analyze": "analyze",
-    "faster_rcnn": "faster_rcnn_R_50_FPN_1x",
-    "mask_rcnn": "mask_rcnn_R_50_FPN_1x",
-    "keypoint_rcnn": "keypoint_rcnn_R_50_FPN_1x",
-}
 
 
 class Results(list[Result]):
@@ -113,25 +100,23 @@ def parse_task(task: str) -> tuple[str, str, str]:
     kind, slash, dataset = what.partition("/")
     if not slash or not dataset:
         raise BadInput(f"task '{task}': expected task/dataset[@recipe], as in linear/cifar10")
-    if kind not in RECIPES:
-        raise BadInput(f"task '{task}': unknown task '{kind}'; {nearest(kind, RECIPES)}")
-    return kind, dataset, recipe or RECIPES[kind]
+    if kind not in TASKS:
+        raise BadInput(f"task '{task}': unknown task '{kind}'; {nearest(kind, TASKS)}")
+    return kind, dataset, recipe or TASKS[kind].recipe
 
 
 def _command(file: Path, wanted: tuple[str, str, str], *, seed: int, lists: str | Path, engine: str) -> list[str]:
     """The verb and its arguments for one task."""
-    task, dataset, recipe = wanted
-    if task.endswith("_rcnn"):
+    name, dataset, recipe = wanted
+    task = TASKS[name]
+    if task.detects:
         return ["detect", "--config-file", recipe, "--engine", engine, "--checkpoint", str(file), "--resume"]
-    if task.startswith("semi_"):
-        percent = task.removeprefix("semi_").removesuffix("pct")
-        command = ["semisup", str(file), "--percent", percent, "--lists", str(lists), "--protocol", recipe]
-    elif task == "finetune":
-        command = ["finetune", str(file), "--dataset", dataset, "--protocol", recipe]
-    elif task == "analyze":
-        command = ["analyze", str(file), "--dataset", dataset, "--recipe", recipe]
+    command = [task.verb, str(file)]
+    if task.percent is not None:
+        command += ["--percent", str(task.percent), "--lists", str(lists)]
     else:
-        command = ["linear", str(file), "--datasets", dataset, "--protocol", recipe]
+        command += ["--datasets" if task.verb == "linear" else "--dataset", dataset]
+    command += ["--recipe" if task.verb == "analyze" else "--protocol", recipe]
     return [*command, "--seed", str(seed)]
 
 
@@ -179,8 +164,7 @@ def _save(
         raise BadInput(f"expected a Checkpoint, a torch module or a path, not {type(checkpoint).__name__}")
     path = out / "checkpoint.safetensors"
     if path.exists():
-        there = checkpoint_header(path) or {}
-        if there.get("digest") != found.digest:
+        if header.digest(path) != found.digest:
             raise BadInput(f"{out}: holds results of other weights ({path.name}); choose another out")
         return path
     found.save(path)

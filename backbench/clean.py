@@ -15,13 +15,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from backbench.board.board import checkpoint_header
 from backbench.errors import BadInput
 from backbench.results import store
-from backbench.runs.folder import RUN_FILE
+from backbench.runs.folder import CHECKPOINT_FILE, RESULTS_FILE, RUN_FILE, STATE_FILE
+from backbench.weights import header
 
 STILL_WRITTEN_S = 3600  # a temporary file younger than this may have a living writer
-_STATE, _CHECKPOINT = "state.pt", "backbone.safetensors"
 
 
 @dataclass
@@ -74,26 +73,21 @@ def _open(folder: Path) -> Held:
     except (OSError, json.JSONDecodeError, AttributeError):
         verb = "?"
     if verb == "pretrain":
-        return Held(folder, verb, _whole(folder / _CHECKPOINT))
-    file = folder / store.FILE
+        return Held(folder, verb, _whole(folder / CHECKPOINT_FILE))
+    file = folder / RESULTS_FILE
     return Held(folder, verb, file.exists() and any(not isinstance(x, str) for x in store.read_file(file)))
 
 
 def _whole(checkpoint: Path) -> bool:
     """A checkpoint that can be loaded: its header reads and its tensors are all there."""
-    if checkpoint_header(checkpoint) is None:
-        return False
-    with checkpoint.open("rb") as file:
-        size = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(size))
-    end = max((entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"), default=0)
-    return checkpoint.stat().st_size == 8 + size + end
+    found = header.read(checkpoint)
+    return found is not None and bool(found.about) and checkpoint.stat().st_size == found.size
 
 
 def _can_go(file: Path, stat: os.stat_result, run: Held | None) -> str | None:
     if file.name.startswith(".") and file.name.endswith(".tmp") and time.time() - stat.st_mtime > STILL_WRITTEN_S:
         return "left by a writer that died"
-    if run is not None and run.finished and run.verb in ("pretrain", "detect") and file == run.run / _STATE:
+    if run is not None and run.finished and run.verb in ("pretrain", "detect") and file == run.run / STATE_FILE:
         return "training state of a finished run"
     return None
 

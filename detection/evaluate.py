@@ -17,11 +17,6 @@ import torch
 from backbench.runs import seeding
 from detection.coco import Split
 
-KINDS: dict[str, tuple[str, ...]] = {
-    "faster_rcnn": ("bbox",),
-    "mask_rcnn": ("segm", "bbox"),
-    "keypoint_rcnn": ("keypoints", "bbox"),
-}
 RESAMPLES = 500
 # Where COCOeval.summarize puts AP, AP50, AP75 and the sizes; keypoints have no small objects.
 STATS = {

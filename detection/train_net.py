@@ -27,11 +27,12 @@ from typing import Any
 from backbench.errors import BadInput, Failed, Preempted
 from backbench.results import store
 from backbench.runs import atomic, seeding
-from backbench.runs.folder import Metrics, Progress, log, open_run
+from backbench.runs.folder import RESULTS_FILE, STATE_FILE, Metrics, Progress, log, open_run
 from backbench.runs.state import StopFlag, load_state, save_state
+from backbench.tasks import TASKS
 from detection import coco, config, convert, evaluate, lint
 
-STATE, FINAL, PREDICTIONS, PER_CATEGORY = "state.pt", "model_final.pth", "predictions.json", "per_category.json"
+FINAL, PREDICTIONS, PER_CATEGORY = "model_final.pth", "predictions.json", "per_category.json"
 SAVE_SECONDS = 300
 LOGGED = 4500  # rows of metrics.jsonl in a long run
 
@@ -92,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
         "train": fingerprint(prepared.train),
         "val": fingerprint(prepared.val),
     }
-    built = None if (out / store.FILE).exists() else ready(job, prepared)
+    built = None if (out / RESULTS_FILE).exists() else ready(job, prepared)
     open_run(out, verb="detect", identity=identity)
     if report(out):
         log.info(f"{out}: already finished")
@@ -213,7 +214,7 @@ def train(job: Job, p: Prepared, engine: Any, rank: int, stop: StopFlag) -> None
     import torch
 
     s = p.cfg.SOLVER
-    state_file = job.out / STATE
+    state_file = job.out / STATE_FILE
     first = 0
     if state_file.exists():
         state = load_state(state_file)
@@ -397,7 +398,7 @@ def record(job: Job, p: Prepared, predictions: list[dict[str, Any]]) -> None:
     rows: list[dict[str, Any]] = []
     samples: dict[str, Any] = {}
     per_category: dict[str, Any] = {}
-    for kind in evaluate.KINDS[p.task]:
+    for kind in TASKS[p.task].ious:
         if p.val.name in coco.VOC:
             from detection.engine_detectron2 import voc_scores
 
@@ -438,9 +439,9 @@ def dataset_name(split: coco.Split) -> str:
 
 def report(out: Path) -> bool:
     """Print the numbers that the run holds; whether there are any."""
-    if not (out / store.FILE).exists():
+    if not (out / RESULTS_FILE).exists():
         return False
-    rows, _ = store.read(out / store.FILE)
+    rows, _ = store.read(out / RESULTS_FILE)
     for r in rows:
         interval = f"  [{r.ci95[0]:.1f}, {r.ci95[1]:.1f}]" if r.ci95 else ""
         log.info(f"{r.metric:16} {'undefined' if r.value is None else f'{r.value:.2f}'}{interval}")

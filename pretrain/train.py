@@ -26,7 +26,7 @@ from backbench.images.files import ImageList
 from backbench.images.preprocess import Pixels, normalise
 from backbench.results import store
 from backbench.runs import atomic, distributed, seeding
-from backbench.runs.folder import Progress, log, open_run
+from backbench.runs.folder import CHECKPOINT_FILE, RECIPE_FILE, STATE_FILE, Progress, log, open_run
 from backbench.runs.state import StopFlag, load_state, save_state
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.resnet import Trunk, build_backbone
@@ -34,7 +34,6 @@ from pretrain import data, monitor, optim
 from pretrain.config import PretrainConfig
 from pretrain.method import Batch, Method, Setup, build_method
 
-CHECKPOINT, STATE, RECIPE = "backbone.safetensors", "state.pt", "recipe.yaml"
 STATE_SECONDS = 30  # at the end of an epoch the state is written unless the last one is younger than this
 
 
@@ -48,10 +47,10 @@ def run(args: argparse.Namespace) -> int:
     method = build(config, found)  # refuses what the method cannot do before anything starts
     identity = {"recipe": what_decides(config), "data": data.fingerprint(found), "processes": ranks}
 
-    if (args.out / CHECKPOINT).exists():
+    if (args.out / CHECKPOINT_FILE).exists():
         open_run(args.out, verb="pretrain", identity=identity)
-        digest = Checkpoint.load(args.out / CHECKPOINT).digest
-        log.info("%s: already finished, digest %s", args.out / CHECKPOINT, digest[:12])
+        digest = Checkpoint.load(args.out / CHECKPOINT_FILE).digest
+        log.info("%s: already finished, digest %s", args.out / CHECKPOINT_FILE, digest[:12])
         return 0
 
     if config.accumulate > 1 and not method.accumulates:
@@ -67,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
         fabric.barrier()  # every rank has written what it writes there; from here on only rank 0 does
         if fabric.is_global_zero:
             atomic.remove_leftovers(run)
-            atomic.write_text(run / RECIPE, recipes.to_yaml(config))
+            atomic.write_text(run / RECIPE_FILE, recipes.to_yaml(config))
         workers = config.data.workers if args.workers is None else args.workers
         train(fabric, config, method, found, run, workers=workers, tensorboard=args.tensorboard)
     except (BadInput, Failed, Preempted):
@@ -221,10 +220,10 @@ def train(
 
     recipe = recipes.fingerprint(what_decides(config))
     step, recent = 0, list[dict[str, Tensor]]()  # recent: the terms of the steps since the last row of metrics.jsonl
-    if (run / STATE).exists():
-        state = load_state(run / STATE)
+    if (run / STATE_FILE).exists():
+        state = load_state(run / STATE_FILE)
         if state.get("recipe") != recipe:
-            raise BadInput(f"{run / STATE}: the state of another recipe; move it away, or use another --out")
+            raise BadInput(f"{run / STATE_FILE}: the state of another recipe; move it away, or use another --out")
         step, recent = state["step"], [{k: v.to(device) for k, v in row.items()} for row in state["recent"]]
         method.load_state_dict(state["method"])
         optimizer.load_state_dict(state["optimizer"])
@@ -244,7 +243,7 @@ def train(
                 "optimizer": optimizer.state_dict(),
                 "precision": fabric.strategy.precision.state_dict(),
             }
-            save_state(run / STATE, state)
+            save_state(run / STATE_FILE, state)
 
     crops = [group for group in config.views.crops for _ in range(group.count)]
     pixels = Pixels(config.views.mean, config.views.std)
@@ -365,8 +364,8 @@ def train(
         )
         if last:
             monitor.plot_curves(run, config.name)
-        checkpoint.save(run / CHECKPOINT)
-        log.info("%s: digest %s", run / CHECKPOINT, checkpoint.digest[:12])
+        checkpoint.save(run / CHECKPOINT_FILE)
+        log.info("%s: digest %s", run / CHECKPOINT_FILE, checkpoint.digest[:12])
     fabric.barrier()
 
 
@@ -392,9 +391,9 @@ def to_device(
 
 def last_good(run: Path) -> str:
     """Where a run that went wrong can be taken up."""
-    if not (run / STATE).exists():
+    if not (run / STATE_FILE).exists():
         return "no state was saved before"
-    return f"the last good state is {run / STATE}, at step {load_state(run / STATE)['step']}"
+    return f"the last good state is {run / STATE_FILE}, at step {load_state(run / STATE_FILE)['step']}"
 
 
 def provenance(config: PretrainConfig, found: ImageList, ranks: int, device: torch.device) -> dict[str, Any]:

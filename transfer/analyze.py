@@ -28,12 +28,12 @@ from backbench.images.files import ImageList, Images
 from backbench.images.preprocess import eval_geometry
 from backbench.images.views import Crops
 from backbench.knn import knn_scores
-from backbench.launch.grid import own_digest
 from backbench.results import store
 from backbench.results.store import Result
 from backbench.runs import atomic, seeding
-from backbench.runs.folder import Progress, open_run, read_metrics
+from backbench.runs.folder import RESULTS_FILE, Progress, open_run, read_metrics
 from backbench.runs.state import StopFlag, load_state, save_state
+from backbench.weights import header
 from backbench.weights.checkpoint import Checkpoint
 from transfer import analyze_pictures, fewshot, metrics
 from transfer import feature_statistics as stats
@@ -106,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
     }
     machine = start_for(args)
     out = open_run(args.out, verb="analyze", identity=identity)
-    file = out / store.FILE
+    file = out / RESULTS_FILE
     rows = [r for r in store.read_file(file) if isinstance(r, Result)] if file.exists() else []
     if rows:
         (out / STATE).unlink(missing_ok=True)
@@ -461,7 +461,7 @@ def training_curves(files: Sequence[Path], checkpoints: Sequence[Checkpoint]) ->
     known = {c.digest for c in checkpoints}
     for file in files:
         rows = [r for r in read_metrics(file.parent) if "step" in r]
-        digest = own_digest(file)
+        digest = header.digest(file)
         if len(rows) < 2 or digest not in known or any(c["checkpoint"] == digest for c in out):
             continue
         names = sorted({k for r in rows for k, v in r.items() if k not in NOT_DRAWN and isinstance(v, int | float)})

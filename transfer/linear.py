@@ -27,6 +27,7 @@ from backbench.results.store import Result
 from backbench.runs import atomic, distributed, seeding
 from backbench.runs.folder import Progress, log, open_run
 from backbench.runs.state import StopFlag, load_state, save_state
+from backbench.tasks import by_kind
 from backbench.weights.checkpoint import Checkpoint
 from transfer import fewshot, logreg, metrics, scoring
 from transfer.config import Augment, FewShot, Knn, LogReg, Protocol, Sgd, load_protocol
@@ -34,7 +35,7 @@ from transfer.features import Extractor, Frozen, Store, forward_all, loader, sto
 from transfer.machine import Machine, read_checkpoints, start_for
 from transfer.scoring import Measured, Task
 
-TASKS = {"sgd": "linear", "logreg": "logreg", "knn": "knn", "fewshot": "fewshot"}
+TASKS = by_kind("linear")  # kind of protocol -> task
 
 
 def run(args: argparse.Namespace) -> int:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from backbench.results import store
 from backbench.results.store import Result
 from backbench.runs import atomic, seeding
-from backbench.runs.folder import log
+from backbench.runs.folder import RESULTS_FILE, log
 from transfer import metrics
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Task:
 
     def done(self, checkpoints: Iterable[Checkpoint], metric: Sequence[str]) -> dict[str, list[Result]]:
         """Digest -> the rows that RUN already has, for the checkpoints whose `metric` rows are all there."""
-        file = self.run / store.FILE
+        file = self.run / RESULTS_FILE
         rows = [r for r in store.read_file(file) if isinstance(r, Result)] if file.exists() else []
         mine = [
             r
@@ -60,7 +60,7 @@ class Task:
 
     def keep(self, rows: Sequence[Result]) -> None:
         """Append what is not there yet: a run that was killed between two lines of one result completes it."""
-        file = self.run / store.FILE
+        file = self.run / RESULTS_FILE
         there = [r for r in store.read_file(file) if isinstance(r, Result)] if file.exists() else []
         known = {(r.checkpoint, r.column, r.seed) for r in there}
         store.append(self.run, [r for r in rows if (r.checkpoint, r.column, r.seed) not in known])

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from backbench import charts
 from backbench.board.board import MEASURED, Board, Column, Row
-from backbench.results.store import TASKS
 from backbench.runs import atomic
+from backbench.tasks import ORDER, TASKS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -106,7 +106,7 @@ def measure(ablation: Ablation, board: Board, column: Column) -> Measured:
 def columns(ablation: Ablation, board: Board) -> list[Column]:
     """The columns with at least two points: accuracies first, then feature statistics, each in the board's order."""
     found = [c for c in board.columns if len(measure(ablation, board, c)) > 1]
-    return sorted(found, key=lambda c: (c.task == "analyze", TASKS.index(c.task)))
+    return sorted(found, key=lambda c: (not TASKS[c.task].ranked, ORDER[c.task]))
 
 
 def _panels(ablation: Ablation, board: Board) -> list[Column]:

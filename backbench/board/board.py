@@ -23,9 +23,11 @@ from typing import Any
 from backbench.errors import EXIT_FAILED, BadInput
 from backbench.results import published, store
 from backbench.results.compare import Difference, compare, seeds_interval
-from backbench.results.store import TASKS, Result
+from backbench.results.store import Result
 from backbench.runs import atomic
-from backbench.runs.folder import log
+from backbench.runs.folder import RESULTS_FILE, log
+from backbench.tasks import ORDER, TASKS
+from backbench.weights import header
 
 # LORAC's Table 2, in its order, with the metric of each; `average` is the mean of exactly these.
 TWELVE = {
@@ -69,7 +71,7 @@ class Column:
     def order(self) -> tuple[object, ...]:
         short = self.metric.rsplit("_", 1)[-1] if self.metric not in _METRICS else self.metric
         return (
-            TASKS.index(self.task),
+            ORDER[self.task],
             self.protocol,
             self.engine or "",
             _DATASETS.get(self.dataset, len(_DATASETS) if self.dataset != "average" else 99),
@@ -343,7 +345,6 @@ def difference(a: Cell, b: Cell, metric: str) -> Difference | None:
     return compare([files_a[s] for s in seeds], [files_b[s] for s in seeds], metric)
 
 
-DESCRIBED = "analyze"  # numbers that describe features; more is not better
 BEST, TIED, UNTESTED = "best", "tied", "untested"
 
 
@@ -354,7 +355,7 @@ def standing(board: Board, column: Column) -> dict[str, str]:
     tells from it. `untested` is the highest value where predictions to test it with are missing.
     """
     ranked = board.measured(column)
-    if len(ranked) < 2 or column.task == DESCRIBED:
+    if len(ranked) < 2 or not TASKS[column.task].ranked:
         return {}
     first, top = ranked[0]
     tied, untested = [], False
@@ -402,22 +403,10 @@ def expected_keys(board: Board, runs: Iterable[str | Path]) -> dict[str, list[st
     for cwd, command in commands:
         files |= {Path(cwd) / word for word in shlex.split(command) if word.endswith(".safetensors")}
     for file in files:
-        about = checkpoint_header(file)
-        if about and about.get("digest") in keys:
+        about = header.about(file)
+        if about.get("digest") in keys:
             keys[about["digest"]].update(published.keys_in(about.get("provenance") or {}))
     return {digest: sorted(found) for digest, found in keys.items() if found}
-
-
-def checkpoint_header(file: Path) -> dict[str, Any] | None:
-    """What a Checkpoint file says about itself, without reading its tensors; None for any other file."""
-    try:
-        with file.open("rb") as f:
-            size = int.from_bytes(f.read(8), "little")
-            header = json.loads(f.read(size)) if size < 100_000_000 else {}
-        about = json.loads(header["__metadata__"]["about"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return about if isinstance(about, dict) else None
 
 
 def judge(board: Board, expected: Mapping[str, Sequence[str]]) -> list[Judged]:
@@ -450,7 +439,7 @@ def run(args: argparse.Namespace) -> int:
     start = time.perf_counter()
     board = collect(args.runs)
     if not board.rows and not board.problems:
-        raise BadInput(f"{', '.join(map(str, args.runs))}: no {store.FILE} below; run an evaluation with --out there")
+        raise BadInput(f"{', '.join(map(str, args.runs))}: no {RESULTS_FILE} below; run an evaluation with --out there")
     judged = judge(board, expected_keys(board, args.runs))
     if args.published:
         add_published(board)

@@ -23,7 +23,6 @@ from backbench.board.board import (
     Column,
     Judged,
     again,
-    checkpoint_header,
     difference,
     many_objects,
     predictions,
@@ -31,22 +30,11 @@ from backbench.board.board import (
 )
 from backbench.results.store import Result
 from backbench.runs import atomic
-from backbench.runs.folder import METRICS_FILE, RUN_FILE, read_metrics
+from backbench.runs.folder import CHECKPOINT_FILE, METRICS_FILE, RUN_FILE, read_metrics
+from backbench.tasks import TASKS
+from backbench.weights import header
 
 TEMPLATE = Path(__file__).parent / "page.html"
-TASK_NAMES = {
-    "linear": "Linear probe",
-    "logreg": "Logistic regression",
-    "knn": "Nearest neighbours",
-    "fewshot": "Few labels",
-    "semi_1pct": "1% of labels",
-    "semi_10pct": "10% of labels",
-    "finetune": "Finetuning",
-    "faster_rcnn": "Faster R-CNN",
-    "mask_rcnn": "Mask R-CNN",
-    "keypoint_rcnn": "Keypoint R-CNN",
-    "analyze": "Feature analysis",
-}
 CURVE_POINTS = 300
 PICTURES, PICTURE_WIDTH, PICTURES_PER_RUN = 12, 720, 2
 PAIRS = 6000  # tests computed in advance: about ten seconds
@@ -73,7 +61,7 @@ def _more(board: Board, runs: Iterable[str | Path], judged: Sequence[Judged]) ->
         "figures": figures.for_page(board),
         "judged": [_judged(j) for j in judged],
         "problems": board.problems,
-        "tasks": TASK_NAMES,
+        "tasks": {name: task.title for name, task in TASKS.items()},
         "made": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         "version": importlib.metadata.version("backbench"),
     }
@@ -204,7 +192,7 @@ def curves(board: Board, runs: Iterable[str | Path]) -> list[dict[str, Any]]:
         table = [row for row in read_metrics(file.parent) if "step" in row]
         if len(table) < 2:
             continue
-        about = checkpoint_header(file.parent / "backbone.safetensors") or {}
+        about = header.about(file.parent / CHECKPOINT_FILE)
         digest = about.get("digest")
         name = labels.get(str(digest)) or str((about.get("provenance") or {}).get("name") or file.parent.name)
         curve: dict[str, Any] = {"name": name, "row": index.get(str(digest)), **_thin(table)}
@@ -235,7 +223,7 @@ def pictures(board: Board) -> list[dict[str, str]]:
     runs: dict[Path, Result] = {}
     for cell in board.cells.values():
         for result, run in cell.parts:
-            if result.task.endswith("_rcnn"):
+            if TASKS[result.task].detects:
                 runs.setdefault(run, result)
     out: list[dict[str, str]] = []
     for nth in range(PICTURES_PER_RUN):
@@ -243,7 +231,7 @@ def pictures(board: Board) -> list[dict[str, str]]:
             files = sorted(p for p in (run / "pictures").glob("*") if p.suffix in (".png", ".jpg"))
             if nth < len(files) and len(out) < PICTURES and (source := _picture(files[nth])):
                 name = labels.get(result.checkpoint, result.name)
-                task = TASK_NAMES[result.task]
+                task = TASKS[result.task].title
                 note = f"{task}, {result.dataset}, {result.protocol}" + (f" + {result.engine}" if result.engine else "")
                 alt = f"{task} of {name} on image {files[nth].stem}: predictions beside ground truth"
                 out.append({"title": name, "note": note, "alt": alt, "src": source})

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 from backbench import charts
 from backbench.board.board import MEASURED, Board, Column
 from backbench.runs import atomic
+from backbench.tasks import TASKS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-CHEAP = ("analyze", "knn", "fewshot")  # tasks that need minutes; all others are what they shall predict
 LEAST = 4  # checkpoints below which a correlation says nothing
 RESAMPLES = 1000
 MANY = 100
@@ -112,8 +112,8 @@ def correlations(board: Board) -> list[Correlation]:
 
     out = []
     columns = [c for c in board.columns if c in found]
-    for downstream in (c for c in columns if c.task not in CHEAP):
-        for cheap in (c for c in columns if c.task in CHEAP):
+    for downstream in (c for c in columns if not TASKS[c.task].cheap):
+        for cheap in (c for c in columns if TASKS[c.task].cheap):
             shared = tuple(sorted(found[cheap].keys() & found[downstream].keys()))
             if len(shared) < LEAST:
                 continue

@@ -21,12 +21,12 @@ from typing import Any, Literal
 from backbench import config
 from backbench.board.board import TWELVE
 from backbench.errors import BadInput, nearest
-from backbench.results import store
-from backbench.runs.folder import RUN_FILE
+from backbench.runs.folder import CHECKPOINT_FILE, RESULTS_FILE, RUN_FILE
+from backbench.tasks import DETECTION, TASKS, VERBS
+from backbench.weights import header
 
 TABLE2 = tuple(TWELVE)
-TABLE4 = ("faster_rcnn_R_50_FPN_1x", "mask_rcnn_R_50_FPN_1x", "keypoint_rcnn_R_50_FPN_1x")
-BACKBONE = "backbone.safetensors"
+TABLE4 = tuple(TASKS[name].recipe for name in DETECTION)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +70,7 @@ def finished(job: Job, runs: Path) -> bool:
     """Whether the run folder already holds what the job delivers."""
     if job.makes is not None:
         return (runs / job.makes).is_file()
-    file = runs / job.name / store.FILE
+    file = runs / job.name / RESULTS_FILE
     try:
         lines = file.read_text(errors="replace").splitlines()
     except OSError:
@@ -129,21 +129,13 @@ class Evaluation:
     resources: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        allowed = {
-            "linear": ("datasets", "protocol", "pack"),
-            "semisup": ("percent", "lists", "protocol"),
-            "finetune": ("datasets", "protocol"),
-            "analyze": ("datasets", "pack"),
-            "detect": ("config", "engine"),
-        }
-        needed = {"linear": ("datasets",), "finetune": ("datasets",), "analyze": ("datasets",)}
-        needed |= {"semisup": ("percent",), "detect": ("config",)}
+        verb = VERBS[self.verb]
         empty: dict[str, Any] = {"datasets": (), "pack": 1}
         for name in ("datasets", "protocol", "percent", "lists", "config", "engine", "pack"):
             given = getattr(self, name) != empty.get(name)
-            if given and name not in allowed[self.verb]:
-                raise ValueError(f"'{self.verb}' takes no '{name}'; it takes {', '.join(allowed[self.verb])}")
-            if not given and name in needed[self.verb]:
+            if given and name not in verb.takes:
+                raise ValueError(f"'{self.verb}' takes no '{name}'; it takes {', '.join(verb.takes)}")
+            if not given and name in verb.needs:
                 raise ValueError(f"'{self.verb}' needs '{name}'")
         if self.verb == "detect" and self.seeds != (0,):
             raise ValueError("'detect' takes its seed from the config: args: [SEED, '1']")
@@ -316,7 +308,7 @@ class _Expander:
                         argv=("pretrain", recipe, *overrides, "--data", self.root, "--out", str(self.runs / name)),
                         like=f"pretrain-{path.stem}",
                         cells=(name,),
-                        makes=f"{name}/{BACKBONE}",
+                        makes=f"{name}/{CHECKPOINT_FILE}",
                         resources=one.resources,
                     )
 
@@ -338,13 +330,13 @@ class _Expander:
                 if not path.exists():
                     hint = "give a checkpoint file, a glob, or the folder of a pretraining"
                     raise BadInput(f"{where}: {text}: no such file or folder; {hint}")
-                if path.name == BACKBONE and (path.parent / RUN_FILE).is_file():
+                if path.name == CHECKPOINT_FILE and (path.parent / RUN_FILE).is_file():
                     path = path.parent
                 if path.is_dir():
                     label = _run_label(path, where, skip=magic)
                     identity, pair = label, self._pretrained(path, label) if label else None
                 else:
-                    digest = own_digest(path)
+                    digest = header.digest(path)
                     stem = _slug(source.name or path.name.removesuffix(path.suffix))[:80]
                     label = f"{stem}-{(digest or content_digest(path))[:8]}"
                     identity, pair = digest or label, self._file(source, path, label, digest)
@@ -354,7 +346,7 @@ class _Expander:
 
     def _pretrained(self, path: Path, label: str) -> tuple[Subject, Job | None] | None:
         """A pretraining's folder: its checkpoint, or the submitted job that will write it, or something to wait for."""
-        file = path / BACKBONE
+        file = path / CHECKPOINT_FILE
         if file.is_file():
             return Subject(label=label, file=str(file)), None
         inside = path.relative_to(self.runs).as_posix() if path.is_relative_to(self.runs) else ""
@@ -368,7 +360,7 @@ class _Expander:
         if digest is not None and not (source.name or source.method or source.encoder or source.epochs is not None):
             return Subject(label=label, file=str(path)), None
         name = f"imported/{label}"
-        makes = f"{name}/{BACKBONE}"
+        makes = f"{name}/{CHECKPOINT_FILE}"
         options: list[str] = []
         for option in ("name", "method", "encoder", "epochs"):
             if getattr(source, option) is not None:
@@ -494,19 +486,6 @@ def _run_label(path: Path, where: str, *, skip: bool) -> str | None:
         return None
     found = f"holds a run of '{verb}'" if verb else f"has no {RUN_FILE}"
     raise BadInput(f"{where}: {path} {found}; a folder must be a run of `backbench pretrain`")
-
-
-def own_digest(path: Path) -> str | None:
-    """The digest in the header of one of our checkpoint files, read without torch; None for any other file."""
-    try:
-        with path.open("rb") as file:
-            size = int.from_bytes(file.read(8), "little")
-            if size > 100_000_000:
-                return None
-            metadata = json.loads(file.read(size))["__metadata__"]
-        return json.loads(metadata["about"])["digest"] if metadata["format"] == "backbench-checkpoint" else None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
 
 
 def content_digest(path: Path) -> str:

@@ -36,6 +36,7 @@ from backbench.launch.jobs import Attempt, Pool, Store, last_line
 from backbench.runs import atomic
 from backbench.runs.folder import PROGRESS_FILE, log, seconds
 from backbench.runs.state import StopFlag
+from backbench.tasks import VERBS
 
 # --- clusters ----------------------------------------------------------------------------------------------------
 
@@ -123,7 +124,7 @@ OURS = {
     *("signal", "time"),
 }
 BUSY = "{}: another launcher is submitting; wait for it"
-ROWS = ("default", "pretrain", "import", "export", "linear", "semisup", "finetune", "analyze", "detect")
+ROWS = ("default", "pretrain", "import", "export", *VERBS)
 
 
 def read_cluster(name: str | Path, overrides: Sequence[str] = ()) -> Cluster:

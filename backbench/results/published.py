@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from backbench.errors import BadInput, nearest
+from backbench.tasks import TASKS
 
 FILE = Path(__file__).parent / "published.csv"
 
@@ -96,8 +97,8 @@ def protocol(row: Published) -> tuple[str, str | None]:
     own = _PROTOCOLS.get((row.paper, row.table), ())
     for models, dataset, name in own:
         if row.model.startswith(models) and dataset in ("", row.dataset):
-            return name, "detectron2" if row.task.endswith("_rcnn") else None
-    return f"{slug(row.paper)}-table-{slug(row.table)}", "detectron2" if row.task.endswith("_rcnn") else None
+            return name, "detectron2" if TASKS[row.task].detects else None
+    return f"{slug(row.paper)}-table-{slug(row.table)}", "detectron2" if TASKS[row.task].detects else None
 
 
 # (paper, table) -> (models that begin with, dataset or any, protocol); sources in protocols' recipes, configs/transfer.
@@ -120,23 +121,12 @@ _PROTOCOLS: dict[tuple[str, str], tuple[tuple[tuple[str, ...], str, str], ...]] 
     ("ARB", "2"): ((("ARB", "Barlow Twins"), "imagenet", "linear-arb-v1"),),
 }
 
-# Points that a measured value may miss a printed one by. Ours: the papers print one run without an interval, and users
-# report spreads of half a point to a point for the same recipe (facebookresearch/barlowtwins#14: 68.9 and 69.7).
-_TOLERANCES = {
-    ("linear", "imagenet"): 0.5,
-    ("linear", "imagenet100"): 1.0,
-    ("linear", "average"): 0.7,
-    ("semi_1pct", "imagenet"): 1.5,
-    ("semi_10pct", "imagenet"): 1.0,
-}
-_TOLERANCE_BY_TASK = {"linear": 1.5, "knn": 1.5, "faster_rcnn": 0.5, "mask_rcnn": 0.5, "keypoint_rcnn": 0.5}
-
 
 def tolerance(row: Published) -> float | None:
     """How far, in points, a measured value may be from this number; None where it is not judged (a spread)."""
     if row.metric.endswith("_std"):
         return None
-    return _TOLERANCES.get((row.task, row.dataset), _TOLERANCE_BY_TASK.get(row.task))
+    return TASKS[row.task].tolerance_on(row.dataset)
 
 
 def keys_in(provenance: Mapping[str, Any]) -> list[str]:

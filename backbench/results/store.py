@@ -24,23 +24,10 @@ from typing import Any
 
 from backbench.errors import BadInput, nearest
 from backbench.runs import atomic
+from backbench.runs.folder import PREDICTIONS, RESULTS_FILE, RUN_FILE
+from backbench.tasks import TASKS
 
 SCHEMA = 2
-FILE = "results.jsonl"
-PREDICTIONS = "predictions"
-TASKS = (
-    "linear",
-    "logreg",
-    "knn",
-    "fewshot",
-    "semi_1pct",
-    "semi_10pct",
-    "finetune",
-    "faster_rcnn",
-    "mask_rcnn",
-    "keypoint_rcnn",
-    "analyze",
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +83,7 @@ def append(run: str | Path, results: Iterable[Result]) -> None:
     )
     if not lines:
         return
-    path = Path(run) / FILE
+    path = Path(run) / RESULTS_FILE
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
     try:
@@ -120,7 +107,7 @@ def _origin(run: Path) -> dict[str, Any]:
     """Where and when these numbers are made; the command is the one that opened the run folder."""
     stamp: dict[str, Any] = {"recorded": round(time.time(), 3), **_here()}
     try:
-        opened = json.loads((run / "run.json").read_text())
+        opened = json.loads((run / RUN_FILE).read_text())
     except (OSError, json.JSONDecodeError):
         return stamp
     return stamp | {key: opened[key] for key in ("command", "cwd") if key in opened}
@@ -205,8 +192,8 @@ def files_below(path: str | Path) -> list[Path]:
         real = str(Path(folder).resolve())
         if real in seen:
             subfolders.clear()
-        elif FILE in names:
-            files.append(Path(folder) / FILE)
+        elif RESULTS_FILE in names:
+            files.append(Path(folder) / RESULTS_FILE)
         seen.add(real)
     return sorted(files)
 

@@ -15,7 +15,16 @@ from backbench.errors import BadInput
 from backbench.runs import atomic
 
 log = logging.getLogger("backbench")
-RUN_FILE, METRICS_FILE, PROGRESS_FILE = "run.json", "metrics.jsonl", "progress.json"
+# Every file that a run's folder may hold, by the name that all of the suite knows it by
+RUN_FILE = "run.json"  # whose run it is: verb, identity, command
+PROGRESS_FILE = "progress.json"  # how far it is, for whoever watches
+METRICS_FILE = "metrics.jsonl"  # one row per logged step
+STATE_FILE = "state.pt"  # what it continues from
+RECIPE_FILE = "recipe.yaml"
+CHECKPOINT_FILE = "backbone.safetensors"  # what a pretraining is for
+RESULTS_FILE = "results.jsonl"  # what an evaluation is for
+PREDICTIONS = "predictions"  # folder: the predictions behind the results
+PICTURES = "pictures"  # folder
 
 
 def setup_logging(verbosity: int = 0) -> None:

@@ -16,10 +16,10 @@ from torch import Tensor
 from backbench.errors import BadInput
 from backbench.images.preprocess import Pixels
 from backbench.runs import atomic
+from backbench.weights.header import FORMAT
 from backbench.weights.resnet import Trunk, build_backbone, trunk_shapes
 
 SCHEMA = 1
-FORMAT = "backbench-checkpoint"
 _TRUNK, _HEADS = "trunk.", "heads."
 
 

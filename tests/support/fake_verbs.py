@@ -17,15 +17,15 @@ from pathlib import Path
 
 from backbench import cli
 from backbench.errors import BadInput, Failed, Preempted
-from backbench.launch.grid import BACKBONE, own_digest
 from backbench.results import store
 from backbench.runs import atomic
-from backbench.runs.folder import Progress, open_run
+from backbench.runs.folder import CHECKPOINT_FILE, Progress, open_run
 from backbench.runs.state import StopFlag
+from backbench.weights import header
 
 
 def identity_of(file: Path) -> str:
-    return own_digest(file) or hashlib.sha256(file.read_bytes()).hexdigest()
+    return header.digest(file) or hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def behaviour(root: Path, name: str) -> dict:
@@ -66,7 +66,7 @@ def linear(args: argparse.Namespace) -> None:
     files = [Path(f) for f in args.checkpoints]
     digests = [identity_of(f) for f in files]
     out = open_run(args.out, verb="linear", identity={"x": digests, "d": args.datasets, "seed": args.seed})
-    if (out / store.FILE).exists():
+    if (out / "results.jsonl").exists():
         print("already there")
         return
     word = work(out, behaviour(args.data, args.datasets), f"{digests} {args.datasets} {args.protocol} {args.seed}")
@@ -94,7 +94,7 @@ def pretrain(args: argparse.Namespace) -> None:
         raise Failed("this rank breaks")
     out = open_run(args.out, verb="pretrain", identity={"recipe": args.recipe, "overrides": args.overrides})
     word = work(out, behaviour(args.data, "pretrain"), f"{args.recipe} {args.overrides}")
-    write_checkpoint(out / BACKBONE, word)
+    write_checkpoint(out / CHECKPOINT_FILE, word)
 
 
 def write_checkpoint(path: Path, word: str) -> None:

@@ -221,7 +221,7 @@ def test_names_do_not_break_latex():
 
 def a_checkpoint_header(path, digest, **provenance):
     about = {"digest": digest, "provenance": provenance}
-    header = json.dumps({"__metadata__": {"about": json.dumps(about)}}).encode()
+    header = json.dumps({"__metadata__": {"format": "backbench-checkpoint", "about": json.dumps(about)}}).encode()
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(len(header).to_bytes(8, "little") + header)
 
@@ -276,7 +276,7 @@ def test_nothing_to_show_is_a_mistake(tmp_path, capsys):
 
 def test_problems_are_said_and_the_rest_is_shown(tmp_path, caplog):
     store.append(tmp_path / "runs", [a_result()])
-    with (tmp_path / "runs" / store.FILE).open("a") as file:
+    with (tmp_path / "runs" / "results.jsonl").open("a") as file:
         file.write('{"torn')
     assert cli.main(["leaderboard", str(tmp_path / "runs"), "--csv", str(tmp_path / "l.csv")]) == 0
     assert "truncated line" in caplog.text

@@ -123,7 +123,7 @@ def test_an_undefined_number_and_problems_are_shown(tmp_path):
         for c, v in (("a", None), ("b", 3.0))
     ]  # fmt: skip
     store.append(tmp_path / "runs", rows)
-    with (tmp_path / "runs" / store.FILE).open("a") as file:
+    with (tmp_path / "runs" / "results.jsonl").open("a") as file:
         file.write("torn")
     assert cli.main(["leaderboard", str(tmp_path / "runs"), "--html", str(tmp_path / "l.html"), "-q"]) == 0
     data = data_of(tmp_path / "l.html")

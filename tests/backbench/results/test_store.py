@@ -30,7 +30,7 @@ def test_a_result_comes_back_as_it_was_written(tmp_path):
 def test_a_full_disk_leaves_no_part_of_the_rows(tmp_path):
     """Half of them would pass for a finished run. A limit on file sizes stands for the disk."""
     store.append(tmp_path, [a_result()])
-    before = (tmp_path / store.FILE).read_bytes()
+    before = (tmp_path / "results.jsonl").read_bytes()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     more = [a_result(metric=f"top1_k{k}") for k in range(4)]
     resource.setrlimit(resource.RLIMIT_FSIZE, (3 * len(before), hard))
@@ -39,7 +39,7 @@ def test_a_full_disk_leaves_no_part_of_the_rows(tmp_path):
             store.append(tmp_path, more)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert (tmp_path / store.FILE).read_bytes() == before
+    assert (tmp_path / "results.jsonl").read_bytes() == before
     store.append(tmp_path, more)
     assert len(store.read(tmp_path)[0]) == 5
 
@@ -48,7 +48,7 @@ def test_not_a_number_is_undefined(tmp_path):
     store.append(tmp_path, [a_result(value=float("nan"), ci95=(float("nan"), 1.0))])
     assert store.read(tmp_path)[0][0].value is None
     assert store.read(tmp_path)[0][0].ci95 is None
-    assert "NaN" not in (tmp_path / store.FILE).read_text()
+    assert "NaN" not in (tmp_path / "results.jsonl").read_text()
 
 
 def test_where_a_number_was_made_is_recorded(tmp_path):
@@ -83,7 +83,7 @@ def test_fifty_processes_lose_and_tear_none(tmp_path):
 
 def test_a_truncated_last_line_is_reported_and_survives(tmp_path):
     store.append(tmp_path, [a_result(seed=1)])
-    file = tmp_path / store.FILE
+    file = tmp_path / "results.jsonl"
     with file.open("a") as f:
         f.write('{"checkpoint": "bbbb", "na')
     assert "truncated line" in store.read(tmp_path)[1][0]
@@ -96,7 +96,7 @@ def test_a_truncated_last_line_is_reported_and_survives(tmp_path):
 
 def test_an_unknown_schema_is_named(tmp_path):
     store.append(tmp_path, [a_result()])
-    file = tmp_path / store.FILE
+    file = tmp_path / "results.jsonl"
     line = json.loads(file.read_text())
     with file.open("a") as f:
         f.write(json.dumps({**line, "schema": 99}) + "\n")
@@ -114,7 +114,7 @@ def test_an_unknown_schema_is_named(tmp_path):
 def test_schema_1_is_migrated(tmp_path):
     old = dataclasses.asdict(a_result())
     del old["origin"]
-    (tmp_path / store.FILE).write_text(json.dumps({**old, "schema": 1}) + "\n")
+    (tmp_path / "results.jsonl").write_text(json.dumps({**old, "schema": 1}) + "\n")
     read, problems = store.read(tmp_path)
     assert not problems
     assert read == [a_result()]

@@ -1,0 +1,58 @@
+"""What a safetensors file says about itself, without reading its tensors: the one reader of that header.
+
+Layout: 8 bytes little-endian length, that many bytes of JSON (tensor -> dtype, shape, data_offsets; `__metadata__` ->
+texts), then the tensors. A Checkpoint keeps its own description in the metadata, under `about`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+FORMAT = "backbench-checkpoint"
+LONGEST = 100_000_000  # bytes; no real header comes near
+
+
+@dataclass(frozen=True)
+class Header:
+    """`about` is empty for a file that is no Checkpoint."""
+
+    about: Mapping[str, Any]
+    size: int  # bytes that the whole file has when all its tensors are there
+
+    @property
+    def digest(self) -> str | None:
+        """Of the weights, as the Checkpoint recorded it."""
+        digest = self.about.get("digest")
+        return digest if isinstance(digest, str) else None
+
+
+def read(file: Path) -> Header | None:
+    """The header of a safetensors file; None for any other file."""
+    try:
+        with file.open("rb") as opened:
+            length = int.from_bytes(opened.read(8), "little")
+            if length > LONGEST:
+                return None
+            entries = json.loads(opened.read(length))
+        metadata = entries.pop("__metadata__", {})
+        ends = [entry["data_offsets"][1] for entry in entries.values()]
+        about = json.loads(metadata["about"]) if metadata.get("format") == FORMAT else {}
+    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError):
+        return None
+    return Header(about if isinstance(about, dict) else {}, 8 + length + max(ends, default=0))
+
+
+def about(file: Path) -> Mapping[str, Any]:
+    """What a Checkpoint file says about itself; nothing for any other file."""
+    header = read(file)
+    return header.about if header is not None else {}
+
+
+def digest(file: Path) -> str | None:
+    """The digest of the weights in one of our Checkpoint files; None for any other file."""
+    header = read(file)
+    return header.digest if header is not None else None
