@@ -47,11 +47,19 @@ class Results(list[Result]):
             cells = []
             for row in board.rows:
                 cell = board.cell(row, column)
-                text = "" if cell is None else "undefined" if cell.value is None else f"{cell.value:.1f}"
+                text = (
+                    ""
+                    if cell is None
+                    else "undefined"
+                    if cell.value is None
+                    else f"{cell.value:.1f}"
+                )
                 if cell is not None and cell.ci95 is not None:
                     text += f" ± {(cell.ci95[1] - cell.ci95[0]) / 2:.1f}"
                 cells.append(f"<td>{text}</td>")
-            lines.append(f"<tr><th style='text-align:left'>{html.escape(column.name)}</th>{''.join(cells)}</tr>")
+            lines.append(
+                f"<tr><th style='text-align:left'>{html.escape(column.name)}</th>{''.join(cells)}</tr>"
+            )
         return f"<table><tr><th></th>{head}</tr>{''.join(lines)}</table>"
 
 
@@ -85,7 +93,13 @@ def evaluate(
     found = Results()
     for task, dataset, recipe in wanted:
         run = out / f"{task}-{dataset}-{Path(recipe).stem}"
-        command = _command(file, (task, dataset, recipe), seed=seed, lists=lists or Path(data) / "lists", engine=engine)
+        command = _command(
+            file,
+            (task, dataset, recipe),
+            seed=seed,
+            lists=lists or Path(data) / "lists",
+            engine=engine,
+        )
         _start(_whole(command, data=data, run=run, options=options, seed=seed))
         measured, problems = store.read(run)
         for problem in problems:
@@ -105,12 +119,23 @@ def parse_task(task: str) -> tuple[str, str, str]:
     return kind, dataset, recipe or TASKS[kind].recipe
 
 
-def _command(file: Path, wanted: tuple[str, str, str], *, seed: int, lists: str | Path, engine: str) -> list[str]:
+def _command(
+    file: Path, wanted: tuple[str, str, str], *, seed: int, lists: str | Path, engine: str
+) -> list[str]:
     """The verb and its arguments for one task."""
     name, dataset, recipe = wanted
     task = TASKS[name]
     if task.detects:
-        return ["detect", "--config-file", recipe, "--engine", engine, "--checkpoint", str(file), "--resume"]
+        return [
+            "detect",
+            "--config-file",
+            recipe,
+            "--engine",
+            engine,
+            "--checkpoint",
+            str(file),
+            "--resume",
+        ]
     command = [task.verb, str(file)]
     if task.percent is not None:
         command += ["--percent", str(task.percent), "--lists", str(lists)]
@@ -120,7 +145,9 @@ def _command(file: Path, wanted: tuple[str, str, str], *, seed: int, lists: str 
     return [*command, "--seed", str(seed)]
 
 
-def _whole(command: Sequence[str], *, data: str | Path, run: Path, options: Sequence[str], seed: int) -> list[str]:
+def _whole(
+    command: Sequence[str], *, data: str | Path, run: Path, options: Sequence[str], seed: int
+) -> list[str]:
     """The command with its folders and options. A detector's seed is a key of its config, which comes after them."""
     key = ["SEED", str(seed)] if command[0] == "detect" and seed else []
     return [*command, "--data", str(data), "--out", str(run), *options, *key]
@@ -153,19 +180,28 @@ def _save(
             file = Path(folder) / "module.pt"
             torch.save(checkpoint.state_dict(), file)
             found = importing.read(
-                file, encoder=encoder, name=name or type(checkpoint).__name__, method=method or "module"
+                file,
+                encoder=encoder,
+                name=name or type(checkpoint).__name__,
+                method=method or "module",
             )
             found = found if epochs is None else found.replace(epochs=epochs)
             # the file is gone when this returns; what it was is the module
-            found = found.replace(provenance={**found.provenance, "source": f"module {type(checkpoint).__qualname__}"})
+            found = found.replace(
+                provenance={**found.provenance, "source": f"module {type(checkpoint).__qualname__}"}
+            )
     elif isinstance(checkpoint, str | Path):
         found = importing.read(Path(checkpoint), encoder=encoder, **about)  # type: ignore[arg-type]
     else:
-        raise BadInput(f"expected a Checkpoint, a torch module or a path, not {type(checkpoint).__name__}")
+        raise BadInput(
+            f"expected a Checkpoint, a torch module or a path, not {type(checkpoint).__name__}"
+        )
     path = out / "checkpoint.safetensors"
     if path.exists():
         if header.digest(path) != found.digest:
-            raise BadInput(f"{out}: holds results of other weights ({path.name}); choose another out")
+            raise BadInput(
+                f"{out}: holds results of other weights ({path.name}); choose another out"
+            )
         return path
     found.save(path)
     return path

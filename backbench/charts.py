@@ -26,7 +26,9 @@ def colors(count: int) -> list[str]:
     return [to_hex(colormaps["turbo"]((i + 0.5) / count)) for i in range(count)]
 
 
-def grid(count: int, *, columns: int = 1, width: float = 4.2, height: float = 3.0) -> tuple[Figure, list[Axes]]:
+def grid(
+    count: int, *, columns: int = 1, width: float = 4.2, height: float = 3.0
+) -> tuple[Figure, list[Axes]]:
     """A figure with `count` axes in rows of `columns`, sizes in inches."""
     from matplotlib.figure import Figure
 
@@ -53,7 +55,12 @@ def legend_below(figure: Figure, names: Sequence[tuple[str, str]]) -> None:
     wide = int(figure.get_figwidth() // 3.4) or 1
     columns = max(1, min(len(names), wide))
     figure.legend(
-        handles, [name for name, _ in names], loc="outside lower center", ncols=columns, fontsize=8, frameon=False
+        handles,
+        [name for name, _ in names],
+        loc="outside lower center",
+        ncols=columns,
+        fontsize=8,
+        frameon=False,
     )
 
 
@@ -70,5 +77,7 @@ def save(figure: Figure, stem: Path) -> Path:
         for suffix, canvas in ((".png", FigureCanvasAgg), (".svg", FigureCanvasSVG)):
             metadata = {"Software": None} if suffix == ".png" else {"Date": None, "Creator": None}
             with atomic.atomic_path(stem.with_name(stem.name + suffix)) as temporary:
-                canvas(figure).print_figure(temporary, format=suffix[1:], dpi=130, metadata=metadata)
+                canvas(figure).print_figure(
+                    temporary, format=suffix[1:], dpi=130, metadata=metadata
+                )
     return stem.with_name(stem.name + ".svg")

@@ -45,7 +45,11 @@ def held(runs: Iterable[str | Path]) -> list[Held]:
         owner: dict[Path, Held] = {}
         for name, _, files in os.walk(top):
             folder = Path(name)
-            mine = found.get(folder) or _open(folder) if RUN_FILE in files else owner.get(folder.parent)
+            mine = (
+                found.get(folder) or _open(folder)
+                if RUN_FILE in files
+                else owner.get(folder.parent)
+            )
             if mine is not None:
                 owner[folder] = found[mine.run] = mine
             if folder in seen:
@@ -75,7 +79,9 @@ def _open(folder: Path) -> Held:
     if verb == "pretrain":
         return Held(folder, verb, _whole(folder / CHECKPOINT_FILE))
     file = folder / RESULTS_FILE
-    return Held(folder, verb, file.exists() and any(not isinstance(x, str) for x in store.read_file(file)))
+    return Held(
+        folder, verb, file.exists() and any(not isinstance(x, str) for x in store.read_file(file))
+    )
 
 
 def _whole(checkpoint: Path) -> bool:
@@ -85,9 +91,18 @@ def _whole(checkpoint: Path) -> bool:
 
 
 def _can_go(file: Path, stat: os.stat_result, run: Held | None) -> str | None:
-    if file.name.startswith(".") and file.name.endswith(".tmp") and time.time() - stat.st_mtime > STILL_WRITTEN_S:
+    if (
+        file.name.startswith(".")
+        and file.name.endswith(".tmp")
+        and time.time() - stat.st_mtime > STILL_WRITTEN_S
+    ):
         return "left by a writer that died"
-    if run is not None and run.finished and run.verb in ("pretrain", "detect") and file == run.run / STATE_FILE:
+    if (
+        run is not None
+        and run.finished
+        and run.verb in ("pretrain", "detect")
+        and file == run.run / STATE_FILE
+    ):
         return "training state of a finished run"
     return None
 
@@ -105,7 +120,9 @@ def run(args: argparse.Namespace) -> int:
         can_go = sum(size for _, size, _ in h.removable)
         free += can_go
         state = "finished" if h.finished else "unfinished"
-        print(f"{h.run!s:<{wide}}  {h.verb:<11} {state:<10} {_size(h.size):>9}  {_size(can_go) if can_go else '':>9}")
+        print(
+            f"{h.run!s:<{wide}}  {h.verb:<11} {state:<10} {_size(h.size):>9}  {_size(can_go) if can_go else '':>9}"
+        )
     print(f"{len(all_held)} folders hold {_size(total)}; {_size(free)} can go")
     for h in all_held:
         for file, size, reason in h.removable:

@@ -10,7 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from backbench.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_PREEMPTED, BadInput, Failed, Preempted
+from backbench.errors import (
+    EXIT_BAD_INPUT,
+    EXIT_FAILED,
+    EXIT_PREEMPTED,
+    BadInput,
+    Failed,
+    Preempted,
+)
 
 Arguments = Callable[[argparse.ArgumentParser], None]
 
@@ -23,26 +30,60 @@ class Verb:
 
 
 def _out(p: argparse.ArgumentParser) -> None:
-    p.add_argument("--out", metavar="RUN", type=Path, required=True, help="run folder; the same command continues it")
+    p.add_argument(
+        "--out",
+        metavar="RUN",
+        type=Path,
+        required=True,
+        help="run folder; the same command continues it",
+    )
 
 
 def _data(p: argparse.ArgumentParser) -> None:
-    p.add_argument("--data", metavar="ROOT", type=Path, required=True, help="folder with one folder per dataset")
+    p.add_argument(
+        "--data",
+        metavar="ROOT",
+        type=Path,
+        required=True,
+        help="folder with one folder per dataset",
+    )
 
 
 def _machine(p: argparse.ArgumentParser) -> None:
-    p.add_argument("--devices", type=int, default=1, metavar="N", help="processes on this node (GPUs, or CPU ranks)")
-    p.add_argument("--nodes", type=int, default=1, metavar="N", help="nodes; under Slurm start one task per device")
+    p.add_argument(
+        "--devices",
+        type=int,
+        default=1,
+        metavar="N",
+        help="processes on this node (GPUs, or CPU ranks)",
+    )
+    p.add_argument(
+        "--nodes",
+        type=int,
+        default=1,
+        metavar="N",
+        help="nodes; under Slurm start one task per device",
+    )
     p.add_argument("--accelerator", choices=("auto", "cpu", "cuda"), default="auto")
-    p.add_argument("--workers", type=int, default=None, metavar="N", help="loader workers per process")
+    p.add_argument(
+        "--workers", type=int, default=None, metavar="N", help="loader workers per process"
+    )
 
 
 def _checkpoints(p: argparse.ArgumentParser) -> None:
-    p.add_argument("checkpoints", metavar="X", nargs="+", type=Path, help="checkpoint file(s); published formats too")
+    p.add_argument(
+        "checkpoints",
+        metavar="X",
+        nargs="+",
+        type=Path,
+        help="checkpoint file(s); published formats too",
+    )
 
 
 def _demo(p: argparse.ArgumentParser) -> None:
-    p.add_argument("--size", choices=("tiny", "full"), default="full", help="tiny: every stage in under 90 s")
+    p.add_argument(
+        "--size", choices=("tiny", "full"), default="full", help="tiny: every stage in under 90 s"
+    )
     p.add_argument("--out", type=Path, default=Path("runs/demo"), metavar="DIR")
 
 
@@ -52,7 +93,9 @@ def _pretrain(p: argparse.ArgumentParser) -> None:
     _data(p)
     _out(p)
     _machine(p)
-    p.add_argument("--tensorboard", action="store_true", help="also write TensorBoard event files to RUN")
+    p.add_argument(
+        "--tensorboard", action="store_true", help="also write TensorBoard event files to RUN"
+    )
 
 
 def _inspect(p: argparse.ArgumentParser) -> None:
@@ -63,14 +106,31 @@ def _inspect(p: argparse.ArgumentParser) -> None:
 def _import(p: argparse.ArgumentParser) -> None:
     p.add_argument("file", metavar="FILE", type=Path)
     p.add_argument("--out", metavar="X.safetensors", type=Path, required=True)
-    p.add_argument("--encoder", metavar="NAME", help="which of several encoders in the file (see `inspect`)")
-    p.add_argument("--stem", metavar="NAME", help="conv3, conv3_p0 or conv3_p2: the padding of a 3x3 first convolution")
-    p.add_argument("--method", metavar="NAME", help="the method's name, where the file does not tell it")
-    p.add_argument("--epochs", type=int, metavar="N", help="pretraining epochs, where the file does not tell them")
-    p.add_argument("--name", help="the row's name on the leaderboard (default: the file's name)")
-    p.add_argument("--published", metavar="KEY", help="the published row that this checkpoint must reproduce")
     p.add_argument(
-        "--allow-missing-statistics", action="store_true", help="accept batch norm without running statistics"
+        "--encoder", metavar="NAME", help="which of several encoders in the file (see `inspect`)"
+    )
+    p.add_argument(
+        "--stem",
+        metavar="NAME",
+        help="conv3, conv3_p0 or conv3_p2: the padding of a 3x3 first convolution",
+    )
+    p.add_argument(
+        "--method", metavar="NAME", help="the method's name, where the file does not tell it"
+    )
+    p.add_argument(
+        "--epochs",
+        type=int,
+        metavar="N",
+        help="pretraining epochs, where the file does not tell them",
+    )
+    p.add_argument("--name", help="the row's name on the leaderboard (default: the file's name)")
+    p.add_argument(
+        "--published", metavar="KEY", help="the published row that this checkpoint must reproduce"
+    )
+    p.add_argument(
+        "--allow-missing-statistics",
+        action="store_true",
+        help="accept batch norm without running statistics",
     )
 
 
@@ -82,8 +142,15 @@ def _export(p: argparse.ArgumentParser) -> None:
 
 def _linear(p: argparse.ArgumentParser) -> None:
     _checkpoints(p)
-    p.add_argument("--datasets", metavar="NAME,...|all", required=True, help="all = the 12 of LORAC's Table 2")
-    p.add_argument("--protocol", default="lorac", metavar="NAME", help="lorac, logreg, knn, fewshot or a recipe's name")
+    p.add_argument(
+        "--datasets", metavar="NAME,...|all", required=True, help="all = the 12 of LORAC's Table 2"
+    )
+    p.add_argument(
+        "--protocol",
+        default="lorac",
+        metavar="NAME",
+        help="lorac, logreg, knn, fewshot or a recipe's name",
+    )
     p.add_argument("--seed", type=int, default=0)
     _data(p)
     _out(p)
@@ -93,8 +160,16 @@ def _linear(p: argparse.ArgumentParser) -> None:
 def _semisup(p: argparse.ArgumentParser) -> None:
     p.add_argument("checkpoint", metavar="X", type=Path)
     p.add_argument("--percent", type=int, choices=(1, 10), required=True)
-    p.add_argument("--lists", metavar="DIR", type=Path, required=True, help="folder with 1percent.txt / 10percent.txt")
-    p.add_argument("--protocol", default="semisup", metavar="NAME", help="a recipe under configs/transfer")
+    p.add_argument(
+        "--lists",
+        metavar="DIR",
+        type=Path,
+        required=True,
+        help="folder with 1percent.txt / 10percent.txt",
+    )
+    p.add_argument(
+        "--protocol", default="semisup", metavar="NAME", help="a recipe under configs/transfer"
+    )
     p.add_argument("--seed", type=int, default=0)
     _data(p)
     _out(p)
@@ -104,7 +179,9 @@ def _semisup(p: argparse.ArgumentParser) -> None:
 def _finetune(p: argparse.ArgumentParser) -> None:
     p.add_argument("checkpoint", metavar="X", type=Path)
     p.add_argument("--dataset", required=True, metavar="NAME")
-    p.add_argument("--protocol", default="finetune", metavar="NAME", help="a recipe under configs/transfer")
+    p.add_argument(
+        "--protocol", default="finetune", metavar="NAME", help="a recipe under configs/transfer"
+    )
     p.add_argument("--seed", type=int, default=0)
     _data(p)
     _out(p)
@@ -114,7 +191,12 @@ def _finetune(p: argparse.ArgumentParser) -> None:
 def _analyze(p: argparse.ArgumentParser) -> None:
     _checkpoints(p)
     p.add_argument("--dataset", required=True, metavar="NAME")
-    p.add_argument("--augmentations", type=int, metavar="N", help="views of each image (default: the recipe's, 32)")
+    p.add_argument(
+        "--augmentations",
+        type=int,
+        metavar="N",
+        help="views of each image (default: the recipe's, 32)",
+    )
     p.add_argument("--recipe", default="analyze", metavar="NAME", help="how the views are made")
     p.add_argument("--seed", type=int, default=0)
     _data(p)
@@ -123,17 +205,35 @@ def _analyze(p: argparse.ArgumentParser) -> None:
 
 
 def detect_arguments(p: argparse.ArgumentParser) -> None:
-    p.add_argument("--config-file", required=True, metavar="YAML", help="a file or a name under configs/detection")
+    p.add_argument(
+        "--config-file",
+        required=True,
+        metavar="YAML",
+        help="a file or a name under configs/detection",
+    )
     p.add_argument("--engine", choices=("auto", "detectron2", "torchvision"), default="auto")
-    p.add_argument("--checkpoint", metavar="X", type=Path, help="a Checkpoint or any importable file")
-    p.add_argument("--data", metavar="ROOT", type=Path, help="folder that holds coco/ (default: $DETECTRON2_DATASETS)")
+    p.add_argument(
+        "--checkpoint", metavar="X", type=Path, help="a Checkpoint or any importable file"
+    )
+    p.add_argument(
+        "--data",
+        metavar="ROOT",
+        type=Path,
+        help="folder that holds coco/ (default: $DETECTRON2_DATASETS)",
+    )
     p.add_argument("--out", metavar="RUN", type=Path, help="run folder (or OUTPUT_DIR DIR)")
     p.add_argument("--resume", action="store_true", help="continue the run that RUN holds")
     p.add_argument("--eval-only", action="store_true")
     p.add_argument(
-        "--num-gpus", type=int, default=1, metavar="N", help="processes on this machine (CPU ranks without a GPU)"
+        "--num-gpus",
+        type=int,
+        default=1,
+        metavar="N",
+        help="processes on this machine (CPU ranks without a GPU)",
     )
-    p.add_argument("opts", nargs=argparse.REMAINDER, metavar="KEY VALUE", help="changes to the config")
+    p.add_argument(
+        "opts", nargs=argparse.REMAINDER, metavar="KEY VALUE", help="changes to the config"
+    )
 
 
 def _launch(p: argparse.ArgumentParser) -> None:
@@ -141,10 +241,21 @@ def _launch(p: argparse.ArgumentParser) -> None:
     run = actions.add_parser("run", help="submit the jobs of a grid that are missing")
     run.add_argument("grid", metavar="GRID", help="a YAML file, or a name under configs/grids")
     run.add_argument("overrides", nargs="*", metavar="a.b=c")
-    run.add_argument("--cluster", default="local", metavar="slurm|local|debug", help="or a name under configs/clusters")
-    run.add_argument("--dry-run", action="store_true", help="print the jobs and their cost, submit nothing")
-    run.add_argument("--watch", action="store_true", help="stay, show the status, pick up new checkpoints")
-    run.add_argument("--interval", type=float, default=30.0, metavar="S", help="seconds between looks of --watch")
+    run.add_argument(
+        "--cluster",
+        default="local",
+        metavar="slurm|local|debug",
+        help="or a name under configs/clusters",
+    )
+    run.add_argument(
+        "--dry-run", action="store_true", help="print the jobs and their cost, submit nothing"
+    )
+    run.add_argument(
+        "--watch", action="store_true", help="stay, show the status, pick up new checkpoints"
+    )
+    run.add_argument(
+        "--interval", type=float, default=30.0, metavar="S", help="seconds between looks of --watch"
+    )
     status = actions.add_parser("status", help="a table of the jobs")
     status.add_argument("--once", action="store_true", help="print it once, also on a terminal")
     status.add_argument("--json", action="store_true", help="every job's state as JSON")
@@ -153,31 +264,62 @@ def _launch(p: argparse.ArgumentParser) -> None:
         ("cancel", "stop queued and running jobs"),
     ):
         action = actions.add_parser(name, help=text)
-        action.add_argument("names", nargs="*", metavar="NAME", help="only jobs whose name holds this")
+        action.add_argument(
+            "names", nargs="*", metavar="NAME", help="only jobs whose name holds this"
+        )
     for action in actions.choices.values():
-        action.add_argument("--out", type=Path, default=Path("runs"), metavar="RUNS", help="folder of all runs")
-        action.add_argument("--data", metavar="ROOT", type=Path, help="folder with one folder per dataset")
+        action.add_argument(
+            "--out", type=Path, default=Path("runs"), metavar="RUNS", help="folder of all runs"
+        )
+        action.add_argument(
+            "--data", metavar="ROOT", type=Path, help="folder with one folder per dataset"
+        )
 
 
 def _leaderboard(p: argparse.ArgumentParser) -> None:
-    p.add_argument("runs", nargs="+", type=Path, metavar="RUNS", help="run folders; results are found below them")
+    p.add_argument(
+        "runs",
+        nargs="+",
+        type=Path,
+        metavar="RUNS",
+        help="run folders; results are found below them",
+    )
     p.add_argument("--csv", type=Path, metavar="F", help="leaderboard.csv: one row per checkpoint")
     p.add_argument("--tidy", type=Path, metavar="F", help="results.csv: one row per number")
     p.add_argument("--html", type=Path, metavar="F", help="one self-contained page")
-    p.add_argument("--figures", type=Path, metavar="DIR", help="ablation curves and the early predictor, svg and png")
+    p.add_argument(
+        "--figures",
+        type=Path,
+        metavar="DIR",
+        help="ablation curves and the early predictor, svg and png",
+    )
     p.add_argument("--latex", type=Path, metavar="DIR", help="the papers' tables, ready to paste")
     p.add_argument("--markdown", type=Path, metavar="DIR", help="the same in Markdown")
-    p.add_argument("--published", action="store_true", help="the papers' own rows beside the measured ones")
-    p.add_argument("--check", action="store_true", help="exit 1 when a measured value misses its published number")
+    p.add_argument(
+        "--published", action="store_true", help="the papers' own rows beside the measured ones"
+    )
+    p.add_argument(
+        "--check",
+        action="store_true",
+        help="exit 1 when a measured value misses its published number",
+    )
 
 
 def _data_verb(p: argparse.ArgumentParser) -> None:
     actions = p.add_subparsers(dest="action", required=True, metavar="list|check|fetch-splits")
-    listing = actions.add_parser("list", help="every dataset: classes, sizes, metric, where it belongs, licence")
-    check = actions.add_parser("check", help="verify a dataset on disk: counts, classes, duplicates, overlap, files")
+    listing = actions.add_parser(
+        "list", help="every dataset: classes, sizes, metric, where it belongs, licence"
+    )
+    check = actions.add_parser(
+        "check", help="verify a dataset on disk: counts, classes, duplicates, overlap, files"
+    )
     check.add_argument("name", metavar="NAME")
-    check.add_argument("--record", action="store_true", help="keep the hashes of its splits beside the data")
-    fetch = actions.add_parser("fetch-splits", help="download the 1%% and 10%% lists (the only use of the network)")
+    check.add_argument(
+        "--record", action="store_true", help="keep the hashes of its splits beside the data"
+    )
+    fetch = actions.add_parser(
+        "fetch-splits", help="download the 1%% and 10%% lists (the only use of the network)"
+    )
     fetch.add_argument("--out", type=Path, default=Path("lists"), metavar="DIR")
     for action in (listing, check):
         action.add_argument("--data", metavar="ROOT", type=Path, default=Path("data"))
@@ -194,18 +336,42 @@ def _clean(p: argparse.ArgumentParser) -> None:
 
 
 VERBS = {
-    "demo": Verb("backbench.demo:run", "the whole path on embedded data, from pretraining to the leaderboard", _demo),
+    "demo": Verb(
+        "backbench.demo:run",
+        "the whole path on embedded data, from pretraining to the leaderboard",
+        _demo,
+    ),
     "pretrain": Verb("pretrain.train:run", "train a backbone by a recipe", _pretrain),
-    "inspect": Verb("backbench.weights.importing:run_inspect", "what a checkpoint file holds", _inspect),
-    "import": Verb("backbench.weights.importing:run_import", "a published checkpoint, whole or not at all", _import),
-    "export": Verb("backbench.weights.importing:run_export", "a checkpoint in another library's format", _export),
+    "inspect": Verb(
+        "backbench.weights.importing:run_inspect", "what a checkpoint file holds", _inspect
+    ),
+    "import": Verb(
+        "backbench.weights.importing:run_import",
+        "a published checkpoint, whole or not at all",
+        _import,
+    ),
+    "export": Verb(
+        "backbench.weights.importing:run_export",
+        "a checkpoint in another library's format",
+        _export,
+    ),
     "linear": Verb("transfer.linear:run", "frozen-backbone probes", _linear),
-    "semisup": Verb("transfer.finetune:run_semisup", "finetune on 1%% or 10%% of the labels", _semisup),
+    "semisup": Verb(
+        "transfer.finetune:run_semisup", "finetune on 1%% or 10%% of the labels", _semisup
+    ),
     "finetune": Verb("transfer.finetune:run", "finetune on a whole dataset", _finetune),
-    "analyze": Verb("transfer.analyze:run", "what the features look like: the papers' figures", _analyze),
-    "detect": Verb("detection.train_net:run", "Faster, Mask or Keypoint R-CNN on COCO", detect_arguments),
-    "launch": Verb("backbench.launch.verb:run", "grids of jobs on Slurm or on this machine", _launch),
-    "leaderboard": Verb("backbench.board.board:run", "results as CSV, page and tables", _leaderboard),
+    "analyze": Verb(
+        "transfer.analyze:run", "what the features look like: the papers' figures", _analyze
+    ),
+    "detect": Verb(
+        "detection.train_net:run", "Faster, Mask or Keypoint R-CNN on COCO", detect_arguments
+    ),
+    "launch": Verb(
+        "backbench.launch.verb:run", "grids of jobs on Slurm or on this machine", _launch
+    ),
+    "leaderboard": Verb(
+        "backbench.board.board:run", "results as CSV, page and tables", _leaderboard
+    ),
     "data": Verb("backbench.datasets.verb:run", "list and check datasets", _data_verb),
     "doctor": Verb("backbench.doctor:run", "what is installed here and what that allows", _doctor),
     "clean": Verb("backbench.clean:run", "what runs hold on disk, and what can go", _clean),
@@ -228,7 +394,9 @@ def parser(verbs: Sequence[str] = tuple(VERBS)) -> argparse.ArgumentParser:
     sub = top.add_subparsers(dest="verb", required=True, metavar="VERB", parser_class=Parser)
     for name in verbs:
         verb = VERBS[name]
-        child = sub.add_parser(name, help=verb.help, description=verb.help, parents=[common], allow_abbrev=False)
+        child = sub.add_parser(
+            name, help=verb.help, description=verb.help, parents=[common], allow_abbrev=False
+        )
         verb.arguments(child)
     return top
 
@@ -237,7 +405,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else list(argv)
     top = parser()
     args, rest = top.parse_known_args(argv)
-    if rest and hasattr(args, "overrides") and all("=" in r and not r.startswith("-") for r in rest):
+    if (
+        rest
+        and hasattr(args, "overrides")
+        and all("=" in r and not r.startswith("-") for r in rest)
+    ):
         args.overrides += rest  # argparse takes them only in one place: before or after the options
     elif rest:
         top.error(f"unrecognized arguments: {' '.join(rest)}")

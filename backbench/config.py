@@ -37,8 +37,14 @@ def find_recipe(name: str | Path, kind: str) -> Path:
     stem = str(name).removesuffix(".yaml")
     if (folder / f"{stem}.yaml").is_file():
         return folder / f"{stem}.yaml"
-    names = [str(p.relative_to(folder).with_suffix("")) for p in folder.rglob("*.yaml") if not p.name.startswith("_")]
-    raise BadInput(f"no recipe '{name}' (neither a file nor a name under configs/{kind}); {nearest(stem, names)}")
+    names = [
+        str(p.relative_to(folder).with_suffix(""))
+        for p in folder.rglob("*.yaml")
+        if not p.name.startswith("_")
+    ]
+    raise BadInput(
+        f"no recipe '{name}' (neither a file nor a name under configs/{kind}); {nearest(stem, names)}"
+    )
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
@@ -70,7 +76,9 @@ def read_recipe(path: Path, _seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     """The file with its bases below it. `base:` is one name or a list, relative to the file, later over earlier."""
     path = path.resolve()
     if path in _seen:
-        raise BadInput(f"{path}: `base:` goes in a circle: {' -> '.join(p.name for p in (*_seen, path))}")
+        raise BadInput(
+            f"{path}: `base:` goes in a circle: {' -> '.join(p.name for p in (*_seen, path))}"
+        )
     own = read_yaml(path)
     bases = own.pop("base", [])
     out: dict[str, Any] = {}
@@ -121,12 +129,17 @@ def _dataclass(cls: type[T], data: Any, where: str, path: str) -> T:
     hints = typing.get_type_hints(cls)
     for key in data:
         if key not in fields:
-            raise BadInput(f"{where}: unknown key '{_join(path, str(key))}'; {nearest(str(key), fields)}")
+            raise BadInput(
+                f"{where}: unknown key '{_join(path, str(key))}'; {nearest(str(key), fields)}"
+            )
     values: dict[str, Any] = {}
     for name, field in fields.items():
         here = _join(path, name)
         if name not in data:
-            needed = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+            needed = (
+                field.default is dataclasses.MISSING
+                and field.default_factory is dataclasses.MISSING
+            )
             if needed:
                 raise BadInput(f"{where}: key '{here}' is missing ({_type_name(hints[name])})")
             continue
@@ -169,7 +182,9 @@ def _value(hint: Any, value: Any, where: str, path: str) -> Any:
             return tuple(_value(args[0], v, where, f"{path}[{i}]") for i, v in enumerate(value))
         if len(value) != len(args):
             raise wrong
-        return tuple(_value(a, v, where, f"{path}[{i}]") for i, (a, v) in enumerate(zip(args, value)))
+        return tuple(
+            _value(a, v, where, f"{path}[{i}]") for i, (a, v) in enumerate(zip(args, value))
+        )
     if origin in (dict, Mapping):
         if not isinstance(value, Mapping):
             raise wrong
@@ -191,7 +206,9 @@ def _join(path: str, key: str) -> str:
 
 def _type_name(hint: Any) -> str:
     names = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
-    return names.get(hint) or str(getattr(hint, "__name__", hint) if isinstance(hint, type) else hint)
+    return names.get(hint) or str(
+        getattr(hint, "__name__", hint) if isinstance(hint, type) else hint
+    )
 
 
 def to_dict(config: Any) -> dict[str, Any]:

@@ -74,18 +74,45 @@ def stages(out: Path, size: str) -> list[Stage]:
         plan.append(Stage(name, whole, out / name, tuple(after), COSTS.get(kind, 10.0)))
 
     for name in reversed(CHECKPOINTS):  # the longest first
-        command = ["pretrain", f"{prefix}_{name}", "--data", data, "--out", str(out / "pretrain" / name)]
+        command = [
+            "pretrain",
+            f"{prefix}_{name}",
+            "--data",
+            data,
+            "--out",
+            str(out / "pretrain" / name),
+        ]
         add(f"pretrain/{name}", name, command)
     for name in DETECTED:
         pkl = str(out / "converted" / f"{name}.pkl")
         command = ["export", trunks[name], "--format", "detectron2", "--out", pkl]
         add(f"convert/{name}", "convert", command, [f"pretrain/{name}"])
         for task in reversed(TASKS):
-            command = ["detect", "--config-file", f"{prefix}_{task}_rcnn_R_18_FPN", "--engine", "torchvision"]
+            command = [
+                "detect",
+                "--config-file",
+                f"{prefix}_{task}_rcnn_R_18_FPN",
+                "--engine",
+                "torchvision",
+            ]
             command += ["--data", data, "--out", str(out / "detection" / task / name), "--resume"]
-            add(f"detection/{task}/{name}", task, [*command, "MODEL.WEIGHTS", pkl], [f"convert/{name}"])
+            add(
+                f"detection/{task}/{name}",
+                task,
+                [*command, "MODEL.WEIGHTS", pkl],
+                [f"convert/{name}"],
+            )
     for name in CHECKPOINTS:
-        command = ["semisup", trunks[name], "--percent", "10", "--lists", f"{data}/lists", "--data", data]
+        command = [
+            "semisup",
+            trunks[name],
+            "--percent",
+            "10",
+            "--lists",
+            f"{data}/lists",
+            "--data",
+            data,
+        ]
         command += ["--protocol", f"semisup_{prefix}", "--out", str(out / "semisup" / name)]
         add(f"semisup/{name}", "semisup", command, [f"pretrain/{name}"])
     for probe in ("linear", "fewshot", "knn"):
@@ -93,7 +120,14 @@ def stages(out: Path, size: str) -> list[Stage]:
         protocol = f"linear_{prefix}" if probe == "linear" else f"{probe}_demo"
         command += ["--protocol", protocol, "--out", str(out / probe)]
         add(probe, probe, command, [f"pretrain/{name}" for name in CHECKPOINTS])
-    command = ["leaderboard", str(out), "--csv", str(out / "leaderboard.csv"), "--tidy", str(out / "results.csv")]
+    command = [
+        "leaderboard",
+        str(out),
+        "--csv",
+        str(out / "leaderboard.csv"),
+        "--tidy",
+        str(out / "results.csv"),
+    ]
     command += ["--html", str(out / "leaderboard.html")]
     add("leaderboard", "leaderboard", command, [stage.name for stage in plan])
     return plan
@@ -116,7 +150,9 @@ class Demo:
 
     def run(self) -> int:
         with self._alone():
-            log.info(f"demo ({self.size}) in {self.out}: {len(self.plan)} stages, {AT_ONCE} at a time")
+            log.info(
+                f"demo ({self.size}) in {self.out}: {len(self.plan)} stages, {AT_ONCE} at a time"
+            )
             embedded.build(self.out / "data", self.size)
             self._recognise()
             with StopFlag() as stop:
@@ -135,7 +171,9 @@ class Demo:
         self.out.mkdir(parents=True, exist_ok=True)
         about = self.out / "demo.json"
         if about.exists() and (was := json.loads(about.read_text())["size"]) != self.size:
-            raise BadInput(f"{self.out}: holds a demo of size '{was}', not '{self.size}'; choose another --out")
+            raise BadInput(
+                f"{self.out}: holds a demo of size '{was}', not '{self.size}'; choose another --out"
+            )
         if not about.exists() and any(self.out.iterdir()):
             raise BadInput(f"{self.out}: is not empty and holds no demo; choose another --out")
         atomic.write_json(about, {"size": self.size})
@@ -157,7 +195,11 @@ class Demo:
             marker = self._marker(stage)
             if marker.exists() and all(name in self.done for name in stage.after):
                 about = json.loads(marker.read_text())
-                there = all(Path(word).exists() for word in stage.command if word.startswith(f"{self.out}{os.sep}"))
+                there = all(
+                    Path(word).exists()
+                    for word in stage.command
+                    if word.startswith(f"{self.out}{os.sep}")
+                )
                 if about["command"] == list(stage.command[1:]) and there:
                     self.done[stage.name] = about["seconds"]
                     self.skipped.append(stage.name)
@@ -182,7 +224,12 @@ class Demo:
         logs = self.out / "logs"
         logs.mkdir(exist_ok=True)
         file = (logs / f"{stage.name.replace('/', '-')}.log").open("ab")
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "MKL_NUM_THREADS": "1",
+            "PYTHONUNBUFFERED": "1",
+        }
         child = subprocess.Popen(
             stage.command,
             stdin=subprocess.DEVNULL,
@@ -203,13 +250,19 @@ class Demo:
         file.close()
         stage = next(s for s in self.plan if s.name == name)
         if status == EXIT_PREEMPTED:
-            raise Preempted(f"stage {name} was stopped and saved its state; the same command continues")
+            raise Preempted(
+                f"stage {name} was stopped and saved its state; the same command continues"
+            )
         if status != 0:
             tail = Path(file.name).read_text(errors="replace").strip().splitlines()[-1:]
-            raise Failed(f"stage {name} failed (exit {status}): {''.join(tail)[:300]} [all of it: {file.name}]")
+            raise Failed(
+                f"stage {name} failed (exit {status}): {''.join(tail)[:300]} [all of it: {file.name}]"
+            )
         took = time.monotonic() - began
         self.done[name] = took
-        atomic.write_json(self._marker(stage), {"command": list(stage.command[1:]), "seconds": round(took, 1)})
+        atomic.write_json(
+            self._marker(stage), {"command": list(stage.command[1:]), "seconds": round(took, 1)}
+        )
         log.info(f"{self._clock()}  done   {name} in {seconds(took)}")
 
     def _end_children(self) -> None:
@@ -258,8 +311,12 @@ class Demo:
         parts = []
         for name in self.running:
             state = self._progress(name)
-            parts.append(f"{name} {state['done']}/{state['total']} {state['unit']}s" if state else name)
-        log.info(f"{self._clock()}  {len(self.done)}/{len(self.plan)} stages; running: {', '.join(parts)}")
+            parts.append(
+                f"{name} {state['done']}/{state['total']} {state['unit']}s" if state else name
+            )
+        log.info(
+            f"{self._clock()}  {len(self.done)}/{len(self.plan)} stages; running: {', '.join(parts)}"
+        )
 
     def _summary(self) -> None:
         from rich.console import Console
@@ -271,7 +328,9 @@ class Demo:
             kind = name.rsplit("/", 1)[0] if "/" in name else name
             budget[kind] = budget.get(kind, 0.0) + took
         took_now = seconds(time.monotonic() - self.started)
-        table = _table(f"Seconds per stage ({AT_ONCE} at a time; {took_now} this time)", ["stage", "s"])
+        table = _table(
+            f"Seconds per stage ({AT_ONCE} at a time; {took_now} this time)", ["stage", "s"]
+        )
         for kind, took in budget.items():
             table.add_row(kind, f"{took:.0f}")
         console.print(table)
@@ -280,7 +339,10 @@ class Demo:
         console.print(_board(rows))
         for line in compare(self.out / "fewshot"):
             console.print(line, highlight=False)
-        console.print(f"page:  {self.out / 'leaderboard.html'}\ntable: {self.out / 'leaderboard.csv'}", highlight=False)
+        console.print(
+            f"page:  {self.out / 'leaderboard.html'}\ntable: {self.out / 'leaderboard.csv'}",
+            highlight=False,
+        )
 
 
 def _die_with_parent() -> None:
@@ -307,7 +369,9 @@ def _board(rows: Sequence[dict[str, str]]) -> Any:
         task, _, metric = column.partition("@")[0].split("/")
         extra = metric.startswith("bbox") and task != "faster_rcnn"
         if not extra and not metric.endswith(("APs", "APm", "APl")):
-            table.add_row(column, *(f"{float(row[column]):.1f}" if row[column] else "-" for row in rows))
+            table.add_row(
+                column, *(f"{float(row[column]):.1f}" if row[column] else "-" for row in rows)
+            )
     return table
 
 

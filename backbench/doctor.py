@@ -68,7 +68,11 @@ def packages() -> dict[str, dict[str, str]]:
         except importlib.metadata.PackageNotFoundError:
             out[name] = {"state": MISSING, "version": "", "wanted": wanted}
             continue
-        out[name] = {"state": OK if within(version, wanted) else "outside", "version": version, "wanted": wanted}
+        out[name] = {
+            "state": OK if within(version, wanted) else "outside",
+            "version": version,
+            "wanted": wanted,
+        }
     return dict(sorted(out.items()))
 
 
@@ -87,7 +91,9 @@ def within(version: str, wanted: str) -> bool:
         limit = numbers(match.group(2))
         size = max(len(have), len(limit))
         a, b = have + [0] * (size - len(have)), limit + [0] * (size - len(limit))
-        met = {">=": a >= b, "<=": a <= b, "==": a == b, "!=": a != b, ">": a > b, "<": a < b}[match.group(1)]
+        met = {">=": a >= b, "<=": a <= b, "==": a == b, "!=": a != b, ">": a > b, "<": a < b}[
+            match.group(1)
+        ]
         if not met:
             return False
     return True
@@ -123,7 +129,9 @@ print(json.dumps(out))
 def devices() -> dict[str, Any]:
     """What torch sees, asked in a process of its own so that a broken installation is reported and not raised."""
     try:
-        done = subprocess.run([sys.executable, "-c", _PROBE], capture_output=True, text=True, timeout=300, check=False)
+        done = subprocess.run(
+            [sys.executable, "-c", _PROBE], capture_output=True, text=True, timeout=300, check=False
+        )
     except subprocess.TimeoutExpired:
         return {"state": BROKEN, "why": "importing torch took more than 5 minutes", "gpus": []}
     if done.returncode:
@@ -142,14 +150,21 @@ def slurm() -> dict[str, Any]:
         return {"state": MISSING, "why": "no sbatch on PATH"}
     try:
         done = subprocess.run(
-            ["sinfo", "--noheader", "--format=%P %D %G"], capture_output=True, text=True, timeout=20, check=False
+            ["sinfo", "--noheader", "--format=%P %D %G"],
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return {"state": BROKEN, "why": f"sinfo does not answer ({type(error).__name__})"}
     if done.returncode:
         lines = done.stderr.strip().splitlines() or ["no message"]
         return {"state": BROKEN, "why": f"sbatch is here, but no cluster answers ({lines[-1]})"}
-    return {"state": OK, "partitions": [line.split() for line in done.stdout.splitlines() if line.strip()]}
+    return {
+        "state": OK,
+        "partitions": [line.split() for line in done.stdout.splitlines() if line.strip()],
+    }
 
 
 def detectron2() -> dict[str, Any]:
@@ -157,7 +172,9 @@ def detectron2() -> dict[str, Any]:
     if importlib.util.find_spec("detectron2") is None:
         return {"state": MISSING, "why": "`make detectron2` builds it (g++ and a few minutes)"}
     code = "import detectron2, detectron2._C; print(detectron2.__version__)"
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False
+    )
     if done.returncode:
         return {"state": BROKEN, "why": (done.stderr.strip().splitlines() or ["no message"])[-1]}
     return {"state": OK, "version": done.stdout.strip()}
@@ -165,7 +182,10 @@ def detectron2() -> dict[str, Any]:
 
 def datasets(data: Path) -> dict[str, Any]:
     """Which datasets have a folder below ROOT. `backbench data check NAME` says whether what is in it is right."""
-    coco = [data / "coco", *(Path(p) / "coco" for p in [os.environ.get("DETECTRON2_DATASETS", "")] if p)]
+    coco = [
+        data / "coco",
+        *(Path(p) / "coco" for p in [os.environ.get("DETECTRON2_DATASETS", "")] if p),
+    ]
     lists = data / "lists"
     return {
         "root": str(data),
@@ -185,12 +205,20 @@ def allows(found: dict[str, Any]) -> dict[str, dict[str, str]]:
         base = {"state": BROKEN, "why": found["devices"]["why"]}
     else:
         gpus = found["devices"]["gpus"]
-        where = f"on {len(gpus)} x {gpus[0]['name']}" if gpus else "on the CPU: for the demo and small data"
+        where = (
+            f"on {len(gpus)} x {gpus[0]['name']}"
+            if gpus
+            else "on the CPU: for the demo and small data"
+        )
         base = {"state": OK, "why": where}
     data = found["data"]
     twelve = [name for name in TWELVE if name in data["there"]]
     other = [name for name in data["there"] if name not in TWELVE]
-    have = f"{len(twelve)} of LORAC's twelve" + (f", {', '.join(other)}" if other else "") + f" in {data['root']}"
+    have = (
+        f"{len(twelve)} of LORAC's twelve"
+        + (f", {', '.join(other)}" if other else "")
+        + f" in {data['root']}"
+    )
     scenes = Path(data["root"]) / "scenes"
 
     def also(ready: bool, why: str) -> dict[str, str]:
@@ -214,31 +242,48 @@ def allows(found: dict[str, Any]) -> dict[str, dict[str, str]]:
             else "no COCO below --data or $DETECTRON2_DATASETS",
         ),
         "detect (detectron2)": also(d2["state"] == OK, d2.get("version") or d2["why"]),
-        "launch --cluster slurm": also(found["slurm"]["state"] == OK, found["slurm"].get("why", "sinfo answers")),
+        "launch --cluster slurm": also(
+            found["slurm"]["state"] == OK, found["slurm"].get("why", "sinfo answers")
+        ),
         "launch --cluster local": base,
     }
 
 
 def _print(found: dict[str, Any]) -> None:
-    print(f"backbench {importlib.metadata.version('backbench')} ({found['code']}), Python {found['python']}")
+    print(
+        f"backbench {importlib.metadata.version('backbench')} ({found['code']}), Python {found['python']}"
+    )
     m = found["machine"]
-    threads = m["omp_num_threads"] or "not set: with several processes on few cores, export OMP_NUM_THREADS=1"
-    print(f"machine    {m['system']}, {m['cores']} cores, {m['memory_gib']} GiB, {m['disk_free_gib']} GiB of disk free")
+    threads = (
+        m["omp_num_threads"]
+        or "not set: with several processes on few cores, export OMP_NUM_THREADS=1"
+    )
+    print(
+        f"machine    {m['system']}, {m['cores']} cores, {m['memory_gib']} GiB, {m['disk_free_gib']} GiB of disk free"
+    )
     print(f"threads    OMP_NUM_THREADS {threads}")
     gpus = found["devices"]["gpus"]
     named = [f"{gpu['name']} ({gpu['memory_gib']} GiB)" for gpu in gpus]
     print(f"GPUs       {', '.join(named) or 'none'}")
     print("packages")
     for name, about in found["packages"].items():
-        note = {OK: "", MISSING: "MISSING", "outside": f"outside {about['wanted']}, the range that was tested"}
+        note = {
+            OK: "",
+            MISSING: "MISSING",
+            "outside": f"outside {about['wanted']}, the range that was tested",
+        }
         print(f"  {name:<24} {about['version']:<18} {note[about['state']]}".rstrip())
     for name in ("detectron2", "slurm"):
         about = found[name]
         print(f"{name:<10} {about['state']}" + (f": {about['why']}" if about.get("why") else ""))
     data = found["data"]
     print(f"data       {data['root']}: {', '.join(data['there']) or 'none of the datasets'}")
-    print(f"           COCO {data['coco'] or 'not found'}; lists {', '.join(data['lists']) or 'none'}")
-    print("           `backbench data list` says where each belongs, `backbench data check NAME` whether it is right")
+    print(
+        f"           COCO {data['coco'] or 'not found'}; lists {', '.join(data['lists']) or 'none'}"
+    )
+    print(
+        "           `backbench data list` says where each belongs, `backbench data check NAME` whether it is right"
+    )
     print("this allows")
     for verb, about in found["allows"].items():
         print(f"  {verb:<26} {'yes' if about['state'] == OK else 'no':<4} {about['why']}".rstrip())

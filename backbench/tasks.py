@@ -18,7 +18,9 @@ class Task:
     title: str  # on the page and in tables
     verb: str  # of the command line
     recipe: str  # the protocol where none is named
-    kind: str | None = None  # `kind:` of the protocols that measure it, for verbs that measure several tasks
+    kind: str | None = (
+        None  # `kind:` of the protocols that measure it, for verbs that measure several tasks
+    )
     percent: int | None = None  # of ImageNet's labels
     ious: tuple[str, ...] = ()  # detection: what its APs compare, the task's own first
     cheap: bool = False  # minutes, where the others take hours: what may predict them
@@ -49,11 +51,30 @@ TASKS: dict[str, Task] = {
             tolerance=1.5,
             tolerances={"imagenet": 0.5, "imagenet100": 1.0, "average": 0.7},
         ),
-        Task(name="logreg", title="Logistic regression", verb="linear", recipe="logreg", kind="logreg"),
         Task(
-            name="knn", title="Nearest neighbours", verb="linear", recipe="knn", kind="knn", cheap=True, tolerance=1.5
+            name="logreg",
+            title="Logistic regression",
+            verb="linear",
+            recipe="logreg",
+            kind="logreg",
         ),
-        Task(name="fewshot", title="Few labels", verb="linear", recipe="fewshot", kind="fewshot", cheap=True),
+        Task(
+            name="knn",
+            title="Nearest neighbours",
+            verb="linear",
+            recipe="knn",
+            kind="knn",
+            cheap=True,
+            tolerance=1.5,
+        ),
+        Task(
+            name="fewshot",
+            title="Few labels",
+            verb="linear",
+            recipe="fewshot",
+            kind="fewshot",
+            cheap=True,
+        ),
         Task(
             name="semi_1pct",
             title="1% of labels",
@@ -95,7 +116,14 @@ TASKS: dict[str, Task] = {
             ious=("keypoints", "bbox"),
             tolerance=0.5,
         ),
-        Task(name="analyze", title="Feature analysis", verb="analyze", recipe="analyze", cheap=True, ranked=False),
+        Task(
+            name="analyze",
+            title="Feature analysis",
+            verb="analyze",
+            recipe="analyze",
+            cheap=True,
+            ranked=False,
+        ),
     )
 }
 ORDER = {name: place for place, name in enumerate(TASKS)}
@@ -121,4 +149,8 @@ VERBS: dict[str, MeasuringVerb] = {
 
 def by_kind(verb: str) -> dict[str, str]:
     """`kind:` of a protocol -> the task that the verb measures by it."""
-    return {task.kind: name for name, task in TASKS.items() if task.verb == verb and task.kind is not None}
+    return {
+        task.kind: name
+        for name, task in TASKS.items()
+        if task.verb == verb and task.kind is not None
+    }

@@ -24,7 +24,10 @@ def make(images: int, detections: int, categories: int = 80) -> tuple[dict, list
     """Ground truth (7 objects an image) and detections around it and elsewhere."""
     rng = np.random.default_rng(0)
     truth: dict = {
-        "images": [{"id": i, "width": 640, "height": 480, "file_name": f"{i}.jpg"} for i in range(1, images + 1)],
+        "images": [
+            {"id": i, "width": 640, "height": 480, "file_name": f"{i}.jpg"}
+            for i in range(1, images + 1)
+        ],
         "annotations": [],
         "categories": [{"id": c, "name": str(c)} for c in range(1, categories + 1)],
     }
@@ -47,8 +50,19 @@ def make(images: int, detections: int, categories: int = 80) -> tuple[dict, list
             else:
                 near = truth["annotations"][-1 - int(rng.integers(0, 7))]
                 box = (np.array(near["bbox"]) + rng.normal(0, 20, 4)).clip(1).tolist()
-                category = near["category_id"] if rng.random() < 0.7 else int(rng.integers(1, categories + 1))
-            found.append({"image_id": image, "category_id": category, "bbox": box, "score": float(rng.random())})
+                category = (
+                    near["category_id"]
+                    if rng.random() < 0.7
+                    else int(rng.integers(1, categories + 1))
+                )
+            found.append(
+                {
+                    "image_id": image,
+                    "category_id": category,
+                    "bbox": box,
+                    "score": float(rng.random()),
+                }
+            )
     return truth, found
 
 
@@ -96,7 +110,9 @@ def main() -> None:
                 times[name].append(time.perf_counter() - start)
     a, b = (statistics.median(times[n]) for n in times)
     ratios = [x / y for x, y in zip(times["pycocotools"], times["hotcoco"])]
-    print(f"{args.images} images, {len(found)} boxes, {args.rounds} rounds, median seconds, loading included")
+    print(
+        f"{args.images} images, {len(found)} boxes, {args.rounds} rounds, median seconds, loading included"
+    )
     print(
         f"pycocotools {a:.2f}   hotcoco {b:.3f}   ratio {a / b:.1f} (by round {', '.join(f'{r:.1f}' for r in ratios)})"
     )

@@ -20,7 +20,9 @@ def took(command: list[str]) -> float:
 
 def main() -> None:
     python = sys.executable
-    commands = {f"backbench {v} --help": [python, "-m", "backbench", v, "--help"] for v in cli.VERBS}
+    commands = {
+        f"backbench {v} --help": [python, "-m", "backbench", v, "--help"] for v in cli.VERBS
+    }
     baseline = "import torch, torchvision"
     commands[baseline] = [python, "-c", baseline]
     times: dict[str, list[float]] = {name: [] for name in commands}

@@ -29,7 +29,9 @@ from backbench.launch.verb import Submission, View
 
 
 @contextlib.contextmanager
-def timed(what: str, limit_s: float | None = None, baseline: float | None = None) -> Iterator[list[float]]:
+def timed(
+    what: str, limit_s: float | None = None, baseline: float | None = None
+) -> Iterator[list[float]]:
     took: list[float] = []
     start = time.perf_counter()
     yield took
@@ -51,9 +53,16 @@ def main(jobs: int = 10_000) -> None:
         (root / "data").mkdir()
         for i in range(jobs // 20):
             fake_verbs.write_checkpoint(root / "ck" / f"c{i}.safetensors", str(i))
-        evaluate = [{"verb": "linear", "datasets": [f"d{i}" for i in range(20)], "protocol": "lorac"}]
+        evaluate = [
+            {"verb": "linear", "datasets": [f"d{i}" for i in range(20)], "protocol": "lorac"}
+        ]
         pattern = str(root / "ck" / "*")
-        content = {"name": "big", "data": str(root / "data"), "checkpoints": [pattern, pattern], "evaluate": evaluate}
+        content = {
+            "name": "big",
+            "data": str(root / "data"),
+            "checkpoints": [pattern, pattern],
+            "evaluate": evaluate,
+        }
         grid = root / "grid.yaml"
         grid.write_text(json.dumps(content))
         runs = root / "runs"
@@ -78,14 +87,24 @@ def main(jobs: int = 10_000) -> None:
 def on_slurm(root: Path, grid: Path, runs: Path, jobs: int, base: float) -> None:
     cluster = root / "loop.yaml"
     asked = {"default": {"cpus": 1, "hours": 0.1}}
-    about = {"name": "loop", "kind": "slurm", "sbatch": {"hold": True}, "max_array": 1000, "resources": asked}
+    about = {
+        "name": "loop",
+        "kind": "slurm",
+        "sbatch": {"hold": True},
+        "max_array": 1000,
+        "resources": asked,
+    }
     cluster.write_text(json.dumps(about))
     options = ("--cluster", str(cluster), "--out", str(runs))
     with timed("dry run: expand, deduplicate, write as arrays", 10, base):
         quiet("launch", "run", str(grid), *options, "--dry-run")
     with timed("sbatch, 20 single jobs") as single:
         for _ in range(20):
-            subprocess.run(["sbatch", "--hold", "--wrap", "true", "-o", "/dev/null"], check=True, capture_output=True)
+            subprocess.run(
+                ["sbatch", "--hold", "--wrap", "true", "-o", "/dev/null"],
+                check=True,
+                capture_output=True,
+            )
     print(f"{'baseline: an sbatch per job, extrapolated':62} {single[0] / 20 * jobs:7.2f} s")
     with timed("run: the same, submitted as arrays of 1000", None, single[0] / 20 * jobs):
         quiet("launch", "run", str(grid), *options)
@@ -102,11 +121,24 @@ def on_slurm(root: Path, grid: Path, runs: Path, jobs: int, base: float) -> None
 def everything_ended(root: Path, found: list[Job], base: float) -> None:
     """A status file per job, as the jobs themselves write them: half done, a tenth failed, the rest as it was."""
     store = Store(root / "ended")
-    Submission(uid="x", grid="big", cluster="local", cluster_overrides=(), kind="local", time=0.0, jobs=found).write(
-        store
-    )
+    Submission(
+        uid="x",
+        grid="big",
+        cluster="local",
+        cluster_overrides=(),
+        kind="local",
+        time=0.0,
+        jobs=found,
+    ).write(store)
     (store.root / "status").mkdir()
-    attempt = {"start": time.time() - 9, "end": time.time(), "how": "done", "host": "n1", "pid": 1, "gpus": 1}
+    attempt = {
+        "start": time.time() - 9,
+        "end": time.time(),
+        "how": "done",
+        "host": "n1",
+        "pid": 1,
+        "gpus": 1,
+    }
     for i, job in enumerate(found):
         state = "done" if i % 2 == 0 else "failed" if i % 10 == 1 else "cancelled"
         text = json.dumps({"name": job.name, "state": state, "reason": None, "attempts": [attempt]})

@@ -33,8 +33,14 @@ DEMO: list[Kind] = [
     ("fewshot", "digits", "top1", "fewshot-demo-v1", None),
     ("semi_10pct", "digits", "top1", "semisup-demo-v1", None),
     ("semi_10pct", "digits", "top5", "semisup-demo-v1", None),
-    *[("faster_rcnn", "scenes", f"bbox_{m}", "detection-demo-v1", "torchvision") for m in ("AP", "AP50", "AP75")],
-    *[("mask_rcnn", "scenes", f"segm_{m}", "detection-demo-v1", "torchvision") for m in ("AP", "AP50", "AP75")],
+    *[
+        ("faster_rcnn", "scenes", f"bbox_{m}", "detection-demo-v1", "torchvision")
+        for m in ("AP", "AP50", "AP75")
+    ],
+    *[
+        ("mask_rcnn", "scenes", f"segm_{m}", "detection-demo-v1", "torchvision")
+        for m in ("AP", "AP50", "AP75")
+    ],
     *[
         ("keypoint_rcnn", "scenes", f"keypoints_{m}", "detection-demo-v1", "torchvision")
         for m in ("AP", "AP50", "AP75")
@@ -44,10 +50,23 @@ PAPER: list[Kind] = [
     ("linear", "imagenet", "top1", "linear-lorac-imagenet-v1", None),
     ("linear", "imagenet", "top5", "linear-lorac-imagenet-v1", None),
     *[("linear", name, metric, "linear-lorac-v1", None) for name, metric in TWELVE.items()],
-    *[(f"semi_{p}pct", "imagenet", m, "semisup-v1", None) for p in (1, 10) for m in ("top1", "top5")],
-    *[("faster_rcnn", "coco2017", f"bbox_{m}", "detection-1x-v1", "detectron2") for m in ("AP", "AP50", "AP75")],
-    *[("mask_rcnn", "coco2017", f"segm_{m}", "detection-1x-v1", "detectron2") for m in ("AP", "AP50", "AP75")],
-    *[("keypoint_rcnn", "coco2017", f"keypoints_{m}", "detection-1x-v1", "detectron2") for m in ("AP", "AP50", "AP75")],
+    *[
+        (f"semi_{p}pct", "imagenet", m, "semisup-v1", None)
+        for p in (1, 10)
+        for m in ("top1", "top5")
+    ],
+    *[
+        ("faster_rcnn", "coco2017", f"bbox_{m}", "detection-1x-v1", "detectron2")
+        for m in ("AP", "AP50", "AP75")
+    ],
+    *[
+        ("mask_rcnn", "coco2017", f"segm_{m}", "detection-1x-v1", "detectron2")
+        for m in ("AP", "AP50", "AP75")
+    ],
+    *[
+        ("keypoint_rcnn", "coco2017", f"keypoints_{m}", "detection-1x-v1", "detectron2")
+        for m in ("AP", "AP50", "AP75")
+    ],
 ]
 
 
@@ -83,17 +102,36 @@ def synthetic(
                 own = np.random.default_rng(int(digest_of(f"{seed} {kind} {name} {s}")[:12], 16))
                 share = min(0.99, (base + gap * nth) / 100)
                 score = hard + own.normal(size=images)
-                hit = score > np.quantile(score, 1 - share) if gap else score > np.quantile(hard, 1 - share)
+                hit = (
+                    score > np.quantile(score, 1 - share)
+                    if gap
+                    else score > np.quantile(hard, 1 - share)
+                )
                 prediction = np.where(hit, label, (label + 1) % 1000)
-                value, half = 100 * hit.mean(), 196 * (hit.mean() * (1 - hit.mean()) / images) ** 0.5
+                value, half = (
+                    100 * hit.mean(),
+                    196 * (hit.mean() * (1 - hit.mean()) / images) ** 0.5,
+                )
                 provenance = {"manifest": manifest, "recipe": {"protocol": protocol, "batch": 256}}
                 if kept and task.endswith("_rcnn"):
-                    resample = np.random.default_rng(int(manifest[:12], 16)).integers(0, images, size=(500, images))
-                    arrays = {f"bootstrap_{metric}": 100 * hit[resample].mean(1), "manifest": manifest}
-                    provenance["predictions"] = store.keep_predictions(run, f"{metric}-{s}", **arrays)
+                    resample = np.random.default_rng(int(manifest[:12], 16)).integers(
+                        0, images, size=(500, images)
+                    )
+                    arrays = {
+                        f"bootstrap_{metric}": 100 * hit[resample].mean(1),
+                        "manifest": manifest,
+                    }
+                    provenance["predictions"] = store.keep_predictions(
+                        run, f"{metric}-{s}", **arrays
+                    )
                 elif kept:
                     provenance["predictions"] = store.keep_predictions(
-                        run, f"{metric}-{s}", prediction=prediction, label=label, hits5=hit, manifest=manifest
+                        run,
+                        f"{metric}-{s}",
+                        prediction=prediction,
+                        label=label,
+                        hits5=hit,
+                        manifest=manifest,
                     )
                 rows.append(
                     Result(
@@ -111,9 +149,15 @@ def synthetic(
                         protocol=protocol,
                         engine=engine,
                         seed=s,
-                        chosen={"lr": 3.16, "split": "val", "scores": {"1": 70.1, "3.16": 72.3, "10": 71.8}},
+                        chosen={
+                            "lr": 3.16,
+                            "split": "val",
+                            "scores": {"1": 70.1, "3.16": 72.3, "10": 71.8},
+                        },
                         provenance=provenance,
-                        origin={"command": f"backbench {task} {name}.safetensors --datasets {dataset} --out {run}"},
+                        origin={
+                            "command": f"backbench {task} {name}.safetensors --datasets {dataset} --out {run}"
+                        },
                     )
                 )
             store.append(run, rows)
@@ -122,7 +166,10 @@ def synthetic(
 def many(root: Path, checkpoints: int, columns: int) -> None:
     """checkpoints x columns results without predictions, 100 checkpoints to a file."""
     rng = np.random.default_rng(0)
-    kinds = [("linear", f"set{c // 2:02}", ("top1", "top5")[c % 2], f"linear-v{c % 3}", None) for c in range(columns)]
+    kinds = [
+        ("linear", f"set{c // 2:02}", ("top1", "top5")[c % 2], f"linear-v{c % 3}", None)
+        for c in range(columns)
+    ]
     values = rng.uniform(20, 90, size=(checkpoints, columns))
     for start in range(0, checkpoints, 100):
         rows = [
@@ -140,9 +187,15 @@ def many(root: Path, checkpoints: int, columns: int) -> None:
                 ci95=(float(values[i, c]) - 1, float(values[i, c]) + 1),
                 protocol=protocol,
                 engine=engine,
-                chosen={"lr": 3.16, "split": "val", "scores": {str(n): float(values[i, n]) for n in range(7)}},
+                chosen={
+                    "lr": 3.16,
+                    "split": "val",
+                    "scores": {str(n): float(values[i, n]) for n in range(7)},
+                },
                 provenance={"manifest": digest_of(dataset), "recipe": {"protocol": protocol}},
-                origin={"command": f"backbench linear {i}.safetensors --datasets {dataset} --out runs/{i}"},
+                origin={
+                    "command": f"backbench linear {i}.safetensors --datasets {dataset} --out runs/{i}"
+                },
             )
             for i in range(start, min(start + 100, checkpoints))
             for c, (task, dataset, metric, protocol, engine) in enumerate(kinds)
@@ -151,7 +204,11 @@ def many(root: Path, checkpoints: int, columns: int) -> None:
 
 
 def chromium() -> str | None:
-    return shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    return (
+        shutil.which("chromium")
+        or shutil.which("chromium-browser")
+        or shutil.which("google-chrome")
+    )
 
 
 FLAGS = [
@@ -170,10 +227,20 @@ FLAGS = [
 def browse(page: Path, *flags: str, size: str = "1280,900", timeout: float = 120) -> str:
     """Open a page in headless Chromium and return the document after its scripts have run."""
     with tempfile.TemporaryDirectory() as profile:
-        command = [str(chromium()), *FLAGS, f"--user-data-dir={profile}", f"--window-size={size}", *flags]
+        command = [
+            str(chromium()),
+            *FLAGS,
+            f"--user-data-dir={profile}",
+            f"--window-size={size}",
+            *flags,
+        ]
         command += ["--dump-dom"] if not any(f.startswith("--screenshot") for f in flags) else []
         done = subprocess.run(
-            [*command, page.resolve().as_uri()], capture_output=True, text=True, timeout=timeout, check=False
+            [*command, page.resolve().as_uri()],
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
         )
         return done.stdout
 
@@ -227,7 +294,9 @@ def main() -> None:
             print("no Chromium here: sorting not measured", file=sys.stderr)
             return
         probe = sort_in_browser(root / "leaderboard.html")
-        print(f"sorted {probe['sorted_ms'] / 1000:.2f} s after navigation (limit 2), in order: {probe['ok']}")
+        print(
+            f"sorted {probe['sorted_ms'] / 1000:.2f} s after navigation (limit 2), in order: {probe['ok']}"
+        )
 
 
 if __name__ == "__main__":

@@ -71,7 +71,9 @@ def naive_lorac(queries: Tensor, key: Tensor, queue: Tensor) -> Tensor:
     losses = []
     for q in queries:
         positive = torch.einsum("nc,nc->n", q, key)[:, None] - rank / (len(rows) * 4.0)
-        logits = torch.cat([positive, torch.einsum("nc,ck->nk", q, queue.T.clone().detach())], 1) / T
+        logits = (
+            torch.cat([positive, torch.einsum("nc,ck->nk", q, queue.T.clone().detach())], 1) / T
+        )
         losses.append(F.cross_entropy(logits, torch.zeros(len(q), dtype=torch.long)))
     return torch.stack(losses).mean()
 
@@ -157,7 +159,14 @@ def cases(quick: bool) -> list[Case]:
     d = 512 if quick else 2048
     n = d // 4
     return [
-        Case("5", f"InfoNCE, N 256, d 128, K {k}", naive_infonce, ours_infonce, queue_case(256, k), 3.3),
+        Case(
+            "5",
+            f"InfoNCE, N 256, d 128, K {k}",
+            naive_infonce,
+            ours_infonce,
+            queue_case(256, k),
+            3.3,
+        ),
         Case(
             "6",
             "JCL's quadratic form, N 512, M' 5, d 128",
@@ -228,7 +237,9 @@ def cases(quick: bool) -> list[Case]:
     ]
 
 
-def run_once(function: Callable[..., Tensor], inputs: tuple[Tensor, ...], gradients: int) -> tuple[Tensor, ...]:
+def run_once(
+    function: Callable[..., Tensor], inputs: tuple[Tensor, ...], gradients: int
+) -> tuple[Tensor, ...]:
     leaves = [x.detach().requires_grad_(i < gradients) for i, x in enumerate(inputs)]
     value = function(*leaves)
     if not gradients:
@@ -261,7 +272,9 @@ def errors(case: Case) -> tuple[float, float]:
     out = []
     for function in (case.naive, case.ours):
         got = run_once(function, inputs, case.gradients)
-        out.append(max(float((g.double() - e).abs().max() / e.abs().max()) for g, e in zip(got, exact)))
+        out.append(
+            max(float((g.double() - e).abs().max() / e.abs().max()) for g, e in zip(got, exact))
+        )
     return out[0], out[1]
 
 
@@ -286,13 +299,16 @@ def growth(repeats: int) -> dict[str, list[tuple[int, float, float]]]:
     """Milliseconds of naive and ours as one size grows and the others stay."""
     sweeps: dict[str, list[tuple[int, Case]]] = {
         "InfoNCE: K (N 256, d 128)": [
-            (k, Case("5", "", naive_infonce, ours_infonce, queue_case(256, k), 0)) for k in (1024, 4096, 16384, 65536)
+            (k, Case("5", "", naive_infonce, ours_infonce, queue_case(256, k), 0))
+            for k in (1024, 4096, 16384, 65536)
         ],
         "InfoNCE: N (K 16384, d 128)": [
-            (n, Case("5", "", naive_infonce, ours_infonce, queue_case(n, 16384), 0)) for n in (32, 128, 512)
+            (n, Case("5", "", naive_infonce, ours_infonce, queue_case(n, 16384), 0))
+            for n in (32, 128, 512)
         ],
         "InfoNCE: d (N 256, K 16384)": [
-            (d, Case("5", "", naive_infonce, ours_infonce, queue_case(256, 16384, d), 0)) for d in (32, 128, 512)
+            (d, Case("5", "", naive_infonce, ours_infonce, queue_case(256, 16384, d), 0))
+            for d in (32, 128, 512)
         ],
         "nuclear norms: M (N 256, d 128)": [
             (m, Case("7", "", naive_nuclear, ours_nuclear, lambda m=m: (unit(256, m, 128),), 0))
@@ -313,7 +329,18 @@ def growth(repeats: int) -> dict[str, list[tuple[int, float, float]]]:
             for d in (32, 64, 128, 256)
         ],
         "MIO: 2N (d 128)": [
-            (2 * n, Case("8", "", naive_mio, ours_mio, lambda n=n: (unit(n, 128), unit(n, 128, seed=1)), 0, 2))
+            (
+                2 * n,
+                Case(
+                    "8",
+                    "",
+                    naive_mio,
+                    ours_mio,
+                    lambda n=n: (unit(n, 128), unit(n, 128, seed=1)),
+                    0,
+                    2,
+                ),
+            )
             for n in (128, 256, 512, 1024)
         ],
         "ARB base: d (N 128, one group)": [
@@ -336,12 +363,16 @@ def draw(sweeps: dict[str, list[tuple[int, float, float]]], path: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(2, math.ceil(len(sweeps) / 2), figsize=(11, 5), layout="constrained")
+    figure, axes = plt.subplots(
+        2, math.ceil(len(sweeps) / 2), figsize=(11, 5), layout="constrained"
+    )
     for axis in axes.flat[len(sweeps) :]:
         axis.axis("off")
     for axis, (name, rows) in zip(axes.flat, sweeps.items()):
         for column, label in ((1, "naive"), (2, "backbench")):
-            axis.loglog([r[0] for r in rows], [r[column] for r in rows], marker="o", ms=3, label=label)
+            axis.loglog(
+                [r[0] for r in rows], [r[column] for r in rows], marker="o", ms=3, label=label
+            )
         axis.minorticks_off()
         axis.set_xticks([r[0] for r in rows], [str(r[0]) for r in rows])
         axis.set_title(name, fontsize=8)
@@ -353,7 +384,9 @@ def draw(sweeps: dict[str, list[tuple[int, float, float]]], path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--repeats", type=int, default=20)
     args = parser.parse_args()
@@ -386,7 +419,9 @@ def main() -> None:
         for name, rows in sweeps.items():
             lines.append(f"{name}: " + "; ".join(f"{size} {a:.1f} {b:.1f}" for size, a, b in rows))
         draw(sweeps, Path(__file__).with_suffix(".png"))
-        atomic.write_text(Path(__file__).with_suffix(".txt"), "\n".join(line.rstrip() for line in lines) + "\n")
+        atomic.write_text(
+            Path(__file__).with_suffix(".txt"), "\n".join(line.rstrip() for line in lines) + "\n"
+        )
 
 
 if __name__ == "__main__":

@@ -14,7 +14,11 @@ def describe() -> str:
     cpu = platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():
-        names = [line.partition(":")[2].strip() for line in info.read_text().splitlines() if "model name" in line]
+        names = [
+            line.partition(":")[2].strip()
+            for line in info.read_text().splitlines()
+            if "model name" in line
+        ]
         cpu = names[0] if names else cpu
     gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
     threads = torch.get_num_threads()

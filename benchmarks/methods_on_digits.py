@@ -85,7 +85,17 @@ def train(name: str, *, epochs: int, data: Path, out: Path) -> None:
     if (out / name / "backbone.safetensors").exists() and file.read_text() == text:
         return
     atomic.write_text(file, text)
-    command = [sys.executable, "-m", "backbench", "pretrain", str(file), "--data", str(data), "--out", str(out / name)]
+    command = [
+        sys.executable,
+        "-m",
+        "backbench",
+        "pretrain",
+        str(file),
+        "--data",
+        str(data),
+        "--out",
+        str(out / name),
+    ]
     done = subprocess.run(
         [*command, "--accelerator", "cpu", "-q"],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -94,7 +104,9 @@ def train(name: str, *, epochs: int, data: Path, out: Path) -> None:
         check=False,
     )
     if done.returncode:
-        raise SystemExit(f"{name}: exit status {done.returncode}: {done.stderr.strip().splitlines()[-1:]}")
+        raise SystemExit(
+            f"{name}: exit status {done.returncode}: {done.stderr.strip().splitlines()[-1:]}"
+        )
 
 
 def losses(name: str, run: Path, epochs: int) -> tuple[float, float]:
@@ -103,7 +115,9 @@ def losses(name: str, run: Path, epochs: int) -> tuple[float, float]:
     first = epochs // 2 if name == "lorac" else 1
 
     def mean(epoch: int) -> float:
-        return float(np.mean([row["loss"] for row in rows if row.get("epoch") == epoch and "loss" in row]))
+        return float(
+            np.mean([row["loss"] for row in rows if row.get("epoch") == epoch and "loss" in row])
+        )
 
     return mean(first), mean(epochs - 1)
 
@@ -114,7 +128,9 @@ def images(folder: Path) -> tuple[torch.Tensor, np.ndarray]:
 
     files = sorted(folder.glob("*/*.png"))
     pixels = np.stack([np.asarray(Image.open(f).convert("RGB")) for f in files])
-    return torch.from_numpy(pixels).permute(0, 3, 1, 2), np.array([int(f.parent.name) for f in files])
+    return torch.from_numpy(pixels).permute(0, 3, 1, 2), np.array(
+        [int(f.parent.name) for f in files]
+    )
 
 
 @torch.no_grad()
@@ -122,7 +138,9 @@ def features(checkpoint: Checkpoint, pixels: torch.Tensor) -> np.ndarray:
     from backbench.images.preprocess import normalise
 
     trunk = checkpoint.backbone().eval()
-    return torch.cat([trunk(normalise(part, checkpoint.pixels)) for part in pixels.split(256)]).numpy()
+    return torch.cat(
+        [trunk(normalise(part, checkpoint.pixels)) for part in pixels.split(256)]
+    ).numpy()
 
 
 def score(run: Path, data: Path) -> dict[str, float]:
@@ -141,8 +159,14 @@ def score(run: Path, data: Path) -> dict[str, float]:
     few = []
     for draw in range(DRAWS):
         rng = np.random.default_rng(seeding.seed_of("few labels", draw))
-        chosen = np.concatenate([rng.choice(np.flatnonzero(train_y == c), LABELS, replace=False) for c in range(10)])
-        few.append(LogisticRegression(C=100.0, max_iter=1000).fit(a[chosen], train_y[chosen]).score(b, test_y))
+        chosen = np.concatenate(
+            [rng.choice(np.flatnonzero(train_y == c), LABELS, replace=False) for c in range(10)]
+        )
+        few.append(
+            LogisticRegression(C=100.0, max_iter=1000)
+            .fit(a[chosen], train_y[chosen])
+            .score(b, test_y)
+        )
     return {"rank": rank, "few": 100 * float(np.mean(few)), "knn": 100 * knn}
 
 
@@ -151,7 +175,9 @@ def table(names: list[str], out: Path, data: Path, epochs: int) -> tuple[list[st
     lines, short = [], []
     base: dict[str, float] = {}
     for name in names:
-        first, last = losses(name, out / name, epochs) if name != "random" else (float("nan"), float("nan"))
+        first, last = (
+            losses(name, out / name, epochs) if name != "random" else (float("nan"), float("nan"))
+        )
         row = score(out / name, data)
         base = base or row
         remarks = []
@@ -159,7 +185,9 @@ def table(names: list[str], out: Path, data: Path, epochs: int) -> tuple[list[st
             remarks += [] if last < first else ["loss did not fall"]
             remarks += [] if row["rank"] > 2 else ["collapsed"]
             worse = [k for k in ("few", "knn") if row[k] <= base[k]]
-            if worse:  # the features of all these methods fill fewer directions; of the weakest, very few
+            if (
+                worse
+            ):  # the features of all these methods fill fewer directions; of the weakest, very few
                 remarks.append(
                     f"does not beat random: {', '.join(worse)}, with {row['rank'] / base['rank']:.0%} of its rank"
                 )
@@ -171,10 +199,14 @@ def table(names: list[str], out: Path, data: Path, epochs: int) -> tuple[list[st
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, default=Path("runs/methods_on_digits"))
     parser.add_argument("--epochs", type=int, default=20)
-    parser.add_argument("--longer", type=int, default=60, help="epochs for those that do not beat random; 0: no")
+    parser.add_argument(
+        "--longer", type=int, default=60, help="epochs for those that do not beat random; 0: no"
+    )
     parser.add_argument("--only", help="methods, separated by commas")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time, a core each")
     args = parser.parse_args()
@@ -190,7 +222,9 @@ def main() -> None:
         with ThreadPoolExecutor(args.jobs) as pool:
             list(pool.map(functools.partial(train, epochs=epochs, data=data, out=out), names))
         if epochs != args.epochs:
-            lines.append(f"# those that do not beat random, {epochs} epochs: were they only trained too short?")
+            lines.append(
+                f"# those that do not beat random, {epochs} epochs: were they only trained too short?"
+            )
             print(lines[-1])
         found, short = table(names, out, data, epochs)
         lines += found

@@ -31,7 +31,9 @@ class PlainLars(torch.optim.Optimizer):
     """The customary loop: a temporary for each product, `where` for the cases of a zero norm."""
 
     def __init__(self, params, lr, weight_decay=1e-6, momentum=0.9, eta=0.001):
-        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "eta": eta})
+        super().__init__(
+            params, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "eta": eta}
+        )
 
     @torch.no_grad()
     def step(self):
@@ -40,7 +42,9 @@ class PlainLars(torch.optim.Optimizer):
                 update = p.grad.add(p, alpha=group["weight_decay"])
                 size, slope = torch.norm(p), torch.norm(update)
                 one = torch.ones_like(size)
-                scale = torch.where(size > 0, torch.where(slope > 0, group["eta"] * size / slope, one), one)
+                scale = torch.where(
+                    size > 0, torch.where(slope > 0, group["eta"] * size / slope, one), one
+                )
                 update = update.mul(scale)
                 state = self.state[p]
                 if "mu" not in state:
@@ -77,7 +81,10 @@ def main() -> None:
     moco_update(a, source)
     momentum_update(b, source, 0.999)
     apart = max(float((x - y).abs().max()) for x, y in zip(a, b))
-    flat, flat_source = torch.cat([x.flatten() for x in c]), torch.cat([x.flatten() for x in source])
+    flat, flat_source = (
+        torch.cat([x.flatten() for x in c]),
+        torch.cat([x.flatten() for x in source]),
+    )
     compare(
         f"momentum update, ResNet-50 (largest difference {apart:.1e})",
         {
@@ -96,7 +103,11 @@ def main() -> None:
     sgd = optim.build("sgd", optim.parameter_groups(query, weight_decay=1e-6), lr=0.1)
     compare(
         "optimiser step, ResNet-50",
-        {"LARS, plain loop": plain.step, "optim.LARS": lars.step, "fused SGD (no norms: the floor)": sgd.step},
+        {
+            "LARS, plain loop": plain.step,
+            "optim.LARS": lars.step,
+            "fused SGD (no norms: the floor)": sgd.step,
+        },
         args.rounds,
     )
 

@@ -59,7 +59,8 @@ class Separate:
     def __init__(self, classes: int, dim: int) -> None:
         self.heads = [nn.Linear(dim, classes) for _ in RATES]
         self.optimizers = [
-            torch.optim.SGD(h.parameters(), lr=float(lr), momentum=0.9) for h, lr in zip(self.heads, RATES)
+            torch.optim.SGD(h.parameters(), lr=float(lr), momentum=0.9)
+            for h, lr in zip(self.heads, RATES)
         ]
 
     def step(self, index: int, features: torch.Tensor, labels: torch.Tensor) -> None:
@@ -83,7 +84,9 @@ def row_1(batch: int, repeats: int) -> None:
         together.step(trunk(images), labels, RATES, momentum=0.9, decay=0.0, batch=batch)
 
     t = medians(repeats, seven=seven, one=one, forward=lambda: trunk(images))
-    print(f"1  seven rates, ResNet-50 224 px, batch {batch}: one pass {t['seven'] / t['one']:.2f}x of seven runs;")
+    print(
+        f"1  seven rates, ResNet-50 224 px, batch {batch}: one pass {t['seven'] / t['one']:.2f}x of seven runs;"
+    )
     print(f"   a forward alone would be {t['seven'] / t['forward']:.2f}x (goal >= 6.7x)")
 
 
@@ -93,7 +96,9 @@ def row_2(count: int, repeats: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         draw = np.random.Generator(np.random.PCG64(0))
         for i in range(count):
-            low = draw.integers(0, 256, (15, 20, 3), dtype=np.uint8)  # smooth pictures, as photographs are
+            low = draw.integers(
+                0, 256, (15, 20, 3), dtype=np.uint8
+            )  # smooth pictures, as photographs are
             file = Path(folder) / "a" / f"{i:04d}.jpg"
             file.parent.mkdir(exist_ok=True)
             Image.fromarray(low).resize((500, 375), Image.Resampling.BICUBIC).save(file, quality=90)
@@ -125,10 +130,17 @@ def row_2(count: int, repeats: int) -> None:
                 train([i])
 
         t = medians(
-            repeats, wall=True, decode=decode, forwards=forwards, together=lambda: train([0, 1, 2]), apart=apart
+            repeats,
+            wall=True,
+            decode=decode,
+            forwards=forwards,
+            together=lambda: train([0, 1, 2]),
+            apart=apart,
         )
     limit = max(t["decode"], t["forwards"])
-    print(f"2  three checkpoints, ResNet-18 64 px: together {t['together'] / limit:.2f} x max(decoding alone, three")
+    print(
+        f"2  three checkpoints, ResNet-18 64 px: together {t['together'] / limit:.2f} x max(decoding alone, three"
+    )
     print(f"   forwards alone) (goal < 1.2); decoding/forwards {t['decode'] / t['forwards']:.2f};")
     print(f"   one after the other costs {t['apart'] / t['together']:.2f}x of together")
 
@@ -163,7 +175,10 @@ def row_3(repeats: int) -> None:
 def row_4(batch: int, repeats: int) -> None:
     """The frozen ResNet-50 forward at 224 px."""
     point = checkpoint("resnet50")
-    plain, last = point.backbone().eval(), point.backbone().eval().to(memory_format=torch.channels_last)
+    plain, last = (
+        point.backbone().eval(),
+        point.backbone().eval().to(memory_format=torch.channels_last),
+    )
     folded, rough = (Frozen.build(point, device=CPU, precision=p) for p in ("fp32", "bf16"))  # type: ignore[arg-type]
     images = torch.randn(batch, 3, 224, 224)
     strided = images.contiguous(memory_format=torch.channels_last)
@@ -178,13 +193,21 @@ def row_4(batch: int, repeats: int) -> None:
         expected = plain(images)
         errors = [float((f(images) - expected).norm() / expected.norm()) for f in (folded, rough)]
     r = {name: t["plain"] / seconds for name, seconds in t.items()}
-    print(f"4  frozen ResNet-50, 224 px, batch {batch}, against fp32 NCHW: channels last {r['last']:.2f}x;")
-    print(f"   + batch norm folded (the default) {r['folded']:.2f}x, relative error {errors[0]:.1e};")
-    print(f"   + bf16 (an option, its own protocol) {r['rough']:.2f}x, relative error {errors[1]:.1e}")
+    print(
+        f"4  frozen ResNet-50, 224 px, batch {batch}, against fp32 NCHW: channels last {r['last']:.2f}x;"
+    )
+    print(
+        f"   + batch norm folded (the default) {r['folded']:.2f}x, relative error {errors[0]:.1e};"
+    )
+    print(
+        f"   + bf16 (an option, its own protocol) {r['rough']:.2f}x, relative error {errors[1]:.1e}"
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="smaller batches, fewer turns")
     parser.add_argument("--rows", default="1,3,4,2", help="which rows, in this order")
     arguments = parser.parse_args()

@@ -34,7 +34,9 @@ RECIPES = {
 }
 
 
-def pretrain(recipe: str, overrides: list[str], data: Path, out: Path, processes: int) -> tuple[Checkpoint, float]:
+def pretrain(
+    recipe: str, overrides: list[str], data: Path, out: Path, processes: int
+) -> tuple[Checkpoint, float]:
     """One run; its checkpoint and the median images per second of its steps."""
     command = [
         sys.executable,
@@ -56,7 +58,10 @@ def pretrain(recipe: str, overrides: list[str], data: Path, out: Path, processes
 
 def apart(a: Checkpoint, b: Checkpoint) -> float:
     """Relative difference of all weights, as one vector."""
-    x, y = (torch.cat([v.flatten().double() for v in c.state_dict.values() if v.is_floating_point()]) for c in (a, b))
+    x, y = (
+        torch.cat([v.flatten().double() for v in c.state_dict.values() if v.is_floating_point()])
+        for c in (a, b)
+    )
     return float((x - y).norm() / x.norm())
 
 
@@ -72,13 +77,20 @@ def main() -> None:
             exact: Checkpoint | None = None
             for precision, processes in itertools.product(("fp64", "fp32"), args.processes):
                 # SGD: Adam turns a rounding error where the gradient is nearly zero into a step of full length
-                extra = ["epochs=1", "log_every=1", "optim={name: sgd, lr: 0.03, weight_decay: 0.0}"]
+                extra = [
+                    "epochs=1",
+                    "log_every=1",
+                    "optim={name: sgd, lr: 0.03, weight_decay: 0.0}",
+                ]
                 out = Path(folder) / f"{number}-{precision}-{processes}"
                 extra.append(f"precision={precision}")
                 checkpoint, rate = pretrain(recipe, [*overrides, *extra], data, out, processes)
                 exact = exact or checkpoint
                 name = f"{precision}, {processes} process{'es' if processes > 1 else ''}"
-                print(f"  {name:20} {rate:7.1f} images/s   weights {apart(exact, checkpoint):.1e} apart", flush=True)
+                print(
+                    f"  {name:20} {rate:7.1f} images/s   weights {apart(exact, checkpoint):.1e} apart",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

@@ -44,7 +44,12 @@ class Sizes:
 def lightly_step(sizes: Sizes, views: list[Tensor], cast: bool) -> Step:
     from lightly.loss import NTXentLoss
     from lightly.models.modules import MoCoProjectionHead
-    from lightly.models.utils import batch_shuffle, batch_unshuffle, deactivate_requires_grad, update_momentum
+    from lightly.models.utils import (
+        batch_shuffle,
+        batch_unshuffle,
+        deactivate_requires_grad,
+        update_momentum,
+    )
 
     trunk = sizes.trunk()
     head = MoCoProjectionHead(trunk.feature_dim, trunk.feature_dim, 128).to(sizes.device)
@@ -52,7 +57,9 @@ def lightly_step(sizes: Sizes, views: list[Tensor], cast: bool) -> Step:
     deactivate_requires_grad(trunk_m)
     deactivate_requires_grad(head_m)
     criterion = NTXentLoss(temperature=0.2, memory_bank_size=(sizes.queue, 128)).to(sizes.device)
-    optimizer = torch.optim.SGD([*trunk.parameters(), *head.parameters()], lr=0.03, momentum=0.9, weight_decay=1e-4)
+    optimizer = torch.optim.SGD(
+        [*trunk.parameters(), *head.parameters()], lr=0.03, momentum=0.9, weight_decay=1e-4
+    )
 
     def step() -> None:
         update_momentum(trunk, trunk_m, m=0.999)
@@ -77,7 +84,9 @@ def solo_step(sizes: Sizes, views: list[Tensor], cast: bool) -> Step:
     trunk_m, head_m = copy.deepcopy(trunk), copy.deepcopy(head)
     queue = F.normalize(torch.randn(2, 128, sizes.queue, device=sizes.device), dim=1)
     position = 0
-    optimizer = torch.optim.SGD([*trunk.parameters(), *head.parameters()], lr=0.03, momentum=0.9, weight_decay=1e-4)
+    optimizer = torch.optim.SGD(
+        [*trunk.parameters(), *head.parameters()], lr=0.03, momentum=0.9, weight_decay=1e-4
+    )
 
     def infonce(q: Tensor, k: Tensor, negatives: Tensor) -> Tensor:
         positive = torch.einsum("nc,nc->n", q, k).unsqueeze(-1)
@@ -105,22 +114,30 @@ def solo_step(sizes: Sizes, views: list[Tensor], cast: bool) -> Step:
     return step
 
 
-def our_step(sizes: Sizes, views: list[Tensor], cast: bool, *, symmetric: bool, compiled: bool = False) -> Step:
+def our_step(
+    sizes: Sizes, views: list[Tensor], cast: bool, *, symmetric: bool, compiled: bool = False
+) -> Step:
     config = moco.Config(name="moco", head=MOCO_HEAD, queue=sizes.queue, symmetric=symmetric)
     setup = Setup(batch_size=sizes.batch, views=2, seed=0, images=10_000, classes=10)
-    method = build_method(config, sizes.trunk(), setup).to(sizes.device, memory_format=torch.channels_last)
+    method = build_method(config, sizes.trunk(), setup).to(
+        sizes.device, memory_format=torch.channels_last
+    )
     if compiled:
         for module in (method.backbone, method.key_encoder.encoder[0]):
             module.compile()
     params = [p for p in method.parameters() if p.requires_grad]
     optimizer = torch.optim.SGD(params, lr=0.03, momentum=0.9, weight_decay=1e-4, fused=True)
-    views = [v.contiguous(memory_format=torch.channels_last) for v in views]  # as views.py delivers them
+    views = [
+        v.contiguous(memory_format=torch.channels_last) for v in views
+    ]  # as views.py delivers them
     count = 0
 
     def step() -> None:
         nonlocal count
         index = torch.arange(sizes.batch)
-        batch = Batch(views=views, labels=None, index=index, step=count, epoch=0, epochs=200, progress=0.0)
+        batch = Batch(
+            views=views, labels=None, index=index, step=count, epoch=0, epochs=200, progress=0.0
+        )
         with torch.autocast(sizes.device, torch.bfloat16, enabled=cast):
             loss = method(batch)["loss"]
         loss.backward()
@@ -149,34 +166,45 @@ def compare(sizes: Sizes, base: str, ways: dict[str, Step], rounds: int) -> None
                 times[name].append((clock() - began) / repeat)
     medians = {name: statistics.median(seconds) for name, seconds in times.items()}
     for name, seconds in medians.items():
-        print(f"  {name:44} {sizes.batch / seconds:8.1f} images/s   {medians[base] / seconds:5.2f}x")
+        print(
+            f"  {name:44} {sizes.batch / seconds:8.1f} images/s   {medians[base] / seconds:5.2f}x"
+        )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--gpu", action="store_true")
-    parser.add_argument("--compile", action="store_true", help="also our step with compiled encoders")
+    parser.add_argument(
+        "--compile", action="store_true", help="also our step with compiled encoders"
+    )
     args = parser.parse_args()
     torch.set_num_threads(1)
     print(describe())
     sizes = Sizes(args.gpu)
     torch.manual_seed(1)
-    views = [torch.randn(sizes.batch, 3, sizes.pixels, sizes.pixels, device=sizes.device) for _ in range(2)]
+    views = [
+        torch.randn(sizes.batch, 3, sizes.pixels, sizes.pixels, device=sizes.device)
+        for _ in range(2)
+    ]
     casts = [True] if args.gpu else [False, True]
     names = {False: "fp32", True: "bf16"}
     print(f"\nMoCo v2, {sizes.arch}, {sizes.pixels} px, batch {sizes.batch}, against lightly")
     ways = {f"lightly, {names[c]}": lightly_step(sizes, views, c) for c in casts}
     ways |= {f"ours, {names[c]}": our_step(sizes, views, c, symmetric=False) for c in casts}
     if args.compile:
-        ways |= {"ours, bf16, compiled": our_step(sizes, views, True, symmetric=False, compiled=True)}
+        ways |= {
+            "ours, bf16, compiled": our_step(sizes, views, True, symmetric=False, compiled=True)
+        }
     compare(sizes, next(iter(ways)), ways, args.rounds)
     print("\nthe symmetric loss, against solo-learn")
     ways = {f"solo-learn, {names[c]}": solo_step(sizes, views, c) for c in casts}
     ways |= {f"ours, {names[c]}": our_step(sizes, views, c, symmetric=True) for c in casts}
     compare(sizes, next(iter(ways)), ways, args.rounds)
     if args.gpu:
-        print(f"\npeak GPU memory {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB (all models of this script)")
+        print(
+            f"\npeak GPU memory {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB (all models of this script)"
+        )
 
 
 if __name__ == "__main__":

@@ -29,7 +29,10 @@ from backbench.images.views import Crops, draw, render_fast, render_geometry
 PIXELS = Pixels()
 MOCO = (Crops(count=1),)
 STRONG = {"jitter": (0.8, 0.8, 0.8, 0.2)}
-MULTI = (Crops(count=3, scale=(0.14, 1.0), **STRONG), Crops(count=5, size=96, scale=(0.05, 0.14), **STRONG))
+MULTI = (
+    Crops(count=3, scale=(0.14, 1.0), **STRONG),
+    Crops(count=5, size=96, scale=(0.05, 0.14), **STRONG),
+)
 
 
 class PilBlur:
@@ -76,7 +79,9 @@ def naive(data: bytes, seed: int, pipelines: list[T.Compose]) -> list[torch.Tens
     return [pipeline(Image.open(io.BytesIO(data)).convert("RGB")) for pipeline in pipelines]
 
 
-def ours(data: bytes, seed: int, crops: list[Crops], *, geometry_only: bool = False) -> list[torch.Tensor]:
+def ours(
+    data: bytes, seed: int, crops: list[Crops], *, geometry_only: bool = False
+) -> list[torch.Tensor]:
     image = decode_array(data, "benchmark")
     generator = torch.Generator().manual_seed(seed)
     out = []
@@ -104,13 +109,17 @@ def main() -> None:
         ways = {
             "PIL + torchvision, decoded per crop": lambda d, s, p=pipelines: naive(d, s, p),
             "views.py, fast": lambda d, s, c=crops: ours(d, s, c),
-            "views.py, colour left to the device": lambda d, s, c=crops: ours(d, s, c, geometry_only=True),
+            "views.py, colour left to the device": lambda d, s, c=crops: ours(
+                d, s, c, geometry_only=True
+            ),
             "decoding alone": lambda d, s: decode_array(d, "benchmark"),
         }
         times: dict[str, list[float]] = {way: [] for way in ways}
         for turn in range(args.rounds + 1):
             for way, work in ways.items():
-                began = time.process_time()  # of this process alone: other work on the machine does not count
+                began = (
+                    time.process_time()
+                )  # of this process alone: other work on the machine does not count
                 for n, data in enumerate(jpegs):
                     work(data, 1000 * turn + n)
                 if turn:

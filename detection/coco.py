@@ -32,7 +32,11 @@ VOC_CLASSES = (
     "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor",
 )
 # fmt: on
-VOC = {f"voc_{year}_{part}": (f"VOC{year}", part) for year in (2007, 2012) for part in ("trainval", "test")}
+VOC = {
+    f"voc_{year}_{part}": (f"VOC{year}", part)
+    for year in (2007, 2012)
+    for part in ("trainval", "test")
+}
 
 
 def names() -> dict[str, tuple[str, str, str]]:
@@ -65,13 +69,19 @@ class Split:
         out = []
         for name in self.keypoints:
             partner = next((name.replace(a, b) for a, b in LEFT_RIGHT if a in name), name)
-            out.append(self.keypoints.index(partner) if partner in self.keypoints else self.keypoints.index(name))
+            out.append(
+                self.keypoints.index(partner)
+                if partner in self.keypoints
+                else self.keypoints.index(name)
+            )
         return out
 
 
 def root_folder(data: Path | None) -> Path:
     """--data, or Detectron2's $DETECTRON2_DATASETS."""
-    root = data or (Path(os.environ["DETECTRON2_DATASETS"]) if os.environ.get("DETECTRON2_DATASETS") else None)
+    root = data or (
+        Path(os.environ["DETECTRON2_DATASETS"]) if os.environ.get("DETECTRON2_DATASETS") else None
+    )
     if root is None:
         raise BadInput(
             "no data: give --data ROOT with ROOT/coco/{annotations,train2017,val2017} (or $DETECTRON2_DATASETS)"
@@ -129,7 +139,9 @@ def read(name: str, root: Path, *, task: str) -> Split:
             raise BadInput(f"{where}: its id appears twice")
         seen.add(a["id"])
         if a.get("category_id") not in label_of:
-            raise BadInput(f"{where}: category {a.get('category_id')} is not among the file's {len(ids)} categories")
+            raise BadInput(
+                f"{where}: category {a.get('category_id')} is not among the file's {len(ids)} categories"
+            )
         if a.get("image_id") not in by_image:
             raise BadInput(f"{where}: image {a.get('image_id')} is not in the file's 'images'")
         annotation = _annotation(a, task, len(keypoint_names), label_of, where)
@@ -149,25 +161,44 @@ def read(name: str, root: Path, *, task: str) -> Split:
     ]
     if not records:
         raise BadInput(f"{file}: no images")
-    there = {p.name for p in folder.iterdir()}  # one listing: 118,000 look-ups take long on a network disk
+    there = {
+        p.name for p in folder.iterdir()
+    }  # one listing: 118,000 look-ups take long on a network disk
     missing = [
-        i["file_name"] for i in chosen if i["file_name"] not in there and not (folder / i["file_name"]).is_file()
+        i["file_name"]
+        for i in chosen
+        if i["file_name"] not in there and not (folder / i["file_name"]).is_file()
     ]
     if missing:
         raise BadInput(
             f"{folder}: {len(missing)} of {len(chosen)} images of {file.name} are missing, first {missing[0]}"
         )
-    if task == "keypoint_rcnn" and not any("keypoints" in a for r in records for a in r["annotations"]):
-        raise BadInput(f"{file}: no annotation has keypoints; the keypoint task needs a person_keypoints file")
+    if task == "keypoint_rcnn" and not any(
+        "keypoints" in a for r in records for a in r["annotations"]
+    ):
+        raise BadInput(
+            f"{file}: no annotation has keypoints; the keypoint task needs a person_keypoints file"
+        )
     notes = (f"{dropped} objects without a valid outline left out",) if dropped else ()
-    return Split(name, file, folder, tuple(str(c["name"]) for c in categories), ids, records, keypoint_names, notes)
+    return Split(
+        name,
+        file,
+        folder,
+        tuple(str(c["name"]) for c in categories),
+        ids,
+        records,
+        keypoint_names,
+        notes,
+    )
 
 
 def _read_json(file: Path) -> dict[str, Any]:
     try:
         data = json.loads(file.read_text())
     except FileNotFoundError:
-        raise BadInput(f"{file}: no such file; COCO is ROOT/coco/{{annotations,train2017,val2017}}") from None
+        raise BadInput(
+            f"{file}: no such file; COCO is ROOT/coco/{{annotations,train2017,val2017}}"
+        ) from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise BadInput(f"{file}: not JSON ({error})") from None
     if not isinstance(data, dict):
@@ -199,10 +230,14 @@ def _annotation(
                 return None
             out["segmentation"] = outline
         elif not crowd:
-            raise BadInput(f"{where}: a run-length mask of a single object; training needs polygons")
+            raise BadInput(
+                f"{where}: a run-length mask of a single object; training needs polygons"
+            )
     if keypoints and a.get("keypoints"):
         if len(a["keypoints"]) != 3 * keypoints:
-            raise BadInput(f"{where}: {len(a['keypoints'])} keypoint values instead of {3 * keypoints}")
+            raise BadInput(
+                f"{where}: {len(a['keypoints'])} keypoint values instead of {3 * keypoints}"
+            )
         # COCO's keypoints are pixel indices; the middle of a pixel is half a pixel further.
         out["keypoints"] = [v if i % 3 == 2 else v + 0.5 for i, v in enumerate(a["keypoints"])]
     return out
@@ -218,7 +253,9 @@ def read_voc(name: str, root: Path, *, task: str) -> Split:
     if task != "faster_rcnn":
         raise BadInput(f"{name}: VOC has boxes only; the {task} task needs COCO")
     if not file.is_file():
-        raise BadInput(f"{file}: no such file; VOC is ROOT/{VOC[name][0]}/{{ImageSets,Annotations,JPEGImages}}")
+        raise BadInput(
+            f"{file}: no such file; VOC is ROOT/{VOC[name][0]}/{{ImageSets,Annotations,JPEGImages}}"
+        )
     records = []
     for image in file.read_text().split():
         path = folder / "Annotations" / f"{image}.xml"
@@ -227,7 +264,10 @@ def read_voc(name: str, root: Path, *, task: str) -> Split:
             size = {k: int(str(tree.findtext(f"size/{k}"))) for k in ("height", "width")}
             objects = []
             for node in tree.iter("object"):
-                x1, y1, x2, y2 = (float(str(node.findtext(f"bndbox/{k}"))) for k in ("xmin", "ymin", "xmax", "ymax"))
+                x1, y1, x2, y2 = (
+                    float(str(node.findtext(f"bndbox/{k}")))
+                    for k in ("xmin", "ymin", "xmax", "ymax")
+                )
                 label = VOC_CLASSES.index(str(node.findtext("name")))
                 box = [x1 - 1, y1 - 1, x2 - x1 + 1, y2 - y1 + 1]
                 objects.append({"bbox": box, "bbox_mode": XYWH, "category_id": label, "iscrowd": 0})
@@ -277,7 +317,9 @@ class Order:
     incomplete at the end of a pass is filled in the next.
     """
 
-    def __init__(self, records: Sequence[Mapping[str, Any]], batch: int, seed: int, *, grouped: bool = True) -> None:
+    def __init__(
+        self, records: Sequence[Mapping[str, Any]], batch: int, seed: int, *, grouped: bool = True
+    ) -> None:
         self.wide = [r["width"] > r["height"] for r in records]
         self.batch, self.seed = batch, seed
         self.group = math.gcd(4, batch) if grouped else 1
@@ -294,7 +336,9 @@ class Order:
     def _groups(self) -> Iterator[list[int]]:
         open_groups: dict[bool, list[int]] = {True: [], False: []}
         for epoch in itertools.count():
-            for i in torch.randperm(len(self.wide), generator=seeding.generator(self.seed, "order", epoch)).tolist():
+            for i in torch.randperm(
+                len(self.wide), generator=seeding.generator(self.seed, "order", epoch)
+            ).tolist():
                 group = open_groups[self.wide[i] if self.group > 1 else True]
                 group.append(i)
                 if len(group) == self.group:
@@ -305,7 +349,9 @@ class Order:
 class Slots(torch.utils.data.Sampler[list[tuple[int, int, int]]]):
     """Batches of one rank for a DataLoader: (iteration, slot in the global batch, record)."""
 
-    def __init__(self, order: Order, *, first: int, last: int, rank: int = 0, world: int = 1) -> None:
+    def __init__(
+        self, order: Order, *, first: int, last: int, rank: int = 0, world: int = 1
+    ) -> None:
         self.order, self.first, self.last, self.rank, self.world = order, first, last, rank, world
 
     def __iter__(self) -> Iterator[list[tuple[int, int, int]]]:
@@ -313,7 +359,10 @@ class Slots(torch.utils.data.Sampler[list[tuple[int, int, int]]]):
         stream = self.order.batches(self.first)
         for iteration in range(self.first, self.last):
             members = next(stream)
-            yield [(iteration, s, members[s]) for s in range(self.rank * share, (self.rank + 1) * share)]
+            yield [
+                (iteration, s, members[s])
+                for s in range(self.rank * share, (self.rank + 1) * share)
+            ]
 
     def __len__(self) -> int:
         return self.last - self.first
@@ -334,7 +383,9 @@ def load_image(record: Mapping[str, Any]) -> Any:
     image = decode(record["file_name"])
     if image.size != (record["width"], record["height"]):
         stated = (record["width"], record["height"])
-        raise BadInput(f"{record['file_name']}: is {image.size} pixels, its annotation file says {stated}")
+        raise BadInput(
+            f"{record['file_name']}: is {image.size} pixels, its annotation file says {stated}"
+        )
     return image
 
 
@@ -347,7 +398,11 @@ def resized(image: Any, height: int, width: int) -> Any:
     """PIL's antialiased bilinear on uint8, as Detectron2 does it."""
     from PIL import Image
 
-    return image if image.size == (width, height) else image.resize((width, height), Image.Resampling.BILINEAR)
+    return (
+        image
+        if image.size == (width, height)
+        else image.resize((width, height), Image.Resampling.BILINEAR)
+    )
 
 
 @dataclass(frozen=True)
@@ -366,9 +421,18 @@ class TrainImages(torch.utils.data.Dataset[dict[str, Any]]):
     """
 
     def __init__(
-        self, records: Sequence[Mapping[str, Any]], augment: Augment, flip_map: Sequence[int], task: str
+        self,
+        records: Sequence[Mapping[str, Any]],
+        augment: Augment,
+        flip_map: Sequence[int],
+        task: str,
     ) -> None:
-        self.records, self.augment, self.flip_map, self.task = records, augment, list(flip_map), task
+        self.records, self.augment, self.flip_map, self.task = (
+            records,
+            augment,
+            list(flip_map),
+            task,
+        )
 
     def __len__(self) -> int:
         return len(self.records)
@@ -388,12 +452,26 @@ class TrainImages(torch.utils.data.Dataset[dict[str, Any]]):
         pixels = to_uint8(resized(image, height, width))
         if mirrored:
             pixels = pixels.flip(-1)
-        target = targets(record, height, width, mirrored=mirrored, flip_map=self.flip_map, task=self.task)
-        return {"image": pixels, "target": target, "slot": slot, "iteration": iteration, "image_id": record["image_id"]}
+        target = targets(
+            record, height, width, mirrored=mirrored, flip_map=self.flip_map, task=self.task
+        )
+        return {
+            "image": pixels,
+            "target": target,
+            "slot": slot,
+            "iteration": iteration,
+            "image_id": record["image_id"],
+        }
 
 
 def targets(
-    record: Mapping[str, Any], height: int, width: int, *, mirrored: bool, flip_map: Sequence[int], task: str
+    record: Mapping[str, Any],
+    height: int,
+    width: int,
+    *,
+    mirrored: bool,
+    flip_map: Sequence[int],
+    task: str,
 ) -> dict[str, Any]:
     """The record's objects on the image resized to (height, width) and perhaps mirrored. Crowds and objects whose box
     is empty after clipping are left out, as in Detectron2's mapper."""
@@ -413,10 +491,16 @@ def targets(
         labels.append(a["category_id"] + 1)
         if task == "mask_rcnn":
             mirror = width if mirrored else None
-            polygons.append([_moved(np.asarray(p, np.float64), sx, sy, mirror) for p in a["segmentation"]])
+            polygons.append(
+                [_moved(np.asarray(p, np.float64), sx, sy, mirror) for p in a["segmentation"]]
+            )
         if task == "keypoint_rcnn":
-            points = np.asarray(a.get("keypoints") or [0] * 3 * len(flip_map), np.float64).reshape(-1, 3)
-            keypoints.append(_keypoints(points * [sx, sy, 1], height, width, flip_map if mirrored else None))
+            points = np.asarray(a.get("keypoints") or [0] * 3 * len(flip_map), np.float64).reshape(
+                -1, 3
+            )
+            keypoints.append(
+                _keypoints(points * [sx, sy, 1], height, width, flip_map if mirrored else None)
+            )
     out: dict[str, Any] = {
         "boxes": torch.tensor(boxes, dtype=torch.float32).reshape(-1, 4),
         "labels": torch.tensor(labels, dtype=torch.int64),
@@ -424,7 +508,9 @@ def targets(
     if task == "mask_rcnn":
         out["polygons"] = polygons
     if task == "keypoint_rcnn":
-        out["keypoints"] = torch.tensor(np.array(keypoints), dtype=torch.float32).reshape(-1, len(flip_map), 3)
+        out["keypoints"] = torch.tensor(np.array(keypoints), dtype=torch.float32).reshape(
+            -1, len(flip_map), 3
+        )
     return out
 
 
@@ -435,7 +521,9 @@ def _moved(points: np.ndarray, sx: float, sy: float, mirror: int | None) -> np.n
     return xy.reshape(-1)
 
 
-def _keypoints(points: np.ndarray, height: int, width: int, flip_map: Sequence[int] | None) -> np.ndarray:
+def _keypoints(
+    points: np.ndarray, height: int, width: int, flip_map: Sequence[int] | None
+) -> np.ndarray:
     """(K, 3) in the image of that size, mirrored when a map is given; unmarked ones and those outside it are zero."""
     inside = np.all((points[:, :2] >= 0) & (points[:, :2] <= np.array([width, height])), axis=1)
     if flip_map is not None:

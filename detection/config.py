@@ -61,8 +61,16 @@ class Given:
     @property
     def task(self) -> str:
         if self.get("MODEL.MASK_ON") and self.get("MODEL.KEYPOINT_ON"):
-            raise BadInput(f"{self.path}: MASK_ON and KEYPOINT_ON together; choose one, each is a table of its own")
-        kind = "mask" if self.get("MODEL.MASK_ON") else "keypoint" if self.get("MODEL.KEYPOINT_ON") else "faster"
+            raise BadInput(
+                f"{self.path}: MASK_ON and KEYPOINT_ON together; choose one, each is a table of its own"
+            )
+        kind = (
+            "mask"
+            if self.get("MODEL.MASK_ON")
+            else "keypoint"
+            if self.get("MODEL.KEYPOINT_ON")
+            else "faster"
+        )
         return f"{kind}_rcnn"
 
 
@@ -90,7 +98,9 @@ def _load(path: Path) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise BadInput(f"{path}: _BASE_ '{error.filename}' is not there") from None
     except (yaml.YAMLError, AssertionError, AttributeError, TypeError) as error:
-        raise BadInput(f"{path}: not readable as a config: {' '.join(str(error).split())[:160]}") from None
+        raise BadInput(
+            f"{path}: not readable as a config: {' '.join(str(error).split())[:160]}"
+        ) from None
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -114,10 +124,14 @@ def embedded(given: Given) -> CfgNode:
     known = accepted()
     for key in given.values:
         if key not in known:
-            raise BadInput(f"{given.path}: the torchvision engine has no key '{key}'; {nearest(key, known)}")
+            raise BadInput(
+                f"{given.path}: the torchvision engine has no key '{key}'; {nearest(key, known)}"
+            )
     for key in known:
         if key not in given.values and key not in (*PIXEL_KEYS, DEVICE_KEY):
-            raise BadInput(f"{given.path}: does not state {key}; begin the file with `_BASE_: {BASE}`")
+            raise BadInput(
+                f"{given.path}: does not state {key}; begin the file with `_BASE_: {BASE}`"
+            )
     cfg = CfgNode(Given(given.path, known).tree())
     merge(cfg, given)
     return cfg
@@ -141,7 +155,11 @@ def merge(cfg: CfgNode, given: Given) -> None:
 
 def decisive(given: Given) -> dict[str, Any]:
     """What decides the protocol, as plain values."""
-    return {k: list(v) if isinstance(v, tuple) else v for k, v in sorted(given.values.items()) if k not in FREE}
+    return {
+        k: list(v) if isinstance(v, tuple) else v
+        for k, v in sorted(given.values.items())
+        if k not in FREE
+    }
 
 
 def protocol(given: Given) -> str:

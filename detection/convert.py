@@ -25,14 +25,20 @@ def weights(checkpoint: Path | None, model_weights: str, depth: int, seed: int) 
     No weights at all is refused: a detector that trains from scratch by mistake only looks a bit low.
     """
     if checkpoint is not None and model_weights:
-        raise BadInput(f"both --checkpoint {checkpoint} and MODEL.WEIGHTS {model_weights}; give one")
+        raise BadInput(
+            f"both --checkpoint {checkpoint} and MODEL.WEIGHTS {model_weights}; give one"
+        )
     if model_weights == RANDOM:
         arch = f"resnet{depth}"
         seeding.seed_everything(seed, "random row")
         trunk = build_backbone(arch)
-        return Checkpoint(arch=arch, method=RANDOM, state_dict=trunk.state_dict(), provenance={"name": "random"})
+        return Checkpoint(
+            arch=arch, method=RANDOM, state_dict=trunk.state_dict(), provenance={"name": "random"}
+        )
     if "://" in model_weights:
-        raise BadInput(f"MODEL.WEIGHTS {model_weights}: nothing is downloaded in a run; give a local file")
+        raise BadInput(
+            f"MODEL.WEIGHTS {model_weights}: nothing is downloaded in a run; give a local file"
+        )
     file = checkpoint or (Path(model_weights) if model_weights else None)
     if file is None:
         raise BadInput(
@@ -41,7 +47,9 @@ def weights(checkpoint: Path | None, model_weights: str, depth: int, seed: int) 
     return importing.read(file)
 
 
-def check_features(checkpoint: Checkpoint, stages: Callable[[Tensor], Sequence[Tensor]], engine: str) -> float:
+def check_features(
+    checkpoint: Checkpoint, stages: Callable[[Tensor], Sequence[Tensor]], engine: str
+) -> float:
     """The largest relative difference of C2..C5 between the Checkpoint's own trunk and the loaded detector's.
 
     Raises BadInput above 1e-4: a map that matched half of the names, a stride in the other convolution.
@@ -53,7 +61,9 @@ def check_features(checkpoint: Checkpoint, stages: Callable[[Tensor], Sequence[T
     loaded = [stage.detach().cpu().float() for stage in stages(x)]
     for name, a, b in zip(("C2", "C3", "C4", "C5"), own, loaded, strict=True):
         if a.shape != b.shape:
-            raise BadInput(f"{engine}: {name} of the detector is {tuple(b.shape)}, the checkpoint's {tuple(a.shape)}")
+            raise BadInput(
+                f"{engine}: {name} of the detector is {tuple(b.shape)}, the checkpoint's {tuple(a.shape)}"
+            )
         difference = float((a - b).abs().max() / a.abs().max().clamp(min=1e-12))
         if not difference <= TOLERANCE:
             raise BadInput(

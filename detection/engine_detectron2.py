@@ -63,7 +63,9 @@ def read_config(given: config.Given) -> Any:
     cfg = get_cfg()
     config.merge(cfg, given)
     if cfg.MODEL.META_ARCHITECTURE != "GeneralizedRCNN":
-        raise BadInput(f"{given.path}: MODEL.META_ARCHITECTURE {cfg.MODEL.META_ARCHITECTURE}: only GeneralizedRCNN")
+        raise BadInput(
+            f"{given.path}: MODEL.META_ARCHITECTURE {cfg.MODEL.META_ARCHITECTURE}: only GeneralizedRCNN"
+        )
     return cfg
 
 
@@ -80,7 +82,11 @@ class Stream(torch.utils.data.Dataset[dict[str, Any]]):
         position, index = divmod(key, len(self))
         record = self.records[index]
         objects = [{**a, "bbox_mode": BoxMode(a["bbox_mode"])} for a in record["annotations"]]
-        return {**record, "annotations": objects, "seed": seeding.seed_of(self.seed, "augment", position)}
+        return {
+            **record,
+            "annotations": objects,
+            "seed": seeding.seed_of(self.seed, "augment", position),
+        }
 
 
 class Seeded:
@@ -140,9 +146,13 @@ def voc_scores(split: coco.Split, predictions: Sequence[Mapping[str, Any]]) -> e
                 found, images = f"{folder}/{{}}.txt", str(split.file)
                 elevens = "2007" in split.name
                 with np.errstate(invalid="ignore"):
-                    aps[t, label] = 100 * voc_eval(found, annotations, images, name, 0.5 + 0.05 * t, elevens)[2]
+                    aps[t, label] = (
+                        100 * voc_eval(found, annotations, images, name, 0.5 + 0.05 * t, elevens)[2]
+                    )
     values = {"AP": float(aps.mean()), "AP50": float(aps[0].mean()), "AP75": float(aps[5].mean())}
-    per_category = {name: float(aps[:, label].mean()) for label, name in enumerate(split.categories)}
+    per_category = {
+        name: float(aps[:, label].mean()) for label, name in enumerate(split.categories)
+    }
     if not predictions:
         return evaluate.Scores("bbox", dict.fromkeys(values), {}, dict.fromkeys(per_category), {})
     return evaluate.Scores("bbox", values, {}, per_category, {})
@@ -166,10 +176,18 @@ class Engine:
         cfg = cfg.clone()
         cfg.MODEL.DEVICE = str(device)
         cfg.MODEL.WEIGHTS = ""
-        if device.type == "cpu":  # torch's SyncBatchNorm has no CPU path; Detectron2's own has, and is equal
+        if (
+            device.type == "cpu"
+        ):  # torch's SyncBatchNorm has no CPU path; Detectron2's own has, and is equal
             for node in (cfg.MODEL.RESNETS, cfg.MODEL.FPN):
                 node.NORM = "naiveSyncBN" if node.NORM == "SyncBN" else node.NORM
-        self.cfg, self.task, self.seed, self.device, self.flip_map = cfg, task, seed, device, flip_map
+        self.cfg, self.task, self.seed, self.device, self.flip_map = (
+            cfg,
+            task,
+            seed,
+            device,
+            flip_map,
+        )
         seeding.seed_everything(seed, "detector")
         self.model = build_model(cfg)
         self.c4 = not hasattr(self.model.backbone, "bottom_up")
@@ -186,7 +204,9 @@ class Engine:
             if key not in own and name.endswith("num_batches_tracked"):
                 continue  # frozen batch norm does not count
             if key not in own or own[key].shape != tensor.shape:
-                raise BadInput(f"detectron2: no place for {name} {tuple(tensor.shape)} in the model ({key})")
+                raise BadInput(
+                    f"detectron2: no place for {name} {tuple(tensor.shape)} in the model ({key})"
+                )
             own[key] = tensor
         self.model.load_state_dict(own)
 
@@ -204,7 +224,9 @@ class Engine:
         )
         batch, grouped = cfg.SOLVER.IMS_PER_BATCH, cfg.DATALOADER.ASPECT_RATIO_GROUPING
         order = coco.Order(records, batch, self.seed, grouped=grouped)
-        slots = coco.Slots(order, first=first, last=last, rank=distributed.rank(), world=distributed.world_size())
+        slots = coco.Slots(
+            order, first=first, last=last, rank=distributed.rank(), world=distributed.world_size()
+        )
         loader = build_detection_train_loader(
             Stream(records, self.seed),
             mapper=Seeded(mapper),

@@ -28,7 +28,11 @@ from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHe
 from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.keypoint_rcnn import KeypointRCNNHeads, KeypointRCNNPredictor
 from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
-from torchvision.models.detection.roi_heads import RoIHeads, heatmaps_to_keypoints, keypoints_to_heatmap
+from torchvision.models.detection.roi_heads import (
+    RoIHeads,
+    heatmaps_to_keypoints,
+    keypoints_to_heatmap,
+)
 from torchvision.models.detection.rpn import RegionProposalNetwork, RPNHead
 from torchvision.ops import boxes as box_ops
 from torchvision.ops import roi_align
@@ -99,15 +103,24 @@ class Sampler:
             positive, negative = torch.where(label >= 1)[0], torch.where(label == 0)[0]
             n_positive = min(len(positive), int(self.size * self.fraction))
             n_negative = min(len(negative), self.size - n_positive)
-            for out, candidates, n in ((positives, positive, n_positive), (negatives, negative, n_negative)):
-                chosen = candidates[torch.randperm(len(candidates), generator=generator)[:n].to(label.device)]
+            for out, candidates, n in (
+                (positives, positive, n_positive),
+                (negatives, negative, n_negative),
+            ):
+                chosen = candidates[
+                    torch.randperm(len(candidates), generator=generator)[:n].to(label.device)
+                ]
                 out.append(torch.zeros_like(label, dtype=torch.bool).index_fill_(0, chosen, True))
         return positives, negatives
 
 
 def smooth_l1(x: Tensor, y: Tensor, beta: float) -> Tensor:
     """Summed; beta 0 is L1."""
-    return F.l1_loss(x, y, reduction="sum") if beta == 0 else F.smooth_l1_loss(x, y, beta=beta, reduction="sum")
+    return (
+        F.l1_loss(x, y, reduction="sum")
+        if beta == 0
+        else F.smooth_l1_loss(x, y, beta=beta, reduction="sum")
+    )
 
 
 def per_rank(count: int | Tensor, device: torch.device) -> Tensor:
@@ -122,7 +135,11 @@ class RPN(RegionProposalNetwork):
     beta = 0.0
 
     def filter_proposals(
-        self, proposals: Tensor, objectness: Tensor, image_shapes: list[Any], num_anchors_per_level: list[int]
+        self,
+        proposals: Tensor,
+        objectness: Tensor,
+        image_shapes: list[Any],
+        num_anchors_per_level: list[int],
     ) -> tuple[list[Tensor], list[Tensor]]:
         """The best of each level, then NMS within levels, ranked by logits: the sigmoids of sure boxes are all 1."""
         scores = objectness.detach().reshape(len(proposals), -1)
@@ -137,20 +154,30 @@ class RPN(RegionProposalNetwork):
             boxes = box_ops.clip_boxes_to_image(boxes, shape)
             keep = torch.where((boxes[:, 2] > boxes[:, 0]) & (boxes[:, 3] > boxes[:, 1]))[0]
             boxes, logits, of_level = boxes[keep], logits[keep], of_level[keep]
-            keep = box_ops.batched_nms(boxes, logits, of_level, self.nms_thresh)[: self.post_nms_top_n()]
+            keep = box_ops.batched_nms(boxes, logits, of_level, self.nms_thresh)[
+                : self.post_nms_top_n()
+            ]
             boxes_out.append(boxes[keep])
             scores_out.append(logits[keep])
         return boxes_out, scores_out
 
     def compute_loss(
-        self, objectness: Tensor, pred_bbox_deltas: Tensor, labels: list[Tensor], regression_targets: list[Tensor]
+        self,
+        objectness: Tensor,
+        pred_bbox_deltas: Tensor,
+        labels: list[Tensor],
+        regression_targets: list[Tensor],
     ) -> tuple[Tensor, Tensor]:
         positives, negatives = self.fg_bg_sampler(labels)
         positive, sampled = torch.cat(positives), torch.cat(positives) | torch.cat(negatives)
         count = self.fg_bg_sampler.size * len(labels)
         target = torch.cat(labels)
-        cls = F.binary_cross_entropy_with_logits(objectness.flatten()[sampled], target[sampled], reduction="sum")
-        loc = smooth_l1(pred_bbox_deltas[positive], torch.cat(regression_targets)[positive], self.beta)
+        cls = F.binary_cross_entropy_with_logits(
+            objectness.flatten()[sampled], target[sampled], reduction="sum"
+        )
+        loc = smooth_l1(
+            pred_bbox_deltas[positive], torch.cat(regression_targets)[positive], self.beta
+        )
         return cls / count, loc / count
 
 
@@ -164,11 +191,14 @@ class Pool(nn.Module):
         super().__init__()
         self.size = size
 
-    def forward(self, features: Mapping[str, Tensor], boxes: list[Tensor], shapes: Any = None) -> Tensor:
+    def forward(
+        self, features: Mapping[str, Tensor], boxes: list[Tensor], shapes: Any = None
+    ) -> Tensor:
         maps = [features[k] for k in ("0", "1", "2", "3")]
         flat = torch.cat(boxes)
         image = torch.repeat_interleave(
-            torch.arange(len(boxes), device=flat.device), torch.tensor([len(b) for b in boxes], device=flat.device)
+            torch.arange(len(boxes), device=flat.device),
+            torch.tensor([len(b) for b in boxes], device=flat.device),
         )
         rois = torch.cat([image[:, None].to(flat.dtype), flat], 1)
         side = ((flat[:, 2] - flat[:, 0]) * (flat[:, 3] - flat[:, 1])).sqrt()
@@ -201,12 +231,16 @@ class Heads(RoIHeads):
             return self._detect(features, proposals, image_shapes), {}
         proposals, matched, labels, regression = self.select_training_samples(proposals, targets)
         assert targets is not None
-        logits, deltas = self.box_predictor(self.box_head(self.box_roi_pool(features, proposals, image_shapes)))
+        logits, deltas = self.box_predictor(
+            self.box_head(self.box_roi_pool(features, proposals, image_shapes))
+        )
         losses = box_losses(logits, deltas, torch.cat(labels), torch.cat(regression), self.beta)
         positive = [torch.where(label > 0)[0] for label in labels]
         if self.mask_predictor is not None:
             boxes = [p[i] for p, i in zip(proposals, positive)]
-            mask_logits = self.mask_predictor(self.mask_head(self.mask_roi_pool(features, boxes, image_shapes)))
+            mask_logits = self.mask_predictor(
+                self.mask_head(self.mask_roi_pool(features, boxes, image_shapes))
+            )
             classes = torch.cat([label[i] for label, i in zip(labels, positive)])
             goal = [
                 rasterise([t["polygons"][j] for j in m[i].tolist()], b, mask_logits.shape[-1])
@@ -220,30 +254,40 @@ class Heads(RoIHeads):
                 keep = visible_inside(mine, p[i])
                 boxes.append(p[i][keep])
                 points.append(mine[keep])
-            heat = self.keypoint_predictor(self.keypoint_head(self.keypoint_roi_pool(features, boxes, image_shapes)))
+            heat = self.keypoint_predictor(
+                self.keypoint_head(self.keypoint_roi_pool(features, boxes, image_shapes))
+            )
             losses["loss_keypoint"] = keypoint_loss(heat, torch.cat(boxes), torch.cat(points))
         return [], losses
 
     def _detect(
         self, features: dict[str, Tensor], proposals: list[Tensor], shapes: list[tuple[int, int]]
     ) -> list[dict[str, Tensor]]:
-        logits, deltas = self.box_predictor(self.box_head(self.box_roi_pool(features, proposals, shapes)))
+        logits, deltas = self.box_predictor(
+            self.box_head(self.box_roi_pool(features, proposals, shapes))
+        )
         boxes, scores, labels = self.postprocess_detections(logits, deltas, proposals, shapes)
         out = [{"boxes": b, "scores": s, "labels": c} for b, s, c in zip(boxes, scores, labels)]
         counts = [len(b) for b in boxes]
         if self.mask_predictor is not None:
-            mask_logits = self.mask_predictor(self.mask_head(self.mask_roi_pool(features, boxes, shapes)))
+            mask_logits = self.mask_predictor(
+                self.mask_head(self.mask_roi_pool(features, boxes, shapes))
+            )
             rows = torch.arange(len(mask_logits), device=mask_logits.device)
             for o, m in zip(out, mask_logits[rows, torch.cat(labels)].sigmoid().split(counts)):
                 o["masks"] = m  # (n, 28, 28), each on its own box
         if self.keypoint_predictor is not None:
-            heat = self.keypoint_predictor(self.keypoint_head(self.keypoint_roi_pool(features, boxes, shapes)))
+            heat = self.keypoint_predictor(
+                self.keypoint_head(self.keypoint_roi_pool(features, boxes, shapes))
+            )
             for o, h in zip(out, heat.split(counts)):
                 o["keypoints"] = heatmaps_to_keypoints(h, o["boxes"])[0]  # (n, K, 3)
         return out
 
 
-def box_losses(logits: Tensor, deltas: Tensor, labels: Tensor, regression: Tensor, beta: float) -> dict[str, Tensor]:
+def box_losses(
+    logits: Tensor, deltas: Tensor, labels: Tensor, regression: Tensor, beta: float
+) -> dict[str, Tensor]:
     """logits (R, 1 + C), deltas (R, 4 (1 + C)), labels (R,) with 0 the background, regression (R, 4)."""
     count = per_rank(len(labels), logits.device)
     positive = torch.where(labels > 0)[0]
@@ -258,7 +302,10 @@ def mask_loss(logits: Tensor, goal: Tensor, classes: Tensor) -> Tensor:
     """logits (R, 1 + C, M, M), goal (R, M, M) in {0, 1}, classes (R,)."""
     count = per_rank(goal.numel(), logits.device)
     chosen = logits[torch.arange(len(classes), device=logits.device), classes]
-    return F.binary_cross_entropy_with_logits(chosen, goal.to(chosen), reduction="sum") / count + 0 * logits.sum()
+    return (
+        F.binary_cross_entropy_with_logits(chosen, goal.to(chosen), reduction="sum") / count
+        + 0 * logits.sum()
+    )
 
 
 def keypoint_loss(heat: Tensor, boxes: Tensor, points: Tensor) -> Tensor:
@@ -266,7 +313,9 @@ def keypoint_loss(heat: Tensor, boxes: Tensor, points: Tensor) -> Tensor:
     place, valid = keypoints_to_heatmap(points, boxes, heat.shape[-1])
     valid = torch.where(valid.flatten())[0]
     count = per_rank(len(valid), heat.device)
-    loss = F.cross_entropy(heat.flatten(2).flatten(0, 1)[valid], place.flatten()[valid], reduction="sum")
+    loss = F.cross_entropy(
+        heat.flatten(2).flatten(0, 1)[valid], place.flatten()[valid], reduction="sum"
+    )
     return loss / count + 0 * heat.sum()
 
 
@@ -305,7 +354,9 @@ def paste(masks: Tensor, boxes: Tensor, height: int, width: int) -> Tensor:
         gx = (torch.arange(left, right) + 0.5 - x1) / (x2 - x1) * 2 - 1
         gy = (torch.arange(top, bottom) + 0.5 - y1) / (y2 - y1) * 2 - 1
         grid = torch.stack(torch.meshgrid(gx, gy, indexing="xy"), -1)[None]
-        out[i, top:bottom, left:right] = F.grid_sample(mask[None, None], grid, align_corners=False)[0, 0] >= 0.5
+        out[i, top:bottom, left:right] = (
+            F.grid_sample(mask[None, None], grid, align_corners=False)[0, 0] >= 0.5
+        )
     return out
 
 
@@ -316,7 +367,12 @@ class Detector(nn.Module):
         super().__init__()
         self.pixels = pixels
         m = cfg.MODEL
-        channels = [trunk.feature_dim // 8, trunk.feature_dim // 4, trunk.feature_dim // 2, trunk.feature_dim]
+        channels = [
+            trunk.feature_dim // 8,
+            trunk.feature_dim // 4,
+            trunk.feature_dim // 2,
+            trunk.feature_dim,
+        ]
         self.backbone = BackboneWithFPN(
             trunk,
             {"layer1": "0", "layer2": "1", "layer3": "2", "layer4": "3"},
@@ -338,11 +394,15 @@ class Detector(nn.Module):
         sizes = [(int(i.shape[-2]), int(i.shape[-1])) for i in images]
         height, width = (math.ceil(max(s[k] for s in sizes) / 32) * 32 for k in (0, 1))
         if self.training and distributed.world_size() > 1:
-            largest = distributed.gather_without_gradient(torch.tensor([[height, width]], device=device)).amax(0)
+            largest = distributed.gather_without_gradient(
+                torch.tensor([[height, width]], device=device)
+            ).amax(0)
             height, width = int(largest[0]), int(largest[1])
         out = torch.zeros(len(images), 3, height, width, device=device)
         for i, image in enumerate(images):
-            out[i, :, : image.shape[-2], : image.shape[-1]] = normalise(image.to(device), self.pixels)
+            out[i, :, : image.shape[-2], : image.shape[-1]] = normalise(
+                image.to(device), self.pixels
+            )
         return ImageList(out, sizes)
 
     def forward(self, images: Sequence[Tensor], targets: list[dict[str, Any]] | None = None) -> Any:
@@ -352,7 +412,11 @@ class Detector(nn.Module):
         detections, losses = self.roi_heads(features, proposals, batch.image_sizes, targets)
         if not self.training:
             return detections
-        return {"loss_rpn_cls": rpn_losses["loss_objectness"], "loss_rpn_loc": rpn_losses["loss_rpn_box_reg"], **losses}
+        return {
+            "loss_rpn_cls": rpn_losses["loss_objectness"],
+            "loss_rpn_loc": rpn_losses["loss_rpn_box_reg"],
+            **losses,
+        }
 
     def samplers(self) -> tuple[Sampler, Sampler]:
         return self.rpn.fg_bg_sampler, self.roi_heads.fg_bg_sampler
@@ -417,7 +481,9 @@ def _heads(m: Any, detections: int) -> Heads:
     if m.KEYPOINT_ON:
         heads.keypoint_roi_pool = Pool(keypoint.POOLER_RESOLUTION)
         heads.keypoint_head = KeypointRCNNHeads(channels, list(keypoint.CONV_DIMS))
-        heads.keypoint_predictor = KeypointRCNNPredictor(keypoint.CONV_DIMS[-1], keypoint.NUM_KEYPOINTS)
+        heads.keypoint_predictor = KeypointRCNNPredictor(
+            keypoint.CONV_DIMS[-1], keypoint.NUM_KEYPOINTS
+        )
     _initialise(heads)
     return heads
 
@@ -443,9 +509,22 @@ class Engine:
     name = "torchvision"
 
     def __init__(
-        self, cfg: Any, checkpoint: Checkpoint, *, flip_map: Sequence[int], task: str, seed: int, device: torch.device
+        self,
+        cfg: Any,
+        checkpoint: Checkpoint,
+        *,
+        flip_map: Sequence[int],
+        task: str,
+        seed: int,
+        device: torch.device,
     ) -> None:
-        self.cfg, self.task, self.seed, self.device, self.flip_map = cfg, task, seed, device, flip_map
+        self.cfg, self.task, self.seed, self.device, self.flip_map = (
+            cfg,
+            task,
+            seed,
+            device,
+            flip_map,
+        )
         seeding.seed_everything(seed, "detector")
         self.model: Detector = Detector(cfg, checkpoint.backbone(), checkpoint.pixels).to(device)
         self.optimizer = torch.optim.SGD(
@@ -466,7 +545,10 @@ class Engine:
             i.MIN_SIZE_TRAIN_SAMPLING,
         )
         order = coco.Order(
-            records, self.cfg.SOLVER.IMS_PER_BATCH, self.seed, grouped=self.cfg.DATALOADER.ASPECT_RATIO_GROUPING
+            records,
+            self.cfg.SOLVER.IMS_PER_BATCH,
+            self.seed,
+            grouped=self.cfg.DATALOADER.ASPECT_RATIO_GROUPING,
         )
         rank, world = distributed.rank(), distributed.world_size()
         self.loader = torch.utils.data.DataLoader(
@@ -478,15 +560,20 @@ class Engine:
         self.batches: Iterator[list[dict[str, Any]]] = iter(self.loader)
         if world > 1 and self.parallel is self.model:
             ids = [self.device.index] if self.device.type == "cuda" else None
-            self.parallel = nn.parallel.DistributedDataParallel(self.model, device_ids=ids, broadcast_buffers=False)
+            self.parallel = nn.parallel.DistributedDataParallel(
+                self.model, device_ids=ids, broadcast_buffers=False
+            )
 
     def losses(self) -> dict[str, Tensor]:
         """The next batch's losses, in training mode."""
         batch = next(self.batches)
         for name, sampler in zip(("rpn", "roi"), self.model.samplers()):
-            sampler.generators = [seeding.generator(self.seed, name, b["iteration"], b["slot"]) for b in batch]
+            sampler.generators = [
+                seeding.generator(self.seed, name, b["iteration"], b["slot"]) for b in batch
+            ]
         targets = [
-            {k: v.to(self.device) if isinstance(v, Tensor) else v for k, v in b["target"].items()} for b in batch
+            {k: v.to(self.device) if isinstance(v, Tensor) else v for k, v in b["target"].items()}
+            for b in batch
         ]
         return self.parallel([b["image"] for b in batch], targets)
 
@@ -509,13 +596,18 @@ class Engine:
         self.model.eval()
         image = coco.load_image(record)
         height, width = coco.shortest_edge(
-            record["height"], record["width"], self.cfg.INPUT.MIN_SIZE_TEST, self.cfg.INPUT.MAX_SIZE_TEST
+            record["height"],
+            record["width"],
+            self.cfg.INPUT.MIN_SIZE_TEST,
+            self.cfg.INPUT.MAX_SIZE_TEST,
         )
         found = self.model([coco.to_uint8(coco.resized(image, height, width))])[0]
         return to_coco(found, record, height, width)
 
 
-def to_coco(found: Mapping[str, Tensor], record: Mapping[str, Any], height: int, width: int) -> list[dict[str, Any]]:
+def to_coco(
+    found: Mapping[str, Tensor], record: Mapping[str, Any], height: int, width: int
+) -> list[dict[str, Any]]:
     """Detections on the (height, width) image as COCO results on the original one; empty boxes are left out."""
     found = {k: v.cpu() for k, v in found.items()}
     sx, sy = record["width"] / width, record["height"] / height
@@ -524,7 +616,9 @@ def to_coco(found: Mapping[str, Tensor], record: Mapping[str, Any], height: int,
     keep = torch.where((boxes[:, 2] > boxes[:, 0]) & (boxes[:, 3] > boxes[:, 1]))[0]
     outlines = None
     if "masks" in found:
-        outlines = encode(paste(found["masks"][keep], boxes[keep], record["height"], record["width"]))
+        outlines = encode(
+            paste(found["masks"][keep], boxes[keep], record["height"], record["width"])
+        )
     out = []
     for n, i in enumerate(keep.tolist()):
         x1, y1, x2, y2 = boxes[i].tolist()
@@ -538,7 +632,9 @@ def to_coco(found: Mapping[str, Tensor], record: Mapping[str, Any], height: int,
             item["segmentation"] = outlines[n]
         if "keypoints" in found:
             # Back from positions to pixel indices, as COCO stores them.
-            points = found["keypoints"][i] * torch.tensor([sx, sy, 1.0]) - torch.tensor([0.5, 0.5, 0.0])
+            points = found["keypoints"][i] * torch.tensor([sx, sy, 1.0]) - torch.tensor(
+                [0.5, 0.5, 0.0]
+            )
             item["keypoints"] = points.flatten().tolist()
         out.append(item)
     return out
@@ -561,6 +657,13 @@ def parameter_groups(model: nn.Module, decay: float, norm_decay: float) -> list[
     norms: list[nn.Parameter] = []
     others: list[nn.Parameter] = []
     for module in model.modules():
-        mine = norms if isinstance(module, nn.modules.batchnorm._BatchNorm | nn.GroupNorm | nn.LayerNorm) else others
+        mine = (
+            norms
+            if isinstance(module, nn.modules.batchnorm._BatchNorm | nn.GroupNorm | nn.LayerNorm)
+            else others
+        )
         mine += list(module.parameters(recurse=False))
-    return [{"params": others, "weight_decay": decay}, {"params": norms, "weight_decay": norm_decay}]
+    return [
+        {"params": others, "weight_decay": decay},
+        {"params": norms, "weight_decay": norm_decay},
+    ]

@@ -38,7 +38,12 @@ class Scores:
 
 
 def score(
-    split: Split, predictions: Sequence[Mapping[str, Any]], kind: str, sigmas: Sequence[float], *, manifest: str
+    split: Split,
+    predictions: Sequence[Mapping[str, Any]],
+    kind: str,
+    sigmas: Sequence[float],
+    *,
+    manifest: str,
 ) -> Scores:
     """AP of COCO-format predictions ({image_id, category_id, score, bbox | segmentation | keypoints}) on a split."""
     import hotcoco
@@ -57,13 +62,21 @@ def score(
         ev.summarize()
     values = {name: _percent(ev.stats[i]) for name, i in STATS[kind].items()}
     assert ev.eval is not None
-    precision = np.asarray(ev.eval["precision"])[:, :, :, 0, -1]  # T, R, K at all areas and most detections
+    precision = np.asarray(ev.eval["precision"])[
+        :, :, :, 0, -1
+    ]  # T, R, K at all areas and most detections
     per_category = {}
     for k, name in enumerate(split.categories):
         p = precision[:, :, k]
         per_category[name] = _percent(p[p > -1].mean()) if (p > -1).any() else None
     samples = bootstrap(ev, split, manifest)
-    return Scores(kind, values, {name: interval(values) for name, values in samples.items()}, per_category, samples)
+    return Scores(
+        kind,
+        values,
+        {name: interval(values) for name, values in samples.items()},
+        per_category,
+        samples,
+    )
 
 
 def for_kind(predictions: Sequence[Mapping[str, Any]], kind: str) -> list[dict[str, Any]]:
@@ -101,7 +114,9 @@ def bootstrap(ev: Any, split: Split, manifest: str) -> dict[str, np.ndarray]:
     two checkpoints are compared draw by draw. Matching is per image: a draw only reweights each image's detections.
     """
     ids = [r["image_id"] for r in split.records]
-    draws = torch.randint(len(ids), (RESAMPLES, len(ids)), generator=seeding.generator(manifest, "bootstrap"))
+    draws = torch.randint(
+        len(ids), (RESAMPLES, len(ids)), generator=seeding.generator(manifest, "bootstrap")
+    )
     weights = torch.zeros(RESAMPLES, len(ids), dtype=torch.float64)
     weights.scatter_add_(1, draws, torch.ones_like(draws, dtype=torch.float64))
     aps = 100 * weighted_ap(ev, ids, list(split.ids), weights)  # (draws, thresholds)
@@ -111,10 +126,16 @@ def bootstrap(ev: Any, split: Split, manifest: str) -> dict[str, np.ndarray]:
 def interval(samples: np.ndarray) -> tuple[float, float] | None:
     """95% percentile interval over the draws that are defined."""
     samples = samples[np.isfinite(samples)]
-    return (float(np.quantile(samples, 0.025)), float(np.quantile(samples, 0.975))) if len(samples) else None
+    return (
+        (float(np.quantile(samples, 0.025)), float(np.quantile(samples, 0.975)))
+        if len(samples)
+        else None
+    )
 
 
-def weighted_ap(ev: Any, image_ids: Sequence[int], category_ids: Sequence[int], weights: torch.Tensor) -> torch.Tensor:
+def weighted_ap(
+    ev: Any, image_ids: Sequence[int], category_ids: Sequence[int], weights: torch.Tensor
+) -> torch.Tensor:
     """(draws, images) multiplicities -> (draws, thresholds) AP, mean over the categories that have ground truth.
 
     COCOeval.accumulate for one area range (all) and most detections, with each image counted `weight` times.

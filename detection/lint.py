@@ -17,12 +17,16 @@ REFERENCE = (0.02, 16)  # learning rate at this many images per batch
 NORMS = ("SyncBN", "naiveSyncBN")
 
 
-def check(cfg: Any, given: config.Given, train: Split, val: Split, *, task: str, world: int) -> None:
+def check(
+    cfg: Any, given: config.Given, train: Split, val: Split, *, task: str, world: int
+) -> None:
     """Raise BadInput for what gives a wrong number; log a warning for what departs from the published protocol."""
     ground_truth(cfg, given, train, val, task)
     batch, lr = cfg.SOLVER.IMS_PER_BATCH, cfg.SOLVER.BASE_LR
     if batch % world:
-        raise BadInput(f"SOLVER.IMS_PER_BATCH {batch} does not divide into {world} processes (--num-gpus)")
+        raise BadInput(
+            f"SOLVER.IMS_PER_BATCH {batch} does not divide into {world} processes (--num-gpus)"
+        )
     if min(batch, cfg.SOLVER.MAX_ITER) < 1 or lr <= 0:
         raise BadInput(f"{given.path}: SOLVER.IMS_PER_BATCH, MAX_ITER and BASE_LR must be positive")
     for line in departures(cfg, given, train, val, task):
@@ -34,7 +38,9 @@ def weights(cfg: Any, given: config.Given, checkpoint: Checkpoint) -> None:
     pixels = checkpoint.pixels
     name = checkpoint.name
     if checkpoint.stem != "imagenet":
-        raise BadInput(f"{name} has the {checkpoint.stem} stem; detection needs the imagenet stem (stride 2, max-pool)")
+        raise BadInput(
+            f"{name} has the {checkpoint.stem} stem; detection needs the imagenet stem (stride 2, max-pool)"
+        )
     depth = int(checkpoint.arch.removeprefix("resnet"))
     if depth != cfg.MODEL.RESNETS.DEPTH:
         raise BadInput(
@@ -47,7 +53,9 @@ def weights(cfg: Any, given: config.Given, checkpoint: Checkpoint) -> None:
         )
     order = given.get("INPUT.FORMAT", pixels.order)
     if order != pixels.order:
-        raise BadInput(f"{given.path}: INPUT.FORMAT is {order} but {name} was trained on {pixels.order} images")
+        raise BadInput(
+            f"{given.path}: INPUT.FORMAT is {order} but {name} was trained on {pixels.order} images"
+        )
     for key, own in (("MODEL.PIXEL_MEAN", pixels.mean), ("MODEL.PIXEL_STD", pixels.std)):
         stated = given.get(key)
         if stated is None:
@@ -75,7 +83,9 @@ def ground_truth(cfg: Any, given: config.Given, train: Split, val: Split, task: 
         )
     shared = {r["file_name"] for r in train.records} & {r["file_name"] for r in val.records}
     if shared:
-        raise BadInput(f"{val.name} and {train.name} share {len(shared)} images, {Path(min(shared)).name} the first")
+        raise BadInput(
+            f"{val.name} and {train.name} share {len(shared)} images, {Path(min(shared)).name} the first"
+        )
     if task == "keypoint_rcnn":
         for split in (train, val):
             if len(split.keypoints) != cfg.MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS:
@@ -85,7 +95,9 @@ def ground_truth(cfg: Any, given: config.Given, train: Split, val: Split, task: 
                 )
         sigmas = len(cfg.TEST.KEYPOINT_OKS_SIGMAS)
         if sigmas != len(val.keypoints):
-            raise BadInput(f"{given.path}: {sigmas} TEST.KEYPOINT_OKS_SIGMAS for {len(val.keypoints)} keypoints")
+            raise BadInput(
+                f"{given.path}: {sigmas} TEST.KEYPOINT_OKS_SIGMAS for {len(val.keypoints)} keypoints"
+            )
 
 
 def departures(cfg: Any, given: config.Given, train: Split, val: Split, task: str) -> Sequence[str]:
@@ -98,11 +110,17 @@ def departures(cfg: Any, given: config.Given, train: Split, val: Split, task: st
         out.append(f"RESNETS.NORM {m.RESNETS.NORM!r}: the protocol has SyncBN in the trunk")
     fpn = "fpn" in m.BACKBONE.NAME
     if fpn and m.FPN.NORM not in NORMS:
-        out.append(f"FPN.NORM {m.FPN.NORM!r}: the protocol has SyncBN; without it keypoint training does not converge")
+        out.append(
+            f"FPN.NORM {m.FPN.NORM!r}: the protocol has SyncBN; without it keypoint training does not converge"
+        )
     if m.ROI_BOX_HEAD.NORM or (task == "mask_rcnn" and m.ROI_MASK_HEAD.NORM):
-        out.append("norm in the heads: the protocol has it in trunk and FPN only, heads are standard")
+        out.append(
+            "norm in the heads: the protocol has it in trunk and FPN only, heads are standard"
+        )
     if not cfg.TEST.PRECISE_BN.ENABLED:
-        out.append("TEST.PRECISE_BN off: the protocol re-estimates batch norm statistics before testing")
+        out.append(
+            "TEST.PRECISE_BN off: the protocol re-estimates batch norm statistics before testing"
+        )
     rate, images = REFERENCE
     wanted = rate * cfg.SOLVER.IMS_PER_BATCH / images
     if fpn and not 0.5 <= cfg.SOLVER.BASE_LR / wanted <= 2 and "scenes" not in train.name:

@@ -10,10 +10,19 @@ from backbench.runs import atomic
 from detection.coco import Split, load_image
 
 COUNT, SIDE = 6, 320
-COLOURS = ((230, 80, 60), (60, 160, 230), (90, 200, 90), (240, 180, 40), (180, 110, 230), (60, 200, 190))
+COLOURS = (
+    (230, 80, 60),
+    (60, 160, 230),
+    (90, 200, 90),
+    (240, 180, 40),
+    (180, 110, 230),
+    (60, 200, 190),
+)
 
 
-def write(folder: Path, split: Split, predictions: Sequence[Mapping[str, Any]], task: str) -> list[Path]:
+def write(
+    folder: Path, split: Split, predictions: Sequence[Mapping[str, Any]], task: str
+) -> list[Path]:
     """FOLDER/<image>.png: ground truth on the left; on the right as many of the best predictions as there are objects,
     at least three."""
     from PIL import Image, ImageDraw
@@ -50,7 +59,15 @@ def write(folder: Path, split: Split, predictions: Sequence[Mapping[str, Any]], 
     return out
 
 
-def _draw(draw: Any, item: Mapping[str, Any], label: int, *, text: str, scale: float, points: Sequence[float]) -> None:
+def _draw(
+    draw: Any,
+    item: Mapping[str, Any],
+    label: int,
+    *,
+    text: str,
+    scale: float,
+    points: Sequence[float],
+) -> None:
     colour = COLOURS[label % len(COLOURS)]
     for polygon in _polygons(item.get("segmentation")):
         draw.polygon([v * scale for v in polygon], outline=colour)
@@ -59,7 +76,9 @@ def _draw(draw: Any, item: Mapping[str, Any], label: int, *, text: str, scale: f
     draw.text((x + 2, y + 1), text, fill=colour)
     for px, py, visible in zip(points[0::3], points[1::3], points[2::3]):
         if visible > 0:
-            draw.ellipse([px * scale - 2, py * scale - 2, px * scale + 2, py * scale + 2], fill=colour)
+            draw.ellipse(
+                [px * scale - 2, py * scale - 2, px * scale + 2, py * scale + 2], fill=colour
+            )
 
 
 def _polygons(outline: Any) -> list[list[float]]:

@@ -72,7 +72,9 @@ def run(args: argparse.Namespace) -> int:
         raise BadInput(f"--num-gpus {args.num_gpus}: at least 1")
     cuda = on_gpus(given)
     if cuda and args.num_gpus > cuda:
-        raise BadInput(f"--num-gpus {args.num_gpus}: this machine has {cuda} GPUs; or MODEL.DEVICE cpu")
+        raise BadInput(
+            f"--num-gpus {args.num_gpus}: this machine has {cuda} GPUs; or MODEL.DEVICE cpu"
+        )
     engine = choose_engine(args.engine, given)
     job = Job(
         args.config_file,
@@ -86,7 +88,8 @@ def run(args: argparse.Namespace) -> int:
     )
     prepared = prepare(job)
     identity = {
-        "config": config.decisive(given) | {"MODEL.RESNETS.DEPTH": prepared.cfg.MODEL.RESNETS.DEPTH},
+        "config": config.decisive(given)
+        | {"MODEL.RESNETS.DEPTH": prepared.cfg.MODEL.RESNETS.DEPTH},
         "seed": prepared.seed,
         "engine": engine,
         "checkpoint": prepared.checkpoint.digest,
@@ -114,7 +117,9 @@ def ready(job: Job, p: Prepared) -> Any:
     final = job.out / FINAL
     if job.eval_only and not final.exists():
         raise BadInput(f"{final}: no trained detector to evaluate; run without --eval-only first")
-    engine = build_engine(job, p, choose_device(p.given, 0) if job.world == 1 else torch.device("cpu"))
+    engine = build_engine(
+        job, p, choose_device(p.given, 0) if job.world == 1 else torch.device("cpu")
+    )
     if not final.exists():
         worst = convert.check_features(p.checkpoint, engine.stages, job.engine)
         log.info(f"{job.engine}: C2..C5 equal those of {p.checkpoint.name} to {worst:.1e}")
@@ -143,7 +148,9 @@ def prepare(job: Job) -> Prepared:
         cfg = config.embedded(given)
         engine_torchvision.check(cfg, given.path)
     seed = max(int(cfg.SEED), 0)
-    checkpoint = convert.weights(job.checkpoint, str(given.get("MODEL.WEIGHTS") or ""), cfg.MODEL.RESNETS.DEPTH, seed)
+    checkpoint = convert.weights(
+        job.checkpoint, str(given.get("MODEL.WEIGHTS") or ""), cfg.MODEL.RESNETS.DEPTH, seed
+    )
     lint.weights(cfg, given, checkpoint)
     cfg.MODEL.PIXEL_MEAN = [255 * v for v in checkpoint.pixels.mean]
     cfg.MODEL.PIXEL_STD = [255 * v for v in checkpoint.pixels.std]
@@ -176,7 +183,9 @@ def fingerprint(split: coco.Split) -> str:
 
 def build_engine(job: Job, p: Prepared, device: Any) -> Any:
     module = importlib.import_module(f"detection.engine_{job.engine}")
-    return module.Engine(p.cfg, p.checkpoint, flip_map=p.train.flip, task=p.task, seed=p.seed, device=device)
+    return module.Engine(
+        p.cfg, p.checkpoint, flip_map=p.train.flip, task=p.task, seed=p.seed, device=device
+    )
 
 
 def work(job: Job, p: Prepared, engine: Any, rank: int = 0) -> None:
@@ -226,7 +235,9 @@ def train(job: Job, p: Prepared, engine: Any, rank: int, stop: StopFlag) -> None
     engine.model.train()
     every = max(1, s.MAX_ITER // LOGGED)
     metrics = Metrics(job.out, from_step=first) if rank == 0 else None
-    progress = Progress(job.out, s.MAX_ITER, p.task, unit="iteration", done=first) if rank == 0 else None
+    progress = (
+        Progress(job.out, s.MAX_ITER, p.task, unit="iteration", done=first) if rank == 0 else None
+    )
     saved = time.monotonic()
     for iteration in range(first, s.MAX_ITER):
         lr = lr_at(p.cfg, iteration)
@@ -284,7 +295,9 @@ def precise_bn(engine: Any, records: Sequence[Any], batches: int, after: int) ->
     import torch
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # fvcore.nn scripts its losses on import, which torch calls deprecated
+        warnings.simplefilter(
+            "ignore"
+        )  # fvcore.nn scripts its losses on import, which torch calls deprecated
         from fvcore.nn.precise_bn import update_bn_stats
 
     engine.start(records, after, after + batches)
@@ -322,7 +335,12 @@ def quiet(name: str) -> Iterator[None]:
 
 def keep_state(file: Path, engine: Any, iteration: int) -> None:
     save_state(
-        file, {"iteration": iteration, "model": engine.model.state_dict(), "optimizer": engine.optimizer.state_dict()}
+        file,
+        {
+            "iteration": iteration,
+            "model": engine.model.state_dict(),
+            "optimizer": engine.optimizer.state_dict(),
+        },
     )
 
 
@@ -333,7 +351,9 @@ def load_final(file: Path) -> dict[str, Any]:
         data = torch.load(file, map_location="cpu", weights_only=True)
         return {"model": data["model"], "about": data["backbench"]}
     except Exception as error:
-        raise BadInput(f"{file}: not a detector of this suite ({' '.join(str(error).split())[:100]})") from None
+        raise BadInput(
+            f"{file}: not a detector of this suite ({' '.join(str(error).split())[:100]})"
+        ) from None
 
 
 def mean_over_ranks(losses: dict[str, Any]) -> dict[str, float]:
@@ -371,7 +391,9 @@ def predict(job: Job, p: Prepared, engine: Any, rank: int) -> list[dict[str, Any
     progress = Progress(job.out, len(mine), "evaluate", unit="image") if rank == 0 else None
     found = []
     for record in mine:
-        found.append([{**d, "category_id": p.val.ids[d["category_id"]]} for d in engine.predict(record)])
+        found.append(
+            [{**d, "category_id": p.val.ids[d["category_id"]]} for d in engine.predict(record)]
+        )
         if progress is not None:
             progress.advance()
     if job.world == 1:
@@ -404,10 +426,14 @@ def record(job: Job, p: Prepared, predictions: list[dict[str, Any]]) -> None:
 
             scores = voc_scores(p.val, predictions)
         else:
-            scores = evaluate.score(p.val, predictions, kind, p.cfg.TEST.KEYPOINT_OKS_SIGMAS, manifest=manifest)
+            scores = evaluate.score(
+                p.val, predictions, kind, p.cfg.TEST.KEYPOINT_OKS_SIGMAS, manifest=manifest
+            )
         per_category[kind] = scores.per_category
         for name, value in scores.values.items():
-            samples |= {f"bootstrap_{kind}_{name}": scores.samples[name]} if name in scores.samples else {}
+            samples |= (
+                {f"bootstrap_{kind}_{name}": scores.samples[name]} if name in scores.samples else {}
+            )
             rows.append({"metric": f"{kind}_{name}", "value": value, "ci95": scores.ci95.get(name)})
     kept = store.keep_predictions(job.out, f"{p.task}_{job.engine}", manifest=manifest, **samples)
     atomic.write_json(job.out / PER_CATEGORY, per_category)
@@ -457,7 +483,10 @@ def spawn(job: Job) -> None:
         port = s.getsockname()[1]
     context = mp.get_context("spawn")
     level = log.level
-    children = [context.Process(target=child, args=(job, rank, port, os.getpid(), level)) for rank in range(job.world)]
+    children = [
+        context.Process(target=child, args=(job, rank, port, os.getpid(), level))
+        for rank in range(job.world)
+    ]
     with StopFlag() as stop:
         for c in children:
             c.start()
@@ -488,7 +517,9 @@ def child(job: Job, rank: int, port: int, parent: int, level: int) -> None:
     from backbench.cli import guarded
 
     with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: no orphan writes to the run after its parent
+        ctypes.CDLL(None).prctl(
+            1, signal.SIGKILL
+        )  # PR_SET_PDEATHSIG: no orphan writes to the run after its parent
     if os.getppid() != parent:
         raise SystemExit(1)
     cuda = on_gpus(config.read(job.config_file, job.opts)) > 0
@@ -501,16 +532,28 @@ def child(job: Job, rank: int, port: int, parent: int, level: int) -> None:
     verbosity = -1 if level > 20 else 1 if level < 20 else 0
 
     def action() -> int:
-        dist.init_process_group(backend, rank=rank, world_size=job.world, timeout=datetime.timedelta(minutes=30))
+        dist.init_process_group(
+            backend, rank=rank, world_size=job.world, timeout=datetime.timedelta(minutes=30)
+        )
         try:
             prepared = prepare(job)
-            work(job, prepared, build_engine(job, prepared, choose_device(prepared.given, rank)), rank)
+            work(
+                job,
+                prepared,
+                build_engine(job, prepared, choose_device(prepared.given, rank)),
+                rank,
+            )
         finally:
             with contextlib.suppress(Exception):
                 dist.destroy_process_group()
         return 0
 
-    raise SystemExit(guarded(action, argparse.Namespace(quiet=verbosity < 0, verbosity=max(verbosity, 0), debug=False)))
+    raise SystemExit(
+        guarded(
+            action,
+            argparse.Namespace(quiet=verbosity < 0, verbosity=max(verbosity, 0), debug=False),
+        )
+    )
 
 
 def main() -> int:

@@ -32,7 +32,9 @@ class Data:
 
     dataset: str
     split: str = "train"
-    skip_corrupt: bool = False  # refuse the run and name the file, or leave the image out and say so
+    skip_corrupt: bool = (
+        False  # refuse the run and name the file, or leave the image out and say so
+    )
     workers: int = 8
 
     def __post_init__(self) -> None:
@@ -64,10 +66,17 @@ class Optim:
     clip_norm: float | None = None
 
     def __post_init__(self) -> None:
-        if min(self.lr, self.lr_1d or 0.0, self.momentum, self.weight_decay, self.warmup_epochs) < 0:
-            raise ValueError("lr, lr_1d, momentum, weight_decay and warmup_epochs must not be negative")
+        if (
+            min(self.lr, self.lr_1d or 0.0, self.momentum, self.weight_decay, self.warmup_epochs)
+            < 0
+        ):
+            raise ValueError(
+                "lr, lr_1d, momentum, weight_decay and warmup_epochs must not be negative"
+            )
         if self.reference_batch is not None and self.reference_batch < 1:
-            raise ValueError(f"reference_batch is at least 1, or null for none, not {self.reference_batch}")
+            raise ValueError(
+                f"reference_batch is at least 1, or null for none, not {self.reference_batch}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,13 +93,17 @@ class PretrainConfig:
     batch_size: int  # global: all ranks and accumulation steps together
     accumulate: int = 1
     seed: int = 0
-    precision: Literal["fp32", "bf16", "fp16", "fp64"] = "fp32"  # fp64: to compare runs without float32's rounding
+    precision: Literal["fp32", "bf16", "fp16", "fp64"] = (
+        "fp32"  # fp64: to compare runs without float32's rounding
+    )
     channels_last: bool = True
     compile: bool = False
     save_minutes: float = 5.0
     knn_every: int = 0  # epochs between kNN scores; 0: none
     log_every: int = 10  # steps between rows of metrics.jsonl
-    stop_after_epochs: int | None = None  # MIO: the schedule is for 1000 epochs, the run stops at 250
+    stop_after_epochs: int | None = (
+        None  # MIO: the schedule is for 1000 epochs, the run stops at 250
+    )
     expected: tuple[str, ...] = ()  # published rows it must reproduce: lorac:1:lorac:resnet50:200
 
     def __post_init__(self) -> None:
@@ -100,4 +113,6 @@ class PretrainConfig:
                 f"log_every {self.log_every} (from 1) are out of range"
             )
         if self.stop_after_epochs is not None and self.stop_after_epochs < 1:
-            raise ValueError(f"stop_after_epochs is at least 1, or null for all, not {self.stop_after_epochs}")
+            raise ValueError(
+                f"stop_after_epochs is at least 1, or null for all, not {self.stop_after_epochs}"
+            )

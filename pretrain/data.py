@@ -42,7 +42,14 @@ class Order:
     """
 
     def __init__(
-        self, count: int, config: PretrainConfig, *, first: int, last: int, rank: int = 0, ranks: int = 1
+        self,
+        count: int,
+        config: PretrainConfig,
+        *,
+        first: int,
+        last: int,
+        rank: int = 0,
+        ranks: int = 1,
     ) -> None:
         self.count, self.seed, self.batch_size = count, config.seed, config.batch_size
         self.first, self.last = first, last
@@ -59,7 +66,9 @@ class Order:
         for step in range(self.first, self.last):
             epoch, position = divmod(step, per_epoch)
             if not order or position == 0:
-                order = torch.randperm(self.count, generator=seeding.generator(self.seed, "order", epoch)).tolist()
+                order = torch.randperm(
+                    self.count, generator=seeding.generator(self.seed, "order", epoch)
+                ).tolist()
             start = position * self.batch_size + self.rank * share
             for _ in range(self.accumulate):
                 yield [(epoch, i) for i in order[start : start + micro]]
@@ -75,7 +84,14 @@ class ViewBatches(Dataset):
     """
 
     def __init__(
-        self, found: ImageList, recipe: Views, *, seed: int, skip_corrupt: bool, cache_bytes: int, device_colour: bool
+        self,
+        found: ImageList,
+        recipe: Views,
+        *,
+        seed: int,
+        skip_corrupt: bool,
+        cache_bytes: int,
+        device_colour: bool,
     ) -> None:
         self.found, self.recipe, self.seed, self.skip_corrupt = found, recipe, seed, skip_corrupt
         self.cache: dict[int, np.ndarray] = {}
@@ -114,7 +130,9 @@ class ViewBatches(Dataset):
 
     def __getitems__(self, items: Sequence[tuple[int, int]]) -> dict[str, Any]:
         pixels = [np.empty((len(items), c.size, c.size, 3), np.uint8) for c in self.crops]
-        colour = [views.DeviceColour.empty(len(items)) for _ in self.crops] if self.device_colour else []
+        colour = (
+            [views.DeviceColour.empty(len(items)) for _ in self.crops] if self.device_colour else []
+        )
         index: list[int] = []
         skipped: list[str] = []
         generator = torch.Generator()

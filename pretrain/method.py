@@ -61,7 +61,9 @@ class Method(nn.Module):
     """
 
     backbone: nn.Module
-    sync_batchnorm = True  # the query encoder's batch norm spans ranks, unless the method's paper keeps it local
+    sync_batchnorm = (
+        True  # the query encoder's batch norm spans ranks, unless the method's paper keeps it local
+    )
     accumulates = False  # the loss is a mean over samples that do not meet, so that micro-batches add up to the batch
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
@@ -74,11 +76,19 @@ class Method(nn.Module):
     def heads(self) -> dict[str, Tensor]:
         """Projector and the like, kept in the Checkpoint; by default `projector`, where the method has one."""
         projector = getattr(self, "projector", None)
-        return {f"projector.{k}": v for k, v in projector.state_dict().items()} if projector is not None else {}
+        return (
+            {f"projector.{k}": v for k, v in projector.state_dict().items()}
+            if projector is not None
+            else {}
+        )
 
 
 def method_names() -> list[str]:
-    return [m.name for m in pkgutil.iter_modules(pretrain.methods.__path__) if not m.name.startswith("_")]
+    return [
+        m.name
+        for m in pkgutil.iter_modules(pretrain.methods.__path__)
+        if not m.name.startswith("_")
+    ]
 
 
 def method_module(name: str) -> Any:

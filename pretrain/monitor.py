@@ -58,7 +58,12 @@ def warn_if_collapsed(row: dict[str, float], step: int) -> None:
     """Say so when all images get nearly the same features, or features along one line only."""
     std, rank = row.get("feature_std"), row.get("effective_rank")
     if std is not None and rank is not None and (std < COLLAPSED_STD or rank < COLLAPSED_RANK):
-        log.warning("step %d: the representation collapses (feature std %.2g, effective rank %.3g)", step, std, rank)
+        log.warning(
+            "step %d: the representation collapses (feature std %.2g, effective rank %.3g)",
+            step,
+            std,
+            rank,
+        )
 
 
 class Rows:
@@ -108,7 +113,9 @@ def knn_score(
             return None
         views = []
         for i in chosen[start : start + 256]:
-            with contextlib.suppress(BadInput):  # training has refused the run by now, or was told to leave it out
+            with contextlib.suppress(
+                BadInput
+            ):  # training has refused the run by now, or was told to leave it out
                 views.append(to_input(geometry(found.open(i)), pixels))
                 read.append(i)
         if views:
@@ -116,7 +123,10 @@ def knn_score(
     backbone.train(training)
     if len(read) < 4:
         return None
-    features, labels = torch.cat(parts), torch.tensor([found.labels[i] for i in read], device=device)
+    features, labels = (
+        torch.cat(parts),
+        torch.tensor([found.labels[i] for i in read], device=device),
+    )
     bank, queries = features[::2], features[1::2]
     k = min(20, len(bank))
     votes = knn_scores(queries, bank, labels[::2], classes=len(found.classes), k=(k,))[k]
@@ -140,7 +150,9 @@ def plot_curves(run: Path, name: str) -> None:
     columns = min(3, len(names))
     lines = -(-len(names) // columns)
     figure, axes = plt.subplots(lines, columns, figsize=(4 * columns, 2.4 * lines), squeeze=False)
-    figure.subplots_adjust(left=0.06, right=0.98, bottom=0.35 / lines, top=1 - 0.3 / lines, wspace=0.25, hspace=0.4)
+    figure.subplots_adjust(
+        left=0.06, right=0.98, bottom=0.35 / lines, top=1 - 0.3 / lines, wspace=0.25, hspace=0.4
+    )
     for axis in axes.flat[len(names) :]:
         axis.set_visible(False)
     for axis, key in zip(axes.flat, names):

@@ -79,7 +79,10 @@ class LARS(torch.optim.Optimizer):
         buffers = [self.state[p]["momentum_buffer"] for p in params]
         torch._foreach_mul_(buffers, group["momentum"])
         if group["adapt"]:
-            size, slope = torch.stack(torch._foreach_norm(params)), torch.stack(torch._foreach_norm(grads))
+            size, slope = (
+                torch.stack(torch._foreach_norm(params)),
+                torch.stack(torch._foreach_norm(grads)),
+            )
             usable = (size > 0) & (slope > 0)
             scale = group["trust"] * size / (slope + decay * size + 1e-8)
             if group["clip"]:
@@ -97,7 +100,12 @@ class LARS(torch.optim.Optimizer):
 
 
 def parameter_groups(
-    module: nn.Module, *, weight_decay: float, decay_1d: bool = True, adapt_1d: bool = True, lr_1d: float | None = None
+    module: nn.Module,
+    *,
+    weight_decay: float,
+    decay_1d: bool = True,
+    adapt_1d: bool = True,
+    lr_1d: float | None = None,
 ) -> list[dict[str, Any]]:
     """Trainable parameters as at most two groups: tensors of two or more dimensions, and the rest (biases, norms).
 
@@ -109,7 +117,12 @@ def parameter_groups(
         return [{"params": params, "weight_decay": weight_decay, "adapt": True, "peak": None}]
     groups = [
         {"params": matrices, "weight_decay": weight_decay, "adapt": True, "peak": None},
-        {"params": vectors, "weight_decay": weight_decay if decay_1d else 0.0, "adapt": adapt_1d, "peak": lr_1d},
+        {
+            "params": vectors,
+            "weight_decay": weight_decay if decay_1d else 0.0,
+            "adapt": adapt_1d,
+            "peak": lr_1d,
+        },
     ]
     return [group for group in groups if group["params"]]
 

@@ -34,7 +34,9 @@ from pretrain import data, monitor, optim
 from pretrain.config import PretrainConfig
 from pretrain.method import Batch, Method, Setup, build_method
 
-STATE_SECONDS = 30  # at the end of an epoch the state is written unless the last one is younger than this
+STATE_SECONDS = (
+    30  # at the end of an epoch the state is written unless the last one is younger than this
+)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -107,7 +109,9 @@ def what_decides(config: PretrainConfig) -> dict[str, Any]:
 def build(config: PretrainConfig, found: ImageList) -> Method:
     """The method with its weights drawn from the seed; the trunk first, so that it is the same for all methods."""
     seeding.seed_everything(config.seed, "backbone")
-    backbone = build_backbone(config.arch, config.stem, zero_init_residual=config.zero_init_residual)
+    backbone = build_backbone(
+        config.arch, config.stem, zero_init_residual=config.zero_init_residual
+    )
     seeding.seed_everything(config.seed, "method")
     count = sum(crops.count for crops in config.views.crops)
     setup = Setup(
@@ -134,20 +138,30 @@ def launch(config: PretrainConfig, args: argparse.Namespace) -> Fabric:
     if accelerator == "auto":
         accelerator = "cuda" if torch.cuda.is_available() else "cpu"
     if accelerator == "cuda" and torch.cuda.device_count() < args.devices:
-        raise BadInput(f"--devices {args.devices}: this machine has {torch.cuda.device_count()} GPUs")
+        raise BadInput(
+            f"--devices {args.devices}: this machine has {torch.cuda.device_count()} GPUs"
+        )
     plugins: list[Any] = []
     if config.precision in ("bf16", "fp16"):
-        plugins.append(Precision("16-mixed" if config.precision == "fp16" else "bf16-mixed", accelerator))
+        plugins.append(
+            Precision("16-mixed" if config.precision == "fp16" else "bf16-mixed", accelerator)
+        )
     several = args.devices * args.nodes > 1
-    warnings.filterwarnings("ignore", message="The `srun` command is available")  # one process under no Slurm is fine
-    warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")  # torch 2.11 knows no other name
+    warnings.filterwarnings(
+        "ignore", message="The `srun` command is available"
+    )  # one process under no Slurm is fine
+    warnings.filterwarnings(
+        "ignore", message="`broadcast_buffers` is deprecated"
+    )  # torch 2.11 knows no other name
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)
     fabric = Fabric(
         accelerator=accelerator,
         devices=args.devices,
         num_nodes=args.nodes,
         # Batch norm statistics are kept equal by the methods; broadcasting queues at every step would cost more
-        strategy=DDPStrategy(broadcast_buffers=False, gradient_as_bucket_view=True) if several else "auto",
+        strategy=DDPStrategy(broadcast_buffers=False, gradient_as_bucket_view=True)
+        if several
+        else "auto",
         plugins=plugins or None,
     )
     fabric.launch()
@@ -219,12 +233,20 @@ def train(
     model, stepper = fabric.setup(method, optimizer)
 
     recipe = recipes.fingerprint(what_decides(config))
-    step, recent = 0, list[dict[str, Tensor]]()  # recent: the terms of the steps since the last row of metrics.jsonl
+    step, recent = (
+        0,
+        list[dict[str, Tensor]](),
+    )  # recent: the terms of the steps since the last row of metrics.jsonl
     if (run / STATE_FILE).exists():
         state = load_state(run / STATE_FILE)
         if state.get("recipe") != recipe:
-            raise BadInput(f"{run / STATE_FILE}: the state of another recipe; move it away, or use another --out")
-        step, recent = state["step"], [{k: v.to(device) for k, v in row.items()} for row in state["recent"]]
+            raise BadInput(
+                f"{run / STATE_FILE}: the state of another recipe; move it away, or use another --out"
+            )
+        step, recent = (
+            state["step"],
+            [{k: v.to(device) for k, v in row.items()} for row in state["recent"]],
+        )
         method.load_state_dict(state["method"])
         optimizer.load_state_dict(state["optimizer"])
         fabric.strategy.precision.load_state_dict(state["precision"])
@@ -232,7 +254,9 @@ def train(
 
     def save() -> None:
         """The state after `step` steps, by rank 0; weights that are not finite never replace a good state."""
-        if not torch.stack(torch._foreach_norm(list(method.parameters()))).isfinite().all():  # alike on all ranks
+        if (
+            not torch.stack(torch._foreach_norm(list(method.parameters()))).isfinite().all()
+        ):  # alike on all ranks
             raise Failed(f"after step {step} the weights are not finite; {last_good(run)}")
         if rank == 0:
             state = {
@@ -247,7 +271,9 @@ def train(
 
     crops = [group for group in config.views.crops for _ in range(group.count)]
     pixels = Pixels(config.views.mean, config.views.std)
-    batches = data.loader(found, config, first=step, last=last, workers=workers, rank=rank, ranks=ranks, on_gpu=on_gpu)
+    batches = data.loader(
+        found, config, first=step, last=last, workers=workers, rank=rank, ranks=ranks, on_gpu=on_gpu
+    )
     metrics = monitor.Rows(run, from_step=step, tensorboard=tensorboard) if rank == 0 else None
     progress = Progress(run, last, config.name, done=step) if rank == 0 else None
     agree = distributed.Agreement()
@@ -262,7 +288,9 @@ def train(
             epoch = step // steps_per_epoch
             lr = rate(step)
             optim.set_lr(optimizer, lr, peak)
-            seeding.seed_everything(config.seed, "step", step)  # whatever draws from global state repeats itself too
+            seeding.seed_everything(
+                config.seed, "step", step
+            )  # whatever draws from global state repeats itself too
             began = time.monotonic()
             parts = [next(batches) for _ in range(config.accumulate)]
             waited += time.monotonic() - began
@@ -287,7 +315,12 @@ def train(
                     terms = model(batch)
                     fabric.backward(terms["loss"] / config.accumulate)
                 made_terms.append({name: value.detach() for name, value in terms.items()})
-            recent.append({k: torch.stack([t[k] for t in made_terms]).mean(0).to(device) for k in made_terms[0]})
+            recent.append(
+                {
+                    k: torch.stack([t[k] for t in made_terms]).mean(0).to(device)
+                    for k in made_terms[0]
+                }
+            )
 
             # The loss is read at every step where that costs nothing, on a GPU only when a row is due: reading waits
             row_due = (step + 1) % config.log_every == 0 or step + 1 == last
@@ -297,7 +330,10 @@ def train(
                 bad = None if all(finite) else step + 1 - len(recent) + finite.index(False)
             old = time.monotonic() - saved if rank == 0 else 0.0  # one clock decides for all ranks
             interrupted, failed, overdue, due = agree.any(
-                stop.requested is not None, bad is not None, old > config.save_minutes * 60, old > STATE_SECONDS
+                stop.requested is not None,
+                bad is not None,
+                old > config.save_minutes * 60,
+                old > STATE_SECONDS,
             )
             if failed:
                 at = step if bad is None else bad
@@ -309,7 +345,9 @@ def train(
 
             if o.clip_norm is not None:
                 # fp16's scaler skips a step whose gradients overflowed; elsewhere save() refuses what is not finite
-                fabric.clip_gradients(model, stepper, max_norm=o.clip_norm, error_if_nonfinite=False)
+                fabric.clip_gradients(
+                    model, stepper, max_norm=o.clip_norm, error_if_nonfinite=False
+                )
             stepper.step()
             stepper.zero_grad(set_to_none=True)
             method.after_step((step + 1) / total)
@@ -319,13 +357,22 @@ def train(
             if row_due:
                 now = time.monotonic()
                 row: dict[str, float] = {
-                    name: float(torch.stack([r[name].float() for r in recent]).mean()) for name in recent[0]
+                    name: float(torch.stack([r[name].float() for r in recent]).mean())
+                    for name in recent[0]
                 }
                 row |= seen.statistics()
-                speed = {"images_per_s": made * config.batch_size / (now - logged), "waiting": waited / (now - logged)}
+                speed = {
+                    "images_per_s": made * config.batch_size / (now - logged),
+                    "waiting": waited / (now - logged),
+                }
                 recent.clear()
                 logged, waited, made = now, 0.0, 0
-                shown = {"loss": row["loss"], "lr": lr, "img/s": speed["images_per_s"], "waiting": speed["waiting"]}
+                shown = {
+                    "loss": row["loss"],
+                    "lr": lr,
+                    "img/s": speed["images_per_s"],
+                    "waiting": speed["waiting"],
+                }
                 if metrics is not None:
                     metrics.write(step - 1, epoch=epoch, lr=lr, **row, **speed)
                     monitor.warn_if_collapsed(row, step)
@@ -334,10 +381,17 @@ def train(
 
             epoch_ends = step % steps_per_epoch == 0
             knn_due = config.knn_every and ((epoch + 1) % config.knn_every == 0 or step == last)
-            if epoch_ends and knn_due and metrics is not None:  # rank 0; the others wait in their next collective
+            if (
+                epoch_ends and knn_due and metrics is not None
+            ):  # rank 0; the others wait in their next collective
                 began = time.monotonic()
                 score = monitor.knn_score(
-                    backbone, found, pixels, size=crops[0].size, device=device, stop=lambda: bool(stop.requested)
+                    backbone,
+                    found,
+                    pixels,
+                    size=crops[0].size,
+                    device=device,
+                    stop=lambda: bool(stop.requested),
                 )
                 logged += time.monotonic() - began
                 if score is not None:
@@ -393,10 +447,14 @@ def last_good(run: Path) -> str:
     """Where a run that went wrong can be taken up."""
     if not (run / STATE_FILE).exists():
         return "no state was saved before"
-    return f"the last good state is {run / STATE_FILE}, at step {load_state(run / STATE_FILE)['step']}"
+    return (
+        f"the last good state is {run / STATE_FILE}, at step {load_state(run / STATE_FILE)['step']}"
+    )
 
 
-def provenance(config: PretrainConfig, found: ImageList, ranks: int, device: torch.device) -> dict[str, Any]:
+def provenance(
+    config: PretrainConfig, found: ImageList, ranks: int, device: torch.device
+) -> dict[str, Any]:
     """What is needed to repeat the run: recipe, code, versions, data."""
     from importlib.metadata import version
 
@@ -419,5 +477,7 @@ def provenance(config: PretrainConfig, found: ImageList, ranks: int, device: tor
             "fingerprint": data.fingerprint(found),
         },
         "processes": ranks,
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
+        "device": torch.cuda.get_device_name(device)
+        if device.type == "cuda"
+        else platform.machine(),
     }

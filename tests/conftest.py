@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # spinning threads of parallel tests cost more than they give
+os.environ.setdefault(
+    "OMP_NUM_THREADS", "1"
+)  # spinning threads of parallel tests cost more than they give
 
 import pytest
 from support.layouts import Trees, trunk_file

@@ -8,7 +8,9 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PROGRAMS = ("pretrain", "transfer", "detection")
-SOURCES = [p for folder in ("backbench", *PROGRAMS, "tools") for p in sorted((ROOT / folder).rglob("*.py"))]
+SOURCES = [
+    p for folder in ("backbench", *PROGRAMS, "tools") for p in sorted((ROOT / folder).rglob("*.py"))
+]
 
 
 def imported(path: Path) -> set[str]:
@@ -34,19 +36,30 @@ def test_imports_point_one_way(path):
         assert programs <= {top}, "the three programs never import one another"
     assert not roots & {"tests", "tools"}
     if path.relative_to(ROOT).as_posix() not in ("backbench/__main__.py", "tools/convert_to_d2.py"):
-        assert "backbench.cli" not in imported(path) or path.name == "train_net.py", "nobody imports the command line"
+        assert "backbench.cli" not in imported(path) or path.name == "train_net.py", (
+            "nobody imports the command line"
+        )
 
 
 @pytest.mark.parametrize(
-    ("package", "home"), [("submitit", "backbench/launch/verb.py"), ("detectron2", "detection/engine_detectron2.py")]
+    ("package", "home"),
+    [("submitit", "backbench/launch/verb.py"), ("detectron2", "detection/engine_detectron2.py")],
 )
 def test_package_has_one_importer(package, home):
-    users = {p.relative_to(ROOT).as_posix() for p in SOURCES if package in {name.split(".")[0] for name in imported(p)}}
+    users = {
+        p.relative_to(ROOT).as_posix()
+        for p in SOURCES
+        if package in {name.split(".")[0] for name in imported(p)}
+    }
     assert users <= {home}
 
 
 def test_pixel_statistics_have_one_home():
-    users = {p.relative_to(ROOT).as_posix() for p in SOURCES if re.search(r"\b0\.485\b|\b123\.675\b", p.read_text())}
+    users = {
+        p.relative_to(ROOT).as_posix()
+        for p in SOURCES
+        if re.search(r"\b0\.485\b|\b123\.675\b", p.read_text())
+    }
     assert users <= {"backbench/images/preprocess.py"}
 
 

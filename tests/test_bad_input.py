@@ -57,7 +57,10 @@ def test_corrupt_image_is_named_and_skipped_only_when_asked(tiny_root, tmp_path)
 def test_unknown_key_offers_the_nearest(tiny_root, tmp_path):
     refused(pretrain(tiny_root, tmp_path / "run", "optim.learning_rat=1"), "optim.learning_rat")
     refused(pretrain(tiny_root, tmp_path / "run", "epoch=1"), "epoch", "did you mean 'epochs'?")
-    refused(backbench("pretrain", "demo_lorak", "--data", tiny_root, "--out", tmp_path / "run"), "demo_lora")
+    refused(
+        backbench("pretrain", "demo_lorak", "--data", tiny_root, "--out", tmp_path / "run"),
+        "demo_lora",
+    )
     assert not (tmp_path / "run").exists()
 
 
@@ -77,7 +80,9 @@ def test_checkpoint_that_is_a_text_file(tiny_root, tmp_path):
     text = tmp_path / "notes.txt"
     text.write_text("not weights\n")
     common = ("--data", tiny_root, "--out", tmp_path / "run")
-    refused(backbench("linear", text, "--datasets", "digits", "--protocol", "knn_demo", *common), text)
+    refused(
+        backbench("linear", text, "--datasets", "digits", "--protocol", "knn_demo", *common), text
+    )
     refused(backbench("export", text, "--format", "detectron2", "--out", tmp_path / "x.pkl"), text)
     refused(backbench("inspect", text), text)
     assert not (tmp_path / "x.pkl").exists()
@@ -87,14 +92,29 @@ def test_coco_json_whose_images_are_missing(tiny_root, tmp_path, checkpoint):
     shutil.copytree(tiny_root / "scenes", tmp_path / "scenes")
     victim = tmp_path / "scenes" / "train2017" / "000000000002.jpg"
     victim.unlink()
-    command = ("detect", "--config-file", "tiny_faster_rcnn_R_18_FPN", "--engine", "torchvision", "--data", tmp_path)
+    command = (
+        "detect",
+        "--config-file",
+        "tiny_faster_rcnn_R_18_FPN",
+        "--engine",
+        "torchvision",
+        "--data",
+        tmp_path,
+    )
     refused(backbench(*command, "--checkpoint", checkpoint, "--out", tmp_path / "run"), victim.name)
     annotations = tmp_path / "scenes" / "annotations" / "instances_train2017.json"
     annotations.write_text(json.dumps({"images": []}))
-    refused(backbench(*command, "--checkpoint", checkpoint, "--out", tmp_path / "run2"), annotations)
+    refused(
+        backbench(*command, "--checkpoint", checkpoint, "--out", tmp_path / "run2"), annotations
+    )
 
 
 def test_unknown_dataset_and_protocol(tiny_root, tmp_path, checkpoint):
     common = ("--data", tiny_root, "--out", tmp_path / "run")
     refused(backbench("linear", checkpoint, "--datasets", "digit", *common), "digit")
-    refused(backbench("linear", checkpoint, "--datasets", "digits", "--protocol", "linear_dem", *common), "linear_demo")
+    refused(
+        backbench(
+            "linear", checkpoint, "--datasets", "digits", "--protocol", "linear_dem", *common
+        ),
+        "linear_demo",
+    )

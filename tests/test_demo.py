@@ -61,7 +61,9 @@ def test_fills_the_table(whole):
         assert named, f"no column {start_of}; there are {sorted(columns)}"
         assert any(row[named[0]] for row in rows), f"{named[0]} is empty"
         small = ("-demo-v1", "-tiny-v1")  # tiny detection has other iterations, so another protocol
-        assert all(c.split("@")[1].removesuffix("+torchvision").endswith(small) for c in named), named
+        assert all(c.split("@")[1].removesuffix("+torchvision").endswith(small) for c in named), (
+            named
+        )
     page = (whole / "leaderboard.html").read_text()
     assert "<table" in page and 'src="http' not in page and 'href="http://fonts' not in page
 
@@ -102,7 +104,9 @@ def test_killed_in_every_stage_ends_with_the_same_numbers(whole, tmp_path):
             break
         time.sleep((1.5, 3.5, 6.0)[attempt % 3])  # while it imports, while it runs, while it writes
         process.send_signal(
-            (signal.SIGKILL, signal.SIGKILL, signal.SIGINT, signal.SIGKILL, signal.SIGTERM)[attempt % 5]
+            (signal.SIGKILL, signal.SIGKILL, signal.SIGINT, signal.SIGKILL, signal.SIGTERM)[
+                attempt % 5
+            ]
         )
         process.stdout.read()
         process.wait()
@@ -117,7 +121,11 @@ def test_killed_in_every_stage_ends_with_the_same_numbers(whole, tmp_path):
 def _wait_for_orphans(out: Path) -> None:
     """Stages die with a killed demo (Linux); nothing may still write below `out`."""
     for _ in range(100):
-        alive = [p for p in Path("/proc").glob("[0-9]*/cmdline") if _mentions(p, str(out)) and _pid(p) != os.getpid()]
+        alive = [
+            p
+            for p in Path("/proc").glob("[0-9]*/cmdline")
+            if _mentions(p, str(out)) and _pid(p) != os.getpid()
+        ]
         if not alive:
             return
         time.sleep(0.1)
@@ -143,6 +151,11 @@ def test_a_rows_command_measures_the_same_value(whole, tmp_path):
         assert command is not None and command.startswith("backbench ")
         arguments = shlex.split(command)[1:]
         cwd = (rows[0].origin or {})["cwd"]
-        subprocess.run([sys.executable, "-m", "backbench", *arguments], cwd=cwd, check=True, capture_output=True)
+        subprocess.run(
+            [sys.executable, "-m", "backbench", *arguments],
+            cwd=cwd,
+            check=True,
+            capture_output=True,
+        )
         repeated, _ = store.read(tmp_path / part)
         assert {(r.column, r.value) for r in repeated} == {(r.column, r.value) for r in rows}

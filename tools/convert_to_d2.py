@@ -15,7 +15,9 @@ def main() -> int:
     from backbench.cli import main as backbench
 
     debug = ["--debug"] if args.debug else []
-    return backbench(["export", str(args.checkpoint), "--format", "detectron2", "--out", str(args.out), *debug])
+    return backbench(
+        ["export", str(args.checkpoint), "--format", "detectron2", "--out", str(args.out), *debug]
+    )
 
 
 if __name__ == "__main__":

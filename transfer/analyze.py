@@ -57,7 +57,9 @@ class AnalyzeConfig:
     augmentations: int = 32
     crops: Crops
     geometry: Geometry
-    sample: int = 4096  # images whose plain features are kept, for distances between images and the probes
+    sample: int = (
+        4096  # images whose plain features are kept, for distances between images and the probes
+    )
     batch: int = 4  # images at a time, each with all its views
     neighbours: int = 20
     temperature: float = 0.07
@@ -68,9 +70,13 @@ class AnalyzeConfig:
 
     def __post_init__(self) -> None:
         if "{space}" not in self.protocol:
-            raise ValueError(f"protocol '{self.protocol}' needs {{space}} in it, so that spaces do not share a column")
+            raise ValueError(
+                f"protocol '{self.protocol}' needs {{space}} in it, so that spaces do not share a column"
+            )
         if self.crops.size != self.geometry.crop:
-            raise ValueError(f"crops.size {self.crops.size} and geometry.crop {self.geometry.crop} must be equal")
+            raise ValueError(
+                f"crops.size {self.crops.size} and geometry.crop {self.geometry.crop} must be equal"
+            )
         if self.augmentations < 2 or self.sample < 2 or self.batch < 1:
             raise ValueError("augmentations and sample must be at least 2, batch at least 1")
 
@@ -92,7 +98,9 @@ def run(args: argparse.Namespace) -> int:
     """The verb `analyze`."""
     recipe = load_config(args.recipe, args.augmentations)
     if args.devices * args.nodes > 1:
-        raise BadInput("--devices: analyze runs in one process; analyze other checkpoints beside it instead")
+        raise BadInput(
+            "--devices: analyze runs in one process; analyze other checkpoints beside it instead"
+        )
     found = catalog.load(args.dataset, args.data, seed=args.seed)
     images = choose_images(dict(found.items())[recipe.split], recipe.images, args.seed)
     checkpoints = read_checkpoints(args.checkpoints)
@@ -160,7 +168,9 @@ class Augment:
 class Space:
     """What is accumulated for one checkpoint in one space."""
 
-    def __init__(self, checkpoint: Checkpoint, name: str, dim: int, recipe: AnalyzeConfig, sample: int) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, name: str, dim: int, recipe: AnalyzeConfig, sample: int
+    ) -> None:
         self.checkpoint, self.name, self.dim = checkpoint, name, dim
         self.views = stats.Views(recipe.augmentations, dim)
         self.moments = stats.Moments(dim)
@@ -198,7 +208,9 @@ def accumulate(
         projector = build_projector(checkpoint.heads, trunk.dim)
         projectors.append(None if projector is None else projector.to(machine.device))
     picked = sorted(
-        torch.randperm(len(images), generator=seeding.generator(seed, "sample to analyze"))[: recipe.sample].tolist()
+        torch.randperm(len(images), generator=seeding.generator(seed, "sample to analyze"))[
+            : recipe.sample
+        ].tolist()
     )
     place = torch.full((len(images),), -1)
     place[picked] = torch.arange(len(picked))
@@ -244,11 +256,15 @@ def accumulate(
                     space.add(output.view(b, v, -1), place[index])
             progress.advance(b)
             done = int(index[-1]) + 1
-            if done < len(images) and (stop.requested or time.monotonic() - saved_at > 60 * recipe.save_minutes):
+            if done < len(images) and (
+                stop.requested or time.monotonic() - saved_at > 60 * recipe.save_minutes
+            ):
                 save(done)
                 saved_at = time.monotonic()
                 if stop.requested:
-                    raise Preempted(f"stopped by {stop.requested} after {done} images; the same command continues")
+                    raise Preempted(
+                        f"stopped by {stop.requested} after {done} images; the same command continues"
+                    )
     for trunk in trunks:
         trunk.verify()
     save(len(images))
@@ -304,12 +320,24 @@ def neighbours(sample: Tensor, images: ImageList, recipe: AnalyzeConfig) -> Numb
         truth.append(labels[queries])
     hits, known = torch.cat(right).numpy(), torch.cat(truth).numpy()
     interval = metrics.bootstrap_ci(
-        "top1", hits, known, len(images.classes), resamples=2000, seed=seeding.seed_of("bootstrap", len(known))
+        "top1",
+        hits,
+        known,
+        len(images.classes),
+        resamples=2000,
+        seed=seeding.seed_of("bootstrap", len(known)),
     )
-    return Number("knn", 100 * float(hits.mean()), interval, f"k {k}, each half of {len(known)} images by the other")
+    return Number(
+        "knn",
+        100 * float(hits.mean()),
+        interval,
+        f"k {k}, each half of {len(known)} images by the other",
+    )
 
 
-def few_labels(sample: Tensor, images: ImageList, recipe: AnalyzeConfig, seed: int) -> Number | None:
+def few_labels(
+    sample: Tensor, images: ImageList, recipe: AnalyzeConfig, seed: int
+) -> Number | None:
     """Accuracy on one half of the sample of logistic regression on `shots` labels per class of the other half."""
     a, b = halves(images.labels)
     counts = np.bincount([images.labels[i] for i in a], minlength=len(images.classes))
@@ -330,11 +358,15 @@ def few_labels(sample: Tensor, images: ImageList, recipe: AnalyzeConfig, seed: i
         max_iterations=500,
         tolerance=1e-6,
     )
-    about = f"{recipe.shots} labels of {len(known)} classes, {recipe.draws} draws, {len(b)} test images"
+    about = (
+        f"{recipe.shots} labels of {len(known)} classes, {recipe.draws} draws, {len(b)} test images"
+    )
     return Number("fewshot", float(np.mean(values)), metrics.mean_ci(values), about)
 
 
-def summarise(space: Space, images: ImageList, recipe: AnalyzeConfig, seed: int) -> tuple[list[Number], dict[str, Any]]:
+def summarise(
+    space: Space, images: ImageList, recipe: AnalyzeConfig, seed: int
+) -> tuple[list[Number], dict[str, Any]]:
     """The numbers of one space, and the curves that its pictures are drawn from."""
     sample, labels = space.sample, torch.tensor(images.labels)
     order = torch.randperm(space.dim, generator=seeding.generator(seed, "coordinates", space.dim))
@@ -356,14 +388,30 @@ def summarise(space: Space, images: ImageList, recipe: AnalyzeConfig, seed: int)
         Number("uniformity", found.uniformity),
         Number("within_class_distance", found.within_mean),
         Number("between_class_distance", found.between_mean),
-        Number("class_overlap", 100 * found.overlap, None, "shared area of the two histograms, percent"),
-        Number("min_max_contrast", curve.contrast[-1], None, "(D_max - D_min) / D_min, mean over anchors"),
+        Number(
+            "class_overlap", 100 * found.overlap, None, "shared area of the two histograms, percent"
+        ),
+        Number(
+            "min_max_contrast",
+            curve.contrast[-1],
+            None,
+            "(D_max - D_min) / D_min, mean over anchors",
+        ),
         Number("rankme", stats.entropy_rank(singular)),
         Number("effective_rank", stats.entropy_rank(spectrum.sqrt())),
-        Number("live_directions", 100 * collapse.live / collapse.possible, None, f"percent of {collapse.possible}"),
+        Number(
+            "live_directions",
+            100 * collapse.live / collapse.possible,
+            None,
+            f"percent of {collapse.possible}",
+        ),
         Number("collapse", float(collapse.kind), None, "0 none, 1 dimensional, 2 complete"),
     ]
-    numbers += [n for n in (neighbours(sample, images, recipe), few_labels(sample, images, recipe, seed)) if n]
+    numbers += [
+        n
+        for n in (neighbours(sample, images, recipe), few_labels(sample, images, recipe, seed))
+        if n
+    ]
     curves = {
         "histograms": {name: h.to_json() for name, h in space.views.histograms.items()},
         "within": found.within.to_json(),
@@ -376,7 +424,9 @@ def summarise(space: Space, images: ImageList, recipe: AnalyzeConfig, seed: int)
 
 
 def _min_max_json(curve: stats.MinMax) -> dict[str, Any]:
-    contrast, variance = ([_finite(v) for v in values] for values in (curve.contrast, curve.variance))
+    contrast, variance = (
+        [_finite(v) for v in values] for values in (curve.contrast, curve.variance)
+    )
     return {"dims": curve.dims, "contrast": contrast, "variance": variance}
 
 
@@ -440,7 +490,12 @@ def analyze(
             )
             for number in numbers
         ]
-    summary = {"dataset": dataset, "images": len(images), "augmentations": recipe.augmentations, "spaces": summaries}
+    summary = {
+        "dataset": dataset,
+        "images": len(images),
+        "augmentations": recipe.augmentations,
+        "spaces": summaries,
+    }
     summary["training"] = [{**curve, "name": labels[curve["checkpoint"]]} for curve in curves]
     atomic.write_json(out / SUMMARY, json.loads(json.dumps(summary, allow_nan=False)))
     analyze_pictures.draw(summary, out / "pictures")
@@ -452,10 +507,15 @@ def analyze(
 def unique_names(checkpoints: Sequence[Checkpoint]) -> dict[str, str]:
     """Digest -> name; with the start of the digest where two share a name."""
     names = [c.name for c in checkpoints]
-    return {c.digest: c.name if names.count(c.name) == 1 else f"{c.name} {c.digest[:6]}" for c in checkpoints}
+    return {
+        c.digest: c.name if names.count(c.name) == 1 else f"{c.name} {c.digest[:6]}"
+        for c in checkpoints
+    }
 
 
-def training_curves(files: Sequence[Path], checkpoints: Sequence[Checkpoint]) -> list[dict[str, Any]]:
+def training_curves(
+    files: Sequence[Path], checkpoints: Sequence[Checkpoint]
+) -> list[dict[str, Any]]:
     """metrics.jsonl beside each checkpoint file, where it is still in its pretraining's folder (ARB Fig. 3)."""
     out: list[dict[str, Any]] = []
     known = {c.digest for c in checkpoints}
@@ -464,14 +524,25 @@ def training_curves(files: Sequence[Path], checkpoints: Sequence[Checkpoint]) ->
         digest = header.digest(file)
         if len(rows) < 2 or digest not in known or any(c["checkpoint"] == digest for c in out):
             continue
-        names = sorted({k for r in rows for k, v in r.items() if k not in NOT_DRAWN and isinstance(v, int | float)})
+        names = sorted(
+            {
+                k
+                for r in rows
+                for k, v in r.items()
+                if k not in NOT_DRAWN and isinstance(v, int | float)
+            }
+        )
         size = math.ceil(len(rows) / 300)
         bins = [rows[i : i + size] for i in range(0, len(rows), size)]
         terms: dict[str, list[float | None]] = {}
         for name in names:
-            of_bins = [[r[name] for r in part if isinstance(r.get(name), int | float)] for part in bins]
+            of_bins = [
+                [r[name] for r in part if isinstance(r.get(name), int | float)] for part in bins
+            ]
             terms[name] = [_finite(sum(v) / len(v)) if v else None for v in of_bins]
-        out.append({"checkpoint": digest, "step": [part[-1]["step"] for part in bins], "terms": terms})
+        out.append(
+            {"checkpoint": digest, "step": [part[-1]["step"] for part in bins], "terms": terms}
+        )
     return out
 
 
@@ -490,6 +561,8 @@ def show(rows: Sequence[Result], out: Path) -> None:
         cells = []
         for d in digests:
             one = found.get(d)
-            cells.append("" if one is None else "undefined" if one.value is None else f"{one.value:.4g}")
+            cells.append(
+                "" if one is None else "undefined" if one.value is None else f"{one.value:.4g}"
+            )
         print(f"  {metric:<26}" + "".join(f"{c:>18}" for c in cells))
     print(f"pictures: {out / 'pictures'}")

@@ -20,7 +20,9 @@ Spaces = Sequence[Mapping[str, Any]]
 
 def draw(summary: Mapping[str, Any], folder: Path) -> list[Path]:
     """Every figure of analysis.json into `folder`; returns the svg files."""
-    what = f"{summary['dataset']}, {summary['images']} images, {summary['augmentations']} views each"
+    what = (
+        f"{summary['dataset']}, {summary['images']} images, {summary['augmentations']} views each"
+    )
     trunk = [s for s in summary["spaces"] if s["space"] == "trunk"]
     projected = {s["checkpoint"]: s for s in summary["spaces"] if s["space"] == "projector"}
     kept = [projected.get(s["checkpoint"], s) for s in trunk]
@@ -42,7 +44,11 @@ def draw(summary: Mapping[str, Any], folder: Path) -> list[Path]:
             charts.legend_below(figure, names)
             out.append(charts.save(figure, folder / f"{prefix}-{name}"))
     if summary.get("training"):
-        out.append(_training(summary["training"], {s["checkpoint"]: i for i, s in enumerate(trunk)}, folder))
+        out.append(
+            _training(
+                summary["training"], {s["checkpoint"]: i for i, s in enumerate(trunk)}, folder
+            )
+        )
     return out
 
 
@@ -50,7 +56,9 @@ def _label(space: Mapping[str, Any]) -> str:
     return f"{space['name']} ({space['space']}, {space['dim']}-d)"
 
 
-def _histogram(ax: Axes, histogram: Mapping[str, Any], color: str, *, bars: int = 40, **style: Any) -> None:
+def _histogram(
+    ax: Axes, histogram: Mapping[str, Any], color: str, *, bars: int = 40, **style: Any
+) -> None:
     """A filled outline of about `bars` bars, scaled to an area of 1."""
     counts = histogram["counts"]
     merged = max(1, math.ceil(len(counts) / bars))
@@ -65,7 +73,9 @@ def _histogram(ax: Axes, histogram: Mapping[str, Any], color: str, *, bars: int 
         ax.stairs(heights, edges, color=color, fill=True, alpha=0.15)
 
 
-def _per_image(name: str, title: str, xlabel: str, number: str, scale: float = 1.0) -> Callable[..., None]:
+def _per_image(
+    name: str, title: str, xlabel: str, number: str, scale: float = 1.0
+) -> Callable[..., None]:
     def panel(ax: Axes, spaces: Spaces, colors: Sequence[str]) -> None:
         for space, color in zip(spaces, colors):
             _histogram(ax, space["histograms"][name], color)
@@ -95,7 +105,14 @@ def _min_max(ax: Axes, spaces: Spaces, colors: Sequence[str]) -> None:
         for key, style in (("min_max", "o-"), ("min_max_gaussian", ":")):
             curve = space[key]
             points = [(d, c) for d, c in zip(curve["dims"], curve["contrast"]) if c]
-            ax.plot([p[0] for p in points], [p[1] for p in points], style, color=color, markersize=3, linewidth=1.4)
+            ax.plot(
+                [p[0] for p in points],
+                [p[1] for p in points],
+                style,
+                color=color,
+                markersize=3,
+                linewidth=1.4,
+            )
             if points:
                 ax.set_xscale("log", base=2)
                 ax.set_yscale("log")
@@ -140,7 +157,14 @@ def _rank(ax: Axes, spaces: Spaces, colors: Sequence[str]) -> None:
             ax.bar_label(bar, fmt="%.3g", fontsize=8)
         kind = space["numbers"].get("collapse")
         if kind:
-            ax.text(i, 0, "collapsed" if kind > 1 else "few live\ndirections", ha="center", va="bottom", fontsize=7)
+            ax.text(
+                i,
+                0,
+                "collapsed" if kind > 1 else "few live\ndirections",
+                ha="center",
+                va="bottom",
+                fontsize=7,
+            )
     ax.margins(y=0.15)
     ax.set_xticks([])
     ax.set(title="RankMe", ylabel="effective dimensions")
@@ -160,7 +184,9 @@ def _probes(ax: Axes, spaces: Spaces, colors: Sequence[str]) -> None:
 
 
 PANELS: dict[str, Callable[[Axes, Spaces, Sequence[str]], None]] = {
-    "nuclear_norm": _per_image("nuclear_norm", "Nuclear norm of an image's views", "nuclear norm", "nuclear_norm"),
+    "nuclear_norm": _per_image(
+        "nuclear_norm", "Nuclear norm of an image's views", "nuclear norm", "nuclear_norm"
+    ),
     "view_cosine": _per_image(
         "view_cosine", "Similarity of an image's views", "mean cosine of all pairs", "view_cosine"
     ),
@@ -192,7 +218,9 @@ def _training(curves: Sequence[Mapping[str, Any]], place: Mapping[str, int], fol
             values = curve["terms"].get(term)
             if values:
                 shown = [math.nan if v is None else v for v in values]
-                ax.plot(curve["step"], shown, color=colors[place[curve["checkpoint"]]], linewidth=1.3)
+                ax.plot(
+                    curve["step"], shown, color=colors[place[curve["checkpoint"]]], linewidth=1.3
+                )
         ax.set(title=term.replace("_", " "), xlabel="step")
     charts.legend_below(figure, [(c["name"], colors[place[c["checkpoint"]]]) for c in curves])
     return charts.save(figure, folder / "training")

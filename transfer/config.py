@@ -103,12 +103,16 @@ class Sgd(Protocol):
     augment: Augment | None = Augment()
     init_std: float = 0.01
     patience: int | None = None
-    select: Literal["val", "test"] = "val"  # test: the best on the reported split, only under a protocol of that name
+    select: Literal["val", "test"] = (
+        "val"  # test: the best on the reported split, only under a protocol of that name
+    )
     save_minutes: float = 5.0
 
     def __post_init__(self) -> None:
         if self.select == "test" and "testsel" not in self.protocol:
-            raise ValueError("select: test needs a protocol name that says so, as in linear-lorac-testsel-v1")
+            raise ValueError(
+                "select: test needs a protocol name that says so, as in linear-lorac-testsel-v1"
+            )
         if "default" not in self.length:
             raise ValueError("length needs a `default`")
         if not self.lr:
@@ -195,7 +199,13 @@ class Finetune(Protocol):
         return lr * self.batch_size / self.reference_batch
 
 
-KINDS: dict[str, type[Protocol]] = {"sgd": Sgd, "logreg": LogReg, "knn": Knn, "fewshot": FewShot, "finetune": Finetune}
+KINDS: dict[str, type[Protocol]] = {
+    "sgd": Sgd,
+    "logreg": LogReg,
+    "knn": Knn,
+    "fewshot": FewShot,
+    "finetune": Finetune,
+}
 
 
 def load_protocol(name: str, kinds: tuple[str, ...]) -> Protocol:

@@ -103,13 +103,18 @@ class Views:
     def __init__(self, augmentations: int, dim: int) -> None:
         rank = min(augmentations, dim)
         ranges = {
-            "nuclear_norm": (0.0, math.sqrt(augmentations * rank)),  # A unit rows: between sqrt(A) and sqrt(A rank)
+            "nuclear_norm": (
+                0.0,
+                math.sqrt(augmentations * rank),
+            ),  # A unit rows: between sqrt(A) and sqrt(A rank)
             "view_cosine": (0.0, 1.0),
             "covariance_diagonal": (0.0, 1.0 / dim),
             "alignment": (0.0, 4.0),
         }
         self.histograms = {name: Histogram(*ranges[name]) for name in PER_IMAGE}
-        self.sums = torch.zeros(len(PER_IMAGE), 3, dtype=torch.float64)  # count, sum, sum of squares
+        self.sums = torch.zeros(
+            len(PER_IMAGE), 3, dtype=torch.float64
+        )  # count, sum, sum of squares
 
     def add(self, features: Tensor) -> None:
         """(B, A, d) features of the A views of B images."""
@@ -117,7 +122,9 @@ class Views:
         for i, (name, statistic) in enumerate(PER_IMAGE.items()):
             values = statistic(views)
             self.histograms[name].add(values)
-            self.sums[i] += torch.stack((torch.ones_like(values), values, values.square())).sum(1).cpu()
+            self.sums[i] += (
+                torch.stack((torch.ones_like(values), values, values.square())).sum(1).cpu()
+            )
 
     def mean(self, name: str) -> Mean:
         n, total, squares = self.sums[list(PER_IMAGE).index(name)].tolist()
@@ -165,7 +172,9 @@ class Moments:
         mean = self.sum / self.count
         covariance = self.products / self.count - torch.outer(mean, mean)
         # What is left of a variance after the mean is subtracted is rounding below eps times the second moment.
-        rounding = torch.finfo(torch.float64).eps * len(mean) * float(self.products.trace()) / self.count
+        rounding = (
+            torch.finfo(torch.float64).eps * len(mean) * float(self.products.trace()) / self.count
+        )
         values = torch.linalg.eigvalsh(covariance).flip(0)
         return torch.where(values > rounding, values, 0.0)
 
@@ -307,7 +316,9 @@ def min_max(features: Tensor, order: Tensor) -> MinMax:
             distance[own] = torch.inf
             low = distance.amin(1)
             some = low > 0
-            contrasts[i] += torch.stack(((high[some] / low[some] - 1).sum(), some.sum().double())).cpu()
+            contrasts[i] += torch.stack(
+                ((high[some] / low[some] - 1).sum(), some.sum().double())
+            ).cpu()
             varied = mean > 0
             ratio = (variance[varied] / mean[varied].square()).clamp_min(0)
             variances[i] += torch.stack((ratio.sum(), varied.sum().double())).cpu()

@@ -66,10 +66,14 @@ class Frozen:
     state: str  # of the module as it was built
 
     @staticmethod
-    def build(checkpoint: Checkpoint, *, device: torch.device, precision: Precision = "fp32") -> Frozen:
+    def build(
+        checkpoint: Checkpoint, *, device: torch.device, precision: Precision = "fp32"
+    ) -> Frozen:
         module = fold_batchnorm(checkpoint.backbone().eval()).requires_grad_(False)
         module = module.to(device=device, memory_format=torch.channels_last)
-        return Frozen(checkpoint, module, device, precision, checkpoint.digest, state_digest(module))
+        return Frozen(
+            checkpoint, module, device, precision, checkpoint.digest, state_digest(module)
+        )
 
     @property
     def dim(self) -> int:
@@ -89,7 +93,9 @@ class Frozen:
     def verify(self) -> None:
         """Raises Failed when a weight or buffer is not what it was at the start."""
         if self.module.training or state_digest(self.module) != self.state:
-            raise Failed(f"the frozen trunk of '{self.checkpoint.name}' has changed; its results cannot be used")
+            raise Failed(
+                f"the frozen trunk of '{self.checkpoint.name}' has changed; its results cannot be used"
+            )
 
 
 def state_digest(module: nn.Module) -> str:
@@ -128,7 +134,11 @@ class Pictures(torch.utils.data.Dataset):
 
 
 def loader(
-    images: ImageList, view: Callable[[Any, Any], Any], batches: Sequence[Any] | Iterator[Any], *, workers: int
+    images: ImageList,
+    view: Callable[[Any, Any], Any],
+    batches: Sequence[Any] | Iterator[Any],
+    *,
+    workers: int,
 ) -> torch.utils.data.DataLoader:
     """Batches of (uint8 (N, 3, H, W), indices (N,)); `batches` yields lists of (key, index) for `view` and the list."""
     return torch.utils.data.DataLoader(
@@ -181,7 +191,9 @@ class Store:
     def default() -> Store:
         home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
         folder = Path(os.environ.get("BACKBENCH_CACHE") or Path(home) / "backbench")
-        return Store(folder / "features", int(float(os.environ.get("BACKBENCH_CACHE_GB", "50")) * 1e9))
+        return Store(
+            folder / "features", int(float(os.environ.get("BACKBENCH_CACHE_GB", "50")) * 1e9)
+        )
 
     def path(self, description: Mapping[str, Any]) -> Path:
         text = json.dumps(description, sort_keys=True)
@@ -195,10 +207,14 @@ class Store:
             return None
         found = json.loads(about.read_text())
         differing = sorted(
-            k for k in {*found["description"], *description} if found["description"].get(k) != description.get(k)
+            k
+            for k in {*found["description"], *description}
+            if found["description"].get(k) != description.get(k)
         )
         if differing:
-            raise BadInput(f"{path}: features of another {', '.join(differing)} than asked for; remove the file")
+            raise BadInput(
+                f"{path}: features of another {', '.join(differing)} than asked for; remove the file"
+            )
         rows = np.load(path, mmap_mode="c")
         if list(rows.shape) != found["shape"] or _file_digest(path) != found["sha256"]:
             raise BadInput(f"{path}: the cached features are damaged; remove the file")
@@ -220,7 +236,9 @@ class Store:
             raise BadInput(
                 f"{self.folder}: the features need {need} GB, the cache may have {have}; set BACKBENCH_CACHE_GB"
             )
-        entries = sorted((p for p in self.folder.glob("*.npy") if p not in keep), key=lambda p: p.stat().st_mtime)
+        entries = sorted(
+            (p for p in self.folder.glob("*.npy") if p not in keep), key=lambda p: p.stat().st_mtime
+        )
         used = sum(p.stat().st_size for p in self.folder.glob("*.npy"))
         for path in entries:
             if used + size <= self.limit:
@@ -271,11 +289,17 @@ class Extractor:
         self.store.folder.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as locks:
             if distributed.rank() == 0:
-                for path in sorted(set(paths)):  # sorted: two runs that want the same cannot wait for one another
+                for path in sorted(
+                    set(paths)
+                ):  # sorted: two runs that want the same cannot wait for one another
                     file = locks.enter_context(path.with_suffix(".lock").open("w"))
                     fcntl.flock(file, fcntl.LOCK_EX)
-            there = torch.tensor([path.with_suffix(".json").exists() for path in paths], dtype=torch.int32)
-            there = distributed.broadcast(there.to(self.trunks[0].device))  # rank 0 has looked with the lock in hand
+            there = torch.tensor(
+                [path.with_suffix(".json").exists() for path in paths], dtype=torch.int32
+            )
+            there = distributed.broadcast(
+                there.to(self.trunks[0].device)
+            )  # rank 0 has looked with the lock in hand
             todo = [i for i, yes in enumerate(there.tolist()) if not yes]
             if todo:
                 self._compute(todo, described, images, what)
@@ -284,7 +308,9 @@ class Extractor:
         assert len(out) == len(self.trunks), "features that were just written are gone"
         return out
 
-    def _compute(self, todo: list[int], described: list[dict[str, Any]], images: ImageList, what: str) -> None:
+    def _compute(
+        self, todo: list[int], described: list[dict[str, Any]], images: ImageList, what: str
+    ) -> None:
         trunks, count, batch = [self.trunks[i] for i in todo], len(images), self.batch
         main, device = distributed.rank() == 0, trunks[0].device
         world, rank = distributed.world_size(), distributed.rank()
@@ -296,14 +322,20 @@ class Extractor:
         if main:
             with contextlib.suppress(FileNotFoundError, json.JSONDecodeError, KeyError):
                 begun = json.loads(marker.read_text())
-                first = int(begun["rows"]) if begun["parts"] == names and all(p.exists() for p in parts) else 0
+                first = (
+                    int(begun["rows"])
+                    if begun["parts"] == names and all(p.exists() for p in parts)
+                    else 0
+                )
             if not first:
                 keep = {self.store.path(d) for d in described}
                 self.store.make_room(sum(count * t.dim * 4 for t in trunks), keep)
             for trunk, part in zip(trunks, parts):
                 shape = None if first else (count, trunk.dim)
                 mode: Any = "r+" if first else "w+"
-                rows.append(np.lib.format.open_memmap(part, mode=mode, dtype=np.float32, shape=shape))
+                rows.append(
+                    np.lib.format.open_memmap(part, mode=mode, dtype=np.float32, shape=shape)
+                )
         first = int(distributed.broadcast(torch.tensor([first], device=device)).item())
         progress = Progress(self.run if main else None, count, what, unit="image", done=first)
         geometric = eval_geometry(**self.geometry)
@@ -312,9 +344,13 @@ class Extractor:
             for begin in range(first, count, batch):
                 share = -(-(min(begin + batch, count) - begin) // world)
                 mine = range(begin + rank * share, begin + (rank + 1) * share)
-                yield [(None, min(i, count - 1)) for i in mine]  # the last share is padded, and cut below
+                yield [
+                    (None, min(i, count - 1)) for i in mine
+                ]  # the last share is padded, and cut below
 
-        pictures = loader(images, lambda picture, _: geometric(picture), list(shares()), workers=self.workers)
+        pictures = loader(
+            images, lambda picture, _: geometric(picture), list(shares()), workers=self.workers
+        )
         saved = first
         for begin, (pixels, _) in zip(range(first, count, batch), pictures):
             end = min(begin + batch, count)
@@ -331,7 +367,9 @@ class Extractor:
                 atomic.write_json(marker, {"rows": end, "parts": names})
                 saved = end
             if stopping and end < count:
-                raise Preempted(f"stopped by {stopping} after {end} of {count} images; the same command continues")
+                raise Preempted(
+                    f"stopped by {stopping} after {end} of {count} images; the same command continues"
+                )
         for part_rows in rows:
             part_rows.flush()
         rows.clear()

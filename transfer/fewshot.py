@@ -16,7 +16,10 @@ from transfer import logreg, metrics
 
 def draws(images: ImageList, *, shots: int, count: int, seed: int) -> list[list[int]]:
     """`count` lists of indices with `shots` images of each class; the same for every checkpoint."""
-    return [splits.draw(images, shots, seed * 1_000_003 + i, what=f"{shots} shots")[0] for i in range(count)]
+    return [
+        splits.draw(images, shots, seed * 1_000_003 + i, what=f"{shots} shots")[0]
+        for i in range(count)
+    ]
 
 
 def accuracies(

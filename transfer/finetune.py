@@ -43,15 +43,23 @@ def run_semisup(args: argparse.Namespace) -> int:
     protocol = _protocol(args.protocol)
     part = protocol.parts.get(str(args.percent))
     if protocol.dataset is None or part is None:
-        what = "names no dataset" if protocol.dataset is None else f"has no part for {args.percent}%"
-        raise BadInput(f"--protocol {args.protocol}: {what}; use a semi-supervised protocol, as `semisup`")
+        what = (
+            "names no dataset" if protocol.dataset is None else f"has no part for {args.percent}%"
+        )
+        raise BadInput(
+            f"--protocol {args.protocol}: {what}; use a semi-supervised protocol, as `semisup`"
+        )
     file = args.lists / f"{args.percent}percent.txt"
     published = part.list
     listed = splits.read_list(
-        file, lines=published.lines if published else None, sha256=published.sha256 if published else None
+        file,
+        lines=published.lines if published else None,
+        sha256=published.sha256 if published else None,
     )
     found = catalog.load(protocol.dataset, args.data, seed=args.seed)
-    return _run(args, protocol, part, f"semi_{args.percent}pct", _labelled(found, listed, file, args.seed))
+    return _run(
+        args, protocol, part, f"semi_{args.percent}pct", _labelled(found, listed, file, args.seed)
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -62,7 +70,9 @@ def run(args: argparse.Namespace) -> int:
         raise BadInput(
             f"--protocol {args.protocol}: has no part for all labels; use `finetune`, or `backbench semisup`"
         )
-    return _run(args, protocol, part, "finetune", catalog.load(args.dataset, args.data, seed=args.seed))
+    return _run(
+        args, protocol, part, "finetune", catalog.load(args.dataset, args.data, seed=args.seed)
+    )
 
 
 def _protocol(name: str) -> Finetune:
@@ -82,7 +92,9 @@ def _labelled(found: splits.Splits, listed: Sequence[str], file: Path, seed: int
     return splits.Splits(part, found.val, found.test, False, note)
 
 
-def _run(args: argparse.Namespace, protocol: Finetune, part: Part, task_name: str, found: splits.Splits) -> int:
+def _run(
+    args: argparse.Namespace, protocol: Finetune, part: Part, task_name: str, found: splits.Splits
+) -> int:
     checkpoints = read_checkpoints([args.checkpoint])
     machine = start_for(args)
     name = str(protocol.dataset if task_name.startswith("semi") else args.dataset)
@@ -100,7 +112,13 @@ def _run(args: argparse.Namespace, protocol: Finetune, part: Part, task_name: st
         splits.write_manifests(args.out, name, found)
     dataset = catalog.find(name)
     task = Task(
-        run=args.out, task=task_name, dataset=dataset, splits=found, hashes=hashes, protocol=protocol, seed=args.seed
+        run=args.out,
+        task=task_name,
+        dataset=dataset,
+        splits=found,
+        hashes=hashes,
+        protocol=protocol,
+        seed=args.seed,
     )
     rows = finetune(task, part, checkpoints[0], machine)
     if machine.main:
@@ -130,7 +148,9 @@ def finetune(task: Task, part: Part, checkpoint: Checkpoint, machine: Machine) -
     # A list or a hold-out is trained on whole again; with an official val, semi-supervised training is already whole.
     refit = task.splits.held_out or task.task == "finetune"
     if machine.main:
-        pairs = ", ".join(f"{p.used(lr):g}/{p.used(lr) / part.head_over_trunk:g}" for lr in p.head_lr)
+        pairs = ", ".join(
+            f"{p.used(lr):g}/{p.used(lr) / part.head_over_trunk:g}" for lr in p.head_lr
+        )
         log.info(
             f"{task.dataset.name} {task.task}: head/trunk rates as used {pairs}"
             f" (declared for {p.reference_batch} images, times {p.batch_size}/{p.reference_batch})"
@@ -146,14 +166,20 @@ def finetune(task: Task, part: Part, checkpoint: Checkpoint, machine: Machine) -
         for index in range(len(grid.scores), len(p.head_lr)):
             if len(p.head_lr) == 1 and refit:
                 break  # nothing to choose
-            network = train(task.splits.train, p.head_lr[index], f"rate {index + 1} of {len(p.head_lr)}")
+            network = train(
+                task.splits.train, p.head_lr[index], f"rate {index + 1} of {len(p.head_lr)}"
+            )
             ranking = predict(network, task.splits.val, p, machine, stop)
             label = np.asarray(task.splits.val.labels)
-            grid.scores.append(metrics.score(task.dataset.metric, ranking[:, 0].numpy(), label, classes))
+            grid.scores.append(
+                metrics.score(task.dataset.metric, ranking[:, 0].numpy(), label, classes)
+            )
             if not refit and best_of(grid.scores) == index:
                 grid.best = network.state()
             if machine.main:
-                log.info(f"{checkpoint.name}: head rate {p.head_lr[index]:g}: val {grid.scores[-1]:.2f}")
+                log.info(
+                    f"{checkpoint.name}: head rate {p.head_lr[index]:g}: val {grid.scores[-1]:.2f}"
+                )
                 save_state(grid_file, {"scores": grid.scores, "best": grid.best})
         best = best_of(grid.scores) if grid.scores else 0
         lr = p.head_lr[best]
@@ -185,7 +211,9 @@ def finetune(task: Task, part: Part, checkpoint: Checkpoint, machine: Machine) -
 class Network:
     """Trunk and head, with SGD's two parameter groups (trunk, head)."""
 
-    def __init__(self, checkpoint: Checkpoint, classes: int, p: Finetune, seed: int, machine: Machine) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, classes: int, p: Finetune, seed: int, machine: Machine
+    ) -> None:
         self.pixels = checkpoint.pixels
         trunk = checkpoint.backbone()
         head = nn.Linear(trunk.feature_dim, classes)
@@ -200,7 +228,10 @@ class Network:
             self.module = self.module.to(memory_format=torch.channels_last)
         groups = [list(m.parameters()) for m in self.module.children()]
         self.optimizer = torch.optim.SGD(
-            [{"params": g} for g in groups], lr=0.0, momentum=p.momentum, weight_decay=p.weight_decay
+            [{"params": g} for g in groups],
+            lr=0.0,
+            momentum=p.momentum,
+            weight_decay=p.weight_decay,
         )
         self.bf16 = p.precision == "bf16"
 
@@ -211,7 +242,9 @@ class Network:
             return self.module(images).float()
 
     def state(self) -> dict[str, Tensor]:
-        return {name: value.detach().cpu().clone() for name, value in self.module.state_dict().items()}
+        return {
+            name: value.detach().cpu().clone() for name, value in self.module.state_dict().items()
+        }
 
     def load(self, state: dict[str, Tensor]) -> None:
         self.module.load_state_dict(state)
@@ -236,7 +269,9 @@ class Training:
         p, machine, network = self.p, self.machine, self.network
         batch = p.batch_size
         if batch % machine.world:
-            raise BadInput(f"a batch of {batch} images on {machine.world} processes: use a number that divides it")
+            raise BadInput(
+                f"a batch of {batch} images on {machine.world} processes: use a number that divides it"
+            )
         steps = self.part.length.steps(len(self.images), batch)
         first, shown = self._resume(), 0.0
         stream = positions(self.task.seed, len(self.images), batch, first, steps)
@@ -244,7 +279,12 @@ class Training:
         keyed = ([((epoch, i), i) for epoch, i in b] for b in mine)
         labels = torch.tensor(self.images.labels, device=machine.device)
         view = CropFlip(p.augment, self.task.seed)
-        progress = Progress(self.task.run if machine.main else None, steps, f"{self.task.task} {self.what}", done=first)
+        progress = Progress(
+            self.task.run if machine.main else None,
+            steps,
+            f"{self.task.task} {self.what}",
+            done=first,
+        )
         head_lr, ratio = p.used(self.lr), self.part.head_over_trunk
         network.module.train()
         saved = time.monotonic()
@@ -255,7 +295,9 @@ class Training:
                 group["lr"] = peak * factor
             logits = network(pixels.to(machine.device, non_blocking=True))
             # Summed over this rank's share and divided by the global batch: gradients then add up over ranks.
-            loss = F.cross_entropy(logits, labels[index.to(machine.device)], reduction="sum") / batch
+            loss = (
+                F.cross_entropy(logits, labels[index.to(machine.device)], reduction="sum") / batch
+            )
             network.optimizer.zero_grad(set_to_none=True)
             loss.backward()
             self._sum_gradients()
@@ -269,7 +311,9 @@ class Training:
                 self._save(step + 1)
                 saved = time.monotonic()
             if stopping and step + 1 < steps:
-                raise Preempted(f"stopped by {stopping} at step {step + 1} of {steps}; the same command continues")
+                raise Preempted(
+                    f"stopped by {stopping} at step {step + 1} of {steps}; the same command continues"
+                )
 
     def _sum_gradients(self) -> None:
         if self.machine.world == 1:
@@ -286,7 +330,12 @@ class Training:
     def _save(self, step: int) -> None:
         if self.machine.main:
             momentum = self.network.optimizer.state_dict()["state"]
-            state = {"key": self._key(), "step": step, "network": self.network.state(), "momentum": momentum}
+            state = {
+                "key": self._key(),
+                "step": step,
+                "network": self.network.state(),
+                "momentum": momentum,
+            }
             save_state(self.file, state)
 
     def _resume(self) -> int:
@@ -302,7 +351,9 @@ class Training:
 
 
 @torch.no_grad()
-def predict(network: Network, images: ImageList, p: Finetune, machine: Machine, stop: StopFlag) -> Tensor:
+def predict(
+    network: Network, images: ImageList, p: Finetune, machine: Machine, stop: StopFlag
+) -> Tensor:
     """The five best classes (N, 5) of every image; the ranks share the images."""
     network.module.eval()
     geometric = eval_geometry(**config.to_dict(p.geometry))
@@ -313,9 +364,13 @@ def predict(network: Network, images: ImageList, p: Finetune, machine: Machine, 
         mine = range(begin + machine.rank * each, begin + (machine.rank + 1) * each)
         batches.append([(None, min(i, len(images) - 1)) for i in mine])  # padded; cut below
     out = []
-    pictures = loader(images, lambda picture, _: geometric(picture), batches, workers=machine.workers)
+    pictures = loader(
+        images, lambda picture, _: geometric(picture), batches, workers=machine.workers
+    )
     for begin, (pixels, _) in zip(range(0, len(images), size), pictures):
-        logits = distributed.gather_without_gradient(network(pixels.to(machine.device, non_blocking=True)))
+        logits = distributed.gather_without_gradient(
+            network(pixels.to(machine.device, non_blocking=True))
+        )
         out.append(scoring.rank_classes(logits[: min(size, len(images) - begin)]))
         if stopping := stopping_together(stop, machine.device):
             raise Preempted(f"stopped by {stopping} while scoring; the same command continues")

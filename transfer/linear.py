@@ -44,7 +44,9 @@ def run(args: argparse.Namespace) -> int:
     names = catalog.names(args.datasets)
     checkpoints = read_checkpoints(args.checkpoints)
     machine = start_for(args)
-    rows = evaluate(checkpoints, names, protocol, data=args.data, out=args.out, seed=args.seed, machine=machine)
+    rows = evaluate(
+        checkpoints, names, protocol, data=args.data, out=args.out, seed=args.seed, machine=machine
+    )
     if machine.main:
         scoring.show(rows)
     return 0
@@ -62,7 +64,10 @@ def evaluate(
 ) -> list[Result]:
     """All `checkpoints` on all datasets by one protocol -> the rows, which are in OUT/results.jsonl too."""
     found = {name: catalog.load(name, data, seed=seed) for name in names}
-    hashes = {name: {part: splits.digest(images) for part, images in found[name].items()} for name in names}
+    hashes = {
+        name: {part: splits.digest(images) for part, images in found[name].items()}
+        for name in names
+    }
     for name in names:
         _enough(protocol, name, found[name])
     if machine.main:
@@ -102,15 +107,22 @@ def evaluate(
 def _enough(protocol: Protocol, name: str, found: splits.Splits) -> None:
     """Refuse what would fail only after hours of features: more neighbours or shots than there are images."""
     if isinstance(protocol, Knn) and max(protocol.k) > (count := len(found.train) + len(found.val)):
-        raise BadInput(f"{name}: k = {max(protocol.k)} neighbours of {count} images; use a smaller k")
+        raise BadInput(
+            f"{name}: k = {max(protocol.k)} neighbours of {count} images; use a smaller k"
+        )
     if isinstance(protocol, FewShot):
         splits.draw(found.both(), protocol.shots, 0, what=f"{protocol.shots} shots")
 
 
-def _extractor(task: Task, checkpoints: Sequence[Checkpoint], machine: Machine, stop: StopFlag) -> Extractor:
+def _extractor(
+    task: Task, checkpoints: Sequence[Checkpoint], machine: Machine, stop: StopFlag
+) -> Extractor:
     protocol = task.protocol
     return Extractor(
-        trunks=[Frozen.build(c, device=machine.device, precision=protocol.precision) for c in checkpoints],
+        trunks=[
+            Frozen.build(c, device=machine.device, precision=protocol.precision)
+            for c in checkpoints
+        ],
         geometry=config.to_dict(protocol.geometry),
         store=Store.default(),
         workers=machine.workers,
@@ -120,7 +132,9 @@ def _extractor(task: Task, checkpoints: Sequence[Checkpoint], machine: Machine, 
     )
 
 
-def _one_dataset(task: Task, checkpoints: Sequence[Checkpoint], machine: Machine, stop: StopFlag) -> list[Result]:
+def _one_dataset(
+    task: Task, checkpoints: Sequence[Checkpoint], machine: Machine, stop: StopFlag
+) -> list[Result]:
     done = task.done(checkpoints, metric_names(task))
     pending = [c for c in checkpoints if c.digest not in done]
     fresh: list[Result] = []
@@ -134,7 +148,10 @@ def _one_dataset(task: Task, checkpoints: Sequence[Checkpoint], machine: Machine
         extractor = _extractor(task, pending, machine, stop)
         fresh = runs[type(task.protocol)](task, task.protocol, extractor, machine, stop)
         (task.run / "state" / f"{task.dataset.name}.state").unlink(missing_ok=True)
-    by_digest = {c.digest: done.get(c.digest) or [r for r in fresh if r.checkpoint == c.digest] for c in checkpoints}
+    by_digest = {
+        c.digest: done.get(c.digest) or [r for r in fresh if r.checkpoint == c.digest]
+        for c in checkpoints
+    }
     return [r for c in checkpoints for r in by_digest[c.digest]]
 
 
@@ -159,10 +176,16 @@ class Heads:
     it would have alone; one that diverges to nan does not touch the others.
     """
 
-    def __init__(self, heads: int, classes: int, dim: int, *, std: float, seed: int, device: torch.device) -> None:
+    def __init__(
+        self, heads: int, classes: int, dim: int, *, std: float, seed: int, device: torch.device
+    ) -> None:
         self.heads, self.classes, self.dim = heads, classes, dim
-        one = torch.empty(classes, dim).normal_(0, std, generator=seeding.generator(seed, "head", classes, dim))
-        self.weight = one.repeat(heads, 1).to(device)  # the same start for every rate, as separate runs have
+        one = torch.empty(classes, dim).normal_(
+            0, std, generator=seeding.generator(seed, "head", classes, dim)
+        )
+        self.weight = one.repeat(heads, 1).to(
+            device
+        )  # the same start for every rate, as separate runs have
         self.bias = torch.zeros(heads * classes, device=device)
         self.weight_momentum = torch.zeros_like(self.weight)
         self.bias_momentum = torch.zeros_like(self.bias)
@@ -173,17 +196,28 @@ class Heads:
 
     @torch.no_grad()
     def step(
-        self, features: Tensor, labels: Tensor, rates: Tensor, *, momentum: float, decay: float, batch: int
+        self,
+        features: Tensor,
+        labels: Tensor,
+        rates: Tensor,
+        *,
+        momentum: float,
+        decay: float,
+        batch: int,
     ) -> Tensor:
         """One step on this rank's share (n, D) of a batch of `batch` images; `rates` (H,). Returns the summed losses
         (H,) of the share."""
         probability = torch.log_softmax(self.logits(features), 2)
         index = labels.view(-1, 1, 1).expand(-1, self.heads, 1)
         losses = -probability.gather(2, index).sum((0, 2))
-        probability = probability.exp_().scatter_add_(2, index, -torch.ones_like(index, dtype=probability.dtype))
+        probability = probability.exp_().scatter_add_(
+            2, index, -torch.ones_like(index, dtype=probability.dtype)
+        )
         gradient = probability.view(len(features), -1).div_(batch)
         if distributed.world_size() == 1 and not decay:
-            self.weight_momentum.addmm_(gradient.T, features, beta=momentum)  # m v + G^T F in one pass
+            self.weight_momentum.addmm_(
+                gradient.T, features, beta=momentum
+            )  # m v + G^T F in one pass
             self.bias_momentum.mul_(momentum).add_(gradient.sum(0))
         else:
             whole = torch.cat((gradient.T @ features, gradient.sum(0)[:, None]), 1)
@@ -191,8 +225,12 @@ class Heads:
                 dist.all_reduce(whole)
             self.weight_momentum.mul_(momentum).add_(whole[:, :-1]).add_(self.weight, alpha=decay)
             self.bias_momentum.mul_(momentum).add_(whole[:, -1]).add_(self.bias, alpha=decay)
-        self.weight.view(self.heads, -1).addcmul_(self.weight_momentum.view(self.heads, -1), rates[:, None], value=-1)
-        self.bias.view(self.heads, -1).addcmul_(self.bias_momentum.view(self.heads, -1), rates[:, None], value=-1)
+        self.weight.view(self.heads, -1).addcmul_(
+            self.weight_momentum.view(self.heads, -1), rates[:, None], value=-1
+        )
+        self.bias.view(self.heads, -1).addcmul_(
+            self.bias_momentum.view(self.heads, -1), rates[:, None], value=-1
+        )
         return losses
 
     def state(self) -> dict[str, Tensor]:
@@ -204,7 +242,9 @@ class Heads:
             getattr(self, name).copy_(value)
 
 
-def positions(seed: int, images: int, batch: int, first: int, last: int) -> Iterator[list[tuple[int, int]]]:
+def positions(
+    seed: int, images: int, batch: int, first: int, last: int
+) -> Iterator[list[tuple[int, int]]]:
     """The global batches of steps first..last-1 as (epoch, index) lists: one endless stream of seeded permutations."""
     epoch, order = -1, torch.empty(0)
     for step in range(first, last):
@@ -235,9 +275,13 @@ class CropFlip:
 
         a = self.augment
         generator = seeding.generator(self.seed, "crop", *key)
-        top, left, height, width = crop_box(generator, picture.height, picture.width, a.scale, a.ratio)
+        top, left, height, width = crop_box(
+            generator, picture.height, picture.width, a.scale, a.ratio
+        )
         flip = torch.rand(1, generator=generator).item() < a.flip
-        out = picture.crop((left, top, left + width, top + height)).resize((a.size, a.size), Image.Resampling.BILINEAR)
+        out = picture.crop((left, top, left + width, top + height)).resize(
+            (a.size, a.size), Image.Resampling.BILINEAR
+        )
         return out.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if flip else out
 
 
@@ -252,7 +296,9 @@ class Training:
     rates: list[Tensor]  # per trunk (H,), as used
     images: ImageList
     features: list[Tensor] | None  # when there is no augmentation
-    watch: tuple[list[Tensor], Tensor] | None  # validation features per trunk and labels, for `patience`
+    watch: (
+        tuple[list[Tensor], Tensor] | None
+    )  # validation features per trunk and labels, for `patience`
     seed: int
     machine: Machine
     stop: StopFlag
@@ -267,18 +313,31 @@ class Training:
         self.labels = torch.tensor(self.images.labels)
         count = len(self.heads[0].weight) // self.heads[0].classes
         self.best = [
-            {"loss": torch.full((count,), torch.inf), "epoch": torch.zeros(count), **_kept(h)} for h in self.heads
+            {"loss": torch.full((count,), torch.inf), "epoch": torch.zeros(count), **_kept(h)}
+            for h in self.heads
         ]
 
     def __call__(self) -> None:
         p, machine = self.protocol, self.machine
         first, loss = self._resume(), 0.0
         saved = time.monotonic()
-        progress = Progress(self.run if machine.main else None, self.steps, f"{self.dataset} {self.name}", done=first)
+        progress = Progress(
+            self.run if machine.main else None,
+            self.steps,
+            f"{self.dataset} {self.name}",
+            done=first,
+        )
         for step, (features, labels) in zip(range(first, self.steps), self._batches(first)):
             factor = p.schedule.factor(step, self.steps, self.per_epoch)
             losses = [
-                head.step(f, labels, rate * factor, momentum=p.momentum, decay=p.weight_decay, batch=p.batch_size)
+                head.step(
+                    f,
+                    labels,
+                    rate * factor,
+                    momentum=p.momentum,
+                    decay=p.weight_decay,
+                    batch=p.batch_size,
+                )
                 for head, f, rate in zip(self.heads, features, self.rates)
             ]
             if machine.main:
@@ -293,7 +352,9 @@ class Training:
                 self._save(step + 1)
                 saved = time.monotonic()
             if stopping and step + 1 < self.steps:
-                raise Preempted(f"stopped by {stopping} at step {step + 1} of {self.steps}; the same command continues")
+                raise Preempted(
+                    f"stopped by {stopping} at step {step + 1} of {self.steps}; the same command continues"
+                )
         if self.watch is not None:
             for head, best in zip(self.heads, self.best):
                 head.weight.copy_(best["weight"])
@@ -307,7 +368,10 @@ class Training:
         if self.features is not None:
             for batch in mine:
                 index = torch.tensor([i for _, i in batch])
-                yield [f[index].to(machine.device) for f in self.features], self.labels[index].to(machine.device)
+                yield (
+                    [f[index].to(machine.device) for f in self.features],
+                    self.labels[index].to(machine.device),
+                )
             return
         assert p.augment is not None
         keyed = ([((epoch, i), i) for epoch, i in batch] for batch in mine)
@@ -351,7 +415,9 @@ class Training:
         if not self.file.exists():
             return 0
         state = load_state(self.file)
-        if state["phase"] != self.name or not {t.digest for t in self.trunks} <= set(state["heads"]):
+        if state["phase"] != self.name or not {t.digest for t in self.trunks} <= set(
+            state["heads"]
+        ):
             return 0
         for i, (trunk, head) in enumerate(zip(self.trunks, self.heads)):
             head.load(state["heads"][trunk.digest])
@@ -363,7 +429,9 @@ def _kept(heads: Heads) -> dict[str, Tensor]:
     return {"weight": heads.weight.cpu().clone(), "bias": heads.bias.cpu().clone()}
 
 
-def _sgd(task: Task, p: Sgd, extractor: Extractor, machine: Machine, stop: StopFlag) -> list[Result]:
+def _sgd(
+    task: Task, p: Sgd, extractor: Extractor, machine: Machine, stop: StopFlag
+) -> list[Result]:
     """Choose on val, train again on train + val, score test once."""
     trunks, name = extractor.trunks, task.dataset.name
     classes = len(task.splits.train.classes)
@@ -392,7 +460,10 @@ def _sgd(task: Task, p: Sgd, extractor: Extractor, machine: Machine, stop: StopF
             features = [torch.cat(rows) for rows in zip(*parts)]
         watch = None
         if watched:
-            watch = (extractor(task.splits.val, f"{name} val features"), torch.tensor(task.splits.val.labels))
+            watch = (
+                extractor(task.splits.val, f"{name} val features"),
+                torch.tensor(task.splits.val.labels),
+            )
         Training(
             name=phase,
             protocol=p,
@@ -444,13 +515,20 @@ def _sgd(task: Task, p: Sgd, extractor: Extractor, machine: Machine, stop: StopF
             "trained_on": "train" if watched else "train+val",
         }
         if grid:
-            choice["scores"] = {f"{rate:g}": score for rate, score in zip(p.lr, scores[trunk.digest])}
+            choice["scores"] = {
+                f"{rate:g}": score for rate, score in zip(p.lr, scores[trunk.digest])
+            }
             choice["at_edge"] = scoring.warn_edge(task, trunk.checkpoint, "learning rate", lr, p.lr)
         ranking = torch.cat(
-            [scoring.rank_classes(head.logits(f.to(machine.device))[:, column]) for f in features.split(8192)]
+            [
+                scoring.rank_classes(head.logits(f.to(machine.device))[:, column])
+                for f in features.split(8192)
+            ]
         )
         about = {"trunk_sha256": trunk.state, "trunk_unchanged": True}
-        measured.append(Measured(checkpoint=trunk.checkpoint, ranking=ranking, chosen=choice, provenance=about))
+        measured.append(
+            Measured(checkpoint=trunk.checkpoint, ranking=ranking, chosen=choice, provenance=about)
+        )
     if not machine.main:
         return []
     rows = scoring.write(task, measured)
@@ -461,10 +539,14 @@ def _sgd(task: Task, p: Sgd, extractor: Extractor, machine: Machine, stop: StopF
 def _read_scores(path: Path) -> dict[str, list[float]]:
     import json
 
-    return {str(k): [float(v) for v in values] for k, values in json.loads(path.read_text()).items()}
+    return {
+        str(k): [float(v) for v in values] for k, values in json.loads(path.read_text()).items()
+    }
 
 
-def _scores(task: Task, heads: Sequence[Heads], extractor: Extractor, split: str) -> dict[str, list[float]]:
+def _scores(
+    task: Task, heads: Sequence[Heads], extractor: Extractor, split: str
+) -> dict[str, list[float]]:
     """Digest -> the dataset's metric on `split` for every rate."""
     images = getattr(task.splits, split)
     label = np.asarray(images.labels)
@@ -478,11 +560,14 @@ def _scores(task: Task, heads: Sequence[Heads], extractor: Extractor, split: str
             for i in range(head.heads):
                 rankings[i].append(scoring.rank_classes(logits[:, i])[:, 0])
         values = [
-            metrics.score(task.dataset.metric, torch.cat(r).numpy(), label, len(images.classes)) for r in rankings
+            metrics.score(task.dataset.metric, torch.cat(r).numpy(), label, len(images.classes))
+            for r in rankings
         ]
         out[trunk.digest] = values
         rates = "  ".join(f"{lr:g}: {v:.2f}" for lr, v in zip(task.protocol.lr, values))  # type: ignore[attr-defined]
-        log.info(f"{trunk.checkpoint.name} on {task.dataset.name} {split}, by learning rate: {rates}")
+        log.info(
+            f"{trunk.checkpoint.name} on {task.dataset.name} {split}, by learning rate: {rates}"
+        )
     return out
 
 
@@ -504,7 +589,9 @@ def _features(task: Task, extractor: Extractor) -> tuple[list[Tensor], list[Tens
     return train, val, test
 
 
-def _logreg(task: Task, p: LogReg, extractor: Extractor, machine: Machine, stop: StopFlag) -> list[Result]:
+def _logreg(
+    task: Task, p: LogReg, extractor: Extractor, machine: Machine, stop: StopFlag
+) -> list[Result]:
     features = _features(task, extractor)
     if not machine.main:
         return []
@@ -525,8 +612,12 @@ def _logreg(task: Task, p: LogReg, extractor: Extractor, machine: Machine, stop:
         mine = state.setdefault(trunk.digest, {"scores": [], "converged": [], "best": -1.0})
         last: logreg.Fit | None = None
         if "weight" in mine:
-            last = logreg.Fit(mine["weight"].to(machine.device), mine["bias"].to(machine.device), 0.0, 0, True)
-        progress = Progress(task.run, len(p.penalties), f"{name} logreg", unit="fit", done=len(mine["scores"]))
+            last = logreg.Fit(
+                mine["weight"].to(machine.device), mine["bias"].to(machine.device), 0.0, 0, True
+            )
+        progress = Progress(
+            task.run, len(p.penalties), f"{name} logreg", unit="fit", done=len(mine["scores"])
+        )
         for l2 in p.penalties[len(mine["scores"]) :]:
             last = logreg.fit([(train, y_train)], l2=l2, start=last, **options)
             ranking = scoring.rank_classes(last.logits(val, p.chunk))[:, 0].numpy()
@@ -535,14 +626,26 @@ def _logreg(task: Task, p: LogReg, extractor: Extractor, machine: Machine, stop:
             mine["converged"].append(last.converged)
             mine |= {"weight": last.weight.cpu(), "bias": last.bias.cpu()}
             if score > mine["best"]:  # of equal scores the stronger penalty
-                mine |= {"best": score, "best_weight": last.weight.cpu(), "best_bias": last.bias.cpu()}
+                mine |= {
+                    "best": score,
+                    "best_weight": last.weight.cpu(),
+                    "best_bias": last.bias.cpu(),
+                }
             save_state(state_file, state)
             progress.advance(1, l2=l2, val=score)
             if stop.requested:
-                raise Preempted(f"stopped by {stop.requested} after l2 {l2:g}; the same command continues")
+                raise Preempted(
+                    f"stopped by {stop.requested} after l2 {l2:g}; the same command continues"
+                )
         best = best_of(mine["scores"])
         l2 = p.penalties[best]
-        warm = logreg.Fit(mine["best_weight"].to(machine.device), mine["best_bias"].to(machine.device), 0.0, 0, True)
+        warm = logreg.Fit(
+            mine["best_weight"].to(machine.device),
+            mine["best_bias"].to(machine.device),
+            0.0,
+            0,
+            True,
+        )
         final = logreg.fit([(train, y_train), (val, y_val)], l2=l2, start=warm, **options)
         choice = {
             "l2": l2,
@@ -557,7 +660,9 @@ def _logreg(task: Task, p: LogReg, extractor: Extractor, machine: Machine, stop:
     return scoring.write(task, measured)
 
 
-def _knn(task: Task, p: Knn, extractor: Extractor, machine: Machine, stop: StopFlag) -> list[Result]:
+def _knn(
+    task: Task, p: Knn, extractor: Extractor, machine: Machine, stop: StopFlag
+) -> list[Result]:
     features = _features(task, extractor)
     if not machine.main:
         return []
@@ -575,11 +680,17 @@ def _knn(task: Task, p: Knn, extractor: Extractor, machine: Machine, stop: StopF
         for k in p.k:
             ranking = scoring.rank_classes(votes[k])
             about = {"k": k, "temperature": p.temperature, "bank": "train+val"}
-            measured.append(Measured(checkpoint=trunk.checkpoint, ranking=ranking, provenance=about, suffix=f"_k{k}"))
+            measured.append(
+                Measured(
+                    checkpoint=trunk.checkpoint, ranking=ranking, provenance=about, suffix=f"_k{k}"
+                )
+            )
     return scoring.write(task, measured)
 
 
-def _fewshot(task: Task, p: FewShot, extractor: Extractor, machine: Machine, stop: StopFlag) -> list[Result]:
+def _fewshot(
+    task: Task, p: FewShot, extractor: Extractor, machine: Machine, stop: StopFlag
+) -> list[Result]:
     from backbench.results.store import keep_predictions
 
     features = _features(task, extractor)
@@ -602,7 +713,9 @@ def _fewshot(task: Task, p: FewShot, extractor: Extractor, machine: Machine, sto
             tolerance=p.tolerance,
         )
         stem = f"fewshot-{task.dataset.name}-{p.name}-s{task.seed}-{trunk.digest[:12]}"
-        kept = keep_predictions(task.run, stem, manifest=task.hashes["test"], values=np.asarray(values))
+        kept = keep_predictions(
+            task.run, stem, manifest=task.hashes["test"], values=np.asarray(values)
+        )
         rows.append(
             scoring.row(
                 task,
@@ -611,7 +724,12 @@ def _fewshot(task: Task, p: FewShot, extractor: Extractor, machine: Machine, sto
                 value=float(np.mean(values)),
                 ci95=metrics.mean_ci(values),
                 chosen=None,
-                provenance={"predictions": kept, "draws": values, "shots": p.shots, "labelled_from": "train+val"},
+                provenance={
+                    "predictions": kept,
+                    "draws": values,
+                    "shots": p.shots,
+                    "labelled_from": "train+val",
+                },
             )
         )
     task.keep(rows)

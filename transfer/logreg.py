@@ -28,7 +28,9 @@ class Fit:
     def logits(self, features: Tensor, chunk: int = 65536) -> Tensor:
         """(N, d) -> (N, C), computed where the weights are and returned on the CPU."""
         device, dtype = self.weight.device, self.weight.dtype
-        parts = [(x.to(device, dtype) @ self.weight.T + self.bias).cpu() for x in features.split(chunk)]
+        parts = [
+            (x.to(device, dtype) @ self.weight.T + self.bias).cpu() for x in features.split(chunk)
+        ]
         return torch.cat(parts)
 
 
@@ -77,7 +79,19 @@ def fit(
     first = np.zeros(size + classes)
     if start is not None:
         first[:size], first[size:] = start.weight.cpu().numpy().ravel(), start.bias.cpu().numpy()
-    options = {"maxiter": max_iterations, "maxfun": 2 * max_iterations, "gtol": tolerance, "ftol": 1e-12, "maxls": 40}
+    options = {
+        "maxiter": max_iterations,
+        "maxfun": 2 * max_iterations,
+        "gtol": tolerance,
+        "ftol": 1e-12,
+        "maxls": 40,
+    }
     found = minimize(objective, first, jac=True, method="L-BFGS-B", options=options)
     point = torch.from_numpy(found.x).to(device, dtype)
-    return Fit(point[:size].view(classes, dim), point[size:], float(found.fun), int(found.nit), bool(found.success))
+    return Fit(
+        point[:size].view(classes, dim),
+        point[size:],
+        float(found.fun),
+        int(found.nit),
+        bool(found.success),
+    )

@@ -37,7 +37,9 @@ class Machine:
         return replace(self, world=1)
 
 
-def start(*, devices: int = 1, nodes: int = 1, accelerator: str = "auto", workers: int | None = None) -> Machine:
+def start(
+    *, devices: int = 1, nodes: int = 1, accelerator: str = "auto", workers: int | None = None
+) -> Machine:
     """This process's place among `devices` x `nodes`; more than one device starts the others by Fabric."""
     import torch
 
@@ -48,13 +50,19 @@ def start(*, devices: int = 1, nodes: int = 1, accelerator: str = "auto", worker
     if workers is not None and workers < 0:
         raise BadInput(f"--workers {workers}: 0 (in this process) or more")
     if accelerator == "cuda" and not torch.cuda.is_available():
-        raise BadInput("--accelerator cuda: torch finds no GPU; use --accelerator cpu, or see `backbench doctor`")
-    kind = ("cuda" if torch.cuda.is_available() else "cpu") if accelerator == "auto" else accelerator
+        raise BadInput(
+            "--accelerator cuda: torch finds no GPU; use --accelerator cpu, or see `backbench doctor`"
+        )
+    kind = (
+        ("cuda" if torch.cuda.is_available() else "cpu") if accelerator == "auto" else accelerator
+    )
     if kind == "cuda" and devices > torch.cuda.device_count():
         raise BadInput(f"--devices {devices}: this machine has {torch.cuda.device_count()} GPUs")
     workers = default_workers(devices) if workers is None else workers
     if devices * nodes == 1:
-        return Machine(torch.device("cuda", 0) if kind == "cuda" else torch.device("cpu"), 0, 1, workers)
+        return Machine(
+            torch.device("cuda", 0) if kind == "cuda" else torch.device("cpu"), 0, 1, workers
+        )
     from lightning_fabric import Fabric
 
     fabric = Fabric(accelerator=kind, devices=devices, num_nodes=nodes, strategy="ddp")
@@ -65,7 +73,9 @@ def start(*, devices: int = 1, nodes: int = 1, accelerator: str = "auto", worker
 
 
 def start_for(args: argparse.Namespace) -> Machine:
-    return start(devices=args.devices, nodes=args.nodes, accelerator=args.accelerator, workers=args.workers)
+    return start(
+        devices=args.devices, nodes=args.nodes, accelerator=args.accelerator, workers=args.workers
+    )
 
 
 def read_checkpoints(paths: Sequence[Path]) -> list[Checkpoint]:

@@ -26,20 +26,32 @@ def per_class(
     return right.astype(np.int64), total.astype(np.int64)
 
 
-def mean_per_class(prediction: NDArray[np.integer], label: NDArray[np.integer], classes: int) -> float:
+def mean_per_class(
+    prediction: NDArray[np.integer], label: NDArray[np.integer], classes: int
+) -> float:
     """Mean over the classes that have test images of their accuracy, in percent."""
     right, total = per_class(prediction, label, classes)
     there = total > 0
     return 100.0 * float((right[there] / total[there]).mean())
 
 
-def score(metric: str, prediction: NDArray[np.integer], label: NDArray[np.integer], classes: int) -> float:
+def score(
+    metric: str, prediction: NDArray[np.integer], label: NDArray[np.integer], classes: int
+) -> float:
     """`top1` or `mean_per_class`."""
-    return top1(prediction, label) if metric == "top1" else mean_per_class(prediction, label, classes)
+    return (
+        top1(prediction, label) if metric == "top1" else mean_per_class(prediction, label, classes)
+    )
 
 
 def bootstrap_ci(
-    metric: str, right: NDArray[np.bool_], label: NDArray[np.integer], classes: int, *, resamples: int, seed: int
+    metric: str,
+    right: NDArray[np.bool_],
+    label: NDArray[np.integer],
+    classes: int,
+    *,
+    resamples: int,
+    seed: int,
 ) -> tuple[float, float]:
     """95% percentile interval over resampled test images; `right` (N,) says which predictions are right.
 
@@ -69,12 +81,18 @@ def mean_ci(values: list[float]) -> tuple[float, float] | None:
 
     if len(values) < 2:
         return None
-    half = float(stats.t.ppf(0.975, len(values) - 1)) * float(np.std(values, ddof=1)) / len(values) ** 0.5
+    half = (
+        float(stats.t.ppf(0.975, len(values) - 1))
+        * float(np.std(values, ddof=1))
+        / len(values) ** 0.5
+    )
     middle = float(np.mean(values))
     return middle - half, middle + half
 
 
-def confusion(prediction: NDArray[np.integer], label: NDArray[np.integer], classes: int) -> NDArray[np.int64]:
+def confusion(
+    prediction: NDArray[np.integer], label: NDArray[np.integer], classes: int
+) -> NDArray[np.int64]:
     """(classes, classes) counts, true class by predicted class. Predictions outside the list (none) are left out."""
     import numpy as np
 
@@ -83,7 +101,9 @@ def confusion(prediction: NDArray[np.integer], label: NDArray[np.integer], class
     return flat.reshape(classes, classes).astype(np.int64)
 
 
-def confusion_picture(matrix: NDArray[np.int64], names: tuple[str, ...], title: str, path: Path) -> None:
+def confusion_picture(
+    matrix: NDArray[np.int64], names: tuple[str, ...], title: str, path: Path
+) -> None:
     """A picture of row-normalised confusion; class names are written where there are at most 60."""
     import numpy as np
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -106,7 +126,17 @@ def confusion_picture(matrix: NDArray[np.int64], names: tuple[str, ...], title: 
             for column in ticks:
                 if matrix[row, column]:
                     color = "black" if shares[row, column] > 60 else "white"
-                    axes.text(column, row, str(matrix[row, column]), ha="center", va="center", fontsize=7, color=color)
+                    axes.text(
+                        column,
+                        row,
+                        str(matrix[row, column]),
+                        ha="center",
+                        va="center",
+                        fontsize=7,
+                        color=color,
+                    )
     figure.colorbar(shown, ax=axes, label="% of the true class", shrink=0.8)
     with atomic.atomic_path(path) as temporary:
-        FigureCanvasAgg(figure).print_figure(temporary, format="png", dpi=110, metadata={"Software": None})
+        FigureCanvasAgg(figure).print_figure(
+            temporary, format="png", dpi=110, metadata={"Software": None}
+        )

@@ -7,7 +7,15 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-NAMES = ("projector", "projection_head", "projection", "fc", "head", "mlp", "g")  # how the published files call it
+NAMES = (
+    "projector",
+    "projection_head",
+    "projection",
+    "fc",
+    "head",
+    "mlp",
+    "g",
+)  # how the published files call it
 _KEY = re.compile(r"(.*?)\.(\d+)\.(weight|bias|running_mean|running_var|num_batches_tracked)")
 
 
@@ -27,7 +35,11 @@ def build_projector(heads: Mapping[str, Tensor], width: int) -> nn.Sequential | 
         for root, layers in sorted(chains.items()):
             known = sum(len(parts) for parts in layers.values())
             whole = sum(key == root or key.startswith(f"{root}.") for key in heads) == known
-            if root.rpartition(".")[2] == name and whole and (module := _chain(layers, width)) is not None:
+            if (
+                root.rpartition(".")[2] == name
+                and whole
+                and (module := _chain(layers, width)) is not None
+            ):
                 return module
     return None
 

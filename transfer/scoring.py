@@ -36,14 +36,17 @@ class Task:
     protocol: Protocol
     seed: int
 
-    def done(self, checkpoints: Iterable[Checkpoint], metric: Sequence[str]) -> dict[str, list[Result]]:
+    def done(
+        self, checkpoints: Iterable[Checkpoint], metric: Sequence[str]
+    ) -> dict[str, list[Result]]:
         """Digest -> the rows that RUN already has, for the checkpoints whose `metric` rows are all there."""
         file = self.run / RESULTS_FILE
         rows = [r for r in store.read_file(file) if isinstance(r, Result)] if file.exists() else []
         mine = [
             r
             for r in rows
-            if (r.task, r.dataset, r.protocol, r.seed) == (self.task, self.dataset.name, self.protocol.name, self.seed)
+            if (r.task, r.dataset, r.protocol, r.seed)
+            == (self.task, self.dataset.name, self.protocol.name, self.seed)
         ]
         out = {}
         for checkpoint in checkpoints:
@@ -106,17 +109,25 @@ def write(task: Task, measured: Sequence[Measured]) -> list[Result]:
             arrays["hits5"] = hits5
         kept = store.keep_predictions(task.run, stem, manifest=task.hashes["test"], **arrays)
         right, total = metrics.per_class(prediction, label, classes)
-        _write_per_class(task.run / "per_class" / f"{stem}.csv", test.classes, right.tolist(), total.tolist())
+        _write_per_class(
+            task.run / "per_class" / f"{stem}.csv", test.classes, right.tolist(), total.tolist()
+        )
         picture = task.run / "confusion" / f"{stem}.png"
         title = f"{checkpoint.name}: {task.task} on {dataset.name}"
-        metrics.confusion_picture(metrics.confusion(prediction, label, classes), test.classes, title, picture)
+        metrics.confusion_picture(
+            metrics.confusion(prediction, label, classes), test.classes, title, picture
+        )
         for metric in dataset.metrics:
             hits = hits5 if metric == "top5" else prediction == label
             value = (
-                100.0 * float(hits.mean()) if metric == "top5" else metrics.score(metric, prediction, label, classes)
+                100.0 * float(hits.mean())
+                if metric == "top5"
+                else metrics.score(metric, prediction, label, classes)
             )
             seed = seeding.seed_of("bootstrap", task.hashes["test"])  # alike for all checkpoints
-            interval = metrics.bootstrap_ci(metric, hits, label, classes, resamples=task.protocol.bootstrap, seed=seed)
+            interval = metrics.bootstrap_ci(
+                metric, hits, label, classes, resamples=task.protocol.bootstrap, seed=seed
+            )
             rows.append(
                 row(
                     task,
@@ -175,7 +186,9 @@ def row(
     )
 
 
-def _write_per_class(path: Path, names: Sequence[str], right: Sequence[int], total: Sequence[int]) -> None:
+def _write_per_class(
+    path: Path, names: Sequence[str], right: Sequence[int], total: Sequence[int]
+) -> None:
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(("class", "images", "right", "accuracy"))
@@ -192,12 +205,20 @@ def show(rows: Iterable[Result]) -> None:
         how = ""
         if rate is not None and r.chosen is not None:
             what = "lr" if "lr" in r.chosen else "l2"
-            how = f"  {what} {rate:g} chosen on {r.chosen['on']}" if r.chosen.get("on") else f"  {what} {rate:g}"
+            how = (
+                f"  {what} {rate:g} chosen on {r.chosen['on']}"
+                if r.chosen.get("on")
+                else f"  {what} {rate:g}"
+            )
         value = "undefined" if r.value is None else f"{r.value:6.2f}%"
-        print(f"{r.name:<16} {r.task:<10} {r.dataset:<12} {r.metric:<16} {value}{interval}  {r.protocol}{how}")
+        print(
+            f"{r.name:<16} {r.task:<10} {r.dataset:<12} {r.metric:<16} {value}{interval}  {r.protocol}{how}"
+        )
 
 
-def warn_edge(task: Task, checkpoint: Checkpoint, what: str, best: float, grid: Sequence[float]) -> bool:
+def warn_edge(
+    task: Task, checkpoint: Checkpoint, what: str, best: float, grid: Sequence[float]
+) -> bool:
     """Say so when the best value is the first or last of its grid: a better one may lie outside."""
     edge = len(grid) > 1 and best in (min(grid), max(grid))
     if edge:

@@ -27,7 +27,12 @@ Line = tuple[str, tuple[str, ...]]  # name before the keys, values of all keys b
 _PAIR = re.compile(r" ([\w.]+)=(\[.*?\]|\{.*?\}|\S+)")
 _NAME = re.compile(rf"(.+?)((?:{_PAIR.pattern.replace('(', '(?:', 2)})+)")
 PANELS = 9  # of one figure; the csv has everything
-SHOWN = ("nuclear_norm", "view_cosine", "rankme", "class_overlap")  # of task analyze, after the accuracies
+SHOWN = (
+    "nuclear_norm",
+    "view_cosine",
+    "rankme",
+    "class_overlap",
+)  # of task analyze, after the accuracies
 
 
 @dataclass
@@ -86,7 +91,11 @@ class Point:
     @property
     def std(self) -> float:
         n = len(self.values)
-        return math.sqrt(sum((v - self.mean) ** 2 for v in self.values) / (n - 1)) if n > 1 else math.nan
+        return (
+            math.sqrt(sum((v - self.mean) ** 2 for v in self.values) / (n - 1))
+            if n > 1
+            else math.nan
+        )
 
 
 Measured = Mapping[tuple[str, tuple[str, ...]], Point]
@@ -111,7 +120,11 @@ def columns(ablation: Ablation, board: Board) -> list[Column]:
 
 def _panels(ablation: Ablation, board: Board) -> list[Column]:
     found = columns(ablation, board)
-    chosen = [c for c in found if c.task != "analyze" and not c.metric.startswith(("top5", "AP50", "AP75"))]
+    chosen = [
+        c
+        for c in found
+        if c.task != "analyze" and not c.metric.startswith(("top5", "AP50", "AP75"))
+    ]
     statistics = [c for name in SHOWN for c in found if c.task == "analyze" and c.metric == name]
     room = max(2, PANELS - 1 - len(chosen))
     return [*chosen[: PANELS - 1 - min(room, len(statistics))], *statistics[:room]]
@@ -127,7 +140,10 @@ def draw(ablation: Ablation, board: Board, stem: Path) -> Path | None:
     if not chosen:
         return None
     ticks = sorted({values[0] for _, values in ablation.points}, key=_order)
-    lines = sorted({(name, values[1:]) for name, values in ablation.points}, key=lambda x: (x[0], *map(_order, x[1])))
+    lines = sorted(
+        {(name, values[1:]) for name, values in ablation.points},
+        key=lambda x: (x[0], *map(_order, x[1])),
+    )
     colors = dict(zip(lines, charts.colors(len(lines))))
     norm = next((c for c in chosen if c.metric == "nuclear_norm"), None)
     first = next((c for c in chosen if c.task != "analyze"), None)
@@ -137,26 +153,46 @@ def draw(ablation: Ablation, board: Board, stem: Path) -> Path | None:
         measured = measure(ablation, board, column)
         for nth, line in enumerate(lines):
             shift = 0.12 * (nth - (len(lines) - 1) / 2) / max(1, len(lines) - 1)
-            points = [(i + shift, measured.get((line[0], (tick, *line[1])))) for i, tick in enumerate(ticks)]
+            points = [
+                (i + shift, measured.get((line[0], (tick, *line[1]))))
+                for i, tick in enumerate(ticks)
+            ]
             there = [(x, p) for x, p in points if p is not None]
             if not there:
                 continue
             x = [x for x, _ in there]
             bars = [0.0 if math.isnan(p.std) else p.std for _, p in there]
-            style: dict[str, Any] = {"color": colors[line], "markersize": 4, "linewidth": 1.4, "capsize": 2}
+            style: dict[str, Any] = {
+                "color": colors[line],
+                "markersize": 4,
+                "linewidth": 1.4,
+                "capsize": 2,
+            }
             ax.errorbar(x, [p.mean for _, p in there], yerr=bars, fmt="o-", **style)
             for position, p in there:
                 seeds = max(seeds, len(p.values))
-                ax.plot([position] * len(p.values), p.values, ".", color=colors[line], alpha=0.5, markersize=4)
+                ax.plot(
+                    [position] * len(p.values),
+                    p.values,
+                    ".",
+                    color=colors[line],
+                    alpha=0.5,
+                    markersize=4,
+                )
         ax.set_xticks(range(len(ticks)), [_short(t) for t in ticks])
         task = f"{column.task}, {column.dataset}" + (f", {column.engine}" if column.engine else "")
         ax.set(title=f"{task}: {column.metric}", xlabel=ablation.keys[0], ylabel=column.protocol)
     if norm is not None and first is not None:
         _against(axes[-1], measure(ablation, board, norm), measure(ablation, board, first), colors)
-        axes[-1].set(title=f"{first.task} over nuclear norm", xlabel="nuclear norm", ylabel=first.metric)
+        axes[-1].set(
+            title=f"{first.task} over nuclear norm", xlabel="nuclear norm", ylabel=first.metric
+        )
     note = f"mean and standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
     figure.suptitle(f"{ablation.title} ({note})", fontsize=11)
-    labels = [" ".join([name, *(f"{k}={v}" for k, v in zip(ablation.keys[1:], rest))]) for name, rest in lines]
+    labels = [
+        " ".join([name, *(f"{k}={v}" for k, v in zip(ablation.keys[1:], rest))])
+        for name, rest in lines
+    ]
     charts.legend_below(figure, list(zip(labels, colors.values())))
     _write_csv(ablation, board, stem.with_name(stem.name + ".csv"))
     return charts.save(figure, stem)
@@ -168,7 +204,11 @@ def _against(ax: Axes, x: Measured, y: Measured, colors: Mapping[Line, str]) -> 
         if other is not None:
             ax.plot([point.mean], [other.mean], "o", color=colors[name, values[1:]], markersize=5)
             ax.annotate(
-                _short(values[0]), (point.mean, other.mean), fontsize=7, xytext=(3, 3), textcoords="offset points"
+                _short(values[0]),
+                (point.mean, other.mean),
+                fontsize=7,
+                xytext=(3, 3),
+                textcoords="offset points",
             )
 
 
@@ -182,7 +222,9 @@ def _write_csv(ablation: Ablation, board: Board, path: Path) -> None:
     writer.writerow(["name", *ablation.keys, "column", "seeds", "mean", "std", "values"])
     for column in columns(ablation, board):
         measured = measure(ablation, board, column)
-        for (name, values), p in sorted(measured.items(), key=lambda x: (x[0][0], *map(_order, x[0][1]))):
+        for (name, values), p in sorted(
+            measured.items(), key=lambda x: (x[0][0], *map(_order, x[0][1]))
+        ):
             std = "" if math.isnan(p.std) else f"{p.std:.6g}"
             each = " ".join(f"{v:.6g}" for v in p.values)
             writer.writerow([name, *values, column.name, len(p.values), f"{p.mean:.6g}", std, each])

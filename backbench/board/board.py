@@ -65,7 +65,9 @@ class Column:
     @property
     def name(self) -> str:
         dataset = f"{self.dataset}:{self.split}" if self.split else self.dataset
-        return f"{self.task}/{dataset}/{self.metric}@{self.protocol}" + (f"+{self.engine}" if self.engine else "")
+        return f"{self.task}/{dataset}/{self.metric}@{self.protocol}" + (
+            f"+{self.engine}" if self.engine else ""
+        )
 
     @property
     def order(self) -> tuple[object, ...]:
@@ -101,7 +103,9 @@ class Cell:
 
     value: float | None
     ci95: tuple[float, float] | None = None
-    parts: list[tuple[Result, Path]] = field(default_factory=list)  # one per seed, with the run folder of each
+    parts: list[tuple[Result, Path]] = field(
+        default_factory=list
+    )  # one per seed, with the run folder of each
     note: str = ""
 
 
@@ -117,7 +121,11 @@ class Board:
 
     def measured(self, column: Column) -> list[tuple[Row, Cell]]:
         """The measured rows that have a value here, best first; ties by name."""
-        found = [(row, self.cells.get((row.checkpoint, column))) for row in self.rows if row.source == MEASURED]
+        found = [
+            (row, self.cells.get((row.checkpoint, column)))
+            for row in self.rows
+            if row.source == MEASURED
+        ]
         have = [(row, cell) for row, cell in found if cell is not None and cell.value is not None]
         return sorted(have, key=lambda rc: (-(rc[1].value or 0.0), rc[0].name, rc[0].checkpoint))
 
@@ -136,7 +144,9 @@ class Board:
 
 def collect(runs: Iterable[str | Path]) -> Board:
     """Every result below `runs`, duplicates resolved as docs/results.md says. BadInput where a path is missing."""
-    files = sorted({file.resolve(): file for run in runs for file in store.files_below(run)}.values())
+    files = sorted(
+        {file.resolve(): file for run in runs for file in store.files_below(run)}.values()
+    )
     board = Board()
     found: list[tuple[Result, Path]] = []
     with many_objects():
@@ -195,7 +205,9 @@ def fill(board: Board, found: Sequence[tuple[Result, Path]]) -> Board:
         column = columns.get((result.column, result.split))
         if column is None:
             split = result.split if result.split != usual[result.column] else None
-            column = Column(result.task, result.dataset, result.metric, result.protocol, result.engine, split)
+            column = Column(
+                result.task, result.dataset, result.metric, result.protocol, result.engine, split
+            )
             columns[result.column, result.split] = column
         parts.setdefault((result.checkpoint, column), []).append((result, run))
         when = float(result.origin.get("recorded", 0.0))
@@ -216,7 +228,9 @@ def _cell(parts: list[tuple[Result, Path]]) -> Cell:
     values = [r.value for r, _ in parts if r.value is not None]
     if not values:
         return Cell(None, None, parts)
-    note = f"mean of {len(values)} seeds" + ("" if len(values) == len(parts) else f", {len(parts)} run")
+    note = f"mean of {len(values)} seeds" + (
+        "" if len(values) == len(parts) else f", {len(parts)} run"
+    )
     return Cell(sum(values) / len(values), seeds_interval(values), parts, note)
 
 
@@ -225,7 +239,9 @@ def _add_averages(board: Board) -> None:
     protocols: dict[tuple[str, str, str | None, str], dict[str, Column]] = {}
     for column in board.columns:
         metric = TWELVE.get(column.dataset, "none")
-        if column.metric.startswith(metric) and column.split is None:  # what follows, _k20 say, is a metric of its own
+        if (
+            column.metric.startswith(metric) and column.split is None
+        ):  # what follows, _k20 say, is a metric of its own
             key = (column.task, column.protocol, column.engine, column.metric.removeprefix(metric))
             protocols.setdefault(key, {})[column.dataset] = column
     for (task, protocol, engine, suffix), columns in protocols.items():
@@ -236,10 +252,14 @@ def _add_averages(board: Board) -> None:
             if len(values) < len(TWELVE):
                 continue
             value = sum(values) / len(values)
-            widths = [(c.ci95[1] - c.ci95[0]) / 2 for c in cells if c is not None and c.ci95 is not None]
+            widths = [
+                (c.ci95[1] - c.ci95[0]) / 2 for c in cells if c is not None and c.ci95 is not None
+            ]
             half = sum(w**2 for w in widths) ** 0.5 / len(values)
             ci95 = (value - half, value + half) if len(widths) == len(values) else None
-            board.cells[row.checkpoint, average] = Cell(value, ci95, [], "mean of the twelve datasets")
+            board.cells[row.checkpoint, average] = Cell(
+                value, ci95, [], "mean of the twelve datasets"
+            )
             if average not in board.columns:
                 board.columns.append(average)
     board.columns.sort(key=lambda c: c.order)
@@ -256,7 +276,9 @@ def add_published(board: Board) -> None:
         column = Column(number.task, number.dataset, number.metric, protocol, engine)
         columns.add(column)
         name = f"{number.model} ({number.paper} Table {number.table})"
-        rows.setdefault(number.key, Row(number.key, name, number.model, number.arch, number.epochs, PUBLISHED))
+        rows.setdefault(
+            number.key, Row(number.key, name, number.model, number.arch, number.epochs, PUBLISHED)
+        )
         board.cells[number.key, column] = Cell(number.value, note=number.note)
     board.rows.extend(rows.values())
     board.columns = sorted(columns, key=lambda c: c.order)
@@ -269,9 +291,13 @@ def write_csv(board: Board, path: Path) -> None:
     writer.writerow([*ABOUT, *(column.name for column in board.columns)])
     for row in board.rows:
         cells = (board.cells.get((row.checkpoint, column)) for column in board.columns)
-        numbers = ["" if cell is None or cell.value is None else _number(cell.value) for cell in cells]
+        numbers = [
+            "" if cell is None or cell.value is None else _number(cell.value) for cell in cells
+        ]
         epochs = "" if row.epochs is None else row.epochs
-        writer.writerow([row.checkpoint, row.name, row.method, row.arch, epochs, row.source, *numbers])
+        writer.writerow(
+            [row.checkpoint, row.name, row.method, row.arch, epochs, row.source, *numbers]
+        )
     atomic.write_text(path, text.getvalue())
 
 
@@ -292,10 +318,27 @@ def write_tidy(board: Board, path: Path) -> None:
     rows = {row.checkpoint: row for row in board.rows}
     for (checkpoint, column), cell in board.cells.items():
         row = rows[checkpoint]
-        about = [row.checkpoint, row.name, row.method, row.arch, "" if row.epochs is None else row.epochs, row.source]
+        about = [
+            row.checkpoint,
+            row.name,
+            row.method,
+            row.arch,
+            "" if row.epochs is None else row.epochs,
+            row.source,
+        ]
         if row.source == PUBLISHED:
-            what = [column.task, column.dataset, "", column.metric, column.protocol, column.engine or "", ""]
-            writer.writerow([*about, *what, _number(cell.value or 0.0), "", "", "", "", "", "", "", ""])
+            what = [
+                column.task,
+                column.dataset,
+                "",
+                column.metric,
+                column.protocol,
+                column.engine or "",
+                "",
+            ]
+            writer.writerow(
+                [*about, *what, _number(cell.value or 0.0), "", "", "", "", "", "", "", ""]
+            )
         for result, run in cell.parts:
             low, high = ("", "") if result.ci95 is None else map(_number, result.ci95)
             value = "" if result.value is None else _number(result.value)
@@ -315,7 +358,9 @@ def again(result: Result, out: str = "runs/again") -> str | None:
     command = result.provenance.get("command") or result.origin.get("command")
     if not command:
         return None
-    return _elsewhere(shlex.join(map(str, command)) if isinstance(command, list) else str(command), out)
+    return _elsewhere(
+        shlex.join(map(str, command)) if isinstance(command, list) else str(command), out
+    )
 
 
 @functools.lru_cache(maxsize=65536)
@@ -394,14 +439,18 @@ def expected_keys(board: Board, runs: Iterable[str | Path]) -> dict[str, list[st
     Looked for in the results' provenance, in checkpoint files below `runs` and in those that the commands name.
     """
     keys: dict[str, set[str]] = {}
-    files: set[Path] = {file for run in runs if Path(run).is_dir() for file in Path(run).rglob("*.safetensors")}
+    files: set[Path] = {
+        file for run in runs if Path(run).is_dir() for file in Path(run).rglob("*.safetensors")
+    }
     commands = set()
     for cell in board.cells.values():
         for result, _ in cell.parts:
             keys.setdefault(result.checkpoint, set()).update(published.keys_in(result.provenance))
             commands.add((result.origin.get("cwd", "."), result.origin.get("command", "")))
     for cwd, command in commands:
-        files |= {Path(cwd) / word for word in shlex.split(command) if word.endswith(".safetensors")}
+        files |= {
+            Path(cwd) / word for word in shlex.split(command) if word.endswith(".safetensors")
+        }
     for file in files:
         about = header.about(file)
         if about.get("digest") in keys:
@@ -427,9 +476,20 @@ def judge(board: Board, expected: Mapping[str, Sequence[str]]) -> list[Judged]:
                 tolerance = published.tolerance(number)
                 if cell is None or cell.value is None or tolerance is None:
                     continue
-                hardware = ", ".join(sorted({str(r.origin.get("hardware", "unknown")) for r, _ in cell.parts}))
+                hardware = ", ".join(
+                    sorted({str(r.origin.get("hardware", "unknown")) for r, _ in cell.parts})
+                )
                 out.append(
-                    Judged(rows[digest], column, key, number.value, cell.value, cell.ci95, tolerance, hardware or "-")
+                    Judged(
+                        rows[digest],
+                        column,
+                        key,
+                        number.value,
+                        cell.value,
+                        cell.ci95,
+                        tolerance,
+                        hardware or "-",
+                    )
                 )
     return out
 
@@ -439,7 +499,9 @@ def run(args: argparse.Namespace) -> int:
     start = time.perf_counter()
     board = collect(args.runs)
     if not board.rows and not board.problems:
-        raise BadInput(f"{', '.join(map(str, args.runs))}: no {RESULTS_FILE} below; run an evaluation with --out there")
+        raise BadInput(
+            f"{', '.join(map(str, args.runs))}: no {RESULTS_FILE} below; run an evaluation with --out there"
+        )
     judged = judge(board, expected_keys(board, args.runs))
     if args.published:
         add_published(board)
@@ -465,7 +527,9 @@ def run(args: argparse.Namespace) -> int:
     _print(board)
     for verdict in judged:
         word = "within" if verdict.within else "OUTSIDE"
-        interval = "" if verdict.ci95 is None else f" [{verdict.ci95[0]:.1f}, {verdict.ci95[1]:.1f}]"
+        interval = (
+            "" if verdict.ci95 is None else f" [{verdict.ci95[0]:.1f}, {verdict.ci95[1]:.1f}]"
+        )
         log.info(
             f"{word} {verdict.tolerance:g} of {verdict.key}: {verdict.row.name} {verdict.column.name} "
             f"{verdict.measured:.2f}{interval}, published {verdict.published:g}"
@@ -489,7 +553,8 @@ def _print(board: Board, limit: int = 30) -> None:
             family = column.metric.rpartition("_")[0] if column.metric not in _METRICS else ""
             family = column.metric if column.task == "analyze" else family
             shown.setdefault(
-                (column.task, column.dataset, family, column.protocol, column.engine, column.split), column
+                (column.task, column.dataset, family, column.protocol, column.engine, column.split),
+                column,
             )
     labels = board.labels()
     wide = max((len(labels[row.checkpoint]) for row in rows), default=4)

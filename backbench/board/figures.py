@@ -27,7 +27,9 @@ def write(board: Board, folder: Path) -> list[tuple[str, Path]]:
 
 def analyses(board: Board) -> list[tuple[str, Path]]:
     """(title, svg) of the overviews and training curves in the folders of the `analyze` runs behind the board."""
-    runs = dict.fromkeys(run for cell in board.cells.values() for r, run in cell.parts if r.task == "analyze")
+    runs = dict.fromkeys(
+        run for cell in board.cells.values() for r, run in cell.parts if r.task == "analyze"
+    )
     out = []
     for run in list(runs)[:ANALYSES]:
         try:
@@ -50,6 +52,9 @@ def for_page(board: Board) -> list[dict[str, str]]:
     with tempfile.TemporaryDirectory() as folder:
         found = [*write(board, Path(folder)), *analyses(board)]
         return [
-            {"title": title, "src": "data:image/svg+xml;base64," + base64.b64encode(file.read_bytes()).decode()}
+            {
+                "title": title,
+                "src": "data:image/svg+xml;base64," + base64.b64encode(file.read_bytes()).decode(),
+            }
             for title, file in found
         ]

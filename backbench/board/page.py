@@ -38,15 +38,23 @@ TEMPLATE = Path(__file__).parent / "page.html"
 CURVE_POINTS = 300
 PICTURES, PICTURE_WIDTH, PICTURES_PER_RUN = 12, 720, 2
 PAIRS = 6000  # tests computed in advance: about ten seconds
-TEXT_BYTES = 20_000_000  # of provenance in the page; with many results each long value is cut to its share
+TEXT_BYTES = (
+    20_000_000  # of provenance in the page; with many results each long value is cut to its share
+)
 
 
-def write_page(board: Board, path: Path, *, runs: Iterable[str | Path], judged: Sequence[Judged] = ()) -> None:
+def write_page(
+    board: Board, path: Path, *, runs: Iterable[str | Path], judged: Sequence[Judged] = ()
+) -> None:
     """Write the page for `board`; curves and pictures are looked for below `runs`."""
     with many_objects():
         data, origins = _table(board)
         data |= _more(board, runs, judged)
-        page = TEMPLATE.read_text().replace("/*DATA*/", _json(data)).replace("/*ORIGINS*/", _json(origins))
+        page = (
+            TEMPLATE.read_text()
+            .replace("/*DATA*/", _json(data))
+            .replace("/*ORIGINS*/", _json(origins))
+        )
     atomic.write_text(path, page)
 
 
@@ -95,7 +103,9 @@ def _table(board: Board) -> tuple[dict[str, Any], dict[str, Any]]:
             mark = marks.get(checkpoint, "")
             entries.append([index[checkpoint], _round(cell.value), low, high, mark, cell.note, own])
         cells.append(entries)
-        count = sum(board.rows[entry[0]].source == MEASURED and entry[1] is not None for entry in entries)
+        count = sum(
+            board.rows[entry[0]].source == MEASURED and entry[1] is not None for entry in entries
+        )
         columns.append(
             {
                 "name": column.name,
@@ -109,10 +119,24 @@ def _table(board: Board) -> tuple[dict[str, Any], dict[str, Any]]:
             }
         )
     rows = [
-        [r.checkpoint, r.name, r.method, r.arch, r.epochs, int(r.source != MEASURED), labels[r.checkpoint]]
+        [
+            r.checkpoint,
+            r.name,
+            r.method,
+            r.arch,
+            r.epochs,
+            int(r.source != MEASURED),
+            labels[r.checkpoint],
+        ]
         for r in board.rows
     ]
-    table = {"rows": rows, "columns": columns, "cells": cells, "pairs": _pairs(board, index), "numbers": numbers}
+    table = {
+        "rows": rows,
+        "columns": columns,
+        "cells": cells,
+        "pairs": _pairs(board, index),
+        "numbers": numbers,
+    }
     return table, {"parts": parts, "text": texts.all}
 
 
@@ -136,7 +160,13 @@ class _Texts:
 def _part(result: Result, run: Path, texts: _Texts) -> list[Any]:
     """One measurement: split, seed, value, interval, then pairs of (key, value) as places in the texts."""
     low, high = (None, None) if result.ci95 is None else map(_round, result.ci95)
-    out: list[Any] = [texts.add(result.split, cut=False), result.seed, _round(result.value), low, high]
+    out: list[Any] = [
+        texts.add(result.split, cut=False),
+        result.seed,
+        _round(result.value),
+        low,
+        high,
+    ]
     about = {**result.provenance, **result.origin, "chosen": result.chosen, "run": str(run)}
     about["command"] = again(result)
     for key, value in about.items():
@@ -170,7 +200,19 @@ def _pairs(board: Board, index: dict[str, int]) -> list[list[Any]]:
                 if d is not None:
                     interval = [_round(d.ci95[0]), _round(d.ci95[1])]
                     p = float(f"{d.p:.3g}")
-                    out.append([k, min(i, j), max(i, j), _round(d.value), *interval, p, int(d.real), d.paired, d.n])
+                    out.append(
+                        [
+                            k,
+                            min(i, j),
+                            max(i, j),
+                            _round(d.value),
+                            *interval,
+                            p,
+                            int(d.real),
+                            d.paired,
+                            d.n,
+                        ]
+                    )
     return out
 
 
@@ -182,7 +224,9 @@ def curves(board: Board, runs: Iterable[str | Path]) -> list[dict[str, Any]]:
     index = {row.checkpoint: i for i, row in enumerate(board.rows)}
     labels = board.labels()
     out = []
-    files = {f.resolve(): f for run in runs if Path(run).is_dir() for f in Path(run).rglob(METRICS_FILE)}
+    files = {
+        f.resolve(): f for run in runs if Path(run).is_dir() for f in Path(run).rglob(METRICS_FILE)
+    }
     for file in sorted(files.values()):
         try:
             if json.loads((file.parent / RUN_FILE).read_text()).get("verb") != "pretrain":
@@ -194,7 +238,9 @@ def curves(board: Board, runs: Iterable[str | Path]) -> list[dict[str, Any]]:
             continue
         about = header.about(file.parent / CHECKPOINT_FILE)
         digest = about.get("digest")
-        name = labels.get(str(digest)) or str((about.get("provenance") or {}).get("name") or file.parent.name)
+        name = labels.get(str(digest)) or str(
+            (about.get("provenance") or {}).get("name") or file.parent.name
+        )
         curve: dict[str, Any] = {"name": name, "row": index.get(str(digest)), **_thin(table)}
         if curve["y"]:
             out.append(curve)
@@ -205,12 +251,18 @@ def _thin(table: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """{"x": steps, "y": {metric: means}}; numbers only, and only those that are there more than once."""
     size = math.ceil(len(table) / CURVE_POINTS)
     bins = [table[i : i + size] for i in range(0, len(table), size)]
-    names = sorted({k for row in table for k, v in row.items() if k != "step" and isinstance(v, int | float)})
+    names = sorted(
+        {k for row in table for k, v in row.items() if k != "step" and isinstance(v, int | float)}
+    )
     y: dict[str, list[float | None]] = {}
     for name in names:
         means: list[float | None] = []
         for part in bins:
-            values = [row[name] for row in part if isinstance(row.get(name), int | float) and math.isfinite(row[name])]
+            values = [
+                row[name]
+                for row in part
+                if isinstance(row.get(name), int | float) and math.isfinite(row[name])
+            ]
             means.append(float(f"{sum(values) / len(values):.5g}") if values else None)
         if sum(v is not None for v in means) > 1:
             y[name] = means
@@ -232,8 +284,12 @@ def pictures(board: Board) -> list[dict[str, str]]:
             if nth < len(files) and len(out) < PICTURES and (source := _picture(files[nth])):
                 name = labels.get(result.checkpoint, result.name)
                 task = TASKS[result.task].title
-                note = f"{task}, {result.dataset}, {result.protocol}" + (f" + {result.engine}" if result.engine else "")
-                alt = f"{task} of {name} on image {files[nth].stem}: predictions beside ground truth"
+                note = f"{task}, {result.dataset}, {result.protocol}" + (
+                    f" + {result.engine}" if result.engine else ""
+                )
+                alt = (
+                    f"{task} of {name} on image {files[nth].stem}: predictions beside ground truth"
+                )
                 out.append({"title": name, "note": note, "alt": alt, "src": source})
     return out
 

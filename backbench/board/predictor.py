@@ -46,7 +46,9 @@ def spearman(
     have a rho."""
     import numpy as np
 
-    rho = float(_correlate(_ranks(np.asarray(x, float)[None]), _ranks(np.asarray(y, float)[None]))[0])
+    rho = float(
+        _correlate(_ranks(np.asarray(x, float)[None]), _ranks(np.asarray(y, float)[None]))[0]
+    )
     if np.isnan(rho):
         return None, None
     if len(x) > MANY:
@@ -126,7 +128,9 @@ def correlations(board: Board) -> list[Correlation]:
                 interval = _fisher(rho, len(shared))
             else:
                 interval = _interval(_correlate(many_x, many_y))
-            out.append(Correlation(cheap, downstream, len(shared), None if undefined else rho, interval))
+            out.append(
+                Correlation(cheap, downstream, len(shared), None if undefined else rho, interval)
+            )
     return out
 
 
@@ -137,15 +141,34 @@ def write_csv(table: Sequence[Correlation], path: Path) -> None:
     writer.writerow(["cheap", "downstream", "checkpoints", "spearman", "ci95_low", "ci95_high"])
     for c in table:
         numbers = [c.rho, *(c.ci95 or (None, None))]
-        writer.writerow([c.cheap.name, c.downstream.name, c.n, *("" if v is None else f"{v:.4f}" for v in numbers)])
+        writer.writerow(
+            [
+                c.cheap.name,
+                c.downstream.name,
+                c.n,
+                *("" if v is None else f"{v:.4f}" for v in numbers),
+            ]
+        )
     atomic.write_text(path, text.getvalue())
 
 
 def draw(table: Sequence[Correlation], stem: Path, *, limit: int = 24) -> Path | None:
     """STEM.svg and .png: rho of each cheap score (lines) with each downstream column; bold where the interval leaves
     out 0. At most `limit` columns, the headline metrics first."""
-    headline = ("top1", "mean_per_class", "average", "AP", "box_AP", "mask_AP", "keypoint_AP", "bbox_AP", "segm_AP")
-    downstream = sorted(dict.fromkeys(c.downstream for c in table), key=lambda c: c.metric not in headline)[:limit]
+    headline = (
+        "top1",
+        "mean_per_class",
+        "average",
+        "AP",
+        "box_AP",
+        "mask_AP",
+        "keypoint_AP",
+        "bbox_AP",
+        "segm_AP",
+    )
+    downstream = sorted(
+        dict.fromkeys(c.downstream for c in table), key=lambda c: c.metric not in headline
+    )[:limit]
     cheap = list(dict.fromkeys(c.cheap for c in table))
     if not cheap:
         return None
@@ -170,7 +193,9 @@ def draw(table: Sequence[Correlation], stem: Path, *, limit: int = 24) -> Path |
             place = downstream.index(column), cheap.index(row)
             ax.text(*place, text, fontweight="bold" if sure else "normal", **style)
     ax.set_yticks(range(len(cheap)), [_label(c) for c in cheap], fontsize=7)
-    ax.set_xticks(range(len(downstream)), [_label(c) for c in downstream], fontsize=7, rotation=40, ha="right")
+    ax.set_xticks(
+        range(len(downstream)), [_label(c) for c in downstream], fontsize=7, rotation=40, ha="right"
+    )
     most = max(c.n for c in table)
     ax.set_title(f"Spearman's rho over {most} checkpoints, 95% interval", fontsize=10)
     figure.colorbar(shown, ax=ax, shrink=0.6)

@@ -10,7 +10,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from backbench.board.board import BEST, MEASURED, PUBLISHED, TWELVE, Board, Column, Judged, Row, standing
+from backbench.board.board import (
+    BEST,
+    MEASURED,
+    PUBLISHED,
+    TWELVE,
+    Board,
+    Column,
+    Judged,
+    Row,
+    standing,
+)
 from backbench.results import published
 from backbench.runs import atomic
 from backbench.runs.folder import log
@@ -45,7 +55,10 @@ _IMAGENET = (
     Wanted("", "Top-5", "linear", "imagenet", "top5"),
 )
 _TRANSFER = (
-    *(Wanted("", heading, "linear", name, metric) for heading, (name, metric) in zip(_NAMES, TWELVE.items())),
+    *(
+        Wanted("", heading, "linear", name, metric)
+        for heading, (name, metric) in zip(_NAMES, TWELVE.items())
+    ),
     Wanted("", "Average", "linear", "average", "average"),
 )
 _SEMI = tuple(
@@ -63,12 +76,30 @@ _COCO = tuple(
     for heading in ("AP", "AP50", "AP75")
 )
 TABLES = (
-    Table("lorac_table1", "Linear classification on frozen features, ImageNet-1K", "LORAC", "1", _IMAGENET),
-    Table("lorac_table2", "Linear classification on twelve other datasets", "LORAC", "2", _TRANSFER),
+    Table(
+        "lorac_table1",
+        "Linear classification on frozen features, ImageNet-1K",
+        "LORAC",
+        "1",
+        _IMAGENET,
+    ),
+    Table(
+        "lorac_table2", "Linear classification on twelve other datasets", "LORAC", "2", _TRANSFER
+    ),
     Table("lorac_table3", "Semi-supervised learning on ImageNet-1K", "LORAC", "3", _SEMI),
-    Table("lorac_table4", "Detection, instance segmentation and keypoints on COCO", "LORAC", "4", _COCO),
-    Table("jcl_table1", "Linear classification on frozen features, ImageNet-1K", "JCL", "1", _IMAGENET),
-    Table("jcl_table2", "Detection, instance segmentation and keypoints on COCO", "JCL", "2", _COCO),
+    Table(
+        "lorac_table4",
+        "Detection, instance segmentation and keypoints on COCO",
+        "LORAC",
+        "4",
+        _COCO,
+    ),
+    Table(
+        "jcl_table1", "Linear classification on frozen features, ImageNet-1K", "JCL", "1", _IMAGENET
+    ),
+    Table(
+        "jcl_table2", "Detection, instance segmentation and keypoints on COCO", "JCL", "2", _COCO
+    ),
 )
 
 
@@ -81,7 +112,9 @@ class Printed:
     bold: tuple[bool, ...]
 
 
-def write(board: Board, judged: Sequence[Judged], *, latex: Path | None, markdown: Path | None) -> None:
+def write(
+    board: Board, judged: Sequence[Judged], *, latex: Path | None, markdown: Path | None
+) -> None:
     """DIR/<table>.tex and DIR/<table>.md; one of each per set of protocols, where several were used for one table."""
     for table in TABLES:
         sets = protocol_sets(board, table) or [()]
@@ -104,20 +137,37 @@ def protocol_sets(board: Board, table: Table) -> list[tuple[Column | None, ...]]
 
     Those that the paper used come first; a protocol that fills nothing of the table gives no list.
     """
-    measured = {c for row in board.rows if row.source == MEASURED for c in board.columns if board.cell(row, c)}
+    measured = {
+        c
+        for row in board.rows
+        if row.source == MEASURED
+        for c in board.columns
+        if board.cell(row, c)
+    }
     keys = {(c.protocol, c.engine) for c in measured for w in table.wanted if _is(c, w)}
-    usual = {published.protocol(r) for r in published.rows() if (r.paper, r.table) == (table.paper, table.table)}
+    usual = {
+        published.protocol(r)
+        for r in published.rows()
+        if (r.paper, r.table) == (table.paper, table.table)
+    }
     out = []
     for protocol, engine in sorted(keys, key=lambda k: (k not in usual, k[0], k[1] or "")):
         fits = {
-            w: c for c in measured for w in table.wanted if _is(c, w) and (c.protocol, c.engine) == (protocol, engine)
+            w: c
+            for c in measured
+            for w in table.wanted
+            if _is(c, w) and (c.protocol, c.engine) == (protocol, engine)
         }
         out.append(tuple(fits.get(w) for w in table.wanted))
     return out
 
 
 def _is(column: Column, wanted: Wanted) -> bool:
-    same = (column.task, column.dataset, column.metric) == (wanted.task, wanted.dataset, wanted.metric)
+    same = (column.task, column.dataset, column.metric) == (
+        wanted.task,
+        wanted.dataset,
+        wanted.metric,
+    )
     return same and column.split is None
 
 
@@ -151,25 +201,43 @@ def published_lines(table: Table) -> list[Printed]:
     values: dict[str, dict[tuple[str, str, str], float]] = {}
     for number in published.rows():
         if (number.paper, number.table) == (table.paper, table.table):
-            name = number.model if number.key.count(":") == 4 else f"{number.model}, {number.note.split(':')[0]}"
-            rows.setdefault(number.key, Row(number.key, name, number.model, number.arch, number.epochs, PUBLISHED))
-            values.setdefault(number.key, {})[number.task, number.dataset, number.metric] = number.value
+            name = (
+                number.model
+                if number.key.count(":") == 4
+                else f"{number.model}, {number.note.split(':')[0]}"
+            )
+            rows.setdefault(
+                number.key,
+                Row(number.key, name, number.model, number.arch, number.epochs, PUBLISHED),
+            )
+            values.setdefault(number.key, {})[number.task, number.dataset, number.metric] = (
+                number.value
+            )
     return [
-        Printed(row, tuple(values[key].get((w.task, w.dataset, w.metric)) for w in table.wanted), (False,) * 99)
+        Printed(
+            row,
+            tuple(values[key].get((w.task, w.dataset, w.metric)) for w in table.wanted),
+            (False,) * 99,
+        )
         for key, row in rows.items()
     ]
 
 
 def _protocol_note(columns: Sequence[Column | None]) -> str:
     """By which protocol the measured rows of a table were made."""
-    used = sorted({c.protocol + (f" + {c.engine}" if c.engine else "") for c in columns if c is not None})
+    used = sorted(
+        {c.protocol + (f" + {c.engine}" if c.engine else "") for c in columns if c is not None}
+    )
     return ", ".join(used)
 
 
 def to_latex(table: Table, columns: Sequence[Column | None], measured: Sequence[Printed]) -> str:
     """A booktabs table. Needs \\usepackage{booktabs}."""
     groups = [w.group for w in table.wanted]
-    lines = [f"% {table.paper} Table {table.table}; made by backbench leaderboard --latex", r"\begin{table}[t]"]
+    lines = [
+        f"% {table.paper} Table {table.table}; made by backbench leaderboard --latex",
+        r"\begin{table}[t]",
+    ]
     note = f" Measured by {_latex(_protocol_note(columns))}." if measured else ""
     bold = f" {BOLD}" if any(any(p.bold) for p in measured) else ""
     lines += [
@@ -180,13 +248,24 @@ def to_latex(table: Table, columns: Sequence[Column | None], measured: Sequence[
     lines += [rf"\begin{{tabular}}{{ll{'c' * len(table.wanted)}}}", r"\toprule"]
     if any(groups):
         spans = [(g, groups.count(g)) for g in dict.fromkeys(groups)]
-        lines.append(" & & " + " & ".join(rf"\multicolumn{{{n}}}{{c}}{{{_latex(g)}}}" for g, n in spans) + r" \\")
-    lines += ["Model & Epochs & " + " & ".join(_latex(w.heading) for w in table.wanted) + r" \\", r"\midrule"]
+        lines.append(
+            " & & "
+            + " & ".join(rf"\multicolumn{{{n}}}{{c}}{{{_latex(g)}}}" for g, n in spans)
+            + r" \\"
+        )
+    lines += [
+        "Model & Epochs & " + " & ".join(_latex(w.heading) for w in table.wanted) + r" \\",
+        r"\midrule",
+    ]
     span = 2 + len(table.wanted)
-    lines.append(rf"\multicolumn{{{span}}}{{l}}{{\emph{{Published}} ({table.paper}, Table {table.table})}} \\")
+    lines.append(
+        rf"\multicolumn{{{span}}}{{l}}{{\emph{{Published}} ({table.paper}, Table {table.table})}} \\"
+    )
     lines += [_latex_line(p) for p in published_lines(table)]
     lines += [r"\midrule", rf"\multicolumn{{{span}}}{{l}}{{\emph{{Measured}}}} \\"]
-    lines += [_latex_line(p) for p in measured] or [rf"\multicolumn{{{span}}}{{l}}{{nothing measured yet}} \\"]
+    lines += [_latex_line(p) for p in measured] or [
+        rf"\multicolumn{{{span}}}{{l}}{{nothing measured yet}} \\"
+    ]
     lines += [r"\bottomrule", r"\end{tabular}", r"\end{table}"]
     return "\n".join(lines) + "\n"
 
@@ -209,10 +288,14 @@ def to_markdown(table: Table, columns: Sequence[Column | None], measured: Sequen
     """A pipe table with the same lines."""
     heads = [f"{w.group}: {w.heading}" if w.group else w.heading for w in table.wanted]
     lines = [f"**{table.caption}**, in %. Layout of {table.paper} Table {table.table}.", ""]
-    lines += [_pipes(["Model", "Epochs", "Source", *heads]), _pipes(["---", "---:", "---", *["---:"] * len(heads)])]
+    lines += [
+        _pipes(["Model", "Epochs", "Source", *heads]),
+        _pipes(["---", "---:", "---", *["---:"] * len(heads)]),
+    ]
     for printed in (*published_lines(table), *measured):
         cells = [
-            "" if v is None else f"**{v:.1f}**" if bold else f"{v:.1f}" for v, bold in zip(printed.values, printed.bold)
+            "" if v is None else f"**{v:.1f}**" if bold else f"{v:.1f}"
+            for v, bold in zip(printed.values, printed.bold)
         ]
         epochs = "" if printed.row.epochs is None else str(printed.row.epochs)
         lines.append(_pipes([printed.row.name, epochs, printed.row.source, *cells]))
@@ -235,7 +318,10 @@ def board_markdown(board: Board) -> str:
     rows = [row for row in board.rows if row.source == MEASURED]
     columns = [c for c in board.columns if any(board.cell(row, c) for row in rows)]
     labels = board.labels()
-    lines = [_pipes(["column", *(labels[row.checkpoint] for row in rows)]), _pipes(["---", *["---:"] * len(rows)])]
+    lines = [
+        _pipes(["column", *(labels[row.checkpoint] for row in rows)]),
+        _pipes(["---", *["---:"] * len(rows)]),
+    ]
     for column in columns:
         marks = standing(board, column)
         cells = []
@@ -255,11 +341,27 @@ def reproduction_markdown(judged: Sequence[Judged]) -> str:
     """What was judged against a published number, with the verdict and the hardware."""
     if not judged:
         return "No checkpoint here names a published row by a protocol that was run: nothing was judged.\n"
-    head = ["checkpoint", "column", "published row", "published", "measured", "95% interval", "tolerance", "verdict"]
+    head = [
+        "checkpoint",
+        "column",
+        "published row",
+        "published",
+        "measured",
+        "95% interval",
+        "tolerance",
+        "verdict",
+    ]
     lines = [_pipes([*head, "hardware"]), _pipes(["---"] * (len(head) + 1))]
     for j in judged:
         interval = "" if j.ci95 is None else f"{j.ci95[0]:.2f} to {j.ci95[1]:.2f}"
         verdict = "within" if j.within else "**outside**"
-        cells = [j.row.name, j.column.name, j.key, f"{j.published:g}", f"{j.measured:.2f}", interval]
+        cells = [
+            j.row.name,
+            j.column.name,
+            j.key,
+            f"{j.published:g}",
+            f"{j.measured:.2f}",
+            interval,
+        ]
         lines.append(_pipes([*cells, f"{j.tolerance:g}", verdict, j.hardware]))
     return "\n".join(lines) + "\n"

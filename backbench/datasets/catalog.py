@@ -33,13 +33,17 @@ def _read_class_folder(name: str, root: Path, seed: int) -> Splits:
     base = root / name
     if not base.is_dir():
         hint = nearest(name, DATASETS)
-        raise BadInput(f"{base}: no such folder; expected {base}/train/<class>/<image>, or a known dataset: {hint}")
+        raise BadInput(
+            f"{base}: no such folder; expected {base}/train/<class>/<image>, or a known dataset: {hint}"
+        )
     parts: dict[str, ImageList] = {}
     for split in ("train", "val", "test"):
         if (base / split).is_dir():
             parts[split] = scan_folder(base / split)
         elif split != "val":
-            raise BadInput(f"{base}: no folder '{split}'; expected {base}/{{train,val,test}}/<class>/<image>")
+            raise BadInput(
+                f"{base}: no folder '{split}'; expected {base}/{{train,val,test}}/<class>/<image>"
+            )
     return splits.with_hold_out(parts["train"], parts["test"], parts.get("val"), seed=seed)
 
 
@@ -224,7 +228,11 @@ TWELVE = tuple(DATASETS)[:12]  # LORAC's Table 2
 
 def names(text: str) -> list[str]:
     """`all` (the 12 of LORAC's Table 2) or a comma-separated list."""
-    out = list(TWELVE) if text == "all" else [name.strip() for name in text.split(",") if name.strip()]
+    out = (
+        list(TWELVE)
+        if text == "all"
+        else [name.strip() for name in text.split(",") if name.strip()]
+    )
     if not out:
         raise BadInput(f"--datasets '{text}': give names, or `all`")
     return list(dict.fromkeys(out))
@@ -244,7 +252,9 @@ def open_split(root: Path, name: str, split: str) -> ImageList:
     return readers.folder_or_shards(root / name / split)
 
 
-def build(root: str | Path, name: str, split: Literal["train", "val", "test"], *, seed: int = 0) -> ImageList:
+def build(
+    root: str | Path, name: str, split: Literal["train", "val", "test"], *, seed: int = 0
+) -> ImageList:
     """One split of a dataset below ROOT."""
     return getattr(load(name, Path(root), seed=seed), split)
 
@@ -274,7 +284,9 @@ def all_there(found: Splits) -> None:
             continue
         missing = [i for i in range(len(images)) if not images.file(i).is_file()]
         if missing:
-            raise BadInput(f"{images.file(missing[0])} is missing ({len(missing)} of {len(images)} {which} images are)")
+            raise BadInput(
+                f"{images.file(missing[0])} is missing ({len(missing)} of {len(images)} {which} images are)"
+            )
 
 
 def odd_sizes(dataset: Dataset, found: Splits) -> list[str]:
@@ -285,7 +297,11 @@ def odd_sizes(dataset: Dataset, found: Splits) -> list[str]:
         "val": (len(found.val), val),
         "test": (len(found.test), test),
     }
-    out = [f"{which} has {n} images, not {size}" for which, (n, size) in counts.items() if size not in (None, n)]
+    out = [
+        f"{which} has {n} images, not {size}"
+        for which, (n, size) in counts.items()
+        if size not in (None, n)
+    ]
     if dataset.classes is not None and len(found.train.classes) != dataset.classes:
         out.append(f"{len(found.train.classes)} classes, not {dataset.classes}")
     return out
@@ -296,7 +312,10 @@ def record_file(name: str, root: Path) -> Path:
 
 
 def digests(found: Splits) -> dict[str, dict[str, Any]]:
-    return {which: {"images": len(images), "sha256": splits.digest(images)} for which, images in found.items()}
+    return {
+        which: {"images": len(images), "sha256": splits.digest(images)}
+        for which, images in found.items()
+    }
 
 
 def compare_record(name: str, root: Path, found: Splits, seed: int) -> None:

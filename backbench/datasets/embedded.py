@@ -27,7 +27,10 @@ SCENE_SIZE = 128
 KEYPOINTS = ("top", "bottom", "left", "right", "center")
 SCENES = {"full": {"train2017": 200, "val2017": 40}, "tiny": {"train2017": 12, "val2017": 4}}
 # Shares of each class; tiny keeps a tenth of train so that every stage is short, and the same kind of splits.
-SPLITS = {"full": {"test": 0.40, "val": 0.10, "train": 0.50}, "tiny": {"test": 0.10, "val": 0.05, "train": 0.05}}
+SPLITS = {
+    "full": {"test": 0.40, "val": 0.10, "train": 0.50},
+    "tiny": {"test": 0.10, "val": 0.05, "train": 0.05},
+}
 
 
 def build(root: str | Path, size: str = "full") -> Path:
@@ -57,12 +60,19 @@ def _digits(size: str) -> tuple[np.ndarray, dict[str, list[tuple[int, int]]]]:
     bunch = load_digits()
     small = (bunch.images * (255 / 16)).round().astype(np.uint8)
     images = np.stack(
-        [np.asarray(Image.fromarray(d).resize((DIGIT_SIZE, DIGIT_SIZE), Image.Resampling.BICUBIC)) for d in small]
+        [
+            np.asarray(
+                Image.fromarray(d).resize((DIGIT_SIZE, DIGIT_SIZE), Image.Resampling.BICUBIC)
+            )
+            for d in small
+        ]
     )
     splits: dict[str, list[tuple[int, int]]] = {name: [] for name in SPLITS[size]}
     taken: dict[bytes, str] = {}
     for label in range(10):
-        order = np.random.default_rng([VERSION, label]).permutation(np.flatnonzero(bunch.target == label))
+        order = np.random.default_rng([VERSION, label]).permutation(
+            np.flatnonzero(bunch.target == label)
+        )
         start = 0.0
         for name, share in SPLITS[size].items():
             part = order[round(start * len(order)) : round((start + share) * len(order))]
@@ -81,7 +91,9 @@ def _write_digits(root: Path, images: np.ndarray, splits: dict[str, list[tuple[i
         for index, label in members:
             folder = root / split / str(label)
             folder.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(np.repeat(images[index][..., None], 3, axis=2)).save(folder / _file(index))
+            Image.fromarray(np.repeat(images[index][..., None], 3, axis=2)).save(
+                folder / _file(index)
+            )
 
 
 def _file(index: int) -> str:
@@ -94,11 +106,16 @@ def _write_lists(root: Path, train: Sequence[tuple[int, int]]) -> None:
         lines = []
         for label in range(10):
             members = [index for index, other in train if other == label]
-            lines += [f"{label}/{_file(i)}" for i in members[: max(1, round(len(members) * percent / 100))]]
+            lines += [
+                f"{label}/{_file(i)}"
+                for i in members[: max(1, round(len(members) * percent / 100))]
+            ]
         atomic.write_text(root / f"{percent}percent.txt", "\n".join(lines) + "\n")
 
 
-def _write_scenes(root: Path, part: str, images: np.ndarray, digits: Sequence[tuple[int, int]], count: int) -> None:
+def _write_scenes(
+    root: Path, part: str, images: np.ndarray, digits: Sequence[tuple[int, int]], count: int
+) -> None:
     import numpy as np
     from PIL import Image
 
@@ -123,11 +140,24 @@ def _write_scenes(root: Path, part: str, images: np.ndarray, digits: Sequence[tu
             common = {"id": len(instances) + 1, "image_id": number, "iscrowd": 0, **item}
             instances.append({**common, "category_id": label + 1})
             visible = sum(v > 0 for v in keypoints[2::3])
-            people.append({**common, "category_id": 1, "keypoints": keypoints, "num_keypoints": visible})
+            people.append(
+                {**common, "category_id": 1, "keypoints": keypoints, "num_keypoints": visible}
+            )
     ten = [{"id": d + 1, "name": str(d), "supercategory": "digit"} for d in range(10)]
     skeleton = [[1, 5], [2, 5], [3, 5], [4, 5]]
-    one = [{"id": 1, "name": "digit", "supercategory": "digit", "keypoints": list(KEYPOINTS), "skeleton": skeleton}]
-    for kind, objects_of_kind, categories in (("instances", instances, ten), ("person_keypoints", people, one)):
+    one = [
+        {
+            "id": 1,
+            "name": "digit",
+            "supercategory": "digit",
+            "keypoints": list(KEYPOINTS),
+            "skeleton": skeleton,
+        }
+    ]
+    for kind, objects_of_kind, categories in (
+        ("instances", instances, ten),
+        ("person_keypoints", people, one),
+    ):
         data = {
             "info": {"description": "digit scenes", "version": str(VERSION)},
             "licenses": [],
@@ -148,11 +178,18 @@ def _scene(
     ramp = np.linspace(0, 1, SCENE_SIZE)
     slope = rng.uniform(-40, 40, size=2)
     background = 40 + slope[0] * ramp[:, None] + slope[1] * ramp[None, :]
-    canvas = np.repeat((background + rng.normal(0, 6, (SCENE_SIZE, SCENE_SIZE)))[..., None], 3, axis=2)
+    canvas = np.repeat(
+        (background + rng.normal(0, 6, (SCENE_SIZE, SCENE_SIZE)))[..., None], 3, axis=2
+    )
     masks: list[np.ndarray] = []
     for index, _ in members:
         side = int(rng.integers(28, 64))
-        alpha = np.asarray(Image.fromarray(images[index]).resize((side, side), Image.Resampling.BICUBIC)) / 255.0
+        alpha = (
+            np.asarray(
+                Image.fromarray(images[index]).resize((side, side), Image.Resampling.BICUBIC)
+            )
+            / 255.0
+        )
         x, y = _place(masks, side, rng)
         paint = np.full((side, side, 3), rng.uniform(170, 255)) + rng.uniform(-15, 15, size=3)
         region = canvas[y : y + side, x : x + side]
@@ -175,7 +212,9 @@ def _place(masks: Sequence[np.ndarray], side: int, rng: np.random.Generator) -> 
     import numpy as np
 
     covered = np.any(masks, axis=0) if masks else np.zeros((SCENE_SIZE, SCENE_SIZE), bool)
-    places = [tuple(int(v) for v in rng.integers(0, SCENE_SIZE - side + 1, size=2)) for _ in range(4)]
+    places = [
+        tuple(int(v) for v in rng.integers(0, SCENE_SIZE - side + 1, size=2)) for _ in range(4)
+    ]
     x, y = min(places, key=lambda p: covered[p[1] : p[1] + side, p[0] : p[0] + side].sum())
     return x, y
 
@@ -185,11 +224,19 @@ def _polygons(mask: np.ndarray) -> list[list[float]]:
     import cv2
     import numpy as np
 
-    contours, _ = cv2.findContours(mask.astype(np.uint8), cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_SIMPLE)
-    return [c.reshape(-1).astype(float).tolist() for c in contours if len(c) >= 3 and cv2.contourArea(c) >= 4]
+    contours, _ = cv2.findContours(
+        mask.astype(np.uint8), cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_SIMPLE
+    )
+    return [
+        c.reshape(-1).astype(float).tolist()
+        for c in contours
+        if len(c) >= 3 and cv2.contourArea(c) >= 4
+    ]
 
 
-def _geometry(whole: np.ndarray, visible: np.ndarray, polygons: list[list[float]]) -> dict[str, Any]:
+def _geometry(
+    whole: np.ndarray, visible: np.ndarray, polygons: list[list[float]]
+) -> dict[str, Any]:
     """Box and area of the visible part, and the five keypoints of the stroke: 2 visible, 1 hidden by another digit."""
     import numpy as np
 

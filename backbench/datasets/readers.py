@@ -25,11 +25,19 @@ def _torchvision(read: Callable[[], Any], base: Path) -> Any:
     try:
         return read()
     except (RuntimeError, OSError, KeyError, ValueError, IndexError) as error:
-        what = " ".join(str(error).split()).replace("You can use download=True to download it", "").strip()
-        raise BadInput(f"{base}: not in the layout that torchvision reads ({type(error).__name__}: {what})") from None
+        what = (
+            " ".join(str(error).split())
+            .replace("You can use download=True to download it", "")
+            .strip()
+        )
+        raise BadInput(
+            f"{base}: not in the layout that torchvision reads ({type(error).__name__}: {what})"
+        ) from None
 
 
-def _listed(base: Path, files: Sequence[Any], labels: Sequence[Any], classes: Sequence[str]) -> ImageList:
+def _listed(
+    base: Path, files: Sequence[Any], labels: Sequence[Any], classes: Sequence[str]
+) -> ImageList:
     paths = tuple(Path(file).relative_to(base).as_posix() for file in files)
     return ImageList(base, paths, tuple(int(label) for label in labels), tuple(classes))
 
@@ -39,7 +47,9 @@ def aircraft(base: Path, seed: int) -> Splits:
 
     parts = []
     for split in ("train", "val", "test"):
-        d = _torchvision(lambda split=split: FGVCAircraft(base, split, annotation_level="variant"), base)  # type: ignore[misc]
+        d = _torchvision(
+            lambda split=split: FGVCAircraft(base, split, annotation_level="variant"), base
+        )  # type: ignore[misc]
         parts.append(_listed(base, d._image_files, d._labels, d.classes))
     return splits.with_hold_out(parts[0], parts[2], parts[1])
 
@@ -50,30 +60,48 @@ def birdsnap(base: Path, seed: int) -> Splits:
     species = sorted(_table(folder / "species.txt", ("id", "dir")), key=lambda row: int(row["id"]))
     label_of = {row["id"]: label for label, row in enumerate(species)}
     listed = _table(folder / "images.txt", ("path", "species_id"))
-    images = next((p for p in (folder / "images", folder / "download" / "images") if p.is_dir()), None)
+    images = next(
+        (p for p in (folder / "images", folder / "download" / "images") if p.is_dir()), None
+    )
     if images is None:
-        raise BadInput(f"{folder}: no folder 'images'; run the dataset's own get_birdsnap.py, or copy the images there")
+        raise BadInput(
+            f"{folder}: no folder 'images'; run the dataset's own get_birdsnap.py, or copy the images there"
+        )
     rows = sorted((row["path"], row["species_id"]) for row in listed)
-    there = [(path, kind) for path, kind in rows if (images / path).is_file() and (images / path).stat().st_size]
+    there = [
+        (path, kind)
+        for path, kind in rows
+        if (images / path).is_file() and (images / path).stat().st_size
+    ]
     for path, kind in there:
         if kind not in label_of:
-            raise BadInput(f"{folder}/images.txt: {path} has species '{kind}', which species.txt does not list")
+            raise BadInput(
+                f"{folder}/images.txt: {path} has species '{kind}', which species.txt does not list"
+            )
     labels = tuple(label_of[kind] for _, kind in there)
-    everything = ImageList(images, tuple(p for p, _ in there), labels, tuple(row["dir"] for row in species))
+    everything = ImageList(
+        images, tuple(p for p, _ in there), labels, tuple(row["dir"] for row in species)
+    )
     absent = sorted(set(range(len(species))) - set(labels))
     if absent:
-        raise BadInput(f"{images}: no image of {len(absent)} species, '{everything.classes[absent[0]]}' first")
+        raise BadInput(
+            f"{images}: no image of {len(absent)} species, '{everything.classes[absent[0]]}' first"
+        )
     val, test = [], []
     for label, indices in splits.ranked(everything, seed).items():
         if len(indices) < 11:
             name = everything.classes[label]
-            raise BadInput(f"{images}: species '{name}' has {len(indices)} images; 5 + 5 and training need 11")
+            raise BadInput(
+                f"{images}: species '{name}' has {len(indices)} images; 5 + 5 and training need 11"
+            )
         val += indices[:5]
         test += indices[5:10]
     held = {*val, *test}
     train = everything.subset([i for i in range(len(everything)) if i not in held])
     note = f"coverage {len(there)} of {len(rows)} listed images ({100 * len(there) / max(1, len(rows)):.1f}%)"
-    return Splits(train, everything.subset(sorted(val)), everything.subset(sorted(test)), False, (note,))
+    return Splits(
+        train, everything.subset(sorted(val)), everything.subset(sorted(test)), False, (note,)
+    )
 
 
 def _table(file: Path, columns: Sequence[str]) -> list[dict[str, str]]:
@@ -81,7 +109,9 @@ def _table(file: Path, columns: Sequence[str]) -> list[dict[str, str]]:
     with file.open(newline="") as lines:
         rows = list(csv.DictReader(lines, delimiter="\t"))
     if not rows or any(column not in rows[0] for column in columns):
-        raise BadInput(f"{file}: expected tab-separated columns {', '.join(columns)} under a header line")
+        raise BadInput(
+            f"{file}: expected tab-separated columns {', '.join(columns)} under a header line"
+        )
     return rows
 
 
@@ -99,7 +129,9 @@ def cars(base: Path, seed: int) -> Splits:
     parts = []
     for split in ("train", "test"):
         d = _torchvision(lambda split=split: StanfordCars(base, split), base)  # type: ignore[misc]
-        parts.append(_listed(base, [f for f, _ in d._samples], [n for _, n in d._samples], d.classes))
+        parts.append(
+            _listed(base, [f for f, _ in d._samples], [n for _, n in d._samples], d.classes)
+        )
     return splits.with_hold_out(parts[0], parts[1], seed=seed)
 
 
@@ -109,9 +141,13 @@ def cifar(name: Literal["CIFAR10", "CIFAR100"]) -> Reader:
 
         parts = []
         for split in ("train", "test"):
-            d = _torchvision(lambda split=split: getattr(tv, name)(base, train=split == "train"), base)  # type: ignore[misc]
+            d = _torchvision(
+                lambda split=split: getattr(tv, name)(base, train=split == "train"), base
+            )  # type: ignore[misc]
             names = tuple(f"{split}/{i:05d}" for i in range(len(d.data)))
-            parts.append(ArrayList(base, names, tuple(map(int, d.targets)), tuple(d.classes), d.data))
+            parts.append(
+                ArrayList(base, names, tuple(map(int, d.targets)), tuple(d.classes), d.data)
+            )
         return splits.with_hold_out(parts[0], parts[1], seed=seed)
 
     return read
@@ -176,7 +212,9 @@ def places365(base: Path, seed: int) -> Splits:
 
     small = (base / "data_256_standard").is_dir()
     if not small and not (base / "data_large_standard").is_dir():
-        raise BadInput(f"{base}: no data_256_standard or data_large_standard; get train_256_places365standard.tar")
+        raise BadInput(
+            f"{base}: no data_256_standard or data_large_standard; get train_256_places365standard.tar"
+        )
     parts = []
     for split in ("train-standard", "val"):
         d = _torchvision(lambda split=split: Places365(base, split, small=small), base)  # type: ignore[misc]
@@ -188,19 +226,27 @@ def places365(base: Path, seed: int) -> Splits:
 def sun397(base: Path, seed: int) -> Splits:
     """Partition 01 of the official lists; labels in the order of ClassName.txt."""
     images = base / "SUN397"
-    classes = [line.strip() for line in (images / "ClassName.txt").read_text().splitlines() if line.strip()]
+    classes = [
+        line.strip() for line in (images / "ClassName.txt").read_text().splitlines() if line.strip()
+    ]
     label_of = {name: label for label, name in enumerate(classes)}
     parts = []
     for file in ("Training_01.txt", "Testing_01.txt"):
-        listing = next((p for p in (base / "Partitions" / file, images / file) if p.is_file()), None)
+        listing = next(
+            (p for p in (base / "Partitions" / file, images / file) if p.is_file()), None
+        )
         if listing is None:
-            raise BadInput(f"{base / 'Partitions' / file} is missing; get SUN's Partitions.zip and unpack it there")
+            raise BadInput(
+                f"{base / 'Partitions' / file} is missing; get SUN's Partitions.zip and unpack it there"
+            )
         lines = [line.strip() for line in listing.read_text().splitlines() if line.strip()]
         for line in lines:
             if line.rsplit("/", 1)[0] not in label_of:
                 raise BadInput(f"{listing}: {line} is of no class in {images / 'ClassName.txt'}")
         labels = tuple(label_of[line.rsplit("/", 1)[0]] for line in lines)
-        parts.append(ImageList(images, tuple(line.lstrip("/") for line in lines), labels, tuple(classes)))
+        parts.append(
+            ImageList(images, tuple(line.lstrip("/") for line in lines), labels, tuple(classes))
+        )
     return splits.with_hold_out(parts[0], parts[1], seed=seed)
 
 
@@ -249,6 +295,8 @@ def _synsets(folder: Path, classes: Sequence[str], seed: int) -> Splits:
     """FOLDER/{train,val}/<synset>/*.JPEG; the official val is the test split."""
     for part in ("train", "val"):
         if not any(p.is_dir() for p in (folder / part).iterdir()):
-            raise BadInput(f"{folder / part}: images lie in no class folders; sort them as {part}/<synset>/*.JPEG")
+            raise BadInput(
+                f"{folder / part}: images lie in no class folders; sort them as {part}/<synset>/*.JPEG"
+            )
     train, test = (scan_folder(folder / part, classes=classes) for part in ("train", "val"))
     return splits.with_hold_out(train, test, seed=seed)

@@ -12,7 +12,9 @@ from backbench.errors import BadInput
 from backbench.images.files import ImageList
 
 Metric = Literal["top1", "mean_per_class"]
-Reader = Callable[[Path, int], Splits]  # (folder that holds what `needs` names, seed of the hold-out)
+Reader = Callable[
+    [Path, int], Splits
+]  # (folder that holds what `needs` names, seed of the hold-out)
 SplitReader = Callable[[Path, str], ImageList]  # (ROOT, name of the split)
 
 
@@ -20,10 +22,14 @@ SplitReader = Callable[[Path, str], ImageList]  # (ROOT, name of the split)
 class Dataset:
     name: str
     classes: int | None
-    sizes: tuple[int | None, int | None, int | None]  # train, val, test; None where held out, or not fixed
+    sizes: tuple[
+        int | None, int | None, int | None
+    ]  # train, val, test; None where held out, or not fixed
     metric: Metric
     read: Reader
-    read_split: SplitReader | None = None  # one split, for pretraining; default: class folders or tar shards
+    read_split: SplitReader | None = (
+        None  # one split, for pretraining; default: class folders or tar shards
+    )
     needs: tuple[str, ...] = ()  # files or folders that tell that the dataset is there
     folders: tuple[str, ...] = ()  # where to look below ROOT; default: ROOT/<name>, then ROOT
     get: str = ""  # which files to get, and from whom
@@ -43,4 +49,6 @@ class Dataset:
             if all((base / need).exists() for need in self.needs):
                 return base
         missing = next(need for need in self.needs if not (folders[0] / need).exists())
-        raise BadInput(f"{self.name}: {folders[0] / missing} is missing; get {self.get} and unpack it there")
+        raise BadInput(
+            f"{self.name}: {folders[0] / missing} is missing; get {self.get} and unpack it there"
+        )

@@ -28,7 +28,9 @@ class Splits:
     val: ImageList
     test: ImageList
     held_out: bool
-    notes: tuple[str, ...] = ()  # coverage and the like; they go into the provenance of every result
+    notes: tuple[
+        str, ...
+    ] = ()  # coverage and the like; they go into the provenance of every result
 
     def both(self) -> ImageList:
         """train, then val: what the final heads are trained on."""
@@ -48,7 +50,9 @@ def concatenate(a: ImageList, b: ImageList) -> ImageList:
         pixels = np.concatenate((a.pixels, b.pixels))
         return ArrayList(a.root, a.paths + b.paths, a.labels + b.labels, a.classes, pixels)
     root = Path(os.path.commonpath((a.root, b.root)))
-    paths = [(part.root / path).relative_to(root).as_posix() for part in (a, b) for path in part.paths]
+    paths = [
+        (part.root / path).relative_to(root).as_posix() for part in (a, b) for path in part.paths
+    ]
     return ImageList(root, tuple(paths), a.labels + b.labels, a.classes)
 
 
@@ -57,21 +61,29 @@ def ranked(images: ImageList, seed: int) -> dict[int, list[int]]:
     groups: dict[int, list[tuple[bytes, str, int]]] = defaultdict(list)
     for index, (path, label) in enumerate(zip(images.paths, images.labels)):
         groups[label].append((hashlib.sha256(f"{seed} {path}".encode()).digest(), path, index))
-    return {label: [index for _, _, index in sorted(rows)] for label, rows in sorted(groups.items())}
+    return {
+        label: [index for _, _, index in sorted(rows)] for label, rows in sorted(groups.items())
+    }
 
 
-def draw(images: ImageList, per_class: int, seed: int, *, what: str = "draw") -> tuple[list[int], list[int]]:
+def draw(
+    images: ImageList, per_class: int, seed: int, *, what: str = "draw"
+) -> tuple[list[int], list[int]]:
     """(`per_class` indices of each class, the rest), both in the list's order. A class with fewer images is refused."""
     chosen: set[int] = set()
     for label, indices in ranked(images, seed).items():
         if len(indices) < per_class:
             name = images.classes[label] if 0 <= label < len(images.classes) else str(label)
-            raise BadInput(f"{images.root}: {what} needs {per_class} images of class '{name}', found {len(indices)}")
+            raise BadInput(
+                f"{images.root}: {what} needs {per_class} images of class '{name}', found {len(indices)}"
+            )
         chosen |= set(indices[:per_class])
     return sorted(chosen), [i for i in range(len(images)) if i not in chosen]
 
 
-def hold_out(images: ImageList, seed: int = 0, fraction: float = HOLDOUT) -> tuple[list[int], list[int]]:
+def hold_out(
+    images: ImageList, seed: int = 0, fraction: float = HOLDOUT
+) -> tuple[list[int], list[int]]:
     """(train, val) indices: of a class with n images floor(n * fraction + 1/2) go to val, at least one of two or more,
     so that val has the classes in train's proportions. A class with one image stays in train."""
     val: set[int] = set()
@@ -83,7 +95,12 @@ def hold_out(images: ImageList, seed: int = 0, fraction: float = HOLDOUT) -> tup
 
 
 def with_hold_out(
-    train: ImageList, test: ImageList, val: ImageList | None = None, *, seed: int = 0, notes: tuple[str, ...] = ()
+    train: ImageList,
+    test: ImageList,
+    val: ImageList | None = None,
+    *,
+    seed: int = 0,
+    notes: tuple[str, ...] = (),
 ) -> Splits:
     """Splits with an official val, or with one held out of train."""
     if val is not None:
@@ -123,13 +140,23 @@ def check(dataset: str, splits: Splits) -> None:
         for path, label in zip(images.paths, images.labels):
             if not 0 <= label < len(images.classes):
                 limit = len(images.classes) - 1
-                raise BadInput(f"{dataset}: {name} image {path} has label {label}; the class list allows 0..{limit}")
+                raise BadInput(
+                    f"{dataset}: {name} image {path} has label {label}; the class list allows 0..{limit}"
+                )
         if images.classes != splits.train.classes:
-            raise BadInput(f"{dataset}: {name} and train have different class lists; give both the same class folders")
+            raise BadInput(
+                f"{dataset}: {name} and train have different class lists; give both the same class folders"
+            )
         for index, path in enumerate(images.paths):
-            key = f"{images.root}::{path}" if isinstance(images, ArrayList) else os.path.realpath(images.file(index))
+            key = (
+                f"{images.root}::{path}"
+                if isinstance(images, ArrayList)
+                else os.path.realpath(images.file(index))
+            )
             if seen.setdefault(key, name) != name:
-                raise BadInput(f"{dataset}: {path} is in {seen[key]} and in {name}; remove it from one of them")
+                raise BadInput(
+                    f"{dataset}: {path} is in {seen[key]} and in {name}; remove it from one of them"
+                )
 
 
 def check_content(dataset: str, splits: Splits) -> None:
@@ -140,7 +167,9 @@ def check_content(dataset: str, splits: Splits) -> None:
     if shared:
         a, b = shared[0]
         more = f" and {len(shared) - 1} more" if len(shared) > 1 else ""
-        raise BadInput(f"{dataset}: the test image {a} is also in training data as {b}{more}; remove it from one")
+        raise BadInput(
+            f"{dataset}: the test image {a} is also in training data as {b}{more}; remove it from one"
+        )
 
 
 def shared_content(a: ImageList, b: ImageList) -> list[tuple[str, str]]:
@@ -148,7 +177,9 @@ def shared_content(a: ImageList, b: ImageList) -> list[tuple[str, str]]:
     by_size: dict[int, list[int]] = defaultdict(list)
     for i in range(len(b)):
         by_size[b.file(i).stat().st_size].append(i)
-    wanted = [(i, by_size[size]) for i in range(len(a)) if (size := a.file(i).stat().st_size) in by_size]
+    wanted = [
+        (i, by_size[size]) for i in range(len(a)) if (size := a.file(i).stat().st_size) in by_size
+    ]
     ends_of: dict[int, tuple[bytes, str | None]] = {}
     out = []
     for i, candidates in wanted:
@@ -184,11 +215,15 @@ def read_list(path: Path, *, lines: int | None = None, sha256: str | None = None
     try:
         data = path.read_bytes()
     except FileNotFoundError:
-        raise BadInput(f"{path}: no such list; `backbench data fetch-splits --out {path.parent}` fetches it") from None
+        raise BadInput(
+            f"{path}: no such list; `backbench data fetch-splits --out {path.parent}` fetches it"
+        ) from None
     names = [line.strip() for line in data.decode(errors="replace").splitlines() if line.strip()]
     if sha256 is not None and (hashlib.sha256(data).hexdigest() != sha256 or len(names) != lines):
         hint = f"`backbench data fetch-splits --out {path.parent}` fetches the right one"
-        raise BadInput(f"{path}: not the published list (sha256 or length {len(names)} instead of {lines}); {hint}")
+        raise BadInput(
+            f"{path}: not the published list (sha256 or length {len(names)} instead of {lines}); {hint}"
+        )
     if len(set(names)) != len(names):
         twice = next(n for n in names if names.count(n) > 1)
         raise BadInput(f"{path}: '{twice}' is listed twice")
@@ -206,7 +241,11 @@ def select(images: ImageList, names: Sequence[str], *, where: str) -> list[int]:
         if path not in index:
             folder = path.split("/")[0]
             known = {p.split("/")[0] for p in images.paths}
-            what = "is not on disk" if folder in known else f"has a label '{folder}' outside the class list"
+            what = (
+                "is not on disk"
+                if folder in known
+                else f"has a label '{folder}' outside the class list"
+            )
             raise BadInput(f"{where}: '{name}' {what} (looked for {images.root / path})")
         out.append(index[path])
     return out

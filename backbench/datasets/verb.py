@@ -52,13 +52,19 @@ def _check(name: str, root: Path, record: bool) -> int:
     if not record:
         catalog.compare_record(name, root, found, 0)
     problems = catalog.odd_sizes(dataset, found)
-    print(f"{name}: {len(found.train.classes)} classes, {found.train.classes[0]} .. {found.train.classes[-1]}")
+    print(
+        f"{name}: {len(found.train.classes)} classes, {found.train.classes[0]} .. {found.train.classes[-1]}"
+    )
     for note in found.notes:
         print(f"{name}: {note}")
     by_content: dict[str, dict[str, str]] = {}
     for which, images in found.items():
         print(f"{name} {which}: {len(images)} images, sha256 of the list {splits.digest(images)}")
-        empty = [images.classes[label] for label in range(len(images.classes)) if label not in set(images.labels)]
+        empty = [
+            images.classes[label]
+            for label in range(len(images.classes))
+            if label not in set(images.labels)
+        ]
         if empty:
             problems.append(f"{which} has no image of {len(empty)} classes, '{empty[0]}' first")
         twice = [path for path, count in Counter(images.paths).items() if count > 1]
@@ -82,7 +88,9 @@ def _check(name: str, root: Path, record: bool) -> int:
     for line in problems:
         print(f"{name}: PROBLEM: {line}")
     if record:
-        atomic.write_json(catalog.record_file(name, root), {"seed": 0, "splits": catalog.digests(found)})
+        atomic.write_json(
+            catalog.record_file(name, root), {"seed": 0, "splits": catalog.digests(found)}
+        )
         print(f"{name}: recorded in {catalog.record_file(name, root)}")
     print(f"{name}: {len(problems)} problems" if problems else f"{name}: all right")
     return 1 if problems else 0
@@ -125,8 +133,12 @@ def _fetch(out: Path) -> None:
             with urllib.request.urlopen(url, timeout=60) as answer:
                 data = answer.read()
         except (urllib.error.URLError, OSError) as error:
-            raise BadInput(f"{url}: cannot be fetched ({error}); copy the file to {file} by other means") from None
+            raise BadInput(
+                f"{url}: cannot be fetched ({error}); copy the file to {file} by other means"
+            ) from None
         if hashlib.sha256(data).hexdigest() != wanted["sha256"]:
-            raise BadInput(f"{url}: not the published list (its sha256 differs); nothing was written")
+            raise BadInput(
+                f"{url}: not the published list (its sha256 differs); nothing was written"
+            )
         atomic.write_bytes(file, data)
         print(f"{file}: {wanted['lines']} lines")

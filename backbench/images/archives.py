@@ -41,9 +41,13 @@ def _read_pickle(path: Path) -> dict[str, Any]:
         with path.open("rb") as file:
             content = _ArraysOnly(file, encoding="latin1").load()
     except FileNotFoundError:
-        raise BadInput(f"{path}: no such file; unpack the python version of the data set there") from None
+        raise BadInput(
+            f"{path}: no such file; unpack the python version of the data set there"
+        ) from None
     except Exception as error:
-        raise BadInput(f"{path}: not readable as a CIFAR batch ({' '.join(str(error).split())[:100]})") from None
+        raise BadInput(
+            f"{path}: not readable as a CIFAR batch ({' '.join(str(error).split())[:100]})"
+        ) from None
     return {k if isinstance(k, str) else k.decode(): v for k, v in content.items()}
 
 
@@ -55,11 +59,21 @@ def read_cifar(root: str | Path, split: str) -> ArrayList:
     folder = root / CIFAR_FOLDERS["cifar100" if hundred else "cifar10"]
     if split not in ("train", "test"):
         raise BadInput(f"{root}: no split '{split}'; allowed: train, test")
-    files = [split] if hundred else ["test_batch"] if split == "test" else [f"data_batch_{i}" for i in range(1, 6)]
+    files = (
+        [split]
+        if hundred
+        else ["test_batch"]
+        if split == "test"
+        else [f"data_batch_{i}" for i in range(1, 6)]
+    )
     batches = [_read_pickle(folder / name) for name in files]
     names = _read_pickle(folder / ("meta" if hundred else "batches.meta"))
     try:
-        pixels = np.concatenate([b["data"] for b in batches]).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+        pixels = (
+            np.concatenate([b["data"] for b in batches])
+            .reshape(-1, 3, 32, 32)
+            .transpose(0, 2, 3, 1)
+        )
         labels = tuple(int(x) for b in batches for x in b["fine_labels" if hundred else "labels"])
         classes = tuple(names["fine_label_names" if hundred else "label_names"])
     except (KeyError, ValueError) as error:
@@ -89,9 +103,13 @@ def _read_stl10(root: Path, split: str) -> ArrayList:
         names = folder / "class_names.txt"
         classes = names.read_text().split() if names.exists() else [str(i) for i in range(10)]
     except FileNotFoundError as error:
-        raise BadInput(f"{error.filename}: no such file; unpack stl10_binary.tar.gz in {root}") from None
+        raise BadInput(
+            f"{error.filename}: no such file; unpack stl10_binary.tar.gz in {root}"
+        ) from None
     except ValueError:
-        raise BadInput(f"{file}: not STL-10's binary file (its size is no multiple of 3 x 96 x 96)") from None
+        raise BadInput(
+            f"{file}: not STL-10's binary file (its size is no multiple of 3 x 96 x 96)"
+        ) from None
     if len(labels) != len(raw):
         raise BadInput(f"{folder}: {len(raw)} images but {len(labels)} labels in '{split}'")
     paths = tuple(f"{split}/{i:06}" for i in range(len(raw)))
@@ -125,8 +143,18 @@ class Joined(ImageList):
         return self.parts[part].array(place)
 
     def subset(self, indices: Sequence[int]) -> Joined:
-        paths, labels = tuple(self.paths[i] for i in indices), tuple(self.labels[i] for i in indices)
-        return Joined(self.root, paths, labels, self.classes, self.parts, tuple(self.where[i] for i in indices))
+        paths, labels = (
+            tuple(self.paths[i] for i in indices),
+            tuple(self.labels[i] for i in indices),
+        )
+        return Joined(
+            self.root,
+            paths,
+            labels,
+            self.classes,
+            self.parts,
+            tuple(self.where[i] for i in indices),
+        )
 
 
 @dataclass(frozen=True)
@@ -155,8 +183,13 @@ class ShardList(ImageList):
         return decode_array(self.read(index), self.file(index))
 
     def subset(self, indices: Sequence[int]) -> ShardList:
-        paths, labels = tuple(self.paths[i] for i in indices), tuple(self.labels[i] for i in indices)
-        return ShardList(self.root, paths, labels, self.classes, tuple(self.spans[i] for i in indices))
+        paths, labels = (
+            tuple(self.paths[i] for i in indices),
+            tuple(self.labels[i] for i in indices),
+        )
+        return ShardList(
+            self.root, paths, labels, self.classes, tuple(self.spans[i] for i in indices)
+        )
 
 
 def scan_shards(shards: Sequence[Path]) -> ShardList:
@@ -172,16 +205,23 @@ def scan_shards(shards: Sequence[Path]) -> ShardList:
             with tarfile.open(shard, "r:") as tar:
                 for member in tar:
                     folder, _, base = member.name.rpartition("/")
-                    key, _, extension = base.partition(".")  # WebDataset: the key ends at the first dot
+                    key, _, extension = base.partition(
+                        "."
+                    )  # WebDataset: the key ends at the first dot
                     if member.isfile() and key:
-                        members.setdefault(f"{folder}/{key}", {})[extension.lower()] = (member.offset_data, member.size)
+                        members.setdefault(f"{folder}/{key}", {})[extension.lower()] = (
+                            member.offset_data,
+                            member.size,
+                        )
                 end = tar.offset
         except (tarfile.TarError, OSError) as error:
             raise BadInput(f"{shard}: not readable as an uncompressed tar file ({error})") from None
         with shard.open("rb") as file:
             file.seek(end)
             if file.read(512) != bytes(512):  # tarfile takes a cut file for a short one
-                raise BadInput(f"{shard}: the tar file is cut short (no end mark after {len(members)} samples)")
+                raise BadInput(
+                    f"{shard}: the tar file is cut short (no end mark after {len(members)} samples)"
+                )
             for key, parts in members.items():
                 images = [e for e in parts if f".{e}" in EXTENSIONS]
                 if not images:
@@ -190,8 +230,16 @@ def scan_shards(shards: Sequence[Path]) -> ShardList:
                 spans.append((shard.name, *parts[images[0]]))
                 labels.append(_label(file, parts, shard, key))
     if not paths:
-        raise BadInput(f"{root}: no images in {len(shards)} tar shards; expected members <key>.jpg and <key>.cls")
-    return ShardList(root, tuple(paths), tuple(labels), tuple(str(i) for i in range(max(labels) + 1)), tuple(spans))
+        raise BadInput(
+            f"{root}: no images in {len(shards)} tar shards; expected members <key>.jpg and <key>.cls"
+        )
+    return ShardList(
+        root,
+        tuple(paths),
+        tuple(labels),
+        tuple(str(i) for i in range(max(labels) + 1)),
+        tuple(spans),
+    )
 
 
 def _label(file: Any, parts: dict[str, tuple[int, int]], shard: Path, key: str) -> int:

@@ -38,7 +38,9 @@ def decode_array(data: bytes, name: str | Path) -> np.ndarray:
     import cv2
     import numpy as np
 
-    truncated = data[:2] == b"\xff\xd8" and b"\xff\xd9" not in data[-1024:]  # some OpenCV versions fill up with gray
+    truncated = (
+        data[:2] == b"\xff\xd8" and b"\xff\xd9" not in data[-1024:]
+    )  # some OpenCV versions fill up with gray
     if data and not truncated:
         flags = cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
         pixels = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
@@ -126,13 +128,19 @@ def scan_folder(root: str | Path, *, classes: Sequence[str] | None = None) -> Im
     root = Path(root)
     if not root.is_dir():
         raise BadInput(f"{root}: no such folder; expected images as {root}/<class>/<image>")
-    folders = list(classes) if classes is not None else sorted(p.name for p in root.iterdir() if p.is_dir())
+    folders = (
+        list(classes)
+        if classes is not None
+        else sorted(p.name for p in root.iterdir() if p.is_dir())
+    )
     paths: list[str] = []
     labels: list[int] = []
     for label, name in enumerate(folders):
         if not (root / name).is_dir():
             raise BadInput(f"{root}: class folder '{name}' is missing")
-        found = sorted(p.relative_to(root).as_posix() for p in (root / name).rglob("*") if _is_image(p))
+        found = sorted(
+            p.relative_to(root).as_posix() for p in (root / name).rglob("*") if _is_image(p)
+        )
         if not found:
             raise BadInput(f"{root / name}: class folder without images ({', '.join(EXTENSIONS)})")
         paths += found
@@ -141,7 +149,9 @@ def scan_folder(root: str | Path, *, classes: Sequence[str] | None = None) -> Im
         paths = sorted(p.name for p in root.iterdir() if _is_image(p))
         labels = [-1] * len(paths)
     if not paths:
-        raise BadInput(f"{root}: no images found; expected {root}/<class>/<image> ({', '.join(EXTENSIONS)})")
+        raise BadInput(
+            f"{root}: no images found; expected {root}/<class>/<image> ({', '.join(EXTENSIONS)})"
+        )
     return ImageList(root, tuple(paths), tuple(labels), tuple(folders))
 
 

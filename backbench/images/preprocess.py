@@ -38,7 +38,12 @@ def normalise(images: torch.Tensor, pixels: Pixels) -> torch.Tensor:
     """uint8 RGB (..., 3, H, W) -> float32, scaled to [0, 1], channel order and statistics applied; any device."""
     import torch
 
-    if images.dtype == torch.uint8 and images.device.type == "cpu" and images.ndim == 4 and images.stride(1) == 1:
+    if (
+        images.dtype == torch.uint8
+        and images.device.type == "cpu"
+        and images.ndim == 4
+        and images.stride(1) == 1
+    ):
         return _look_up(images, pixels)
     mean = torch.tensor(pixels.mean, device=images.device).view(3, 1, 1)
     std = torch.tensor(pixels.std, device=images.device).view(3, 1, 1)
@@ -52,7 +57,11 @@ def _look_up(images: torch.Tensor, pixels: Pixels) -> torch.Tensor:
     import cv2
     import torch
 
-    table = normalise(torch.arange(256, dtype=torch.uint8).expand(3, 1, 256), pixels).permute(1, 2, 0).contiguous()
+    table = (
+        normalise(torch.arange(256, dtype=torch.uint8).expand(3, 1, 256), pixels)
+        .permute(1, 2, 0)
+        .contiguous()
+    )
     n, _, h, w = images.shape
     rows = images.permute(0, 2, 3, 1).reshape(n * h, w, 3)
     if pixels.order == "BGR":

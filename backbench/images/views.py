@@ -16,7 +16,9 @@ import cv2
 import numpy as np
 import torch
 
-cv2.setNumThreads(0)  # parallelism comes from loader workers; OpenCV's own threads would compete with torch's
+cv2.setNumThreads(
+    0
+)  # parallelism comes from loader workers; OpenCV's own threads would compete with torch's
 
 LUMA = np.array([0.299, 0.587, 0.114])  # ITU-R 601, as PIL's convert("L")
 _SOLARIZE = np.array([v if v < 128 else 255 - v for v in range(256)], np.uint8)
@@ -32,27 +34,41 @@ class Crops:
     ratio: tuple[float, float] = (0.75, 1.3333333333333333)
     interpolation: Literal["bilinear", "bicubic"] = "bilinear"
     flip: float = 0.5
-    jitter: tuple[float, float, float, float] = (0.4, 0.4, 0.4, 0.1)  # brightness, contrast, saturation, hue
+    jitter: tuple[float, float, float, float] = (
+        0.4,
+        0.4,
+        0.4,
+        0.1,
+    )  # brightness, contrast, saturation, hue
     jitter_p: float = 0.8
     gray_p: float = 0.2
     blur_p: float = 0.5
     blur_sigma: tuple[float, float] = (0.1, 2.0)
-    blur_kernel: int | None = None  # torchvision's GaussianBlur with this odd size; null: PIL's, without a limit
+    blur_kernel: int | None = (
+        None  # torchvision's GaussianBlur with this odd size; null: PIL's, without a limit
+    )
     solarize_p: float = 0.0
 
     def __post_init__(self) -> None:
         if self.count < 1 or self.size < 1:
             raise ValueError(f"count and size must be at least 1, not {self.count} and {self.size}")
-        chances = {name: getattr(self, name) for name in ("flip", "jitter_p", "gray_p", "blur_p", "solarize_p")}
+        chances = {
+            name: getattr(self, name)
+            for name in ("flip", "jitter_p", "gray_p", "blur_p", "solarize_p")
+        }
         for name, chance in chances.items():
             if not 0 <= chance <= 1:
                 raise ValueError(f"{name} is a probability, from 0 to 1, not {chance}")
         if not 0 < self.scale[0] <= self.scale[1] or not 0 < self.ratio[0] <= self.ratio[1]:
-            raise ValueError(f"scale {self.scale} and ratio {self.ratio} must be positive and increasing")
+            raise ValueError(
+                f"scale {self.scale} and ratio {self.ratio} must be positive and increasing"
+            )
         if self.blur_kernel is not None and self.blur_kernel % 2 == 0:
             raise ValueError(f"blur_kernel must be odd, not {self.blur_kernel}")
         if min(self.jitter) < 0 or self.jitter[3] > 0.5:
-            raise ValueError(f"jitter {self.jitter} must not be negative, and that of the hue is at most 0.5")
+            raise ValueError(
+                f"jitter {self.jitter} must not be negative, and that of the hue is at most 0.5"
+            )
         if not 0 <= self.blur_sigma[0] <= self.blur_sigma[1]:
             raise ValueError(f"blur_sigma {self.blur_sigma} must be from 0 on and increasing")
 
@@ -74,7 +90,11 @@ BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)
 
 
 def crop_box(
-    generator: torch.Generator, height: int, width: int, scale: Sequence[float], ratio: Sequence[float]
+    generator: torch.Generator,
+    height: int,
+    width: int,
+    scale: Sequence[float],
+    ratio: Sequence[float],
 ) -> tuple[int, int, int, int]:
     """RandomResizedCrop.get_params: the same numbers from the same generator state, number for number."""
     area = height * width
@@ -104,7 +124,9 @@ def draw(generator: torch.Generator, height: int, width: int, crops: Crops) -> V
         for op in sorted(range(4), key=lambda op: u[2 + op]):
             strength = crops.jitter[op]
             if strength:
-                low, high = (-strength, strength) if op == HUE else (max(0.0, 1 - strength), 1 + strength)
+                low, high = (
+                    (-strength, strength) if op == HUE else (max(0.0, 1 - strength), 1 + strength)
+                )
                 jitter.append((op, low + (high - low) * u[6 + op]))
     low, high = crops.blur_sigma
     return View(
@@ -231,7 +253,9 @@ class DeviceColour:
     @staticmethod
     def empty(count: int) -> DeviceColour:
         return DeviceColour(
-            np.tile(np.eye(3, 4, dtype=np.float32), (count, 1, 1)), np.zeros(count, np.float32), np.zeros(count, bool)
+            np.tile(np.eye(3, 4, dtype=np.float32), (count, 1, 1)),
+            np.zeros(count, np.float32),
+            np.zeros(count, bool),
         )
 
     def set(self, n: int, view: View, pixels: np.ndarray) -> None:
@@ -248,14 +272,21 @@ class DeviceColour:
 
 
 def apply_colour(
-    pixels: torch.Tensor, matrix: torch.Tensor, sigma: torch.Tensor, solarize: torch.Tensor, crops: Crops
+    pixels: torch.Tensor,
+    matrix: torch.Tensor,
+    sigma: torch.Tensor,
+    solarize: torch.Tensor,
+    crops: Crops,
 ) -> torch.Tensor:
     """uint8 (N, 3, h, w) -> float32 in 0..255, on the pixels' device: colour, blur and solarization of a batch.
 
     matrix (N, 3, 4), sigma (N,) in pixels, solarize (N,). The same decisions as `render_fast`, without its rounding to
     whole levels in between.
     """
-    out = torch.einsum("nij,njhw->nihw", matrix[:, :, :3], pixels.float()) + matrix[:, :, 3, None, None]
+    out = (
+        torch.einsum("nij,njhw->nihw", matrix[:, :, :3], pixels.float())
+        + matrix[:, :, 3, None, None]
+    )
     out = out.clamp_(0, 255)
     if crops.blur_p:
         out = _blur(out, sigma, crops)

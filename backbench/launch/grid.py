@@ -46,7 +46,9 @@ class Job:
     after: tuple[str, ...] = ()
     makes: str | None = None
     expects: int = 1
-    resources: Mapping[str, Any] = field(default_factory=dict)  # over the cluster's row for this verb
+    resources: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # over the cluster's row for this verb
 
     @property
     def verb(self) -> str:
@@ -134,7 +136,9 @@ class Evaluation:
         for name in ("datasets", "protocol", "percent", "lists", "config", "engine", "pack"):
             given = getattr(self, name) != empty.get(name)
             if given and name not in verb.takes:
-                raise ValueError(f"'{self.verb}' takes no '{name}'; it takes {', '.join(verb.takes)}")
+                raise ValueError(
+                    f"'{self.verb}' takes no '{name}'; it takes {', '.join(verb.takes)}"
+                )
             if not given and name in verb.needs:
                 raise ValueError(f"'{self.verb}' needs '{name}'")
         if self.verb == "detect" and self.seeds != (0,):
@@ -162,7 +166,9 @@ def read_grid(name: str | Path, overrides: Sequence[str] = ()) -> Grid:
     data = config.apply_overrides(config.read_recipe(path), overrides)
     grid = config.build(Grid, {"name": path.stem, **data}, where=str(path))
     if not re.fullmatch(r"[\w.+-]+", grid.name):
-        raise BadInput(f"{path}: the grid's name '{grid.name}' may hold letters, digits and . _ + - only")
+        raise BadInput(
+            f"{path}: the grid's name '{grid.name}' may hold letters, digits and . _ + - only"
+        )
     if not grid.checkpoints and not grid.recipes:
         raise BadInput(f"{path}: names neither checkpoints nor recipes; there is nothing to run")
     return grid
@@ -170,11 +176,15 @@ def read_grid(name: str | Path, overrides: Sequence[str] = ()) -> Grid:
 
 def evaluations(grid: Grid, where: str) -> list[Evaluation]:
     """The grid's `evaluate` with the names of whole tables written out, each evaluation once."""
-    table2 = [Evaluation(verb="linear", datasets=(d,), protocol="lorac", pack=grid.pack) for d in TABLE2]
+    table2 = [
+        Evaluation(verb="linear", datasets=(d,), protocol="lorac", pack=grid.pack) for d in TABLE2
+    ]
     table3 = [Evaluation(verb="semisup", percent=p, lists=grid.lists) for p in (1, 10)]
     table4 = [Evaluation(verb="detect", config=c, engine=grid.engine) for c in TABLE4]
     imagenet = [
-        Evaluation(verb="linear", datasets=("imagenet",), protocol="imagenet_lorac", pack=grid.pack),
+        Evaluation(
+            verb="linear", datasets=("imagenet",), protocol="imagenet_lorac", pack=grid.pack
+        ),
         Evaluation(verb="linear", datasets=("imagenet",), protocol="knn", pack=grid.pack),
     ]
     sets = {"imagenet": imagenet, "table2": table2, "table3": table3, "table4": table4}
@@ -188,13 +198,22 @@ def evaluations(grid: Grid, where: str) -> list[Evaluation]:
                 )
             new = sets[entry]
         elif isinstance(entry, Mapping):
-            given = {k: [v] if k in ("datasets", "seeds") and not isinstance(v, list) else v for k, v in entry.items()}
+            given = {
+                k: [v] if k in ("datasets", "seeds") and not isinstance(v, list) else v
+                for k, v in entry.items()
+            }
             one = config.build(Evaluation, given, where=f"{where}: evaluate[{i}]")
             if "all" in one.datasets:
                 one = dataclasses.replace(one, datasets=TABLE2)
-            new = [dataclasses.replace(one, datasets=(d,)) for d in one.datasets] if one.datasets else [one]
+            new = (
+                [dataclasses.replace(one, datasets=(d,)) for d in one.datasets]
+                if one.datasets
+                else [one]
+            )
         else:
-            raise BadInput(f"{where}: evaluate[{i}] is {entry!r}; a name ({', '.join(sets)}) or a `verb:` with options")
+            raise BadInput(
+                f"{where}: evaluate[{i}] is {entry!r}; a name ({', '.join(sets)}) or a `verb:` with options"
+            )
         for each in new:
             evaluation = each
             if evaluation.verb == "semisup" and not evaluation.lists:
@@ -203,7 +222,12 @@ def evaluations(grid: Grid, where: str) -> list[Evaluation]:
                         f"{where}: semisup needs `lists: DIR`, the folder with 1percent.txt and 10percent.txt"
                     )
                 evaluation = dataclasses.replace(evaluation, lists=grid.lists)
-            if evaluation.lists and not (file := Path(evaluation.lists) / f"{evaluation.percent}percent.txt").is_file():
+            if (
+                evaluation.lists
+                and not (
+                    file := Path(evaluation.lists) / f"{evaluation.percent}percent.txt"
+                ).is_file()
+            ):
                 raise BadInput(
                     f"{where}: semisup: {file}: no such file; `backbench data fetch-splits` writes SimCLR's lists"
                 )
@@ -228,7 +252,9 @@ class Subject:
 @dataclass(frozen=True)
 class Expansion:
     jobs: list[Job]
-    packed: list[str]  # names of submitted jobs that deliver cells of this grid together with others
+    packed: list[
+        str
+    ]  # names of submitted jobs that deliver cells of this grid together with others
     waiting: list[str]  # pretrainings outside RUNS that have not written their checkpoint yet
 
 
@@ -246,14 +272,29 @@ def expand(
     `claimed` (cell -> job name) are the cells of earlier submissions; those that a pack delivers stay with it. With
     `watching`, a glob may still match nothing.
     """
-    return _Expander(grid, runs.resolve(), where, data=data, claimed=claimed or {}, watching=watching).expand()
+    return _Expander(
+        grid, runs.resolve(), where, data=data, claimed=claimed or {}, watching=watching
+    ).expand()
 
 
 class _Expander:
     def __init__(
-        self, grid: Grid, runs: Path, where: str, *, data: Path | None, claimed: Mapping[str, str], watching: bool
+        self,
+        grid: Grid,
+        runs: Path,
+        where: str,
+        *,
+        data: Path | None,
+        claimed: Mapping[str, str],
+        watching: bool,
     ) -> None:
-        self.grid, self.runs, self.where, self.claimed, self.watching = grid, runs, where, claimed, watching
+        self.grid, self.runs, self.where, self.claimed, self.watching = (
+            grid,
+            runs,
+            where,
+            claimed,
+            watching,
+        )
         folder = data or (Path(grid.data).expanduser() if grid.data else None)
         self._root = str(folder.resolve()) if folder else None
         if folder is not None and not folder.is_dir():
@@ -267,14 +308,18 @@ class _Expander:
     @property
     def root(self) -> str:
         if self._root is None:
-            raise BadInput(f"{self.where}: no data folder; add `data: ROOT` to the grid or --data ROOT")
+            raise BadInput(
+                f"{self.where}: no data folder; add `data: ROOT` to the grid or --data ROOT"
+            )
         return self._root
 
     def expand(self) -> Expansion:
         for job in self._pretrainings():
             self.jobs.setdefault(job.name, job)
             label = Path(job.name).name
-            self.subjects[label] = Subject(label=label, file=str(self.runs / str(job.makes)), maker=job.name)
+            self.subjects[label] = Subject(
+                label=label, file=str(self.runs / str(job.makes)), maker=job.name
+            )
         for subject, maker in self._checkpoints():
             if maker is not None:
                 self.jobs.setdefault(maker.name, maker)
@@ -294,18 +339,37 @@ class _Expander:
             whole = config.apply_overrides(config.read_recipe(path), one.overrides)
             for values in itertools.product(*one.vary.values()):
                 variant = [f"{key}={_yaml(value)}" for key, value in zip(one.vary, values)]
-                short = [text.partition("=")[0].rpartition(".")[2] + "=" + text.partition("=")[2] for text in variant]
+                short = [
+                    text.partition("=")[0].rpartition(".")[2] + "=" + text.partition("=")[2]
+                    for text in variant
+                ]
                 changes = list(variant)
-                if variant:  # rows of their own on the leaderboard; the seeds of one variant share the name
-                    changes.append(f"name={json.dumps(' '.join([str(whole.get('name', path.stem)), *short]))}")
+                if (
+                    variant
+                ):  # rows of their own on the leaderboard; the seeds of one variant share the name
+                    changes.append(
+                        f"name={json.dumps(' '.join([str(whole.get('name', path.stem)), *short]))}"
+                    )
                 for seed in one.seeds or (None,):
-                    overrides = [*one.overrides, *changes, *([f"seed={seed}"] if seed is not None else [])]
+                    overrides = [
+                        *one.overrides,
+                        *changes,
+                        *([f"seed={seed}"] if seed is not None else []),
+                    ]
                     identity = config.apply_overrides(whole, overrides)
                     stem = _slug("-".join([path.stem, *short]))[:80]
                     name = f"pretrain/{stem}-s{identity.get('seed', 0)}-{config.fingerprint(identity)[:8]}"
                     yield Job(
                         name=name,
-                        argv=("pretrain", recipe, *overrides, "--data", self.root, "--out", str(self.runs / name)),
+                        argv=(
+                            "pretrain",
+                            recipe,
+                            *overrides,
+                            "--data",
+                            self.root,
+                            "--out",
+                            str(self.runs / name),
+                        ),
                         like=f"pretrain-{path.stem}",
                         cells=(name,),
                         makes=f"{name}/{CHECKPOINT_FILE}",
@@ -317,14 +381,20 @@ class _Expander:
         seen: set[str] = set()
         for i, entry in enumerate(self.grid.checkpoints):
             where = f"{self.where}: checkpoints[{i}]"
-            source = config.build(Source, {"path": entry} if isinstance(entry, str) else entry, where=where)
+            source = config.build(
+                Source, {"path": entry} if isinstance(entry, str) else entry, where=where
+            )
             pattern = str(Path(source.path).expanduser())
             magic = glob.has_magic(pattern)
             found = sorted(glob.glob(pattern, recursive=True)) if magic else [pattern]  # noqa: PTH207 - absolute too
             if not found and not self.watching:
-                raise BadInput(f"{where}: '{source.path}' matches no file; --watch waits for files to come")
+                raise BadInput(
+                    f"{where}: '{source.path}' matches no file; --watch waits for files to come"
+                )
             if len(found) > 1 and source.name:
-                raise BadInput(f"{where}: {len(found)} files match and cannot all be named '{source.name}'")
+                raise BadInput(
+                    f"{where}: {len(found)} files match and cannot all be named '{source.name}'"
+                )
             for text in found:
                 path = Path(text).resolve()
                 if not path.exists():
@@ -356,8 +426,12 @@ class _Expander:
             return None
         return Subject(label=label, file=str(file), maker=maker), None
 
-    def _file(self, source: Source, path: Path, label: str, digest: str | None) -> tuple[Subject, Job | None]:
-        if digest is not None and not (source.name or source.method or source.encoder or source.epochs is not None):
+    def _file(
+        self, source: Source, path: Path, label: str, digest: str | None
+    ) -> tuple[Subject, Job | None]:
+        if digest is not None and not (
+            source.name or source.method or source.encoder or source.epochs is not None
+        ):
             return Subject(label=label, file=str(path)), None
         name = f"imported/{label}"
         makes = f"{name}/{CHECKPOINT_FILE}"
@@ -382,18 +456,31 @@ class _Expander:
             owner = self.claimed.get(cell)
             if owner is not None and owner != cell:
                 self.packed[owner] = None
-            elif evaluation.pack == 1 or owner == cell or subject.maker is not None or (self.runs / cell).is_dir():
+            elif (
+                evaluation.pack == 1
+                or owner == cell
+                or subject.maker is not None
+                or (self.runs / cell).is_dir()
+            ):
                 alone.append(subject)
             else:
                 together.append(subject)
-        packs = [together[i : i + evaluation.pack] for i in range(0, len(together), evaluation.pack)]
+        packs = [
+            together[i : i + evaluation.pack] for i in range(0, len(together), evaluation.pack)
+        ]
         for pack in [*([s] for s in alone), *packs]:
             yield from self._job(evaluation, seed, slug, pack)
 
-    def _job(self, evaluation: Evaluation, seed: int, slug: str, pack: Sequence[Subject]) -> Iterator[Job]:
+    def _job(
+        self, evaluation: Evaluation, seed: int, slug: str, pack: Sequence[Subject]
+    ) -> Iterator[Job]:
         labels = [s.label for s in pack]
         cells = tuple(f"{label}/{slug}" for label in labels)
-        name = cells[0] if len(pack) == 1 else f"packs/{slug}-{len(pack)}x-{config.fingerprint(sorted(labels))[:8]}"
+        name = (
+            cells[0]
+            if len(pack) == 1
+            else f"packs/{slug}-{len(pack)}x-{config.fingerprint(sorted(labels))[:8]}"
+        )
         needs = [s.maker for s in pack if s.maker is not None]
         files = [s.file for s in pack]
         end = ["--data", self.root, "--out", str(self.runs / name)]
@@ -402,19 +489,41 @@ class _Expander:
             convert = self._convert(pack[0])
             yield convert
             needs = [convert.name]
-            argv = ["detect", "--config-file", str(evaluation.config), "--engine", evaluation.engine or "auto", *end]
-            argv += ["--resume", "MODEL.WEIGHTS", str(self.runs / str(convert.makes)), *evaluation.args]
+            argv = [
+                "detect",
+                "--config-file",
+                str(evaluation.config),
+                "--engine",
+                evaluation.engine or "auto",
+                *end,
+            ]
+            argv += [
+                "--resume",
+                "MODEL.WEIGHTS",
+                str(self.runs / str(convert.makes)),
+                *evaluation.args,
+            ]
         else:
             argv = [evaluation.verb, *files]
             if evaluation.datasets:
-                argv += ["--datasets" if evaluation.verb == "linear" else "--dataset", evaluation.datasets[0]]
+                argv += [
+                    "--datasets" if evaluation.verb == "linear" else "--dataset",
+                    evaluation.datasets[0],
+                ]
             if evaluation.percent is not None:
-                argv += ["--percent", str(evaluation.percent), "--lists", str(Path(str(evaluation.lists)).resolve())]
+                argv += [
+                    "--percent",
+                    str(evaluation.percent),
+                    "--lists",
+                    str(Path(str(evaluation.lists)).resolve()),
+                ]
             if evaluation.protocol is not None:
                 argv += ["--protocol", evaluation.protocol]
             argv += ["--seed", str(seed), *evaluation.args, *end]
         geometry = _features(evaluation.protocol) if evaluation.verb == "linear" else None
-        if geometry is not None:  # the first job of these images and this checkpoint leaves its features in the cache
+        if (
+            geometry is not None
+        ):  # the first job of these images and this checkpoint leaves its features in the cache
             keys = [(label, evaluation.datasets[0], geometry) for label in labels]
             after = tuple(sorted({self.features.setdefault(key, name) for key in keys} - {name}))
         yield Job(
@@ -433,7 +542,14 @@ class _Expander:
         makes = f"{name}/backbone.pkl"
         return Job(
             name=name,
-            argv=("export", subject.file, "--format", "detectron2", "--out", str(self.runs / makes)),
+            argv=(
+                "export",
+                subject.file,
+                "--format",
+                "detectron2",
+                "--out",
+                str(self.runs / makes),
+            ),
             like="export",
             cells=(name,),
             needs=(subject.maker,) if subject.maker else (),

@@ -58,7 +58,11 @@ class Store:
 
     def status(self, job: Job) -> dict[str, Any]:
         """{"name", "state", "reason", "attempts": [...]}; state "new" for a job that never started."""
-        return _read_json(self._file("status", job, ".json")) or {"name": job.name, "state": "new", "attempts": []}
+        return _read_json(self._file("status", job, ".json")) or {
+            "name": job.name,
+            "state": "new",
+            "attempts": [],
+        }
 
     def statuses(self) -> dict[str, dict[str, Any]]:
         """Job name -> status, for every job that ever started."""
@@ -92,7 +96,10 @@ class Store:
         self.mark_cancelled(job, on=False)
         status = self.status(job)
         if status["state"] != "new":
-            self.write_status(job, {**status, "state": "queued", "reason": None, "forgiven": len(status["attempts"])})
+            self.write_status(
+                job,
+                {**status, "state": "queued", "reason": None, "forgiven": len(status["attempts"])},
+            )
 
     def running(self, job: Job) -> bool:
         """Whether a live process holds the job's lock."""
@@ -112,7 +119,9 @@ class Store:
             end = time.monotonic() + patience_s
             while not _lock(handle):
                 if time.monotonic() > end:
-                    raise Failed(f"{job.name}: another process has been running it for {patience_s:.0f} s")
+                    raise Failed(
+                        f"{job.name}: another process has been running it for {patience_s:.0f} s"
+                    )
                 time.sleep(0.2)
             yield handle.fileno()
 
@@ -216,7 +225,11 @@ class Attempt:
         status = self.store.status(self.job)
         attempts = status["attempts"]
         if attempts and attempts[-1].get("end") is None:  # it had no time to say how it ended
-            attempts[-1] |= {"end": attempts[-1]["start"], "how": "killed", "reason": "ended without a word"}
+            attempts[-1] |= {
+                "end": attempts[-1]["start"],
+                "how": "killed",
+                "reason": "ended without a word",
+            }
         self._status = status
         if self.store.cancelled(self.job):
             self._outcome = "cancelled"
@@ -284,7 +297,9 @@ class Attempt:
 
     def _environment(self) -> dict[str, str]:
         """What the command sees: without Slurm's variables, or its own processes would be taken for Slurm's tasks."""
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(("SUBMITIT_", "SLURM", "PMI_"))}
+        kept = {
+            k: v for k, v in os.environ.items() if not k.startswith(("SUBMITIT_", "SLURM", "PMI_"))
+        }
         slurm = {"SLURM_CONF": os.environ["SLURM_CONF"]} if "SLURM_CONF" in os.environ else {}
         return {**kept, **slurm, "PYTHONUNBUFFERED": "1", **self.env}
 
@@ -300,16 +315,26 @@ class Attempt:
         if code == 0:
             if finished(self.job, self.store.runs):
                 return "done", None
-            return "failed", f"exit 0, but {self.job.makes or self.job.name} does not hold what was to be made"
+            return (
+                "failed",
+                f"exit 0, but {self.job.makes or self.job.name} does not hold what was to be made",
+            )
         if code == EXIT_PREEMPTED:
             return why or "preempted", None
-        if -code in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT):  # it had no handler yet
+        if -code in (
+            signal.SIGTERM,
+            signal.SIGUSR1,
+            signal.SIGUSR2,
+            signal.SIGINT,
+        ):  # it had no handler yet
             return why or "preempted", "stopped before it could save"
         if why is not None and -code == signal.SIGKILL:
             return why, f"did not save within {self.grace_s:.0f} s"
         if code < 0:
             name = signal.Signals(-code).name
-            return "failed", f"killed by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
+            return "failed", f"killed by {name}" + (
+                " (out of memory?)" if name == "SIGKILL" else ""
+            )
         reason = self._last_line() or f"exit {code}"
         if PEER_LOST.search(reason):  # the other task died first and is about to write down why
             time.sleep(0.5)
@@ -349,7 +374,11 @@ class Attempt:
                 return "failed", f"failed {len(failures)} times, at last: {reason}"
             return "again", reason
         late = [a for a in attempts if a.get("how") == "time limit"][-SAME_REASON:]
-        if how == "time limit" and len(late) == SAME_REASON and len({str(a.get("at")) for a in late}) == 1:
+        if (
+            how == "time limit"
+            and len(late) == SAME_REASON
+            and len({str(a.get("at")) for a in late}) == 1
+        ):
             return (
                 "failed",
                 f"{SAME_REASON} time limits ended at the same point ({late[-1].get('at')}): give it more hours",
@@ -370,7 +399,11 @@ def last_line(path: Path) -> str | None:
             text = file.read().decode(errors="replace")
     except OSError:
         return None
-    lines = [line.strip() for line in re.split(r"[\r\n]+", text) if line.strip() and not line.startswith("$ ")]
+    lines = [
+        line.strip()
+        for line in re.split(r"[\r\n]+", text)
+        if line.strip() and not line.startswith("$ ")
+    ]
     return lines[-1][:300] if lines else None
 
 
@@ -393,7 +426,9 @@ class Pool:
         self.total_gpus = gpus
         self.queue: list[Attempt] = []
         self.live: dict[str, tuple[subprocess.Popen[bytes], Attempt, set[int]]] = {}
-        self.adopted: dict[str, tuple[Attempt, set[int]]] = {}  # with their GPUs; run by a pool that was killed
+        self.adopted: dict[
+            str, tuple[Attempt, set[int]]
+        ] = {}  # with their GPUs; run by a pool that was killed
         self.outcomes: dict[str, Outcome] = {}
         self.done_before: set[str] = set()
 
@@ -417,9 +452,13 @@ class Pool:
                 del self.adopted[name]
                 self.free_gpus |= gpus
                 codes = {"done": 0, "failed": 1, "cancelled": EXIT_STOPPED}
-                self._ended(attempt, codes.get(self.store.status(attempt.job)["state"], EXIT_PREEMPTED))
+                self._ended(
+                    attempt, codes.get(self.store.status(attempt.job)["state"], EXIT_PREEMPTED)
+                )
         waiting = {a.job.name for a in self.queue} | set(self.live) | set(self.adopted)
-        good = self.done_before | {name for name, outcome in self.outcomes.items() if outcome == "done"}
+        good = self.done_before | {
+            name for name, outcome in self.outcomes.items() if outcome == "done"
+        }
         for attempt in list(self.queue):
             job = attempt.job
             if lost := [name for name in job.needs if name not in good | waiting]:
@@ -428,8 +467,12 @@ class Pool:
                 self.outcomes[job.name] = "blocked"
                 log.info(f"blocked {job.name}: needs {lost[0]}")
                 continue
-            wanted = min(attempt.gpus, self.total_gpus)  # none are handed out where the pool has none
-            room = len(self.live) + len(self.adopted) < self.at_once and wanted <= len(self.free_gpus)
+            wanted = min(
+                attempt.gpus, self.total_gpus
+            )  # none are handed out where the pool has none
+            room = len(self.live) + len(self.adopted) < self.at_once and wanted <= len(
+                self.free_gpus
+            )
             if room and good.issuperset(job.needs) and waiting.isdisjoint(job.after):
                 self.queue.remove(attempt)
                 self._start(attempt)

@@ -51,7 +51,9 @@ class Resources:
     constraint: str | None = None
     gpus: int = 0
     nodes: int = 1
-    tasks_per_node: int = 1  # more than one: Slurm starts every rank; one: the verb starts its own processes
+    tasks_per_node: int = (
+        1  # more than one: Slurm starts every rank; one: the verb starts its own processes
+    )
     cpus: int = 1
     memory_gb: float | None = None
     hours: float | None = None
@@ -62,7 +64,9 @@ class Resources:
         if min(self.nodes, self.tasks_per_node, self.cpus) < 1 or self.gpus < 0:
             raise ValueError("nodes, tasks_per_node and cpus must be at least 1, gpus at least 0")
         if self.nodes > 1 and self.tasks_per_node != max(1, self.gpus):
-            raise ValueError(f"several nodes need one task per GPU: tasks_per_node {max(1, self.gpus)}")
+            raise ValueError(
+                f"several nodes need one task per GPU: tasks_per_node {max(1, self.gpus)}"
+            )
         if self.hours is not None and not self.hours > 0:
             raise ValueError(f"hours must be more than 0, not {self.hours}")
 
@@ -93,7 +97,9 @@ class Cluster:
     jobs: int = 2  # at a time: of each array on Slurm, in all on this machine
     max_array: int = 1000
     signal_s: int = 120  # how long before the end of its time a job is told to save
-    command: str | None = None  # what stands before the verb, as `apptainer exec --nv X.sif python -m backbench`
+    command: str | None = (
+        None  # what stands before the verb, as `apptainer exec --nv X.sif python -m backbench`
+    )
     setup: tuple[str, ...] = ()  # shell lines before the job
     env: dict[str, str] = field(default_factory=dict)
     gpus: int = 0  # of this machine, for kind local
@@ -113,14 +119,36 @@ class Cluster:
         if key not in self._known:
             row = config.merge(self.resources.get("default", {}), self.resources.get(job.verb, {}))
             where = f"{self.file}: resources of {job.like}"
-            self._known[key] = config.build(Resources, config.merge(row, job.resources), where=where)
+            self._known[key] = config.build(
+                Resources, config.merge(row, job.resources), where=where
+            )
         return self._known[key]
 
 
 # Options of sbatch that come from `resources`, or by which jobs are found and brought back
 OURS = {
-    *("account", "array", "comment", "constraint", "cpus-per-task", "dependency", "error", "gpus-per-node", "job-name"),
-    *("kill-on-invalid-dep", "mem", "nodes", "ntasks-per-node", "open-mode", "output", "partition", "qos", "requeue"),
+    *(
+        "account",
+        "array",
+        "comment",
+        "constraint",
+        "cpus-per-task",
+        "dependency",
+        "error",
+        "gpus-per-node",
+        "job-name",
+    ),
+    *(
+        "kill-on-invalid-dep",
+        "mem",
+        "nodes",
+        "ntasks-per-node",
+        "open-mode",
+        "output",
+        "partition",
+        "qos",
+        "requeue",
+    ),
     *("signal", "time"),
 }
 BUSY = "{}: another launcher is submitting; wait for it"
@@ -164,11 +192,17 @@ class Node:
 def slurm(*command: str, timeout_s: float = 30.0) -> str:
     """The output of one Slurm client command; Failed with its own words when it does not answer."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=True)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=timeout_s, check=True
+        )
     except FileNotFoundError:
-        raise BadInput(f"no '{command[0]}' here: Slurm is not installed on this machine; use --cluster local") from None
+        raise BadInput(
+            f"no '{command[0]}' here: Slurm is not installed on this machine; use --cluster local"
+        ) from None
     except subprocess.TimeoutExpired:
-        raise Failed(f"{command[0]} did not answer within {timeout_s:.0f} s; is slurmctld up?") from None
+        raise Failed(
+            f"{command[0]} did not answer within {timeout_s:.0f} s; is slurmctld up?"
+        ) from None
     except subprocess.CalledProcessError as error:
         said = " ".join((error.stderr or error.stdout or "").split())
         raise Failed(f"{command[0]}: {said[:300] or f'exit {error.returncode}'}") from None
@@ -182,7 +216,17 @@ def slurm_nodes() -> list[Node]:
         gpus = sum(int(n) for n in re.findall(r"gpu(?::[^:,()\s]+)?:(\d+)", gres))
         found = frozenset(f for f in features.split(",") if f != "(null)")
         cores, megabytes = (int(re.sub(r"\D", "", n) or 0) for n in (cpus, memory))
-        nodes.append(Node(name.rstrip("*"), name.endswith("*"), _slurm_time(limit), cores, megabytes, gpus, found))
+        nodes.append(
+            Node(
+                name.rstrip("*"),
+                name.endswith("*"),
+                _slurm_time(limit),
+                cores,
+                megabytes,
+                gpus,
+                found,
+            )
+        )
     return nodes
 
 
@@ -205,9 +249,13 @@ def check_resources(cluster: Cluster, jobs: Iterable[Job]) -> None:
     if cluster.kind != "slurm":
         for asked, like in wanted.items():
             if asked.nodes > 1:
-                raise BadInput(f"{cluster.file}: {like} asks for {asked.nodes} nodes; '{cluster.name}' is one machine")
+                raise BadInput(
+                    f"{cluster.file}: {like} asks for {asked.nodes} nodes; '{cluster.name}' is one machine"
+                )
             if cluster.gpus and asked.gpus > cluster.gpus:
-                raise BadInput(f"{cluster.file}: {like} asks for {asked.gpus} GPUs; this machine has {cluster.gpus}")
+                raise BadInput(
+                    f"{cluster.file}: {like} asks for {asked.gpus} GPUs; this machine has {cluster.gpus}"
+                )
         return
     nodes = slurm_nodes()
     for asked, like in wanted.items():
@@ -216,10 +264,18 @@ def check_resources(cluster: Cluster, jobs: Iterable[Job]) -> None:
             raise BadInput(f"{where} has no `hours`; write them down in resources.default")
         names = {n.partition for n in nodes}
         if asked.partition is not None and asked.partition not in names:
-            raise BadInput(f"{where} asks for partition '{asked.partition}'; {nearest(asked.partition, names)}")
-        rows = [n for n in nodes if (n.default if asked.partition is None else n.partition == asked.partition)]
+            raise BadInput(
+                f"{where} asks for partition '{asked.partition}'; {nearest(asked.partition, names)}"
+            )
+        rows = [
+            n
+            for n in nodes
+            if (n.default if asked.partition is None else n.partition == asked.partition)
+        ]
         if not rows:
-            raise BadInput(f"{where} names no partition and Slurm has no default; allowed: {', '.join(sorted(names))}")
+            raise BadInput(
+                f"{where} names no partition and Slurm has no default; allowed: {', '.join(sorted(names))}"
+            )
         name = rows[0].partition
         needs = (
             ("gpus", asked.gpus, max(n.gpus for n in rows)),
@@ -230,21 +286,37 @@ def check_resources(cluster: Cluster, jobs: Iterable[Job]) -> None:
         )
         for what, number, most in needs:
             if number > most:
-                raise BadInput(f"{where} asks for {what} {number:g}; partition '{name}' has at most {most:g}")
+                raise BadInput(
+                    f"{where} asks for {what} {number:g}; partition '{name}' has at most {most:g}"
+                )
         features = frozenset[str]().union(*(n.features for n in rows))
-        if asked.constraint and re.fullmatch(r"\w+", asked.constraint) and asked.constraint not in features:
-            offered = nearest(asked.constraint, features) if features else "its nodes have no features"
-            raise BadInput(f"{where} asks for constraint '{asked.constraint}' in partition '{name}'; {offered}")
+        if (
+            asked.constraint
+            and re.fullmatch(r"\w+", asked.constraint)
+            and asked.constraint not in features
+        ):
+            offered = (
+                nearest(asked.constraint, features) if features else "its nodes have no features"
+            )
+            raise BadInput(
+                f"{where} asks for constraint '{asked.constraint}' in partition '{name}'; {offered}"
+            )
         together = [
             n
             for n in rows
             if n.gpus >= asked.gpus
             and n.cpus >= asked.cpus * asked.tasks_per_node
             and n.memory_mb >= (asked.memory_gb or 0) * 1024
-            and (not asked.constraint or not re.fullmatch(r"\w+", asked.constraint) or asked.constraint in n.features)
+            and (
+                not asked.constraint
+                or not re.fullmatch(r"\w+", asked.constraint)
+                or asked.constraint in n.features
+            )
         ]
         if len(together) < asked.nodes:
-            raise BadInput(f"{where}: no {asked.nodes} node(s) of partition '{name}' have all that it asks for at once")
+            raise BadInput(
+                f"{where}: no {asked.nodes} node(s) of partition '{name}' have all that it asks for at once"
+            )
 
 
 # --- what was submitted ------------------------------------------------------------------------------------------
@@ -307,7 +379,15 @@ class State:
 
 
 ACTIVE = ("running", "queued", "waiting")
-_PENDING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "CONFIGURING", "RESIZING", "SUSPENDED")
+_PENDING = (
+    "PENDING",
+    "REQUEUED",
+    "REQUEUE_HOLD",
+    "REQUEUE_FED",
+    "CONFIGURING",
+    "RESIZING",
+    "SUSPENDED",
+)
 _RUNNING = ("RUNNING", "COMPLETING", "SIGNALING", "STAGE_OUT", "STOPPED")
 
 
@@ -317,7 +397,9 @@ def queue() -> dict[str, tuple[str, str, str]]:
     squeue, not sacct: a cluster need not have slurmdbd.
     """
     out = {}
-    for line in slurm("squeue", "-h", "-r", "-t", "all", "-u", str(os.getuid()), "-o", "%i|%T|%r|%k").splitlines():
+    for line in slurm(
+        "squeue", "-h", "-r", "-t", "all", "-u", str(os.getuid()), "-o", "%i|%T|%r|%k"
+    ).splitlines():
         fields = line.strip().split("|", 3)
         if len(fields) == 4:
             out[fields[0]] = (fields[1], fields[2], fields[3])
@@ -345,11 +427,19 @@ class View:
         self._states: dict[str, State] = {}
 
     def _is_open(self, record: Record) -> bool:
-        return self.statuses.get(record.job.name, {}).get("state") not in ("done", "failed", "cancelled")
+        return self.statuses.get(record.job.name, {}).get("state") not in (
+            "done",
+            "failed",
+            "cancelled",
+        )
 
     def _adopt(self, open_ones: set[str]) -> None:
         """Arrays that reached Slurm although their launcher died before it could write down the numbers."""
-        unnumbered = {r.submission.uid: r.submission for r in self.records.values() if r.submission.kind == "slurm"}
+        unnumbered = {
+            r.submission.uid: r.submission
+            for r in self.records.values()
+            if r.submission.kind == "slurm"
+        }
         for uid, submission in unnumbered.items():
             if submission.ids or uid not in open_ones:
                 continue
@@ -381,7 +471,11 @@ class View:
         if in_queue is not None and in_queue[2] == record.submission.uid:
             slurm_state, why, _ = in_queue
             if slurm_state in _PENDING:
-                return State("waiting", self._waits_for(job)) if "Dependency" in why else State("queued", why)
+                return (
+                    State("waiting", self._waits_for(job))
+                    if "Dependency" in why
+                    else State("queued", why)
+                )
             if slurm_state in _RUNNING and was not in ("failed", "cancelled"):
                 return State("running", _eta(self.store, job))
             if was not in ("failed", "cancelled"):
@@ -390,7 +484,11 @@ class View:
                     return blocked or State("cancelled")
                 if slurm_state != "COMPLETED":
                     return State("lost", f"Slurm says {slurm_state.lower()}")
-        elif record.submission.kind == "slurm" and self.trouble and was not in ("failed", "cancelled"):
+        elif (
+            record.submission.kind == "slurm"
+            and self.trouble
+            and was not in ("failed", "cancelled")
+        ):
             return State("running" if was == "running" else "queued", "squeue does not answer")
         if was == "failed":
             return State("failed", reason)
@@ -400,23 +498,41 @@ class View:
             if was == "running" and self.store.running(job):
                 return State("running", _eta(self.store, job))
             if self.pool and record.submission.uid.startswith(self.pool):
-                return State("waiting", self._waits_for(job)) if job.needs or job.after else State("queued")
+                return (
+                    State("waiting", self._waits_for(job))
+                    if job.needs or job.after
+                    else State("queued")
+                )
         if finished(job, self.store.runs):
             return State("done")
         blocked = self._blocked(job)
         if blocked is not None:
             return blocked
         return State(
-            "stopped" if was in ("stopped", "queued") else "lost", "started, not there any more" if was else ""
+            "stopped" if was in ("stopped", "queued") else "lost",
+            "started, not there any more" if was else "",
         )
 
     def _waits_for(self, job: Job) -> str:
-        names = [n for n in (*job.needs, *job.after) if n in self.records and self.state(n).name in ACTIVE]
-        return f"for {names[0]}" + (f" and {len(names) - 1} more" if len(names) > 1 else "") if names else ""
+        names = [
+            n
+            for n in (*job.needs, *job.after)
+            if n in self.records and self.state(n).name in ACTIVE
+        ]
+        return (
+            f"for {names[0]}" + (f" and {len(names) - 1} more" if len(names) > 1 else "")
+            if names
+            else ""
+        )
 
     def _blocked(self, job: Job) -> State | None:
         for name in job.needs:
-            if name in self.records and self.state(name).name in ("failed", "blocked", "cancelled", "lost"):
+            if name in self.records and self.state(name).name in (
+                "failed",
+                "blocked",
+                "cancelled",
+                "lost",
+            ):
                 return State("blocked", f"{name} {self.state(name).name}")
         return None
 
@@ -425,7 +541,9 @@ class View:
         for name, record in self.records.items():
             status = self.statuses.get(name, {"name": name, "attempts": []})
             if self.state(name).name == "cancelled" and status.get("state") != "cancelled":
-                self.store.write_status(record.job, {**status, "state": "cancelled", "reason": None})
+                self.store.write_status(
+                    record.job, {**status, "state": "cancelled", "reason": None}
+                )
 
 
 def _held(path: Path) -> str | None:
@@ -460,7 +578,11 @@ def _eta(store: Store, job: Job) -> str:
     try:
         state = json.loads((store.runs / job.name / PROGRESS_FILE).read_text())
         left = state["eta_s"]
-        ends = "" if left is None else f", ETA {seconds(max(0.0, left - (time.time() - state['time'])))}"
+        ends = (
+            ""
+            if left is None
+            else f", ETA {seconds(max(0.0, left - (time.time() - state['time'])))}"
+        )
         return f"{state['what']} {state['done']}/{state['total']} {state['unit']}s{ends}"
     except (OSError, ValueError, KeyError, TypeError):
         return ""
@@ -498,8 +620,12 @@ class SlurmTask(Attempt):
             signal.signal(signal.SIGUSR2, lambda *_: self.ask_to_stop("preempted"))
             return self._follow()
         outcome = self.run()
-        if outcome == "stopped":  # preempted: USR2 follows, and `checkpoint` requeues; or cancelled: SIGKILL does
-            time.sleep(3)  # no longer: after a node failure Slurm starts the job anew within seconds
+        if (
+            outcome == "stopped"
+        ):  # preempted: USR2 follows, and `checkpoint` requeues; or cancelled: SIGKILL does
+            time.sleep(
+                3
+            )  # no longer: after a node failure Slurm starts the job anew within seconds
         elif outcome == "again":
             # Nothing is left to save; and where a job lingers beyond its requeue, Slurm drains the node.
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -514,7 +640,10 @@ class SlurmTask(Attempt):
         import submitit
 
         # Slurm looks at the clock once a minute, so its signal may come that much too early.
-        timed_out = self.limit_s is not None and time.time() > self._begun() + self.limit_s - self.grace_s - 60
+        timed_out = (
+            self.limit_s is not None
+            and time.time() > self._begun() + self.limit_s - self.grace_s - 60
+        )
         outcome = self.finish_now("time limit" if timed_out else "preempted")
         if outcome in ("failed", "cancelled"):
             return None
@@ -540,7 +669,10 @@ class SlurmTask(Attempt):
             alone = int(os.environ.get("SLURM_JOB_NUM_NODES", "1")) == 1
             with socket.socket() as probe:
                 probe.bind(("", 0))
-                address = {"host": "127.0.0.1" if alone else socket.gethostname(), "port": probe.getsockname()[1]}
+                address = {
+                    "host": "127.0.0.1" if alone else socket.gethostname(),
+                    "port": probe.getsockname()[1],
+                }
             atomic.write_json(file, address)
         else:
             end = time.monotonic() + 120
@@ -554,7 +686,10 @@ class SlurmTask(Attempt):
     def _environment(self) -> dict[str, str]:
         if self.tasks == 1:
             return super()._environment()
-        return {**super()._environment(), **{k: v for k, v in os.environ.items() if k.startswith("SLURM")}}
+        return {
+            **super()._environment(),
+            **{k: v for k, v in os.environ.items() if k.startswith("SLURM")},
+        }
 
     def _follow(self) -> str:
         self._start_child()
@@ -594,7 +729,9 @@ def _grace(cluster: Cluster, asked: Resources) -> float:
     return min(float(cluster.signal_s), asked.hours * 1800 if asked.hours else math.inf)
 
 
-def arrays(cluster: Cluster, jobs: Sequence[Job]) -> Iterator[tuple[list[Job], tuple[str, ...], tuple[int, ...]]]:
+def arrays(
+    cluster: Cluster, jobs: Sequence[Job]
+) -> Iterator[tuple[list[Job], tuple[str, ...], tuple[int, ...]]]:
     """Jobs that may go to Slurm as one array: (jobs, names they need, numbers of earlier arrays they come after).
 
     One array has one set of resources and dependencies; `needs` stay exact, `after` is widened to whole arrays.
@@ -621,16 +758,26 @@ def arrays(cluster: Cluster, jobs: Sequence[Job]) -> Iterator[tuple[list[Job], t
 
 
 def submit_slurm(
-    store: Store, cluster: Cluster, jobs: Sequence[Job], view: View, *, grid: str, overrides: Sequence[str]
+    store: Store,
+    cluster: Cluster,
+    jobs: Sequence[Job],
+    view: View,
+    *,
+    grid: str,
+    overrides: Sequence[str],
 ) -> int:
     """Submit the jobs as arrays; returns how many arrays. Each is on record before Slurm hears of it."""
-    ids: dict[str, str] = {n: r.id for n, r in view.records.items() if r.id and view.state(n).name in ACTIVE}
+    ids: dict[str, str] = {
+        n: r.id for n, r in view.records.items() if r.id and view.state(n).name in ACTIVE
+    }
     array_ids: list[str] = []
     here: dict[str, Job] = {}
     for job in jobs:  # needs come earlier in the list
         elsewhere = [n for n in job.needs if n not in ids and n not in here]
         if elsewhere:
-            log.info(f"left out: {job.name} waits for {elsewhere[0]}, which is not on this Slurm; run this again later")
+            log.info(
+                f"left out: {job.name} waits for {elsewhere[0]}, which is not on this Slurm; run this again later"
+            )
         else:
             here[job.name] = job
     for part, needs, after in arrays(cluster, list(here.values())):
@@ -658,14 +805,18 @@ def _sbatch(store: Store, cluster: Cluster, submission: Submission, dependency: 
 
     asked = cluster.asks(submission.jobs[0])
     # A folder per submission: another cluster would number its jobs from 1 again and find this one's results.
-    executor = submitit.SlurmExecutor(store.root / "submitit" / submission.uid, max_num_timeout=1_000_000)
+    executor = submitit.SlurmExecutor(
+        store.root / "submitit" / submission.uid, max_num_timeout=1_000_000
+    )
     parameters: dict[str, Any] = {
         "job_name": f"backbench-{submission.grid}",
         "comment": submission.uid,
         "nodes": asked.nodes,
         "ntasks_per_node": asked.tasks_per_node,
         "cpus_per_task": asked.cpus,
-        "srun_args": [f"--cpus-per-task={asked.cpus}"],  # from Slurm 22.05 on, srun no longer takes over sbatch's
+        "srun_args": [
+            f"--cpus-per-task={asked.cpus}"
+        ],  # from Slurm 22.05 on, srun no longer takes over sbatch's
         "gpus_per_node": asked.gpus or None,
         "partition": asked.partition,
         "account": asked.account,
@@ -686,7 +837,9 @@ def _sbatch(store: Store, cluster: Cluster, submission: Submission, dependency: 
     except (submitit.core.utils.FailedJobError, submitit.core.utils.FailedSubmissionError) as error:
         (store.root / "submissions" / f"{submission.uid}.json").unlink(missing_ok=True)
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        raise Failed(f"sbatch refused {submission.jobs[0].like}: {lines[-1] if lines else error}") from None
+        raise Failed(
+            f"sbatch refused {submission.jobs[0].like}: {lines[-1] if lines else error}"
+        ) from None
     return [job.job_id for job in jobs]
 
 
@@ -694,7 +847,9 @@ def _tasks(store: Store, cluster: Cluster, submission: Submission) -> list[Slurm
     out = []
     for job in submission.jobs:
         asked = cluster.asks(job)
-        out.append(_attempt(SlurmTask, job, cluster, store, tasks=asked.nodes * asked.tasks_per_node))
+        out.append(
+            _attempt(SlurmTask, job, cluster, store, tasks=asked.nodes * asked.tasks_per_node)
+        )
     return out
 
 
@@ -733,10 +888,17 @@ class Plan:
 
 def make_plan(grid: Grid, view: View, *, where: str, data: Path | None, watching: bool) -> Plan:
     claimed = {cell: name for name, record in view.records.items() for cell in record.job.cells}
-    expansion = expand(grid, view.store.runs, where=where, data=data, claimed=claimed, watching=watching)
+    expansion = expand(
+        grid, view.store.runs, where=where, data=data, claimed=claimed, watching=watching
+    )
     known: dict[str, State] = {name: view.state(name) for name in expansion.packed}
     new = []
-    again = ("cancelled", "stopped", "lost", "blocked")  # blocked ones stay out below while what they need has failed
+    again = (
+        "cancelled",
+        "stopped",
+        "lost",
+        "blocked",
+    )  # blocked ones stay out below while what they need has failed
     for job in expansion.jobs:
         if job.name in view.records:
             state = view.state(job.name)
@@ -760,7 +922,11 @@ def _possible(new: list[Job], known: dict[str, State], view: View) -> list[Job]:
     for job in new:
         for name in job.needs:
             state = known.get(name) or (view.state(name) if name in view.records else None)
-            if name not in {j.name for j in out} and state is not None and state.name in ("failed", "blocked"):
+            if (
+                name not in {j.name for j in out}
+                and state is not None
+                and state.name in ("failed", "blocked")
+            ):
                 known[job.name] = State("blocked", f"{name} {state.name}")
                 break
         else:
@@ -778,7 +944,9 @@ def _without_done(new: list[Job], known: Mapping[str, State], view: View) -> lis
 
     return [
         dataclasses.replace(
-            job, needs=tuple(filter(pending, job.needs)), after=tuple(n for n in job.after if n in names)
+            job,
+            needs=tuple(filter(pending, job.needs)),
+            after=tuple(n for n in job.after if n in names),
         )
         for job in new
     ]
@@ -786,7 +954,9 @@ def _without_done(new: list[Job], known: Mapping[str, State], view: View) -> lis
 
 def run_grid(args: argparse.Namespace) -> int:
     mine = [text.removeprefix("cluster.") for text in args.overrides if text.startswith("cluster.")]
-    grid = read_grid(args.grid, [text for text in args.overrides if not text.startswith("cluster.")])
+    grid = read_grid(
+        args.grid, [text for text in args.overrides if not text.startswith("cluster.")]
+    )
     cluster = read_cluster(args.cluster, mine)
     where = f"grid {args.grid}"
     store = Store(args.out)
@@ -797,7 +967,9 @@ def run_grid(args: argparse.Namespace) -> int:
         _print_plan(plan, cluster, view)
         return 0
     if cluster.kind == "slurm":
-        seen: set[str] = set()  # by this watcher: what was cancelled or lost since is not its to submit again
+        seen: set[str] = (
+            set()
+        )  # by this watcher: what was cancelled or lost since is not its to submit again
 
         def look() -> None:
             with _hold(store.root / "launcher.lock", "", BUSY.format(store.runs)):
@@ -822,14 +994,19 @@ def run_grid(args: argparse.Namespace) -> int:
                     return 0
                 try:
                     look()
-                except (Failed, BadInput) as error:  # Slurm does not answer, another launcher submits
+                except (
+                    Failed,
+                    BadInput,
+                ) as error:  # Slurm does not answer, another launcher submits
                     log.warning("%s; looking again in %.0f s", error, args.interval)
 
     def missing() -> list[Job]:
         view = View(store)
         plan = make_plan(grid, view, where=where, data=args.data, watching=args.watch)
         check_resources(cluster, plan.new)
-        said = f"to run, {cluster.jobs} at a time" if cluster.kind == "local" else "to run, one by one"
+        said = (
+            f"to run, {cluster.jobs} at a time" if cluster.kind == "local" else "to run, one by one"
+        )
         if plan.new or not args.watch:
             _say(plan, said)
         return plan.new
@@ -864,12 +1041,17 @@ def _run_here(
     `find` gives the jobs to run; with an `interval` it is asked again and again, and only a signal ends this.
     """
     number = uuid.uuid4().hex[:12]
-    refusal = f"{store.runs}: another launcher is running jobs here; wait for it or choose another --out"
+    refusal = (
+        f"{store.runs}: another launcher is running jobs here; wait for it or choose another --out"
+    )
     with _hold(store.root / "pool.lock", number, refusal), StopFlag() as stop:
         pool = Pool(store.runs, at_once=cluster.jobs, gpus=cluster.gpus)
         view = View(store)
         for name, record in view.records.items():  # of a launcher that was killed
-            if record.submission.kind == "local" and view.statuses.get(name, {}).get("state") == "running":
+            if (
+                record.submission.kind == "local"
+                and view.statuses.get(name, {}).get("state") == "running"
+            ):
                 job = dataclasses.replace(record.job, needs=(), after=())
                 pool.adopt(_attempt(Attempt, job, cluster, store))
         looked = -math.inf
@@ -898,7 +1080,9 @@ def _run_here(
             pool.step()
             if stop.requested:
                 pool.stop()
-                log.info(f"stopped by {stop.requested}: running jobs have saved; the same command continues")
+                log.info(
+                    f"stopped by {stop.requested}: running jobs have saved; the same command continues"
+                )
                 return EXIT_PREEMPTED
             if not pool.busy and interval is None:
                 break
@@ -924,7 +1108,9 @@ def _say(plan: Plan, what: str) -> None:
     if counts["failed"]:
         log.info("`backbench launch retry` starts the failed ones again")
     for path in plan.waiting:
-        log.info(f"waiting for {path}: no {path}/backbone.safetensors yet; run this again when it is there, or --watch")
+        log.info(
+            f"waiting for {path}: no {path}/backbone.safetensors yet; run this again when it is there, or --watch"
+        )
 
 
 def estimates(view: View) -> dict[str, float]:
@@ -933,7 +1119,10 @@ def estimates(view: View) -> dict[str, float]:
     for name, status in view.statuses.items():
         if status.get("state") == "done" and name in view.records:
             job = view.records[name].job
-            spent = sum((a.get("end") or a["start"]) - a["start"] for a in status["attempts"]) / job.expects
+            spent = (
+                sum((a.get("end") or a["start"]) - a["start"] for a in status["attempts"])
+                / job.expects
+            )
             took[job.like].append(spent)
             took[f"verb {job.verb}"].append(spent)
     return {like: statistics.median(values) for like, values in took.items()}
@@ -946,9 +1135,13 @@ def _print_plan(plan: Plan, cluster: Cluster, view: View) -> None:
     lines = []
     for number, (members, needs, after) in enumerate(arrays(cluster, plan.new)):
         asked = cluster.asks(members[0])
-        place = f"{asked.nodes} node(s) x {asked.gpus} GPUs, {asked.cpus * asked.tasks_per_node} CPUs"
+        place = (
+            f"{asked.nodes} node(s) x {asked.gpus} GPUs, {asked.cpus * asked.tasks_per_node} CPUs"
+        )
         waits = "".join(f", after {n}" for n in [*needs, *(f"array {n}" for n in after)])
-        lines.append(f"array {number}: {len(members)} jobs on {asked.partition or cluster.name}, {place}{waits}")
+        lines.append(
+            f"array {number}: {len(members)} jobs on {asked.partition or cluster.name}, {place}{waits}"
+        )
         for job in members:
             cost = known.get(job.like, known.get(f"verb {job.verb}"))
             if cost is None:
@@ -963,12 +1156,16 @@ def _print_plan(plan: Plan, cluster: Cluster, view: View) -> None:
     for path in plan.waiting:
         lines.append(f"waiting for a checkpoint: {path}")
     unknown = (
-        f"; {guessed.total()} jobs of {len(guessed)} kinds never ran here, so they are not counted" if guessed else ""
+        f"; {guessed.total()} jobs of {len(guessed)} kinds never ran here, so they are not counted"
+        if guessed
+        else ""
     )
     lines.append(
         f"{len(plan.new)} jobs, {counts['done']} skipped as done, {sum(counts.values()) - counts['done']} others"
     )
-    lines.append(f"estimated from past runs: {gpu_hours:.2f} GPU-hours, {hours:.2f} job-hours{unknown}")
+    lines.append(
+        f"estimated from past runs: {gpu_hours:.2f} GPU-hours, {hours:.2f} job-hours{unknown}"
+    )
     atomic.write_text(view.store.root / "plan.txt", "\n".join(lines) + "\n")
     sys.stdout.write("\n".join(lines) + "\n")
 
@@ -980,8 +1177,21 @@ def status_text(view: View, width: int = 160) -> str:
     """Counts, every running and failed job, and one line per kind of the rest."""
     states = {name: view.state(name) for name in view.records}
     counts = Counter(s.name for s in states.values())
-    shown = ("running", "failed", "blocked", "lost", "cancelled", "stopped", "waiting", "queued", "done")
-    lines = ["  ".join(f"{counts[name]} {name}" for name in shown if counts[name]) or "no jobs were submitted here"]
+    shown = (
+        "running",
+        "failed",
+        "blocked",
+        "lost",
+        "cancelled",
+        "stopped",
+        "waiting",
+        "queued",
+        "done",
+    )
+    lines = [
+        "  ".join(f"{counts[name]} {name}" for name in shown if counts[name])
+        or "no jobs were submitted here"
+    ]
     if view.trouble:
         lines.append(f"! {view.trouble}")
     for name in ("running", "failed", "blocked", "lost", "cancelled"):
@@ -1040,7 +1250,9 @@ def retry(args: argparse.Namespace) -> int:
         by_cluster: dict[Any, list[Job]] = defaultdict(list)
         for name in chosen:
             submission = view.records[name].submission
-            by_cluster[submission.cluster, submission.cluster_overrides, submission.grid].append(view.records[name].job)
+            by_cluster[submission.cluster, submission.cluster_overrides, submission.grid].append(
+                view.records[name].job
+            )
         for (file, overrides, grid), jobs in by_cluster.items():
             cluster = read_cluster(file, overrides)
             check_resources(cluster, jobs)
@@ -1050,7 +1262,16 @@ def retry(args: argparse.Namespace) -> int:
                 count = submit_slurm(store, cluster, left, view, grid=grid, overrides=overrides)
                 log.info(f"{len(jobs)} jobs submitted again in {count} arrays")
             else:
-                here.append(partial(_run_here, store, cluster, partial(list, left), grid=grid, overrides=overrides))
+                here.append(
+                    partial(
+                        _run_here,
+                        store,
+                        cluster,
+                        partial(list, left),
+                        grid=grid,
+                        overrides=overrides,
+                    )
+                )
     code = max((run() for run in here), default=0)
     if not chosen:
         log.info("no job failed, was lost or was cancelled")
@@ -1061,7 +1282,9 @@ def cancel(args: argparse.Namespace) -> int:
     """Stop jobs for good: queued ones never start, running ones are told to save and end."""
     store = Store(args.out)
     view = View(store)
-    chosen = [n for n in _chosen(view, args.names) if view.state(n).name in (*ACTIVE, "stopped", "lost")]
+    chosen = [
+        n for n in _chosen(view, args.names) if view.state(n).name in (*ACTIVE, "stopped", "lost")
+    ]
     ids: set[str] = set()
     for name in chosen:
         record = view.records[name]
@@ -1071,7 +1294,11 @@ def cancel(args: argparse.Namespace) -> int:
         elif store.running(record.job):
             attempt = view.statuses[name]["attempts"][-1]
             if attempt.get("host") != socket.gethostname():
-                log.warning("%s runs on %s: cancel it there, or it ends by itself", name, attempt.get("host"))
+                log.warning(
+                    "%s runs on %s: cancel it there, or it ends by itself",
+                    name,
+                    attempt.get("host"),
+                )
                 continue
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(int(attempt["pid"]), signal.SIGTERM)

@@ -68,7 +68,9 @@ def compare(a: Sequence[Path], b: Sequence[Path], metric: str) -> Difference | N
     name = f"bootstrap_{metric}"
     if all(name in x and name in y and x[name].shape == y[name].shape for x, y in pairs):
         return of_resamples(np.mean([x[name] - y[name] for x, y in pairs], axis=0))
-    if all("values" in x and "values" in y and x["values"].shape == y["values"].shape for x, y in pairs):
+    if all(
+        "values" in x and "values" in y and x["values"].shape == y["values"].shape for x, y in pairs
+    ):
         return of_draws(np.concatenate([x["values"] - y["values"] for x, y in pairs]))
     scores = [(_hits(x, metric), _hits(y, metric)) for x, y in pairs]
     found = [(x, y) for x, y in scores if x is not None and y is not None and len(x) == len(y)]
@@ -111,7 +113,9 @@ def of_images(d: np.ndarray, classes: np.ndarray | None = None) -> Difference:
     # Two imagined images, one won and one lost, keep the interval from closing on nothing when nobody disagrees.
     variance = float((step**2).sum() - (step.sum() ** 2) / n) + 0.5 * float(weight.max()) ** 2 * 2
     half = 1.959964 * math.sqrt(max(variance, 0.0))
-    return Difference(100 * value, (100 * (value - half), 100 * (value + half)), _sign_flip(step), "images", n)
+    return Difference(
+        100 * value, (100 * (value - half), 100 * (value + half)), _sign_flip(step), "images", n
+    )
 
 
 def _sign_flip(step: np.ndarray) -> float:

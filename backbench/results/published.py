@@ -85,7 +85,11 @@ def lookup(key: str) -> tuple[Published, ...]:
 
 def _nearest_key(key: str) -> str:
     text = nearest(key, _by_key())
-    return text if text.startswith("did you") else f"keys look like lorac:1:lorac:resnet50:200 and are in {FILE.name}"
+    return (
+        text
+        if text.startswith("did you")
+        else f"keys look like lorac:1:lorac:resnet50:200 and are in {FILE.name}"
+    )
 
 
 def protocol(row: Published) -> tuple[str, str | None]:
@@ -98,7 +102,9 @@ def protocol(row: Published) -> tuple[str, str | None]:
     for models, dataset, name in own:
         if row.model.startswith(models) and dataset in ("", row.dataset):
             return name, "detectron2" if TASKS[row.task].detects else None
-    return f"{slug(row.paper)}-table-{slug(row.table)}", "detectron2" if TASKS[row.task].detects else None
+    return f"{slug(row.paper)}-table-{slug(row.table)}", "detectron2" if TASKS[
+        row.task
+    ].detects else None
 
 
 # (paper, table) -> (models that begin with, dataset or any, protocol); sources in protocols' recipes, configs/transfer.
@@ -133,11 +139,17 @@ def keys_in(provenance: Mapping[str, Any]) -> list[str]:
     """The keys that a checkpoint's (or a result's) provenance names: a recipe's `expected`, `import --published`."""
     found: list[str] = []
     recipe = provenance.get("recipe")
-    for holder in (provenance, recipe if isinstance(recipe, Mapping) else {}, provenance.get("checkpoint")):
+    for holder in (
+        provenance,
+        recipe if isinstance(recipe, Mapping) else {},
+        provenance.get("checkpoint"),
+    ):
         if isinstance(holder, Mapping):
             for name in ("expected", "published"):
                 value = holder.get(name)
-                found += [value] if isinstance(value, str) else [str(v) for v in value] if value else []
+                found += (
+                    [value] if isinstance(value, str) else [str(v) for v in value] if value else []
+                )
     return found
 
 
@@ -147,7 +159,9 @@ def slug(text: str) -> str:
 
 def key_of(line: Mapping[str, str], ambiguous: Collection[str] = ()) -> str:
     """The key of one line of the file; `ambiguous` holds the keys without variant that several printed rows share."""
-    key = ":".join(slug(line[name]) for name in ("paper", "table", "model", "arch", "pretrain_epochs"))
+    key = ":".join(
+        slug(line[name]) for name in ("paper", "table", "model", "arch", "pretrain_epochs")
+    )
     statements = (re.split(r"[(:]", part)[0].strip() for part in line["note"].split(";"))
     variant = next((s for s in statements if s and not s.startswith(("std ", "in text"))), "")
     return f"{key}:{slug(variant)}" if key in ambiguous and variant else key

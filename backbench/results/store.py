@@ -79,7 +79,9 @@ def append(run: str | Path, results: Iterable[Result]) -> None:
     """Append to RUN/results.jsonl: one locked, synced write, so many jobs may share the file and none is torn."""
     stamp = _origin(Path(run))
     lines = "".join(
-        json.dumps({**dataclasses.asdict(r), "origin": {**stamp, **r.origin}}, sort_keys=True) + "\n" for r in results
+        json.dumps({**dataclasses.asdict(r), "origin": {**stamp, **r.origin}}, sort_keys=True)
+        + "\n"
+        for r in results
     )
     if not lines:
         return
@@ -131,8 +133,12 @@ def code_revision() -> str:
     if (root / ".git").exists():
         try:
             git = ["git", "-C", str(root)]
-            commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, timeout=20, check=True)
-            changed = subprocess.run([*git, "diff", "--quiet", "HEAD"], capture_output=True, timeout=60, check=False)
+            commit = subprocess.run(
+                [*git, "rev-parse", "HEAD"], capture_output=True, text=True, timeout=20, check=True
+            )
+            changed = subprocess.run(
+                [*git, "diff", "--quiet", "HEAD"], capture_output=True, timeout=60, check=False
+            )
             return commit.stdout.strip() + ("+changes" if changed.returncode else "")
         except (OSError, subprocess.SubprocessError):
             pass
@@ -150,7 +156,9 @@ def hardware() -> str:
         return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}"
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
-        name = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+        name = next(
+            line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")
+        )
     except (OSError, StopIteration):
         name = platform.processor() or platform.machine()
     return f"{os.cpu_count()} x {name}"
@@ -188,7 +196,9 @@ def files_below(path: str | Path) -> list[Path]:
         raise BadInput(f"{path}: no such run folder or results file")
     files: list[Path] = []
     seen: set[str] = set()
-    for folder, subfolders, names in os.walk(path, followlinks=True):  # runs are often links to a scratch disk
+    for folder, subfolders, names in os.walk(
+        path, followlinks=True
+    ):  # runs are often links to a scratch disk
         real = str(Path(folder).resolve())
         if real in seen:
             subfolders.clear()

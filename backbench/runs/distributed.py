@@ -70,7 +70,9 @@ def gather_without_gradient(x: Tensor) -> Tensor:
     """(n, ...) on each rank -> (W n, ...) rank-major, detached."""
     if world_size() == 1:
         return x.detach()
-    parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(world_size())]
+    parts = [
+        torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(world_size())
+    ]
     dist.all_gather(parts, x.detach().contiguous())
     return torch.cat(parts)
 
@@ -146,7 +148,11 @@ class GroupBatchNorm(nn.modules.batchnorm._BatchNorm):
         for part in input.chunk(groups):
             mean = self.running_mean.clone() if self.running_mean is not None else None
             variance = self.running_var.clone() if self.running_var is not None else None
-            out.append(F.batch_norm(part, mean, variance, self.weight, self.bias, True, self._momentum(), self.eps))
+            out.append(
+                F.batch_norm(
+                    part, mean, variance, self.weight, self.bias, True, self._momentum(), self.eps
+                )
+            )
             means.append(mean)
             variances.append(variance)
         if self.running_mean is not None and self.running_var is not None:
@@ -170,14 +176,22 @@ class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
     def forward(self, input: Tensor) -> Tensor:
         if world_size() == 1 or not self.training:
             return super().forward(input)
-        assert self.momentum is not None and self.running_mean is not None and self.running_var is not None
+        assert (
+            self.momentum is not None
+            and self.running_mean is not None
+            and self.running_var is not None
+        )
         if self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
         if input.is_cuda:
             return _TorchSyncBatchNorm.apply(
                 input,
-                self.weight if self.affine else input.new_ones(self.num_features, dtype=torch.float32),
-                self.bias if self.affine else input.new_zeros(self.num_features, dtype=torch.float32),
+                self.weight
+                if self.affine
+                else input.new_ones(self.num_features, dtype=torch.float32),
+                self.bias
+                if self.affine
+                else input.new_zeros(self.num_features, dtype=torch.float32),
                 self.running_mean,
                 self.running_var,
                 self.eps,
@@ -198,7 +212,9 @@ class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
                 out = out * self.weight.view(shape) + self.bias.view(shape)
         with torch.no_grad():
             self.running_mean.lerp_(mean.to(self.running_mean.dtype), self.momentum)
-            self.running_var.lerp_((variance * (count / (count - 1))).to(self.running_var.dtype), self.momentum)
+            self.running_var.lerp_(
+                (variance * (count / (count - 1))).to(self.running_var.dtype), self.momentum
+            )
         return out.to(input.dtype)
 
 
@@ -208,7 +224,13 @@ def _replace_batchnorm(module: nn.Module, cls: type[nn.modules.batchnorm._BatchN
     if isinstance(module, nn.modules.batchnorm._BatchNorm):
         if isinstance(module, GroupBatchNorm | SyncBatchNorm):
             return module
-        new = cls(module.num_features, module.eps, module.momentum, module.affine, module.track_running_stats)
+        new = cls(
+            module.num_features,
+            module.eps,
+            module.momentum,
+            module.affine,
+            module.track_running_stats,
+        )
         new.weight, new.bias = module.weight, module.bias
         new.running_mean, new.running_var = module.running_mean, module.running_var
         new.num_batches_tracked, new.training = module.num_batches_tracked, module.training
@@ -246,7 +268,12 @@ def average_batchnorm(module: nn.Module) -> None:
     """Running statistics of all GroupBatchNorm layers := their mean over ranks, in one exchange."""
     if world_size() == 1:
         return
-    buffers = [b for layer in _group_norms(module) for b in (layer.running_mean, layer.running_var) if b is not None]
+    buffers = [
+        b
+        for layer in _group_norms(module)
+        for b in (layer.running_mean, layer.running_var)
+        if b is not None
+    ]
     if not buffers:
         return
     flat = torch.cat(buffers)

@@ -52,16 +52,28 @@ def open_run(out: str | Path, *, verb: str, identity: Mapping[str, Any]) -> Path
         except (json.JSONDecodeError, KeyError, TypeError):
             raise BadInput(f"{file}: damaged; remove {out} or choose another --out") from None
         if then.get("verb") != verb:
-            raise BadInput(f"{out}: holds a run of '{then.get('verb')}', not '{verb}'; choose another --out")
+            raise BadInput(
+                f"{out}: holds a run of '{then.get('verb')}', not '{verb}'; choose another --out"
+            )
         differing = sorted(
-            k for k in {*then_identity, *now["identity"]} if then_identity.get(k) != now["identity"].get(k)
+            k
+            for k in {*then_identity, *now["identity"]}
+            if then_identity.get(k) != now["identity"].get(k)
         )
         if differing:
-            names = ", ".join(_differences(differing[0], then_identity, now["identity"]) + differing[1:])
-            raise BadInput(f"{out}: holds another run's state (differs in {names}); choose another --out")
+            names = ", ".join(
+                _differences(differing[0], then_identity, now["identity"]) + differing[1:]
+            )
+            raise BadInput(
+                f"{out}: holds another run's state (differs in {names}); choose another --out"
+            )
         return out
     out.mkdir(parents=True, exist_ok=True)
-    about = {"created": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "command": command_line(), "cwd": str(Path.cwd())}
+    about = {
+        "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "command": command_line(),
+        "cwd": str(Path.cwd()),
+    }
     atomic.write_json(file, {**now, **about})
     return out
 
@@ -70,7 +82,11 @@ def command_line() -> str:
     """What was typed to start this process, with this interpreter's path left out."""
     program = Path(sys.argv[0])
     if program.name == "__main__.py":
-        words = ["backbench"] if program.parent.name == "backbench" else ["python", "-m", program.parent.name]
+        words = (
+            ["backbench"]
+            if program.parent.name == "backbench"
+            else ["python", "-m", program.parent.name]
+        )
     else:
         words = ["python", sys.argv[0]] if program.suffix == ".py" else [program.name]
     return shlex.join([*words, *sys.argv[1:]])
@@ -117,7 +133,9 @@ class Progress:
     `done` at construction is where a continued run starts; the rate counts only what was done since.
     """
 
-    def __init__(self, run: str | Path | None, total: int, what: str, *, unit: str = "step", done: int = 0) -> None:
+    def __init__(
+        self, run: str | Path | None, total: int, what: str, *, unit: str = "step", done: int = 0
+    ) -> None:
         self.run, self.total, self.what, self.unit = run, total, what, unit
         self.first = self.done = done
         self.start = time.monotonic()
@@ -129,7 +147,11 @@ class Progress:
         """Seconds left, inf while nothing is known."""
         made = self.done - self.first
         left = self.total - self.done
-        return left * (time.monotonic() - self.start) / made if made else (float("inf") if left else 0.0)
+        return (
+            left * (time.monotonic() - self.start) / made
+            if made
+            else (float("inf") if left else 0.0)
+        )
 
     def advance(self, count: int = 1, **info: Any) -> None:
         self.done += count
@@ -157,7 +179,9 @@ class Progress:
         took = time.monotonic() - self.start
         rate = (self.done - self.first) / took if took else 0.0
         end = f"took {seconds(took)}" if last else f"ETA {seconds(self.eta)}"
-        extra = "  ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in info.items())
+        extra = "  ".join(
+            f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in info.items()
+        )
         line = f"{self.what}: {self.done}/{self.total} {self.unit}s  {rate:.3g}/s  {end}  {extra}".rstrip()
         if self._tty:
             sys.stderr.write(f"\r\x1b[K{line[:150]}" + ("\n" if last else ""))

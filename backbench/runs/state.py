@@ -40,8 +40,12 @@ def load_state(path: str | Path) -> dict[str, Any]:
         data = file.read()
     if not header.startswith(_STATE_MAGIC):
         raise BadInput(f"{path}: not a backbench state file; remove it to start over")
-    if hashlib.sha256(data).hexdigest() != header[len(_STATE_MAGIC) :].strip().decode(errors="replace"):
-        raise BadInput(f"{path}: the state is damaged (its sha256 does not match); remove it to start over")
+    if hashlib.sha256(data).hexdigest() != header[len(_STATE_MAGIC) :].strip().decode(
+        errors="replace"
+    ):
+        raise BadInput(
+            f"{path}: the state is damaged (its sha256 does not match); remove it to start over"
+        )
     return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
 
 

@@ -87,7 +87,11 @@ class Checkpoint:
         tensors = {_TRUNK + k: v.contiguous() for k, v in self.state_dict.items()}
         tensors |= {_HEADS + k: v.clone() for k, v in self.heads.items()}
         with atomic.atomic_path(path) as temporary:
-            save_file(tensors, temporary, metadata={"format": FORMAT, "about": json.dumps(about, sort_keys=True)})
+            save_file(
+                tensors,
+                temporary,
+                metadata={"format": FORMAT, "about": json.dumps(about, sort_keys=True)},
+            )
 
     @staticmethod
     def load(path: str | Path) -> Checkpoint:
@@ -103,21 +107,31 @@ class Checkpoint:
                 tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a dict
         except (SafetensorError, OSError, ValueError) as error:
             hint = "`backbench import FILE --out X.safetensors` reads published formats"
-            raise BadInput(f"{path}: not a backbench checkpoint ({str(error)[:80]}); {hint}") from None
+            raise BadInput(
+                f"{path}: not a backbench checkpoint ({str(error)[:80]}); {hint}"
+            ) from None
         if metadata.get("format") != FORMAT:
-            raise BadInput(f"{path}: safetensors, but not a backbench checkpoint; `backbench import {path}` reads it")
+            raise BadInput(
+                f"{path}: safetensors, but not a backbench checkpoint; `backbench import {path}` reads it"
+            )
         try:
             about = json.loads(metadata["about"])
             if about["schema"] != SCHEMA:
-                raise BadInput(f"{path}: checkpoint schema {about['schema']}; this version reads {SCHEMA}")
+                raise BadInput(
+                    f"{path}: checkpoint schema {about['schema']}; this version reads {SCHEMA}"
+                )
             pixels = about["pixels"]
             checkpoint = Checkpoint(
                 arch=about["arch"],
                 stem=about["stem"],
                 method=about["method"],
                 epochs=about["epochs"],
-                state_dict={k.removeprefix(_TRUNK): v for k, v in tensors.items() if k.startswith(_TRUNK)},
-                heads={k.removeprefix(_HEADS): v for k, v in tensors.items() if k.startswith(_HEADS)},
+                state_dict={
+                    k.removeprefix(_TRUNK): v for k, v in tensors.items() if k.startswith(_TRUNK)
+                },
+                heads={
+                    k.removeprefix(_HEADS): v for k, v in tensors.items() if k.startswith(_HEADS)
+                },
                 pixels=Pixels(tuple(pixels["mean"]), tuple(pixels["std"]), pixels["order"]),
                 provenance=about["provenance"],
             )
@@ -127,7 +141,9 @@ class Checkpoint:
         except BadInput as error:
             raise BadInput(str(error) if str(path) in str(error) else f"{path}: {error}") from None
         if checkpoint.digest != recorded:
-            raise BadInput(f"{path}: the weights do not match the digest in the header; the file is damaged")
+            raise BadInput(
+                f"{path}: the weights do not match the digest in the header; the file is damaged"
+            )
         return checkpoint
 
 
@@ -142,10 +158,16 @@ def fit_to_trunk(state_dict: Mapping[str, Tensor], arch: str, stem: str) -> dict
         for k in wanted
         if k in state_dict and tuple(state_dict[k].shape) != wanted[k]
     ]
-    for what, names in (("missing", missing), ("not part of the trunk", extra), ("of the wrong shape", shapes)):
+    for what, names in (
+        ("missing", missing),
+        ("not part of the trunk", extra),
+        ("of the wrong shape", shapes),
+    ):
         if names:
             shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-            raise BadInput(f"{arch} ({stem} stem): {len(names)} of {len(wanted)} tensors {what}: {shown}")
+            raise BadInput(
+                f"{arch} ({stem} stem): {len(names)} of {len(wanted)} tensors {what}: {shown}"
+            )
     out = {}
     for key in wanted:
         if key in counters:

@@ -29,7 +29,10 @@ from backbench.errors import BadInput
 
 _LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # torch before 1.6: its magic number, pickled
 _NOT_WEIGHTS = (
-    (b"version https://git-lfs", "a Git LFS pointer, not the file itself: fetch it with `git lfs pull`"),
+    (
+        b"version https://git-lfs",
+        "a Git LFS pointer, not the file itself: fetch it with `git lfs pull`",
+    ),
     (b"<", "a web page, not weights: the download went wrong"),
     (b"\x1f\x8b", "a gzip archive: unpack it first"),
     (b"BZh", "a bzip2 archive: unpack it first"),
@@ -70,7 +73,10 @@ STAND_INS: dict[str, Callable[..., Any]] = {
     "numpy._core.multiarray._reconstruct": Inert,
     "numpy.ndarray": Inert,
     "numpy.dtype": Inert,
-    **{f"numpy.dtypes.{kind}DType": Inert for kind in ("Float64", "Float32", "Int64", "Int32", "Bool")},
+    **{
+        f"numpy.dtypes.{kind}DType": Inert
+        for kind in ("Float64", "Float32", "Int64", "Int32", "Bool")
+    },
     # mmengine's message hub
     "mmengine.logging.history_buffer.HistoryBuffer": Inert,
     "builtins.getattr": Inert,
@@ -111,7 +117,9 @@ def open_file(path: str | Path) -> Opened:
     """Read any weight file safely. Raises BadInput with one line that names the file and what is wrong with it."""
     path = Path(path)
     if not path.is_file():
-        raise BadInput(f"{path}: {'is a folder, not a weight file' if path.is_dir() else 'no such file'}")
+        raise BadInput(
+            f"{path}: {'is a folder, not a weight file' if path.is_dir() else 'no such file'}"
+        )
     size = path.stat().st_size
     if size == 0:
         raise BadInput(f"{path}: the file is empty")
@@ -149,7 +157,9 @@ def _reader(path: Path, head: bytes, size: int) -> tuple[str, Callable[[Path], A
     if len(head) > 8 and head[8:9] == b"{" and int.from_bytes(head[:8], "little") < size:
         return "safetensors", _read_safetensors
     if len(head) > 8 and head[8:9] == b"{" and int.from_bytes(head[:8], "big") < size:
-        raise BadInput("safetensors with a big-endian header; write it again on a little-endian machine")
+        raise BadInput(
+            "safetensors with a big-endian header; write it again on a little-endian machine"
+        )
     return "pickle", _read_pickle
 
 
@@ -161,7 +171,10 @@ def _explain(error: Exception) -> str:
         return _refusal(named.group(1))
     if isinstance(error, pickle.UnpicklingError) and text.startswith("refused"):
         return text
-    if isinstance(error, EOFError | zipfile.BadZipFile | struct.error) or "central directory" in text:
+    if (
+        isinstance(error, EOFError | zipfile.BadZipFile | struct.error)
+        or "central directory" in text
+    ):
         return f"damaged or truncated ({text[:80] or type(error).__name__}); download it again"
     return f"not a readable weight file, damaged or truncated ({type(error).__name__}: {text[:80]})"
 
@@ -206,8 +219,12 @@ def _check_zip(path: Path) -> None:
         if not any(name.endswith("data.pkl") for name in names):
             raise BadInput("a zip archive without data.pkl: not a torch checkpoint")
         if any(name.endswith("constants.pkl") for name in names):
-            raise BadInput("a TorchScript program, not a state dict; save model.state_dict() instead")
-        packed = [r.filename for r in records if r.compress_type != zipfile.ZIP_STORED or r.flag_bits & 1]
+            raise BadInput(
+                "a TorchScript program, not a state dict; save model.state_dict() instead"
+            )
+        packed = [
+            r.filename for r in records if r.compress_type != zipfile.ZIP_STORED or r.flag_bits & 1
+        ]
         if packed or sum(record.file_size for record in records) > path.stat().st_size:
             what = f"record '{packed[0]}' is compressed" if packed else "its records overlap"
             raise BadInput(f"refused: {what}, which torch never writes (a zip bomb?)")
@@ -215,7 +232,9 @@ def _check_zip(path: Path) -> None:
             record.CRC = record.CRC or None  # type: ignore[assignment]  # torch writes 0 where it is told to skip CRCs
         for name in names:
             if name.endswith("/byteorder") and archive.read(name) != b"little":
-                raise BadInput("written on a big-endian machine; write it again on a little-endian one")
+                raise BadInput(
+                    "written on a big-endian machine; write it again on a little-endian one"
+                )
         for record in records:
             with archive.open(record) as file:
                 while file.read(_CHUNK):
@@ -231,7 +250,10 @@ class _DType:
     """numpy's dtype as its pickle describes it."""
 
     def __init__(self, name: Any, *args: Any) -> None:
-        self.name, self.order = (name.decode("latin1") if isinstance(name, bytes) else str(name)), "<"
+        self.name, self.order = (
+            (name.decode("latin1") if isinstance(name, bytes) else str(name)),
+            "<",
+        )
 
     def __setstate__(self, state: Any) -> None:
         self.order = str(state[1])
@@ -256,7 +278,10 @@ class _Array:
     def value(self) -> Tensor:
         if not (isinstance(self.state, tuple) and len(self.state) == 5):
             raise BadInput("damaged: an array without content")
-        (_, shape, dtype, fortran, data), self.state = self.state, None  # the bytes go as soon as they are copied
+        (_, shape, dtype, fortran, data), self.state = (
+            self.state,
+            None,
+        )  # the bytes go as soon as they are copied
         return _array(data, dtype, shape, "F" if fortran else "C")
 
 

@@ -34,7 +34,9 @@ def is_statistic(name: str) -> bool:
 def _sequential(first_layer: int) -> Callable[[str], str]:
     def rename(key: str) -> str:
         part, rest = key.split(".", 1)
-        position = {"conv1": 0, "bn1": 1}.get(part, first_layer + int(part[-1]) - 1 if part[-1].isdigit() else 0)
+        position = {"conv1": 0, "bn1": 1}.get(
+            part, first_layer + int(part[-1]) - 1 if part[-1].isdigit() else 0
+        )
         return f"{position}.{rest}"
 
     return rename
@@ -49,7 +51,11 @@ def detectron2_name(key: str) -> str:
         return f"stem.conv1.norm.{parts[1]}"
     stage, block, part, *rest = parts
     inner = {"downsample.0": "shortcut", "downsample.1": "shortcut.norm"}
-    name = inner[f"{part}.{rest.pop(0)}"] if part == "downsample" else re.sub(r"^bn(\d)$", r"conv\1.norm", part)
+    name = (
+        inner[f"{part}.{rest.pop(0)}"]
+        if part == "downsample"
+        else re.sub(r"^bn(\d)$", r"conv\1.norm", part)
+    )
     return ".".join([f"res{int(stage[-1]) + 1}", block, name, *rest])
 
 
@@ -138,8 +144,13 @@ class FoundTrunk:
         return [k for k in trunk_shapes(self.arch) if k not in self.keys and not is_counter(k)]
 
 
-_LONGEST = 5  # parts of the longest names: layer1.0.downsample.0.weight, res2.0.conv1.norm.running_mean
-_FEWEST, _MOST = 20, 32  # names before a prefix is looked at; prefixes looked at (a file may have been made to delay)
+_LONGEST = (
+    5  # parts of the longest names: layer1.0.downsample.0.weight, res2.0.conv1.norm.running_mean
+)
+_FEWEST, _MOST = (
+    20,
+    32,
+)  # names before a prefix is looked at; prefixes looked at (a file may have been made to delay)
 
 
 def find_trunks(found: Tables) -> list[FoundTrunk]:
@@ -173,14 +184,20 @@ def _all_names(dialect: Dialect) -> frozenset[str]:
     return frozenset(name for arch in ("resnet34", "resnet152") for name in names(dialect, arch))
 
 
-def _fit(table: str, prefix: str, dialect: Dialect, tensors: Mapping[str, Tensor]) -> tuple[int, FoundTrunk]:
+def _fit(
+    table: str, prefix: str, dialect: Dialect, tensors: Mapping[str, Tensor]
+) -> tuple[int, FoundTrunk]:
     """The architecture that explains most of the names under the prefix; score: tensors there minus tensors absent."""
     local = {key[len(prefix) :]: key for key in tensors if key.startswith(prefix)}
     scores = {}
     for arch in ARCHS:
         wanted = {name for name in names(dialect, arch) if not is_counter(name)}
         here = sum(name in local for name in wanted)
-        beyond = sum(name not in wanted for name in local if re.match(dialect.inside, name) and not is_counter(name))
+        beyond = sum(
+            name not in wanted
+            for name in local
+            if re.match(dialect.inside, name) and not is_counter(name)
+        )
         scores[arch] = 2 * here - len(wanted) - beyond
     arch = max(scores, key=lambda name: scores[name])
     ours = names(dialect, arch)
@@ -225,7 +242,9 @@ class Format:
     dialects: tuple[str, ...] = ("torchvision",)
     pixels: Pixels = field(default_factory=Pixels)
     small_pixels: Pixels | None = None  # with a 3x3 conv1
-    conv3: str | None = None  # what a 3x3 conv1 means here, where one may be known: its padding is not in the file
+    conv3: str | None = (
+        None  # what a 3x3 conv1 means here, where one may be known: its padding is not in the file
+    )
     epoch: tuple[str, int] = ("epoch", 0)  # where the finished epochs are counted, and what to add
 
 
@@ -237,7 +256,9 @@ _SEQUENTIAL = ("sequential",)
 
 def _queue_per_crop(found: Tables, trunks: list[FoundTrunk]) -> bool:
     """LORAC and MoCo-M keep one queue for each assigned crop: (2, d, K) where MoCo has (d, K)."""
-    queues = [t for tensors in found.values() for key, t in tensors.items() if unwrapped(key) == "queue"]
+    queues = [
+        t for tensors in found.values() for key, t in tensors.items() if unwrapped(key) == "queue"
+    ]
     return any(queue.dim() == 3 for queue in queues)
 
 
@@ -382,7 +403,12 @@ FORMATS: tuple[Format, ...] = (
             "momentum": tuple(
                 f"{table}:{name}.trunk._feature_blocks."
                 for table in ("loss", "classy_state_dict.loss")
-                for name in ("moco_encoder", "momentum_encoder", "momentum_teacher", "momentum_teacher.module")
+                for name in (
+                    "moco_encoder",
+                    "momentum_encoder",
+                    "momentum_teacher",
+                    "momentum_teacher.module",
+                )
             ),
         },
         default="trunk",
@@ -428,7 +454,13 @@ FORMATS: tuple[Format, ...] = (
         encoders={
             "online": tuple(
                 f"state_dict:{prefix}"
-                for prefix in ("backbone.", "encoder_q.0.", "online_net.0.", "base_encoder.0.", "encoder.0.")
+                for prefix in (
+                    "backbone.",
+                    "encoder_q.0.",
+                    "online_net.0.",
+                    "base_encoder.0.",
+                    "encoder.0.",
+                )
             ),
             "momentum": tuple(
                 f"state_dict:{prefix}0."
@@ -457,7 +489,10 @@ FORMATS: tuple[Format, ...] = (
         name="byol (yaox12)",
         source="yaox12/BYOL-PyTorch: model/byol_model.py, model/basic_modules.py, trainer/byol_trainer.py",
         method="byol",
-        encoders={"online": ("model:online_network.encoder.",), "target": ("model:target_network.encoder.",)},
+        encoders={
+            "online": ("model:online_network.encoder.",),
+            "target": ("model:target_network.encoder.",),
+        },
         default="online",
         dialects=_SEQUENTIAL,
     ),
@@ -520,7 +555,9 @@ def _places(spec: str) -> tuple[str, ...]:
     return (spec,) if ":" in spec else tuple(f"{table}:{spec}" for table in _USUAL)
 
 
-def recognise(trunks: list[FoundTrunk], found: Tables, tree: Any) -> tuple[Format, dict[str, list[FoundTrunk]]] | None:
+def recognise(
+    trunks: list[FoundTrunk], found: Tables, tree: Any
+) -> tuple[Format, dict[str, list[FoundTrunk]]] | None:
     """The format that accounts for every trunk in the file, with its encoders; None where there is none."""
     marks = {unwrapped(key) for tensors in found.values() for key in tensors}
     if isinstance(tree, Mapping):
@@ -529,11 +566,15 @@ def recognise(trunks: list[FoundTrunk], found: Tables, tree: Any) -> tuple[Forma
         encoders: dict[str, list[FoundTrunk]] = {}
         for trunk in trunks:
             for name, specs in form.encoders.items():
-                if trunk.dialect.name in form.dialects and any(trunk.place in _places(spec) for spec in specs):
+                if trunk.dialect.name in form.dialects and any(
+                    trunk.place in _places(spec) for spec in specs
+                ):
                     encoders.setdefault(name, []).append(trunk)
         if not trunks or sum(map(len, encoders.values())) != len(trunks):
             continue
-        if all(fnmatch.filter(marks, need) for need in form.needs) and (form.test is None or form.test(found, trunks)):
+        if all(fnmatch.filter(marks, need) for need in form.needs) and (
+            form.test is None or form.test(found, trunks)
+        ):
             return form, encoders
     return None
 
@@ -562,4 +603,6 @@ def shown(text: str) -> str:
 def first_names(items: Iterable[str], count: int = 3) -> str:
     """'a, b, c and 7 more'"""
     listed = [shown(item) for item in items]
-    return ", ".join(listed[:count]) + (f" and {len(listed) - count} more" if len(listed) > count else "")
+    return ", ".join(listed[:count]) + (
+        f" and {len(listed) - count} more" if len(listed) > count else ""
+    )

@@ -55,12 +55,16 @@ def read(
     opened = open_file(path)
     if opened.metadata.get("format") == FORMAT:
         if encoder is not None or stem is not None:
-            raise BadInput(f"{path}: a backbench checkpoint holds one trunk; leave out the choice of encoder and stem")
+            raise BadInput(
+                f"{path}: a backbench checkpoint holds one trunk; leave out the choice of encoder and stem"
+            )
         checkpoint = Checkpoint.load(path)
     else:
         found = Found(opened)
         checkpoint = found.checkpoint(found.choose(encoder), stem, allow_missing_statistics)
-    changes: dict[str, Any] = {k: v for k, v in (("method", method), ("epochs", epochs)) if v is not None}
+    changes: dict[str, Any] = {
+        k: v for k, v in (("method", method), ("epochs", epochs)) if v is not None
+    }
     extra = {k: v for k, v in (("name", name), ("published", published)) if v is not None}
     if extra:
         changes["provenance"] = {**checkpoint.provenance, **extra}
@@ -80,7 +84,9 @@ class Found:
         self.encoders: dict[str, list[FoundTrunk]] = recognised[1] if recognised else {}
         for trunk in () if recognised else self.trunks:
             name = formats.unwrapped(trunk.prefix).rstrip(".") or trunk.table or "trunk"
-            self.encoders.setdefault(f"{trunk.table}.{name}" if name in self.encoders else name, []).append(trunk)
+            self.encoders.setdefault(
+                f"{trunk.table}.{name}" if name in self.encoders else name, []
+            ).append(trunk)
 
     def default_encoder(self) -> str | None:
         """The encoder that is taken without being asked for; None where that would be a guess."""
@@ -100,25 +106,40 @@ class Found:
             )
         encoder = encoder or self.default_encoder()
         if encoder is None:
-            there = " and ".join(f"'{trunk.label}'" for trunks in self.encoders.values() for trunk in trunks)
-            what = f"format {self.form.name} without its {self.form.default}" if self.form else "in no known format"
+            there = " and ".join(
+                f"'{trunk.label}'" for trunks in self.encoders.values() for trunk in trunks
+            )
+            what = (
+                f"format {self.form.name} without its {self.form.default}"
+                if self.form
+                else "in no known format"
+            )
             raise BadInput(
                 f"{self.path}: holds a trunk under {there}, {what}{self._hint()}; "
                 f"choose with --encoder {' or '.join(map(formats.shown, self.encoders))}"
             )
         if encoder not in self.encoders:
-            raise BadInput(f"{self.path}: no encoder '{encoder}' in it; {nearest(encoder, self.encoders)}")
+            raise BadInput(
+                f"{self.path}: no encoder '{encoder}' in it; {nearest(encoder, self.encoders)}"
+            )
         first, *again = self.encoders[encoder]
         for other in again:
             table, copy = self.tables[first.table], self.tables[other.table]
             for name, key in first.keys.items():
                 if name not in other.keys or not torch.equal(table[key], copy[other.keys[name]]):
                     where = f"'{first.label}' and '{other.label}'"
-                    raise BadInput(f"{self.path}: {where} should be the same trunk but differ in {formats.shown(key)}")
+                    raise BadInput(
+                        f"{self.path}: {where} should be the same trunk but differ in {formats.shown(key)}"
+                    )
         return first
 
     def checkpoint(
-        self, trunk: FoundTrunk, stem: str | None, allow_missing_statistics: bool, *, copy: bool = True
+        self,
+        trunk: FoundTrunk,
+        stem: str | None,
+        allow_missing_statistics: bool,
+        *,
+        copy: bool = True,
     ) -> Checkpoint:
         """The whole trunk as a Checkpoint, or BadInput that names the first tensors that do not fit.
 
@@ -130,7 +151,11 @@ class Found:
                 f"{self.path}: '{trunk.label}' has no batch-norm statistics (running_mean, running_var), so its "
                 "frozen features would be noise; --allow-missing-statistics imports it for finetuning"
             )
-        wrong = [f"{len(keys)} {what}: {formats.first_names(keys)}" for what, keys in problems.items() if keys]
+        wrong = [
+            f"{len(keys)} {what}: {formats.first_names(keys)}"
+            for what, keys in problems.items()
+            if keys
+        ]
         if wrong:
             form = f"format {self.form.name}" if self.form else f"no known format{self._hint()}"
             near = self._near(problems["missing"])
@@ -145,7 +170,9 @@ class Found:
             tensors = {ours: tensor.clone() for ours, tensor in tensors.items()}
         if statistics == "all":
             absent = [k for k in shapes if formats.is_statistic(k)]
-            tensors |= {k: (torch.ones if k.endswith("var") else torch.zeros)(shapes[k]) for k in absent}
+            tensors |= {
+                k: (torch.ones if k.endswith("var") else torch.zeros)(shapes[k]) for k in absent
+            }
         own = self.tree.get("backbench") if isinstance(self.tree, Mapping) else None
         if isinstance(own, Mapping) and self.form is not None and self.form.name == "detectron2":
             return _own_detectron2(self.path, own, trunk.arch, tensors)
@@ -164,7 +191,11 @@ class Found:
                 "format": self.form.name if self.form else "unrecognised",
                 "encoder": next(name for name, trunks in self.encoders.items() if trunk in trunks),
                 "prefix": f"{trunk.table}:{trunk.prefix}" if trunk.table else trunk.prefix,
-                **({"statistics": "missing in the file: mean 0 and variance 1"} if statistics == "all" else {}),
+                **(
+                    {"statistics": "missing in the file: mean 0 and variance 1"}
+                    if statistics == "all"
+                    else {}
+                ),
             },
         )
 
@@ -181,7 +212,9 @@ class Found:
         if wanted is not None and wanted not in STEMS:
             raise BadInput(f"unknown stem '{wanted}'; {nearest(wanted, STEMS)}")
         if wanted is not None and (wanted == "imagenet") == self.small(trunk):
-            raise BadInput(f"{self.path}: its conv1 has shape {formats.stem_shape(self.tables, trunk)}, not '{wanted}'")
+            raise BadInput(
+                f"{self.path}: its conv1 has shape {formats.stem_shape(self.tables, trunk)}, not '{wanted}'"
+            )
         stem = wanted or self.stem(trunk)
         if stem is None:
             raise BadInput(
@@ -233,11 +266,15 @@ class Found:
 
     def _heads(self, trunk: FoundTrunk) -> dict[str, Tensor]:
         """What stands in the trunk's table beside the trunks and their own heads: projector, predictor; no queues."""
-        others = [t.prefix for t in self.trunks if t.table == trunk.table and t is not trunk and t.prefix]
+        others = [
+            t.prefix for t in self.trunks if t.table == trunk.table and t is not trunk and t.prefix
+        ]
         inside = set(trunk.keys.values())
         out = {}
         for key, tensor in self.tables[trunk.table].items():
-            foreign = key in inside or "queue" in key or any(key.startswith(prefix) for prefix in others)
+            foreign = (
+                key in inside or "queue" in key or any(key.startswith(prefix) for prefix in others)
+            )
             if not foreign and _stored(tensor):
                 out[formats.unwrapped(key)] = tensor.detach().clone()
         return out
@@ -259,7 +296,9 @@ class Found:
         for table, tensors in self.tables.items():
             for key, tensor in tensors.items():
                 if (table, key) not in taken:
-                    row = groups.setdefault(_group(table, key), {"tensors": 0, "elements": 0, "example": ""})
+                    row = groups.setdefault(
+                        _group(table, key), {"tensors": 0, "elements": 0, "example": ""}
+                    )
                     row["tensors"] += 1
                     row["elements"] += tensor.numel()
                     row["example"] = row["example"] or (f"{table}: {key}" if table else key)
@@ -267,17 +306,25 @@ class Found:
 
     def _content(self) -> str:
         keys = [key for tensors in self.tables.values() for key in tensors]
-        return f"it holds {len(keys)} tensors: {formats.first_names(keys)}" if keys else "it holds no tensors"
+        return (
+            f"it holds {len(keys)} tensors: {formats.first_names(keys)}"
+            if keys
+            else "it holds no tensors"
+        )
 
     def _hint(self) -> str:
         form = formats.nearest_format(self.tables) if self.form is None else None
-        places = form and ", ".join(p.split(":")[-1] + "*" for specs in form.encoders.values() for p in specs[:2])
+        places = form and ", ".join(
+            p.split(":")[-1] + "*" for specs in form.encoders.values() for p in specs[:2]
+        )
         return f" (nearest format: {form.name}, with {places})" if form else ""
 
     def _near(self, missing: list[str]) -> str:
         taken = {key for trunk in self.trunks for key in trunk.keys.values()}
         free = [key for tensors in self.tables.values() for key in tensors if key not in taken]
-        close = difflib.get_close_matches(missing[0], free[:5000], n=1, cutoff=0.8) if missing else []
+        close = (
+            difflib.get_close_matches(missing[0], free[:5000], n=1, cutoff=0.8) if missing else []
+        )
         return f" (is '{formats.shown(close[0])}' meant?)" if close else ""
 
 
@@ -345,7 +392,9 @@ def from_detectron2(model: Mapping[str, Tensor]) -> dict[str, Tensor]:
     tensors = dict(model)
     trunks = [t for t in formats.find_trunks({"": tensors}) if t.dialect.name == "detectron2"]
     if len(trunks) != 1:
-        raise BadInput(f"{len(trunks)} Detectron2 trunks among {len(tensors)} tensors; expected one")
+        raise BadInput(
+            f"{len(trunks)} Detectron2 trunks among {len(tensors)} tensors; expected one"
+        )
     trunk = trunks[0]
     if trunk.missing or trunk.extra:
         wrong = [f"missing {k}" for k in trunk.missing] + [f"extra {k}" for k in trunk.extra]
@@ -380,11 +429,15 @@ def _about(checkpoint: Checkpoint) -> dict[str, Any]:
 def write_detectron2(checkpoint: Checkpoint, out: Path) -> None:
     """A model file for MODEL.WEIGHTS. Detectron2 reads `model`; `backbench` is what `read` restores the rest from."""
     if checkpoint.stem != "imagenet":
-        raise BadInput(f"Detectron2's ResNet has the imagenet stem; '{checkpoint.name}' has '{checkpoint.stem}'")
+        raise BadInput(
+            f"Detectron2's ResNet has the imagenet stem; '{checkpoint.name}' has '{checkpoint.stem}'"
+        )
     about = _about(checkpoint)
     about["pixels"] |= detectron2_pixels(checkpoint.pixels)
     content = {
-        "model": {k: np.asarray(v.numpy()) for k, v in to_detectron2(checkpoint.state_dict).items()},
+        "model": {
+            k: np.asarray(v.numpy()) for k, v in to_detectron2(checkpoint.state_dict).items()
+        },
         "__author__": AUTHOR,  # with `model`, what makes detectron2/checkpoint/detection_checkpoint.py read it as is
         "matching_heuristics": True,  # it then finds backbone.bottom_up.* by the ends of the names
         "backbench": about,
@@ -393,7 +446,9 @@ def write_detectron2(checkpoint: Checkpoint, out: Path) -> None:
         pickle.dump(content, file, protocol=4)
 
 
-def _own_detectron2(path: Path, header: Mapping[str, Any], arch: str, state_dict: Mapping[str, Tensor]) -> Checkpoint:
+def _own_detectron2(
+    path: Path, header: Mapping[str, Any], arch: str, state_dict: Mapping[str, Tensor]
+) -> Checkpoint:
     """The Checkpoint that `export --format detectron2` wrote, its digest verified."""
     try:
         pixels = header["pixels"]
@@ -410,7 +465,9 @@ def _own_detectron2(path: Path, header: Mapping[str, Any], arch: str, state_dict
     except (KeyError, TypeError) as error:
         raise BadInput(f"{path}: its `backbench` header is incomplete ({error!r})") from None
     if checkpoint.digest != recorded:
-        raise BadInput(f"{path}: the weights do not match the digest in its header; it was changed after the export")
+        raise BadInput(
+            f"{path}: the weights do not match the digest in its header; it was changed after the export"
+        )
     return checkpoint
 
 
@@ -443,10 +500,13 @@ def inspect(path: str | Path) -> dict[str, Any]:
                     "matched": len(trunk.keys),
                     "expected": len(trunk_shapes(trunk.arch)),
                     "absent_counters": sum(
-                        formats.is_counter(k) and k not in trunk.keys for k in trunk_shapes(trunk.arch)
+                        formats.is_counter(k) and k not in trunk.keys
+                        for k in trunk_shapes(trunk.arch)
                     ),
                     "missing_statistics": found.missing_statistics(trunk),
-                    "problems": {what: keys for what, keys in found.problems(trunk).items() if keys},
+                    "problems": {
+                        what: keys for what, keys in found.problems(trunk).items() if keys
+                    },
                     "untrained": untrained_signs(here),
                 }
             )
@@ -492,15 +552,24 @@ def _print_report(report: Mapping[str, Any]) -> None:
     table = Table("encoder", "prefix", "arch", "stem", "trunk", "", box=box.SIMPLE, pad_edge=False)
     remarks = []
     for row in report["encoders"]:
-        prefix = formats.shown(f"{row['table']}: {row['prefix']}" if row["table"] else row["prefix"])
+        prefix = formats.shown(
+            f"{row['table']}: {row['prefix']}" if row["table"] else row["prefix"]
+        )
         trunk = f"{row['matched']}/{row['expected']}"
         taken = "taken by default" if row["default"] else ""
-        table.add_row(*map(escape, (row["encoder"], prefix, row["arch"], row["stem"], trunk, taken)))
-        notes = [f"{len(keys)} {what}: {formats.first_names(keys)}" for what, keys in row["problems"].items()]
+        table.add_row(
+            *map(escape, (row["encoder"], prefix, row["arch"], row["stem"], trunk, taken))
+        )
+        notes = [
+            f"{len(keys)} {what}: {formats.first_names(keys)}"
+            for what, keys in row["problems"].items()
+        ]
         if row["missing_statistics"] == "all":
             notes.append("no batch-norm statistics")
         if row["absent_counters"]:
-            notes.append(f"{row['absent_counters']} batch counters are not in the file and become 0")
+            notes.append(
+                f"{row['absent_counters']} batch counters are not in the file and become 0"
+            )
         notes += [f"untrained? {sign}" for sign in row["untrained"]]
         remarks += [f"{row['encoder']}: {note}" for note in notes]
     console.print(table, soft_wrap=False)
@@ -512,7 +581,9 @@ def _print_report(report: Mapping[str, Any]) -> None:
     if report["importable"]:
         pixels = report["pixels"]
         console.print(f"pixels    {pixels['order']}, mean {pixels['mean']}, std {pixels['std']}")
-        console.print(f"method    {report['method']}, epochs {report['epochs'] or 'not in the file'}")
+        console.print(
+            f"method    {report['method']}, epochs {report['epochs'] or 'not in the file'}"
+        )
         console.print(f"digest    {report['digest']}")
     else:
         console.print(f"cannot be imported as it is: {report['why_not']}")
@@ -564,8 +635,14 @@ def run_export(args: argparse.Namespace) -> int:
             save_file(dict(checkpoint.state_dict), temporary, metadata={"format": "pt"})
         else:
             torch.save(dict(checkpoint.state_dict), temporary)
-    load = f"timm.create_model('{checkpoint.arch}', num_classes=0)" if args.format == "timm" else "fc = Identity()"
-    print(f"{out}: {len(checkpoint.state_dict)} tensors for {load}; pixel statistics in {out.name}.json")
+    load = (
+        f"timm.create_model('{checkpoint.arch}', num_classes=0)"
+        if args.format == "timm"
+        else "fc = Identity()"
+    )
+    print(
+        f"{out}: {len(checkpoint.state_dict)} tensors for {load}; pixel statistics in {out.name}.json"
+    )
     return 0
 
 

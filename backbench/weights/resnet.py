@@ -44,7 +44,9 @@ class Trunk(tv.ResNet):
         return torch.flatten(self.avgpool(self.stages(x)[-1]), 1)
 
 
-def build_backbone(arch: str, stem: str = "imagenet", *, zero_init_residual: bool = False, **kwargs: Any) -> Trunk:
+def build_backbone(
+    arch: str, stem: str = "imagenet", *, zero_init_residual: bool = False, **kwargs: Any
+) -> Trunk:
     """A randomly initialised trunk; `kwargs` go to torchvision's ResNet (norm_layer, say)."""
     if arch not in ARCHS:
         raise BadInput(f"unknown architecture '{arch}'; {nearest(arch, ARCHS)}")
@@ -67,4 +69,7 @@ def build_backbone(arch: str, stem: str = "imagenet", *, zero_init_residual: boo
 def trunk_shapes(arch: str, stem: str = "imagenet") -> dict[str, tuple[int, ...]]:
     """Name -> shape of every tensor of a trunk's state dict: 318 for a ResNet-50."""
     with torch.device("meta"):
-        return {name: tuple(tensor.shape) for name, tensor in build_backbone(arch, stem).state_dict().items()}
+        return {
+            name: tuple(tensor.shape)
+            for name, tensor in build_backbone(arch, stem).state_dict().items()
+        }

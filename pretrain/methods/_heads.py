@@ -26,7 +26,9 @@ class Head:
 
     def __post_init__(self) -> None:
         if self.layers < 1 or self.dim < 1:
-            raise ValueError(f"a head has at least one layer and one output, not {self.layers} and {self.dim}")
+            raise ValueError(
+                f"a head has at least one layer and one output, not {self.layers} and {self.dim}"
+            )
 
 
 MOCO_HEAD = Head(batchnorm=False)  # MoCo v2, JCL, LORAC
@@ -53,7 +55,9 @@ def build_head(config: Head, width: int) -> nn.Sequential:
             modules.append(nn.BatchNorm1d(hidden))
         modules.append(nn.ReLU())
         width = hidden
-    modules.append(nn.Linear(width, config.dim, bias=config.last_bias and not config.last_batchnorm))
+    modules.append(
+        nn.Linear(width, config.dim, bias=config.last_bias and not config.last_batchnorm)
+    )
     if config.last_batchnorm:
         modules.append(nn.BatchNorm1d(config.dim, affine=config.last_affine))
     return nn.Sequential(*modules)

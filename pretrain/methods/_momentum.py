@@ -48,7 +48,9 @@ class KeyEncoder(nn.Module):
     @torch.no_grad()
     def forward(self, views: Sequence[Tensor], generator: torch.Generator) -> Tensor:
         """V views (n, 3, h, w) on each rank -> unit keys (N, V, d) of the whole global batch, on every rank."""
-        images = torch.stack(list(views), 1)  # sample-major: the shuffled order does not depend on the number of ranks
+        images = torch.stack(
+            list(views), 1
+        )  # sample-major: the shuffled order does not depend on the number of ranks
         n, v = images.shape[:2]
         images, order = distributed.shuffle(images.flatten(0, 1), generator)
         keys = unit(self.encoder(images))
@@ -56,7 +58,9 @@ class KeyEncoder(nn.Module):
 
     def update(self, parameters: Iterable[Tensor], momentum: float | None = None) -> None:
         """One momentum step towards the query encoder's `parameters`; running statistics are averaged over ranks."""
-        momentum_update(self.encoder.parameters(), parameters, self.momentum if momentum is None else momentum)
+        momentum_update(
+            self.encoder.parameters(), parameters, self.momentum if momentum is None else momentum
+        )
         distributed.average_batchnorm(self.encoder)
 
 
@@ -82,7 +86,9 @@ class Queue(nn.Module):
 
 def check_queue(length: int, batch_size: int) -> None:
     if length < 1 or length % batch_size:
-        raise BadInput(f"a queue of {length} keys is no multiple of the batch size {batch_size}; change either")
+        raise BadInput(
+            f"a queue of {length} keys is no multiple of the batch size {batch_size}; change either"
+        )
 
 
 def check_groups(groups: int | None, batch_size: int) -> None:

@@ -18,7 +18,9 @@ def full_precision(loss: Callable[P, Tensor]) -> Callable[P, Tensor]:
 
     @functools.wraps(loss)
     def wrapped(*args: Any, **kwargs: Any) -> Tensor:
-        tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.is_floating_point()]
+        tensors = [
+            x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.is_floating_point()
+        ]
         dtype = torch.float64 if any(x.dtype == torch.float64 for x in tensors) else torch.float32
 
         def to_full(x: Any) -> Any:

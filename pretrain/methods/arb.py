@@ -58,7 +58,12 @@ def nearest_base(z: Tensor, ridge: float) -> Tensor:
 
 @full_precision
 def arb_loss(
-    z_a: Tensor, z_b: Tensor, *, groups: int = 1, ridge: float = 1e-4, permutation: Tensor | None = None
+    z_a: Tensor,
+    z_b: Tensor,
+    *,
+    groups: int = 1,
+    ridge: float = 1e-4,
+    permutation: Tensor | None = None,
 ) -> Tensor:
     """Eq. 8, diagonal only: sum_i (1 - <z^A_i, b^B_i>)^2 + (1 - <z^B_i, b^A_i>)^2 over the d columns.
 
@@ -104,7 +109,9 @@ def ablation_loss(
     if permutation is not None:
         a, b = a[:, permutation], b[:, permutation]
     a, b = (x.view(n, groups, d // groups).transpose(0, 1) for x in (a, b))
-    target_a, target_b = (a, b) if align == "direct" else (nearest_base(x.detach(), ridge) for x in (a, b))
+    target_a, target_b = (
+        (a, b) if align == "direct" else (nearest_base(x.detach(), ridge) for x in (a, b))
+    )
     total = z_a.new_zeros(())
     for x, target in ((a, target_b), (b, target_a)):
         if loss == "mse":
@@ -113,7 +120,9 @@ def ablation_loss(
         total = total + (1 - (x * target).sum(1)).square().sum()
         if loss == "off_diagonal":
             correlation = x.mT @ target
-            others = correlation.square().sum() - correlation.diagonal(dim1=1, dim2=2).square().sum()
+            others = (
+                correlation.square().sum() - correlation.diagonal(dim1=1, dim2=2).square().sum()
+            )
             total = total + off_diagonal_weight * others
     return total
 
@@ -159,7 +168,9 @@ class Method(TwoViews[Config]):
         super().__init__(config, backbone, setup)
         columns = config.head.dim if config.over == "features" else setup.batch_size
         if config.groups < 1 or columns % config.groups:
-            raise BadInput(f"arb: {config.groups} groups do not divide {columns} columns; change method.groups")
+            raise BadInput(
+                f"arb: {config.groups} groups do not divide {columns} columns; change method.groups"
+            )
         self.seed = setup.seed
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
@@ -169,7 +180,11 @@ class Method(TwoViews[Config]):
         if config.shuffle:
             generator = seeding.generator(self.seed, "feature shuffle", batch.step)
             permutation = torch.randperm(z_a.shape[1], generator=generator).to(z_a.device)
-        common: dict[str, Any] = {"groups": config.groups, "ridge": config.ridge, "permutation": permutation}
+        common: dict[str, Any] = {
+            "groups": config.groups,
+            "ridge": config.ridge,
+            "permutation": permutation,
+        }
         if (config.align, config.loss, config.over) == ("base", "eq8", "features"):
             loss = arb_loss(z_a, z_b, **common)
         else:

@@ -38,7 +38,9 @@ class Method(method.Method):
     def __init__(self, config: Config, backbone: Trunk, setup: Setup) -> None:
         super().__init__()
         if setup.views != 2:
-            raise BadInput(f"byol takes two views of each image, not {setup.views}; change views.crops")
+            raise BadInput(
+                f"byol takes two views of each image, not {setup.views}; change views.crops"
+            )
         self.config = config
         self.backbone = backbone
         self.projector = build_head(config.head, backbone.feature_dim)

@@ -22,7 +22,11 @@ ON = ("simclr", "dcl", "hcl", "moco", "byol", "simsiam", "cmc")
 
 @full_precision
 def cllr_regularizer(
-    phi: Tensor, projection: Tensor, *, alpha: float, norm: Literal["nuclear", "l21", "none"] = "nuclear"
+    phi: Tensor,
+    projection: Tensor,
+    *,
+    alpha: float,
+    norm: Literal["nuclear", "l21", "none"] = "nuclear",
 ) -> Tensor:
     """Eq. 7-8 without lambda: mean_i ||L^T L phi_i - phi_i||^2 + alpha ||L||.
 
@@ -64,9 +68,13 @@ class Method(method.Method):
     def __init__(self, config: Config, backbone: Trunk, setup: Setup) -> None:
         super().__init__()
         if config.inner.name not in ON:
-            raise BadInput(f"cllr works on {', '.join(ON)}, not on '{config.inner.name}'; change method.inner.name")
+            raise BadInput(
+                f"cllr works on {', '.join(ON)}, not on '{config.inner.name}'; change method.inner.name"
+            )
         if config.reconstruction == "released" and config.norm != "none":
-            raise BadInput("cllr: the released reconstruction ignores L's scale; with it method.norm must be none")
+            raise BadInput(
+                "cllr: the released reconstruction ignores L's scale; with it method.norm must be none"
+            )
         self.config = config
         self.inner = build_method(config.inner, backbone, setup)
         self.sync_batchnorm = self.inner.sync_batchnorm
@@ -93,10 +101,14 @@ class Method(method.Method):
         features = list(self._features)
         self._features.clear()
         config = self.config
-        if config.reconstruction == "released":  # over the batch of all ranks: the norm is not a sum over samples
+        if (
+            config.reconstruction == "released"
+        ):  # over the batch of all ranks: the norm is not a sum over samples
             views = torch.cat(features).split(len(batch.views[0]))
             gathered = [distributed.gather(view) for view in views]
-            term = torch.stack([released_reconstruction(view, self.projection) for view in gathered]).sum()
+            term = torch.stack(
+                [released_reconstruction(view, self.projection) for view in gathered]
+            ).sum()
         else:
             phi = torch.cat(features)
             phi = F.normalize(phi, dim=1) if config.normalize else phi
@@ -104,9 +116,15 @@ class Method(method.Method):
             term = distributed.mean_over_ranks(term)
         with torch.no_grad():
             gram = self.projection @ self.projection.T
-            rank = gram.trace().square() / gram.square().sum().clamp_min(1e-30)  # (sum s^2)^2 / sum s^4
+            rank = gram.trace().square() / gram.square().sum().clamp_min(
+                1e-30
+            )  # (sum s^2)^2 / sum s^4
         logged = {k: v for k, v in out.items() if k != "loss"}
-        logged |= {"contrastive": out["loss"].detach(), "regularizer": term.detach(), "rank_L": rank}
+        logged |= {
+            "contrastive": out["loss"].detach(),
+            "regularizer": term.detach(),
+            "rank_L": rank,
+        }
         return {"loss": out["loss"] + config.weight * term, **logged}
 
     def after_step(self, progress: float) -> None:

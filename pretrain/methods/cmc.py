@@ -44,17 +44,25 @@ class Method(method.Method):
     def __init__(self, config: Config, backbone: Trunk, setup: Setup) -> None:
         super().__init__()
         if setup.views != 1:
-            raise BadInput(f"cmc takes one view of each image and splits its channels, not {setup.views}")
+            raise BadInput(
+                f"cmc takes one view of each image and splits its channels, not {setup.views}"
+            )
         self.config, self.seed = config, setup.seed
         self.backbone = backbone
         self.colour_backbone = copy.deepcopy(backbone)
         for module in self.colour_backbone.modules():
-            if isinstance(module, nn.Conv2d):  # drawn anew as torchvision draws it; norms start alike
+            if isinstance(
+                module, nn.Conv2d
+            ):  # drawn anew as torchvision draws it; norms start alike
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
         self.projector = build_head(config.head, backbone.feature_dim)
         self.colour_projector = build_head(config.head, backbone.feature_dim)
         memory = torch.randn(
-            2, setup.images, config.head.dim, generator=seeding.generator(setup.seed, "memory"), device="cpu"
+            2,
+            setup.images,
+            config.head.dim,
+            generator=seeding.generator(setup.seed, "memory"),
+            device="cpu",
         )
         self.register_buffer("memory", F.normalize(memory, dim=2))
         self._new: list[tuple[Tensor, Tensor]] = []
@@ -62,16 +70,27 @@ class Method(method.Method):
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         config = self.config
         luminance, colour = split_channels(batch.views[0])
-        z = torch.stack([self.projector(self.backbone(luminance)), self.colour_projector(self.colour_backbone(colour))])
+        z = torch.stack(
+            [
+                self.projector(self.backbone(luminance)),
+                self.colour_projector(self.colour_backbone(colour)),
+            ]
+        )
         z = unit(z)  # (2, n, d)
         generator = seeding.generator(self.seed, "negatives", batch.step)
-        drawn = torch.randint(self.memory.shape[1], (config.negatives,), generator=generator).to(z.device)
+        drawn = torch.randint(self.memory.shape[1], (config.negatives,), generator=generator).to(
+            z.device
+        )
         losses = []
         for own, other in ((0, 1), (1, 0)):
             bank = self.memory[other]
-            losses.append(infonce_loss(z[own], bank[batch.index], bank[drawn], temperature=config.temperature))
+            losses.append(
+                infonce_loss(z[own], bank[batch.index], bank[drawn], temperature=config.temperature)
+            )
         index = distributed.gather_without_gradient(batch.index)
-        self._new.append((index, distributed.gather_without_gradient(z.transpose(0, 1)).transpose(0, 1)))
+        self._new.append(
+            (index, distributed.gather_without_gradient(z.transpose(0, 1)).transpose(0, 1))
+        )
         return {"loss": distributed.mean_over_ranks(torch.stack(losses).sum())}
 
     @torch.no_grad()

@@ -43,10 +43,14 @@ class Method(moco.Method):
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         config = self.config
-        keys = self.key_encoder([batch.views[1]], seeding.generator(self.seed, "shuffle", batch.step, 1))[:, 0]
+        keys = self.key_encoder(
+            [batch.views[1]], seeding.generator(self.seed, "shuffle", batch.step, 1)
+        )[:, 0]
         q, k = self.query(batch.views[0]), distributed.local_slice(keys)
         contrast = moco.infonce_loss(q, k, self.queue.keys, temperature=config.temperature)
-        consistency = consistency_loss(q, k, self.queue.keys, temperature=config.consistency_temperature)
+        consistency = consistency_loss(
+            q, k, self.queue.keys, temperature=config.consistency_temperature
+        )
         self._new_keys.append(keys)
         loss = distributed.mean_over_ranks(contrast + config.consistency * consistency)
         return {"loss": loss, "consistency": torch.detach(consistency)}

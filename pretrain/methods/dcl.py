@@ -29,4 +29,8 @@ class Method(TwoViews[Config]):
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         z_a, z_b = self.project(batch)
-        return {"loss": dcl_loss(z_a, z_b, temperature=self.config.temperature, tau_plus=self.config.tau_plus)}
+        return {
+            "loss": dcl_loss(
+                z_a, z_b, temperature=self.config.temperature, tau_plus=self.config.tau_plus
+            )
+        }

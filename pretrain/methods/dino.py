@@ -47,7 +47,12 @@ class DinoHead(nn.Module):
 
 @full_precision
 def dino_loss(
-    student: Tensor, teacher: Tensor, center: Tensor, *, student_temperature: float, teacher_temperature: float
+    student: Tensor,
+    teacher: Tensor,
+    center: Tensor,
+    *,
+    student_temperature: float,
+    teacher_temperature: float,
 ) -> Tensor:
     """Algorithm 1: mean cross-entropy of student view s and teacher view t over all pairs s != t.
 
@@ -83,10 +88,14 @@ class Method(method.Method):
     def __init__(self, config: Config, backbone: Trunk, setup: Setup) -> None:
         super().__init__()
         if not 1 <= config.teachers <= setup.views or setup.views < 2:
-            raise BadInput(f"dino: {config.teachers} teacher views of {setup.views}; it takes at least two views")
+            raise BadInput(
+                f"dino: {config.teachers} teacher views of {setup.views}; it takes at least two views"
+            )
         self.config = config
         self.backbone = backbone
-        self.projector = DinoHead(backbone.feature_dim, config.hidden, config.bottleneck, config.dim, config.batchnorm)
+        self.projector = DinoHead(
+            backbone.feature_dim, config.hidden, config.bottleneck, config.dim, config.batchnorm
+        )
         self.teacher = momentum_copy(nn.Sequential(backbone, self.projector))
         self.register_buffer("center", torch.zeros(config.dim))
         self._seen: list[Tensor] = []

@@ -15,7 +15,9 @@ from pretrain.methods.simclr import TwoViews, TwoViewsConfig, pair_similarities
 
 
 @full_precision
-def hcl_loss(z_a: Tensor, z_b: Tensor, *, temperature: float, tau_plus: float, beta: float) -> Tensor:
+def hcl_loss(
+    z_a: Tensor, z_b: Tensor, *, temperature: float, tau_plus: float, beta: float
+) -> Tensor:
     """Eq. 4-5: negatives weighted by their hardness exp(beta sim / t), and the share tau_plus of false ones removed.
 
     z (N, d), N at least 2, normalised inside. beta = 0 weighs all alike: the debiased loss. The negatives' estimate is
@@ -23,7 +25,9 @@ def hcl_loss(z_a: Tensor, z_b: Tensor, *, temperature: float, tau_plus: float, b
     """
     positive, negative = pair_similarities(z_a, z_b, temperature)
     count = negative.shape[1] - 2
-    hardness = torch.where(negative.isinf(), negative, beta * negative)  # hidden entries stay hidden when beta is 0
+    hardness = torch.where(
+        negative.isinf(), negative, beta * negative
+    )  # hidden entries stay hidden when beta is 0
     weighted = (torch.logsumexp(hardness + negative, 1) - torch.logsumexp(hardness, 1)).exp()
     estimate = count * (weighted - tau_plus * positive.exp()) / (1 - tau_plus)
     estimate = estimate.clamp_min(count * math.exp(-1 / temperature))
@@ -44,5 +48,7 @@ class Method(TwoViews[Config]):
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         z_a, z_b = self.project(batch)
         config = self.config
-        loss = hcl_loss(z_a, z_b, temperature=config.temperature, tau_plus=config.tau_plus, beta=config.beta)
+        loss = hcl_loss(
+            z_a, z_b, temperature=config.temperature, tau_plus=config.tau_plus, beta=config.beta
+        )
         return {"loss": loss}

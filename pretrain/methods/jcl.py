@@ -37,7 +37,9 @@ def jcl_loss(q: Tensor, keys: Tensor, queue: Tensor, *, temperature: float, lam:
     mean, quadratic = moments(q, keys.detach())
     positive = mean / temperature
     own = positive + lam / (2 * temperature**2) * quadratic
-    return (torch.logaddexp(own, queue_logsumexp(q, queue, temperature=temperature)) - positive).mean()
+    return (
+        torch.logaddexp(own, queue_logsumexp(q, queue, temperature=temperature)) - positive
+    ).mean()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,10 +49,14 @@ class Config(MethodConfig):
     head: Head = MOCO_HEAD
     temperature: float = 0.2
     lam: float = 4.0
-    ramp: bool = True  # released code: lambda grows by lam / epochs with each epoch, up to lam in the last
+    ramp: bool = (
+        True  # released code: lambda grows by lam / epochs with each epoch, up to lam in the last
+    )
     queue: int = 65536
     momentum: float = 0.999
-    groups: int | None = None  # of local batch norm over the global batch (the paper's GPUs); null: one per process
+    groups: int | None = (
+        None  # of local batch norm over the global batch (the paper's GPUs); null: one per process
+    )
 
 
 class Method(method.Method):
@@ -62,7 +68,9 @@ class Method(method.Method):
     def __init__(self, config: Config, backbone: Trunk, setup: Setup) -> None:
         super().__init__()
         if setup.views < 2:
-            raise BadInput(f"jcl takes one query view and at least one key view, not {setup.views} in all")
+            raise BadInput(
+                f"jcl takes one query view and at least one key view, not {setup.views} in all"
+            )
         check_queue(config.queue, setup.batch_size)
         check_groups(config.groups, setup.batch_size)
         self.config, self.seed = config, setup.seed

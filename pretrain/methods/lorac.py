@@ -55,10 +55,16 @@ class _NuclearNorm(torch.autograd.Function):
         wide = matrices.shape[-2] <= matrices.shape[-1]
         norms, gradient = matrices.new_empty(len(matrices)), torch.empty_like(matrices)
         # 2 MiB at a time on a CPU: in its cache, and few calls
-        size = max(1, (1 << 18) // matrices[0].numel()) if matrices.device.type == "cpu" else len(matrices)
+        size = (
+            max(1, (1 << 18) // matrices[0].numel())
+            if matrices.device.type == "cpu"
+            else len(matrices)
+        )
         for start in range(0, len(matrices), size):
             part = matrices[start : start + size].double()
-            norm, polar = _polar(part if wide else part.mT, 1e-8 if matrices.dtype == torch.float32 else 1e-4)
+            norm, polar = _polar(
+                part if wide else part.mT, 1e-8 if matrices.dtype == torch.float32 else 1e-4
+            )
             norms[start : start + size] = norm
             gradient[start : start + size] = polar if wide else polar.mT
         ctx.save_for_backward(gradient)
@@ -113,7 +119,9 @@ def lorac_loss(
     elif prior == "batch" and math.isfinite(beta):
         centred = (queries - queries.mean(0)).reshape(1, views * n, d)
         penalty = nuclear_norm(centred) / (n * views * beta)
-    negative = queue_logsumexp(queries.reshape(-1, d), queue, temperature=temperature).view(views, n)
+    negative = queue_logsumexp(queries.reshape(-1, d), queue, temperature=temperature).view(
+        views, n
+    )
     return F.softplus(negative - (positive - penalty) / temperature).mean()
 
 
@@ -132,7 +140,9 @@ class Config(MethodConfig):
     sigma2: float = 2.0  # gaussian
     margin: float = 3.0
     prior_from: float = 0.5  # no prior (an infinite beta) before this share of the epochs
-    groups: int | None = None  # of the keys' batch norm over the global batch (the paper's GPUs); null: one per process
+    groups: int | None = (
+        None  # of the keys' batch norm over the global batch (the paper's GPUs); null: one per process
+    )
     drop_tau: bool = False  # released code: no temperature once the prior is on
     swap_queues: bool = False  # released code: key c meets the queue of the other key
 
@@ -143,7 +153,9 @@ class Method(method.Method):
     def __init__(self, config: Config, backbone: Trunk, setup: Setup) -> None:
         super().__init__()
         if not 1 <= config.keys < setup.views:
-            raise BadInput(f"{config.name}: {config.keys} keys need more views than that, not {setup.views}")
+            raise BadInput(
+                f"{config.name}: {config.keys} keys need more views than that, not {setup.views}"
+            )
         check_queue(config.queue, setup.batch_size)
         check_groups(config.groups, setup.batch_size * config.keys)
         self.config, self.seed = config, setup.seed
@@ -154,7 +166,9 @@ class Method(method.Method):
             nn.Sequential(backbone, self.projector), momentum=config.momentum, groups=config.groups
         )
         dim = config.head.dim
-        queues = [Queue(config.queue, dim, seed=setup.seed, name=f"queue {c}") for c in range(config.keys)]
+        queues = [
+            Queue(config.queue, dim, seed=setup.seed, name=f"queue {c}") for c in range(config.keys)
+        ]
         self.queues = nn.ModuleList(queues)
         self._new_keys: list[Tensor] = []
 
@@ -162,7 +176,9 @@ class Method(method.Method):
         config = self.config
         first = 0 if config.keys > 1 else 1  # with one key its view is never a query
         views = batch.views[first:]
-        queries = unit(torch.stack(forward_crops(lambda x: self.projector(self.backbone(x)), views)))
+        queries = unit(
+            torch.stack(forward_crops(lambda x: self.projector(self.backbone(x)), views))
+        )
         order = seeding.generator(self.seed, "shuffle", batch.step)
         all_keys = self.key_encoder(batch.views[: config.keys], order)  # (N, keys, d)
         keys = distributed.local_slice(all_keys).transpose(0, 1)

@@ -72,7 +72,9 @@ def mio_loss(
     z_a, z_b = F.normalize(z_a, dim=1), F.normalize(z_b, dim=1)
     loss = F.softplus(-(z_a * z_b).sum(1) / temperature).mean()
     if n > 1:
-        loss = loss + 2 * _NegativePairs.apply(torch.cat([z_a, z_b]), temperature) / (4 * n * n - 4 * n)
+        loss = loss + 2 * _NegativePairs.apply(torch.cat([z_a, z_b]), temperature) / (
+            4 * n * n - 4 * n
+        )
     if l2_weight:
         divisor = {"mean": n * d, "pair_mean": n, "sum": 0.5}[l2_reduction]
         loss = loss + l2_weight * (z_a - z_b).square().sum() / divisor

@@ -18,7 +18,10 @@ from pretrain.methods._heads import MOCO_HEAD, Head, build_head
 from pretrain.methods._momentum import KeyEncoder, Queue, check_groups, check_queue, momentum_at
 from pretrain.methods._precision import full_precision, unit
 
-CHUNK_ELEMENTS = {"cpu": 1 << 16, "cuda": 1 << 24}  # logits held at once: 256 KiB in cache, 64 MiB on a GPU
+CHUNK_ELEMENTS = {
+    "cpu": 1 << 16,
+    "cuda": 1 << 24,
+}  # logits held at once: 256 KiB in cache, 64 MiB on a GPU
 LEAST_KEYS = 512  # fewer make slow matrix products
 
 
@@ -76,7 +79,9 @@ class Config(MethodConfig):
     final_momentum: float | None = None  # reached by half a cosine; null: constant (MoCo)
     symmetric: bool = False
     query_batchnorm: Literal["local", "sync"] = "local"  # MoCo's: statistics of one GPU
-    groups: int | None = None  # of local batch norm over the global batch (the paper's GPUs); null: one per process
+    groups: int | None = (
+        None  # of local batch norm over the global batch (the paper's GPUs); null: one per process
+    )
 
 
 class Method(method.Method):
@@ -85,7 +90,9 @@ class Method(method.Method):
     def __init__(self, config: Config, backbone: Trunk, setup: Setup) -> None:
         super().__init__()
         if setup.views != 2:
-            raise BadInput(f"moco takes two views of each image, not {setup.views}; change views.crops")
+            raise BadInput(
+                f"moco takes two views of each image, not {setup.views}; change views.crops"
+            )
         check_queue(config.queue, setup.batch_size * (2 if config.symmetric else 1))
         check_groups(config.groups, setup.batch_size)
         self.config, self.seed = config, setup.seed
@@ -125,7 +132,9 @@ class Method(method.Method):
         config = self.config
         final = config.momentum if config.final_momentum is None else config.final_momentum
         momentum = momentum_at(progress, config.momentum, final)
-        self.key_encoder.update([*self.backbone.parameters(), *self.projector.parameters()], momentum)
+        self.key_encoder.update(
+            [*self.backbone.parameters(), *self.projector.parameters()], momentum
+        )
         for keys in self._new_keys:
             self.queue.enqueue(keys)
         self._new_keys.clear()

@@ -16,7 +16,9 @@ from pretrain.methods._precision import full_precision
 
 
 @full_precision
-def ressl_loss(q: Tensor, k: Tensor, queue: Tensor, *, temperature: float, key_temperature: float) -> Tensor:
+def ressl_loss(
+    q: Tensor, k: Tensor, queue: Tensor, *, temperature: float, key_temperature: float
+) -> Tensor:
     """Eq. 5: cross-entropy of the key's and the query's similarities to the queue, softmaxed at their temperatures.
 
     q, k (N, d), queue (K, d), unit; gradient to q only.
@@ -43,7 +45,9 @@ class Method(moco.Method):
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         config = self.config
-        keys = self.key_encoder([batch.views[1]], seeding.generator(self.seed, "shuffle", batch.step, 1))[:, 0]
+        keys = self.key_encoder(
+            [batch.views[1]], seeding.generator(self.seed, "shuffle", batch.step, 1)
+        )[:, 0]
         loss = ressl_loss(
             self.query(batch.views[0]),
             distributed.local_slice(keys),

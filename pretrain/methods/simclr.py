@@ -26,7 +26,9 @@ def pair_similarities(z_a: Tensor, z_b: Tensor, temperature: float) -> tuple[Ten
     i = torch.arange(2 * n, device=z.device)
     partner = (i + n) % (2 * n)
     positive = logits[i, partner]
-    negative = logits.index_put((torch.cat([i, i]), torch.cat([i, partner])), logits.new_tensor(-torch.inf))
+    negative = logits.index_put(
+        (torch.cat([i, i]), torch.cat([i, partner])), logits.new_tensor(-torch.inf)
+    )
     return positive, negative
 
 
@@ -55,7 +57,9 @@ class TwoViews(method.Method, Generic[C]):
     def __init__(self, config: C, backbone: Trunk, setup: Setup) -> None:
         super().__init__()
         if setup.views != 2:
-            raise BadInput(f"{config.name} takes two views of each image, not {setup.views}; change views.crops")
+            raise BadInput(
+                f"{config.name} takes two views of each image, not {setup.views}; change views.crops"
+            )
         self.config = config
         self.backbone = backbone
         self.projector = build_head(config.head, backbone.feature_dim)

@@ -36,7 +36,9 @@ class Method(method.Method):
     def __init__(self, config: Config, backbone: Trunk, setup: Setup) -> None:
         super().__init__()
         if setup.views != 2:
-            raise BadInput(f"simsiam takes two views of each image, not {setup.views}; change views.crops")
+            raise BadInput(
+                f"simsiam takes two views of each image, not {setup.views}; change views.crops"
+            )
         self.backbone = backbone
         self.projector = build_head(config.head, backbone.feature_dim)
         self.predictor = build_head(config.predictor, config.head.dim)
@@ -45,4 +47,7 @@ class Method(method.Method):
         z_a, z_b = (self.projector(self.backbone(view)) for view in batch.views)
         loss = simsiam_loss(self.predictor(z_a), self.predictor(z_b), z_a, z_b)
         spread = F.normalize(z_a.detach().float(), dim=1).std(0).mean() * z_a.shape[1] ** 0.5
-        return {"loss": distributed.mean_over_ranks(loss), "spread": spread}  # 1 when spread evenly, 0 when collapsed
+        return {
+            "loss": distributed.mean_over_ranks(loss),
+            "spread": spread,
+        }  # 1 when spread evenly, 0 when collapsed

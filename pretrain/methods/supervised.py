@@ -34,9 +34,13 @@ class Method(method.Method):
     def __init__(self, config: Config, backbone: Trunk, setup: Setup) -> None:
         super().__init__()
         if setup.views != 1:
-            raise BadInput(f"supervised takes one view of each image, not {setup.views}; change views.crops")
+            raise BadInput(
+                f"supervised takes one view of each image, not {setup.views}; change views.crops"
+            )
         if setup.classes < 2:
-            raise BadInput(f"supervised needs labels of at least two classes, not {setup.classes}; change data")
+            raise BadInput(
+                f"supervised needs labels of at least two classes, not {setup.classes}; change data"
+            )
         check_groups(config.groups, setup.batch_size)
         self.config = config
         self.backbone = backbone

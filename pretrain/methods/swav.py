@@ -29,7 +29,9 @@ class Config(MethodConfig):
     epsilon: float = 0.05
     iterations: int = 3
     assigned: int = 2
-    freeze_epochs: int = 1  # the prototypes stand still at first (1 epoch; 313 iterations in the code)
+    freeze_epochs: int = (
+        1  # the prototypes stand still at first (1 epoch; 313 iterations in the code)
+    )
     queue: int = 0  # embeddings of earlier batches that join the assignment
     queue_from: int = 15  # epoch
 
@@ -38,7 +40,9 @@ class Method(method.Method):
     def __init__(self, config: Config, backbone: Trunk, setup: Setup) -> None:
         super().__init__()
         if not 1 <= config.assigned <= setup.views or setup.views < 2:
-            raise BadInput(f"swav: {config.assigned} assigned views of {setup.views}; it takes at least two views")
+            raise BadInput(
+                f"swav: {config.assigned} assigned views of {setup.views}; it takes at least two views"
+            )
         self.config = config
         self.backbone = backbone
         self.projector = build_head(config.head, backbone.feature_dim)
@@ -49,7 +53,8 @@ class Method(method.Method):
         if config.queue:
             check_queue(config.queue, setup.batch_size)
             queues = [
-                Queue(config.queue, config.head.dim, seed=setup.seed, name=f"queue {i}") for i in range(config.assigned)
+                Queue(config.queue, config.head.dim, seed=setup.seed, name=f"queue {i}")
+                for i in range(config.assigned)
             ]
         self.queues = nn.ModuleList(queues)
         self._new: list[Tensor] = []
@@ -64,8 +69,12 @@ class Method(method.Method):
         config = self.config
         weight: Tensor = self.prototypes
         if batch.epoch < config.freeze_epochs:
-            weight = weight.detach() + 0.0 * weight  # DDP wants a gradient for every parameter, here zero
-        embedded = [unit(z) for z in forward_crops(lambda x: self.projector(self.backbone(x)), batch.views)]
+            weight = (
+                weight.detach() + 0.0 * weight
+            )  # DDP wants a gradient for every parameter, here zero
+        embedded = [
+            unit(z) for z in forward_crops(lambda x: self.projector(self.backbone(x)), batch.views)
+        ]
         with torch.autocast(weight.device.type, enabled=False):
             logs = [F.log_softmax(z @ weight.T / config.temperature, dim=1) for z in embedded]
             losses = []
@@ -83,7 +92,9 @@ class Method(method.Method):
                     )[: len(embedded[a])]
                 losses += [-(codes * logs[v]).sum(1).mean() for v in range(len(logs)) if v != a]
         if config.queue:
-            self._new += [distributed.gather_without_gradient(z) for z in embedded[: config.assigned]]
+            self._new += [
+                distributed.gather_without_gradient(z) for z in embedded[: config.assigned]
+            ]
         return {"loss": distributed.mean_over_ranks(torch.stack(losses).mean())}
 
     def after_step(self, progress: float) -> None:

@@ -14,7 +14,12 @@ from pretrain.methods.simclr import TwoViews, TwoViewsConfig
 
 @full_precision
 def vicreg_loss(
-    z_a: Tensor, z_b: Tensor, *, invariance: float = 25.0, variance: float = 25.0, covariance: float = 1.0
+    z_a: Tensor,
+    z_b: Tensor,
+    *,
+    invariance: float = 25.0,
+    variance: float = 25.0,
+    covariance: float = 1.0,
 ) -> Tensor:
     """Eq. 6 as the released code computes it; z (N, d) raw. The invariance is a mean over N d, the variance term the
     mean over the two views, the covariance term their sum."""
@@ -37,5 +42,9 @@ class Method(TwoViews[Config]):
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         z_a, z_b = self.project(batch)
         config = self.config
-        weights = {"invariance": config.invariance, "variance": config.variance, "covariance": config.covariance}
+        weights = {
+            "invariance": config.invariance,
+            "variance": config.variance,
+            "covariance": config.covariance,
+        }
         return {"loss": vicreg_loss(z_a, z_b, **weights)}

@@ -31,7 +31,9 @@ def whiten(x: Tensor, ridge: float) -> Tensor:
 
 
 @full_precision
-def w_mse_loss(z_a: Tensor, z_b: Tensor, orders: Tensor, *, size: int, ridge: float = 0.0) -> Tensor:
+def w_mse_loss(
+    z_a: Tensor, z_b: Tensor, orders: Tensor, *, size: int, ridge: float = 0.0
+) -> Tensor:
     """Eq. 6: mean over pairs of the distance 2 - 2 cos between whitened views, averaged over `orders`.
 
     z (N, d); orders (R, N) permutations of the samples; neighbours in an order form slices of `size` that are whitened
@@ -68,5 +70,11 @@ class Method(TwoViews[Config]):
         z_a, z_b = self.project(batch)
         generator = seeding.generator(self.seed, "whitening slices", batch.step)
         orders = [torch.randperm(len(z_a), generator=generator) for _ in range(self.config.repeats)]
-        loss = w_mse_loss(z_a, z_b, torch.stack(orders).to(z_a.device), size=self.config.size, ridge=self.config.ridge)
+        loss = w_mse_loss(
+            z_a,
+            z_b,
+            torch.stack(orders).to(z_a.device),
+            size=self.config.size,
+            ridge=self.config.ridge,
+        )
         return {"loss": loss}

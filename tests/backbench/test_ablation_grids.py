@@ -48,16 +48,25 @@ def pretrainings(name: str) -> dict[PretrainConfig, int]:
     """The recipes behind the grid's pretraining jobs, as their command lines give them, and how many seeds each has."""
     here = Path(__file__).parent
     found = expand(read_grid(name), here, where=name, data=here)
-    commands = [job.argv[1 : job.argv.index("--data")] for job in found.jobs if job.verb == "pretrain"]
-    seeds = Counter(tuple(word for word in words if not word.startswith("seed=")) for words in commands)
-    return {config.load(PretrainConfig, w[0], w[1:], kind="pretrain"): count for w, count in seeds.items()}
+    commands = [
+        job.argv[1 : job.argv.index("--data")] for job in found.jobs if job.verb == "pretrain"
+    ]
+    seeds = Counter(
+        tuple(word for word in words if not word.startswith("seed=")) for words in commands
+    )
+    return {
+        config.load(PretrainConfig, w[0], w[1:], kind="pretrain"): count
+        for w, count in seeds.items()
+    }
 
 
 @pytest.mark.parametrize("name", GRIDS)
 def test_every_point_is_a_recipe_and_the_grid_is_an_ablation(name) -> None:
     recipes = pretrainings(name)
     assert set(recipes.values()) <= {2, 3, 5}, "every point has its seeds"
-    assert all(not recipe.expected for recipe in recipes), "a varied recipe must not answer for the paper's number"
+    assert all(not recipe.expected for recipe in recipes), (
+        "a varied recipe must not answer for the paper's number"
+    )
     rows = [
         Result(
             checkpoint=f"{i}", name=r.name, method="m", arch=r.arch, epochs=1, task="linear", dataset="d", split="test",
@@ -82,7 +91,11 @@ def test_what_the_papers_vary_is_what_changes() -> None:
     assert betas == {0.5, 1, 2, 4, 8, math.inf}
     for recipe in pretrainings("ablate_lorac_views"):
         (crops,) = recipe.views.crops
-        assert crops.count == int(recipe.name.rpartition("M=")[2]) and crops.size == 224 and recipe.method.keys == 1
+        assert (
+            crops.count == int(recipe.name.rpartition("M=")[2])
+            and crops.size == 224
+            and recipe.method.keys == 1
+        )
     assert {r.epochs for r in pretrainings("ablate_arb_batch")} == {16, 32, 64, 128, 256}
     assert {r.stop_after_epochs for r in pretrainings("ablate_mio_lr")} == {100}
 
@@ -96,7 +109,9 @@ def test_the_methods_accept_the_points(name) -> None:
         setup = Setup(batch_size=recipe.batch_size, views=views, seed=0, images=1000, classes=100)
         method = recipe.method
         if hasattr(method, "queue"):
-            method = dataclasses.replace(method, queue=recipe.batch_size)  # filling a long one takes a second
+            method = dataclasses.replace(
+                method, queue=recipe.batch_size
+            )  # filling a long one takes a second
         build_method(method, trunk, setup)
 
 
@@ -107,20 +122,43 @@ def test_two_keys_nine_points_two_seeds_end_to_end(tmp_path) -> None:
     root = embedded.build(tmp_path / "data", size="tiny")
     runs = tmp_path / "runs"
     command = [sys.executable, "-m", "backbench"]
-    launch = [*command, "launch", "run", "ablate_tiny", "--data", str(root), "--out", str(runs), "--cluster", "local"]
+    launch = [
+        *command,
+        "launch",
+        "run",
+        "ablate_tiny",
+        "--data",
+        str(root),
+        "--out",
+        str(runs),
+        "--cluster",
+        "local",
+    ]
     subprocess.run(launch, check=True, timeout=1500)
     rows = [r for r in store.read(runs)[0] if r.task == "analyze" and r.metric == "nuclear_norm"]
     points = Counter(r.name for r in rows if "projector" in r.protocol)
     betas, temperatures = ("0.5", "2.0", "inf"), ("0.1", "0.2", "0.5")
-    expected = {f"lorac-tiny beta={b} temperature={t}" for b, t in itertools.product(betas, temperatures)}
+    expected = {
+        f"lorac-tiny beta={b} temperature={t}" for b, t in itertools.product(betas, temperatures)
+    }
     assert points == dict.fromkeys(expected, 2)
     figures = tmp_path / "figures"
-    board = [*command, "leaderboard", str(runs), "--figures", str(figures), "--html", str(tmp_path / "page.html")]
+    board = [
+        *command,
+        "leaderboard",
+        str(runs),
+        "--figures",
+        str(figures),
+        "--html",
+        str(tmp_path / "page.html"),
+    ]
     subprocess.run(board, check=True, timeout=300)
     stem = "ablation-lorac-tiny-beta-and-temperature"
     assert {p.name for p in figures.iterdir()} == {f"{stem}.{s}" for s in ("svg", "png", "csv")}
     with (figures / f"{stem}.csv").open() as file:
-        lines = [line for line in csv.DictReader(file) if line["column"].startswith("knn/digits/top1_k5")]
+        lines = [
+            line for line in csv.DictReader(file) if line["column"].startswith("knn/digits/top1_k5")
+        ]
     assert len(lines) == 9 and {line["seeds"] for line in lines} == {"2"}
     digests = {r.checkpoint for r in rows}
     assert len(digests) == 18 and len(collect([runs]).rows) == 18

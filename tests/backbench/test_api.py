@@ -46,7 +46,13 @@ def test_tasks_are_named_like_columns():
 
 
 def test_the_seed_reaches_every_verb(tmp_path):
-    for task in ("linear/cifar10", "semi_1pct/imagenet", "finetune/dtd", "analyze/dtd", "mask_rcnn/coco2017"):
+    for task in (
+        "linear/cifar10",
+        "semi_1pct/imagenet",
+        "finetune/dtd",
+        "analyze/dtd",
+        "mask_rcnn/coco2017",
+    ):
         command = _command(tmp_path / "x", parse_task(task), seed=3, lists="lists", engine="auto")
         line = _whole(command, data="data", run=tmp_path / "run", options=[], seed=3)
         args = parser().parse_args(line)
@@ -87,6 +93,8 @@ def test_a_module_goes_to_the_table(tiny_root, tmp_path):
     again = backbench.evaluate(saved, TASKS, data=tiny_root, out=tmp_path / "out")
     assert again == found, "recognised, not measured again"
     with pytest.raises(BadInput, match="other weights"):
-        backbench.evaluate(torchvision.models.resnet18(), TASKS, data=tiny_root, out=tmp_path / "out")
+        backbench.evaluate(
+            torchvision.models.resnet18(), TASKS, data=tiny_root, out=tmp_path / "out"
+        )
     with pytest.raises(BadInput, match="digitz"):
         backbench.evaluate(saved, "knn/digitz@knn_demo", data=tiny_root, out=tmp_path / "other")

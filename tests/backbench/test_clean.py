@@ -26,7 +26,9 @@ def a_run(root, verb):
 def runs(tmp_path):
     trunk = build_backbone("resnet18", "imagenet").state_dict()
     done = a_run(tmp_path / "runs" / "done", "pretrain")
-    Checkpoint(arch="resnet18", method="random", state_dict=trunk).save(done / "backbone.safetensors")
+    Checkpoint(arch="resnet18", method="random", state_dict=trunk).save(
+        done / "backbone.safetensors"
+    )
     torn = a_run(tmp_path / "runs" / "torn", "pretrain")
     (torn / "backbone.safetensors").write_bytes((done / "backbone.safetensors").read_bytes()[:-100])
     a_run(tmp_path / "runs" / "going", "pretrain")
@@ -63,8 +65,15 @@ def test_only_listed_until_told(runs, capsys):
 def test_what_goes_and_what_stays(runs, capsys):
     before = files(runs)
     assert cli.main(["clean", str(runs), "--yes"]) == 0
-    assert before - files(runs) == {"done/state.pt", "done/.state.pt.abc.tmp", "nested/detector/state.pt"}
-    assert torch.equal(Checkpoint.load(runs / "done" / "backbone.safetensors").state_dict["bn1.weight"], torch.ones(64))
+    assert before - files(runs) == {
+        "done/state.pt",
+        "done/.state.pt.abc.tmp",
+        "nested/detector/state.pt",
+    }
+    assert torch.equal(
+        Checkpoint.load(runs / "done" / "backbone.safetensors").state_dict["bn1.weight"],
+        torch.ones(64),
+    )
     assert cli.main(["clean", str(runs), "--yes"]) == 0
     assert "0 B can go" in capsys.readouterr().out
 
@@ -76,12 +85,19 @@ def test_sizes_and_states(runs):
     }  # fmt: skip
     assert held["done"].size > 40_000_000
     alone = {h.run.name: h.size for h in clean.held([runs])}
-    assert alone == {name: h.size for name, h in held.items()}, "a folder named twice is counted once"
+    assert alone == {name: h.size for name, h in held.items()}, (
+        "a folder named twice is counted once"
+    )
 
 
 def test_a_damaged_run_file_keeps_everything(runs):
     (runs / "done" / "run.json").write_text("{")
-    assert not [f for h in clean.held([runs]) for f, _, _ in h.removable if f.name == "state.pt" and "done" in str(f)]
+    assert not [
+        f
+        for h in clean.held([runs])
+        for f, _, _ in h.removable
+        if f.name == "state.pt" and "done" in str(f)
+    ]
     assert json.loads((runs / "going" / "run.json").read_text())["verb"] == "pretrain"
 
 

@@ -43,8 +43,14 @@ def test_every_verb_has_help():
         ([], "VERB"),
         (["lienar"], "lienar"),
         (["pretrain", "demo_lorac"], "--data"),
-        (["pretrain", "demo_lorac", "seed=1", "--data", ".", "--out", "x", "epohcs=1"], "did you mean 'epochs'"),
-        (["pretrain", "demo_lorac", "--data", ".", "--out", "x", "--epochs=1"], "unrecognized arguments: --epochs=1"),
+        (
+            ["pretrain", "demo_lorac", "seed=1", "--data", ".", "--out", "x", "epohcs=1"],
+            "did you mean 'epochs'",
+        ),
+        (
+            ["pretrain", "demo_lorac", "--data", ".", "--out", "x", "--epochs=1"],
+            "unrecognized arguments: --epochs=1",
+        ),
         (["semisup", "x", "--percent", "7", "--lists", ".", "--data", ".", "--out", "."], "7"),
     ],
 )

@@ -62,7 +62,9 @@ def load(path, *overrides):
 
 
 def test_bases_merge_from_low_to_high(tmp_path):
-    write(tmp_path, "low", "name: low\nlr: 1e-4\npet: {name: dog, tricks: [sit]}\ntable: {a: 1, b: 2}")
+    write(
+        tmp_path, "low", "name: low\nlr: 1e-4\npet: {name: dog, tricks: [sit]}\ntable: {a: 1, b: 2}"
+    )
     write(tmp_path, "side", "lr: 0.5\nheads: [{width: 1}, {norm: true}]")
     top = write(tmp_path, "top", "base: [low, side]\nname: top\ntable: {b: 3}")
     found = load(top)
@@ -134,5 +136,9 @@ def test_a_recipe_written_out_reads_back_as_itself(tmp_path):
 
 def test_fingerprints_are_equal_exactly_when_the_values_are():
     a, b = Recipe(name="r"), Recipe(name="r", pair=(0.0, 1.0))
-    assert config.fingerprint(a) == config.fingerprint(b) != config.fingerprint(Recipe(name="r", lr=0.2))
+    assert (
+        config.fingerprint(a)
+        == config.fingerprint(b)
+        != config.fingerprint(Recipe(name="r", lr=0.2))
+    )
     assert config.fingerprint({"x": 1, "y": 2}) == config.fingerprint({"y": 2, "x": 1})

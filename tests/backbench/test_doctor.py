@@ -62,7 +62,10 @@ def test_missing_things_are_named(tmp_path, monkeypatch):
 
 
 def test_a_slurm_that_does_not_answer_is_broken(tmp_path, monkeypatch):
-    for name, text in (("sbatch", "exit 0"), ("sinfo", "echo 'slurm_load_partitions: no controller' >&2; exit 1")):
+    for name, text in (
+        ("sbatch", "exit 0"),
+        ("sinfo", "echo 'slurm_load_partitions: no controller' >&2; exit 1"),
+    ):
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
@@ -72,6 +75,8 @@ def test_a_slurm_that_does_not_answer_is_broken(tmp_path, monkeypatch):
 
 
 def test_doctor_leaves_torch_to_a_process_of_its_own():
-    code = "import sys; from backbench import doctor; doctor.packages(); print('torch' in sys.modules)"
+    code = (
+        "import sys; from backbench import doctor; doctor.packages(); print('torch' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -11,7 +11,9 @@ from backbench.knn import knn_scores
 def by_hand(queries, bank, labels, *, classes, k, temperature):
     out = torch.zeros(len(queries), classes, dtype=torch.float64)
     for i, q in enumerate(queries.double()):
-        similarity = [(float(q @ b / (q.norm() * b.norm())), int(y)) for b, y in zip(bank.double(), labels)]
+        similarity = [
+            (float(q @ b / (q.norm() * b.norm())), int(y)) for b, y in zip(bank.double(), labels)
+        ]
         for s, y in sorted(similarity, reverse=True)[:k]:
             out[i, y] += math.exp((s - 1) / temperature)
     return out
@@ -22,7 +24,14 @@ def test_votes(columns):
     torch.manual_seed(0)
     bank, labels, queries = torch.randn(50, 8), torch.randint(0, 4, (50,)), torch.randn(9, 8)
     found = knn_scores(
-        queries, (bank[:30], bank[30:]), labels, classes=4, k=(1, 5, 20), temperature=0.07, rows=4, columns=columns
+        queries,
+        (bank[:30], bank[30:]),
+        labels,
+        classes=4,
+        k=(1, 5, 20),
+        temperature=0.07,
+        rows=4,
+        columns=columns,
     )
     for k in (1, 5, 20):
         expected = by_hand(queries, bank, labels, classes=4, k=k, temperature=0.07)

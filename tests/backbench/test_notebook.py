@@ -12,7 +12,11 @@ def test_the_notebook_is_kept_without_outputs():
     nbformat = pytest.importorskip("nbformat")
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     nbformat.validate(notebook)
-    assert all(not cell.outputs and cell.execution_count is None for cell in notebook.cells if cell.cell_type == "code")
+    assert all(
+        not cell.outputs and cell.execution_count is None
+        for cell in notebook.cells
+        if cell.cell_type == "code"
+    )
 
 
 @pytest.mark.slow
@@ -22,7 +26,9 @@ def test_the_notebook_goes_from_a_module_to_the_table(tmp_path, monkeypatch):
     pytest.importorskip("ipykernel")
     monkeypatch.setenv("BACKBENCH_NOTEBOOK", str(tmp_path / "work"))
     notebook = nbformat.read(NOTEBOOK, as_version=4)
-    nbclient.NotebookClient(notebook, timeout=550, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    nbclient.NotebookClient(
+        notebook, timeout=550, resources={"metadata": {"path": str(tmp_path)}}
+    ).execute()
     with (tmp_path / "work" / "leaderboard.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [r["name"] for r in rows] == ["first", "second"]

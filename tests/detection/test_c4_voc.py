@@ -22,14 +22,18 @@ def voc(tmp_path):
         (root / "ImageSets/Main/trainval.txt").write_text("\n".join(names[:3]))
         (root / "ImageSets/Main/test.txt").write_text("\n".join(names[3:]))
         for i, name in enumerate(names):
-            Image.fromarray(rng.integers(0, 255, (80, 100, 3), dtype=np.uint8)).save(root / f"JPEGImages/{name}.jpg")
+            Image.fromarray(rng.integers(0, 255, (80, 100, 3), dtype=np.uint8)).save(
+                root / f"JPEGImages/{name}.jpg"
+            )
             objects = "".join(
                 f"<object><name>{c}</name><pose>x</pose><truncated>0</truncated><difficult>{d}</difficult><bndbox>"
                 f"<xmin>{10 + i}</xmin><ymin>{1}</ymin><xmax>{60 + i}</xmax><ymax>{50}</ymax></bndbox></object>"
                 for c, d in (("dog", 0), ("car", i % 2))
             )
             size = "<size><width>100</width><height>80</height><depth>3</depth></size>"
-            (root / f"Annotations/{name}.xml").write_text(f"<annotation>{size}{objects}</annotation>")
+            (root / f"Annotations/{name}.xml").write_text(
+                f"<annotation>{size}{objects}</annotation>"
+            )
     return tmp_path
 
 
@@ -60,7 +64,12 @@ def test_perfect_and_missing_detections(voc):
 
     split = coco.read("voc_2007_test", voc, task="faster_rcnn")
     exact = [
-        {"image_id": r["image_id"], "category_id": a["category_id"], "bbox": a["bbox"], "score": 0.9}
+        {
+            "image_id": r["image_id"],
+            "category_id": a["category_id"],
+            "bbox": a["bbox"],
+            "score": 0.9,
+        }
         for r in split.records
         for a in r["annotations"]
     ]
@@ -74,14 +83,25 @@ def test_perfect_and_missing_detections(voc):
 def test_voc_config(voc, tmp_path):
     name = "faster_rcnn_R_50_C4_VOC"
     p = train_net.prepare(
-        train_net.Job(name, ("MODEL.WEIGHTS", "random"), "detectron2", None, voc, tmp_path / "run", 1, False)
+        train_net.Job(
+            name, ("MODEL.WEIGHTS", "random"), "detectron2", None, voc, tmp_path / "run", 1, False
+        )
     )
     assert (len(p.train.records), len(p.val.records)) == (6, 3)
     assert train_net.choose_engine("auto", p.given) == "detectron2"
     assert config.protocol(p.given) == "detection-c4-voc-v1"
     with pytest.raises(BadInput, match=r"no key|does not state"):
         train_net.prepare(
-            train_net.Job(name, ("MODEL.WEIGHTS", "random"), "torchvision", None, voc, tmp_path / "run", 1, False)
+            train_net.Job(
+                name,
+                ("MODEL.WEIGHTS", "random"),
+                "torchvision",
+                None,
+                voc,
+                tmp_path / "run",
+                1,
+                False,
+            )
         )
 
 
@@ -90,7 +110,14 @@ def test_c4_trunk_arrives(tiny_root, tmp_path):
     import torch
 
     job = train_net.Job(
-        "tiny_faster_rcnn_R_50_C4", ("MODEL.WEIGHTS", "random"), "detectron2", None, tiny_root, tmp_path, 1, False
+        "tiny_faster_rcnn_R_50_C4",
+        ("MODEL.WEIGHTS", "random"),
+        "detectron2",
+        None,
+        tiny_root,
+        tmp_path,
+        1,
+        False,
     )
     p = train_net.prepare(job)
     engine = train_net.build_engine(job, p, torch.device("cpu"))

@@ -33,7 +33,9 @@ def make(root, task, *, images=25, empty=(), seed=0):
     found = []
     for image in range(1, images + 1):
         (root / "coco" / "val2017" / f"{image}.jpg").touch()
-        data["images"].append({"id": image, "file_name": f"{image}.jpg", "height": size, "width": size})
+        data["images"].append(
+            {"id": image, "file_name": f"{image}.jpg", "height": size, "width": size}
+        )
         for _ in range(0 if image in empty else int(rng.integers(1, 5))):
             x, y = rng.uniform(0, 100, 2)
             w, h = rng.uniform(5, 150, 2)
@@ -43,7 +45,9 @@ def make(root, task, *, images=25, empty=(), seed=0):
             outline = mask.frPyObjects([polygon], size, size)[0]
             if crowd:
                 outline = {"size": [size, size], "counts": outline["counts"].decode()}
-            points = np.stack([rng.uniform(x, x + w, 5), rng.uniform(y, y + h, 5), rng.integers(0, 3, 5)], 1)
+            points = np.stack(
+                [rng.uniform(x, x + w, 5), rng.uniform(y, y + h, 5), rng.integers(0, 3, 5)], 1
+            )
             points[points[:, 2] == 0] = 0
             data["annotations"].append(
                 {
@@ -61,7 +65,16 @@ def make(root, task, *, images=25, empty=(), seed=0):
             for _ in range(int(rng.integers(0, 4))):
                 bx = np.array([x, y, w, h]) + rng.normal(0, 3, 4)
                 bx[2:] = bx[2:].clip(2)
-                part = [bx[0], bx[1], bx[0] + bx[2], bx[1], bx[0] + bx[2], bx[1] + bx[3], bx[0], bx[1] + bx[3]]
+                part = [
+                    bx[0],
+                    bx[1],
+                    bx[0] + bx[2],
+                    bx[1],
+                    bx[0] + bx[2],
+                    bx[1] + bx[3],
+                    bx[0],
+                    bx[1] + bx[3],
+                ]
                 rle = mask.frPyObjects([part], size, size)[0]
                 moved = points.copy()
                 moved[:, :2] += rng.normal(0, 3, (5, 2))
@@ -78,7 +91,9 @@ def make(root, task, *, images=25, empty=(), seed=0):
     kind = "person_keypoints" if people else "instances"
     (root / "coco" / "annotations").mkdir()
     (root / "coco" / "annotations" / f"{kind}_val2017.json").write_text(json.dumps(data))
-    return coco.read("keypoints_coco_2017_val" if people else "coco_2017_val", root, task=task), found
+    return coco.read(
+        "keypoints_coco_2017_val" if people else "coco_2017_val", root, task=task
+    ), found
 
 
 def oracle(split, found, kind, ids=None):
@@ -131,11 +146,15 @@ def test_interval_is_of_the_same_ap(tmp_path, kind):
             repeated["images"].append({**data["images"][id - 1], "id": new})
             for a in data["annotations"]:
                 if a["image_id"] == id:
-                    repeated["annotations"].append({**a, "id": len(repeated["annotations"]) + 1, "image_id": new})
+                    repeated["annotations"].append(
+                        {**a, "id": len(repeated["annotations"]) + 1, "image_id": new}
+                    )
             detections += [{**d, "image_id": new} for d in found if d["image_id"] == id]
     split.file.write_text(json.dumps(repeated))
     images = [i["id"] for i in repeated["images"]]
-    assert float(aps[1]) == pytest.approx(oracle(split, detections, kind, images).stats[0], abs=1e-9)
+    assert float(aps[1]) == pytest.approx(
+        oracle(split, detections, kind, images).stats[0], abs=1e-9
+    )
 
 
 def test_draws_depend_on_the_images_alone(tmp_path):
@@ -165,7 +184,9 @@ def test_first_images_only(tmp_path):
     assert [r["image_id"] for r in few.records] == list(range(1, 8))
     mine = [d for d in found if d["image_id"] <= 7]
     ev = oracle(split, mine, "bbox", list(range(1, 8)))
-    assert evaluate.score(few, mine, "bbox", [], manifest="m").values["AP"] == pytest.approx(100 * ev.stats[0])
+    assert evaluate.score(few, mine, "bbox", [], manifest="m").values["AP"] == pytest.approx(
+        100 * ev.stats[0]
+    )
 
 
 def test_unknown_dataset_is_named(tmp_path):

@@ -21,7 +21,11 @@ TASKS = ("faster_rcnn", "mask_rcnn", "keypoint_rcnn")
 def to_detectron2_names(state):
     """The torchvision engine's whole state under Detectron2's names, class order rotated."""
     out = {}
-    trunk = {k.removeprefix("backbone.body."): v for k, v in state.items() if k.startswith("backbone.body.")}
+    trunk = {
+        k.removeprefix("backbone.body."): v
+        for k, v in state.items()
+        if k.startswith("backbone.body.")
+    }
     for name, v in importing.to_detectron2(trunk).items():
         out[f"backbone.bottom_up.{name}"] = v
     for k, v in state.items():
@@ -31,7 +35,11 @@ def to_detectron2_names(state):
             middle = "norm." if parts[4] == "1" else ""
             out[f"backbone.{kind}{int(parts[3]) + 2}.{middle}{parts[5]}"] = v
         elif k.startswith("rpn.head."):
-            name = {"conv": "conv", "cls_logits": "objectness_logits", "bbox_pred": "anchor_deltas"}[parts[2]]
+            name = {
+                "conv": "conv",
+                "cls_logits": "objectness_logits",
+                "bbox_pred": "anchor_deltas",
+            }[parts[2]]
             out[f"proposal_generator.rpn_head.{name}.{parts[-1]}"] = v
         elif k.startswith("roi_heads."):
             out |= dict([head_name(parts, v)])
@@ -41,7 +49,10 @@ def to_detectron2_names(state):
 def head_name(parts, v):
     match parts[1:]:
         case ["box_head", layer, last]:
-            return f"roi_heads.box_head.{layer.replace('fc6', 'fc1').replace('fc7', 'fc2')}.{last}", v
+            return (
+                f"roi_heads.box_head.{layer.replace('fc6', 'fc1').replace('fc7', 'fc2')}.{last}",
+                v,
+            )
         case ["box_predictor", "cls_score", last]:
             return f"roi_heads.box_predictor.cls_score.{last}", torch.cat([v[1:], v[:1]])
         case ["box_predictor", "bbox_pred", last]:
@@ -67,20 +78,28 @@ def pair(request, tiny_root, tmp_path_factory):
     name = f"tiny_{task}_R_18_FPN"
     engines = []
     for engine in ("torchvision", "detectron2"):
-        job = train_net.Job(name, opts, engine, None, tiny_root, tmp_path_factory.mktemp("run"), 1, False)
+        job = train_net.Job(
+            name, opts, engine, None, tiny_root, tmp_path_factory.mktemp("run"), 1, False
+        )
         p = train_net.prepare(job)
         engines.append(train_net.build_engine(job, p, torch.device("cpu")))
     ours, theirs = engines
     generator = torch.Generator().manual_seed(1)
     images = [coco.to_uint8(coco.load_image(r)) for r in p.train.records[:4]]
-    norms = [m for m in ours.model.modules() if isinstance(m, torch.nn.modules.batchnorm._BatchNorm)]
+    norms = [
+        m for m in ours.model.modules() if isinstance(m, torch.nn.modules.batchnorm._BatchNorm)
+    ]
     with torch.no_grad():
         for key, value in ours.model.named_parameters():
             if key.startswith(("rpn", "roi_heads")) and value.dim() > 1:
-                value.copy_(torch.randn(value.shape, generator=generator) * (1 / value[0].numel()) ** 0.5)
+                value.copy_(
+                    torch.randn(value.shape, generator=generator) * (1 / value[0].numel()) ** 0.5
+                )
         for norm in norms:
             norm.momentum = 1.0
-        ours.model.backbone(ours.model.batch(images).tensors)  # statistics that fit: scores spread and do not saturate
+        ours.model.backbone(
+            ours.model.batch(images).tensors
+        )  # statistics that fit: scores spread and do not saturate
         for norm in norms:
             norm.momentum = 0.1
     theirs.model.load_state_dict(to_detectron2_names(ours.model.state_dict()))
@@ -90,8 +109,14 @@ def pair(request, tiny_root, tmp_path_factory):
 def test_every_weight_has_a_counterpart(pair):
     ours, theirs, _, _ = pair
     assert to_detectron2_names(ours.model.state_dict()).keys() == theirs.model.state_dict().keys()
-    groups = [{id(q): g["weight_decay"] for g in e.optimizer.param_groups for q in g["params"]} for e in (ours, theirs)]
-    decay = [{n: group[id(q)] for n, q in e.model.named_parameters()} for e, group in zip((ours, theirs), groups)]
+    groups = [
+        {id(q): g["weight_decay"] for g in e.optimizer.param_groups for q in g["params"]}
+        for e in (ours, theirs)
+    ]
+    decay = [
+        {n: group[id(q)] for n, q in e.model.named_parameters()}
+        for e, group in zip((ours, theirs), groups)
+    ]
     assert sorted(decay[0].values()) == sorted(decay[1].values())
 
 
@@ -113,19 +138,27 @@ def test_features_anchors_proposals_boxes_and_scores(pair):
             proposals, _ = ours.model.rpn(batch, features)
             images = theirs.model.preprocess_image(batch_for(theirs, record))
             reference = theirs.model.backbone(images.tensor)
-            anchors2 = theirs.model.proposal_generator.anchor_generator([reference[k] for k in reference])
+            anchors2 = theirs.model.proposal_generator.anchor_generator(
+                [reference[k] for k in reference]
+            )
             proposals2, _ = theirs.model.proposal_generator(images, reference)
         torch.testing.assert_close(batch.tensors, images.tensor, rtol=1e-5, atol=1e-5)
         for a, b in zip(features.values(), reference.values(), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5 * float(b.abs().max()))
         torch.testing.assert_close(anchors[0], Boxes.cat(anchors2).tensor, rtol=0, atol=1e-5)
-        torch.testing.assert_close(proposals[0], proposals2[0].proposal_boxes.tensor, rtol=1e-5, atol=1e-3)
+        torch.testing.assert_close(
+            proposals[0], proposals2[0].proposal_boxes.tensor, rtol=1e-5, atol=1e-3
+        )
         a = ours.predict(record)
         b = theirs.predict(record)
         assert len(a) == len(b) > 0
         assert [x["category_id"] for x in a] == [x["category_id"] for x in b]
-        np.testing.assert_allclose([x["score"] for x in a], [x["score"] for x in b], rtol=1e-5, atol=1e-6)
-        np.testing.assert_allclose([x["bbox"] for x in a], [x["bbox"] for x in b], rtol=1e-5, atol=1e-3)
+        np.testing.assert_allclose(
+            [x["score"] for x in a], [x["score"] for x in b], rtol=1e-5, atol=1e-6
+        )
+        np.testing.assert_allclose(
+            [x["bbox"] for x in a], [x["bbox"] for x in b], rtol=1e-5, atol=1e-3
+        )
         if task == "mask_rcnn":
             from pycocotools import mask
 
@@ -133,7 +166,9 @@ def test_features_anchors_proposals_boxes_and_scores(pair):
                 differing = (mask.decode(x["segmentation"]) != mask.decode(y["segmentation"])).sum()
                 assert differing <= 2
         if task == "keypoint_rcnn":
-            ka, kb = (np.array([x["keypoints"] for x in found]).reshape(len(a), -1, 3) for found in (a, b))
+            ka, kb = (
+                np.array([x["keypoints"] for x in found]).reshape(len(a), -1, 3) for found in (a, b)
+            )
             np.testing.assert_allclose(ka[..., :2], kb[..., :2], atol=1e-2)
 
 
@@ -141,7 +176,9 @@ def test_losses_from_the_same_images(pair):
     """The same batch, the same draws of anchors and proposals: every loss term and the gradients of it all."""
     ours, theirs, split, task = pair
     records = coco.training_records(split, task)[:2]
-    order = [coco.targets(r, 128, 128, mirrored=False, flip_map=split.flip, task=task) for r in records]
+    order = [
+        coco.targets(r, 128, 128, mirrored=False, flip_map=split.flip, task=task) for r in records
+    ]
     images = [coco.to_uint8(coco.load_image(r)) for r in records]
     mapper = DatasetMapper(
         is_train=True,
@@ -176,28 +213,42 @@ def test_losses_from_the_same_images(pair):
     sum(reference.values()).backward()
     gradients = to_detectron2_names({k: p.grad for k, p in ours.model.named_parameters()})
     for key, parameter in theirs.model.named_parameters():
-        difference = float((gradients[key] - parameter.grad).norm() / parameter.grad.norm().clamp(min=1e-4))
+        difference = float(
+            (gradients[key] - parameter.grad).norm() / parameter.grad.norm().clamp(min=1e-4)
+        )
         assert difference < 1e-3, (key, difference)  # a ReLU at zero may fall on either side
 
 
 def test_training_images_are_the_same(pair):
     """The filter of Detectron2's loader, and its mapper under flips, against ours."""
-    from detectron2.data.build import filter_images_with_few_keypoints, filter_images_with_only_crowd_annotations
+    from detectron2.data.build import (
+        filter_images_with_few_keypoints,
+        filter_images_with_only_crowd_annotations,
+    )
     from detectron2.data.detection_utils import transform_instance_annotations
-    from detectron2.data.transforms import HFlipTransform, NoOpTransform, ResizeTransform, TransformList
+    from detectron2.data.transforms import (
+        HFlipTransform,
+        NoOpTransform,
+        ResizeTransform,
+        TransformList,
+    )
 
     _, _, split, task = pair
     kept = filter_images_with_only_crowd_annotations(split.records)
     if task == "keypoint_rcnn":
         kept = filter_images_with_few_keypoints(kept, 1)
-    assert [r["image_id"] for r in kept] == [r["image_id"] for r in coco.training_records(split, task)]
+    assert [r["image_id"] for r in kept] == [
+        r["image_id"] for r in coco.training_records(split, task)
+    ]
     stream = engine_detectron2.Stream(split.records, 0)
     height, width = 160, 200
     for mirrored in (False, True):
         flip = HFlipTransform(width) if mirrored else NoOpTransform()
         moves = TransformList([ResizeTransform(128, 128, height, width), flip])
         for i, record in enumerate(split.records[:4]):
-            mine = coco.targets(record, height, width, mirrored=mirrored, flip_map=split.flip, task=task)
+            mine = coco.targets(
+                record, height, width, mirrored=mirrored, flip_map=split.flip, task=task
+            )
             for n, a in enumerate(stream[i]["annotations"]):
                 b = transform_instance_annotations(
                     dict(a), moves, (height, width), keypoint_hflip_indices=split.flip or None
@@ -218,12 +269,16 @@ def test_sizes_and_schedule():
     generator = torch.Generator().manual_seed(0)
     for _ in range(300):
         h, w = torch.randint(40, 2000, (2,), generator=generator).tolist()
-        assert coco.shortest_edge(h, w, 800, 1333) == tuple(ResizeShortestEdge.get_output_shape(h, w, 800, 1333))
+        assert coco.shortest_edge(h, w, 800, 1333) == tuple(
+            ResizeShortestEdge.get_output_shape(h, w, 800, 1333)
+        )
     cfg = engine_detectron2.read_config(config.read("faster_rcnn_R_50_FPN_1x", []))
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=cfg.SOLVER.BASE_LR)
     scheduler = build_lr_scheduler(cfg, optimizer)
     for iteration in range(2000):
-        assert optimizer.param_groups[0]["lr"] == pytest.approx(train_net.lr_at(cfg, iteration), rel=1e-6)
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(
+            train_net.lr_at(cfg, iteration), rel=1e-6
+        )
         optimizer.step()
         scheduler.step()
     for iteration in (59_999, 60_000, 79_999, 80_000, 89_999):
@@ -237,9 +292,15 @@ def test_initial_weights_are_drawn_alike(pair):
     fresh = engine_torchvision.Detector(ours.cfg, build_backbone("resnet18"), ours.model.pixels)
     reference = engine_detectron2.build_model(theirs.cfg).state_dict()
     for key, value in to_detectron2_names(fresh.state_dict()).items():
-        if key.startswith("backbone.bottom_up") or value.numel() < 500 or not value.is_floating_point():
+        if (
+            key.startswith("backbone.bottom_up")
+            or value.numel() < 500
+            or not value.is_floating_point()
+        ):
             continue
-        assert float(value.std()) == pytest.approx(float(reference[key].std()), rel=0.2, abs=1e-9), key
+        assert float(value.std()) == pytest.approx(
+            float(reference[key].std()), rel=0.2, abs=1e-9
+        ), key
 
 
 def test_coco_json_of_their_evaluator(pair):

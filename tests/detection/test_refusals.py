@@ -20,7 +20,9 @@ FASTER = "tiny_faster_rcnn_R_18_FPN"
 @pytest.fixture(scope="module")
 def trunk():
     torch.manual_seed(0)
-    return Checkpoint(arch="resnet18", method="test", state_dict=build_backbone("resnet18").state_dict())
+    return Checkpoint(
+        arch="resnet18", method="test", state_dict=build_backbone("resnet18").state_dict()
+    )
 
 
 @pytest.fixture
@@ -36,7 +38,9 @@ def prepare(data, tmp_path, checkpoint=None, *opts, name=FASTER, world=1):
         file = tmp_path / "x.safetensors"
         checkpoint.save(file)
     opts = opts if checkpoint is not None else ("MODEL.WEIGHTS", "random", *opts)
-    return train_net.prepare(train_net.Job(name, opts, "torchvision", file, data, tmp_path / "run", world, False))
+    return train_net.prepare(
+        train_net.Job(name, opts, "torchvision", file, data, tmp_path / "run", world, False)
+    )
 
 
 def edit(data, change, kind="instances", part="val"):
@@ -84,7 +88,10 @@ def test_weights_must_be_named(tiny_root, tmp_path, trunk):
         convert.weights(None, "detectron2://ImageNetPretrained/MSRA/R-50.pkl", 50, 0)
     with pytest.raises(BadInput, match="give one"):
         convert.weights(tmp_path / "x", "y.pkl", 18, 0)
-    assert convert.weights(None, "random", 18, 0).digest == convert.weights(None, "random", 18, 0).digest
+    assert (
+        convert.weights(None, "random", 18, 0).digest
+        == convert.weights(None, "random", 18, 0).digest
+    )
 
 
 def test_small_image_stem_is_refused(tiny_root, tmp_path):
@@ -93,7 +100,10 @@ def test_small_image_stem_is_refused(tiny_root, tmp_path):
             tiny_root,
             tmp_path,
             Checkpoint(
-                arch="resnet18", stem="conv3", method="t", state_dict=build_backbone("resnet18", "conv3").state_dict()
+                arch="resnet18",
+                stem="conv3",
+                method="t",
+                state_dict=build_backbone("resnet18", "conv3").state_dict(),
             ),
         )
 
@@ -132,12 +142,18 @@ def test_half_matched_pkl_is_refused(tmp_path, trunk):
     [
         (lambda d: d["annotations"][0].update(category_id=77), "category 77 is not among"),
         (lambda d: d["annotations"][0].update(image_id=999), "image 999 is not in"),
-        (lambda d: d["annotations"][1].update(id=d["annotations"][0]["id"]), "its id appears twice"),
+        (
+            lambda d: d["annotations"][1].update(id=d["annotations"][0]["id"]),
+            "its id appears twice",
+        ),
         (lambda d: d["annotations"][0].update(bbox=[1, 2, 3]), "bbox"),
         (lambda d: d["annotations"][0].update(bbox=[1, 2, float("nan"), 3]), "bbox"),
         (lambda d: d.pop("images"), "no 'images' list"),
         (lambda d: d.update(categories=[]), "'categories' is empty"),
-        (lambda d: d["categories"][0].update(name="zero"), "its categories are not those of .* 1 '"),
+        (
+            lambda d: d["categories"][0].update(name="zero"),
+            "its categories are not those of .* 1 '",
+        ),
     ],
 )
 def test_annotation_files_that_do_not_fit(data, tmp_path, trunk, change, words):
@@ -158,7 +174,9 @@ def test_files_that_are_not_there_or_not_json(data, tmp_path, trunk):
 
 def test_keypoint_files_without_keypoints(data, tmp_path, trunk):
     name = "tiny_keypoint_rcnn_R_18_FPN"
-    edit(data, lambda d: [a.pop("keypoints") for a in d["annotations"]], "person_keypoints", "train")
+    edit(
+        data, lambda d: [a.pop("keypoints") for a in d["annotations"]], "person_keypoints", "train"
+    )
     with pytest.raises(BadInput, match="no annotation has keypoints"):
         prepare(data, tmp_path, trunk, name=name)
     edit(data, lambda d: d["categories"][0].pop("keypoints"), "person_keypoints", "train")
@@ -171,7 +189,10 @@ def test_keypoint_files_without_keypoints(data, tmp_path, trunk):
 
 def test_missing_images_are_named(data, tmp_path, trunk):
     (data / "scenes" / "val2017" / "000000000002.jpg").unlink()
-    with pytest.raises(BadInput, match=r"1 of 2 images of instances_val2017.json are missing, first 000000000002.jpg"):
+    with pytest.raises(
+        BadInput,
+        match=r"1 of 2 images of instances_val2017.json are missing, first 000000000002.jpg",
+    ):
         prepare(data, tmp_path, trunk)
 
 
@@ -241,7 +262,10 @@ def test_protocol_names():
         return config.protocol(config.read(recipe, opts))
 
     assert name("faster_rcnn_R_50_FPN_1x") == "detection-1x-v1"
-    assert name("keypoint_rcnn_R_50_FPN_1x", "SEED", "3", "SOLVER.CHECKPOINT_PERIOD", "7") == "detection-1x-v1"
+    assert (
+        name("keypoint_rcnn_R_50_FPN_1x", "SEED", "3", "SOLVER.CHECKPOINT_PERIOD", "7")
+        == "detection-1x-v1"
+    )
     assert name("demo_mask_rcnn_R_18_FPN") == "detection-demo-v1"
     assert name(FASTER) == "detection-tiny-v1"
     changed = name("mask_rcnn_R_50_FPN_1x", "SOLVER.BASE_LR", "0.01")

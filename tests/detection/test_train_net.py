@@ -26,7 +26,9 @@ def x(tmp_path_factory):
     """A ResNet-18 checkpoint. With seed 0, rounding between one and two processes flips a proposal at step 2."""
     torch.manual_seed(1)
     file = tmp_path_factory.mktemp("checkpoint") / "x.safetensors"
-    Checkpoint(arch="resnet18", method="test", state_dict=build_backbone("resnet18").state_dict()).save(file)
+    Checkpoint(
+        arch="resnet18", method="test", state_dict=build_backbone("resnet18").state_dict()
+    ).save(file)
     return file
 
 
@@ -93,9 +95,18 @@ def test_faster_rcnn_from_start_to_end(tiny_root, x, tmp_path):
     rows, _ = store.read(whole / "results.jsonl")
     first = rows[0]
     assert first.checkpoint == Checkpoint.load(x).digest
-    assert (first.task, first.dataset, first.split, first.engine) == ("faster_rcnn", "scenes", "val", "torchvision")
-    assert {r.metric for r in rows} == {f"bbox_{m}" for m in ("AP", "AP50", "AP75", "APs", "APm", "APl")}
-    assert first.protocol.startswith("detection-") and not first.protocol.endswith("-v1")  # SIX is no protocol's
+    assert (first.task, first.dataset, first.split, first.engine) == (
+        "faster_rcnn",
+        "scenes",
+        "val",
+        "torchvision",
+    )
+    assert {r.metric for r in rows} == {
+        f"bbox_{m}" for m in ("AP", "AP50", "AP75", "APs", "APm", "APl")
+    }
+    assert first.protocol.startswith("detection-") and not first.protocol.endswith(
+        "-v1"
+    )  # SIX is no protocol's
     assert len(list((whole / "pictures").glob("*.png"))) == 2
     assert (whole / first.provenance["predictions"]).is_file()
     assert json.loads((whole / "progress.json").read_text())["done"] == 2
@@ -107,7 +118,9 @@ def test_faster_rcnn_from_start_to_end(tiny_root, x, tmp_path):
     assert (whole / "results.jsonl").read_bytes() == before
     # Another experiment does not continue this one.
     other = detect(config, tiny_root, whole, "--checkpoint", x, *SIX, "SOLVER.BASE_LR", "0.5")
-    assert other.returncode == 2 and "SOLVER.BASE_LR" in other.stderr and other.stderr.count("\n") == 1
+    assert (
+        other.returncode == 2 and "SOLVER.BASE_LR" in other.stderr and other.stderr.count("\n") == 1
+    )
 
 
 @pytest.mark.slow
@@ -119,7 +132,9 @@ def test_killed_and_resumed(tiny_root, x, tmp_path, task):
 @pytest.mark.slow
 def test_killed_and_resumed_in_detectron2(tiny_root, x, tmp_path):
     pytest.importorskip("detectron2", reason="Detectron2 is not installed: `make detectron2`")
-    whole = stop_and_kill("tiny_mask_rcnn_R_18_FPN", tiny_root, x, tmp_path, "--engine", "detectron2")
+    whole = stop_and_kill(
+        "tiny_mask_rcnn_R_18_FPN", tiny_root, x, tmp_path, "--engine", "detectron2"
+    )
     assert all(c.endswith("+detectron2") for c in numbers(whole))
 
 
@@ -129,7 +144,10 @@ def test_two_processes_are_one(tiny_root, x, tmp_path):
     config = "tiny_mask_rcnn_R_18_FPN"
     one, two = tmp_path / "one", tmp_path / "two"
     assert detect(config, tiny_root, one, "--checkpoint", x).returncode == 0
-    assert interrupted(signal.SIGTERM, 1, config, tiny_root, two, "--num-gpus", "2", "--checkpoint", x) == 75
+    assert (
+        interrupted(signal.SIGTERM, 1, config, tiny_root, two, "--num-gpus", "2", "--checkpoint", x)
+        == 75
+    )
     done = detect(config, tiny_root, two, "--num-gpus", "2", "--checkpoint", x)
     assert done.returncode == 0, done.stderr
     a, b = weights(one), weights(two)
@@ -150,7 +168,14 @@ def test_losses_fall_and_ap_rises(tmp_path, engine):
     from backbench.datasets import embedded
 
     data = embedded.build(tmp_path / "data")
-    short = ("SOLVER.MAX_ITER", "60", "SOLVER.STEPS", "(50,)", "DATASETS.TEST", "('keypoints_scenes_val_8',)")
+    short = (
+        "SOLVER.MAX_ITER",
+        "60",
+        "SOLVER.STEPS",
+        "(50,)",
+        "DATASETS.TEST",
+        "('keypoints_scenes_val_8',)",
+    )
     flags = ("--engine", engine, "MODEL.WEIGHTS", "random", *short)
     done = detect("demo_keypoint_rcnn_R_18_FPN", data, tmp_path / "run", *flags)
     assert done.returncode == 0, done.stderr

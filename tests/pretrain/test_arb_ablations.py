@@ -39,7 +39,11 @@ def test_direct_alignment_moves_both_views() -> None:
     loss = ablation_loss(a, b, align="direct")
     assert float(loss.detach()) == pytest.approx(expected, rel=1e-9)
     loss.backward()
-    assert a.grad is not None and b.grad is not None and float(a.grad.norm()) > 0 < float(b.grad.norm())
+    assert (
+        a.grad is not None
+        and b.grad is not None
+        and float(a.grad.norm()) > 0 < float(b.grad.norm())
+    )
 
 
 def test_mean_squared_error_of_unit_columns() -> None:
@@ -69,7 +73,9 @@ def test_the_off_diagonal_term_stays_within_the_groups(groups: int) -> None:
 
 def test_over_instances_is_the_loss_of_the_transposed() -> None:
     a, b = views(6, 20)
-    assert float(ablation_loss(a, b, over="instances")) == pytest.approx(float(arb_loss(a.T, b.T)), rel=1e-12)
+    assert float(ablation_loss(a, b, over="instances")) == pytest.approx(
+        float(arb_loss(a.T, b.T)), rel=1e-12
+    )
 
 
 def test_the_curves_at_their_ends() -> None:

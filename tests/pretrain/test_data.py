@@ -86,9 +86,14 @@ def test_epochs_are_permutations_cut_into_whole_batches(found):
 def test_ranks_share_one_global_batch_in_order(ranks, accumulate):
     whole = list(data.Order(21, recipe(), first=0, last=6))
     config = recipe(accumulate=accumulate)
-    parts = [list(data.Order(21, config, first=0, last=6, rank=r, ranks=ranks)) for r in range(ranks)]
+    parts = [
+        list(data.Order(21, config, first=0, last=6, rank=r, ranks=ranks)) for r in range(ranks)
+    ]
     for step in range(6):
-        mine = [[pair for part in p[step * accumulate : (step + 1) * accumulate] for pair in part] for p in parts]
+        mine = [
+            [pair for part in p[step * accumulate : (step + 1) * accumulate] for pair in part]
+            for p in parts
+        ]
         assert [pair for share in mine for pair in share] == whole[step]
 
 
@@ -112,7 +117,9 @@ def test_views_depend_on_neither_workers_nor_ranks_nor_restarts(found):
     assert not torch.equal(whole[0]["views"][0], whole[0]["views"][1])
     by_image = {int(i): v for i, v in zip(whole[0]["index"], whole[0]["views"][0])}
     again = {int(i): v for b in whole[2:4] for i, v in zip(b["index"], b["views"][0])}
-    assert any(not torch.equal(by_image[i], again[i]) for i in by_image.keys() & again.keys())  # another epoch
+    assert any(
+        not torch.equal(by_image[i], again[i]) for i in by_image.keys() & again.keys()
+    )  # another epoch
 
 
 def test_labels_are_the_folders(found):
@@ -133,7 +140,9 @@ def test_reference_views_are_torchvisions_tensors(found):
         from backbench.runs import seeding
 
         image = Image.open(found.file(i)).convert("RGB")
-        drawn = views.draw(seeding.generator(config.seed, "views", 0, i), image.height, image.width, crops)
+        drawn = views.draw(
+            seeding.generator(config.seed, "views", 0, i), image.height, image.width, crops
+        )
         want = to_tensor(resized_crop(image, *drawn.box, [24, 24]))
         have = batch["views"][0][n].permute(2, 0, 1).float() / 255
         assert torch.equal(have, want)
@@ -151,7 +160,12 @@ class Counting(ImageList):
 
 
 def view_batches(found, **changes):
-    settings = {"seed": 0, "skip_corrupt": False, "cache_bytes": 1 << 20, "device_colour": False} | changes
+    settings = {
+        "seed": 0,
+        "skip_corrupt": False,
+        "cache_bytes": 1 << 20,
+        "device_colour": False,
+    } | changes
     return data.ViewBatches(found, Views(crops=CROPS), **settings)
 
 
@@ -267,7 +281,9 @@ def test_imagenet100_is_imagenets_folder_and_a_list(tmp_path):
 def write_cifar(folder, hundred=False):
     folder.mkdir(parents=True)
     rng = np.random.default_rng(0)
-    files = ["train", "test"] if hundred else [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
+    files = (
+        ["train", "test"] if hundred else [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
+    )
     key, names = ("fine_labels", "fine_label_names") if hundred else ("labels", "label_names")
     pixels = {}
     for name in files:
@@ -284,7 +300,11 @@ def test_cifar_as_torchvision_lays_it_out(tmp_path, name, train):
     pixels = write_cifar(tmp_path / name / archives.CIFAR_FOLDERS[name], hundred=name == "cifar100")
     found = catalog.open_split(tmp_path, name, "train")
     assert (len(found), found.classes) == (train, ("cat", "dog", "owl"))
-    first = pixels["train" if name == "cifar100" else "data_batch_1"][0].reshape(3, 32, 32).transpose(1, 2, 0)
+    first = (
+        pixels["train" if name == "cifar100" else "data_batch_1"][0]
+        .reshape(3, 32, 32)
+        .transpose(1, 2, 0)
+    )
     assert np.array_equal(found.array(0), first)
     assert np.array_equal(np.asarray(found.open(0)), first)
     assert found.labels[:4] == (0, 1, 2, 1)
@@ -301,7 +321,9 @@ def test_a_pickle_that_wants_to_run_something_is_refused(tmp_path):
         def __reduce__(self):
             return (os.mkdir, (str(tmp_path / "executed"),))
 
-    (tmp_path / "cifar10" / "cifar-10-batches-py" / "data_batch_3").write_bytes(pickle.dumps(Evil()))
+    (tmp_path / "cifar10" / "cifar-10-batches-py" / "data_batch_3").write_bytes(
+        pickle.dumps(Evil())
+    )
     with pytest.raises(BadInput, match=r"data_batch_3.*mkdir"):
         catalog.open_split(tmp_path, "cifar10", "train")
     assert not (tmp_path / "executed").exists()
@@ -311,7 +333,10 @@ def test_stl10_with_its_unlabelled_part(tmp_path):
     folder = tmp_path / "stl10" / "stl10_binary"
     folder.mkdir(parents=True)
     rng = np.random.default_rng(0)
-    raw = {s: rng.integers(0, 256, (n, 3, 96, 96), dtype=np.uint8) for s, n in (("train", 3), ("unlabeled", 5))}
+    raw = {
+        s: rng.integers(0, 256, (n, 3, 96, 96), dtype=np.uint8)
+        for s, n in (("train", 3), ("unlabeled", 5))
+    }
     for split, pixels in raw.items():
         pixels.tofile(folder / f"{split}_X.bin")
     np.array([1, 10, 3], np.uint8).tofile(folder / "train_y.bin")
@@ -319,7 +344,9 @@ def test_stl10_with_its_unlabelled_part(tmp_path):
     found = catalog.open_split(tmp_path, "stl10", "train+unlabeled")
     assert found.labels == (0, 9, 2, -1, -1, -1, -1, -1)
     assert found.classes == tuple("abcdefghij")
-    assert np.array_equal(found.array(4), raw["unlabeled"][1].transpose(2, 1, 0))  # stored column by column
+    assert np.array_equal(
+        found.array(4), raw["unlabeled"][1].transpose(2, 1, 0)
+    )  # stored column by column
     assert np.array_equal(np.asarray(found.open(1)), raw["train"][1].transpose(2, 1, 0))
     assert found.subset([7, 0]).labels == (-1, 0)
     assert len(catalog.open_split(tmp_path, "stl10", "unlabeled")) == 5
@@ -358,7 +385,10 @@ def test_tar_shards_hold_the_same_images_in_place(root, found):
         assert np.array_equal(np.asarray(shards.open(n)), np.asarray(found.open(i)))
     config = recipe()
     assert all(map(same, batches(shards, config), batches(shards, config, workers=2)))
-    assert [p.name for p in sorted((root / "tarred" / "train").iterdir())] == ["part-000000.tar", "part-000001.tar"]
+    assert [p.name for p in sorted((root / "tarred" / "train").iterdir())] == [
+        "part-000000.tar",
+        "part-000001.tar",
+    ]
 
 
 def test_unusable_shards_are_named(root, found):

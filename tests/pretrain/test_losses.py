@@ -24,7 +24,10 @@ def unit(*shape: int, seed: int = 0) -> Tensor:
 
 
 def raw(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)) + 0.3
+    return (
+        torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+        + 0.3
+    )
 
 
 def dot(a: Tensor, b: Tensor) -> Tensor:
@@ -54,7 +57,9 @@ def loop_nuclear(matrix: Tensor) -> Tensor:
     return (matrix * polar).sum()
 
 
-def loop_lorac(queries, key, queue, *, t, beta, rows=None, prior="laplace", sigma2=2.0, c0=None, margin=3.0):
+def loop_lorac(
+    queries, key, queue, *, t, beta, rows=None, prior="laplace", sigma2=2.0, c0=None, margin=3.0
+):
     views, n = queries.shape[:2]
     total = queries.new_zeros(())
     for i in range(n):
@@ -68,7 +73,9 @@ def loop_lorac(queries, key, queue, *, t, beta, rows=None, prior="laplace", sigm
         elif prior == "margin":
             h = torch.tensor(math.exp(-margin / (m * beta * t)), dtype=torch.float64)
         elif prior == "batch":
-            stacked = [queries[v, j] - queries[:, j].mean(0) for j in range(n) for v in range(views)]
+            stacked = [
+                queries[v, j] - queries[:, j].mean(0) for j in range(n) for v in range(views)
+            ]
             h = torch.exp(-loop_nuclear(torch.stack(stacked)) / (n * views * beta * t))
         else:
             h = torch.ones((), dtype=torch.float64)
@@ -108,7 +115,9 @@ def loop_mio(z_a, z_b, t, l2=0.0, reduction="mean"):
                 negative = negative - torch.log(1 - torch.sigmoid(c))
                 count += 1
     assert count == 4 * n * n - 4 * n
-    distance = sum(((z[i] - z[(i + n) % (2 * n)]) ** 2).sum() for i in range(2 * n))  # Eq. 39: all ordered pairs
+    distance = sum(
+        ((z[i] - z[(i + n) % (2 * n)]) ** 2).sum() for i in range(2 * n)
+    )  # Eq. 39: all ordered pairs
     distance = distance / {"sum": 1, "pair_mean": 2 * n, "mean": 2 * n * d}[reduction]
     return positive + negative / max(1, count) + l2 * distance
 
@@ -178,7 +187,9 @@ def check(function, oracle, *inputs, exact=1e-9, single=2e-5):
     assert value.dtype == torch.float32
     torch.testing.assert_close(value.double(), expected, rtol=single, atol=single)
     for g, e in zip(gradients, expected_gradients):
-        torch.testing.assert_close(g.double(), e, rtol=single, atol=single * (1 + float(e.abs().max())))
+        torch.testing.assert_close(
+            g.double(), e, rtol=single, atol=single * (1 + float(e.abs().max()))
+        )
 
 
 def no_key_gradient(loop):
@@ -235,12 +246,16 @@ def test_lorac(kind, prior):
     arguments = {"temperature": 0.2, "beta": 2.0, "prior": prior}
     oracle = functools.partial(loop_lorac, key=key, queue=queue, t=0.2, beta=2.0, prior=prior)
     expected, (expected_gradient,) = value_and_gradients(oracle, queries)
-    value, (gradient,) = value_and_gradients(lambda q: lorac_loss(q, key, queue, **arguments), queries)
+    value, (gradient,) = value_and_gradients(
+        lambda q: lorac_loss(q, key, queue, **arguments), queries
+    )
     torch.testing.assert_close(value, expected, rtol=1e-9, atol=1e-9)
     # U V^T of views 1e-9 apart depends on the last digits of the input: 1e-16 / 1e-9
     torch.testing.assert_close(gradient, expected_gradient, rtol=1e-6, atol=1e-6 if near else 1e-9)
     value, (gradient,) = value_and_gradients(
-        lambda q: lorac_loss(q, key.float(), queue.float(), **arguments), queries.float(), autocast=True
+        lambda q: lorac_loss(q, key.float(), queue.float(), **arguments),
+        queries.float(),
+        autocast=True,
     )
     torch.testing.assert_close(value.double(), expected, rtol=2e-5, atol=2e-5)
     assert gradient.isfinite().all()
@@ -256,15 +271,29 @@ def test_lorac(kind, prior):
 
 
 def test_lorac_with_rows_of_their_own_and_gradient_to_them():
-    large, small, keys, queue = unit(3, 4, 8), unit(5, 4, 8, seed=1), unit(2, 4, 8, seed=2), unit(6, 8, seed=3)
+    large, small, keys, queue = (
+        unit(3, 4, 8),
+        unit(5, 4, 8, seed=1),
+        unit(2, 4, 8, seed=2),
+        unit(6, 8, seed=3),
+    )
 
     def ours(large, small, key):
         rows = torch.cat([large, keys.to(large)])
-        return lorac_loss(torch.cat([large[1:], small]), key, queue.to(large), temperature=0.2, beta=4.0, rows=rows)
+        return lorac_loss(
+            torch.cat([large[1:], small]),
+            key,
+            queue.to(large),
+            temperature=0.2,
+            beta=4.0,
+            rows=rows,
+        )
 
     def loop(large, small, key):
         rows = torch.cat([large, keys])
-        return loop_lorac(torch.cat([large[1:], small]), key.detach(), queue, t=0.2, beta=4.0, rows=rows)
+        return loop_lorac(
+            torch.cat([large[1:], small]), key.detach(), queue, t=0.2, beta=4.0, rows=rows
+        )
 
     check(ours, loop, large, small, keys[0])
 
@@ -278,7 +307,9 @@ def test_nuclear_norm_at_zero_and_at_equal_rows_is_finite():
     for x in (torch.zeros(2, 3, 4), torch.ones(2, 3, 4), torch.eye(3).expand(2, 3, 3)):
         value, (gradient,) = value_and_gradients(lambda x: nuclear_norm(x).sum(), x)
         assert value.isfinite() and gradient.isfinite().all()
-        assert float(torch.linalg.matrix_norm(gradient, 2).max()) < 1 + 1e-5  # every subgradient has norm at most 1
+        assert (
+            float(torch.linalg.matrix_norm(gradient, 2).max()) < 1 + 1e-5
+        )  # every subgradient has norm at most 1
 
 
 @pytest.mark.parametrize(("m", "n", "k"), [(5, 4, 9), (1, 3, 4), (2, 2, 1)])
@@ -297,16 +328,22 @@ def test_jcl_at_equal_and_nearly_equal_keys():
     for distance in (0.0, 1e-9):
         keys = F.normalize(unit(1, 4, 6).expand(5, 4, 6) + distance * unit(5, 4, 6, seed=3), dim=-1)
         check(
-            lambda q, keys=keys: jcl_loss(q, keys.to(q), unit(7, 6, seed=2).to(q), temperature=0.2, lam=4.0),
+            lambda q, keys=keys: jcl_loss(
+                q, keys.to(q), unit(7, 6, seed=2).to(q), temperature=0.2, lam=4.0
+            ),
             lambda q, keys=keys: loop_jcl(q, keys, unit(7, 6, seed=2), 0.2, 4.0),
             unit(4, 6),
         )
 
 
 @pytest.mark.parametrize("n", [1, 2, 6])
-@pytest.mark.parametrize(("l2", "reduction"), [(0.0, "mean"), (1.0, "mean"), (1.0, "pair_mean"), (1.0, "sum")])
+@pytest.mark.parametrize(
+    ("l2", "reduction"), [(0.0, "mean"), (1.0, "mean"), (1.0, "pair_mean"), (1.0, "sum")]
+)
 def test_mio(n, l2, reduction, monkeypatch):
-    monkeypatch.setattr("pretrain.methods.mio.BLOCK_ELEMENTS", {"cpu": 40})  # several blocks of rows
+    monkeypatch.setattr(
+        "pretrain.methods.mio.BLOCK_ELEMENTS", {"cpu": 40}
+    )  # several blocks of rows
     check(
         lambda a, b: mio_loss(a, b, temperature=0.5, l2_weight=l2, l2_reduction=reduction),
         lambda a, b: loop_mio(a, b, 0.5, l2, reduction),
@@ -319,12 +356,18 @@ def test_mio(n, l2, reduction, monkeypatch):
 def test_mio_at_identical_views_and_at_low_temperature(block, monkeypatch):
     monkeypatch.setattr("pretrain.methods.mio.BLOCK_ELEMENTS", {"cpu": block * 10})
     z = raw(5, 4)
-    check(lambda a, b: mio_loss(a, b, temperature=0.5), lambda a, b: loop_mio(a, b, 0.5), z, z.clone())
+    check(
+        lambda a, b: mio_loss(a, b, temperature=0.5), lambda a, b: loop_mio(a, b, 0.5), z, z.clone()
+    )
     collapsed = torch.ones(5, 4, dtype=torch.float32)
-    assert mio_loss(collapsed, collapsed, temperature=0.005).isfinite()  # log(1 - sigmoid(200)) is not, in float32
+    assert mio_loss(
+        collapsed, collapsed, temperature=0.005
+    ).isfinite()  # log(1 - sigmoid(200)) is not, in float32
 
 
-@pytest.mark.parametrize(("n", "d", "groups"), [(9, 4, 1), (9, 8, 2), (5, 12, 1), (5, 12, 3), (6, 6, 1)])
+@pytest.mark.parametrize(
+    ("n", "d", "groups"), [(9, 4, 1), (9, 8, 2), (5, 12, 1), (5, 12, 3), (6, 6, 1)]
+)
 def test_arb(n, d, groups):
     permutation = torch.randperm(d, generator=torch.Generator().manual_seed(3))
     check(
@@ -337,7 +380,9 @@ def test_arb(n, d, groups):
     )
 
 
-@pytest.mark.parametrize("case", ["constant columns", "equal samples", "equal columns", "same views", "all constant"])
+@pytest.mark.parametrize(
+    "case", ["constant columns", "equal samples", "equal columns", "same views", "all constant"]
+)
 @pytest.mark.parametrize("d", [4, 12])
 def test_arb_degenerate(case, d):
     a, b = raw(7, d), raw(7, d, seed=1)
@@ -384,20 +429,26 @@ def test_cllr_at_low_rank_zero_columns_and_zero(norm):
             raw(5, 6),
             projection,
             exact=1e-8,
-            single=1e-4 if projection is not thin else 2.0,  # rounded to float32 the rank-one matrix has full rank
+            single=1e-4
+            if projection is not thin
+            else 2.0,  # rounded to float32 the rank-one matrix has full rank
         )
 
 
 def test_l21_is_over_columns():
     projection = torch.tensor([[3.0, 0.0], [4.0, 0.0]])
-    assert float(cllr_regularizer(torch.zeros(1, 2), projection, alpha=1.0, norm="l21")) == 5.0  # rows would give 7
+    assert (
+        float(cllr_regularizer(torch.zeros(1, 2), projection, alpha=1.0, norm="l21")) == 5.0
+    )  # rows would give 7
 
 
 def test_the_released_reconstruction_ignores_the_scale_of_the_projection():
     phi, projection = raw(5, 6), raw(3, 6, seed=1)
     one = released_reconstruction(phi, projection)
     assert float(one) == pytest.approx(float(released_reconstruction(phi, 1e-3 * projection)))
-    expected = (F.normalize(phi, dim=1) - F.normalize(phi @ projection.T @ projection, dim=1)).norm() / 5
+    expected = (
+        F.normalize(phi, dim=1) - F.normalize(phi @ projection.T @ projection, dim=1)
+    ).norm() / 5
     assert float(one) == pytest.approx(float(expected))
 
 
@@ -425,19 +476,26 @@ def test_lorac_with_infinite_beta_is_moco_m():
 def test_lorac_of_one_query_and_no_prior_is_infonce():
     q, key, queue = unit(4, 8), unit(4, 8, seed=1), unit(20, 8, seed=2)
     one = lorac_loss(q[None], key, queue, temperature=0.2, beta=1.0, prior="none")
-    assert float(one) == pytest.approx(float(infonce_loss(q, key, queue, temperature=0.2)), rel=1e-12)
+    assert float(one) == pytest.approx(
+        float(infonce_loss(q, key, queue, temperature=0.2)), rel=1e-12
+    )
 
 
 def test_the_prior_raises_the_loss_and_never_lowers_the_rank_for_free():
     queries, key, queue = unit(4, 6, 8), unit(6, 8, seed=1), unit(30, 8, seed=2)
-    losses = [float(lorac_loss(queries, key, queue, temperature=0.2, beta=b)) for b in (1.0, 2.0, 4.0, math.inf)]
+    losses = [
+        float(lorac_loss(queries, key, queue, temperature=0.2, beta=b))
+        for b in (1.0, 2.0, 4.0, math.inf)
+    ]
     assert losses == sorted(losses, reverse=True)
 
 
 def test_jcl_with_lambda_zero_is_infonce_on_the_mean_key():
     q, keys, queue = unit(4, 8), unit(5, 4, 8, seed=1), unit(20, 8, seed=2)
     jcl = jcl_loss(q, keys, queue, temperature=0.2, lam=0.0)
-    assert float(jcl) == pytest.approx(float(infonce_loss(q, keys.mean(0), queue, temperature=0.2)), rel=1e-12)
+    assert float(jcl) == pytest.approx(
+        float(infonce_loss(q, keys.mean(0), queue, temperature=0.2)), rel=1e-12
+    )
 
 
 def test_jcl_equals_the_released_codes_form():
@@ -449,7 +507,9 @@ def test_jcl_equals_the_released_codes_form():
     quadratic = 0.5 * torch.einsum("nd,nde,ne->n", q, k_sigma, q)
     logits = torch.cat([((q * mu).sum(1) + quadratic)[:, None], q @ queue.T], 1) / t
     released = F.cross_entropy(logits, torch.zeros(6, dtype=torch.long)) + quadratic.mean() / t
-    assert float(jcl_loss(q, keys, queue, temperature=t, lam=lam)) == pytest.approx(float(released), rel=1e-12)
+    assert float(jcl_loss(q, keys, queue, temperature=t, lam=lam)) == pytest.approx(
+        float(released), rel=1e-12
+    )
 
 
 def test_mio_equals_the_released_codes_form():
@@ -458,10 +518,16 @@ def test_mio_equals_the_released_codes_form():
     logits = z @ z.T / t
     partner = torch.roll(torch.eye(12, dtype=torch.bool), 6, 1)
     negative = ~(partner | torch.eye(12, dtype=torch.bool))
-    released = F.binary_cross_entropy_with_logits(logits[partner], torch.ones(12, dtype=torch.float64))
-    released = released + F.binary_cross_entropy_with_logits(logits[negative], torch.zeros(120, dtype=torch.float64))
+    released = F.binary_cross_entropy_with_logits(
+        logits[partner], torch.ones(12, dtype=torch.float64)
+    )
+    released = released + F.binary_cross_entropy_with_logits(
+        logits[negative], torch.zeros(120, dtype=torch.float64)
+    )
     released = released + F.mse_loss(a, b)
-    assert float(mio_loss(a, b, temperature=t, l2_weight=1.0)) == pytest.approx(float(released), rel=1e-12)
+    assert float(mio_loss(a, b, temperature=t, l2_weight=1.0)) == pytest.approx(
+        float(released), rel=1e-12
+    )
 
 
 def test_the_literal_sum_of_eq_39_is_2_n_d_times_the_mean():
@@ -520,11 +586,15 @@ def test_a_column_permutation_matters_only_with_groups():
     a, b = raw(9, 8), raw(9, 8, seed=1)
     order = torch.tensor([7, 0, 3, 4, 1, 6, 2, 5])
     assert float(arb_loss(a, b, permutation=order)) == pytest.approx(float(arb_loss(a, b)))
-    assert float(arb_loss(a, b, groups=4, permutation=order)) != pytest.approx(float(arb_loss(a, b, groups=4)))
+    assert float(arb_loss(a, b, groups=4, permutation=order)) != pytest.approx(
+        float(arb_loss(a, b, groups=4))
+    )
 
 
 def test_losses_leave_keys_and_queues_without_gradient():
-    q, key, queue = (x.requires_grad_() for x in (unit(4, 8), unit(4, 8, seed=1), unit(9, 8, seed=2)))
+    q, key, queue = (
+        x.requires_grad_() for x in (unit(4, 8), unit(4, 8, seed=1), unit(9, 8, seed=2))
+    )
     infonce_loss(q, key, queue, temperature=0.2).backward()
     lorac_loss(q[None], key, queue, temperature=0.2, beta=2.0).backward()
     jcl_loss(q, key[None], queue, temperature=0.2, lam=1.0).backward()

@@ -20,7 +20,10 @@ from pretrain.methods.w_mse import w_mse_loss, whiten
 
 
 def raw(*shape, seed=0):
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)) + 0.3
+    return (
+        torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+        + 0.3
+    )
 
 
 def unit(*shape, seed=0):
@@ -94,7 +97,9 @@ def loop_simsiam(p_a, p_b, z_a, z_b):
 
 def loop_byol(p, z):
     z = z.detach()
-    return sum(((p[i] / p[i].norm() - z[i] / z[i].norm()) ** 2).sum() for i in range(len(p))) / len(p)
+    return sum(((p[i] / p[i].norm() - z[i] / z[i].norm()) ** 2).sum() for i in range(len(p))) / len(
+        p
+    )
 
 
 def loop_dino(student, teacher, center=0.1, ts=0.1, tt=0.04):
@@ -149,7 +154,9 @@ CASES = {
     "simsiam": (simsiam_loss, loop_simsiam, (*PAIR, raw(4, 5, seed=2), raw(4, 5, seed=3))),
     "byol": (cosine_loss, loop_byol, PAIR),
     "dino": (
-        lambda s, t: dino_loss(s, t, torch.full((5,), 0.1).to(s), student_temperature=0.1, teacher_temperature=0.04),
+        lambda s, t: dino_loss(
+            s, t, torch.full((5,), 0.1).to(s), student_temperature=0.1, teacher_temperature=0.04
+        ),
         loop_dino,
         (raw(3, 4, 5), raw(2, 4, 5, seed=1)),
     ),
@@ -171,7 +178,9 @@ def test_value_and_gradient(name):
     ours, loop, inputs = CASES[name]
     expected, expected_gradients = gradients(loop, inputs)
     value, got = gradients(ours, inputs)
-    exact = 1e-4 if name == "barlow_twins" else 1e-9  # lightly's standardisation divides by std + 1e-5
+    exact = (
+        1e-4 if name == "barlow_twins" else 1e-9
+    )  # lightly's standardisation divides by std + 1e-5
     torch.testing.assert_close(value, expected, rtol=exact, atol=exact)
     for g, e in zip(got, expected_gradients):
         torch.testing.assert_close(g, e, rtol=exact, atol=exact)
@@ -189,7 +198,9 @@ def test_whitening_gives_the_identity_as_covariance():
 
 def test_w_mse_is_the_distance_of_whitened_views():
     a, b = raw(12, 2), raw(12, 2, seed=1)
-    orders = torch.stack([torch.arange(12), torch.randperm(12, generator=torch.Generator().manual_seed(0))])
+    orders = torch.stack(
+        [torch.arange(12), torch.randperm(12, generator=torch.Generator().manual_seed(0))]
+    )
     total = 0.0
     for order in orders:
         for part in order.split(6):
@@ -205,11 +216,15 @@ def test_dino_equals_lightlys_loss():
     student, teacher = raw(4, 3, 6), raw(2, 3, 6, seed=1)
     reference = DINOLoss(output_dim=6, teacher_temp=0.04, student_temp=0.1).double()
     expected = reference(list(teacher), list(student), teacher_temp=0.04)
-    ours = dino_loss(student, teacher, torch.zeros(6).double(), student_temperature=0.1, teacher_temperature=0.04)
+    ours = dino_loss(
+        student, teacher, torch.zeros(6).double(), student_temperature=0.1, teacher_temperature=0.04
+    )
     assert float(ours) == pytest.approx(float(expected), rel=1e-6)
 
 
 def test_nt_xent_equals_lightlys_loss():
     from lightly.loss import NTXentLoss
 
-    assert float(nt_xent_loss(*PAIR, temperature=0.5)) == pytest.approx(float(NTXentLoss(0.5)(*PAIR)), rel=1e-9)
+    assert float(nt_xent_loss(*PAIR, temperature=0.5)) == pytest.approx(
+        float(NTXentLoss(0.5)(*PAIR)), rel=1e-9
+    )

@@ -20,7 +20,9 @@ class TinyTrunk(nn.Sequential):
     feature_dim = 8
 
     def __init__(self) -> None:
-        super().__init__(nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        super().__init__(
+            nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+        )
         self.passes: list[tuple[int, ...]] = []
         self.register_forward_pre_hook(lambda _, inputs: self.passes.append(tuple(inputs[0].shape)))
 
@@ -37,7 +39,13 @@ def batch(sizes: list[int], epoch: int = 0, step: int = 0) -> Batch:
     views = [torch.randn(BATCH, 3, s, s, generator=generator) for s in sizes]
     labels = torch.arange(BATCH) % 5
     return Batch(
-        views=views, labels=labels, index=torch.arange(BATCH), step=step, epoch=epoch, epochs=4, progress=epoch / 4
+        views=views,
+        labels=labels,
+        index=torch.arange(BATCH),
+        step=step,
+        epoch=epoch,
+        epochs=4,
+        progress=epoch / 4,
     )
 
 
@@ -60,7 +68,11 @@ def batch(sizes: list[int], epoch: int = 0, step: int = 0) -> Batch:
         ({"name": "supervised"}, 2, "one view"),
         ({"name": "co2", **KEYS, "symmetric": True}, 2, "not symmetric"),
         ({"name": "cllr", "inner": {"name": "swav"}}, 2, "cllr works on"),
-        ({"name": "cllr", "inner": {"name": "simclr"}, "reconstruction": "released"}, 2, "must be none"),
+        (
+            {"name": "cllr", "inner": {"name": "simclr"}, "reconstruction": "released"},
+            2,
+            "must be none",
+        ),
         ({"name": "simclr", "head": {"layers": 0}}, 2, "at least one layer"),
         ({"name": "simcrl"}, 2, "did you mean 'simclr'"),
     ],
@@ -77,7 +89,9 @@ def test_multi_crop_makes_one_pass_per_resolution_and_14_pairs():
     method.backbone.passes.clear()
     method(batch([12] * 3 + [8] * 5))
     queries, keys = [(3 * BATCH, 3, 12, 12), (5 * BATCH, 3, 8, 8)], [(2 * BATCH, 3, 12, 12)]
-    assert method.backbone.passes == queries + keys  # the key encoder, a copy, reports to the same list
+    assert (
+        method.backbone.passes == queries + keys
+    )  # the key encoder, a copy, reports to the same list
 
 
 def test_multi_crop_pairs_and_rows(monkeypatch):
@@ -115,7 +129,11 @@ def test_moco_m_is_lorac_without_prior():
     views = batch([8] * 4, epoch=3)
     losses = [
         build(4, name=name, **KEYS, **extra)(views)["loss"]
-        for name, extra in (("moco_m", {}), ("lorac", {"prior": "none"}), ("lorac", {"beta": float("inf")}))
+        for name, extra in (
+            ("moco_m", {}),
+            ("lorac", {"prior": "none"}),
+            ("lorac", {"beta": float("inf")}),
+        )
     ]
     assert float(losses[0]) == float(losses[1]) == float(losses[2])
 
@@ -168,13 +186,26 @@ def test_accumulated_micro_batches_fill_the_queue_as_the_whole_batch_does():
     whole = batch([8, 8])
     for i in range(2):
         part = [v.chunk(2)[i] for v in whole.views]
-        method(Batch(views=part, labels=None, index=torch.arange(8), step=0, epoch=0, epochs=4, progress=0.0))
+        method(
+            Batch(
+                views=part,
+                labels=None,
+                index=torch.arange(8),
+                step=0,
+                epoch=0,
+                epochs=4,
+                progress=0.0,
+            )
+        )
     method.after_step(0.1)
     assert int(method.queue.position) == BATCH
 
 
 def test_the_same_step_gives_the_same_loss_after_a_restart():
-    for name, extra in (("moco", {**KEYS, "groups": 4}), ("arb", {"head": {**HEAD, "dim": 12}, "groups": 3})):
+    for name, extra in (
+        ("moco", {**KEYS, "groups": 4}),
+        ("arb", {"head": {**HEAD, "dim": 12}, "groups": 3}),
+    ):
         one, two = (build(2, name=name, **extra)(batch([8, 8], step=5))["loss"] for _ in range(2))
         assert float(one) == float(two)
         other = build(2, name=name, **extra)
@@ -186,7 +217,9 @@ def test_cllr_projection_gets_the_regularizers_gradient():
     terms = method(batch([8, 8]))
     terms["loss"].backward()
     assert method.projection.grad.abs().max() > 0
-    assert float(terms["loss"]) == pytest.approx(float(terms["contrastive"] + 0.1 * terms["regularizer"]), rel=1e-5)
+    assert float(terms["loss"]) == pytest.approx(
+        float(terms["contrastive"] + 0.1 * terms["regularizer"]), rel=1e-5
+    )
     assert float(terms["rank_L"]) == pytest.approx(4.0, rel=1e-4)
     assert "cllr.projection" in method.heads()
 
@@ -202,7 +235,15 @@ def test_supervised_needs_labels():
     method = build(1, name="supervised")
     with pytest.raises(BadInput, match="needs labels"):
         method(
-            Batch(views=batch([8]).views, labels=None, index=torch.arange(16), step=0, epoch=0, epochs=1, progress=0)
+            Batch(
+                views=batch([8]).views,
+                labels=None,
+                index=torch.arange(16),
+                step=0,
+                epoch=0,
+                epochs=1,
+                progress=0,
+            )
         )
     with pytest.raises(BadInput, match="at least two classes"):
         build(1, classes=0, name="supervised")

@@ -24,32 +24,88 @@ CASES: dict[str, dict[str, Any]] = {
     "moco sync symmetric": {"name": "moco", **QUEUE, "query_batchnorm": "sync", "symmetric": True},
     "moco_m": {"name": "moco_m", **CROPS},
     "lorac": {"name": "lorac", **CROPS, "beta": 2.0, "prior_from": 0.0},
-    "lorac one key": {"name": "lorac", **QUEUE, "keys": 1, "views": [8, 8, 8], "beta": 2.0, "prior_from": 0.0},
-    "lorac batch prior": {"name": "lorac", **CROPS, "beta": 2.0, "prior": "batch", "prior_from": 0.0},
-    "lorac as released": {"name": "lorac", **CROPS, "prior_from": 0.0, "drop_tau": True, "swap_queues": True},
+    "lorac one key": {
+        "name": "lorac",
+        **QUEUE,
+        "keys": 1,
+        "views": [8, 8, 8],
+        "beta": 2.0,
+        "prior_from": 0.0,
+    },
+    "lorac batch prior": {
+        "name": "lorac",
+        **CROPS,
+        "beta": 2.0,
+        "prior": "batch",
+        "prior_from": 0.0,
+    },
+    "lorac as released": {
+        "name": "lorac",
+        **CROPS,
+        "prior_from": 0.0,
+        "drop_tau": True,
+        "swap_queues": True,
+    },
     "jcl": {"name": "jcl", **QUEUE, "views": [8] * 4},
     "mio": {"name": "mio", "head": HEAD, "l2_weight": 1.0},
     "arb": {"name": "arb", "head": {**HEAD, "dim": 12}, "groups": 3},
     "cllr on simclr": {"name": "cllr", "inner": {"name": "simclr", "head": HEAD}, "alpha": 0.1},
-    "cllr l21 on moco": {"name": "cllr", "inner": {"name": "moco", **QUEUE}, "norm": "l21", "rows": 5},
+    "cllr l21 on moco": {
+        "name": "cllr",
+        "inner": {"name": "moco", **QUEUE},
+        "norm": "l21",
+        "rows": 5,
+    },
     "cllr as released": {
         "name": "cllr",
         "inner": {"name": "simclr", "head": HEAD},
         "norm": "none",
         "reconstruction": "released",
     },
-    "cllr on byol": {"name": "cllr", "inner": {"name": "byol", "head": HEAD, "predictor": HEAD}, "norm": "l21"},
-    "cllr on simsiam": {"name": "cllr", "inner": {"name": "simsiam", "head": HEAD, "predictor": HEAD}, "norm": "none"},
-    "cllr on cmc": {"name": "cllr", "inner": {"name": "cmc", "head": HEAD, "negatives": 7}, "views": [8]},
+    "cllr on byol": {
+        "name": "cllr",
+        "inner": {"name": "byol", "head": HEAD, "predictor": HEAD},
+        "norm": "l21",
+    },
+    "cllr on simsiam": {
+        "name": "cllr",
+        "inner": {"name": "simsiam", "head": HEAD, "predictor": HEAD},
+        "norm": "none",
+    },
+    "cllr on cmc": {
+        "name": "cllr",
+        "inner": {"name": "cmc", "head": HEAD, "negatives": 7},
+        "views": [8],
+    },
     "simclr": {"name": "simclr", "head": HEAD},
     "byol": {"name": "byol", "head": HEAD, "predictor": HEAD},
     "simsiam": {"name": "simsiam", "head": HEAD, "predictor": HEAD},
     "barlow_twins": {"name": "barlow_twins", "head": HEAD},
     "vicreg": {"name": "vicreg", "head": HEAD},
-    "swav": {"name": "swav", "head": HEAD, "prototypes": 10, "views": [8, 8, 8, 6], "freeze_epochs": 0},
+    "swav": {
+        "name": "swav",
+        "head": HEAD,
+        "prototypes": 10,
+        "views": [8, 8, 8, 6],
+        "freeze_epochs": 0,
+    },
     "swav frozen": {"name": "swav", "head": HEAD, "prototypes": 10, "views": [8, 8]},
-    "swav queue": {"name": "swav", "head": HEAD, "prototypes": 10, "queue": 32, "queue_from": 0, "freeze_epochs": 0},
-    "dino": {"name": "dino", "hidden": 12, "bottleneck": 6, "dim": 9, "views": [8, 8, 6], "freeze_epochs": 0},
+    "swav queue": {
+        "name": "swav",
+        "head": HEAD,
+        "prototypes": 10,
+        "queue": 32,
+        "queue_from": 0,
+        "freeze_epochs": 0,
+    },
+    "dino": {
+        "name": "dino",
+        "hidden": 12,
+        "bottleneck": 6,
+        "dim": 9,
+        "views": [8, 8, 6],
+        "freeze_epochs": 0,
+    },
     "dino frozen": {"name": "dino", "hidden": 12, "bottleneck": 6, "dim": 9, "batchnorm": True},
     "w_mse": {"name": "w_mse", "head": {"hidden": 12, "dim": 2}, "size": 8, "repeats": 2},
     "dcl": {"name": "dcl", "head": HEAD},
@@ -94,7 +150,9 @@ def train(case: dict[str, Any]) -> dict[str, torch.Tensor]:
     out: dict[str, torch.Tensor] = {}
     for step in range(3):
         generator = torch.Generator().manual_seed(step)
-        views = [torch.randn(BATCH, 3, s, s, dtype=torch.float64, generator=generator) for s in sizes]
+        views = [
+            torch.randn(BATCH, 3, s, s, dtype=torch.float64, generator=generator) for s in sizes
+        ]
         labels = torch.randint(5, (BATCH,), generator=generator)
         index = torch.randperm(40, generator=generator)[:BATCH]
         views, labels, index = (
@@ -103,7 +161,15 @@ def train(case: dict[str, Any]) -> dict[str, torch.Tensor]:
             distributed.local_slice(index),
         )
         terms = model(
-            Batch(views=views, labels=labels, index=index, step=step, epoch=step, epochs=3, progress=step / 3)
+            Batch(
+                views=views,
+                labels=labels,
+                index=index,
+                step=step,
+                epoch=step,
+                epochs=3,
+                progress=step / 3,
+            )
         )
         optimizer.zero_grad()
         terms["loss"].backward()
@@ -132,10 +198,14 @@ def test_two_ranks_equal_one_process(ranks, name):
     for rank, other in ((ranks[0][name], ranks[1][name]), (ranks[1][name], ranks[0][name])):
         assert rank.keys() == alone.keys()
         for key, expected in alone.items():
-            torch.testing.assert_close(rank[key], expected, rtol=1e-7, atol=1e-8, msg=lambda m, k=key: f"{k}: {m}")
+            torch.testing.assert_close(
+                rank[key], expected, rtol=1e-7, atol=1e-8, msg=lambda m, k=key: f"{k}: {m}"
+            )
             if "queue" in key or "memory" in key or "center" in key:
                 assert torch.equal(rank[key], other[key]), f"{key} differs between the ranks"
-    assert any(float(v.abs().max()) > 1e-6 for k, v in alone.items() if "grad " in k and "backbone" in k)
+    assert any(
+        float(v.abs().max()) > 1e-6 for k, v in alone.items() if "grad " in k and "backbone" in k
+    )
 
 
 def test_every_method_is_compared():

@@ -12,7 +12,9 @@ from pretrain import optim
 
 def network():
     torch.manual_seed(0)
-    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 16, 5))
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 16, 5)
+    )
 
 
 def gradients(module, step):
@@ -34,17 +36,23 @@ def larc_sgd(params, buffers, *, lr, momentum, weight_decay, trust, clip):
 
 
 @pytest.mark.parametrize("path", ["_step_one", "_step_fused"], ids=["loop", "fused"])
-@pytest.mark.parametrize(("lr", "trust", "clip"), [(1.8, 0.001, False), (0.01, 0.02, True), (1.8, 0.02, True)])
+@pytest.mark.parametrize(
+    ("lr", "trust", "clip"), [(1.8, 0.001, False), (0.01, 0.02, True), (1.8, 0.02, True)]
+)
 def test_lars_is_larc_with_all_parameters(path, monkeypatch, lr, trust, clip):
     """The batch norm bias starts at zero: its first step is raw, without decay, as the paper's code does it."""
     monkeypatch.setattr(
         optim.LARS,
         "_step_one",
-        optim.LARS._step_one if path == "_step_one" else lambda self, group, p: self._step_fused(group, [p]),
+        optim.LARS._step_one
+        if path == "_step_one"
+        else lambda self, group, p: self._step_fused(group, [p]),
     )
     module, other = network(), network()
     settings = {"lr": lr, "momentum": 0.9, "weight_decay": 1e-2, "trust": trust, "clip": clip}
-    optimizer = optim.build("lars", optim.parameter_groups(module, weight_decay=1e-2), lr=lr, trust=trust, clip=clip)
+    optimizer = optim.build(
+        "lars", optim.parameter_groups(module, weight_decay=1e-2), lr=lr, trust=trust, clip=clip
+    )
     params = [p.data for p in other.parameters()]
     buffers = [torch.zeros_like(p) for p in params]
     for step in range(5):
@@ -82,7 +90,9 @@ def test_parameter_groups_split_vectors_only_when_they_differ():
     (all_in_one,) = optim.parameter_groups(module, weight_decay=1e-4)
     assert len(all_in_one["params"]) == 5
     assert not any(p is frozen for p in all_in_one["params"])
-    matrices, vectors = optim.parameter_groups(module, weight_decay=1e-4, decay_1d=False, adapt_1d=False, lr_1d=0.0048)
+    matrices, vectors = optim.parameter_groups(
+        module, weight_decay=1e-4, decay_1d=False, adapt_1d=False, lr_1d=0.0048
+    )
     assert {p.ndim for p in matrices["params"]} == {4}
     assert {p.ndim for p in vectors["params"]} == {1}
     assert (vectors["weight_decay"], vectors["adapt"], vectors["peak"]) == (0.0, False, 0.0048)
@@ -104,7 +114,9 @@ def test_every_optimiser_goes_downhill(name):
     x = torch.randn(64, 6)
     y = x @ torch.randn(6, 1)
     optimizer = optim.build(
-        name, optim.parameter_groups(module, weight_decay=0.0), lr={"lars": 20.0, "sgd": 0.05}.get(name, 0.05)
+        name,
+        optim.parameter_groups(module, weight_decay=0.0),
+        lr={"lars": 20.0, "sgd": 0.05}.get(name, 0.05),
     )
     losses = []
     for _ in range(60):
@@ -121,7 +133,10 @@ CURVE = {"steps_per_epoch": 10, "epochs": 20, "peak": 1.0}
 
 def rates(**changes):
     settings = CURVE | changes
-    return [optim.schedule(s, **settings) for s in range(settings["steps_per_epoch"] * settings["epochs"])]
+    return [
+        optim.schedule(s, **settings)
+        for s in range(settings["steps_per_epoch"] * settings["epochs"])
+    ]
 
 
 def test_cosine_falls_from_peak_to_final_per_step():
@@ -134,7 +149,9 @@ def test_cosine_falls_from_peak_to_final_per_step():
 
 def test_cosine_by_epoch_is_jcls():
     have = rates(name="cosine_epoch")
-    assert have == pytest.approx([0.5 * (1 + math.cos(math.pi * (s // 10) / 20)) for s in range(200)])
+    assert have == pytest.approx(
+        [0.5 * (1 + math.cos(math.pi * (s // 10) / 20)) for s in range(200)]
+    )
 
 
 def test_warmup_then_cosine():

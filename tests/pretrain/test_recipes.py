@@ -51,14 +51,18 @@ def build(name: str) -> None:
         classes=10,
     )
     with torch.device("meta"):
-        trunk = build_backbone(recipe.arch, recipe.stem, zero_init_residual=recipe.zero_init_residual)
+        trunk = build_backbone(
+            recipe.arch, recipe.stem, zero_init_residual=recipe.zero_init_residual
+        )
         method = build_method(recipe.method, trunk, setup)
     assert method.backbone is not None
     o = recipe.optim
     groups = optim.parameter_groups(
         method, weight_decay=o.weight_decay, decay_1d=o.decay_1d, adapt_1d=o.adapt_1d, lr_1d=o.lr_1d
     )
-    optimizer = optim.build(o.name, groups, lr=o.lr, momentum=o.momentum, betas=o.betas, trust=o.trust, clip=o.clip)
+    optimizer = optim.build(
+        o.name, groups, lr=o.lr, momentum=o.momentum, betas=o.betas, trust=o.trust, clip=o.clip
+    )
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     assert held == {id(p) for p in method.parameters() if p.requires_grad}
 
@@ -96,9 +100,13 @@ def test_every_number_has_a_source():
         if path.name.startswith(("demo", "tiny")):
             continue
         for line in text.splitlines():
-            if re.search(r"^\s+(weight|alpha|beta|lam|lr|temperature|queue|momentum|weight_decay): ", line):
+            if re.search(
+                r"^\s+(weight|alpha|beta|lam|lr|temperature|queue|momentum|weight_decay): ", line
+            ):
                 above = text[: text.index(line)]
-                assert "#" in line or re.search(r"^# .*(every number|torchvision|solo-learn)", above, re.M), (
+                assert "#" in line or re.search(
+                    r"^# .*(every number|torchvision|solo-learn)", above, re.M
+                ), (
                     path,
                     line,
                 )

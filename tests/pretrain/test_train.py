@@ -45,7 +45,16 @@ def pretrain(root, capsys, caplog):
     """pretrain(out, *overrides) -> (exit status, what it said), through the command line's own entry."""
 
     def run(out, *overrides, recipe="tiny.yaml", options=()):
-        command = ["pretrain", str(root / recipe), *overrides, "--data", str(root), "--out", str(out), *options]
+        command = [
+            "pretrain",
+            str(root / recipe),
+            *overrides,
+            "--data",
+            str(root),
+            "--out",
+            str(out),
+            *options,
+        ]
         caplog.clear()
         status = cli.main(command)
         return status, capsys.readouterr().err + caplog.text
@@ -93,7 +102,12 @@ def test_a_run_leaves_a_checkpoint_with_its_history(pretrain, tmp_path):
         "state.pt",
     }
     checkpoint = Checkpoint.load(out / train.CHECKPOINT)
-    assert (checkpoint.arch, checkpoint.method, checkpoint.epochs, checkpoint.name) == ("resnet18", "simclr", 2, "tiny")
+    assert (checkpoint.arch, checkpoint.method, checkpoint.epochs, checkpoint.name) == (
+        "resnet18",
+        "simclr",
+        2,
+        "tiny",
+    )
     assert checkpoint.provenance["recipe"]["optim"]["lr"] == 0.05
     assert checkpoint.provenance["data"]["images"] == 24
     assert len(checkpoint.provenance["data"]["fingerprint"]) == 12
@@ -118,16 +132,28 @@ def test_a_run_leaves_a_checkpoint_with_its_history(pretrain, tmp_path):
 
 
 def test_no_epochs_save_the_trunk_that_every_method_starts_from(pretrain, tmp_path, root):
-    for name, overrides in {"random": ["method={name: random}", "epochs=0"], "moco": [*MOCO, "epochs=0"]}.items():
-        (root / f"{name}.yaml").write_text(BASE.replace("method: {name: simclr, head: {hidden: 32, dim: 16}}\n", ""))
+    for name, overrides in {
+        "random": ["method={name: random}", "epochs=0"],
+        "moco": [*MOCO, "epochs=0"],
+    }.items():
+        (root / f"{name}.yaml").write_text(
+            BASE.replace("method: {name: simclr, head: {hidden: 32, dim: 16}}\n", "")
+        )
         assert pretrain(tmp_path / name, *overrides, recipe=f"{name}.yaml")[0] == 0
     assert digest(tmp_path / "random") == digest(tmp_path / "moco")
-    assert pretrain(tmp_path / "other", "method={name: random}", "epochs=0", "seed=1", recipe="random.yaml")[0] == 0
+    assert (
+        pretrain(
+            tmp_path / "other", "method={name: random}", "epochs=0", "seed=1", recipe="random.yaml"
+        )[0]
+        == 0
+    )
     assert digest(tmp_path / "other") != digest(tmp_path / "random")
     still = weights(tmp_path / "random")
     assert pretrain(tmp_path / "trained")[0] == 0
     moved = weights(tmp_path / "trained")
-    assert all(not torch.equal(still[k], moved[k]) for k in ("conv1.weight", "layer4.1.conv2.weight"))
+    assert all(
+        not torch.equal(still[k], moved[k]) for k in ("conv1.weight", "layer4.1.conv2.weight")
+    )
 
 
 def test_a_signal_saves_and_the_same_command_continues_exactly(pretrain, kill_at_step, tmp_path):
@@ -165,10 +191,16 @@ def test_a_row_of_metrics_spans_a_restart(pretrain, kill_at_step, tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["batch_size=32"], "24 images are fewer than one batch of 32; set batch_size to at most 24"),
+        (
+            ["batch_size=32"],
+            "24 images are fewer than one batch of 32; set batch_size to at most 24",
+        ),
         ([*MOCO, "method.queue=60"], "a queue of 60 keys is no multiple of the batch size 8"),
         (["accumulate=3"], "batch_size 8 does not divide over 1 processes x 3 accumulation steps"),
-        (["accumulate=2"], "accumulate 2: the loss of 'simclr' compares the samples of the whole batch"),
+        (
+            ["accumulate=2"],
+            "accumulate 2: the loss of 'simclr' compares the samples of the whole batch",
+        ),
         (["method.name=simclrr"], "did you mean 'simclr'"),
         (["arch=resnet19"], "did you mean 'resnet18'"),
         (["data.dataset=shape"], "shape/train: no such folder"),
@@ -216,7 +248,9 @@ def test_more_gpus_than_there_are(pretrain, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_another_runs_folder_is_refused_and_a_damaged_state_is_named(pretrain, kill_at_step, tmp_path):
+def test_another_runs_folder_is_refused_and_a_damaged_state_is_named(
+    pretrain, kill_at_step, tmp_path
+):
     out = tmp_path / "run"
     kill_at_step(2, signal.SIGTERM)
     assert pretrain(out)[0] == EXIT_PREEMPTED
@@ -240,9 +274,16 @@ def test_another_runs_folder_is_refused_and_a_damaged_state_is_named(pretrain, k
     assert not (out / train.CHECKPOINT).exists()
 
 
-def test_a_loss_that_is_not_finite_stops_with_step_rate_and_last_good_state(pretrain, kill_at_step, tmp_path):
+def test_a_loss_that_is_not_finite_stops_with_step_rate_and_last_good_state(
+    pretrain, kill_at_step, tmp_path
+):
     out = tmp_path / "run"
-    overrides = ["optim.lr=1e30", "optim.schedule=constant", "optim.warmup_epochs=1", "optim.warmup_lr=0.0"]
+    overrides = [
+        "optim.lr=1e30",
+        "optim.schedule=constant",
+        "optim.warmup_epochs=1",
+        "optim.warmup_lr=0.0",
+    ]
     kill_at_step(1, signal.SIGTERM)
     assert pretrain(out, *overrides)[0] in (EXIT_PREEMPTED, EXIT_FAILED)
     status, said = pretrain(out, *overrides)
@@ -278,7 +319,9 @@ def test_a_corrupt_image_ends_the_run_by_name_or_is_left_out(pretrain, root, tmp
     [
         # 32 px: torch's bf16 convolution on a CPU can leave its gradient unset where the map before it is 1 x 1
         pytest.param([*MOCO, "accumulate=2", "precision=bf16", *LARGER], id="accumulated bf16"),
-        pytest.param(["precision=fp16", "optim.clip_norm=1.0", *LARGER], id="fp16", marks=pytest.mark.slow),
+        pytest.param(
+            ["precision=fp16", "optim.clip_norm=1.0", *LARGER], id="fp16", marks=pytest.mark.slow
+        ),
         pytest.param(["channels_last=false"], id="channels first", marks=pytest.mark.slow),
         pytest.param(["views.pipeline=reference"], id="reference views", marks=pytest.mark.slow),
         pytest.param(
@@ -286,7 +329,11 @@ def test_a_corrupt_image_ends_the_run_by_name_or_is_left_out(pretrain, root, tmp
             id="lars",
             marks=pytest.mark.slow,
         ),
-        pytest.param(["optim={name: adamw, lr: 0.001, reference_batch: 256}"], id="adamw", marks=pytest.mark.slow),
+        pytest.param(
+            ["optim={name: adamw, lr: 0.001, reference_batch: 256}"],
+            id="adamw",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(["compile=true"], id="compiled", marks=pytest.mark.slow),
         pytest.param(["stop_after_epochs=1"], id="stops early", marks=pytest.mark.slow),
     ],
@@ -305,8 +352,14 @@ def test_every_way_to_train_continues_exactly(pretrain, kill_at_step, tmp_path, 
 def test_micro_batches_add_up_to_the_batch(pretrain, tmp_path):
     """A queue loss with batch norm in groups of four: one batch of eight in two groups is two micro-batches of four,
     but for the shuffle of the keys, which spans the batch in one and the micro-batch in the other."""
-    moco = "method={name: moco, queue: 64, head: {hidden: 32, dim: 16, batchnorm: false}, groups: %d}"
-    common = ["optim={name: sgd, lr: 0.05, momentum: 0.0, weight_decay: 0.0}", "epochs=1", "stop_after_epochs=1"]
+    moco = (
+        "method={name: moco, queue: 64, head: {hidden: 32, dim: 16, batchnorm: false}, groups: %d}"
+    )
+    common = [
+        "optim={name: sgd, lr: 0.05, momentum: 0.0, weight_decay: 0.0}",
+        "epochs=1",
+        "stop_after_epochs=1",
+    ]
     assert pretrain(tmp_path / "a", moco % 2, *common)[0] == 0
     assert pretrain(tmp_path / "b", moco % 1, "accumulate=2", *common)[0] == 0
     a, b = (read_metrics(tmp_path / n)[0]["loss"] for n in "ab")
@@ -332,10 +385,14 @@ def test_feature_statistics_know_collapse(caplog):
     assert healthy["feature_std"] == pytest.approx(1, abs=0.05)
     assert healthy["effective_rank"] > 50
     constant = monitor.feature_statistics(torch.ones(64, 128) + 1e-6 * torch.randn(64, 128))
-    line = monitor.feature_statistics(torch.ones(64, 128) + 0.1 * torch.randn(64, 1) * torch.randn(128))
+    line = monitor.feature_statistics(
+        torch.ones(64, 128) + 0.1 * torch.randn(64, 1) * torch.randn(128)
+    )
     assert constant["feature_std"] < 1e-5
     assert line["effective_rank"] < 1.5
-    rank_five = monitor.feature_statistics(torch.randn(512, 5) @ torch.linalg.qr(torch.randn(64, 5))[0].T)
+    rank_five = monitor.feature_statistics(
+        torch.randn(512, 5) @ torch.linalg.qr(torch.randn(64, 5))[0].T
+    )
     assert rank_five["effective_rank"] == pytest.approx(5, abs=0.1)
     with caplog.at_level("WARNING", logger="backbench"):
         monitor.warn_if_collapsed(healthy, 1)
@@ -360,10 +417,18 @@ def test_the_knn_score_leaves_the_backbone_alone(root):
     assert 0 <= score <= 100
     assert backbone.training
     assert all(torch.equal(before[k], v) for k, v in backbone.state_dict().items())
-    broken = type(found)(found.root, (found.paths[0] + ".gone", *found.paths[1:]), found.labels, found.classes)
-    assert monitor.knn_score(backbone, broken, Pixels(), size=16, device=torch.device("cpu")) is not None
+    broken = type(found)(
+        found.root, (found.paths[0] + ".gone", *found.paths[1:]), found.labels, found.classes
+    )
+    assert (
+        monitor.knn_score(backbone, broken, Pixels(), size=16, device=torch.device("cpu"))
+        is not None
+    )
     unlabelled = type(found)(found.root, found.paths, (-1,) * 24, ())
-    assert monitor.knn_score(backbone, unlabelled, Pixels(), size=16, device=torch.device("cpu")) is None
+    assert (
+        monitor.knn_score(backbone, unlabelled, Pixels(), size=16, device=torch.device("cpu"))
+        is None
+    )
     asked = {"size": 16, "device": torch.device("cpu")}
     assert monitor.knn_score(backbone.double(), found, Pixels(), **asked) is not None
     assert monitor.knn_score(backbone, found, Pixels(), **asked, stop=lambda: True) is None

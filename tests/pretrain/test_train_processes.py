@@ -36,8 +36,19 @@ def root(shapes):
 
 def start(root, out, processes, *overrides):
     command = [sys.executable, "-m", "backbench", "pretrain", str(root / "tiny.yaml"), *overrides]
-    command += ["--data", str(root), "--out", str(out), "--accelerator", "cpu", "--devices", str(processes)]
-    return subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE, text=True)
+    command += [
+        "--data",
+        str(root),
+        "--out",
+        str(out),
+        "--accelerator",
+        "cpu",
+        "--devices",
+        str(processes),
+    ]
+    return subprocess.Popen(
+        command, env=os.environ | {"OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE, text=True
+    )
 
 
 def pretrain(root, out, processes, *overrides):
@@ -55,11 +66,15 @@ def apart(a, b):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("overrides", [[], [MOCO]], ids=["synchronised batch norm", "batch norm in groups"])
+@pytest.mark.parametrize(
+    "overrides", [[], [MOCO]], ids=["synchronised batch norm", "batch norm in groups"]
+)
 def test_two_processes_make_the_weights_of_one(root, tmp_path, overrides):
     # In float32 the rounding of a fresh ResNet-18 at 32 pixels (1x1 maps, batch 8) grows to 1% within four steps
     for processes in (1, 2):
-        status, said = pretrain(root, tmp_path / str(processes), processes, "precision=fp64", *overrides)
+        status, said = pretrain(
+            root, tmp_path / str(processes), processes, "precision=fp64", *overrides
+        )
         assert status == 0, said
     assert apart(tmp_path / "1", tmp_path / "2") < 1e-5
     one, two = ([row["loss"] for row in read_metrics(tmp_path / n)] for n in "12")
@@ -82,7 +97,9 @@ def test_a_signal_to_one_process_stops_all_and_they_continue_exactly(root, tmp_p
     assert status == EXIT_BAD_INPUT
     assert "processes (2 there, 1 now)" in said
     assert pretrain(root, out, 2)[0] == 0
-    digests = {Checkpoint.load(x / "backbone.safetensors").digest for x in (tmp_path / "whole", out)}
+    digests = {
+        Checkpoint.load(x / "backbone.safetensors").digest for x in (tmp_path / "whole", out)
+    }
     assert len(digests) == 1
 
 
@@ -94,10 +111,23 @@ def test_an_unreadable_image_on_the_second_process_is_told_by_the_first(root, tm
     shutil.copytree(root / "shapes", copy / "shapes")
     for image in (copy / "shapes" / "train" / "b").iterdir():
         image.write_bytes(b"no image")
-    command = [sys.executable, "-m", "backbench", "pretrain", str(root / "tiny.yaml"), "--data", str(copy)]
+    command = [
+        sys.executable,
+        "-m",
+        "backbench",
+        "pretrain",
+        str(root / "tiny.yaml"),
+        "--data",
+        str(copy),
+    ]
     command += ["--out", str(tmp_path / "run"), "--accelerator", "cpu", "--devices", "2"]
     done = subprocess.run(
-        command, env=os.environ | {"OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE, text=True, check=False, timeout=500
+        command,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+        timeout=500,
     )
     assert done.returncode == EXIT_BAD_INPUT, done.stderr
     assert done.stderr.count("corrupt image") == 1

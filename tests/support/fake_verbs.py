@@ -37,7 +37,9 @@ def work(out: Path, plan: dict, start: str) -> str:
     """`steps` steps of a hash chain, saved when asked to stop; every continuation ends with the same word."""
     steps, step_s = plan.get("steps", 1), plan.get("step_s", 0.0)
     state_file = out / "state.json"
-    state = json.loads(state_file.read_text()) if state_file.exists() else {"step": 0, "word": start}
+    state = (
+        json.loads(state_file.read_text()) if state_file.exists() else {"step": 0, "word": start}
+    )
     faults = out.parent / f"{out.name}.faults"
     count = int(faults.read_text()) if faults.exists() else 0
     if plan.get("fault") and count < plan.get("times", 99):
@@ -52,7 +54,10 @@ def work(out: Path, plan: dict, start: str) -> str:
     with StopFlag() as stop:
         while state["step"] < steps:
             time.sleep(step_s)
-            state = {"step": state["step"] + 1, "word": hashlib.sha256(state["word"].encode()).hexdigest()}
+            state = {
+                "step": state["step"] + 1,
+                "word": hashlib.sha256(state["word"].encode()).hexdigest(),
+            }
             progress.advance()
             if plan.get("save_every") and state["step"] % plan["save_every"] == 0:
                 atomic.write_json(state_file, state)
@@ -65,15 +70,29 @@ def work(out: Path, plan: dict, start: str) -> str:
 def linear(args: argparse.Namespace) -> None:
     files = [Path(f) for f in args.checkpoints]
     digests = [identity_of(f) for f in files]
-    out = open_run(args.out, verb="linear", identity={"x": digests, "d": args.datasets, "seed": args.seed})
+    out = open_run(
+        args.out, verb="linear", identity={"x": digests, "d": args.datasets, "seed": args.seed}
+    )
     if (out / "results.jsonl").exists():
         print("already there")
         return
-    word = work(out, behaviour(args.data, args.datasets), f"{digests} {args.datasets} {args.protocol} {args.seed}")
+    word = work(
+        out,
+        behaviour(args.data, args.datasets),
+        f"{digests} {args.datasets} {args.protocol} {args.seed}",
+    )
     rows = []
     for file, digest in zip(files, digests):
-        value = int(hashlib.sha256(f"{word} {digest}".encode()).hexdigest()[:6], 16) / 0xFFFFFF * 100
-        about = {"name": file.parent.name, "method": "fake", "arch": "resnet18", "epochs": 1, "task": "linear"}
+        value = (
+            int(hashlib.sha256(f"{word} {digest}".encode()).hexdigest()[:6], 16) / 0xFFFFFF * 100
+        )
+        about = {
+            "name": file.parent.name,
+            "method": "fake",
+            "arch": "resnet18",
+            "epochs": 1,
+            "task": "linear",
+        }
         rows.append(
             store.Result(
                 checkpoint=digest,
@@ -92,7 +111,9 @@ def linear(args: argparse.Namespace) -> None:
 def pretrain(args: argparse.Namespace) -> None:
     if os.environ.get("SLURM_PROCID", "none") == behaviour(args.data, "pretrain").get("fault_rank"):
         raise Failed("this rank breaks")
-    out = open_run(args.out, verb="pretrain", identity={"recipe": args.recipe, "overrides": args.overrides})
+    out = open_run(
+        args.out, verb="pretrain", identity={"recipe": args.recipe, "overrides": args.overrides}
+    )
     word = work(out, behaviour(args.data, "pretrain"), f"{args.recipe} {args.overrides}")
     write_checkpoint(out / CHECKPOINT_FILE, word)
 

@@ -26,7 +26,11 @@ def known_resnet(arch, seed=0):
     model.to_empty(device="cpu")
     for index, tensor in enumerate(model.state_dict().values()):
         if tensor.is_floating_point():
-            tensor.copy_(torch.rand_like(tensor) + 0.5 if tensor.dim() == 1 else torch.randn_like(tensor) * 0.02)
+            tensor.copy_(
+                torch.rand_like(tensor) + 0.5
+                if tensor.dim() == 1
+                else torch.randn_like(tensor) * 0.02
+            )
         else:
             tensor.fill_(index)
     return model
@@ -71,7 +75,10 @@ def head(model, *sizes):
 
 
 def sgd_state(count=3):
-    return {"state": {i: {"momentum_buffer": torch.randn(4)} for i in range(count)}, "param_groups": [{"lr": 0.1}]}
+    return {
+        "state": {i: {"momentum_buffer": torch.randn(4)} for i in range(count)},
+        "param_groups": [{"lr": 0.1}],
+    }
 
 
 def with_fc(model, fc):
@@ -87,7 +94,9 @@ def moco(model, queue=(16, 32)):
 
 
 def lorac(model):
-    return moco(model, queue=(2, 16, 32)) | {"amp": {"loss_scaler0": {"loss_scale": 65536.0, "unskipped": 3}}}
+    return moco(model, queue=(2, 16, 32)) | {
+        "amp": {"loss_scaler0": {"loss_scale": 65536.0, "unskipped": 3}}
+    }
 
 
 def moco_v3(model):
@@ -113,7 +122,9 @@ def swav(model):
 def deepcluster_v2(model):
     model.fc = nn.Identity()
     model.projection_head = head(model, 8, 4)
-    model.prototypes = nn.ModuleDict({f"prototypes{i}": nn.Linear(4, 30, bias=False) for i in range(3)})
+    model.prototypes = nn.ModuleDict(
+        {f"prototypes{i}": nn.Linear(4, 30, bias=False) for i in range(3)}
+    )
     return {"epoch": 400, "state_dict": ddp(model.state_dict()), "optimizer": sgd_state()}
 
 
@@ -138,14 +149,26 @@ def simsiam(model):
 
 def barlow_twins(model):
     model.fc = nn.Identity()
-    modules = {"backbone": model, "projector": head(model, 8), "bn": nn.BatchNorm1d(8, affine=False)}
-    return {"epoch": 1000, "model": ddp(nn.ModuleDict(modules).state_dict()), "optimizer": sgd_state()}
+    modules = {
+        "backbone": model,
+        "projector": head(model, 8),
+        "bn": nn.BatchNorm1d(8, affine=False),
+    }
+    return {
+        "epoch": 1000,
+        "model": ddp(nn.ModuleDict(modules).state_dict()),
+        "optimizer": sgd_state(),
+    }
 
 
 def vicreg(model):
     model.fc = nn.Identity()
     modules = {"backbone": model, "projector": head(model, 8)}
-    return {"epoch": 1000, "model": ddp(nn.ModuleDict(modules).state_dict()), "optimizer": sgd_state()}
+    return {
+        "epoch": 1000,
+        "model": ddp(nn.ModuleDict(modules).state_dict()),
+        "optimizer": sgd_state(),
+    }
 
 
 def plain(model):
@@ -160,7 +183,11 @@ def arb_cifar(model):
 def mio(model):
     small_stem(model).fc = nn.Identity()
     net = nn.ModuleDict({"base_encoder": model, "projector": head(model, 8)})
-    return {"model_state_dict": prefixed("net.", net), "optimizer_state_dict": sgd_state(), "scheduler_state_dict": {}}
+    return {
+        "model_state_dict": prefixed("net.", net),
+        "optimizer_state_dict": sgd_state(),
+        "scheduler_state_dict": {},
+    }
 
 
 def mio_net(model):
@@ -179,7 +206,9 @@ def vissl(model):
     names = ("conv1", "bn1", "layer1", "layer2", "layer3", "layer4")
 
     def trunk(net):
-        return nn.ModuleDict({"_feature_blocks": nn.ModuleDict({n: getattr(net, n) for n in names})})
+        return nn.ModuleDict(
+            {"_feature_blocks": nn.ModuleDict({n: getattr(net, n) for n in names})}
+        )
 
     loss = prefixed("moco_encoder.trunk.", trunk(second(model))) | {"queue": torch.randn(4, 8)}
     return {
@@ -189,7 +218,9 @@ def vissl(model):
         "train_phase_idx": 199,
         "classy_state_dict": {
             "train": True,
-            "base_model": {"model": {"trunk": trunk(model).state_dict(), "heads": head(model, 8).state_dict()}},
+            "base_model": {
+                "model": {"trunk": trunk(model).state_dict(), "heads": head(model, 8).state_dict()}
+            },
             "optimizer": {"optim": sgd_state()},
         },
     }
@@ -212,15 +243,26 @@ def solo_learn(model):
     from omegaconf import OmegaConf
 
     model.fc = nn.Identity()
-    modules = {"classifier": nn.Linear(4, 10), "projector": head(model, 8), "predictor": nn.Linear(4, 4)}
+    modules = {
+        "classifier": nn.Linear(4, 10),
+        "projector": head(model, 8),
+        "predictor": nn.Linear(4, 4),
+    }
     state = prefixed("backbone.", model) | prefixed("momentum_backbone.", second(model))
     state |= nn.ModuleDict(modules).state_dict()
-    return lightning(state, hyper_parameters=OmegaConf.create({"method": "byol", "data": {"dataset": "imagenet100"}}))
+    return lightning(
+        state,
+        hyper_parameters=OmegaConf.create({"method": "byol", "data": {"dataset": "imagenet100"}}),
+    )
 
 
 def solo_learn_cifar(model):
     small_stem(model).fc = nn.Identity()
-    state = prefixed("encoder.", model) | prefixed("classifier.", nn.Linear(4, 10)) | {"queue": torch.randn(2, 4, 8)}
+    state = (
+        prefixed("encoder.", model)
+        | prefixed("classifier.", nn.Linear(4, 10))
+        | {"queue": torch.randn(2, 4, 8)}
+    )
     return lightning(state)
 
 
@@ -242,18 +284,30 @@ def lightly_benchmark(model):
 def mmselfsup_09(model):
     model.fc = nn.Identity()
     query = nn.Sequential(model, head(model, 8))
-    state = prefixed("encoder_q.", query) | prefixed("encoder_k.", nn.Sequential(second(model), head(model, 8)))
-    state |= prefixed("backbone.", query[0]) | prefixed("neck.", query[1]) | {"queue": torch.randn(4, 8)}
+    state = prefixed("encoder_q.", query) | prefixed(
+        "encoder_k.", nn.Sequential(second(model), head(model, 8))
+    )
+    state |= (
+        prefixed("backbone.", query[0]) | prefixed("neck.", query[1]) | {"queue": torch.randn(4, 8)}
+    )
     return {"meta": {"epoch": 200, "iter": 5000, "config": "model = dict()"}, "state_dict": state}
 
 
 def mmselfsup_10(model):
     model.fc = nn.Identity()
     target = nn.Sequential(second(model), head(model, 8))
-    state = prefixed("backbone.", model) | prefixed("neck.", head(model, 8)) | prefixed("target_net.module.", target)
+    state = (
+        prefixed("backbone.", model)
+        | prefixed("neck.", head(model, 8))
+        | prefixed("target_net.module.", target)
+    )
     state |= {"target_net.steps": torch.tensor(5)}
     history = {"loss": np.array([1.0, 2.0]), "lr": np.float64(0.1)}
-    return {"meta": {"epoch": 300, "iter": 7}, "state_dict": state, "message_hub": {"log_scalars": history}}
+    return {
+        "meta": {"epoch": 300, "iter": 7},
+        "state_dict": state,
+        "message_hub": {"log_scalars": history},
+    }
 
 
 def mmselfsup_extracted(model):
@@ -263,7 +317,10 @@ def mmselfsup_extracted(model):
 def byol_sthalles(model):
     def network(net):
         return nn.ModuleDict(
-            {"encoder": nn.Sequential(*list(net.children())[:-1]), "projetion": nn.ModuleDict({"net": head(net, 8)})}
+            {
+                "encoder": nn.Sequential(*list(net.children())[:-1]),
+                "projetion": nn.ModuleDict({"net": head(net, 8)}),
+            }
         )
 
     return {
@@ -275,11 +332,23 @@ def byol_sthalles(model):
 
 def byol_yaox12(model):
     def network(net):
-        return nn.ModuleDict({"encoder": nn.Sequential(*list(net.children())[:-1]), "projetion": head(net, 8)})
+        return nn.ModuleDict(
+            {"encoder": nn.Sequential(*list(net.children())[:-1]), "projetion": head(net, 8)}
+        )
 
-    modules = {"online_network": network(model), "target_network": network(second(model)), "predictor": nn.Linear(4, 4)}
+    modules = {
+        "online_network": network(model),
+        "target_network": network(second(model)),
+        "predictor": nn.Linear(4, 4),
+    }
     state = ddp(nn.ModuleDict(modules).state_dict())
-    return {"config": {"model": {"base_momentum": 0.99}}, "epoch": 300, "steps": 9, "model": state, "amp": {}}
+    return {
+        "config": {"model": {"base_momentum": 0.99}},
+        "epoch": 300,
+        "steps": 9,
+        "model": state,
+        "amp": {},
+    }
 
 
 def byol_lucidrains(model):
@@ -293,7 +362,10 @@ def byol_lucidrains(model):
 
 def byol_deepmind(model):
     model.fc = nn.Identity()
-    return {"online_backbone": ddp(model.state_dict()), "target_backbone": ddp(second(model).state_dict())}
+    return {
+        "online_backbone": ddp(model.state_dict()),
+        "target_backbone": ddp(second(model).state_dict()),
+    }
 
 
 def torchvision(model):
@@ -316,7 +388,13 @@ def timm_training(model):
 def torchvision_training(model):
     ema = ddp(model.state_dict()) | {"n_averaged": torch.tensor(9)}
     state = second(model).state_dict()
-    return {"model": state, "model_ema": ema, "optimizer": sgd_state(), "epoch": 89, "args": argparse.Namespace(lr=0.5)}
+    return {
+        "model": state,
+        "model_ema": ema,
+        "optimizer": sgd_state(),
+        "epoch": 89,
+        "args": argparse.Namespace(lr=0.5),
+    }
 
 
 def detectron2_names(state_dict):
@@ -328,20 +406,29 @@ def detectron2_names(state_dict):
             name = name.replace(f"layer{t}", f"res{t + 1}")
         for t in (1, 2, 3):
             name = name.replace(f"bn{t}", f"conv{t}.norm")
-        out[name.replace("downsample.0", "shortcut").replace("downsample.1", "shortcut.norm")] = value
+        out[name.replace("downsample.0", "shortcut").replace("downsample.1", "shortcut.norm")] = (
+            value
+        )
     return out
 
 
 def detectron2_moco(model):
-    arrays = {k: v.numpy() for k, v in detectron2_names(model.state_dict()).items()}  # its fc becomes stem.fc
+    arrays = {
+        k: v.numpy() for k, v in detectron2_names(model.state_dict()).items()
+    }  # its fc becomes stem.fc
     return {"model": arrays, "__author__": "MOCO", "matching_heuristics": True}
 
 
 def detectron2_trained(model):
     model.fc = nn.Identity()
     trunk = {f"backbone.bottom_up.{k}": v for k, v in detectron2_names(model.state_dict()).items()}
-    trunk = {k: v for k, v in trunk.items() if not k.endswith("num_batches_tracked")}  # FrozenBatchNorm2d has none
-    fpn = {"backbone.fpn_lateral2.weight": torch.randn(2, 3), "proposal_generator.rpn_head.conv.weight": torch.ones(2)}
+    trunk = {
+        k: v for k, v in trunk.items() if not k.endswith("num_batches_tracked")
+    }  # FrozenBatchNorm2d has none
+    fpn = {
+        "backbone.fpn_lateral2.weight": torch.randn(2, 3),
+        "proposal_generator.rpn_head.conv.weight": torch.ones(2),
+    }
     return {"model": trunk | fpn, "optimizer": sgd_state(), "iteration": 89999}
 
 
@@ -377,10 +464,26 @@ EXPECTED = {
     byol_sthalles: ("byol (sthalles)", "online", "target", "byol", None, "imagenet", RGB),
     byol_yaox12: ("byol (yaox12)", "online", "target", "byol", 300, "imagenet", RGB),
     byol_lucidrains: ("byol (lucidrains)", "online", "target", "byol", None, "imagenet", RGB),
-    byol_deepmind: ("byol (DeepMind, converted)", "online", "target", "byol", None, "imagenet", RGB),
+    byol_deepmind: (
+        "byol (DeepMind, converted)",
+        "online",
+        "target",
+        "byol",
+        None,
+        "imagenet",
+        RGB,
+    ),
     torchvision: ("torchvision", "trunk", None, "supervised", None, "imagenet", RGB),
     timm_training: ("timm training", "ema", "model", "supervised", 300, "imagenet", RGB),
-    torchvision_training: ("torchvision training", "ema", "model", "supervised", 90, "imagenet", RGB),
+    torchvision_training: (
+        "torchvision training",
+        "ema",
+        "model",
+        "supervised",
+        90,
+        "imagenet",
+        RGB,
+    ),
     detectron2_moco: ("detectron2", "backbone", None, "unknown", None, "imagenet", RGB),
     detectron2_trained: ("detectron2", "backbone", None, "unknown", None, "imagenet", RGB),
 }

@@ -54,7 +54,13 @@ class Trees:
                     lines.append(f"{number:07d} {name}\n")
             (data / f"images_variant_{split}.txt").write_text("".join(lines))
 
-    def birdsnap(self, base, species=("Acadian_Flycatcher", "Zebra_Finch", "Abert's_Towhee"), per=13, missing=2):
+    def birdsnap(
+        self,
+        base,
+        species=("Acadian_Flycatcher", "Zebra_Finch", "Abert's_Towhee"),
+        per=13,
+        missing=2,
+    ):
         folder = base / "birdsnap"
         folder.mkdir()
         rows = ["id\tcommon\tscientific\tdir\n"]
@@ -74,13 +80,21 @@ class Trees:
         for name in classes:
             for i in range(per):
                 mode = "L" if i % 8 == 0 else "RGB"  # the real set has gray images
-                self._picture(base / "caltech101" / "101_ObjectCategories" / name / f"image_{i + 1:04d}.jpg", mode=mode)
+                self._picture(
+                    base / "caltech101" / "101_ObjectCategories" / name / f"image_{i + 1:04d}.jpg",
+                    mode=mode,
+                )
 
     def cars(self, base, classes=("AM General Hummer SUV 2000", "Acura RL Sedan 2012"), per=3):
         folder = base / "stanford_cars"
         (folder / "devkit").mkdir(parents=True)
-        scipy.io.savemat(folder / "devkit" / "cars_meta.mat", {"class_names": np.array(classes, dtype=object)})
-        for split, file in (("train", "devkit/cars_train_annos.mat"), ("test", "cars_test_annos_withlabels.mat")):
+        scipy.io.savemat(
+            folder / "devkit" / "cars_meta.mat", {"class_names": np.array(classes, dtype=object)}
+        )
+        for split, file in (
+            ("train", "devkit/cars_train_annos.mat"),
+            ("test", "cars_test_annos_withlabels.mat"),
+        ):
             kinds = [("bbox_x1", "O"), ("class", "O"), ("fname", "O")]
             rows = np.empty((len(classes) * per,), dtype=kinds)
             for i in range(len(rows)):
@@ -120,7 +134,9 @@ class Trees:
         for which in ("train_list", "test_list"):
             entries = []
             for file, _ in getattr(cls, which):
-                labels = [i % classes for i in range(max(per, 2 * classes if classes == 100 else per))]
+                labels = [
+                    i % classes for i in range(max(per, 2 * classes if classes == 100 else per))
+                ]
                 data = draw.integers(0, 256, (len(labels), 3072), dtype=np.uint8)
                 (folder / file).write_bytes(pickle.dumps({"data": data, key: labels}))
                 entries.append([file, self._md5(folder / file)])
@@ -139,8 +155,12 @@ class Trees:
         (folder / "class_names.txt").write_text("".join(f"class {i}\n" for i in range(10)))
         (folder / "unlabeled_X.bin").write_bytes(b"")
         for split in ("train", "test"):
-            draw.integers(0, 256, (per, 3, 96, 96), dtype=np.uint8).tofile(folder / f"{split}_X.bin")
-            np.array([i % 10 + 1 for i in range(per)], dtype=np.uint8).tofile(folder / f"{split}_y.bin")
+            draw.integers(0, 256, (per, 3, 96, 96), dtype=np.uint8).tofile(
+                folder / f"{split}_X.bin"
+            )
+            np.array([i % 10 + 1 for i in range(per)], dtype=np.uint8).tofile(
+                folder / f"{split}_y.bin"
+            )
         for which in ("train_list", "test_list"):
             entries = [[file, self._md5(folder / file)] for file, _ in getattr(STL10, which)]
             self.monkeypatch.setattr(STL10, which, entries)
@@ -200,10 +220,14 @@ class Trees:
                     lines.append(f"{name}_{i} {label} {1 + name[0].islower()} 1\n")
             (folder / "annotations" / f"{split}.txt").write_text("".join(lines))
 
-    def places365(self, base, classes=("/a/airfield", "/a/alley", "/z/zen_garden"), per=3, size="256"):
+    def places365(
+        self, base, classes=("/a/airfield", "/a/alley", "/z/zen_garden"), per=3, size="256"
+    ):
         from torchvision.datasets import Places365
 
-        (base / "categories_places365.txt").write_text("".join(f"{c} {i}\n" for i, c in enumerate(classes)))
+        (base / "categories_places365.txt").write_text(
+            "".join(f"{c} {i}\n" for i, c in enumerate(classes))
+        )
         train, val = [], []
         for i, name in enumerate(classes):
             for j in range(per):
@@ -214,11 +238,16 @@ class Trees:
         (base / "places365_train_standard.txt").write_text("".join(train))
         (base / "places365_val.txt").write_text("".join(val))
         files = dict(Places365._FILE_LIST_META)
-        for split, file in (("train-standard", "places365_train_standard.txt"), ("val", "places365_val.txt")):
+        for split, file in (
+            ("train-standard", "places365_train_standard.txt"),
+            ("val", "places365_val.txt"),
+        ):
             files[split] = (file, self._md5(base / file))
         self.monkeypatch.setattr(Places365, "_FILE_LIST_META", files)
         category = "categories_places365.txt"
-        self.monkeypatch.setattr(Places365, "_CATEGORIES_META", (category, self._md5(base / category)))
+        self.monkeypatch.setattr(
+            Places365, "_CATEGORIES_META", (category, self._md5(base / category))
+        )
 
     def sun397(self, base, classes=("/a/abbey", "/a/apse/indoor", "/z/zoo"), per=3):
         (base / "Partitions").mkdir()
@@ -253,7 +282,9 @@ class Trees:
             self._one = buffer.getvalue()
         return self._one + str(self.count).encode()
 
-    def classes(self, base, classes=("circle", "square"), sizes=(("train", 6), ("val", 3), ("test", 4))):
+    def classes(
+        self, base, classes=("circle", "square"), sizes=(("train", 6), ("val", 3), ("test", 4))
+    ):
         """A class folder whose classes differ in brightness, so that there is something to learn."""
         for split, count in sizes:
             for label, name in enumerate(classes):
@@ -274,6 +305,11 @@ def trunk_file(path, seed=0, **changes):
     with torch.no_grad():
         for _ in range(3):
             trunk(torch.randn(16, 3, 32, 32))
-    about = {"arch": "resnet18", "method": "random", "provenance": {"name": f"random{seed}"}, **changes}
+    about = {
+        "arch": "resnet18",
+        "method": "random",
+        "provenance": {"name": f"random{seed}"},
+        **changes,
+    }
     Checkpoint(state_dict=trunk.state_dict(), **about).save(path)
     return path

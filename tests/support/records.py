@@ -26,4 +26,6 @@ def a_result(**changes):
 
 if __name__ == "__main__":
     for i in range(int(sys.argv[3])):
-        store.append(sys.argv[1], [a_result(seed=int(sys.argv[2]) * 1000 + i, chosen={"text": "x" * 2000})])
+        store.append(
+            sys.argv[1], [a_result(seed=int(sys.argv[2]) * 1000 + i, chosen={"text": "x" * 2000})]
+        )

@@ -91,14 +91,26 @@ def running_slurm() -> Iterator[Path]:
         (folder / f"fakegpu{i}").touch()
     (folder / "gres.conf").write_text(f"AutoDetect=off\nName=gpu File={folder}/fakegpu[0-1]\n")
     conf = folder / "slurm.conf"
-    conf.write_text(CONF.format(host=host, folder=folder, ctld_port=_free_port(), slurmd_port=_free_port()))
-    munged = ["munged", "--foreground", "--force", f"--key-file={key}", f"--socket={folder}/munge.socket"]
+    conf.write_text(
+        CONF.format(host=host, folder=folder, ctld_port=_free_port(), slurmd_port=_free_port())
+    )
+    munged = [
+        "munged",
+        "--foreground",
+        "--force",
+        f"--key-file={key}",
+        f"--socket={folder}/munge.socket",
+    ]
     munged += [
         f"--pid-file={folder}/munged.pid",
         f"--log-file={folder}/munged.log",
         f"--seed-file={folder}/munged.seed",
     ]
-    commands = [munged, ["slurmctld", "-D", "-c", "-f", str(conf)], ["slurmd", "-D", "-c", "-N", host, "-f", str(conf)]]
+    commands = [
+        munged,
+        ["slurmctld", "-D", "-c", "-f", str(conf)],
+        ["slurmd", "-D", "-c", "-N", host, "-f", str(conf)],
+    ]
     old = {name: os.environ.get(name) for name in ("SLURM_CONF", "PATH")}
     os.environ |= {"SLURM_CONF": str(conf), "PATH": _path()}
     daemons = []

@@ -33,7 +33,12 @@ def train(root, trunk, run, rates, machine, *, stop=None, protocol=PROTOCOL):
     found = catalog.load("classes", Path(root))
     frozen = Frozen.build(Checkpoint.load(trunk), device=machine.device)
     heads = Heads(
-        len(rates), len(found.train.classes), frozen.dim, std=protocol.init_std, seed=0, device=machine.device
+        len(rates),
+        len(found.train.classes),
+        frozen.dim,
+        std=protocol.init_std,
+        seed=0,
+        device=machine.device,
     )
     Training(
         name="select",

@@ -50,7 +50,15 @@ def train(root, trunk, run, machine, *, iterations, ratio=1.0, kind=Network):
     network = kind(Checkpoint.load(trunk), len(found.train.classes), PROTOCOL, 0, machine)
     hashes = {name: splits.digest(images) for name, images in found.items()}
     row = catalog.find("classes")
-    task = Task(run=Path(run), task="finetune", dataset=row, splits=found, hashes=hashes, protocol=PROTOCOL, seed=0)
+    task = Task(
+        run=Path(run),
+        task="finetune",
+        dataset=row,
+        splits=found,
+        hashes=hashes,
+        protocol=PROTOCOL,
+        seed=0,
+    )
     part = Part(length=Length(iterations=iterations), head_over_trunk=ratio)
     state = Path(run) / "state"
     Training(network, PROTOCOL, part, found.train, LR, "test", task, machine, StopFlag(), state)()
@@ -65,13 +73,22 @@ def plain(root, trunk, *, iterations, ratio):
     start = seeding.generator(0, "head", len(images.classes), 512)
     nn.init.normal_(head.weight, 0, 0.01, generator=start)
     nn.init.zeros_(head.bias)
-    groups = [{"params": backbone.parameters(), "lr": LR / ratio}, {"params": head.parameters(), "lr": LR}]
+    groups = [
+        {"params": backbone.parameters(), "lr": LR / ratio},
+        {"params": head.parameters(), "lr": LR},
+    ]
     optimizer = torch.optim.SGD(groups, momentum=0.9)
-    decay = torch.optim.lr_scheduler.MultiStepLR(optimizer, [round(0.6 * iterations), round(0.8 * iterations)], 0.2)
+    decay = torch.optim.lr_scheduler.MultiStepLR(
+        optimizer, [round(0.6 * iterations), round(0.8 * iterations)], 0.2
+    )
     view = CropFlip(PROTOCOL.augment, 0)
     for batch in positions(0, len(images), BATCH, 0, iterations):
-        pixels = torch.stack([to_input(view(images.open(i), (epoch, i)), checkpoint.pixels) for epoch, i in batch])
-        loss = F.cross_entropy(head(backbone(pixels)), torch.tensor([images.labels[i] for _, i in batch]))
+        pixels = torch.stack(
+            [to_input(view(images.open(i), (epoch, i)), checkpoint.pixels) for epoch, i in batch]
+        )
+        loss = F.cross_entropy(
+            head(backbone(pixels)), torch.tensor([images.labels[i] for _, i in batch])
+        )
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

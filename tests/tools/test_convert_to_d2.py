@@ -31,7 +31,10 @@ def test_converts_any_importable_file_and_refuses_others(tmp_path):
     assert (back.digest, back.name, back.epochs) == (original.digest, "moco", 200)
 
     # what the field's converter turns into an empty model, silently
-    torch.save({"state_dict": {k.replace("layer4", "layer5"): v for k, v in state.items()}}, tmp_path / "bad.pth")
+    torch.save(
+        {"state_dict": {k.replace("layer4", "layer5"): v for k, v in state.items()}},
+        tmp_path / "bad.pth",
+    )
     done = run(tmp_path / "bad.pth", tmp_path / "bad.pkl")
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1

@@ -35,19 +35,32 @@ draws: 3
 
 
 def save(
-    path: Path, seed: int, name: str, *, heads: dict[str, torch.Tensor] | None = None, constant: bool = False
+    path: Path,
+    seed: int,
+    name: str,
+    *,
+    heads: dict[str, torch.Tensor] | None = None,
+    constant: bool = False,
 ) -> Path:
     seeding.seed_everything("test", seed)
     trunk = build_backbone("resnet18")
     state = trunk.state_dict()
     if constant:  # the first block of the last stage gives 1 everywhere, the second adds nothing
-        for key, value in (("layer4.0.bn2", 0.0), ("layer4.0.downsample.1", 1.0), ("layer4.1.bn2", 0.0)):
+        for key, value in (
+            ("layer4.0.bn2", 0.0),
+            ("layer4.0.downsample.1", 1.0),
+            ("layer4.1.bn2", 0.0),
+        ):
             state[f"{key}.weight"].zero_()
             state[f"{key}.bias"].fill_(value)
     file = path / f"{name}.safetensors"
-    Checkpoint(arch="resnet18", method="random", state_dict=state, heads=heads or {}, provenance={"name": name}).save(
-        file
-    )
+    Checkpoint(
+        arch="resnet18",
+        method="random",
+        state_dict=state,
+        heads=heads or {},
+        provenance={"name": name},
+    ).save(file)
     return file
 
 
@@ -59,7 +72,16 @@ def recipe(path: Path, count: int) -> Path:
 
 
 def run(files: list[Path], root: Path, out: Path, file: Path, *more: str) -> int:
-    words = ["analyze", *map(str, files), "--dataset", "digits", "--data", str(root), "--out", str(out)]
+    words = [
+        "analyze",
+        *map(str, files),
+        "--dataset",
+        "digits",
+        "--data",
+        str(root),
+        "--out",
+        str(out),
+    ]
     return cli.main([*words, "--recipe", str(file), "--workers", "0", "-q", *more])
 
 
@@ -69,7 +91,9 @@ def values(out: Path) -> dict[tuple[str, str, str], float | None]:
     return {(r.name, r.protocol, r.metric): r.value for r in rows}
 
 
-def test_one_pass_serves_all_checkpoints_and_the_numbers_are_right(tiny_root, tmp_path, monkeypatch) -> None:
+def test_one_pass_serves_all_checkpoints_and_the_numbers_are_right(
+    tiny_root, tmp_path, monkeypatch
+) -> None:
     head = _heads.build_head(_heads.Head(layers=2, hidden=24, dim=16, last_batchnorm=True), 512)
     heads = {f"projector.{k}": v for k, v in head.state_dict().items()}
     given = [
@@ -85,15 +109,20 @@ def test_one_pass_serves_all_checkpoints_and_the_numbers_are_right(tiny_root, tm
     assert len(opened) == len(set(opened)) == 30  # once each, for three checkpoints and seven views
     found = values(tmp_path / "out")
     trunk, projector = "analyze-trunk-test-v1", "analyze-projector-test-v1"
-    assert {key[:2] for key in found} == {("plain", trunk), ("headed", trunk), ("flat", trunk), ("headed", projector)}
+    assert {key[:2] for key in found} == {
+        ("plain", trunk),
+        ("headed", trunk),
+        ("flat", trunk),
+        ("headed", projector),
+    }
 
     # Features that do not differ.
     assert found["flat", trunk, "nuclear_norm"] == pytest.approx(6**0.5, rel=1e-6)
     assert found["flat", trunk, "view_cosine"] == pytest.approx(1.0)
     assert found["flat", trunk, "collapse"] == 2 and found["flat", trunk, "live_directions"] == 0
-    assert found["flat", trunk, "min_max_contrast"] is None and found["flat", trunk, "class_overlap"] == pytest.approx(
-        100
-    )
+    assert found["flat", trunk, "min_max_contrast"] is None and found[
+        "flat", trunk, "class_overlap"
+    ] == pytest.approx(100)
     # A random trunk keeps what is in the pixels: neither collapsed nor blind to the class.
     assert found["plain", trunk, "collapse"] == 0 and found["plain", trunk, "knn"] > 20
     assert 6**0.5 < found["plain", trunk, "nuclear_norm"] < 6
@@ -114,11 +143,21 @@ def test_one_pass_serves_all_checkpoints_and_the_numbers_are_right(tiny_root, tm
                 rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
                 norms.append(np.linalg.svd(rows, compute_uv=False).sum())
                 cosines.append(np.mean([[a @ b for a in rows] for b in rows]))
-        assert found[checkpoint.name, protocol, "nuclear_norm"] == pytest.approx(np.mean(norms), rel=1e-4)
-        assert found[checkpoint.name, protocol, "view_cosine"] == pytest.approx(np.mean(cosines), rel=1e-4)
+        assert found[checkpoint.name, protocol, "nuclear_norm"] == pytest.approx(
+            np.mean(norms), rel=1e-4
+        )
+        assert found[checkpoint.name, protocol, "view_cosine"] == pytest.approx(
+            np.mean(cosines), rel=1e-4
+        )
 
     names = {p.name for p in (tmp_path / "out" / "pictures").iterdir()}
-    panels = ["kept-overview", "trunk-overview", "kept-nuclear_norm", "kept-distances", "kept-spectrum"]
+    panels = [
+        "kept-overview",
+        "trunk-overview",
+        "kept-nuclear_norm",
+        "kept-distances",
+        "kept-spectrum",
+    ]
     assert {f"{name}.{suffix}" for name in panels for suffix in ("svg", "png")} <= names
     summary = json.loads((tmp_path / "out" / "analysis.json").read_text())
     assert [(s["name"], s["space"], s["dim"]) for s in summary["spaces"]] == [
@@ -157,7 +196,13 @@ def test_a_stopped_run_continues_to_the_same_numbers(tiny_root, tmp_path, monkey
 
 
 def test_the_projector_of_our_own_heads_is_rebuilt() -> None:
-    kinds = (_heads.MOCO_HEAD, _heads.SIMCLR_HEAD, _heads.MIO_HEAD, _heads.BARLOW_HEAD, _heads.Head(layers=1, dim=7))
+    kinds = (
+        _heads.MOCO_HEAD,
+        _heads.SIMCLR_HEAD,
+        _heads.MIO_HEAD,
+        _heads.BARLOW_HEAD,
+        _heads.Head(layers=1, dim=7),
+    )
     plain = _heads.Head(layers=3, hidden=9, dim=5, last_batchnorm=True, last_affine=False)
     for kind in (*kinds, plain):
         seeding.seed_everything("heads")
@@ -175,8 +220,15 @@ def test_heads_of_another_form_are_left_alone() -> None:
     assert build_projector({"fc.weight": weight}, 32) is None  # a classifier
     assert build_projector({"predictor.0.weight": weight}, 32) is None
     assert build_projector({"projector.0.weight": weight}, 16) is None  # not of this trunk
-    assert build_projector({"projector.0.weight": weight, "projector.last.scale": weight}, 32) is None
-    assert build_projector({"encoder_q.fc.0.weight": weight, "encoder_q.fc.0.bias": torch.zeros(8)}, 32) is not None
+    assert (
+        build_projector({"projector.0.weight": weight, "projector.last.scale": weight}, 32) is None
+    )
+    assert (
+        build_projector(
+            {"encoder_q.fc.0.weight": weight, "encoder_q.fc.0.bias": torch.zeros(8)}, 32
+        )
+        is not None
+    )
 
 
 @pytest.mark.parametrize(
@@ -186,7 +238,9 @@ def test_heads_of_another_form_are_left_alone() -> None:
         (["--devices", "2"], "analyze runs in one process"),
     ],
 )
-def test_what_cannot_be_done_is_said_in_one_line(tiny_root, tmp_path, capsys, words, message) -> None:
+def test_what_cannot_be_done_is_said_in_one_line(
+    tiny_root, tmp_path, capsys, words, message
+) -> None:
     files = [save(tmp_path, 0, "plain")]
     assert run(files, tiny_root, tmp_path / "out", recipe(tmp_path, 8), *words) == 2
     error = capsys.readouterr().err
@@ -225,7 +279,9 @@ def test_memory_does_not_grow_with_the_images(tmp_path) -> None:
             str(tmp_path / f"out{count}"),
         ]
         words += ["--recipe", str(recipe(tmp_path, count)), "--workers", "0", "-q"]
-        done = subprocess.run([sys.executable, "-c", PEAK, *words], capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [sys.executable, "-c", PEAK, *words], capture_output=True, text=True, check=True
+        )
         peaks.append(int(done.stdout.split()[-1]) / 1024)
     print(f"peak memory: 64 images {peaks[0]:.0f} MiB, 700 images {peaks[1]:.0f} MiB")
     assert peaks[1] < peaks[0] + 15

@@ -67,7 +67,10 @@ def test_pairs_equal_loops(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.within_mean == pytest.approx(np.mean(within), rel=1e-9)
     assert found.between_mean == pytest.approx(np.mean(between), rel=1e-9)
     assert found.uniformity == pytest.approx(math.log(np.mean(potential)), rel=1e-9)
-    counts = [np.bincount([int(v / 2 * fs.BINS) for v in values], minlength=fs.BINS) for values in (within, between)]
+    counts = [
+        np.bincount([int(v / 2 * fs.BINS) for v in values], minlength=fs.BINS)
+        for values in (within, between)
+    ]
     assert found.within.counts.tolist() == counts[0].tolist()
     shared = sum(min(a / len(within), b / len(between)) for a, b in zip(*counts))
     assert found.overlap == pytest.approx(shared, abs=1e-6)
@@ -99,7 +102,10 @@ def test_spectra_equal_loops() -> None:
     data = x.double().numpy()
     mean = data.sum(0) / 30
     covariance = np.array(
-        [[sum((r[i] - mean[i]) * (r[j] - mean[j]) for r in data) / 30 for j in range(7)] for i in range(7)]
+        [
+            [sum((r[i] - mean[i]) * (r[j] - mean[j]) for r in data) / 30 for j in range(7)]
+            for i in range(7)
+        ]
     )
     expected = np.linalg.eigvalsh(covariance)[::-1]
     np.testing.assert_allclose(moments.spectrum().numpy(), expected, rtol=1e-9)
@@ -140,7 +146,9 @@ def test_equal_features() -> None:
     same = torch.ones(6, 32, 16)
     views = fs.Views(32, 16)
     views.add(same)
-    assert views.mean("nuclear_norm").value == pytest.approx(math.sqrt(32))  # rank 1: the least value of 32 unit rows
+    assert views.mean("nuclear_norm").value == pytest.approx(
+        math.sqrt(32)
+    )  # rank 1: the least value of 32 unit rows
     assert views.mean("view_cosine").value == pytest.approx(1.0)
     assert views.mean("covariance_diagonal").value == pytest.approx(0.0, abs=1e-15)
     moments = fs.Moments(16)

@@ -50,8 +50,12 @@ def store(tmp_path):
 
 
 def extractor(store, *checkpoints, **changes):
-    trunks = [Frozen.build(c, device=CPU, precision=changes.pop("precision", "fp32")) for c in checkpoints]
-    return Extractor(trunks=trunks, geometry=changes.pop("geometry", GEOMETRY), store=store, batch=4, **changes)
+    trunks = [
+        Frozen.build(c, device=CPU, precision=changes.pop("precision", "fp32")) for c in checkpoints
+    ]
+    return Extractor(
+        trunks=trunks, geometry=changes.pop("geometry", GEOMETRY), store=store, batch=4, **changes
+    )
 
 
 @pytest.mark.parametrize("arch", ["resnet18", "resnet50"])
@@ -61,7 +65,11 @@ def test_folded_channels_last_is_the_trunk(arch):
     with torch.no_grad():
         expected = point.backbone().eval()(x)
     found = Frozen.build(point, device=CPU)(x)
-    assert not [m for m in Frozen.build(point, device=CPU).module.modules() if isinstance(m, torch.nn.BatchNorm2d)]
+    assert not [
+        m
+        for m in Frozen.build(point, device=CPU).module.modules()
+        if isinstance(m, torch.nn.BatchNorm2d)
+    ]
     assert float((found - expected).norm() / expected.norm()) < 5e-6
 
 
@@ -78,7 +86,9 @@ def test_features_are_those_of_the_plain_trunk(images, store):
     found = extractor(store, *points)(images)
     geometry = eval_geometry(**GEOMETRY)
     for point, rows in zip(points, found):
-        pixels = torch.stack([to_input(geometry(images.open(i)), point.pixels) for i in range(len(images))])
+        pixels = torch.stack(
+            [to_input(geometry(images.open(i)), point.pixels) for i in range(len(images))]
+        )
         with torch.no_grad():
             expected = point.backbone().eval()(pixels)
         torch.testing.assert_close(rows, expected, rtol=1e-4, atol=1e-5)
@@ -106,7 +116,11 @@ def test_all_that_matters_is_in_the_key(images, store):
     keys = {store.path(features.describe(base, of, GEOMETRY))}
     other = [
         features.describe(Frozen.build(checkpoint(1), device=CPU), of, GEOMETRY),
-        features.describe(Frozen.build(checkpoint(pixels=Pixels(std=(0.228, 0.224, 0.225))), device=CPU), of, GEOMETRY),
+        features.describe(
+            Frozen.build(checkpoint(pixels=Pixels(std=(0.228, 0.224, 0.225))), device=CPU),
+            of,
+            GEOMETRY,
+        ),
         features.describe(Frozen.build(checkpoint(), device=CPU, precision="bf16"), of, GEOMETRY),
         features.describe(base, of, {**GEOMETRY, "interpolation": "bicubic"}),
         features.describe(base, of, {**GEOMETRY, "resize": 41}),
@@ -125,7 +139,9 @@ def test_another_preprocessing_under_this_name_is_refused(images, store):
     text = json.loads(about.read_text())
     text["description"]["geometry"]["interpolation"] = "bicubic"
     about.write_text(json.dumps(text))
-    with pytest.raises(BadInput, match="features of another geometry than asked for; remove the file"):
+    with pytest.raises(
+        BadInput, match="features of another geometry than asked for; remove the file"
+    ):
         make(images)
 
 
@@ -157,7 +173,9 @@ def test_stopped_at_a_batch_and_continued(images, store, monkeypatch):
         extractor(store, checkpoint(), stop=stop)(images)
     seen = []
     forward = features.forward_all
-    monkeypatch.setattr(features, "forward_all", lambda trunks, x: seen.append(len(x)) or forward(trunks, x))
+    monkeypatch.setattr(
+        features, "forward_all", lambda trunks, x: seen.append(len(x)) or forward(trunks, x)
+    )
     continued = extractor(store, checkpoint())(images)[0]
     assert seen == [4, 2], "the first batch is not computed again"
     whole = extractor(Store(store.folder.parent / "other", 10**8), checkpoint())(images)[0]

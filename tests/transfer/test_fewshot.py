@@ -19,8 +19,12 @@ def images(classes=4, per=10):
 def test_draws_are_balanced_seeded_and_different():
     drawn = fewshot.draws(images(), shots=2, count=20, seed=0)
     assert drawn == fewshot.draws(images(), shots=2, count=20, seed=0)
-    assert len({tuple(d) for d in drawn}) == 20 and drawn != fewshot.draws(images(), shots=2, count=20, seed=1)
-    assert all(Counter(images().labels[i] for i in d) == Counter(dict.fromkeys(range(4), 2)) for d in drawn)
+    assert len({tuple(d) for d in drawn}) == 20 and drawn != fewshot.draws(
+        images(), shots=2, count=20, seed=1
+    )
+    assert all(
+        Counter(images().labels[i] for i in d) == Counter(dict.fromkeys(range(4), 2)) for d in drawn
+    )
 
 
 @pytest.mark.parametrize("separation", [0.0, 8.0])

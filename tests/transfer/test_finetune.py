@@ -50,7 +50,16 @@ def protocol_file(folder, **changes):
     return file
 
 
-def listed(folder, names=("circle/000.png", "circle/001.png", "circle/002.png", "square/001.png", "square/004.png")):
+def listed(
+    folder,
+    names=(
+        "circle/000.png",
+        "circle/001.png",
+        "circle/002.png",
+        "square/001.png",
+        "square/004.png",
+    ),
+):
     folder.mkdir(exist_ok=True)
     (folder / "10percent.txt").write_text("".join(f"{n}\n" for n in names))
     return folder
@@ -58,19 +67,36 @@ def listed(folder, names=("circle/000.png", "circle/001.png", "circle/002.png", 
 
 def semisup(root, trunk, out, tmp_path, **changes):
     lists, file = listed(tmp_path / "lists"), protocol_file(tmp_path, **changes)
-    args = ["semisup", str(trunk), "--percent", "10", "--lists", str(lists), "--data", str(root), "--out", str(out)]
+    args = [
+        "semisup",
+        str(trunk),
+        "--percent",
+        "10",
+        "--lists",
+        str(lists),
+        "--data",
+        str(root),
+        "--out",
+        str(out),
+    ]
     return [*args, "--protocol", str(file), "--workers", "0"]
 
 
 def test_published_numbers():
     p = load_protocol("semisup", ("finetune",))
-    assert p.head_lr == (0.01, 0.0316, 0.1, 0.316, 1.0, 3.16, 10.0) and p.batch_size == 256 and p.weight_decay == 0
+    assert (
+        p.head_lr == (0.01, 0.0316, 0.1, 0.316, 1.0, 3.16, 10.0)
+        and p.batch_size == 256
+        and p.weight_decay == 0
+    )
     one, ten = p.parts["1"], p.parts["10"]
     assert (one.length.epochs, one.head_over_trunk, one.list.lines) == (30, 250, 12811)
     assert (ten.length.epochs, ten.head_over_trunk, ten.list.lines) == (50, 20, 128116)
     # x0.2 at epochs 18 and 24 of 30, 30 and 40 of 50
     total, per_epoch = one.length.steps(12811, 256), 12811 / 256
-    factors = [p.schedule.factor(round(e * per_epoch), total, per_epoch) for e in (17.9, 18, 23.9, 24)]
+    factors = [
+        p.schedule.factor(round(e * per_epoch), total, per_epoch) for e in (17.9, 18, 23.9, 24)
+    ]
     assert factors == pytest.approx([1, 0.2, 0.2, 0.04])
 
 
@@ -91,19 +117,26 @@ def test_lists_use_their_own_labels_only(trees):
     everything = [f"{c}/{i:03d}.png" for c in ("circle", "square") for i in range(5)]
     held = finetune._labelled(catalog.load("noval", root), everything, Path("10percent.txt"), 0)
     assert held.held_out and len(held.train) == 8 and len(held.val) == 2
-    assert {*held.train.paths, *held.val.paths} == set(everything), "train and val together are the list"
+    assert {*held.train.paths, *held.val.paths} == set(everything), (
+        "train and val together are the list"
+    )
 
 
 def test_two_rates_and_every_layer_trains(trees, trunk, tmp_path):
     """The trunk steps with the head's rate / head_over_trunk: after one step its change is that much smaller."""
     root = trees("classes")
-    networks = [train_network.train(root, trunk, tmp_path / str(r), ONE, iterations=1, ratio=r) for r in (1.0, 10.0)]
+    networks = [
+        train_network.train(root, trunk, tmp_path / str(r), ONE, iterations=1, ratio=r)
+        for r in (1.0, 10.0)
+    ]
     start = Checkpoint.load(trunk).backbone().state_dict()
     moved = [{n: v - start[n] for n, v in network[0].named_parameters()} for network in networks]
     for name, change in moved[0].items():
         assert change.abs().max() > 0, name
         torch.testing.assert_close(moved[1][name] * 10, change, rtol=1e-2, atol=2e-6)
-    assert torch.equal(networks[0][1].weight, networks[1][1].weight), "the head does not know the ratio"
+    assert torch.equal(networks[0][1].weight, networks[1][1].weight), (
+        "the head does not know the ratio"
+    )
 
 
 def test_training_is_torchs_sgd(trees, trunk, tmp_path):
@@ -123,7 +156,9 @@ def test_two_processes_give_the_weights_of_one(trees, trunk, tmp_path):
     command = [sys.executable, train_network.__file__, str(root), str(trunk), str(out)]
     ranks = [subprocess.Popen([*command, str(rank), "2", str(port)]) for rank in range(2)]
     double = train_network.DoubleNetwork
-    one = train_network.train(root, trunk, tmp_path / "one", ONE, iterations=3, kind=double).state_dict()
+    one = train_network.train(
+        root, trunk, tmp_path / "one", ONE, iterations=3, kind=double
+    ).state_dict()
     assert [rank.wait(timeout=300) for rank in ranks] == [0, 0]
     two = torch.load(out, weights_only=True)
     for name, value in one.items():
@@ -183,15 +218,31 @@ def test_hold_out_is_refitted_on_the_whole_list(trees, trunk, tmp_path):
     root = trees("classes", sizes=(("train", 6), ("test", 4)))
     assert main(semisup(root, trunk, tmp_path / "run", tmp_path)) == 0
     (row,) = rows_of(tmp_path / "run")
-    assert row.chosen["trained_on"] == "train+val" and row.provenance["images"] == {"train": 3, "val": 2, "test": 8}
+    assert row.chosen["trained_on"] == "train+val" and row.provenance["images"] == {
+        "train": 3,
+        "val": 2,
+        "test": 8,
+    }
     assert "5 labelled images from 10percent.txt" in row.provenance["notes"]
 
 
 def test_finetune_verb_learns(trees, trunk, tmp_path):
     root = trees("classes", sizes=(("train", 12), ("val", 4), ("test", 10)))
-    changes = {"parts": {"100": {"length": {"iterations": 12}, "head_over_trunk": 1}}, "batch_size": 8}
+    changes = {
+        "parts": {"100": {"length": {"iterations": 12}, "head_over_trunk": 1}},
+        "batch_size": 8,
+    }
     file = protocol_file(tmp_path, head_lr=[0.003, 0.01], **changes)
-    args = ["finetune", str(trunk), "--dataset", "classes", "--data", str(root), "--out", str(tmp_path / "run")]
+    args = [
+        "finetune",
+        str(trunk),
+        "--dataset",
+        "classes",
+        "--data",
+        str(root),
+        "--out",
+        str(tmp_path / "run"),
+    ]
     assert main([*args, "--protocol", str(file), "--workers", "0"]) == 0
     (row,) = rows_of(tmp_path / "run")
     assert row.task == "finetune" and row.value >= 90.0 and row.ci95[1] <= 100

@@ -51,18 +51,24 @@ def separate_run(root, trunk, lr, protocol=train_heads.PROTOCOL):
     with torch.no_grad():
         head.weight.copy_(start)
         head.bias.zero_()
-    optimizer = torch.optim.SGD(head.parameters(), lr=0.0, momentum=0.9, weight_decay=protocol.weight_decay)
+    optimizer = torch.optim.SGD(
+        head.parameters(), lr=0.0, momentum=0.9, weight_decay=protocol.weight_decay
+    )
     view = linear.CropFlip(protocol.augment, 0)
     total = protocol.length["default"].iterations
     for step, batch in enumerate(linear.positions(0, len(images), protocol.batch_size, 0, total)):
-        pixels = torch.stack([to_input(view(images.open(i), (epoch, i)), checkpoint.pixels) for epoch, i in batch])
+        pixels = torch.stack(
+            [to_input(view(images.open(i), (epoch, i)), checkpoint.pixels) for epoch, i in batch]
+        )
         with torch.no_grad():
             features = backbone(pixels)
         loss = F.cross_entropy(head(features), torch.tensor([images.labels[i] for _, i in batch]))
         optimizer.zero_grad()
         loss.backward()
         factor = 0.5 * (1 + np.cos(np.pi * step / total))
-        optimizer.param_groups[0]["lr"] = lr * protocol.batch_size / protocol.reference_batch * factor
+        optimizer.param_groups[0]["lr"] = (
+            lr * protocol.batch_size / protocol.reference_batch * factor
+        )
         optimizer.step()
     return head.weight.detach(), head.bias.detach()
 
@@ -146,7 +152,16 @@ def protocol_file(folder, name="live", **changes):
 
 def command(root, trunks, out, protocol, *more):
     protocol = str(protocol)
-    args = ["linear", *map(str, trunks), "--datasets", "classes", "--data", str(root), "--out", str(out)]
+    args = [
+        "linear",
+        *map(str, trunks),
+        "--datasets",
+        "classes",
+        "--data",
+        str(root),
+        "--out",
+        str(out),
+    ]
     return [*args, "--protocol", protocol, "--workers", "0", *more]
 
 
@@ -178,7 +193,9 @@ def test_killed_after_any_save_ends_with_the_same_rows(trees, two_trunks, tmp_pa
             deaths += 1
     assert deaths == 4 and saves == 20, "a continued run repeats no step"
     assert rows_of(tmp_path / "killed") == expected
-    assert main(command(root, two_trunks, tmp_path / "killed", file)) == 0, "a finished run recognises its results"
+    assert main(command(root, two_trunks, tmp_path / "killed", file)) == 0, (
+        "a finished run recognises its results"
+    )
     assert len(rows_of(tmp_path / "killed")) == 2 and saves == 20
 
 
@@ -232,15 +249,27 @@ def test_rows_carry_what_was_chosen_and_how(trees, trunk, tmp_path, caplog):
     file = protocol_file(tmp_path, lr=[0.1, 1.0], reference_batch=256)
     assert main(command(root, [trunk], out, file)) == 0
     (row,) = rows_of(out)
-    assert (row.task, row.dataset, row.metric, row.protocol) == ("linear", "classes", "top1", "linear-live-demo-v1")
+    assert (row.task, row.dataset, row.metric, row.protocol) == (
+        "linear",
+        "classes",
+        "top1",
+        "linear-live-demo-v1",
+    )
     assert row.ci95[0] <= row.value <= row.ci95[1]
     chosen = row.chosen
     assert set(chosen["scores"]) == {"0.1", "1"} and chosen["on"] == "val"
     assert chosen["lr_used"] == pytest.approx(chosen["lr"] * 8 / 256)
-    assert chosen["at_edge"] is True and "of the grid; a better one may lie outside it" in caplog.text
-    assert "learning rates as used 0.003125, 0.03125 (declared for 256 images, times 8/256)" in caplog.text
+    assert (
+        chosen["at_edge"] is True and "of the grid; a better one may lie outside it" in caplog.text
+    )
+    assert (
+        "learning rates as used 0.003125, 0.03125 (declared for 256 images, times 8/256)"
+        in caplog.text
+    )
     kept = np.load(out / row.provenance["predictions"])
-    assert str(kept["manifest"]) == row.provenance["manifests"]["test"] and kept["prediction"].shape == (8,)
+    assert str(kept["manifest"]) == row.provenance["manifests"]["test"] and kept[
+        "prediction"
+    ].shape == (8,)
     assert 100 * (kept["prediction"] == kept["label"]).mean() == pytest.approx(row.value)
     table = list(csv.DictReader((out / row.provenance["per_class"]).open()))
     assert [r["class"] for r in table] == ["circle", "square"]
@@ -265,12 +294,17 @@ def test_another_run_in_the_folder_is_refused(trees, two_trunks, tmp_path, capsy
     assert "another run's state (differs in checkpoints" in capsys.readouterr().err
 
 
-def test_overlap_of_train_and_test_is_refused_and_nothing_is_written(trees, trunk, tmp_path, capsys):
+def test_overlap_of_train_and_test_is_refused_and_nothing_is_written(
+    trees, trunk, tmp_path, capsys
+):
     root = trees("classes")
     folder = root / "classes"
     (folder / "test/square/x.png").write_bytes((folder / "train/square/001.png").read_bytes())
     assert main(command(root, [trunk], tmp_path / "run", protocol_file(tmp_path))) == EXIT_BAD_INPUT
-    assert "test image square/x.png is also in training data as square/001.png" in capsys.readouterr().err
+    assert (
+        "test image square/x.png is also in training data as square/001.png"
+        in capsys.readouterr().err
+    )
     assert not (tmp_path / "run").exists()
 
 
@@ -278,7 +312,11 @@ def test_one_rate_chooses_nothing_and_trains_on_everything(trees, trunk, tmp_pat
     root = trees("classes")
     assert main(command(root, [trunk], tmp_path / "run", protocol_file(tmp_path, lr=[1.0]))) == 0
     (row,) = rows_of(tmp_path / "run")
-    assert row.chosen["on"] is None and row.chosen["trained_on"] == "train+val" and "scores" not in row.chosen
+    assert (
+        row.chosen["on"] is None
+        and row.chosen["trained_on"] == "train+val"
+        and "scores" not in row.chosen
+    )
 
 
 def test_selecting_on_test_needs_a_name_that_says_so(trees, trunk, tmp_path, capsys):
@@ -333,7 +371,9 @@ def test_probes_on_cached_features(trees, two_trunks, tmp_path, protocol):
         assert main(command(root, two_trunks, tmp_path / "run", file)) == 0
     rows = rows_of(tmp_path / "run")
     assert {r.task for r in rows} == {protocol} and all(r.value == 100.0 for r in rows)
-    assert [r.metric for r in rows] == (["top1_k1", "top1_k5"] * 2 if protocol == "knn" else ["top1"] * 2)
+    assert [r.metric for r in rows] == (
+        ["top1_k1", "top1_k5"] * 2 if protocol == "knn" else ["top1"] * 2
+    )
     if protocol == "fewshot":
         kept = np.load(tmp_path / "run" / rows[0].provenance["predictions"])
         assert kept["values"].tolist() == rows[0].provenance["draws"] and len(kept["values"]) == 4
@@ -344,7 +384,9 @@ def test_probes_on_cached_features(trees, two_trunks, tmp_path, protocol):
 def test_more_neighbours_than_images_is_refused(trees, trunk, tmp_path, capsys):
     root = trees("classes")
     file = tmp_path / "knn.yaml"
-    file.write_text(json.dumps({"kind": "knn", "protocol": "x-demo-v1", "geometry": {"resize": 32, "crop": 32}}))
+    file.write_text(
+        json.dumps({"kind": "knn", "protocol": "x-demo-v1", "geometry": {"resize": 32, "crop": 32}})
+    )
     assert main(command(root, [trunk], tmp_path / "run", file)) == EXIT_BAD_INPUT
     assert "k = 200 neighbours of 18 images; use a smaller k" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
@@ -357,7 +399,10 @@ def test_one_set_of_weights_with_two_stems_is_refused(tmp_path, trunk):
     assert len(read_checkpoints([trunk, other])) == 1
     first = tmp_path / "conv3.safetensors"
     small = Checkpoint(
-        arch="resnet18", stem="conv3", method="random", state_dict=build_backbone("resnet18", "conv3").state_dict()
+        arch="resnet18",
+        stem="conv3",
+        method="random",
+        state_dict=build_backbone("resnet18", "conv3").state_dict(),
     )
     small.save(first)
     small.replace(stem="conv3_p0").save(other)
@@ -379,17 +424,39 @@ def test_every_shipped_protocol_loads_and_has_its_own_name():
         assert protocol.name not in names, f"{file.stem} and {names[protocol.name]} share a name"
         assert protocol.name.removesuffix("-bf16")[-3:] == "-v1"
         names[protocol.name] = file.stem
-    wanted = {"linear-lorac-v1", "logreg-v1", "knn-v1", "fewshot-v1", "semisup-v1", "linear-demo-v1"}
+    wanted = {
+        "linear-lorac-v1",
+        "logreg-v1",
+        "knn-v1",
+        "fewshot-v1",
+        "semisup-v1",
+        "linear-demo-v1",
+    }
     assert wanted <= set(names) and "linear-lorac-v1-bf16" in names
 
 
 def test_lorac_lengths_and_rates():
     p = load_protocol("lorac", ("sgd",))
     assert p.lr == RATES
-    steps = {name: p.length.get(name, p.length["default"]).steps(1803460, 256) for name in catalog.TWELVE}
+    steps = {
+        name: p.length.get(name, p.length["default"]).steps(1803460, 256) for name in catalog.TWELVE
+    }
     assert steps["places365"] == round(100 * 1803460 / 256)
-    assert {n for n, s in steps.items() if s == 5000} == {"aircraft", "caltech101", "dtd", "flowers", "pets"}
-    assert {n for n, s in steps.items() if s == 30000} == {"birdsnap", "cars", "cifar10", "cifar100", "food", "sun397"}
+    assert {n for n, s in steps.items() if s == 5000} == {
+        "aircraft",
+        "caltech101",
+        "dtd",
+        "flowers",
+        "pets",
+    }
+    assert {n for n, s in steps.items() if s == 30000} == {
+        "birdsnap",
+        "cars",
+        "cifar10",
+        "cifar100",
+        "food",
+        "sun397",
+    }
 
 
 @pytest.mark.parametrize(
@@ -407,7 +474,13 @@ def test_lorac_lengths_and_rates():
 )
 def test_imagenet_recipes_of_the_papers(name, lr, batch, schedule, decay):
     p = load_protocol(name, ("sgd",))
-    assert (p.lr, p.batch_size, p.schedule.name, p.weight_decay, p.momentum) == ((lr,), batch, schedule, decay, 0.9)
+    assert (p.lr, p.batch_size, p.schedule.name, p.weight_decay, p.momentum) == (
+        (lr,),
+        batch,
+        schedule,
+        decay,
+        0.9,
+    )
     assert p.used(lr) == lr and p.length["default"].epochs == 100
     if schedule == "step":
         total = 100 * 5005

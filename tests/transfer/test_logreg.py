@@ -12,7 +12,9 @@ def problem(n=400, d=20, classes=5, seed=0):
     draw = np.random.Generator(np.random.PCG64(seed))
     centres = draw.normal(size=(classes, d))
     y = draw.integers(0, classes, n)
-    return torch.tensor(centres[y] + 1.5 * draw.normal(size=(n, d)), dtype=torch.float32), torch.tensor(y)
+    return torch.tensor(
+        centres[y] + 1.5 * draw.normal(size=(n, d)), dtype=torch.float32
+    ), torch.tensor(y)
 
 
 def objective(weight, bias, x, y, l2):
@@ -27,21 +29,29 @@ def objective(weight, bias, x, y, l2):
 def test_agrees_with_scikit_learn(l2, dtype):
     x, y = problem()
     ours = logreg.fit([(x, y)], classes=5, l2=l2, dtype=dtype, tolerance=1e-7)
-    theirs = LogisticRegression(C=1 / l2, max_iter=5000, tol=1e-8).fit(x.double().numpy(), y.numpy())
+    theirs = LogisticRegression(C=1 / l2, max_iter=5000, tol=1e-8).fit(
+        x.double().numpy(), y.numpy()
+    )
     reference = objective(torch.tensor(theirs.coef_), torch.tensor(theirs.intercept_), x, y, l2)
     assert objective(ours.weight, ours.bias, x, y, l2) == pytest.approx(reference, rel=1e-4)
     assert ours.loss == pytest.approx(reference, rel=1e-4)
     fresh = x + torch.randn(x.shape, generator=torch.Generator().manual_seed(1))
     top = np.sort(theirs.decision_function(fresh.double().numpy()), 1)
-    clear = top[:, -1] - top[:, -2] > (1e-9 if dtype == torch.float64 else 1e-2)  # single precision may break a tie
+    clear = top[:, -1] - top[:, -2] > (
+        1e-9 if dtype == torch.float64 else 1e-2
+    )  # single precision may break a tie
     assert clear.mean() > 0.98
-    assert (ours.logits(fresh).argmax(1).numpy() == theirs.predict(fresh.double().numpy()))[clear].all()
+    assert (ours.logits(fresh).argmax(1).numpy() == theirs.predict(fresh.double().numpy()))[
+        clear
+    ].all()
 
 
 def test_parts_and_chunks_are_one_problem():
     x, y = problem()
     whole = logreg.fit([(x, y)], classes=5, l2=1.0, dtype=torch.float64)
-    parts = logreg.fit([(x[:150], y[:150]), (x[150:], y[150:])], classes=5, l2=1.0, dtype=torch.float64, chunk=64)
+    parts = logreg.fit(
+        [(x[:150], y[:150]), (x[150:], y[150:])], classes=5, l2=1.0, dtype=torch.float64, chunk=64
+    )
     assert parts.loss == pytest.approx(whole.loss, rel=1e-7)
     torch.testing.assert_close(parts.weight, whole.weight, rtol=1e-3, atol=1e-4)
 
@@ -61,7 +71,9 @@ def test_working_memory_does_not_grow_with_the_number_of_rows(tmp_path):
 
     peaks = []
     for n in (4096, 65536):
-        file = np.lib.format.open_memmap(tmp_path / f"{n}.npy", mode="w+", dtype=np.float32, shape=(n, 64))
+        file = np.lib.format.open_memmap(
+            tmp_path / f"{n}.npy", mode="w+", dtype=np.float32, shape=(n, 64)
+        )
         file[:] = np.random.Generator(np.random.PCG64(0)).normal(size=(n, 64))
         x = torch.from_numpy(np.load(tmp_path / f"{n}.npy", mmap_mode="c"))
         seen = []

@@ -11,8 +11,12 @@ PREDICTION = np.array([0, 0, 0, 1, 1, 0, -1])
 
 def test_accuracies_by_hand():
     assert metrics.top1(PREDICTION, LABEL) == pytest.approx(100 * 4 / 7)
-    assert metrics.mean_per_class(PREDICTION, LABEL, 3) == pytest.approx(100 * (3 / 4 + 1 / 2 + 0) / 3)
-    assert metrics.mean_per_class(PREDICTION, LABEL, 5) == metrics.mean_per_class(PREDICTION, LABEL, 3)
+    assert metrics.mean_per_class(PREDICTION, LABEL, 3) == pytest.approx(
+        100 * (3 / 4 + 1 / 2 + 0) / 3
+    )
+    assert metrics.mean_per_class(PREDICTION, LABEL, 5) == metrics.mean_per_class(
+        PREDICTION, LABEL, 3
+    )
     right, total = metrics.per_class(PREDICTION, LABEL, 3)
     assert right.tolist() == [3, 1, 0] and total.tolist() == [4, 2, 1]
 
@@ -40,11 +44,15 @@ def test_bootstrap_equals_resampling_of_images(metric):
 
 def test_interval_of_a_mean():
     low, high = metrics.mean_ci([1.0, 2.0, 3.0])
-    assert (low, high) == pytest.approx((2 - 2.4841, 2 + 2.4841), abs=1e-3)  # t(0.975, 2) / sqrt(3) = 2.4841
+    assert (low, high) == pytest.approx(
+        (2 - 2.4841, 2 + 2.4841), abs=1e-3
+    )  # t(0.975, 2) / sqrt(3) = 2.4841
     assert metrics.mean_ci([1.0]) is None
 
 
 def test_picture_is_a_png(tmp_path):
     names = ("a", "b", "c")
-    metrics.confusion_picture(metrics.confusion(PREDICTION, LABEL, 3), names, "t", tmp_path / "c.png")
+    metrics.confusion_picture(
+        metrics.confusion(PREDICTION, LABEL, 3), names, "t", tmp_path / "c.png"
+    )
     assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")

@@ -27,7 +27,9 @@ from backbench.results import published, store
 from backbench.results.store import Result
 
 ROOT = Path(__file__).parents[3]
-spec = importlib.util.spec_from_file_location("benchmark_leaderboard", ROOT / "benchmarks" / "leaderboard.py")
+spec = importlib.util.spec_from_file_location(
+    "benchmark_leaderboard", ROOT / "benchmarks" / "leaderboard.py"
+)
 bench = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(bench)
 
@@ -65,9 +67,15 @@ def test_csv_is_the_contract(tmp_path):
         tmp_path,
         a_result(),
         a_result(
-            task="mask_rcnn", dataset="coco2017", metric="segm_AP", protocol="detection-1x-v1", engine="detectron2"
+            task="mask_rcnn",
+            dataset="coco2017",
+            metric="segm_AP",
+            protocol="detection-1x-v1",
+            engine="detectron2",
         ),
-        a_result(checkpoint="b" * 64, name="random", method="random", epochs=None, value=None, ci95=None),
+        a_result(
+            checkpoint="b" * 64, name="random", method="random", epochs=None, value=None, ci95=None
+        ),
     )
     write_csv(board, tmp_path / "leaderboard.csv")
     assert (tmp_path / "leaderboard.csv").read_text().splitlines() == [
@@ -98,15 +106,24 @@ def test_protocols_engines_and_splits_never_share_a_column(tmp_path):
 
 
 def test_the_average_appears_only_when_complete(tmp_path):
-    twelve = [a_result(dataset=d, metric=m, value=50.0 + i) for i, (d, m) in enumerate(TWELVE.items())]
-    eleven = [a_result(checkpoint="b" * 64, name="b", dataset=d, metric=m) for d, m in list(TWELVE.items())[:-1]]
+    twelve = [
+        a_result(dataset=d, metric=m, value=50.0 + i) for i, (d, m) in enumerate(TWELVE.items())
+    ]
+    eleven = [
+        a_result(checkpoint="b" * 64, name="b", dataset=d, metric=m)
+        for d, m in list(TWELVE.items())[:-1]
+    ]
     board = board_of(tmp_path, *twelve, *eleven)
     average = next(c for c in board.columns if c.dataset == "average")
     assert average.name == "linear/average/average@linear-lorac-v1"
     cells = {row.name: board.cell(row, average) for row in board.rows}
     assert cells["lorac"].value == pytest.approx(55.5)
     assert cells["b"] is None
-    other = board_of(tmp_path / "other", *eleven, a_result(dataset="sun397", protocol="other-v1", checkpoint="b" * 64))
+    other = board_of(
+        tmp_path / "other",
+        *eleven,
+        a_result(dataset="sun397", protocol="other-v1", checkpoint="b" * 64),
+    )
     assert not [c for c in other.columns if c.dataset == "average"]
 
 
@@ -117,7 +134,10 @@ def test_the_twelve_are_those_of_the_datasets_module():
 
 
 def test_the_last_recorded_of_duplicates_counts_and_is_said(tmp_path):
-    old, new = a_result(value=90.0, origin={"recorded": 1.0}), a_result(value=91.0, origin={"recorded": 2.0})
+    old, new = (
+        a_result(value=90.0, origin={"recorded": 1.0}),
+        a_result(value=91.0, origin={"recorded": 2.0}),
+    )
     store.append(tmp_path / "runs" / "a", [new])
     store.append(tmp_path / "runs" / "b", [old, a_result(metric="top5"), a_result(metric="top5")])
     board = collect([tmp_path / "runs", tmp_path / "runs" / "a"])
@@ -127,7 +147,9 @@ def test_the_last_recorded_of_duplicates_counts_and_is_said(tmp_path):
 
 
 def test_seeds_become_a_mean_with_an_interval_over_seeds(tmp_path):
-    board = board_of(tmp_path, *[a_result(seed=s, value=90.0 + s) for s in range(3)], a_result(metric="top5"))
+    board = board_of(
+        tmp_path, *[a_result(seed=s, value=90.0 + s) for s in range(3)], a_result(metric="top5")
+    )
     cell = board.cell(board.rows[0], board.columns[0])
     assert cell.value == pytest.approx(91.0)
     assert cell.ci95[1] - cell.value == pytest.approx(4.3027 / 3**0.5, rel=1e-4)
@@ -154,12 +176,19 @@ def test_published_rows_stand_beside_marked(tmp_path):
     assert quoted["linear/imagenet/top1@lorac-table-1"] == "73.2"
     assert quoted["linear/imagenet/top1@linear-lorac-imagenet-v1"] == ""
     assert standing(board, next(c for c in board.columns if c.name == column)) == {}
-    assert not [r for r in rows.values() if r["source"] == "published" and len(r["checkpoint"]) == 64]
+    assert not [
+        r for r in rows.values() if r["source"] == "published" and len(r["checkpoint"]) == 64
+    ]
 
 
 def test_published_protocols_exist_as_recipes():
     recipes = (ROOT / "configs" / "transfer").glob("*.yaml")
-    names = {line.split(":")[1].strip() for f in recipes for line in f.read_text().splitlines() if "protocol:" in line}
+    names = {
+        line.split(":")[1].strip()
+        for f in recipes
+        for line in f.read_text().splitlines()
+        if "protocol:" in line
+    }
     named = {published.protocol(r)[0] for r in published.rows() if not r.task.endswith("_rcnn")}
     assert {n for n in named if "-table-" not in n} <= names
     from detection import config
@@ -184,15 +213,31 @@ def test_best_is_said_only_by_a_paired_test(tmp_path):
 
 def test_tables_of_the_papers(tmp_path):
     bench.synthetic(tmp_path / "runs", ["random", "moco_m_200", "lorac_200"], bench.PAPER, gap=12)
-    args = ["leaderboard", str(tmp_path / "runs"), "--latex", str(tmp_path / "tex"), "--markdown", str(tmp_path / "md")]
+    args = [
+        "leaderboard",
+        str(tmp_path / "runs"),
+        "--latex",
+        str(tmp_path / "tex"),
+        "--markdown",
+        str(tmp_path / "md"),
+    ]
     assert cli.main([*args, "-q"]) == 0
-    names = {"lorac_table1", "lorac_table2", "lorac_table3", "lorac_table4", "jcl_table1", "jcl_table2"}
+    names = {
+        "lorac_table1",
+        "lorac_table2",
+        "lorac_table3",
+        "lorac_table4",
+        "jcl_table1",
+        "jcl_table2",
+    }
     assert {p.stem for p in (tmp_path / "tex").iterdir()} == names
     for name in names:
         tex = (tmp_path / "tex" / f"{name}.tex").read_text()
         assert tex.count(r"\begin{tabular}") == tex.count(r"\end{tabular}") == 1
         width = tex.split(r"\begin{tabular}{")[1].split("}")[0]
-        body = [line for line in tex.splitlines() if line.endswith(r"\\") and "multicolumn" not in line]
+        body = [
+            line for line in tex.splitlines() if line.endswith(r"\\") and "multicolumn" not in line
+        ]
         assert {line.count(" & ") + 1 for line in body} == {len(width)}, name
         bold = [line for line in body if "textbf" in line]
         assert bold == [line for line in body if line.startswith(r"lorac\_200")]
@@ -209,19 +254,27 @@ def test_unlike_protocols_make_tables_of_their_own(tmp_path):
     there = [a_result(dataset="imagenet", protocol="linear-grid-v1", checkpoint="b" * 64, name="b")]
     board = board_of(tmp_path, *here, *there)
     tables.write(board, [], latex=None, markdown=tmp_path / "md")
-    first, second = tmp_path / "md" / "lorac_table1.md", tmp_path / "md" / "lorac_table1_linear-grid-v1.md"
+    first, second = (
+        tmp_path / "md" / "lorac_table1.md",
+        tmp_path / "md" / "lorac_table1_linear-grid-v1.md",
+    )
     assert "| lorac | 200 | measured" in first.read_text()
     assert "| b |" not in first.read_text()
     assert "| b | 200 | measured" in second.read_text()
 
 
 def test_names_do_not_break_latex():
-    assert tables._latex(r"50%_a&b\{}~^") == r"50\%\_a\&b\textbackslash{}\{\}\textasciitilde{}\textasciicircum{}"
+    assert (
+        tables._latex(r"50%_a&b\{}~^")
+        == r"50\%\_a\&b\textbackslash{}\{\}\textasciitilde{}\textasciicircum{}"
+    )
 
 
 def a_checkpoint_header(path, digest, **provenance):
     about = {"digest": digest, "provenance": provenance}
-    header = json.dumps({"__metadata__": {"format": "backbench-checkpoint", "about": json.dumps(about)}}).encode()
+    header = json.dumps(
+        {"__metadata__": {"format": "backbench-checkpoint", "about": json.dumps(about)}}
+    ).encode()
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(len(header).to_bytes(8, "little") + header)
 
@@ -229,15 +282,24 @@ def a_checkpoint_header(path, digest, **provenance):
 @pytest.mark.parametrize(("value", "status"), [(92.9, 0), (89.9, 1)])
 def test_the_reproduction_gate(tmp_path, capsys, value, status):
     key = "lorac:2:lorac:resnet50:200"
-    store.append(tmp_path / "runs", [a_result(value=value), a_result(dataset="cars", protocol="another-v1")])
-    a_checkpoint_header(tmp_path / "runs" / "pretrain" / "backbone.safetensors", "a" * 64, expected=[key])
+    store.append(
+        tmp_path / "runs", [a_result(value=value), a_result(dataset="cars", protocol="another-v1")]
+    )
+    a_checkpoint_header(
+        tmp_path / "runs" / "pretrain" / "backbone.safetensors", "a" * 64, expected=[key]
+    )
     assert cli.main(["leaderboard", str(tmp_path / "runs"), "--check", "-q"]) == status
     assert f"1 published numbers judged, {status} outside" in capsys.readouterr().out
 
 
 def test_the_gate_reads_what_import_named_and_what_the_command_names(tmp_path):
-    a_checkpoint_header(tmp_path / "elsewhere" / "x.safetensors", "a" * 64, published="lorac:2:lorac:resnet50:200")
-    origin = {"command": "backbench linear elsewhere/x.safetensors --datasets cifar10", "cwd": str(tmp_path)}
+    a_checkpoint_header(
+        tmp_path / "elsewhere" / "x.safetensors", "a" * 64, published="lorac:2:lorac:resnet50:200"
+    )
+    origin = {
+        "command": "backbench linear elsewhere/x.safetensors --datasets cifar10",
+        "cwd": str(tmp_path),
+    }
     board = board_of(tmp_path, a_result(origin=origin))
     expected = expected_keys(board, [tmp_path / "runs"])
     assert expected == {"a" * 64: ["lorac:2:lorac:resnet50:200"]}
@@ -248,9 +310,15 @@ def test_the_gate_reads_what_import_named_and_what_the_command_names(tmp_path):
 
 
 def test_the_command_measures_in_a_folder_of_its_own():
-    made = a_result(origin={"command": "backbench linear 'my file.safetensors' --data d --out runs/x --seed 1"})
-    assert again(made) == "backbench linear 'my file.safetensors' --data d --out runs/again --seed 1"
-    assert again(a_result(origin={"command": "python train_net.py OUTPUT_DIR x"})).endswith("OUTPUT_DIR runs/again")
+    made = a_result(
+        origin={"command": "backbench linear 'my file.safetensors' --data d --out runs/x --seed 1"}
+    )
+    assert (
+        again(made) == "backbench linear 'my file.safetensors' --data d --out runs/again --seed 1"
+    )
+    assert again(a_result(origin={"command": "python train_net.py OUTPUT_DIR x"})).endswith(
+        "OUTPUT_DIR runs/again"
+    )
     assert again(a_result()) is None
 
 
@@ -260,7 +328,10 @@ def test_tidy_has_a_row_per_number(tmp_path):
     write_tidy(board, tmp_path / "results.csv")
     rows = read_csv(tmp_path / "results.csv")
     own = [r for r in rows if r["source"] == "measured"]
-    assert [(r["seed"], r["value"], r["ci95_low"]) for r in own] == [("0", "91.25", "90"), ("1", "91.25", "90")]
+    assert [(r["seed"], r["value"], r["ci95_low"]) for r in own] == [
+        ("0", "91.25", "90"),
+        ("1", "91.25", "90"),
+    ]
     assert json.loads(own[0]["chosen"]) == {"lr": 1.0}
     assert {r["source"] for r in rows} == {"measured", "published"}
 

@@ -15,7 +15,15 @@ from backbench.board.board import Board, fill
 from backbench.results.store import Result
 
 
-def row(digest: str, name: str, value: float, *, task: str = "linear", metric: str = "top1", seed: int = 0) -> Result:
+def row(
+    digest: str,
+    name: str,
+    value: float,
+    *,
+    task: str = "linear",
+    metric: str = "top1",
+    seed: int = 0,
+) -> Result:
     return Result(
         checkpoint=digest,
         name=name,
@@ -38,8 +46,14 @@ def board_of(rows: list[Result]) -> Board:
 
 def test_names_of_varied_recipes_are_read() -> None:
     assert ablation.parse("lorac demo beta=2.0") == ("lorac demo", {"beta": "2.0"})
-    assert ablation.parse("jcl lam=4 temperature=0.2") == ("jcl", {"lam": "4", "temperature": "0.2"})
-    assert ablation.parse("x scale=[0.2, 1.0] beta=inf") == ("x", {"scale": "[0.2, 1.0]", "beta": "inf"})
+    assert ablation.parse("jcl lam=4 temperature=0.2") == (
+        "jcl",
+        {"lam": "4", "temperature": "0.2"},
+    )
+    assert ablation.parse("x scale=[0.2, 1.0] beta=inf") == (
+        "x",
+        {"scale": "[0.2, 1.0]", "beta": "inf"},
+    )
     assert ablation.parse("lorac") is None and ablation.parse("beta=2") is None
 
 
@@ -52,7 +66,13 @@ def test_the_curve_is_the_mean_over_seeds(tmp_path) -> None:
                 digest = f"{beta}-{tau}-{seed}"
                 rows.append(row(digest, f"lorac beta={beta} temperature={tau}", value))
                 rows.append(
-                    row(digest, f"lorac beta={beta} temperature={tau}", 8.0, task="analyze", metric="nuclear_norm")
+                    row(
+                        digest,
+                        f"lorac beta={beta} temperature={tau}",
+                        8.0,
+                        task="analyze",
+                        metric="nuclear_norm",
+                    )
                 )
     rows.append(row("other", "moco", 40.0))
     board = board_of(rows)
@@ -61,9 +81,15 @@ def test_the_curve_is_the_mean_over_seeds(tmp_path) -> None:
     (top1, norm) = ablation.columns(found, board)
     assert (top1.task, norm.task) == ("linear", "analyze")
     point = ablation.measure(found, board, top1)["lorac", ("2", "0.2")]
-    assert point.values == (55.0, 56.0, 57.0) and point.mean == 56.0 and point.std == pytest.approx(1.0)
+    assert (
+        point.values == (55.0, 56.0, 57.0)
+        and point.mean == 56.0
+        and point.std == pytest.approx(1.0)
+    )
     ((title, svg),) = ablation.write(board, tmp_path)
-    assert title == "lorac: beta and temperature" and svg.exists() and svg.with_suffix(".png").exists()
+    assert (
+        title == "lorac: beta and temperature" and svg.exists() and svg.with_suffix(".png").exists()
+    )
     with svg.with_suffix(".csv").open() as file:
         lines = list(csv.DictReader(file))
     first = [line for line in lines if line["column"] == top1.name and line["temperature"] == "0.1"]
@@ -89,10 +115,16 @@ def test_spearman_equals_a_loop_with_ties_and_its_interval_covers() -> None:
     y = (np.array(x) + generator.normal(0, 2, 40)).tolist()
     rho, interval = predictor.spearman(x, y)
     assert rho == pytest.approx(_rho(x, y), abs=1e-12)
-    assert interval is not None and interval[0] < rho < interval[1] and interval[1] - interval[0] < 0.7
+    assert (
+        interval is not None and interval[0] < rho < interval[1] and interval[1] - interval[0] < 0.7
+    )
     wide = generator.normal(size=400)
     rho, interval = predictor.spearman(wide.tolist(), (wide + generator.normal(size=400)).tolist())
-    assert rho is not None and interval is not None and interval[0] < rho < interval[1] < interval[0] + 0.15
+    assert (
+        rho is not None
+        and interval is not None
+        and interval[0] < rho < interval[1] < interval[0] + 0.15
+    )
     assert predictor.spearman([1.0] * 5, [1.0, 2.0, 3.0, 4.0, 5.0]) == (None, None)
     # 95% intervals of a known correlation: rho of a bivariate normal is 6/pi asin(r/2).
     truth, covered = 6 / math.pi * math.asin(0.6 / 2), 0
@@ -127,6 +159,12 @@ def test_the_predictor_tells_a_good_score_from_noise(tmp_path) -> None:
     assert noise.ci95 is not None and noise.ci95[0] < 0 < noise.ci95[1]
     names = [title for title, _ in figures.write(board_of(rows), tmp_path)]
     assert names == ["Which cheap score predicts what"]
-    assert {p.name for p in tmp_path.iterdir()} == {"predictor.csv", "predictor.svg", "predictor.png"}
+    assert {p.name for p in tmp_path.iterdir()} == {
+        "predictor.csv",
+        "predictor.svg",
+        "predictor.png",
+    }
     page = figures.for_page(board_of(rows))
-    assert [p["title"] for p in page] == names and page[0]["src"].startswith("data:image/svg+xml;base64,")
+    assert [p["title"] for p in page] == names and page[0]["src"].startswith(
+        "data:image/svg+xml;base64,"
+    )

@@ -17,7 +17,9 @@ from backbench.results import store
 from backbench.results.store import Result
 
 ROOT = Path(__file__).parents[3]
-spec = importlib.util.spec_from_file_location("benchmark_leaderboard", ROOT / "benchmarks" / "leaderboard.py")
+spec = importlib.util.spec_from_file_location(
+    "benchmark_leaderboard", ROOT / "benchmarks" / "leaderboard.py"
+)
 bench = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(bench)
 
@@ -33,7 +35,10 @@ def runs(tmp_path_factory):
         run = root / "pretrain" / name
         run.mkdir(parents=True)
         (run / "run.json").write_text(json.dumps({"verb": "pretrain", "identity": {}}))
-        lines = [json.dumps({"step": s, "loss": 5 - s / 500 + nth, "epoch": s // 100}) for s in range(1000)]
+        lines = [
+            json.dumps({"step": s, "loss": 5 - s / 500 + nth, "epoch": s // 100})
+            for s in range(1000)
+        ]
         (run / "metrics.jsonl").write_text("\n".join([*lines, '{"step": 10']))
     for run in (root / "mask_rcnn-scenes").iterdir():
         (run / "pictures").mkdir()
@@ -50,7 +55,9 @@ def page(runs):
 
 
 def data_of(page):
-    texts = re.findall(r'<script type="application/json" id="[a-z]+">(.*?)</script>', page.read_text(), re.DOTALL)
+    texts = re.findall(
+        r'<script type="application/json" id="[a-z]+">(.*?)</script>', page.read_text(), re.DOTALL
+    )
     assert len(texts) == 2
     return json.loads(texts[0]) | json.loads(texts[1])
 
@@ -80,10 +87,21 @@ def test_every_number_leads_to_a_command(page):
         for entry in column:
             assert entry[6]
             for n in entry[6]:
-                keys = {data["text"][k]: data["text"][v] for k, v in zip(*[iter(data["parts"][n][5:])] * 2)}
+                keys = {
+                    data["text"][k]: data["text"][v]
+                    for k, v in zip(*[iter(data["parts"][n][5:])] * 2)
+                }
                 assert keys["command"].startswith("backbench ")
                 assert keys["command"].endswith("--out runs/again")
-                assert {"chosen", "recipe", "manifest", "code", "versions", "hardware", "run"} <= set(keys)
+                assert {
+                    "chosen",
+                    "recipe",
+                    "manifest",
+                    "code",
+                    "versions",
+                    "hardware",
+                    "run",
+                } <= set(keys)
 
 
 def test_curves_and_pictures(page):
@@ -93,7 +111,10 @@ def test_curves_and_pictures(page):
         assert len(curve["x"]) == len(curve["y"]["loss"]) <= CURVE_POINTS
         assert curve["x"][-1] == 999
     assert len(data["pictures"]) == 5
-    assert all(p["src"].startswith("data:image/webp;base64,") and len(p["src"]) < 100_000 for p in data["pictures"])
+    assert all(
+        p["src"].startswith("data:image/webp;base64,") and len(p["src"]) < 100_000
+        for p in data["pictures"]
+    )
 
 
 def test_hostile_names_stay_text(tmp_path):
@@ -125,7 +146,10 @@ def test_an_undefined_number_and_problems_are_shown(tmp_path):
     store.append(tmp_path / "runs", rows)
     with (tmp_path / "runs" / "results.jsonl").open("a") as file:
         file.write("torn")
-    assert cli.main(["leaderboard", str(tmp_path / "runs"), "--html", str(tmp_path / "l.html"), "-q"]) == 0
+    assert (
+        cli.main(["leaderboard", str(tmp_path / "runs"), "--html", str(tmp_path / "l.html"), "-q"])
+        == 0
+    )
     data = data_of(tmp_path / "l.html")
     assert [e[1] for e in data["cells"][0]] == [None, 3.0]
     assert "truncated line" in data["problems"][0]
@@ -200,7 +224,9 @@ def test_in_a_real_browser(page, tmp_path, width):
     assert seen["moved"] == "1"
     assert seen["open"]
     assert "backbench" in seen["command"]
-    assert {"table", "ranks", "transfer", "compare", "curves", "detections", "notes"} <= set(seen["sections"])
+    assert {"table", "ranks", "transfer", "compare", "curves", "detections", "notes"} <= set(
+        seen["sections"]
+    )
     assert (seen["paths"], seen["ranks"], seen["dots"], seen["pictures"]) == (2, 5, 5, 5)
     assert seen["verdicts"] > 0
 
@@ -220,7 +246,9 @@ def test_a_hundred_thousand_results_sort_within_two_seconds(tmp_path, capsys):
     board = collect([tmp_path / "runs"])
     write_page(board, tmp_path / "l.html", runs=[tmp_path / "runs"])
     size = (tmp_path / "l.html").stat().st_size / 1e6
-    probes = [bench.sort_in_browser(tmp_path / "l.html") for _ in range(3)]  # other work on the machine costs time
+    probes = [
+        bench.sort_in_browser(tmp_path / "l.html") for _ in range(3)
+    ]  # other work on the machine costs time
     best = min(p["sorted_ms"] for p in probes)
     with capsys.disabled():
         print(f"\n10^5 results: page of {size:.1f} MB, sorted {best / 1000:.2f} s after navigation")
@@ -228,5 +256,7 @@ def test_a_hundred_thousand_results_sort_within_two_seconds(tmp_path, capsys):
     assert all(p["ok"] and p["requests"] == 0 for p in probes)
     load = os.getloadavg()[0]
     if best >= 2000 and load > (os.cpu_count() or 1):
-        pytest.skip(f"{best / 1000:.1f} s with a load of {load:.0f}: the limit is for a machine that has a core free")
+        pytest.skip(
+            f"{best / 1000:.1f} s with a load of {load:.0f}: the limit is for a machine that has a core free"
+        )
     assert best < 2000

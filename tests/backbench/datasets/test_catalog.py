@@ -63,7 +63,9 @@ def test_reader_on_its_true_layout(trees, name):
         assert set(images.labels) <= set(range(classes))
         picture = images.open(len(images) - 1)
         assert picture.mode == "RGB" and min(picture.size) >= 8
-    assert catalog.load(name, trees.root).train.paths == found.train.paths, "the same files give the same split"
+    assert catalog.load(name, trees.root).train.paths == found.train.paths, (
+        "the same files give the same split"
+    )
 
 
 def test_root_of_torchvision_may_be_root_itself(trees):
@@ -77,14 +79,19 @@ def test_labels_follow_the_official_lists(trees):
     found = catalog.load("aircraft", trees("aircraft"))
     assert found.train.classes == ("707-320", "A330 200", "An-12")
     sun = catalog.load("sun397", trees("sun397")).test
-    assert sun.classes[1] == "/a/apse/indoor" and sun.paths[sun.labels.index(1)].startswith("a/apse/indoor/")
+    assert sun.classes[1] == "/a/apse/indoor" and sun.paths[sun.labels.index(1)].startswith(
+        "a/apse/indoor/"
+    )
 
 
 def test_birdsnap_ids_come_from_the_species_list(trees):
     """Not from which folders exist, nor from the alphabet: species 3 is Abert's Towhee."""
     found = catalog.load("birdsnap", trees("birdsnap"))
     assert found.train.classes == ("Acadian_Flycatcher", "Zebra_Finch", "Abert's_Towhee")
-    assert all(found.train.classes[n] == p.split("/")[0] for p, n in zip(found.test.paths, found.test.labels))
+    assert all(
+        found.train.classes[n] == p.split("/")[0]
+        for p, n in zip(found.test.paths, found.test.labels)
+    )
     assert "coverage 33 of 39 listed images (84.6%)" in found.notes
     assert sorted(found.test.labels) == [0] * 5 + [1] * 5 + [2] * 5
 
@@ -111,7 +118,9 @@ def test_imagenet_and_its_100_classes(trees):
     root = trees("imagenet")
     (root / "imagenet" / "train" / "n99999999").mkdir()
     found = catalog.load("imagenet", root)
-    assert len(found.train.classes) == 1000 and list(found.train.classes) == sorted(found.train.classes)
+    assert len(found.train.classes) == 1000 and list(found.train.classes) == sorted(
+        found.train.classes
+    )
     assert [len(images) for _, images in found.items()] == [1000, 1000, 1000]
     hundred = catalog.load("imagenet100", root)
     assert len(hundred.test) == 100 and "n02869837" in hundred.test.classes
@@ -142,7 +151,11 @@ def test_shipped_class_lists():
     ("name", "remove", "named"),
     [
         ("aircraft", "aircraft/fgvc-aircraft-2013b/data/variants.txt", "variants.txt is missing"),
-        ("aircraft", "aircraft/fgvc-aircraft-2013b/data/images_variant_val.txt", "images_variant_val.txt"),
+        (
+            "aircraft",
+            "aircraft/fgvc-aircraft-2013b/data/images_variant_val.txt",
+            "images_variant_val.txt",
+        ),
         ("birdsnap", "birdsnap/birdsnap/species.txt", "species.txt is missing"),
         ("caltech101", "caltech101/caltech101", "101_ObjectCategories is missing"),
         ("cars", "cars/stanford_cars/devkit/cars_meta.mat", "cars_meta.mat is missing"),
@@ -175,7 +188,9 @@ def test_wrong_layout_names_what_is_missing(trees, name, remove, named):
 def test_a_missing_image_is_named(trees):
     root = trees("dtd")
     (root / "dtd/dtd/dtd/images/banded/banded_test0001.jpg").unlink()
-    with pytest.raises(BadInput, match=r"banded_test0001.jpg is missing \(1 of 6 test images are\)"):
+    with pytest.raises(
+        BadInput, match=r"banded_test0001.jpg is missing \(1 of 6 test images are\)"
+    ):
         catalog.load("dtd", root)
 
 
@@ -218,7 +233,9 @@ def test_record_is_compared_by_every_later_use(trees, capsys):
     root = trees("classes")
     assert main(["data", "check", "classes", "--data", str(root), "--record"]) == 0
     record = json.loads((root / "classes" / "backbench-splits.json").read_text())
-    assert record["splits"]["train"]["images"] == 12 and len(record["splits"]["test"]["sha256"]) == 64
+    assert (
+        record["splits"]["train"]["images"] == 12 and len(record["splits"]["test"]["sha256"]) == 64
+    )
     catalog.load("classes", root)
     (root / "classes/test/circle/000.png").unlink()
     with pytest.raises(BadInput, match=r"the test split is not the recorded one \(7 images, 8 in"):

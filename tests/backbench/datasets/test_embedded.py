@@ -26,7 +26,9 @@ def test_digits_are_a_class_folder_with_disjoint_splits(full_root):
         for path, _ in folder.samples:
             image = Image.open(path)
             assert image.mode == "RGB" and image.size == (32, 32)
-            assert seen.setdefault(image.tobytes(), split) == split, f"{path} is also in another split"
+            assert seen.setdefault(image.tobytes(), split) == split, (
+                f"{path} is also in another split"
+            )
     assert sum(sizes.values()) == 1797
     assert sizes["test"] >= 700
 
@@ -54,7 +56,10 @@ def test_scenes_are_coco(full_root, part):
         assert not outside.any(), "the mask stays in its box"
         points = np.array(annotation["keypoints"]).reshape(5, 3)
         assert (points[:, :2] >= 0).all() and (points[:, :2] < embedded.SCENE_SIZE).all()
-        assert points[0, 1] <= points[4, 1] <= points[1, 1] and points[2, 0] <= points[4, 0] <= points[3, 0]
+        assert (
+            points[0, 1] <= points[4, 1] <= points[1, 1]
+            and points[2, 0] <= points[4, 0] <= points[3, 0]
+        )
         assert annotation["num_keypoints"] == 5
         hidden += int((points[:, 2] == 1).sum())
     assert hidden > 0, "some keypoints are occluded"
@@ -71,4 +76,7 @@ def test_building_again_changes_nothing_and_another_size_replaces(tmp_path):
     for path in before:
         copy = again / path.relative_to(root)
         assert copy.read_bytes() == path.read_bytes()
-    assert len(json.loads((root / "scenes/annotations/instances_val2017.json").read_text())["images"]) == 4
+    assert (
+        len(json.loads((root / "scenes/annotations/instances_val2017.json").read_text())["images"])
+        == 4
+    )

@@ -41,7 +41,9 @@ def test_hold_out_does_not_depend_on_the_order_of_the_files():
 def test_hold_out_is_what_it_was():
     """The first hold-out files, fixed: a change here would silently give everyone another validation set."""
     images = image_list({"a": 10})
-    expected = sorted(range(10), key=lambda i: hashlib.sha256(f"0 a/{i:03d}.png".encode()).digest())[:2]
+    expected = sorted(
+        range(10), key=lambda i: hashlib.sha256(f"0 a/{i:03d}.png".encode()).digest()
+    )[:2]
     assert splits.hold_out(images)[1] == sorted(expected)
 
 
@@ -64,14 +66,18 @@ def make(tmp_path, part, counts, base=0):
 
 def three(tmp_path):
     counts = {"a": 3, "b": 3}
-    return splits.Splits(*(make(tmp_path, part, counts) for part in ("train", "val", "test")), False)
+    return splits.Splits(
+        *(make(tmp_path, part, counts) for part in ("train", "val", "test")), False
+    )
 
 
 def test_check_refuses_labels_outside_the_list(tmp_path):
     found = three(tmp_path)
     splits.check("x", found)
     wrong = replace(found.test, labels=(0, 1, 2, 0, 1, 1))
-    with pytest.raises(BadInput, match=r"test image a/002.png has label 2; the class list allows 0..1"):
+    with pytest.raises(
+        BadInput, match=r"test image a/002.png has label 2; the class list allows 0..1"
+    ):
         splits.check("x", replace(found, test=wrong))
 
 
@@ -98,7 +104,9 @@ def test_content_check_finds_a_copied_test_image(tmp_path):
     found = three(tmp_path)
     splits.check_content("x", found)
     found.test.file(5).write_bytes(found.val.file(1).read_bytes())
-    with pytest.raises(BadInput, match=r"test image b/002.png is also in training data as a/001.png"):
+    with pytest.raises(
+        BadInput, match=r"test image b/002.png is also in training data as a/001.png"
+    ):
         splits.check_content("x", found)
 
 
@@ -124,7 +132,12 @@ def test_lists(tmp_path):
     file.write_bytes(data)
     digest = hashlib.sha256(data).hexdigest()
     names = splits.read_list(file, lines=2, sha256=digest)
-    paths = ("n04235860/n04235860_14959.JPEG", "n04235860/x.JPEG", "n04239074/n04239074_7724.JPEG", "n04239074/y.JPEG")
+    paths = (
+        "n04235860/n04235860_14959.JPEG",
+        "n04235860/x.JPEG",
+        "n04239074/n04239074_7724.JPEG",
+        "n04239074/y.JPEG",
+    )
     named = replace(images, paths=paths)
     assert splits.select(named, names, where="list") == [0, 2]
     with pytest.raises(BadInput, match="not the published list"):

@@ -10,7 +10,12 @@ from backbench.images.files import ArrayList, Images, decode, scan_folder
 
 @pytest.fixture
 def folder(tmp_path):
-    for name, mode in (("b/2.png", "RGB"), ("a/1.png", "L"), ("a/sub/3.png", "RGBA"), ("b/10.jpg", "RGB")):
+    for name, mode in (
+        ("b/2.png", "RGB"),
+        ("a/1.png", "L"),
+        ("a/sub/3.png", "RGBA"),
+        ("b/10.jpg", "RGB"),
+    ):
         path = tmp_path / "data" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.new(mode, (6, 4)).save(path)
@@ -55,9 +60,15 @@ def test_a_truncated_picture_is_corrupt(folder):
 def test_subset_and_arrays(folder):
     images = scan_folder(folder)
     part = images.subset([3, 0])
-    assert part.paths == ("b/2.png", "a/1.png") and part.labels == (1, 0) and part.file(1) == images.file(0)
+    assert (
+        part.paths == ("b/2.png", "a/1.png")
+        and part.labels == (1, 0)
+        and part.file(1) == images.file(0)
+    )
     pixels = np.arange(3 * 4 * 5 * 3, dtype=np.uint8).reshape(3, 4, 5, 3)
     rows = ArrayList(folder, ("x/0", "x/1", "x/2"), (0, 1, 0), ("p", "q"), pixels)
-    assert (np.asarray(rows.subset([2, 1]).open(0)) == pixels[2]).all() and rows.subset([2, 1]).labels == (0, 1)
+    assert (np.asarray(rows.subset([2, 1]).open(0)) == pixels[2]).all() and rows.subset(
+        [2, 1]
+    ).labels == (0, 1)
     item = Images(rows, lambda picture, index: (picture.size, index))[1]
     assert item == (((5, 4), 1), 1, 1)

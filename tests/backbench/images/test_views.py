@@ -47,12 +47,16 @@ def test_crop_boxes_are_torchvisions_number_for_number(scale):
     for seed in range(400):
         height, width = [(375, 500), (32, 32), (60, 900), (900, 60)][seed % 4]
         torch.manual_seed(seed)
-        want = RandomResizedCrop.get_params(torch.empty(3, height, width), list(scale), [3 / 4, 4 / 3])
+        want = RandomResizedCrop.get_params(
+            torch.empty(3, height, width), list(scale), [3 / 4, 4 / 3]
+        )
         assert crop_box(generator(seed), height, width, scale, (3 / 4, 4 / 3)) == tuple(want)
 
 
 def test_decisions_have_the_recipes_probabilities_and_ranges():
-    crops = Crops(flip=0.5, jitter=(0.4, 0.3, 0.2, 0.1), jitter_p=0.8, gray_p=0.2, blur_p=0.1, solarize_p=0.2)
+    crops = Crops(
+        flip=0.5, jitter=(0.4, 0.3, 0.2, 0.1), jitter_p=0.8, gray_p=0.2, blur_p=0.1, solarize_p=0.2
+    )
     views = [draw(generator(seed), 100, 100, crops) for seed in range(4000)]
 
     def share(test):
@@ -60,7 +64,9 @@ def test_decisions_have_the_recipes_probabilities_and_ranges():
 
     expected = {"flip": 0.5, "gray": 0.2, "blur": 0.1, "solarize": 0.2, "jitter": 0.8}
     for name, p in expected.items():
-        assert share(lambda v, name=name: bool(getattr(v, name))) == pytest.approx(p, abs=0.03), name
+        assert share(lambda v, name=name: bool(getattr(v, name))) == pytest.approx(p, abs=0.03), (
+            name
+        )
     jittered = [v.jitter for v in views if v.jitter]
     orders = Counter(tuple(op for op, _ in jitter) for jitter in jittered)
     assert len(orders) == 24
@@ -101,12 +107,20 @@ def difference(crops, count=24):
         pytest.param(replace(PLAIN, size=224), 0.3, id="crop and resize, growing"),
         pytest.param(replace(PLAIN, size=64), 0.1, id="crop and resize, shrinking"),
         pytest.param(replace(PLAIN, size=96, interpolation="bicubic"), 0.1, id="bicubic"),
-        pytest.param(replace(PLAIN, size=96, jitter=(0.4, 0, 0, 0), jitter_p=1), 0.25, id="brightness"),
-        pytest.param(replace(PLAIN, size=96, jitter=(0, 0.4, 0, 0), jitter_p=1), 0.4, id="contrast"),
-        pytest.param(replace(PLAIN, size=96, jitter=(0, 0, 0.4, 0), jitter_p=1), 0.4, id="saturation"),
+        pytest.param(
+            replace(PLAIN, size=96, jitter=(0.4, 0, 0, 0), jitter_p=1), 0.25, id="brightness"
+        ),
+        pytest.param(
+            replace(PLAIN, size=96, jitter=(0, 0.4, 0, 0), jitter_p=1), 0.4, id="contrast"
+        ),
+        pytest.param(
+            replace(PLAIN, size=96, jitter=(0, 0, 0.4, 0), jitter_p=1), 0.4, id="saturation"
+        ),
         pytest.param(replace(PLAIN, size=96, gray_p=1), 0.25, id="gray"),
         pytest.param(replace(PLAIN, size=96, blur_p=1), 0.6, id="PIL's blur"),
-        pytest.param(replace(PLAIN, size=96, blur_p=1, blur_kernel=9), 0.25, id="torchvision's blur"),
+        pytest.param(
+            replace(PLAIN, size=96, blur_p=1, blur_kernel=9), 0.25, id="torchvision's blur"
+        ),
         pytest.param(replace(PLAIN, size=96, solarize_p=1), 0.3, id="solarize"),
     ],
 )
@@ -122,8 +136,13 @@ def test_a_wrong_crop_would_be_seen():
     image = PHOTOS[0]
     view = draw(generator(3), *image.shape[:2], crops)
     top, left, height, width = view.box
-    moved = replace(view, box=(top, left + 1 if left + width < image.shape[1] else left - 1, height, width))
-    off = np.abs(render_fast(image, view, crops).astype(float) - render_fast(image, moved, crops).astype(float)).mean()
+    moved = replace(
+        view, box=(top, left + 1 if left + width < image.shape[1] else left - 1, height, width)
+    )
+    off = np.abs(
+        render_fast(image, view, crops).astype(float)
+        - render_fast(image, moved, crops).astype(float)
+    ).mean()
     assert off > 0.5
 
 
@@ -137,18 +156,23 @@ def colour_statistics(images):
     return np.array(rows)
 
 
-@pytest.mark.parametrize("strength", [(0.4, 0.4, 0.4, 0.1), (0.8, 0.8, 0.8, 0.2)], ids=["MoCo v2", "SwAV"])
+@pytest.mark.parametrize(
+    "strength", [(0.4, 0.4, 0.4, 0.1), (0.8, 0.8, 0.8, 0.2)], ids=["MoCo v2", "SwAV"]
+)
 def test_colour_jitter_is_torchvisions_in_distribution(strength):
     """500 jittered photographs each: the mean over views of every statistic within 3 standard errors and 2 levels or
     5 % of torchvision's ColorJitter, their spread within 12 %."""
     crops = replace(PLAIN, size=48, jitter=strength, jitter_p=1, flip=0)
     small = [
-        render_geometry(image, draw(generator(n), *image.shape[:2], crops), crops) for n, image in enumerate(PHOTOS)
+        render_geometry(image, draw(generator(n), *image.shape[:2], crops), crops)
+        for n, image in enumerate(PHOTOS)
     ]
     jitter = ColorJitter(*strength)
     torch.manual_seed(0)
     repeats = 42
-    want = colour_statistics([np.asarray(jitter(Image.fromarray(i))) for i in small for _ in range(repeats)])
+    want = colour_statistics(
+        [np.asarray(jitter(Image.fromarray(i))) for i in small for _ in range(repeats)]
+    )
     whole = replace(crops, scale=(1.0, 1.0), ratio=(1.0, 1.0))
     have = colour_statistics(
         [
@@ -158,7 +182,9 @@ def test_colour_jitter_is_torchvisions_in_distribution(strength):
         ]
     )
     error = 3 * (want.var(0) + have.var(0)) ** 0.5 / len(want) ** 0.5
-    assert (np.abs(want.mean(0) - have.mean(0)) < error + np.maximum(2.0, 0.05 * want.mean(0))).all()
+    assert (
+        np.abs(want.mean(0) - have.mean(0)) < error + np.maximum(2.0, 0.05 * want.mean(0))
+    ).all()
     assert np.allclose(want.std(0), have.std(0), rtol=0.12)
 
 
@@ -166,7 +192,12 @@ def test_the_hue_keeps_the_lightness_and_moves_the_colours():
     crops = replace(PLAIN, size=48, jitter=(0, 0, 0, 0.5), jitter_p=1)
     image = np.zeros((48, 48, 3), np.uint8)
     image[..., 0] = 200
-    means = np.array([render_fast(image, draw(generator(s), 48, 48, crops), crops).mean((0, 1)) for s in range(300)])
+    means = np.array(
+        [
+            render_fast(image, draw(generator(s), 48, 48, crops), crops).mean((0, 1))
+            for s in range(300)
+        ]
+    )
     assert means.argmax(1).tolist().count(0) < 150  # red does not stay red
     assert set(means.argmax(1)) == {0, 1, 2}
     gray = np.full((48, 48, 3), 77, np.uint8)
@@ -185,7 +216,9 @@ def test_colour_and_blur_on_the_device_finish_the_same_view(blur_kernel):
         colour.set(n, view, pixels[n])
         want[n] = render_fast(image, view, crops)
     assert sum(sigma > 0 for sigma in colour.sigma) >= 3
-    have = apply_colour(torch.from_numpy(pixels).permute(0, 3, 1, 2), **colour.tensors(), crops=crops)
+    have = apply_colour(
+        torch.from_numpy(pixels).permute(0, 3, 1, 2), **colour.tensors(), crops=crops
+    )
     off = np.abs(have.permute(0, 2, 3, 1).numpy() - want)
     assert off.mean() < 0.5
     assert off.max() < 4
@@ -200,7 +233,9 @@ def test_solarization_on_the_device():
     pixels = np.stack([render_geometry(image, v, crops) for v in views])
     for n, view in enumerate(views):
         colour.set(n, view, pixels[n])
-    have = apply_colour(torch.from_numpy(pixels).permute(0, 3, 1, 2), **colour.tensors(), crops=crops)
+    have = apply_colour(
+        torch.from_numpy(pixels).permute(0, 3, 1, 2), **colour.tensors(), crops=crops
+    )
     want = np.stack([render_fast(image, v, crops) for v in views])
     assert np.array_equal(have.permute(0, 2, 3, 1).numpy(), want)
 

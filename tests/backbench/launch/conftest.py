@@ -41,7 +41,9 @@ class Lab:
 
     def grid(self, **content) -> str:
         path = self.root / f"grid{len(list(self.root.glob('grid*')))}.yaml"
-        path.write_text(json.dumps({"name": "lab", "data": str(self.data), **content}))  # JSON is YAML
+        path.write_text(
+            json.dumps({"name": "lab", "data": str(self.data), **content})
+        )  # JSON is YAML
         return str(path)
 
     def linear(self, *datasets: str, **options) -> list[dict]:
@@ -51,7 +53,9 @@ class Lab:
         """A cluster file of this kind; with `fake` its verbs are the stand-ins."""
         path = self.root / f"{kind}{len(list(self.root.glob(f'{kind}*')))}.yaml"
         command = {"command": shlex.join(FAKE)} if fake else {}
-        path.write_text(json.dumps({"name": path.stem, "kind": kind, "signal_s": 20, **command, **content}))
+        path.write_text(
+            json.dumps({"name": path.stem, "kind": kind, "signal_s": 20, **command, **content})
+        )
         return str(path)
 
     def slurm(self, *, fake: bool = True, jobs: int = 4, **resources) -> str:
@@ -59,7 +63,9 @@ class Lab:
         return self.cluster("slurm", fake=fake, jobs=jobs, resources={"default": asked})
 
     def run(self, grid: str, cluster: str, out: str, *more: str) -> int:
-        return cli.main(["launch", "run", grid, "--cluster", cluster, "--out", str(self.root / out), *more])
+        return cli.main(
+            ["launch", "run", grid, "--cluster", cluster, "--out", str(self.root / out), *more]
+        )
 
     def launch(self, action: str, out: str, *more: str) -> int:
         return cli.main(["launch", action, *more, "--out", str(self.root / out)])
@@ -79,7 +85,10 @@ class Lab:
         return {name: view.state(name).name for name in view.records}
 
     def attempts(self, out: str) -> dict[str, list[str]]:
-        return {n: [a.get("how") for a in s["attempts"]] for n, s in Store(self.root / out).statuses().items()}
+        return {
+            n: [a.get("how") for a in s["attempts"]]
+            for n, s in Store(self.root / out).statuses().items()
+        }
 
     def values(self, out: str) -> dict[tuple, float]:
         """(checkpoint, dataset, protocol, seed) -> value; every number must be there once."""
@@ -97,7 +106,10 @@ class Lab:
             time.sleep(0.3)
 
     def logs(self, out: str) -> str:
-        files = [*(self.root / out / ".launch").glob("logs/*"), *(self.root / out / ".launch").glob("submitit/*/*.out")]
+        files = [
+            *(self.root / out / ".launch").glob("logs/*"),
+            *(self.root / out / ".launch").glob("submitit/*/*.out"),
+        ]
         return "\n".join(f"{f.name}: {f.read_text(errors='replace')[-2000:]}" for f in files)
 
     def until_done(self, out: str, seconds: float = 60.0) -> None:
@@ -128,6 +140,8 @@ def slurm():
 @pytest.fixture(scope="session")
 def shell():
     def run(command: str) -> str:
-        return subprocess.run(shlex.split(command), capture_output=True, text=True, check=True, timeout=60).stdout
+        return subprocess.run(
+            shlex.split(command), capture_output=True, text=True, check=True, timeout=60
+        ).stdout
 
     return run

@@ -23,7 +23,9 @@ def jobs_of(lab, grid, **options):
 def test_all_is_nineteen_evaluations_of_each_checkpoint(lab):
     for percent in (1, 10):
         (lab.data / f"{percent}percent.txt").touch()
-    grid = lab.grid(checkpoints=[lab.checkpoints("a", "b")], evaluate=["all"], lists=str(lab.data), pack=1)
+    grid = lab.grid(
+        checkpoints=[lab.checkpoints("a", "b")], evaluate=["all"], lists=str(lab.data), pack=1
+    )
     jobs = jobs_of(lab, grid)
     measured = [j for j in jobs if j.verb != "export"]
     assert len(measured) == 2 * 19 and len(jobs) == 2 * 20
@@ -33,14 +35,21 @@ def test_all_is_nineteen_evaluations_of_each_checkpoint(lab):
     for job in measured:
         if job.verb == "detect":
             (need,) = job.needs
-            assert str(lab.root / "runs" / converted[need].makes) in job.argv and "--resume" in job.argv
+            assert (
+                str(lab.root / "runs" / converted[need].makes) in job.argv
+                and "--resume" in job.argv
+            )
 
 
 def test_names_are_stable_and_each_cell_is_there_once(lab):
     pattern = lab.checkpoints("a", "b")
     evaluate = [*lab.linear("d1"), *lab.linear("d1", "d2"), *lab.linear("d1", seeds=[0, 1])]
     first = jobs_of(
-        lab, lab.grid(checkpoints=[pattern, pattern, str(lab.root / "ck" / "a.safetensors")], evaluate=evaluate)
+        lab,
+        lab.grid(
+            checkpoints=[pattern, pattern, str(lab.root / "ck" / "a.safetensors")],
+            evaluate=evaluate,
+        ),
     )
     second = jobs_of(lab, lab.grid(checkpoints=[pattern], evaluate=evaluate))
     assert [j.name for j in first] == [j.name for j in second]
@@ -50,8 +59,17 @@ def test_names_are_stable_and_each_cell_is_there_once(lab):
 
 def test_same_weights_in_two_files_are_one_checkpoint(lab):
     lab.checkpoints("a")
-    (lab.root / "ck" / "copy.safetensors").write_bytes((lab.root / "ck" / "a.safetensors").read_bytes())
-    assert len(jobs_of(lab, lab.grid(checkpoints=[str(lab.root / "ck" / "*")], evaluate=lab.linear("d1")))) == 1
+    (lab.root / "ck" / "copy.safetensors").write_bytes(
+        (lab.root / "ck" / "a.safetensors").read_bytes()
+    )
+    assert (
+        len(
+            jobs_of(
+                lab, lab.grid(checkpoints=[str(lab.root / "ck" / "*")], evaluate=lab.linear("d1"))
+            )
+        )
+        == 1
+    )
 
 
 def test_what_a_checkpoint_is_told_goes_through_an_import(lab):
@@ -59,7 +77,9 @@ def test_what_a_checkpoint_is_told_goes_through_an_import(lab):
     lab.checkpoints("a")
     path = str(lab.root / "ck" / "a.safetensors")
     for key, value in (("name", "A"), ("method", "jcl"), ("epochs", 800)):
-        jobs = jobs_of(lab, lab.grid(checkpoints=[{"path": path, key: value}], evaluate=lab.linear("d1")))
+        jobs = jobs_of(
+            lab, lab.grid(checkpoints=[{"path": path, key: value}], evaluate=lab.linear("d1"))
+        )
         assert [j.verb for j in jobs] == ["import", "linear"]
         assert jobs[0].argv[2:4] == (f"--{key}", str(value))
 
@@ -80,26 +100,39 @@ def test_packs_share_a_pass_and_new_checkpoints_do_not_repack_old_ones(lab):
 
 
 def test_probes_on_the_same_features_come_after_the_first(lab):
-    evaluate = [{"verb": "linear", "datasets": ["d1"], "protocol": p} for p in ("knn", "fewshot", "logreg", "lorac")]
-    knn, fewshot, logreg, lorac = jobs_of(lab, lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=evaluate))
+    evaluate = [
+        {"verb": "linear", "datasets": ["d1"], "protocol": p}
+        for p in ("knn", "fewshot", "logreg", "lorac")
+    ]
+    knn, fewshot, logreg, lorac = jobs_of(
+        lab, lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=evaluate)
+    )
     assert fewshot.after == (knn.name,), "same geometry"
     assert logreg.after == () and lorac.after == (), "other pixels; augmented"
 
 
 def test_ablation_recipe_times_values_times_seeds(lab):
-    recipe = {"recipe": "demo_simclr", "vary": {"method.temperature": [0.1, 0.2], "epochs": [1, 2]}, "seeds": [0, 1, 2]}
+    recipe = {
+        "recipe": "demo_simclr",
+        "vary": {"method.temperature": [0.1, 0.2], "epochs": [1, 2]},
+        "seeds": [0, 1, 2],
+    }
     jobs = jobs_of(lab, lab.grid(recipes=[recipe], evaluate=lab.linear("d1")))
     pretrainings = [j for j in jobs if j.verb == "pretrain"]
     assert len(pretrainings) == 12 and len(jobs) == 24
     assert len({j.name for j in jobs}) == 24
     names = {next(a for a in j.argv if a.startswith("name=")) for j in pretrainings}
-    assert names == {f'name="simclr-demo temperature={t} epochs={e}"' for t in (0.1, 0.2) for e in (1, 2)}
+    assert names == {
+        f'name="simclr-demo temperature={t} epochs={e}"' for t in (0.1, 0.2) for e in (1, 2)
+    }
     for job in jobs:
         if job.verb == "linear":
             (need,) = job.needs
             assert str(lab.root / "runs" / need / "backbone.safetensors") in job.argv
         else:
-            recipe = config.apply_overrides({}, [a for a in job.argv[2:] if "=" in a and not a.startswith("--")])
+            recipe = config.apply_overrides(
+                {}, [a for a in job.argv[2:] if "=" in a and not a.startswith("--")]
+            )
             assert {"name", "seed", "epochs", "method"} == set(recipe) and "=" not in job.name
 
 
@@ -109,7 +142,9 @@ def test_running_pretraining_of_an_earlier_grid_is_waited_for(lab):
     folders = [lab.root / "runs" / pretraining.name, lab.root / "elsewhere"]
     for folder in folders:
         folder.mkdir(parents=True)
-        (folder / "run.json").write_text(json.dumps({"verb": "pretrain", "identity": {}, "created": "then"}))
+        (folder / "run.json").write_text(
+            json.dumps({"verb": "pretrain", "identity": {}, "created": "then"})
+        )
     grid = lab.grid(checkpoints=[str(f) for f in folders], evaluate=lab.linear("d1"))
     claimed = {pretraining.name: pretraining.name}
     expansion = expand(read_grid(grid), lab.root / "runs", where="grid", claimed=claimed)
@@ -125,17 +160,32 @@ def test_running_pretraining_of_an_earlier_grid_is_waited_for(lab):
     ("content", "says"),
     [
         ({"evaluate": ["tabel2"]}, "unknown evaluation 'tabel2'; did you mean 'table2'"),
-        ({"evaluate": [{"verb": "lineer", "datasets": ["d"]}]}, "'verb' is 'lineer'; did you mean 'linear'"),
-        ({"evaluate": [{"verb": "linear", "dataset": ["d"]}]}, "unknown key 'dataset'; did you mean 'datasets'"),
+        (
+            {"evaluate": [{"verb": "lineer", "datasets": ["d"]}]},
+            "'verb' is 'lineer'; did you mean 'linear'",
+        ),
+        (
+            {"evaluate": [{"verb": "linear", "dataset": ["d"]}]},
+            "unknown key 'dataset'; did you mean 'datasets'",
+        ),
         ({"evaluate": [{"verb": "linear"}]}, "'linear' needs 'datasets'"),
-        ({"evaluate": [{"verb": "semisup", "percent": 1, "config": "x"}]}, "'semisup' takes no 'config'"),
-        ({"evaluate": [{"verb": "linear", "datasets": ["d"], "protocol": "lorca"}]}, "no recipe 'lorca'"),
+        (
+            {"evaluate": [{"verb": "semisup", "percent": 1, "config": "x"}]},
+            "'semisup' takes no 'config'",
+        ),
+        (
+            {"evaluate": [{"verb": "linear", "datasets": ["d"], "protocol": "lorca"}]},
+            "no recipe 'lorca'",
+        ),
         ({"evaluate": [{"verb": "detect", "config": "mask_rcnn"}]}, "no recipe 'mask_rcnn'"),
         ({"evaluate": ["table3"]}, "semisup needs `lists: DIR`"),
         ({"evaluate": ["table3"], "lists": "nowhere"}, "nowhere/1percent.txt: no such file"),
         ({"checkpoints": ["gone.safetensors"]}, r"gone.safetensors: no such file or folder"),
         ({"checkpoints": ["gone/*.safetensors"]}, "'gone/*.safetensors' matches no file"),
-        ({"checkpoints": ["{data}"]}, "has no run.json; a folder must be a run of `backbench pretrain`"),
+        (
+            {"checkpoints": ["{data}"]},
+            "has no run.json; a folder must be a run of `backbench pretrain`",
+        ),
         ({"checkpoints": []}, "names neither checkpoints nor recipes"),
         ({"recipes": ["mocov2"]}, "no recipe 'mocov2'"),
         (
@@ -162,7 +212,9 @@ def test_bad_grids_are_refused_before_anything_runs(lab, capsys, content, says):
 
 def test_two_clusters_of_one_name(lab):
     path = lab.cluster("local", name="slurm")
-    with pytest.raises(BadInput, match=r"two clusters are called 'slurm': .*local0\.yaml and .*slurm\.yaml"):
+    with pytest.raises(
+        BadInput, match=r"two clusters are called 'slurm': .*local0\.yaml and .*slurm\.yaml"
+    ):
         read_cluster(path)
 
 
@@ -172,10 +224,16 @@ def test_two_clusters_of_one_name(lab):
         ({"kind": "slrum"}, "'kind' is 'slrum'; did you mean 'slurm'"),
         ({"resources": {"linaer": {}}}, "unknown key 'resources.linaer'; did you mean 'linear'"),
         ({"resources": {"linear": {"gpu": 1}}}, "unknown key 'gpu'; did you mean 'gpus'"),
-        ({"resources": {"default": {"nodes": 2, "gpus": 4}}}, "several nodes need one task per GPU: tasks_per_node 4"),
+        (
+            {"resources": {"default": {"nodes": 2, "gpus": 4}}},
+            "several nodes need one task per GPU: tasks_per_node 4",
+        ),
         ({"gpus": 1, "resources": {"linear": {"gpus": 2}}}, "asks for 2 GPUs; this machine has 1"),
         ({"sbatch": {"comment": "mine"}}, "'sbatch.comment' is set by the launcher itself"),
-        ({"sbatch": {"ntasks_per_node": 2}}, "'sbatch.ntasks-per-node' is set by the launcher itself"),
+        (
+            {"sbatch": {"ntasks_per_node": 2}},
+            "'sbatch.ntasks-per-node' is set by the launcher itself",
+        ),
     ],
 )
 def test_bad_clusters(lab, capsys, content, says):
@@ -234,7 +292,16 @@ def test_dry_run_prints_jobs_cost_and_what_is_done(lab, capsys):
 
 def test_multi_node_options_and_resources():
     asked = Resources(gpus=8, nodes=4, tasks_per_node=8, workers=6, accelerator="cuda")
-    assert asked.options("pretrain") == ("--devices", "8", "--nodes", "4", "--accelerator", "cuda", "--workers", "6")
+    assert asked.options("pretrain") == (
+        "--devices",
+        "8",
+        "--nodes",
+        "4",
+        "--accelerator",
+        "cuda",
+        "--workers",
+        "6",
+    )
     assert Resources(gpus=4).options("detect") == ("--num-gpus", "4")
     assert Resources(gpus=4).options("export") == ()
 
@@ -244,7 +311,14 @@ def test_status_reads_the_eta_of_a_run(lab):
     job = Job(name="x/y", argv=("linear",), like="linear", cells=("x/y",))
     file = store.runs / "x" / "y" / "progress.json"
     file.parent.mkdir(parents=True)
-    state = {"what": "probe", "done": 30, "total": 100, "unit": "step", "eta_s": 100.0, "time": time.time() - 25}
+    state = {
+        "what": "probe",
+        "done": 30,
+        "total": 100,
+        "unit": "step",
+        "eta_s": 100.0,
+        "time": time.time() - 25,
+    }
     file.write_text(json.dumps(state))
     assert _eta(store, job) == "probe 30/100 steps, ETA 1:15"
 
@@ -263,4 +337,6 @@ def test_ten_thousand_jobs_expand_quickly(lab):
     took = time.process_time() - start
     assert len(jobs) == 10_000 and [len(a[0]) for a in made] == [1000] * 10
     assert took < 10
-    assert dataclasses.asdict(jobs[0]) == dataclasses.asdict(Job.from_json(json.loads(json.dumps(jobs[0].to_json()))))
+    assert dataclasses.asdict(jobs[0]) == dataclasses.asdict(
+        Job.from_json(json.loads(json.dumps(jobs[0].to_json())))
+    )

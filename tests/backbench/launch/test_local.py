@@ -24,7 +24,11 @@ from backbench.launch.jobs import Attempt, Pool, Store
 
 def most_at_once(lab, out):
     """The largest number of attempts that overlap in time."""
-    spans = [(a["start"], a["end"]) for s in Store(lab.root / out).statuses().values() for a in s["attempts"]]
+    spans = [
+        (a["start"], a["end"])
+        for s in Store(lab.root / out).statuses().values()
+        for a in s["attempts"]
+    ]
     return max(sum(start <= moment < end for start, end in spans) for moment, _ in spans)
 
 
@@ -61,7 +65,10 @@ def test_pretraining_import_and_probes_in_order(lab):
     assert lab.run(grid, lab.cluster("local", jobs=4), "runs") == 0
     statuses = Store(lab.root / "runs").statuses()
     records = lab.view("runs").records
-    assert sorted(r.job.verb for r in records.values()) == ["import"] + ["linear"] * 5 + ["pretrain"] * 4
+    assert (
+        sorted(r.job.verb for r in records.values())
+        == ["import"] + ["linear"] * 5 + ["pretrain"] * 4
+    )
     for name, record in records.items():
         for need in record.job.needs:
             assert statuses[need]["attempts"][-1]["end"] <= statuses[name]["attempts"][0]["start"]
@@ -73,7 +80,11 @@ def test_pretraining_import_and_probes_in_order(lab):
 def test_failing_job_stops_says_so_and_blocks_what_needs_it(lab, capsys, fault, attempts):
     lab.dataset("pretrain", steps=1, fault=fault)
     lab.dataset("flaky", steps=1, fault="now and then", times=2)
-    grid = lab.grid(recipes=["demo_random"], checkpoints=[lab.checkpoints("a")], evaluate=lab.linear("d1", "flaky"))
+    grid = lab.grid(
+        recipes=["demo_random"],
+        checkpoints=[lab.checkpoints("a")],
+        evaluate=lab.linear("d1", "flaky"),
+    )
     cluster = lab.cluster("local")
     assert lab.run(grid, cluster, "runs") == 1
     states = lab.states("runs")
@@ -87,7 +98,9 @@ def test_failing_job_stops_says_so_and_blocks_what_needs_it(lab, capsys, fault, 
     text = capsys.readouterr().out
     assert "1 failed" in text and "2 blocked" in text and "2 done" in text
     if fault == "broken":
-        assert re.search(rf"failed +{bad}  failed 3 times for the same reason: backbench: broken", text)
+        assert re.search(
+            rf"failed +{bad}  failed 3 times for the same reason: backbench: broken", text
+        )
     else:
         assert re.search(rf"failed +{bad}  backbench: the fault that was ordered", text)
     assert lab.run(grid, cluster, "runs") == 0, "run leaves failed jobs to retry"
@@ -103,10 +116,15 @@ def test_time_limit_saves_and_continues_until_no_progress_is_made(lab):
     lab.dataset("steady", steps=30, step_s=0.2)
     lab.dataset("stuck", steps=2, step_s=0.5)
     grid = lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=lab.linear("steady", "stuck"))
-    cluster = lab.cluster("local", resources={"default": {"hours": 8 / 3600}})  # told to save after 4 s
+    cluster = lab.cluster(
+        "local", resources={"default": {"hours": 8 / 3600}}
+    )  # told to save after 4 s
     assert lab.run(grid, cluster, "runs") == 0
     (steady,) = [n for n in lab.states("runs") if "steady" in n]
-    assert lab.attempts("runs")[steady][0] == "time limit" and lab.attempts("runs")[steady][-1] == "done"
+    assert (
+        lab.attempts("runs")[steady][0] == "time limit"
+        and lab.attempts("runs")[steady][-1] == "done"
+    )
     for name in ("steady", "stuck"):
         lab.dataset(name, steps=30 if name == "steady" else 2)
     assert lab.values("runs") == lab.reference(grid)
@@ -116,7 +134,9 @@ def test_time_limit_saves_and_continues_until_no_progress_is_made(lab):
 def test_job_whose_time_is_too_short_for_one_step_stops(lab):
     lab.dataset("stuck", steps=2, step_s=60)
     grid = lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=lab.linear("stuck"))
-    assert lab.run(grid, lab.cluster("local", resources={"default": {"hours": 1 / 3600}}), "runs") == 1
+    assert (
+        lab.run(grid, lab.cluster("local", resources={"default": {"hours": 1 / 3600}}), "runs") == 1
+    )
     (reason,) = [s["reason"] for s in Store(lab.root / "runs").statuses().values()]
     assert "3 time limits ended at the same point" in reason and "give it more hours" in reason
 
@@ -131,7 +151,9 @@ def test_stops_cleanly_and_continues(lab):
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 75 and "the same command continues" in said
-    assert lab.attempts("runs") and all(hows == ["stopped"] for hows in lab.attempts("runs").values())
+    assert lab.attempts("runs") and all(
+        hows == ["stopped"] for hows in lab.attempts("runs").values()
+    )
     assert set(lab.states("runs").values()) == {"stopped"}
     assert len(list(lab.root.glob("runs/*/*/state.json"))) == 2, "both saved"
     for name in ("d1", "d2"):
@@ -234,7 +256,9 @@ def test_watch_picks_up_new_checkpoints_and_running_pretrainings(lab):
     """A file that appears, and a pretraining started by hand that ends while we watch."""
     folder = lab.root / "by_hand"
     folder.mkdir()
-    (folder / "run.json").write_text(json.dumps({"verb": "pretrain", "identity": {}, "created": "then"}))
+    (folder / "run.json").write_text(
+        json.dumps({"verb": "pretrain", "identity": {}, "created": "then"})
+    )
     grid = lab.grid(checkpoints=[lab.checkpoints(), str(folder)], evaluate=lab.linear("d1"))
     process = lab.background(grid, lab.cluster("local"), "runs", "--watch", "--interval", "0.3")
     time.sleep(1.0)
@@ -245,7 +269,11 @@ def test_watch_picks_up_new_checkpoints_and_running_pretrainings(lab):
     lab.until("runs", lambda s: any("by_hand" in n for n in s) and set(s.values()) == {"done"}, 30)
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=30)
-    assert "waiting for" in said and {n.split("-")[0] for n in lab.states("runs")} <= {"a", "b", "by_hand"}
+    assert "waiting for" in said and {n.split("-")[0] for n in lab.states("runs")} <= {
+        "a",
+        "b",
+        "by_hand",
+    }
 
 
 @pytest.mark.slow
@@ -276,7 +304,10 @@ def test_full_disk_loses_no_result(lab):
     disk = lab.root / "runs"
     disk.mkdir()
     mount = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=256k", "lab", str(disk)], capture_output=True, text=True, check=False
+        ["mount", "-t", "tmpfs", "-o", "size=256k", "lab", str(disk)],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if mount.returncode:
         pytest.skip(f"cannot mount a small disk: {mount.stderr.strip()}")
@@ -285,7 +316,9 @@ def test_full_disk_loses_no_result(lab):
         assert lab.run(grid, lab.cluster("local"), "runs") == 0
         before = lab.values("runs")
         (disk / "ballast").write_bytes(b"x" * 4096 * ((os.statvfs(disk).f_bavail) - 3))
-        grid = lab.grid(checkpoints=[lab.checkpoints("a", "b", "c")], evaluate=lab.linear("d1", "d2", "d3"))
+        grid = lab.grid(
+            checkpoints=[lab.checkpoints("a", "b", "c")], evaluate=lab.linear("d1", "d2", "d3")
+        )
         assert lab.run(grid, lab.cluster("local"), "runs") != 0
         assert before.items() <= lab.values("runs").items()
         (disk / "ballast").unlink()
@@ -305,7 +338,9 @@ def test_pool_runs_any_list_of_verbs(lab):
     def copy(name, *needs):
         out = str(lab.root / "runs" / name / "copy")
         argv = ("export", file, "--format", "timm", "--out", out)
-        return Job(name=name, argv=argv, like="export", cells=(name,), needs=needs, makes=f"{name}/copy")
+        return Job(
+            name=name, argv=argv, like="export", cells=(name,), needs=needs, makes=f"{name}/copy"
+        )
 
     pool = Pool(store.runs, at_once=2)
     command = tuple(lab.command)
@@ -331,7 +366,9 @@ def test_real_verbs_from_a_published_file_to_the_table(lab, tiny_root):
     )
     grid = lab.grid(
         data=str(tiny_root),
-        checkpoints=[{"path": str(published), "method": "moco_v2", "epochs": 200, "name": "MoCo v2"}],
+        checkpoints=[
+            {"path": str(published), "method": "moco_v2", "epochs": 200, "name": "MoCo v2"}
+        ],
         lists=str(tiny_root / "lists"),
         evaluate=[
             {"verb": "linear", "protocol": "linear_tiny", "datasets": ["digits"]},
@@ -341,7 +378,9 @@ def test_real_verbs_from_a_published_file_to_the_table(lab, tiny_root):
             *({"verb": "detect", "config": detection, "engine": engine} for engine in engines),
         ],
     )
-    cluster = lab.cluster("local", fake=False, jobs=2, resources={"default": {"accelerator": "cpu", "cpus": 1}})
+    cluster = lab.cluster(
+        "local", fake=False, jobs=2, resources={"default": {"accelerator": "cpu", "cpus": 1}}
+    )
     assert lab.run(grid, cluster, "runs") == 0
     states = lab.states("runs")
     assert set(states.values()) == {"done"}
@@ -354,7 +393,9 @@ def test_real_verbs_from_a_published_file_to_the_table(lab, tiny_root):
         rows = list(csv.DictReader(file))
     (row,) = rows
     filled = {key.split("/")[0] for key, value in row.items() if "/" in key and value}
-    assert row["name"] == "MoCo v2" and {"linear", "semi_10pct", "finetune", "faster_rcnn"} <= filled, filled
+    assert (
+        row["name"] == "MoCo v2" and {"linear", "semi_10pct", "finetune", "faster_rcnn"} <= filled
+    ), filled
     attempts = lab.attempts("runs")
     assert lab.run(grid, cluster, "runs") == 0
     assert lab.attempts("runs") == attempts

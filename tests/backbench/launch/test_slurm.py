@@ -37,7 +37,9 @@ def one(names, text):
 
 
 def test_twelve_jobs_run_as_one_array_and_again_submits_nothing(lab, shell):
-    grid = lab.grid(checkpoints=[lab.checkpoints("a", "b", "c")], evaluate=lab.linear("d1", "d2", "d3", "d4"))
+    grid = lab.grid(
+        checkpoints=[lab.checkpoints("a", "b", "c")], evaluate=lab.linear("d1", "d2", "d3", "d4")
+    )
     cluster = lab.slurm()
     assert lab.run(grid, cluster, "runs") == 0
     submitted = ids(lab, "runs")
@@ -53,13 +55,17 @@ def test_preempted_and_requeued_jobs_end_with_the_same_numbers(lab, shell):
     slow = {"steps": 40, "step_s": 0.1, "save_every": 5}
     for name in ("preempted", "requeued"):
         lab.dataset(name, **slow)
-    grid = lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=lab.linear("preempted", "requeued"))
+    grid = lab.grid(
+        checkpoints=[lab.checkpoints("a")], evaluate=lab.linear("preempted", "requeued")
+    )
     assert lab.run(grid, lab.slurm(), "runs") == 0
     lab.until("runs", lambda s: list(s.values()) == ["running"] * 2)
     lab.until("runs", lambda s: len(list(lab.root.glob("runs/*/*/state.json"))) == 2)
     known = ids(lab, "runs")
     first = known[one(known, "preempted")]
-    shell(f"scancel --signal TERM {first}")  # what Slurm sends at preemption: a warning, then the user's signal
+    shell(
+        f"scancel --signal TERM {first}"
+    )  # what Slurm sends at preemption: a warning, then the user's signal
     shell(f"scancel --signal USR2 {first}")
     shell(f"scontrol requeue {known[one(known, 'requeued')]}")
     lab.until_done("runs", 90)
@@ -96,7 +102,9 @@ def test_launcher_that_dies_during_sbatch_loses_nothing(lab, monkeypatch):
 @pytest.mark.slow
 def test_killed_launcher(lab):
     """kill -9 as soon as the first array is on record; the next launcher brings the whole grid to its end."""
-    grid = lab.grid(checkpoints=[lab.checkpoints("a", "b", "c")], evaluate=lab.linear("d1", "d2"), recipes=[])
+    grid = lab.grid(
+        checkpoints=[lab.checkpoints("a", "b", "c")], evaluate=lab.linear("d1", "d2"), recipes=[]
+    )
     cluster = lab.slurm()
     process = lab.background(grid, cluster, "runs", "--watch")
     end = time.monotonic() + 30
@@ -124,7 +132,13 @@ def test_cancelled_job_is_seen_as_cancelled_without_slurmdbd(lab, shell):
     shell(f"scancel {known[long]}")
     lab.until("runs", lambda s: s[long] == "cancelled", 20)
     status = json.loads(
-        (lab.root / "runs" / ".launch" / "status" / f"{lab.view('runs').records[long].job.key}.json").read_text()
+        (
+            lab.root
+            / "runs"
+            / ".launch"
+            / "status"
+            / f"{lab.view('runs').records[long].job.key}.json"
+        ).read_text()
     )
     assert status["state"] == "cancelled", "Slurm forgets after minutes; the file does not"
     lab.dataset("long", steps=600, step_s=0)
@@ -167,7 +181,10 @@ def test_resources_that_no_partition_has_are_refused(lab, capsys, resources, say
     assert lab.run(grid, lab.slurm(**resources), "runs") == 2
     message = capsys.readouterr().err
     assert len(message.strip().splitlines()) == 1 and says in message.replace("\\", "")
-    assert queue().keys() == before.keys() and not (lab.root / "runs" / ".launch" / "submissions").exists()
+    assert (
+        queue().keys() == before.keys()
+        and not (lab.root / "runs" / ".launch" / "submissions").exists()
+    )
 
 
 @pytest.mark.slow
@@ -206,15 +223,22 @@ def test_one_broken_rank_ends_the_job_with_its_own_words(lab):
     lab.until("runs", lambda s: list(s.values()) == ["failed"], 120)
     (status,) = Store(lab.root / "runs").statuses().values()
     assert [a["how"] for a in status["attempts"]] == ["failed"] * 3
-    assert status["reason"].startswith("failed 3 times for the same reason: rank 1: backbench: this rank breaks")
+    assert status["reason"].startswith(
+        "failed 3 times for the same reason: rank 1: backbench: this rank breaks"
+    )
 
 
 def test_what_sbatch_refuses_is_told_in_one_line(lab, capsys):
     grid = lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=lab.linear("d1"))
-    cluster = lab.cluster("slurm", sbatch={"begin": "yesterdayish"}, resources={"default": {"cpus": 1, "hours": 0.1}})
+    cluster = lab.cluster(
+        "slurm", sbatch={"begin": "yesterdayish"}, resources={"default": {"cpus": 1, "hours": 0.1}}
+    )
     assert lab.run(grid, cluster, "runs") == 1
     message = capsys.readouterr().err.strip().splitlines()[-1]  # sbatch's own words come first
-    assert message.startswith("backbench: sbatch refused linear-lorac-d1: ") and "Invalid --begin" in message
+    assert (
+        message.startswith("backbench: sbatch refused linear-lorac-d1: ")
+        and "Invalid --begin" in message
+    )
     assert lab.states("runs") == {}
 
 
@@ -226,7 +250,9 @@ def test_lost_node_loses_no_result(lab, shell):
     assert lab.run(grid, lab.slurm(), "runs") == 0
     lab.until("runs", lambda s: len(list(lab.root.glob("runs/*/*/state.json"))) == 1)
     node = shell("sinfo -h -N -o %N").split()[0]
-    shell(f"scontrol update NodeName={node} State=DOWN Reason=lost")  # it answers, so Slurm takes it back at once
+    shell(
+        f"scontrol update NodeName={node} State=DOWN Reason=lost"
+    )  # it answers, so Slurm takes it back at once
     lab.until_done("runs", 120)
     (hows,) = lab.attempts("runs").values()
     assert len(hows) == 2 and hows[-1] == "done"
@@ -240,7 +266,10 @@ def test_two_task_pretraining_equals_one_process(lab, tiny_root, shell):
     """Two ranks as two tasks of one job, over gloo, preempted on the way; the weights are the single process's.
 
     In float64: in float32 the gradient of a fresh ResNet-18 at 32 pixels is 0.1% off in one process already."""
-    recipe = {"recipe": "tiny_simclr", "overrides": ["optim.name=sgd", "optim.lr=0.01", "epochs=4", "precision=fp64"]}
+    recipe = {
+        "recipe": "tiny_simclr",
+        "overrides": ["optim.name=sgd", "optim.lr=0.01", "epochs=4", "precision=fp64"],
+    }
     grid = lab.grid(recipes=[recipe], data=str(tiny_root), evaluate=[])
     cluster = lab.slurm(fake=False, tasks_per_node=2, accelerator="cpu", hours=0.5)
     assert lab.run(grid, cluster, "runs") == 0

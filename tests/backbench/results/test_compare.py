@@ -41,7 +41,10 @@ def called(gap, *, mean_per_class, repeats=400, images=IMAGES, seed=0):
 @pytest.mark.parametrize("mean_per_class", [False, True])
 def test_noise_is_called_at_most_one_time_in_twenty(mean_per_class, capsys):
     false, _, covered = called(0.0, mean_per_class=mean_per_class)
-    powers = {gap: called(gap, mean_per_class=mean_per_class, repeats=150)[0] for gap in (0.02, 0.05, 0.10)}
+    powers = {
+        gap: called(gap, mean_per_class=mean_per_class, repeats=150)[0]
+        for gap in (0.02, 0.05, 0.10)
+    }
     with capsys.disabled():
         shown = ", ".join(f"{100 * gap:.0f} points {power:.0%}" for gap, power in powers.items())
         kind = "mean per class" if mean_per_class else "top-1"
@@ -62,7 +65,9 @@ def test_best_of_many_equals_is_rarely_called_best(tmp_path, capsys):
         bold = 0
         for _ in range(3000):
             hard = rng.normal(size=IMAGES)
-            hits = sorted((hard + rng.normal(size=IMAGES) > -0.74 for _ in range(k)), key=np.sum, reverse=True)
+            hits = sorted(
+                (hard + rng.normal(size=IMAGES) > -0.74 for _ in range(k)), key=np.sum, reverse=True
+            )
             bold += all(of_images(hits[0].astype(float) - other).real for other in hits[1:])
         with capsys.disabled():
             print(f"\n{k} equal checkpoints: one is called best in {bold / 3000:.1%} of tables")
@@ -79,7 +84,9 @@ def test_draws_and_resamples_hold_their_rate(capsys):
         for _ in range(1500):
             a, b, _ = two(rng, 0.0, images=images)
             d = b.astype(float) - a
-            called += of_resamples(100 * d[rng.integers(0, images, size=(500, images))].mean(1)).real
+            called += of_resamples(
+                100 * d[rng.integers(0, images, size=(500, images))].mean(1)
+            ).real
         rates[images] = called / 1500
     with capsys.disabled():
         print(f"\nfalse positives: draws {draws:.1%}, resamples {rates}")
@@ -139,7 +146,10 @@ def test_files_pair_only_on_the_same_test_list(tmp_path):
 def test_draws_and_resamples_pair(tmp_path):
     rng = np.random.default_rng(0)
     base = rng.normal(80, 3, size=20)
-    a, b = keep(tmp_path, "a", values=base + 2), keep(tmp_path, "b", values=base + rng.normal(0, 0.5, size=20))
+    a, b = (
+        keep(tmp_path, "a", values=base + 2),
+        keep(tmp_path, "b", values=base + rng.normal(0, 0.5, size=20)),
+    )
     found = compare([a], [b], "top1")
     assert found is not None
     assert (found.paired, found.n, found.real) == ("draws", 20, True)

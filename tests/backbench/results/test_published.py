@@ -18,7 +18,9 @@ def test_every_number_has_its_own_name():
 def test_stored_keys_follow_the_rule():
     with published.FILE.open(newline="") as file:
         lines = list(csv.DictReader(file))
-    count = collections.Counter((published.key_of(x), x["task"], x["dataset"], x["metric"]) for x in lines)
+    count = collections.Counter(
+        (published.key_of(x), x["task"], x["dataset"], x["metric"]) for x in lines
+    )
     ambiguous = {key[0] for key, n in count.items() if n > 1}
     assert [published.key_of(x, ambiguous) for x in lines] == [x["key"] for x in lines]
 
@@ -36,9 +38,11 @@ def test_stored_keys_follow_the_rule():
     ],
 )
 def test_lookup(key, task, dataset, metric, value):
-    assert [r.value for r in published.lookup(key) if (r.task, r.dataset, r.metric) == (task, dataset, metric)] == [
-        value
-    ]
+    assert [
+        r.value
+        for r in published.lookup(key)
+        if (r.task, r.dataset, r.metric) == (task, dataset, metric)
+    ] == [value]
 
 
 def test_only_vision():

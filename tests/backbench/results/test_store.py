@@ -19,7 +19,10 @@ from backbench.runs.folder import open_run
 
 
 def test_a_result_comes_back_as_it_was_written(tmp_path):
-    rows = [a_result(chosen={"lr": 3.16, "split": "val"}), a_result(value=None, ci95=None, engine="torchvision")]
+    rows = [
+        a_result(chosen={"lr": 3.16, "split": "val"}),
+        a_result(value=None, ci95=None, engine="torchvision"),
+    ]
     store.append(tmp_path, rows)
     read, problems = store.read(tmp_path)
     assert read == rows
@@ -63,7 +66,9 @@ def test_where_a_number_was_made_is_recorded(tmp_path):
 def _write_from(processes: int, each: int, tmp_path: Path) -> list[Result]:
     run = tmp_path / "run"
     command = [sys.executable, records.__file__, str(run)]
-    writers = [subprocess.Popen([*command, str(n), str(each)], cwd=tmp_path) for n in range(processes)]
+    writers = [
+        subprocess.Popen([*command, str(n), str(each)], cwd=tmp_path) for n in range(processes)
+    ]
     assert [w.wait(timeout=300) for w in writers] == [0] * processes
     read, problems = store.read(run)
     assert not problems
@@ -78,7 +83,9 @@ def test_several_processes_append_to_one_file(tmp_path):
 @pytest.mark.slow
 def test_fifty_processes_lose_and_tear_none(tmp_path):
     read = _write_from(50, 200, tmp_path)
-    assert sorted(r.seed for r in read) == sorted(n * 1000 + i for n in range(50) for i in range(200))
+    assert sorted(r.seed for r in read) == sorted(
+        n * 1000 + i for n in range(50) for i in range(200)
+    )
 
 
 def test_a_truncated_last_line_is_reported_and_survives(tmp_path):

@@ -23,7 +23,9 @@ def data() -> tuple[torch.Tensor, torch.Tensor]:
 
 def network() -> nn.Module:
     torch.manual_seed(1)
-    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(36, 4)).double()
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(36, 4)
+    ).double()
 
 
 def pairwise(z: torch.Tensor) -> torch.Tensor:
@@ -133,7 +135,9 @@ def test_local_modules_are_left_alone_by_the_conversion():
     model = nn.ModuleDict({"a": network(), "b": network()})
     model["b"].local_batchnorm = True
     distributed.convert_sync_batchnorm(model)
-    assert type(model["a"][1]) is distributed.SyncBatchNorm and type(model["b"][1]) is nn.BatchNorm2d
+    assert (
+        type(model["a"][1]) is distributed.SyncBatchNorm and type(model["b"][1]) is nn.BatchNorm2d
+    )
 
 
 if __name__ == "__main__":

@@ -25,7 +25,11 @@ def test_a_run_folder_knows_its_run(tmp_path):
     with pytest.raises(BadInput, match="holds a run of 'pretrain', not 'linear'"):
         open_run(out, verb="linear", identity=IDENTITY)
     with pytest.raises(BadInput, match=r"recipe\.optim\.lr \(0\.1 there, 0\.2 now\)"):
-        open_run(out, verb="pretrain", identity={"recipe": {"optim": {"lr": 0.2}, "epochs": 3}, "data": "abc"})
+        open_run(
+            out,
+            verb="pretrain",
+            identity={"recipe": {"optim": {"lr": 0.2}, "epochs": 3}, "data": "abc"},
+        )
     with pytest.raises(BadInput, match=r"data \(abc there, abd now\)"):
         open_run(out, verb="pretrain", identity=IDENTITY | {"data": "abd"})
 
@@ -64,4 +68,9 @@ def test_progress_says_how_far_and_how_long(tmp_path, capsys):
 
 
 def test_seconds():
-    assert [seconds(s) for s in (0.42, 75.2, 3675, float("inf"))] == ["0.4 s", "1:15", "1:01:15", "?"]
+    assert [seconds(s) for s in (0.42, 75.2, 3675, float("inf"))] == [
+        "0.4 s",
+        "1:15",
+        "1:01:15",
+        "?",
+    ]

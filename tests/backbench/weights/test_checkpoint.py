@@ -29,7 +29,11 @@ def test_saved_and_loaded_without_a_difference(trunk, tmp_path):
         epochs=5,
         heads={"projector.0.weight": torch.randn(3, 4), "projector.1.steps": torch.tensor(7)},
         pixels=Pixels((0.1, 0.2, 0.3), (0.4, 0.5, 0.6), "BGR"),
-        provenance={"name": "Demo, 5 epochs", "recipe": {"optim": {"lr": 0.1}}, "versions": {"torch": "x"}},
+        provenance={
+            "name": "Demo, 5 epochs",
+            "recipe": {"optim": {"lr": 0.1}},
+            "versions": {"torch": "x"},
+        },
     )
     original.save(tmp_path / "x.safetensors")
     loaded = Checkpoint.load(tmp_path / "x.safetensors")
@@ -76,7 +80,10 @@ def test_only_absent_counters_are_forgiven(trunk):
         make(without)
     with pytest.raises(BadInput, match=r"1 of 120 tensors not part of the trunk: fc\.weight"):
         make(bare | {"fc.weight": torch.ones(2)})
-    with pytest.raises(BadInput, match=r"of the wrong shape: conv1\.weight \(64, 3, 7, 7\) instead of \(64, 3, 3, 3\)"):
+    with pytest.raises(
+        BadInput,
+        match=r"of the wrong shape: conv1\.weight \(64, 3, 7, 7\) instead of \(64, 3, 3, 3\)",
+    ):
         make(bare, stem="conv3")
     with pytest.raises(BadInput, match=r"missing: .* and \d+ more"):
         make(bare, arch="resnet50")
@@ -128,7 +135,9 @@ def test_damage_is_refused(trunk, tmp_path):
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
-    with pytest.raises(BadInput, match="do not match the digest in the header; the file is damaged"):
+    with pytest.raises(
+        BadInput, match="do not match the digest in the header; the file is damaged"
+    ):
         Checkpoint.load(path)
     path.write_bytes(data[: len(data) // 2])
     with pytest.raises(BadInput, match="not a backbench checkpoint"):

@@ -21,7 +21,11 @@ needs_detectron2 = pytest.mark.skipif(
 
 def checkpoint(arch, **changes):
     trunk = fx.trunk_of(fx.known_resnet(arch))
-    fields = {"method": "moco", "epochs": 200, "provenance": {"name": "MoCo, 200 epochs", "recipe": {"lr": 0.03}}}
+    fields = {
+        "method": "moco",
+        "epochs": 200,
+        "provenance": {"name": "MoCo, 200 epochs", "recipe": {"lr": 0.03}},
+    }
     return Checkpoint(arch=arch, state_dict=trunk, **(fields | changes))
 
 
@@ -29,7 +33,12 @@ def exported(arch, tmp_path, **changes):
     source = checkpoint(arch, **changes)
     source.save(tmp_path / "x.safetensors")
     out = tmp_path / "out.pkl"
-    assert cli.main(["export", str(tmp_path / "x.safetensors"), "--format", "detectron2", "--out", str(out)]) == 0
+    assert (
+        cli.main(
+            ["export", str(tmp_path / "x.safetensors"), "--format", "detectron2", "--out", str(out)]
+        )
+        == 0
+    )
     return source, out
 
 
@@ -40,7 +49,10 @@ def test_names_are_a_total_map(arch):
     assert theirs.keys() == fx.detectron2_names(ours).keys()
     assert len(theirs) == len(ours)
     assert importing.from_detectron2(theirs).keys() == ours.keys()
-    assert importing.from_detectron2({f"backbone.bottom_up.{k}": v for k, v in theirs.items()}).keys() == ours.keys()
+    assert (
+        importing.from_detectron2({f"backbone.bottom_up.{k}": v for k, v in theirs.items()}).keys()
+        == ours.keys()
+    )
     del theirs["res3.0.shortcut.norm.running_var"]
     with pytest.raises(BadInput, match=f"not a whole {arch}: missing layer2"):
         importing.from_detectron2(theirs)
@@ -57,7 +69,12 @@ def test_there_and_back(arch, tmp_path, capsys):
     assert content["backbench"]["pixels"]["pixel_std"] == pytest.approx([102, 127.5, 153])
     assert len(content["model"]) == len(trunk_shapes(arch))
     back = importing.read(out)
-    assert (back.digest, back.name, back.pixels, back.epochs) == (source.digest, source.name, pixels, 200)
+    assert (back.digest, back.name, back.pixels, back.epochs) == (
+        source.digest,
+        source.name,
+        pixels,
+        200,
+    )
     assert back.provenance == source.provenance
     images = torch.randn(1, 3, 64, 64)
     with torch.no_grad():
@@ -80,9 +97,18 @@ def test_a_changed_file_is_noticed(tmp_path):
 
 def test_small_stems_do_not_go_out(tmp_path):
     state = fx.trunk_of(fx.small_stem(fx.known_resnet("resnet18")))
-    Checkpoint(arch="resnet18", stem="conv3", method="x", state_dict=state).save(tmp_path / "x.safetensors")
+    Checkpoint(arch="resnet18", stem="conv3", method="x", state_dict=state).save(
+        tmp_path / "x.safetensors"
+    )
     out = tmp_path / "x.pkl"
-    arguments = ["export", str(tmp_path / "x.safetensors"), "--format", "detectron2", "--out", str(out)]
+    arguments = [
+        "export",
+        str(tmp_path / "x.safetensors"),
+        "--format",
+        "detectron2",
+        "--out",
+        str(out),
+    ]
     assert cli.main(arguments) == 2
     assert not out.exists()
 
@@ -128,10 +154,13 @@ def test_detectron2_computes_the_same_c2_to_c5(arch, tmp_path):
     images = torch.randn(1, 3, 64, 64)
     with torch.no_grad():
         differences = [
-            float((a - b).abs().max()) for a, b in zip(source.backbone().eval().stages(images), stages(images))
+            float((a - b).abs().max())
+            for a, b in zip(source.backbone().eval().stages(images), stages(images))
         ]
     assert differences == [0.0] * 4
-    if arch == "resnet50":  # the stride in the other convolution loads without a word; the features tell
+    if (
+        arch == "resnet50"
+    ):  # the stride in the other convolution loads without a word; the features tell
         wrong, _ = detectron2_stages(arch, out, stride_in_1x1=True)
         with torch.no_grad():
             pairs = list(zip(source.backbone().eval().stages(images), wrong(images)))

@@ -74,13 +74,17 @@ def test_malicious_raw_pickle(protocol, tmp_path, capsys):
 def test_malicious_pickle_in_a_torch_file(legacy, tmp_path, capsys):
     marker = tmp_path / "marker"
     path = torch_file(
-        {"state_dict": {"conv1.weight": torch.ones(3)}, "epoch": Attack(marker)}, tmp_path / "x.pth", legacy=legacy
+        {"state_dict": {"conv1.weight": torch.ones(3)}, "epoch": Attack(marker)},
+        tmp_path / "x.pth",
+        legacy=legacy,
     )
     refused(path, capsys, "it names posix.system", "nothing was executed")
     assert not marker.exists()
 
 
-@pytest.mark.parametrize("target", [eval, subprocess.Popen, torch.load, pickle.loads, torch.hub.load])
+@pytest.mark.parametrize(
+    "target", [eval, subprocess.Popen, torch.load, pickle.loads, torch.hub.load]
+)
 def test_any_other_global_is_refused_by_name(target, tmp_path, capsys):
     class Call:
         def __reduce__(self):
@@ -113,7 +117,14 @@ def test_torch_names_that_weights_only_allows_cannot_make_a_tensor_from_nothing(
 
         def __reduce__(self):
             storage = torch.ones(10)._typed_storage()
-            return torch._utils._rebuild_tensor_v2, (storage, 0, (1000, 1000), (1000, 1), False, OrderedDict())
+            return torch._utils._rebuild_tensor_v2, (
+                storage,
+                0,
+                (1000, 1000),
+                (1000, 1),
+                False,
+                OrderedDict(),
+            )
 
     for legacy in (False, True):
         refused(torch_file({"a": Liar()}, tmp_path / "x.pth", legacy=legacy), capsys, "damaged")
@@ -121,7 +132,9 @@ def test_torch_names_that_weights_only_allows_cannot_make_a_tensor_from_nothing(
 
 def test_zip_bombs(tmp_path, capsys):
     source = torch_file({"a": torch.zeros(1 << 20)}, tmp_path / "source.pth")
-    bomb = rezipped(source, tmp_path / "packed.pth", lambda name, data: (data, zipfile.ZIP_DEFLATED))
+    bomb = rezipped(
+        source, tmp_path / "packed.pth", lambda name, data: (data, zipfile.ZIP_DEFLATED)
+    )
     assert bomb.stat().st_size < source.stat().st_size / 50
     refused(bomb, capsys, "compressed", "zip bomb")
     # every record of the central directory points to the same bytes
@@ -132,7 +145,11 @@ def test_zip_bombs(tmp_path, capsys):
         start = archive.start_dir
     entry_at = data.index(names[0].filename.encode(), start) - 46
     entry_end = entry_at + 46 + sum(struct.unpack_from("<HHH", data, entry_at + 28))
-    entries = data[start:entry_at] + data[entry_at:entry_end] * 20 + data[entry_end : data.index(b"PK\x05\x06", start)]
+    entries = (
+        data[start:entry_at]
+        + data[entry_at:entry_end] * 20
+        + data[entry_end : data.index(b"PK\x05\x06", start)]
+    )
     count = entries.count(b"PK\x01\x02")
     end = struct.pack("<4sHHHHIIH", b"PK\x05\x06", 0, 0, count, count, len(entries), start, 0)
     overlapping.write_bytes(data[:start] + entries + end)
@@ -157,7 +174,10 @@ def test_deeply_nested_and_self_similar_pickles(tmp_path, capsys):
 
 
 def small_trunk(tmp_path):
-    return torch_file({"state_dict": {f"conv{i}.weight": torch.randn(4, 4) for i in range(30)}}, tmp_path / "whole.pth")
+    return torch_file(
+        {"state_dict": {f"conv{i}.weight": torch.randn(4, 4) for i in range(30)}},
+        tmp_path / "whole.pth",
+    )
 
 
 def test_empty_truncated_and_flipped_files(tmp_path, capsys):
@@ -169,7 +189,9 @@ def test_empty_truncated_and_flipped_files(tmp_path, capsys):
         path.write_bytes(whole[: int(len(whole) * share)])
         refused(path, capsys, "truncated")
     flipped = bytearray(whole)
-    at = whole.index(torch.load(tmp_path / "whole.pth")["state_dict"]["conv7.weight"].numpy().tobytes())
+    at = whole.index(
+        torch.load(tmp_path / "whole.pth")["state_dict"]["conv7.weight"].numpy().tobytes()
+    )
     flipped[at + 5] ^= 0x10  # one bit of one weight
     path.write_bytes(flipped)
     refused(path, capsys, "damaged", "CRC")
@@ -248,9 +270,13 @@ def test_numpy_pickles_are_read_without_numpy(protocol, layout, tmp_path):
         "0-d": np.asarray(np.int64(7)),
     }[layout]
     path = tmp_path / "x.pkl"
-    path.write_bytes(pickle.dumps({"model": {"a": array}, "scalar": np.float64(0.5)}, protocol=protocol))
+    path.write_bytes(
+        pickle.dumps({"model": {"a": array}, "scalar": np.float64(0.5)}, protocol=protocol)
+    )
     tree = open_file(path).tree
-    assert torch.equal(tree["model"]["a"], torch.from_numpy(np.ascontiguousarray(array).reshape(array.shape)))
+    assert torch.equal(
+        tree["model"]["a"], torch.from_numpy(np.ascontiguousarray(array).reshape(array.shape))
+    )
     assert tree["scalar"] == 0.5
 
 
@@ -261,7 +287,9 @@ def test_numpy_pickles_with_objects_or_wrong_sizes_are_refused(tmp_path, capsys)
     good = pickle.dumps({"a": np.arange(3, dtype=np.float32)}, protocol=4)
     path.write_bytes(good.replace(b"K\x03\x85", b"K\x09\x85"))  # a shape of nine
     refused(path, capsys, "damaged")
-    path.write_bytes(good.replace(b"K\x03\x85", b"J\xff\xff\xff\x7f\x85"))  # a shape of two thousand million
+    path.write_bytes(
+        good.replace(b"K\x03\x85", b"J\xff\xff\xff\x7f\x85")
+    )  # a shape of two thousand million
     refused(path, capsys, "damaged")
 
 
@@ -374,20 +402,32 @@ print((kilobytes("VmHWM") - base) * 1024, time.process_time() - start)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's /proc to measure memory")
+@pytest.mark.skipif(
+    not Path("/proc/self/clear_refs").exists(), reason="needs Linux's /proc to measure memory"
+)
 @pytest.mark.parametrize("legacy", [False, True])
 def test_a_200_mb_file_is_read_in_less_than_one_and_a_half_times_its_size(legacy, tmp_path):
     model = fx.known_resnet("resnet50")
-    momentum = {i: {"momentum_buffer": torch.randn_like(p)} for i, p in enumerate(model.parameters())}
-    content = {"epoch": 90, "state_dict": fx.ddp(model.state_dict()), "optimizer": {"state": momentum}}
+    momentum = {
+        i: {"momentum_buffer": torch.randn_like(p)} for i, p in enumerate(model.parameters())
+    }
+    content = {
+        "epoch": 90,
+        "state_dict": fx.ddp(model.state_dict()),
+        "optimizer": {"state": momentum},
+    }
     file = torch_file(content, tmp_path / "x.pth", legacy=legacy)
-    small = torch_file(fx.known_resnet("resnet18").state_dict(), tmp_path / "small.pth", legacy=legacy)
+    small = torch_file(
+        fx.known_resnet("resnet18").state_dict(), tmp_path / "small.pth", legacy=legacy
+    )
     size = file.stat().st_size
     assert size > 200e6
     for verb in ("read", "inspect"):
         command = [sys.executable, "-c", MEASURE, verb, str(small), str(file)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True, env=environment)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=300, check=True, env=environment
+        )
         peak, seconds = (float(word) for word in done.stdout.split())
         print(f"{verb}: peak {peak / size:.2f} of the file's size, {seconds:.2f} s of CPU")
         assert peak < 1.5 * size

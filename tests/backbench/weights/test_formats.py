@@ -39,7 +39,9 @@ def opened(made, tmp_path):
 
 def equal(state_dict, expected):
     return state_dict.keys() == expected.keys() and all(
-        torch.equal(state_dict[k], v) for k, v in expected.items() if not k.endswith("num_batches_tracked")
+        torch.equal(state_dict[k], v)
+        for k, v in expected.items()
+        if not k.endswith("num_batches_tracked")
     )
 
 
@@ -52,8 +54,17 @@ def check_bit_equal(maker, arch, tmp_path):
     file.unlink()
     assert equal(checkpoint.state_dict, trunk)
     assert len(checkpoint.state_dict) == len(trunk_shapes(arch))
-    assert (checkpoint.arch, checkpoint.stem, checkpoint.method, checkpoint.epochs) == (arch, stem, method, epochs)
-    assert (checkpoint.pixels.mean, checkpoint.pixels.std, checkpoint.pixels.order) == (mean, std, "RGB")
+    assert (checkpoint.arch, checkpoint.stem, checkpoint.method, checkpoint.epochs) == (
+        arch,
+        stem,
+        method,
+        epochs,
+    )
+    assert (checkpoint.pixels.mean, checkpoint.pixels.std, checkpoint.pixels.order) == (
+        mean,
+        std,
+        "RGB",
+    )
     assert checkpoint.provenance["format"] == form
     assert checkpoint.provenance["encoder"] == encoder
     assert checkpoint.name == "some_run"
@@ -75,7 +86,9 @@ def test_every_format_has_a_fixture():
     assert {form.name for form in FORMATS} == {row[0] for row in fx.EXPECTED.values()}
 
 
-@pytest.mark.parametrize("maker", [m for m in MAKERS if fx.EXPECTED[m][2]], ids=lambda maker: maker.__name__)
+@pytest.mark.parametrize(
+    "maker", [m for m in MAKERS if fx.EXPECTED[m][2]], ids=lambda maker: maker.__name__
+)
 def test_the_other_encoder_can_be_chosen(maker, tmp_path):
     model = fx.known_resnet("resnet18")
     found = importing.Found(opened(maker(model), tmp_path))
@@ -94,7 +107,9 @@ def test_the_other_encoder_can_be_chosen(maker, tmp_path):
 
 def renamed(tensors, key):
     # a slip inside the name, as a hand-written converter makes it
-    changed = key.replace("conv", "cnv") if "conv" in key else key.replace("running_mean", "runing_mean")
+    changed = (
+        key.replace("conv", "cnv") if "conv" in key else key.replace("running_mean", "runing_mean")
+    )
     tensors[changed if changed != key else key.replace("weight", "wieght")] = tensors.pop(key)
     return key
 
@@ -142,7 +157,10 @@ def test_command_line_refuses_with_one_line_and_no_file(tmp_path, capsys):
     assert key in line
     assert "is 'module.encoder_q.layer1.0.cnv1.weight' meant?" in line
     assert not out.exists()
-    assert cli.main(["export", str(file), "--format", "detectron2", "--out", str(tmp_path / "x.pkl")]) == 2
+    assert (
+        cli.main(["export", str(file), "--format", "detectron2", "--out", str(tmp_path / "x.pkl")])
+        == 2
+    )
     assert sorted(p.name for p in tmp_path.iterdir()) == ["damaged.pth"]
 
 
@@ -188,7 +206,14 @@ def test_unrecognised_file_with_one_trunk_goes_in(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "extra", ["layer1.0.conv4.weight", "layer5.0.conv1.weight", "layer2.7.bn1.weight", "bn1.extra", "conv0.weight"]
+    "extra",
+    [
+        "layer1.0.conv4.weight",
+        "layer5.0.conv1.weight",
+        "layer2.7.bn1.weight",
+        "bn1.extra",
+        "conv0.weight",
+    ],
 )
 def test_extra_tensor_inside_the_trunk_is_refused(extra, tmp_path):
     state = fx.known_resnet("resnet18").state_dict() | {extra: torch.ones(3)}
@@ -203,7 +228,9 @@ def test_other_networks_are_not_trunks(tmp_path):
     with torch.device("meta"):
         wide = {k: torch.zeros(v.shape) for k, v in wide_resnet50_2().state_dict().items()}
     found = importing.Found(opened(wide, tmp_path))
-    with pytest.raises(BadInput, match=r"of the wrong shape: layer1.0.conv1.weight \(128, 64, 1, 1\)"):
+    with pytest.raises(
+        BadInput, match=r"of the wrong shape: layer1.0.conv1.weight \(128, 64, 1, 1\)"
+    ):
         found.checkpoint(found.choose(None), None, False)
     found = importing.Found(opened(mobilenet_v3_small().state_dict(), tmp_path))
     with pytest.raises(BadInput, match="no ResNet trunk in it; it holds 244 tensors"):
@@ -218,7 +245,9 @@ def test_two_copies_that_should_be_one_trunk_must_agree(tmp_path):
     key = "encoder_q.0.layer2.0.conv1.weight"
     made["state_dict"][key] = made["state_dict"][key] + 1
     found = importing.Found(opened(made, tmp_path))
-    with pytest.raises(BadInput, match=r"should be the same trunk but differ in .*layer2.0.conv1.weight"):
+    with pytest.raises(
+        BadInput, match=r"should be the same trunk but differ in .*layer2.0.conv1.weight"
+    ):
         found.choose(None)
 
 
@@ -227,7 +256,9 @@ def test_two_copies_that_should_be_one_trunk_must_agree(tmp_path):
 
 def test_missing_statistics_are_refused_unless_asked_for(tmp_path, capsys):
     model = fx.known_resnet("resnet18")
-    state = {k: v for k, v in model.state_dict().items() if "running" not in k and "num_batches" not in k}
+    state = {
+        k: v for k, v in model.state_dict().items() if "running" not in k and "num_batches" not in k
+    }
     file, out = write(state, tmp_path / "parameters.pth"), tmp_path / "x.safetensors"
     assert cli.main(["import", str(file), "--out", str(out)]) == 2
     assert "no batch-norm statistics" in capsys.readouterr().err
@@ -238,8 +269,12 @@ def test_missing_statistics_are_refused_unless_asked_for(tmp_path, capsys):
     assert report["encoders"][0]["missing_statistics"] == "all"
     assert cli.main(["import", str(file), "--out", str(out), "--allow-missing-statistics"]) == 0
     checkpoint = importing.read(out)
-    assert all(bool((v == 1).all()) for k, v in checkpoint.state_dict.items() if k.endswith("running_var"))
-    assert all(bool((v == 0).all()) for k, v in checkpoint.state_dict.items() if k.endswith("running_mean"))
+    assert all(
+        bool((v == 1).all()) for k, v in checkpoint.state_dict.items() if k.endswith("running_var")
+    )
+    assert all(
+        bool((v == 0).all()) for k, v in checkpoint.state_dict.items() if k.endswith("running_mean")
+    )
     assert "missing" in checkpoint.provenance["statistics"]
 
 
@@ -264,7 +299,10 @@ def test_other_float_types_become_float32(dtype, tmp_path):
     model = fx.known_resnet("resnet18")
     state = {k: v.to(dtype) if v.is_floating_point() else v for k, v in model.state_dict().items()}
     checkpoint = importing.read(write(state, tmp_path / "x.pth"))
-    expected = {k: v.to(dtype).float() if v.is_floating_point() else v for k, v in fx.trunk_of(model).items()}
+    expected = {
+        k: v.to(dtype).float() if v.is_floating_point() else v
+        for k, v in fx.trunk_of(model).items()
+    }
     assert equal(checkpoint.state_dict, expected)
     assert checkpoint.state_dict["conv1.weight"].dtype == torch.float32
 
@@ -309,7 +347,9 @@ def test_padding_of_a_plain_3x3_convolution_must_be_told(tmp_path, capsys):
     assert cli.main(["import", str(file), "--out", str(out), "--stem", "conv3_p2"]) == 0
     assert importing.read(out).stem == "conv3_p2"
     with pytest.raises(BadInput, match="not 'conv3'"):
-        importing.read(write(fx.plain(fx.known_resnet("resnet18")), tmp_path / "y.pth"), stem="conv3")
+        importing.read(
+            write(fx.plain(fx.known_resnet("resnet18")), tmp_path / "y.pth"), stem="conv3"
+        )
 
 
 def features_of(model, size):
@@ -321,7 +361,14 @@ def features_of(model, size):
 
 @pytest.mark.parametrize(
     ("maker", "padding"),
-    [(fx.moco, None), (fx.vissl, None), (fx.lightly_example, None), (fx.cllr, 1), (fx.mio, 0), (fx.arb_cifar, 2)],
+    [
+        (fx.moco, None),
+        (fx.vissl, None),
+        (fx.lightly_example, None),
+        (fx.cllr, 1),
+        (fx.mio, 0),
+        (fx.arb_cifar, 2),
+    ],
 )
 def test_features_before_and_after_are_equal(maker, padding, tmp_path):
     model = fx.known_resnet("resnet18")
@@ -350,7 +397,12 @@ def test_inspect_tells_what_is_there(tmp_path, capsys):
         "resnet18",
     )
     query, key = report["encoders"]
-    assert (query["encoder"], query["default"], query["matched"], query["expected"]) == ("query", True, 120, 120)
+    assert (query["encoder"], query["default"], query["matched"], query["expected"]) == (
+        "query",
+        True,
+        120,
+        120,
+    )
     assert (key["encoder"], key["default"], key["prefix"]) == ("key", False, "module.encoder_k.")
     assert query["problems"] == {}
     assert query["untrained"] == []
@@ -390,10 +442,16 @@ def test_inspect_recognises_an_untrained_trunk(tmp_path):
 
 
 def test_inspect_and_import_of_our_own_files(tmp_path, capsys):
-    checkpoint = importing.read(write(fx.moco(fx.known_resnet("resnet18")), tmp_path / "x.pth"), name="Ours")
+    checkpoint = importing.read(
+        write(fx.moco(fx.known_resnet("resnet18")), tmp_path / "x.pth"), name="Ours"
+    )
     checkpoint.save(tmp_path / "x.safetensors")
     report = importing.inspect(tmp_path / "x.safetensors")
-    assert (report["format"], report["digest"], report["name"]) == ("backbench", checkpoint.digest, "Ours")
+    assert (report["format"], report["digest"], report["name"]) == (
+        "backbench",
+        checkpoint.digest,
+        "Ours",
+    )
     assert importing.read(tmp_path / "x.safetensors", epochs=3).epochs == 3
     with pytest.raises(BadInput, match="holds one trunk"):
         importing.read(tmp_path / "x.safetensors", encoder="key")

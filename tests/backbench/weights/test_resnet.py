@@ -13,7 +13,9 @@ from backbench.weights.resnet import ARCHS, STEMS, build_backbone, trunk_shapes
 def test_names_and_shapes_are_torchvisions(arch):
     with torch.device("meta"):
         theirs = getattr(torchvision.models, arch)().state_dict()
-    assert trunk_shapes(arch) == {k: tuple(v.shape) for k, v in theirs.items() if not k.startswith("fc.")}
+    assert trunk_shapes(arch) == {
+        k: tuple(v.shape) for k, v in theirs.items() if not k.startswith("fc.")
+    }
     assert len(trunk_shapes("resnet50")) == 318
 
 
@@ -27,7 +29,12 @@ def test_features_and_stages_are_torchvisions():
     with torch.no_grad():
         assert torch.equal(ours(images), theirs(images))
         maps = ours.stages(images)
-    assert [tuple(m.shape) for m in maps] == [(2, 64, 16, 16), (2, 128, 8, 8), (2, 256, 4, 4), (2, 512, 2, 2)]
+    assert [tuple(m.shape) for m in maps] == [
+        (2, 64, 16, 16),
+        (2, 128, 8, 8),
+        (2, 256, 4, 4),
+        (2, 512, 2, 2),
+    ]
     assert ours.feature_dim == 512
 
 
@@ -37,7 +44,9 @@ def test_small_stems_differ_in_padding_only(stem, size):
     weight = trunk.conv1.weight
     assert weight.shape == (64, 3, 3, 3)
     images = torch.randn(1, 3, 32, 32)
-    expected = nn.functional.conv2d(images, weight, padding={"conv3": 1, "conv3_p0": 0, "conv3_p2": 2}[stem])
+    expected = nn.functional.conv2d(
+        images, weight, padding={"conv3": 1, "conv3_p0": 0, "conv3_p2": 2}[stem]
+    )
     assert torch.equal(trunk.conv1(images), expected)
     assert trunk.stages(images)[0].shape[-1] == size  # no max-pool, no stride
     assert trunk_shapes("resnet18", stem)["conv1.weight"] == (64, 3, 3, 3)
