@@ -23,52 +23,67 @@ from backbench.weights import header
 STILL_WRITTEN_S = 3600  # a temporary file younger than this may have a living writer
 
 
+@dataclass(frozen=True)
+class Removable:
+    """A file that can go."""
+
+    file: Path
+    size: int  # bytes on disk
+    reason: str
+
+
 @dataclass
 class Held:
-    """One run folder: bytes in all, and the files that can go with the reason for each."""
+    """One run folder: bytes in all, and what of it can go."""
 
     run: Path
     verb: str
     finished: bool
     size: int = 0
-    removable: list[tuple[Path, int, str]] = field(default_factory=list)
+    removable: list[Removable] = field(default_factory=list)
 
 
 def held(runs: Iterable[str | Path]) -> list[Held]:
     """Every run folder (one with run.json) at or below `runs`, in order of path. Links are not followed."""
     found: dict[Path, Held] = {}
-    loose: dict[Path, list[tuple[Path, int, str]]] = {}
-    seen: set[Path] = set()
+    loose: dict[Path, list[Removable]] = {}  # below no run folder, by the folder that was given
+    seen: set[Path] = set()  # two of `runs` may overlap
     for top in map(Path, runs):
         if not top.is_dir():
             raise BadInput(f"{top}: no such folder; give one or more run folders")
-        owner: dict[Path, Held] = {}
+        owner: dict[
+            Path, Held
+        ] = {}  # folder -> the run that it belongs to: its own, or its parent's
         for name, _, files in os.walk(top):
             folder = Path(name)
-            mine = (
-                found.get(folder) or _open(folder)
-                if RUN_FILE in files
-                else owner.get(folder.parent)
-            )
-            if mine is not None:
-                owner[folder] = found[mine.run] = mine
-            if folder in seen:
-                continue
-            seen.add(folder)
-            for file in (folder / f for f in files):
-                try:
-                    stat = file.lstat()
-                except OSError:
-                    continue  # removed while we looked
-                if mine is not None:
-                    mine.size += stat.st_blocks * 512
-                if (reason := _can_go(file, stat, mine)) is not None:
-                    into = mine.removable if mine is not None else loose.setdefault(top, [])
-                    into.append((file, stat.st_blocks * 512, reason))
-    out = sorted(found.values(), key=lambda h: h.run)
-    for top, files_ in loose.items():
-        out.append(Held(top, "-", True, sum(size for _, size, _ in files_), files_))
+            run = owner.get(folder.parent)
+            if RUN_FILE in files:
+                run = found.get(folder) or _open(folder)
+            if run is not None:
+                owner[folder] = found[run.run] = run
+            if folder not in seen:
+                seen.add(folder)
+                _look(folder, files, run, loose.setdefault(top, []))
+    out = sorted(found.values(), key=lambda each: each.run)
+    for top, removable in loose.items():
+        if removable:
+            out.append(Held(top, "-", True, sum(each.size for each in removable), removable))
     return out
+
+
+def _look(folder: Path, names: Iterable[str], run: Held | None, loose: list[Removable]) -> None:
+    """Count what a folder holds, and note what of it can go: in its run, or in `loose` where it belongs to none."""
+    for file in (folder / name for name in names):
+        try:
+            stat = file.lstat()
+        except OSError:
+            continue  # removed while we looked
+        size = stat.st_blocks * 512
+        if run is not None:
+            run.size += size
+        if (reason := _can_go(file, stat, run)) is not None:
+            into = loose if run is None else run.removable
+            into.append(Removable(file, size, reason))
 
 
 def _open(folder: Path) -> Held:
@@ -79,9 +94,8 @@ def _open(folder: Path) -> Held:
     if verb == "pretrain":
         return Held(folder, verb, _whole(folder / CHECKPOINT_FILE))
     file = folder / RESULTS_FILE
-    return Held(
-        folder, verb, file.exists() and any(not isinstance(x, str) for x in store.read_file(file))
-    )
+    rows = store.read_file(file) if file.exists() else ()
+    return Held(folder, verb, any(isinstance(row, store.Result) for row in rows))
 
 
 def _whole(checkpoint: Path) -> bool:
@@ -91,20 +105,13 @@ def _whole(checkpoint: Path) -> bool:
 
 
 def _can_go(file: Path, stat: os.stat_result, run: Held | None) -> str | None:
-    if (
-        file.name.startswith(".")
-        and file.name.endswith(".tmp")
-        and time.time() - stat.st_mtime > STILL_WRITTEN_S
-    ):
+    """Why this file can go; None where it must stay."""
+    temporary = file.name.startswith(".") and file.name.endswith(".tmp")
+    if temporary and time.time() - stat.st_mtime > STILL_WRITTEN_S:
         return "left by a writer that died"
-    if (
-        run is not None
-        and run.finished
-        and run.verb in ("pretrain", "detect")
-        and file == run.run / STATE_FILE
-    ):
-        return "training state of a finished run"
-    return None
+    if run is None or not run.finished or run.verb not in ("pretrain", "detect"):
+        return None
+    return "training state of a finished run" if file == run.run / STATE_FILE else None
 
 
 def run(args: argparse.Namespace) -> int:
@@ -113,22 +120,22 @@ def run(args: argparse.Namespace) -> int:
     if not all_held:
         print("no run folders here")
         return 0
-    wide = max(len(str(h.run)) for h in all_held)
-    total = sum(h.size for h in all_held)
+    wide = max(len(str(each.run)) for each in all_held)
     free = 0
-    for h in all_held:
-        can_go = sum(size for _, size, _ in h.removable)
+    for each in all_held:
+        can_go = sum(removable.size for removable in each.removable)
         free += can_go
-        state = "finished" if h.finished else "unfinished"
-        print(
-            f"{h.run!s:<{wide}}  {h.verb:<11} {state:<10} {_size(h.size):>9}  {_size(can_go) if can_go else '':>9}"
-        )
+        state = "finished" if each.finished else "unfinished"
+        sizes = f"{_size(each.size):>9}  {_size(can_go) if can_go else '':>9}"
+        print(f"{each.run!s:<{wide}}  {each.verb:<11} {state:<10} {sizes}")
+    total = sum(each.size for each in all_held)
     print(f"{len(all_held)} folders hold {_size(total)}; {_size(free)} can go")
-    for h in all_held:
-        for file, size, reason in h.removable:
+    done = "removed" if args.yes else "can go "
+    for each in all_held:
+        for removable in each.removable:
             if args.yes:
-                file.unlink(missing_ok=True)
-            print(f"{'removed' if args.yes else 'can go '} {file}  {_size(size)}, {reason}")
+                removable.file.unlink(missing_ok=True)
+            print(f"{done} {removable.file}  {_size(removable.size)}, {removable.reason}")
     if free and not args.yes:
         print("nothing was removed; --yes removes what can go")
     return 0

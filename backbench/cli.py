@@ -342,16 +342,14 @@ VERBS = {
         _demo,
     ),
     "pretrain": Verb("pretrain.train:run", "train a backbone by a recipe", _pretrain),
-    "inspect": Verb(
-        "backbench.weights.importing:run_inspect", "what a checkpoint file holds", _inspect
-    ),
+    "inspect": Verb("backbench.weights.verb:run_inspect", "what a checkpoint file holds", _inspect),
     "import": Verb(
-        "backbench.weights.importing:run_import",
+        "backbench.weights.verb:run_import",
         "a published checkpoint, whole or not at all",
         _import,
     ),
     "export": Verb(
-        "backbench.weights.importing:run_export",
+        "backbench.weights.verb:run_export",
         "a checkpoint in another library's format",
         _export,
     ),

@@ -20,6 +20,13 @@ from typing import Any, TypeVar
 from backbench.errors import BadInput, nearest
 
 T = TypeVar("T")
+Recipe = dict[
+    str, Any
+]  # as read: text, numbers, lists and groups of them; `build` gives it its types
+Hint = Any  # a type annotation, of any kind that typing knows
+
+
+# --- files ---
 
 
 def configs_dir() -> Path:
@@ -33,21 +40,22 @@ def find_recipe(name: str | Path, kind: str) -> Path:
     path = Path(name)
     if path.suffix in (".yaml", ".yml") and path.is_file():
         return path
-    folder = configs_dir() / kind
     stem = str(name).removesuffix(".yaml")
-    if (folder / f"{stem}.yaml").is_file():
-        return folder / f"{stem}.yaml"
-    names = [
-        str(p.relative_to(folder).with_suffix(""))
-        for p in folder.rglob("*.yaml")
-        if not p.name.startswith("_")
-    ]
-    raise BadInput(
-        f"no recipe '{name}' (neither a file nor a name under configs/{kind}); {nearest(stem, names)}"
-    )
+    shipped = configs_dir() / kind / f"{stem}.yaml"
+    if shipped.is_file():
+        return shipped
+    hint = nearest(stem, recipe_names(kind))
+    raise BadInput(f"no recipe '{name}' (neither a file nor a name under configs/{kind}); {hint}")
 
 
-def read_yaml(path: str | Path) -> dict[str, Any]:
+def recipe_names(kind: str) -> list[str]:
+    """The names under configs/<kind>; files that begin with _ are bases only."""
+    folder = configs_dir() / kind
+    files = [path for path in folder.rglob("*.yaml") if not path.name.startswith("_")]
+    return [str(path.relative_to(folder).with_suffix("")) for path in files]
+
+
+def read_yaml(path: str | Path) -> Recipe:
     """One YAML file as a plain dict (1e-4 is a number here, unlike in plain PyYAML)."""
     from omegaconf import OmegaConf
 
@@ -63,37 +71,40 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     return {str(k): v for k, v in data.items()}
 
 
-def merge(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
-    """`high` over `low`; mappings merge key by key, everything else is replaced."""
-    out = dict(low)
-    for key, value in high.items():
-        both = isinstance(out.get(key), Mapping) and isinstance(value, Mapping)
-        out[key] = merge(out[key], value) if both else value
-    return out
-
-
-def read_recipe(path: Path, _seen: tuple[Path, ...] = ()) -> dict[str, Any]:
+def read_recipe(path: Path, _seen: tuple[Path, ...] = ()) -> Recipe:
     """The file with its bases below it. `base:` is one name or a list, relative to the file, later over earlier."""
     path = path.resolve()
     if path in _seen:
-        raise BadInput(
-            f"{path}: `base:` goes in a circle: {' -> '.join(p.name for p in (*_seen, path))}"
-        )
+        circle = " -> ".join(p.name for p in (*_seen, path))
+        raise BadInput(f"{path}: `base:` goes in a circle: {circle}")
     own = read_yaml(path)
     bases = own.pop("base", [])
-    out: dict[str, Any] = {}
-    bases = [bases] if isinstance(bases, str) else bases
+    if isinstance(bases, str):
+        bases = [bases]
     if not isinstance(bases, list):
         raise BadInput(f"{path}: `base:` must be a name or a list of names, not {bases!r}")
+    out: Recipe = {}
     for base in bases:
-        file = path.parent / (base if str(base).endswith(".yaml") else f"{base}.yaml")
+        file = path.parent / f"{str(base).removesuffix('.yaml')}.yaml"
         if not file.is_file():
             raise BadInput(f"{path}: base '{base}' is not there (looked for {file})")
         out = merge(out, read_recipe(file, (*_seen, path)))
     return merge(out, own)
 
 
-def apply_overrides(recipe: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+def merge(low: Mapping[str, Any], high: Mapping[str, Any]) -> Recipe:
+    """`high` over `low`; mappings merge key by key, everything else is replaced."""
+    out = dict(low)
+    for key, value in high.items():
+        below = out.get(key)
+        if isinstance(below, Mapping) and isinstance(value, Mapping):
+            out[key] = merge(below, value)
+        else:
+            out[key] = value
+    return out
+
+
+def apply_overrides(recipe: Mapping[str, Any], overrides: Sequence[str]) -> Recipe:
     """`a.b=c` strings over a recipe; the value is read as YAML, so `lr=1e-3`, `crops=[1,2]` and `x=null` work."""
     from omegaconf import OmegaConf
 
@@ -111,6 +122,9 @@ def apply_overrides(recipe: Mapping[str, Any], overrides: Sequence[str]) -> dict
     return out
 
 
+# --- types ---
+
+
 def load(cls: type[T], recipe: str | Path, overrides: Sequence[str] = (), *, kind: str) -> T:
     """Read a recipe by name or path into the frozen dataclass `cls`."""
     path = find_recipe(recipe, kind)
@@ -122,7 +136,8 @@ def build(cls: type[T], data: Mapping[str, Any], *, where: str) -> T:
     return _dataclass(cls, data, where, "")
 
 
-def _dataclass(cls: type[T], data: Any, where: str, path: str) -> T:
+def _dataclass(cls: type[T], data: object, where: str, path: str) -> T:
+    """`data` as `cls`; `where` is the file and `path` the key that messages name."""
     if not isinstance(data, Mapping):
         raise BadInput(f"{where}: '{path or 'recipe'}' must be a group of keys, not {data!r}")
     fields = {f.name: f for f in dataclasses.fields(cls) if f.init}  # type: ignore[arg-type]
@@ -135,65 +150,80 @@ def _dataclass(cls: type[T], data: Any, where: str, path: str) -> T:
     values: dict[str, Any] = {}
     for name, field in fields.items():
         here = _join(path, name)
-        if name not in data:
-            needed = (
-                field.default is dataclasses.MISSING
-                and field.default_factory is dataclasses.MISSING
-            )
-            if needed:
-                raise BadInput(f"{where}: key '{here}' is missing ({_type_name(hints[name])})")
-            continue
-        choose = field.metadata.get("choose")
-        hint = choose(data[name], where, here) if choose else hints[name]
-        values[name] = _value(hint, data[name], where, here)
+        if name in data:
+            choose = field.metadata.get("choose")
+            hint = choose(data[name], where, here) if choose else hints[name]
+            values[name] = _value(hint, data[name], where, here)
+        elif _needed(field):
+            raise BadInput(f"{where}: key '{here}' is missing ({_type_name(hints[name])})")
     try:
         return cls(**values)
     except ValueError as error:  # a dataclass's own __post_init__ check
-        raise BadInput(f"{where}: {path + ': ' if path else ''}{error}") from None
+        group = f"{path}: " if path else ""
+        raise BadInput(f"{where}: {group}{error}") from None
 
 
-def _value(hint: Any, value: Any, where: str, path: str) -> Any:
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    wrong = BadInput(f"{where}: '{path}' must be {_type_name(hint)}, not {value!r}")
+def _needed(field: dataclasses.Field[Any]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
+def _value(hint: Hint, value: Any, where: str, path: str) -> Any:
+    """`value` as the type that `hint` says, or BadInput that names the key."""
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         return _dataclass(hint, value, where, path)
     if hint is Any:
         return value
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    wrong = BadInput(f"{where}: '{path}' must be {_type_name(hint)}, not {value!r}")
     if origin in (typing.Union, types.UnionType):
-        if value is None:
-            if type(None) in args:
-                return None
-            raise wrong
-        for arg in args:
-            if arg is not type(None):
-                try:
-                    return _value(arg, value, where, path)
-                except BadInput as error:
-                    inner = error
-        raise wrong if len([a for a in args if a is not type(None)]) > 1 else inner
+        return _one_of(args, value, where, path, wrong)
     if origin is typing.Literal:
         if value not in args:
             raise BadInput(f"{where}: '{path}' is {value!r}; {nearest(str(value), map(str, args))}")
         return value
     if origin is tuple:
-        if not isinstance(value, list | tuple):
-            raise wrong
-        if len(args) == 2 and args[1] is Ellipsis:
-            return tuple(_value(args[0], v, where, f"{path}[{i}]") for i, v in enumerate(value))
-        if len(value) != len(args):
-            raise wrong
-        return tuple(
-            _value(a, v, where, f"{path}[{i}]") for i, (a, v) in enumerate(zip(args, value))
-        )
+        return _tuple(args, value, where, path, wrong)
     if origin in (dict, Mapping):
         if not isinstance(value, Mapping):
             raise wrong
         return {str(k): _value(args[1], v, where, _join(path, str(k))) for k, v in value.items()}
-    if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
+    return _scalar(hint, value, wrong)
+
+
+def _one_of(args: tuple[Hint, ...], value: Any, where: str, path: str, wrong: BadInput) -> Any:
+    """A union: the first of its types that takes the value."""
+    if value is None:
+        if type(None) in args:
+            return None
+        raise wrong
+    choices = [arg for arg in args if arg is not type(None)]
+    for arg in choices:
+        try:
+            return _value(arg, value, where, path)
+        except BadInput as error:
+            inner = error
+    raise wrong if len(choices) > 1 else inner
+
+
+def _tuple(args: tuple[Hint, ...], value: Any, where: str, path: str, wrong: BadInput) -> Any:
+    if not isinstance(value, list | tuple):
+        raise wrong
+    if len(args) == 2 and args[1] is Ellipsis:  # tuple[X, ...]
+        args = (args[0],) * len(value)
+    if len(value) != len(args):
+        raise wrong
+    pairs = enumerate(zip(args, value))
+    return tuple(_value(arg, each, where, f"{path}[{i}]") for i, (arg, each) in pairs)
+
+
+def _scalar(hint: Hint, value: Any, wrong: BadInput) -> Any:
+    # bool is an int to Python, but `epochs: true` is a mistake
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if hint is float and number:
         return float(value)
     if hint is float and value in ("inf", "infinity"):
         return math.inf
-    if hint is int and isinstance(value, int) and not isinstance(value, bool):
+    if hint is int and number and isinstance(value, int):
         return value
     if hint in (str, bool) and isinstance(value, hint):
         return value
@@ -204,14 +234,19 @@ def _join(path: str, key: str) -> str:
     return f"{path}.{key}" if path else key
 
 
-def _type_name(hint: Any) -> str:
-    names = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
-    return names.get(hint) or str(
-        getattr(hint, "__name__", hint) if isinstance(hint, type) else hint
-    )
+_PLAIN_NAMES = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
 
 
-def to_dict(config: Any) -> dict[str, Any]:
+def _type_name(hint: Hint) -> str:
+    if hint in _PLAIN_NAMES:
+        return _PLAIN_NAMES[hint]
+    return str(getattr(hint, "__name__", hint) if isinstance(hint, type) else hint)
+
+
+# --- back to plain values ---
+
+
+def to_dict(config: Any) -> Recipe:
     """The dataclass as plain YAML-able values."""
     return json.loads(json.dumps(dataclasses.asdict(config)).replace("Infinity", '"inf"'))
 

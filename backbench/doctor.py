@@ -11,18 +11,18 @@ import importlib.util
 import json
 import os
 import platform
-import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-from backbench.board.board import TWELVE
+from backbench.datasets.catalog import TWELVE
 from backbench.errors import EXIT_FAILED
 from backbench.results import store
 
 OK, MISSING, BROKEN = "ok", "missing", "broken"
+OUTSIDE = "outside"  # of the range of versions that was tested
 OTHERS = ("imagenet", "imagenet100", "stl10", "digits", "scenes")
 
 
@@ -54,57 +54,37 @@ def examine(data: Path) -> dict[str, Any]:
 
 def packages() -> dict[str, dict[str, str]]:
     """Each package that backbench requires: its version, and whether that is within the stated range."""
+    from packaging.requirements import Requirement
+
     out = {}
     for text in importlib.metadata.requires("backbench") or []:
-        requirement, _, marker = text.partition(";")
-        if "extra" in marker:
-            continue
-        match = re.match(r"\s*([A-Za-z0-9_.-]+)\s*\(?([^)]*)\)?", requirement)
-        if match is None:
-            continue
-        name, wanted = match.group(1), match.group(2).strip()
+        requirement = Requirement(text)
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+            continue  # of an extra, or of another system
+        wanted = str(requirement.specifier)
         try:
-            version = importlib.metadata.version(name)
+            version = importlib.metadata.version(requirement.name)
         except importlib.metadata.PackageNotFoundError:
-            out[name] = {"state": MISSING, "version": "", "wanted": wanted}
+            out[requirement.name] = {"state": MISSING, "version": "", "wanted": wanted}
             continue
-        out[name] = {
-            "state": OK if within(version, wanted) else "outside",
-            "version": version,
-            "wanted": wanted,
-        }
+        state = OK if within(version, wanted) else OUTSIDE
+        out[requirement.name] = {"state": state, "version": version, "wanted": wanted}
     return dict(sorted(out.items()))
 
 
 def within(version: str, wanted: str) -> bool:
-    """Whether `2.15.0+cu130` is in `>=2.11,<2.16`; a comparison that is not one of these is taken as met."""
+    """Whether `2.15.0+cu130` is in `>=2.11,<2.16`."""
+    from packaging.specifiers import SpecifierSet
 
-    def numbers(text: str) -> list[int]:
-        release = re.match(r"\d+(\.\d+)*", text)
-        return [int(n) for n in release.group().split(".")] if release else []
-
-    have = numbers(version)
-    for part in filter(None, (p.strip() for p in wanted.split(","))):
-        match = re.match(r"(>=|<=|==|!=|>|<)\s*(\S+)", part)
-        if match is None:
-            continue
-        limit = numbers(match.group(2))
-        size = max(len(have), len(limit))
-        a, b = have + [0] * (size - len(have)), limit + [0] * (size - len(limit))
-        met = {">=": a >= b, "<=": a <= b, "==": a == b, "!=": a != b, ">": a > b, "<": a < b}[
-            match.group(1)
-        ]
-        if not met:
-            return False
-    return True
+    return SpecifierSet(wanted).contains(version, prereleases=True)
 
 
 def machine() -> dict[str, Any]:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    has_affinity = hasattr(os, "sched_getaffinity")  # Linux
     return {
         "system": f"{platform.system()} {platform.machine()}",
-        "cores": affinity,
+        "cores": len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count(),
         "memory_gib": round(memory / 2**30, 1),
         "disk_free_gib": round(shutil.disk_usage(Path.cwd()).free / 2**30, 1),
         "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
@@ -128,43 +108,22 @@ print(json.dumps(out))
 
 def devices() -> dict[str, Any]:
     """What torch sees, asked in a process of its own so that a broken installation is reported and not raised."""
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", _PROBE], capture_output=True, text=True, timeout=300, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return {"state": BROKEN, "why": "importing torch took more than 5 minutes", "gpus": []}
-    if done.returncode:
-        lines = done.stderr.strip().splitlines() or ["no message"]
-        return {"state": BROKEN, "why": lines[-1], "gpus": []}
-    seen = json.loads(done.stdout.strip().splitlines()[-1])
-    return {
-        "state": OK if seen["ops"] else BROKEN,
-        "why": "" if seen["ops"] else "torchvision.ops.nms is wrong",
-        **seen,
-    }
+    output, why = _ask(sys.executable, "-c", _PROBE, patience_s=300)
+    if why:
+        return {"state": BROKEN, "why": why, "gpus": []}
+    seen = json.loads(output.strip().splitlines()[-1])
+    if not seen["ops"]:
+        return {"state": BROKEN, "why": "torchvision.ops.nms is wrong", **seen}
+    return {"state": OK, "why": "", **seen}
 
 
 def slurm() -> dict[str, Any]:
     if shutil.which("sbatch") is None:
         return {"state": MISSING, "why": "no sbatch on PATH"}
-    try:
-        done = subprocess.run(
-            ["sinfo", "--noheader", "--format=%P %D %G"],
-            capture_output=True,
-            text=True,
-            timeout=20,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return {"state": BROKEN, "why": f"sinfo does not answer ({type(error).__name__})"}
-    if done.returncode:
-        lines = done.stderr.strip().splitlines() or ["no message"]
-        return {"state": BROKEN, "why": f"sbatch is here, but no cluster answers ({lines[-1]})"}
-    return {
-        "state": OK,
-        "partitions": [line.split() for line in done.stdout.splitlines() if line.strip()],
-    }
+    output, why = _ask("sinfo", "--noheader", "--format=%P %D %G", patience_s=20)
+    if why:
+        return {"state": BROKEN, "why": f"sbatch is here, but no cluster answers ({why})"}
+    return {"state": OK, "partitions": [line.split() for line in output.splitlines() if line]}
 
 
 def detectron2() -> dict[str, Any]:
@@ -172,118 +131,123 @@ def detectron2() -> dict[str, Any]:
     if importlib.util.find_spec("detectron2") is None:
         return {"state": MISSING, "why": "`make detectron2` builds it (g++ and a few minutes)"}
     code = "import detectron2, detectron2._C; print(detectron2.__version__)"
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False
-    )
+    output, why = _ask(sys.executable, "-W", "ignore", "-c", code, patience_s=300)
+    return {"state": BROKEN, "why": why} if why else {"state": OK, "version": output.strip()}
+
+
+def _ask(*command: str, patience_s: float) -> tuple[str, str]:
+    """(what a command prints, why it failed: empty where it did not)."""
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=patience_s, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return "", f"{Path(command[0]).name} took more than {patience_s:.0f} s"
+    except OSError as error:
+        return "", f"{Path(command[0]).name} does not start ({type(error).__name__})"
     if done.returncode:
-        return {"state": BROKEN, "why": (done.stderr.strip().splitlines() or ["no message"])[-1]}
-    return {"state": OK, "version": done.stdout.strip()}
+        lines = done.stderr.strip().splitlines() or ["no message"]
+        return "", lines[-1]
+    return done.stdout, ""
 
 
 def datasets(data: Path) -> dict[str, Any]:
     """Which datasets have a folder below ROOT. `backbench data check NAME` says whether what is in it is right."""
-    coco = [
-        data / "coco",
-        *(Path(p) / "coco" for p in [os.environ.get("DETECTRON2_DATASETS", "")] if p),
-    ]
+    there = [name for name in (*TWELVE, *OTHERS) if (data / name).is_dir()]
+    wanted = [*TWELVE, *OTHERS[:3]]
+    coco = [data / "coco"]
+    if elsewhere := os.environ.get("DETECTRON2_DATASETS"):
+        coco.append(Path(elsewhere) / "coco")
     lists = data / "lists"
     return {
         "root": str(data),
-        "there": sorted(name for name in (*TWELVE, *OTHERS) if (data / name).is_dir()),
-        "not_there": sorted(name for name in (*TWELVE, *OTHERS[:3]) if not (data / name).is_dir()),
-        "coco": next((str(p) for p in coco if (p / "annotations").is_dir()), None),
-        "lists": sorted(p.name for p in lists.glob("*percent.txt")) if lists.is_dir() else [],
+        "there": sorted(there),
+        "not_there": sorted(set(wanted) - set(there)),
+        "coco": next((str(path) for path in coco if (path / "annotations").is_dir()), None),
+        "lists": sorted(path.name for path in lists.glob("*percent.txt")),
     }
 
 
 def allows(found: dict[str, Any]) -> dict[str, dict[str, str]]:
     """Verb -> whether it can run here, and what it lacks."""
-    lacking = [name for name, about in found["packages"].items() if about["state"] == MISSING]
-    if lacking:
-        base = {"state": MISSING, "why": f"not installed: {', '.join(lacking)}"}
-    elif found["devices"]["state"] != OK:
-        base = {"state": BROKEN, "why": found["devices"]["why"]}
-    else:
-        gpus = found["devices"]["gpus"]
-        where = (
-            f"on {len(gpus)} x {gpus[0]['name']}"
-            if gpus
-            else "on the CPU: for the demo and small data"
-        )
-        base = {"state": OK, "why": where}
-    data = found["data"]
-    twelve = [name for name in TWELVE if name in data["there"]]
-    other = [name for name in data["there"] if name not in TWELVE]
-    have = (
-        f"{len(twelve)} of LORAC's twelve"
-        + (f", {', '.join(other)}" if other else "")
-        + f" in {data['root']}"
-    )
-    scenes = Path(data["root"]) / "scenes"
+    base = _basis(found)
+    data, d2, cluster = found["data"], found["detectron2"], found["slurm"]
+    lists = ", ".join(data["lists"]) or "none; see `backbench data fetch-splits`"
+    labelled = not {"imagenet", "digits"}.isdisjoint(data["there"])
+    detects = data["coco"] is not None or "scenes" in data["there"]
 
     def also(ready: bool, why: str) -> dict[str, str]:
-        return base if base["state"] != OK else {"state": OK if ready else MISSING, "why": why}
+        """What the verb needs beyond the basis."""
+        if base["state"] != OK:
+            return base
+        return {"state": OK if ready else MISSING, "why": why}
 
-    d2 = found["detectron2"]
     return {
         "demo": base,
         "pretrain": base,
-        "linear, finetune, analyze": also(bool(data["there"]), have),
-        "semisup": also(
-            bool(data["lists"]) and bool({"imagenet", "digits"} & set(data["there"])),
-            f"lists: {', '.join(data['lists']) or 'none; see `backbench data fetch-splits`'}",
-        ),
-        "detect (torchvision)": also(
-            data["coco"] is not None or "scenes" in data["there"],
-            f"COCO in {data['coco']}"
-            if data["coco"]
-            else f"the demo's scenes in {scenes}"
-            if "scenes" in data["there"]
-            else "no COCO below --data or $DETECTRON2_DATASETS",
-        ),
+        "linear, finetune, analyze": also(bool(data["there"]), _have(data)),
+        "semisup": also(bool(data["lists"]) and labelled, f"lists: {lists}"),
+        "detect (torchvision)": also(detects, _to_detect(data)),
         "detect (detectron2)": also(d2["state"] == OK, d2.get("version") or d2["why"]),
-        "launch --cluster slurm": also(
-            found["slurm"]["state"] == OK, found["slurm"].get("why", "sinfo answers")
-        ),
+        "launch --cluster slurm": also(cluster["state"] == OK, cluster.get("why", "sinfo answers")),
         "launch --cluster local": base,
     }
 
 
-def _print(found: dict[str, Any]) -> None:
-    print(
-        f"backbench {importlib.metadata.version('backbench')} ({found['code']}), Python {found['python']}"
-    )
-    m = found["machine"]
-    threads = (
-        m["omp_num_threads"]
-        or "not set: with several processes on few cores, export OMP_NUM_THREADS=1"
-    )
-    print(
-        f"machine    {m['system']}, {m['cores']} cores, {m['memory_gib']} GiB, {m['disk_free_gib']} GiB of disk free"
-    )
-    print(f"threads    OMP_NUM_THREADS {threads}")
+def _basis(found: dict[str, Any]) -> dict[str, str]:
+    """What every verb that computes needs."""
+    lacking = [name for name, about in found["packages"].items() if about["state"] == MISSING]
+    if lacking:
+        return {"state": MISSING, "why": f"not installed: {', '.join(lacking)}"}
+    if found["devices"]["state"] != OK:
+        return {"state": BROKEN, "why": found["devices"]["why"]}
     gpus = found["devices"]["gpus"]
-    named = [f"{gpu['name']} ({gpu['memory_gib']} GiB)" for gpu in gpus]
-    print(f"GPUs       {', '.join(named) or 'none'}")
+    if not gpus:
+        return {"state": OK, "why": "on the CPU: for the demo and small data"}
+    return {"state": OK, "why": f"on {len(gpus)} x {gpus[0]['name']}"}
+
+
+def _have(data: dict[str, Any]) -> str:
+    twelve = [name for name in TWELVE if name in data["there"]]
+    other = [name for name in data["there"] if name not in TWELVE]
+    parts = [f"{len(twelve)} of LORAC's twelve", *other]
+    return f"{', '.join(parts)} in {data['root']}"
+
+
+def _to_detect(data: dict[str, Any]) -> str:
+    if data["coco"]:
+        return f"COCO in {data['coco']}"
+    if "scenes" in data["there"]:
+        return f"the demo's scenes in {Path(data['root']) / 'scenes'}"
+    return "no COCO below --data or $DETECTRON2_DATASETS"
+
+
+def _print(found: dict[str, Any]) -> None:
+    version = importlib.metadata.version("backbench")
+    print(f"backbench {version} ({found['code']}), Python {found['python']}")
+    m = found["machine"]
+    room = f"{m['memory_gib']} GiB, {m['disk_free_gib']} GiB of disk free"
+    print(f"machine    {m['system']}, {m['cores']} cores, {room}")
+    unset = "not set: with several processes on few cores, export OMP_NUM_THREADS=1"
+    print(f"threads    OMP_NUM_THREADS {m['omp_num_threads'] or unset}")
+    gpus = [f"{gpu['name']} ({gpu['memory_gib']} GiB)" for gpu in found["devices"]["gpus"]]
+    print(f"GPUs       {', '.join(gpus) or 'none'}")
     print("packages")
     for name, about in found["packages"].items():
-        note = {
-            OK: "",
-            MISSING: "MISSING",
-            "outside": f"outside {about['wanted']}, the range that was tested",
-        }
-        print(f"  {name:<24} {about['version']:<18} {note[about['state']]}".rstrip())
+        outside = f"outside {about['wanted']}, the range that was tested"
+        note = {OK: "", MISSING: "MISSING", OUTSIDE: outside}[about["state"]]
+        print(f"  {name:<24} {about['version']:<18} {note}".rstrip())
     for name in ("detectron2", "slurm"):
         about = found[name]
-        print(f"{name:<10} {about['state']}" + (f": {about['why']}" if about.get("why") else ""))
+        why = f": {about['why']}" if about.get("why") else ""
+        print(f"{name:<10} {about['state']}{why}")
     data = found["data"]
+    lists = ", ".join(data["lists"]) or "none"
     print(f"data       {data['root']}: {', '.join(data['there']) or 'none of the datasets'}")
-    print(
-        f"           COCO {data['coco'] or 'not found'}; lists {', '.join(data['lists']) or 'none'}"
-    )
-    print(
-        "           `backbench data list` says where each belongs, `backbench data check NAME` whether it is right"
-    )
+    print(f"           COCO {data['coco'] or 'not found'}; lists {lists}")
+    print("           `backbench data list` says where each belongs,")
+    print("           `backbench data check NAME` whether it is right")
     print("this allows")
     for verb, about in found["allows"].items():
-        print(f"  {verb:<26} {'yes' if about['state'] == OK else 'no':<4} {about['why']}".rstrip())
+        can = "yes" if about["state"] == OK else "no"
+        print(f"  {verb:<26} {can:<4} {about['why']}".rstrip())

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from backbench.errors import BadInput
 from backbench.runs import distributed, seeding
-from backbench.weights import importing
+from backbench.weights import exporting
 from backbench.weights.checkpoint import Checkpoint
 from detection import coco, config, evaluate
 
@@ -199,7 +199,7 @@ class Engine:
         """Every tensor of the trunk to its place, or BadInput: nothing is matched by likeness."""
         own = self.model.state_dict()
         trunk = "backbone." if self.c4 else "backbone.bottom_up."
-        for name, tensor in importing.to_detectron2(checkpoint.state_dict).items():
+        for name, tensor in exporting.to_detectron2(checkpoint.state_dict).items():
             key = f"roi_heads.{name}" if self.c4 and name.startswith("res5") else trunk + name
             if key not in own and name.endswith("num_batches_tracked"):
                 continue  # frozen batch norm does not count

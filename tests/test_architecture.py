@@ -1,4 +1,4 @@
-"""The import direction, and the facts that may live in one file only."""
+"""The house: who may import whom, and the facts that live in one file only."""
 
 import ast
 import re
@@ -8,9 +8,26 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PROGRAMS = ("pretrain", "transfer", "detection")
-SOURCES = [
-    p for folder in ("backbench", *PROGRAMS, "tools") for p in sorted((ROOT / folder).rglob("*.py"))
-]
+FOLDERS = ("backbench", *PROGRAMS, "tools", "benchmarks")
+SOURCES = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
+
+# The one rule: a room imports only its own storey and those before it.
+STOREYS = (
+    ("errors", "tasks", "config", "charts", "plugins"),
+    ("runs", "images"),
+    ("weights", "results", "datasets", "knn"),
+    ("board",),
+    ("launch",),
+    ("cli", "api", "demo", "doctor", "clean", "__main__"),
+)
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_name(path): path for path in SOURCES}
 
 
 def imported(path: Path) -> set[str]:
@@ -21,49 +38,130 @@ def imported(path: Path) -> set[str]:
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert not node.level, f"{path}: relative import; write it out"
-            names |= {str(node.module)} | {f"{node.module}.{alias.name}" for alias in node.names}
+            below = {f"{node.module}.{alias.name}" for alias in node.names}
+            # `from package import module` names the module; `from module import name` the module too
+            names |= {name for name in below if name in MODULES} or {str(node.module)}
     return names
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_imports_point_one_way(path):
-    top = path.relative_to(ROOT).parts[0]
-    roots = {name.split(".")[0] for name in imported(path)}
-    programs = roots & set(PROGRAMS)
+GRAPH = {name: imported(path) & MODULES.keys() - {name} for name, path in MODULES.items()}
+
+
+def storey(name: str) -> int | None:
+    """Of a module of backbench; None for the package itself, whose lazy names are everybody's."""
+    parts = name.split(".")
+    if parts[0] != "backbench" or len(parts) == 1:
+        return None
+    return next(number for number, rooms in enumerate(STOREYS) if parts[1] in rooms)
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if storey(name) is not None])
+def test_imports_point_to_earlier_storeys(name):
+    own = storey(name)
+    later = [other for other in GRAPH[name] if (storey(other) or 0) > own]
+    assert not later
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_programs_are_apart(name):
+    top = name.split(".")[0]
+    programs = {other.split(".")[0] for other in GRAPH[name]} & set(PROGRAMS)
     if top == "backbench":
         assert not programs, "backbench imports none of the three programs"
     elif top in PROGRAMS:
         assert programs <= {top}, "the three programs never import one another"
-    assert not roots & {"tests", "tools"}
-    if path.relative_to(ROOT).as_posix() not in ("backbench/__main__.py", "tools/convert_to_d2.py"):
-        assert "backbench.cli" not in imported(path) or path.name == "train_net.py", (
-            "nobody imports the command line"
-        )
+    assert not {other.split(".")[0] for other in imported(MODULES[name])} & {"tests"}
+
+
+def test_nobody_imports_a_verb_or_the_command_line():
+    doors = ("backbench.__main__", "tools.convert_to_d2", "detection.train_net", "detection.ranks")
+    for name, others in GRAPH.items():
+        verbs = {other for other in others if other.endswith(".verb")}
+        assert not verbs or name.startswith("benchmarks."), f"{name} imports {verbs}"
+        assert "backbench.cli" not in others or name in doors, name
+
+
+def test_no_circle_of_files():
+    """Depth first: a module met again while it is still open closes a circle."""
+    done: set[str] = set()
+
+    def visit(name: str, open_: tuple[str, ...]) -> None:
+        assert name not in open_, " -> ".join((*open_[open_.index(name) :], name))
+        if name not in done:
+            for other in sorted(GRAPH[name]):
+                visit(other, (*open_, name))
+            done.add(name)
+
+    for name in MODULES:
+        visit(name, ())
+
+
+def users(pattern: str) -> set[str]:
+    """Files whose code (not comments or docstrings alone) matches."""
+    found = [path for path in SOURCES if re.search(pattern, path.read_text())]
+    return {path.relative_to(ROOT).as_posix() for path in found}
 
 
 @pytest.mark.parametrize(
     ("package", "home"),
-    [("submitit", "backbench/launch/verb.py"), ("detectron2", "detection/engine_detectron2.py")],
+    [
+        ("submitit", "backbench/launch/slurm.py"),
+        ("detectron2", "detection/engine_detectron2.py"),
+        ("hotcoco", "detection/evaluate.py"),
+        ("safetensors", "backbench/weights"),
+        ("rich", None),
+    ],
 )
-def test_package_has_one_importer(package, home):
-    users = {
-        p.relative_to(ROOT).as_posix()
-        for p in SOURCES
-        if package in {name.split(".")[0] for name in imported(p)}
-    }
-    assert users <= {home}
+def test_package_has_one_home(package, home):
+    if home is None:
+        return
+    for path in SOURCES:
+        if package in {name.split(".")[0] for name in imported(path)}:
+            where = path.relative_to(ROOT).as_posix()
+            assert where.startswith((home, "benchmarks/")), f"{where} imports {package}"
 
 
-def test_pixel_statistics_have_one_home():
-    users = {
-        p.relative_to(ROOT).as_posix()
-        for p in SOURCES
-        if re.search(r"\b0\.485\b|\b123\.675\b", p.read_text())
-    }
-    assert users <= {"backbench/images/preprocess.py"}
+HOMES = [
+    (r"\b0\.485\b|\b123\.675\b", "backbench/images/preprocess.py"),  # pixel statistics
+    (r'"Keypoint R-CNN"', "backbench/tasks.py"),  # what a task is called
+    (r'"results\.jsonl"', "backbench/runs/folder.py"),  # the names of a run's files
+    (r'"backbone\.safetensors"', "backbench/runs/folder.py"),
+    (r'"__metadata__"', "backbench/weights/header.py"),  # the header of a safetensors file
+    (r'"sun397"', "backbench/datasets/catalog.py"),  # the twelve datasets
+    (r"class StopFlag|class Agreement", "backbench/runs"),  # how a run stops
+    (r"\bmath\.cos\(math\.pi", None),  # schedules: pretraining's and the probes'
+]
+
+
+@pytest.mark.parametrize(("pattern", "home"), [row for row in HOMES if row[1]])
+def test_a_fact_has_one_home(pattern, home):
+    assert all(file.startswith(home) for file in users(pattern)), users(pattern)
+
+
+def test_class_names_are_unique():
+    """`Config` and `Method` are a convention: one each in every method's file."""
+    homes: dict[str, set[str]] = {}
+    for name, path in MODULES.items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, set()).add(name)
+    twice = {name: where for name, where in homes.items() if len(where) > 1}
+    assert not twice.keys() - {"Config", "Method"}, twice
 
 
 def test_no_loose_loading_and_no_junk_drawer():
     for path in SOURCES:
         assert "strict=" + "False" not in path.read_text(), path
         assert path.name not in ("utils.py", "helpers.py", "misc.py"), path
+
+
+def test_the_ground_floor_stays_small():
+    assert len(list((ROOT / "backbench").glob("*.py"))) <= 14
+
+
+def test_every_room_is_packaged():
+    listed = (ROOT / "pyproject.toml").read_text()
+    for path in SOURCES:
+        package = ".".join(path.relative_to(ROOT).parent.parts)
+        if package.split(".")[0] not in ("tools", "benchmarks"):
+            assert f'"{package}"' in listed, f"{package} is missing under [tool.setuptools]"

@@ -17,6 +17,7 @@ from backbench.errors import BadInput
 from backbench.images.preprocess import Pixels
 from backbench.runs import atomic
 from backbench.weights.header import FORMAT
+from backbench.weights.names import first_names, is_counter
 from backbench.weights.resnet import Trunk, build_backbone, trunk_shapes
 
 SCHEMA = 1
@@ -117,29 +118,15 @@ class Checkpoint:
         try:
             about = json.loads(metadata["about"])
             if about["schema"] != SCHEMA:
-                raise BadInput(
-                    f"{path}: checkpoint schema {about['schema']}; this version reads {SCHEMA}"
-                )
-            pixels = about["pixels"]
-            checkpoint = Checkpoint(
-                arch=about["arch"],
-                stem=about["stem"],
-                method=about["method"],
-                epochs=about["epochs"],
-                state_dict={
-                    k.removeprefix(_TRUNK): v for k, v in tensors.items() if k.startswith(_TRUNK)
-                },
-                heads={
-                    k.removeprefix(_HEADS): v for k, v in tensors.items() if k.startswith(_HEADS)
-                },
-                pixels=Pixels(tuple(pixels["mean"]), tuple(pixels["std"]), pixels["order"]),
-                provenance=about["provenance"],
+                raise BadInput(f"checkpoint schema {about['schema']}; this version reads {SCHEMA}")
+            checkpoint = from_about(
+                about, state_dict=_below(_TRUNK, tensors), heads=_below(_HEADS, tensors)
             )
             recorded = about["digest"]
         except (KeyError, TypeError, json.JSONDecodeError) as error:
             raise BadInput(f"{path}: the checkpoint's header is incomplete ({error!r})") from None
         except BadInput as error:
-            raise BadInput(str(error) if str(path) in str(error) else f"{path}: {error}") from None
+            raise BadInput(f"{path}: {error}") from None
         if checkpoint.digest != recorded:
             raise BadInput(
                 f"{path}: the weights do not match the digest in the header; the file is damaged"
@@ -147,30 +134,54 @@ class Checkpoint:
         return checkpoint
 
 
+def from_about(
+    about: Mapping[str, Any],
+    *,
+    state_dict: Mapping[str, Tensor],
+    heads: Mapping[str, Tensor] | None = None,
+) -> Checkpoint:
+    """A Checkpoint from its tensors and what a file says about them. KeyError or TypeError where it says too little."""
+    pixels = about["pixels"]
+    return Checkpoint(
+        arch=about["arch"],
+        stem=about["stem"],
+        method=about["method"],
+        epochs=about["epochs"],
+        state_dict=state_dict,
+        heads=heads or {},
+        pixels=Pixels(tuple(pixels["mean"]), tuple(pixels["std"]), pixels["order"]),
+        provenance=about["provenance"],
+    )
+
+
+def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors under a prefix, without it."""
+    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+
+
 def fit_to_trunk(state_dict: Mapping[str, Tensor], arch: str, stem: str) -> dict[str, Tensor]:
     """The tensors as a complete trunk of (arch, stem), or BadInput that names what is missing, extra or misshaped."""
     wanted = trunk_shapes(arch, stem)
-    counters = {k for k in wanted if k.endswith("num_batches_tracked")}
+    counters = {k for k in wanted if is_counter(k)}
     missing = sorted(wanted.keys() - state_dict.keys() - counters)
     extra = sorted(state_dict.keys() - wanted.keys())
-    shapes = [
-        f"{k} {tuple(state_dict[k].shape)} instead of {wanted[k]}"
-        for k in wanted
-        if k in state_dict and tuple(state_dict[k].shape) != wanted[k]
-    ]
+    shapes = []
+    for key, shape in wanted.items():
+        if key in state_dict and tuple(state_dict[key].shape) != shape:
+            shapes.append(f"{key} {tuple(state_dict[key].shape)} instead of {shape}")
     for what, names in (
         ("missing", missing),
         ("not part of the trunk", extra),
         ("of the wrong shape", shapes),
     ):
         if names:
-            shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+            shown = first_names(names)
             raise BadInput(
                 f"{arch} ({stem} stem): {len(names)} of {len(wanted)} tensors {what}: {shown}"
             )
     out = {}
     for key in wanted:
-        if key in counters:
+        if key in counters:  # how many batches a norm has seen; nothing is computed from it
             value = state_dict.get(key, torch.zeros((), dtype=torch.int64)).to(torch.int64)
         else:
             value = state_dict[key].to(torch.float32)

@@ -1,222 +1,20 @@
 """The published formats as data: where each keeps its trunks, what it calls the tensors, what else it implies.
 
-A trunk is found by its names, not by the file's extension: `find_trunks` looks under every prefix of every table of
-tensors for a ResNet in one of four dialects, and `recognise` says which format has its trunks in exactly those places.
+`recognise` says which format accounts for every trunk in a file. The rows have no order: where two fit, one of them
+must say that it is a special case of the other (`refines`), or the file is refused.
 """
 
 from __future__ import annotations
 
 import difflib
 import fnmatch
-import functools
-import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from torch import Tensor
-
+from backbench import plugins
+from backbench.errors import BadInput
 from backbench.images.preprocess import CIFAR_MEAN, SWAV_STD, Pixels
-from backbench.weights.resnet import ARCHS, trunk_shapes
-
-# --- the names that a trunk's tensors have ---
-
-
-def is_counter(name: str) -> bool:
-    return name.endswith("num_batches_tracked")
-
-
-def is_statistic(name: str) -> bool:
-    return name.endswith(("running_mean", "running_var"))
-
-
-def _sequential(first_layer: int) -> Callable[[str], str]:
-    def rename(key: str) -> str:
-        part, rest = key.split(".", 1)
-        position = {"conv1": 0, "bn1": 1}.get(
-            part, first_layer + int(part[-1]) - 1 if part[-1].isdigit() else 0
-        )
-        return f"{position}.{rest}"
-
-    return rename
-
-
-def detectron2_name(key: str) -> str:
-    """layer1.0.bn2.weight -> res2.0.conv2.norm.weight; detectron2/modeling/backbone/resnet.py names the modules."""
-    parts = key.split(".")
-    if parts[0] == "conv1":
-        return f"stem.{key}"
-    if parts[0] == "bn1":
-        return f"stem.conv1.norm.{parts[1]}"
-    stage, block, part, *rest = parts
-    inner = {"downsample.0": "shortcut", "downsample.1": "shortcut.norm"}
-    name = (
-        inner[f"{part}.{rest.pop(0)}"]
-        if part == "downsample"
-        else re.sub(r"^bn(\d)$", r"conv\1.norm", part)
-    )
-    return ".".join([f"res{int(stage[-1]) + 1}", block, name, *rest])
-
-
-@dataclass(frozen=True)
-class Dialect:
-    name: str
-    rename: Callable[[str], str]  # our name -> this dialect's
-    inside: str  # regex of a name's start: such a tensor is part of the trunk, whether known or not
-
-
-DIALECTS = (
-    Dialect("torchvision", lambda key: key, r"(conv|bn|norm|layer|downsample)\d"),
-    # nn.Sequential of a ResNet's children: conv1 0, bn1 1, relu 2, max-pool 3, layer1 4
-    Dialect("sequential", _sequential(4), r"\d+\."),
-    # the same of a ResNet without max-pool: layer1 3
-    Dialect("sequential without max-pool", _sequential(3), r"\d+\."),
-    Dialect("detectron2", detectron2_name, r"(stem\.conv|res\d)"),
-)
-
-
-@functools.cache
-def names(dialect: Dialect, arch: str) -> dict[str, str]:
-    """The dialect's name -> ours, for every tensor of the trunk."""
-    return {dialect.rename(key): key for key in trunk_shapes(arch)}
-
-
-# --- finding trunks ---
-
-Tables = dict[str, dict[str, Tensor]]
-
-
-def tables(tree: Any) -> Tables:
-    """Every dict in the file that holds tensors under text keys, by its dotted path ('' for the file itself)."""
-    out: Tables = {}
-    seen: set[int] = set()
-
-    def walk(value: Any, path: str, depth: int) -> None:
-        if id(value) in seen or depth > 20:
-            return
-        if isinstance(value, Mapping):
-            seen.add(id(value))
-            found = {k: v for k, v in value.items() if isinstance(k, str) and isinstance(v, Tensor)}
-            if found:
-                out[path] = found
-            for key, child in value.items():
-                if isinstance(child, Mapping | list | tuple):
-                    walk(child, f"{path}.{key}" if path else str(key), depth + 1)
-        elif isinstance(value, list | tuple):
-            seen.add(id(value))
-            for index, child in enumerate(value):
-                if isinstance(child, Mapping | list | tuple):
-                    walk(child, f"{path}.{index}" if path else str(index), depth + 1)
-
-    walk(tree, "", 0)
-    return out
-
-
-def unwrapped(key: str) -> str:
-    """The key without what DistributedDataParallel and torch.compile put before it."""
-    return re.sub(r"^((module|_orig_mod)\.)+", "", key)
-
-
-@dataclass(frozen=True)
-class FoundTrunk:
-    """A ResNet under one prefix of one table. `keys`: our name -> the file's key."""
-
-    table: str
-    prefix: str
-    dialect: Dialect
-    arch: str
-    keys: Mapping[str, str]
-    extra: tuple[str, ...]  # keys inside the trunk that no ResNet of this architecture has
-    heads: tuple[str, ...]  # the other keys under the prefix
-
-    @property
-    def place(self) -> str:
-        """'table:prefix', the prefix without `module.`: what formats are recognised by."""
-        return f"{self.table}:{unwrapped(self.prefix)}"
-
-    @property
-    def label(self) -> str:
-        return shown(f"{self.table + ': ' if self.table else ''}{self.prefix or '(no prefix)'}")
-
-    @property
-    def missing(self) -> list[str]:
-        return [k for k in trunk_shapes(self.arch) if k not in self.keys and not is_counter(k)]
-
-
-_LONGEST = (
-    5  # parts of the longest names: layer1.0.downsample.0.weight, res2.0.conv1.norm.running_mean
-)
-_FEWEST, _MOST = (
-    20,
-    32,
-)  # names before a prefix is looked at; prefixes looked at (a file may have been made to delay)
-
-
-def find_trunks(found: Tables) -> list[FoundTrunk]:
-    """All ResNets in the file of which at least half the tensors are there, in the file's order."""
-    out = []
-    for table, tensors in found.items():
-        votes: Counter[tuple[str, int]] = Counter()
-        for key in tensors:
-            parts = key.rsplit(".", _LONGEST)  # what stands further left cannot be part of a name
-            starts = [len(key) - len(".".join(parts[i:])) for i in range(len(parts))]
-            for index, dialect in enumerate(DIALECTS):
-                known = _all_names(dialect)
-                start = next((s for s in starts if key[s:] in known), None)
-                if start is not None:
-                    votes[key[:start], index] += 1
-        best: dict[str, tuple[int, FoundTrunk]] = {}
-        for (prefix, index), count in votes.most_common(_MOST):
-            if count < _FEWEST:
-                break
-            score, trunk = _fit(table, prefix, DIALECTS[index], tensors)
-            if score > 0 and score > best.get(prefix, (0, None))[0]:
-                best[prefix] = score, trunk
-        order = {key: position for position, key in enumerate(tensors)}
-        trunks = [trunk for _, trunk in best.values()]
-        out += sorted(trunks, key=lambda trunk: min(order[key] for key in trunk.keys.values()))
-    return out
-
-
-@functools.cache
-def _all_names(dialect: Dialect) -> frozenset[str]:
-    return frozenset(name for arch in ("resnet34", "resnet152") for name in names(dialect, arch))
-
-
-def _fit(
-    table: str, prefix: str, dialect: Dialect, tensors: Mapping[str, Tensor]
-) -> tuple[int, FoundTrunk]:
-    """The architecture that explains most of the names under the prefix; score: tensors there minus tensors absent."""
-    local = {key[len(prefix) :]: key for key in tensors if key.startswith(prefix)}
-    scores = {}
-    for arch in ARCHS:
-        wanted = {name for name in names(dialect, arch) if not is_counter(name)}
-        here = sum(name in local for name in wanted)
-        beyond = sum(
-            name not in wanted
-            for name in local
-            if re.match(dialect.inside, name) and not is_counter(name)
-        )
-        scores[arch] = 2 * here - len(wanted) - beyond
-    arch = max(scores, key=lambda name: scores[name])
-    ours = names(dialect, arch)
-    wanted_here = sum(name in local for name in ours if not is_counter(name))
-    unknown = [name for name in local if name not in ours]
-    inside = [name for name in unknown if re.match(dialect.inside, name)]
-    trunk = FoundTrunk(
-        table,
-        prefix,
-        dialect,
-        arch,
-        {ours[name]: key for name, key in local.items() if name in ours},
-        tuple(local[name] for name in inside),
-        tuple(local[name] for name in unknown if name not in set(inside)),
-    )
-    return 2 * wanted_here - sum(not is_counter(name) for name in ours), trunk
-
-
-# --- the formats ---
+from backbench.weights.names import FoundTrunk, Tables, Tree, unwrapped
 
 # The CIFAR statistics that ARB's CIFAR/main.py and solo-learn's classification_dataloader.py share
 _CIFAR_ROUNDED = Pixels(CIFAR_MEAN, (0.247, 0.243, 0.261))
@@ -228,7 +26,7 @@ class Format:
     """`encoders`: name -> places 'table:prefix' of that trunk; several places are the same weights written twice.
 
     A place without a table stands for the usual ones (`_USUAL`). `needs`: patterns of other keys, or of '@key' at the
-    file's top, that must be there. The first format that fits is the one, so special ones stand before general ones.
+    file's top, that must be there. `refines`: formats that this one's files would pass for too; it is meant then.
     """
 
     name: str
@@ -238,12 +36,13 @@ class Format:
     encoders: Mapping[str, tuple[str, ...]]
     default: str
     needs: tuple[str, ...] = ()
+    refines: tuple[str, ...] = ()
     test: Callable[[Tables, list[FoundTrunk]], bool] | None = None
     dialects: tuple[str, ...] = ("torchvision",)
     pixels: Pixels = field(default_factory=Pixels)
     small_pixels: Pixels | None = None  # with a 3x3 conv1
     conv3: str | None = (
-        None  # what a 3x3 conv1 means here, where one may be known: its padding is not in the file
+        None  # the stem that a 3x3 conv1 means, where it is known: no file tells its padding
     )
     epoch: tuple[str, int] = ("epoch", 0)  # where the finished epochs are counted, and what to add
 
@@ -256,10 +55,11 @@ _SEQUENTIAL = ("sequential",)
 
 def _queue_per_crop(found: Tables, trunks: list[FoundTrunk]) -> bool:
     """LORAC and MoCo-M keep one queue for each assigned crop: (2, d, K) where MoCo has (d, K)."""
-    queues = [
-        t for tensors in found.values() for key, t in tensors.items() if unwrapped(key) == "queue"
-    ]
-    return any(queue.dim() == 3 for queue in queues)
+    for tensors in found.values():
+        for key, tensor in tensors.items():
+            if unwrapped(key) == "queue" and tensor.dim() == 3:
+                return True
+    return False
 
 
 def _small_stem(found: Tables, trunks: list[FoundTrunk]) -> bool:
@@ -269,6 +69,11 @@ def _small_stem(found: Tables, trunks: list[FoundTrunk]) -> bool:
 def stem_shape(found: Tables, trunk: FoundTrunk) -> tuple[int, ...] | None:
     tensor = found[trunk.table].get(trunk.keys.get("conv1.weight", ""))
     return None if tensor is None else tuple(tensor.shape)
+
+
+def _below(tables: Sequence[str], prefixes: Sequence[str]) -> tuple[str, ...]:
+    """Every place of the kind 'table:prefix'."""
+    return tuple(f"{table}:{prefix}" for table in tables for prefix in prefixes)
 
 
 FORMATS: tuple[Format, ...] = (
@@ -289,6 +94,7 @@ FORMATS: tuple[Format, ...] = (
         method="lorac",
         encoders={"query": ("encoder_q.",), "key": ("encoder_k.",)},
         default="query",
+        refines=("moco",),
         test=_queue_per_crop,
         pixels=_SWAV,
     ),
@@ -306,6 +112,7 @@ FORMATS: tuple[Format, ...] = (
         method="moco_v3",
         encoders={"query": ("base_encoder.",), "key": ("momentum_encoder.",)},
         default="query",
+        refines=("mio",),
         needs=("predictor.*",),
     ),
     Format(
@@ -323,6 +130,7 @@ FORMATS: tuple[Format, ...] = (
         method="deepcluster_v2",
         encoders={"trunk": ("",)},
         default="trunk",
+        refines=("swav",),
         needs=("prototypes.prototypes*",),
         pixels=_SWAV,
     ),
@@ -332,6 +140,7 @@ FORMATS: tuple[Format, ...] = (
         method="swav",
         encoders={"trunk": ("",)},
         default="trunk",
+        refines=("plain trunk",),
         needs=("prototypes.*",),
         pixels=_SWAV,
     ),
@@ -356,6 +165,7 @@ FORMATS: tuple[Format, ...] = (
         method="arb",
         encoders={"backbone": ("model:backbone.",)},
         default="backbone",
+        refines=("barlow-twins", "vicreg"),
         needs=("projector.*",),
         test=_small_stem,
         small_pixels=_CIFAR_ROUNDED,
@@ -368,6 +178,7 @@ FORMATS: tuple[Format, ...] = (
         method="barlow_twins",
         encoders={"backbone": ("model:backbone.",)},
         default="backbone",
+        refines=("vicreg",),
         needs=("projector.*", "bn.running_mean"),
     ),
     Format(
@@ -395,20 +206,18 @@ FORMATS: tuple[Format, ...] = (
         source="facebookresearch/vissl: vissl/models/trunks/resnext.py, vissl/hooks/{log,moco,swav_momentum}_hooks.py",
         method="vissl",
         encoders={
-            "trunk": tuple(
-                f"{table}:{prefix}_feature_blocks."
-                for table in ("classy_state_dict.base_model.model.trunk", "model_state_dict", "")
-                for prefix in ("", "base_model.")
+            "trunk": _below(
+                ("classy_state_dict.base_model.model.trunk", "model_state_dict", ""),
+                ("_feature_blocks.", "base_model._feature_blocks."),
             ),
-            "momentum": tuple(
-                f"{table}:{name}.trunk._feature_blocks."
-                for table in ("loss", "classy_state_dict.loss")
-                for name in (
-                    "moco_encoder",
-                    "momentum_encoder",
-                    "momentum_teacher",
-                    "momentum_teacher.module",
-                )
+            "momentum": _below(
+                ("loss", "classy_state_dict.loss"),
+                (
+                    "moco_encoder.trunk._feature_blocks.",
+                    "momentum_encoder.trunk._feature_blocks.",
+                    "momentum_teacher.trunk._feature_blocks.",
+                    "momentum_teacher.module.trunk._feature_blocks.",
+                ),
             ),
         },
         default="trunk",
@@ -423,6 +232,7 @@ FORMATS: tuple[Format, ...] = (
             "momentum": ("state_dict:momentum_backbone.", "state_dict:momentum_encoder."),
         },
         default="online",
+        refines=("lightly",),
         needs=("@pytorch-lightning_version", "classifier.*"),
         small_pixels=_CIFAR_ROUNDED,
         conv3="conv3_p2",
@@ -452,20 +262,17 @@ FORMATS: tuple[Format, ...] = (
         also="mmpretrain",
         method="mmselfsup",
         encoders={
-            "online": tuple(
-                f"state_dict:{prefix}"
-                for prefix in (
-                    "backbone.",
-                    "encoder_q.0.",
-                    "online_net.0.",
-                    "base_encoder.0.",
-                    "encoder.0.",
-                )
+            "online": _below(
+                ("state_dict",),
+                ("backbone.", "encoder_q.0.", "online_net.0.", "base_encoder.0.", "encoder.0."),
             ),
-            "momentum": tuple(
-                f"state_dict:{prefix}0."
-                for name in ("encoder_k", "target_net", "momentum_encoder")
-                for prefix in (f"{name}.", f"{name}.module.")
+            "momentum": _below(
+                ("state_dict",),
+                (
+                    *("encoder_k.0.", "encoder_k.module.0."),
+                    *("target_net.0.", "target_net.module.0."),
+                    *("momentum_encoder.0.", "momentum_encoder.module.0."),
+                ),
             ),
         },
         default="online",
@@ -519,6 +326,7 @@ FORMATS: tuple[Format, ...] = (
         method="supervised",
         encoders={"model": ("state_dict:",), "ema": ("state_dict_ema:",)},
         default="ema",
+        refines=("torchvision", "plain trunk"),
         needs=("@state_dict_ema",),
         epoch=("epoch", 1),
     ),
@@ -528,6 +336,7 @@ FORMATS: tuple[Format, ...] = (
         method="supervised",
         encoders={"model": ("model:",), "ema": ("model_ema:",)},
         default="ema",
+        refines=("torchvision", "plain trunk"),
         needs=("@model_ema",),
         epoch=("epoch", 1),
     ),
@@ -538,6 +347,7 @@ FORMATS: tuple[Format, ...] = (
         method="supervised",
         encoders={"trunk": ("",)},
         default="trunk",
+        refines=("plain trunk",),
         needs=("fc.weight",),
     ),
     Format(
@@ -551,58 +361,97 @@ FORMATS: tuple[Format, ...] = (
 )
 
 
-def _places(spec: str) -> tuple[str, ...]:
-    return (spec,) if ":" in spec else tuple(f"{table}:{spec}" for table in _USUAL)
+def all_formats() -> dict[str, Format]:
+    """The shipped rows and those of installed packages (plugins.py), by name."""
+    rows = {row.name: row for row in FORMATS}
+    for name in plugins.names(plugins.FORMATS, rows):
+        rows[name] = plugins.load(plugins.FORMATS, name, Format)
+    return rows
 
 
-def recognise(
-    trunks: list[FoundTrunk], found: Tables, tree: Any
-) -> tuple[Format, dict[str, list[FoundTrunk]]] | None:
-    """The format that accounts for every trunk in the file, with its encoders; None where there is none."""
+Recognised = tuple[
+    Format, dict[str, list[FoundTrunk]]
+]  # with the format's encoders: name -> trunks
+
+
+def recognise(trunks: list[FoundTrunk], found: Tables, tree: Tree) -> Recognised | None:
+    """The format that accounts for every trunk in the file, with its encoders; None where there is none.
+
+    Raises BadInput where several do and none of them is a special case of the others.
+    """
+    if not trunks:
+        return None
     marks = {unwrapped(key) for tensors in found.values() for key in tensors}
     if isinstance(tree, Mapping):
         marks |= {f"@{key}" for key in tree}
-    for form in FORMATS:
-        encoders: dict[str, list[FoundTrunk]] = {}
-        for trunk in trunks:
-            for name, specs in form.encoders.items():
-                if trunk.dialect.name in form.dialects and any(
-                    trunk.place in _places(spec) for spec in specs
-                ):
-                    encoders.setdefault(name, []).append(trunk)
-        if not trunks or sum(map(len, encoders.values())) != len(trunks):
-            continue
-        if all(fnmatch.filter(marks, need) for need in form.needs) and (
-            form.test is None or form.test(found, trunks)
-        ):
-            return form, encoders
-    return None
+    fitting: dict[str, Recognised] = {}
+    for form in all_formats().values():
+        encoders = _encoders(form, trunks)
+        if encoders is not None and _has_marks(form, marks, found, trunks):
+            fitting[form.name] = form, encoders
+    general = {name for form, _ in fitting.values() for name in form.refines}
+    special = [each for name, each in fitting.items() if name not in general]
+    if len(special) > 1:
+        names = " and ".join(f"'{form.name}'" for form, _ in special)
+        raise BadInput(
+            f"it fits the formats {names} alike; convert it with the tool of one of them"
+        )
+    return special[0] if special else None
+
+
+def _encoders(form: Format, trunks: list[FoundTrunk]) -> dict[str, list[FoundTrunk]] | None:
+    """Encoder -> the trunks that stand in its places; None where a trunk of the file has no place in this format."""
+    out: dict[str, list[FoundTrunk]] = {}
+    for trunk in trunks:
+        if trunk.dialect.name not in form.dialects:
+            return None
+        for name, specs in form.encoders.items():
+            if _stands_in(trunk, specs):
+                out.setdefault(name, []).append(trunk)
+                break
+        else:
+            return None
+    return out
+
+
+def _stands_in(trunk: FoundTrunk, specs: tuple[str, ...]) -> bool:
+    return any(trunk.place in _places(spec) for spec in specs)
+
+
+def _places(spec: str) -> tuple[str, ...]:
+    return (spec,) if ":" in spec else _below(_USUAL, (spec,))
+
+
+def _has_marks(form: Format, marks: set[str], found: Tables, trunks: list[FoundTrunk]) -> bool:
+    """Whether everything else that tells this format from others is there."""
+    for need in form.needs:
+        if not fnmatch.filter(marks, need):
+            return False
+    return form.test is None or form.test(found, trunks)
 
 
 def nearest_format(found: Tables) -> Format | None:
     """The format whose places look most like the prefixes in this file, for error messages."""
-    keys = (unwrapped(key[:200]) for tensors in found.values() for key in tensors)
-    prefixes = list(dict.fromkeys(key.split(".")[0] for key in keys))[:100]
-    best, score = None, 0.6
+    prefixes: dict[str, None] = {}  # in order, each once
+    for tensors in found.values():
+        for key in tensors:
+            prefixes[unwrapped(key[:200]).split(".")[0]] = None
+    best, score = None, 0.6  # a likeness below that is none
     for form in FORMATS:
-        for spec in (spec for specs in form.encoders.values() for spec in specs):
-            start = spec.split(":")[-1].split(".")[0]
-            for prefix in prefixes if start else ():
+        for start in _starts(form):
+            for prefix in list(prefixes)[:100]:
                 ratio = difflib.SequenceMatcher(None, start, prefix).ratio()
                 if ratio > score:
                     best, score = form, ratio
     return best
 
 
-def shown(text: str) -> str:
-    """A stranger's text for the terminal: printable, and not longer than a line."""
-    text = text if text.isprintable() else ascii(text)[1:-1]
-    return text if len(text) <= 160 else f"{text[:150]}..."
-
-
-def first_names(items: Iterable[str], count: int = 3) -> str:
-    """'a, b, c and 7 more'"""
-    listed = [shown(item) for item in items]
-    return ", ".join(listed[:count]) + (
-        f" and {len(listed) - count} more" if len(listed) > count else ""
-    )
+def _starts(form: Format) -> list[str]:
+    """The first parts of the prefixes under which a format keeps its trunks."""
+    out = []
+    for specs in form.encoders.values():
+        for spec in specs:
+            prefix = spec.split(":")[-1]
+            if prefix:
+                out.append(prefix.split(".")[0])
+    return out

@@ -1,4 +1,4 @@
-"""Published checkpoint formats <-> Checkpoint, and the verbs inspect, import and export.
+"""Published checkpoint formats -> Checkpoint.
 
 A file is imported completely or not at all: every tensor of the trunk must be there, of the right shape, under the
 names of one known format, and nothing inside the trunk may be left over.
@@ -6,31 +6,35 @@ names of one known format, and nothing inside the trunk may be left over.
 
 from __future__ import annotations
 
-import argparse
-import dataclasses
 import difflib
-import json
 import math
-import pickle
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from backbench.errors import BadInput, nearest
 from backbench.images.preprocess import Pixels
-from backbench.runs import atomic
-from backbench.runs.folder import log
 from backbench.weights import formats
-from backbench.weights.checkpoint import FORMAT, Checkpoint
+from backbench.weights.checkpoint import Checkpoint
+from backbench.weights.exporting import own_detectron2
 from backbench.weights.files import Opened, open_file
-from backbench.weights.formats import Format, FoundTrunk
+from backbench.weights.formats import Format
+from backbench.weights.header import FORMAT
+from backbench.weights.names import (
+    FoundTrunk,
+    find_trunks,
+    first_names,
+    is_counter,
+    is_statistic,
+    shown,
+    tables,
+    unwrapped,
+)
 from backbench.weights.resnet import STEMS, trunk_shapes
 
-AUTHOR = "backbench"
 # Detectron2's own weights: BGR pixels and the stride in the 1x1 convolution, neither of which shows in the tensors
 _FOREIGN_AUTHORS = ("Detectron2 Model Zoo", "Caffe2", "MSRA")
 
@@ -62,13 +66,24 @@ def read(
     else:
         found = Found(opened)
         checkpoint = found.checkpoint(found.choose(encoder), stem, allow_missing_statistics)
-    changes: dict[str, Any] = {
-        k: v for k, v in (("method", method), ("epochs", epochs)) if v is not None
-    }
-    extra = {k: v for k, v in (("name", name), ("published", published)) if v is not None}
-    if extra:
-        changes["provenance"] = {**checkpoint.provenance, **extra}
-    return checkpoint.replace(**changes) if changes else checkpoint
+    if method is not None:
+        checkpoint = checkpoint.replace(method=method)
+    if epochs is not None:
+        checkpoint = checkpoint.replace(epochs=epochs)
+    for key, value in (("name", name), ("published", published)):
+        if value is not None:
+            checkpoint = checkpoint.replace(provenance={**checkpoint.provenance, key: value})
+    return checkpoint
+
+
+@dataclass
+class Leftover:
+    """Tensors outside the trunks that belong together."""
+
+    group: str
+    tensors: int = 0
+    elements: int = 0
+    example: str = ""
 
 
 class Found:
@@ -77,16 +92,24 @@ class Found:
     def __init__(self, opened: Opened) -> None:
         self.opened, self.path, self.tree = opened, opened.path, opened.tree
         self._problems: dict[str, dict[str, list[str]]] = {}
-        self.tables = formats.tables(opened.tree)
-        self.trunks = formats.find_trunks(self.tables)
-        recognised = formats.recognise(self.trunks, self.tables, opened.tree)
-        self.form: Format | None = recognised[0] if recognised else None
-        self.encoders: dict[str, list[FoundTrunk]] = recognised[1] if recognised else {}
-        for trunk in () if recognised else self.trunks:
-            name = formats.unwrapped(trunk.prefix).rstrip(".") or trunk.table or "trunk"
-            self.encoders.setdefault(
-                f"{trunk.table}.{name}" if name in self.encoders else name, []
-            ).append(trunk)
+        self.tables = tables(opened.tree)
+        self.trunks = find_trunks(self.tables)
+        self.form: Format | None = None
+        self.encoders: dict[str, list[FoundTrunk]] = {}
+        try:
+            recognised = formats.recognise(self.trunks, self.tables, opened.tree)
+        except BadInput as error:
+            raise BadInput(f"{self.path}: {error}") from None
+        if recognised is not None:
+            self.form, self.encoders = recognised
+            return
+        for trunk in self.trunks:  # in no known format: each is called by its prefix
+            name = unwrapped(trunk.prefix).rstrip(".") or trunk.table or "trunk"
+            if name in self.encoders:
+                name = f"{trunk.table}.{name}"
+            self.encoders.setdefault(name, []).append(trunk)
+
+    # --- which trunk ---
 
     def default_encoder(self) -> str | None:
         """The encoder that is taken without being asked for; None where that would be a guess."""
@@ -98,7 +121,7 @@ class Found:
         """The trunk to import, or BadInput that says why there is not exactly one."""
         if not self.trunks:
             raise BadInput(f"{self.path}: no ResNet trunk in it; {self._content()}{self._hint()}")
-        author = self.tree.get("__author__") if isinstance(self.tree, Mapping) else None
+        author = self._at_top("__author__")
         if author in _FOREIGN_AUTHORS:
             raise BadInput(
                 f"{self.path}: weights of '{author}' take BGR pixels and have their stride in the 1x1 convolution; "
@@ -106,32 +129,40 @@ class Found:
             )
         encoder = encoder or self.default_encoder()
         if encoder is None:
-            there = " and ".join(
-                f"'{trunk.label}'" for trunks in self.encoders.values() for trunk in trunks
-            )
-            what = (
-                f"format {self.form.name} without its {self.form.default}"
-                if self.form
-                else "in no known format"
-            )
-            raise BadInput(
-                f"{self.path}: holds a trunk under {there}, {what}{self._hint()}; "
-                f"choose with --encoder {' or '.join(map(formats.shown, self.encoders))}"
-            )
+            raise BadInput(f"{self.path}: {self._undecided()}")
         if encoder not in self.encoders:
             raise BadInput(
                 f"{self.path}: no encoder '{encoder}' in it; {nearest(encoder, self.encoders)}"
             )
         first, *again = self.encoders[encoder]
-        for other in again:
-            table, copy = self.tables[first.table], self.tables[other.table]
-            for name, key in first.keys.items():
-                if name not in other.keys or not torch.equal(table[key], copy[other.keys[name]]):
-                    where = f"'{first.label}' and '{other.label}'"
-                    raise BadInput(
-                        f"{self.path}: {where} should be the same trunk but differ in {formats.shown(key)}"
-                    )
+        for other in again:  # the same weights written twice: they must be
+            self._refuse_difference(first, other)
         return first
+
+    def _undecided(self) -> str:
+        """Why no encoder is taken without being asked for."""
+        labels = []
+        for trunks in self.encoders.values():
+            labels += [f"'{trunk.label}'" for trunk in trunks]
+        what = "in no known format"
+        if self.form is not None:
+            what = f"format {self.form.name} without its {self.form.default}"
+        choices = " or ".join(map(shown, self.encoders))
+        return (
+            f"holds a trunk under {' and '.join(labels)}, {what}{self._hint()}; "
+            f"choose with --encoder {choices}"
+        )
+
+    def _refuse_difference(self, first: FoundTrunk, other: FoundTrunk) -> None:
+        table, copy = self.tables[first.table], self.tables[other.table]
+        for name, key in first.keys.items():
+            if name not in other.keys or not torch.equal(table[key], copy[other.keys[name]]):
+                where = f"'{first.label}' and '{other.label}'"
+                raise BadInput(
+                    f"{self.path}: {where} should be the same trunk but differ in {shown(key)}"
+                )
+
+    # --- the whole trunk, or why not ---
 
     def checkpoint(
         self,
@@ -145,37 +176,18 @@ class Found:
 
         With `copy` False the tensors may still be the file's own memory.
         """
-        problems, statistics = self.problems(trunk), self.missing_statistics(trunk)
-        if statistics == "all" and not allow_missing_statistics:
-            raise BadInput(
-                f"{self.path}: '{trunk.label}' has no batch-norm statistics (running_mean, running_var), so its "
-                "frozen features would be noise; --allow-missing-statistics imports it for finetuning"
-            )
-        wrong = [
-            f"{len(keys)} {what}: {formats.first_names(keys)}"
-            for what, keys in problems.items()
-            if keys
-        ]
-        if wrong:
-            form = f"format {self.form.name}" if self.form else f"no known format{self._hint()}"
-            near = self._near(problems["missing"])
-            raise BadInput(
-                f"{self.path}: '{trunk.label}' is not a whole {trunk.arch} ({form}): {'; '.join(wrong)}{near}"
-            )
+        self._refuse_unless_whole(trunk, allow_missing_statistics)
         stem = self._stem(trunk, stem)
-        shapes = trunk_shapes(trunk.arch, stem)
         source = self.tables[trunk.table]
         tensors = {ours: source[key].detach() for ours, key in trunk.keys.items()}
         if copy and self.opened.container == "torch zip":  # the others are not mapped from the file
             tensors = {ours: tensor.clone() for ours, tensor in tensors.items()}
-        if statistics == "all":
-            absent = [k for k in shapes if formats.is_statistic(k)]
-            tensors |= {
-                k: (torch.ones if k.endswith("var") else torch.zeros)(shapes[k]) for k in absent
-            }
-        own = self.tree.get("backbench") if isinstance(self.tree, Mapping) else None
+        no_statistics = self.missing_statistics(trunk) == "all"
+        if no_statistics:
+            tensors |= _fresh_statistics(trunk.arch, stem)
+        own = self._at_top("backbench")
         if isinstance(own, Mapping) and self.form is not None and self.form.name == "detectron2":
-            return _own_detectron2(self.path, own, trunk.arch, tensors)
+            return own_detectron2(self.path, own, trunk.arch, tensors)
         return Checkpoint(
             arch=trunk.arch,
             stem=stem,
@@ -184,20 +196,73 @@ class Found:
             state_dict=tensors,
             heads=self._heads(trunk) if copy else {},
             pixels=self.pixels(trunk),
-            provenance={
-                "name": self.path.name.split(".")[0],
-                "source": self.path.name,
-                "sha256": self.opened.sha256,
-                "format": self.form.name if self.form else "unrecognised",
-                "encoder": next(name for name, trunks in self.encoders.items() if trunk in trunks),
-                "prefix": f"{trunk.table}:{trunk.prefix}" if trunk.table else trunk.prefix,
-                **(
-                    {"statistics": "missing in the file: mean 0 and variance 1"}
-                    if statistics == "all"
-                    else {}
-                ),
-            },
+            provenance=self._provenance(trunk, no_statistics),
         )
+
+    def _refuse_unless_whole(self, trunk: FoundTrunk, allow_missing_statistics: bool) -> None:
+        problems = self.problems(trunk)
+        if self.missing_statistics(trunk) == "all" and not allow_missing_statistics:
+            raise BadInput(
+                f"{self.path}: '{trunk.label}' has no batch-norm statistics (running_mean, running_var), so its "
+                "frozen features would be noise; --allow-missing-statistics imports it for finetuning"
+            )
+        wrong = []
+        for what, keys in problems.items():
+            if keys:
+                wrong.append(f"{len(keys)} {what}: {first_names(keys)}")
+        if wrong:
+            form = f"format {self.form.name}" if self.form else f"no known format{self._hint()}"
+            near = self._near(problems["missing"])
+            raise BadInput(
+                f"{self.path}: '{trunk.label}' is not a whole {trunk.arch} ({form}): {'; '.join(wrong)}{near}"
+            )
+
+    def _provenance(self, trunk: FoundTrunk, no_statistics: bool) -> dict[str, str]:
+        about = {
+            "name": self.path.name.split(".")[0],
+            "source": self.path.name,
+            "sha256": self.opened.sha256,
+            "format": self.form.name if self.form else "unrecognised",
+            "encoder": next(name for name, trunks in self.encoders.items() if trunk in trunks),
+            "prefix": f"{trunk.table}:{trunk.prefix}" if trunk.table else trunk.prefix,
+        }
+        if no_statistics:
+            about["statistics"] = "missing in the file: mean 0 and variance 1"
+        return about
+
+    def problems(self, trunk: FoundTrunk) -> dict[str, list[str]]:
+        """Keys of the file (for `missing`: as they would be called) that keep the trunk from being whole."""
+        if trunk.label in self._problems:
+            return self._problems[trunk.label]
+        shapes = trunk_shapes(trunk.arch, "conv3" if self.small(trunk) else "imagenet")
+        tensors = self.tables[trunk.table]
+        misshaped, unusable = [], []
+        for ours, key in trunk.keys.items():
+            tensor = tensors[key]
+            if tuple(tensor.shape) != shapes[ours]:
+                misshaped.append(f"{key} {tuple(tensor.shape)} instead of {shapes[ours]}")
+            elif reason := _unusable(ours, tensor):
+                unusable.append(f"{key} ({reason})")
+        missing = trunk.missing
+        if self.missing_statistics(trunk) == "all":  # refused or allowed as a whole, elsewhere
+            missing = [k for k in missing if not is_statistic(k)]
+        self._problems[trunk.label] = {
+            "missing": [trunk.prefix + trunk.dialect.rename(k) for k in missing],
+            "extra inside the trunk": list(trunk.extra),
+            "of the wrong shape": misshaped,
+            "not usable": unusable,
+        }
+        return self._problems[trunk.label]
+
+    def missing_statistics(self, trunk: FoundTrunk) -> str:
+        """'all' where the file keeps no running mean and variance at all, 'none' or 'some'."""
+        wanted = [k for k in trunk_shapes(trunk.arch) if is_statistic(k)]
+        absent = sum(k not in trunk.keys for k in wanted)
+        if not absent:
+            return "none"
+        return "all" if absent == len(wanted) else "some"
+
+    # --- what the tensors do not say ---
 
     def small(self, trunk: FoundTrunk) -> bool:
         return formats.stem_shape(self.tables, trunk) == (64, 3, 3, 3)
@@ -212,9 +277,8 @@ class Found:
         if wanted is not None and wanted not in STEMS:
             raise BadInput(f"unknown stem '{wanted}'; {nearest(wanted, STEMS)}")
         if wanted is not None and (wanted == "imagenet") == self.small(trunk):
-            raise BadInput(
-                f"{self.path}: its conv1 has shape {formats.stem_shape(self.tables, trunk)}, not '{wanted}'"
-            )
+            shape = formats.stem_shape(self.tables, trunk)
+            raise BadInput(f"{self.path}: its conv1 has shape {shape}, not '{wanted}'")
         stem = wanted or self.stem(trunk)
         if stem is None:
             raise BadInput(
@@ -226,109 +290,105 @@ class Found:
     def pixels(self, trunk: FoundTrunk) -> Pixels:
         if self.form is None:
             return Pixels()
-        return (self.form.small_pixels if self.small(trunk) else None) or self.form.pixels
-
-    def missing_statistics(self, trunk: FoundTrunk) -> str:
-        """'all' where the file keeps no running mean and variance at all, 'none' or 'some'."""
-        wanted = [k for k in trunk_shapes(trunk.arch) if formats.is_statistic(k)]
-        absent = sum(k not in trunk.keys for k in wanted)
-        return "none" if not absent else "all" if absent == len(wanted) else "some"
-
-    def problems(self, trunk: FoundTrunk) -> dict[str, list[str]]:
-        """Keys of the file (for `missing`: as they would be called) that keep the trunk from being whole."""
-        if trunk.label in self._problems:
-            return self._problems[trunk.label]
-        shapes = trunk_shapes(trunk.arch, "conv3" if self.small(trunk) else "imagenet")
-        tensors = self.tables[trunk.table]
-        misshaped, unusable = [], []
-        for ours, key in trunk.keys.items():
-            tensor = tensors[key]
-            if tuple(tensor.shape) != shapes[ours]:
-                misshaped.append(f"{key} {tuple(tensor.shape)} instead of {shapes[ours]}")
-            elif not _stored(tensor):
-                unusable.append(f"{key} (its elements are not all in the file)")
-            elif not formats.is_counter(ours) and not tensor.is_floating_point():
-                unusable.append(f"{key} ({str(tensor.dtype).removeprefix('torch.')})")
-            elif not formats.is_counter(ours) and not _finite(tensor):
-                unusable.append(f"{key} (not finite)")
-            elif ours.endswith("running_var") and (tensor < 0).any():
-                unusable.append(f"{key} (negative)")
-        missing = trunk.missing
-        if self.missing_statistics(trunk) == "all":
-            missing = [k for k in missing if not formats.is_statistic(k)]
-        self._problems[trunk.label] = {
-            "missing": [trunk.prefix + trunk.dialect.rename(k) for k in missing],
-            "extra inside the trunk": list(trunk.extra),
-            "of the wrong shape": misshaped,
-            "not usable": unusable,
-        }
-        return self._problems[trunk.label]
-
-    def _heads(self, trunk: FoundTrunk) -> dict[str, Tensor]:
-        """What stands in the trunk's table beside the trunks and their own heads: projector, predictor; no queues."""
-        others = [
-            t.prefix for t in self.trunks if t.table == trunk.table and t is not trunk and t.prefix
-        ]
-        inside = set(trunk.keys.values())
-        out = {}
-        for key, tensor in self.tables[trunk.table].items():
-            foreign = (
-                key in inside or "queue" in key or any(key.startswith(prefix) for prefix in others)
-            )
-            if not foreign and _stored(tensor):
-                out[formats.unwrapped(key)] = tensor.detach().clone()
-        return out
+        if self.small(trunk) and self.form.small_pixels is not None:
+            return self.form.small_pixels
+        return self.form.pixels
 
     def epochs(self) -> int | None:
         """Finished epochs, where the format counts them."""
-        key, add = self.form.epoch if self.form else ("", 0)
-        value: Any = self.tree
+        if self.form is None:
+            return None
+        key, add = self.form.epoch
+        value = self.tree
         for part in key.split("."):
             value = value.get(part) if isinstance(value, Mapping) else None
         if isinstance(value, int) and not isinstance(value, bool) and 0 < value + add < 100_000:
             return value + add
         return None
 
-    def leftovers(self) -> list[dict[str, Any]]:
+    # --- what stands beside the trunk ---
+
+    def _heads(self, trunk: FoundTrunk) -> dict[str, Tensor]:
+        """What stands in the trunk's table beside the trunks and their own heads: projector, predictor; no queues."""
+        others = []
+        for other in self.trunks:
+            if other is not trunk and other.table == trunk.table and other.prefix:
+                others.append(other.prefix)
+        inside = set(trunk.keys.values())
+        out = {}
+        for key, tensor in self.tables[trunk.table].items():
+            foreign = key in inside or "queue" in key or key.startswith(tuple(others))
+            if not foreign and stored(tensor):
+                out[unwrapped(key)] = tensor.detach().clone()
+        return out
+
+    def leftovers(self) -> list[Leftover]:
         """Tensors outside the trunks, by what they are for."""
-        taken = {(trunk.table, key) for trunk in self.trunks for key in trunk.keys.values()}
-        groups: dict[str, dict[str, Any]] = {}
+        groups: dict[str, Leftover] = {}
+        for table, key in self._free():
+            name = _group(table, key)
+            row = groups.setdefault(name, Leftover(name))
+            row.tensors += 1
+            row.elements += self.tables[table][key].numel()
+            row.example = row.example or (f"{table}: {key}" if table else key)
+        return sorted(groups.values(), key=lambda row: row.group)
+
+    def _free(self) -> list[tuple[str, str]]:
+        """(table, key) of every tensor that belongs to no trunk."""
+        taken = set()
+        for trunk in self.trunks:
+            taken |= {(trunk.table, key) for key in trunk.keys.values()}
+        out = []
         for table, tensors in self.tables.items():
-            for key, tensor in tensors.items():
-                if (table, key) not in taken:
-                    row = groups.setdefault(
-                        _group(table, key), {"tensors": 0, "elements": 0, "example": ""}
-                    )
-                    row["tensors"] += 1
-                    row["elements"] += tensor.numel()
-                    row["example"] = row["example"] or (f"{table}: {key}" if table else key)
-        return [{"group": group, **row} for group, row in sorted(groups.items())]
+            out += [(table, key) for key in tensors if (table, key) not in taken]
+        return out
+
+    def _at_top(self, key: str) -> object:
+        """A value at the top of the file; None where it is not there."""
+        return self.tree.get(key) if isinstance(self.tree, Mapping) else None
+
+    # --- for messages ---
 
     def _content(self) -> str:
         keys = [key for tensors in self.tables.values() for key in tensors]
         return (
-            f"it holds {len(keys)} tensors: {formats.first_names(keys)}"
-            if keys
-            else "it holds no tensors"
+            f"it holds {len(keys)} tensors: {first_names(keys)}" if keys else "it holds no tensors"
         )
 
     def _hint(self) -> str:
         form = formats.nearest_format(self.tables) if self.form is None else None
-        places = form and ", ".join(
-            p.split(":")[-1] + "*" for specs in form.encoders.values() for p in specs[:2]
-        )
-        return f" (nearest format: {form.name}, with {places})" if form else ""
+        if form is None:
+            return ""
+        places = []
+        for specs in form.encoders.values():
+            places += [f"{spec.split(':')[-1]}*" for spec in specs[:2]]
+        return f" (nearest format: {form.name}, with {', '.join(places)})"
 
     def _near(self, missing: list[str]) -> str:
-        taken = {key for trunk in self.trunks for key in trunk.keys.values()}
-        free = [key for tensors in self.tables.values() for key in tensors if key not in taken]
-        close = (
-            difflib.get_close_matches(missing[0], free[:5000], n=1, cutoff=0.8) if missing else []
-        )
-        return f" (is '{formats.shown(close[0])}' meant?)" if close else ""
+        """The file's own key that looks most like the first missing one."""
+        if not missing:
+            return ""
+        free = [key for _, key in self._free()]
+        close = difflib.get_close_matches(missing[0], free[:5000], n=1, cutoff=0.8)
+        return f" (is '{shown(close[0])}' meant?)" if close else ""
 
 
-def _stored(tensor: Tensor) -> bool:
+def _unusable(name: str, tensor: Tensor) -> str:
+    """Why a tensor cannot be `name` of a trunk; empty where it can."""
+    if not stored(tensor):
+        return "its elements are not all in the file"
+    if is_counter(name):
+        return ""
+    if not tensor.is_floating_point():
+        return str(tensor.dtype).removeprefix("torch.")
+    if not _finite(tensor):
+        return "not finite"
+    if name.endswith("running_var") and bool((tensor < 0).any()):
+        return "negative"
+    return ""
+
+
+def stored(tensor: Tensor) -> bool:
     """A plain CPU tensor whose elements are all in the file (strides cannot pretend to more)."""
     if tensor.device.type != "cpu" or tensor.layout != torch.strided or tensor.is_quantized:
         return False
@@ -338,6 +398,15 @@ def _stored(tensor: Tensor) -> bool:
 def _finite(tensor: Tensor) -> bool:
     # a sum carries every nan and inf at a fraction of isfinite's cost; a finite tensor may still overflow it
     return math.isfinite(float(tensor.sum())) or bool(torch.isfinite(tensor).all())
+
+
+def _fresh_statistics(arch: str, stem: str) -> dict[str, Tensor]:
+    """Mean 0 and variance 1 for every batch norm: as before the first batch."""
+    out = {}
+    for key, shape in trunk_shapes(arch, stem).items():
+        if is_statistic(key):
+            out[key] = torch.ones(shape) if key.endswith("var") else torch.zeros(shape)
+    return out
 
 
 _GROUPS = (
@@ -353,298 +422,8 @@ def _group(table: str, key: str) -> str:
     """What a tensor outside the trunk belongs to, judged by its name."""
     if any(part in table.lower() for part in ("optim", "scheduler", "scaler", "amp")):
         return "optimiser"
-    name = formats.unwrapped(key).lower()
-    return next((group for group, words in _GROUPS if any(word in name for word in words)), "other")
-
-
-def untrained_signs(state_dict: Mapping[str, Tensor]) -> list[str]:
-    """What betrays a trunk that was never trained; empty for a trained one.
-
-    Statistics: a network that saw one batch has running variances other than 1. Weights: torchvision draws every
-    convolution from N(0, 2 / fan_out); training moves the standard deviations, so all within 2% of it is no accident.
-    """
-    signs = []
-    variances = [v for k, v in state_dict.items() if k.endswith("running_var")]
-    if variances and all(bool((v == 1).all()) for v in variances):
-        signs.append("every running variance is 1: no batch was ever seen in training mode")
-    ratios = []
-    for weight in (v for v in state_dict.values() if v.dim() == 4):
-        fan_out = weight.shape[0] * weight.shape[2] * weight.shape[3]
-        ratios.append(float(weight.float().std()) / math.sqrt(2 / fan_out))
-    if ratios and all(abs(ratio - 1) < 0.02 for ratio in ratios):
-        signs.append("every convolution has the scale of its initialisation")
-    scales = [v for k, v in state_dict.items() if k.endswith("weight") and v.dim() == 1]
-    if scales and all(bool(((v == 1) | (v == 0)).all()) for v in scales):
-        signs.append("every batch-norm weight is 1 or 0")
-    return signs
-
-
-# --- Detectron2 ---
-
-
-def to_detectron2(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Our names -> Detectron2's (stem.conv1.weight, res2.0.conv1.norm.weight, ...); every tensor of the trunk."""
-    return {formats.detectron2_name(key): tensor for key, tensor in state_dict.items()}
-
-
-def from_detectron2(model: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Detectron2's names, bare or under a prefix such as `backbone.bottom_up.` -> ours. BadInput unless whole."""
-    tensors = dict(model)
-    trunks = [t for t in formats.find_trunks({"": tensors}) if t.dialect.name == "detectron2"]
-    if len(trunks) != 1:
-        raise BadInput(
-            f"{len(trunks)} Detectron2 trunks among {len(tensors)} tensors; expected one"
-        )
-    trunk = trunks[0]
-    if trunk.missing or trunk.extra:
-        wrong = [f"missing {k}" for k in trunk.missing] + [f"extra {k}" for k in trunk.extra]
-        raise BadInput(f"not a whole {trunk.arch}: {formats.first_names(wrong)}")
-    return {ours: tensors[key] for ours, key in trunk.keys.items()}
-
-
-def detectron2_pixels(pixels: Pixels) -> dict[str, Any]:
-    """Pixel statistics in Detectron2's units (0..255, in the order of INPUT.FORMAT)."""
-    return {
-        "input_format": pixels.order,
-        "pixel_mean": [255 * v for v in pixels.mean],
-        "pixel_std": [255 * v for v in pixels.std],
-    }
-
-
-def _about(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Everything but the tensors, as plain values: what an exported file carries, or has beside it."""
-    about = {
-        "digest": checkpoint.digest,
-        "name": checkpoint.name,
-        "method": checkpoint.method,
-        "arch": checkpoint.arch,
-        "stem": checkpoint.stem,
-        "epochs": checkpoint.epochs,
-        "pixels": dataclasses.asdict(checkpoint.pixels),
-        "provenance": dict(checkpoint.provenance),
-    }
-    return json.loads(json.dumps(about))
-
-
-def write_detectron2(checkpoint: Checkpoint, out: Path) -> None:
-    """A model file for MODEL.WEIGHTS. Detectron2 reads `model`; `backbench` is what `read` restores the rest from."""
-    if checkpoint.stem != "imagenet":
-        raise BadInput(
-            f"Detectron2's ResNet has the imagenet stem; '{checkpoint.name}' has '{checkpoint.stem}'"
-        )
-    about = _about(checkpoint)
-    about["pixels"] |= detectron2_pixels(checkpoint.pixels)
-    content = {
-        "model": {
-            k: np.asarray(v.numpy()) for k, v in to_detectron2(checkpoint.state_dict).items()
-        },
-        "__author__": AUTHOR,  # with `model`, what makes detectron2/checkpoint/detection_checkpoint.py read it as is
-        "matching_heuristics": True,  # it then finds backbone.bottom_up.* by the ends of the names
-        "backbench": about,
-    }
-    with atomic.atomic_path(out) as temporary, temporary.open("wb") as file:
-        pickle.dump(content, file, protocol=4)
-
-
-def _own_detectron2(
-    path: Path, header: Mapping[str, Any], arch: str, state_dict: Mapping[str, Tensor]
-) -> Checkpoint:
-    """The Checkpoint that `export --format detectron2` wrote, its digest verified."""
-    try:
-        pixels = header["pixels"]
-        checkpoint = Checkpoint(
-            arch=arch,
-            stem=header["stem"],
-            method=header["method"],
-            epochs=header["epochs"],
-            state_dict=state_dict,
-            pixels=Pixels(tuple(pixels["mean"]), tuple(pixels["std"]), pixels["order"]),
-            provenance={**header["provenance"], "name": header["name"]},
-        )
-        recorded = header["digest"]
-    except (KeyError, TypeError) as error:
-        raise BadInput(f"{path}: its `backbench` header is incomplete ({error!r})") from None
-    if checkpoint.digest != recorded:
-        raise BadInput(
-            f"{path}: the weights do not match the digest in its header; it was changed after the export"
-        )
-    return checkpoint
-
-
-# --- the verbs ---
-
-
-def inspect(path: str | Path) -> dict[str, Any]:
-    """What a file holds, as plain JSON-able values. BadInput only where it cannot be opened as weights at all."""
-    opened = open_file(path)
-    own = opened.metadata.get("format") == FORMAT
-    if own:
-        checkpoint = Checkpoint.load(path)
-        opened = dataclasses.replace(opened, tree=dict(checkpoint.state_dict))
-    found = Found(opened)
-    default = found.default_encoder()
-    encoders = []
-    for name, trunks in found.encoders.items():
-        for trunk in trunks:
-            tensors = found.tables[trunk.table]
-            here = {ours: tensors[key] for ours, key in trunk.keys.items() if _stored(tensors[key])}
-            encoders.append(
-                {
-                    "encoder": name,
-                    "default": name == default,
-                    "table": trunk.table,
-                    "prefix": trunk.prefix,
-                    "names": trunk.dialect.name,
-                    "arch": trunk.arch,
-                    "stem": found.stem(trunk) or "3x3, padding unknown",
-                    "matched": len(trunk.keys),
-                    "expected": len(trunk_shapes(trunk.arch)),
-                    "absent_counters": sum(
-                        formats.is_counter(k) and k not in trunk.keys
-                        for k in trunk_shapes(trunk.arch)
-                    ),
-                    "missing_statistics": found.missing_statistics(trunk),
-                    "problems": {
-                        what: keys for what, keys in found.problems(trunk).items() if keys
-                    },
-                    "untrained": untrained_signs(here),
-                }
-            )
-    report: dict[str, Any] = {
-        "file": str(opened.path),
-        "bytes": opened.size,
-        "sha256": opened.sha256,
-        "container": opened.container,
-        "format": "backbench" if own else found.form.name if found.form else None,
-        "source": None if own or not found.form else found.form.source,
-        "also": None if own or not found.form else found.form.also or None,
-        "encoders": encoders,
-        "leftovers": found.leftovers(),
-    }
-    try:
-        if not own:
-            trunk = found.choose(None)
-            checkpoint = found.checkpoint(trunk, None, False, copy=False)
-    except BadInput as error:
-        return {**report, "importable": False, "why_not": str(error)}
-    return {**report, "importable": True, **_about(checkpoint)}
-
-
-def run_inspect(args: argparse.Namespace) -> int:
-    report = inspect(args.file)
-    if args.json:
-        print(json.dumps(report, indent=1))
-    else:
-        _print_report(report)
-    return 0
-
-
-def _print_report(report: Mapping[str, Any]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
-    console = Console(highlight=False, soft_wrap=True, markup=False)
-    console.print(f"{report['file']}  {report['bytes'] / 1e6:.1f} MB, {report['container']}")
-    also = f" (files that look the same: {report['also']})" if report["also"] else ""
-    console.print(f"format    {report['format'] or 'not recognised'}{also}")
-    table = Table("encoder", "prefix", "arch", "stem", "trunk", "", box=box.SIMPLE, pad_edge=False)
-    remarks = []
-    for row in report["encoders"]:
-        prefix = formats.shown(
-            f"{row['table']}: {row['prefix']}" if row["table"] else row["prefix"]
-        )
-        trunk = f"{row['matched']}/{row['expected']}"
-        taken = "taken by default" if row["default"] else ""
-        table.add_row(
-            *map(escape, (row["encoder"], prefix, row["arch"], row["stem"], trunk, taken))
-        )
-        notes = [
-            f"{len(keys)} {what}: {formats.first_names(keys)}"
-            for what, keys in row["problems"].items()
-        ]
-        if row["missing_statistics"] == "all":
-            notes.append("no batch-norm statistics")
-        if row["absent_counters"]:
-            notes.append(
-                f"{row['absent_counters']} batch counters are not in the file and become 0"
-            )
-        notes += [f"untrained? {sign}" for sign in row["untrained"]]
-        remarks += [f"{row['encoder']}: {note}" for note in notes]
-    console.print(table, soft_wrap=False)
-    for remark in remarks:
-        console.print(remark)
-    for row in report["leftovers"]:
-        size = f"{row['tensors']} tensors, {row['elements']} elements"
-        console.print(f"beside    {row['group']}: {size} ({formats.shown(row['example'])})")
-    if report["importable"]:
-        pixels = report["pixels"]
-        console.print(f"pixels    {pixels['order']}, mean {pixels['mean']}, std {pixels['std']}")
-        console.print(
-            f"method    {report['method']}, epochs {report['epochs'] or 'not in the file'}"
-        )
-        console.print(f"digest    {report['digest']}")
-    else:
-        console.print(f"cannot be imported as it is: {report['why_not']}")
-
-
-def run_import(args: argparse.Namespace) -> int:
-    checkpoint = read(
-        args.file,
-        encoder=args.encoder,
-        method=args.method,
-        epochs=args.epochs,
-        name=args.name,
-        published=args.published,
-        stem=args.stem,
-        allow_missing_statistics=args.allow_missing_statistics,
-    )
-    for sign in untrained_signs(checkpoint.state_dict):
-        log.warning("warning: %s looks untrained: %s", args.file, sign)
-    checkpoint.save(args.out)
-    about = checkpoint.provenance
-    print(
-        f"{args.out}: '{checkpoint.name}', method {checkpoint.method}, {checkpoint.arch}, {checkpoint.stem} stem, "
-        f"{len(checkpoint.state_dict)} tensors; format {about.get('format', 'backbench')}, encoder "
-        f"{about.get('encoder', 'trunk')} from '{about.get('prefix', '')}'; epochs {checkpoint.epochs or 'unknown'}; "
-        f"digest {checkpoint.digest[:12]}"
-    )
-    return 0
-
-
-def run_export(args: argparse.Namespace) -> int:
-    checkpoint = read(args.checkpoint)
-    out: Path = args.out
-    pixels = checkpoint.pixels
-    if args.format == "detectron2":
-        write_detectron2(checkpoint, out)
-        units = detectron2_pixels(pixels)
-        print(
-            f"MODEL.WEIGHTS {out} MODEL.PIXEL_MEAN {_numbers(units['pixel_mean'])} "
-            f"MODEL.PIXEL_STD {_numbers(units['pixel_std'])} INPUT.FORMAT {pixels.order} "
-            f"MODEL.RESNETS.DEPTH {checkpoint.arch.removeprefix('resnet')} MODEL.RESNETS.STRIDE_IN_1X1 False"
-        )
-        return 0
-    # torchvision and timm share names; neither has a place for pixel statistics, so those lie beside the weights
-    atomic.write_json(out.with_name(out.name + ".json"), _about(checkpoint))
-    with atomic.atomic_path(out) as temporary:
-        if out.suffix == ".safetensors":
-            from safetensors.torch import save_file
-
-            save_file(dict(checkpoint.state_dict), temporary, metadata={"format": "pt"})
-        else:
-            torch.save(dict(checkpoint.state_dict), temporary)
-    load = (
-        f"timm.create_model('{checkpoint.arch}', num_classes=0)"
-        if args.format == "timm"
-        else "fc = Identity()"
-    )
-    print(
-        f"{out}: {len(checkpoint.state_dict)} tensors for {load}; pixel statistics in {out.name}.json"
-    )
-    return 0
-
-
-def _numbers(values: list[float]) -> str:
-    return "[" + ",".join(f"{v:.3f}" for v in values) + "]"
+    name = unwrapped(key).lower()
+    for group, words in _GROUPS:
+        if any(word in name for word in words):
+            return group
+    return "other"

@@ -11,7 +11,7 @@ from detectron2.evaluation.coco_evaluation import instances_to_coco_json
 from detectron2.structures import Boxes
 from detectron2.utils.events import EventStorage
 
-from backbench.weights import importing
+from backbench.weights import exporting
 from backbench.weights.resnet import build_backbone
 from detection import coco, config, engine_detectron2, engine_torchvision, train_net
 
@@ -26,7 +26,7 @@ def to_detectron2_names(state):
         for k, v in state.items()
         if k.startswith("backbone.body.")
     }
-    for name, v in importing.to_detectron2(trunk).items():
+    for name, v in exporting.to_detectron2(trunk).items():
         out[f"backbone.bottom_up.{name}"] = v
     for k, v in state.items():
         parts = k.split(".")

@@ -9,7 +9,7 @@ import torch
 from backbench.datasets import embedded
 from backbench.errors import BadInput
 from backbench.images.preprocess import Pixels
-from backbench.weights import importing
+from backbench.weights import exporting
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.resnet import build_backbone
 from detection import coco, config, convert, engine_torchvision, train_net
@@ -130,7 +130,7 @@ def test_feature_check(tiny_root, tmp_path, trunk):
 def test_half_matched_pkl_is_refused(tmp_path, trunk):
     import pickle
 
-    names = importing.to_detectron2(trunk.state_dict)
+    names = exporting.to_detectron2(trunk.state_dict)
     half = {k: v.numpy() for k, v in list(names.items())[: len(names) // 2]}
     (tmp_path / "half.pkl").write_bytes(pickle.dumps({"model": half, "__author__": "MOCO"}))
     with pytest.raises(BadInput):

@@ -10,7 +10,7 @@ from support import foreign_fixtures as fx
 from backbench import cli
 from backbench.errors import BadInput
 from backbench.images.preprocess import Pixels
-from backbench.weights import importing
+from backbench.weights import exporting, importing
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.resnet import ARCHS, trunk_shapes
 
@@ -45,17 +45,17 @@ def exported(arch, tmp_path, **changes):
 @pytest.mark.parametrize("arch", ARCHS)
 def test_names_are_a_total_map(arch):
     ours = {name: torch.zeros(()) for name in trunk_shapes(arch)}
-    theirs = importing.to_detectron2(ours)
+    theirs = exporting.to_detectron2(ours)
     assert theirs.keys() == fx.detectron2_names(ours).keys()
     assert len(theirs) == len(ours)
-    assert importing.from_detectron2(theirs).keys() == ours.keys()
+    assert exporting.from_detectron2(theirs).keys() == ours.keys()
     assert (
-        importing.from_detectron2({f"backbone.bottom_up.{k}": v for k, v in theirs.items()}).keys()
+        exporting.from_detectron2({f"backbone.bottom_up.{k}": v for k, v in theirs.items()}).keys()
         == ours.keys()
     )
     del theirs["res3.0.shortcut.norm.running_var"]
     with pytest.raises(BadInput, match=f"not a whole {arch}: missing layer2"):
-        importing.from_detectron2(theirs)
+        exporting.from_detectron2(theirs)
 
 
 @pytest.mark.parametrize("arch", ["resnet18", pytest.param("resnet50", marks=pytest.mark.slow)])
@@ -149,7 +149,7 @@ def detectron2_stages(arch, file, *, stride_in_1x1=False, norm="BN"):
 def test_detectron2_computes_the_same_c2_to_c5(arch, tmp_path):
     source, out = exported(arch, tmp_path)
     stages, backbone = detectron2_stages(arch, out)
-    loaded = importing.from_detectron2(backbone.state_dict())
+    loaded = exporting.from_detectron2(backbone.state_dict())
     assert all(torch.equal(loaded[k], v) for k, v in source.state_dict.items())
     images = torch.randn(1, 3, 64, 64)
     with torch.no_grad():

@@ -10,7 +10,7 @@ from torch import nn
 
 from backbench import cli
 from backbench.errors import BadInput
-from backbench.weights import importing
+from backbench.weights import importing, inspecting
 from backbench.weights.files import Opened, open_file
 from backbench.weights.formats import FORMATS
 from backbench.weights.resnet import trunk_shapes
@@ -430,11 +430,11 @@ def test_inspect_recognises_an_untrained_trunk(tmp_path):
     from torchvision.models import resnet18
 
     torch.manual_seed(0)
-    report = importing.inspect(write(resnet18().state_dict(), tmp_path / "random.pth"))
+    report = inspecting.inspect(write(resnet18().state_dict(), tmp_path / "random.pth"))
     assert len(report["encoders"][0]["untrained"]) == 3
     model = resnet18(zero_init_residual=True).train()
     model(torch.randn(2, 3, 64, 64))  # one batch moves the statistics, not the weights
-    report = importing.inspect(write(model.state_dict(), tmp_path / "seen.pth"))
+    report = inspecting.inspect(write(model.state_dict(), tmp_path / "seen.pth"))
     assert [sign.split(":")[0] for sign in report["encoders"][0]["untrained"]] == [
         "every convolution has the scale of its initialisation",
         "every batch-norm weight is 1 or 0",
@@ -446,7 +446,7 @@ def test_inspect_and_import_of_our_own_files(tmp_path, capsys):
         write(fx.moco(fx.known_resnet("resnet18")), tmp_path / "x.pth"), name="Ours"
     )
     checkpoint.save(tmp_path / "x.safetensors")
-    report = importing.inspect(tmp_path / "x.safetensors")
+    report = inspecting.inspect(tmp_path / "x.safetensors")
     assert (report["format"], report["digest"], report["name"]) == (
         "backbench",
         checkpoint.digest,

@@ -1,0 +1,74 @@
+"""What a lab's own installed package adds, without a fork: methods, datasets, checkpoint formats.
+
+A package names what it adds in its pyproject.toml, by an entry point:
+
+    [project.entry-points."backbench.methods"]
+    my_method = "my_lab.my_method"              # a module like those in pretrain/methods
+    [project.entry-points."backbench.datasets"]
+    my_birds = "my_lab.data:MY_BIRDS"           # a backbench.datasets.row.Dataset of that name
+    [project.entry-points."backbench.formats"]
+    "my format" = "my_lab.formats:MY_FORMAT"    # a backbench.weights.formats.Format of that name
+
+Recipes and command lines can name only what is installed in this way, never a module to import: a recipe from a
+stranger runs nothing that was not here before.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection
+from importlib.metadata import EntryPoint, entry_points
+from typing import TypeVar
+
+from backbench.errors import BadInput
+
+T = TypeVar("T")
+
+METHODS, DATASETS, FORMATS = "backbench.methods", "backbench.datasets", "backbench.formats"
+
+
+@functools.cache
+def installed(group: str) -> dict[str, EntryPoint]:
+    """Name -> entry point. BadInput where two packages claim one name."""
+    found: dict[str, EntryPoint] = {}
+    for point in entry_points(group=group):
+        known = found.get(point.name)
+        if known is not None and known.value != point.value:
+            raise BadInput(
+                f"'{point.name}' ({group}) comes from {origin(known)} and from {origin(point)}; uninstall one"
+            )
+        found[point.name] = point
+    return found
+
+
+def names(group: str, shipped: Collection[str]) -> list[str]:
+    """The names that packages add. BadInput where one of them is backbench's own: it would not mean the same here."""
+    added = installed(group)
+    for name in shipped:
+        if name in added:
+            raise BadInput(
+                f"{origin(added[name])} calls something '{name}' ({group}), as backbench does; it needs another name"
+            )
+    return sorted(added)
+
+
+def load(group: str, name: str, kind: type[T]) -> T:
+    """The object behind an installed name. BadInput that names the package where it cannot be had or is no `kind`."""
+    point = installed(group)[name]
+    try:
+        value = point.load()
+    except Exception as error:  # whatever a stranger's module does when it is imported
+        what = " ".join(str(error).split())
+        raise BadInput(
+            f"{origin(point)}: '{name}' ({group}) cannot be loaded: {type(error).__name__}: {what}"
+        ) from error
+    if not isinstance(value, kind):
+        raise BadInput(
+            f"{origin(point)}: '{name}' ({group}) is {type(value).__name__}, not {kind.__name__}"
+        )
+    return value
+
+
+def origin(point: EntryPoint) -> str:
+    """Which package an entry point comes from, for messages."""
+    return f"{point.dist.name} {point.dist.version}" if point.dist is not None else point.value
