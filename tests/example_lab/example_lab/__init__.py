@@ -1,0 +1,1 @@
+"""A lab's own additions to backbench."""

@@ -1,0 +1,16 @@
+"""A checkpoint format: the lab's trainer keeps its trunk under `net.trunk.` and counts finished epochs in `done`."""
+
+from __future__ import annotations
+
+from backbench.images.preprocess import Pixels
+from backbench.weights.formats import Format
+
+OURS = Format(
+    name="example lab",
+    source="the lab's own trainer",
+    method="spread",
+    encoders={"trunk": (":net.trunk.",)},
+    default="trunk",
+    pixels=Pixels((0.5, 0.5, 0.5), (0.25, 0.25, 0.25)),
+    epoch=("done", 0),
+)

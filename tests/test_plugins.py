@@ -1,0 +1,149 @@
+"""A lab's own package, really installed: its method trains, its dataset is probed, its checkpoint format imports."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from backbench import plugins
+from backbench.errors import BadInput
+from backbench.weights.resnet import build_backbone
+
+LAB = Path(__file__).parent / "example_lab"
+RECIPE = """
+name: from the lab
+arch: resnet18
+method: {name: spread, push: 0.25}
+views: {crops: [{count: 2, size: 16}]}
+data: {dataset: stripes, workers: 0}
+optim: {name: sgd, lr: 0.05}
+epochs: 1
+batch_size: 20
+"""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    """A folder into which pip has installed the lab's package."""
+    folder = tmp_path_factory.mktemp("site")
+    source = tmp_path_factory.mktemp("source") / "lab"
+    subprocess.run(["cp", "-r", str(LAB), str(source)], check=True)  # a build writes beside its source
+    command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*command, "--target", str(folder), str(source)], check=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("data")
+    folder = root / "stripes" / "images"
+    folder.mkdir(parents=True)
+    for split, count in (("train", 40), ("test", 20)):
+        lines = []
+        for i in range(count):
+            pixels = np.zeros((24, 24, 3), np.uint8)
+            across = i % 2 == 0
+            pixels[(slice(i % 3, None, 3)) if across else slice(None)] = 255 if across else 0
+            if not across:
+                pixels[:, i % 3 :: 3] = 255
+            Image.fromarray(pixels).save(folder / f"{split}{i}.png")
+            lines.append(f"{split}{i}.png {'across' if across else 'down'}")
+        (root / "stripes" / f"{split}.txt").write_text("\n".join(lines) + "\n")
+    return root
+
+
+def backbench(site: Path | None, *words: str) -> subprocess.CompletedProcess:
+    """A command of the suite; `site` is the folder with the lab's package."""
+    path = os.environ.get("PYTHONPATH", "")
+    environment = os.environ | ({"PYTHONPATH": f"{site}{os.pathsep}{path}"} if site else {})
+    command = [sys.executable, "-m", "backbench", *words]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_all_three_in_one_life(site, data, tmp_path):
+    """Pretrained by the lab's method on the lab's images, imported from the lab's file, probed on the lab's dataset."""
+    (tmp_path / "recipe.yaml").write_text(RECIPE)
+    common = ("--data", str(data))
+    out = tmp_path / "pretrained"
+    done = backbench(site, "pretrain", str(tmp_path / "recipe.yaml"), *common, "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    content = {f"net.trunk.{k}": v for k, v in build_backbone("resnet18").state_dict().items()}
+    torch.save({**content, "done": 7}, tmp_path / "lab.pth")
+    imported = tmp_path / "imported.safetensors"
+    done = backbench(site, "import", str(tmp_path / "lab.pth"), "--out", str(imported))
+    assert done.returncode == 0, done.stderr
+    assert "method spread" in done.stdout and "epochs 7" in done.stdout
+    assert "format example lab" in done.stdout
+    files = (str(out / "backbone.safetensors"), str(imported))
+    probe = ("linear", *files, "--datasets", "stripes", "--protocol", "knn_demo", *common)
+    done = backbench(site, *probe, "--out", str(tmp_path / "probe"))
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in (tmp_path / "probe" / "results.jsonl").read_text().splitlines()]
+    assert {row["method"] for row in rows} == {"spread"}
+    assert {row["dataset"] for row in rows} == {"stripes"}
+    assert "stripes" in backbench(site, "data", "list", *common).stdout
+
+
+def test_without_the_package_the_names_are_unknown(data, tmp_path):
+    (tmp_path / "recipe.yaml").write_text(RECIPE)
+    out = ("--data", str(data), "--out", str(tmp_path / "run"))
+    done = backbench(None, "pretrain", str(tmp_path / "recipe.yaml"), *out)
+    assert done.returncode == 2
+    assert "unknown method 'spread'" in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", ["example_lab.spread", "os", "../spread", "pretrain.methods.simclr"])
+def test_a_recipe_cannot_name_a_module(site, data, tmp_path, name):
+    (tmp_path / "recipe.yaml").write_text(RECIPE.replace("name: spread", f"name: {name}"))
+    out = ("--data", str(data), "--out", str(tmp_path / "run"))
+    done = backbench(site, "pretrain", str(tmp_path / "recipe.yaml"), *out)
+    assert done.returncode == 2
+    assert f"unknown method '{name}'" in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def point(tmp_path: Path, group: str, name: str, value: str, package: str = "odd") -> None:
+    """A package's metadata, as an installer leaves it."""
+    info = tmp_path / f"{package}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[{group}]\n{name} = {value}\n")
+
+
+@pytest.fixture
+def path(tmp_path, monkeypatch):
+    """A folder on the path; what was known of installed packages is looked up again."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    plugins.installed.cache_clear()
+    yield tmp_path
+    plugins.installed.cache_clear()
+
+
+def test_a_shipped_name_cannot_be_taken(path):
+    point(path, plugins.METHODS, "simclr", "odd.simclr")
+    with pytest.raises(BadInput, match=r"odd 1\.0 calls something 'simclr'.*as backbench does"):
+        plugins.names(plugins.METHODS, ["simclr", "moco"])
+
+
+def test_two_packages_with_one_name(path):
+    point(path, plugins.METHODS, "mine", "odd.a")
+    point(path, plugins.METHODS, "mine", "even.b", package="even")
+    with pytest.raises(BadInput, match="'mine'.*comes from .*; uninstall one"):
+        plugins.installed(plugins.METHODS)
+
+
+def test_what_does_not_load_names_its_package(path):
+    point(path, plugins.FORMATS, "mine", "nowhere_at_all:ROW")
+    with pytest.raises(BadInput, match=r"odd 1\.0: 'mine'.*cannot be loaded: ModuleNotFoundError"):
+        plugins.load(plugins.FORMATS, "mine", str)
+
+
+def test_what_is_of_another_kind_is_refused(path):
+    point(path, plugins.FORMATS, "mine", "os:sep")
+    with pytest.raises(BadInput, match=r"odd 1\.0: 'mine'.* is str, not Path"):
+        plugins.load(plugins.FORMATS, "mine", Path)
