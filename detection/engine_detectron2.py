@@ -23,7 +23,8 @@ from backbench.errors import BadInput
 from backbench.runs import distributed, seeding
 from backbench.weights import exporting
 from backbench.weights.checkpoint import Checkpoint
-from detection import coco, config, evaluate
+from detection import config, evaluate
+from detection.data import coco
 
 try:
     with warnings.catch_warnings():

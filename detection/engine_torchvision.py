@@ -43,7 +43,7 @@ from backbench.images.preprocess import Pixels, normalise
 from backbench.runs import distributed, seeding
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.resnet import Trunk
-from detection import coco
+from detection.data import coco
 
 # Keys of the dialect whose other values this engine does not implement.
 FIXED: dict[str, tuple[Any, ...]] = {

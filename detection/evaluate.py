@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from backbench.runs import seeding
-from detection.coco import Split
+from detection.data.coco import Split
 
 RESAMPLES = 500
 # Where COCOeval.summarize puts AP, AP50, AP75 and the sizes; keypoints have no small objects.

@@ -10,7 +10,7 @@ from backbench.errors import BadInput
 from backbench.runs.folder import log
 from backbench.weights.checkpoint import Checkpoint
 from detection import config
-from detection.coco import Split
+from detection.data.coco import Split
 
 PIXEL_TOLERANCE = 0.01  # of 255; converters round the statistics
 REFERENCE = (0.02, 16)  # learning rate at this many images per batch

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from backbench.runs import atomic
-from detection.coco import Split, load_image
+from detection.data.coco import Split, load_image
 
 COUNT, SIDE = 6, 320
 COLOURS = (

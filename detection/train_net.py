@@ -30,7 +30,8 @@ from backbench.runs import atomic, seeding
 from backbench.runs.folder import RESULTS_FILE, STATE_FILE, Metrics, Progress, log, open_run
 from backbench.runs.state import StopFlag, load_state, save_state
 from backbench.tasks import TASKS
-from detection import coco, config, convert, evaluate, lint
+from detection import config, convert, evaluate, lint
+from detection.data import coco
 
 FINAL, PREDICTIONS, PER_CATEGORY = "model_final.pth", "predictions.json", "per_category.json"
 SAVE_SECONDS = 300

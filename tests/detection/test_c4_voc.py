@@ -5,7 +5,8 @@ import pytest
 from PIL import Image
 
 from backbench.errors import BadInput
-from detection import coco, config, convert, train_net
+from detection import config, convert, train_net
+from detection.data import coco
 
 pytest.importorskip("detectron2", reason="Detectron2 is not installed: `make detectron2`")
 

@@ -12,7 +12,8 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from backbench.errors import BadInput
-from detection import coco, evaluate
+from detection import evaluate
+from detection.data import coco
 
 TASKS = {"bbox": "faster_rcnn", "segm": "mask_rcnn", "keypoints": "keypoint_rcnn"}
 SIGMAS = [0.107, 0.05, 0.2, 0.107, 0.079]

@@ -13,7 +13,8 @@ from detectron2.utils.events import EventStorage
 
 from backbench.weights import exporting
 from backbench.weights.resnet import build_backbone
-from detection import coco, config, engine_detectron2, engine_torchvision, train_net
+from detection import config, engine_detectron2, engine_torchvision, train_net
+from detection.data import coco
 
 TASKS = ("faster_rcnn", "mask_rcnn", "keypoint_rcnn")
 

@@ -12,7 +12,8 @@ from backbench.images.preprocess import Pixels
 from backbench.weights import exporting
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.resnet import build_backbone
-from detection import coco, config, convert, engine_torchvision, train_net
+from detection import config, convert, engine_torchvision, train_net
+from detection.data import coco
 
 FASTER = "tiny_faster_rcnn_R_18_FPN"
 
