@@ -6,7 +6,8 @@ name. The Detectron2 engine merges the same files over its own defaults.
 
 A config goes through three forms: a file and overrides -> Given (flat, as the user said it) ->
 CfgNode (nested, checked against an engine's keys and types, with the checkpoint's pixels filled
-in)."""
+in).
+"""
 
 from __future__ import annotations
 

@@ -34,7 +34,8 @@ def weights(checkpoint: Path | None, model_weights: str, depth: int, seed: int) 
     random row.
 
     No weights at all is refused: a detector that trains from scratch by mistake only looks a bit
-    low."""
+    low.
+    """
     if checkpoint is not None and model_weights:
         raise BadInput(
             f"both --checkpoint {checkpoint} and MODEL.WEIGHTS {model_weights}; give one"
@@ -66,7 +67,10 @@ def check_features(
     detector's.
 
     Raises BadInput above 1e-4: a map that matched half of the names, a stride in the other
-    convolution. Random pixels do: a 64 px image reaches every weight, and C5 is still 2 x 2."""
+    convolution.
+    """
+    # Noise of 64 px reaches every weight, and C5 is still 2 x 2. It is what the trunk sees after
+    # normalisation; how the engine normalises is not looked at here.
     x = torch.randn(2, 3, 64, 64, generator=seeding.generator(0, "feature check"))
     with torch.no_grad():
         own = checkpoint.backbone().eval().stages(x)

@@ -1,5 +1,5 @@
-"""What an engine offers: all that the program knows of a detector. Nothing below this line is
-torchvision's or Detectron2's.
+"""What an engine offers: all that the program knows of a detector, be it torchvision's or
+Detectron2's.
 
     engine = TorchvisionEngine(cfg, checkpoint, flip_map=..., task=..., seed=..., device=...)
     engine.stages(x)                        # C2..C5, to prove that the trunk arrived
@@ -10,7 +10,9 @@ torchvision's or Detectron2's.
 
 An iteration is a pure function of the weights, the optimiser's state, the seed and its number: not
 of what ran before it in this process, nor of the number of workers. That is what makes a continued
-run equal to one that was never stopped."""
+run equal to one that was never stopped. What draws from torch's and numpy's global generators draws
+from the iteration's own: the caller seeds them before each step.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +30,10 @@ from detection.tasks import DetectionTask
 if TYPE_CHECKING:
     from fvcore.common.config import CfgNode
 
-NAMES = ("torchvision", "detectron2")
-
 
 class DetectionEngine(ABC):
     """A detector with its trunk loaded, its optimiser and its stream of training images."""
 
-    name: str  # one of NAMES: what its rows are marked with
     model: nn.Module  # the whole network; its state dict is what is saved and scored
     optimizer: torch.optim.Optimizer  # the caller sets its groups' rates before each step
 
@@ -65,15 +64,13 @@ class DetectionEngine(ABC):
 
     @abstractmethod
     def losses(self) -> dict[str, Tensor]:
-        """The next batch's loss terms, each 0-dim, in training mode; they are minimised as their
-        sum."""
+        """The next batch's loss terms, each 0-dim; their sum is minimised. The model must be in
+        training mode."""
 
     @abstractmethod
     def step(self) -> dict[str, Tensor]:
-        """Train on the next batch at the rates that the optimiser holds; its loss terms,
-        detached."""
+        """Train on the next batch at the optimiser's rates; its loss terms, detached."""
 
     @abstractmethod
     def predict(self, record: ImageRecord) -> list[Detection]:
-        """One image's detections on the image as it is in the file; categories are labels from
-        0."""
+        """One image's detections, in pixels of the file; categories are labels from 0."""

@@ -5,7 +5,8 @@ Only this file imports detectron2, which is on no package index (`make detectron
 What is ours here: strict loading (Detectron2 only logs what did not match), the order of images,
 one seed per iteration and per image, and the loop that calls its trainer, so that a killed run
 continues as if it had not been. Its evaluator's own function turns predictions into COCO's format;
-AP comes from evaluate.py, for both engines."""
+AP comes from evaluate.py, for both engines.
+"""
 
 from __future__ import annotations
 
@@ -84,9 +85,11 @@ def read_config(given: config.Given) -> CfgNode:
     return cfg
 
 
-# What stands between our order of images and Detectron2's loader, in the order that an image goes
-# through: Slots -> FlatSlots (its place in the run as one whole number) -> SeededRecords (the
-# record, with a seed of that place) -> SeededMapper (Detectron2's mapper under that seed).
+# Between our order of images and Detectron2's loader an image goes through
+# 1. Slots: its iteration, its slot in the batch, its record;
+# 2. FlatSlots: the same as one whole number;
+# 3. SeededRecords: the record, with a seed that is a function of its place in the run;
+# 4. SeededMapper: Detectron2's mapper, under that seed.
 
 
 class FlatSlots(torch.utils.data.Sampler[int]):
@@ -107,7 +110,7 @@ class FlatSlots(torch.utils.data.Sampler[int]):
 
 
 class SeededRecord(ImageRecord):
-    seed: int
+    seed: int  # of its augmentation
 
 
 class SeededRecords(torch.utils.data.Dataset[SeededRecord]):
@@ -162,9 +165,7 @@ class LossKeepingTrainer(SimpleTrainer):
 
 
 def voc_scores(split: Split, detections: Sequence[Detection]) -> evaluate.Scores:
-    """VOC's AP by Detectron2's evaluator: 11-point for 2007; AP is the mean over thresholds 0.5 to
-    0.95."""
-    # (thresholds, categories)
+    """VOC's AP by Detectron2's evaluator: 11-point for 2007; AP is the mean over 0.5 to 0.95."""
     aps = np.zeros((len(VOC_THRESHOLDS), len(split.categories)))
     annotations = str(split.folder.parent / "Annotations" / "{}.xml")
     elevens = "2007" in split.name
@@ -197,8 +198,6 @@ def _voc_lines(detections: Sequence[Detection]) -> dict[int, list[str]]:
 
 
 class Detectron2Engine(DetectionEngine):
-    name = "detectron2"
-
     def __init__(
         self,
         cfg: CfgNode,
@@ -219,7 +218,7 @@ class Detectron2Engine(DetectionEngine):
         super().__init__(cfg, checkpoint, flip_map=flip_map, task=task, seed=seed, device=device)
         seeding.seed_everything(seed, "detector")
         self.model = build_model(cfg)
-        # A C4 model has no FPN around its trunk, and its last stage sits in the head.
+        # An FPN has the trunk inside it; a C4 model is the trunk up to C4, and its head has C5.
         self.c4 = not hasattr(self.model.backbone, "bottom_up")
         self.trunk = "backbone" if self.c4 else "backbone.bottom_up"
         self._load(checkpoint)
@@ -300,8 +299,6 @@ class Detectron2Engine(DetectionEngine):
 
     @torch.no_grad()
     def predict(self, record: ImageRecord) -> list[Detection]:
-        """Detectron2's own evaluator writes the rows: boxes as x, y, w, h, keypoints half a pixel
-        back."""
         self.model.eval()
         mapper = DatasetMapper(
             is_train=False,
@@ -309,4 +306,5 @@ class Detectron2Engine(DetectionEngine):
             image_format=self.cfg.INPUT.FORMAT,
         )
         found = self.model([mapper(dict(record))])[0]["instances"].to("cpu")
+        # Boxes become x, y, w, h; keypoints go half a pixel back.
         return instances_to_coco_json(found, record["image_id"])

@@ -51,7 +51,6 @@ NORMS = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm)
 
 
 class TorchvisionEngine(DetectionEngine):
-    name = "torchvision"
     model: Detector
 
     def __init__(
@@ -102,13 +101,16 @@ class TorchvisionEngine(DetectionEngine):
 
     def losses(self) -> dict[str, Tensor]:
         batch = next(self.batches)
-        # An image's anchors and proposals are drawn from its place in the run, on whichever rank it
-        # is.
+        images, targets, places = [], [], []
+        for sample in batch:
+            images.append(sample["image"])
+            targets.append(on_device(sample["target"], self.device))
+            places.append((sample["iteration"], sample["slot"]))
+        # An image's anchors and proposals are drawn by its place in the run, whichever rank it is
+        # on.
         for name, sampler in self.model.samplers().items():
-            places = [(b["iteration"], b["slot"]) for b in batch]
             sampler.generators = [seeding.generator(self.seed, name, *place) for place in places]
-        targets = [on_device(b["target"], self.device) for b in batch]
-        return self.parallel([b["image"] for b in batch], targets)
+        return self.parallel(images, targets)
 
     def step(self) -> dict[str, Tensor]:
         losses = self.losses()

@@ -1,5 +1,4 @@
-"""AP from detections, the same way for both engines: hotcoco's evaluator, per category, with
-bootstrap intervals."""
+"""AP from detections, the same way for both engines: in total, per category, with an interval."""
 
 from __future__ import annotations
 
@@ -100,8 +99,7 @@ def _per_category(ev: hotcoco.COCOeval, split: Split) -> dict[str, float | None]
     """The mean of the precisions at all thresholds and recalls, as COCOeval.summarize averages them
     over all."""
     assert ev.eval is not None
-    # (T, R, K, areas, most detections) -> (T, R, K) for all areas and the largest number of
-    # detections
+    # (T, R, K, areas, most detections) -> (T, R, K): all areas, the largest number of detections
     precision = np.asarray(ev.eval["precision"])[:, :, :, 0, -1]
     out = {}
     for k, name in enumerate(split.categories):
@@ -133,8 +131,7 @@ def _with_areas(split: Split) -> dict[str, object]:
 
 @contextlib.contextmanager
 def _silent() -> Iterator[None]:
-    """hotcoco's summarize prints its table and warns of other sigmas than COCO's; ours is printed
-    once."""
+    """hotcoco's summarize prints a table of its own and warns of other sigmas than COCO's."""
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -176,7 +173,8 @@ def weighted_ap(
     ground truth.
 
     COCOeval.accumulate for one area range (all) and most detections, with each image counted
-    `weight` times."""
+    `weight` times.
+    """
     column = {id: i for i, id in enumerate(image_ids)}
     thresholds = len(ev.params.iou_thrs)
     total = torch.zeros(len(weights), thresholds, dtype=torch.float64)
@@ -210,9 +208,10 @@ def _matches_by_category(
 
 
 class _Ranked:
-    """One category's detections in all images, D of them, the surest first; N images."""
+    """One category's detections in all N images, D of them, the surest first."""
 
     truths: Tensor  # (N,) float64: objects to be found in each image
+    found: bool  # D > 0; only then is there what follows
     image: Tensor  # (D,): the column of the image that each is in
     hit: Tensor  # (T, D) bool: it matched an object
     skip: Tensor  # (T, D) bool: it is ignored
@@ -241,8 +240,7 @@ class _Ranked:
 
 
 def _average_precision(weight: Tensor, hit: Tensor, skip: Tensor, positives: Tensor) -> Tensor:
-    """weight (draws, D) of ranked detections, hit and skip (D,), positives (draws,) -> AP
-    (draws,)."""
+    """weight (draws, D), hit and skip (D,) of ranked detections, positives (draws,) -> (draws,)."""
     # 1. Precision and recall after each detection
     true = (weight * (hit & ~skip)).cumsum(1)
     false = (weight * (~hit & ~skip)).cumsum(1)

@@ -47,11 +47,13 @@ def write(folder: Path, split: Split, detections: Sequence[Detection]) -> list[P
 def _side_by_side(record: ImageRecord, best: Sequence[Detection], split: Split) -> Image:
     from PIL import Image, ImageDraw
 
+    # At most SIDE pixels, and small images at most twice their size
     image = load_image(record)
     scale = min(SIDE / max(image.size), 2.0)
     size = (round(image.width * scale), round(image.height * scale))
     left = image.resize(size)
     right = left.copy()
+    # The objects of the file, then what was found: labels there, the file's ids here
     pen = ImageDraw.Draw(left)
     for a in record["annotations"]:
         label = a["category_id"]

@@ -1,5 +1,4 @@
-"""Batch norm statistics as true averages over training batches, at the final weights (Detectron2's
-PreciseBN hook)."""
+"""Batch norm statistics as true averages at the final weights: Detectron2's PreciseBN hook."""
 
 from __future__ import annotations
 
@@ -18,8 +17,7 @@ from detection.engine import DetectionEngine
 def reestimate(
     engine: DetectionEngine, records: Sequence[ImageRecord], *, batches: int, after: int
 ) -> None:
-    """Over the `batches` training batches that would have followed iteration `after`, by fvcore's
-    update_bn_stats."""
+    """Over the training batches that would have been iterations `after`, `after` + 1, ..."""
     with warnings.catch_warnings():
         # fvcore.nn scripts its losses on import, which torch calls deprecated.
         warnings.simplefilter("ignore")

@@ -46,16 +46,15 @@ def protocol(given: Given) -> str:
 
 
 def _name_of(path: Path) -> str:
-    """mask_rcnn_R_50_FPN_1x.yaml is detection-1x-v1, faster_rcnn_R_50_C4_VOC.yaml
-    detection-c4-voc-v1.
+    """mask_rcnn_R_50_FPN_1x is detection-1x-v1, faster_rcnn_R_50_C4_VOC detection-c4-voc-v1.
 
     The only place that knows how a protocol is named. No shipped yaml says its own name or version
     yet: both are cut out of the file's name, and the version is 1 for all of them. So whoever edits
     the decisive keys of a shipped yaml in place must also give it another name; nothing here would
-    notice. (Overrides on the command line are noticed.)"""
+    notice. (Overrides on the command line are noticed.)
+    """
     first, last = path.stem.split("_")[0], path.stem.rsplit("_", 1)[1]
-    # Demo sizes go by their first word (demo_mask_rcnn_R_18_FPN), the papers' by their schedule,
-    # the last.
+    # Demo sizes go by the first word (demo_mask_rcnn_R_18_FPN), papers by the last, the schedule.
     scale = first if first in ("demo", "tiny") else last.lower()
     variant = "-c4" if "_C4_" in path.stem else ""
     return f"detection{variant}-{scale}-v1"

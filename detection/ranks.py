@@ -1,5 +1,4 @@
-"""The processes of a run: one per GPU, or per CPU rank, started by one command and ended with
-it."""
+"""The processes of a run: one per GPU, or per CPU rank, begun and ended with one command."""
 
 from __future__ import annotations
 
@@ -28,8 +27,8 @@ from detection.run import DetectionRun
 HOST = "127.0.0.1"
 PR_SET_PDEATHSIG = 1  # of Linux's prctl
 GRACE_SECONDS = 2
-# Status of the run where its ranks end differently: those stopped by a signal saved the state; bad
-# input says most.
+# What the run exits with is the first of these that a rank did. Where one was stopped by a signal,
+# its state is saved, however the others ended.
 STATUSES = (EXIT_PREEMPTED, EXIT_BAD_INPUT, EXIT_FAILED)
 
 
@@ -71,9 +70,13 @@ def spawn(body: Body, run: DetectionRun) -> None:
         for child in children:
             child.start()
         _watch(children, stop)
-    codes = {child.exitcode or 0 for child in children}
-    if codes != {0}:
-        raise SystemExit(next((status for status in STATUSES if status in codes), EXIT_FAILED))
+    ended = {child.exitcode or 0 for child in children}
+    if ended == {0}:
+        return
+    for status in STATUSES:
+        if status in ended:
+            raise SystemExit(status)
+    raise SystemExit(EXIT_FAILED)  # killed
 
 
 def _free_port() -> int:
@@ -83,10 +86,13 @@ def _free_port() -> int:
 
 
 def _watch(children: Sequence[BaseProcess], stop: StopFlag) -> None:
-    """Until all have ended:
+    """Until all have ended. From state to state:
 
-    running  -- a signal here -->             told: each saves its state and ends by itself running
-    or told -- one child failed -->   the others, who would wait for it in a collective, are killed
+    running          -- a signal to this process -->   told: each rank stops after its iteration
+    running, told    -- a rank ends badly -->          the others get GRACE_SECONDS, are then killed
+
+    A rank that was told ends with the status of a stopped run, so `told` goes on the same way. One
+    whose neighbour died would wait for it in a collective.
     """
     told = False
     while any(child.is_alive() for child in children):
@@ -97,18 +103,18 @@ def _watch(children: Sequence[BaseProcess], stop: StopFlag) -> None:
                 if child.pid and child.is_alive():
                     os.kill(child.pid, signal.SIGTERM)
         if any(child.exitcode not in (None, 0) for child in children):
-            time.sleep(GRACE_SECONDS)  # ranks that were told to stop end within milliseconds
+            time.sleep(GRACE_SECONDS)
             for child in children:
                 child.kill()
                 child.join()
 
 
 def _child(body: Body, run: DetectionRun, seat: Seat) -> None:
-    with contextlib.suppress(
-        OSError, AttributeError
-    ):  # no orphan writes to the run after its parent
+    # No orphan writes to the run after its parent: Linux kills us with it. Where it died before
+    # this line, our parent is another by now.
+    with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != seat.parent:  # it died before it was asked to take us along
+    if os.getppid() != seat.parent:
         raise SystemExit(EXIT_FAILED)
     if gpus(run.given):
         torch.cuda.set_device(seat.rank)

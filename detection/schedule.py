@@ -1,5 +1,4 @@
-"""SOLVER as the loop reads it: how long, at what rate, how often saved; and the statistics that are
-made at the end."""
+"""SOLVER as the loop reads it: how long, at what rate, how often saved."""
 
 from __future__ import annotations
 

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 
 def predict(run: DetectionRun, p: Prepared, engine: DetectionEngine, rank: int) -> list[Detection]:
-    """All images' detections on rank 0 in the order of the split, none on the others; category ids
-    are the file's own."""
+    """All images' detections in the order of the split on rank 0, none on the others. Their
+    category ids are the file's own."""
     mine = p.val.records[rank :: run.world]
     progress = Progress(run.out, len(mine), "evaluate", unit="image") if rank == 0 else None
     found: list[list[Detection]] = []  # of each image
@@ -44,8 +44,7 @@ def predict(run: DetectionRun, p: Prepared, engine: DetectionEngine, rank: int) 
 def _gather(
     run: DetectionRun, mine: list[list[Detection]], rank: int, *, images: int
 ) -> list[list[Detection]]:
-    """Every rank's images on rank 0, through files: masks of 5,000 images are too many for a
-    collective."""
+    """Every rank's images on rank 0, through files: masks of 5,000 images are no tensor."""
     share = _share(run.out, rank)
     atomic.write_text(share, json.dumps(mine))
     barrier()
@@ -70,8 +69,7 @@ def record(run: DetectionRun, p: Prepared, detections: list[Detection]) -> None:
     from detection import pictures
 
     atomic.write_text(run.out / DETECTIONS_FILE, json.dumps(detections))
-    # The draws of the intervals depend on the images alone, so checkpoints are compared draw by
-    # draw.
+    # The intervals' draws depend on the images alone: checkpoints are compared draw by draw.
     manifest = hashlib.sha256(p.val.fingerprint.encode()).hexdigest()
     scores = {kind: _scores(kind, p, detections, manifest) for kind in p.task.aps}
     samples: dict[str, np.ndarray] = {}

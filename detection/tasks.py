@@ -2,7 +2,8 @@
 backbench.tasks.
 
 A new task is a row there and a row here, plus what is really new: its head in each engine, and a
-reader of an annotation field that no task has read before."""
+reader of an annotation field that no task has read before.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +28,7 @@ class DetectionTask:
         return TASKS[self.name].ious
 
 
+# A test holds these to the tasks of backbench.tasks that detect.
 FASTER_RCNN = DetectionTask(name="faster_rcnn", heads=("ROI_BOX_HEAD",))
 MASK_RCNN = DetectionTask(
     name="mask_rcnn",
@@ -44,8 +46,7 @@ DETECTION_TASKS = {task.name: task for task in (FASTER_RCNN, MASK_RCNN, KEYPOINT
 
 
 def task_of(given: Given) -> DetectionTask:
-    """The task that a config trains: the one whose switch is on. Raises BadInput where there are
-    several."""
+    """The task whose switch is on in a config. Raises BadInput where several are."""
     on = [task for task in DETECTION_TASKS.values() if task.switch and given.get(task.switch)]
     if len(on) > 1:
         switches = " and ".join(str(task.switch).removeprefix("MODEL.") for task in on)

@@ -17,6 +17,9 @@ from detection.data.records import XYWH, Annotation, ImageRecord, Outline, Polyg
 from detection.data.split import Split
 from detection.tasks import DetectionTask
 
+# Folder below ROOT -> how its datasets' names begin: Detectron2's, and the embedded scenes'
+STEMS = {"coco": "coco_2017", "scenes": "scenes"}
+
 
 class CocoImage(TypedDict):
     id: int
@@ -54,8 +57,8 @@ class CocoFile(TypedDict):
 def names() -> dict[str, tuple[str, str, str]]:
     """Dataset name -> (folder below ROOT, annotation file, image folder)."""
     out = {}
-    for folder, part in itertools.product(("coco", "scenes"), ("train", "val")):
-        name = f"coco_2017_{part}" if folder == "coco" else f"{folder}_{part}"
+    for (folder, stem), part in itertools.product(STEMS.items(), ("train", "val")):
+        name = f"{stem}_{part}"
         out[name] = (folder, f"instances_{part}2017.json", f"{part}2017")
         out[f"keypoints_{name}"] = (folder, f"person_keypoints_{part}2017.json", f"{part}2017")
     return out

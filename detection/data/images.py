@@ -20,9 +20,8 @@ if TYPE_CHECKING:
     from fvcore.common.config import CfgNode
     from PIL import Image
 
-EMPTY = (
-    1e-5  # pixels: the box_threshold of detectron2/data/detection_utils.py::filter_empty_instances
-)
+# Pixels: the box_threshold of detectron2/data/detection_utils.py::filter_empty_instances
+EMPTY = 1e-5
 Array: TypeAlias = np.ndarray
 
 
@@ -100,6 +99,7 @@ class ResizeAndFlip:
 
     def draw(self, iteration: int, slot: int) -> tuple[int, bool]:
         """The shorter side, and whether to mirror: of the image at this place of the run."""
+        # Detectron2 draws with numpy: the same distributions, other numbers.
         draw = seeding.generator(self.seed, "augment", iteration, slot)
         if self.sampling == "range":
             size = int(torch.randint(self.sizes[0], self.sizes[1] + 1, (), generator=draw))
@@ -162,6 +162,7 @@ def targets(
     for a in record["annotations"]:
         if a["iscrowd"]:
             continue
+        # The box moves first, then it is cut to the image; what nothing is left of is left out.
         x, y, w, h = a["bbox"]
         x1, x2 = x * sx, (x + w) * sx
         if mirrored:
@@ -172,6 +173,7 @@ def targets(
         boxes.append(box)
         labels.append(a["category_id"] + 1)
         if task.outlines:
+            # Outlines are not cut: a head's grid is, when they are rasterised on its box.
             polygons.append([_moved(p, sx, sy, mirror) for p in a["segmentation"]])
         if task.keypoints:
             # An object without keypoints has K unmarked ones.

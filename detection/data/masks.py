@@ -19,7 +19,8 @@ def rasterise(polygons: Sequence[Sequence[np.ndarray]], boxes: Tensor, size: int
     float in {0, 1}.
 
     detectron2/structures/masks.py::rasterize_polygons_within_box, where torchvision's
-    project_masks_on_boxes resamples bitmaps of the whole image with RoIAlign."""
+    project_masks_on_boxes resamples bitmaps of the whole image with RoIAlign.
+    """
     from pycocotools import mask
 
     out = torch.zeros(len(boxes), size, size)

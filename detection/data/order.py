@@ -18,7 +18,8 @@ class ImageOrder:
     A pure function of (records, batch, seed): iteration i's batch does not depend on ranks, workers
     or restarts. Groups of gcd(4, batch) images, the papers' share of a GPU, are all wide or all
     tall, so little is padded. A group that is incomplete at the end of a pass is filled in the
-    next."""
+    next.
+    """
 
     def __init__(
         self, records: Sequence[ImageRecord], batch: int, seed: int, *, grouped: bool = True
@@ -39,8 +40,7 @@ class ImageOrder:
                 yield members
 
     def _groups(self) -> Iterator[list[int]]:
-        # Two groups are open at any time; an image goes to its orientation's, and a full one is
-        # handed out.
+        # Two groups are open at any time: an image goes to its orientation's, a full one goes out.
         open_groups: dict[bool, list[int]] = {True: [], False: []}
         for epoch in itertools.count():
             draw = seeding.generator(self.seed, "order", epoch)

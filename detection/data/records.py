@@ -12,8 +12,7 @@ Polygon: TypeAlias = list[float]  # x1, y1, x2, y2, ... in pixels of the file
 
 
 class RunLength(TypedDict):
-    """A mask as COCO stores it: `counts` is a compressed string, or the plain numbers of a
-    crowd's."""
+    """A mask as COCO stores it: `counts` is a compressed string, or a crowd's plain numbers."""
 
     size: list[int]  # height, width
     counts: str | list[int]
@@ -54,4 +53,4 @@ class Detection(TypedDict):
     segmentation: NotRequired[RunLength]
     keypoints: NotRequired[
         list[float]
-    ]  # x, y, score of each; a pixel's middle is at .0, as in COCO's files
+    ]  # x, y, score of each; a pixel's middle is at .0, COCO's way

@@ -1,5 +1,4 @@
-"""Split: one dataset, or several joined, with its images as records; and which of them are trained
-on."""
+"""Split: a dataset, or several joined, as records; and which of them are trained on."""
 
 from __future__ import annotations
 
@@ -48,8 +47,7 @@ class Split:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """Which images and annotations: the annotation files' sha256 and the number of images
-        taken."""
+        """Which images and annotations: the files' sha256 and the number of images taken."""
         digest = hashlib.sha256()
         for file in (self.file, *self.more_files):
             digest.update(file.read_bytes())
@@ -68,11 +66,15 @@ def join(splits: Sequence[Split]) -> Split:
     for other in others:
         if (other.categories, other.ids) != (first.categories, first.ids):
             raise BadInput(f"{other.file}: its categories are not those of {first.file}")
+    records, notes = list(first.records), list(first.notes)
+    for other in others:
+        records += other.records
+        notes += other.notes
     return replace(
         first,
         name="+".join(s.name for s in splits),
-        records=[r for s in splits for r in s.records],
-        notes=tuple(n for s in splits for n in s.notes),
+        records=records,
+        notes=tuple(notes),
         more_files=tuple(s.file for s in others),
     )
 

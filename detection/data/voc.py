@@ -1,5 +1,4 @@
-"""PASCAL VOC's files as records. AP by VOC's rules is Detectron2's:
-engine_detectron2.voc_scores."""
+"""PASCAL VOC's files as records. AP by VOC's rules is in engine_detectron2.voc_scores."""
 
 from __future__ import annotations
 
@@ -20,9 +19,10 @@ VOC_CLASSES = (
 # fmt: on
 # Detectron2's names -> (folder below ROOT, list of images)
 VOC = {
-    f"voc_{year}_{part}": (f"VOC{year}", part)
-    for year in (2007, 2012)
-    for part in ("trainval", "test")
+    "voc_2007_trainval": ("VOC2007", "trainval"),
+    "voc_2007_test": ("VOC2007", "test"),
+    "voc_2012_trainval": ("VOC2012", "trainval"),
+    "voc_2012_test": ("VOC2012", "test"),
 }
 
 

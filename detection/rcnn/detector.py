@@ -66,15 +66,13 @@ def check(cfg: CfgNode, where: Path) -> None:
 
 
 class Detector(nn.Module):
-    """The whole network. Training: (images uint8, targets) -> losses; evaluation: images ->
-    detections."""
+    """The whole network: (images uint8, targets) -> losses; in evaluation images -> detections."""
 
     def __init__(self, cfg: CfgNode, trunk: Trunk, pixels: Pixels) -> None:
         super().__init__()
         self.pixels = pixels
         m, width = cfg.MODEL, trunk.feature_dim
-        # torchvision's FPN has no norm by itself; P6 is P5 at every second place, as in
-        # Detectron2's LastLevelMaxPool.
+        # torchvision's detectors have no norm in their FPN. P6 is every second place of P5 in both.
         self.backbone = BackboneWithFPN(
             trunk,
             {"layer1": "0", "layer2": "1", "layer3": "2", "layer4": "3"},
@@ -97,8 +95,7 @@ class Detector(nn.Module):
         sizes = [(int(i.shape[-2]), int(i.shape[-1])) for i in images]
         height = math.ceil(max(h for h, _ in sizes) / STRIDE) * STRIDE
         width = math.ceil(max(w for _, w in sizes) / STRIDE) * STRIDE
-        # Padding is seen by batch norm: with one size for all ranks, two ranks of one image are one
-        # rank of two.
+        # Batch norm sees the padding, so the padding may not depend on who holds which image.
         if self.training and distributed.world_size() > 1:
             mine = torch.tensor([[height, width]], device=device)
             height, width = distributed.gather_without_gradient(mine).amax(0).tolist()

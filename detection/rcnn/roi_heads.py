@@ -2,7 +2,8 @@
 Detectron2's are.
 
 Where Detectron2 divides a loss by what one GPU's share holds, this divides by the global batch's
-mean share: see `per_rank`."""
+mean share: see `per_rank`.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ class LevelPool(nn.Module):
     its size.
 
     Features P2..P5 (N, C, H, W), boxes per image (n, 4) -> (sum n, C, size, size). torchvision's
-    MultiScaleRoIAlign is not aligned: it is off by half a pixel of the feature map."""
+    MultiScaleRoIAlign is not aligned: it is off by half a pixel of the feature map.
+    """
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -58,8 +60,7 @@ class LevelPool(nn.Module):
             torch.tensor([len(b) for b in boxes], device=flat.device),
         )
         rois = torch.cat([image[:, None].to(flat.dtype), flat], 1)
-        # 2. Its level, from 0 for P2. Eq. 1 of FPN (arXiv:1612.03144): 224 pixels belong on level
-        # 4.
+        # 2. Its level, P2 is 0. Eq. 1 of FPN (arXiv:1612.03144): 224 pixels belong on level 4.
         side = ((flat[:, 2] - flat[:, 0]) * (flat[:, 3] - flat[:, 1])).sqrt()
         level = torch.floor(4 + torch.log2(side / 224 + 1e-8)).clamp(2, 5).to(torch.int64) - 2
         # 3. Pooled level by level, each result back to its box's row
@@ -176,11 +177,11 @@ class RCNNHeads(RoIHeads):
 def box_losses(
     logits: Tensor, deltas: Tensor, labels: Tensor, regression: Tensor, beta: float
 ) -> dict[str, Tensor]:
-    """logits (R, 1 + C), deltas (R, 4 (1 + C)), labels (R,) with 0 the background, regression (R,
-    4).
+    """logits (R, 1 + C), deltas (R, 4 + 4 C), labels (R,), 0 the background, regression (R, 4).
 
     FastRCNNOutputLayers.losses: the boxes' loss, too, is divided by all proposals, not by the
-    positive ones."""
+    positive ones.
+    """
     count = per_rank(len(labels), logits.device)
     positive = torch.where(labels > 0)[0]
     chosen = deltas.reshape(len(deltas), -1, 4)[positive, labels[positive]]
@@ -190,16 +191,13 @@ def box_losses(
     }
 
 
-# Where there is nothing to learn from, 0 x the head's output still gives its weights a gradient:
-# DDP waits for one from every rank.
-
-
 def mask_loss(logits: Tensor, goal: Tensor, classes: Tensor) -> Tensor:
     """logits (R, 1 + C, M, M), goal (R, M, M) in {0, 1}, classes (R,): only the object's own class
     is taught."""
     count = per_rank(goal.numel(), logits.device)
     chosen = logits[torch.arange(len(classes), device=logits.device), classes]
     loss = F.binary_cross_entropy_with_logits(chosen, goal.to(chosen), reduction="sum")
+    # Without any object there is a gradient all the same, of zeros: DDP waits for one on each rank.
     return loss / count + 0 * logits.sum()
 
 
@@ -208,14 +206,15 @@ def keypoint_loss(heat: Tensor, boxes: Tensor, points: Tensor) -> Tensor:
     points (R, K, 3).
 
     Divided by the visible keypoints: Detectron2's choice where NORMALIZE_LOSS_BY_VISIBLE_KEYPOINTS
-    is on, its default."""
+    is on, its default.
+    """
     place, valid = keypoints_to_heatmap(points, boxes, heat.shape[-1])
     valid = torch.where(valid.flatten())[0]
     count = per_rank(len(valid), heat.device)
     loss = F.cross_entropy(
         heat.flatten(2).flatten(0, 1)[valid], place.flatten()[valid], reduction="sum"
     )
-    return loss / count + 0 * heat.sum()
+    return loss / count + 0 * heat.sum()  # as in mask_loss
 
 
 def visible_inside(points: Tensor, boxes: Tensor) -> Tensor:

@@ -27,7 +27,8 @@ class BalancedSampler:
     without replacement: detectron2/modeling/sampling.py::subsample_labels.
 
     `generators` holds one per image of the batch, so that an image's draws depend on nothing else;
-    None draws from torch's global generator, in Detectron2's order."""
+    None draws from torch's global generator, in Detectron2's order.
+    """
 
     def __init__(self, size: int, fraction: float) -> None:
         self.size, self.fraction = size, fraction

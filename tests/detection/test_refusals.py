@@ -15,9 +15,7 @@ from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.resnet import build_backbone
 from detection import config, convert, train_net
 from detection.data import images
-from detection.data.order import ImageOrder, Slots
 from detection.data.split import training_records
-from detection.protocol import protocol
 
 FASTER = "tiny_faster_rcnn_R_18_FPN"
 
@@ -256,40 +254,8 @@ def test_batch_must_divide(tiny_root, tmp_path, trunk):
         prepare(tiny_root, tmp_path, trunk, world=3)
 
 
-def test_protocol_names():
-    def name(recipe, *opts):
-        return protocol(config.read(recipe, opts))
-
-    assert name("faster_rcnn_R_50_FPN_1x") == "detection-1x-v1"
-    assert (
-        name("keypoint_rcnn_R_50_FPN_1x", "SEED", "3", "SOLVER.CHECKPOINT_PERIOD", "7")
-        == "detection-1x-v1"
-    )
-    assert name("demo_mask_rcnn_R_18_FPN") == "detection-demo-v1"
-    assert name(FASTER) == "detection-tiny-v1"
-    changed = name("mask_rcnn_R_50_FPN_1x", "SOLVER.BASE_LR", "0.01")
-    assert changed.startswith("detection-") and "1x" not in changed
-    assert name("mask_rcnn_R_50_FPN_1x", "MODEL.FPN.NORM", "BN") != changed
-
-
 def test_a_config_must_state_what_the_engine_reads(tmp_path):
     file = tmp_path / "own.yaml"
     file.write_text("MODEL:\n  MASK_ON: True\n")
     with pytest.raises(BadInput, match=r"does not state .*_BASE_"):
         config.embedded(config.read(str(file), []))
-
-
-def test_order_is_a_function_of_its_position():
-    records = [{"width": 2 if i % 3 else 1, "height": 1 + i % 3 % 2} for i in range(23)]
-    order = ImageOrder(records, 8, seed=4)
-    stream = order.batches()
-    whole = [next(stream) for _ in range(20)]
-    later = order.batches(13)
-    assert [next(later) for _ in range(7)] == whole[13:]
-    for batch in whole:
-        for group in (batch[:4], batch[4:]):
-            assert len({order.wide[i] for i in group}) == 1
-    seen = [i for batch in whole for i in batch]
-    assert set(seen[:46]) == set(range(23))
-    shares = [list(Slots(order, first=3, last=6, rank=r, world=2)) for r in range(2)]
-    assert [[i for _, _, i in a + b] for a, b in zip(*shares)] == whole[3:6]
