@@ -227,6 +227,7 @@ class Detectron2Engine(DetectionEngine):
 
     def _load(self, checkpoint: Checkpoint) -> None:
         """Every tensor of the trunk to its place, or BadInput: nothing is matched by likeness."""
+        # The model's own heads and FPN stay; load_state_dict below is strict about all of it.
         own = self.model.state_dict()
         for name, tensor in exporting.to_detectron2(checkpoint.state_dict).items():
             in_head = self.c4 and name.startswith("res5")
@@ -264,6 +265,7 @@ class Detectron2Engine(DetectionEngine):
             aspect_ratio_grouping=False,  # the order is grouped already, and knows its position
             num_workers=cfg.DATALOADER.NUM_WORKERS,
         )
+        # Ranks are joined by now; in one process this is the model itself.
         if self.parallel is self.model:
             self.parallel = create_ddp_model(self.model, broadcast_buffers=False)
         self.trainer = LossKeepingTrainer(self.parallel, loader, self.optimizer)

@@ -64,18 +64,19 @@ def _share(out: Path, rank: int) -> Path:
 
 
 def record(run: DetectionRun, p: Prepared, detections: list[Detection]) -> None:
-    """AP with intervals, AP per category, pictures; all numbers appended in one write, once, when
-    all else is there."""
+    """AP with intervals, AP per category, pictures; all numbers appended in one write, once."""
     from detection import pictures
 
+    # 1. What was found
     atomic.write_text(run.out / DETECTIONS_FILE, json.dumps(detections))
-    # The intervals' draws depend on the images alone: checkpoints are compared draw by draw.
+    # 2. Its AP. The intervals' draws depend on the images alone: checkpoints are compared by them.
     manifest = hashlib.sha256(p.val.fingerprint.encode()).hexdigest()
     scores = {kind: _scores(kind, p, detections, manifest) for kind in p.task.aps}
     samples: dict[str, np.ndarray] = {}
     for kind, of_kind in scores.items():
         for name, draws in of_kind.samples.items():
             samples[f"bootstrap_{kind}_{name}"] = draws
+    # 3. Files first, rows last: a run that has rows is finished.
     stem = f"{p.task.name}_{run.engine}"
     kept = store.keep_predictions(run.out, stem, manifest=manifest, **samples)
     per_category = {kind: of_kind.per_category for kind, of_kind in scores.items()}

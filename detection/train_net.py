@@ -54,7 +54,8 @@ def run(args: argparse.Namespace) -> int:
         log.info(f"{asked.out}: already finished")
         return 0
     if asked.world > 1:
-        del engine  # each rank builds its own
+        # What was prepared here was for its errors: each rank reads and builds its own.
+        del engine
         ranks.spawn(take_part, asked)
     else:
         work(asked, prepared, engine or ready(asked, prepared))
@@ -160,6 +161,7 @@ def ready(run: DetectionRun, p: Prepared) -> DetectionEngine:
     final = run.out / FINAL_FILE
     if run.eval_only and not final.exists():
         raise BadInput(f"{final}: no trained detector to evaluate; run without --eval-only first")
+    # In a run of several processes the GPUs are theirs; this one only looks.
     alone = run.world == 1
     device = ranks.device_of(run.given, 0) if alone else torch.device("cpu")
     engine = build_engine(run, p, device)
@@ -202,6 +204,7 @@ def take_part(run: DetectionRun, seat: ranks.Seat) -> int:
 def work(run: DetectionRun, p: Prepared, engine: DetectionEngine, rank: int = 0) -> None:
     """One process of the run: train from the saved state on, evaluate its share, and on rank 0
     record the numbers."""
+    # On a GPU some of the kernels that detection needs have no deterministic form.
     torch.use_deterministic_algorithms(engine.device.type == "cpu")
     final = run.out / FINAL_FILE
     if not final.exists():
@@ -288,6 +291,7 @@ def continue_from(state_file: Path, engine: DetectionEngine) -> int:
     if not state_file.exists():
         return 0
     state = load_state(state_file)
+    # On every rank: DDP keeps equal what begins equal.
     engine.model.load_state_dict(state["model"])
     engine.optimizer.load_state_dict(state["optimizer"])
     return state["iteration"]

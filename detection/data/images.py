@@ -45,6 +45,7 @@ class TrainSample(TypedDict):
 def shortest_edge(height: int, width: int, size: int, limit: int) -> tuple[int, int]:
     """New (height, width) with the shorter side `size`, unless the longer would pass `limit`:
     Detectron2's ResizeShortestEdge, its rounding included."""
+    # Its operations in its order, rounded once at the end: sizes must agree to the pixel.
     scale = size / min(height, width)
     new = (float(size), scale * width) if height < width else (scale * height, float(size))
     if max(new) > limit:

@@ -134,9 +134,8 @@ def build_rpn(cfg: CfgNode) -> RPN:
         raise BadInput(
             f"MODEL.ANCHOR_GENERATOR.SIZES: {len(sizes)} levels instead of the FPN's {LEVELS}"
         )
-    anchors = AnchorGenerator(
-        tuple(tuple(float(v) for v in s) for s in sizes), (tuple(ratios),) * LEVELS
-    )
+    levels = tuple(tuple(map(float, of_level)) for of_level in sizes)
+    anchors = AnchorGenerator(levels, (tuple(ratios),) * LEVELS)
     # torchvision rounds its base anchors; Detectron2 does not.
     anchors.cell_anchors = [base_anchors(s, ratios) for s in sizes]
     # The arguments' order is torchvision's: thresholds of positives, then of negatives; Detectron2
