@@ -236,6 +236,7 @@ def train(
     if rank == 0:
         metrics = Metrics(run.out, from_step=first)
         progress = Progress(run.out, last, p.task.name, unit="iteration", done=first)
+    shown: dict[str, float] = {}  # nothing yet where a run continues between two logged iterations
     saved = time.monotonic()
     for iteration in range(first, last):
         # 1. The step. Whatever draws from a global generator in it draws from this iteration's.
@@ -254,10 +255,11 @@ def train(
                     f"{run.out}: the loss is {total} at iteration {iteration} ({values}); "
                     "lower SOLVER.BASE_LR"
                 )
+            shown = {"loss": total}
             if metrics is not None:
                 metrics.write(iteration, lr=lr, loss=total, **values)
         if progress is not None:
-            progress.advance(loss=total, lr=lr)
+            progress.advance(1, **shown, lr=lr)
         # 3. Save, stop. All ranks stop after the same iteration, whichever of them got the signal;
         # after the last one nothing is left to stop.
         (stopping,) = agree.any(stop.requested is not None)

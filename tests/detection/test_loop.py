@@ -99,6 +99,21 @@ def test_stopped_and_continued_is_the_same_run(prepared):
     assert not (run.out / "state.pt").exists()
 
 
+def test_a_long_run_continues_between_two_logged_iterations(prepared):
+    """A run of 18,000 iterations logs every fourth; saved by the clock or a signal, it continues at any."""
+    run, p = prepared("SOLVER.MAX_ITER", "18000")
+    for last in (6, 8, 13):
+        stop = StopFlag()
+
+        def at(iteration, stop=stop, last=last):
+            if iteration == last:
+                stop.requested = "SIGTERM"
+
+        with pytest.raises(Preempted):
+            train_net.train(run, p, OneNumber(p, at), 0, stop)
+    assert [row["step"] for row in read_metrics(run.out)] == [0, 4, 8, 12]
+
+
 def test_a_signal_in_the_last_iteration_changes_nothing(prepared):
     run, p = prepared()
     stop = StopFlag()
