@@ -270,6 +270,7 @@ def train(
             saved = time.monotonic()
             keep_state(state_file, engine, iteration + 1)
         if stopping:
+            ranks.barrier()  # a rank that ends is what the others are killed for: see ranks._watch
             by = stop.requested or "a signal"
             raise Preempted(
                 f"{run.out}: stopped by {by} after iteration {iteration + 1}; "

@@ -1,52 +1,18 @@
 """The training loop with an engine of a single number: rates, states, stops, without a detector."""
 
+import dataclasses
+
 import pytest
 import torch
+from support.detection_loop import OneNumber, stopped_while_saving
 from support.detection_runs import asked
 
 from backbench.errors import Failed, Preempted
 from backbench.runs.folder import read_metrics
-from backbench.runs.state import StopFlag
-from detection import train_net
-from detection.engine import DetectionEngine
+from backbench.runs.state import StopFlag, load_state
+from detection import ranks, train_net
 
 SHORT = ("SOLVER.MAX_ITER", "12", "SOLVER.STEPS", "(8,)", "TEST.PRECISE_BN.ENABLED", "False")
-
-
-class OneNumber(DetectionEngine):
-    """Descends on (x - iteration)^2, so that the last x depends on every rate and iteration."""
-
-    def __init__(self, p, at=None):
-        super().__init__(
-            p.cfg, p.checkpoint, flip_map=[], task=p.task, seed=p.seed, device=torch.device("cpu")
-        )
-        self.model = torch.nn.Linear(1, 1, bias=False).double()
-        torch.nn.init.zeros_(self.model.weight)
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
-        self.at = at or (lambda iteration: None)  # called in each step
-        self.rates = {}
-
-    def stages(self, x):
-        raise NotImplementedError
-
-    def predict(self, record):
-        raise NotImplementedError
-
-    def start(self, records, first, last):
-        self.iteration = first
-
-    def losses(self):
-        return {"loss_square": (self.model.weight - self.iteration).square().sum()}
-
-    def step(self):
-        self.rates[self.iteration] = self.optimizer.param_groups[0]["lr"]
-        losses = self.losses()
-        self.optimizer.zero_grad()
-        losses["loss_square"].backward()
-        self.optimizer.step()
-        value = self.at(self.iteration)
-        self.iteration += 1
-        return {k: v.detach() if value is None else v.detach() * value for k, v in losses.items()}
 
 
 @pytest.fixture
@@ -134,3 +100,14 @@ def test_a_loss_that_is_not_finite_ends_the_run(prepared):
 
     with pytest.raises(Failed, match=r"the loss is nan at iteration 5 .*lower SOLVER.BASE_LR"):
         train_net.train(run, p, OneNumber(p, at), 0, StopFlag())
+
+
+@pytest.mark.slow
+def test_no_rank_is_killed_while_another_saves(prepared):
+    """Saving takes longer than ranks get to end once another has."""
+    run, _ = prepared("SOLVER.IMS_PER_BATCH", "2")
+    run = dataclasses.replace(run, world=2)
+    with pytest.raises(SystemExit) as ended:
+        ranks.spawn(stopped_while_saving, run)
+    assert ended.value.code == 75
+    assert load_state(run.out / "state.pt")["iteration"] == 4
