@@ -267,7 +267,9 @@ class Detectron2Engine(DetectionEngine):
         )
         # Ranks are joined by now; in one process this is the model itself.
         if self.parallel is self.model:
-            self.parallel = create_ddp_model(self.model, broadcast_buffers=False)
+            ids = [self.device.index] if self.device.type == "cuda" else None
+            # Without device_ids it would ask for the local rank, which only its own launcher sets.
+            self.parallel = create_ddp_model(self.model, broadcast_buffers=False, device_ids=ids)
         self.trainer = LossKeepingTrainer(self.parallel, loader, self.optimizer)
         self.batches: Iterator[list[ModelInput]] = self.trainer._data_loader_iter
         self.iteration = first
