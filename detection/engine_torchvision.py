@@ -29,9 +29,9 @@ from backbench.runs import distributed, seeding
 from backbench.weights.checkpoint import Checkpoint
 from detection.data.images import (
     ResizeAndFlip,
-    Target,
     TrainImages,
     TrainSample,
+    TrainTarget,
     load_image,
     resized,
     shortest_edge,
@@ -136,9 +136,9 @@ class TorchvisionEngine(DetectionEngine):
         return to_coco(found, record, height, width)
 
 
-def on_device(target: Target, device: torch.device) -> Target:
+def on_device(target: TrainTarget, device: torch.device) -> TrainTarget:
     """Its tensors there; polygons stay where they are rasterised, on the CPU."""
-    out: Target = {**target}
+    out: TrainTarget = {**target}
     out["boxes"], out["labels"] = target["boxes"].to(device), target["labels"].to(device)
     if "keypoints" in target:
         out["keypoints"] = target["keypoints"].to(device)

@@ -25,7 +25,7 @@ EMPTY = 1e-5
 Array: TypeAlias = np.ndarray
 
 
-class Target(TypedDict):
+class TrainTarget(TypedDict):
     """The objects of one training image, n of them, in its pixels."""
 
     boxes: Tensor  # (n, 4) float32, x1 y1 x2 y2
@@ -36,7 +36,7 @@ class Target(TypedDict):
 
 class TrainSample(TypedDict):
     image: Tensor  # uint8 (3, H, W)
-    target: Target
+    target: TrainTarget
     slot: int
     iteration: int
     image_id: int | str
@@ -154,7 +154,7 @@ def targets(
     mirrored: bool,
     flip_map: Sequence[int],
     task: DetectionTask,
-) -> Target:
+) -> TrainTarget:
     """The record's objects on the image resized to (height, width) and perhaps mirrored. Crowds and
     objects whose box is empty after clipping are left out, as in Detectron2's mapper."""
     sx, sy = width / record["width"], height / record["height"]
@@ -181,7 +181,7 @@ def targets(
             values = a.get("keypoints") or [0.0] * 3 * len(flip_map)
             points = np.asarray(values, np.float64).reshape(-1, 3) * [sx, sy, 1]
             keypoints.append(_keypoints(points, height, width, flip_map if mirrored else None))
-    out: Target = {
+    out: TrainTarget = {
         "boxes": torch.tensor(boxes, dtype=torch.float32).reshape(-1, 4),
         "labels": torch.tensor(labels, dtype=torch.int64),
     }

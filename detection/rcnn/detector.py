@@ -17,7 +17,7 @@ from backbench.errors import BadInput
 from backbench.images.preprocess import Pixels, normalise
 from backbench.runs import distributed
 from backbench.weights.resnet import Trunk
-from detection.data.images import Target
+from detection.data.images import TrainTarget
 from detection.rcnn.roi_heads import build_heads
 from detection.rcnn.rpn import BalancedSampler, build_rpn
 
@@ -107,7 +107,7 @@ class Detector(nn.Module):
         return ImageList(out, sizes)
 
     def forward(
-        self, images: Sequence[Tensor], targets: list[Target] | None = None
+        self, images: Sequence[Tensor], targets: list[TrainTarget] | None = None
     ) -> list[dict[str, Tensor]] | dict[str, Tensor]:
         batch = self.batch(images)
         features = self.backbone(batch.tensors)

@@ -24,7 +24,7 @@ from torchvision.models.detection.roi_heads import (
 from torchvision.ops import roi_align
 
 from backbench.runs import distributed
-from detection.data.images import Target
+from detection.data.images import TrainTarget
 from detection.data.masks import rasterise
 from detection.rcnn.rpn import BalancedSampler, smooth_l1
 
@@ -93,7 +93,7 @@ class RCNNHeads(RoIHeads):
         features: dict[str, Tensor],
         proposals: list[Tensor],
         image_shapes: list[tuple[int, int]],
-        targets: list[Target] | None = None,
+        targets: list[TrainTarget] | None = None,
     ) -> tuple[list[dict[str, Tensor]], dict[str, Tensor]]:
         if not self.training:
             return self._detect(features, proposals, image_shapes), {}
@@ -122,7 +122,7 @@ class RCNNHeads(RoIHeads):
         boxes: list[Tensor],
         objects: list[Tensor],
         classes: Tensor,
-        targets: list[Target],
+        targets: list[TrainTarget],
     ) -> Tensor:
         pooled = self.mask_roi_pool(features, boxes)
         logits = self.mask_predictor(self.mask_head(pooled))
@@ -137,7 +137,7 @@ class RCNNHeads(RoIHeads):
         features: dict[str, Tensor],
         boxes: list[Tensor],
         objects: list[Tensor],
-        targets: list[Target],
+        targets: list[TrainTarget],
     ) -> Tensor:
         # A proposal without a visible keypoint in it has nothing to teach:
         # select_proposals_with_visible_keypoints of detectron2/modeling/roi_heads/roi_heads.py.
