@@ -1,8 +1,12 @@
 """Detectron2's dialect: YAML with `_BASE_`, `KEY VALUE` overrides, read with fvcore's CfgNode.
 
-There is no copy of Detectron2's defaults here. configs/detection/_base_rcnn_fpn.yaml states every key that the
-torchvision engine reads; a config that has others, or leaves one out, is refused by name. The Detectron2 engine merges
-the same files over its own defaults.
+There is no copy of Detectron2's defaults here. configs/detection/_base_rcnn_fpn.yaml states every
+key that the torchvision engine reads; a config that has others, or leaves one out, is refused by
+name. The Detectron2 engine merges the same files over its own defaults.
+
+A config goes through three forms: a file and overrides -> Given (flat, as the user said it) ->
+CfgNode (nested, checked against an engine's keys and types, with the checkpoint's pixels filled
+in).
 """
 
 from __future__ import annotations
@@ -10,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from fvcore.common.config import CfgNode
 
@@ -19,22 +23,18 @@ from backbench.errors import BadInput, nearest
 
 KIND = "detection"
 BASE = "_base_rcnn_fpn.yaml"
-PIXEL_KEYS = ("MODEL.PIXEL_MEAN", "MODEL.PIXEL_STD", "INPUT.FORMAT")  # owned by the checkpoint
 DEVICE_KEY = "MODEL.DEVICE"
-# What may differ between two runs of one protocol: where it runs, how often it saves, the seed, and the trunk's size,
-# which the row names.
-FREE = (
-    "MODEL.WEIGHTS",
-    "MODEL.RESNETS.DEPTH",
-    "MODEL.RESNETS.RES2_OUT_CHANNELS",
-    "DATALOADER.NUM_WORKERS",
-    "SOLVER.CHECKPOINT_PERIOD",
-    "OUTPUT_DIR",
-    "SEED",
-    "VERSION",
-    DEVICE_KEY,
-    *PIXEL_KEYS,
-)
+
+Value: TypeAlias = Any  # whatever YAML can say
+
+# Keys that any config may leave out, each with a value of its type. The checkpoint owns the three
+# of the pixels.
+OPTIONAL: dict[str, Value] = {
+    "MODEL.PIXEL_MEAN": [0.0],
+    "MODEL.PIXEL_STD": [1.0],
+    "INPUT.FORMAT": "RGB",
+    DEVICE_KEY: "auto",
+}
 
 
 @dataclass(frozen=True)
@@ -42,55 +42,41 @@ class Given:
     """What the user's file and overrides say, before any engine has looked at it."""
 
     path: Path
-    values: Mapping[str, Any]  # flat: MODEL.RPN.NMS_THRESH -> 0.7
+    values: Mapping[str, Value]  # flat: MODEL.RPN.NMS_THRESH -> 0.7
 
-    def get(self, key: str, default: Any = None) -> Any:
+    def get(self, key: str, default: Value = None) -> Value:
         return self.values.get(key, default)
-
-    def tree(self) -> dict[str, Any]:
-        """The values as nested groups again."""
-        out: dict[str, Any] = {}
-        for key, value in self.values.items():
-            *groups, last = key.split(".")
-            node = out
-            for group in groups:
-                node = node.setdefault(group, {})
-            node[last] = value
-        return out
-
-    @property
-    def task(self) -> str:
-        if self.get("MODEL.MASK_ON") and self.get("MODEL.KEYPOINT_ON"):
-            raise BadInput(
-                f"{self.path}: MASK_ON and KEYPOINT_ON together; choose one, each is a table of its own"
-            )
-        kind = (
-            "mask"
-            if self.get("MODEL.MASK_ON")
-            else "keypoint"
-            if self.get("MODEL.KEYPOINT_ON")
-            else "faster"
-        )
-        return f"{kind}_rcnn"
 
 
 def read(name: str, opts: Sequence[str]) -> Given:
-    """The config by path or name, with `KEY VALUE` overrides. Raises BadInput that names the file or the key."""
+    """The config by path or name, with `KEY VALUE` overrides. Raises BadInput that names the file
+    or the key."""
     path = config.find_recipe(name, KIND)
     values = _flat(_load(path))
     opts = [o for o in opts if o != "--"]
     if len(opts) % 2:
         raise BadInput(f"overrides come as KEY VALUE pairs; '{opts[-1]}' has no value")
     for key, text in zip(opts[::2], opts[1::2]):
-        if not all(part.replace("_", "").isalnum() and part.isupper() for part in key.split(".")):
+        if not _is_key(key):
             raise BadInput(
-                f"override '{key} {text}': expected KEY VALUE as in SOLVER.BASE_LR 0.01; flags go before them"
+                f"override '{key} {text}': expected KEY VALUE as in SOLVER.BASE_LR 0.01; "
+                "flags go before them"
             )
         values[key] = CfgNode._decode_cfg_value(text)
     return Given(path, values)
 
 
-def _load(path: Path) -> dict[str, Any]:
+def shipped(path: Path) -> Given:
+    """A config file as it stands, without overrides."""
+    return Given(path, _flat(_load(path)))
+
+
+def _is_key(text: str) -> bool:
+    """MODEL.RPN.NMS_THRESH, and no flag or file that slipped between the overrides."""
+    return all(part.replace("_", "").isalnum() and part.isupper() for part in text.split("."))
+
+
+def _load(path: Path) -> dict[str, Value]:
     import yaml
 
     try:
@@ -103,8 +89,9 @@ def _load(path: Path) -> dict[str, Any]:
         ) from None
 
 
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    out: dict[str, Any] = {}
+def _flat(tree: Mapping[str, Value], prefix: str = "") -> dict[str, Value]:
+    """{"MODEL": {"MASK_ON": True}} -> {"MODEL.MASK_ON": True}."""
+    out: dict[str, Value] = {}
     for key, value in tree.items():
         if isinstance(value, Mapping):
             out |= _flat(value, f"{prefix}{key}.")
@@ -113,14 +100,26 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return out
 
 
-def accepted() -> dict[str, Any]:
-    """The keys of the torchvision engine with a value of their type; pixel keys and the device may be left out."""
-    pixels = {"MODEL.PIXEL_MEAN": [0.0], "MODEL.PIXEL_STD": [1.0], "INPUT.FORMAT": "RGB"}
-    return {**_flat(_load(config.configs_dir() / KIND / BASE)), **pixels, DEVICE_KEY: "auto"}
+def _tree(flat: Mapping[str, Value]) -> dict[str, Value]:
+    """The way back: nested groups again."""
+    out: dict[str, Value] = {}
+    for key, value in flat.items():
+        *groups, last = key.split(".")
+        node = out
+        for group in groups:
+            node = node.setdefault(group, {})
+        node[last] = value
+    return out
+
+
+def accepted() -> dict[str, Value]:
+    """The keys of the torchvision engine with a value of their type."""
+    return {**_flat(_load(config.configs_dir() / KIND / BASE)), **OPTIONAL}
 
 
 def embedded(given: Given) -> CfgNode:
-    """The config as the torchvision engine reads it. Raises BadInput for an unknown, missing or mistyped key."""
+    """The config as the torchvision engine reads it. Raises BadInput for an unknown, missing or
+    mistyped key."""
     known = accepted()
     for key in given.values:
         if key not in known:
@@ -128,11 +127,11 @@ def embedded(given: Given) -> CfgNode:
                 f"{given.path}: the torchvision engine has no key '{key}'; {nearest(key, known)}"
             )
     for key in known:
-        if key not in given.values and key not in (*PIXEL_KEYS, DEVICE_KEY):
+        if key not in given.values and key not in OPTIONAL:
             raise BadInput(
                 f"{given.path}: does not state {key}; begin the file with `_BASE_: {BASE}`"
             )
-    cfg = CfgNode(Given(given.path, known).tree())
+    cfg = CfgNode(_tree(known))
     merge(cfg, given)
     return cfg
 
@@ -140,38 +139,16 @@ def embedded(given: Given) -> CfgNode:
 def merge(cfg: CfgNode, given: Given) -> None:
     """The given values over `cfg`; types must agree, whole numbers may stand for fractions."""
     for key, value in given.values.items():
-        node = cfg
+        # 1. The key must be there: walk down its groups.
         *groups, last = key.split(".")
+        node = cfg
         for group in groups:
             node = node.get(group) if isinstance(node, CfgNode) else None
         if not isinstance(node, CfgNode) or last not in node:
             raise BadInput(f"{given.path}: no such key '{key}'; {nearest(key, _flat(cfg))}")
+        # 2. CfgNode compares types, and has `SOLVER.BASE_LR 1` for a mistake.
         whole = isinstance(node[last], float) and type(value) is int
         try:
             cfg.merge_from_list([key, float(value) if whole else value])
         except (ValueError, AssertionError, KeyError) as error:
             raise BadInput(f"{given.path}: {key}: {' '.join(str(error).split())[:160]}") from None
-
-
-def decisive(given: Given) -> dict[str, Any]:
-    """What decides the protocol, as plain values."""
-    return {
-        k: list(v) if isinstance(v, tuple) else v
-        for k, v in sorted(given.values.items())
-        if k not in FREE
-    }
-
-
-def protocol(given: Given) -> str:
-    """The name that the numbers carry: a shipped protocol's where every decisive key is its own, else a fingerprint's.
-
-    A changed learning rate or size never lands in the column of the published protocol.
-    """
-    mine = decisive(given)
-    for path in sorted((config.configs_dir() / KIND).glob("[!_]*.yaml")):
-        if decisive(Given(path, _flat(_load(path)))) == mine:
-            first = path.stem.split("_")[0]
-            scale = first if first in ("demo", "tiny") else path.stem.rsplit("_", 1)[1].lower()
-            variant = "-c4" if "_C4_" in path.stem else ""
-            return f"detection{variant}-{scale}-v1"
-    return f"detection-{config.fingerprint(mine)}"

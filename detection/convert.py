@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import torch
 from torch import Tensor
@@ -19,10 +19,22 @@ TOLERANCE = 1e-4
 RANDOM = "random"
 
 
-def weights(checkpoint: Path | None, model_weights: str, depth: int, seed: int) -> Checkpoint:
-    """The trunk to start from: --checkpoint X, MODEL.WEIGHTS FILE, or MODEL.WEIGHTS random for the random row.
+class TrunkRow(TypedDict):
+    """What a result's row says of the trunk."""
 
-    No weights at all is refused: a detector that trains from scratch by mistake only looks a bit low.
+    checkpoint: str  # digest
+    name: str
+    method: str
+    arch: str
+    epochs: int | None
+
+
+def weights(checkpoint: Path | None, model_weights: str, depth: int, seed: int) -> Checkpoint:
+    """The trunk to start from: --checkpoint X, MODEL.WEIGHTS FILE, or MODEL.WEIGHTS random for the
+    random row.
+
+    No weights at all is refused: a detector that trains from scratch by mistake only looks a bit
+    low.
     """
     if checkpoint is not None and model_weights:
         raise BadInput(
@@ -42,7 +54,8 @@ def weights(checkpoint: Path | None, model_weights: str, depth: int, seed: int) 
     file = checkpoint or (Path(model_weights) if model_weights else None)
     if file is None:
         raise BadInput(
-            f"no weights: give --checkpoint X, MODEL.WEIGHTS OUT.pkl, or MODEL.WEIGHTS {RANDOM} for the random row"
+            "no weights: give --checkpoint X, MODEL.WEIGHTS OUT.pkl, "
+            f"or MODEL.WEIGHTS {RANDOM} for the random row"
         )
     return importing.read(file)
 
@@ -50,10 +63,14 @@ def weights(checkpoint: Path | None, model_weights: str, depth: int, seed: int) 
 def check_features(
     checkpoint: Checkpoint, stages: Callable[[Tensor], Sequence[Tensor]], engine: str
 ) -> float:
-    """The largest relative difference of C2..C5 between the Checkpoint's own trunk and the loaded detector's.
+    """The largest relative difference of C2..C5 between the Checkpoint's own trunk and the loaded
+    detector's.
 
-    Raises BadInput above 1e-4: a map that matched half of the names, a stride in the other convolution.
+    Raises BadInput above 1e-4: a map that matched half of the names, a stride in the other
+    convolution.
     """
+    # Noise of 64 px reaches every weight, and C5 is still 2 x 2. It is what the trunk sees after
+    # normalisation; how the engine normalises is not looked at here.
     x = torch.randn(2, 3, 64, 64, generator=seeding.generator(0, "feature check"))
     with torch.no_grad():
         own = checkpoint.backbone().eval().stages(x)
@@ -62,19 +79,20 @@ def check_features(
     for name, a, b in zip(("C2", "C3", "C4", "C5"), own, loaded, strict=True):
         if a.shape != b.shape:
             raise BadInput(
-                f"{engine}: {name} of the detector is {tuple(b.shape)}, the checkpoint's {tuple(a.shape)}"
+                f"{engine}: {name} of the detector is {tuple(b.shape)}, "
+                f"the checkpoint's {tuple(a.shape)}"
             )
         difference = float((a - b).abs().max() / a.abs().max().clamp(min=1e-12))
-        if not difference <= TOLERANCE:
+        if not difference <= TOLERANCE:  # not `>`: NaN is refused too
             raise BadInput(
-                f"{engine}: the loaded {name} is off from {checkpoint.name}'s by {difference:.2g} of its size; "
-                "weights or stride did not arrive, nothing was trained"
+                f"{engine}: the loaded {name} is off from {checkpoint.name}'s by {difference:.2g} "
+                "of its size; weights or stride did not arrive, nothing was trained"
             )
         worst = max(worst, difference)
     return worst
 
 
-def about(checkpoint: Checkpoint) -> dict[str, Any]:
+def about(checkpoint: Checkpoint) -> TrunkRow:
     """What a detector's file keeps of the trunk it came from: enough for its results' rows."""
     return {
         "checkpoint": checkpoint.digest,

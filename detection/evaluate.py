@@ -1,4 +1,4 @@
-"""AP from predictions, the same way for both engines: hotcoco's evaluator, per category, with bootstrap intervals."""
+"""AP from detections, the same way for both engines: in total, per category, with an interval."""
 
 from __future__ import annotations
 
@@ -8,21 +8,36 @@ import json
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Literal, TypedDict, cast
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from backbench.runs import seeding
-from detection.coco import Split
+from detection.data.records import Detection
+from detection.data.split import Split
+
+if TYPE_CHECKING:
+    import hotcoco
 
 RESAMPLES = 500
-# Where COCOeval.summarize puts AP, AP50, AP75 and the sizes; keypoints have no small objects.
-STATS = {
-    "bbox": {"AP": 0, "AP50": 1, "AP75": 2, "APs": 3, "APm": 4, "APl": 5},
-    "segm": {"AP": 0, "AP50": 1, "AP75": 2, "APs": 3, "APm": 4, "APl": 5},
-    "keypoints": {"AP": 0, "AP50": 1, "AP75": 2, "APm": 3, "APl": 4},
+
+
+@dataclass(frozen=True)
+class ApKind:
+    """One of COCO's ways to compare a detection with an object."""
+
+    shape: Literal["bbox", "segmentation", "keypoints"]  # the field of a detection that it compares
+    stats: Mapping[str, int]  # metric -> its place in the numbers of COCOeval.summarize
+
+
+_BY_SIZE = {"AP": 0, "AP50": 1, "AP75": 2, "APs": 3, "APm": 4, "APl": 5}
+AP_KINDS = {
+    "bbox": ApKind("bbox", _BY_SIZE),
+    "segm": ApKind("segmentation", _BY_SIZE),
+    # COCO marks no keypoints on small objects.
+    "keypoints": ApKind("keypoints", {"AP": 0, "AP50": 1, "AP75": 2, "APm": 3, "APl": 4}),
 }
 
 
@@ -30,66 +45,84 @@ STATS = {
 class Scores:
     """Percent; None where undefined: nothing predicted at all, or no ground truth of that kind."""
 
-    kind: str
     values: Mapping[str, float | None]
     ci95: Mapping[str, tuple[float, float] | None]
     per_category: Mapping[str, float | None]
     samples: Mapping[str, np.ndarray]  # AP, AP50, AP75 of each bootstrap draw
 
 
+class ImageMatches(TypedDict):
+    """COCOeval's matching of one image's d detections and g objects of one category, for one range
+    of areas, at T thresholds of overlap. A match is the object's id, 0 is none; what is ignored
+    counts neither as hit nor as miss."""
+
+    image_id: int
+    category_id: int
+    aRng: Sequence[float]
+    gtIgnore: Sequence[int]  # (g,)
+    dtScores: Sequence[float]  # (d,), falling
+    dtMatches: Sequence[Sequence[int]]  # (T, d)
+    dtIgnore: Sequence[Sequence[int]]  # (T, d)
+
+
 def score(
     split: Split,
-    predictions: Sequence[Mapping[str, Any]],
+    detections: Sequence[Detection],
     kind: str,
     sigmas: Sequence[float],
     *,
     manifest: str,
 ) -> Scores:
-    """AP of COCO-format predictions ({image_id, category_id, score, bbox | segmentation | keypoints}) on a split."""
+    """AP of detections in COCO's format on a split. `kind` is one of AP_KINDS; `sigmas`, of each
+    keypoint, are COCO's own where there are none; `manifest` decides the bootstrap's draws."""
     import hotcoco
 
-    undefined = dict.fromkeys(STATS[kind])
-    if not predictions:
-        return Scores(kind, undefined, {}, dict.fromkeys(split.categories), {})
+    stats = AP_KINDS[kind].stats
+    if not detections:
+        return Scores(dict.fromkeys(stats), {}, dict.fromkeys(split.categories), {})
     truth = hotcoco.COCO(_with_areas(split))
-    ev = hotcoco.COCOeval(truth, truth.load_res(for_kind(predictions, kind)), kind)
-    ev.params.img_ids = [r["image_id"] for r in split.records]
+    ev = hotcoco.COCOeval(truth, truth.load_res(for_kind(detections, kind)), kind)
+    ev.params.img_ids = cast(list[int], [r["image_id"] for r in split.records])
     if kind == "keypoints" and sigmas:
         ev.params.kpt_oks_sigmas = list(sigmas)
     ev.evaluate()
     ev.accumulate()
     with _silent():
         ev.summarize()
-    values = {name: _percent(ev.stats[i]) for name, i in STATS[kind].items()}
-    assert ev.eval is not None
-    precision = np.asarray(ev.eval["precision"])[
-        :, :, :, 0, -1
-    ]  # T, R, K at all areas and most detections
-    per_category = {}
-    for k, name in enumerate(split.categories):
-        p = precision[:, :, k]
-        per_category[name] = _percent(p[p > -1].mean()) if (p > -1).any() else None
+    values = {name: _percent(ev.stats[i]) for name, i in stats.items()}
     samples = bootstrap(ev, split, manifest)
-    return Scores(
-        kind,
-        values,
-        {name: interval(values) for name, values in samples.items()},
-        per_category,
-        samples,
-    )
+    intervals = {name: interval(draws) for name, draws in samples.items()}
+    return Scores(values, intervals, _per_category(ev, split), samples)
 
 
-def for_kind(predictions: Sequence[Mapping[str, Any]], kind: str) -> list[dict[str, Any]]:
-    """Only the fields that `kind` is scored by: COCO's loader takes an object's area from its box if there is one,
-    and AP of masks by size would silently go by boxes."""
-    common = ("image_id", "category_id", "score")
-    shape = {"bbox": "bbox", "segm": "segmentation", "keypoints": "keypoints"}[kind]
-    return [{k: p[k] for k in (*common, shape)} for p in predictions]
+def _per_category(ev: hotcoco.COCOeval, split: Split) -> dict[str, float | None]:
+    """The mean of the precisions at all thresholds and recalls, as COCOeval.summarize averages them
+    over all."""
+    assert ev.eval is not None
+    # (T, R, K, areas, most detections) -> (T, R, K): all areas, the largest number of detections
+    precision = np.asarray(ev.eval["precision"])[:, :, :, 0, -1]
+    out = {}
+    for k, name in enumerate(split.categories):
+        defined = precision[:, :, k][precision[:, :, k] > -1]
+        out[name] = _percent(defined.mean()) if defined.size else None
+    return out
 
 
-def _with_areas(split: Split) -> dict[str, Any]:
+def for_kind(detections: Sequence[Detection], kind: str) -> list[dict[str, object]]:
+    """Only the fields that `kind` is scored by: COCO's loader takes an object's area from its box
+    if there is one, and AP of masks by size would silently go by boxes."""
+    shape = AP_KINDS[kind].shape
+    out = []
+    for d in detections:
+        row: dict[str, object] = {shape: d[shape]}
+        row |= {"image_id": d["image_id"], "category_id": d["category_id"], "score": d["score"]}
+        out.append(row)
+    return out
+
+
+def _with_areas(split: Split) -> dict[str, object]:
     """The annotation file; objects without `area` or `iscrowd` get the box's and 0."""
-    data = json.loads(Path(split.file).read_text())
+    data = json.loads(split.file.read_text())
     for a in data["annotations"]:
         a.setdefault("area", a["bbox"][2] * a["bbox"][3])
         a.setdefault("iscrowd", 0)
@@ -98,7 +131,7 @@ def _with_areas(split: Split) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _silent() -> Iterator[None]:
-    """hotcoco's summarize prints its table and warns of other sigmas than COCO's; ours is printed once."""
+    """hotcoco's summarize prints a table of its own and warns of other sigmas than COCO's."""
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -109,75 +142,114 @@ def _percent(value: float) -> float | None:
     return None if value < 0 or not np.isfinite(value) else 100 * float(value)
 
 
-def bootstrap(ev: Any, split: Split, manifest: str) -> dict[str, np.ndarray]:
-    """AP, AP50 and AP75 in percent of images drawn with replacement; the draws depend on the list of images alone, so
-    two checkpoints are compared draw by draw. Matching is per image: a draw only reweights each image's detections.
-    """
-    ids = [r["image_id"] for r in split.records]
+def bootstrap(ev: hotcoco.COCOeval, split: Split, manifest: str) -> dict[str, np.ndarray]:
+    """AP, AP50 and AP75 in percent of images drawn with replacement; the draws depend on the list
+    of images alone, so two checkpoints are compared draw by draw. Matching is per image: a draw
+    only reweights each image's detections."""
+    ids = cast(list[int], [r["image_id"] for r in split.records])
     draws = torch.randint(
         len(ids), (RESAMPLES, len(ids)), generator=seeding.generator(manifest, "bootstrap")
     )
+    # How often each draw has each image: (draws, images)
     weights = torch.zeros(RESAMPLES, len(ids), dtype=torch.float64)
     weights.scatter_add_(1, draws, torch.ones_like(draws, dtype=torch.float64))
     aps = 100 * weighted_ap(ev, ids, list(split.ids), weights)  # (draws, thresholds)
+    # The thresholds are 0.5, 0.55, ... 0.95.
     return {"AP": aps.mean(1).numpy(), "AP50": aps[:, 0].numpy(), "AP75": aps[:, 5].numpy()}
 
 
 def interval(samples: np.ndarray) -> tuple[float, float] | None:
     """95% percentile interval over the draws that are defined."""
     samples = samples[np.isfinite(samples)]
-    return (
-        (float(np.quantile(samples, 0.025)), float(np.quantile(samples, 0.975)))
-        if len(samples)
-        else None
-    )
+    if not len(samples):
+        return None
+    return float(np.quantile(samples, 0.025)), float(np.quantile(samples, 0.975))
 
 
 def weighted_ap(
-    ev: Any, image_ids: Sequence[int], category_ids: Sequence[int], weights: torch.Tensor
-) -> torch.Tensor:
-    """(draws, images) multiplicities -> (draws, thresholds) AP, mean over the categories that have ground truth.
+    ev: hotcoco.COCOeval, image_ids: Sequence[int], category_ids: Sequence[int], weights: Tensor
+) -> Tensor:
+    """(draws, images) multiplicities -> (draws, thresholds) AP, mean over the categories that have
+    ground truth.
 
-    COCOeval.accumulate for one area range (all) and most detections, with each image counted `weight` times.
+    COCOeval.accumulate for one area range (all) and most detections, with each image counted
+    `weight` times.
     """
     column = {id: i for i, id in enumerate(image_ids)}
-    recalls = torch.linspace(0, 1, 101, dtype=torch.float64)
-    whole = list(ev.params.area_rng[0])
-    by_category: dict[int, list[dict[str, Any]]] = {id: [] for id in category_ids}
-    for e in ev.eval_imgs:
-        if e is not None and list(e["aRng"]) == whole:
-            by_category[e["category_id"]].append(e)
     thresholds = len(ev.params.iou_thrs)
     total = torch.zeros(len(weights), thresholds, dtype=torch.float64)
     counted = torch.zeros(len(weights), 1, dtype=torch.float64)
-    for entries in by_category.values():
-        entries.sort(key=lambda e: column[e["image_id"]])
-        truths = torch.zeros(len(image_ids), dtype=torch.float64)
-        scores, owner, matched, ignored = [], [], [], []
-        for e in entries:
-            at = column[e["image_id"]]
-            truths[at] = float((~np.asarray(e["gtIgnore"], bool)).sum())
-            scores.append(np.asarray(e["dtScores"], float))
-            owner.append(np.full(len(scores[-1]), at))
-            matched.append(np.asarray(e["dtMatches"]).reshape(thresholds, -1) != 0)
-            ignored.append(np.asarray(e["dtIgnore"]).reshape(thresholds, -1) != 0)
-        positives = weights @ truths  # (draws,)
+    for matches in _matches_by_category(ev, category_ids).values():
+        matches.sort(key=lambda m: column[m["image_id"]])
+        detections = _Ranked(matches, column, thresholds)
+        # A category counts in the draws that have ground truth of it.
+        positives = weights @ detections.truths  # (draws,)
         there = positives > 0
         counted[there] += 1
-        if not entries or not sum(map(len, scores)):
-            continue
-        ranking = np.argsort(-np.concatenate(scores), kind="mergesort")
-        w = weights[:, torch.from_numpy(np.concatenate(owner)[ranking])]  # (draws, detections)
-        hit = torch.from_numpy(np.concatenate(matched, 1)[:, ranking])
-        skip = torch.from_numpy(np.concatenate(ignored, 1)[:, ranking])
+        if not detections.found:
+            continue  # precision 0 everywhere
+        weight = weights[:, detections.image]  # (draws, detections)
         for t in range(thresholds):
-            true = (w * (hit[t] & ~skip[t])).cumsum(1)
-            false = (w * (~hit[t] & ~skip[t])).cumsum(1)
-            recall = true / positives.clamp(min=1)[:, None]
-            precision = true / (true + false + np.spacing(1))
-            precision = precision.flip(1).cummax(1).values.flip(1)
-            place = torch.searchsorted(recall.contiguous(), recalls.expand(len(w), -1).contiguous())
-            reached = place < recall.shape[1]
-            ap = (precision.gather(1, place.clamp(max=recall.shape[1] - 1)) * reached).mean(1)
+            ap = _average_precision(weight, detections.hit[t], detections.skip[t], positives)
             total[there, t] += ap[there]
     return total / counted.masked_fill(counted == 0, float("nan"))
+
+
+def _matches_by_category(
+    ev: hotcoco.COCOeval, category_ids: Sequence[int]
+) -> dict[int, list[ImageMatches]]:
+    """The matching that AP is made from: all areas, not AP by size."""
+    whole = list(ev.params.area_rng[0])
+    out: dict[int, list[ImageMatches]] = {id: [] for id in category_ids}
+    for e in ev.eval_imgs:
+        if e is not None and list(e["aRng"]) == whole:
+            out[e["category_id"]].append(cast(ImageMatches, e))
+    return out
+
+
+class _Ranked:
+    """One category's detections in all N images, D of them, the surest first."""
+
+    truths: Tensor  # (N,) float64: objects to be found in each image
+    found: bool  # D > 0; only then is there what follows
+    image: Tensor  # (D,): the column of the image that each is in
+    hit: Tensor  # (T, D) bool: it matched an object
+    skip: Tensor  # (T, D) bool: it is ignored
+
+    def __init__(
+        self, matches: Sequence[ImageMatches], column: Mapping[int, int], thresholds: int
+    ) -> None:
+        self.truths = torch.zeros(len(column), dtype=torch.float64)
+        self.found = False
+        scores, image, hit, skip = [], [], [], []
+        for m in matches:
+            at = column[m["image_id"]]
+            self.truths[at] = float((~np.asarray(m["gtIgnore"], bool)).sum())
+            scores.append(np.asarray(m["dtScores"], float))
+            image.append(np.full(len(scores[-1]), at))
+            hit.append(np.asarray(m["dtMatches"]).reshape(thresholds, -1) != 0)
+            skip.append(np.asarray(m["dtIgnore"]).reshape(thresholds, -1) != 0)
+        if not sum(map(len, scores)):
+            return
+        self.found = True
+        # Stable, so that equal scores keep the order of the images: COCOeval's own tie-break.
+        ranking = np.argsort(-np.concatenate(scores), kind="mergesort")
+        self.image = torch.from_numpy(np.concatenate(image)[ranking])
+        self.hit = torch.from_numpy(np.concatenate(hit, 1)[:, ranking])
+        self.skip = torch.from_numpy(np.concatenate(skip, 1)[:, ranking])
+
+
+def _average_precision(weight: Tensor, hit: Tensor, skip: Tensor, positives: Tensor) -> Tensor:
+    """weight (draws, D), hit and skip (D,) of ranked detections, positives (draws,) -> (draws,)."""
+    # 1. Precision and recall after each detection
+    true = (weight * (hit & ~skip)).cumsum(1)
+    false = (weight * (~hit & ~skip)).cumsum(1)
+    recall = true / positives.clamp(min=1)[:, None]
+    precision = true / (true + false + np.spacing(1))
+    # 2. The best precision at that recall or a larger one
+    precision = precision.flip(1).cummax(1).values.flip(1)
+    # 3. Read off at 101 recalls; 0 where a recall is not reached
+    recalls = torch.linspace(0, 1, 101, dtype=torch.float64).expand(len(weight), -1)
+    place = torch.searchsorted(recall.contiguous(), recalls.contiguous())
+    reached = place < recall.shape[1]
+    return (precision.gather(1, place.clamp(max=recall.shape[1] - 1)) * reached).mean(1)

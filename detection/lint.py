@@ -1,16 +1,21 @@
-"""What ruins a detection run in silence, found before a day is spent on it. One line each, refused or warned about."""
+"""What ruins a detection run in silence, found before a day is spent on it. One line each, refused
+or warned about."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from backbench.errors import BadInput
 from backbench.runs.folder import log
 from backbench.weights.checkpoint import Checkpoint
-from detection import config
-from detection.coco import Split
+from detection.config import Given
+from detection.data.split import Split
+from detection.tasks import DetectionTask
+
+if TYPE_CHECKING:
+    from fvcore.common.config import CfgNode
 
 PIXEL_TOLERANCE = 0.01  # of 255; converters round the statistics
 REFERENCE = (0.02, 16)  # learning rate at this many images per batch
@@ -18,9 +23,10 @@ NORMS = ("SyncBN", "naiveSyncBN")
 
 
 def check(
-    cfg: Any, given: config.Given, train: Split, val: Split, *, task: str, world: int
+    cfg: CfgNode, given: Given, train: Split, val: Split, *, task: DetectionTask, world: int
 ) -> None:
-    """Raise BadInput for what gives a wrong number; log a warning for what departs from the published protocol."""
+    """Raise BadInput for what gives a wrong number; log a warning for what departs from the
+    published protocol."""
     ground_truth(cfg, given, train, val, task)
     batch, lr = cfg.SOLVER.IMS_PER_BATCH, cfg.SOLVER.BASE_LR
     if batch % world:
@@ -29,27 +35,32 @@ def check(
         )
     if min(batch, cfg.SOLVER.MAX_ITER) < 1 or lr <= 0:
         raise BadInput(f"{given.path}: SOLVER.IMS_PER_BATCH, MAX_ITER and BASE_LR must be positive")
-    for line in departures(cfg, given, train, val, task):
+    for line in (*norm_departures(cfg, task), *other_departures(cfg, train, val)):
         log.warning(f"{given.path.name}: {line}")
 
 
-def weights(cfg: Any, given: config.Given, checkpoint: Checkpoint) -> None:
+def weights(cfg: CfgNode, given: Given, checkpoint: Checkpoint) -> None:
     """The config against the checkpoint: channels, statistics, stride, depth, stem."""
-    pixels = checkpoint.pixels
-    name = checkpoint.name
+    pixels, name = checkpoint.pixels, checkpoint.name
     if checkpoint.stem != "imagenet":
         raise BadInput(
-            f"{name} has the {checkpoint.stem} stem; detection needs the imagenet stem (stride 2, max-pool)"
+            f"{name} has the {checkpoint.stem} stem; "
+            "detection needs the imagenet stem (stride 2, max-pool)"
         )
     depth = int(checkpoint.arch.removeprefix("resnet"))
     if depth != cfg.MODEL.RESNETS.DEPTH:
         raise BadInput(
-            f"{given.path}: MODEL.RESNETS.DEPTH is {cfg.MODEL.RESNETS.DEPTH} but {name} is a {checkpoint.arch}"
+            f"{given.path}: MODEL.RESNETS.DEPTH is {cfg.MODEL.RESNETS.DEPTH} "
+            f"but {name} is a {checkpoint.arch}"
         )
+    # MSRA's ResNet-50, which Detectron2's own configs start from, strides in the first 1x1
+    # convolution of a stage; torchvision's, and with it every checkpoint here, in the 3x3. Both
+    # have the same names and shapes.
     if cfg.MODEL.RESNETS.STRIDE_IN_1X1:
         raise BadInput(
-            f"{given.path}: MODEL.RESNETS.STRIDE_IN_1X1 is True, as MSRA's weights want it; {name} strides in the 3x3 "
-            "convolution: it would load without a word and compute other features; set it to False"
+            f"{given.path}: MODEL.RESNETS.STRIDE_IN_1X1 is True, as MSRA's weights want it; "
+            f"{name} strides in the 3x3 convolution: it would load without a word and compute "
+            "other features; set it to False"
         )
     order = given.get("INPUT.FORMAT", pixels.order)
     if order != pixels.order:
@@ -58,16 +69,21 @@ def weights(cfg: Any, given: config.Given, checkpoint: Checkpoint) -> None:
         )
     for key, own in (("MODEL.PIXEL_MEAN", pixels.mean), ("MODEL.PIXEL_STD", pixels.std)):
         stated = given.get(key)
-        if stated is None:
-            continue
         wanted = [round(255 * v, 3) for v in own]
-        if len(stated) != 3 or any(abs(a - b) > PIXEL_TOLERANCE for a, b in zip(stated, wanted)):
+        if stated is not None and not _near(stated, wanted):
             raise BadInput(
-                f"{given.path}: {key} is {list(stated)} but {name} was trained with {wanted}; leave the key out"
+                f"{given.path}: {key} is {list(stated)} but {name} was trained with {wanted}; "
+                "leave the key out"
             )
 
 
-def ground_truth(cfg: Any, given: config.Given, train: Split, val: Split, task: str) -> None:
+def _near(stated: Sequence[float], wanted: Sequence[float]) -> bool:
+    if len(stated) != len(wanted):
+        return False
+    return all(abs(a - b) <= PIXEL_TOLERANCE for a, b in zip(stated, wanted))
+
+
+def ground_truth(cfg: CfgNode, given: Given, train: Split, val: Split, task: DetectionTask) -> None:
     """The config against the annotation files."""
     classes = cfg.MODEL.ROI_HEADS.NUM_CLASSES
     for split in (train, val):
@@ -79,41 +95,54 @@ def ground_truth(cfg: Any, given: config.Given, train: Split, val: Split, task: 
     if (train.categories, train.ids) != (val.categories, val.ids):
         odd = sorted(set(zip(train.ids, train.categories)) ^ set(zip(val.ids, val.categories)))[0]
         raise BadInput(
-            f"{val.file}: its categories are not those of {train.file}; first difference: {odd[0]} '{odd[1]}'"
+            f"{val.file}: its categories are not those of {train.file}; "
+            f"first difference: {odd[0]} '{odd[1]}'"
         )
     shared = {r["file_name"] for r in train.records} & {r["file_name"] for r in val.records}
     if shared:
         raise BadInput(
-            f"{val.name} and {train.name} share {len(shared)} images, {Path(min(shared)).name} the first"
+            f"{val.name} and {train.name} share {len(shared)} images, "
+            f"{Path(min(shared)).name} the first"
         )
-    if task == "keypoint_rcnn":
-        for split in (train, val):
-            if len(split.keypoints) != cfg.MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS:
-                raise BadInput(
-                    f"{split.file}: {len(split.keypoints)} keypoints, but MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS is "
-                    f"{cfg.MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS}"
-                )
-        sigmas = len(cfg.TEST.KEYPOINT_OKS_SIGMAS)
-        if sigmas != len(val.keypoints):
+    if task.keypoints:
+        _keypoint_counts(cfg, given, train, val)
+
+
+def _keypoint_counts(cfg: CfgNode, given: Given, train: Split, val: Split) -> None:
+    """Files, head and the sigmas that score them name equally many."""
+    wanted = cfg.MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS
+    for split in (train, val):
+        if len(split.keypoints) != wanted:
             raise BadInput(
-                f"{given.path}: {sigmas} TEST.KEYPOINT_OKS_SIGMAS for {len(val.keypoints)} keypoints"
+                f"{split.file}: {len(split.keypoints)} keypoints, "
+                f"but MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS is {wanted}"
             )
+    sigmas = len(cfg.TEST.KEYPOINT_OKS_SIGMAS)
+    if sigmas != len(val.keypoints):
+        raise BadInput(
+            f"{given.path}: {sigmas} TEST.KEYPOINT_OKS_SIGMAS for {len(val.keypoints)} keypoints"
+        )
 
 
-def departures(cfg: Any, given: config.Given, train: Split, val: Split, task: str) -> Sequence[str]:
-    """What differs from the protocol, in words; the numbers then carry another protocol's name."""
+# What differs from the protocol of LORAC's Table 4 and JCL's Table 2 is said in words; the numbers
+# then carry another protocol's name.
+
+
+def norm_departures(cfg: CfgNode, task: DetectionTask) -> list[str]:
+    """Batch norm trained over all GPUs in trunk and FPN, re-estimated at the end, and none in the
+    heads."""
     out = []
     m = cfg.MODEL
     if m.BACKBONE.FREEZE_AT:
         out.append(f"FREEZE_AT {m.BACKBONE.FREEZE_AT}: the protocol trains all layers (0)")
     if m.RESNETS.NORM not in NORMS:
         out.append(f"RESNETS.NORM {m.RESNETS.NORM!r}: the protocol has SyncBN in the trunk")
-    fpn = "fpn" in m.BACKBONE.NAME
-    if fpn and m.FPN.NORM not in NORMS:
+    if _has_fpn(cfg) and m.FPN.NORM not in NORMS:
         out.append(
-            f"FPN.NORM {m.FPN.NORM!r}: the protocol has SyncBN; without it keypoint training does not converge"
+            f"FPN.NORM {m.FPN.NORM!r}: the protocol has SyncBN; "
+            "without it keypoint training does not converge"
         )
-    if m.ROI_BOX_HEAD.NORM or (task == "mask_rcnn" and m.ROI_MASK_HEAD.NORM):
+    if any(m[head].get("NORM") for head in task.heads):
         out.append(
             "norm in the heads: the protocol has it in trunk and FPN only, heads are standard"
         )
@@ -121,16 +150,26 @@ def departures(cfg: Any, given: config.Given, train: Split, val: Split, task: st
         out.append(
             "TEST.PRECISE_BN off: the protocol re-estimates batch norm statistics before testing"
         )
+    return out
+
+
+def other_departures(cfg: CfgNode, train: Split, val: Split) -> list[str]:
+    """The rate for the batch, and what the data lacks."""
+    out = []
     rate, images = REFERENCE
-    wanted = rate * cfg.SOLVER.IMS_PER_BATCH / images
-    if fpn and not 0.5 <= cfg.SOLVER.BASE_LR / wanted <= 2 and "scenes" not in train.name:
+    lr, batch = cfg.SOLVER.BASE_LR, cfg.SOLVER.IMS_PER_BATCH
+    wanted = rate * batch / images
+    # C4 has other rates; the embedded scenes are no protocol's.
+    if _has_fpn(cfg) and not 0.5 <= lr / wanted <= 2 and "scenes" not in train.name:
         out.append(
-            f"BASE_LR {cfg.SOLVER.BASE_LR} for {cfg.SOLVER.IMS_PER_BATCH} images per batch; "
-            f"{rate} at {images} scales to {wanted:.3g}"
+            f"BASE_LR {lr} for {batch} images per batch; {rate} at {images} scales to {wanted:.3g}"
         )
-    empty = sum(not r["annotations"] for r in val.records)
-    if empty == len(val.records):
+    if not any(r["annotations"] for r in val.records):
         out.append(f"{val.name} has no ground truth at all: every AP will be undefined")
     for split in (train, val):
         out += [f"{split.file.name}: {note}" for note in split.notes]
     return out
+
+
+def _has_fpn(cfg: CfgNode) -> bool:
+    return "fpn" in cfg.MODEL.BACKBONE.NAME

@@ -3,9 +3,15 @@
 import numpy as np
 import pytest
 from PIL import Image
+from support.detection_runs import asked, built
 
 from backbench.errors import BadInput
-from detection import coco, config, convert, train_net
+from detection import convert, train_net
+from detection.data import coco
+from detection.data.split import join, training_records
+from detection.data.voc import VOC_CLASSES
+from detection.protocol import protocol
+from detection.tasks import FASTER_RCNN, MASK_RCNN
 
 pytest.importorskip("detectron2", reason="Detectron2 is not installed: `make detectron2`")
 
@@ -40,8 +46,8 @@ def voc(tmp_path):
 def test_records_are_detectron2s(voc):
     from detectron2.data.datasets.pascal_voc import load_voc_instances
 
-    split = coco.read("voc_2007_trainval", voc, task="faster_rcnn")
-    theirs = load_voc_instances(str(voc / "VOC2007"), "trainval", coco.VOC_CLASSES)
+    split = coco.read("voc_2007_trainval", voc, task=FASTER_RCNN)
+    theirs = load_voc_instances(str(voc / "VOC2007"), "trainval", VOC_CLASSES)
     for a, b in zip(split.records, theirs, strict=True):
         assert (a["file_name"], a["image_id"], a["height"], a["width"]) == (
             b["file_name"],
@@ -53,16 +59,16 @@ def test_records_are_detectron2s(voc):
             left, top, width, height = x["bbox"]
             assert [left, top, left + width, top + height] == y["bbox"]
             assert x["category_id"] == y["category_id"]
-    both = coco.join([split, coco.read("voc_2012_trainval", voc, task="faster_rcnn")])
+    both = join([split, coco.read("voc_2012_trainval", voc, task=FASTER_RCNN)])
     assert len(both.records) == 6 and both.name == "voc_2007_trainval+voc_2012_trainval"
     with pytest.raises(BadInput, match="VOC has boxes only"):
-        coco.read("voc_2007_test", voc, task="mask_rcnn")
+        coco.read("voc_2007_test", voc, task=MASK_RCNN)
 
 
 def test_perfect_and_missing_detections(voc):
     from detection.engine_detectron2 import voc_scores
 
-    split = coco.read("voc_2007_test", voc, task="faster_rcnn")
+    split = coco.read("voc_2007_test", voc, task=FASTER_RCNN)
     exact = [
         {
             "image_id": r["image_id"],
@@ -82,48 +88,24 @@ def test_perfect_and_missing_detections(voc):
 
 def test_voc_config(voc, tmp_path):
     name = "faster_rcnn_R_50_C4_VOC"
-    p = train_net.prepare(
-        train_net.Job(
-            name, ("MODEL.WEIGHTS", "random"), "detectron2", None, voc, tmp_path / "run", 1, False
-        )
-    )
+    run = asked(name, voc, tmp_path / "run", engine="detectron2")
+    p = train_net.prepare(run)
     assert (len(p.train.records), len(p.val.records)) == (6, 3)
-    assert train_net.choose_engine("auto", p.given) == "detectron2"
-    assert config.protocol(p.given) == "detection-c4-voc-v1"
+    assert train_net.choose_engine("auto", run.given) == "detectron2"
+    assert protocol(run.given) == "detection-c4-voc-v1"
     with pytest.raises(BadInput, match=r"no key|does not state"):
-        train_net.prepare(
-            train_net.Job(
-                name,
-                ("MODEL.WEIGHTS", "random"),
-                "torchvision",
-                None,
-                voc,
-                tmp_path / "run",
-                1,
-                False,
-            )
-        )
+        train_net.prepare(asked(name, voc, tmp_path / "run"))
 
 
 @pytest.mark.slow
 def test_c4_trunk_arrives(tiny_root, tmp_path):
     import torch
 
-    job = train_net.Job(
-        "tiny_faster_rcnn_R_50_C4",
-        ("MODEL.WEIGHTS", "random"),
-        "detectron2",
-        None,
-        tiny_root,
-        tmp_path,
-        1,
-        False,
-    )
-    p = train_net.prepare(job)
-    engine = train_net.build_engine(job, p, torch.device("cpu"))
+    run = asked("tiny_faster_rcnn_R_50_C4", tiny_root, tmp_path, engine="detectron2")
+    p, engine = built(run)
     assert convert.check_features(p.checkpoint, engine.stages, "detectron2") <= 1e-5
     assert any("res5.norm" in k for k in engine.model.state_dict())
-    engine.start(coco.training_records(p.train, p.task), 0, 1)
+    engine.start(training_records(p.train, p.task), 0, 1)
     losses = engine.step()
     assert all(torch.isfinite(v) for v in losses.values())
     moved = engine.model.state_dict()["backbone.res4.0.conv1.weight"]

@@ -12,9 +12,11 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from backbench.errors import BadInput
-from detection import coco, evaluate
+from detection import evaluate
+from detection.data import coco
+from detection.tasks import FASTER_RCNN, KEYPOINT_RCNN, MASK_RCNN
 
-TASKS = {"bbox": "faster_rcnn", "segm": "mask_rcnn", "keypoints": "keypoint_rcnn"}
+TASKS = {"bbox": FASTER_RCNN, "segm": MASK_RCNN, "keypoints": KEYPOINT_RCNN}
 SIGMAS = [0.107, 0.05, 0.2, 0.107, 0.079]
 
 
@@ -23,7 +25,7 @@ def make(root, task, *, images=25, empty=(), seed=0):
     rng = np.random.default_rng(seed)
     (root / "coco" / "val2017").mkdir(parents=True)
     size = 260
-    people = task == "keypoint_rcnn"
+    people = task.keypoints
     categories = (
         [{"id": 1, "name": "p", "keypoints": list("abcde")}]
         if people
@@ -114,7 +116,7 @@ def test_equals_pycocotools(tmp_path, kind):
     split, found = make(tmp_path, TASKS[kind], empty=(3, 7))
     scores = evaluate.score(split, found, kind, SIGMAS, manifest="m")
     ev = oracle(split, found, kind)
-    for name, i in evaluate.STATS[kind].items():
+    for name, i in evaluate.AP_KINDS[kind].stats.items():
         assert scores.values[name] == pytest.approx(100 * ev.stats[i], abs=1e-9), name
     assert 5 < scores.values["AP"] < 95
     for k, name in enumerate(split.categories):
@@ -159,7 +161,7 @@ def test_interval_is_of_the_same_ap(tmp_path, kind):
 
 def test_draws_depend_on_the_images_alone(tmp_path):
     """Two checkpoints share their draws, so that they can be compared draw by draw."""
-    split, found = make(tmp_path, "faster_rcnn")
+    split, found = make(tmp_path, FASTER_RCNN)
     a = evaluate.score(split, found, "bbox", [], manifest="m")
     b = evaluate.score(split, found[::2], "bbox", [], manifest="m")
     assert np.corrcoef(a.samples["AP"], b.samples["AP"])[0, 1] > 0.3
@@ -169,18 +171,18 @@ def test_draws_depend_on_the_images_alone(tmp_path):
 
 
 def test_nothing_predicted_or_nothing_to_find_is_undefined(tmp_path):
-    split, found = make(tmp_path / "a", "faster_rcnn")
+    split, found = make(tmp_path / "a", FASTER_RCNN)
     nothing = evaluate.score(split, [], "bbox", [], manifest="m")
     assert set(nothing.values.values()) == {None} and nothing.ci95 == {}
-    split, _ = make(tmp_path / "b", "faster_rcnn", images=3, empty=(1, 2, 3))
+    split, _ = make(tmp_path / "b", FASTER_RCNN, images=3, empty=(1, 2, 3))
     empty = evaluate.score(split, found[:3], "bbox", [], manifest="m")
     assert set(empty.values.values()) == {None}
     assert set(empty.ci95.values()) == {None}
 
 
 def test_first_images_only(tmp_path):
-    split, found = make(tmp_path, "faster_rcnn")
-    few = coco.read("coco_2017_val_7", tmp_path, task="faster_rcnn")
+    split, found = make(tmp_path, FASTER_RCNN)
+    few = coco.read("coco_2017_val_7", tmp_path, task=FASTER_RCNN)
     assert [r["image_id"] for r in few.records] == list(range(1, 8))
     mine = [d for d in found if d["image_id"] <= 7]
     ev = oracle(split, mine, "bbox", list(range(1, 8)))

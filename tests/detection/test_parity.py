@@ -10,12 +10,16 @@ from detectron2.data import DatasetMapper
 from detectron2.evaluation.coco_evaluation import instances_to_coco_json
 from detectron2.structures import Boxes
 from detectron2.utils.events import EventStorage
+from support.detection_runs import asked, built
 
 from backbench.weights import exporting
 from backbench.weights.resnet import build_backbone
-from detection import coco, config, engine_detectron2, engine_torchvision, train_net
-
-TASKS = ("faster_rcnn", "mask_rcnn", "keypoint_rcnn")
+from detection import config, engine_detectron2
+from detection.data.images import load_image, shortest_edge, targets, to_uint8
+from detection.data.split import training_records
+from detection.rcnn.detector import Detector
+from detection.schedule import SolverSchedule
+from detection.tasks import DETECTION_TASKS
 
 
 def to_detectron2_names(state):
@@ -70,22 +74,15 @@ def head_name(parts, v):
     raise AssertionError(parts)
 
 
-@pytest.fixture(scope="module", params=TASKS)
+@pytest.fixture(scope="module", params=DETECTION_TASKS)
 def pair(request, tiny_root, tmp_path_factory):
     """Both engines of one task with equal, well-spread weights, and the training split."""
-    task = request.param
-    opts = ("MODEL.WEIGHTS", "random")
-    name = f"tiny_{task}_R_18_FPN"
-    engines = []
-    for engine in ("torchvision", "detectron2"):
-        job = train_net.Job(
-            name, opts, engine, None, tiny_root, tmp_path_factory.mktemp("run"), 1, False
-        )
-        p = train_net.prepare(job)
-        engines.append(train_net.build_engine(job, p, torch.device("cpu")))
-    ours, theirs = engines
+    name = f"tiny_{request.param}_R_18_FPN"
+    out = tmp_path_factory.mktemp("run")
+    p, ours = built(asked(name, tiny_root, out))
+    _, theirs = built(asked(name, tiny_root, out, engine="detectron2"))
     generator = torch.Generator().manual_seed(1)
-    images = [coco.to_uint8(coco.load_image(r)) for r in p.train.records[:4]]
+    images = [to_uint8(load_image(r)) for r in p.train.records[:4]]
     norms = [
         m for m in ours.model.modules() if isinstance(m, torch.nn.modules.batchnorm._BatchNorm)
     ]
@@ -103,7 +100,7 @@ def pair(request, tiny_root, tmp_path_factory):
         for norm in norms:
             norm.momentum = 0.1
     theirs.model.load_state_dict(to_detectron2_names(ours.model.state_dict()))
-    return ours, theirs, p.train, task
+    return ours, theirs, p.train, p.task
 
 
 def test_every_weight_has_a_counterpart(pair):
@@ -130,7 +127,7 @@ def test_features_anchors_proposals_boxes_and_scores(pair):
     ours.model.eval()
     theirs.model.eval()
     for record in split.records[:3]:
-        image = coco.to_uint8(coco.load_image(record))
+        image = to_uint8(load_image(record))
         with torch.no_grad():
             batch = ours.model.batch([image])
             features = ours.model.backbone(batch.tensors)
@@ -159,13 +156,13 @@ def test_features_anchors_proposals_boxes_and_scores(pair):
         np.testing.assert_allclose(
             [x["bbox"] for x in a], [x["bbox"] for x in b], rtol=1e-5, atol=1e-3
         )
-        if task == "mask_rcnn":
+        if task.outlines:
             from pycocotools import mask
 
             for x, y in zip(a, b):
                 differing = (mask.decode(x["segmentation"]) != mask.decode(y["segmentation"])).sum()
                 assert differing <= 2
-        if task == "keypoint_rcnn":
+        if task.keypoints:
             ka, kb = (
                 np.array([x["keypoints"] for x in found]).reshape(len(a), -1, 3) for found in (a, b)
             )
@@ -175,30 +172,28 @@ def test_features_anchors_proposals_boxes_and_scores(pair):
 def test_losses_from_the_same_images(pair):
     """The same batch, the same draws of anchors and proposals: every loss term and the gradients of it all."""
     ours, theirs, split, task = pair
-    records = coco.training_records(split, task)[:2]
-    order = [
-        coco.targets(r, 128, 128, mirrored=False, flip_map=split.flip, task=task) for r in records
-    ]
-    images = [coco.to_uint8(coco.load_image(r)) for r in records]
+    records = training_records(split, task)[:2]
+    order = [targets(r, 128, 128, mirrored=False, flip_map=split.flip, task=task) for r in records]
+    images = [to_uint8(load_image(r)) for r in records]
     mapper = DatasetMapper(
         is_train=True,
         augmentations=[],
         image_format="RGB",
-        use_instance_mask=task == "mask_rcnn",
-        use_keypoint=task == "keypoint_rcnn",
+        use_instance_mask=task.outlines,
+        use_keypoint=task.keypoints,
         keypoint_hflip_indices=np.array(split.flip) if split.flip else None,
     )
-    stream = engine_detectron2.Stream(records, 0)
+    stream = engine_detectron2.SeededRecords(records, 0)
     mapped = [mapper(stream[i]) for i in range(len(records))]
     for target, theirs_mapped in zip(order, mapped):
         instances = theirs_mapped["instances"]
         torch.testing.assert_close(target["boxes"], instances.gt_boxes.tensor)
         assert (target["labels"] - 1).tolist() == instances.gt_classes.tolist()
-        if task == "keypoint_rcnn":
+        if task.keypoints:
             torch.testing.assert_close(target["keypoints"], instances.gt_keypoints.tensor)
     ours.model.train()
     theirs.model.train()
-    for sampler in ours.model.samplers():
+    for sampler in ours.model.samplers().values():
         sampler.generators = None
     torch.manual_seed(5)
     mine = ours.model(images, order)
@@ -235,29 +230,25 @@ def test_training_images_are_the_same(pair):
 
     _, _, split, task = pair
     kept = filter_images_with_only_crowd_annotations(split.records)
-    if task == "keypoint_rcnn":
+    if task.keypoints:
         kept = filter_images_with_few_keypoints(kept, 1)
-    assert [r["image_id"] for r in kept] == [
-        r["image_id"] for r in coco.training_records(split, task)
-    ]
-    stream = engine_detectron2.Stream(split.records, 0)
+    assert [r["image_id"] for r in kept] == [r["image_id"] for r in training_records(split, task)]
+    stream = engine_detectron2.SeededRecords(split.records, 0)
     height, width = 160, 200
     for mirrored in (False, True):
         flip = HFlipTransform(width) if mirrored else NoOpTransform()
         moves = TransformList([ResizeTransform(128, 128, height, width), flip])
         for i, record in enumerate(split.records[:4]):
-            mine = coco.targets(
-                record, height, width, mirrored=mirrored, flip_map=split.flip, task=task
-            )
+            mine = targets(record, height, width, mirrored=mirrored, flip_map=split.flip, task=task)
             for n, a in enumerate(stream[i]["annotations"]):
                 b = transform_instance_annotations(
                     dict(a), moves, (height, width), keypoint_hflip_indices=split.flip or None
                 )
                 np.testing.assert_allclose(mine["boxes"][n], b["bbox"], rtol=1e-6)
-                if task == "mask_rcnn":
+                if task.outlines:
                     for p, q in zip(mine["polygons"][n], b["segmentation"], strict=True):
                         np.testing.assert_allclose(p, q)
-                if task == "keypoint_rcnn":
+                if task.keypoints:
                     np.testing.assert_allclose(mine["keypoints"][n], b["keypoints"], rtol=1e-6)
 
 
@@ -269,27 +260,26 @@ def test_sizes_and_schedule():
     generator = torch.Generator().manual_seed(0)
     for _ in range(300):
         h, w = torch.randint(40, 2000, (2,), generator=generator).tolist()
-        assert coco.shortest_edge(h, w, 800, 1333) == tuple(
+        assert shortest_edge(h, w, 800, 1333) == tuple(
             ResizeShortestEdge.get_output_shape(h, w, 800, 1333)
         )
     cfg = engine_detectron2.read_config(config.read("faster_rcnn_R_50_FPN_1x", []))
+    ours = SolverSchedule.of(cfg)
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=cfg.SOLVER.BASE_LR)
     scheduler = build_lr_scheduler(cfg, optimizer)
     for iteration in range(2000):
-        assert optimizer.param_groups[0]["lr"] == pytest.approx(
-            train_net.lr_at(cfg, iteration), rel=1e-6
-        )
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(ours.lr_at(iteration), rel=1e-6)
         optimizer.step()
         scheduler.step()
     for iteration in (59_999, 60_000, 79_999, 80_000, 89_999):
         scheduler.last_epoch = iteration
-        assert scheduler.get_lr()[0] == pytest.approx(train_net.lr_at(cfg, iteration), rel=1e-6)
+        assert scheduler.get_lr()[0] == pytest.approx(ours.lr_at(iteration), rel=1e-6)
 
 
 def test_initial_weights_are_drawn_alike(pair):
     """Fresh heads of both engines: the same spread, tensor by tensor."""
     ours, theirs, _, _ = pair
-    fresh = engine_torchvision.Detector(ours.cfg, build_backbone("resnet18"), ours.model.pixels)
+    fresh = Detector(ours.cfg, build_backbone("resnet18"), ours.model.pixels)
     reference = engine_detectron2.build_model(theirs.cfg).state_dict()
     for key, value in to_detectron2_names(fresh.state_dict()).items():
         if (

@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 import torch
+from support.detection_runs import asked, built
 
 from backbench.datasets import embedded
 from backbench.errors import BadInput
@@ -12,7 +13,9 @@ from backbench.images.preprocess import Pixels
 from backbench.weights import exporting
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.resnet import build_backbone
-from detection import coco, config, convert, engine_torchvision, train_net
+from detection import config, convert, train_net
+from detection.data import images
+from detection.data.split import training_records
 
 FASTER = "tiny_faster_rcnn_R_18_FPN"
 
@@ -38,9 +41,8 @@ def prepare(data, tmp_path, checkpoint=None, *opts, name=FASTER, world=1):
         file = tmp_path / "x.safetensors"
         checkpoint.save(file)
     opts = opts if checkpoint is not None else ("MODEL.WEIGHTS", "random", *opts)
-    return train_net.prepare(
-        train_net.Job(name, opts, "torchvision", file, data, tmp_path / "run", world, False)
-    )
+    out = tmp_path / "run"
+    return train_net.prepare(asked(name, data, out, opts, checkpoint=file, world=world))
 
 
 def edit(data, change, kind="instances", part="val"):
@@ -81,9 +83,8 @@ def test_statistics_come_from_the_checkpoint(tiny_root, tmp_path, trunk):
 
 
 def test_weights_must_be_named(tiny_root, tmp_path, trunk):
-    job = train_net.Job(FASTER, (), "torchvision", None, tiny_root, tmp_path, 1, False)
     with pytest.raises(BadInput, match="no weights: give --checkpoint"):
-        train_net.prepare(job)
+        train_net.prepare(asked(FASTER, tiny_root, tmp_path, ()))
     with pytest.raises(BadInput, match="nothing is downloaded"):
         convert.weights(None, "detectron2://ImageNetPretrained/MSRA/R-50.pkl", 50, 0)
     with pytest.raises(BadInput, match="give one"):
@@ -110,10 +111,9 @@ def test_small_image_stem_is_refused(tiny_root, tmp_path):
 
 def test_feature_check(tiny_root, tmp_path, trunk):
     """A detector whose weights half arrived, whose channels are swapped, or whose stride is elsewhere is refused."""
-    p = prepare(tiny_root, tmp_path, trunk)
-    engine = engine_torchvision.Engine(
-        p.cfg, p.checkpoint, flip_map=[], task="faster_rcnn", seed=0, device=torch.device("cpu")
-    )
+    file = tmp_path / "x.safetensors"
+    trunk.save(file)
+    p, engine = built(asked(FASTER, tiny_root, tmp_path, (), checkpoint=file))
     assert convert.check_features(p.checkpoint, engine.stages, "torchvision") <= 1e-6
     body = engine.model.backbone.body
     with torch.no_grad():
@@ -219,10 +219,10 @@ def degenerate(d):
 def test_degenerate_objects_are_handled_as_by_coco_tools(data, tmp_path, trunk, task):
     edit(data, degenerate, "person_keypoints" if task == "keypoint" else "instances", "train")
     p = prepare(data, tmp_path, trunk, name=f"tiny_{task}_rcnn_R_18_FPN")
-    kept = {r["image_id"] for r in coco.training_records(p.train, p.task)}
+    kept = {r["image_id"] for r in training_records(p.train, p.task)}
     assert not kept & {1, 3, 4} and 2 in kept
     record = next(r for r in p.train.records if r["image_id"] == 2)
-    target = coco.targets(record, 128, 128, mirrored=False, flip_map=p.train.flip, task=p.task)
+    target = images.targets(record, 128, 128, mirrored=False, flip_map=p.train.flip, task=p.task)
     boxes = target["boxes"]
     assert ((boxes[:, 2:] - boxes[:, :2]) > 0).all()
     assert len(boxes) == len(record["annotations"]) - 2
@@ -232,13 +232,10 @@ def test_degenerate_objects_are_handled_as_by_coco_tools(data, tmp_path, trunk, 
 @pytest.mark.parametrize("task", ["faster", "mask", "keypoint"])
 def test_a_batch_without_any_object_trains(tiny_root, tmp_path, trunk, task):
     """Every loss is finite and every parameter gets a gradient, so that no rank waits for another's."""
-    p = prepare(tiny_root, tmp_path, trunk, name=f"tiny_{task}_rcnn_R_18_FPN")
-    engine = engine_torchvision.Engine(
-        p.cfg, p.checkpoint, flip_map=p.train.flip, task=p.task, seed=0, device=torch.device("cpu")
-    )
+    p, engine = built(asked(f"tiny_{task}_rcnn_R_18_FPN", tiny_root, tmp_path))
     record = {**p.train.records[0], "annotations": []}
-    target = coco.targets(record, 128, 128, mirrored=False, flip_map=p.train.flip, task=p.task)
-    losses = engine.model.train()([coco.to_uint8(coco.load_image(record))] * 2, [target] * 2)
+    target = images.targets(record, 128, 128, mirrored=False, flip_map=p.train.flip, task=p.task)
+    losses = engine.model.train()([images.to_uint8(images.load_image(record))] * 2, [target] * 2)
     total = sum(losses.values())
     total.backward()
     assert torch.isfinite(total)
@@ -249,7 +246,7 @@ def test_one_image_of_another_size_than_stated(data, tmp_path, trunk):
     edit(data, lambda d: d["images"][0].update(height=64))
     p = prepare(data, tmp_path, trunk)
     with pytest.raises(BadInput, match="its annotation file says"):
-        coco.load_image(p.val.records[0])
+        images.load_image(p.val.records[0])
 
 
 def test_batch_must_divide(tiny_root, tmp_path, trunk):
@@ -257,40 +254,8 @@ def test_batch_must_divide(tiny_root, tmp_path, trunk):
         prepare(tiny_root, tmp_path, trunk, world=3)
 
 
-def test_protocol_names():
-    def name(recipe, *opts):
-        return config.protocol(config.read(recipe, opts))
-
-    assert name("faster_rcnn_R_50_FPN_1x") == "detection-1x-v1"
-    assert (
-        name("keypoint_rcnn_R_50_FPN_1x", "SEED", "3", "SOLVER.CHECKPOINT_PERIOD", "7")
-        == "detection-1x-v1"
-    )
-    assert name("demo_mask_rcnn_R_18_FPN") == "detection-demo-v1"
-    assert name(FASTER) == "detection-tiny-v1"
-    changed = name("mask_rcnn_R_50_FPN_1x", "SOLVER.BASE_LR", "0.01")
-    assert changed.startswith("detection-") and "1x" not in changed
-    assert name("mask_rcnn_R_50_FPN_1x", "MODEL.FPN.NORM", "BN") != changed
-
-
 def test_a_config_must_state_what_the_engine_reads(tmp_path):
     file = tmp_path / "own.yaml"
     file.write_text("MODEL:\n  MASK_ON: True\n")
     with pytest.raises(BadInput, match=r"does not state .*_BASE_"):
         config.embedded(config.read(str(file), []))
-
-
-def test_order_is_a_function_of_its_position():
-    records = [{"width": 2 if i % 3 else 1, "height": 1 + i % 3 % 2} for i in range(23)]
-    order = coco.Order(records, 8, seed=4)
-    stream = order.batches()
-    whole = [next(stream) for _ in range(20)]
-    later = order.batches(13)
-    assert [next(later) for _ in range(7)] == whole[13:]
-    for batch in whole:
-        for group in (batch[:4], batch[4:]):
-            assert len({order.wide[i] for i in group}) == 1
-    seen = [i for batch in whole for i in batch]
-    assert set(seen[:46]) == set(range(23))
-    shares = [list(coco.Slots(order, first=3, last=6, rank=r, world=2)) for r in range(2)]
-    assert [[i for _, _, i in a + b] for a, b in zip(*shares)] == whole[3:6]

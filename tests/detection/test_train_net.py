@@ -160,6 +160,23 @@ def test_two_processes_are_one(tiny_root, x, tmp_path):
 
 
 @pytest.mark.slow
+def test_two_processes_in_detectron2(tiny_root, x, tmp_path):
+    """Its losses are per process and its draws are a rank's own: near those of one process, not equal."""
+    pytest.importorskip("detectron2", reason="Detectron2 is not installed: `make detectron2`")
+    config = "tiny_mask_rcnn_R_18_FPN"
+    losses = []
+    for number in (1, 2):
+        flags = ("--engine", "detectron2", "--num-gpus", str(number), "--checkpoint", x)
+        out = tmp_path / str(number)
+        done = detect(config, tiny_root, out, *flags)
+        assert done.returncode == 0, done.stderr
+        losses.append([row["loss"] for row in read_metrics(out)])
+    assert losses[1] == pytest.approx(losses[0], rel=0.05)
+    assert numbers(tmp_path / "1").keys() == numbers(tmp_path / "2").keys()
+    assert weights(tmp_path / "1").keys() == weights(tmp_path / "2").keys()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["torchvision", "detectron2"])
 def test_losses_fall_and_ap_rises(tmp_path, engine):
     """The keypoint demo learns: its loss halves and AP is well above 0 within 60 iterations."""

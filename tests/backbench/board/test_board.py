@@ -191,11 +191,11 @@ def test_published_protocols_exist_as_recipes():
     }
     named = {published.protocol(r)[0] for r in published.rows() if not r.task.endswith("_rcnn")}
     assert {n for n in named if "-table-" not in n} <= names
-    from detection import config
+    from detection import config, protocol
 
     given = config.read("mask_rcnn_R_50_FPN_1x", [])
     one = next(r for r in published.rows() if r.task == "mask_rcnn")
-    assert published.protocol(one) == (config.protocol(given), "detectron2")
+    assert published.protocol(one) == (protocol.protocol(given), "detectron2")
 
 
 def test_best_is_said_only_by_a_paired_test(tmp_path):

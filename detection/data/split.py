@@ -1,0 +1,98 @@
+"""Split: a dataset, or several joined, as records; and which of them are trained on."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from backbench.errors import BadInput
+from detection.data.records import Annotation, ImageRecord
+from detection.tasks import DetectionTask
+
+LEFT_RIGHT = (("left", "right"), ("right", "left"))
+# Folder of the data -> the dataset's name in results, where they differ
+RESULT_NAMES = {"coco": "coco2017", "VOC2007": "voc2007"}
+
+
+@dataclass(frozen=True)
+class Split:
+    """One annotation file. `categories` are names by contiguous label; `ids` are the file's own, in
+    the same order."""
+
+    name: str
+    file: Path
+    folder: Path  # of the images
+    categories: tuple[str, ...]
+    ids: tuple[int, ...]
+    records: list[ImageRecord]
+    keypoints: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # what was left out, in words
+    more_files: tuple[Path, ...] = ()  # of the datasets joined to this one
+
+    @property
+    def flip(self) -> list[int]:
+        """Where each keypoint's value comes from in a mirrored image: left_eye from right_eye."""
+        return [self.keypoints.index(self._partner(name)) for name in self.keypoints]
+
+    def _partner(self, name: str) -> str:
+        """left_eye for right_eye; the nose is its own."""
+        for side, other in LEFT_RIGHT:
+            if side in name:
+                partner = name.replace(side, other)
+                return partner if partner in self.keypoints else name
+        return name
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """Which images and annotations: the files' sha256 and the number of images taken."""
+        digest = hashlib.sha256()
+        for file in (self.file, *self.more_files):
+            digest.update(file.read_bytes())
+        return f"{self.name}:{digest.hexdigest()[:16]}:{len(self.records)}"
+
+    @property
+    def dataset(self) -> str:
+        """The dataset's name in the results."""
+        folder = self.folder.parent.name
+        return RESULT_NAMES.get(folder, folder)
+
+
+def join(splits: Sequence[Split]) -> Split:
+    """Several training sets as one, in the order given; their categories must be the same."""
+    first, *others = splits
+    for other in others:
+        if (other.categories, other.ids) != (first.categories, first.ids):
+            raise BadInput(f"{other.file}: its categories are not those of {first.file}")
+    records, notes = list(first.records), list(first.notes)
+    for other in others:
+        records += other.records
+        notes += other.notes
+    return replace(
+        first,
+        name="+".join(s.name for s in splits),
+        records=records,
+        notes=tuple(notes),
+        more_files=tuple(s.file for s in others),
+    )
+
+
+def training_records(split: Split, task: DetectionTask) -> list[ImageRecord]:
+    """Images with at least one object that is no crowd, and for keypoints at least one marked
+    keypoint: the filters of detectron2/data/build.py."""
+    kept = []
+    for record in split.records:
+        objects = [a for a in record["annotations"] if not a["iscrowd"]]
+        if task.keypoints:
+            objects = [a for a in objects if _is_marked(a)]
+        if objects:
+            kept.append(record)
+    if not kept:
+        raise BadInput(f"{split.file}: no image has an object to train on")
+    return kept
+
+
+def _is_marked(annotation: Annotation) -> bool:
+    return any(v > 0 for v in annotation.get("keypoints", ())[2::3])

@@ -1,0 +1,76 @@
+"""What an engine offers: all that the program knows of a detector, be it torchvision's or
+Detectron2's.
+
+    engine = TorchvisionEngine(cfg, checkpoint, flip_map=..., task=..., seed=..., device=...)
+    engine.stages(x)                        # C2..C5, to prove that the trunk arrived
+    engine.start(records, first, last)      # open the stream of batches; again, to open another
+    engine.step()                           # one iteration: `first`, then first + 1, ...
+    engine.losses()                         # or only the losses of the next batch
+    engine.predict(record)                  # one image's detections
+
+An iteration is a pure function of the weights, the optimiser's state, the seed and its number: not
+of what ran before it in this process, nor of the number of workers. That is what makes a continued
+run equal to one that was never stopped. What draws from torch's and numpy's global generators draws
+from the iteration's own: the caller seeds them before each step.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from backbench.weights.checkpoint import Checkpoint
+from detection.data.records import Detection, ImageRecord
+from detection.tasks import DetectionTask
+
+if TYPE_CHECKING:
+    from fvcore.common.config import CfgNode
+
+
+class DetectionEngine(ABC):
+    """A detector with its trunk loaded, its optimiser and its stream of training images."""
+
+    model: nn.Module  # the whole network; its state dict is what is saved and scored
+    optimizer: torch.optim.Optimizer  # the caller sets its groups' rates before each step
+
+    def __init__(
+        self,
+        cfg: CfgNode,
+        checkpoint: Checkpoint,
+        *,
+        flip_map: Sequence[int],
+        task: DetectionTask,
+        seed: int,
+        device: torch.device,
+    ) -> None:
+        """`flip_map` is Split.flip, empty without keypoints; `seed` decides the fresh heads, the
+        images and all draws. The engines' own go on from here: they build `model` around the
+        checkpoint's trunk, and `optimizer`."""
+        self.cfg, self.checkpoint, self.flip_map = cfg, checkpoint, flip_map
+        self.task, self.seed, self.device = task, seed, device
+
+    @abstractmethod
+    def stages(self, x: Tensor) -> list[Tensor]:
+        """C2..C5 of a normalised batch (N, 3, H, W), each (N, C, H/s, W/s); in evaluation mode,
+        without gradient."""
+
+    @abstractmethod
+    def start(self, records: Sequence[ImageRecord], first: int, last: int) -> None:
+        """Open the stream of this rank's batches for iterations `first` to `last` - 1."""
+
+    @abstractmethod
+    def losses(self) -> dict[str, Tensor]:
+        """The next batch's loss terms, each 0-dim; their sum is minimised. The model must be in
+        training mode."""
+
+    @abstractmethod
+    def step(self) -> dict[str, Tensor]:
+        """Train on the next batch at the optimiser's rates; its loss terms, detached."""
+
+    @abstractmethod
+    def predict(self, record: ImageRecord) -> list[Detection]:
+        """One image's detections, in pixels of the file; categories are labels from 0."""

@@ -1,0 +1,146 @@
+"""The processes of a run: one per GPU, or per CPU rank, begun and ended with one command."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import datetime
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
+from typing import TypeAlias
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from backbench.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_PREEMPTED
+from backbench.runs.folder import log
+from backbench.runs.state import StopFlag
+from detection.config import DEVICE_KEY, Given
+from detection.run import DetectionRun
+
+HOST = "127.0.0.1"
+PR_SET_PDEATHSIG = 1  # of Linux's prctl
+GRACE_SECONDS = 2
+# What the run exits with is the first of these that a rank did. Where one was stopped by a signal,
+# its state is saved, however the others ended.
+STATUSES = (EXIT_PREEMPTED, EXIT_BAD_INPUT, EXIT_FAILED)
+
+
+@dataclass(frozen=True)
+class Seat:
+    """A child's place in the run."""
+
+    rank: int
+    port: int
+    parent: int  # process id
+    log_level: int
+
+
+Body: TypeAlias = Callable[[DetectionRun, Seat], int]  # what a rank does; returns its exit status
+
+
+def gpus(given: Given) -> int:
+    """How many GPUs the run may use; 0 for a run on the CPU."""
+    return 0 if given.get(DEVICE_KEY) == "cpu" else torch.cuda.device_count()
+
+
+def device_of(given: Given, rank: int) -> torch.device:
+    return torch.device("cuda", rank) if gpus(given) else torch.device("cpu")
+
+
+def spawn(body: Body, run: DetectionRun) -> None:
+    """Run `body` in `run.world` processes. Signals to this process reach all of them; its death
+    ends them. Raises SystemExit with their status where it is not 0.
+
+    `body` must be importable by its name: a child starts as a fresh interpreter.
+    """
+    port = _free_port()
+    context = mp.get_context("spawn")
+    children: list[BaseProcess] = []
+    for rank in range(run.world):
+        seat = Seat(rank, port, parent=os.getpid(), log_level=log.level)
+        children.append(context.Process(target=_child, args=(body, run, seat)))
+    with StopFlag() as stop:
+        for child in children:
+            child.start()
+        _watch(children, stop)
+    ended = {child.exitcode or 0 for child in children}
+    if ended == {0}:
+        return
+    for status in STATUSES:
+        if status in ended:
+            raise SystemExit(status)
+    raise SystemExit(EXIT_FAILED)  # killed
+
+
+def _free_port() -> int:
+    with socket.socket() as s:
+        s.bind((HOST, 0))
+        return s.getsockname()[1]
+
+
+def _watch(children: Sequence[BaseProcess], stop: StopFlag) -> None:
+    """Until all have ended. From state to state:
+
+    running          -- a signal to this process -->   told: each rank stops after its iteration
+    running, told    -- a rank ends badly -->          the others get GRACE_SECONDS, are then killed
+
+    A rank that was told ends with the status of a stopped run, so `told` goes on the same way. One
+    whose neighbour died would wait for it in a collective.
+    """
+    told = False
+    while any(child.is_alive() for child in children):
+        children[0].join(0.2)
+        if stop.requested and not told:
+            told = True
+            for child in children:
+                if child.pid and child.is_alive():
+                    os.kill(child.pid, signal.SIGTERM)
+        if any(child.exitcode not in (None, 0) for child in children):
+            time.sleep(GRACE_SECONDS)
+            for child in children:
+                child.kill()
+                child.join()
+
+
+def _child(body: Body, run: DetectionRun, seat: Seat) -> None:
+    # No orphan writes to the run after its parent: Linux kills us with it. Where it died before
+    # this line, our parent is another by now.
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != seat.parent:
+        raise SystemExit(EXIT_FAILED)
+    if gpus(run.given):
+        torch.cuda.set_device(seat.rank)
+    else:
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    raise SystemExit(body(run, seat))
+
+
+@contextlib.contextmanager
+def joined(run: DetectionRun, seat: Seat) -> Iterator[None]:
+    """Inside, this process is one of the run's ranks."""
+    os.environ |= {"MASTER_ADDR": HOST, "MASTER_PORT": str(seat.port)}
+    dist.init_process_group(
+        "nccl" if gpus(run.given) else "gloo",
+        rank=seat.rank,
+        world_size=run.world,
+        timeout=datetime.timedelta(minutes=30),
+    )
+    try:
+        yield
+    finally:
+        with contextlib.suppress(Exception):
+            dist.destroy_process_group()
+
+
+def barrier() -> None:
+    """Wait for the other ranks; nothing in a run of one process."""
+    if dist.is_initialized():
+        dist.barrier()

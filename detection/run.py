@@ -1,0 +1,51 @@
+"""A detection run as data: what was asked, what has been read for it, and the files that it leaves
+beside those of every run (backbench.runs.folder names them)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from backbench.weights.checkpoint import Checkpoint
+from detection.config import Given
+from detection.data.split import Split
+from detection.schedule import SolverSchedule
+from detection.tasks import DetectionTask
+
+if TYPE_CHECKING:
+    from fvcore.common.config import CfgNode
+
+FINAL_FILE = "model_final.pth"  # Detectron2's name for the trained detector
+DETECTIONS_FILE = "predictions.json"  # COCO's results format
+PER_CATEGORY_FILE = "per_category.json"
+
+
+@dataclass(frozen=True)
+class DetectionRun:
+    """What was asked. Every process of the run gets it as it is: the config is read once, by the
+    first."""
+
+    given: Given
+    engine: str
+    checkpoint: Path | None  # None: MODEL.WEIGHTS names the weights
+    root: Path
+    out: Path
+    world: int = 1
+    eval_only: bool = False
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a process has read, checked and found to fit together."""
+
+    cfg: CfgNode  # the engine's, with the checkpoint's pixels filled in
+    task: DetectionTask
+    seed: int
+    checkpoint: Checkpoint
+    train: Split
+    val: Split
+
+    @property
+    def schedule(self) -> SolverSchedule:
+        return SolverSchedule.of(self.cfg)

@@ -1,0 +1,140 @@
+"""From a trained detector to its numbers: detections of all ranks, AP, and what is kept of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from backbench.results import store
+from backbench.runs import atomic
+from backbench.runs.folder import PICTURES, RESULTS_FILE, Progress, log
+from detection import evaluate
+from detection.convert import about
+from detection.data import voc
+from detection.data.records import Detection
+from detection.engine import DetectionEngine
+from detection.protocol import protocol
+from detection.ranks import barrier
+from detection.run import DETECTIONS_FILE, PER_CATEGORY_FILE, DetectionRun, Prepared
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+def predict(run: DetectionRun, p: Prepared, engine: DetectionEngine, rank: int) -> list[Detection]:
+    """All images' detections in the order of the split on rank 0, none on the others. Their
+    category ids are the file's own."""
+    mine = p.val.records[rank :: run.world]
+    progress = Progress(run.out, len(mine), "evaluate", unit="image") if rank == 0 else None
+    found: list[list[Detection]] = []  # of each image
+    for image in mine:
+        detections = engine.predict(image)
+        for detection in detections:
+            detection["category_id"] = p.val.ids[detection["category_id"]]
+        found.append(detections)
+        if progress is not None:
+            progress.advance()
+    if run.world > 1:
+        found = _gather(run, found, rank, images=len(p.val.records))
+    return [detection for detections in found for detection in detections]
+
+
+def _gather(
+    run: DetectionRun, mine: list[list[Detection]], rank: int, *, images: int
+) -> list[list[Detection]]:
+    """Every rank's images on rank 0, through files: masks of 5,000 images are no tensor."""
+    share = _share(run.out, rank)
+    atomic.write_text(share, json.dumps(mine))
+    barrier()
+    if rank:
+        return []
+    shares = []
+    for r in range(run.world):
+        file = _share(run.out, r)
+        shares.append(json.loads(file.read_text()))
+        file.unlink()
+    # Rank r had the images r, r + world, r + 2 world, ...
+    return [shares[i % run.world][i // run.world] for i in range(images)]
+
+
+def _share(out: Path, rank: int) -> Path:
+    return out / f".predictions.{rank}.json"
+
+
+def record(run: DetectionRun, p: Prepared, detections: list[Detection]) -> None:
+    """AP with intervals, AP per category, pictures; all numbers appended in one write, once."""
+    from detection import pictures
+
+    # 1. What was found
+    atomic.write_text(run.out / DETECTIONS_FILE, json.dumps(detections))
+    # 2. Its AP. The intervals' draws depend on the images alone: checkpoints are compared by them.
+    manifest = hashlib.sha256(p.val.fingerprint.encode()).hexdigest()
+    scores = {kind: _scores(kind, p, detections, manifest) for kind in p.task.aps}
+    samples: dict[str, np.ndarray] = {}
+    for kind, of_kind in scores.items():
+        for name, draws in of_kind.samples.items():
+            samples[f"bootstrap_{kind}_{name}"] = draws
+    # 3. Files first, rows last: a run that has rows is finished.
+    stem = f"{p.task.name}_{run.engine}"
+    kept = store.keep_predictions(run.out, stem, manifest=manifest, **samples)
+    per_category = {kind: of_kind.per_category for kind, of_kind in scores.items()}
+    atomic.write_json(run.out / PER_CATEGORY_FILE, per_category)
+    pictures.write(run.out / PICTURES, p.val, detections)
+    store.append(run.out, results(run, p, scores, kept))
+
+
+def _scores(kind: str, p: Prepared, detections: list[Detection], manifest: str) -> evaluate.Scores:
+    if p.val.name in voc.VOC:
+        from detection.engine_detectron2 import voc_scores
+
+        return voc_scores(p.val, detections)
+    sigmas = p.cfg.TEST.KEYPOINT_OKS_SIGMAS
+    return evaluate.score(p.val, detections, kind, sigmas, manifest=manifest)
+
+
+def results(
+    run: DetectionRun, p: Prepared, scores: dict[str, evaluate.Scores], kept: str
+) -> list[store.Result]:
+    """A row for every AP; `kept` is the file of the draws."""
+    checkpoint = about(p.checkpoint)
+    name = protocol(run.given)
+    provenance = {
+        "config": run.given.path.stem,
+        "train": p.train.fingerprint,
+        "val": p.val.fingerprint,
+        "predictions": kept,
+        "per_category": PER_CATEGORY_FILE,
+        "evaluator": "detectron2 voc_eval" if p.val.name in voc.VOC else "hotcoco",
+    }
+    rows = []
+    for kind, of_kind in scores.items():
+        for metric, value in of_kind.values.items():
+            row = store.Result(
+                **checkpoint,
+                task=p.task.name,
+                dataset=p.val.dataset,
+                split="val",
+                metric=f"{kind}_{metric}",
+                value=value,
+                ci95=of_kind.ci95.get(metric),
+                protocol=name,
+                engine=run.engine,
+                seed=p.seed,
+                provenance=provenance,
+            )
+            rows.append(row)
+    return rows
+
+
+def report(out: Path) -> bool:
+    """Print the numbers that the run holds; whether there are any."""
+    if not (out / RESULTS_FILE).exists():
+        return False
+    rows, _ = store.read(out / RESULTS_FILE)
+    for r in rows:
+        interval = f"  [{r.ci95[0]:.1f}, {r.ci95[1]:.1f}]" if r.ci95 else ""
+        value = "undefined" if r.value is None else f"{r.value:.2f}"
+        log.info(f"{r.metric:16} {value}{interval}")
+    return bool(rows)

@@ -1,0 +1,74 @@
+"""What engine.py promises, of both engines."""
+
+import pytest
+import torch
+from support.detection_runs import asked, built
+
+from backbench.runs import seeding
+from detection.data.split import training_records
+
+
+@pytest.fixture(scope="module", params=["torchvision", "detectron2"])
+def engine(request, tiny_root, tmp_path_factory):
+    """A mask detector, and the images that it trains on."""
+    if request.param == "detectron2":
+        pytest.importorskip("detectron2", reason="Detectron2 is not installed: `make detectron2`")
+    out = tmp_path_factory.mktemp("run")
+    p, engine = built(asked("tiny_mask_rcnn_R_18_FPN", tiny_root, out, engine=request.param))
+    engine.model.train()
+    return engine, training_records(p.train, p.task)
+
+
+def losses_of(engine, iteration):
+    seeding.seed_everything(engine.seed, "iteration", iteration, 0)
+    return {name: float(value.detach()) for name, value in engine.losses().items()}
+
+
+def test_an_iteration_does_not_depend_on_where_the_stream_was_opened(engine):
+    engine, records = engine
+    engine.start(records, 0, 3)
+    whole = [losses_of(engine, i) for i in range(3)]
+    engine.start(records, 2, 3)
+    assert losses_of(engine, 2) == whole[2]
+    assert whole[0] != whole[2]
+    assert set(whole[0]) == {
+        "loss_rpn_cls",
+        "loss_rpn_loc",
+        "loss_cls",
+        "loss_box_reg",
+        "loss_mask",
+    }
+
+
+def test_a_step_moves_by_the_optimisers_rate(engine):
+    engine, records = engine
+    before = {k: v.clone() for k, v in engine.model.named_parameters()}
+    engine.start(records, 0, 2)
+    for rate, moves in ((0.0, False), (0.01, True)):
+        for group in engine.optimizer.param_groups:
+            group["lr"] = rate
+        losses = engine.step()
+        assert not any(v.requires_grad for v in losses.values())
+        same = [torch.equal(before[k], v) for k, v in engine.model.named_parameters()]
+        assert all(same) is not moves
+
+
+def test_stages_and_detections_are_those_of_the_file(engine):
+    engine, records = engine
+    stages = engine.stages(torch.zeros(1, 3, 64, 64))
+    assert [tuple(s.shape[1:]) for s in stages] == [
+        (64, 16, 16),
+        (128, 8, 8),
+        (256, 4, 4),
+        (512, 2, 2),
+    ]
+    record = {**records[0], "annotations": []}
+    found = engine.predict(record)
+    engine.model.train()
+    assert found
+    for d in found:
+        x, y, w, h = d["bbox"]
+        assert d["image_id"] == record["image_id"]
+        assert 0 <= d["category_id"] < 10
+        assert x >= 0 and y >= 0 and x + w <= record["width"] and y + h <= record["height"]
+        assert d["segmentation"]["size"] == [record["height"], record["width"]]

@@ -1,0 +1,113 @@
+"""The training loop with an engine of a single number: rates, states, stops, without a detector."""
+
+import dataclasses
+
+import pytest
+import torch
+from support.detection_loop import OneNumber, stopped_while_saving
+from support.detection_runs import asked
+
+from backbench.errors import Failed, Preempted
+from backbench.runs.folder import read_metrics
+from backbench.runs.state import StopFlag, load_state
+from detection import ranks, train_net
+
+SHORT = ("SOLVER.MAX_ITER", "12", "SOLVER.STEPS", "(8,)", "TEST.PRECISE_BN.ENABLED", "False")
+
+
+@pytest.fixture
+def prepared(tiny_root, tmp_path):
+    def prepare(*opts):
+        run = asked(
+            "tiny_faster_rcnn_R_18_FPN",
+            tiny_root,
+            tmp_path,
+            ("MODEL.WEIGHTS", "random", *SHORT, *opts),
+        )
+        return run, train_net.prepare(run)
+
+    return prepare
+
+
+def test_rates_warm_up_and_drop(prepared):
+    run, p = prepared("SOLVER.WARMUP_ITERS", "4", "SOLVER.BASE_LR", "0.08")
+    engine = OneNumber(p)
+    train_net.train(run, p, engine, 0, StopFlag())
+    factor = p.cfg.SOLVER.WARMUP_FACTOR
+    assert engine.rates[0] == pytest.approx(0.08 * factor)
+    assert engine.rates[2] == pytest.approx(0.08 * (factor + 1) / 2)
+    assert [engine.rates[i] for i in (4, 7, 8, 11)] == pytest.approx([0.08, 0.08, 0.008, 0.008])
+    assert [row["lr"] for row in read_metrics(run.out)] == list(engine.rates.values())
+
+
+def test_stopped_and_continued_is_the_same_run(prepared):
+    run, p = prepared()
+    whole = OneNumber(p)
+    train_net.train(run, p, whole, 0, StopFlag())
+    rows = read_metrics(run.out)
+    train_net.load_final(run.out / "model_final.pth")
+    (run.out / "model_final.pth").unlink()
+
+    for last in (3, 7):
+        stop = StopFlag()
+
+        def at(iteration, stop=stop, last=last):
+            if iteration == last:
+                stop.requested = "SIGTERM"
+
+        with pytest.raises(Preempted, match=f"stopped by SIGTERM after iteration {last + 1}"):
+            train_net.train(run, p, OneNumber(p, at), 0, stop)
+    engine = OneNumber(p)
+    train_net.train(run, p, engine, 0, StopFlag())
+    assert min(engine.rates) == 8
+    assert torch.equal(engine.model.weight, whole.model.weight)
+    assert read_metrics(run.out) == rows
+    assert not (run.out / "state.pt").exists()
+
+
+def test_a_long_run_continues_between_two_logged_iterations(prepared):
+    """A run of 18,000 iterations logs every fourth; saved by the clock or a signal, it continues at any."""
+    run, p = prepared("SOLVER.MAX_ITER", "18000")
+    for last in (6, 8, 13):
+        stop = StopFlag()
+
+        def at(iteration, stop=stop, last=last):
+            if iteration == last:
+                stop.requested = "SIGTERM"
+
+        with pytest.raises(Preempted):
+            train_net.train(run, p, OneNumber(p, at), 0, stop)
+    assert [row["step"] for row in read_metrics(run.out)] == [0, 4, 8, 12]
+
+
+def test_a_signal_in_the_last_iteration_changes_nothing(prepared):
+    run, p = prepared()
+    stop = StopFlag()
+
+    def at(iteration):
+        if iteration == 11:
+            stop.requested = "SIGTERM"
+
+    train_net.train(run, p, OneNumber(p, at), 0, stop)
+    assert (run.out / "model_final.pth").exists()
+
+
+def test_a_loss_that_is_not_finite_ends_the_run(prepared):
+    run, p = prepared()
+
+    def at(iteration):
+        return float("nan") if iteration == 5 else None
+
+    with pytest.raises(Failed, match=r"the loss is nan at iteration 5 .*lower SOLVER.BASE_LR"):
+        train_net.train(run, p, OneNumber(p, at), 0, StopFlag())
+
+
+@pytest.mark.slow
+def test_no_rank_is_killed_while_another_saves(prepared):
+    """Saving takes longer than ranks get to end once another has."""
+    run, _ = prepared("SOLVER.IMS_PER_BATCH", "2")
+    run = dataclasses.replace(run, world=2)
+    with pytest.raises(SystemExit) as ended:
+        ranks.spawn(stopped_while_saving, run)
+    assert ended.value.code == 75
+    assert load_state(run.out / "state.pt")["iteration"] == 4

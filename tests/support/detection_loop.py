@@ -1,0 +1,74 @@
+"""An engine of a single number, for the training loop; and a rank that is stopped with it."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from backbench.errors import EXIT_PREEMPTED, Preempted
+from backbench.runs.state import StopFlag
+from detection import ranks, train_net
+from detection.engine import DetectionEngine
+
+
+class OneNumber(DetectionEngine):
+    """Descends on (x - iteration)^2, so that the last x depends on every rate and iteration."""
+
+    def __init__(self, p, at=None):
+        super().__init__(
+            p.cfg, p.checkpoint, flip_map=[], task=p.task, seed=p.seed, device=torch.device("cpu")
+        )
+        self.model = torch.nn.Linear(1, 1, bias=False).double()
+        torch.nn.init.zeros_(self.model.weight)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+        self.at = at or (lambda iteration: None)  # called in each step
+        self.rates = {}
+
+    def stages(self, x):
+        raise NotImplementedError
+
+    def predict(self, record):
+        raise NotImplementedError
+
+    def start(self, records, first, last):
+        self.iteration = first
+
+    def losses(self):
+        return {"loss_square": (self.model.weight - self.iteration).square().sum()}
+
+    def step(self):
+        self.rates[self.iteration] = self.optimizer.param_groups[0]["lr"]
+        losses = self.losses()
+        self.optimizer.zero_grad()
+        losses["loss_square"].backward()
+        self.optimizer.step()
+        value = self.at(self.iteration)
+        self.iteration += 1
+        return {k: v.detach() if value is None else v.detach() * value for k, v in losses.items()}
+
+
+class SlowToSave(torch.nn.Linear):
+    def state_dict(self, *args, **kwargs):
+        time.sleep(2 * ranks.GRACE_SECONDS)
+        return super().state_dict(*args, **kwargs)
+
+
+def stopped_while_saving(run, seat):
+    """For ranks.spawn: a signal reaches rank 1 in iteration 3, and rank 0 takes its time to save."""
+    stop = StopFlag()
+
+    def at(iteration):
+        if iteration == 3 and seat.rank == 1:
+            stop.requested = "SIGTERM"
+
+    with ranks.joined(run, seat):
+        p = train_net.prepare(run)
+        engine = OneNumber(p, at)
+        engine.model = SlowToSave(1, 1, bias=False).double()
+        engine.optimizer = torch.optim.SGD(engine.model.parameters(), lr=0.1)
+        try:
+            train_net.train(run, p, engine, seat.rank, stop)
+        except Preempted:
+            return EXIT_PREEMPTED
+    return 0

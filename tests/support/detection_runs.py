@@ -1,0 +1,38 @@
+"""Detection runs as the command line would ask for them, for tests that call the program's parts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from detection import config, train_net
+from detection.engine import DetectionEngine
+from detection.run import DetectionRun, Prepared
+
+
+def asked(
+    name: str,
+    root: Path,
+    out: Path,
+    opts: Sequence[str] = ("MODEL.WEIGHTS", "random"),
+    *,
+    engine: str = "torchvision",
+    checkpoint: Path | None = None,
+    world: int = 1,
+) -> DetectionRun:
+    return DetectionRun(
+        given=config.read(name, opts),
+        engine=engine,
+        checkpoint=checkpoint,
+        root=root,
+        out=out,
+        world=world,
+    )
+
+
+def built(run: DetectionRun) -> tuple[Prepared, DetectionEngine]:
+    """What the run has read, and its engine on the CPU."""
+    prepared = train_net.prepare(run)
+    return prepared, train_net.build_engine(run, prepared, torch.device("cpu"))
