@@ -133,7 +133,7 @@ def test_a_shipped_name_cannot_be_taken(path):
 def test_two_packages_with_one_name(path):
     point(path, plugins.METHODS, "mine", "odd.a")
     point(path, plugins.METHODS, "mine", "even.b", package="even")
-    with pytest.raises(BadInput, match="'mine'.*comes from .*; uninstall one"):
+    with pytest.raises(BadInput, match=r"'mine'.*comes from .*; uninstall one"):
         plugins.installed(plugins.METHODS)
 
 
