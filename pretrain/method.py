@@ -1,4 +1,5 @@
-"""What a pretraining method is: a module that turns a batch of views into a loss. One file each in pretrain/methods."""
+"""What a pretraining method is: a module that turns a batch of views into a loss. One file each in
+pretrain/methods."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from backbench.weights.resnet import Trunk
 
 @dataclass(frozen=True, kw_only=True)
 class MethodConfig:
-    """The part of a recipe under `method:`. Each file in pretrain/methods extends it as `Config`."""
+    """The part of a recipe under `method:`. Each file in pretrain/methods extends it as
+    `Config`."""
 
     name: str
 
@@ -26,9 +28,9 @@ class MethodConfig:
 class Batch:
     """One rank's share of a global batch.
 
-    views: V tensors (N, 3, h, w), in the order of the recipe's crop groups; labels (N,) or None; index (N,) positions
-    in the dataset. `step` counts optimiser steps from 0, `progress` is step / total steps, in [0, 1); `epoch` is
-    progress in whole epochs of `epochs`.
+    views: V tensors (N, 3, h, w), in the order of the recipe's crop groups; labels (N,) or None;
+    index (N,) positions in the dataset. `step` counts optimiser steps from 0, `progress` is step /
+    total steps, in [0, 1); `epoch` is progress in whole epochs of `epochs`.
     """
 
     views: Sequence[Tensor]
@@ -42,8 +44,9 @@ class Batch:
 
 @dataclass(frozen=True)
 class Setup:
-    """What a method is told about the run it is built for. `batch_size` is the global one, over all ranks; `seed` is
-    the recipe's; `views` is the number of views per image; `images` the dataset's length; `classes` its class count."""
+    """What a method is told about the run it is built for. `batch_size` is the global one, over all
+    ranks; `seed` is the recipe's; `views` is the number of views per image; `images` the dataset's
+    length; `classes` its class count."""
 
     batch_size: int
     views: int
@@ -55,9 +58,10 @@ class Setup:
 class Method(nn.Module):
     """Base of all methods; the loop wraps the whole of it in DDP.
 
-    A method's file holds its pure loss function, its frozen `Config(MethodConfig)` and `class Method(Base)` whose
-    constructor takes (config, backbone, setup) and refuses what it cannot do with BadInput. Collectives go through
-    backbench.distributed only. All state (queues, momentum encoders) lives in parameters and buffers.
+    A method's file holds its pure loss function, its frozen `Config(MethodConfig)` and `class
+    Method(Base)` whose constructor takes (config, backbone, setup) and refuses what it cannot do
+    with BadInput. Collectives go through backbench.distributed only. All state (queues, momentum
+    encoders) lives in parameters and buffers.
     """
 
     backbone: nn.Module
@@ -67,14 +71,16 @@ class Method(nn.Module):
     accumulates = False  # the loss is a mean over samples that do not meet, so that micro-batches add up to the batch
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
-        """{"loss": 0-dim tensor with gradient, **detached terms to log}; the loss is over all ranks' samples."""
+        """{"loss": 0-dim tensor with gradient, **detached terms to log}; the loss is over all
+        ranks' samples."""
         raise AssertionError("a method overrides forward")
 
     def after_step(self, progress: float) -> None:
         """Called after each optimiser step: momentum update, enqueueing."""
 
     def heads(self) -> dict[str, Tensor]:
-        """Projector and the like, kept in the Checkpoint; by default `projector`, where the method has one."""
+        """Projector and the like, kept in the Checkpoint; by default `projector`, where the method
+        has one."""
         projector = getattr(self, "projector", None)
         return (
             {f"projector.{k}": v for k, v in projector.state_dict().items()}

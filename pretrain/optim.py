@@ -1,23 +1,29 @@
-"""Optimisers, parameter groups and schedules. Recipes speak epochs; from here on everything is counted in steps."""
+"""Optimisers, parameter groups and schedules. Recipes speak epochs; from here on everything is
+counted in steps."""
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from pretrain.config import Optim, PretrainConfig
+
 
 class LARS(torch.optim.Optimizer):
-    """SGD with momentum whose steps are scaled layer by layer (You et al., arXiv:1708.03888, Eq. 6).
+    """SGD with momentum whose steps are scaled layer by layer (You et al., arXiv:1708.03888, Eq.
+    6).
 
-    Where a group's `adapt` is true, a parameter's gradient becomes
-    (g + wd p) * trust * |p| / (|g| + wd |p| + 1e-8), as in NVIDIA's LARC with clip=False, which LORAC uses: where |p|
-    or |g| is zero the gradient stays as it is, without weight decay. Elsewhere it is g + wd p. Momentum is torch's:
-    buffer = m buffer + gradient; p -= lr buffer. With `clip` the layer's rate is at most lr, min(trust |p| / ..., lr),
-    as in LARC's default and in solo-learn. Nothing waits for the device.
+    Where a group's `adapt` is true, a parameter's gradient becomes (g + wd p) * trust * |p| / (|g|
+    + wd |p| + 1e-8), as in NVIDIA's LARC with clip=False, which LORAC uses: where |p| or |g| is
+    zero the gradient stays as it is, without weight decay. Elsewhere it is g + wd p. Momentum is
+    torch's: buffer = m buffer + gradient; p -= lr buffer. With `clip` the layer's rate is at most
+    lr, min(trust |p| / ..., lr), as in LARC's default and in solo-learn. Nothing waits for the
+    device.
     """
 
     def __init__(
@@ -107,9 +113,11 @@ def parameter_groups(
     adapt_1d: bool = True,
     lr_1d: float | None = None,
 ) -> list[dict[str, Any]]:
-    """Trainable parameters as at most two groups: tensors of two or more dimensions, and the rest (biases, norms).
+    """Trainable parameters as at most two groups: tensors of two or more dimensions, and the rest
+    (biases, norms).
 
-    Each group keeps what is special about it: `weight_decay`, `adapt` (LARS) and `peak`, its own learning rate.
+    Each group keeps what is special about it: `weight_decay`, `adapt` (LARS) and `peak`, its own
+    learning rate.
     """
     params = [p for p in module.parameters() if p.requires_grad]
     matrices, vectors = [p for p in params if p.ndim > 1], [p for p in params if p.ndim <= 1]
@@ -138,8 +146,9 @@ def build(
     clip: bool = False,
     fused: bool = True,
 ) -> torch.optim.Optimizer:
-    """`name` is sgd, adam, adamw or lars. torch's own run fused, unless a gradient scaler and clipping are around them:
-    the fused form unscales gradients by itself, after they were to be clipped."""
+    """`name` is sgd, adam, adamw or lars. torch's own run fused, unless a gradient scaler and
+    clipping are around them: the fused form unscales gradients by itself, after they were to be
+    clipped."""
     if name == "lars":
         return LARS(groups, lr, momentum=momentum, trust=trust, clip=clip)
     if name == "sgd":
@@ -163,9 +172,9 @@ def schedule(
 ) -> float:
     """The learning rate of optimiser step `step`, counted from 0.
 
-    cosine: from `peak` at the end of warm-up to `final` at the last step, per step; cosine_epoch: the same curve, held
-    during each epoch (JCL, MIO); step: times `gamma` at each milestone, in epochs; constant. Warm-up is linear from
-    `warmup_lr`, per step, or per epoch with cosine_epoch.
+    cosine: from `peak` at the end of warm-up to `final` at the last step, per step; cosine_epoch:
+    the same curve, held during each epoch (JCL, MIO); step: times `gamma` at each milestone, in
+    epochs; constant. Warm-up is linear from `warmup_lr`, per step, or per epoch with cosine_epoch.
     """
     now, total, warmup = float(step), epochs * steps_per_epoch, warmup_epochs * steps_per_epoch
     if name == "cosine_epoch":
@@ -180,8 +189,58 @@ def schedule(
     return final + (peak - final) * 0.5 * (1 + math.cos(math.pi * done))
 
 
+def _scale(o: Optim, batch_size: int) -> float:
+    return batch_size / o.reference_batch if o.reference_batch else 1.0
+
+
+def peak_of_recipe(config: PretrainConfig) -> float:
+    """The highest learning rate, at the recipe's batch size."""
+    return config.optim.lr * _scale(config.optim, config.batch_size)
+
+
+def of_recipe(config: PretrainConfig, method: nn.Module) -> torch.optim.Optimizer:
+    """The recipe's optimiser for what the method trains."""
+    o = config.optim
+    groups = parameter_groups(
+        method,
+        weight_decay=o.weight_decay,
+        decay_1d=o.decay_1d,
+        adapt_1d=o.adapt_1d,
+        lr_1d=None if o.lr_1d is None else o.lr_1d * _scale(o, config.batch_size),
+    )
+    return build(
+        o.name,
+        groups,
+        lr=peak_of_recipe(config),
+        momentum=o.momentum,
+        betas=o.betas,
+        trust=o.trust,
+        clip=o.clip,
+        fused=config.precision != "fp16",
+    )
+
+
+def rate_of_recipe(config: PretrainConfig, steps_per_epoch: int) -> Callable[[int], float]:
+    """step -> learning rate."""
+    o = config.optim
+    scale = _scale(o, config.batch_size)
+    return functools.partial(
+        schedule,
+        steps_per_epoch=steps_per_epoch,
+        epochs=config.epochs,
+        name=o.schedule,
+        peak=peak_of_recipe(config),
+        final=o.final_lr * scale,
+        warmup_epochs=o.warmup_epochs,
+        warmup_lr=o.warmup_lr * scale,
+        milestones=o.milestones,
+        gamma=o.gamma,
+    )
+
+
 def set_lr(optimizer: torch.optim.Optimizer, lr: float, peak: float) -> None:
-    """Every group at `lr`; a group with a peak of its own follows the same curve at its own height."""
+    """Every group at `lr`; a group with a peak of its own follows the same curve at its own
+    height."""
     for group in optimizer.param_groups:
         own = group.get("peak")
         group["lr"] = lr if own is None or peak == 0 else lr * own / peak
