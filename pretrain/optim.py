@@ -13,17 +13,21 @@ from torch import Tensor, nn
 
 from pretrain.config import Optim, PretrainConfig
 
+Group = dict[str, Any]  # a parameter group, as torch's optimisers keep them
+
 
 class LARS(torch.optim.Optimizer):
-    """SGD with momentum whose steps are scaled layer by layer (You et al., arXiv:1708.03888, Eq.
-    6).
+    """SGD with momentum whose steps are scaled layer by layer (You et al., arXiv:1708.03888, Eq. 6).
 
-    Where a group's `adapt` is true, a parameter's gradient becomes (g + wd p) * trust * |p| / (|g|
-    + wd |p| + 1e-8), as in NVIDIA's LARC with clip=False, which LORAC uses: where |p| or |g| is
-    zero the gradient stays as it is, without weight decay. Elsewhere it is g + wd p. Momentum is
-    torch's: buffer = m buffer + gradient; p -= lr buffer. With `clip` the layer's rate is at most
-    lr, min(trust |p| / ..., lr), as in LARC's default and in solo-learn. Nothing waits for the
-    device.
+    Where a group's `adapt` is true, a parameter's gradient becomes
+    (g + wd p) * trust * |p| / (|g| + wd |p| + 1e-8), as in NVIDIA's LARC with clip=False, which
+    LORAC uses: where |p| or |g| is zero the gradient stays as it is, without weight decay.
+    Elsewhere it is g + wd p. Momentum is torch's: buffer = m buffer + gradient; p -= lr buffer. With
+    `clip` the layer's rate is at most lr, min(trust |p| / ..., lr), as in LARC's default and in
+    solo-learn.
+
+    fused: all tensors in a handful of kernels, so that nothing waits for the device; by default on a
+    GPU.
     """
 
     def __init__(
@@ -36,6 +40,7 @@ class LARS(torch.optim.Optimizer):
         trust: float = 0.001,
         clip: bool = False,
         adapt: bool = True,
+        fused: bool | None = None,
     ) -> None:
         defaults = {
             "lr": lr,
@@ -46,49 +51,52 @@ class LARS(torch.optim.Optimizer):
             "adapt": adapt,
         }
         super().__init__(params, defaults)
+        self.fused = fused
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]
             for p in params:
                 if "momentum_buffer" not in self.state[p]:
                     self.state[p]["momentum_buffer"] = torch.zeros_like(p)
-            if params and params[0].is_cuda:
+            if not params:
+                continue
+            if params[0].is_cuda if self.fused is None else self.fused:
                 self._step_fused(group, params)
             else:
                 for p in params:
                     self._step_one(group, p)
 
-    def _step_one(self, group: dict[str, Any], p: Tensor) -> None:
+    def _step_one(self, group: Group, p: Tensor) -> None:
         """One tensor on the CPU, where reading a norm costs nothing and a temporary would."""
         decay, grad, buffer = group["weight_decay"], p.grad, self.state[p]["momentum_buffer"]
         assert grad is not None
+        # 1. The layer's scale: trust |p| / (|g| + wd |p|), which multiplies gradient and decay
         scale = 1.0
         if group["adapt"]:
             size, slope = float(torch.linalg.vector_norm(p)), float(torch.linalg.vector_norm(grad))
             if size and slope:
                 scale = group["trust"] * size / (slope + decay * size + 1e-8)
-                if group["clip"]:
+                if group["clip"]:  # lr min(scale / lr, 1) = min(scale, lr)
                     scale = min(scale / group["lr"], 1.0) if group["lr"] else 1.0
             else:
                 decay = 0.0
+        # 2. buffer = m buffer + scale (g + wd p);  p -= lr buffer
         buffer.mul_(group["momentum"]).add_(grad, alpha=scale)
         if decay:
             buffer.add_(p, alpha=scale * decay)
         p.add_(buffer, alpha=-group["lr"])
 
-    def _step_fused(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        """All tensors in a handful of kernels; the scales stay on the device."""
+    def _step_fused(self, group: Group, params: list[Tensor]) -> None:
+        """The same for all tensors at once; the scales stay on the device."""
         decay = group["weight_decay"]
         grads = [p.grad for p in params if p.grad is not None]
         buffers = [self.state[p]["momentum_buffer"] for p in params]
         torch._foreach_mul_(buffers, group["momentum"])
         if group["adapt"]:
-            size, slope = (
-                torch.stack(torch._foreach_norm(params)),
-                torch.stack(torch._foreach_norm(grads)),
-            )
+            size = torch.stack(torch._foreach_norm(params))
+            slope = torch.stack(torch._foreach_norm(grads))
             usable = (size > 0) & (slope > 0)
             scale = group["trust"] * size / (slope + decay * size + 1e-8)
             if group["clip"]:
@@ -112,7 +120,7 @@ def parameter_groups(
     decay_1d: bool = True,
     adapt_1d: bool = True,
     lr_1d: float | None = None,
-) -> list[dict[str, Any]]:
+) -> list[Group]:
     """Trainable parameters as at most two groups: tensors of two or more dimensions, and the rest
     (biases, norms).
 
@@ -137,7 +145,7 @@ def parameter_groups(
 
 def build(
     name: str,
-    groups: list[dict[str, Any]],
+    groups: list[Group],
     *,
     lr: float,
     momentum: float = 0.9,

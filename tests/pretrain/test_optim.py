@@ -35,24 +35,17 @@ def larc_sgd(params, buffers, *, lr, momentum, weight_decay, trust, clip):
         p.sub_(lr * buffer)
 
 
-@pytest.mark.parametrize("path", ["_step_one", "_step_fused"], ids=["loop", "fused"])
+@pytest.mark.parametrize("fused", [False, True], ids=["loop", "fused"])
 @pytest.mark.parametrize(
     ("lr", "trust", "clip"), [(1.8, 0.001, False), (0.01, 0.02, True), (1.8, 0.02, True)]
 )
-def test_lars_is_larc_with_all_parameters(path, monkeypatch, lr, trust, clip):
-    """The batch norm bias starts at zero: its first step is raw, without decay, as the paper's code does it."""
-    monkeypatch.setattr(
-        optim.LARS,
-        "_step_one",
-        optim.LARS._step_one
-        if path == "_step_one"
-        else lambda self, group, p: self._step_fused(group, [p]),
-    )
+def test_lars_is_larc_with_all_parameters(fused, lr, trust, clip):
+    """The batch norm bias starts at zero: its first step is raw, without decay, as the paper's code
+    does it."""
     module, other = network(), network()
     settings = {"lr": lr, "momentum": 0.9, "weight_decay": 1e-2, "trust": trust, "clip": clip}
-    optimizer = optim.build(
-        "lars", optim.parameter_groups(module, weight_decay=1e-2), lr=lr, trust=trust, clip=clip
-    )
+    groups = optim.parameter_groups(module, weight_decay=1e-2)
+    optimizer = optim.LARS(groups, lr, trust=trust, clip=clip, fused=fused)
     params = [p.data for p in other.parameters()]
     buffers = [torch.zeros_like(p) for p in params]
     for step in range(5):
@@ -69,17 +62,15 @@ def test_lars_is_larc_with_all_parameters(path, monkeypatch, lr, trust, clip):
 def test_lars_fused_and_loop_agree_when_vectors_are_left_alone():
     groups = {"weight_decay": 1e-2, "decay_1d": False, "adapt_1d": False, "lr_1d": 0.05}
     a, b = network(), network()
-    one = optim.build("lars", optim.parameter_groups(a, **groups), lr=0.2)
-    two = optim.build("lars", optim.parameter_groups(b, **groups), lr=0.2)
+    one, two = (
+        optim.LARS(optim.parameter_groups(module, **groups), lr=0.2, fused=fused)
+        for module, fused in ((a, False), (b, True))
+    )
     for step in range(3):
         gradients(a, step)
         gradients(b, step)
         one.step()
-        for group in two.param_groups:
-            for p in group["params"]:
-                two.state[p].setdefault("momentum_buffer", torch.zeros_like(p))
-            with torch.no_grad():
-                two._step_fused(group, group["params"])
+        two.step()
     for have, want in zip(a.parameters(), b.parameters()):
         torch.testing.assert_close(have, want, rtol=1e-5, atol=1e-7)
 
