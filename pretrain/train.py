@@ -24,6 +24,7 @@ from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.resnet import Trunk, build_backbone
 from pretrain import data, monitor, optim, processes
 from pretrain.config import PretrainConfig
+from pretrain.first_step import FirstStep
 from pretrain.method import Batch, Method, Setup, build_method
 from pretrain.record import RecentTerms, Record
 from pretrain.resume import SavedState
@@ -167,6 +168,7 @@ def train(
     )
     record = Record(run, config, step=step, last=last, rank=rank, tensorboard=tensorboard)
     agree = distributed.Agreement()
+    rules = FirstStep(method, config.method.name)  # checked in the first step, then silent
     method.train()
 
     with StopFlag() as stop:
@@ -198,9 +200,10 @@ def train(
                     progress=step / total,
                 )
                 with fabric.no_backward_sync(model, enabled=n + 1 < config.accumulate):
-                    terms = model(batch)
+                    terms = rules.terms(model(batch))
                     fabric.backward(terms["loss"] / config.accumulate)
                 terms_of_parts.append({name: value.detach() for name, value in terms.items()})
+            rules.gradients()
             recent.add(terms_of_parts, device)
 
             # 3. Reasons to stop or save. The loss is read at every step where that costs nothing,
@@ -221,6 +224,7 @@ def train(
             stepper.step()
             stepper.zero_grad(set_to_none=True)
             method.after_step((step + 1) / total)
+            rules.state()
             step += 1
 
             # 5. The log
