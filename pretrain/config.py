@@ -84,6 +84,12 @@ class Optim:
             raise ValueError(
                 "lr, lr_1d, momentum, weight_decay and warmup_epochs must not be negative"
             )
+        # Both are given as rates and mean a share of the peak, also for lr_1d
+        if self.lr == 0 and (self.warmup_lr or self.final_lr):
+            raise ValueError(
+                f"lr is 0, the highest rate there is: warmup_lr {self.warmup_lr:g} and final_lr "
+                f"{self.final_lr:g} must be 0 too"
+            )
         if self.reference_batch is not None and self.reference_batch < 1:
             raise ValueError(
                 f"reference_batch is at least 1, or null for none, not {self.reference_batch}"

@@ -3,15 +3,15 @@ counted in steps."""
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from pretrain.config import Optim, PretrainConfig
+from pretrain.config import PretrainConfig
 
 Group = dict[str, Any]  # a parameter group, as torch's optimisers keep them
 
@@ -62,7 +62,8 @@ class LARS(torch.optim.Optimizer):
                     self.state[p]["momentum_buffer"] = torch.zeros_like(p)
             if not params:
                 continue
-            if params[0].is_cuda if self.fused is None else self.fused:
+            fused = params[0].is_cuda if self.fused is None else self.fused
+            if fused:
                 self._step_fused(group, params)
             else:
                 for p in params:
@@ -125,7 +126,7 @@ def parameter_groups(
     (biases, norms).
 
     Each group keeps what is special about it: `weight_decay`, `adapt` (LARS) and `peak`, its own
-    learning rate.
+    highest learning rate, None where that is the recipe's.
     """
     params = [p for p in module.parameters() if p.requires_grad]
     matrices, vectors = [p for p in params if p.ndim > 1], [p for p in params if p.ndim <= 1]
@@ -165,47 +166,6 @@ def build(
     return cls(groups, lr, betas=betas, fused=fused)
 
 
-def schedule(
-    step: int,
-    *,
-    steps_per_epoch: int,
-    epochs: int,
-    name: str,
-    peak: float,
-    final: float = 0.0,
-    warmup_epochs: float = 0.0,
-    warmup_lr: float = 0.0,
-    milestones: Sequence[float] = (),
-    gamma: float = 0.1,
-) -> float:
-    """The learning rate of optimiser step `step`, counted from 0.
-
-    cosine: from `peak` at the end of warm-up to `final` at the last step, per step; cosine_epoch:
-    the same curve, held during each epoch (JCL, MIO); step: times `gamma` at each milestone, in
-    epochs; constant. Warm-up is linear from `warmup_lr`, per step, or per epoch with cosine_epoch.
-    """
-    now, total, warmup = float(step), epochs * steps_per_epoch, warmup_epochs * steps_per_epoch
-    if name == "cosine_epoch":
-        now = float(step // steps_per_epoch * steps_per_epoch)
-    if now < warmup:
-        return warmup_lr + (peak - warmup_lr) * now / warmup
-    if name == "constant":
-        return peak
-    if name == "step":
-        return peak * gamma ** sum(now >= m * steps_per_epoch for m in milestones)
-    done = min(1.0, (now - warmup) / max(1.0, total - warmup))
-    return final + (peak - final) * 0.5 * (1 + math.cos(math.pi * done))
-
-
-def _scale(o: Optim, batch_size: int) -> float:
-    return batch_size / o.reference_batch if o.reference_batch else 1.0
-
-
-def peak_of_recipe(config: PretrainConfig) -> float:
-    """The highest learning rate, at the recipe's batch size."""
-    return config.optim.lr * _scale(config.optim, config.batch_size)
-
-
 def of_recipe(config: PretrainConfig, method: nn.Module) -> torch.optim.Optimizer:
     """The recipe's optimiser for what the method trains."""
     o = config.optim
@@ -214,12 +174,12 @@ def of_recipe(config: PretrainConfig, method: nn.Module) -> torch.optim.Optimize
         weight_decay=o.weight_decay,
         decay_1d=o.decay_1d,
         adapt_1d=o.adapt_1d,
-        lr_1d=None if o.lr_1d is None else o.lr_1d * _scale(o, config.batch_size),
+        lr_1d=None if o.lr_1d is None else o.lr_1d * _scale(config),
     )
     return build(
         o.name,
         groups,
-        lr=peak_of_recipe(config),
+        lr=o.lr * _scale(config),
         momentum=o.momentum,
         betas=o.betas,
         trust=o.trust,
@@ -228,27 +188,81 @@ def of_recipe(config: PretrainConfig, method: nn.Module) -> torch.optim.Optimize
     )
 
 
-def rate_of_recipe(config: PretrainConfig, steps_per_epoch: int) -> Callable[[int], float]:
-    """step -> learning rate."""
-    o = config.optim
-    scale = _scale(o, config.batch_size)
-    return functools.partial(
-        schedule,
-        steps_per_epoch=steps_per_epoch,
-        epochs=config.epochs,
-        name=o.schedule,
-        peak=peak_of_recipe(config),
-        final=o.final_lr * scale,
-        warmup_epochs=o.warmup_epochs,
-        warmup_lr=o.warmup_lr * scale,
-        milestones=o.milestones,
-        gamma=o.gamma,
-    )
+def _scale(config: PretrainConfig) -> float:
+    """What the recipe's rates are multiplied by at its batch size (Goyal et al., arXiv:1706.02677)."""
+    reference = config.optim.reference_batch
+    return config.batch_size / reference if reference else 1.0
 
 
-def set_lr(optimizer: torch.optim.Optimizer, lr: float, peak: float) -> None:
-    """Every group at `lr`; a group with a peak of its own follows the same curve at its own
-    height."""
-    for group in optimizer.param_groups:
-        own = group.get("peak")
-        group["lr"] = lr if own is None or peak == 0 else lr * own / peak
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """The course of a learning rate, as a share of its peak.
+
+    cosine: from 1 at the end of warm-up to `final` at the last step, per step; cosine_epoch: the
+    same curve, held during each epoch (JCL, MIO); step: times `gamma` at each milestone, in epochs;
+    constant. Warm-up is linear from `start`, per step, or per epoch with cosine_epoch.
+    """
+
+    name: Literal["cosine", "cosine_epoch", "step", "constant"]
+    steps_per_epoch: int
+    epochs: int
+    start: float = 0.0
+    final: float = 0.0
+    warmup_epochs: float = 0.0
+    milestones: tuple[float, ...] = ()
+    gamma: float = 0.1
+
+    def share(self, step: int) -> float:
+        """At optimiser step `step`, counted from 0."""
+        # 1. Everything in steps
+        now, total = float(step), self.epochs * self.steps_per_epoch
+        warmup = self.warmup_epochs * self.steps_per_epoch
+        if self.name == "cosine_epoch":  # time stands still during an epoch
+            now = float(step // self.steps_per_epoch * self.steps_per_epoch)
+        # 2. Warm-up: from `start` to 1
+        if now < warmup:
+            return self.start + (1 - self.start) * now / warmup
+        # 3. The course itself
+        if self.name == "constant":
+            return 1.0
+        if self.name == "step":
+            passed = sum(now >= epoch * self.steps_per_epoch for epoch in self.milestones)
+            return self.gamma**passed
+        # 4. Half a cosine over what is left after warm-up: 1 at its beginning, `final` at its end
+        done = min(1.0, (now - warmup) / max(1.0, total - warmup))
+        return self.final + (1 - self.final) * 0.5 * (1 + math.cos(math.pi * done))
+
+
+class LearningRates:
+    """Every parameter group at the schedule's share of its own peak (`lr_1d`), or of the recipe's."""
+
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, config: PretrainConfig, steps_per_epoch: int
+    ) -> None:
+        o = config.optim
+        self.optimizer = optimizer
+        self.peak = o.lr * _scale(config)
+        # The recipe gives rates; with a peak of 0 it gives none but 0, and any share of it is 0
+        start, final = (rate / o.lr if o.lr else 0.0 for rate in (o.warmup_lr, o.final_lr))
+        self.schedule = Schedule(
+            name=o.schedule,
+            steps_per_epoch=steps_per_epoch,
+            epochs=config.epochs,
+            start=start,
+            final=final,
+            warmup_epochs=o.warmup_epochs,
+            milestones=o.milestones,
+            gamma=o.gamma,
+        )
+
+    def at(self, step: int) -> float:
+        """The recipe's rate, which is that of all groups without a peak of their own."""
+        return self.peak * self.schedule.share(step)
+
+    def set(self, step: int) -> float:
+        """Set every group's rate for `step`; returns the recipe's."""
+        share = self.schedule.share(step)
+        for group in self.optimizer.param_groups:
+            own = group["peak"]
+            group["lr"] = (self.peak if own is None else own) * share
+        return self.peak * share

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import platform
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -154,7 +153,7 @@ def train(
     form = data.InputFormat.of(config, device)
     method.to(form.dtype).to(memory_format=form.layout)
     optimizer = optim.of_recipe(config, method)
-    rate, peak = optim.rate_of_recipe(config, steps_per_epoch), optim.peak_of_recipe(config)
+    rates = optim.LearningRates(optimizer, config, steps_per_epoch)
     features = monitor.Features(method.backbone)
     if config.compile:
         compile_trunks(method)
@@ -174,8 +173,7 @@ def train(
     with StopFlag() as stop:
         while step < last:
             epoch = step // steps_per_epoch
-            lr = rate(step)
-            optim.set_lr(optimizer, lr, peak)
+            lr = rates.set(step)
             # Whatever draws from global state repeats itself too
             seeding.seed_everything(config.seed, "step", step)
 
@@ -213,7 +211,7 @@ def train(
             asked = stop.requested is not None
             verdict = Verdict(*agree.any(asked, bad is not None, *state.ages()))
             if verdict.failed:
-                raise loss_failure(recent, bad, step, rate, state)
+                raise loss_failure(recent, bad, step, rates, state)
 
             # 4. The step. fp16's scaler skips one whose gradients overflowed; elsewhere state.save
             #    refuses what is not finite
@@ -252,7 +250,11 @@ def train(
 
 
 def loss_failure(
-    recent: RecentTerms, bad: int | None, step: int, rate: Callable[[int], float], state: SavedState
+    recent: RecentTerms,
+    bad: int | None,
+    step: int,
+    rates: optim.LearningRates,
+    state: SavedState,
 ) -> Failed:
     """`bad` is the place among the recent terms of a loss that is not finite; None where only other
     ranks have found one, in this `step`."""
@@ -261,7 +263,7 @@ def loss_failure(
         value = float(recent.rows[bad]["loss"])
         step -= len(recent) - 1 - bad  # the last of the recent terms are this step's
     return Failed(
-        f"the loss is {value} at step {step} (lr {rate(step):.4g}); {state.last_good()}; "
+        f"the loss is {value} at step {step} (lr {rates.at(step):.4g}); {state.last_good()}; "
         "a lower optim.lr, a longer optim.warmup_epochs or precision=fp32 may help"
     )
 
