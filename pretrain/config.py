@@ -124,8 +124,8 @@ class PretrainConfig:
     def __post_init__(self) -> None:
         if self.epochs < 0 or self.batch_size < 1 or self.accumulate < 1 or self.log_every < 1:
             raise ValueError(
-                f"epochs {self.epochs} (from 0), batch_size {self.batch_size}, accumulate {self.accumulate} and "
-                f"log_every {self.log_every} (from 1) are out of range"
+                f"epochs {self.epochs} (from 0), batch_size {self.batch_size}, "
+                f"accumulate {self.accumulate} and log_every {self.log_every} (from 1) are out of range"
             )
         if self.stop_after_epochs is not None and self.stop_after_epochs < 1:
             raise ValueError(

@@ -1,5 +1,5 @@
-"""The rules of method.py, held to in the first step of a run: a method that breaks one is told which,
-before hours are spent on it."""
+"""The rules of method.py, held to in the first step of a run: a method that breaks one is told
+which, before hours are spent on it."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ class FirstStep:
             losses.abs().max()
         ):  # a loss that is not finite is the loop's case
             raise self._broken(
-                f"the loss differs between ranks ({losses.tolist()!s:.80}); a mean over a rank's own "
-                "samples goes through distributed.mean_over_ranks, in forward"
+                f"the loss differs between ranks ({losses.tolist()!s:.80}); a mean over a rank's "
+                "own samples goes through distributed.mean_over_ranks, in forward"
             )
         return terms
 
@@ -85,8 +85,8 @@ class FirstStep:
         for where, value in _plain_attributes(self.method):
             if where not in self.before or self.before[where] != value:
                 raise self._broken(
-                    f"attribute {where} has changed to {value!r:.40} in a step, which state.pt does "
-                    "not hold; count in a buffer, or take step and progress from the batch"
+                    f"attribute {where} has changed to {value!r:.40} in a step, which state.pt "
+                    "does not hold; count in a buffer, or take step and progress from the batch"
                 )
 
     def _broken(self, what: str) -> Failed:
@@ -102,8 +102,8 @@ def _own_attributes(method: nn.Module) -> Iterator[tuple[str, object]]:
 
 
 def _plain_attributes(method: nn.Module) -> Iterator[tuple[str, Plain]]:
-    """Numbers and words that the method's own modules hold, by where; torch's modules have none that
-    a step changes."""
+    """Numbers and words that the method's own modules hold, by where; torch's modules have none
+    that a step changes."""
     for path, module in method.named_modules():
         if type(module).__module__.startswith("torch."):
             continue
@@ -113,7 +113,7 @@ def _plain_attributes(method: nn.Module) -> Iterator[tuple[str, Plain]]:
 
 
 def _tensors_outside_state(method: nn.Module) -> Iterator[str]:
-    """Attributes with a tensor that is no parameter and no buffer, also in a list, tuple or dict."""
+    """Attributes with a tensor, also in a list or dict, that is no parameter and no buffer."""
     known = {id(x) for x in (*method.parameters(), *method.buffers())}
     for where, value in _own_attributes(method):
         if any(id(x) not in known for x in _tensors_in(value)):

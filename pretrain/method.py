@@ -1,26 +1,27 @@
 """What a pretraining method is: a module that turns a batch of views into a loss.
 
-One file each in pretrain/methods, or a module that an installed package adds (backbench/plugins.py).
-It holds the loss as a pure function, a frozen `Config(MethodConfig)` and a `Method(method.Method)`.
+One file each in pretrain/methods, or a module that an installed package adds (see
+backbench/plugins.py). It holds the loss as a pure function, a frozen `Config(MethodConfig)` and a
+`Method(method.Method)`.
 
 The rules. `FirstStep` (first_step.py) holds every method to those that a machine can see, in the
 first step of a run; the others are kept by whoever writes the method.
 
 1. Built.      The constructor takes (config, backbone, setup) and refuses what it cannot do with
                BadInput. `self.backbone` is the trunk that is handed on.
-2. Returned.   `forward(batch)` returns {"loss": a 0-dim float with gradient, **others to log: 0-dim,
-               without gradient}, the same names at every step.
+2. Returned.   `forward(batch)` returns {"loss": a 0-dim float with gradient, **others to log:
+               0-dim, without gradient}, the same names at every step.
 3. Gradients.  Every parameter that requires a gradient gets one in every step; zero will do. DDP
                waits for each of them. What stands still for a while takes part as
-               `p.detach() + 0.0 * p`; what is never trained (a momentum encoder) does not require one.
-4. Ranks.      The loss is that of the global batch, equal on all ranks, and the method alone sees to
-               it: a mean over this rank's samples goes through `distributed.mean_over_ranks` before
-               it is returned, a loss over gathered samples is equal already. The loss functions know
-               of no ranks, the loop of no losses. Whatever crosses ranks goes through
+               `p.detach() + 0.0 * p`; what is never trained (a momentum encoder) requires none.
+4. Ranks.      The loss is that of the global batch, equal on all ranks, and the method alone sees
+               to it: a mean over this rank's samples goes through `distributed.mean_over_ranks`
+               before it is returned, a loss over gathered samples is equal already. The loss
+               functions know of no ranks, the loop of no losses. Whatever crosses ranks goes through
                backbench/runs/distributed.py, in the same order on all of them.
 5. State.      What one step leaves for the next is a parameter or a buffer, which is what state.pt
-               holds; anything else is lost when a run continues. What `forward` hands to `after_step`
-               may lie in an attribute, and is gone when `after_step` returns.
+               holds; anything else is lost when a run continues. What `forward` hands to
+               `after_step` may lie in an attribute, and is gone when `after_step` returns.
 6. Chance.     Random numbers come from `seeding.generator(setup.seed, what for, batch.step)`: alike
                on all ranks, and alike when a run continues.
 7. Steps.      `forward` is called once for each micro-batch of a step and changes nothing that
@@ -45,7 +46,7 @@ from backbench.weights.resnet import Trunk
 
 @dataclass(frozen=True, kw_only=True)
 class MethodConfig:
-    """The part of a recipe under `method:`. Each file in pretrain/methods extends it as `Config`."""
+    """The part of a recipe under `method:`. Each method's file extends it as `Config`."""
 
     name: str
 
@@ -93,8 +94,8 @@ class Method(nn.Module):
     accumulates = False
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
-        """{"loss": 0-dim tensor with gradient, **detached terms to log}; the loss is over all ranks'
-        samples."""
+        """{"loss": 0-dim tensor with gradient, **detached terms to log}; the loss is over the
+        samples of all ranks."""
         raise AssertionError("a method overrides forward")
 
     def after_step(self, progress: float) -> None:

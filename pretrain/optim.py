@@ -17,17 +17,17 @@ Group = dict[str, Any]  # a parameter group, as torch's optimisers keep them
 
 
 class LARS(torch.optim.Optimizer):
-    """SGD with momentum whose steps are scaled layer by layer (You et al., arXiv:1708.03888, Eq. 6).
+    """SGD with momentum, its steps scaled layer by layer (You et al., arXiv:1708.03888, Eq. 6).
 
     Where a group's `adapt` is true, a parameter's gradient becomes
     (g + wd p) * trust * |p| / (|g| + wd |p| + 1e-8), as in NVIDIA's LARC with clip=False, which
     LORAC uses: where |p| or |g| is zero the gradient stays as it is, without weight decay.
-    Elsewhere it is g + wd p. Momentum is torch's: buffer = m buffer + gradient; p -= lr buffer. With
-    `clip` the layer's rate is at most lr, min(trust |p| / ..., lr), as in LARC's default and in
-    solo-learn.
+    Elsewhere it is g + wd p. Momentum is torch's: buffer = m buffer + gradient; p -= lr buffer.
+    With `clip` the layer's rate is at most lr, min(trust |p| / ..., lr), as in LARC's default and
+    in solo-learn.
 
-    fused: all tensors in a handful of kernels, so that nothing waits for the device; by default on a
-    GPU.
+    fused: all tensors in a handful of kernels, so that nothing waits for the device; by default on
+    a GPU.
     """
 
     def __init__(
@@ -189,13 +189,13 @@ def of_recipe(config: PretrainConfig, method: nn.Module) -> torch.optim.Optimize
 
 
 def _scale(config: PretrainConfig) -> float:
-    """What the recipe's rates are multiplied by at its batch size (Goyal et al., arXiv:1706.02677)."""
+    """What the recipe's rates are multiplied by at its batch size (Goyal et al., 2017)."""
     reference = config.optim.reference_batch
     return config.batch_size / reference if reference else 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Schedule:
+class RateSchedule:
     """The course of a learning rate, as a share of its peak.
 
     cosine: from 1 at the end of warm-up to `final` at the last step, per step; cosine_epoch: the
@@ -234,7 +234,8 @@ class Schedule:
 
 
 class LearningRates:
-    """Every parameter group at the schedule's share of its own peak (`lr_1d`), or of the recipe's."""
+    """Each parameter group at the schedule's share of its peak: its own (`lr_1d`), or the
+    recipe's."""
 
     def __init__(
         self, optimizer: torch.optim.Optimizer, config: PretrainConfig, steps_per_epoch: int
@@ -244,7 +245,7 @@ class LearningRates:
         self.peak = o.lr * _scale(config)
         # The recipe gives rates; with a peak of 0 it gives none but 0, and any share of it is 0
         start, final = (rate / o.lr if o.lr else 0.0 for rate in (o.warmup_lr, o.final_lr))
-        self.schedule = Schedule(
+        self.schedule = RateSchedule(
             name=o.schedule,
             steps_per_epoch=steps_per_epoch,
             epochs=config.epochs,

@@ -52,7 +52,7 @@ class RecentTerms:
         return means
 
 
-class Record:
+class RunLog:
     """Rows and progress, where `rank` is 0; on other ranks nothing is written.
 
     A row is the mean of the terms since the last one, the features' statistics, and of the time

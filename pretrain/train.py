@@ -25,7 +25,7 @@ from pretrain import data, monitor, optim, processes
 from pretrain.config import PretrainConfig
 from pretrain.first_step import FirstStep
 from pretrain.method import Batch, Method, Setup, build_method
-from pretrain.record import RecentTerms, Record
+from pretrain.record import RecentTerms, RunLog
 from pretrain.resume import SavedState
 
 
@@ -51,8 +51,9 @@ def run(args: argparse.Namespace) -> int:
 
     if config.accumulate > 1 and not method.accumulates:
         raise BadInput(
-            f"accumulate {config.accumulate}: the loss of '{config.method.name}' compares the samples "
-            "of the whole batch, which micro-batches cannot; set accumulate to 1 and use more processes"
+            f"accumulate {config.accumulate}: the loss of '{config.method.name}' compares the "
+            "samples of the whole batch, which micro-batches cannot; set accumulate to 1 and use "
+            "more processes"
         )
     fabric = processes.launch(config, args)
     try:
@@ -165,7 +166,7 @@ def train(
     batches = data.loader(
         found, config, first=step, last=last, workers=workers, rank=rank, ranks=ranks, on_gpu=on_gpu
     )
-    record = Record(run, config, step=step, last=last, rank=rank, tensorboard=tensorboard)
+    record = RunLog(run, config, step=step, last=last, rank=rank, tensorboard=tensorboard)
     agree = distributed.Agreement()
     rules = FirstStep(method, config.method.name)  # checked in the first step, then silent
     method.train()

@@ -17,7 +17,14 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 
 from backbench.errors import BadInput, nearest
-from backbench.images.files import EXTENSIONS, ArrayList, ImageList, decode_array, decode_bytes
+from backbench.images.files import (
+    EXTENSIONS,
+    ArrayList,
+    ImageList,
+    decode_array,
+    decode_bytes,
+    taken,
+)
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -27,7 +34,7 @@ STL10_SPLITS = ("train", "unlabeled", "train+unlabeled", "test")
 
 
 class _ArraysOnly(pickle.Unpickler):
-    """Reads the arrays and lists of CIFAR's files; any other global in a pickle is refused, not run."""
+    """Reads arrays and lists, as CIFAR's files have; any other global is refused instead of run."""
 
     _ALLOWED = frozenset({"_reconstruct", "ndarray", "dtype", "_frombuffer"})
 
@@ -132,7 +139,9 @@ def _read_stl10(root: Path, split: str) -> ArrayList:
         if split != "unlabeled":
             labels = np.fromfile(folder / f"{split}_y.bin", np.uint8).astype(int) - 1
         names = folder / "class_names.txt"
-        classes = names.read_text().split() if names.exists() else [str(i) for i in range(10)]
+        classes = [str(i) for i in range(10)]
+        if names.exists():
+            classes = names.read_text().split()
     except FileNotFoundError as error:
         raise BadInput(
             f"{error.filename}: no such file; unpack stl10_binary.tar.gz in {root}"
@@ -177,9 +186,8 @@ class Joined(ImageList):
         return self.parts[part].array(place)
 
     def subset(self, indices: Sequence[int]) -> Joined:
-        paths = tuple(self.paths[i] for i in indices)
-        labels = tuple(self.labels[i] for i in indices)
-        where = tuple(self.where[i] for i in indices)
+        paths, labels = taken(self.paths, indices), taken(self.labels, indices)
+        where = taken(self.where, indices)
         return Joined(self.root, paths, labels, self.classes, self.parts, where)
 
 
@@ -210,9 +218,8 @@ class ShardList(ImageList):
         return decode_array(self.read(index), self.file(index))
 
     def subset(self, indices: Sequence[int]) -> ShardList:
-        paths = tuple(self.paths[i] for i in indices)
-        labels = tuple(self.labels[i] for i in indices)
-        spans = tuple(self.spans[i] for i in indices)
+        paths, labels = taken(self.paths, indices), taken(self.labels, indices)
+        spans = taken(self.spans, indices)
         return ShardList(self.root, paths, labels, self.classes, spans)
 
 

@@ -67,6 +67,11 @@ def decode_bytes(data: bytes, name: str | Path) -> Image.Image:
         raise BadInput(f"{name}: corrupt image ({' '.join(str(error).split())[:100]})") from None
 
 
+def taken(values: Sequence[T], indices: Sequence[int]) -> tuple[T, ...]:
+    """values[i] for every i of `indices`, in that order."""
+    return tuple(values[i] for i in indices)
+
+
 @dataclass(frozen=True)
 class ImageList:
     """Files and labels in a fixed order. `label` -1 means unlabelled; `classes` are names in label
@@ -98,8 +103,8 @@ class ImageList:
 
     def subset(self, indices: Sequence[int]) -> ImageList:
         """The images at `indices`, in that order."""
-        paths = tuple(self.paths[i] for i in indices)
-        return ImageList(self.root, paths, tuple(self.labels[i] for i in indices), self.classes)
+        paths, labels = taken(self.paths, indices), taken(self.labels, indices)
+        return ImageList(self.root, paths, labels, self.classes)
 
 
 @dataclass(frozen=True)
@@ -119,8 +124,7 @@ class ArrayList(ImageList):
         return np.ascontiguousarray(self.pixels[index])
 
     def subset(self, indices: Sequence[int]) -> ArrayList:
-        paths = tuple(self.paths[i] for i in indices)
-        labels = tuple(self.labels[i] for i in indices)
+        paths, labels = taken(self.paths, indices), taken(self.labels, indices)
         return ArrayList(self.root, paths, labels, self.classes, self.pixels[list(indices)])
 
 

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 cv2.setNumThreads(0)
 
 LUMA = np.array([0.299, 0.587, 0.114])  # ITU-R 601, as PIL's convert("L")
-_SOLARIZE = np.array([v if v < 128 else 255 - v for v in range(256)], np.uint8)
+_LEVELS = np.arange(256)
+_SOLARIZE = np.where(_LEVELS < 128, _LEVELS, 255 - _LEVELS).astype(np.uint8)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +150,7 @@ def draw(generator: torch.Generator, height: int, width: int, crops: Crops) -> D
     )
 
 
-# ---------------------------------------------------------------------------------------------------- reference
+# ---------------------------------------------------------------------- reference
 
 
 def render_reference(image: Image.Image, view: DrawnView, crops: Crops) -> np.ndarray:
@@ -178,7 +179,7 @@ def render_reference(image: Image.Image, view: DrawnView, crops: Crops) -> np.nd
     return np.asarray(image)
 
 
-# ---------------------------------------------------------------------------------------------------- fast
+# ---------------------------------------------------------------------- fast
 
 
 def render_geometry(image: np.ndarray, view: DrawnView, crops: Crops) -> np.ndarray:
@@ -259,7 +260,7 @@ def to_pil(image: np.ndarray) -> Image.Image:
     return Image.fromarray(image)
 
 
-# ---------------------------------------------------------------------------------------------------- on a device
+# ---------------------------------------------------------------------- on a device
 
 
 @dataclass(frozen=True)
@@ -291,12 +292,16 @@ class DeviceColour:
         self.sigma[n], self.solarize[n] = view.blur, view.solarize
 
     def to(self, device: torch.device) -> DeviceColour:
-        tensors = (self.matrix, self.sigma, self.solarize)
-        return DeviceColour(*(x.to(device, non_blocking=True) for x in tensors))
+        return DeviceColour(
+            self.matrix.to(device, non_blocking=True),
+            self.sigma.to(device, non_blocking=True),
+            self.solarize.to(device, non_blocking=True),
+        )
 
     def pin_memory(self) -> DeviceColour:
-        tensors = (self.matrix, self.sigma, self.solarize)
-        return DeviceColour(*(x.pin_memory() for x in tensors))
+        return DeviceColour(
+            self.matrix.pin_memory(), self.sigma.pin_memory(), self.solarize.pin_memory()
+        )
 
 
 def apply_colour(pixels: torch.Tensor, colour: DeviceColour, crops: Crops) -> torch.Tensor:

@@ -161,8 +161,8 @@ class GroupBatchNorm(_BatchNorm):
             return super().forward(input)
         if len(input) % groups:
             raise BadInput(
-                f"{len(input)} samples at a time do not divide into the {groups} batch norm groups of a process; "
-                "change method.groups, batch_size or accumulate"
+                f"{len(input)} samples at a time do not divide into the {groups} batch norm groups "
+                "of a process; change method.groups, batch_size or accumulate"
             )
         means: list[Tensor] = []
         variances: list[Tensor] = []

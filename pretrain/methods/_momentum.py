@@ -107,5 +107,6 @@ def check_groups(groups: int | None, batch_size: int) -> None:
     if groups is not None and (groups < 1 or groups % ranks or batch_size % groups):
         raise BadInput(
             f"{groups} batch norm groups do not divide over {ranks} processes and a batch of "
-            f"{batch_size}; set the method's groups to a multiple of the processes that divides the batch"
+            f"{batch_size}; set the method's groups to a multiple of the processes that divides "
+            "the batch"
         )

@@ -78,11 +78,13 @@ class Method(method.Method):
         super().__init__()
         if config.inner.name not in ON:
             raise BadInput(
-                f"cllr works on {', '.join(ON)}, not on '{config.inner.name}'; change method.inner.name"
+                f"cllr works on {', '.join(ON)}, not on '{config.inner.name}'; "
+                "change method.inner.name"
             )
         if config.reconstruction == "released" and config.norm != "none":
             raise BadInput(
-                "cllr: the released reconstruction ignores L's scale; with it method.norm must be none"
+                "cllr: the released reconstruction ignores L's scale; "
+                "with it method.norm must be none"
             )
         self.config = config
         self.inner = build_method(config.inner, backbone, setup)

@@ -119,7 +119,7 @@ def lorac_loss(
     # h = exp(-penalty / t) multiplies exp(q.k / t) (Eq. 9, 11): the penalty moves into the exponent
     penalty = _penalty(queries, rows, prior, beta=beta, sigma2=sigma2, c0=c0, margin=margin)
     negative = queue_logsumexp(queries.reshape(-1, d), queue, temperature=temperature)
-    # -log(e^p h / (e^p h + e^L)) = log(1 + e^(L - (p - penalty / t))), mean over V (Eq. 12) and N (13)
+    # -log(e^p h / (e^p h + e^L)) = log(1 + e^(L - (p - penalty / t))); mean over V (Eq. 12), N (13)
     return F.softplus(negative.view(views, n) - (positive - penalty) / temperature).mean()
 
 
