@@ -195,7 +195,7 @@ def _scale(config: PretrainConfig) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RateSchedule:
+class PretrainSchedule:
     """The course of a learning rate, as a share of its peak.
 
     cosine: from 1 at the end of warm-up to `final` at the last step, per step; cosine_epoch: the
@@ -245,7 +245,7 @@ class LearningRates:
         self.peak = o.lr * _scale(config)
         # The recipe gives rates; with a peak of 0 it gives none but 0, and any share of it is 0
         start, final = (rate / o.lr if o.lr else 0.0 for rate in (o.warmup_lr, o.final_lr))
-        self.schedule = RateSchedule(
+        self.schedule = PretrainSchedule(
             name=o.schedule,
             steps_per_epoch=steps_per_epoch,
             epochs=config.epochs,

@@ -152,7 +152,7 @@ def test_every_optimiser_goes_downhill(name):
 
 def shares(**changes):
     """200 steps in 20 epochs."""
-    schedule = optim.RateSchedule(steps_per_epoch=10, epochs=20, **changes)
+    schedule = optim.PretrainSchedule(steps_per_epoch=10, epochs=20, **changes)
     return [schedule.share(step) for step in range(200)]
 
 
