@@ -260,8 +260,10 @@ def seconds(function: Loss, inputs: Inputs, gradients: int) -> float:
 
 
 def compare(case: LossCase, repeats: int) -> tuple[float, float]:
-    """Least seconds of naive and ours, taken in turns; short ones are repeated up to ten times as
-    often."""
+    """Least seconds of naive and ours, taken in turns.
+
+    Short ones are repeated up to ten times as often.
+    """
     inputs = case.inputs()
     warm = seconds(case.ours, inputs, case.gradients)
     naive, ours = [], []

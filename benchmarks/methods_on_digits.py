@@ -84,8 +84,10 @@ def recipe(name: str, epochs: int) -> dict[str, Any]:
 
 
 def train(name: str, *, epochs: int, data: Path, out: Path) -> None:
-    """`backbench pretrain`, which continues a run that was interrupted; a finished one is left
-    alone."""
+    """`backbench pretrain`, which continues a run that was interrupted.
+
+    A finished one is left alone.
+    """
     file, text = out / f"{name}.yaml", json.dumps(recipe(name, epochs), indent=1)  # JSON is YAML
     if (out / name / CHECKPOINT_FILE).exists() and file.read_text() == text:
         return
@@ -163,8 +165,10 @@ def few_labels(labels: np.ndarray, draw: int) -> np.ndarray:
 
 
 def table(names: list[str], out: Path, data: Path, epochs: int) -> tuple[list[str], list[str]]:
-    """Lines, the untrained trunk first, and the names of those that do not beat it everywhere;
-    printed on the way."""
+    """Lines, the untrained trunk first, and the names of those that do not beat it everywhere.
+
+    Printed on the way.
+    """
     lines, short = [], []
     base: dict[str, float] = {}
     for name in names:

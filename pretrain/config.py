@@ -1,5 +1,7 @@
-"""A pretraining recipe as a typed value. Defaults are the field's customs; the papers' numbers are
-in the recipes."""
+"""A pretraining recipe as a typed value.
+
+Defaults are the field's customs; the papers' numbers are in the recipes.
+"""
 
 from __future__ import annotations
 
@@ -56,8 +58,10 @@ class Data:
 
 @dataclass(frozen=True, kw_only=True)
 class Optim:
-    """`lr` is the peak at `reference_batch` images; the lr used is lr * batch_size /
-    reference_batch (null: as is)."""
+    """`lr` is the peak at `reference_batch` images.
+
+    The lr used is lr * batch_size / reference_batch (null: as is).
+    """
 
     name: Literal["sgd", "adam", "adamw", "lars"] = "sgd"
     lr: float

@@ -275,8 +275,10 @@ def loader(
     ranks: int = 1,
     on_gpu: bool = False,
 ) -> Iterator[LoadedBatch]:
-    """All micro-batches of this rank, in order, from step `first` on; workers run on across
-    epochs."""
+    """All micro-batches of this rank, in order, from step `first` on.
+
+    Workers run on across epochs.
+    """
     dataset = ViewBatches(
         found,
         config.views,

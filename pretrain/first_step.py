@@ -102,8 +102,10 @@ def _own_attributes(method: nn.Module) -> Iterator[tuple[str, object]]:
 
 
 def _plain_attributes(method: nn.Module) -> Iterator[tuple[str, Plain]]:
-    """Numbers and words that the method's own modules hold, by where; torch's modules have none
-    that a step changes."""
+    """Numbers and words that the method's own modules hold, by where.
+
+    Torch's modules have none that a step changes.
+    """
     for path, module in method.named_modules():
         if type(module).__module__.startswith("torch."):
             continue

@@ -94,16 +94,20 @@ class Method(nn.Module):
     accumulates = False
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
-        """{"loss": 0-dim tensor with gradient, **detached terms to log}; the loss is over the
-        samples of all ranks."""
+        """{"loss": 0-dim tensor with gradient, **detached terms to log}.
+
+        The loss is over the samples of all ranks.
+        """
         raise AssertionError("a method overrides forward")
 
     def after_step(self, progress: float) -> None:
         """After each optimiser step: moving averages, queues. `progress` is in (0, 1]."""
 
     def heads(self) -> dict[str, Tensor]:
-        """Projector and the like, kept in the Checkpoint; by default `projector`, where the method
-        has one."""
+        """Projector and the like, kept in the Checkpoint.
+
+        By default `projector`, where the method has one.
+        """
         projector = getattr(self, "projector", None)
         if projector is None:
             return {}
@@ -122,8 +126,10 @@ def method_names() -> list[str]:
 
 
 def method_module(name: str) -> ModuleType:
-    """The module of that name, with its `Config` and `Method`; BadInput with the nearest name where
-    there is none."""
+    """The module of that name, with its `Config` and `Method`.
+
+    BadInput with the nearest name where there is none.
+    """
     if name not in method_names():
         raise BadInput(f"unknown method '{name}'; {nearest(name, method_names())}")
     if name in shipped_names():

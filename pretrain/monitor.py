@@ -141,8 +141,10 @@ def _encode(
     device: torch.device,
     stop: Callable[[], bool],
 ) -> tuple[Tensor, list[int]] | None:
-    """Features (N, d) of the chosen images that can be read, and which they are; None once
-    `stop()`."""
+    """Features (N, d) of the chosen images that can be read, and which they are.
+
+    None once `stop()`.
+    """
     # The share of the image that the centre crop keeps is ImageNet's 224 / 256; small images are
     # taken whole
     resize = size if size <= 64 else round(size * 256 / 224)

@@ -1,5 +1,7 @@
-"""Optimisers, parameter groups and schedules. Recipes speak epochs; from here on everything is
-counted in steps."""
+"""Optimisers, parameter groups and schedules.
+
+Recipes speak epochs; from here on everything is counted in steps.
+"""
 
 from __future__ import annotations
 
@@ -155,9 +157,11 @@ def build(
     clip: bool = False,
     fused: bool = True,
 ) -> torch.optim.Optimizer:
-    """`name` is sgd, adam, adamw or lars. torch's own run fused, unless a gradient scaler and
-    clipping are around them: the fused form unscales gradients by itself, after they were to be
-    clipped."""
+    """`name` is sgd, adam, adamw or lars.
+
+    torch's own run fused, unless a gradient scaler and clipping are around them: the fused form
+    unscales gradients by itself, after they were to be clipped.
+    """
     if name == "lars":
         return LARS(groups, lr, momentum=momentum, trust=trust, clip=clip)
     if name == "sgd":

@@ -112,8 +112,10 @@ class RunLog:
         lr: float,
         row_due: bool,
     ) -> None:
-        """`done` steps are made, the last of them in `epoch` and at `lr`. A row starts the terms
-        anew."""
+        """`done` steps are made, the last of them in `epoch` and at `lr`.
+
+        A row starts the terms anew.
+        """
         self.made += 1
         if row_due:
             self._row(recent, features, done=done, epoch=epoch, lr=lr)

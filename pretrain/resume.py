@@ -43,8 +43,10 @@ class SavedState:
         self.saved = time.monotonic()
 
     def resume(self, last: int) -> tuple[int, RecentTerms]:
-        """The step to continue at, of `last`, and the terms before it; 0 and none where nothing was
-        saved. BadInput for a damaged state, or one of another recipe."""
+        """The step to continue at, of `last`, and the terms before it.
+
+        0 and none where nothing was saved. BadInput for a damaged state, or one of another recipe.
+        """
         self.saved = time.monotonic()
         if not self.file.exists():
             return 0, RecentTerms()
@@ -73,8 +75,11 @@ class SavedState:
         return old > self.save_seconds, old > EPOCH_END_SECONDS
 
     def save(self, step: int, recent: RecentTerms) -> None:
-        """The state after `step` steps, by rank 0; weights that are not finite never replace a good
-        state. On all ranks, whose weights are alike, so that all fail or none."""
+        """The state after `step` steps, by rank 0.
+
+        Weights that are not finite never replace a good state. On all ranks, whose weights are
+        alike, so that all fail or none.
+        """
         norms = torch._foreach_norm(list(self.method.parameters()))
         if not torch.stack(norms).isfinite().all():
             raise Failed(f"after step {step} the weights are not finite; {self.last_good()}")

@@ -105,8 +105,10 @@ def what_decides(config: PretrainConfig) -> dict[str, Any]:
 
 
 def build(config: PretrainConfig, found: ImageList) -> Method:
-    """The method with its weights drawn from the seed; the trunk first, so that it is the same for
-    all methods."""
+    """The method with its weights drawn from the seed.
+
+    The trunk first, so that it is the same for all methods.
+    """
     seeding.seed_everything(config.seed, "backbone")
     backbone = build_backbone(
         config.arch, config.stem, zero_init_residual=config.zero_init_residual
@@ -257,8 +259,10 @@ def loss_failure(
     rates: optim.LearningRates,
     state: SavedState,
 ) -> Failed:
-    """`bad` is the place among the recent terms of a loss that is not finite; None where only other
-    ranks have found one, in this `step`."""
+    """`bad` is the place among the recent terms of a loss that is not finite.
+
+    None where only other ranks have found one, in this `step`.
+    """
     value = float("nan")
     if bad is not None:
         value = float(recent.rows[bad]["loss"])
@@ -284,8 +288,10 @@ def knn_due(config: PretrainConfig, epoch: int, *, is_last: bool) -> bool:
 def knn_score(
     config: PretrainConfig, method: Method, found: ImageList, device: torch.device, stop: StopFlag
 ) -> float | None:
-    """What the trunk's features are worth now, at the size of the first view; None once asked to
-    stop."""
+    """What the trunk's features are worth now, at the size of the first view.
+
+    None once asked to stop.
+    """
     return monitor.knn_score(
         method.backbone,
         found,

@@ -117,8 +117,9 @@ def read_cifar(root: str | Path, split: str) -> ArrayList:
 
 
 def read_stl10(root: str | Path, split: str) -> ImageList:
-    """ROOT/stl10/stl10_binary; `root` is the data set's own folder; unlabelled images have label
-    -1.
+    """ROOT/stl10/stl10_binary; `root` is the data set's own folder.
+
+    Unlabelled images have label -1.
 
     Pixels are read from disk when they are needed.
     """

@@ -53,8 +53,10 @@ def decode_array(data: bytes, name: str | Path) -> np.ndarray:
 
 
 def decode_bytes(data: bytes, name: str | Path) -> Image.Image:
-    """The bytes of an image file as PIL RGB. Raises BadInput that names a corrupt or truncated
-    image."""
+    """The bytes of an image file as PIL RGB.
+
+    Raises BadInput that names a corrupt or truncated image.
+    """
     import io
 
     from PIL import Image, UnidentifiedImageError
@@ -74,8 +76,10 @@ def taken(values: Sequence[T], indices: Sequence[int]) -> tuple[T, ...]:
 
 @dataclass(frozen=True)
 class ImageList:
-    """Files and labels in a fixed order. `label` -1 means unlabelled; `classes` are names in label
-    order."""
+    """Files and labels in a fixed order.
+
+    `label` -1 means unlabelled; `classes` are names in label order.
+    """
 
     root: Path
     paths: tuple[str, ...]  # relative to root, '/' between parts

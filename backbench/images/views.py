@@ -33,8 +33,10 @@ _SOLARIZE = np.where(_LEVELS < 128, _LEVELS, 255 - _LEVELS).astype(np.uint8)
 
 @dataclass(frozen=True, kw_only=True)
 class Crops:
-    """A group of `count` views made alike. All numbers follow torchvision's transforms of the same
-    names."""
+    """A group of `count` views made alike.
+
+    All numbers follow torchvision's transforms of the same names.
+    """
 
     count: int = 2
     size: int = 224
@@ -75,8 +77,11 @@ class Crops:
 
 @dataclass(frozen=True)
 class DrawnView:
-    """What was decided for one view. box: top, left, height, width; jitter: (operation, factor) in
-    order of use; blur: sigma in pixels, 0 for none."""
+    """What was decided for one view.
+
+    box: top, left, height, width; jitter: (operation, factor) in order of use; blur: sigma in
+    pixels, 0 for none.
+    """
 
     box: tuple[int, int, int, int]
     flip: bool
@@ -240,8 +245,10 @@ def _hue_rotation(turns: float) -> np.ndarray:
 
 
 def render_fast(image: np.ndarray, view: DrawnView, crops: Crops) -> np.ndarray:
-    """uint8 RGB (H, W, 3) -> uint8 (size, size, 3); the decisions of `render_reference` at a
-    fraction of its time."""
+    """uint8 RGB (H, W, 3) -> uint8 (size, size, 3).
+
+    The decisions of `render_reference` at a fraction of its time.
+    """
     out = render_geometry(image, view, crops)
     if view.jitter or view.gray:
         out = cv2.transform(out, colour_matrix(view, cv2.mean(out)[:3]))

@@ -12,8 +12,10 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def atomic_path(path: str | Path) -> Iterator[Path]:
-    """A temporary path beside `path`; it becomes `path` when the block ends well and vanishes when
-    it does not."""
+    """A temporary path beside `path`.
+
+    It becomes `path` when the block ends well and vanishes when it does not.
+    """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     # Beside it, because a rename is atomic only within one file system
@@ -40,8 +42,10 @@ def _umask() -> int:
 
 
 def remove_leftovers(folder: str | Path) -> None:
-    """Remove what writers killed inside `atomic_path` left in `folder`; only for the folder's sole
-    writer."""
+    """Remove what writers killed inside `atomic_path` left in `folder`.
+
+    Only for the folder's sole writer.
+    """
     for path in Path(folder).glob(".*.tmp"):
         path.unlink(missing_ok=True)
 

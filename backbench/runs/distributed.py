@@ -144,7 +144,8 @@ class GroupBatchNorm(_BatchNorm):
     groups = None is one group per rank: ordinary local batch norm. With G groups, W ranks hold G /
     W each, so one process reproduces the statistics of G ranks. The running statistics are the mean
     of what each group would keep (the update is linear); `average_batchnorm` averages them over
-    ranks too."""
+    ranks too.
+    """
 
     groups: int | None = None
 
@@ -327,7 +328,8 @@ class Agreement:
 
     Every rank must make it at the same point, and call `any` and `first` equally often and in the
     same order. The exchange runs on the CPU over gloo, so that it never waits for a GPU. One
-    process exchanges nothing."""
+    process exchanges nothing.
+    """
 
     def __init__(self) -> None:
         self.group: dist.ProcessGroup | None = None

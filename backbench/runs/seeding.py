@@ -2,7 +2,8 @@
 what it is for.
 
 Nothing of it is ever saved and restored, so a run that continues decides as one that was never
-stopped."""
+stopped.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""State that survives: written with its own digest; and the flag that a signal sets, so that a loop
-saves and ends.
+"""State that survives, written with its own digest; and the flag with which a signal ends a loop.
 
 The rest of what makes a run unkillable stands beside it: `atomic` (files), `seeding` (decisions
 that repeat).
@@ -36,8 +35,10 @@ def save_state(path: str | Path, state: dict[str, Any]) -> None:
 
 
 def load_state(path: str | Path) -> dict[str, Any]:
-    """Read what `save_state` wrote, without running code. Raises BadInput that names a damaged
-    file."""
+    """Read what `save_state` wrote, without running code.
+
+    Raises BadInput that names a damaged file.
+    """
     import torch
 
     path = Path(path)

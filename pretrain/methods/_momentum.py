@@ -64,16 +64,20 @@ class KeyEncoder(nn.Module):
         return distributed.unshuffle(keys, order).view(n * distributed.world_size(), v, -1)
 
     def update(self, parameters: Iterable[Tensor], momentum: float | None = None) -> None:
-        """One momentum step towards the query encoder's `parameters`; running statistics are
-        averaged over ranks."""
+        """One momentum step towards the query encoder's `parameters`.
+
+        Running statistics are averaged over ranks.
+        """
         chosen = self.momentum if momentum is None else momentum
         momentum_update(self.encoder.parameters(), parameters, chosen)
         distributed.average_batchnorm(self.encoder)
 
 
 class Queue(nn.Module):
-    """The last `length` keys, (length, d), oldest overwritten first; it starts with random
-    directions."""
+    """The last `length` keys, (length, d), oldest overwritten first.
+
+    It starts with random directions.
+    """
 
     keys: Tensor
     position: Tensor

@@ -19,8 +19,10 @@ from pretrain.methods.simclr import TwoViews, TwoViewsConfig
 
 
 def standardise(z: Tensor) -> Tensor:
-    """(N, d) -> columns of mean 0 and norm 1 (Eq. 7); a column that is constant up to rounding
-    becomes 0, without gradient."""
+    """(N, d) -> columns of mean 0 and norm 1 (Eq. 7).
+
+    A column that is constant up to rounding becomes 0, without gradient.
+    """
     # The norm of a centred column is sqrt(N) sigma, which Eq. 7 divides by
     centred = z - z.mean(0)
     norm = centred.norm(dim=0)
@@ -164,8 +166,10 @@ def tracks(z_a: Tensor, z_b: Tensor, *, ridge: float) -> dict[str, Tensor]:
 
 @dataclass(frozen=True, kw_only=True)
 class Config(TwoViewsConfig):
-    """shuffle to over change the loss as the paper's ablations do; track adds Fig. 3's curves to
-    metrics.jsonl."""
+    """The fields from `shuffle` to `over` change the loss as the paper's ablations do.
+
+    `track` adds Fig. 3's curves to metrics.jsonl.
+    """
 
     head: Head = BARLOW_HEAD
     groups: int = 1
@@ -179,8 +183,10 @@ class Config(TwoViewsConfig):
 
 
 class Method(TwoViews[Config]):
-    """Standardisation and base over the global batch; one column permutation for both views, new in
-    each step."""
+    """Standardisation and base over the global batch.
+
+    One column permutation for both views, new in each step.
+    """
 
     together = False
 

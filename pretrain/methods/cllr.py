@@ -61,8 +61,11 @@ def soft_rank(matrix: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Config(MethodConfig):
-    """`inner` is the method that is regularised; phi is its encoder's output for all its views, as
-    in the released code (the paper writes one Phi for both terms)."""
+    """`inner` is the method that is regularised.
+
+    phi is its encoder's output for all its views, as in the released code (the paper writes one Phi
+    for both terms).
+    """
 
     inner: MethodConfig = field(metadata={"choose": choose_config})
     weight: float = 0.1  # the paper's lambda

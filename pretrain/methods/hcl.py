@@ -1,5 +1,7 @@
-"""HCL: contrastive learning with hard negative samples (arXiv:2010.04592). lightly has no such
-loss."""
+"""HCL: contrastive learning with hard negative samples (arXiv:2010.04592).
+
+lightly has no such loss.
+"""
 
 from __future__ import annotations
 

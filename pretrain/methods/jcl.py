@@ -32,8 +32,9 @@ def moments(q: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
 
 @full_precision
 def jcl_loss(q: Tensor, keys: Tensor, queue: Tensor, *, temperature: float, lam: float) -> Tensor:
-    """Eq. 8: the expected InfoNCE over Gaussian keys. q (N, d); keys (M', N, d), at least one;
-    queue (K, d).
+    """Eq. 8: the expected InfoNCE over Gaussian keys.
+
+    q (N, d); keys (M', N, d), at least one; queue (K, d).
 
     The mean key is not re-normalised. Gradient to q only.
     """
@@ -64,8 +65,10 @@ class Config(MethodConfig):
 
 
 class Method(method.Method):
-    """Local batch norm for queries, ShuffleBN for all keys together; the queue holds the mean keys
-    as they are."""
+    """Local batch norm for queries, ShuffleBN for all keys together.
+
+    The queue holds the mean keys as they are.
+    """
 
     sync_batchnorm = False
     accumulates = True

@@ -151,9 +151,11 @@ def _penalty(
 
 @dataclass(frozen=True, kw_only=True)
 class Config(MethodConfig):
-    """Views 0 .. keys-1 are keys; each key meets every other view. The first crops (as large as
-    view 0) and the keys are the rows of Q: 3 + 2 in multi-crop. beta is the paper's; the released
-    code's --lorac_beta is M beta."""
+    """Views 0 .. keys-1 are keys.
+
+    Each key meets every other view. The first crops (as large as view 0) and the keys are the rows
+    of Q: 3 + 2 in multi-crop. beta is the paper's; the released code's --lorac_beta is M beta.
+    """
 
     head: Head = MOCO_HEAD
     temperature: float = 0.2
@@ -172,8 +174,10 @@ class Config(MethodConfig):
 
 
 class Method(method.Method):
-    """Queries through synchronised batch norm, keys through ShuffleBN; a queue for each key
-    position."""
+    """Queries through synchronised batch norm, keys through ShuffleBN.
+
+    A queue for each key position.
+    """
 
     def __init__(self, config: Config, backbone: Trunk, setup: Setup) -> None:
         super().__init__()

@@ -68,15 +68,19 @@ class _LogSumExp(torch.autograd.Function):
 
 
 def queue_logsumexp(q: Tensor, queue: Tensor, *, temperature: float) -> Tensor:
-    """(N, d), (K, d) -> (N,): log sum_j exp(q.k_j / temperature). Gradient to `q` only; memory
-    independent of K."""
+    """(N, d), (K, d) -> (N,): log sum_j exp(q.k_j / temperature).
+
+    Gradient to `q` only; memory independent of K.
+    """
     return _LogSumExp.apply(q, queue.detach(), temperature)
 
 
 @full_precision
 def infonce_loss(q: Tensor, k: Tensor, queue: Tensor, *, temperature: float) -> Tensor:
-    """InfoNCE with a queue of negatives (MoCo Eq. 1). q, k (N, d) and queue (K, d) unit; gradient
-    to q only."""
+    """InfoNCE with a queue of negatives (MoCo Eq. 1).
+
+    q, k (N, d) and queue (K, d) unit; gradient to q only.
+    """
     # -log(e^p / (e^p + e^L)) = log(1 + e^(L - p)), with p = q.k / t and L over the negatives
     positive = (q * k.detach()).sum(1) / temperature
     return F.softplus(queue_logsumexp(q, queue, temperature=temperature) - positive).mean()
@@ -84,8 +88,7 @@ def infonce_loss(q: Tensor, k: Tensor, queue: Tensor, *, temperature: float) -> 
 
 @dataclass(frozen=True, kw_only=True)
 class Config(MethodConfig):
-    """v1: a linear head, temperature 0.07. v2: a two-layer head without batch norm, 0.2. v2+:
-    symmetric."""
+    """v1: a linear head, temperature 0.07. v2: two layers without batch norm, 0.2. v2+: symmetric."""
 
     head: Head = MOCO_HEAD
     temperature: float = 0.2
