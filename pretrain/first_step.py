@@ -46,10 +46,9 @@ class FirstStep:
             if value.requires_grad and value is not loss:
                 raise self._broken(f"'{term}' is only logged; detach it")
         losses = distributed.gather_without_gradient(loss.detach().double().reshape(1))
+        # A loss that is not finite compares as equal here, and is the loop's case
         apart = float(losses.max() - losses.min())
-        if apart > EQUAL * float(
-            losses.abs().max()
-        ):  # a loss that is not finite is the loop's case
+        if apart > EQUAL * float(losses.abs().max()):
             raise self._broken(
                 f"the loss differs between ranks ({losses.tolist()!s:.80}); a mean over a rank's "
                 "own samples goes through distributed.mean_over_ranks, in forward"

@@ -268,6 +268,6 @@ class LearningRates:
         """Set every group's rate for `step`; returns the recipe's."""
         share = self.schedule.share(step)
         for group in self.optimizer.param_groups:
-            own = group["peak"]
+            own = group.get("peak")
             group["lr"] = (self.peak if own is None else own) * share
         return self.peak * share
