@@ -1,4 +1,5 @@
-"""Seconds until `backbench VERB --help` answers, against `import torch, torchvision` in the same run."""
+"""Seconds until `backbench VERB --help` answers, against `import torch, torchvision` in the same
+run."""
 
 from __future__ import annotations
 

@@ -1,11 +1,13 @@
-"""The losses against the code that their papers released, in one run: time, extra memory and accuracy.
+"""The losses against the code that their papers released, in one run: time, extra memory and
+accuracy.
 
-Each pair is timed forward + backward, interleaved A B A B, the least processor time on one thread (what else runs on
-the machine only adds to it); the ratio is naive / ours. Accuracy is the largest gradient error relative to the largest
-float64 gradient, of the naive form and of ours. Extra memory is the growth of the resident peak in one step.
-The last output is kept in losses.txt and the growth with N, K, M and d in losses.png:
+Each pair is timed forward + backward, interleaved A B A B, the least processor time on one thread
+(what else runs on the machine only adds to it); the ratio is naive / ours. Accuracy is the largest
+gradient error relative to the largest float64 gradient, of the naive form and of ours. Extra memory
+is the growth of the resident peak in one step. The last output is kept in losses.txt and the growth
+with N, K, M and d in losses.png:
 
-    OMP_NUM_THREADS=1 python benchmarks/losses.py            (--quick: smaller sizes, nothing written)
+    OMP_NUM_THREADS=1 python benchmarks/losses.py      (--quick: smaller sizes, nothing written)
 """
 
 from __future__ import annotations
@@ -94,14 +96,20 @@ def naive_base(z: Tensor) -> Tensor:
     return z @ (vectors * (values.clamp_min(0) + 1e-4).rsqrt().unsqueeze(-2)) @ vectors.mT
 
 
+Inputs = tuple[Tensor, ...]
+Loss = Callable[..., Tensor]
+
+
 @dataclass(frozen=True)
-class Case:
+class LossCase:
+    """A row of the table: the released code's form beside ours, on the same inputs."""
+
     row: str  # of the goals
     what: str
-    naive: Callable[..., Tensor]
-    ours: Callable[..., Tensor]
-    inputs: Callable[[], tuple[Tensor, ...]]
-    goal: float
+    naive: Loss
+    ours: Loss
+    inputs: Callable[[], Inputs]
+    goal: float = 0.0  # least ratio of their times; 0: none
     gradients: int = 1  # the first inputs that take a gradient; 0: forward only, compared by value
 
 
@@ -116,7 +124,8 @@ def _two_products(q: Tensor, queue: Tensor) -> None:
 
 
 def two_products(q: Tensor, k: Tensor, queue: Tensor) -> Tensor:
-    """What no InfoNCE over a queue can do without: scores, exp, and their gradient on its way back."""
+    """What no InfoNCE over a queue can do without: scores, exp, and their gradient on its way
+    back."""
     _two_products(q, queue)
     return q.sum()
 
@@ -141,105 +150,101 @@ def ours_base(z: Tensor) -> Tensor:
     return nearest_base(z, 1e-4)
 
 
-def nearly_equal(n: int, m: int, d: int, distance: float) -> Tensor:
-    return F.normalize(unit(n, 1, d) + distance * unit(n, m, d, seed=1), dim=-1)
+# The cases, by their sizes: each makes its inputs when it is measured, and forgets them
 
 
-def base_input(n: int, d: int, groups: int) -> tuple[Tensor, ...]:
-    z = standardise(torch.randn(n, d, generator=torch.Generator().manual_seed(0)))
-    return (z.view(n, groups, d // groups).transpose(0, 1).contiguous(),)
+def infonce_case(n: int, k: int, d: int = 128, *, goal: float = 0.0) -> LossCase:
+    def inputs() -> Inputs:
+        return unit(n, d), unit(n, d, seed=1), unit(k, d, seed=2)
+
+    what = f"InfoNCE, N {n}, d {d}, K {k}"
+    return LossCase("5", what, naive_infonce, ours_infonce, inputs, goal)
 
 
-def queue_case(n: int, k: int, d: int = 128) -> Callable[[], tuple[Tensor, ...]]:
-    return lambda: (unit(n, d), unit(n, d, seed=1), unit(k, d, seed=2))
+def quadratic_case(n: int, m: int, d: int, *, goal: float) -> LossCase:
+    def inputs() -> Inputs:
+        return unit(n, d), unit(m, n, d, seed=1)
+
+    def naive(q: Tensor, keys: Tensor) -> Tensor:
+        return naive_quadratic(q, keys).sum()
+
+    def ours(q: Tensor, keys: Tensor) -> Tensor:
+        return moments(q, keys)[1].sum()
+
+    what = f"JCL's quadratic form, N {n}, M' {m}, d {d}"
+    return LossCase("6", what, naive, ours, inputs, goal)
 
 
-def cases(quick: bool) -> list[Case]:
+def jcl_case(n: int, m: int, d: int) -> LossCase:
+    def inputs() -> Inputs:
+        return unit(n, d), unit(m, n, d, seed=1), unit(1, d, seed=2)
+
+    what = f"JCL without its queue, N {n}, M' {m}, d {d}"
+    return LossCase("6", what, naive_jcl, ours_jcl, inputs)
+
+
+def nuclear_case(n: int, m: int, d: int, *, goal: float = 0.0) -> LossCase:
+    def inputs() -> Inputs:
+        return (unit(n, m, d),)
+
+    what = f"nuclear norms, N {n}, M {m}, d {d}"
+    return LossCase("7", what, naive_nuclear, ours_nuclear, inputs, goal)
+
+
+def nearly_equal_case(n: int, m: int, d: int, distance: float) -> LossCase:
+    """Of views that lie `distance` apart: their matrix is nearly of rank one."""
+
+    def inputs() -> Inputs:
+        return (F.normalize(unit(n, 1, d) + distance * unit(n, m, d, seed=1), dim=-1),)
+
+    what = f"the same, M {m}, views {distance:g} apart"
+    return LossCase("7", what, naive_nuclear, ours_nuclear, inputs)
+
+
+def lorac_case(n: int, m: int, k: int, d: int = 128, *, goal: float) -> LossCase:
+    def inputs() -> Inputs:
+        return unit(m - 1, n, d), unit(n, d, seed=1), unit(k, d, seed=2)
+
+    return LossCase("7b", f"LORAC, N {n}, M {m}, K {k}", naive_lorac, ours_lorac, inputs, goal)
+
+
+def mio_case(n: int, d: int = 128, *, goal: float = 0.0) -> LossCase:
+    def inputs() -> Inputs:
+        return unit(n, d), unit(n, d, seed=1)
+
+    return LossCase("8", f"MIO, 2N {2 * n}, d {d}", naive_mio, ours_mio, inputs, goal, gradients=2)
+
+
+def base_case(n: int, d: int, groups: int, *, goal: float = 0.0) -> LossCase:
+    def inputs() -> Inputs:
+        z = standardise(torch.randn(n, d, generator=torch.Generator().manual_seed(0)))
+        return (z.view(n, groups, d // groups).transpose(0, 1).contiguous(),)
+
+    what = f"ARB base, N {n}, d {d}, {groups} group{'s' if groups > 1 else ''}"
+    return LossCase("9", what, naive_base, ours_base, inputs, goal, gradients=0)
+
+
+def cases(quick: bool) -> list[LossCase]:
     k = 8192 if quick else 65536
     d = 512 if quick else 2048
-    n = d // 4
     return [
-        Case(
-            "5",
-            f"InfoNCE, N 256, d 128, K {k}",
-            naive_infonce,
-            ours_infonce,
-            queue_case(256, k),
-            3.3,
-        ),
-        Case(
-            "6",
-            "JCL's quadratic form, N 512, M' 5, d 128",
-            lambda q, keys: naive_quadratic(q, keys).sum(),
-            lambda q, keys: moments(q, keys)[1].sum(),
-            lambda: (unit(512, 128), unit(5, 512, 128, seed=1)),
-            42.0,
-        ),
-        Case(
-            "6",
-            "JCL without its queue, N 512, M' 5, d 128",
-            naive_jcl,
-            ours_jcl,
-            lambda: (unit(512, 128), unit(5, 512, 128, seed=1), unit(1, 128, seed=2)),
-            0.0,
-        ),
-        *(
-            Case(
-                "7",
-                f"nuclear norms, N 256, M {m}, d 128",
-                naive_nuclear,
-                ours_nuclear,
-                lambda m=m: (unit(256, m, 128),),
-                3.0,
-            )
-            for m in (3, 5, 8)
-        ),
-        *(
-            Case(
-                "7",
-                f"the same, M 5, views {distance:g} apart",
-                naive_nuclear,
-                ours_nuclear,
-                lambda x=distance: (nearly_equal(256, 5, 128, x),),
-                0.0,
-            )
-            for distance in (1e-2, 1e-5)
-        ),
-        Case(
-            "7b",
-            f"LORAC, N 64, M 8, K {k}",
-            naive_lorac,
-            ours_lorac,
-            lambda: (unit(7, 64, 128), unit(64, 128, seed=1), unit(k, 128, seed=2)),
-            1.8,
-        ),
-        Case(
-            "8",
-            "MIO, 2N 2048, d 128",
-            naive_mio,
-            ours_mio,
-            lambda: (unit(1024, 128), unit(1024, 128, seed=1)),
-            4.1,
-            gradients=2,
-        ),
-        *(
-            Case(
-                "9",
-                f"ARB base, N {n}, d {d}, {g} group{'s' if g > 1 else ''}",
-                naive_base,
-                ours_base,
-                lambda g=g: base_input(n, d, g),
-                15.0 if g == 1 else 1.0,
-                gradients=0,
-            )
-            for g in (1, 8)
-        ),
+        infonce_case(256, k, goal=3.3),
+        quadratic_case(512, 5, 128, goal=42.0),
+        jcl_case(512, 5, 128),
+        nuclear_case(256, 3, 128, goal=3.0),
+        nuclear_case(256, 5, 128, goal=3.0),
+        nuclear_case(256, 8, 128, goal=3.0),
+        nearly_equal_case(256, 5, 128, 1e-2),
+        nearly_equal_case(256, 5, 128, 1e-5),
+        lorac_case(64, 8, k, goal=1.8),
+        mio_case(1024, goal=4.1),
+        base_case(d // 4, d, 1, goal=15.0),
+        base_case(d // 4, d, 8, goal=1.0),
     ]
 
 
-def run_once(
-    function: Callable[..., Tensor], inputs: tuple[Tensor, ...], gradients: int
-) -> tuple[Tensor, ...]:
+def run_once(function: Loss, inputs: Inputs, gradients: int) -> Inputs:
+    """The gradients to the first inputs, or the value where `gradients` is 0."""
     leaves = [x.detach().requires_grad_(i < gradients) for i, x in enumerate(inputs)]
     value = function(*leaves)
     if not gradients:
@@ -248,14 +253,17 @@ def run_once(
     return tuple(x.grad for x in leaves[:gradients] if x.grad is not None)
 
 
-def seconds(function: Callable[..., Tensor], inputs: tuple[Tensor, ...], gradients: int) -> float:
+def seconds(function: Loss, inputs: Inputs, gradients: int) -> float:
     start = time.process_time()
     run_once(function, inputs, gradients)
     return time.process_time() - start
 
 
-def compare(case: Case, repeats: int) -> tuple[float, float]:
-    """Least seconds of naive and ours, taken in turns; short ones are repeated up to ten times as often."""
+def compare(case: LossCase, repeats: int) -> tuple[float, float]:
+    """Least seconds of naive and ours, taken in turns.
+
+    Short ones are repeated up to ten times as often.
+    """
     inputs = case.inputs()
     warm = seconds(case.ours, inputs, case.gradients)
     naive, ours = [], []
@@ -265,20 +273,21 @@ def compare(case: Case, repeats: int) -> tuple[float, float]:
     return min(naive), min(ours)
 
 
-def errors(case: Case) -> tuple[float, float]:
-    """Largest error of naive and ours against the naive form in float64, relative to its largest entry."""
+def errors(case: LossCase) -> tuple[float, float]:
+    """Largest error of naive and ours against the naive form in float64, relative to its largest
+    entry."""
     inputs = case.inputs()
     exact = run_once(case.naive, tuple(x.double() for x in inputs), case.gradients)
     out = []
     for function in (case.naive, case.ours):
-        got = run_once(function, inputs, case.gradients)
-        out.append(
-            max(float((g.double() - e).abs().max() / e.abs().max()) for g, e in zip(got, exact))
-        )
+        worst = 0.0
+        for got, want in zip(run_once(function, inputs, case.gradients), exact):
+            worst = max(worst, float((got.double() - want).abs().max() / want.abs().max()))
+        out.append(worst)
     return out[0], out[1]
 
 
-def peak_mib(function: Callable[..., Tensor], case: Case) -> float:
+def peak_mib(function: Loss, case: LossCase) -> float:
     """Growth of this process's resident memory during one forward + backward (Linux)."""
     inputs = case.inputs()
     run_once(function, inputs, case.gradients)
@@ -292,72 +301,34 @@ def peak_mib(function: Callable[..., Tensor], case: Case) -> float:
 
 def status(name: str) -> int:
     """KiB, from the kernel."""
-    return int(re.search(rf"{name}:\s+(\d+)", Path("/proc/self/status").read_text()).group(1))  # type: ignore[union-attr]
+    text = Path("/proc/self/status").read_text()
+    return int(re.findall(rf"{name}:\s+(\d+)", text)[0])
 
 
-def growth(repeats: int) -> dict[str, list[tuple[int, float, float]]]:
-    """Milliseconds of naive and ours as one size grows and the others stay."""
-    sweeps: dict[str, list[tuple[int, Case]]] = {
-        "InfoNCE: K (N 256, d 128)": [
-            (k, Case("5", "", naive_infonce, ours_infonce, queue_case(256, k), 0))
-            for k in (1024, 4096, 16384, 65536)
-        ],
-        "InfoNCE: N (K 16384, d 128)": [
-            (n, Case("5", "", naive_infonce, ours_infonce, queue_case(n, 16384), 0))
-            for n in (32, 128, 512)
-        ],
-        "InfoNCE: d (N 256, K 16384)": [
-            (d, Case("5", "", naive_infonce, ours_infonce, queue_case(256, 16384, d), 0))
-            for d in (32, 128, 512)
-        ],
-        "nuclear norms: M (N 256, d 128)": [
-            (m, Case("7", "", naive_nuclear, ours_nuclear, lambda m=m: (unit(256, m, 128),), 0))
-            for m in (2, 4, 8, 16, 32)
-        ],
-        "JCL: d (N 256, M' 5)": [
-            (
-                d,
-                Case(
-                    "6",
-                    "",
-                    naive_jcl,
-                    ours_jcl,
-                    lambda d=d: (unit(256, d), unit(5, 256, d, seed=1), unit(1, d, seed=2)),
-                    0,
-                ),
-            )
-            for d in (32, 64, 128, 256)
-        ],
-        "MIO: 2N (d 128)": [
-            (
-                2 * n,
-                Case(
-                    "8",
-                    "",
-                    naive_mio,
-                    ours_mio,
-                    lambda n=n: (unit(n, 128), unit(n, 128, seed=1)),
-                    0,
-                    2,
-                ),
-            )
-            for n in (128, 256, 512, 1024)
-        ],
-        "ARB base: d (N 128, one group)": [
-            (d, Case("9", "", naive_base, ours_base, lambda d=d: base_input(128, d, 1), 0, 0))
-            for d in (128, 256, 512, 1024)
-        ],
-    }
-    out: dict[str, list[tuple[int, float, float]]] = {}
-    for name, sweep in sweeps.items():
+# As one size grows and the others stay
+SWEEPS: dict[str, dict[int, LossCase]] = {
+    "InfoNCE: K (N 256, d 128)": {k: infonce_case(256, k) for k in (1024, 4096, 16384, 65536)},
+    "InfoNCE: N (K 16384, d 128)": {n: infonce_case(n, 16384) for n in (32, 128, 512)},
+    "InfoNCE: d (N 256, K 16384)": {d: infonce_case(256, 16384, d) for d in (32, 128, 512)},
+    "nuclear norms: M (N 256, d 128)": {m: nuclear_case(256, m, 128) for m in (2, 4, 8, 16, 32)},
+    "JCL: d (N 256, M' 5)": {d: jcl_case(256, 5, d) for d in (32, 64, 128, 256)},
+    "MIO: 2N (d 128)": {2 * n: mio_case(n) for n in (128, 256, 512, 1024)},
+    "ARB base: d (N 128, one group)": {d: base_case(128, d, 1) for d in (128, 256, 512, 1024)},
+}
+Growth = dict[str, list[tuple[int, float, float]]]  # of a sweep: size, naive and our milliseconds
+
+
+def growth(repeats: int) -> Growth:
+    out: Growth = {}
+    for name, sweep in SWEEPS.items():
         out[name] = []
-        for size, case in sweep:
+        for size, case in sweep.items():
             naive, ours = compare(case, repeats)
             out[name].append((size, 1e3 * naive, 1e3 * ours))
     return out
 
 
-def draw(sweeps: dict[str, list[tuple[int, float, float]]], path: Path) -> None:
+def draw(sweeps: Growth, path: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
@@ -383,6 +354,29 @@ def draw(sweeps: dict[str, list[tuple[int, float, float]]], path: Path) -> None:
         figure.savefig(temporary, format="png", dpi=80)
 
 
+HEADER = (
+    f"{'row':4}{'work':44}{'naive ms':>10}{'ours ms':>9}{'ratio':>7}{'goal':>6}"
+    f"{'naive MiB':>11}{'ours MiB':>10}{'naive error':>13}{'ours':>9}"
+)
+
+
+def table_line(case: LossCase, repeats: int) -> str:
+    naive, ours = compare(case, repeats)
+    naive_error, our_error = errors(case)
+    naive_mib, our_mib = peak_mib(case.naive, case), peak_mib(case.ours, case)
+    return (
+        f"{case.row:4}{case.what:44}{1e3 * naive:10.1f}{1e3 * ours:9.1f}{naive / ours:7.1f}"
+        f"{case.goal or math.nan:6.1f}{naive_mib:11.1f}{our_mib:10.1f}{naive_error:13.1e}{our_error:9.1e}"
+    )
+
+
+def limit_line(case: LossCase, products: Loss, repeats: int) -> str:
+    """Our time beside that of the products which no form can do without."""
+    limit, ours = compare(replace(case, naive=products), repeats)
+    beside = f"{1e3 * limit:.1f} ms; ours in turns with it {1e3 * ours:.1f} ms"
+    return f"# limit of row {case.row}, two matrix products and exp: {beside}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -391,37 +385,32 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=20)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    lines = [
-        f"# torch {torch.__version__}, one thread, float32; ratio = naive / ours; error: of the gradient, to float64",
-        f"{'row':4}{'work':44}{'naive ms':>10}{'ours ms':>9}{'ratio':>7}{'goal':>6}"
-        f"{'naive MiB':>11}{'ours MiB':>10}{'naive error':>13}{'ours':>9}",
-    ]
-    print("\n".join(lines), flush=True)
+    lines: list[str] = []
+
+    def tell(line: str) -> None:
+        lines.append(line.rstrip())
+        print(line, flush=True)
+
+    tell(
+        f"# torch {torch.__version__}, one thread, float32; ratio = naive / ours; "
+        "error: of the gradient, to float64"
+    )
+    tell(HEADER)
+    by_row = {}
     for case in cases(args.quick):
-        naive, ours = compare(case, args.repeats)
-        naive_error, our_error = errors(case)
-        memory = [peak_mib(function, case) for function in (case.naive, case.ours)]
-        lines.append(
-            f"{case.row:4}{case.what:44}{1e3 * naive:10.1f}{1e3 * ours:9.1f}{naive / ours:7.1f}"
-            f"{case.goal or math.nan:6.1f}{memory[0]:11.1f}{memory[1]:10.1f}{naive_error:13.1e}{our_error:9.1e}"
-        )
-        print(lines[-1], flush=True)
-    by_row = {case.row: case for case in cases(args.quick)}
+        tell(table_line(case, args.repeats))
+        by_row[case.row] = case
     limits = {"5": two_products, "7b": lambda q, k, queue: two_products(q.flatten(0, 1), k, queue)}
     for row, products in limits.items():
-        limit, ours = compare(replace(by_row[row], naive=products), args.repeats)
-        beside = f"{1e3 * limit:.1f} ms; ours in turns with it {1e3 * ours:.1f} ms"
-        lines.append(f"# limit of row {row}, two matrix products and exp: {beside}")
-        print(lines[-1], flush=True)
-    if not args.quick:
-        sweeps = growth(max(3, args.repeats // 4))
-        lines.append("# growth, ms: size naive ours")
-        for name, rows in sweeps.items():
-            lines.append(f"{name}: " + "; ".join(f"{size} {a:.1f} {b:.1f}" for size, a, b in rows))
-        draw(sweeps, Path(__file__).with_suffix(".png"))
-        atomic.write_text(
-            Path(__file__).with_suffix(".txt"), "\n".join(line.rstrip() for line in lines) + "\n"
-        )
+        tell(limit_line(by_row[row], products, args.repeats))
+    if args.quick:
+        return
+    sweeps = growth(max(3, args.repeats // 4))
+    lines.append("# growth, ms: size naive ours")
+    for name, rows in sweeps.items():
+        lines.append(f"{name}: " + "; ".join(f"{size} {a:.1f} {b:.1f}" for size, a, b in rows))
+    draw(sweeps, Path(__file__).with_suffix(".png"))
+    atomic.write_text(Path(__file__).with_suffix(".txt"), "\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

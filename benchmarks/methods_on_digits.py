@@ -1,9 +1,11 @@
-"""Does every method learn? Each is trained briefly on the embedded digits through `backbench pretrain`.
+"""Does every method learn? Each is trained briefly on the embedded digits through `backbench
+pretrain`.
 
-Printed per method: loss of the second epoch (the first fills the queues; LORAC: of the first with its prior) and of the
-last, effective rank of the test features (exp of the entropy of the covariance's eigenvalues), accuracy from two labels
-per class (logistic regression, mean of ten draws) and of 20 nearest neighbours, beside the untrained trunk. Those that
-do not beat it are trained three times as long, to tell whether that is the reason. The last tables are kept in
+Printed per method: loss of the second epoch (the first fills the queues; LORAC: of the first with
+its prior) and of the last, effective rank of the test features (exp of the entropy of the
+covariance's eigenvalues), accuracy from two labels per class (logistic regression, mean of ten
+draws) and of 20 nearest neighbours, beside the untrained trunk. Those that do not beat it are
+trained three times as long, to tell whether that is the reason. The last tables are kept in
 methods_on_digits.txt. Less than an hour on two cores:
 
     python benchmarks/methods_on_digits.py --out runs/methods [--only simclr,lorac] [--jobs 2]
@@ -29,6 +31,7 @@ import torch
 from backbench.config import configs_dir
 from backbench.datasets import embedded
 from backbench.runs import atomic, seeding
+from backbench.runs.folder import CHECKPOINT_FILE, read_metrics
 from backbench.weights.checkpoint import Checkpoint
 
 HEAD = {"hidden": 512, "dim": 128, "last_batchnorm": True}
@@ -36,7 +39,8 @@ KEYS = {"head": HEAD, "queue": 512, "momentum": 0.95, "groups": 4, "temperature"
 MOCO = {**KEYS, "query_batchnorm": "sync"}
 PLAIN = {"hidden": 512, "dim": 128}
 SIMSIAM = {"hidden": 512, "dim": 512, "layers": 3, "last_batchnorm": True, "last_affine": False}
-# name -> (views, method settings); heads with batch norm and short memories, because the runs are short
+# name -> (views, method settings); heads with batch norm and short memories, because the runs are
+# short
 METHODS: dict[str, tuple[int, dict[str, Any]]] = {
     "moco": (2, MOCO),
     "moco_m": (3, {**KEYS, "keys": 1}),
@@ -80,44 +84,30 @@ def recipe(name: str, epochs: int) -> dict[str, Any]:
 
 
 def train(name: str, *, epochs: int, data: Path, out: Path) -> None:
-    """`backbench pretrain`, which continues a run that was interrupted; a finished one is left alone."""
+    """`backbench pretrain`, which continues a run that was interrupted.
+
+    A finished one is left alone.
+    """
     file, text = out / f"{name}.yaml", json.dumps(recipe(name, epochs), indent=1)  # JSON is YAML
-    if (out / name / "backbone.safetensors").exists() and file.read_text() == text:
+    if (out / name / CHECKPOINT_FILE).exists() and file.read_text() == text:
         return
     atomic.write_text(file, text)
-    command = [
-        sys.executable,
-        "-m",
-        "backbench",
-        "pretrain",
-        str(file),
-        "--data",
-        str(data),
-        "--out",
-        str(out / name),
-    ]
-    done = subprocess.run(
-        [*command, "--accelerator", "cpu", "-q"],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, "-m", "backbench", "pretrain", str(file)]
+    command += ["--data", str(data), "--out", str(out / name), "--accelerator", "cpu", "-q"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise SystemExit(
-            f"{name}: exit status {done.returncode}: {done.stderr.strip().splitlines()[-1:]}"
-        )
+        said = done.stderr.strip().splitlines()[-1:]
+        raise SystemExit(f"{name}: exit status {done.returncode}: {said}")
 
 
 def losses(name: str, run: Path, epochs: int) -> tuple[float, float]:
     """Mean loss of the second epoch (LORAC: of the first with its prior) and of the last."""
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    rows = [row for row in read_metrics(run) if "loss" in row]
     first = epochs // 2 if name == "lorac" else 1
 
     def mean(epoch: int) -> float:
-        return float(
-            np.mean([row["loss"] for row in rows if row.get("epoch") == epoch and "loss" in row])
-        )
+        return float(np.mean([row["loss"] for row in rows if row["epoch"] == epoch]))
 
     return mean(first), mean(epochs - 1)
 
@@ -128,9 +118,8 @@ def images(folder: Path) -> tuple[torch.Tensor, np.ndarray]:
 
     files = sorted(folder.glob("*/*.png"))
     pixels = np.stack([np.asarray(Image.open(f).convert("RGB")) for f in files])
-    return torch.from_numpy(pixels).permute(0, 3, 1, 2), np.array(
-        [int(f.parent.name) for f in files]
-    )
+    classes = np.array([int(f.parent.name) for f in files])
+    return torch.from_numpy(pixels).permute(0, 3, 1, 2), classes
 
 
 @torch.no_grad()
@@ -138,9 +127,8 @@ def features(checkpoint: Checkpoint, pixels: torch.Tensor) -> np.ndarray:
     from backbench.images.preprocess import normalise
 
     trunk = checkpoint.backbone().eval()
-    return torch.cat(
-        [trunk(normalise(part, checkpoint.pixels)) for part in pixels.split(256)]
-    ).numpy()
+    parts = [trunk(normalise(part, checkpoint.pixels)) for part in pixels.split(256)]
+    return torch.cat(parts).numpy()
 
 
 def score(run: Path, data: Path) -> dict[str, float]:
@@ -148,50 +136,59 @@ def score(run: Path, data: Path) -> dict[str, float]:
     from sklearn.neighbors import KNeighborsClassifier
     from sklearn.preprocessing import normalize
 
-    checkpoint = Checkpoint.load(run / "backbone.safetensors")
+    checkpoint = Checkpoint.load(run / CHECKPOINT_FILE)
     (train_x, train_y), (test_x, test_y) = (images(data / "digits" / s) for s in ("train", "test"))
     a, b = features(checkpoint, train_x), features(checkpoint, test_x)
-    spectrum = np.linalg.svd(b - b.mean(0), compute_uv=False) ** 2
-    share = spectrum / max(spectrum.sum(), 1e-30)
-    rank = float(np.exp(-(share * np.log(share + 1e-30)).sum()))
+    rank = effective_rank(b)
     knn = KNeighborsClassifier(NEIGHBOURS, metric="cosine").fit(a, train_y).score(b, test_y)
     a, b = normalize(a), normalize(b)
     few = []
     for draw in range(DRAWS):
-        rng = np.random.default_rng(seeding.seed_of("few labels", draw))
-        chosen = np.concatenate(
-            [rng.choice(np.flatnonzero(train_y == c), LABELS, replace=False) for c in range(10)]
-        )
-        few.append(
-            LogisticRegression(C=100.0, max_iter=1000)
-            .fit(a[chosen], train_y[chosen])
-            .score(b, test_y)
-        )
+        chosen = few_labels(train_y, draw)
+        probe = LogisticRegression(C=100.0, max_iter=1000).fit(a[chosen], train_y[chosen])
+        few.append(probe.score(b, test_y))
     return {"rank": rank, "few": 100 * float(np.mean(few)), "knn": 100 * knn}
 
 
+def effective_rank(x: np.ndarray) -> float:
+    """exp of the entropy of the covariance's eigenvalues."""
+    spectrum = np.linalg.svd(x - x.mean(0), compute_uv=False) ** 2
+    share = spectrum / max(spectrum.sum(), 1e-30)
+    return float(np.exp(-(share * np.log(share + 1e-30)).sum()))
+
+
+def few_labels(labels: np.ndarray, draw: int) -> np.ndarray:
+    """The places of LABELS images of each class."""
+    rng = np.random.default_rng(seeding.seed_of("few labels", draw))
+    places = [np.flatnonzero(labels == c) for c in range(10)]
+    return np.concatenate([rng.choice(where, LABELS, replace=False) for where in places])
+
+
 def table(names: list[str], out: Path, data: Path, epochs: int) -> tuple[list[str], list[str]]:
-    """Lines, the untrained trunk first, and the names of those that do not beat it everywhere; printed on the way."""
+    """Lines, the untrained trunk first, and the names of those that do not beat it everywhere.
+
+    Printed on the way.
+    """
     lines, short = [], []
     base: dict[str, float] = {}
     for name in names:
-        first, last = (
-            losses(name, out / name, epochs) if name != "random" else (float("nan"), float("nan"))
-        )
+        trained = name != "random"
+        first = last = float("nan")
+        if trained:
+            first, last = losses(name, out / name, epochs)
         row = score(out / name, data)
         base = base or row
+        worse = [key for key in ("few", "knn") if trained and row[key] <= base[key]]
+        short += [name] if worse else []
         remarks = []
-        if name != "random":
-            remarks += [] if last < first else ["loss did not fall"]
-            remarks += [] if row["rank"] > 2 else ["collapsed"]
-            worse = [k for k in ("few", "knn") if row[k] <= base[k]]
-            if (
-                worse
-            ):  # the features of all these methods fill fewer directions; of the weakest, very few
-                remarks.append(
-                    f"does not beat random: {', '.join(worse)}, with {row['rank'] / base['rank']:.0%} of its rank"
-                )
-            short += [name] if worse else []
+        if trained and not last < first:
+            remarks.append("loss did not fall")
+        if trained and not row["rank"] > 2:
+            remarks.append("collapsed")
+        if worse:
+            # The features of all these methods fill fewer directions; of the weakest, very few
+            share = f"{row['rank'] / base['rank']:.0%}"
+            remarks.append(f"does not beat random: {', '.join(worse)}, with {share} of its rank")
         line = f"{name:14}{first:11.3f}{last:9.3f}{row['rank']:7.1f}{row['few']:10.1f}{row['knn']:8.1f}"
         lines.append(f"{line}  {'; '.join(remarks)}".rstrip())
         print(lines[-1], flush=True)

@@ -2,8 +2,9 @@
 
     python benchmarks/momentum.py [--rounds 15]
 
-Baselines: MoCo's `k.data = k.data * m + q.data * (1 - m)`, and LARS as Barlow Twins writes it, tensor by tensor. Times
-alternate in one process; the figures that count are the ratios. The last output is kept in momentum.txt.
+Baselines: MoCo's `k.data = k.data * m + q.data * (1 - m)`, and LARS as Barlow Twins writes it,
+tensor by tensor. Times alternate in one process; the figures that count are the ratios. The last
+output is kept in momentum.txt.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def compare(title: str, ways: dict, rounds: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--rounds", type=int, default=15)
     args = parser.parse_args()
     torch.set_num_threads(1)

@@ -1,12 +1,14 @@
-"""One pretraining step on the same tensors: ours beside lightly's and solo-learn's MoCo v2, ResNet-18, 32 px, batch 64.
+"""One pretraining step on the same tensors: ours beside lightly's and solo-learn's MoCo v2,
+ResNet-18, 32 px, batch 64.
 
     python benchmarks/step.py [--rounds 5] [--gpu]
 
-lightly: its own modules and functions (MoCoProjectionHead, NTXentLoss with a memory bank, batch_shuffle,
-update_momentum), as its MoCo example uses them. solo-learn: its symmetric MoCo v2+ step, written here after its method
-(both views through both encoders, the queue cloned, logits of positive and queue concatenated, parameters averaged one
-by one). Times alternate in one process on one thread; the figures that count are the ratios. With --gpu: ResNet-50,
-224 px, batch 256, bf16. The last output is kept in step.txt.
+lightly: its own modules and functions (MoCoProjectionHead, NTXentLoss with a memory bank,
+batch_shuffle, update_momentum), as its MoCo example uses them. solo-learn: its symmetric MoCo v2+
+step, written here after its method (both views through both encoders, the queue cloned, logits of
+positive and queue concatenated, parameters averaged one by one). Times alternate in one process on
+one thread; the figures that count are the ratios. With --gpu: ResNet-50, 224 px, batch 256, bf16.
+The last output is kept in step.txt.
 """
 
 from __future__ import annotations
@@ -172,7 +174,7 @@ def compare(sizes: Sizes, base: str, ways: dict[str, Step], rounds: int) -> None
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--gpu", action="store_true")
     parser.add_argument(

@@ -2,9 +2,10 @@
 
     python benchmarks/views.py [--rounds 7]
 
-MoCo v2's one 224 px crop, and multi-crop (3 x 224, 5 x 96) as SwAV's and LORAC's loaders make it: the baseline decodes
-with PIL, once for every crop, and augments with torchvision's own classes on PIL images. Times alternate in one process
-on one thread; the figures that count are the ratios. The last output is kept in views.txt.
+MoCo v2's one 224 px crop, and multi-crop (3 x 224, 5 x 96) as SwAV's and LORAC's loaders make it:
+the baseline decodes with PIL, once for every crop, and augments with torchvision's own classes on
+PIL images. Times alternate in one process on one thread; the figures that count are the ratios. The
+last output is kept in views.txt.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import io
 import random
 import statistics
 import time
+from collections.abc import Callable
 
 import cv2
 import numpy as np
@@ -25,6 +27,7 @@ from torchvision import transforms as T
 from backbench.images.files import decode_array
 from backbench.images.preprocess import IMAGENET_MEAN, IMAGENET_STD, Pixels, normalise
 from backbench.images.views import Crops, draw, render_fast, render_geometry
+from pretrain.config import ViewsConfig
 
 PIXELS = Pixels()
 MOCO = (Crops(count=1),)
@@ -95,8 +98,38 @@ def ours(
     return out
 
 
+Way = Callable[[bytes, int], object]  # a JPEG and a seed
+
+
+def ways(groups: tuple[Crops, ...]) -> dict[str, Way]:
+    """What is compared: all views of one image."""
+    crops = list(ViewsConfig(crops=groups).per_view)
+    pipelines = [torchvision_pipeline(c) for c in crops]
+    return {
+        "PIL + torchvision, decoded per crop": lambda data, seed: naive(data, seed, pipelines),
+        "views.py, fast": lambda data, seed: ours(data, seed, crops),
+        "views.py, colour left to the device": lambda data, seed: ours(
+            data, seed, crops, geometry_only=True
+        ),
+        "decoding alone": lambda data, seed: decode_array(data, "benchmark"),
+    }
+
+
+def measure(ways: dict[str, Way], jpegs: list[bytes], rounds: int) -> dict[str, list[float]]:
+    """Seconds of this process alone for all images, in turns; the first round does not count."""
+    times: dict[str, list[float]] = {way: [] for way in ways}
+    for turn in range(rounds + 1):
+        for way, work in ways.items():
+            began = time.process_time()
+            for n, data in enumerate(jpegs):
+                work(data, 1000 * turn + n)
+            if turn:
+                times[way].append(time.process_time() - began)
+    return times
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--images", type=int, default=24, help="images of one round")
     args = parser.parse_args()
@@ -104,26 +137,7 @@ def main() -> None:
     jpegs = photographs(args.images)
     print(describe())
     for name, groups in (("one 224 crop (MoCo v2)", MOCO), ("3 x 224 + 5 x 96 (LORAC)", MULTI)):
-        crops = [group for group in groups for _ in range(group.count)]
-        pipelines = [torchvision_pipeline(c) for c in crops]
-        ways = {
-            "PIL + torchvision, decoded per crop": lambda d, s, p=pipelines: naive(d, s, p),
-            "views.py, fast": lambda d, s, c=crops: ours(d, s, c),
-            "views.py, colour left to the device": lambda d, s, c=crops: ours(
-                d, s, c, geometry_only=True
-            ),
-            "decoding alone": lambda d, s: decode_array(d, "benchmark"),
-        }
-        times: dict[str, list[float]] = {way: [] for way in ways}
-        for turn in range(args.rounds + 1):
-            for way, work in ways.items():
-                began = (
-                    time.process_time()
-                )  # of this process alone: other work on the machine does not count
-                for n, data in enumerate(jpegs):
-                    work(data, 1000 * turn + n)
-                if turn:
-                    times[way].append(time.process_time() - began)
+        times = measure(ways(groups), jpegs, args.rounds)
         base = statistics.median(times["PIL + torchvision, decoded per crop"])
         print(f"\n{name}")
         for way, seconds in times.items():

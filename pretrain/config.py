@@ -1,18 +1,22 @@
-"""A pretraining recipe as a typed value. Defaults are the field's customs; the papers' numbers are in the recipes."""
+"""A pretraining recipe as a typed value.
+
+Defaults are the field's customs; the papers' numbers are in the recipes.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Literal
 
-from backbench.images.preprocess import IMAGENET_MEAN, IMAGENET_STD
+from backbench.images.preprocess import IMAGENET_MEAN, IMAGENET_STD, Pixels
 from backbench.images.views import Crops
 from pretrain.method import MethodConfig, choose_config
 
 
 @dataclass(frozen=True, kw_only=True)
-class Views:
-    """How one image becomes views: `fast` (OpenCV, or the GPU for colour and blur) or `reference` (torchvision)."""
+class ViewsConfig:
+    """How one image becomes views: `fast` (OpenCV, or the GPU for colour and blur) or `reference`
+    (torchvision)."""
 
     pipeline: Literal["fast", "reference"] = "fast"
     crops: tuple[Crops, ...] = (Crops(),)
@@ -25,16 +29,26 @@ class Views:
         if min(self.std) <= 0:
             raise ValueError(f"std {self.std} must be positive")
 
+    @property
+    def per_view(self) -> tuple[Crops, ...]:
+        """The crop group of each view, in the order of the views: a group of three is there
+        thrice."""
+        return tuple(group for group in self.crops for _ in range(group.count))
+
+    @property
+    def pixels(self) -> Pixels:
+        return Pixels(self.mean, self.std)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """ROOT/<dataset>/<split>: a class folder, or a dataset that pretrain/data.py knows by name."""
+    """ROOT/<dataset>/<split>: a class folder, or a dataset that backbench/datasets knows by
+    name."""
 
     dataset: str
     split: str = "train"
-    skip_corrupt: bool = (
-        False  # refuse the run and name the file, or leave the image out and say so
-    )
+    # false: refuse the run and name the file; true: leave the image out and say so
+    skip_corrupt: bool = False
     workers: int = 8
 
     def __post_init__(self) -> None:
@@ -44,7 +58,10 @@ class Data:
 
 @dataclass(frozen=True, kw_only=True)
 class Optim:
-    """`lr` is the peak at `reference_batch` images; the lr used is lr * batch_size / reference_batch (null: as is)."""
+    """`lr` is the peak at `reference_batch` images.
+
+    The lr used is lr * batch_size / reference_batch (null: as is).
+    """
 
     name: Literal["sgd", "adam", "adamw", "lars"] = "sgd"
     lr: float
@@ -66,12 +83,16 @@ class Optim:
     clip_norm: float | None = None
 
     def __post_init__(self) -> None:
-        if (
-            min(self.lr, self.lr_1d or 0.0, self.momentum, self.weight_decay, self.warmup_epochs)
-            < 0
-        ):
+        signed = (self.lr, self.lr_1d or 0.0, self.momentum, self.weight_decay, self.warmup_epochs)
+        if min(signed) < 0:
             raise ValueError(
                 "lr, lr_1d, momentum, weight_decay and warmup_epochs must not be negative"
+            )
+        # Both are given as rates and mean a share of the peak, also for lr_1d
+        if self.lr == 0 and (self.warmup_lr or self.final_lr):
+            raise ValueError(
+                f"lr is 0, the highest rate there is: warmup_lr {self.warmup_lr:g} and final_lr "
+                f"{self.final_lr:g} must be 0 too"
             )
         if self.reference_batch is not None and self.reference_batch < 1:
             raise ValueError(
@@ -86,31 +107,29 @@ class PretrainConfig:
     stem: str = "imagenet"
     zero_init_residual: bool = False
     method: MethodConfig = field(metadata={"choose": choose_config})
-    views: Views = Views()
+    views: ViewsConfig = ViewsConfig()
     data: Data
     optim: Optim
     epochs: int
     batch_size: int  # global: all ranks and accumulation steps together
     accumulate: int = 1
     seed: int = 0
-    precision: Literal["fp32", "bf16", "fp16", "fp64"] = (
-        "fp32"  # fp64: to compare runs without float32's rounding
-    )
+    # fp64: to compare runs without float32's rounding
+    precision: Literal["fp32", "bf16", "fp16", "fp64"] = "fp32"
     channels_last: bool = True
     compile: bool = False
     save_minutes: float = 5.0
     knn_every: int = 0  # epochs between kNN scores; 0: none
     log_every: int = 10  # steps between rows of metrics.jsonl
-    stop_after_epochs: int | None = (
-        None  # MIO: the schedule is for 1000 epochs, the run stops at 250
-    )
+    # MIO: the schedule is for 1000 epochs, the run stops at 250
+    stop_after_epochs: int | None = None
     expected: tuple[str, ...] = ()  # published rows it must reproduce: lorac:1:lorac:resnet50:200
 
     def __post_init__(self) -> None:
         if self.epochs < 0 or self.batch_size < 1 or self.accumulate < 1 or self.log_every < 1:
             raise ValueError(
-                f"epochs {self.epochs} (from 0), batch_size {self.batch_size}, accumulate {self.accumulate} and "
-                f"log_every {self.log_every} (from 1) are out of range"
+                f"epochs {self.epochs} (from 0), batch_size {self.batch_size}, "
+                f"accumulate {self.accumulate} and log_every {self.log_every} (from 1) are out of range"
             )
         if self.stop_after_epochs is not None and self.stop_after_epochs < 1:
             raise ValueError(

@@ -1,30 +1,43 @@
-"""What a training step is fed: which images, in which order, made into which views. All of it is a pure function of
-(recipe, dataset): the order of (seed, epoch), each image's views of (seed, epoch, image)."""
+"""What a training step is fed: which images, in which order, made into which views.
+
+All of it is a pure function of (recipe, dataset): the order of (seed, epoch), each image's views of
+(seed, epoch, image). A batch is made in two places: a loader worker decodes, crops and resizes
+(`ViewBatches` -> LoadedBatch), the device brings to a network's numbers (`finish_views`).
+"""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import signal
 from collections.abc import Iterator, Sequence
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from backbench.errors import BadInput
 from backbench.images import views
 from backbench.images.files import ImageList
+from backbench.images.preprocess import normalise
+from backbench.images.views import Crops, DeviceColour, DrawnView
 from backbench.runs import seeding
 from backbench.runs.state import StopFlag
-from pretrain.config import PretrainConfig, Views
+from pretrain.config import PretrainConfig, ViewsConfig
+
+T = TypeVar("T")
 
 CACHE_BYTES = 512 << 20  # decoded images kept in memory, over all loader workers of a process
 
 
-def fingerprint(found: ImageList) -> str:
-    """12 hex digits over all names and labels and the pixels of some 16 images: another set, or another order, is
-    another data set."""
+def dataset_fingerprint(found: ImageList) -> str:
+    """12 hex digits over all names and labels and the pixels of some 16 images.
+
+    Another set, or another order, is another data set.
+    """
     sha = hashlib.sha256()
     for i in range(0, len(found), max(1, len(found) // 16)):
         with contextlib.suppress(BadInput):  # a corrupt image is reported when its turn comes
@@ -34,11 +47,12 @@ def fingerprint(found: ImageList) -> str:
     return sha.hexdigest()[:12]
 
 
-class Order:
-    """The batches of this rank from step `first` to step `last`, as lists of (epoch, image), for all micro-batches.
+class BatchOrder:
+    """The batches of this rank from step `first` to step `last`, as lists of (epoch, image), for
+    all micro-batches.
 
-    Each epoch is a permutation of the images, cut into whole global batches; what is left over is not used. A global
-    batch is rank-major: rank r has its r-th contiguous slice.
+    Each epoch is a permutation of the images, cut into whole global batches; what is left over is
+    not used. A global batch is rank-major: rank r has its r-th contiguous slice.
     """
 
     def __init__(
@@ -65,28 +79,98 @@ class Order:
         order: list[int] = []
         for step in range(self.first, self.last):
             epoch, position = divmod(step, per_epoch)
+            # A run that continues in the middle of an epoch draws that epoch's order again
             if not order or position == 0:
-                order = torch.randperm(
-                    self.count, generator=seeding.generator(self.seed, "order", epoch)
-                ).tolist()
+                generator = seeding.generator(self.seed, "order", epoch)
+                order = torch.randperm(self.count, generator=generator).tolist()
             start = position * self.batch_size + self.rank * share
             for _ in range(self.accumulate):
                 yield [(epoch, i) for i in order[start : start + micro]]
                 start += micro
 
 
-class ViewBatches(Dataset):
-    """(epoch, image) pairs -> their views as uint8, (N, size, size, 3) for each view.
+@dataclass(frozen=True)
+class LoadedBatch:
+    """One micro-batch of N images as a loader worker leaves it, on the CPU.
 
-    Images are decoded once for all their views, and kept decoded while the memory budget lasts. With `device_colour`
-    only crop, resize and flip happen here, and what colour and blur need goes along. A corrupt image is reported in
-    `error`, or with `skip_corrupt` replaced by the next readable one in the list and reported in `skipped`.
+    views: V tensors (N, size, size, 3) uint8, in the order of `ViewsConfig.per_view`; colour: as
+    many, where the device is to do what comes after the geometry, else none; index (N,) positions
+    in the dataset, labels (N,). `skipped` are images that were replaced and why; with an `error`,
+    an image that may not be replaced, there is nothing else.
+    """
+
+    views: tuple[Tensor, ...]
+    colour: tuple[DeviceColour, ...]
+    index: Tensor
+    labels: Tensor
+    skipped: tuple[str, ...] = ()
+    error: str | None = None
+
+    @staticmethod
+    def unreadable(error: str) -> LoadedBatch:
+        nothing = torch.empty(0, dtype=torch.int64)
+        return LoadedBatch(views=(), colour=(), index=nothing, labels=nothing, error=error)
+
+    def pin_memory(self) -> LoadedBatch:
+        """The same in page-locked memory, from which a GPU copies while the CPU goes on.
+
+        The DataLoader calls it by this name on a type that it does not know.
+        """
+        return replace(
+            self,
+            views=tuple(x.pin_memory() for x in self.views),
+            colour=tuple(x.pin_memory() for x in self.colour),
+            index=self.index.pin_memory(),
+            labels=self.labels.pin_memory(),
+        )
+
+
+@dataclass(frozen=True)
+class InputFormat:
+    """How a network of this run takes its numbers."""
+
+    device: torch.device
+    dtype: torch.dtype
+    layout: torch.memory_format
+
+    @staticmethod
+    def of(config: PretrainConfig, device: torch.device) -> InputFormat:
+        dtype = torch.float64 if config.precision == "fp64" else torch.float32
+        layout = torch.channels_last if config.channels_last else torch.contiguous_format
+        return InputFormat(device, dtype, layout)
+
+
+def finish_views(loaded: LoadedBatch, recipe: ViewsConfig, form: InputFormat) -> list[Tensor]:
+    """The views as a network takes them, (N, 3, h, w)."""
+    out = []
+    for v, (made, crops) in enumerate(zip(loaded.views, recipe.per_view, strict=True)):
+        # The bytes travel, a quarter of the floats; (N, h, w, 3) is (N, 3, h, w), channels last
+        images = made.to(form.device, non_blocking=True).permute(0, 3, 1, 2)
+        if loaded.colour:
+            images = views.apply_colour(images, loaded.colour[v].to(form.device), crops)
+        images = normalise(images, recipe.pixels)
+        out.append(images.to(form.dtype).contiguous(memory_format=form.layout))
+    return out
+
+
+def first_error(parts: Sequence[LoadedBatch]) -> str | None:
+    """Why a step cannot be made, where an image of it can neither be read nor left out."""
+    return next((part.error for part in parts if part.error is not None), None)
+
+
+class ViewBatches(Dataset[LoadedBatch]):
+    """(epoch, image) pairs -> LoadedBatch.
+
+    Images are decoded once for all their views, and kept decoded while the memory budget lasts.
+    With `device_colour` only crop, resize and flip happen here, and what colour and blur need goes
+    along. A corrupt image is an error, or with `skip_corrupt` replaced by the next readable one in
+    the list.
     """
 
     def __init__(
         self,
         found: ImageList,
-        recipe: Views,
+        recipe: ViewsConfig,
         *,
         seed: int,
         skip_corrupt: bool,
@@ -97,7 +181,6 @@ class ViewBatches(Dataset):
         self.cache: dict[int, np.ndarray] = {}
         self.cache_left = cache_bytes
         self.device_colour = device_colour
-        self.crops = [group for group in recipe.crops for _ in range(group.count)]
 
     def __len__(self) -> int:
         return len(self.found)
@@ -128,11 +211,21 @@ class ViewBatches(Dataset):
                 skipped.append(str(error))
         raise BadInput(f"{self.found.root}: not one readable image")
 
-    def __getitems__(self, items: Sequence[tuple[int, int]]) -> dict[str, Any]:
-        pixels = [np.empty((len(items), c.size, c.size, 3), np.uint8) for c in self.crops]
-        colour = (
-            [views.DeviceColour.empty(len(items)) for _ in self.crops] if self.device_colour else []
-        )
+    def render(self, image: np.ndarray, view: DrawnView, crops: Crops) -> np.ndarray:
+        """What of a view is made here: uint8 (size, size, 3)."""
+        if self.device_colour:
+            return views.render_geometry(image, view, crops)
+        if self.recipe.pipeline == "reference":
+            return views.render_reference(views.to_pil(image), view, crops)
+        return views.render_fast(image, view, crops)
+
+    def __getitems__(self, items: Sequence[tuple[int, int]]) -> LoadedBatch:
+        groups = self.recipe.per_view
+        count = len(items)
+        pixels = [np.empty((count, crops.size, crops.size, 3), np.uint8) for crops in groups]
+        colour: list[DeviceColour] = []
+        if self.device_colour:
+            colour = [DeviceColour.empty(count) for _ in groups]
         index: list[int] = []
         skipped: list[str] = []
         generator = torch.Generator()
@@ -140,36 +233,32 @@ class ViewBatches(Dataset):
             try:
                 i, image = self.readable(wanted, skipped)
             except BadInput as error:
-                return {"error": str(error)}
+                return LoadedBatch.unreadable(str(error))
             index.append(i)
+            # Views depend on the image that is shown and on the epoch, on nothing that was before
             generator.manual_seed(seeding.seed_of(self.seed, "views", epoch, i))
-            for v, crops in enumerate(self.crops):
-                view = views.draw(generator, image.shape[0], image.shape[1], crops)
-                if self.device_colour:
-                    pixels[v][n] = views.render_geometry(image, view, crops)
+            height, width = image.shape[:2]
+            for v, crops in enumerate(groups):
+                view = views.draw(generator, height, width, crops)
+                pixels[v][n] = self.render(image, view, crops)
+                if colour:
                     colour[v].set(n, view, pixels[v][n])
-                elif self.recipe.pipeline == "reference":
-                    pixels[v][n] = views.render_reference(views.to_pil(image), view, crops)
-                else:
-                    pixels[v][n] = views.render_fast(image, view, crops)
-        labels = [self.found.labels[i] for i in index]
-        return {
-            "views": [torch.from_numpy(p) for p in pixels],
-            "colour": [c.tensors() for c in colour],
-            "index": torch.tensor(index),
-            "labels": torch.tensor(labels),
-            "skipped": skipped,
-        }
+        return LoadedBatch(
+            views=tuple(torch.from_numpy(p) for p in pixels),
+            colour=tuple(colour),
+            index=torch.tensor(index),
+            labels=torch.tensor([self.found.labels[i] for i in index]),
+            skipped=tuple(skipped),
+        )
 
 
-def _as_is(batch: Any) -> Any:
+def _as_is(batch: T) -> T:
     return batch
 
 
 def _start_worker(_: int) -> None:
-    """Signals are the main process's business: a group-wide SIGTERM must not take the data away from its last step."""
-    import signal
-
+    """Signals are the main process's business: a group-wide SIGTERM must not take the data away
+    from its last step."""
     for name in StopFlag.SIGNALS:
         signal.signal(getattr(signal, name), signal.SIG_IGN)
     torch.set_num_threads(1)
@@ -185,8 +274,11 @@ def loader(
     rank: int = 0,
     ranks: int = 1,
     on_gpu: bool = False,
-) -> Iterator[dict[str, Any]]:
-    """All micro-batches of this rank, in order, from step `first` on; workers run on across epochs."""
+) -> Iterator[LoadedBatch]:
+    """All micro-batches of this rank, in order, from step `first` on.
+
+    Workers run on across epochs.
+    """
     dataset = ViewBatches(
         found,
         config.views,
@@ -195,7 +287,7 @@ def loader(
         cache_bytes=CACHE_BYTES // max(1, workers),
         device_colour=on_gpu and config.views.pipeline == "fast",
     )
-    order = Order(len(found), config, first=first, last=last, rank=rank, ranks=ranks)
+    order = BatchOrder(len(found), config, first=first, last=last, rank=rank, ranks=ranks)
     return iter(
         DataLoader(
             dataset,

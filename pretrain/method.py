@@ -1,4 +1,32 @@
-"""What a pretraining method is: a module that turns a batch of views into a loss. One file each in pretrain/methods."""
+"""What a pretraining method is: a module that turns a batch of views into a loss.
+
+One file each in pretrain/methods, or a module that an installed package adds (see
+backbench/plugins.py). It holds the loss as a pure function, a frozen `Config(MethodConfig)` and a
+`Method(method.Method)`.
+
+The rules. `FirstStep` (first_step.py) holds every method to those that a machine can see, in the
+first step of a run; the others are kept by whoever writes the method.
+
+1. Built.      The constructor takes (config, backbone, setup) and refuses what it cannot do with
+               BadInput. `self.backbone` is the trunk that is handed on.
+2. Returned.   `forward(batch)` returns {"loss": a 0-dim float with gradient, **others to log:
+               0-dim, without gradient}, the same names at every step.
+3. Gradients.  Every parameter that requires a gradient gets one in every step; zero will do. DDP
+               waits for each of them. What stands still for a while takes part as
+               `p.detach() + 0.0 * p`; what is never trained (a momentum encoder) requires none.
+4. Ranks.      The loss is that of the global batch, equal on all ranks, and the method alone sees
+               to it: a mean over this rank's samples goes through `distributed.mean_over_ranks`
+               before it is returned, a loss over gathered samples is equal already. The loss
+               functions know of no ranks, the loop of no losses. Whatever crosses ranks goes through
+               backbench/runs/distributed.py, in the same order on all of them.
+5. State.      What one step leaves for the next is a parameter or a buffer, which is what state.pt
+               holds; anything else is lost when a run continues. What `forward` hands to
+               `after_step` may lie in an attribute, and is gone when `after_step` returns.
+6. Chance.     Random numbers come from `seeding.generator(setup.seed, what for, batch.step)`: alike
+               on all ranks, and alike when a run continues.
+7. Steps.      `forward` is called once for each micro-batch of a step and changes nothing that
+               another `forward` of that step sees; queues move in `after_step`.
+"""
 
 from __future__ import annotations
 
@@ -6,29 +34,30 @@ import importlib
 import pkgutil
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import ModuleType
 
 from torch import Tensor, nn
 
 import pretrain.methods
+from backbench import plugins
 from backbench.errors import BadInput, nearest
 from backbench.weights.resnet import Trunk
 
 
 @dataclass(frozen=True, kw_only=True)
 class MethodConfig:
-    """The part of a recipe under `method:`. Each file in pretrain/methods extends it as `Config`."""
+    """The part of a recipe under `method:`. Each method's file extends it as `Config`."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class Batch:
-    """One rank's share of a global batch.
+    """One rank's share of a global batch, or a micro-batch of it.
 
-    views: V tensors (N, 3, h, w), in the order of the recipe's crop groups; labels (N,) or None; index (N,) positions
-    in the dataset. `step` counts optimiser steps from 0, `progress` is step / total steps, in [0, 1); `epoch` is
-    progress in whole epochs of `epochs`.
+    views: V tensors (N, 3, h, w), in the order of the recipe's crop groups; labels (N,) or None;
+    index (N,) positions in the dataset. `step` counts optimiser steps from 0, `progress` is step /
+    total steps, in [0, 1); `epoch` is progress in whole epochs of `epochs`.
     """
 
     views: Sequence[Tensor]
@@ -42,8 +71,11 @@ class Batch:
 
 @dataclass(frozen=True)
 class Setup:
-    """What a method is told about the run it is built for. `batch_size` is the global one, over all ranks; `seed` is
-    the recipe's; `views` is the number of views per image; `images` the dataset's length; `classes` its class count."""
+    """What a method is told about the run it is built for.
+
+    `batch_size` is the global one, over all ranks; `seed` is the recipe's; `views` is the number of
+    views per image; `images` the dataset's length; `classes` its class count.
+    """
 
     batch_size: int
     views: int
@@ -53,57 +85,65 @@ class Setup:
 
 
 class Method(nn.Module):
-    """Base of all methods; the loop wraps the whole of it in DDP.
-
-    A method's file holds its pure loss function, its frozen `Config(MethodConfig)` and `class Method(Base)` whose
-    constructor takes (config, backbone, setup) and refuses what it cannot do with BadInput. Collectives go through
-    backbench.distributed only. All state (queues, momentum encoders) lives in parameters and buffers.
-    """
+    """Base of all methods; the loop wraps the whole of it in DDP. The rules are above."""
 
     backbone: nn.Module
-    sync_batchnorm = (
-        True  # the query encoder's batch norm spans ranks, unless the method's paper keeps it local
-    )
-    accumulates = False  # the loss is a mean over samples that do not meet, so that micro-batches add up to the batch
+    # The query encoder's batch norm spans ranks, unless the method's paper keeps it local
+    sync_batchnorm = True
+    # The loss is a mean over samples that do not meet, so that micro-batches add up to the batch
+    accumulates = False
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
-        """{"loss": 0-dim tensor with gradient, **detached terms to log}; the loss is over all ranks' samples."""
+        """{"loss": 0-dim tensor with gradient, **detached terms to log}.
+
+        The loss is over the samples of all ranks.
+        """
         raise AssertionError("a method overrides forward")
 
     def after_step(self, progress: float) -> None:
-        """Called after each optimiser step: momentum update, enqueueing."""
+        """After each optimiser step: moving averages, queues. `progress` is in (0, 1]."""
 
     def heads(self) -> dict[str, Tensor]:
-        """Projector and the like, kept in the Checkpoint; by default `projector`, where the method has one."""
+        """Projector and the like, kept in the Checkpoint.
+
+        By default `projector`, where the method has one.
+        """
         projector = getattr(self, "projector", None)
-        return (
-            {f"projector.{k}": v for k, v in projector.state_dict().items()}
-            if projector is not None
-            else {}
-        )
+        if projector is None:
+            return {}
+        return {f"projector.{name}": x for name, x in projector.state_dict().items()}
+
+
+def shipped_names() -> list[str]:
+    files = [module.name for module in pkgutil.iter_modules(pretrain.methods.__path__)]
+    return [name for name in files if not name.startswith("_")]
 
 
 def method_names() -> list[str]:
-    return [
-        m.name
-        for m in pkgutil.iter_modules(pretrain.methods.__path__)
-        if not m.name.startswith("_")
-    ]
+    """What `method.name` may be: the shipped ones, and those of installed packages."""
+    shipped = shipped_names()
+    return shipped + plugins.names(plugins.METHODS, shipped)
 
 
-def method_module(name: str) -> Any:
-    """The module pretrain.methods.<name>; BadInput with the nearest name where there is none."""
+def method_module(name: str) -> ModuleType:
+    """The module of that name, with its `Config` and `Method`.
+
+    BadInput with the nearest name where there is none.
+    """
     if name not in method_names():
         raise BadInput(f"unknown method '{name}'; {nearest(name, method_names())}")
-    return importlib.import_module(f"pretrain.methods.{name}")
+    if name in shipped_names():
+        return importlib.import_module(f"pretrain.methods.{name}")
+    return plugins.load(plugins.METHODS, name, ModuleType)
 
 
-def choose_config(data: Any, where: str, path: str) -> type:
+def choose_config(data: object, where: str, path: str) -> type[MethodConfig]:
     """For config.py: the Config class that `method.name` selects."""
-    if not isinstance(data, dict) or not isinstance(data.get("name"), str):
+    name = data.get("name") if isinstance(data, dict) else None
+    if not isinstance(name, str):
         raise BadInput(f"{where}: '{path}' needs a name; allowed: {', '.join(method_names())}")
     try:
-        return method_module(data["name"]).Config
+        return method_module(name).Config
     except BadInput as error:
         raise BadInput(f"{where}: '{path}.name': {error}") from None
 

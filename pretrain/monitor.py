@@ -1,11 +1,13 @@
-"""What a person watches during pretraining: are the features alive, what are they worth, what do the curves do."""
+"""What a person watches during pretraining: are the features alive, what are they worth, what do
+the curves do."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -14,10 +16,16 @@ from backbench.errors import BadInput
 from backbench.images.files import ImageList
 from backbench.images.preprocess import Pixels, eval_geometry, to_input
 from backbench.knn import knn_scores
+from backbench.runs import atomic
 from backbench.runs.folder import Metrics, log, read_metrics
 
-# Unit features whose standard deviation is this part of an isotropic cloud's, or whose effective rank is this low,
-# tell images apart along at most one direction. A random ResNet has about 0.1 and a rank far above 2.
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from torch.utils.tensorboard import SummaryWriter
+
+# Unit features whose standard deviation is this part of an isotropic cloud's, or whose effective
+# rank is this low, tell images apart along at most one direction. A random ResNet has about 0.1 and
+# a rank far above 2.
 COLLAPSED_STD, COLLAPSED_RANK = 1e-3, 1.5
 KNN_IMAGES = 10_000  # at most so many images are encoded for one kNN score
 
@@ -29,8 +37,8 @@ class Features:
         self.last: Tensor | None = None
         backbone.register_forward_hook(self._keep)
 
-    def _keep(self, module: nn.Module, args: Any, output: Tensor) -> None:
-        if module.training:
+    def _keep(self, module: nn.Module, args: object, output: Tensor) -> None:
+        if module.training:  # not while the kNN score is taken
             self.last = output.detach()
 
     def statistics(self) -> dict[str, float]:
@@ -39,18 +47,20 @@ class Features:
 
 @torch.no_grad()
 def feature_statistics(features: Tensor) -> dict[str, float]:
-    """(N, d) -> feature_std: per-dimension standard deviation of the unit features, times sqrt(d), so that isotropic
-    features have 1 and equal ones 0; effective_rank: exp of the entropy of the normalised singular values of the
-    centred features (Roy and Vetterli, 2007), at most min(N - 1, d)."""
+    """(N, d) -> feature_std: per-dimension standard deviation of the unit features, times sqrt(d),
+    so that isotropic features have 1 and equal ones 0; effective_rank: exp of the entropy of the
+    normalised singular values of the centred features (Roy and Vetterli, 2007), at most
+    min(N - 1, d)."""
     z = torch.nn.functional.normalize(features.double(), dim=1)
     centred = z - z.mean(0)
     std = centred.square().mean(0).sqrt().mean() * z.shape[1] ** 0.5
+    # The singular values are the roots of the eigenvalues of the smaller of X X^T and X^T X
     gram = centred @ centred.T if len(z) <= z.shape[1] else centred.T @ centred
     if not gram.isfinite().all():
         return {"feature_std": float("nan"), "effective_rank": float("nan")}
     singular = torch.linalg.eigvalsh(gram).clamp(min=0).sqrt()
     p = singular / singular.sum().clamp(min=1e-300)
-    entropy = -torch.special.xlogy(p, p).sum()
+    entropy = -torch.special.xlogy(p, p).sum()  # xlogy: 0 log 0 is 0
     return {"feature_std": float(std), "effective_rank": float(entropy.exp())}
 
 
@@ -66,12 +76,12 @@ def warn_if_collapsed(row: dict[str, float], step: int) -> None:
         )
 
 
-class Rows:
+class MetricsWriter:
     """metrics.jsonl, and with `tensorboard` the same numbers as event files in RUN/tensorboard."""
 
     def __init__(self, run: Path, *, from_step: int, tensorboard: bool) -> None:
         self.metrics = Metrics(run, from_step=from_step)
-        self.events: Any = None
+        self.events: SummaryWriter | None = None
         if tensorboard:
             from torch.utils.tensorboard import SummaryWriter
 
@@ -95,42 +105,65 @@ def knn_score(
     device: torch.device,
     stop: Callable[[], bool] = lambda: False,
 ) -> float | None:
-    """Percent of every second labelled training image that its 20 neighbours among the others classify rightly (Wu et
-    al. 2018). Evenly spaced images, centre crops of `size`; None without labels, or once `stop()`. An unreadable image
-    is left out, the backbone is left as it was."""
+    """Percent of every second labelled training image that its 20 neighbours among the others
+    classify rightly (Wu et al. 2018).
+
+    Evenly spaced images, centre crops of `size`; None without labels, or once `stop()`. An
+    unreadable image is left out, the backbone is left as it was.
+    """
     labelled = [i for i, label in enumerate(found.labels) if label >= 0]
-    chosen = labelled[:: -(-len(labelled) // KNN_IMAGES)] if labelled else []
-    if len(chosen) < 4 or len(found.classes) < 2:
+    if len(labelled) < 4 or len(found.classes) < 2:
         return None
-    geometry = eval_geometry(resize=size if size <= 64 else round(size * 256 / 224), crop=size)
+    chosen = labelled[:: math.ceil(len(labelled) / KNN_IMAGES)]
     training = backbone.training
     backbone.eval()
-    parts, read = [], []
-    dtype = next(backbone.parameters()).dtype
-    for start in range(0, len(chosen), 256):
-        if stop():
-            backbone.train(training)
-            return None
-        views = []
-        for i in chosen[start : start + 256]:
-            with contextlib.suppress(
-                BadInput
-            ):  # training has refused the run by now, or was told to leave it out
-                views.append(to_input(geometry(found.open(i)), pixels))
-                read.append(i)
-        if views:
-            parts.append(backbone(torch.stack(views).to(device, dtype)).float())
-    backbone.train(training)
-    if len(read) < 4:
+    try:
+        encoded = _encode(backbone, found, chosen, pixels, size=size, device=device, stop=stop)
+    finally:
+        backbone.train(training)
+    if encoded is None or len(encoded[1]) < 4:
         return None
-    features, labels = (
-        torch.cat(parts),
-        torch.tensor([found.labels[i] for i in read], device=device),
-    )
+    features, read = encoded
+    labels = torch.tensor([found.labels[i] for i in read], device=device)
     bank, queries = features[::2], features[1::2]
     k = min(20, len(bank))
     votes = knn_scores(queries, bank, labels[::2], classes=len(found.classes), k=(k,))[k]
     return 100 * float((votes.argmax(1) == labels[1::2]).double().mean())
+
+
+def _encode(
+    backbone: nn.Module,
+    found: ImageList,
+    chosen: list[int],
+    pixels: Pixels,
+    *,
+    size: int,
+    device: torch.device,
+    stop: Callable[[], bool],
+) -> tuple[Tensor, list[int]] | None:
+    """Features (N, d) of the chosen images that can be read, and which they are.
+
+    None once `stop()`.
+    """
+    # The share of the image that the centre crop keeps is ImageNet's 224 / 256; small images are
+    # taken whole
+    resize = size if size <= 64 else round(size * 256 / 224)
+    geometry = eval_geometry(resize=resize, crop=size)
+    dtype = next(backbone.parameters()).dtype
+    features: list[Tensor] = []
+    read: list[int] = []
+    for start in range(0, len(chosen), 256):
+        if stop():
+            return None
+        views: list[Tensor] = []
+        for i in chosen[start : start + 256]:
+            # Training has refused the run by now, or was told to leave the image out
+            with contextlib.suppress(BadInput):
+                views.append(to_input(geometry(found.open(i)), pixels))
+                read.append(i)
+        if views:
+            features.append(backbone(torch.stack(views).to(device, dtype)).float())
+    return (torch.cat(features), read) if features else None
 
 
 def plot_curves(run: Path, name: str) -> None:
@@ -140,15 +173,13 @@ def plot_curves(run: Path, name: str) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    from backbench.runs import atomic
-
     rows = read_metrics(run)
-    hidden = {"step", "epoch"}
-    names = list(dict.fromkeys(key for row in rows for key in row if key not in hidden))
+    keys = dict.fromkeys(key for row in rows for key in row)  # in the order of their first row
+    names = [key for key in keys if key not in ("step", "epoch")]
     if not names:
         return
     columns = min(3, len(names))
-    lines = -(-len(names) // columns)
+    lines = math.ceil(len(names) / columns)
     figure, axes = plt.subplots(lines, columns, figsize=(4 * columns, 2.4 * lines), squeeze=False)
     figure.subplots_adjust(
         left=0.06, right=0.98, bottom=0.35 / lines, top=1 - 0.3 / lines, wspace=0.25, hspace=0.4
@@ -156,18 +187,23 @@ def plot_curves(run: Path, name: str) -> None:
     for axis in axes.flat[len(names) :]:
         axis.set_visible(False)
     for axis, key in zip(axes.flat, names):
-        points = [(row["step"] + 1, row[key]) for row in rows if key in row]
-        axis.plot(*zip(*points), marker="." if len(points) < 30 else "", linewidth=1.2)
-        axis.set_title(key.replace("_", " "), fontsize=9, loc="left")
-        axis.tick_params(labelsize=7)
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.grid(alpha=0.25)
+        _plot_curve(axis, rows, key)
     for axis in axes[-1]:
         axis.set_xlabel("step", fontsize=8)
     figure.suptitle(name, fontsize=10)
+    # Without the date and random ids in them, two runs with equal numbers have equal files
     with matplotlib.rc_context({"svg.hashsalt": name}):
         for suffix in ("svg", "png"):
             with atomic.atomic_path(run / f"curves.{suffix}") as temporary:
                 metadata = {"Date": None} if suffix == "svg" else {}
                 figure.savefig(temporary, format=suffix, dpi=110, metadata=metadata)
     plt.close(figure)
+
+
+def _plot_curve(axis: Axes, rows: list[dict[str, float]], key: str) -> None:
+    points = [(row["step"] + 1, row[key]) for row in rows if key in row]
+    axis.plot(*zip(*points), marker="." if len(points) < 30 else "", linewidth=1.2)
+    axis.set_title(key.replace("_", " "), fontsize=9, loc="left")
+    axis.tick_params(labelsize=7)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.grid(alpha=0.25)

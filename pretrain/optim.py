@@ -1,23 +1,35 @@
-"""Optimisers, parameter groups and schedules. Recipes speak epochs; from here on everything is counted in steps."""
+"""Optimisers, parameter groups and schedules.
+
+Recipes speak epochs; from here on everything is counted in steps.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from pretrain.config import PretrainConfig
+
+Group = dict[str, Any]  # a parameter group, as torch's optimisers keep them
+
 
 class LARS(torch.optim.Optimizer):
-    """SGD with momentum whose steps are scaled layer by layer (You et al., arXiv:1708.03888, Eq. 6).
+    """SGD with momentum, its steps scaled layer by layer (You et al., arXiv:1708.03888, Eq. 6).
 
     Where a group's `adapt` is true, a parameter's gradient becomes
-    (g + wd p) * trust * |p| / (|g| + wd |p| + 1e-8), as in NVIDIA's LARC with clip=False, which LORAC uses: where |p|
-    or |g| is zero the gradient stays as it is, without weight decay. Elsewhere it is g + wd p. Momentum is torch's:
-    buffer = m buffer + gradient; p -= lr buffer. With `clip` the layer's rate is at most lr, min(trust |p| / ..., lr),
-    as in LARC's default and in solo-learn. Nothing waits for the device.
+    (g + wd p) * trust * |p| / (|g| + wd |p| + 1e-8), as in NVIDIA's LARC with clip=False, which
+    LORAC uses: where |p| or |g| is zero the gradient stays as it is, without weight decay.
+    Elsewhere it is g + wd p. Momentum is torch's: buffer = m buffer + gradient; p -= lr buffer.
+    With `clip` the layer's rate is at most lr, min(trust |p| / ..., lr), as in LARC's default and
+    in solo-learn.
+
+    fused: all tensors in a handful of kernels, so that nothing waits for the device; by default on
+    a GPU.
     """
 
     def __init__(
@@ -30,6 +42,7 @@ class LARS(torch.optim.Optimizer):
         trust: float = 0.001,
         clip: bool = False,
         adapt: bool = True,
+        fused: bool | None = None,
     ) -> None:
         defaults = {
             "lr": lr,
@@ -40,49 +53,53 @@ class LARS(torch.optim.Optimizer):
             "adapt": adapt,
         }
         super().__init__(params, defaults)
+        self.fused = fused
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]
             for p in params:
                 if "momentum_buffer" not in self.state[p]:
                     self.state[p]["momentum_buffer"] = torch.zeros_like(p)
-            if params and params[0].is_cuda:
+            if not params:
+                continue
+            fused = params[0].is_cuda if self.fused is None else self.fused
+            if fused:
                 self._step_fused(group, params)
             else:
                 for p in params:
                     self._step_one(group, p)
 
-    def _step_one(self, group: dict[str, Any], p: Tensor) -> None:
+    def _step_one(self, group: Group, p: Tensor) -> None:
         """One tensor on the CPU, where reading a norm costs nothing and a temporary would."""
         decay, grad, buffer = group["weight_decay"], p.grad, self.state[p]["momentum_buffer"]
         assert grad is not None
+        # 1. The layer's scale: trust |p| / (|g| + wd |p|), which multiplies gradient and decay
         scale = 1.0
         if group["adapt"]:
             size, slope = float(torch.linalg.vector_norm(p)), float(torch.linalg.vector_norm(grad))
             if size and slope:
                 scale = group["trust"] * size / (slope + decay * size + 1e-8)
-                if group["clip"]:
+                if group["clip"]:  # lr min(scale / lr, 1) = min(scale, lr)
                     scale = min(scale / group["lr"], 1.0) if group["lr"] else 1.0
             else:
                 decay = 0.0
+        # 2. buffer = m buffer + scale (g + wd p);  p -= lr buffer
         buffer.mul_(group["momentum"]).add_(grad, alpha=scale)
         if decay:
             buffer.add_(p, alpha=scale * decay)
         p.add_(buffer, alpha=-group["lr"])
 
-    def _step_fused(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        """All tensors in a handful of kernels; the scales stay on the device."""
+    def _step_fused(self, group: Group, params: list[Tensor]) -> None:
+        """The same for all tensors at once; the scales stay on the device."""
         decay = group["weight_decay"]
         grads = [p.grad for p in params if p.grad is not None]
         buffers = [self.state[p]["momentum_buffer"] for p in params]
         torch._foreach_mul_(buffers, group["momentum"])
         if group["adapt"]:
-            size, slope = (
-                torch.stack(torch._foreach_norm(params)),
-                torch.stack(torch._foreach_norm(grads)),
-            )
+            size = torch.stack(torch._foreach_norm(params))
+            slope = torch.stack(torch._foreach_norm(grads))
             usable = (size > 0) & (slope > 0)
             scale = group["trust"] * size / (slope + decay * size + 1e-8)
             if group["clip"]:
@@ -106,10 +123,12 @@ def parameter_groups(
     decay_1d: bool = True,
     adapt_1d: bool = True,
     lr_1d: float | None = None,
-) -> list[dict[str, Any]]:
-    """Trainable parameters as at most two groups: tensors of two or more dimensions, and the rest (biases, norms).
+) -> list[Group]:
+    """Trainable parameters as at most two groups: tensors of two or more dimensions, and the rest
+    (biases, norms).
 
-    Each group keeps what is special about it: `weight_decay`, `adapt` (LARS) and `peak`, its own learning rate.
+    Each group keeps what is special about it: `weight_decay`, `adapt` (LARS) and `peak`, its own
+    highest learning rate, None where that is the recipe's.
     """
     params = [p for p in module.parameters() if p.requires_grad]
     matrices, vectors = [p for p in params if p.ndim > 1], [p for p in params if p.ndim <= 1]
@@ -129,7 +148,7 @@ def parameter_groups(
 
 def build(
     name: str,
-    groups: list[dict[str, Any]],
+    groups: list[Group],
     *,
     lr: float,
     momentum: float = 0.9,
@@ -138,8 +157,11 @@ def build(
     clip: bool = False,
     fused: bool = True,
 ) -> torch.optim.Optimizer:
-    """`name` is sgd, adam, adamw or lars. torch's own run fused, unless a gradient scaler and clipping are around them:
-    the fused form unscales gradients by itself, after they were to be clipped."""
+    """`name` is sgd, adam, adamw or lars.
+
+    torch's own run fused, unless a gradient scaler and clipping are around them: the fused form
+    unscales gradients by itself, after they were to be clipped.
+    """
     if name == "lars":
         return LARS(groups, lr, momentum=momentum, trust=trust, clip=clip)
     if name == "sgd":
@@ -148,40 +170,104 @@ def build(
     return cls(groups, lr, betas=betas, fused=fused)
 
 
-def schedule(
-    step: int,
-    *,
-    steps_per_epoch: int,
-    epochs: int,
-    name: str,
-    peak: float,
-    final: float = 0.0,
-    warmup_epochs: float = 0.0,
-    warmup_lr: float = 0.0,
-    milestones: Sequence[float] = (),
-    gamma: float = 0.1,
-) -> float:
-    """The learning rate of optimiser step `step`, counted from 0.
+def of_recipe(config: PretrainConfig, method: nn.Module) -> torch.optim.Optimizer:
+    """The recipe's optimiser for what the method trains."""
+    o = config.optim
+    groups = parameter_groups(
+        method,
+        weight_decay=o.weight_decay,
+        decay_1d=o.decay_1d,
+        adapt_1d=o.adapt_1d,
+        lr_1d=None if o.lr_1d is None else o.lr_1d * _scale(config),
+    )
+    return build(
+        o.name,
+        groups,
+        lr=o.lr * _scale(config),
+        momentum=o.momentum,
+        betas=o.betas,
+        trust=o.trust,
+        clip=o.clip,
+        fused=config.precision != "fp16",
+    )
 
-    cosine: from `peak` at the end of warm-up to `final` at the last step, per step; cosine_epoch: the same curve, held
-    during each epoch (JCL, MIO); step: times `gamma` at each milestone, in epochs; constant. Warm-up is linear from
-    `warmup_lr`, per step, or per epoch with cosine_epoch.
+
+def _scale(config: PretrainConfig) -> float:
+    """What the recipe's rates are multiplied by at its batch size (Goyal et al., 2017)."""
+    reference = config.optim.reference_batch
+    return config.batch_size / reference if reference else 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainSchedule:
+    """The course of a learning rate, as a share of its peak.
+
+    cosine: from 1 at the end of warm-up to `final` at the last step, per step; cosine_epoch: the
+    same curve, held during each epoch (JCL, MIO); step: times `gamma` at each milestone, in epochs;
+    constant. Warm-up is linear from `start`, per step, or per epoch with cosine_epoch.
     """
-    now, total, warmup = float(step), epochs * steps_per_epoch, warmup_epochs * steps_per_epoch
-    if name == "cosine_epoch":
-        now = float(step // steps_per_epoch * steps_per_epoch)
-    if now < warmup:
-        return warmup_lr + (peak - warmup_lr) * now / warmup
-    if name == "constant":
-        return peak
-    if name == "step":
-        return peak * gamma ** sum(now >= m * steps_per_epoch for m in milestones)
-    done = min(1.0, (now - warmup) / max(1.0, total - warmup))
-    return final + (peak - final) * 0.5 * (1 + math.cos(math.pi * done))
+
+    name: Literal["cosine", "cosine_epoch", "step", "constant"]
+    steps_per_epoch: int
+    epochs: int
+    start: float = 0.0
+    final: float = 0.0
+    warmup_epochs: float = 0.0
+    milestones: tuple[float, ...] = ()
+    gamma: float = 0.1
+
+    def share(self, step: int) -> float:
+        """At optimiser step `step`, counted from 0."""
+        # 1. Everything in steps
+        now, total = float(step), self.epochs * self.steps_per_epoch
+        warmup = self.warmup_epochs * self.steps_per_epoch
+        if self.name == "cosine_epoch":  # time stands still during an epoch
+            now = float(step // self.steps_per_epoch * self.steps_per_epoch)
+        # 2. Warm-up: from `start` to 1
+        if now < warmup:
+            return self.start + (1 - self.start) * now / warmup
+        # 3. The course itself
+        if self.name == "constant":
+            return 1.0
+        if self.name == "step":
+            passed = sum(now >= epoch * self.steps_per_epoch for epoch in self.milestones)
+            return self.gamma**passed
+        # 4. Half a cosine over what is left after warm-up: 1 at its beginning, `final` at its end
+        done = min(1.0, (now - warmup) / max(1.0, total - warmup))
+        return self.final + (1 - self.final) * 0.5 * (1 + math.cos(math.pi * done))
 
 
-def set_lr(optimizer: torch.optim.Optimizer, lr: float, peak: float) -> None:
-    """Every group at `lr`; a group with a peak of its own follows the same curve at its own height."""
-    for group in optimizer.param_groups:
-        own = group.get("peak")
-        group["lr"] = lr if own is None or peak == 0 else lr * own / peak
+class LearningRates:
+    """Each parameter group at the schedule's share of its peak: its own (`lr_1d`), or the
+    recipe's."""
+
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, config: PretrainConfig, steps_per_epoch: int
+    ) -> None:
+        o = config.optim
+        self.optimizer = optimizer
+        self.peak = o.lr * _scale(config)
+        # The recipe gives rates; with a peak of 0 it gives none but 0, and any share of it is 0
+        start, final = (rate / o.lr if o.lr else 0.0 for rate in (o.warmup_lr, o.final_lr))
+        self.schedule = PretrainSchedule(
+            name=o.schedule,
+            steps_per_epoch=steps_per_epoch,
+            epochs=config.epochs,
+            start=start,
+            final=final,
+            warmup_epochs=o.warmup_epochs,
+            milestones=o.milestones,
+            gamma=o.gamma,
+        )
+
+    def at(self, step: int) -> float:
+        """The recipe's rate, which is that of all groups without a peak of their own."""
+        return self.peak * self.schedule.share(step)
+
+    def set(self, step: int) -> float:
+        """Set every group's rate for `step`; returns the recipe's."""
+        share = self.schedule.share(step)
+        for group in self.optimizer.param_groups:
+            own = group.get("peak")
+            group["lr"] = (self.peak if own is None else own) * share
+        return self.peak * share

@@ -1,4 +1,7 @@
-"""Image sets that are not folders of files: CIFAR's pickles, STL-10's binary files, tar shards. Nothing is executed."""
+"""Image sets that are not folders of files: CIFAR's pickles, STL-10's binary files, tar shards.
+
+Nothing is executed.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,19 @@ import tarfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
 from backbench.errors import BadInput, nearest
-from backbench.images.files import EXTENSIONS, ArrayList, ImageList, decode_array, decode_bytes
+from backbench.images.files import (
+    EXTENSIONS,
+    ArrayList,
+    ImageList,
+    decode_array,
+    decode_bytes,
+    taken,
+)
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -24,12 +34,13 @@ STL10_SPLITS = ("train", "unlabeled", "train+unlabeled", "test")
 
 
 class _ArraysOnly(pickle.Unpickler):
-    """Reads the arrays and lists of CIFAR's files; any other global in a pickle is refused instead of run."""
+    """Reads arrays and lists, as CIFAR's files have; any other global is refused instead of run."""
 
     _ALLOWED = frozenset({"_reconstruct", "ndarray", "dtype", "_frombuffer"})
 
     def find_class(self, module: str, name: str) -> Any:
         if module.partition(".")[0] == "numpy" and name in self._ALLOWED:
+            # numpy 2 has another name for the module that the files of 2009 were written by
             return super().find_class(module.replace("numpy.core", "numpy._core"), name)
         if (module, name) == ("_codecs", "encode"):
             return super().find_class(module, name)
@@ -48,43 +59,70 @@ def _read_pickle(path: Path) -> dict[str, Any]:
         raise BadInput(
             f"{path}: not readable as a CIFAR batch ({' '.join(str(error).split())[:100]})"
         ) from None
-    return {k if isinstance(k, str) else k.decode(): v for k, v in content.items()}
+    named: dict[str, Any] = {}
+    for key, value in content.items():
+        named[key.decode() if isinstance(key, bytes) else key] = value
+    return named
+
+
+@dataclass(frozen=True)
+class _CifarFiles:
+    """Of one of the two data sets: its folder, its files, and the keys inside them."""
+
+    folder: str
+    splits: dict[str, tuple[str, ...]]
+    names: str
+    label_key: str
+    name_key: str
+
+
+_CIFAR10 = _CifarFiles(
+    folder=CIFAR_FOLDERS["cifar10"],
+    splits={"train": tuple(f"data_batch_{i}" for i in range(1, 6)), "test": ("test_batch",)},
+    names="batches.meta",
+    label_key="labels",
+    name_key="label_names",
+)
+_CIFAR100 = _CifarFiles(
+    folder=CIFAR_FOLDERS["cifar100"],
+    splits={"train": ("train",), "test": ("test",)},
+    names="meta",
+    label_key="fine_labels",
+    name_key="fine_label_names",
+)
 
 
 def read_cifar(root: str | Path, split: str) -> ArrayList:
-    """ROOT/cifar10/cifar-10-batches-py or ROOT/cifar100/cifar-100-python as torchvision lays them out; `root` is the
-    data set's own folder and tells which one it is; split is train or test."""
+    """ROOT/cifar10/cifar-10-batches-py or ROOT/cifar100/cifar-100-python as torchvision lays them
+    out; `root` is the data set's own folder and tells which one it is; split is train or test."""
     root = Path(root)
-    hundred = (root / CIFAR_FOLDERS["cifar100"]).is_dir()
-    folder = root / CIFAR_FOLDERS["cifar100" if hundred else "cifar10"]
-    if split not in ("train", "test"):
+    files = _CIFAR100 if (root / _CIFAR100.folder).is_dir() else _CIFAR10
+    folder = root / files.folder
+    if split not in files.splits:
         raise BadInput(f"{root}: no split '{split}'; allowed: train, test")
-    files = (
-        [split]
-        if hundred
-        else ["test_batch"]
-        if split == "test"
-        else [f"data_batch_{i}" for i in range(1, 6)]
-    )
-    batches = [_read_pickle(folder / name) for name in files]
-    names = _read_pickle(folder / ("meta" if hundred else "batches.meta"))
+    batches = [_read_pickle(folder / name) for name in files.splits[split]]
+    names = _read_pickle(folder / files.names)
+    labels: list[int] = []
     try:
-        pixels = (
-            np.concatenate([b["data"] for b in batches])
-            .reshape(-1, 3, 32, 32)
-            .transpose(0, 2, 3, 1)
-        )
-        labels = tuple(int(x) for b in batches for x in b["fine_labels" if hundred else "labels"])
-        classes = tuple(names["fine_label_names" if hundred else "label_names"])
+        # A row is 1024 red, 1024 green and 1024 blue values, each row by row
+        rows = np.concatenate([batch["data"] for batch in batches])
+        pixels = rows.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+        for batch in batches:
+            labels += [int(x) for x in batch[files.label_key]]
+        classes = tuple(names[files.name_key])
     except (KeyError, ValueError) as error:
         raise BadInput(f"{folder}: not CIFAR's files ({error!r})") from None
     paths = tuple(f"{split}/{i:05}" for i in range(len(labels)))
-    return ArrayList(root, paths, labels, classes, np.ascontiguousarray(pixels))
+    return ArrayList(root, paths, tuple(labels), classes, np.ascontiguousarray(pixels))
 
 
 def read_stl10(root: str | Path, split: str) -> ImageList:
-    """ROOT/stl10/stl10_binary; `root` is the data set's own folder; unlabelled images have label -1. Pixels are read
-    from disk when they are needed."""
+    """ROOT/stl10/stl10_binary; `root` is the data set's own folder.
+
+    Unlabelled images have label -1.
+
+    Pixels are read from disk when they are needed.
+    """
     root = Path(root)
     if split not in STL10_SPLITS:
         raise BadInput(f"{root}: no split '{split}'; {nearest(split, STL10_SPLITS)}")
@@ -96,12 +134,15 @@ def _read_stl10(root: Path, split: str) -> ArrayList:
     folder = root / "stl10_binary"
     file = folder / f"{split}_X.bin"
     try:
-        raw = np.memmap(file, np.uint8, mode="r").reshape(-1, 3, 96, 96)  # channel, column, row
+        # Stored by channel, column, row; its labels count from 1
+        raw = np.memmap(file, np.uint8, mode="r").reshape(-1, 3, 96, 96)
         labels = np.full(len(raw), -1)
         if split != "unlabeled":
             labels = np.fromfile(folder / f"{split}_y.bin", np.uint8).astype(int) - 1
         names = folder / "class_names.txt"
-        classes = names.read_text().split() if names.exists() else [str(i) for i in range(10)]
+        classes = [str(i) for i in range(10)]
+        if names.exists():
+            classes = names.read_text().split()
     except FileNotFoundError as error:
         raise BadInput(
             f"{error.filename}: no such file; unpack stl10_binary.tar.gz in {root}"
@@ -125,13 +166,16 @@ class Joined(ImageList):
 
     @staticmethod
     def of(parts: Sequence[ImageList]) -> Joined:
+        paths: list[str] = []
+        labels: list[int] = []
+        where: list[tuple[int, int]] = []
+        for number, part in enumerate(parts):
+            paths += part.paths
+            labels += part.labels
+            where += [(number, place) for place in range(len(part))]
+        first = parts[0]
         return Joined(
-            parts[0].root,
-            tuple(path for p in parts for path in p.paths),
-            tuple(label for p in parts for label in p.labels),
-            parts[0].classes,
-            tuple(parts),
-            tuple((n, i) for n, p in enumerate(parts) for i in range(len(p))),
+            first.root, tuple(paths), tuple(labels), first.classes, tuple(parts), tuple(where)
         )
 
     def open(self, index: int) -> Image.Image:
@@ -143,23 +187,15 @@ class Joined(ImageList):
         return self.parts[part].array(place)
 
     def subset(self, indices: Sequence[int]) -> Joined:
-        paths, labels = (
-            tuple(self.paths[i] for i in indices),
-            tuple(self.labels[i] for i in indices),
-        )
-        return Joined(
-            self.root,
-            paths,
-            labels,
-            self.classes,
-            self.parts,
-            tuple(self.where[i] for i in indices),
-        )
+        paths, labels = taken(self.paths, indices), taken(self.labels, indices)
+        where = taken(self.where, indices)
+        return Joined(self.root, paths, labels, self.classes, self.parts, where)
 
 
 @dataclass(frozen=True)
 class ShardList(ImageList):
-    """Images inside uncompressed tar files, each read in place, in any order: SHARD.tar/<key>.<image extension>."""
+    """Images inside uncompressed tar files, each read in place, in any order:
+    SHARD.tar/<key>.<image extension>."""
 
     spans: tuple[tuple[str, int, int], ...]  # of each image: shard, first byte, number of bytes
     _open: dict[str, int] = field(default_factory=dict, compare=False, repr=False)
@@ -183,46 +219,28 @@ class ShardList(ImageList):
         return decode_array(self.read(index), self.file(index))
 
     def subset(self, indices: Sequence[int]) -> ShardList:
-        paths, labels = (
-            tuple(self.paths[i] for i in indices),
-            tuple(self.labels[i] for i in indices),
-        )
-        return ShardList(
-            self.root, paths, labels, self.classes, tuple(self.spans[i] for i in indices)
-        )
+        paths, labels = taken(self.paths, indices), taken(self.labels, indices)
+        spans = taken(self.spans, indices)
+        return ShardList(self.root, paths, labels, self.classes, spans)
+
+
+Span = tuple[int, int]  # first byte and number of bytes of a member of a tar file
 
 
 def scan_shards(shards: Sequence[Path]) -> ShardList:
-    """WebDataset's layout: members `<key>.jpg` with `<key>.cls` (a number) or `<key>.json` ({"label": number}) beside
-    them; images without either have label -1. Only the headers are read, members are never unpacked."""
+    """WebDataset's layout: members `<key>.jpg` with `<key>.cls` (a number) or `<key>.json`
+    ({"label": number}) beside them; images without either have label -1.
+
+    Only the headers are read, members are never unpacked.
+    """
     root = shards[0].parent
     paths: list[str] = []
     labels: list[int] = []
     spans: list[tuple[str, int, int]] = []
     for shard in shards:
-        members: dict[str, dict[str, tuple[int, int]]] = {}
-        try:
-            with tarfile.open(shard, "r:") as tar:
-                for member in tar:
-                    folder, _, base = member.name.rpartition("/")
-                    key, _, extension = base.partition(
-                        "."
-                    )  # WebDataset: the key ends at the first dot
-                    if member.isfile() and key:
-                        members.setdefault(f"{folder}/{key}", {})[extension.lower()] = (
-                            member.offset_data,
-                            member.size,
-                        )
-                end = tar.offset
-        except (tarfile.TarError, OSError) as error:
-            raise BadInput(f"{shard}: not readable as an uncompressed tar file ({error})") from None
+        samples = _samples(shard)
         with shard.open("rb") as file:
-            file.seek(end)
-            if file.read(512) != bytes(512):  # tarfile takes a cut file for a short one
-                raise BadInput(
-                    f"{shard}: the tar file is cut short (no end mark after {len(members)} samples)"
-                )
-            for key, parts in members.items():
+            for key, parts in samples.items():
                 images = [e for e in parts if f".{e}" in EXTENSIONS]
                 if not images:
                     continue
@@ -233,16 +251,36 @@ def scan_shards(shards: Sequence[Path]) -> ShardList:
         raise BadInput(
             f"{root}: no images in {len(shards)} tar shards; expected members <key>.jpg and <key>.cls"
         )
-    return ShardList(
-        root,
-        tuple(paths),
-        tuple(labels),
-        tuple(str(i) for i in range(max(labels) + 1)),
-        tuple(spans),
-    )
+    classes = tuple(str(i) for i in range(max(labels) + 1))
+    return ShardList(root, tuple(paths), tuple(labels), classes, tuple(spans))
 
 
-def _label(file: Any, parts: dict[str, tuple[int, int]], shard: Path, key: str) -> int:
+def _samples(shard: Path) -> dict[str, dict[str, Span]]:
+    """key -> extension -> where it lies in the shard, in the order of the members."""
+    samples: dict[str, dict[str, Span]] = {}
+    try:
+        with tarfile.open(shard, "r:") as tar:
+            for member in tar:
+                folder, _, base = member.name.rpartition("/")
+                # WebDataset: the key ends at the first dot
+                key, _, extension = base.partition(".")
+                if member.isfile() and key:
+                    parts = samples.setdefault(f"{folder}/{key}", {})
+                    parts[extension.lower()] = (member.offset_data, member.size)
+            end = tar.offset
+    except (tarfile.TarError, OSError) as error:
+        raise BadInput(f"{shard}: not readable as an uncompressed tar file ({error})") from None
+    # A tar file ends with a block of zeros; without it tarfile takes a cut file for a short one
+    with shard.open("rb") as file:
+        file.seek(end)
+        if file.read(512) != bytes(512):
+            raise BadInput(
+                f"{shard}: the tar file is cut short (no end mark after {len(samples)} samples)"
+            )
+    return samples
+
+
+def _label(file: BinaryIO, parts: dict[str, Span], shard: Path, key: str) -> int:
     for extension in ("cls", "json"):
         if extension not in parts:
             continue

@@ -1,17 +1,19 @@
-"""Images on disk: decoding, class folders, and the loader that all programs share."""
+"""Images on disk: decoding, and lists of images with labels from class folders or arrays."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from backbench.errors import BadInput
 
 if TYPE_CHECKING:
     import numpy as np
     from PIL import Image
+
+T = TypeVar("T")
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 
@@ -30,17 +32,18 @@ def decode(path: str | Path) -> Image.Image:
 
 
 def decode_array(data: bytes, name: str | Path) -> np.ndarray:
-    """The bytes of an image file as uint8 RGB (H, W, 3), by OpenCV where it can and PIL where it cannot.
+    """The bytes of an image file as uint8 RGB (H, W, 3), by OpenCV where it can and PIL where it
+    cannot.
 
-    The pixels are PIL's (both use libjpeg-turbo; EXIF orientation is ignored by both). Raises BadInput that names a
-    corrupt or truncated image.
+    The pixels are PIL's (both use libjpeg-turbo; EXIF orientation is ignored by both). Raises
+    BadInput that names a corrupt or truncated image.
     """
     import cv2
     import numpy as np
 
-    truncated = (
-        data[:2] == b"\xff\xd8" and b"\xff\xd9" not in data[-1024:]
-    )  # some OpenCV versions fill up with gray
+    # A JPEG starts with FF D8 and ends with FF D9. Some versions of OpenCV fill up with gray what
+    # is missing; PIL refuses it
+    truncated = data[:2] == b"\xff\xd8" and b"\xff\xd9" not in data[-1024:]
     if data and not truncated:
         flags = cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
         pixels = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
@@ -50,7 +53,10 @@ def decode_array(data: bytes, name: str | Path) -> np.ndarray:
 
 
 def decode_bytes(data: bytes, name: str | Path) -> Image.Image:
-    """The bytes of an image file as PIL RGB. Raises BadInput that names a corrupt or truncated image."""
+    """The bytes of an image file as PIL RGB.
+
+    Raises BadInput that names a corrupt or truncated image.
+    """
     import io
 
     from PIL import Image, UnidentifiedImageError
@@ -63,9 +69,17 @@ def decode_bytes(data: bytes, name: str | Path) -> Image.Image:
         raise BadInput(f"{name}: corrupt image ({' '.join(str(error).split())[:100]})") from None
 
 
+def taken(values: Sequence[T], indices: Sequence[int]) -> tuple[T, ...]:
+    """values[i] for every i of `indices`, in that order."""
+    return tuple(values[i] for i in indices)
+
+
 @dataclass(frozen=True)
 class ImageList:
-    """Files and labels in a fixed order. `label` -1 means unlabelled; `classes` are names in label order."""
+    """Files and labels in a fixed order.
+
+    `label` -1 means unlabelled; `classes` are names in label order.
+    """
 
     root: Path
     paths: tuple[str, ...]  # relative to root, '/' between parts
@@ -93,8 +107,8 @@ class ImageList:
 
     def subset(self, indices: Sequence[int]) -> ImageList:
         """The images at `indices`, in that order."""
-        paths = tuple(self.paths[i] for i in indices)
-        return ImageList(self.root, paths, tuple(self.labels[i] for i in indices), self.classes)
+        paths, labels = taken(self.paths, indices), taken(self.labels, indices)
+        return ImageList(self.root, paths, labels, self.classes)
 
 
 @dataclass(frozen=True)
@@ -114,60 +128,63 @@ class ArrayList(ImageList):
         return np.ascontiguousarray(self.pixels[index])
 
     def subset(self, indices: Sequence[int]) -> ArrayList:
-        paths = tuple(self.paths[i] for i in indices)
-        labels = tuple(self.labels[i] for i in indices)
+        paths, labels = taken(self.paths, indices), taken(self.labels, indices)
         return ArrayList(self.root, paths, labels, self.classes, self.pixels[list(indices)])
 
 
 def scan_folder(root: str | Path, *, classes: Sequence[str] | None = None) -> ImageList:
-    """A class folder ROOT/<class>/**/<image>, sorted by class and path, so that the order is the same everywhere.
+    """A class folder ROOT/<class>/**/<image>, sorted by class and path: the same order everywhere.
 
-    With `classes` given, those folders must be there, in that label order, and others are ignored. Images directly in
-    ROOT with no class folder at all are an unlabelled set. Raises BadInput for a missing or empty folder, by name.
+    With `classes` given, those folders must be there, in that label order, and others are ignored.
+    Images directly in ROOT with no class folder at all are an unlabelled set. Raises BadInput for a
+    missing or empty folder, by name.
     """
     root = Path(root)
     if not root.is_dir():
         raise BadInput(f"{root}: no such folder; expected images as {root}/<class>/<image>")
-    folders = (
-        list(classes)
-        if classes is not None
-        else sorted(p.name for p in root.iterdir() if p.is_dir())
-    )
+    if classes is None:
+        classes = sorted(p.name for p in root.iterdir() if p.is_dir())
     paths: list[str] = []
     labels: list[int] = []
-    for label, name in enumerate(folders):
-        if not (root / name).is_dir():
-            raise BadInput(f"{root}: class folder '{name}' is missing")
-        found = sorted(
-            p.relative_to(root).as_posix() for p in (root / name).rglob("*") if _is_image(p)
-        )
-        if not found:
-            raise BadInput(f"{root / name}: class folder without images ({', '.join(EXTENSIONS)})")
+    for label, name in enumerate(classes):
+        found = _images_below(root, name)
         paths += found
         labels += [label] * len(found)
-    if not folders:
+    if not classes:
         paths = sorted(p.name for p in root.iterdir() if _is_image(p))
         labels = [-1] * len(paths)
     if not paths:
         raise BadInput(
             f"{root}: no images found; expected {root}/<class>/<image> ({', '.join(EXTENSIONS)})"
         )
-    return ImageList(root, tuple(paths), tuple(labels), tuple(folders))
+    return ImageList(root, tuple(paths), tuple(labels), tuple(classes))
+
+
+def _images_below(root: Path, name: str) -> list[str]:
+    """The images in class folder ROOT/<name>, at any depth, relative to `root` and sorted."""
+    folder = root / name
+    if not folder.is_dir():
+        raise BadInput(f"{root}: class folder '{name}' is missing")
+    found = sorted(p.relative_to(root).as_posix() for p in folder.rglob("*") if _is_image(p))
+    if not found:
+        raise BadInput(f"{folder}: class folder without images ({', '.join(EXTENSIONS)})")
+    return found
 
 
 def _is_image(path: Path) -> bool:
+    # "._1.png" is what a Mac leaves beside 1.png
     return path.suffix.lower() in EXTENSIONS and not path.name.startswith(".")
 
 
-class Images:
+class Images(Generic[T]):
     """A map-style dataset over an ImageList: item i is (transform(PIL image, i), label, i)."""
 
-    def __init__(self, images: ImageList, transform: Callable[[Any, int], Any]) -> None:
+    def __init__(self, images: ImageList, transform: Callable[[Image.Image, int], T]) -> None:
         self.images = images
         self.transform = transform
 
     def __len__(self) -> int:
         return len(self.images)
 
-    def __getitem__(self, index: int) -> tuple[Any, int, int]:
+    def __getitem__(self, index: int) -> tuple[T, int, int]:
         return self.transform(self.images.open(index), index), self.images.labels[index], index

@@ -1,13 +1,16 @@
-"""How pixels reach a network: channel statistics (owned by the checkpoint), resize and crop (owned by the protocol)."""
+"""How pixels reach a network: channel statistics, which the checkpoint owns, and resize and crop,
+which the protocol owns."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
+    import numpy
     import torch
+    from PIL import Image
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -18,14 +21,15 @@ CIFAR_STD = (0.2470, 0.2435, 0.2616)
 
 @dataclass(frozen=True)
 class Pixels:
-    """Mean and standard deviation in [0, 1] units, in the order of the channels as the network takes them."""
+    """Mean and standard deviation in [0, 1] units, in the order of the channels as the network
+    takes them."""
 
     mean: tuple[float, float, float] = IMAGENET_MEAN
     std: tuple[float, float, float] = IMAGENET_STD
     order: Literal["RGB", "BGR"] = "RGB"
 
 
-def to_input(image: Any, pixels: Pixels) -> torch.Tensor:
+def to_input(image: Image.Image | numpy.ndarray, pixels: Pixels) -> torch.Tensor:
     """uint8 RGB pixels, a PIL image or an array (H, W, 3), as the network's float32 (3, H, W)."""
     import numpy
     import torch
@@ -35,15 +39,15 @@ def to_input(image: Any, pixels: Pixels) -> torch.Tensor:
 
 
 def normalise(images: torch.Tensor, pixels: Pixels) -> torch.Tensor:
-    """uint8 RGB (..., 3, H, W) -> float32, scaled to [0, 1], channel order and statistics applied; any device."""
+    """uint8 RGB (..., 3, H, W) -> float32, scaled to [0, 1], channel order and statistics applied.
+
+    On any device.
+    """
     import torch
 
-    if (
-        images.dtype == torch.uint8
-        and images.device.type == "cpu"
-        and images.ndim == 4
-        and images.stride(1) == 1
-    ):
+    # Channels last in memory, (n, h, w, 3) seen as (n, 3, h, w), on a CPU: a table is faster
+    bytes_on_cpu = images.dtype == torch.uint8 and images.device.type == "cpu"
+    if bytes_on_cpu and images.ndim == 4 and images.stride(1) == 1:
         return _look_up(images, pixels)
     mean = torch.tensor(pixels.mean, device=images.device).view(3, 1, 1)
     std = torch.tensor(pixels.std, device=images.device).view(3, 1, 1)
@@ -53,15 +57,15 @@ def normalise(images: torch.Tensor, pixels: Pixels) -> torch.Tensor:
 
 
 def _look_up(images: torch.Tensor, pixels: Pixels) -> torch.Tensor:
-    """`normalise` of pixels that lie channels last in memory, as decoders leave them: the same numbers, 3x as fast."""
+    """`normalise` of pixels that lie channels last in memory, as decoders leave them: the same
+    numbers, 3x as fast."""
     import cv2
     import torch
 
-    table = (
-        normalise(torch.arange(256, dtype=torch.uint8).expand(3, 1, 256), pixels)
-        .permute(1, 2, 0)
-        .contiguous()
-    )
+    # 1. All 256 values of each channel, through `normalise` itself: (3, 1, 256) -> (1, 256, 3)
+    values = torch.arange(256, dtype=torch.uint8).expand(3, 1, 256)
+    table = normalise(values, pixels).permute(1, 2, 0).contiguous()
+    # 2. Every pixel's value is looked up, in rows as OpenCV takes them
     n, _, h, w = images.shape
     rows = images.permute(0, 2, 3, 1).reshape(n * h, w, 3)
     if pixels.order == "BGR":
@@ -76,8 +80,9 @@ def eval_geometry(
     crop: int,
     interpolation: Literal["bilinear", "bicubic"] = "bilinear",
     square: bool = False,
-) -> Callable[[Any], Any]:
-    """PIL image -> PIL image: shorter side to `resize` (both sides when `square`), then the centre `crop` pixels."""
+) -> Callable[[Image.Image], Image.Image]:
+    """PIL image -> PIL image: shorter side to `resize` (both sides when `square`), then the centre
+    `crop` pixels."""
     from torchvision.transforms import v2
     from torchvision.transforms.functional import InterpolationMode
 

@@ -1,8 +1,12 @@
 """Every training augmentation of the project.
 
-A view is decided first (`draw`: a few random numbers) and made afterwards, by torchvision on PIL images (`reference`)
-or by OpenCV and torch on arrays (`fast`). Both make the same decisions from the same generator, so the crops of the two
-pipelines are equal, and their colours differ by rounding and by one linear step in place of torchvision's hue.
+A view is decided first (`draw`: a few random numbers) and made afterwards, by torchvision on PIL
+images (`reference`) or by OpenCV and torch on arrays (`fast`). Both make the same decisions from
+the same generator, so the crops of the two pipelines are equal, and their colours differ by
+rounding and by one linear step in place of torchvision's hue.
+
+A fast view is made in one place, by `render_fast`, or in two: `render_geometry` where the image was
+decoded, and `apply_colour` on the device, from the batch's DeviceColour.
 """
 
 from __future__ import annotations
@@ -10,23 +14,29 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import cv2
 import numpy as np
 import torch
 
-cv2.setNumThreads(
-    0
-)  # parallelism comes from loader workers; OpenCV's own threads would compete with torch's
+if TYPE_CHECKING:
+    from PIL import Image
+
+# Parallelism comes from loader workers; OpenCV's own threads would compete with torch's
+cv2.setNumThreads(0)
 
 LUMA = np.array([0.299, 0.587, 0.114])  # ITU-R 601, as PIL's convert("L")
-_SOLARIZE = np.array([v if v < 128 else 255 - v for v in range(256)], np.uint8)
+_LEVELS = np.arange(256)
+_SOLARIZE = np.where(_LEVELS < 128, _LEVELS, 255 - _LEVELS).astype(np.uint8)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Crops:
-    """A group of `count` views made alike. All numbers follow torchvision's transforms of the same names."""
+    """A group of `count` views made alike.
+
+    All numbers follow torchvision's transforms of the same names.
+    """
 
     count: int = 2
     size: int = 224
@@ -34,29 +44,21 @@ class Crops:
     ratio: tuple[float, float] = (0.75, 1.3333333333333333)
     interpolation: Literal["bilinear", "bicubic"] = "bilinear"
     flip: float = 0.5
-    jitter: tuple[float, float, float, float] = (
-        0.4,
-        0.4,
-        0.4,
-        0.1,
-    )  # brightness, contrast, saturation, hue
+    # brightness, contrast, saturation, hue
+    jitter: tuple[float, float, float, float] = (0.4, 0.4, 0.4, 0.1)
     jitter_p: float = 0.8
     gray_p: float = 0.2
     blur_p: float = 0.5
     blur_sigma: tuple[float, float] = (0.1, 2.0)
-    blur_kernel: int | None = (
-        None  # torchvision's GaussianBlur with this odd size; null: PIL's, without a limit
-    )
+    # torchvision's GaussianBlur with this odd size; null: PIL's, without a limit
+    blur_kernel: int | None = None
     solarize_p: float = 0.0
 
     def __post_init__(self) -> None:
         if self.count < 1 or self.size < 1:
             raise ValueError(f"count and size must be at least 1, not {self.count} and {self.size}")
-        chances = {
-            name: getattr(self, name)
-            for name in ("flip", "jitter_p", "gray_p", "blur_p", "solarize_p")
-        }
-        for name, chance in chances.items():
+        for name in ("flip", "jitter_p", "gray_p", "blur_p", "solarize_p"):
+            chance = getattr(self, name)
             if not 0 <= chance <= 1:
                 raise ValueError(f"{name} is a probability, from 0 to 1, not {chance}")
         if not 0 < self.scale[0] <= self.scale[1] or not 0 < self.ratio[0] <= self.ratio[1]:
@@ -74,9 +76,12 @@ class Crops:
 
 
 @dataclass(frozen=True)
-class View:
-    """What was decided for one view. box: top, left, height, width; jitter: (operation, factor) in order of use;
-    blur: sigma in pixels, 0 for none."""
+class DrawnView:
+    """What was decided for one view.
+
+    box: top, left, height, width; jitter: (operation, factor) in order of use; blur: sigma in
+    pixels, 0 for none.
+    """
 
     box: tuple[int, int, int, int]
     flip: bool
@@ -96,18 +101,23 @@ def crop_box(
     scale: Sequence[float],
     ratio: Sequence[float],
 ) -> tuple[int, int, int, int]:
-    """RandomResizedCrop.get_params: the same numbers from the same generator state, number for number."""
+    """RandomResizedCrop.get_params: the same numbers from the same generator state, number for
+    number."""
     area = height * width
     low, high = math.log(ratio[0]), math.log(ratio[1])
     for _ in range(10):
+        # 1. An area and an aspect ratio (uniform in its logarithm, so that 3:4 is as likely as 4:3)
         target = area * torch.empty(1).uniform_(scale[0], scale[1], generator=generator).item()
         aspect = torch.exp(torch.empty(1).uniform_(low, high, generator=generator)).item()
+        # 2. w h = target and w / h = aspect
         w, h = round(math.sqrt(target * aspect)), round(math.sqrt(target / aspect))
+        # 3. A place for it, where it fits into the image
         if 0 < w <= width and 0 < h <= height:
             top = int(torch.randint(0, height - h + 1, (1,), generator=generator))
             left = int(torch.randint(0, width - w + 1, (1,), generator=generator))
             return top, left, h, w
-    w, h = width, height  # the whole image, cut to the nearest allowed ratio
+    # 4. Ten did not fit: the whole image, cut to the nearest allowed ratio, from the middle
+    w, h = width, height
     if width / height < ratio[0]:
         h = round(w / ratio[0])
     elif width / height > ratio[1]:
@@ -115,40 +125,49 @@ def crop_box(
     return (height - h) // 2, (width - w) // 2, h, w
 
 
-def draw(generator: torch.Generator, height: int, width: int, crops: Crops) -> View:
+def draw(generator: torch.Generator, height: int, width: int, crops: Crops) -> DrawnView:
     """Decide one view of an image of (height, width)."""
     box = crop_box(generator, height, width, crops.scale, crops.ratio)
+    # Fourteen numbers are always drawn, used or not, each for one decision: the views that follow
+    # do not depend on what this one decided.
+    #   0 flip?  1 jitter?  2-5 the operations' order  6-9 their factors  10 gray?  11 blur?
+    #   12 its sigma  13 solarize?
     u = torch.rand(14, generator=generator).tolist()
     jitter: list[tuple[int, float]] = []
     if u[1] < crops.jitter_p:
-        for op in sorted(range(4), key=lambda op: u[2 + op]):
+        for op in sorted(range(4), key=lambda op: u[2 + op]):  # sorting draws a random order
             strength = crops.jitter[op]
-            if strength:
-                low, high = (
-                    (-strength, strength) if op == HUE else (max(0.0, 1 - strength), 1 + strength)
-                )
-                jitter.append((op, low + (high - low) * u[6 + op]))
+            if strength == 0:
+                continue
+            low, high = max(0.0, 1 - strength), 1 + strength
+            if op == HUE:  # turns, the others are factors
+                low, high = -strength, strength
+            jitter.append((op, low + (high - low) * u[6 + op]))
     low, high = crops.blur_sigma
-    return View(
+    sigma = low + (high - low) * u[12]
+    return DrawnView(
         box=box,
         flip=u[0] < crops.flip,
         jitter=tuple(jitter),
         gray=u[10] < crops.gray_p,
-        blur=low + (high - low) * u[12] if u[11] < crops.blur_p else 0.0,
+        blur=sigma if u[11] < crops.blur_p else 0.0,
         solarize=u[13] < crops.solarize_p,
     )
 
 
-# ---------------------------------------------------------------------------------------------------- reference
+# ---------------------------------------------------------------------- reference
 
 
-def render_reference(image: Any, view: View, crops: Crops) -> np.ndarray:
-    """PIL RGB -> uint8 (size, size, 3), by torchvision's own functions on PIL images, as the papers' code does."""
+def render_reference(image: Image.Image, view: DrawnView, crops: Crops) -> np.ndarray:
+    """PIL RGB -> uint8 (size, size, 3), by torchvision's own functions on PIL images, as the
+    papers' code does."""
     from PIL import ImageFilter
     from torchvision.transforms import functional as F
 
     mode = F.InterpolationMode(crops.interpolation)
     image = F.resized_crop(image, *view.box, [crops.size, crops.size], mode)
+    # SwAV's order; MoCo's flip comes last and is the same, because nothing here knows left from
+    # right
     if view.flip:
         image = F.hflip(image)
     adjust = (F.adjust_brightness, F.adjust_contrast, F.adjust_saturation, F.adjust_hue)
@@ -165,14 +184,14 @@ def render_reference(image: Any, view: View, crops: Crops) -> np.ndarray:
     return np.asarray(image)
 
 
-# ---------------------------------------------------------------------------------------------------- fast
+# ---------------------------------------------------------------------- fast
 
 
-def render_geometry(image: np.ndarray, view: View, crops: Crops) -> np.ndarray:
+def render_geometry(image: np.ndarray, view: DrawnView, crops: Crops) -> np.ndarray:
     """uint8 (H, W, 3) -> uint8 (size, size, 3): crop, resize, flip.
 
-    OpenCV where the crop grows; where it shrinks torch's antialiased resize, which follows PIL's filter (OpenCV's
-    linear one aliases, and its area one is slower than PIL).
+    OpenCV where the crop grows; where it shrinks torch's antialiased resize, which follows PIL's
+    filter (OpenCV's linear one aliases, and its area one is slower than PIL).
     """
     top, left, height, width = view.box
     part = image[top : top + height, left : left + width]
@@ -188,26 +207,29 @@ def render_geometry(image: np.ndarray, view: View, crops: Crops) -> np.ndarray:
     return cv2.flip(part, 1) if view.flip else part
 
 
-def colour_matrix(view: View, mean: Sequence[float]) -> np.ndarray:
+def colour_matrix(view: DrawnView, mean: Sequence[float]) -> np.ndarray:
     """The view's jitter and graying as one (3, 4) matrix on RGB in 0..255.
 
-    Contrast pivots on the mean luma at its place in the chain, which follows from the crop's `mean` RGB because every
-    step is affine. PIL clips and truncates after each blend: the clipping is left to the end here, the truncation is
-    half a level on average. torchvision's hue goes through HSV, here it is a rotation around the gray axis.
+    Contrast pivots on the mean luma at its place in the chain, which follows from the crop's `mean`
+    RGB because every step is affine. PIL clips and truncates after each blend: the clipping is left
+    to the end here, the truncation is half a level on average. torchvision's hue goes through HSV,
+    here it is a rotation around the gray axis.
     """
+    # x -> A x + b as (A | b). Each operation is a blend f x + (1 - f) y of the pixel x with
+    # something y, applied to what the operations before it made
     matrix = np.eye(3, 4)
     for op, factor in view.jitter:
-        if op == BRIGHTNESS:
+        if op == BRIGHTNESS:  # y = black
             matrix *= factor
             matrix[:, 3] -= 0.5
-        elif op == CONTRAST:
+        elif op == CONTRAST:  # y = the image's mean luma: L (A mean + b)
             luma = LUMA @ (matrix[:, :3] @ np.asarray(mean) + matrix[:, 3])
             matrix *= factor
             matrix[:, 3] += (1 - factor) * luma - 0.5
-        elif op == SATURATION:
+        elif op == SATURATION:  # y = the pixel's own luma: L (A x + b), equal in all channels
             matrix = factor * matrix + (1 - factor) * (LUMA @ matrix)
             matrix[:, 3] -= 0.5
-        else:
+        else:  # R (A x + b)
             matrix = _hue_rotation(factor) @ matrix
     if view.gray:
         matrix = np.tile(LUMA @ matrix, (3, 1))
@@ -216,13 +238,17 @@ def colour_matrix(view: View, mean: Sequence[float]) -> np.ndarray:
 
 def _hue_rotation(turns: float) -> np.ndarray:
     """(3, 3): rotation by `turns` (of 360 degrees) around the axis (1, 1, 1)."""
+    # Rodrigues' formula for the axis u = (1, 1, 1) / sqrt(3): cos I + sin [u]_x + (1 - cos) u u^T
     cos, sin = math.cos(2 * math.pi * turns), math.sin(2 * math.pi * turns)
     a, b = (1 - cos) / 3, sin / math.sqrt(3)
     return np.array([[cos + a, a - b, a + b], [a + b, cos + a, a - b], [a - b, a + b, cos + a]])
 
 
-def render_fast(image: np.ndarray, view: View, crops: Crops) -> np.ndarray:
-    """uint8 RGB (H, W, 3) -> uint8 (size, size, 3); the decisions of `render_reference` at a fraction of its time."""
+def render_fast(image: np.ndarray, view: DrawnView, crops: Crops) -> np.ndarray:
+    """uint8 RGB (H, W, 3) -> uint8 (size, size, 3).
+
+    The decisions of `render_reference` at a fraction of its time.
+    """
     out = render_geometry(image, view, crops)
     if view.jitter or view.gray:
         out = cv2.transform(out, colour_matrix(view, cv2.mean(out)[:3]))
@@ -235,63 +261,70 @@ def render_fast(image: np.ndarray, view: View, crops: Crops) -> np.ndarray:
     return out
 
 
-def to_pil(image: np.ndarray) -> Any:
+def to_pil(image: np.ndarray) -> Image.Image:
     from PIL import Image
 
     return Image.fromarray(image)
 
 
-# ---------------------------------------------------------------------------------------------------- on a device
+# ---------------------------------------------------------------------- on a device
 
 
+@dataclass(frozen=True)
 class DeviceColour:
-    """What the device needs to finish a batch of fast views that only have their geometry: `apply_colour`'s input."""
+    """What the device needs to finish N fast views of one crop group that only have their geometry.
 
-    def __init__(self, matrix: np.ndarray, sigma: np.ndarray, solarize: np.ndarray) -> None:
-        self.matrix, self.sigma, self.solarize = matrix, sigma, solarize
+    matrix (N, 3, 4) float32, `colour_matrix` of each; sigma (N,) float32, the blur's in pixels, 0
+    for none; solarize (N,) bool. It is filled view by view with `set` and used by `apply_colour`.
+    """
+
+    matrix: torch.Tensor
+    sigma: torch.Tensor
+    solarize: torch.Tensor
 
     @staticmethod
     def empty(count: int) -> DeviceColour:
+        """For `count` views, none of which changes anything."""
         return DeviceColour(
-            np.tile(np.eye(3, 4, dtype=np.float32), (count, 1, 1)),
-            np.zeros(count, np.float32),
-            np.zeros(count, bool),
+            matrix=torch.eye(3, 4).repeat(count, 1, 1),
+            sigma=torch.zeros(count),
+            solarize=torch.zeros(count, dtype=torch.bool),
         )
 
-    def set(self, n: int, view: View, pixels: np.ndarray) -> None:
+    def set(self, n: int, view: DrawnView, pixels: np.ndarray) -> None:
+        """View `n`'s decisions; `pixels`, its geometry, give the mean colour."""
         if view.jitter or view.gray:
-            self.matrix[n] = colour_matrix(view, cv2.mean(pixels)[:3])
+            matrix = colour_matrix(view, cv2.mean(pixels)[:3])
+            self.matrix[n] = torch.from_numpy(matrix)
         self.sigma[n], self.solarize[n] = view.blur, view.solarize
 
-    def tensors(self) -> dict[str, torch.Tensor]:
-        return {
-            "matrix": torch.from_numpy(self.matrix),
-            "sigma": torch.from_numpy(self.sigma),
-            "solarize": torch.from_numpy(self.solarize),
-        }
+    def to(self, device: torch.device) -> DeviceColour:
+        return DeviceColour(
+            self.matrix.to(device, non_blocking=True),
+            self.sigma.to(device, non_blocking=True),
+            self.solarize.to(device, non_blocking=True),
+        )
+
+    def pin_memory(self) -> DeviceColour:
+        return DeviceColour(
+            self.matrix.pin_memory(), self.sigma.pin_memory(), self.solarize.pin_memory()
+        )
 
 
-def apply_colour(
-    pixels: torch.Tensor,
-    matrix: torch.Tensor,
-    sigma: torch.Tensor,
-    solarize: torch.Tensor,
-    crops: Crops,
-) -> torch.Tensor:
-    """uint8 (N, 3, h, w) -> float32 in 0..255, on the pixels' device: colour, blur and solarization of a batch.
+def apply_colour(pixels: torch.Tensor, colour: DeviceColour, crops: Crops) -> torch.Tensor:
+    """uint8 (N, 3, h, w) -> float32 in 0..255: colour, blur and solarization of a batch.
 
-    matrix (N, 3, 4), sigma (N,) in pixels, solarize (N,). The same decisions as `render_fast`, without its rounding to
-    whole levels in between.
+    On the pixels' device, where `colour` is too. The same decisions as `render_fast`, without its
+    rounding to whole levels in between.
     """
-    out = (
-        torch.einsum("nij,njhw->nihw", matrix[:, :, :3], pixels.float())
-        + matrix[:, :, 3, None, None]
-    )
+    linear, offset = colour.matrix[:, :, :3], colour.matrix[:, :, 3, None, None]
+    out = torch.einsum("nij,njhw->nihw", linear, pixels.float()) + offset
     out = out.clamp_(0, 255)
     if crops.blur_p:
-        out = _blur(out, sigma, crops)
+        out = _blur(out, colour.sigma, crops)
     if crops.solarize_p:
-        out = torch.where(solarize[:, None, None, None] & (out >= 128), 255 - out, out)
+        inverted = colour.solarize[:, None, None, None] & (out >= 128)
+        out = torch.where(inverted, 255 - out, out)
     return out
 
 
@@ -299,9 +332,13 @@ def _blur(images: torch.Tensor, sigma: torch.Tensor, crops: Crops) -> torch.Tens
     """Gaussian blur with a sigma for each image; a sigma of 0 leaves the image as it is."""
     radius = crops.blur_kernel // 2 if crops.blur_kernel else math.ceil(3 * crops.blur_sigma[1])
     radius = min(radius, crops.size - 1)
+    # 1. One kernel per image, (N, 2 radius + 1). With sigma 0 all weight is on the middle: the
+    #    others' exponents are -0.5 (1 / 1e-3)^2 and less, which is 0 in float32
     offsets = torch.arange(-radius, radius + 1, device=images.device, dtype=images.dtype)
     kernel = torch.exp(-0.5 * (offsets / sigma.clamp(min=1e-3)[:, None]).square())
     kernel = (kernel / kernel.sum(1, keepdim=True))[:, :, None, None, None]
+    # 2. A Gaussian in two dimensions is one along the rows, then one along the columns. Shifted
+    #    images are added up, because a convolution wants one kernel for the whole batch
     mode = "reflect" if crops.blur_kernel else "replicate"
     size = images.shape[-1]
     padded = torch.nn.functional.pad(images, (radius, radius, 0, 0), mode=mode)

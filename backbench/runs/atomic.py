@@ -8,31 +8,44 @@ import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 
 @contextlib.contextmanager
 def atomic_path(path: str | Path) -> Iterator[Path]:
-    """A temporary path beside `path`; it becomes `path` when the block ends well and vanishes when it does not."""
+    """A temporary path beside `path`.
+
+    It becomes `path` when the block ends well and vanishes when it does not.
+    """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
+    # Beside it, because a rename is atomic only within one file system
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     os.close(handle)
     temporary = Path(name)
     try:
         yield temporary
+        # The bytes reach the disk before the name does: a crash in between must not leave an empty
+        # file
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
-        umask = os.umask(0)
-        os.umask(umask)
-        temporary.chmod(0o666 & ~umask)  # mkstemp gives 0600; results are shared
+        temporary.chmod(0o666 & ~_umask())  # mkstemp gives 0600; results are shared
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
 
 
+def _umask() -> int:
+    """The process's file mode mask, which can only be read by setting it."""
+    umask = os.umask(0)
+    os.umask(umask)
+    return umask
+
+
 def remove_leftovers(folder: str | Path) -> None:
-    """Remove what writers killed inside `atomic_path` left in `folder`; only for the folder's sole writer."""
+    """Remove what writers killed inside `atomic_path` left in `folder`.
+
+    Only for the folder's sole writer.
+    """
     for path in Path(folder).glob(".*.tmp"):
         path.unlink(missing_ok=True)
 
@@ -46,5 +59,5 @@ def write_text(path: str | Path, text: str) -> None:
     write_bytes(path, text.encode())
 
 
-def write_json(path: str | Path, value: Any) -> None:
+def write_json(path: str | Path, value: object) -> None:
     write_text(path, json.dumps(value, indent=1, sort_keys=True) + "\n")

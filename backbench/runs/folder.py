@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import shlex
 import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from backbench.errors import BadInput
 from backbench.runs import atomic
@@ -26,6 +26,9 @@ RESULTS_FILE = "results.jsonl"  # what an evaluation is for
 PREDICTIONS = "predictions"  # folder: the predictions behind the results
 PICTURES = "pictures"  # folder
 
+# A terminal shows progress live; a log gets a line at a time; a file is for whoever polls it
+TERMINAL_SECONDS, LOG_SECONDS, FILE_SECONDS = 0.2, 10.0, 1.0
+
 
 def setup_logging(verbosity: int = 0) -> None:
     """-q warnings only, -v debug; plain lines on stderr."""
@@ -34,91 +37,103 @@ def setup_logging(verbosity: int = 0) -> None:
     log.setLevel(level)
 
 
-def open_run(out: str | Path, *, verb: str, identity: Mapping[str, Any]) -> Path:
+def open_run(out: str | Path, *, verb: str, identity: Mapping[str, object]) -> Path:
     """Create the run folder, or recognise it as the same run continued.
 
-    `identity` is whatever decides the numbers (recipe, checkpoint digests, data fingerprint), JSON-able. A folder that
-    holds a run of another verb or identity is refused, naming what differs. Returns the folder.
+    `identity` is whatever decides the numbers (recipe, checkpoint digests, data fingerprint),
+    JSON-able. A folder that holds a run of another verb or identity is refused, naming what
+    differs. Returns the folder.
     """
     out = Path(out)
     if out.exists() and not out.is_dir():
         raise BadInput(f"{out}: is a file; --out needs a folder")
     file = out / RUN_FILE
-    now = {"verb": verb, "identity": json.loads(json.dumps(identity))}
+    # Through JSON and back, so that tuples and numbers compare as they will when they are read
+    identity = json.loads(json.dumps(identity))
     if file.exists():
-        try:
-            then = json.loads(file.read_text())
-            then_identity = dict(then["identity"])
-        except (json.JSONDecodeError, KeyError, TypeError):
-            raise BadInput(f"{file}: damaged; remove {out} or choose another --out") from None
-        if then.get("verb") != verb:
-            raise BadInput(
-                f"{out}: holds a run of '{then.get('verb')}', not '{verb}'; choose another --out"
-            )
-        differing = sorted(
-            k
-            for k in {*then_identity, *now["identity"]}
-            if then_identity.get(k) != now["identity"].get(k)
-        )
-        if differing:
-            names = ", ".join(
-                _differences(differing[0], then_identity, now["identity"]) + differing[1:]
-            )
-            raise BadInput(
-                f"{out}: holds another run's state (differs in {names}); choose another --out"
-            )
+        _refuse_another_run(file, verb, identity)
         return out
     out.mkdir(parents=True, exist_ok=True)
     about = {
+        "verb": verb,
+        "identity": identity,
         "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "command": command_line(),
         "cwd": str(Path.cwd()),
     }
-    atomic.write_json(file, {**now, **about})
+    atomic.write_json(file, about)
     return out
+
+
+def _refuse_another_run(file: Path, verb: str, identity: Mapping[str, object]) -> None:
+    """BadInput unless RUN_FILE `file` tells of this verb with this identity."""
+    out = file.parent
+    try:
+        then = json.loads(file.read_text())
+        before = dict(then["identity"])
+    except (json.JSONDecodeError, KeyError, TypeError):
+        raise BadInput(f"{file}: damaged; remove {out} or choose another --out") from None
+    if then.get("verb") != verb:
+        raise BadInput(
+            f"{out}: holds a run of '{then.get('verb')}', not '{verb}'; choose another --out"
+        )
+    differing = sorted(k for k in {*before, *identity} if before.get(k) != identity.get(k))
+    if differing:
+        # Of the first difference what it is, of the others that they are there
+        named = [_difference(differing[0], before, identity), *differing[1:]]
+        raise BadInput(
+            f"{out}: holds another run's state (differs in {', '.join(named)}); "
+            "choose another --out"
+        )
+
+
+def _difference(key: str, then: Mapping[str, object], now: Mapping[str, object]) -> str:
+    """The difference at `key`, followed down: recipe.optim.lr (0.1 there, 0.2 now)."""
+    a, b = then.get(key), now.get(key)
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        # A key that is missing differs from one that is null
+        inner = sorted(k for k in {*a, *b} if (k in a, a.get(k)) != (k in b, b.get(k)))
+        return f"{key}.{_difference(inner[0], a, b)}"
+    return f"{key} ({a!s:.40} there, {b!s:.40} now)"
 
 
 def command_line() -> str:
     """What was typed to start this process, with this interpreter's path left out."""
     program = Path(sys.argv[0])
-    if program.name == "__main__.py":
-        words = (
-            ["backbench"]
-            if program.parent.name == "backbench"
-            else ["python", "-m", program.parent.name]
-        )
-    else:
-        words = ["python", sys.argv[0]] if program.suffix == ".py" else [program.name]
+    if program.name == "__main__.py":  # python -m PACKAGE
+        package = program.parent.name
+        words = ["backbench"] if package == "backbench" else ["python", "-m", package]
+    elif program.suffix == ".py":
+        words = ["python", sys.argv[0]]
+    else:  # an installed script
+        words = [program.name]
     return shlex.join([*words, *sys.argv[1:]])
 
 
-def _differences(key: str, then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """The first differing key, followed down into nested groups: recipe.optim.lr (0.1 there, 0.2 now)."""
-    a, b = then.get(key), now.get(key)
-    if isinstance(a, Mapping) and isinstance(b, Mapping):
-        inner = sorted(k for k in {*a, *b} if (k in a, a.get(k)) != (k in b, b.get(k)))
-        return [f"{key}.{name}" for name in _differences(inner[0], a, b)]
-    return [f"{key} ({a!s:.40} there, {b!s:.40} now)"]
-
-
 class Metrics:
-    """RUN/metrics.jsonl: one JSON object per logged step. Opening it at a step drops what a lost future had written."""
+    """RUN/metrics.jsonl: one JSON object per logged step.
+
+    Opening it at a step drops what a lost future had written: a run that died after its last
+    saved state makes those steps again.
+    """
 
     def __init__(self, run: Path, *, from_step: int = 0) -> None:
         self.path = Path(run) / METRICS_FILE
         kept = [row for row in read_metrics(run) if row.get("step", -1) < from_step]
         atomic.write_text(self.path, "".join(json.dumps(row) + "\n" for row in kept))
 
-    def write(self, step: int, **values: Any) -> None:
+    def write(self, step: int, **values: float | None) -> None:
         with self.path.open("a") as file:
             file.write(json.dumps({"step": step, **values}) + "\n")
 
 
-def read_metrics(run: str | Path) -> list[dict[str, Any]]:
+def read_metrics(run: str | Path) -> list[dict[str, float]]:
     """The rows of RUN/metrics.jsonl; a torn last line is left out."""
     path = Path(run) / METRICS_FILE
-    rows = []
-    for line in path.read_text().splitlines() if path.exists() else ():
+    rows: list[dict[str, float]] = []
+    if not path.exists():
+        return rows
+    for line in path.read_text().splitlines():
         try:
             rows.append(json.loads(line))
         except json.JSONDecodeError:
@@ -127,10 +142,11 @@ def read_metrics(run: str | Path) -> list[dict[str, Any]]:
 
 
 class Progress:
-    """Steps done of `total`, with rate and ETA: a live line on a terminal, a line every 10 s elsewhere, and
-    RUN/progress.json (at most once a second) for whoever watches from outside.
+    """Steps done of `total`, with rate and ETA: a live line on a terminal, a line every 10 s
+    elsewhere, and RUN/progress.json (at most once a second) for whoever watches from outside.
 
-    `done` at construction is where a continued run starts; the rate counts only what was done since.
+    `done` at construction is where a continued run starts; the rate counts only what was done
+    since.
     """
 
     def __init__(
@@ -147,42 +163,42 @@ class Progress:
         """Seconds left, inf while nothing is known."""
         made = self.done - self.first
         left = self.total - self.done
-        return (
-            left * (time.monotonic() - self.start) / made
-            if made
-            else (float("inf") if left else 0.0)
-        )
+        if made:
+            return left * (time.monotonic() - self.start) / made
+        return math.inf if left else 0.0
 
-    def advance(self, count: int = 1, **info: Any) -> None:
+    def advance(self, count: int = 1, **info: float | str) -> None:
+        """`count` more steps are done; `info` is shown behind the rate."""
         self.done += count
         now = time.monotonic()
         last = self.done >= self.total
-        if last or now - self._shown > (0.2 if self._tty else 10):
+        if last or now - self._shown > (TERMINAL_SECONDS if self._tty else LOG_SECONDS):
             self._shown = now
             self._print(info, last)
-        if self.run is not None and (last or now - self._written > 1):
+        if self.run is not None and (last or now - self._written > FILE_SECONDS):
             self._written = now
-            eta = self.eta
-            state = {
-                "what": self.what,
-                "done": self.done,
-                "total": self.total,
-                "unit": self.unit,
-                "eta_s": None if eta == float("inf") else round(eta, 1),
-                "time": time.time(),
-            }
-            atomic.write_json(Path(self.run) / PROGRESS_FILE, state)
+            self._write(Path(self.run) / PROGRESS_FILE)
 
-    def _print(self, info: Mapping[str, Any], last: bool) -> None:
+    def _write(self, path: Path) -> None:
+        eta = self.eta
+        state = {
+            "what": self.what,
+            "done": self.done,
+            "total": self.total,
+            "unit": self.unit,
+            "eta_s": None if eta == math.inf else round(eta, 1),
+            "time": time.time(),
+        }
+        atomic.write_json(path, state)
+
+    def _print(self, info: Mapping[str, float | str], last: bool) -> None:
         if log.level > logging.INFO:
             return
         took = time.monotonic() - self.start
         rate = (self.done - self.first) / took if took else 0.0
         end = f"took {seconds(took)}" if last else f"ETA {seconds(self.eta)}"
-        extra = "  ".join(
-            f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in info.items()
-        )
-        line = f"{self.what}: {self.done}/{self.total} {self.unit}s  {rate:.3g}/s  {end}  {extra}".rstrip()
+        line = f"{self.what}: {self.done}/{self.total} {self.unit}s  {rate:.3g}/s  {end}  "
+        line = (line + _shown(info)).rstrip()
         if self._tty:
             sys.stderr.write(f"\r\x1b[K{line[:150]}" + ("\n" if last else ""))
         else:
@@ -190,9 +206,17 @@ class Progress:
         sys.stderr.flush()
 
 
+def _shown(info: Mapping[str, float | str]) -> str:
+    """loss 0.1234  what else, floats with four digits."""
+    words = []
+    for name, value in info.items():
+        words.append(f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}")
+    return "  ".join(words)
+
+
 def seconds(value: float) -> str:
     """75.2 -> 1:15; 0.42 -> 0.4 s."""
-    if value == float("inf"):
+    if value == math.inf:
         return "?"
     if value < 10:
         return f"{value:.1f} s"

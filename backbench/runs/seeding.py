@@ -1,6 +1,8 @@
-"""Where randomness comes from: a generator for each decision, a pure function of the seed and of what it is for.
+"""Where randomness comes from: a generator for each decision, a pure function of the seed and of
+what it is for.
 
-Nothing of it is ever saved and restored, so a run that continues decides as one that was never stopped.
+Nothing of it is ever saved and restored, so a run that continues decides as one that was never
+stopped.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ if TYPE_CHECKING:
 
 def seed_of(*what: int | str) -> int:
     """A 63-bit seed, a pure function of its arguments: seed_of(seed, "views", epoch, image)."""
+    # repr keeps the parts apart: (1, 12) and (11, 2) are different texts. One of 64 bits is dropped:
+    # torch takes a signed integer
     digest = hashlib.blake2b(repr(what).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
@@ -26,7 +30,8 @@ def generator(*what: int | str) -> torch.Generator:
 
 
 def seed_everything(*what: int | str) -> None:
-    """Seed python, numpy and torch (all devices) for what follows: initialisation, or one training step."""
+    """Seed python, numpy and torch (all devices) for what follows: initialisation, or one training
+    step."""
     import random
 
     import numpy

@@ -23,6 +23,7 @@ def momentum_copy(module: nn.Module) -> nn.Module:
 @torch.no_grad()
 def momentum_update(average: Iterable[Tensor], source: Iterable[Tensor], momentum: float) -> None:
     """average := momentum average + (1 - momentum) source, tensor by tensor, in one fused call."""
+    # lerp: average + (1 - momentum) (source - average)
     torch._foreach_lerp_(list(average), [p.detach() for p in source], 1.0 - momentum)
 
 
@@ -32,10 +33,12 @@ def momentum_at(progress: float, start: float, final: float) -> float:
 
 
 class KeyEncoder(nn.Module):
-    """MoCo's key encoder: the query encoder's moving average, its batch norm local, its images shuffled over ranks.
+    """MoCo's key encoder: the query encoder's moving average, its batch norm local, its images
+    shuffled over ranks.
 
-    groups: batch norm's statistics are taken over this many groups of the global batch (the papers' number of GPUs);
-    None: one per rank. Only the parameters follow the query encoder; batch norm's running statistics are its own.
+    groups: batch norm's statistics are taken over this many groups of the global batch (the papers'
+    number of GPUs); None: one per rank. Only the parameters follow the query encoder; batch norm's
+    running statistics are its own.
     """
 
     def __init__(self, encoder: nn.Module, *, momentum: float, groups: int | None) -> None:
@@ -47,25 +50,34 @@ class KeyEncoder(nn.Module):
 
     @torch.no_grad()
     def forward(self, views: Sequence[Tensor], generator: torch.Generator) -> Tensor:
-        """V views (n, 3, h, w) on each rank -> unit keys (N, V, d) of the whole global batch, on every rank."""
-        images = torch.stack(
-            list(views), 1
-        )  # sample-major: the shuffled order does not depend on the number of ranks
+        """V views (n, 3, h, w) on each rank -> unit keys (N, V, d) of the whole global batch, on
+        every rank."""
+        # 1. (n V, 3, h, w), sample by sample: the shuffled order then does not depend on how many
+        #    ranks the batch is spread over
+        images = torch.stack(list(views), 1)
         n, v = images.shape[:2]
+        # 2. Each rank gets images of all ranks, so that its batch norm cannot tell which query and
+        #    key belong together (MoCo, Section 3.3)
         images, order = distributed.shuffle(images.flatten(0, 1), generator)
         keys = unit(self.encoder(images))
+        # 3. Back in order, on every rank
         return distributed.unshuffle(keys, order).view(n * distributed.world_size(), v, -1)
 
     def update(self, parameters: Iterable[Tensor], momentum: float | None = None) -> None:
-        """One momentum step towards the query encoder's `parameters`; running statistics are averaged over ranks."""
-        momentum_update(
-            self.encoder.parameters(), parameters, self.momentum if momentum is None else momentum
-        )
+        """One momentum step towards the query encoder's `parameters`.
+
+        Running statistics are averaged over ranks.
+        """
+        chosen = self.momentum if momentum is None else momentum
+        momentum_update(self.encoder.parameters(), parameters, chosen)
         distributed.average_batchnorm(self.encoder)
 
 
 class Queue(nn.Module):
-    """The last `length` keys, (length, d), oldest overwritten first; it starts with random directions."""
+    """The last `length` keys, (length, d), oldest overwritten first.
+
+    It starts with random directions.
+    """
 
     keys: Tensor
     position: Tensor
@@ -79,12 +91,14 @@ class Queue(nn.Module):
     @torch.no_grad()
     def enqueue(self, keys: Tensor) -> None:
         """Append the global batch's (N, d) keys; N must divide the length."""
+        # Modulo the length: a batch that reaches the end goes on at the beginning
         index = (self.position + torch.arange(len(keys), device=self.keys.device)) % len(self.keys)
         self.keys[index] = keys.to(self.keys.dtype)
         self.position.copy_((self.position + len(keys)) % len(self.keys))
 
 
 def check_queue(length: int, batch_size: int) -> None:
+    """Whole batches replace whole batches."""
     if length < 1 or length % batch_size:
         raise BadInput(
             f"a queue of {length} keys is no multiple of the batch size {batch_size}; change either"
@@ -96,6 +110,7 @@ def check_groups(groups: int | None, batch_size: int) -> None:
     ranks = distributed.world_size()
     if groups is not None and (groups < 1 or groups % ranks or batch_size % groups):
         raise BadInput(
-            f"{groups} batch norm groups do not divide over {ranks} processes and a batch of {batch_size}; "
-            "set the method's groups to a multiple of the processes that divides the batch"
+            f"{groups} batch norm groups do not divide over {ranks} processes and a batch of "
+            f"{batch_size}; set the method's groups to a multiple of the processes that divides "
+            "the batch"
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, ParamSpec
+from typing import Any, ParamSpec, TypeGuard
 
 import torch
 import torch.nn.functional as F
@@ -14,22 +14,28 @@ P = ParamSpec("P")
 
 
 def full_precision(loss: Callable[P, Tensor]) -> Callable[P, Tensor]:
-    """Autocast off inside; floating arguments become float64 where one of them is, float32 otherwise."""
+    """Autocast off inside; floating arguments become float64 where one of them is, float32
+    otherwise."""
 
     @functools.wraps(loss)
-    def wrapped(*args: Any, **kwargs: Any) -> Tensor:
-        tensors = [
-            x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.is_floating_point()
-        ]
-        dtype = torch.float64 if any(x.dtype == torch.float64 for x in tensors) else torch.float32
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> Tensor:
+        floating = [x for x in (*args, *kwargs.values()) if _is_floating(x)]
+        dtypes = {x.dtype for x in floating}
+        dtype = torch.float64 if torch.float64 in dtypes else torch.float32
 
-        def to_full(x: Any) -> Any:
-            return x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x
+        def to_full(x: object) -> object:
+            return x.to(dtype) if _is_floating(x) else x
 
-        with torch.autocast(tensors[0].device.type, enabled=False):
-            return loss(*map(to_full, args), **{k: to_full(v) for k, v in kwargs.items()})
+        full: Any = [to_full(x) for x in args]
+        named: Any = {name: to_full(x) for name, x in kwargs.items()}
+        with torch.autocast(floating[0].device.type, enabled=False):
+            return loss(*full, **named)
 
     return wrapped
+
+
+def _is_floating(x: object) -> TypeGuard[Tensor]:
+    return isinstance(x, Tensor) and x.is_floating_point()
 
 
 def raised(x: Tensor) -> Tensor:

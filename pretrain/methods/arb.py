@@ -1,9 +1,9 @@
-"""ARB: align representations with base (equation numbers are the paper's)."""
+"""ARB: align representations with base (the paper's equation numbers)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -19,21 +19,31 @@ from pretrain.methods.simclr import TwoViews, TwoViewsConfig
 
 
 def standardise(z: Tensor) -> Tensor:
-    """(N, d) -> columns of mean 0 and norm 1; a column that is constant up to rounding becomes 0, without gradient."""
+    """(N, d) -> columns of mean 0 and norm 1 (Eq. 7).
+
+    A column that is constant up to rounding becomes 0, without gradient.
+    """
+    # The norm of a centred column is sqrt(N) sigma, which Eq. 7 divides by
     centred = z - z.mean(0)
     norm = centred.norm(dim=0)
+    # N centred entries of a constant column are rounding errors of its size
     rounding = 4 * torch.finfo(z.dtype).eps * z.detach().abs().amax(0) * len(z) ** 0.5
     constant = norm.detach() <= rounding
     return torch.where(constant, 0.0, centred) / torch.where(constant, 1.0, norm)
 
 
 def _well_conditioned(gram: Tensor, *, centred: bool) -> bool:
-    """Are all eigenvalues of (p, n, n) above a thousandth of the Frobenius norm? A Cholesky factor exists if they are,
-    at a tenth of the time of the eigenvalues. With `centred` the constant direction, which is always zero, is left out.
+    """Are all eigenvalues of G (p, n, n) above a thousandth of its Frobenius norm?
+
+    With `centred` the constant direction, which is always zero, is left out.
     """
+    # 1. G = Z Z^T of centred columns has the eigenvector 1 = (1, ..., 1) with eigenvalue 0. Adding
+    #    c / n in every entry makes that c, here the mean of the diagonal, and leaves the others
     n = gram.shape[-1]
     diagonal = gram.diagonal(dim1=-2, dim2=-1)
     shifted = gram + diagonal.mean(-1)[..., None, None] / n if centred else gram.clone()
+    # 2. All eigenvalues are above x exactly if G - x I has a Cholesky factor, which takes a tenth
+    #    of the time of the eigenvalues
     shifted.diagonal(dim1=-2, dim2=-1).sub_(1e-3 * torch.linalg.matrix_norm(gram).unsqueeze(-1))
     return bool((torch.linalg.cholesky_ex(shifted).info == 0).all())
 
@@ -42,18 +52,33 @@ def _well_conditioned(gram: Tensor, *, centred: bool) -> bool:
 def nearest_base(z: Tensor, ridge: float) -> Tensor:
     """(p, N, d) standardised -> B = Z (Z^T Z + ridge I)^(-1/2), Eq. 9, without gradient.
 
-    From the eigenvectors of the smaller Gram matrix, Z f(Z^T Z) = f(Z Z^T) Z. Where that matrix is badly conditioned,
-    as in a collapse, its small eigenvalues are lost in float32 (errors of 10% were seen): float64 there.
+    B is the orthonormal matrix nearest to Z where Z has full column rank (Theorem 1, Eq. 2), and
+    its ridged form where it has not. Where the Gram matrix is badly conditioned, as in a collapse,
+    its small eigenvalues are lost in float32 (errors of 10% were seen): float64 there.
     """
+    # 1. The Gram matrix of the smaller side: Z f(Z^T Z) = f(Z Z^T) Z, since Z (Z^T Z)^k = (Z Z^T)^k
+    #    Z
     wide = z.shape[-2] <= z.shape[-1]
     x = z
     gram = x @ x.mT if wide else x.mT @ x
     if z.dtype == torch.float32 and not _well_conditioned(gram, centred=wide):
         x = z.double()
         gram = x @ x.mT if wide else x.mT @ x
+    # 2. G = U diag(lambda) U^T, eigenvectors as columns (as in Theorem 1; Eq. 9 has them as rows)
     values, vectors = torch.linalg.eigh(gram)
+    # 3. (G + ridge I)^(-1/2) = U diag((lambda + ridge)^(-1/2)) U^T
     root = (vectors * (values.clamp_min(0) + ridge).rsqrt().unsqueeze(-2)) @ vectors.mT
     return (root @ x if wide else x @ root).to(z.dtype)
+
+
+def grouped_columns(z: Tensor, groups: int, permutation: Tensor | None) -> Tensor:
+    """(N, d) raw -> (groups, N, d / groups): standardised, permuted, cut into neighbours (Section
+    3.2.4)."""
+    columns = standardise(z)
+    if permutation is not None:
+        columns = columns[:, permutation]
+    n, d = columns.shape
+    return columns.view(n, groups, d // groups).transpose(0, 1)
 
 
 @full_precision
@@ -65,16 +90,14 @@ def arb_loss(
     ridge: float = 1e-4,
     permutation: Tensor | None = None,
 ) -> Tensor:
-    """Eq. 8, diagonal only: sum_i (1 - <z^A_i, b^B_i>)^2 + (1 - <z^B_i, b^A_i>)^2 over the d columns.
+    """Eq. 8, diagonal only: sum_i (1 - <z^A_i, b^B_i>)^2 + (1 - <z^B_i, b^A_i>)^2 over the d
+    columns.
 
-    z (N, d) raw, standardised inside; the base takes no gradient. With `groups` the columns, after `permutation` (d,),
-    fall into that many neighbouring groups with a base each. d must be a multiple of groups.
+    z (N, d) raw, standardised inside; the base takes no gradient. With `groups` the columns, after
+    `permutation` (d,), fall into that many neighbouring groups with a base each. d must be a
+    multiple of groups.
     """
-    n, d = z_a.shape
-    a, b = standardise(z_a), standardise(z_b)
-    if permutation is not None:
-        a, b = a[:, permutation], b[:, permutation]
-    a, b = (x.view(n, groups, d // groups).transpose(0, 1) for x in (a, b))
+    a, b = (grouped_columns(z, groups, permutation) for z in (z_a, z_b))
     base_a, base_b = nearest_base(a.detach(), ridge), nearest_base(b.detach(), ridge)
     return (1 - (a * base_b).sum(1)).square().sum() + (1 - (b * base_a).sum(1)).square().sum()
 
@@ -98,20 +121,17 @@ def ablation_loss(
 ) -> Tensor:
     """What the paper compares `arb_loss` with; the defaults are it.
 
-    align `direct`: each view with the other instead of with its base (Table 3), both with gradient. loss `mse`: the sum
-    of squared distances of unit columns; `off_diagonal`: Barlow Twins' second term is added, within the groups (Table
-    4). over `instances`: samples take the place of features (Table 5); there is no permutation then.
+    align `direct`: each view with the other instead of with its base (Table 3), both with gradient.
+    loss `mse`: the sum of squared distances of unit columns; `off_diagonal`: Barlow Twins' second
+    term is added, within the groups (Table 4). over `instances`: samples take the place of features
+    (Table 5); there is no permutation then.
     """
     if over == "instances":
         z_a, z_b, permutation = z_a.T, z_b.T, None
-    n, d = z_a.shape
-    a, b = standardise(z_a), standardise(z_b)
-    if permutation is not None:
-        a, b = a[:, permutation], b[:, permutation]
-    a, b = (x.view(n, groups, d // groups).transpose(0, 1) for x in (a, b))
-    target_a, target_b = (
-        (a, b) if align == "direct" else (nearest_base(x.detach(), ridge) for x in (a, b))
-    )
+    a, b = (grouped_columns(z, groups, permutation) for z in (z_a, z_b))
+    target_a, target_b = a, b
+    if align == "base":
+        target_a, target_b = nearest_base(a.detach(), ridge), nearest_base(b.detach(), ridge)
     total = z_a.new_zeros(())
     for x, target in ((a, target_b), (b, target_a)):
         if loss == "mse":
@@ -120,18 +140,18 @@ def ablation_loss(
         total = total + (1 - (x * target).sum(1)).square().sum()
         if loss == "off_diagonal":
             correlation = x.mT @ target
-            others = (
-                correlation.square().sum() - correlation.diagonal(dim1=1, dim2=2).square().sum()
-            )
+            diagonal = correlation.diagonal(dim1=1, dim2=2)
+            others = correlation.square().sum() - diagonal.square().sum()
             total = total + off_diagonal_weight * others
     return total
 
 
 @torch.no_grad()
 def tracks(z_a: Tensor, z_b: Tensor, *, ridge: float) -> dict[str, Tensor]:
-    """The curves of Fig. 3: distance of the views' standardised embeddings and of their bases, each divided by
-    sqrt(2 d), the distance of orthogonal unit columns (bases of more than N - 1 columns are shorter: orthogonal ones
-    are at sqrt((N - 1) / d)), and the variance of unit embeddings (0: all are equal, 1: they fill the sphere).
+    """The curves of Fig. 3: distance of the views' standardised embeddings and of their bases, each
+    divided by sqrt(2 d), the distance of orthogonal unit columns (bases of more than N - 1 columns
+    are shorter: orthogonal ones are at sqrt((N - 1) / d)), and the variance of unit embeddings (0:
+    all are equal, 1: they fill the sphere).
     """
     a, b = standardise(z_a.float()), standardise(z_b.float())
     scale = (2 * z_a.shape[1]) ** 0.5
@@ -146,7 +166,10 @@ def tracks(z_a: Tensor, z_b: Tensor, *, ridge: float) -> dict[str, Tensor]:
 
 @dataclass(frozen=True, kw_only=True)
 class Config(TwoViewsConfig):
-    """shuffle to over change the loss as the paper's ablations do; track adds Fig. 3's curves to metrics.jsonl."""
+    """The fields from `shuffle` to `over` change the loss as the paper's ablations do.
+
+    `track` adds Fig. 3's curves to metrics.jsonl.
+    """
 
     head: Head = BARLOW_HEAD
     groups: int = 1
@@ -160,7 +183,10 @@ class Config(TwoViewsConfig):
 
 
 class Method(TwoViews[Config]):
-    """Standardisation and base over the global batch; one column permutation for both views, new in each step."""
+    """Standardisation and base over the global batch.
+
+    One column permutation for both views, new in each step.
+    """
 
     together = False
 
@@ -180,21 +206,22 @@ class Method(TwoViews[Config]):
         if config.shuffle:
             generator = seeding.generator(self.seed, "feature shuffle", batch.step)
             permutation = torch.randperm(z_a.shape[1], generator=generator).to(z_a.device)
-        common: dict[str, Any] = {
-            "groups": config.groups,
-            "ridge": config.ridge,
-            "permutation": permutation,
-        }
         if (config.align, config.loss, config.over) == ("base", "eq8", "features"):
-            loss = arb_loss(z_a, z_b, **common)
+            loss = arb_loss(
+                z_a, z_b, groups=config.groups, ridge=config.ridge, permutation=permutation
+            )
         else:
             loss = ablation_loss(
                 z_a,
                 z_b,
-                **common,
+                groups=config.groups,
+                ridge=config.ridge,
+                permutation=permutation,
                 align=config.align,
                 loss=config.loss,
                 off_diagonal_weight=config.off_diagonal_weight,
                 over=config.over,
             )
-        return {"loss": loss, **(tracks(z_a, z_b, ridge=config.ridge) if config.track else {})}
+        if not config.track:
+            return {"loss": loss}
+        return {"loss": loss, **tracks(z_a, z_b, ridge=config.ridge)}

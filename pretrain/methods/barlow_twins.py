@@ -1,7 +1,8 @@
 """Barlow Twins (arXiv:2103.03230); the loss is lightly's, on the outputs of all ranks.
 
-lightly's own `gather_distributed` averages correlations of columns standardised on each rank; gathering first makes
-the statistics those of the global batch, as the released code's synchronised last batch norm does.
+lightly's own `gather_distributed` averages correlations of columns standardised on each rank;
+gathering first makes the statistics those of the global batch, as the released code's synchronised
+last batch norm does.
 """
 
 from __future__ import annotations

@@ -51,6 +51,7 @@ class Method(method.Method):
         online = [self.predictor(self.projector(self.backbone(view))) for view in batch.views]
         with torch.no_grad():
             target = [self.target(view) for view in batch.views]
+        # Both ways round: each view predicts what the target network makes of the other
         loss = cosine_loss(online[0], target[1]) + cosine_loss(online[1], target[0])
         return {"loss": distributed.mean_over_ranks(loss)}
 

@@ -1,8 +1,8 @@
 """CMC: contrastive multiview coding (arXiv:1906.05849) of luminance and colour, with a memory bank.
 
-Each sense has an encoder of its own; the luminance encoder is the trunk that is handed on. Luminance is the mean of
-the (normalised) channels, on all three; colour is what is left. The paper's Lab split needs raw pixels, and its
-networks of half width are no torchvision trunk.
+Each sense has an encoder of its own; the luminance encoder is the trunk that is handed on.
+Luminance is the mean of the (normalised) channels, on all three; colour is what is left. The
+paper's Lab split needs raw pixels, and its networks of half width are no torchvision trunk.
 """
 
 from __future__ import annotations
@@ -50,47 +50,37 @@ class Method(method.Method):
         self.config, self.seed = config, setup.seed
         self.backbone = backbone
         self.colour_backbone = copy.deepcopy(backbone)
+        # Drawn anew as torchvision draws it; norms start alike
         for module in self.colour_backbone.modules():
-            if isinstance(
-                module, nn.Conv2d
-            ):  # drawn anew as torchvision draws it; norms start alike
+            if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
         self.projector = build_head(config.head, backbone.feature_dim)
         self.colour_projector = build_head(config.head, backbone.feature_dim)
-        memory = torch.randn(
-            2,
-            setup.images,
-            config.head.dim,
-            generator=seeding.generator(setup.seed, "memory"),
-            device="cpu",
-        )
+        generator = seeding.generator(setup.seed, "memory")
+        size = (2, setup.images, config.head.dim)  # a vector for each sense of each image
+        memory = torch.randn(*size, generator=generator, device="cpu")
         self.register_buffer("memory", F.normalize(memory, dim=2))
         self._new: list[tuple[Tensor, Tensor]] = []
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         config = self.config
         luminance, colour = split_channels(batch.views[0])
-        z = torch.stack(
-            [
-                self.projector(self.backbone(luminance)),
-                self.colour_projector(self.colour_backbone(colour)),
-            ]
-        )
-        z = unit(z)  # (2, n, d)
+        z_luminance = self.projector(self.backbone(luminance))
+        z_colour = self.colour_projector(self.colour_backbone(colour))
+        z = unit(torch.stack([z_luminance, z_colour]))  # (2, n, d)
+        # Each sense finds its image's other sense in the memory, among images that were drawn
         generator = seeding.generator(self.seed, "negatives", batch.step)
-        drawn = torch.randint(self.memory.shape[1], (config.negatives,), generator=generator).to(
-            z.device
-        )
+        drawn = torch.randint(self.memory.shape[1], (config.negatives,), generator=generator)
+        drawn = drawn.to(z.device)
         losses = []
         for own, other in ((0, 1), (1, 0)):
             bank = self.memory[other]
-            losses.append(
-                infonce_loss(z[own], bank[batch.index], bank[drawn], temperature=config.temperature)
-            )
+            keys, queue = bank[batch.index], bank[drawn]
+            losses.append(infonce_loss(z[own], keys, queue, temperature=config.temperature))
+        # After the step the memory moves, on every rank for the images of all of them
         index = distributed.gather_without_gradient(batch.index)
-        self._new.append(
-            (index, distributed.gather_without_gradient(z.transpose(0, 1)).transpose(0, 1))
-        )
+        new = distributed.gather_without_gradient(z.transpose(0, 1)).transpose(0, 1)
+        self._new.append((index, new))
         return {"loss": distributed.mean_over_ranks(torch.stack(losses).sum())}
 
     @torch.no_grad()

@@ -20,7 +20,8 @@ from pretrain.methods._precision import full_precision
 
 
 class DinoHead(nn.Module):
-    """Three layers with GELU, unit length, then a linear map with unit rows (the paper's frozen weight-norm gain)."""
+    """Three layers with GELU, unit length, then a linear map with unit rows (the paper's frozen
+    weight-norm gain)."""
 
     def __init__(self, width: int, hidden: int, bottleneck: int, dim: int, batchnorm: bool) -> None:
         super().__init__()
@@ -41,7 +42,7 @@ class DinoHead(nn.Module):
     def forward(self, x: Tensor, freeze_last: bool = False) -> Tensor:
         last: Tensor = self.last
         if freeze_last:
-            last = last.detach() + 0.0 * last  # DDP wants a gradient for every parameter, here zero
+            last = last.detach() + 0.0 * last  # every parameter gets a gradient, here zero
         return F.linear(F.normalize(self.layers(x), dim=1), F.normalize(last, dim=1))
 
 
@@ -56,11 +57,14 @@ def dino_loss(
 ) -> Tensor:
     """Algorithm 1: mean cross-entropy of student view s and teacher view t over all pairs s != t.
 
-    student (S, N, D) and teacher (T, N, D) scores, T <= S, the first T views the same; center (D,). Gradient to the
-    student only. lightly's DINOLoss gives the same value, but moves the centre inside each forward.
+    student (S, N, D) and teacher (T, N, D) scores, T <= S, the first T views the same; center (D,).
+    Gradient to the student only. lightly's DINOLoss gives the same value, but moves the centre
+    inside each forward.
     """
+    # The centre keeps one output from winning everywhere, the low temperature all from being alike
     targets = F.softmax((teacher.detach() - center) / teacher_temperature, dim=-1)
     logs = F.log_softmax(student / student_temperature, dim=-1)
+    # terms[t, s] = -1/N sum_n sum_d P_t(n, d) log P_s(n, d)
     terms = -torch.einsum("tnd,snd->ts", targets, logs) / student.shape[1]
     pairs = ~torch.eye(len(teacher), len(student), dtype=torch.bool, device=terms.device)
     return terms[pairs].mean()
@@ -103,9 +107,8 @@ class Method(method.Method):
     def teacher_temperature(self, epoch: int) -> float:
         config = self.config
         share = min(1.0, epoch / config.warmup_epochs) if config.warmup_epochs else 1.0
-        return config.warmup_teacher_temperature + share * (
-            config.teacher_temperature - config.warmup_teacher_temperature
-        )
+        rise = config.teacher_temperature - config.warmup_teacher_temperature
+        return config.warmup_teacher_temperature + share * rise
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         config = self.config
@@ -122,6 +125,7 @@ class Method(method.Method):
             student_temperature=config.student_temperature,
             teacher_temperature=self.teacher_temperature(batch.epoch),
         )
+        # The centre moves after the step, towards the mean of the teacher's scores over all ranks
         self._seen.append(distributed.mean_over_ranks(teacher.mean((0, 1))))
         return {"loss": distributed.mean_over_ranks(loss)}
 

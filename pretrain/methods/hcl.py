@@ -1,4 +1,7 @@
-"""HCL: contrastive learning with hard negative samples (arXiv:2010.04592). lightly has no such loss."""
+"""HCL: contrastive learning with hard negative samples (arXiv:2010.04592).
+
+lightly has no such loss.
+"""
 
 from __future__ import annotations
 
@@ -18,19 +21,23 @@ from pretrain.methods.simclr import TwoViews, TwoViewsConfig, pair_similarities
 def hcl_loss(
     z_a: Tensor, z_b: Tensor, *, temperature: float, tau_plus: float, beta: float
 ) -> Tensor:
-    """Eq. 4-5: negatives weighted by their hardness exp(beta sim / t), and the share tau_plus of false ones removed.
+    """Eq. 4-5: negatives weighted by their hardness exp(beta sim / t), and the share tau_plus of
+    false ones removed.
 
-    z (N, d), N at least 2, normalised inside. beta = 0 weighs all alike: the debiased loss. The negatives' estimate is
-    kept above its least possible value, (2N - 2) exp(-1 / t).
+    z (N, d), N at least 2, normalised inside. beta = 0 weighs all alike: the debiased loss. The
+    negatives' estimate is kept above its least possible value, (2N - 2) exp(-1 / t).
     """
     positive, negative = pair_similarities(z_a, z_b, temperature)
     count = negative.shape[1] - 2
-    hardness = torch.where(
-        negative.isinf(), negative, beta * negative
-    )  # hidden entries stay hidden when beta is 0
+    # 1. The weighted mean of e^n: sum_j w_j e^(n_j) / sum_j w_j with w = e^(beta n), in logarithms.
+    #    Hidden entries, -inf, stay hidden when beta is 0
+    hardness = torch.where(negative.isinf(), negative, beta * negative)
     weighted = (torch.logsumexp(hardness + negative, 1) - torch.logsumexp(hardness, 1)).exp()
+    # 2. That mean is over a mixture, tau_plus of it positives: p = (1 - tau+) p- + tau+ p+, solved
+    #    for p-
     estimate = count * (weighted - tau_plus * positive.exp()) / (1 - tau_plus)
     estimate = estimate.clamp_min(count * math.exp(-1 / temperature))
+    # 3. -log(e^p / (e^p + estimate))
     return (torch.log(positive.exp() + estimate) - positive).mean()
 
 

@@ -23,6 +23,8 @@ def moments(q: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
 
     Sigma is the keys' biased covariance; no (N, d, d) array is formed.
     """
+    # With mu = mean_m k_m:  q^T Sigma q = 1/M' sum_m (q.(k_m - mu))^2, the variance of the scores
+    # q.k_m
     scores = (keys * q).sum(-1)  # (M', N)
     mean = scores.mean(0)
     return mean, (scores - mean).square().mean(0)
@@ -30,37 +32,43 @@ def moments(q: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
 
 @full_precision
 def jcl_loss(q: Tensor, keys: Tensor, queue: Tensor, *, temperature: float, lam: float) -> Tensor:
-    """Eq. 8: the expected InfoNCE over Gaussian keys. q (N, d); keys (M', N, d), at least one; queue (K, d).
+    """Eq. 8: the expected InfoNCE over Gaussian keys.
+
+    q (N, d); keys (M', N, d), at least one; queue (K, d).
 
     The mean key is not re-normalised. Gradient to q only.
     """
+    # 1. Jensen's bound (Eq. 7): log E[e^(q.k/t) + sum_j e^(q.k_j/t)] - q.mu/t, over keys k
+    # 2. For k ~ N(mu, Sigma): E e^(q.k/t) = e^(q.mu/t + q^T Sigma q / (2 t^2)); lambda scales Sigma
     mean, quadratic = moments(q, keys.detach())
     positive = mean / temperature
     own = positive + lam / (2 * temperature**2) * quadratic
-    return (
-        torch.logaddexp(own, queue_logsumexp(q, queue, temperature=temperature)) - positive
-    ).mean()
+    # 3. log(e^own + e^L) - positive, with L = log sum_j e^(q.k_j/t); mean over the batch (Eq. 9)
+    negatives = queue_logsumexp(q, queue, temperature=temperature)
+    return (torch.logaddexp(own, negatives) - positive).mean()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config(MethodConfig):
-    """View 0 is the query, all others are keys: the paper's M' = 5 takes six views, the released script's 4 five."""
+    """View 0 is the query, all others are keys: the paper's M' = 5 takes six views, the released
+    script's 4 five."""
 
     head: Head = MOCO_HEAD
     temperature: float = 0.2
     lam: float = 4.0
-    ramp: bool = (
-        True  # released code: lambda grows by lam / epochs with each epoch, up to lam in the last
-    )
+    # Released code: lambda grows by lam / epochs with each epoch, up to lam in the last
+    ramp: bool = True
     queue: int = 65536
     momentum: float = 0.999
-    groups: int | None = (
-        None  # of local batch norm over the global batch (the paper's GPUs); null: one per process
-    )
+    # Of local batch norm over the global batch (the paper's GPUs); null: one per process
+    groups: int | None = None
 
 
 class Method(method.Method):
-    """Local batch norm for queries, ShuffleBN for all keys together; the queue holds the mean keys as they are."""
+    """Local batch norm for queries, ShuffleBN for all keys together.
+
+    The queue holds the mean keys as they are.
+    """
 
     sync_batchnorm = False
     accumulates = True
@@ -88,10 +96,11 @@ class Method(method.Method):
         order = seeding.generator(self.seed, "shuffle", batch.step)
         all_keys = self.key_encoder(batch.views[1:], order)  # (N, M', d)
         q = unit(self.projector(self.backbone(batch.views[0])))
-        lam = self.config.lam * ((batch.epoch + 1) / batch.epochs if self.config.ramp else 1.0)
+        ramp = (batch.epoch + 1) / batch.epochs if self.config.ramp else 1.0
+        lam = self.config.lam * ramp
         keys = distributed.local_slice(all_keys).transpose(0, 1)
         loss = jcl_loss(q, keys, self.queue.keys, temperature=self.config.temperature, lam=lam)
-        self._new_keys.append(all_keys.mean(1))
+        self._new_keys.append(all_keys.mean(1))  # the mean key as it is, no unit vector
         return {"loss": distributed.mean_over_ranks(loss), "lambda": torch.tensor(lam)}
 
     def after_step(self, progress: float) -> None:

@@ -1,14 +1,15 @@
-"""LORAC: low-rank promoting prior for unsupervised contrastive learning (papers' equation numbers below).
+"""LORAC: low-rank promoting prior for unsupervised contrastive learning (the paper's equation
+numbers).
 
-One momentum key meets every other view of the image; the matrix Q of an image's views is pushed towards low rank by its
-nuclear norm, subtracted from the positive logit inside the temperature.
+One momentum key meets every other view of the image; the matrix Q of an image's views is pushed
+towards low rank by its nuclear norm, subtracted from the positive logit inside the temperature.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +20,7 @@ from backbench.runs import distributed, seeding
 from backbench.weights.resnet import Trunk
 from pretrain import method
 from pretrain.method import Batch, MethodConfig, Setup
+from pretrain.methods._autograd import GradientContext
 from pretrain.methods._crops import forward_crops
 from pretrain.methods._heads import MOCO_HEAD, Head, build_head
 from pretrain.methods._momentum import KeyEncoder, Queue, check_groups, check_queue
@@ -29,12 +31,21 @@ Prior = Literal["laplace", "gaussian", "margin", "none", "batch"]
 
 
 def _polar(x: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
-    """(B, m, n) float64, m <= n -> nuclear norms (B,) and U V^T (B, m, n). The Gram matrix serves where the ratio of
-    its least to its largest eigenvalue is above `threshold`."""
+    """X (B, m, n) float64, m <= n -> nuclear norms (B,) and U V^T (B, m, n), with X = U S V^T.
+
+    From the Gram matrix, where the ratio of its least to its largest eigenvalue is above
+    `threshold`.
+    """
+    # 1. G = X X^T = U S^2 U^T, only (m, m)
     values, vectors = torch.linalg.eigh(x @ x.mT)
     singular = values.clamp_min(0).sqrt()
+    # 2. ||X||_* = trace of S = trace of G^(1/2)
     norms = singular.sum(-1)
+    # 3. U V^T = U S^-1 U^T X = G^(-1/2) X
     polar = ((vectors / singular.unsqueeze(-2)) @ vectors.mT) @ x
+    # 4. Squaring has lost half the digits: where the least eigenvalue is too small for that (or
+    #    nan, hence the `not`), a singular value decomposition of X itself. Directions that are zero
+    #    there are left out, which is the subgradient of least norm
     doubtful = ~(values[..., 0] > threshold * values[..., -1])
     if doubtful.any():
         left, s, right = torch.linalg.svd(x[doubtful], full_matrices=False)
@@ -45,39 +56,35 @@ def _polar(x: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
 
 
 class _NuclearNorm(torch.autograd.Function):
-    """Value and gradient U V^T from the Gram matrix of the smaller side in float64: with G = X X^T, ||X||_* is the
-    trace of G^(1/2) and U V^T = G^(-1/2) X. Squaring loses half the digits, so matrices whose smallest eigenvalue is
-    too small for that take a float64 SVD instead; directions that are zero there get no gradient (the subgradient of
-    least norm)."""
+    """||X||_* and its gradient U V^T (Eq. 20), in float64 from the Gram matrix of the smaller
+    side."""
 
     @staticmethod
-    def forward(ctx: Any, matrices: Tensor) -> Tensor:
+    def forward(ctx: GradientContext, matrices: Tensor) -> Tensor:
         wide = matrices.shape[-2] <= matrices.shape[-1]
+        # How much of the Gram matrix's spectrum is to be trusted: to the digits of the answer
+        threshold = 1e-8 if matrices.dtype == torch.float32 else 1e-4
         norms, gradient = matrices.new_empty(len(matrices)), torch.empty_like(matrices)
-        # 2 MiB at a time on a CPU: in its cache, and few calls
-        size = (
-            max(1, (1 << 18) // matrices[0].numel())
-            if matrices.device.type == "cpu"
-            else len(matrices)
-        )
+        size = len(matrices)
+        if matrices.device.type == "cpu":
+            size = max(1, (1 << 18) // matrices[0].numel())  # 2 MiB: in its cache, and few calls
         for start in range(0, len(matrices), size):
             part = matrices[start : start + size].double()
-            norm, polar = _polar(
-                part if wide else part.mT, 1e-8 if matrices.dtype == torch.float32 else 1e-4
-            )
+            norm, polar = _polar(part if wide else part.mT, threshold)
             norms[start : start + size] = norm
             gradient[start : start + size] = polar if wide else polar.mT
         ctx.save_for_backward(gradient)
         return norms
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
+    def backward(ctx: GradientContext, grad: Tensor) -> Tensor:
         (gradient,) = ctx.saved_tensors
         return grad[..., None, None] * gradient
 
 
 def nuclear_norm(matrices: Tensor) -> Tensor:
-    """(B, M, d) -> (B,): sums of singular values, with the gradient U V^T also near and at rank deficiency."""
+    """(B, M, d) -> (B,): sums of singular values, with the gradient U V^T also near and at rank
+    deficiency."""
     return _NuclearNorm.apply(matrices)
 
 
@@ -95,40 +102,60 @@ def lorac_loss(
     c0: float | None = None,
     margin: float = 3.0,
 ) -> Tensor:
-    """Eq. 12: InfoNCE of V queries (V, N, d) with one key (N, d), the prior's penalty inside the temperature.
+    """Eq. 12: InfoNCE of V queries (V, N, d) with one key (N, d), the prior's penalty inside the
+    temperature.
 
-    rows (M, N, d) are the rows of Q, by default the queries and the key. Subtracted from each positive: `laplace`
-    ||Q||_*/(M beta) | `gaussian` (||Q||_* - c0)^2/(M sigma2), c0 by default sqrt(M), the least value of M unit rows |
-    `margin` margin/(M beta), a constant | `batch` ||P||_*/(N V beta), P the queries minus their mean over V (Eq. 15) |
-    `none` 0. All vectors unit; gradient to `queries` and to `rows`.
+    rows (M, N, d) are the rows of Q, by default the queries and the key. Subtracted from each
+    positive: `laplace` ||Q||_*/(M beta) | `gaussian` (||Q||_* - c0)^2/(M sigma2), c0 by default
+    sqrt(M), the least value of M unit rows | `margin` margin/(M beta), a constant | `batch`
+    ||P||_*/(N V beta), P the queries minus their mean over V (Eq. 15) | `none` 0. All vectors unit;
+    gradient to `queries` and to `rows`.
     """
     views, n, d = queries.shape
     key = key.detach()
     if rows is None:
         rows = torch.cat([queries, key.unsqueeze(0)])
-    m = len(rows)
     positive = (queries * key).sum(-1)
-    penalty: Tensor | float = 0.0
-    if prior == "gaussian":
+    # h = exp(-penalty / t) multiplies exp(q.k / t) (Eq. 9, 11): the penalty moves into the exponent
+    penalty = _penalty(queries, rows, prior, beta=beta, sigma2=sigma2, c0=c0, margin=margin)
+    negative = queue_logsumexp(queries.reshape(-1, d), queue, temperature=temperature)
+    # -log(e^p h / (e^p h + e^L)) = log(1 + e^(L - (p - penalty / t))); mean over V (Eq. 12), N (13)
+    return F.softplus(negative.view(views, n) - (positive - penalty) / temperature).mean()
+
+
+def _penalty(
+    queries: Tensor,
+    rows: Tensor,
+    prior: Prior,
+    *,
+    beta: float,
+    sigma2: float,
+    c0: float | None,
+    margin: float,
+) -> Tensor | float:
+    """-t log h(Q): one number for each image, (N,), or for all."""
+    m = len(rows)
+    if prior == "gaussian":  # Section 6.2 b
         least = math.sqrt(m) if c0 is None else c0
-        penalty = (nuclear_norm(rows.transpose(0, 1)) - least).square() / (m * sigma2)
-    elif prior == "margin":
-        penalty = margin / (m * beta)
-    elif prior == "laplace" and math.isfinite(beta):
-        penalty = nuclear_norm(rows.transpose(0, 1)) / (m * beta)
-    elif prior == "batch" and math.isfinite(beta):
+        return (nuclear_norm(rows.transpose(0, 1)) - least).square() / (m * sigma2)
+    if prior == "margin":  # Section 6.2 a
+        return margin / (m * beta)
+    if prior == "laplace" and math.isfinite(beta):  # Eq. 11
+        return nuclear_norm(rows.transpose(0, 1)) / (m * beta)
+    if prior == "batch" and math.isfinite(beta):  # Eq. 15
+        views, n, d = queries.shape
         centred = (queries - queries.mean(0)).reshape(1, views * n, d)
-        penalty = nuclear_norm(centred) / (n * views * beta)
-    negative = queue_logsumexp(queries.reshape(-1, d), queue, temperature=temperature).view(
-        views, n
-    )
-    return F.softplus(negative - (positive - penalty) / temperature).mean()
+        return nuclear_norm(centred) / (n * views * beta)
+    return 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config(MethodConfig):
-    """Views 0 .. keys-1 are keys; each key meets every other view. The first crops (as large as view 0) and the keys
-    are the rows of Q: 3 + 2 in multi-crop. beta is the paper's; the released code's --lorac_beta is M beta."""
+    """Views 0 .. keys-1 are keys.
+
+    Each key meets every other view. The first crops (as large as view 0) and the keys are the rows
+    of Q: 3 + 2 in multi-crop. beta is the paper's; the released code's --lorac_beta is M beta.
+    """
 
     head: Head = MOCO_HEAD
     temperature: float = 0.2
@@ -140,15 +167,17 @@ class Config(MethodConfig):
     sigma2: float = 2.0  # gaussian
     margin: float = 3.0
     prior_from: float = 0.5  # no prior (an infinite beta) before this share of the epochs
-    groups: int | None = (
-        None  # of the keys' batch norm over the global batch (the paper's GPUs); null: one per process
-    )
+    # Of the keys' batch norm over the global batch (the paper's GPUs); null: one per process
+    groups: int | None = None
     drop_tau: bool = False  # released code: no temperature once the prior is on
     swap_queues: bool = False  # released code: key c meets the queue of the other key
 
 
 class Method(method.Method):
-    """Queries through synchronised batch norm, keys through ShuffleBN; a queue for each key position."""
+    """Queries through synchronised batch norm, keys through ShuffleBN.
+
+    A queue for each key position.
+    """
 
     def __init__(self, config: Config, backbone: Trunk, setup: Setup) -> None:
         super().__init__()
@@ -172,36 +201,41 @@ class Method(method.Method):
         self.queues = nn.ModuleList(queues)
         self._new_keys: list[Tensor] = []
 
+    def network(self, images: Tensor) -> Tensor:
+        return self.projector(self.backbone(images))
+
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         config = self.config
-        first = 0 if config.keys > 1 else 1  # with one key its view is never a query
+        # 1. Queries (V, n, d): all views; but with one key its view is never a query
+        first = 0 if config.keys > 1 else 1
         views = batch.views[first:]
-        queries = unit(
-            torch.stack(forward_crops(lambda x: self.projector(self.backbone(x)), views))
-        )
+        queries = unit(torch.stack(forward_crops(self.network, views)))
+        # 2. Keys (keys, n, d) of this rank's samples, out of all that go into the queues
         order = seeding.generator(self.seed, "shuffle", batch.step)
         all_keys = self.key_encoder(batch.views[: config.keys], order)  # (N, keys, d)
         keys = distributed.local_slice(all_keys).transpose(0, 1)
+        # 3. Rows of Q: the large queries and the keys. The small crops get its penalty on their
+        #    logits without being in it (Section 5: views that may show something else)
         large = [i for i, view in enumerate(views) if view.shape == batch.views[0].shape]
         rows = torch.cat([queries[large], keys])
-        with_prior = config.prior != "none" and batch.epoch >= config.prior_from * batch.epochs
+        # 4. Each key meets every other view
+        prior = config.prior if batch.epoch >= config.prior_from * batch.epochs else "none"
+        temperature = 1.0 if config.drop_tau and prior != "none" else config.temperature
         losses = []
         for c in range(config.keys):
             others = [i for i in range(len(views)) if i + first != c]
-            met = queries[others]
-            key, used_rows = keys[c], rows
-            if with_prior and config.prior == "batch":  # P spans the batch of all ranks
+            met, key, used_rows = queries[others], keys[c], rows
+            if prior == "batch":  # P spans the batch of all ranks
                 met, key, used_rows = (_gather_samples(x) for x in (met, key, used_rows))
-            queue: Queue = self.queues[config.keys - 1 - c if config.swap_queues else c]  # type: ignore[assignment]
             losses.append(
                 lorac_loss(
                     met,
                     key,
-                    queue.keys,
-                    temperature=1.0 if config.drop_tau and with_prior else config.temperature,
+                    self.queue(config.keys - 1 - c if config.swap_queues else c).keys,
+                    temperature=temperature,
                     beta=config.beta,
                     rows=used_rows,
-                    prior=config.prior if with_prior else "none",
+                    prior=prior,
                     sigma2=config.sigma2,
                     margin=config.margin,
                 )
@@ -212,11 +246,17 @@ class Method(method.Method):
             norm = distributed.mean_over_ranks(nuclear_norm(rows.detach().transpose(0, 1)).mean())
         return {"loss": loss, "nuclear_norm": norm}
 
+    def queue(self, c: int) -> Queue:
+        """Of key position `c`."""
+        queue = self.queues[c]
+        assert isinstance(queue, Queue)
+        return queue
+
     def after_step(self, progress: float) -> None:
         self.key_encoder.update([*self.backbone.parameters(), *self.projector.parameters()])
         for all_keys in self._new_keys:
-            for queue, keys in zip(self.queues, all_keys.unbind(1)):
-                queue.enqueue(keys)  # type: ignore[operator]
+            for c, keys in enumerate(all_keys.unbind(1)):
+                self.queue(c).enqueue(keys)
         self._new_keys.clear()
 
 

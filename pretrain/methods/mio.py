@@ -1,15 +1,17 @@
-"""MIO: mutual information optimisation as the binary classification of pairs (equation numbers are the paper's)."""
+"""MIO: mutual information optimisation as the binary classification of pairs (the paper's equation
+numbers)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from pretrain.method import Batch
+from pretrain.methods._autograd import GradientContext
 from pretrain.methods._heads import MIO_HEAD, Head
 from pretrain.methods._precision import full_precision
 from pretrain.methods.simclr import TwoViews, TwoViewsConfig
@@ -18,28 +20,38 @@ BLOCK_ELEMENTS = {"cpu": 1 << 18, "cuda": 1 << 24}  # similarities held at once
 
 
 class _NegativePairs(torch.autograd.Function):
-    """Sum over unordered pairs i < j, j not i's partner, of softplus(z_i.z_j / t), in blocks of rows of the triangle;
-    the gradient sigmoid(.) / t is spread to both members in the same pass."""
+    """sum over i < j, j not i's partner, of -log(1 - sigmoid(s_ij)) = softplus(s_ij), s_ij =
+    z_i.z_j / t, and its gradient: what Eq. 5 sums over ordered pairs is twice this.
+
+    z (2N, d) are N first views, then their N partners. Rows of the triangle are made in blocks; the
+    pair's derivative sigmoid(s_ij) goes to both of its members in the same pass,
+    d/dz_i = sum_j sigmoid(s_ij) z_j / t.
+    """
 
     @staticmethod
-    def forward(ctx: Any, z: Tensor, temperature: float) -> Tensor:
+    def forward(ctx: GradientContext, z: Tensor, temperature: float) -> Tensor:
         total, n = len(z), len(z) // 2
         block = max(1, BLOCK_ELEMENTS.get(z.device.type, 1 << 18) // total)
         partner = (torch.arange(total, device=z.device) + n) % total
         value = z.new_zeros((), dtype=torch.float64)
         gradient = torch.zeros_like(z)
         for start in range(0, total, block):
+            # 1. Rows of this block against themselves and all that follow, (size, total - start)
             rows, columns = z[start : start + block], z[start:]
             size = len(rows)
-            logits = rows @ columns.T / temperature  # (size, total - start)
+            logits = rows @ columns.T / temperature
+            # 2. -inf, whose softplus and sigmoid are 0, hides what is not i < j ...
             lower = torch.ones(size, size, dtype=torch.bool, device=z.device).tril_()
             logits[:, :size].masked_fill_(lower, -torch.inf)
+            # ... and the positive pairs, of which a row has one among what follows, or none
             mates = partner[start : start + size] - start
             ahead = (mates >= 0).nonzero().squeeze(1)
             logits[ahead, mates[ahead]] = -torch.inf
-            # softplus = max(x, 0) + log(1 + e^-|x|): F.softplus takes three times as long on a CPU
+            # 3. softplus = max(x, 0) + log(1 + e^-|x|): F.softplus takes three times as long on a
+            #    CPU
             tail = logits.abs().neg_().exp_().add_(1).log_()
             value += tail.add_(logits.clamp_min(0)).sum(dtype=torch.float64)
+            # 4. The gradient to i, and to j
             weights = logits.sigmoid_()
             gradient[start : start + size].addmm_(weights, columns)
             gradient[start:].addmm_(weights.T, rows)
@@ -47,7 +59,7 @@ class _NegativePairs(torch.autograd.Function):
         return value.to(z.dtype)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: GradientContext, grad: Tensor) -> tuple[Tensor, None]:
         (gradient,) = ctx.saved_tensors
         return grad * gradient, None
 
@@ -63,18 +75,19 @@ def mio_loss(
 ) -> Tensor:
     """Eq. 5 and, with l2_weight, Eq. 39. z (N, d), normalised inside; gradient to both views.
 
-    -log sigmoid(C / t) over the 2N ordered positive pairs and -log(1 - sigmoid(C / t)) over the 4N^2 - 4N ordered
-    negative ones, each as a mean (for N = 1 there is none). The L2 term over positive pairs: `mean` over N d, the
-    released code's and the scale of the reported lambda = 1 | `pair_mean` over pairs | `sum` over the 2N ordered pairs,
-    Eq. 39 to the letter.
+    -log sigmoid(C / t) over the 2N ordered positive pairs and -log(1 - sigmoid(C / t)) over the
+    4N^2 - 4N ordered negative ones, each as a mean (for N = 1 there is none). The L2 term over
+    positive pairs: `mean` over N d, the released code's and the scale of the reported lambda = 1 |
+    `pair_mean` over pairs | `sum` over the 2N ordered pairs, Eq. 39 to the letter.
     """
     n, d = z_a.shape
     z_a, z_b = F.normalize(z_a, dim=1), F.normalize(z_b, dim=1)
+    # Both orders of a positive pair are equal: the mean over N is the mean over T_P = 2N
     loss = F.softplus(-(z_a * z_b).sum(1) / temperature).mean()
     if n > 1:
-        loss = loss + 2 * _NegativePairs.apply(torch.cat([z_a, z_b]), temperature) / (
-            4 * n * n - 4 * n
-        )
+        # Twice the triangle over T_N = 4N^2 - 4N
+        pairs = _NegativePairs.apply(torch.cat([z_a, z_b]), temperature)
+        loss = loss + 2 * pairs / (4 * n * n - 4 * n)
     if l2_weight:
         divisor = {"mean": n * d, "pair_mean": n, "sum": 0.5}[l2_reduction]
         loss = loss + l2_weight * (z_a - z_b).square().sum() / divisor

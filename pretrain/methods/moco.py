@@ -1,9 +1,10 @@
-"""MoCo (arXiv:1911.05722), MoCo v2 (arXiv:2003.04297) and its symmetric form (v2+, arXiv:2011.10566, Table 4)."""
+"""MoCo (arXiv:1911.05722), MoCo v2 (arXiv:2003.04297) and its symmetric form (v2+,
+arXiv:2011.10566, Table 4)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -14,63 +15,80 @@ from backbench.runs import distributed, seeding
 from backbench.weights.resnet import Trunk
 from pretrain import method
 from pretrain.method import Batch, MethodConfig, Setup
+from pretrain.methods._autograd import GradientContext
 from pretrain.methods._heads import MOCO_HEAD, Head, build_head
 from pretrain.methods._momentum import KeyEncoder, Queue, check_groups, check_queue, momentum_at
 from pretrain.methods._precision import full_precision, unit
 
-CHUNK_ELEMENTS = {
-    "cpu": 1 << 16,
-    "cuda": 1 << 24,
-}  # logits held at once: 256 KiB in cache, 64 MiB on a GPU
-LEAST_KEYS = 512  # fewer make slow matrix products
+# Logits held at once: 256 KiB in a CPU's cache, 64 MiB on a GPU; fewer keys make slow products
+CHUNK_ELEMENTS = {"cpu": 1 << 16, "cuda": 1 << 24}
+LEAST_KEYS = 512
 
 
 class _LogSumExp(torch.autograd.Function):
-    """Row-wise log sum_j exp(q.k_j / t) over a long queue in chunks; the gradient, softmax @ queue / t, is accumulated
-    in the same pass (as in online softmax), so that forward and backward together are two matrix products."""
+    """L_n = log sum_j exp(s_nj), s_nj = q_n.k_j / t, over a long queue in chunks, and its gradient
+
+        dL_n/dq_n = sum_j softmax(s_n)_j k_j / t
+
+    in the same pass, so that forward and backward together are two matrix products (online softmax,
+    Milakov and Gimelshein, arXiv:1805.02867).
+    """
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, queue: Tensor, temperature: float) -> Tensor:
+    def forward(ctx: GradientContext, q: Tensor, queue: Tensor, temperature: float) -> Tensor:
         rows = max(LEAST_KEYS, CHUNK_ELEMENTS.get(q.device.type, 1 << 20) // max(1, len(q)))
         scaled = q / temperature
+        # Of all keys so far: m = max_j s_j, Z = sum_j e^(s_j - m), W = sum_j e^(s_j - m) k_j
         peak = q.new_full((len(q), 1), -torch.inf)
         total = q.new_zeros(len(q), 1)
-        weighted = torch.zeros_like(q)  # sum_j exp(logit_j - peak) k_j
+        weighted = torch.zeros_like(q)
         with_gradient = ctx.needs_input_grad[0]
         for keys in queue.split(rows):
+            # 1. s of this chunk, and m' = max(m, max_j s_j): no exponent is positive
             logits = scaled @ keys.T
             new = torch.maximum(peak, logits.amax(1, keepdim=True))
+            # 2. What was summed with m shrinks by e^(m - m') (by 0 at first, where m is -inf)
             shrink = (peak - new).exp_()
             logits.sub_(new).exp_()
+            # 3. Z' = Z e^(m - m') + sum_j e^(s_j - m')
             total.mul_(shrink).add_(logits.sum(1, keepdim=True))
+            # 4. W' = W e^(m - m') + sum_j e^(s_j - m') k_j
             if with_gradient:
                 weighted.mul_(shrink).addmm_(logits, keys)
             peak = new
+        # 5. softmax(s)_j = e^(s_j - m) / Z, so the gradient is W / (Z t); and L = m + log Z
         if with_gradient:
             ctx.save_for_backward(weighted.div_(total * temperature))
         return (peak + total.log()).squeeze(1)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: GradientContext, grad: Tensor) -> tuple[Tensor, None, None]:
         (gradient,) = ctx.saved_tensors
         return grad.unsqueeze(1) * gradient, None, None
 
 
 def queue_logsumexp(q: Tensor, queue: Tensor, *, temperature: float) -> Tensor:
-    """(N, d), (K, d) -> (N,): log sum_j exp(q.k_j / temperature). Gradient to `q` only; memory independent of K."""
+    """(N, d), (K, d) -> (N,): log sum_j exp(q.k_j / temperature).
+
+    Gradient to `q` only; memory independent of K.
+    """
     return _LogSumExp.apply(q, queue.detach(), temperature)
 
 
 @full_precision
 def infonce_loss(q: Tensor, k: Tensor, queue: Tensor, *, temperature: float) -> Tensor:
-    """InfoNCE with a queue of negatives (MoCo Eq. 1). q, k (N, d) and queue (K, d) unit; gradient to q only."""
+    """InfoNCE with a queue of negatives (MoCo Eq. 1).
+
+    q, k (N, d) and queue (K, d) unit; gradient to q only.
+    """
+    # -log(e^p / (e^p + e^L)) = log(1 + e^(L - p)), with p = q.k / t and L over the negatives
     positive = (q * k.detach()).sum(1) / temperature
     return F.softplus(queue_logsumexp(q, queue, temperature=temperature) - positive).mean()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config(MethodConfig):
-    """v1: a linear head, temperature 0.07. v2: a two-layer head without batch norm, 0.2. v2+: symmetric."""
+    """v1: a linear head, temperature 0.07. v2: two layers without batch norm, 0.2. v2+: symmetric."""
 
     head: Head = MOCO_HEAD
     temperature: float = 0.2
@@ -79,9 +97,8 @@ class Config(MethodConfig):
     final_momentum: float | None = None  # reached by half a cosine; null: constant (MoCo)
     symmetric: bool = False
     query_batchnorm: Literal["local", "sync"] = "local"  # MoCo's: statistics of one GPU
-    groups: int | None = (
-        None  # of local batch norm over the global batch (the paper's GPUs); null: one per process
-    )
+    # Of local batch norm over the global batch (the paper's GPUs); null: one per process
+    groups: int | None = None
 
 
 class Method(method.Method):
@@ -109,6 +126,7 @@ class Method(method.Method):
         self._new_keys: list[Tensor] = []
 
     def query(self, view: Tensor) -> Tensor:
+        """(n, 3, h, w) -> unit queries (n, d)."""
         return unit(self.projector(self.backbone(view)))
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
@@ -116,6 +134,8 @@ class Method(method.Method):
         losses = []
         for query_view, key_view in pairs:
             order = seeding.generator(self.seed, "shuffle", batch.step, key_view)
+            # Keys of the whole global batch, on every rank: all of them go into the queue, and this
+            # rank's meet its queries
             keys = self.key_encoder([batch.views[key_view]], order)[:, 0]
             losses.append(
                 infonce_loss(

@@ -1,7 +1,9 @@
-"""MoCo-M: MoCo with multi-crop, LORAC's baseline. The same function and the same pairs as LORAC, without its prior.
+"""MoCo-M: MoCo with multi-crop, LORAC's baseline.
 
-(In the released MoCo-M code the second key is trained against its own view and never against the first view's; here
-each key meets every other view.)
+The same function and the same pairs as LORAC, without its prior.
+
+(In the released MoCo-M code the second key is trained against its own view and never against the
+first view's; here each key meets every other view.)
 """
 
 from __future__ import annotations

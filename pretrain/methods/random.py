@@ -1,4 +1,5 @@
-"""No training: with `epochs: 0` the initialised trunk is saved, the row that every other row must beat."""
+"""No training: with `epochs: 0` the initialised trunk is saved, the row that every other row must
+beat."""
 
 from __future__ import annotations
 

@@ -19,7 +19,8 @@ from pretrain.methods._precision import full_precision
 def ressl_loss(
     q: Tensor, k: Tensor, queue: Tensor, *, temperature: float, key_temperature: float
 ) -> Tensor:
-    """Eq. 5: cross-entropy of the key's and the query's similarities to the queue, softmaxed at their temperatures.
+    """Eq. 5: cross-entropy of the key's and the query's similarities to the queue, softmaxed at
+    their temperatures.
 
     q, k (N, d), queue (K, d), unit; gradient to q only.
     """

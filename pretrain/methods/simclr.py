@@ -19,22 +19,27 @@ from pretrain.methods._precision import full_precision, raised
 
 
 def pair_similarities(z_a: Tensor, z_b: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """Cosine / temperature of 2N views: positives (2N,), and all (2N, 2N) with self and positive set to -inf."""
+    """Cosine / temperature of 2N views: positives (2N,), and all (2N, 2N) with self and positive
+    set to -inf."""
+    # Row i is view i; its positive is the other view of the same image, N rows on
     n = len(z_a)
     z = F.normalize(torch.cat([z_a, z_b]), dim=1)
     logits = z @ z.T / temperature
     i = torch.arange(2 * n, device=z.device)
     partner = (i + n) % (2 * n)
     positive = logits[i, partner]
-    negative = logits.index_put(
-        (torch.cat([i, i]), torch.cat([i, partner])), logits.new_tensor(-torch.inf)
-    )
+    hidden = (torch.cat([i, i]), torch.cat([i, partner]))
+    negative = logits.index_put(hidden, logits.new_tensor(-torch.inf))
     return positive, negative
 
 
 @full_precision
 def nt_xent_loss(z_a: Tensor, z_b: Tensor, *, temperature: float) -> Tensor:
-    """Eq. 1 of SimCLR, mean over the 2N anchors; z (N, d), normalised inside; the positive is in the denominator."""
+    """Eq. 1 of SimCLR, mean over the 2N anchors.
+
+    z (N, d), normalised inside; the positive is in the denominator.
+    """
+    # -log(e^p / (e^p + sum e^n)) = log(1 + e^(logsumexp(n) - p))
     positive, negative = pair_similarities(z_a, z_b, temperature)
     return F.softplus(negative.logsumexp(1) - positive).mean()
 
@@ -50,7 +55,8 @@ C = TypeVar("C", bound=TwoViewsConfig)
 class TwoViews(method.Method, Generic[C]):
     """Backbone and projector on two views; the outputs of all ranks are gathered with gradient.
 
-    `together`: both views go through the network in one batch and share batch norm's statistics."""
+    `together`: both views go through the network in one batch and share batch norm's statistics.
+    """
 
     together = True
 
@@ -65,7 +71,8 @@ class TwoViews(method.Method, Generic[C]):
         self.projector = build_head(config.head, backbone.feature_dim)
 
     def project(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """z_a, z_b (N, d) of the global batch, float32 or more, also where the network computes in less."""
+        """z_a, z_b (N, d) of the global batch, float32 or more, also where the network computes in
+        less."""
         if self.together:
             z_a, z_b = self.projector(self.backbone(torch.cat(list(batch.views)))).chunk(2)
         else:

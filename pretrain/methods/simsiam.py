@@ -18,7 +18,10 @@ from pretrain.methods._precision import full_precision
 
 @full_precision
 def simsiam_loss(p_a: Tensor, p_b: Tensor, z_a: Tensor, z_b: Tensor) -> Tensor:
-    """Eq. 4: -cos(p_a, z_b)/2 - cos(p_b, z_a)/2, mean over samples; all (N, d); gradient to p only."""
+    """Eq. 4: -cos(p_a, z_b)/2 - cos(p_b, z_a)/2, mean over samples.
+
+    All (N, d); gradient to p only.
+    """
     ab = F.cosine_similarity(p_a, z_b.detach(), dim=1)
     ba = F.cosine_similarity(p_b, z_a.detach(), dim=1)
     return -(ab + ba).mean() / 2
@@ -46,8 +49,6 @@ class Method(method.Method):
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         z_a, z_b = (self.projector(self.backbone(view)) for view in batch.views)
         loss = simsiam_loss(self.predictor(z_a), self.predictor(z_b), z_a, z_b)
+        # 1 when the projections are spread evenly, 0 when they have collapsed
         spread = F.normalize(z_a.detach().float(), dim=1).std(0).mean() * z_a.shape[1] ** 0.5
-        return {
-            "loss": distributed.mean_over_ranks(loss),
-            "spread": spread,
-        }  # 1 when spread evenly, 0 when collapsed
+        return {"loss": distributed.mean_over_ranks(loss), "spread": spread}

@@ -21,7 +21,10 @@ from pretrain.methods._precision import unit
 
 @dataclass(frozen=True, kw_only=True)
 class Config(MethodConfig):
-    """Views 0 .. assigned-1 are assigned codes; every other view predicts them (the third large crop never has one)."""
+    """Views 0 .. assigned-1 are assigned codes.
+
+    Every other view predicts them (the third large crop never has one).
+    """
 
     head: Head = SWAV_HEAD
     prototypes: int = 3000
@@ -29,9 +32,8 @@ class Config(MethodConfig):
     epsilon: float = 0.05
     iterations: int = 3
     assigned: int = 2
-    freeze_epochs: int = (
-        1  # the prototypes stand still at first (1 epoch; 313 iterations in the code)
-    )
+    # The prototypes stand still at first (1 epoch; 313 iterations in the code)
+    freeze_epochs: int = 1
     queue: int = 0  # embeddings of earlier batches that join the assignment
     queue_from: int = 15  # epoch
 
@@ -63,26 +65,34 @@ class Method(method.Method):
     def _unit_prototypes(self) -> None:
         self.prototypes.copy_(F.normalize(self.prototypes, dim=1))
 
+    def network(self, images: Tensor) -> Tensor:
+        return self.projector(self.backbone(images))
+
+    def queue(self, view: int) -> Queue:
+        """Of an assigned view."""
+        queue = self.queues[view]
+        assert isinstance(queue, Queue)
+        return queue
+
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         from lightly.loss.swav_loss import sinkhorn
 
         config = self.config
         weight: Tensor = self.prototypes
         if batch.epoch < config.freeze_epochs:
-            weight = (
-                weight.detach() + 0.0 * weight
-            )  # DDP wants a gradient for every parameter, here zero
-        embedded = [
-            unit(z) for z in forward_crops(lambda x: self.projector(self.backbone(x)), batch.views)
-        ]
+            weight = weight.detach() + 0.0 * weight  # every parameter gets a gradient, here zero
+        embedded = [unit(z) for z in forward_crops(self.network, batch.views)]
         with torch.autocast(weight.device.type, enabled=False):
+            # 1. What every view predicts: log softmax of its scores with the prototypes
             logs = [F.log_softmax(z @ weight.T / config.temperature, dim=1) for z in embedded]
             losses = []
             for a in range(config.assigned):
+                # 2. What view a is assigned: codes over the batch of all ranks that use the
+                #    prototypes equally (Eq. 3-5). Embeddings of earlier batches join the assignment
                 with torch.no_grad():
                     scores = embedded[a] @ weight.T
                     if config.queue and batch.epoch >= config.queue_from:
-                        earlier = distributed.local_slice(self.queues[a].keys)  # type: ignore[arg-type]
+                        earlier = distributed.local_slice(self.queue(a).keys)
                         scores = torch.cat([scores, earlier.to(scores.dtype) @ weight.T])
                     codes = sinkhorn(
                         scores,
@@ -90,6 +100,7 @@ class Method(method.Method):
                         epsilon=config.epsilon,
                         gather_distributed=distributed.world_size() > 1,
                     )[: len(embedded[a])]
+                # 3. Every other view predicts it (Eq. 1, 2)
                 losses += [-(codes * logs[v]).sum(1).mean() for v in range(len(logs)) if v != a]
         if config.queue:
             self._new += [
@@ -100,5 +111,5 @@ class Method(method.Method):
     def after_step(self, progress: float) -> None:
         self._unit_prototypes()
         for i, keys in enumerate(self._new):
-            self.queues[i % self.config.assigned].enqueue(keys)  # type: ignore[operator]
+            self.queue(i % self.config.assigned).enqueue(keys)  # in turns, if micro-batches did
         self._new.clear()

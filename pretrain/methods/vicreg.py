@@ -21,8 +21,11 @@ def vicreg_loss(
     variance: float = 25.0,
     covariance: float = 1.0,
 ) -> Tensor:
-    """Eq. 6 as the released code computes it; z (N, d) raw. The invariance is a mean over N d, the variance term the
-    mean over the two views, the covariance term their sum."""
+    """Eq. 6 as the released code computes it.
+
+    z (N, d) raw. The invariance is a mean over N d, the variance term the mean over the two views,
+    the covariance term their sum.
+    """
     from lightly.loss import VICRegLoss
 
     return VICRegLoss(lambda_param=invariance, mu_param=variance, nu_param=covariance)(z_a, z_b)
@@ -42,9 +45,11 @@ class Method(TwoViews[Config]):
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         z_a, z_b = self.project(batch)
         config = self.config
-        weights = {
-            "invariance": config.invariance,
-            "variance": config.variance,
-            "covariance": config.covariance,
-        }
-        return {"loss": vicreg_loss(z_a, z_b, **weights)}
+        loss = vicreg_loss(
+            z_a,
+            z_b,
+            invariance=config.invariance,
+            variance=config.variance,
+            covariance=config.covariance,
+        )
+        return {"loss": loss}

@@ -1,7 +1,7 @@
 """W-MSE: whitening for self-supervised representation learning (arXiv:2007.06346).
 
-lightly's W-MSE draws from the global generator and whitens each rank's samples alone; this one whitens slices of the
-global batch.
+lightly's W-MSE draws from the global generator and whitens each rank's samples alone; this one
+whitens slices of the global batch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ from pretrain.methods.simclr import TwoViews, TwoViewsConfig
 
 
 def whiten(x: Tensor, ridge: float) -> Tensor:
-    """(S, N, d) slices -> the same with mean 0 and covariance I in each slice, by Cholesky (Section 3)."""
+    """(S, N, d) slices -> the same with mean 0 and covariance I in each slice, by Cholesky (Section
+    3)."""
+    # With covariance C = L L^T, the rows x of centred X become L^-1 x: their covariance is
+    # L^-1 C L^-T = I
     centred = x - x.mean(1, keepdim=True)
     covariance = centred.mT @ centred / (x.shape[1] - 1)
     eye = torch.eye(x.shape[2], dtype=x.dtype, device=x.device)
@@ -34,10 +37,12 @@ def whiten(x: Tensor, ridge: float) -> Tensor:
 def w_mse_loss(
     z_a: Tensor, z_b: Tensor, orders: Tensor, *, size: int, ridge: float = 0.0
 ) -> Tensor:
-    """Eq. 6: mean over pairs of the distance 2 - 2 cos between whitened views, averaged over `orders`.
+    """Eq. 6: mean over pairs of the distance 2 - 2 cos between whitened views, averaged over
+    `orders`.
 
-    z (N, d); orders (R, N) permutations of the samples; neighbours in an order form slices of `size` that are whitened
-    together, each view by itself. size must exceed d, or the covariance has no inverse (then only ridge > 0 helps).
+    z (N, d); orders (R, N) permutations of the samples; neighbours in an order form slices of
+    `size` that are whitened together, each view by itself. size must exceed d, or the covariance
+    has no inverse (then only ridge > 0 helps).
     """
     losses = []
     for order in orders:
@@ -61,8 +66,9 @@ class Method(TwoViews[Config]):
         super().__init__(config, backbone, setup)
         if config.size < 2 * config.head.dim or setup.batch_size % config.size:
             raise BadInput(
-                f"w_mse whitens slices of {config.size}: they must divide the batch of {setup.batch_size} and hold at "
-                f"least twice as many samples as the {config.head.dim} outputs; change method.size"
+                f"w_mse whitens slices of {config.size}: they must divide the batch of "
+                f"{setup.batch_size} and hold at least twice as many samples as the "
+                f"{config.head.dim} outputs; change method.size"
             )
         self.seed = setup.seed
 

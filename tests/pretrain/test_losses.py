@@ -175,7 +175,7 @@ def value_and_gradients(function, *inputs, autocast=False):
     return value.detach(), [torch.zeros_like(x) if x.grad is None else x.grad for x in leaves]
 
 
-def check(function, oracle, *inputs, exact=1e-9, single=2e-5):
+def check_loss(function, oracle, *inputs, exact=1e-9, single=2e-5):
     """Value and gradient to all `inputs`: float64 against the oracle, float32 and bfloat16 autocast against it too."""
     expected, expected_gradients = value_and_gradients(oracle, *inputs)
     value, gradients = value_and_gradients(function, *inputs)
@@ -200,7 +200,7 @@ def no_key_gradient(loop):
 @pytest.mark.parametrize(("n", "d", "k"), [(5, 7, 11), (3, 4, 1), (1, 3, 2)])
 @pytest.mark.parametrize("t", [0.07, 0.2])
 def test_infonce(n, d, k, t):
-    check(
+    check_loss(
         lambda q, key, queue: infonce_loss(q, key, queue, temperature=t),
         no_key_gradient(lambda q, key, queue: loop_infonce(q, key, queue, t)),
         unit(n, d),
@@ -215,7 +215,7 @@ def test_infonce_at_identical_vectors_and_over_many_chunks(monkeypatch):
     monkeypatch.setattr("pretrain.methods.moco.CHUNK_ELEMENTS", {"cpu": 12})  # 3 keys at a time
     monkeypatch.setattr("pretrain.methods.moco.LEAST_KEYS", 1)
     for t in (0.01, 0.2):
-        check(
+        check_loss(
             lambda a, t=t: infonce_loss(a, q.to(a), queue.to(a), temperature=t),
             lambda a, t=t: loop_infonce(a, q, queue, t),
             q,
@@ -295,12 +295,14 @@ def test_lorac_with_rows_of_their_own_and_gradient_to_them():
             torch.cat([large[1:], small]), key.detach(), queue, t=0.2, beta=4.0, rows=rows
         )
 
-    check(ours, loop, large, small, keys[0])
+    check_loss(ours, loop, large, small, keys[0])
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 8), (3, 8, 3), (1, 5, 5), (2, 1, 4)])
 def test_nuclear_norm_at_any_shape(shape):
-    check(lambda x: nuclear_norm(x).sum(), lambda x: sum(loop_nuclear(m) for m in x), raw(*shape))
+    check_loss(
+        lambda x: nuclear_norm(x).sum(), lambda x: sum(loop_nuclear(m) for m in x), raw(*shape)
+    )
 
 
 def test_nuclear_norm_at_zero_and_at_equal_rows_is_finite():
@@ -315,7 +317,7 @@ def test_nuclear_norm_at_zero_and_at_equal_rows_is_finite():
 @pytest.mark.parametrize(("m", "n", "k"), [(5, 4, 9), (1, 3, 4), (2, 2, 1)])
 @pytest.mark.parametrize("lam", [0.0, 1.0, 4.0])
 def test_jcl(m, n, k, lam):
-    check(
+    check_loss(
         lambda q, keys, queue: jcl_loss(q, keys, queue, temperature=0.2, lam=lam),
         no_key_gradient(lambda q, keys, queue: loop_jcl(q, keys, queue, 0.2, lam)),
         unit(n, 6),
@@ -327,7 +329,7 @@ def test_jcl(m, n, k, lam):
 def test_jcl_at_equal_and_nearly_equal_keys():
     for distance in (0.0, 1e-9):
         keys = F.normalize(unit(1, 4, 6).expand(5, 4, 6) + distance * unit(5, 4, 6, seed=3), dim=-1)
-        check(
+        check_loss(
             lambda q, keys=keys: jcl_loss(
                 q, keys.to(q), unit(7, 6, seed=2).to(q), temperature=0.2, lam=4.0
             ),
@@ -344,7 +346,7 @@ def test_mio(n, l2, reduction, monkeypatch):
     monkeypatch.setattr(
         "pretrain.methods.mio.BLOCK_ELEMENTS", {"cpu": 40}
     )  # several blocks of rows
-    check(
+    check_loss(
         lambda a, b: mio_loss(a, b, temperature=0.5, l2_weight=l2, l2_reduction=reduction),
         lambda a, b: loop_mio(a, b, 0.5, l2, reduction),
         raw(n, 5),
@@ -356,7 +358,7 @@ def test_mio(n, l2, reduction, monkeypatch):
 def test_mio_at_identical_views_and_at_low_temperature(block, monkeypatch):
     monkeypatch.setattr("pretrain.methods.mio.BLOCK_ELEMENTS", {"cpu": block * 10})
     z = raw(5, 4)
-    check(
+    check_loss(
         lambda a, b: mio_loss(a, b, temperature=0.5), lambda a, b: loop_mio(a, b, 0.5), z, z.clone()
     )
     collapsed = torch.ones(5, 4, dtype=torch.float32)
@@ -370,7 +372,7 @@ def test_mio_at_identical_views_and_at_low_temperature(block, monkeypatch):
 )
 def test_arb(n, d, groups):
     permutation = torch.randperm(d, generator=torch.Generator().manual_seed(3))
-    check(
+    check_loss(
         lambda a, b: arb_loss(a, b, groups=groups, permutation=permutation),
         lambda a, b: loop_arb(a, b, groups=groups, permutation=permutation),
         raw(n, d),
@@ -396,7 +398,7 @@ def test_arb_degenerate(case, d):
         b = a.clone()
     else:
         a, b = torch.full_like(a, 0.1), torch.full_like(b, 3.3)
-    check(arb_loss, loop_arb, a, b, exact=1e-6, single=2e-3)
+    check_loss(arb_loss, loop_arb, a, b, exact=1e-6, single=2e-3)
 
 
 def test_arb_is_the_diagonal_not_the_frobenius_norm():
@@ -409,7 +411,7 @@ def test_arb_is_the_diagonal_not_the_frobenius_norm():
 @pytest.mark.parametrize("norm", ["nuclear", "l21", "none"])
 @pytest.mark.parametrize("rows", [6, 3, 9])
 def test_cllr(norm, rows):
-    check(
+    check_loss(
         lambda phi, p: cllr_regularizer(phi, p, alpha=0.7, norm=norm),
         lambda phi, p: loop_cllr(phi, p, 0.7, norm),
         raw(5, 6),
@@ -423,7 +425,7 @@ def test_cllr_at_low_rank_zero_columns_and_zero(norm):
     holes = raw(4, 6, seed=1)
     holes[:, 2] = 0
     for projection in (thin, holes, torch.zeros(4, 6, dtype=torch.float64)):
-        check(
+        check_loss(
             lambda phi, p: cllr_regularizer(phi, p, alpha=0.7, norm=norm),
             lambda phi, p: loop_cllr(phi, p, 0.7, norm),
             raw(5, 6),

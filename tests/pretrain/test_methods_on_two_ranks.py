@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from backbench.runs import distributed
+from pretrain.first_step import FirstStep
 from pretrain.method import Batch, Method, Setup, build_method, choose_config
 
 HEAD = {"hidden": 12, "dim": 6}
@@ -147,6 +148,7 @@ def train(case: dict[str, Any]) -> dict[str, torch.Tensor]:
     method, sizes = build(case)
     model = DistributedDataParallel(method) if distributed.world_size() > 1 else method
     optimizer = torch.optim.SGD([p for p in method.parameters() if p.requires_grad], 0.05)
+    rules = FirstStep(method, case["name"])
     out: dict[str, torch.Tensor] = {}
     for step in range(3):
         generator = torch.Generator().manual_seed(step)
@@ -155,31 +157,26 @@ def train(case: dict[str, Any]) -> dict[str, torch.Tensor]:
         ]
         labels = torch.randint(5, (BATCH,), generator=generator)
         index = torch.randperm(40, generator=generator)[:BATCH]
-        views, labels, index = (
-            [distributed.local_slice(v) for v in views],
-            distributed.local_slice(labels),
-            distributed.local_slice(index),
+        batch = Batch(
+            views=[distributed.local_slice(view) for view in views],
+            labels=distributed.local_slice(labels),
+            index=distributed.local_slice(index),
+            step=step,
+            epoch=step,
+            epochs=3,
+            progress=step / 3,
         )
-        terms = model(
-            Batch(
-                views=views,
-                labels=labels,
-                index=index,
-                step=step,
-                epoch=step,
-                epochs=3,
-                progress=step / 3,
-            )
-        )
+        terms = rules.terms(model(batch))
         optimizer.zero_grad()
         terms["loss"].backward()
+        rules.gradients()
         out[f"{step} loss"] = terms["loss"].detach()
         for name, parameter in method.named_parameters():
             if parameter.requires_grad:
-                assert parameter.grad is not None, f"{name} gets no gradient: DDP would hang"
                 out[f"{step} grad {name}"] = parameter.grad.clone()
         optimizer.step()
         method.after_step((step + 1) / 3)
+        rules.state()
     return out | {f"state {k}": v.clone() for k, v in method.state_dict().items()}
 
 

@@ -8,6 +8,8 @@ import torch
 from torch import nn
 
 from pretrain import optim
+from pretrain.config import Data, Optim, PretrainConfig
+from pretrain.method import MethodConfig
 
 
 def network():
@@ -35,24 +37,17 @@ def larc_sgd(params, buffers, *, lr, momentum, weight_decay, trust, clip):
         p.sub_(lr * buffer)
 
 
-@pytest.mark.parametrize("path", ["_step_one", "_step_fused"], ids=["loop", "fused"])
+@pytest.mark.parametrize("fused", [False, True], ids=["loop", "fused"])
 @pytest.mark.parametrize(
     ("lr", "trust", "clip"), [(1.8, 0.001, False), (0.01, 0.02, True), (1.8, 0.02, True)]
 )
-def test_lars_is_larc_with_all_parameters(path, monkeypatch, lr, trust, clip):
-    """The batch norm bias starts at zero: its first step is raw, without decay, as the paper's code does it."""
-    monkeypatch.setattr(
-        optim.LARS,
-        "_step_one",
-        optim.LARS._step_one
-        if path == "_step_one"
-        else lambda self, group, p: self._step_fused(group, [p]),
-    )
+def test_lars_is_larc_with_all_parameters(fused, lr, trust, clip):
+    """The batch norm bias starts at zero: its first step is raw, without decay, as the paper's code
+    does it."""
     module, other = network(), network()
     settings = {"lr": lr, "momentum": 0.9, "weight_decay": 1e-2, "trust": trust, "clip": clip}
-    optimizer = optim.build(
-        "lars", optim.parameter_groups(module, weight_decay=1e-2), lr=lr, trust=trust, clip=clip
-    )
+    groups = optim.parameter_groups(module, weight_decay=1e-2)
+    optimizer = optim.LARS(groups, lr, trust=trust, clip=clip, fused=fused)
     params = [p.data for p in other.parameters()]
     buffers = [torch.zeros_like(p) for p in params]
     for step in range(5):
@@ -69,17 +64,15 @@ def test_lars_is_larc_with_all_parameters(path, monkeypatch, lr, trust, clip):
 def test_lars_fused_and_loop_agree_when_vectors_are_left_alone():
     groups = {"weight_decay": 1e-2, "decay_1d": False, "adapt_1d": False, "lr_1d": 0.05}
     a, b = network(), network()
-    one = optim.build("lars", optim.parameter_groups(a, **groups), lr=0.2)
-    two = optim.build("lars", optim.parameter_groups(b, **groups), lr=0.2)
+    one, two = (
+        optim.LARS(optim.parameter_groups(module, **groups), lr=0.2, fused=fused)
+        for module, fused in ((a, False), (b, True))
+    )
     for step in range(3):
         gradients(a, step)
         gradients(b, step)
         one.step()
-        for group in two.param_groups:
-            for p in group["params"]:
-                two.state[p].setdefault("momentum_buffer", torch.zeros_like(p))
-            with torch.no_grad():
-                two._step_fused(group, group["params"])
+        two.step()
     for have, want in zip(a.parameters(), b.parameters()):
         torch.testing.assert_close(have, want, rtol=1e-5, atol=1e-7)
 
@@ -99,12 +92,41 @@ def test_parameter_groups_split_vectors_only_when_they_differ():
     assert matrices["weight_decay"] == 1e-4
 
 
+def rates_of(module, **settings):
+    """LearningRates of a recipe of 20 epochs of 10 steps, batches of 512."""
+    config = PretrainConfig(
+        name="test",
+        method=MethodConfig(name="random"),
+        data=Data(dataset="shapes"),
+        optim=Optim(**settings),
+        epochs=20,
+        batch_size=512,
+    )
+    return optim.LearningRates(optim.of_recipe(config, module), config, 10)
+
+
 def test_a_group_with_its_own_peak_follows_the_same_curve():
+    rates = rates_of(network(), lr=0.2, lr_1d=0.0048, reference_batch=256, final_lr=0.02)
+    for step, share in ((0, 1.0), (100, 0.55), (200, 0.1)):
+        assert rates.set(step) == rates.at(step) == pytest.approx(0.4 * share)
+        have = [group["lr"] for group in rates.optimizer.param_groups]
+        assert have == pytest.approx([0.4 * share, 0.0096 * share])
+
+
+def test_biases_alone_are_trained_where_the_peak_is_zero():
+    """Of `lr: 0` with `lr_1d` the latter used to be lost: it was a part of what was divided by the
+    peak."""
     module = network()
-    groups = optim.parameter_groups(module, weight_decay=0.0, lr_1d=0.0048)
-    optimizer = optim.build("sgd", groups, lr=0.2)
-    optim.set_lr(optimizer, 0.05, 0.2)
-    assert [g["lr"] for g in optimizer.param_groups] == [0.05, pytest.approx(0.0012)]
+    rates = rates_of(module, lr=0.0, lr_1d=0.1, warmup_epochs=2)
+    before = [p.clone() for p in module.parameters()]
+    gradients(module, 0)
+    assert rates.set(10) == 0.0
+    assert [group["lr"] for group in rates.optimizer.param_groups] == [0.0, pytest.approx(0.05)]
+    rates.optimizer.step()
+    for p, old in zip(module.parameters(), before):
+        assert torch.equal(p, old) == (p.ndim > 1)
+    with pytest.raises(ValueError, match=r"lr is 0, .* final_lr 0\.1 must be 0 too"):
+        rates_of(module, lr=0.0, final_lr=0.1)
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam", "adamw", "lars"])
@@ -128,19 +150,14 @@ def test_every_optimiser_goes_downhill(name):
     assert losses[-1] < 0.2 * losses[0]
 
 
-CURVE = {"steps_per_epoch": 10, "epochs": 20, "peak": 1.0}
+def shares(**changes):
+    """200 steps in 20 epochs."""
+    schedule = optim.PretrainSchedule(steps_per_epoch=10, epochs=20, **changes)
+    return [schedule.share(step) for step in range(200)]
 
 
-def rates(**changes):
-    settings = CURVE | changes
-    return [
-        optim.schedule(s, **settings)
-        for s in range(settings["steps_per_epoch"] * settings["epochs"])
-    ]
-
-
-def test_cosine_falls_from_peak_to_final_per_step():
-    have = rates(name="cosine", final=0.01)
+def test_cosine_falls_from_the_peak_to_final_per_step():
+    have = shares(name="cosine", final=0.01)
     assert have[0] == 1.0
     assert have[100] == pytest.approx(0.505)
     assert have[-1] == pytest.approx(0.01, abs=1e-4)
@@ -148,14 +165,14 @@ def test_cosine_falls_from_peak_to_final_per_step():
 
 
 def test_cosine_by_epoch_is_jcls():
-    have = rates(name="cosine_epoch")
+    have = shares(name="cosine_epoch")
     assert have == pytest.approx(
         [0.5 * (1 + math.cos(math.pi * (s // 10) / 20)) for s in range(200)]
     )
 
 
 def test_warmup_then_cosine():
-    have = rates(name="cosine", warmup_epochs=2, warmup_lr=0.1)
+    have = shares(name="cosine", warmup_epochs=2, start=0.1)
     assert have[0] == pytest.approx(0.1)
     assert have[10] == pytest.approx(0.55)
     assert have[20] == pytest.approx(1.0)
@@ -163,6 +180,6 @@ def test_warmup_then_cosine():
 
 
 def test_steps_and_constant():
-    have = rates(name="step", milestones=(12, 16))
+    have = shares(name="step", milestones=(12, 16))
     assert [have[0], have[119], have[120], have[160]] == pytest.approx([1, 1, 0.1, 0.01])
-    assert set(rates(name="constant")) == {1.0}
+    assert set(shares(name="constant")) == {1.0}

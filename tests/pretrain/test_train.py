@@ -11,10 +11,10 @@ import torch
 from backbench import cli
 from backbench import config as recipes
 from backbench.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_PREEMPTED, BadInput
-from backbench.runs.folder import Progress, read_metrics
+from backbench.runs.folder import CHECKPOINT_FILE, STATE_FILE, Progress, read_metrics
 from backbench.runs.state import load_state
 from backbench.weights.checkpoint import Checkpoint
-from pretrain import monitor, train
+from pretrain import monitor
 
 BASE = """
 name: tiny
@@ -80,11 +80,11 @@ def kill_at_step(monkeypatch):
 
 
 def digest(out):
-    return Checkpoint.load(out / train.CHECKPOINT).digest
+    return Checkpoint.load(out / CHECKPOINT_FILE).digest
 
 
 def weights(out):
-    return Checkpoint.load(out / train.CHECKPOINT).state_dict
+    return Checkpoint.load(out / CHECKPOINT_FILE).state_dict
 
 
 def test_a_run_leaves_a_checkpoint_with_its_history(pretrain, tmp_path):
@@ -101,7 +101,7 @@ def test_a_run_leaves_a_checkpoint_with_its_history(pretrain, tmp_path):
         "run.json",
         "state.pt",
     }
-    checkpoint = Checkpoint.load(out / train.CHECKPOINT)
+    checkpoint = Checkpoint.load(out / CHECKPOINT_FILE)
     assert (checkpoint.arch, checkpoint.method, checkpoint.epochs, checkpoint.name) == (
         "resnet18",
         "simclr",
@@ -163,7 +163,7 @@ def test_a_signal_saves_and_the_same_command_continues_exactly(pretrain, kill_at
     status, said = pretrain(out)
     assert status == EXIT_PREEMPTED
     assert "stopped by SIGUSR2 at step 3 of 6, state saved" in said
-    assert not (out / train.CHECKPOINT).exists()
+    assert not (out / CHECKPOINT_FILE).exists()
     kill_at_step(4, signal.SIGTERM)
     assert pretrain(out, options=["--workers", "1"])[0] == EXIT_PREEMPTED
     status, said = pretrain(out, "data.workers=2")
@@ -257,11 +257,11 @@ def test_another_runs_folder_is_refused_and_a_damaged_state_is_named(
     status, said = pretrain(out, "optim.lr=0.07")
     assert status == EXIT_BAD_INPUT
     assert "recipe.optim.lr (0.05 there, 0.07 now)" in said
-    state = out / train.STATE
+    state = out / STATE_FILE
     other = tmp_path / "other"
     assert pretrain(other, "optim.lr=0.07", "epochs=1", "stop_after_epochs=1")[0] == 0
     mine = state.read_bytes()
-    shutil.copy(other / train.STATE, state)
+    shutil.copy(other / STATE_FILE, state)
     status, said = pretrain(out)
     assert status == EXIT_BAD_INPUT
     assert f"{state}: the state of another recipe" in said
@@ -271,7 +271,7 @@ def test_another_runs_folder_is_refused_and_a_damaged_state_is_named(
     status, said = pretrain(out)
     assert status == EXIT_BAD_INPUT
     assert f"{state}: the state is damaged" in said
-    assert not (out / train.CHECKPOINT).exists()
+    assert not (out / CHECKPOINT_FILE).exists()
 
 
 def test_a_loss_that_is_not_finite_stops_with_step_rate_and_last_good_state(
@@ -291,9 +291,9 @@ def test_a_loss_that_is_not_finite_stops_with_step_rate_and_last_good_state(
     assert "the loss is nan at step" in said
     assert "(lr " in said
     assert "the last good state is" in said or "no state was saved" in said
-    assert not (out / train.CHECKPOINT).exists()
-    if (out / train.STATE).exists():
-        state = load_state(out / train.STATE)
+    assert not (out / CHECKPOINT_FILE).exists()
+    if (out / STATE_FILE).exists():
+        state = load_state(out / STATE_FILE)
         assert all(t.isfinite().all() for t in state["method"].values() if t.is_floating_point())
 
 
@@ -345,7 +345,7 @@ def test_every_way_to_train_continues_exactly(pretrain, kill_at_step, tmp_path, 
     assert pretrain(tmp_path / "parts", *overrides)[0] == 0
     assert digest(tmp_path / "parts") == digest(tmp_path / "whole")
     expected = 1 if overrides[0].startswith("stop") else 2
-    assert Checkpoint.load(tmp_path / "parts" / train.CHECKPOINT).epochs == expected
+    assert Checkpoint.load(tmp_path / "parts" / CHECKPOINT_FILE).epochs == expected
 
 
 @pytest.mark.slow

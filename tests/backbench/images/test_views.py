@@ -216,9 +216,7 @@ def test_colour_and_blur_on_the_device_finish_the_same_view(blur_kernel):
         colour.set(n, view, pixels[n])
         want[n] = render_fast(image, view, crops)
     assert sum(sigma > 0 for sigma in colour.sigma) >= 3
-    have = apply_colour(
-        torch.from_numpy(pixels).permute(0, 3, 1, 2), **colour.tensors(), crops=crops
-    )
+    have = apply_colour(torch.from_numpy(pixels).permute(0, 3, 1, 2), colour, crops)
     off = np.abs(have.permute(0, 2, 3, 1).numpy() - want)
     assert off.mean() < 0.5
     assert off.max() < 4
@@ -233,9 +231,7 @@ def test_solarization_on_the_device():
     pixels = np.stack([render_geometry(image, v, crops) for v in views])
     for n, view in enumerate(views):
         colour.set(n, view, pixels[n])
-    have = apply_colour(
-        torch.from_numpy(pixels).permute(0, 3, 1, 2), **colour.tensors(), crops=crops
-    )
+    have = apply_colour(torch.from_numpy(pixels).permute(0, 3, 1, 2), colour, crops)
     want = np.stack([render_fast(image, v, crops) for v in views])
     assert np.array_equal(have.permute(0, 2, 3, 1).numpy(), want)
 

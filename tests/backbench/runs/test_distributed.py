@@ -1,6 +1,7 @@
 """Two real gloo ranks against one process, in float64: every exchange, its gradient, and batch norm."""
 
 import copy
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -77,15 +78,35 @@ def exchanges() -> dict[str, torch.Tensor]:
     }
 
 
+def votes() -> dict[str, object]:
+    """Rank 1 alone has something to say, then both have, then none."""
+    agree, rank = distributed.Agreement(), distributed.rank()
+    last = rank == distributed.world_size() - 1
+    return {
+        "any": agree.any(last, False, not last),
+        "one": agree.first(f"rank {rank} found it" if last else None),
+        "both": agree.first(f"rank {rank} found it"),
+        "none": agree.first(None),
+        "group": agree.group is not None,
+        "shares": agree.group is dist.group.WORLD if agree.group is not None else None,
+    }
+
+
 def everything() -> dict[str, dict[str, torch.Tensor]]:
     return {"sync": train_step("sync"), "groups": train_step("groups"), "exchanges": exchanges()}
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory) -> list[dict[str, dict[str, torch.Tensor]]]:
+def folder(tmp_path_factory) -> Path:
+    """What two ranks saved, RANK.pt and votes-RANK.json."""
     folder = tmp_path_factory.mktemp("ranks")
     children = [subprocess.Popen([sys.executable, __file__, str(r), str(folder)]) for r in (0, 1)]
     assert [child.wait(timeout=120) for child in children] == [0, 0]
+    return folder
+
+
+@pytest.fixture(scope="module")
+def ranks(folder) -> list[dict[str, dict[str, torch.Tensor]]]:
     return [torch.load(folder / f"{r}.pt") for r in (0, 1)]
 
 
@@ -99,6 +120,22 @@ def test_two_ranks_equal_one_process(ranks, part):
                 torch.testing.assert_close(
                     rank[part][name], expected, rtol=1e-9, atol=1e-9, msg=lambda m, n=name: n + m
                 )
+
+
+def test_what_one_rank_finds_all_ranks_know(folder):
+    told = [json.loads((folder / f"votes-{rank}.json").read_text()) for rank in (0, 1)]
+    assert told[0] == told[1]
+    assert told[0]["any"] == [True, False, True]
+    assert (told[0]["one"], told[0]["both"]) == ("rank 1 found it", "rank 0 found it")
+    assert told[0]["none"] is None
+    assert told[0]["shares"] is True  # the default group is gloo's: no second one
+
+
+def test_one_process_agrees_with_itself_without_an_exchange():
+    alone = votes()
+    assert alone["any"] == (True, False, False)
+    assert (alone["one"], alone["none"]) == ("rank 0 found it", None)
+    assert alone["group"] is False
 
 
 def test_gathering_without_gradient_is_wrong(ranks):
@@ -144,4 +181,5 @@ if __name__ == "__main__":
     rank, folder = int(sys.argv[1]), Path(sys.argv[2])
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     torch.save(everything(), folder / f"{rank}.pt")
+    (folder / f"votes-{rank}.json").write_text(json.dumps(votes()))
     dist.destroy_process_group()

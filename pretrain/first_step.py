@@ -1,0 +1,132 @@
+"""The rules of method.py, held to in the first step of a run: a method that breaks one is told
+which, before hours are spent on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from torch import Tensor, nn
+
+from backbench.errors import Failed
+from backbench.runs import distributed
+from pretrain.method import Method
+
+# Ranks compute an equal loss from equal numbers; other processors may round otherwise
+EQUAL = 1e-5
+
+Plain = int | float | str | None
+
+
+class FirstStep:
+    """Its three checks follow the loop: `terms` after forward, `gradients` after backward, `state`
+    after `after_step`, which ends it. From then on they do nothing.
+
+    It changes no number and draws none; with several ranks one float is exchanged.
+    """
+
+    def __init__(self, method: Method, name: str) -> None:
+        self.method, self.name = method, name
+        self.over = False
+        self.before = dict(_plain_attributes(method))
+
+    def terms(self, terms: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Rules 2 and 4, of what `forward` has returned; returns it."""
+        if self.over:
+            return terms
+        if not isinstance(terms, Mapping) or "loss" not in terms:
+            raise self._broken(f'forward returns {{"loss": ..., **terms}}, not {terms!r:.60}')
+        for term, value in terms.items():
+            if not isinstance(value, Tensor) or value.ndim:
+                what = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
+                raise self._broken(f"'{term}' must be a 0-dim tensor, not {what:.60}")
+        loss = terms["loss"]
+        if not loss.requires_grad or not loss.is_floating_point():
+            raise self._broken("'loss' has no gradient; it is what is minimised")
+        for term, value in terms.items():
+            if value.requires_grad and value is not loss:
+                raise self._broken(f"'{term}' is only logged; detach it")
+        losses = distributed.gather_without_gradient(loss.detach().double().reshape(1))
+        # A loss that is not finite compares as equal here, and is the loop's case
+        apart = float(losses.max() - losses.min())
+        if apart > EQUAL * float(losses.abs().max()):
+            raise self._broken(
+                f"the loss differs between ranks ({losses.tolist()!s:.80}); a mean over a rank's "
+                "own samples goes through distributed.mean_over_ranks, in forward"
+            )
+        return terms
+
+    def gradients(self) -> None:
+        """Rule 3."""
+        if self.over:
+            return
+        missing = []
+        for name, parameter in self.method.named_parameters():
+            if parameter.requires_grad and parameter.grad is None:
+                missing.append(name)
+        if missing:
+            more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+            raise self._broken(
+                f"no gradient reaches {missing[0]}{more}, and several processes would wait for it; "
+                "what stands still for a while takes part as p.detach() + 0.0 * p, what is never "
+                "trained needs requires_grad_(False)"
+            )
+
+    def state(self) -> None:
+        """Rule 5."""
+        if self.over:
+            return
+        self.over = True
+        for where in _tensors_outside_state(self.method):
+            raise self._broken(
+                f"attribute {where} holds a tensor after after_step, which state.pt does not; "
+                "register a buffer, or clear it there"
+            )
+        for where, value in _plain_attributes(self.method):
+            if where not in self.before or self.before[where] != value:
+                raise self._broken(
+                    f"attribute {where} has changed to {value!r:.40} in a step, which state.pt "
+                    "does not hold; count in a buffer, or take step and progress from the batch"
+                )
+
+    def _broken(self, what: str) -> Failed:
+        return Failed(f"method '{self.name}' breaks a rule of pretrain/method.py: {what}")
+
+
+def _own_attributes(method: nn.Module) -> Iterator[tuple[str, object]]:
+    """Attributes of the method and of its modules, but not what torch keeps in them itself."""
+    for path, module in method.named_modules():
+        for name, value in vars(module).items():
+            if name not in ("_parameters", "_buffers", "_modules", "training"):
+                yield f"{path}.{name}".lstrip("."), value
+
+
+def _plain_attributes(method: nn.Module) -> Iterator[tuple[str, Plain]]:
+    """Numbers and words that the method's own modules hold, by where.
+
+    Torch's modules have none that a step changes.
+    """
+    for path, module in method.named_modules():
+        if type(module).__module__.startswith("torch."):
+            continue
+        for name, value in vars(module).items():
+            if name != "training" and (value is None or isinstance(value, int | float | str)):
+                yield f"{path}.{name}".lstrip("."), value
+
+
+def _tensors_outside_state(method: nn.Module) -> Iterator[str]:
+    """Attributes with a tensor, also in a list or dict, that is no parameter and no buffer."""
+    known = {id(x) for x in (*method.parameters(), *method.buffers())}
+    for where, value in _own_attributes(method):
+        if any(id(x) not in known for x in _tensors_in(value)):
+            yield where
+
+
+def _tensors_in(value: object) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for inner in value.values():
+            yield from _tensors_in(inner)
+    elif isinstance(value, list | tuple | set):
+        for inner in value:
+            yield from _tensors_in(inner)

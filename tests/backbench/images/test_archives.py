@@ -1,0 +1,157 @@
+"""Images that are not a folder of files, opened by the catalog's names, and decoding."""
+
+import io
+import os
+import pickle
+import tarfile
+
+import numpy as np
+import pytest
+from PIL import Image
+from support.pictures import picture, write_shards
+
+from backbench.datasets import catalog
+from backbench.errors import BadInput
+from backbench.images.archives import CIFAR_FOLDERS
+from backbench.images.files import decode, decode_array
+
+
+@pytest.fixture
+def root(tmp_path):
+    """ROOT/shapes/train/{a,b,c}: 21 pictures, PNG and JPEG."""
+    for n in range(21):
+        folder = tmp_path / "shapes" / "train" / "abc"[n % 3]
+        folder.mkdir(parents=True, exist_ok=True)
+        picture(n).save(folder / f"{n:02}.{'png' if n % 2 else 'jpg'}")
+    return tmp_path
+
+
+@pytest.fixture
+def found(root):
+    return catalog.open_split(root, "shapes", "train")
+
+
+def test_decoding_is_pils(root, found):
+    for i in range(len(found)):
+        assert np.array_equal(found.array(i), np.asarray(found.open(i)))
+    gray, palette, alpha = (root / name for name in ("g.png", "p.png", "a.png"))
+    picture(1).convert("L").save(gray)
+    picture(2).convert("P").save(palette)
+    picture(3).convert("RGBA").save(alpha)
+    rotated = root / "r.jpg"
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    picture(4, 40).save(rotated, exif=exif)
+    for path in (gray, palette, alpha, rotated):
+        assert np.array_equal(decode_array(path.read_bytes(), path), np.asarray(decode(path)))
+
+
+def write_cifar(folder, hundred=False):
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    files = (
+        ["train", "test"] if hundred else [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
+    )
+    key, names = ("fine_labels", "fine_label_names") if hundred else ("labels", "label_names")
+    pixels = {}
+    for name in files:
+        pixels[name] = rng.integers(0, 256, (4, 3072), dtype=np.uint8)
+        content = {"data": pixels[name], key: [0, 1, 2, 1]}
+        (folder / name).write_bytes(pickle.dumps(content, protocol=2))
+    meta = folder / ("meta" if hundred else "batches.meta")
+    meta.write_bytes(pickle.dumps({names: ["cat", "dog", "owl"]}, protocol=2))
+    return pixels
+
+
+@pytest.mark.parametrize(("name", "train"), [("cifar10", 20), ("cifar100", 4)])
+def test_cifar_as_torchvision_lays_it_out(tmp_path, name, train):
+    pixels = write_cifar(tmp_path / name / CIFAR_FOLDERS[name], hundred=name == "cifar100")
+    found = catalog.open_split(tmp_path, name, "train")
+    assert (len(found), found.classes) == (train, ("cat", "dog", "owl"))
+    first = (
+        pixels["train" if name == "cifar100" else "data_batch_1"][0]
+        .reshape(3, 32, 32)
+        .transpose(1, 2, 0)
+    )
+    assert np.array_equal(found.array(0), first)
+    assert np.array_equal(np.asarray(found.open(0)), first)
+    assert found.labels[:4] == (0, 1, 2, 1)
+    assert len(catalog.open_split(tmp_path, name, "test")) == 4
+    with pytest.raises(BadInput, match="no split 'val'"):
+        catalog.open_split(tmp_path, name, "val")
+
+
+def test_a_pickle_that_wants_to_run_something_is_refused(tmp_path):
+    write_cifar(tmp_path / "cifar10" / "cifar-10-batches-py")
+
+    class Evil:
+        def __reduce__(self):
+            return (os.mkdir, (str(tmp_path / "executed"),))
+
+    (tmp_path / "cifar10" / "cifar-10-batches-py" / "data_batch_3").write_bytes(
+        pickle.dumps(Evil())
+    )
+    with pytest.raises(BadInput, match=r"data_batch_3.*mkdir"):
+        catalog.open_split(tmp_path, "cifar10", "train")
+    assert not (tmp_path / "executed").exists()
+
+
+def test_stl10_with_its_unlabelled_part(tmp_path):
+    folder = tmp_path / "stl10" / "stl10_binary"
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    raw = {
+        s: rng.integers(0, 256, (n, 3, 96, 96), dtype=np.uint8)
+        for s, n in (("train", 3), ("unlabeled", 5))
+    }
+    for split, pixels in raw.items():
+        pixels.tofile(folder / f"{split}_X.bin")
+    np.array([1, 10, 3], np.uint8).tofile(folder / "train_y.bin")
+    (folder / "class_names.txt").write_text("\n".join("abcdefghij"))
+    found = catalog.open_split(tmp_path, "stl10", "train+unlabeled")
+    assert found.labels == (0, 9, 2, -1, -1, -1, -1, -1)
+    assert found.classes == tuple("abcdefghij")
+    assert np.array_equal(
+        found.array(4), raw["unlabeled"][1].transpose(2, 1, 0)
+    )  # stored column by column
+    assert np.array_equal(np.asarray(found.open(1)), raw["train"][1].transpose(2, 1, 0))
+    assert found.subset([7, 0]).labels == (-1, 0)
+    assert len(catalog.open_split(tmp_path, "stl10", "unlabeled")) == 5
+    with pytest.raises(BadInput, match="did you mean 'unlabeled'"):
+        catalog.open_split(tmp_path, "stl10", "unlabelled")
+    (folder / "train_y.bin").write_bytes(b"\1")
+    with pytest.raises(BadInput, match="3 images but 1 labels"):
+        catalog.open_split(tmp_path, "stl10", "train")
+
+
+def test_tar_shards_hold_the_same_images_in_place(root, found):
+    write_shards(root / "tarred" / "train", found)
+    shards = catalog.open_split(root, "tarred", "train")
+    order = [*range(0, 21, 2), *range(1, 21, 2)]
+    assert shards.labels == tuple(found.labels[i] for i in order)
+    for n, i in enumerate(order):
+        assert np.array_equal(shards.array(n), found.array(i))
+        assert np.array_equal(np.asarray(shards.open(n)), np.asarray(found.open(i)))
+    assert [p.name for p in sorted((root / "tarred" / "train").iterdir())] == [
+        "part-000000.tar",
+        "part-000001.tar",
+    ]
+
+
+def test_unusable_shards_are_named(root, found):
+    write_shards(root / "packed" / "train", found, mode="w:gz")
+    with pytest.raises(BadInput, match=r"part-000000\.tar: not readable as an uncompressed tar"):
+        catalog.open_split(root, "packed", "train")
+    write_shards(root / "cut" / "train", found)
+    shard = root / "cut" / "train" / "part-000001.tar"
+    shard.write_bytes(shard.read_bytes()[:3000])
+    with pytest.raises(BadInput, match=r"part-000001\.tar.*cut short"):
+        catalog.open_split(root, "cut", "train")
+    with tarfile.open(root / "cut" / "train" / "part-000001.tar", "w") as tar:
+        member = tarfile.TarInfo("a.jpg")
+        tar.addfile(member)
+        label = tarfile.TarInfo("a.cls")
+        label.size = 3
+        tar.addfile(label, io.BytesIO(b"cat"))
+    with pytest.raises(BadInput, match=r"label in /?a\.cls is not a whole number"):
+        catalog.open_split(root, "cut", "train")

@@ -1,0 +1,274 @@
+"""The rules of a method: each is broken once, and told before a second step is made. In one process,
+under DDP on two ranks, and by a whole run of a method that another package adds."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from backbench import cli, plugins
+from backbench.errors import EXIT_FAILED, Failed
+from backbench.runs import distributed
+from pretrain.first_step import FirstStep
+from pretrain.method import Batch, Method
+
+ROOT = Path(__file__).parents[2]
+
+
+class Good(Method):
+    """Keeps every rule: a queue in a buffer, keys in an attribute until `after_step`, a head that
+    stands still with gradient zero, a copy that is never trained."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.backbone = nn.Sequential(nn.Flatten(), nn.Linear(12, 4), nn.BatchNorm1d(4))
+        self.still = nn.Parameter(torch.ones(4))
+        self.copy = nn.Linear(4, 4).requires_grad_(False)
+        self.register_buffer("queue", torch.zeros(6, 4))
+        self.keys = []
+        self.size = 6
+
+    def forward(self, batch):
+        z = self.backbone(batch.views[0])
+        still = self.still.detach() + 0.0 * self.still
+        self.keys.append(distributed.gather_without_gradient(z))
+        loss = distributed.mean_over_ranks((z * still).square().mean())
+        return {"loss": loss, "norm": z.detach().norm()}
+
+    def after_step(self, progress):
+        keys = torch.cat(self.keys)
+        self.queue.copy_(torch.cat([keys, self.queue])[: self.size])
+        self.keys.clear()
+
+
+class Unreturned(Good):
+    """Returns a tensor instead of terms."""
+
+    def forward(self, batch):
+        return super().forward(batch)["loss"]
+
+
+class NoLoss(Good):
+    def forward(self, batch):
+        return {"norm": super().forward(batch)["norm"]}
+
+
+class LossOfManyNumbers(Good):
+    def forward(self, batch):
+        return super().forward(batch) | {"loss": self.backbone(batch.views[0]).square().mean(1)}
+
+
+class NoNumber(Good):
+    def forward(self, batch):
+        return super().forward(batch) | {"rate": 0.5}
+
+
+class DetachedLoss(Good):
+    def forward(self, batch):
+        return {"loss": super().forward(batch)["loss"].detach()}
+
+
+class AttachedTerm(Good):
+    def forward(self, batch):
+        terms = super().forward(batch)
+        return terms | {"norm": 2 * terms["loss"]}
+
+
+class Unused(Good):
+    def __init__(self):
+        super().__init__()
+        self.unused = nn.Linear(4, 2)
+
+
+class KeepsKeys(Good):
+    def after_step(self, progress):
+        super().after_step(progress)
+        self.keys.append(self.queue[:1].clone())
+
+
+class KeepsTensorInLayer(Good):
+    def after_step(self, progress):
+        super().after_step(progress)
+        self.backbone[1].last = {"rows": [self.queue.clone()]}
+
+
+class Counts(Good):
+    def __init__(self):
+        super().__init__()
+        self.steps = 0
+
+    def after_step(self, progress):
+        super().after_step(progress)
+        self.steps += 1
+
+
+class OwnLoss(Good):
+    """The mean over this rank's samples: the gradient is right, the number that is logged is not."""
+
+    def forward(self, batch):
+        terms = super().forward(batch)
+        z = self.backbone(batch.views[0])
+        return terms | {"loss": (z * (self.still.detach() + 0.0 * self.still)).exp().mean()}
+
+
+BROKEN = {
+    Unreturned: "forward returns",
+    NoLoss: "forward returns",
+    LossOfManyNumbers: r"'loss' must be a 0-dim tensor, not shape \(8,\)",
+    NoNumber: "'rate' must be a 0-dim tensor, not 0.5",
+    DetachedLoss: "'loss' has no gradient",
+    AttachedTerm: "'norm' is only logged; detach it",
+    Unused: "no gradient reaches unused.weight and 1 more",
+    KeepsKeys: "attribute keys holds a tensor after after_step",
+    KeepsTensorInLayer: "attribute backbone.1.last holds a tensor",
+    Counts: "attribute steps has changed to 1",
+}
+
+
+def batch(step: int, count: int = 8) -> Batch:
+    generator = torch.Generator().manual_seed(step)
+    views = [torch.randn(count, 3, 2, 2, generator=generator)]
+    mine = [distributed.local_slice(view) for view in views]
+    index = torch.arange(len(mine[0]))
+    return Batch(
+        views=mine, labels=None, index=index, step=step, epoch=0, epochs=1, progress=step / 3
+    )
+
+
+def train(method: Method, *, accumulate: int = 1, steps: int = 3) -> None:
+    """The loop's order of calls."""
+    model = DistributedDataParallel(method) if distributed.world_size() > 1 else method
+    optimizer = torch.optim.SGD([p for p in method.parameters() if p.requires_grad], 0.1)
+    rules = FirstStep(method, "test")
+    for step in range(steps):
+        for _ in range(accumulate):
+            terms = rules.terms(model(batch(step)))
+            terms["loss"].backward()
+        rules.gradients()
+        optimizer.step()
+        optimizer.zero_grad()
+        method.after_step((step + 1) / steps)
+        rules.state()
+
+
+def test_a_method_that_keeps_the_rules_is_let_through_and_left_alone():
+    method = Good()
+    before = torch.get_rng_state()
+    train(method, accumulate=2)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert method.queue.abs().sum() > 0
+
+
+@pytest.mark.parametrize("kind", BROKEN, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_each_rule_is_told_by_name(kind, accumulate):
+    with pytest.raises(Failed, match=BROKEN[kind]) as caught:
+        train(kind(), accumulate=accumulate, steps=1)
+    assert "method 'test' breaks a rule of pretrain/method.py" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_only_the_first_step_is_looked_at():
+    method = Good()
+    rules = FirstStep(method, "test")
+    rules.terms(method(batch(0)))["loss"].backward()
+    rules.gradients()
+    method.after_step(0.5)
+    rules.state()
+    assert rules.terms({"nothing": torch.ones(3)})
+    method.keys.append(torch.ones(1))
+    rules.gradients()
+    rules.state()
+
+
+def told_on_ranks() -> dict[str, str]:
+    """What this rank is told of each method under DDP; they keep their places, no rank waits."""
+    told = {}
+    for kind in (Good, OwnLoss, Unused, Counts):
+        try:
+            train(kind(), steps=2)
+            told[kind.__name__] = ""
+        except Failed as error:
+            told[kind.__name__] = str(error)
+    return told
+
+
+def test_ranks_are_told_alike_and_at_once(tmp_path):
+    children = [subprocess.Popen([sys.executable, __file__, str(r), str(tmp_path)]) for r in (0, 1)]
+    assert [child.wait(timeout=120) for child in children] == [0, 0]
+    one, two = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
+    assert one == two
+    assert one["Good"] == ""
+    assert "the loss differs between ranks" in one["OwnLoss"]
+    assert "distributed.mean_over_ranks" in one["OwnLoss"]
+    assert "no gradient reaches unused.weight" in one["Unused"]
+    assert "attribute steps has changed" in one["Counts"]
+
+
+LAB_METHOD = '''
+"""A lab's own method, which forgets its projector."""
+from dataclasses import dataclass
+from torch import nn
+from pretrain import method
+
+@dataclass(frozen=True, kw_only=True)
+class Config(method.MethodConfig):
+    weight: float = 1.0
+
+class Method(method.Method):
+    def __init__(self, config, backbone, setup):
+        super().__init__()
+        self.config, self.backbone = config, backbone
+        self.projector = nn.Linear(backbone.feature_dim, 4)
+
+    def forward(self, batch):
+        return {"loss": self.config.weight * self.backbone(batch.views[0]).square().mean()}
+'''
+
+
+@pytest.fixture
+def lab(tmp_path, monkeypatch):
+    """An installed package `lab` that adds method `lab`."""
+    (tmp_path / "lab.py").write_text(LAB_METHOD)
+    about = tmp_path / "lab-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: lab\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text("[backbench.methods]\nlab = lab\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    plugins.installed.cache_clear()
+    yield
+    monkeypatch.undo()
+    plugins.installed.cache_clear()
+    sys.modules.pop("lab", None)
+
+
+def test_a_run_of_another_packages_method_is_told_its_mistake_in_its_first_step(
+    lab, shapes, tmp_path, capsys
+):
+    root = shapes(8, "ab", 16)
+    (tmp_path / "lab.yaml").write_text(
+        "{name: lab, arch: resnet18, method: {name: lab, weight: 2.0}, optim: {lr: 0.1}, epochs: 1,"
+        " data: {dataset: shapes, workers: 0}, views: {crops: [{count: 1, size: 16}]}, batch_size: 4}"
+    )
+    command = ["pretrain", str(tmp_path / "lab.yaml"), "--accelerator", "cpu"]
+    out = tmp_path / "run"
+    status = cli.main([*command, "--data", str(root), "--out", str(out)])
+    said = capsys.readouterr().err
+    assert status == EXIT_FAILED
+    assert "method 'lab' breaks a rule of pretrain/method.py: no gradient reaches projector" in said
+    assert not (out / "state.pt").exists()
+    assert cli.main([*command, "epochs=0", "--data", str(root), "--out", str(tmp_path / "0")]) == 0
+
+
+if __name__ == "__main__":
+    rank, folder = int(sys.argv[1]), Path(sys.argv[2])
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    (folder / f"{rank}.json").write_text(json.dumps(told_on_ranks()))
+    dist.destroy_process_group()
