@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from backbench.board.board import Board, fill
+from backbench.board.board import Board, Measurement, fill
 from backbench.errors import EXIT_BAD_INPUT, EXIT_PREEMPTED, BadInput, Failed, Preempted, nearest
 from backbench.results import store
 from backbench.results.store import Result
@@ -28,7 +28,7 @@ class Results(list[Result]):
 
     @property
     def board(self) -> Board:
-        return fill(Board(), [(result, Path()) for result in self])
+        return fill(Measurement(result, Path()) for result in self)
 
     def __repr__(self) -> str:
         lines = []

@@ -11,12 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from backbench.errors import BadInput, nearest
 from backbench.images.files import EXTENSIONS, ArrayList, ImageList, decode_array, decode_bytes
 
 if TYPE_CHECKING:
+    import numpy as np
     from PIL import Image
 
 CIFAR_FOLDERS = {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python"}
@@ -54,6 +53,8 @@ def _read_pickle(path: Path) -> dict[str, Any]:
 def read_cifar(root: str | Path, split: str) -> ArrayList:
     """ROOT/cifar10/cifar-10-batches-py or ROOT/cifar100/cifar-100-python as torchvision lays them out; `root` is the
     data set's own folder and tells which one it is; split is train or test."""
+    import numpy as np
+
     root = Path(root)
     hundred = (root / CIFAR_FOLDERS["cifar100"]).is_dir()
     folder = root / CIFAR_FOLDERS["cifar100" if hundred else "cifar10"]
@@ -93,6 +94,8 @@ def read_stl10(root: str | Path, split: str) -> ImageList:
 
 
 def _read_stl10(root: Path, split: str) -> ArrayList:
+    import numpy as np
+
     folder = root / "stl10_binary"
     file = folder / f"{split}_X.bin"
     try:
