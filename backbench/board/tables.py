@@ -61,25 +61,23 @@ class PaperTable:
     wanted: tuple[Wanted, ...]
 
 
-# How LORAC writes its datasets, where that is more than a capital letter.
-_HEADINGS = {
-    "caltech101": "Caltech-101",
-    "cifar10": "CIFAR10",
-    "cifar100": "CIFAR100",
-    "dtd": "DTD",
-    "sun397": "SUN397",
-}
 _IMAGENET = (
     Wanted("", "Top-1", "linear", "imagenet", "top1"),
     Wanted("", "Top-5", "linear", "imagenet", "top5"),
 )
 
 
+def _heading(dataset: str) -> str:
+    """A dataset's name as LORAC writes it."""
+    if dataset.startswith(("cifar", "dtd", "sun")):
+        return dataset.upper()
+    return dataset.capitalize().replace("Caltech", "Caltech-")
+
+
 def _transfer() -> tuple[Wanted, ...]:
     wanted = []
     for name in TWELVE:
-        heading = _HEADINGS.get(name, name.capitalize())
-        wanted.append(Wanted("", heading, "linear", name, DATASETS[name].metric))
+        wanted.append(Wanted("", _heading(name), "linear", name, DATASETS[name].metric))
     return (*wanted, Wanted("", "Average", "linear", AVERAGE, AVERAGE))
 
 
