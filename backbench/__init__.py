@@ -24,10 +24,8 @@ _NAMES = {
     "Checkpoint": ("backbench.weights.checkpoint", "Checkpoint"),
     "Result": ("backbench.results.store", "Result"),
     "load": ("backbench.weights.importing", "read"),  # a Checkpoint file or any published format
-    "collect": (
-        "backbench.board.board",
-        "collect",
-    ),  # run folders -> the board that the leaderboard is written from
+    # run folders -> the board that the leaderboard is written from
+    "collect": ("backbench.board.board", "collect"),
 }
 __all__ = ["Checkpoint", "Result", "Results", "collect", "evaluate", "load"]
 

@@ -1,4 +1,7 @@
-"""The suite from Python: a checkpoint or any torch module in, results out. Each task is the verb's own process."""
+"""The suite from Python: a checkpoint or any torch module in, results out.
+
+Each task is the verb's own process.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,9 @@ import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from backbench.board.board import Board, fill
+from backbench.board.board import Board, Cell, Measurement, fill
 from backbench.errors import EXIT_BAD_INPUT, EXIT_PREEMPTED, BadInput, Failed, Preempted, nearest
 from backbench.results import store
 from backbench.results.store import Result
@@ -24,11 +27,11 @@ if TYPE_CHECKING:
 
 
 class Results(list[Result]):
-    """A list of Results that prints as a table; `board` is the same as leaderboard rows and columns."""
+    """A list of Results that prints as a table; `board` is the same as rows and columns."""
 
     @property
     def board(self) -> Board:
-        return fill(Board(), [(result, Path()) for result in self])
+        return fill(Measurement(result, Path()) for result in self)
 
     def __repr__(self) -> str:
         lines = []
@@ -39,28 +42,37 @@ class Results(list[Result]):
         return "\n".join(lines) or "no results"
 
     def _repr_html_(self) -> str:
+        """The board on its side, for a notebook: a line per column, a field per checkpoint."""
         board = self.board
         labels = board.labels()
-        head = "".join(f"<th>{html.escape(labels[row.checkpoint])}</th>" for row in board.rows)
-        lines = []
+        names = [html.escape(labels[row.checkpoint]) for row in board.rows]
+        lines = ["<tr><th></th>" + "".join(f"<th>{name}</th>" for name in names) + "</tr>"]
         for column in board.columns:
-            cells = []
-            for row in board.rows:
-                cell = board.cell(row, column)
-                text = (
-                    ""
-                    if cell is None
-                    else "undefined"
-                    if cell.value is None
-                    else f"{cell.value:.1f}"
-                )
-                if cell is not None and cell.ci95 is not None:
-                    text += f" ± {(cell.ci95[1] - cell.ci95[0]) / 2:.1f}"
-                cells.append(f"<td>{text}</td>")
-            lines.append(
-                f"<tr><th style='text-align:left'>{html.escape(column.name)}</th>{''.join(cells)}</tr>"
-            )
-        return f"<table><tr><th></th>{head}</tr>{''.join(lines)}</table>"
+            cells = [_html_cell(board.cell(row, column)) for row in board.rows]
+            head = f"<th style='text-align:left'>{html.escape(column.name)}</th>"
+            lines.append(f"<tr>{head}{''.join(cells)}</tr>")
+        return f"<table>{''.join(lines)}</table>"
+
+
+def _html_cell(cell: Cell | None) -> str:
+    if cell is None:
+        return "<td></td>"
+    text = "undefined" if cell.value is None else f"{cell.value:.1f}"
+    if cell.half_width is not None:
+        text += f" ± {cell.half_width:.1f}"
+    return f"<td>{text}</td>"
+
+
+class WantedTask(NamedTuple):
+    """What `task/dataset[@recipe]` names."""
+
+    task: str
+    dataset: str
+    recipe: str
+
+    @property
+    def folder(self) -> str:
+        return f"{self.task}-{self.dataset}-{Path(self.recipe).stem}"
 
 
 def evaluate(
@@ -78,37 +90,38 @@ def evaluate(
     engine: str = "auto",
     options: Sequence[str] = (),
 ) -> Results:
-    """Measure a Checkpoint, a checkpoint file in any readable format, or a torch module that holds one ResNet trunk.
+    """Measure a Checkpoint, a checkpoint file in any readable format, or a torch module that holds
+    one ResNet trunk.
 
-    A task is `task/dataset[@recipe]`: "linear/cifar10", "linear/all", "fewshot/digits@fewshot_demo",
-    "semi_1pct/imagenet" (with `lists`), "mask_rcnn/coco2017@demo_mask_rcnn_R_18_FPN". The weights are written to
-    OUT/checkpoint.safetensors and each task runs in OUT/<task>, so calling again continues or recognises what is done.
-    `options` go to every verb as they stand ("--devices", "2"). Raises what the verbs do: BadInput, Failed, Preempted.
+    A task is `task/dataset[@recipe]`: "linear/cifar10", "linear/all",
+    "fewshot/digits@fewshot_demo", "semi_1pct/imagenet" (with `lists`),
+    "mask_rcnn/coco2017@demo_mask_rcnn_R_18_FPN". The weights are written to
+    OUT/checkpoint.safetensors and each task runs in OUT/<task>, so calling again continues or
+    recognises what is done. `options` go to every verb as they stand ("--devices", "2"). Raises
+    what the verbs do: BadInput, Failed, Preempted.
     """
     out = Path(out)
-    wanted = [parse_task(task) for task in ([tasks] if isinstance(tasks, str) else tasks)]
+    names = [tasks] if isinstance(tasks, str) else tasks
+    wanted = [parse_task(task) for task in names]
     if not wanted:
         raise BadInput("no tasks given; a task is task/dataset[@recipe], as in linear/cifar10")
     file = _save(checkpoint, out, name=name, method=method, epochs=epochs, encoder=encoder)
+    lists = lists or Path(data) / "lists"
     found = Results()
-    for task, dataset, recipe in wanted:
-        run = out / f"{task}-{dataset}-{Path(recipe).stem}"
-        command = _command(
-            file,
-            (task, dataset, recipe),
-            seed=seed,
-            lists=lists or Path(data) / "lists",
-            engine=engine,
+    for one in wanted:
+        run = out / one.folder
+        command = command_of(
+            file, one, data=data, run=run, lists=lists, engine=engine, seed=seed, options=options
         )
-        _start(_whole(command, data=data, run=run, options=options, seed=seed))
+        _start(command)
         measured, problems = store.read(run)
         for problem in problems:
             log.warning(problem)
-        found += [r for r in measured if r.seed == seed]
+        found += [result for result in measured if result.seed == seed]
     return found
 
 
-def parse_task(task: str) -> tuple[str, str, str]:
+def parse_task(task: str) -> WantedTask:
     """ "linear/cifar10@lorac" -> ("linear", "cifar10", "lorac"); the recipe may be left out."""
     what, _, recipe = task.partition("@")
     kind, slash, dataset = what.partition("/")
@@ -116,41 +129,34 @@ def parse_task(task: str) -> tuple[str, str, str]:
         raise BadInput(f"task '{task}': expected task/dataset[@recipe], as in linear/cifar10")
     if kind not in TASKS:
         raise BadInput(f"task '{task}': unknown task '{kind}'; {nearest(kind, TASKS)}")
-    return kind, dataset, recipe or TASKS[kind].recipe
+    return WantedTask(kind, dataset, recipe or TASKS[kind].recipe)
 
 
-def _command(
-    file: Path, wanted: tuple[str, str, str], *, seed: int, lists: str | Path, engine: str
+def command_of(
+    file: Path,
+    wanted: WantedTask,
+    *,
+    data: str | Path,
+    run: Path,
+    lists: str | Path,
+    engine: str = "auto",
+    seed: int = 0,
+    options: Sequence[str] = (),
 ) -> list[str]:
-    """The verb and its arguments for one task."""
-    name, dataset, recipe = wanted
-    task = TASKS[name]
+    """The verb and its arguments that measure one task on a checkpoint file."""
+    task, where = TASKS[wanted.task], ["--data", str(data), "--out", str(run), *options]
     if task.detects:
-        return [
-            "detect",
-            "--config-file",
-            recipe,
-            "--engine",
-            engine,
-            "--checkpoint",
-            str(file),
-            "--resume",
-        ]
+        config = ["--config-file", wanted.recipe, "--engine", engine]
+        # A detector's seed is a key of its config, and such keys come after all options.
+        key = ["SEED", str(seed)] if seed else []
+        return ["detect", *config, "--checkpoint", str(file), "--resume", *where, *key]
     command = [task.verb, str(file)]
     if task.percent is not None:
         command += ["--percent", str(task.percent), "--lists", str(lists)]
     else:
-        command += ["--datasets" if task.verb == "linear" else "--dataset", dataset]
-    command += ["--recipe" if task.verb == "analyze" else "--protocol", recipe]
-    return [*command, "--seed", str(seed)]
-
-
-def _whole(
-    command: Sequence[str], *, data: str | Path, run: Path, options: Sequence[str], seed: int
-) -> list[str]:
-    """The command with its folders and options. A detector's seed is a key of its config, which comes after them."""
-    key = ["SEED", str(seed)] if command[0] == "detect" and seed else []
-    return [*command, "--data", str(data), "--out", str(run), *options, *key]
+        command += ["--datasets" if task.verb == "linear" else "--dataset", wanted.dataset]
+    command += ["--recipe" if task.verb == "analyze" else "--protocol", wanted.recipe]
+    return [*command, "--seed", str(seed), *where]
 
 
 def _save(
@@ -163,55 +169,84 @@ def _save(
     encoder: str | None,
 ) -> Path:
     """OUT/checkpoint.safetensors from whatever was given; one OUT holds one checkpoint."""
-    import tempfile
-
     import torch
 
     from backbench.weights import importing
     from backbench.weights.checkpoint import Checkpoint
 
-    about = {"name": name, "method": method, "epochs": epochs}
     if isinstance(checkpoint, Checkpoint):
-        changes = {k: v for k, v in about.items() if v is not None and k != "name"}
-        extra = {"name": name} if name else {}
-        found = checkpoint.replace(**changes, provenance={**checkpoint.provenance, **extra})
+        found = _renamed(checkpoint, name=name, method=method, epochs=epochs)
     elif isinstance(checkpoint, torch.nn.Module):
-        with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder) / "module.pt"
-            torch.save(checkpoint.state_dict(), file)
-            found = importing.read(
-                file,
-                encoder=encoder,
-                name=name or type(checkpoint).__name__,
-                method=method or "module",
-            )
-            found = found if epochs is None else found.replace(epochs=epochs)
-            # the file is gone when this returns; what it was is the module
-            found = found.replace(
-                provenance={**found.provenance, "source": f"module {type(checkpoint).__qualname__}"}
-            )
+        found = _of_module(checkpoint, name=name, method=method, epochs=epochs, encoder=encoder)
     elif isinstance(checkpoint, str | Path):
-        found = importing.read(Path(checkpoint), encoder=encoder, **about)  # type: ignore[arg-type]
+        found = importing.read(
+            Path(checkpoint), encoder=encoder, name=name, method=method, epochs=epochs
+        )
     else:
         raise BadInput(
             f"expected a Checkpoint, a torch module or a path, not {type(checkpoint).__name__}"
         )
+    # One OUT, one set of weights: the tasks' folders below it are recognised by their digest.
     path = out / "checkpoint.safetensors"
-    if path.exists():
-        if header.digest(path) != found.digest:
-            raise BadInput(
-                f"{out}: holds results of other weights ({path.name}); choose another out"
-            )
-        return path
-    found.save(path)
+    if not path.exists():
+        found.save(path)
+    elif header.digest(path) != found.digest:
+        raise BadInput(f"{out}: holds results of other weights ({path.name}); choose another out")
     return path
 
 
+def _renamed(
+    checkpoint: Checkpoint, *, name: str | None, method: str | None, epochs: int | None
+) -> Checkpoint:
+    """The checkpoint with what was said of it; what was not said stays."""
+    provenance = dict(checkpoint.provenance)
+    if name:
+        provenance["name"] = name
+    return checkpoint.replace(
+        method=checkpoint.method if method is None else method,
+        epochs=checkpoint.epochs if epochs is None else epochs,
+        provenance=provenance,
+    )
+
+
+def _of_module(
+    module: nn.Module,
+    *,
+    name: str | None,
+    method: str | None,
+    epochs: int | None,
+    encoder: str | None,
+) -> Checkpoint:
+    """The one trunk that the module's weights hold: read as a file of them would be."""
+    import tempfile
+
+    import torch
+
+    from backbench.weights import importing
+
+    kind = type(module)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "module.pt"
+        torch.save(module.state_dict(), file)
+        found = importing.read(
+            file, encoder=encoder, name=name or kind.__name__, method=method or "module"
+        )
+    # The file is gone by now; what it was is the module.
+    provenance = {**found.provenance, "source": f"module {kind.__qualname__}"}
+    return found.replace(
+        epochs=found.epochs if epochs is None else epochs,
+        provenance=provenance,
+    )
+
+
 def _start(command: Sequence[str]) -> None:
-    """One verb in a process of its own; its progress goes to this one's stderr, its error becomes an exception."""
+    """One verb in a process of its own; its progress goes to this one's stderr, its error becomes
+    an exception."""
     line = [sys.executable, "-m", "backbench", *command]
     process = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
+    # A verb's last line is its error, where it ends with one. Whatever ends this process (in a
+    # notebook, an interrupt) ends the verb too; the same call continues what it has saved.
     last = ""
     try:
         for text in process.stderr:

@@ -1,4 +1,7 @@
-"""Charts as svg and png files: one look, the same bytes for the same numbers. matplotlib without pyplot's state."""
+"""Charts as svg and png files: one look, the same bytes for the same numbers.
+
+matplotlib without pyplot's state.
+"""
 
 from __future__ import annotations
 
@@ -52,28 +55,31 @@ def legend_below(figure: Figure, names: Sequence[tuple[str, str]]) -> None:
     from matplotlib.lines import Line2D
 
     handles = [Line2D([], [], color=color, linewidth=3) for _, color in names]
-    wide = int(figure.get_figwidth() // 3.4) or 1
-    columns = max(1, min(len(names), wide))
+    labels = [name for name, _ in names]
+    fitting = int(figure.get_figwidth() // 3.4) or 1  # a name takes about 3.4 inches
     figure.legend(
         handles,
-        [name for name, _ in names],
+        labels,
         loc="outside lower center",
-        ncols=columns,
+        ncols=max(1, min(len(names), fitting)),
         fontsize=8,
         frameon=False,
     )
 
 
 def save(figure: Figure, stem: Path) -> Path:
-    """STEM.svg and STEM.png; returns the svg. The files do not say when or by which version they were made."""
+    """STEM.svg and STEM.png; returns the svg. The files do not say when or by which version they
+    were made."""
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 
+    # The salt makes the svg's ids, which would be drawn at random; paths need no font of the reader.
     with rc_context({"svg.hashsalt": stem.name, "svg.fonttype": "path"}):
+        # The places of all axes are found once, not again for each file.
         FigureCanvasAgg(figure)
         figure.draw_without_rendering()
-        figure.set_layout_engine("none")  # the places are found once, not again for each file
+        figure.set_layout_engine("none")
         for suffix, canvas in ((".png", FigureCanvasAgg), (".svg", FigureCanvasSVG)):
             metadata = {"Software": None} if suffix == ".png" else {"Date": None, "Creator": None}
             with atomic.atomic_path(stem.with_name(stem.name + suffix)) as temporary:

@@ -368,7 +368,7 @@ VERBS = {
         "backbench.launch.verb:run", "grids of jobs on Slurm or on this machine", _launch
     ),
     "leaderboard": Verb(
-        "backbench.board.board:run", "results as CSV, page and tables", _leaderboard
+        "backbench.board.verb:run", "results as CSV, page and tables", _leaderboard
     ),
     "data": Verb("backbench.datasets.verb:run", "list and check datasets", _data_verb),
     "doctor": Verb("backbench.doctor:run", "what is installed here and what that allows", _doctor),

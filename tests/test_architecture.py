@@ -13,8 +13,8 @@ SOURCES = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("
 
 # The one rule: a room imports only its own storey and those before it.
 STOREYS = (
-    ("errors", "tasks", "config", "charts", "plugins"),
-    ("runs", "images"),
+    ("errors", "tasks", "config", "plugins"),
+    ("runs", "images", "charts"),
     ("weights", "results", "datasets", "knn"),
     ("board",),
     ("launch",),

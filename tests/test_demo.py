@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from backbench import demo
-from backbench.board.board import again
+from backbench.board.export import again
 from backbench.results import store
 
 pytestmark = pytest.mark.slow

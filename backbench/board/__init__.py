@@ -1,1 +1,1 @@
-"""The leaderboard: rows, columns and cells of what was measured, and every form it is written in."""
+"""The leaderboard: what was measured as rows, columns and cells, and every form it takes."""

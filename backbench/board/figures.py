@@ -1,4 +1,4 @@
-"""The figures beside the leaderboard: ablation curves, the early predictor, and those that `analyze` runs have left."""
+"""The figures beside the leaderboard: ablations, the early predictor, what `analyze` runs left."""
 
 from __future__ import annotations
 
@@ -6,11 +6,23 @@ import base64
 import json
 import tempfile
 from pathlib import Path
+from typing import TypedDict
 
 from backbench.board import ablation, predictor
 from backbench.board.board import Board
+from backbench.runs.folder import PICTURES
 
 ANALYSES = 8  # runs whose figures stand on the page
+OVERVIEWS = {  # file in RUN/pictures -> what it shows
+    "kept-overview": "where the loss works",
+    "trunk-overview": "trunk",
+    "training": "training",
+}
+
+
+class PageFigure(TypedDict):
+    title: str
+    src: str  # data URI
 
 
 def write(board: Board, folder: Path) -> list[tuple[str, Path]]:
@@ -26,35 +38,34 @@ def write(board: Board, folder: Path) -> list[tuple[str, Path]]:
 
 
 def analyses(board: Board) -> list[tuple[str, Path]]:
-    """(title, svg) of the overviews and training curves in the folders of the `analyze` runs behind the board."""
-    runs = dict.fromkeys(
-        run for cell in board.cells.values() for r, run in cell.parts if r.task == "analyze"
-    )
+    """(title, svg) of the overviews and training curves in the folders of the `analyze` runs behind
+    the board."""
+    runs: dict[Path, None] = {}  # as a set, in the board's order
+    for cell in board.cells.values():
+        for result, run in cell.parts:
+            if result.task == "analyze":
+                runs[run] = None
     out = []
     for run in list(runs)[:ANALYSES]:
+        # Whatever else lies in such a file, the page goes without its figures rather than fail.
         try:
             about = json.loads((run / "analysis.json").read_text())
-            what = f"Features on {about['dataset']}: {', '.join(dict.fromkeys(s['name'] for s in about['spaces']))}"
+            names = dict.fromkeys(space["name"] for space in about["spaces"])
+            what = f"Features on {about['dataset']}: {', '.join(names)}"
         except (OSError, ValueError, KeyError, TypeError):
             continue
-        for name, note in (
-            ("kept-overview", "where the loss works"),
-            ("trunk-overview", "trunk"),
-            ("training", "training"),
-        ):
-            if (file := run / "pictures" / f"{name}.svg").is_file():
+        for name, note in OVERVIEWS.items():
+            file = run / PICTURES / f"{name}.svg"
+            if file.is_file():
                 out.append((f"{what} ({note})", file))
     return out
 
 
-def for_page(board: Board) -> list[dict[str, str]]:
+def for_page(board: Board) -> list[PageFigure]:
     """Every figure as a data URI, for the self-contained page."""
+    out: list[PageFigure] = []
     with tempfile.TemporaryDirectory() as folder:
-        found = [*write(board, Path(folder)), *analyses(board)]
-        return [
-            {
-                "title": title,
-                "src": "data:image/svg+xml;base64," + base64.b64encode(file.read_bytes()).decode(),
-            }
-            for title, file in found
-        ]
+        for title, file in (*write(board, Path(folder)), *analyses(board)):
+            data = base64.b64encode(file.read_bytes()).decode()
+            out.append({"title": title, "src": "data:image/svg+xml;base64," + data})
+    return out

@@ -1,6 +1,9 @@
-"""leaderboard.html: one self-contained file with the table, the charts, the pictures and where each number comes from.
+"""leaderboard.html: one self-contained file of the table, the charts and every number's origin.
 
-The page is page.html beside this file with its data filled in. It asks the network for nothing.
+The page is page.html beside this file with page.css, page.js and its data filled in. It asks the
+network for nothing. Its data are two blocks of JSON: what is drawn at once, and where the numbers
+come from, which is most of the page and is read when the first of them is opened. A table is
+written as one list per field of the tuples below, and page.js reads it by those names.
 """
 
 from __future__ import annotations
@@ -8,12 +11,14 @@ from __future__ import annotations
 import base64
 import importlib.metadata
 import io
+import itertools
 import json
 import math
+import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple, TypedDict
 
 from backbench.board import figures
 from backbench.board.board import (
@@ -21,26 +26,145 @@ from backbench.board.board import (
     Board,
     Cell,
     Column,
-    Judged,
-    again,
+    Measurement,
+    Row,
     difference,
+    joined,
     many_objects,
     predictions,
     standing,
 )
+from backbench.board.export import again
+from backbench.board.judge import Judged
+from backbench.results.compare import Difference
 from backbench.results.store import Result
 from backbench.runs import atomic
-from backbench.runs.folder import CHECKPOINT_FILE, METRICS_FILE, RUN_FILE, read_metrics
+from backbench.runs.folder import CHECKPOINT_FILE, METRICS_FILE, PICTURES, RUN_FILE, read_metrics
 from backbench.tasks import TASKS
 from backbench.weights import header
 
-TEMPLATE = Path(__file__).parent / "page.html"
+HERE = Path(__file__).parent
 CURVE_POINTS = 300
-PICTURES, PICTURE_WIDTH, PICTURES_PER_RUN = 12, 720, 2
+MOST_PICTURES, PICTURE_WIDTH, PICTURES_PER_RUN = 12, 720, 2
 PAIRS = 6000  # tests computed in advance: about ten seconds
-TEXT_BYTES = (
-    20_000_000  # of provenance in the page; with many results each long value is cut to its share
-)
+# Of provenance in the page; with many results each long value is cut to its share.
+TEXT_BYTES = 20_000_000
+SHORTEST_TEXT = 150
+
+Table = dict[str, list[object]]  # field -> its value in every record
+
+
+# ---- what page.js reads
+
+
+class PageRow(NamedTuple):
+    checkpoint: str
+    name: str
+    method: str
+    arch: str
+    epochs: int | None
+    published: bool
+    label: str
+
+
+class PageColumn(NamedTuple):
+    name: str
+    task: str
+    dataset: str
+    metric: str
+    protocol: str
+    engine: str | None
+    split: str | None
+    measured: int  # rows that have a value here
+
+
+class PageCell(NamedTuple):
+    row: int  # its place among the rows
+    value: float | None
+    low: float | None
+    high: float | None
+    mark: str  # how it stands in its column; empty for those behind
+    note: str
+    parts: list[int]  # places of its measurements among the parts
+
+
+class PagePair(NamedTuple):
+    """A paired difference in a column: row a minus row b, where a stands before b."""
+
+    column: int
+    a: int
+    b: int
+    value: float | None
+    low: float | None
+    high: float | None
+    p: float
+    real: bool
+    paired: str
+    n: int
+
+
+class PagePart(NamedTuple):
+    """One measurement. Texts are places in the list of all texts."""
+
+    split: int  # text
+    seed: int
+    value: float | None
+    low: float | None
+    high: float | None
+    keys: int  # place of its list of keys among all such lists
+    texts: list[int]  # what it says under each of those keys
+
+
+class PageOrigins(TypedDict):
+    parts: Table  # PagePart
+    keys: list[list[int]]
+    texts: list[str]
+
+
+class PageCurve(TypedDict):
+    name: str
+    row: int | None
+    x: list[float]  # steps
+    y: dict[str, list[float | None]]  # metric -> means
+
+
+class PagePicture(TypedDict):
+    title: str
+    note: str
+    alt: str
+    src: str  # data URI
+
+
+class PageVerdict(TypedDict):
+    name: str
+    column: str
+    key: str
+    measured: float | None
+    published: float
+    low: float | None
+    high: float | None
+    tolerance: float
+    within: bool
+    hardware: str
+
+
+class PageData(TypedDict):
+    rows: Table  # PageRow
+    columns: Table  # PageColumn
+    cells: list[Table]  # PageCell, of each column
+    pairs: Table  # PagePair
+    numbers: int
+    curves: list[PageCurve]
+    pictures: list[PagePicture]
+    figures: list[figures.PageFigure]
+    judged: list[PageVerdict]
+    problems: list[str]
+    tasks: dict[str, str]  # name -> title
+    made: str
+    version: str
+
+
+# ---- the page
 
 
 def write_page(
@@ -48,253 +172,327 @@ def write_page(
 ) -> None:
     """Write the page for `board`; curves and pictures are looked for below `runs`."""
     with many_objects():
-        data, origins = _table(board)
-        data |= _more(board, runs, judged)
-        page = (
-            TEMPLATE.read_text()
-            .replace("/*DATA*/", _json(data))
-            .replace("/*ORIGINS*/", _json(origins))
-        )
+        data, origins = _data(board, runs, judged)
+        filled = {
+            "STYLE": (HERE / "page.css").read_text(),
+            "SCRIPT": (HERE / "page.js").read_text(),
+            "DATA": _json(data),
+            "ORIGINS": _json(origins),
+        }
+        # In one pass, so that a name that looks like a slot stays a name.
+        template = (HERE / "page.html").read_text()
+        page = re.sub(r"/\*([A-Z]+)\*/\n?", lambda slot: filled[slot[1]], template)
     atomic.write_text(path, page)
 
 
-def _json(value: Any) -> str:
+def _json(value: object) -> str:
+    """Compact, and without a < that could end the script block it stands in."""
     return json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
-def _more(board: Board, runs: Iterable[str | Path], judged: Sequence[Judged]) -> dict[str, Any]:
-    return {
+def _data(
+    board: Board, runs: Iterable[str | Path], judged: Sequence[Judged]
+) -> tuple[PageData, PageOrigins]:
+    labels, places = board.labels(), _places(board)
+    numbers = sum(len(cell.parts) for cell in board.cells.values())
+    origins = _Origins(longest=max(SHORTEST_TEXT, TEXT_BYTES // max(1, numbers)))
+    columns, cells = _columns_and_cells(board, places, origins)
+    data: PageData = {
+        "rows": _by_field(PageRow._fields, [_row(row, labels) for row in board.rows]),
+        "columns": _by_field(PageColumn._fields, columns),
+        "cells": cells,
+        "pairs": _by_field(PagePair._fields, _pairs(board, places)),
+        "numbers": numbers,
         "curves": curves(board, runs),
         "pictures": pictures(board),
         "figures": figures.for_page(board),
-        "judged": [_judged(j) for j in judged],
+        "judged": [_verdict(j) for j in judged],
         "problems": board.problems,
         "tasks": {name: task.title for name, task in TASKS.items()},
         "made": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         "version": importlib.metadata.version("backbench"),
     }
+    return data, origins.written()
+
+
+def _by_field(fields: Sequence[str], records: Sequence[tuple[object, ...]]) -> Table:
+    """Records as one list per field: each name is written once, not once a record."""
+    if not records:
+        return {field: [] for field in fields}
+    # zip(*records) turns records into fields: all first entries, all second ones, and so on.
+    return dict(zip(fields, map(list, zip(*records, strict=True)), strict=True))
 
 
 def _round(value: float | None) -> float | None:
+    """Four decimals; what is not finite is undefined."""
     return None if value is None or not math.isfinite(value) else round(value, 4)
 
 
-def _table(board: Board) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(rows, columns, cells and paired differences), (the measurements behind them and their texts): compact lists."""
-    labels = board.labels()
-    index = {row.checkpoint: i for i, row in enumerate(board.rows)}
-    numbers = sum(len(cell.parts) for cell in board.cells.values())
-    texts = _Texts(max(150, TEXT_BYTES // max(1, numbers)))
-    parts: list[list[Any]] = []
-    cells: list[list[Any]] = []
-    columns = []
-    by_column: dict[Column, list[tuple[str, Cell]]] = {c: [] for c in board.columns}
+def _ends(interval: tuple[float, float] | None) -> tuple[float | None, float | None]:
+    low, high = interval or (None, None)
+    return _round(low), _round(high)
+
+
+# ---- the table
+
+
+def _places(board: Board) -> dict[str, int]:
+    """Checkpoint -> the place of its row."""
+    return {row.checkpoint: i for i, row in enumerate(board.rows)}
+
+
+def _row(row: Row, labels: Mapping[str, str]) -> PageRow:
+    published = row.source != MEASURED
+    label = labels[row.checkpoint]
+    return PageRow(row.checkpoint, row.name, row.method, row.arch, row.epochs, published, label)
+
+
+def _columns_and_cells(
+    board: Board, places: Mapping[str, int], origins: _Origins
+) -> tuple[list[PageColumn], list[Table]]:
+    """Every column, and the table of its cells."""
+    # In one pass over the cells: a lookup for each field of the table takes longer.
+    by_column: dict[Column, list[tuple[str, Cell]]] = {column: [] for column in board.columns}
     for (checkpoint, column), cell in board.cells.items():
         by_column[column].append((checkpoint, cell))
-    for column in board.columns:
+    columns, tables = [], []
+    for column, found in by_column.items():
         marks = standing(board, column)
-        entries: list[Any] = []
-        for checkpoint, cell in by_column[column]:
-            low, high = (None, None) if cell.ci95 is None else map(_round, cell.ci95)
-            own = []
-            for result, run in cell.parts:
-                own.append(len(parts))
-                parts.append(_part(result, run, texts))
+        cells = []
+        for checkpoint, cell in found:
+            low, high = _ends(cell.ci95)
+            parts = [origins.add(measurement) for measurement in cell.parts]
             mark = marks.get(checkpoint, "")
-            entries.append([index[checkpoint], _round(cell.value), low, high, mark, cell.note, own])
-        cells.append(entries)
-        count = sum(
-            board.rows[entry[0]].source == MEASURED and entry[1] is not None for entry in entries
-        )
-        columns.append(
-            {
-                "name": column.name,
-                "t": column.task,
-                "d": column.dataset,
-                "m": column.metric,
-                "p": column.protocol,
-                "e": column.engine,
-                "s": column.split,
-                "n": count,
-            }
-        )
-    rows = [
-        [
-            r.checkpoint,
-            r.name,
-            r.method,
-            r.arch,
-            r.epochs,
-            int(r.source != MEASURED),
-            labels[r.checkpoint],
-        ]
-        for r in board.rows
-    ]
-    table = {
-        "rows": rows,
-        "columns": columns,
-        "cells": cells,
-        "pairs": _pairs(board, index),
-        "numbers": numbers,
-    }
-    return table, {"parts": parts, "text": texts.all}
+            place = places[checkpoint]
+            cells.append(PageCell(place, _round(cell.value), low, high, mark, cell.note, parts))
+        tables.append(_by_field(PageCell._fields, cells))
+        columns.append(_column(column, len(board.measured(column))))
+    return columns, tables
 
 
-class _Texts:
-    """Every distinct text once; long ones cut, since the run folder has them whole."""
+def _column(c: Column, measured: int) -> PageColumn:
+    return PageColumn(c.name, c.task, c.dataset, c.metric, c.protocol, c.engine, c.split, measured)
+
+
+class _Origins:
+    """Where the numbers come from: every distinct text and every list of keys once. Texts longer
+    than `longest` are cut, since the run folder has them whole."""
 
     def __init__(self, longest: int) -> None:
-        self.all: list[str] = []
-        self._index: dict[str, int] = {}
         self._longest = longest
+        self._parts: list[PagePart] = []
+        self._texts: dict[str, int] = {}  # text -> its place
+        self._keys: dict[tuple[int, ...], int] = {}  # texts of some keys -> their place
 
-    def add(self, text: str, *, cut: bool = True) -> int:
-        if cut and len(text) > self._longest:
-            text = text[: self._longest] + " ... (the whole is in the run folder)"
-        if text not in self._index:
-            self._index[text] = len(self.all)
-            self.all.append(text)
-        return self._index[text]
+    def add(self, measurement: Measurement) -> int:
+        """The place of this measurement among the parts."""
+        result = measurement.result
+        keys, texts = [], []
+        for key, value in _about(measurement).items():
+            if value is None:
+                continue
+            text = value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+            if key != "command":  # which would not run when it is cut
+                text = self._cut(text)
+            keys.append(self._text(key))
+            texts.append(self._text(text))
+        # Nearly all measurements have the same keys, so a part names the list, not each key.
+        low, high = _ends(result.ci95)
+        # setdefault counts: a list (or a text) seen before keeps its place, a new one is the next.
+        key_list = self._keys.setdefault(tuple(keys), len(self._keys))
+        split = self._text(result.split)
+        part = PagePart(split, result.seed, _round(result.value), low, high, key_list, texts)
+        self._parts.append(part)
+        return len(self._parts) - 1
+
+    def _text(self, text: str) -> int:
+        return self._texts.setdefault(text, len(self._texts))
+
+    def _cut(self, text: str) -> str:
+        if len(text) <= self._longest:
+            return text
+        return text[: self._longest] + " ... (the whole is in the run folder)"
+
+    def written(self) -> PageOrigins:
+        return {
+            "parts": _by_field(PagePart._fields, self._parts),
+            "keys": [list(keys) for keys in self._keys],
+            "texts": list(self._texts),
+        }
 
 
-def _part(result: Result, run: Path, texts: _Texts) -> list[Any]:
-    """One measurement: split, seed, value, interval, then pairs of (key, value) as places in the texts."""
-    low, high = (None, None) if result.ci95 is None else map(_round, result.ci95)
-    out: list[Any] = [
-        texts.add(result.split, cut=False),
-        result.seed,
-        _round(result.value),
-        low,
-        high,
-    ]
-    about = {**result.provenance, **result.origin, "chosen": result.chosen, "run": str(run)}
-    about["command"] = again(result)
-    for key, value in about.items():
-        if isinstance(value, str):
-            out += [texts.add(key, cut=False), texts.add(value, cut=key != "command")]
-        elif value is not None:
-            out += [texts.add(key, cut=False), texts.add(json.dumps(value, sort_keys=True))]
-    return out
+def _about(measurement: Measurement) -> dict[str, object]:
+    """Everything that is known of a measurement beside its number."""
+    result, run = measurement
+    return {
+        **result.provenance,
+        **result.origin,
+        "chosen": result.chosen,
+        "run": str(run),
+        "command": again(result),
+    }
 
 
-def _pairs(board: Board, index: dict[str, int]) -> list[list[Any]]:
-    """Paired differences: [column, i, j, i minus j, low, high, p, real, over what, how many], with i < j.
+class _Ranked(NamedTuple):
+    place: int  # among the rows
+    cell: Cell
 
-    All pairs where they are few; else each column's best against the others, as far as PAIRS goes.
-    """
-    out: list[list[Any]] = []
-    able = []
+
+def _pairs(board: Board, places: Mapping[str, int]) -> list[PagePair]:
+    """All pairs where they are few; else each column's best against the others, as far as PAIRS
+    goes. The page has no predictions, so it cannot test any other pair."""
+    # 1. What can be tested: in each column the rows that kept predictions, two of them at least.
+    able: list[tuple[int, Column, list[_Ranked]]] = []
     for k, column in enumerate(board.columns):
-        ranked = [(row, cell) for row, cell in board.measured(column) if predictions(cell)]
+        ranked = []  # best first
+        for row, cell in board.measured(column):
+            if predictions(cell):
+                ranked.append(_Ranked(places[row.checkpoint], cell))
         if len(ranked) > 1:
             able.append((k, column, ranked))
-    everything = sum(len(ranked) * (len(ranked) - 1) // 2 for _, _, ranked in able) <= PAIRS
+    # 2. How many tests that would be decides whether all are made.
+    possible = sum(math.comb(len(ranked), 2) for _, _, ranked in able)
+    out: list[PagePair] = []
     for k, column, ranked in able:
-        for n, (row_a, cell_a) in enumerate(ranked if everything else ranked[:1]):
-            for row_b, cell_b in ranked[n + 1 :]:
-                if len(out) >= PAIRS:
-                    return out
-                i, j = index[row_a.checkpoint], index[row_b.checkpoint]
-                first, second = (cell_a, cell_b) if i < j else (cell_b, cell_a)
-                d = difference(first, second, column.metric)
-                if d is not None:
-                    interval = [_round(d.ci95[0]), _round(d.ci95[1])]
-                    p = float(f"{d.p:.3g}")
-                    out.append(
-                        [
-                            k,
-                            min(i, j),
-                            max(i, j),
-                            _round(d.value),
-                            *interval,
-                            p,
-                            int(d.real),
-                            d.paired,
-                            d.n,
-                        ]
-                    )
+        for pair in _chosen_pairs(ranked, everything=possible <= PAIRS):
+            if len(out) >= PAIRS:
+                return out
+            # Each pair once, in the order of the rows; for b - a the page turns the sign.
+            a, b = sorted(pair, key=lambda one: one.place)
+            d = difference(a.cell, b.cell, column.metric)
+            if d is not None:
+                out.append(_pair(k, a.place, b.place, d))
     return out
 
 
-def curves(board: Board, runs: Iterable[str | Path]) -> list[dict[str, Any]]:
+def _chosen_pairs(
+    ranked: Sequence[_Ranked], *, everything: bool
+) -> Iterable[tuple[_Ranked, _Ranked]]:
+    """Each with each other, or the best with each other."""
+    if everything:
+        return itertools.combinations(ranked, 2)
+    return zip(itertools.repeat(ranked[0]), ranked[1:])
+
+
+def _pair(column: int, a: int, b: int, d: Difference) -> PagePair:
+    low, high = _ends(d.ci95)
+    p = float(f"{d.p:.3g}")
+    return PagePair(column, a, b, _round(d.value), low, high, p, d.real, d.paired, d.n)
+
+
+# ---- beside the table
+
+
+def curves(board: Board, runs: Iterable[str | Path]) -> list[PageCurve]:
     """RUN/metrics.jsonl of every pretraining below `runs`, thinned to means of CURVE_POINTS bins.
 
-    A pretraining is a run whose run.json says so; where its checkpoint has results, the curve takes that row's name.
+    A pretraining is a run whose run.json says so; where its checkpoint has results, the curve takes
+    that row's name.
     """
-    index = {row.checkpoint: i for i, row in enumerate(board.rows)}
-    labels = board.labels()
-    out = []
-    files = {
-        f.resolve(): f for run in runs if Path(run).is_dir() for f in Path(run).rglob(METRICS_FILE)
-    }
-    for file in sorted(files.values()):
-        try:
-            if json.loads((file.parent / RUN_FILE).read_text()).get("verb") != "pretrain":
-                continue
-        except (OSError, json.JSONDecodeError, AttributeError):
+    labels, places = board.labels(), _places(board)
+    out: list[PageCurve] = []
+    for run in _pretrainings(runs):
+        logged = [line for line in read_metrics(run) if "step" in line]
+        if len(logged) < 2:
             continue
-        table = [row for row in read_metrics(file.parent) if "step" in row]
-        if len(table) < 2:
-            continue
-        about = header.about(file.parent / CHECKPOINT_FILE)
-        digest = about.get("digest")
-        name = labels.get(str(digest)) or str(
-            (about.get("provenance") or {}).get("name") or file.parent.name
-        )
-        curve: dict[str, Any] = {"name": name, "row": index.get(str(digest)), **_thin(table)}
-        if curve["y"]:
-            out.append(curve)
+        # A pretraining without results has no row: its checkpoint, or else its folder, names it.
+        about = header.about(run / CHECKPOINT_FILE)
+        digest = str(about.get("digest"))
+        own_name = (about.get("provenance") or {}).get("name") or run.name
+        x, y = _thin(logged)
+        if y:
+            name = labels.get(digest) or str(own_name)
+            out.append({"name": name, "row": places.get(digest), "x": x, "y": y})
     return out
 
 
-def _thin(table: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """{"x": steps, "y": {metric: means}}; numbers only, and only those that are there more than once."""
-    size = math.ceil(len(table) / CURVE_POINTS)
-    bins = [table[i : i + size] for i in range(0, len(table), size)]
-    names = sorted(
-        {k for row in table for k, v in row.items() if k != "step" and isinstance(v, int | float)}
-    )
-    y: dict[str, list[float | None]] = {}
-    for name in names:
-        means: list[float | None] = []
-        for part in bins:
-            values = [
-                row[name]
-                for row in part
-                if isinstance(row.get(name), int | float) and math.isfinite(row[name])
-            ]
-            means.append(float(f"{sum(values) / len(values):.5g}") if values else None)
-        if sum(v is not None for v in means) > 1:
+def _pretrainings(runs: Iterable[str | Path]) -> list[Path]:
+    """The folders below `runs` that hold a pretraining's metrics, each once."""
+    files: dict[Path, Path] = {}  # real path -> as it was found
+    for run in map(Path, runs):
+        if run.is_dir():
+            for file in run.rglob(METRICS_FILE):
+                files[file.resolve()] = file
+    out = []
+    for file in sorted(files.values()):
+        try:
+            about = json.loads((file.parent / RUN_FILE).read_text())
+        except (OSError, json.JSONDecodeError):
+            continue
+        if isinstance(about, dict) and about.get("verb") == "pretrain":
+            out.append(file.parent)
+    return out
+
+
+def _thin(
+    logged: Sequence[Mapping[str, float]],
+) -> tuple[list[float], dict[str, list[float | None]]]:
+    """(steps, {metric: means}) of bins of equal size, each at its last step; numbers only, and only
+    those that are there more than once."""
+    # Means of neighbours keep a curve's shape; every tenth point of it would keep its noise.
+    size = math.ceil(len(logged) / CURVE_POINTS)
+    bins = [logged[i : i + size] for i in range(0, len(logged), size)]
+    names: dict[str, None] = {}  # as a set; a metric may be logged now and then only
+    for line in logged:
+        names |= dict.fromkeys(line)
+    names.pop("step")
+    y = {}
+    for name in sorted(names):
+        means = [_mean(part, name) for part in bins]
+        if len(means) - means.count(None) > 1:
             y[name] = means
-    return {"x": [part[-1]["step"] for part in bins], "y": y}
+    return [part[-1]["step"] for part in bins], y
 
 
-def pictures(board: Board) -> list[dict[str, str]]:
+def _mean(part: Sequence[Mapping[str, float]], name: str) -> float | None:
+    """The mean of a metric over some lines, where it is a number; five digits."""
+    values = []
+    for line in part:
+        value = line.get(name)
+        if isinstance(value, int | float) and math.isfinite(value):
+            values.append(value)
+    if not values:
+        return None
+    return float(f"{sum(values) / len(values):.5g}")
+
+
+def pictures(board: Board) -> list[PagePicture]:
     """RUN/pictures/* of the detection runs behind the board, as small images inside the page."""
     labels = board.labels()
-    runs: dict[Path, Result] = {}
+    runs: dict[Path, Result] = {}  # any result of each: they tell of one checkpoint and one task
     for cell in board.cells.values():
         for result, run in cell.parts:
             if TASKS[result.task].detects:
                 runs.setdefault(run, result)
-    out: list[dict[str, str]] = []
+    ordered = sorted(runs.items(), key=lambda item: (item[1].task, item[1].name))
+    out: list[PagePicture] = []
+    # The first of every run before the second of any.
     for nth in range(PICTURES_PER_RUN):
-        for run, result in sorted(runs.items(), key=lambda x: (x[1].task, x[1].name)):
-            files = sorted(p for p in (run / "pictures").glob("*") if p.suffix in (".png", ".jpg"))
-            if nth < len(files) and len(out) < PICTURES and (source := _picture(files[nth])):
+        for run, result in ordered:
+            files = [p for p in (run / PICTURES).glob("*") if p.suffix in (".png", ".jpg")]
+            if nth >= len(files) or len(out) >= MOST_PICTURES:
+                continue
+            file = sorted(files)[nth]
+            source = _small_image(file)
+            if source is not None:
                 name = labels.get(result.checkpoint, result.name)
-                task = TASKS[result.task].title
-                note = f"{task}, {result.dataset}, {result.protocol}" + (
-                    f" + {result.engine}" if result.engine else ""
-                )
-                alt = (
-                    f"{task} of {name} on image {files[nth].stem}: predictions beside ground truth"
-                )
-                out.append({"title": name, "note": note, "alt": alt, "src": source})
+                out.append(_picture(file, source, result, name))
     return out
 
 
-def _picture(file: Path) -> str | None:
+def _picture(file: Path, source: str, result: Result, name: str) -> PagePicture:
+    task = TASKS[result.task].title
+    how = joined(" + ", result.protocol, result.engine)
+    return {
+        "title": name,
+        "note": f"{task}, {result.dataset}, {how}",
+        "alt": f"{task} of {name} on image {file.stem}: predictions beside ground truth",
+        "src": source,
+    }
+
+
+def _small_image(file: Path) -> str | None:
+    """The image as a data URI, PICTURE_WIDTH wide at most; None where it cannot be read."""
     from PIL import Image
 
     try:
@@ -309,17 +507,17 @@ def _picture(file: Path) -> str | None:
     return "data:image/webp;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
-def _judged(verdict: Judged) -> dict[str, Any]:
-    low, high = (None, None) if verdict.ci95 is None else verdict.ci95
+def _verdict(judged: Judged) -> PageVerdict:
+    low, high = _ends(judged.ci95)
     return {
-        "name": verdict.row.name,
-        "column": verdict.column.name,
-        "key": verdict.key,
-        "measured": _round(verdict.measured),
-        "published": verdict.published,
-        "low": _round(low),
-        "high": _round(high),
-        "tolerance": verdict.tolerance,
-        "within": verdict.within,
-        "hardware": verdict.hardware,
+        "name": judged.row.name,
+        "column": judged.column.name,
+        "key": judged.key,
+        "measured": _round(judged.measured),
+        "published": judged.published,
+        "low": low,
+        "high": high,
+        "tolerance": judged.tolerance,
+        "within": judged.within,
+        "hardware": judged.hardware,
     }

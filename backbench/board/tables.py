@@ -1,29 +1,33 @@
 """The papers' tables out of the board, as LaTeX and Markdown ready to paste.
 
-Each table has the papers' own rows first, marked, then the measured ones. Only measured values are ever bold, and only
-where a paired test puts them above every other measured value of their column.
+Each table has the papers' own rows first, marked, then the measured ones. Only measured values are
+ever bold, and only where a paired test puts them above every other measured value of their column.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from backbench.board.board import (
+    AVERAGE,
     BEST,
-    MEASURED,
     PUBLISHED,
-    TWELVE,
     Board,
+    Cell,
     Column,
-    Judged,
     Row,
+    joined,
     standing,
+    text_of,
 )
+from backbench.board.judge import Judged
+from backbench.datasets.catalog import DATASETS, TWELVE
 from backbench.results import published
 from backbench.runs import atomic
 from backbench.runs.folder import log
+from backbench.tasks import TASKS
 
 BOLD = "Bold: above every other measured value by a paired test."
 
@@ -38,9 +42,18 @@ class Wanted:
     dataset: str
     metric: str
 
+    def fits(self, column: Column) -> bool:
+        """Whether `column` is this one by some protocol, on the split that it is usually about."""
+        same = (column.task, column.dataset, column.metric) == (
+            self.task,
+            self.dataset,
+            self.metric,
+        )
+        return same and column.split is None
+
 
 @dataclass(frozen=True)
-class Table:
+class PaperTable:
     name: str
     caption: str
     paper: str
@@ -48,58 +61,57 @@ class Table:
     wanted: tuple[Wanted, ...]
 
 
-_NAMES = ("Aircraft", "Birdsnap", "Caltech-101", "Cars", "CIFAR10", "CIFAR100", "DTD", "Flowers", "Food", "Pets",
-          "Places365", "SUN397")  # fmt: skip
 _IMAGENET = (
     Wanted("", "Top-1", "linear", "imagenet", "top1"),
     Wanted("", "Top-5", "linear", "imagenet", "top5"),
 )
-_TRANSFER = (
-    *(
-        Wanted("", heading, "linear", name, metric)
-        for heading, (name, metric) in zip(_NAMES, TWELVE.items())
-    ),
-    Wanted("", "Average", "linear", "average", "average"),
-)
-_SEMI = tuple(
-    Wanted(f"{share}% labels", heading, f"semi_{share}pct", "imagenet", metric)
-    for share in (1, 10)
-    for heading, metric in (("Top-1", "top1"), ("Top-5", "top5"))
-)
-_COCO = tuple(
-    Wanted(group, heading, task, "coco2017", f"{kind}_{heading}")
-    for group, task, kind in (
-        ("Faster R-CNN", "faster_rcnn", "bbox"),
-        ("Mask R-CNN", "mask_rcnn", "segm"),
-        ("Keypoint R-CNN", "keypoint_rcnn", "keypoints"),
-    )
-    for heading in ("AP", "AP50", "AP75")
-)
+
+
+def _heading(dataset: str) -> str:
+    """A dataset's name as LORAC writes it."""
+    if dataset.startswith(("cifar", "dtd", "sun")):
+        return dataset.upper()
+    return dataset.capitalize().replace("Caltech", "Caltech-")
+
+
+def _transfer() -> tuple[Wanted, ...]:
+    wanted = []
+    for name in TWELVE:
+        wanted.append(Wanted("", _heading(name), "linear", name, DATASETS[name].metric))
+    return (*wanted, Wanted("", "Average", "linear", AVERAGE, AVERAGE))
+
+
+def _semi() -> tuple[Wanted, ...]:
+    wanted = []
+    for task in TASKS.values():
+        if task.percent is not None:
+            group = f"{task.percent}% labels"
+            wanted.append(Wanted(group, "Top-1", task.name, "imagenet", "top1"))
+            wanted.append(Wanted(group, "Top-5", task.name, "imagenet", "top5"))
+    return tuple(wanted)
+
+
+def _coco() -> tuple[Wanted, ...]:
+    wanted = []
+    for task in TASKS.values():
+        if task.detects:
+            kind = task.ious[0]
+            for ap in ("AP", "AP50", "AP75"):
+                wanted.append(Wanted(task.title, ap, task.name, "coco2017", f"{kind}_{ap}"))
+    return tuple(wanted)
+
+
+_LINEAR_CAPTION = "Linear classification on frozen features, ImageNet-1K"
+_COCO_CAPTION = "Detection, instance segmentation and keypoints on COCO"
 TABLES = (
-    Table(
-        "lorac_table1",
-        "Linear classification on frozen features, ImageNet-1K",
-        "LORAC",
-        "1",
-        _IMAGENET,
+    PaperTable("lorac_table1", _LINEAR_CAPTION, "LORAC", "1", _IMAGENET),
+    PaperTable(
+        "lorac_table2", "Linear classification on twelve other datasets", "LORAC", "2", _transfer()
     ),
-    Table(
-        "lorac_table2", "Linear classification on twelve other datasets", "LORAC", "2", _TRANSFER
-    ),
-    Table("lorac_table3", "Semi-supervised learning on ImageNet-1K", "LORAC", "3", _SEMI),
-    Table(
-        "lorac_table4",
-        "Detection, instance segmentation and keypoints on COCO",
-        "LORAC",
-        "4",
-        _COCO,
-    ),
-    Table(
-        "jcl_table1", "Linear classification on frozen features, ImageNet-1K", "JCL", "1", _IMAGENET
-    ),
-    Table(
-        "jcl_table2", "Detection, instance segmentation and keypoints on COCO", "JCL", "2", _COCO
-    ),
+    PaperTable("lorac_table3", "Semi-supervised learning on ImageNet-1K", "LORAC", "3", _semi()),
+    PaperTable("lorac_table4", _COCO_CAPTION, "LORAC", "4", _coco()),
+    PaperTable("jcl_table1", _LINEAR_CAPTION, "JCL", "1", _IMAGENET),
+    PaperTable("jcl_table2", _COCO_CAPTION, "JCL", "2", _coco()),
 )
 
 
@@ -112,14 +124,20 @@ class Printed:
     bold: tuple[bool, ...]
 
 
+Columns = Sequence[Column | None]  # one for each Wanted of a table; None where nothing fits
+
+
 def write(
     board: Board, judged: Sequence[Judged], *, latex: Path | None, markdown: Path | None
 ) -> None:
-    """DIR/<table>.tex and DIR/<table>.md; one of each per set of protocols, where several were used for one table."""
+    """DIR/<table>.tex and DIR/<table>.md; one of each per set of protocols, where several were used
+    for one table."""
     for table in TABLES:
+        # A table of which nothing was measured is written too, with the paper's rows alone.
         sets = protocol_sets(board, table) or [()]
         for n, columns in enumerate(sets):
-            name = table.name + (f"_{_slug(columns)}" if n else "")
+            # The first of them has the table's own name, the others say by what they were measured.
+            name = joined("_", table.name, _slug(columns) if n else None)
             lines = measured_lines(board, columns)
             if latex:
                 atomic.write_text(latex / f"{name}.tex", to_latex(table, columns, lines))
@@ -128,233 +146,242 @@ def write(
     if markdown:
         atomic.write_text(markdown / "board.md", board_markdown(board))
         atomic.write_text(markdown / "reproduction.md", reproduction_markdown(judged))
-    for folder in {f for f in (latex, markdown) if f}:
-        log.info(f"tables in {folder}")
+    for folder in dict.fromkeys((latex, markdown)):
+        if folder:
+            log.info(f"tables in {folder}")
 
 
-def protocol_sets(board: Board, table: Table) -> list[tuple[Column | None, ...]]:
-    """The measured columns of a table, one list per (protocol, engine): unlike protocols never share a table's column.
+def protocol_sets(board: Board, table: PaperTable) -> list[tuple[Column | None, ...]]:
+    """The measured columns of a table, one list per (protocol, engine): unlike protocols never
+    share a table's column.
 
     Those that the paper used come first; a protocol that fills nothing of the table gives no list.
     """
-    measured = {
-        c
-        for row in board.rows
-        if row.source == MEASURED
-        for c in board.columns
-        if board.cell(row, c)
-    }
-    keys = {(c.protocol, c.engine) for c in measured for w in table.wanted if _is(c, w)}
-    usual = {
-        published.protocol(r)
-        for r in published.rows()
-        if (r.paper, r.table) == (table.paper, table.table)
-    }
-    out = []
-    for protocol, engine in sorted(keys, key=lambda k: (k not in usual, k[0], k[1] or "")):
-        fits = {
-            w: c
-            for c in measured
-            for w in table.wanted
-            if _is(c, w) and (c.protocol, c.engine) == (protocol, engine)
-        }
-        out.append(tuple(fits.get(w) for w in table.wanted))
-    return out
+    found: dict[tuple[str, str | None], dict[Wanted, Column]] = {}
+    for column in board.measured_columns():
+        for wanted in table.wanted:
+            if wanted.fits(column):
+                found.setdefault((column.protocol, column.engine), {})[wanted] = column
+    # In the order: ways that the paper's own rows were scored by, then the others by name.
+    papers = {published.protocol(number) for number in _numbers(table)}
+
+    sets = []
+    for way in sorted(found, key=lambda way: (way not in papers, way[0], way[1] or "")):
+        sets.append(tuple(map(found[way].get, table.wanted)))
+    return sets
 
 
-def _is(column: Column, wanted: Wanted) -> bool:
-    same = (column.task, column.dataset, column.metric) == (
-        wanted.task,
-        wanted.dataset,
-        wanted.metric,
-    )
-    return same and column.split is None
+def _numbers(table: PaperTable) -> list[published.Published]:
+    """What the paper printed in this table, in its order."""
+    return [n for n in published.rows() if (n.paper, n.table) == (table.paper, table.table)]
 
 
-def _slug(columns: Sequence[Column | None]) -> str:
-    column = next(c for c in columns if c is not None)
-    return published.slug(column.protocol + (f"-{column.engine}" if column.engine else ""))
+def _slug(columns: Columns) -> str:
+    column = next(filter(None, columns))
+    return published.slug(joined("-", column.protocol, column.engine))
 
 
-def measured_lines(board: Board, columns: Sequence[Column | None]) -> list[Printed]:
+def measured_lines(board: Board, columns: Columns) -> list[Printed]:
     """The measured rows that have at least one of the columns, in the board's order."""
-    best: dict[Column, set[str]] = {}
+    best: set[tuple[str, Column]] = set()
     for column in columns:
         if column is not None:
-            marks = standing(board, column)
-            best[column] = {checkpoint for checkpoint, mark in marks.items() if mark == BEST}
-    out = []
+            for checkpoint, mark in standing(board, column).items():
+                if mark == BEST:
+                    best.add((checkpoint, column))
+    lines = []
     labels = board.labels()
-    for row in board.rows:
-        cells = [board.cell(row, c) if c is not None else None for c in columns]
-        values = tuple(None if cell is None else cell.value for cell in cells)
-        if row.source == MEASURED and any(v is not None for v in values):
-            bold = tuple(c is not None and row.checkpoint in best[c] for c in columns)
-            named = Row(row.checkpoint, labels[row.checkpoint], row.method, row.arch, row.epochs)
-            out.append(Printed(named, values, bold))
-    return out
+    for row in board.measured_rows:
+        values: list[float | None] = [None] * len(columns)
+        bold = [False] * len(columns)
+        for place, column in enumerate(columns):
+            cell = None if column is None else board.cell(row, column)
+            if column is not None and cell is not None:
+                values[place] = cell.value
+                bold[place] = (row.checkpoint, column) in best
+        if values.count(None) < len(values):
+            named = replace(row, name=labels[row.checkpoint])
+            lines.append(Printed(named, tuple(values), tuple(bold)))
+    return lines
 
 
-def published_lines(table: Table) -> list[Printed]:
+def published_lines(table: PaperTable) -> list[Printed]:
     """The rows that the paper printed, in its order."""
+    # One key is one printed row; its numbers come one by one.
     rows: dict[str, Row] = {}
     values: dict[str, dict[tuple[str, str, str], float]] = {}
-    for number in published.rows():
-        if (number.paper, number.table) == (table.paper, table.table):
-            name = (
-                number.model
-                if number.key.count(":") == 4
-                else f"{number.model}, {number.note.split(':')[0]}"
-            )
-            rows.setdefault(
-                number.key,
-                Row(number.key, name, number.model, number.arch, number.epochs, PUBLISHED),
-            )
-            values.setdefault(number.key, {})[number.task, number.dataset, number.metric] = (
-                number.value
-            )
-    return [
-        Printed(
-            row,
-            tuple(values[key].get((w.task, w.dataset, w.metric)) for w in table.wanted),
-            (False,) * 99,
-        )
-        for key, row in rows.items()
-    ]
+    for n in _numbers(table):
+        name = n.model
+        # A key of five parts names its model alone; the note begins with what a sixth is for.
+        if n.key.count(":") > 4:
+            name += f", {n.note.split(':')[0]}"
+        rows.setdefault(n.key, Row(n.key, name, n.model, n.arch, n.epochs, PUBLISHED))
+        values.setdefault(n.key, {})[n.task, n.dataset, n.metric] = n.value
+    lines = []
+    wanted = [(w.task, w.dataset, w.metric) for w in table.wanted]
+    for key, row in rows.items():
+        line = tuple(map(values[key].get, wanted))
+        lines.append(Printed(row, line, (False,) * len(line)))
+    return lines
 
 
-def _protocol_note(columns: Sequence[Column | None]) -> str:
+def _protocol_note(columns: Columns) -> str:
     """By which protocol the measured rows of a table were made."""
-    used = sorted(
-        {c.protocol + (f" + {c.engine}" if c.engine else "") for c in columns if c is not None}
-    )
-    return ", ".join(used)
+    used = {joined(" + ", column.protocol, column.engine) for column in filter(None, columns)}
+    return ", ".join(sorted(used))
 
 
-def to_latex(table: Table, columns: Sequence[Column | None], measured: Sequence[Printed]) -> str:
+# ---- LaTeX
+
+
+def to_latex(table: PaperTable, columns: Columns, measured: Sequence[Printed]) -> str:
     """A booktabs table. Needs \\usepackage{booktabs}."""
-    groups = [w.group for w in table.wanted]
+    width = len(table.wanted)
+    across = rf"\multicolumn{{{2 + width}}}{{l}}"
+    caption = rf"{_latex(table.caption)}, in \%."
+    if measured:
+        caption += f" Measured by {_latex(_protocol_note(columns))}."
+    if any(any(printed.bold) for printed in measured):
+        caption += f" {BOLD}"
+    headings = [_latex(w.heading) for w in table.wanted]
     lines = [
         f"% {table.paper} Table {table.table}; made by backbench leaderboard --latex",
         r"\begin{table}[t]",
-    ]
-    note = f" Measured by {_latex(_protocol_note(columns))}." if measured else ""
-    bold = f" {BOLD}" if any(any(p.bold) for p in measured) else ""
-    lines += [
         r"\centering",
-        rf"\caption{{{_latex(table.caption)}, in \%.{note}{bold}}}",
+        rf"\caption{{{caption}}}",
         rf"\label{{tab:{table.name}}}",
-    ]
-    lines += [rf"\begin{{tabular}}{{ll{'c' * len(table.wanted)}}}", r"\toprule"]
-    if any(groups):
-        spans = [(g, groups.count(g)) for g in dict.fromkeys(groups)]
-        lines.append(
-            " & & "
-            + " & ".join(rf"\multicolumn{{{n}}}{{c}}{{{_latex(g)}}}" for g, n in spans)
-            + r" \\"
-        )
-    lines += [
-        "Model & Epochs & " + " & ".join(_latex(w.heading) for w in table.wanted) + r" \\",
+        rf"\begin{{tabular}}{{ll{'c' * width}}}",
+        r"\toprule",
+        *_latex_groups(table),
+        _ampersands(["Model", "Epochs", *headings]),
         r"\midrule",
+        rf"{across}{{\emph{{Published}} ({table.paper}, Table {table.table})}} \\",
+        *map(_latex_line, published_lines(table)),
+        r"\midrule",
+        rf"{across}{{\emph{{Measured}}}} \\",
+        *map(_latex_line, measured),
     ]
-    span = 2 + len(table.wanted)
-    lines.append(
-        rf"\multicolumn{{{span}}}{{l}}{{\emph{{Published}} ({table.paper}, Table {table.table})}} \\"
-    )
-    lines += [_latex_line(p) for p in published_lines(table)]
-    lines += [r"\midrule", rf"\multicolumn{{{span}}}{{l}}{{\emph{{Measured}}}} \\"]
-    lines += [_latex_line(p) for p in measured] or [
-        rf"\multicolumn{{{span}}}{{l}}{{nothing measured yet}} \\"
-    ]
+    if not measured:
+        lines.append(rf"{across}{{nothing measured yet}} \\")
     lines += [r"\bottomrule", r"\end{tabular}", r"\end{table}"]
     return "\n".join(lines) + "\n"
 
 
+def _latex_groups(table: PaperTable) -> list[str]:
+    """The line above the headings, for a table that groups them."""
+    groups = [w.group for w in table.wanted]
+    if not any(groups):
+        return []
+    heads = []
+    # Columns of one group are neighbours, so a heading spans as many columns as bear its name.
+    for group in dict.fromkeys(groups):
+        heads.append(rf"\multicolumn{{{groups.count(group)}}}{{c}}{{{_latex(group)}}}")
+    return [" & & " + _ampersands(heads)]
+
+
 def _latex_line(printed: Printed) -> str:
-    cells = [
-        "--" if v is None else rf"\textbf{{{v:.1f}}}" if bold else f"{v:.1f}"
-        for v, bold in zip(printed.values, printed.bold)
-    ]
-    epochs = "--" if printed.row.epochs is None else str(printed.row.epochs)
-    return " & ".join([_latex(printed.row.name), epochs, *cells]) + r" \\"
+    row = printed.row
+    cells = [_latex(row.name), text_of(row.epochs, "d", missing="--")]
+    for value, bold in zip(printed.values, printed.bold):
+        text = text_of(value, ".1f", missing="--")
+        if bold and value is not None:
+            text = rf"\textbf{{{text}}}"
+        cells.append(text)
+    return _ampersands(cells)
+
+
+def _ampersands(cells: Sequence[str]) -> str:
+    return " & ".join(cells) + r" \\"
+
+
+_LATEX = str.maketrans(
+    {
+        "\\": r"\textbackslash{}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        **{char: "\\" + char for char in "&%$#_{}"},
+    }
+)
 
 
 def _latex(text: str) -> str:
-    special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-    return "".join(special.get(char, "\\" + char if char in "&%$#_{}" else char) for char in text)
+    """`text` with what LaTeX would take for a command escaped."""
+    return text.translate(_LATEX)
 
 
-def to_markdown(table: Table, columns: Sequence[Column | None], measured: Sequence[Printed]) -> str:
+# ---- Markdown
+
+
+def to_markdown(table: PaperTable, columns: Columns, measured: Sequence[Printed]) -> str:
     """A pipe table with the same lines."""
-    heads = [f"{w.group}: {w.heading}" if w.group else w.heading for w in table.wanted]
-    lines = [f"**{table.caption}**, in %. Layout of {table.paper} Table {table.table}.", ""]
-    lines += [
+    heads = [joined(": ", w.group, w.heading) for w in table.wanted]
+    lines = [
+        f"**{table.caption}**, in %. Layout of {table.paper} Table {table.table}.",
+        "",
         _pipes(["Model", "Epochs", "Source", *heads]),
         _pipes(["---", "---:", "---", *["---:"] * len(heads)]),
     ]
     for printed in (*published_lines(table), *measured):
-        cells = [
-            "" if v is None else f"**{v:.1f}**" if bold else f"{v:.1f}"
-            for v, bold in zip(printed.values, printed.bold)
-        ]
-        epochs = "" if printed.row.epochs is None else str(printed.row.epochs)
-        lines.append(_pipes([printed.row.name, epochs, printed.row.source, *cells]))
+        row = printed.row
+        cells = [row.name, text_of(row.epochs, "d"), row.source]
+        for value, bold in zip(printed.values, printed.bold):
+            cells.append(_bold(text_of(value, ".1f"), bold and value is not None))
+        lines.append(_pipes(cells))
+    note = "Nothing measured yet."
     if measured:
-        lines += [
-            "",
-            f"Measured by {_protocol_note(columns)}. {BOLD}",
-        ]
-    else:
-        lines += ["", "Nothing measured yet."]
-    return "\n".join(lines) + "\n"
+        note = f"Measured by {_protocol_note(columns)}. {BOLD}"
+    return "\n".join([*lines, "", note]) + "\n"
 
 
 def _pipes(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
+def _bold(text: str, really: bool = True) -> str:
+    return f"**{text}**" if really else text
+
+
 def board_markdown(board: Board) -> str:
     """Every measured column, as it stands in the csv, with half-widths of the intervals."""
-    rows = [row for row in board.rows if row.source == MEASURED]
-    columns = [c for c in board.columns if any(board.cell(row, c) for row in rows)]
-    labels = board.labels()
+    rows, labels = board.measured_rows, board.labels()
     lines = [
         _pipes(["column", *(labels[row.checkpoint] for row in rows)]),
         _pipes(["---", *["---:"] * len(rows)]),
     ]
-    for column in columns:
+    for column in board.measured_columns():
         marks = standing(board, column)
-        cells = []
+        cells = [f"`{column.name}`"]
+        # An empty field was not run; "undefined" was, and has no value.
         for row in rows:
-            cell = board.cell(row, column)
-            if cell is None or cell.value is None:
-                cells.append("" if cell is None else "undefined")
-                continue
-            half = "" if cell.ci95 is None else f" ±{(cell.ci95[1] - cell.ci95[0]) / 2:.1f}"
-            value = f"{cell.value:.1f}"
-            cells.append((f"**{value}**" if marks.get(row.checkpoint) == BEST else value) + half)
-        lines.append(_pipes([f"`{column.name}`", *cells]))
+            best = marks.get(row.checkpoint) == BEST
+            cells.append(_board_cell(board.cell(row, column), best))
+        lines.append(_pipes(cells))
     return "\n".join(lines) + "\n"
+
+
+def _board_cell(cell: Cell | None, best: bool) -> str:
+    if cell is None:
+        return ""
+    if cell.value is None:
+        return "undefined"
+    half = "" if cell.half_width is None else f" ±{cell.half_width:.1f}"
+    return _bold(f"{cell.value:.1f}", best) + half
 
 
 def reproduction_markdown(judged: Sequence[Judged]) -> str:
     """What was judged against a published number, with the verdict and the hardware."""
     if not judged:
-        return "No checkpoint here names a published row by a protocol that was run: nothing was judged.\n"
-    head = [
-        "checkpoint",
-        "column",
-        "published row",
-        "published",
-        "measured",
-        "95% interval",
-        "tolerance",
-        "verdict",
-    ]
-    lines = [_pipes([*head, "hardware"]), _pipes(["---"] * (len(head) + 1))]
+        return (
+            "No checkpoint here names a published row by a protocol that was run: "
+            "nothing was judged.\n"
+        )
+    head = ("checkpoint", "column", "published row", "published", "measured", "95% interval",
+            "tolerance", "verdict", "hardware")  # fmt: skip
+    lines = [_pipes(head), _pipes(["---"] * len(head))]
     for j in judged:
-        interval = "" if j.ci95 is None else f"{j.ci95[0]:.2f} to {j.ci95[1]:.2f}"
-        verdict = "within" if j.within else "**outside**"
+        interval = ""
+        if j.ci95 is not None:
+            interval = f"{j.ci95[0]:.2f} to {j.ci95[1]:.2f}"
         cells = [
             j.row.name,
             j.column.name,
@@ -362,6 +389,9 @@ def reproduction_markdown(judged: Sequence[Judged]) -> str:
             f"{j.published:g}",
             f"{j.measured:.2f}",
             interval,
+            f"{j.tolerance:g}",
+            "within" if j.within else "**outside**",
+            j.hardware,
         ]
-        lines.append(_pipes([*cells, f"{j.tolerance:g}", verdict, j.hardware]))
+        lines.append(_pipes(cells))
     return "\n".join(lines) + "\n"

@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-import numpy as np
-
 from backbench.errors import BadInput, nearest
 from backbench.images.files import (
     EXTENSIONS,
@@ -27,6 +25,7 @@ from backbench.images.files import (
 )
 
 if TYPE_CHECKING:
+    import numpy as np
     from PIL import Image
 
 CIFAR_FOLDERS = {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python"}
@@ -95,6 +94,8 @@ _CIFAR100 = _CifarFiles(
 def read_cifar(root: str | Path, split: str) -> ArrayList:
     """ROOT/cifar10/cifar-10-batches-py or ROOT/cifar100/cifar-100-python as torchvision lays them
     out; `root` is the data set's own folder and tells which one it is; split is train or test."""
+    import numpy as np
+
     root = Path(root)
     files = _CIFAR100 if (root / _CIFAR100.folder).is_dir() else _CIFAR10
     folder = root / files.folder
@@ -131,6 +132,8 @@ def read_stl10(root: str | Path, split: str) -> ImageList:
 
 
 def _read_stl10(root: Path, split: str) -> ArrayList:
+    import numpy as np
+
     folder = root / "stl10_binary"
     file = folder / f"{split}_X.bin"
     try:

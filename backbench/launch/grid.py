@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from backbench import config
-from backbench.board.board import TWELVE
+from backbench.datasets.catalog import TWELVE
 from backbench.errors import BadInput, nearest
 from backbench.runs.folder import CHECKPOINT_FILE, RESULTS_FILE, RUN_FILE
 from backbench.tasks import DETECTION, TASKS, VERBS

@@ -1,7 +1,8 @@
-"""When one number is really above another: paired tests on predictions that were kept (docs/results.md).
+"""When one number is really above another: paired tests on kept predictions (docs/results.md).
 
-Two checkpoints scored on the same test list share its hard and its easy images, so their difference is far better known
-than either value. Nothing here compares intervals of two values with each other.
+Two checkpoints scored on the same test list share its hard and its easy images, so their
+difference is far better known than either value. Nothing here compares intervals of two values
+with each other.
 """
 
 from __future__ import annotations
@@ -11,16 +12,20 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from backbench.runs import seeding
 
 if TYPE_CHECKING:
     import numpy as np
 
+    Arrays = Mapping[str, np.ndarray]  # of one file of predictions: store.keep_predictions
+
 ALPHA = 0.05
-_DRAWS = 1999
-_TAIL = 0.015  # of a percentile interval
+NORMAL_975 = 1.959964  # standard normal quantile: half of a 95% interval, in standard errors
+_DRAWS = 1999  # of sign flips; with the observed one, 2000
+_TAIL = 0.015  # of a percentile interval: see `of_resamples`
+_FEWEST_RESAMPLES = 100  # for such tails
 
 
 @dataclass(frozen=True)
@@ -42,7 +47,7 @@ class Difference:
 
 
 @functools.lru_cache(maxsize=4096)
-def load(path: Path) -> Mapping[str, Any] | None:
+def load(path: Path) -> Arrays | None:
     """The arrays of one file of predictions, or None where it is missing or damaged."""
     import zipfile
 
@@ -56,37 +61,70 @@ def load(path: Path) -> Mapping[str, Any] | None:
 
 
 def compare(a: Sequence[Path], b: Sequence[Path], metric: str) -> Difference | None:
-    """a - b on `metric`, from the kept predictions of the same seeds in the same order; None where they do not pair."""
+    """a - b on `metric`, from the kept predictions of the same seeds in the same order; None where
+    they do not pair. Several seeds are averaged before the test: image by image, resample by
+    resample; draws of all seeds stand side by side.
+    """
     import numpy as np
 
-    if not a or len(a) != len(b):
+    pairs = _paired_files(a, b)
+    if not pairs:
         return None
-    kept = [(load(x), load(y)) for x, y in zip(a, b)]
-    pairs = [(x, y) for x, y in kept if x is not None and y is not None and _same_list(x, y)]
-    if len(pairs) != len(a) or len({str(x["manifest"]) for x, _ in pairs}) > 1:
-        return None
-    name = f"bootstrap_{metric}"
-    if all(name in x and name in y and x[name].shape == y[name].shape for x, y in pairs):
-        return of_resamples(np.mean([x[name] - y[name] for x, y in pairs], axis=0))
-    if all(
-        "values" in x and "values" in y and x["values"].shape == y["values"].shape for x, y in pairs
-    ):
-        return of_draws(np.concatenate([x["values"] - y["values"] for x, y in pairs]))
-    scores = [(_hits(x, metric), _hits(y, metric)) for x, y in pairs]
-    found = [(x, y) for x, y in scores if x is not None and y is not None and len(x) == len(y)]
-    if len(found) != len(pairs):
-        return None
-    d = np.mean([x.astype(float) - y for x, y in found], axis=0)
-    return of_images(d, pairs[0][0]["label"] if metric.startswith("mean_per_class") else None)
+    # What the files hold says how they are compared: the metric itself on resamples, values of
+    # draws, or what was predicted for each image.
+    resampled = _both(pairs, f"bootstrap_{metric}")
+    if resampled is not None:
+        return of_resamples(np.mean([x - y for x, y in resampled], axis=0))
+    drawn = _both(pairs, "values")
+    if drawn is not None:
+        return of_draws(np.concatenate([x - y for x, y in drawn]))
+    differences = []
+    for x, y in pairs:
+        hits_x, hits_y = _hits(x, metric), _hits(y, metric)
+        if hits_x is None or hits_y is None or len(hits_x) != len(hits_y):
+            return None
+        differences.append(hits_x.astype(float) - hits_y)
+    by_class = metric.startswith("mean_per_class")
+    return of_images(np.mean(differences, axis=0), pairs[0][0]["label"] if by_class else None)
 
 
-def _same_list(x: Mapping[str, Any], y: Mapping[str, Any]) -> bool:
-    same = "manifest" in x and "manifest" in y and str(x["manifest"]) == str(y["manifest"])
-    return same and ("label" not in x or "label" not in y or bool((x["label"] == y["label"]).all()))
+def _paired_files(a: Sequence[Path], b: Sequence[Path]) -> list[tuple[Arrays, Arrays]]:
+    """The arrays of a[i] beside those of b[i]; nothing unless all of them are of one test list."""
+    if len(a) != len(b):
+        return []
+    pairs = []
+    for file_a, file_b in zip(a, b):
+        x, y = load(file_a), load(file_b)
+        if x is None or y is None or not _same_list(x, y):
+            return []
+        pairs.append((x, y))
+    manifests = {str(x["manifest"]) for x, _ in pairs}
+    return pairs if len(manifests) == 1 else []
 
 
-def _hits(x: Mapping[str, Any], metric: str) -> np.ndarray | None:
-    """(N,) bool: which images count as right, or None where this file cannot say it for `metric`."""
+def _same_list(x: Arrays, y: Arrays) -> bool:
+    """Whether both were scored on the same images in the same order, with the same labels."""
+    if "manifest" not in x or "manifest" not in y or str(x["manifest"]) != str(y["manifest"]):
+        return False
+    if "label" in x and "label" in y:
+        return bool((x["label"] == y["label"]).all())
+    return True
+
+
+def _both(
+    pairs: Sequence[tuple[Arrays, Arrays]], name: str
+) -> list[tuple[np.ndarray, np.ndarray]] | None:
+    """Array `name` of both sides of every pair; None where one lacks it or has another shape."""
+    found = []
+    for x, y in pairs:
+        if name not in x or name not in y or x[name].shape != y[name].shape:
+            return None
+        found.append((x[name], y[name]))
+    return found
+
+
+def _hits(x: Arrays, metric: str) -> np.ndarray | None:
+    """(N,) bool: which images count as right; None where this file cannot say it for `metric`."""
     if metric.startswith("top5"):
         return x.get("hits5")
     if metric.startswith(("top1", "mean_per_class")) and "prediction" in x and "label" in x:
@@ -97,12 +135,15 @@ def _hits(x: Mapping[str, Any], metric: str) -> np.ndarray | None:
 def of_images(d: np.ndarray, classes: np.ndarray | None = None) -> Difference:
     """Per-image differences (N,) in [-1, 1]; with `classes` (N,) the mean of the class means.
 
-    Test: sign flips. Where the two are equally good, each image's difference is as likely to be minus itself, so the
-    sum is one of binomials, one for each distinct weight; with one weight this is the exact sign test (McNemar's).
-    Interval: normal, of the paired differences, half a count added to either side (Agresti and Min, 2005).
+    Test: sign flips. Where the two are equally good, each image's difference is as likely to be
+    minus itself, so the sum is one of binomials, one for each distinct weight; with one weight this
+    is the exact sign test (McNemar's). Interval: normal, of the paired differences, half a count
+    added to either side (Agresti and Min, 2005).
     """
     import numpy as np
 
+    # 1. An image's weight, so that the value is a plain sum: 1/N, or for a mean of C class means
+    #    1/(C N_c) with N_c images in its class.
     n = len(d)
     weight = np.full(n, 1 / n)
     if classes is not None:
@@ -110,27 +151,37 @@ def of_images(d: np.ndarray, classes: np.ndarray | None = None) -> Difference:
         weight = 1 / (len(count) * count[inverse])
     step = weight * d
     value = float(step.sum())
-    # Two imagined images, one won and one lost, keep the interval from closing on nothing when nobody disagrees.
+    # 2. Variance of a sum of N independent steps: sum of squares minus N times the squared mean.
+    #    Half an imagined image won and half a one lost, of the largest weight, add nothing to the
+    #    sum and 0.5 w^2 each to the squares: they keep the interval from closing on nothing when
+    #    nobody disagrees.
     variance = float((step**2).sum() - (step.sum() ** 2) / n) + 0.5 * float(weight.max()) ** 2 * 2
-    half = 1.959964 * math.sqrt(max(variance, 0.0))
-    return Difference(
-        100 * value, (100 * (value - half), 100 * (value + half)), _sign_flip(step), "images", n
-    )
+    half = NORMAL_975 * math.sqrt(max(variance, 0.0))
+    interval = (100 * (value - half), 100 * (value + half))
+    return Difference(100 * value, interval, _sign_flip(step), "images", n)
 
 
 def _sign_flip(step: np.ndarray) -> float:
-    """Two-sided p-value of sum(step) when every step's sign is a fair coin."""
+    """Two-sided p-value of sum(step) (N,) when every step's sign is a fair coin."""
     import numpy as np
     from scipy.stats import binom
 
-    size, group = np.unique(np.abs(step[step != 0]).round(12), return_inverse=True)
+    # 1. A step of 0 has no sign. The others in groups of one size |s| each; rounded, since sizes
+    #    that are equal but were computed in other ways differ in their last bits.
+    signed = step[step != 0]
+    size, group = np.unique(np.abs(signed).round(12), return_inverse=True)
     if not len(size):
         return 1.0
-    won = np.bincount(group, weights=(step[step != 0] > 0).astype(float))
+    won = np.bincount(group, weights=(signed > 0).astype(float))
     m = np.bincount(group)
+    # 2. One size: the number of steps above 0 is Binomial(m, 1/2), and the sum grows with it. Twice
+    #    its smaller tail is the exact test.
     if len(size) == 1:
         least = int(min(won[0], m[0] - won[0]))
         return float(min(1.0, 2 * binom.cdf(least, int(m[0]), 0.5)))
+    # 3. Several sizes: with K_g ~ Binomial(m_g, 1/2) steps of group g above 0 the sum is
+    #    sum_g size_g (2 K_g - m_g), so one binomial per group stands for all its coins. The
+    #    observed sum counts as one of the draws, which keeps the test valid at any number of them.
     observed = abs(float((size * (2 * won - m)).sum()))
     rng = np.random.default_rng(seeding.seed_of("sign flip", len(step), int(m.sum())))
     flips = np.abs((2 * rng.binomial(m, 0.5, size=(_DRAWS, len(m))) - m) @ size)
@@ -138,33 +189,47 @@ def _sign_flip(step: np.ndarray) -> float:
 
 
 def of_draws(d: np.ndarray) -> Difference:
-    """Differences (D,) in percent of the same draws: a paired t-test over draws, with the test images as given."""
+    """Differences (D,) in percent of the same draws: a paired t-test over draws, with the test
+    images as given."""
     from scipy.stats import t
 
     n, value = len(d), float(d.mean())
     if n < 2:
-        return Difference(value, (-math.inf, math.inf), 1.0, "draws", n)
+        return _unknown(value, "draws", n)
     error = float(d.std(ddof=1)) / math.sqrt(n)
     half = float(t.ppf(0.975, n - 1)) * error
-    p = float(2 * t.sf(abs(value) / error, n - 1)) if error else float(value == 0)
+    if error:
+        p = float(2 * t.sf(abs(value) / error, n - 1))
+    else:  # all draws differ by the same: certain, whichever way
+        p = float(value == 0)
     return Difference(value, (value - half, value + half), p, "draws", n)
 
 
 def of_resamples(d: np.ndarray) -> Difference:
-    """Differences (B,) in percent on the same resamples of the images: the percentile interval, with tails of 1.5%.
+    """Differences (B,) in percent on the same resamples of the images: the percentile interval,
+    with tails of 1.5%.
 
-    Tails of 2.5% called equal pairs different in 6.1% (40 images), 5.6% (150) and 5.2% (720) of simulations with 500
-    resamples; tails of 1.5% in 4.6%, 3.6% and 3.4%. The p-value is scaled alike.
+    Tails of 2.5% called equal pairs different in 6.1% (40 images), 5.6% (150) and 5.2% (720) of
+    simulations with 500 resamples; tails of 1.5% in 4.6%, 3.6% and 3.4%. The p-value is scaled
+    alike.
     """
     import numpy as np
 
-    d = d[np.isfinite(d)]
+    d = d[np.isfinite(d)]  # a resample without a ground truth has no AP
     n = len(d)
-    if n < 100:  # too few for such tails
-        return Difference(float(d.mean()) if n else 0.0, (-math.inf, math.inf), 1.0, "resamples", n)
+    if n < _FEWEST_RESAMPLES:
+        return _unknown(float(d.mean()) if n else 0.0, "resamples", n)
     low, high = np.percentile(d, [100 * _TAIL, 100 * (1 - _TAIL)])
-    p = min(1.0, ALPHA / _TAIL * (1 + min(int((d <= 0).sum()), int((d >= 0).sum()))) / (1 + n))
+    # The share of resamples on the wrong side of 0 (one more, so that it is never nothing) reaches
+    # _TAIL where the interval touches 0; times ALPHA / _TAIL, p reaches ALPHA at that same place.
+    wrong = min(int((d <= 0).sum()), int((d >= 0).sum()))
+    p = min(1.0, ALPHA / _TAIL * (1 + wrong) / (1 + n))
     return Difference(float(d.mean()), (float(low), float(high)), p, "resamples", n)
+
+
+def _unknown(value: float, paired: str, n: int) -> Difference:
+    """A difference of which nothing can be said: too few to pair."""
+    return Difference(value, (-math.inf, math.inf), 1.0, paired, n)
 
 
 def seeds_interval(values: Sequence[float]) -> tuple[float, float] | None:
@@ -178,12 +243,3 @@ def seeds_interval(values: Sequence[float]) -> tuple[float, float] | None:
     spread = math.sqrt(sum((v - mean) ** 2 for v in values) / (n - 1))
     half = float(t.ppf(0.975, n - 1)) * spread / math.sqrt(n)
     return mean - half, mean + half
-
-
-def correlation(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
-    """Pearson's r and Spearman's rho; nan below three points."""
-    from scipy.stats import pearsonr, spearmanr
-
-    if len(x) < 3:
-        return math.nan, math.nan
-    return float(pearsonr(x, y).statistic), float(spearmanr(x, y).statistic)

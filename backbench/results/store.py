@@ -1,7 +1,7 @@
 """Result: one measured number, one JSON line in RUN/results.jsonl, appended once and never edited.
 
-Predictions are kept beside the numbers (`keep_predictions`), so that two checkpoints can be compared image by image.
-docs/results.md describes both files.
+Predictions are kept beside the numbers (`keep_predictions`), so that two checkpoints can be
+compared image by image. docs/results.md describes both files.
 """
 
 from __future__ import annotations
@@ -17,27 +17,42 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from backbench.errors import BadInput, nearest
 from backbench.runs import atomic
 from backbench.runs.folder import PREDICTIONS, RESULTS_FILE, RUN_FILE
 from backbench.tasks import TASKS
 
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
 SCHEMA = 2
+Line = dict[str, Any]  # one decoded JSON object, before anything is known of it
+
+
+class Origin(TypedDict, total=False):
+    """Where and when a number was made. Older lines lack some of it, or all."""
+
+    command: str | list[str]
+    cwd: str
+    code: str  # commit or version
+    versions: Mapping[str, str]
+    hardware: str
+    recorded: float  # seconds since 1970, UTC
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """One number with all that must be known to compare it. Values and intervals are in percent where the metric is.
+    """One number with all that must be known to compare it, in percent where the metric is.
 
-    `checkpoint` is the digest; `value` None means undefined (an AP with no ground truth). `chosen` holds what was
-    selected on validation data and on which split; `provenance` what is needed to repeat the number; `origin` is filled
-    by `append` with the command, code, versions, hardware and time of this very measurement. Two results are equal when
-    all but their origin is.
+    `checkpoint` is the digest; `value` None means undefined (an AP with no ground truth). `chosen`
+    holds what was selected on validation data and on which split; `provenance` what is needed to
+    repeat the number; `origin` is filled by `append`. Two results are equal when all but their
+    origin is.
     """
 
     checkpoint: str
@@ -54,14 +69,15 @@ class Result:
     protocol: str
     engine: str | None = None
     seed: int = 0
-    chosen: dict[str, Any] | None = None
-    provenance: dict[str, Any] = field(default_factory=dict)
-    origin: dict[str, Any] = field(default_factory=dict, compare=False)
+    chosen: Mapping[str, object] | None = None
+    provenance: Mapping[str, object] = field(default_factory=dict)
+    origin: Origin = field(default_factory=Origin, compare=False)
     schema: int = SCHEMA
 
     def __post_init__(self) -> None:
         if self.task not in TASKS:
             raise BadInput(f"result with unknown task '{self.task}'; {nearest(self.task, TASKS)}")
+        # JSON has no nan: what is not finite is undefined. `frozen` is for everybody after this.
         if self.value is not None and not math.isfinite(self.value):
             object.__setattr__(self, "value", None)
         if self.ci95 is not None:
@@ -76,13 +92,10 @@ class Result:
 
 
 def append(run: str | Path, results: Iterable[Result]) -> None:
-    """Append to RUN/results.jsonl: one locked, synced write, so many jobs may share the file and none is torn."""
+    """Append to RUN/results.jsonl: one locked, synced write, so that many jobs may share the file
+    and none is torn."""
     stamp = _origin(Path(run))
-    lines = "".join(
-        json.dumps({**dataclasses.asdict(r), "origin": {**stamp, **r.origin}}, sort_keys=True)
-        + "\n"
-        for r in results
-    )
+    lines = "".join(_line(result, stamp) for result in results)
     if not lines:
         return
     path = Path(run) / RESULTS_FILE
@@ -90,33 +103,49 @@ def append(run: str | Path, results: Iterable[Result]) -> None:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX)  # lockf also works over NFS
-        size = os.fstat(descriptor).st_size
-        if size and os.pread(descriptor, 1, size - 1) != b"\n":
-            lines = "\n" + lines  # a writer died in the middle of a line: keep it apart from ours
-        data = lines.encode()
-        try:
-            while data:
-                data = data[os.write(descriptor, data) :]
-        except OSError:  # a full disk: half of a run's rows would pass for all of them
-            os.ftruncate(descriptor, size)
-            raise
-        os.fsync(descriptor)
+        _write_whole(descriptor, lines.encode())
     finally:
         os.close(descriptor)
 
 
-def _origin(run: Path) -> dict[str, Any]:
+def _line(result: Result, stamp: Origin) -> str:
+    """The result as its line of JSON; what its own origin says goes before `stamp`."""
+    data = dataclasses.asdict(result)
+    data["origin"] = {**stamp, **result.origin}
+    return json.dumps(data, sort_keys=True) + "\n"
+
+
+def _write_whole(descriptor: int, data: bytes) -> None:
+    """All of `data` at the end of the locked file, on disk; or nothing of it and an OSError."""
+    size = os.fstat(descriptor).st_size
+    # A writer may have died in the middle of a line: keep what it left apart from ours.
+    if size and os.pread(descriptor, 1, size - 1) != b"\n":
+        data = b"\n" + data
+    try:
+        while data:  # a write may take only part of what it is given
+            data = data[os.write(descriptor, data) :]
+    except OSError:  # a full disk: half of a run's rows would pass for all of them
+        os.ftruncate(descriptor, size)
+        raise
+    os.fsync(descriptor)
+
+
+def _origin(run: Path) -> Origin:
     """Where and when these numbers are made; the command is the one that opened the run folder."""
-    stamp: dict[str, Any] = {"recorded": round(time.time(), 3), **_here()}
+    stamp: Origin = {"recorded": round(time.time(), 3), **_here()}
     try:
         opened = json.loads((run / RUN_FILE).read_text())
     except (OSError, json.JSONDecodeError):
         return stamp
-    return stamp | {key: opened[key] for key in ("command", "cwd") if key in opened}
+    for key in ("command", "cwd"):
+        if key in opened:
+            stamp[key] = opened[key]
+    return stamp
 
 
 @functools.cache
-def _here() -> dict[str, Any]:
+def _here() -> Origin:
+    """What stays the same while this process lives."""
     versions = {"python": platform.python_version()}
     for package in ("backbench", "torch", "torchvision"):
         try:
@@ -128,18 +157,16 @@ def _here() -> dict[str, Any]:
 
 @functools.cache
 def code_revision() -> str:
-    """The commit that this code is at, marked when files differ from it; the version where there is no repository."""
+    """The commit that this code is at, marked when files differ from it; the version where there is
+    no repository."""
     root = Path(__file__).parents[2]
     if (root / ".git").exists():
+        git = ["git", "-C", str(root)]
+        at, changed = [*git, "rev-parse", "HEAD"], [*git, "diff", "--quiet", "HEAD"]
         try:
-            git = ["git", "-C", str(root)]
-            commit = subprocess.run(
-                [*git, "rev-parse", "HEAD"], capture_output=True, text=True, timeout=20, check=True
-            )
-            changed = subprocess.run(
-                [*git, "diff", "--quiet", "HEAD"], capture_output=True, timeout=60, check=False
-            )
-            return commit.stdout.strip() + ("+changes" if changed.returncode else "")
+            commit = subprocess.run(at, capture_output=True, text=True, timeout=20, check=True)
+            differs = subprocess.run(changed, capture_output=True, timeout=60, check=False)
+            return commit.stdout.strip() + ("+changes" if differs.returncode else "")
         except (OSError, subprocess.SubprocessError):
             pass
     try:
@@ -154,25 +181,31 @@ def hardware() -> str:
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
         return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}"
+    return f"{os.cpu_count()} x {_cpu_name()}"
+
+
+def _cpu_name() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
-        name = next(
-            line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")
-        )
-    except (OSError, StopIteration):
-        name = platform.processor() or platform.machine()
-    return f"{os.cpu_count()} x {name}"
+    except OSError:
+        lines = []
+    for line in lines:
+        if line.startswith("model name") and ":" in line:
+            return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
 
 
-def keep_predictions(run: str | Path, name: str, **arrays: Any) -> str:
-    """Write RUN/predictions/NAME.npz and return its path relative to RUN, for `provenance["predictions"]`.
+def keep_predictions(run: str | Path, name: str, **arrays: ArrayLike) -> str:
+    """Write RUN/predictions/NAME.npz; returns its path relative to RUN, for
+    `provenance["predictions"]`.
 
-    `manifest` (str) is the digest of the test list; two files are compared only when theirs are equal. Beside it one of
-        prediction, label (N,) int, and hits5 (N,) bool where top-5 is reported: one entry per test image, in the order
-            of the manifest;
+    `manifest` (str) is the digest of the test list; two files are compared only when theirs are
+    equal. Beside it one of
+        prediction, label (N,) int, and hits5 (N,) bool where top-5 is reported: one entry per test
+            image, in the order of the manifest;
         values (D,): one value in percent per draw or fold, in the order of the draws (fewshot);
-        bootstrap (B,): the metric on B resamples of the test images, drawn from the manifest's digest alone, one array
-            per metric named bootstrap_<metric> (detection).
+        bootstrap (B,): the metric on B resamples of the test images, drawn from the manifest's
+            digest alone, one array per metric named bootstrap_<metric> (detection).
     """
     import io
 
@@ -182,13 +215,13 @@ def keep_predictions(run: str | Path, name: str, **arrays: Any) -> str:
         raise ValueError("predictions need the manifest's digest")
     relative = f"{PREDICTIONS}/{name.replace('/', '_')}.npz"
     buffer = io.BytesIO()
-    np.savez_compressed(buffer, **arrays)
+    np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]  # one name is numpy's own
     atomic.write_bytes(Path(run) / relative, buffer.getvalue())
     return relative
 
 
 def files_below(path: str | Path) -> list[Path]:
-    """Every results file at or below `path`, sorted. Raises BadInput where there is nothing at `path`."""
+    """Every results file at or below `path`, sorted. Raises BadInput where `path` is nothing."""
     path = Path(path)
     if path.is_file():
         return [path]
@@ -196,9 +229,9 @@ def files_below(path: str | Path) -> list[Path]:
         raise BadInput(f"{path}: no such run folder or results file")
     files: list[Path] = []
     seen: set[str] = set()
-    for folder, subfolders, names in os.walk(
-        path, followlinks=True
-    ):  # runs are often links to a scratch disk
+    # Links are followed, since runs often lie on a scratch disk; a folder seen before ends the way
+    # there, so neither a loop of links nor two ways to one folder make a result count twice.
+    for folder, subfolders, names in os.walk(path, followlinks=True):
         real = str(Path(folder).resolve())
         if real in seen:
             subfolders.clear()
@@ -216,18 +249,26 @@ def read_file(file: Path) -> Iterator[Result | str]:
         try:
             yield parse(json.loads(line))
         except ValueError:
-            yield f"{file}:{number}: truncated line, not counted: {line[:60].decode(errors='replace')}"
+            start = line[:60].decode(errors="replace")
+            yield f"{file}:{number}: truncated line, not counted: {start}"
         except (BadInput, TypeError, KeyError, AttributeError) as error:
             yield f"{file}:{number}: {error}"
 
 
 def read(path: str | Path) -> tuple[list[Result], list[str]]:
-    """All results below `path` (a file or a folder), and one line about each line that could not be read."""
-    lines = [line for file in files_below(path) for line in read_file(file)]
-    return [x for x in lines if isinstance(x, Result)], [x for x in lines if isinstance(x, str)]
+    """All results below `path` (file or folder), and a line about each that could not be read."""
+    results: list[Result] = []
+    problems: list[str] = []
+    for file in files_below(path):
+        for line in read_file(file):
+            if isinstance(line, Result):
+                results.append(line)
+            else:
+                problems.append(line)
+    return results, problems
 
 
-def _from_1(data: dict[str, Any]) -> dict[str, Any]:
+def _from_1(data: Line) -> Line:
     """Schema 1 did not say where and when a number was made."""
     return {**data, "schema": 2, "origin": {}}
 
@@ -235,8 +276,9 @@ def _from_1(data: dict[str, Any]) -> dict[str, Any]:
 MIGRATIONS = {1: _from_1}
 
 
-def parse(data: dict[str, Any]) -> Result:
-    """One decoded JSON line as a Result, brought to this schema; an unknown schema is refused by name."""
+def parse(data: Line) -> Result:
+    """One decoded JSON line as a Result of this schema; an unknown schema is refused by name."""
+    # One step at a time, from each schema to the next; what no step leads to SCHEMA is unknown.
     schema = data.get("schema")
     while schema in MIGRATIONS:
         data = MIGRATIONS[schema](data)

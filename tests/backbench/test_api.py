@@ -11,7 +11,7 @@ import torch
 import torchvision
 
 import backbench
-from backbench.api import Results, _command, _whole, parse_task
+from backbench.api import Results, command_of, parse_task
 from backbench.cli import parser
 from backbench.errors import BadInput
 
@@ -53,14 +53,20 @@ def test_the_seed_reaches_every_verb(tmp_path):
         "analyze/dtd",
         "mask_rcnn/coco2017",
     ):
-        command = _command(tmp_path / "x", parse_task(task), seed=3, lists="lists", engine="auto")
-        line = _whole(command, data="data", run=tmp_path / "run", options=[], seed=3)
+        line = command_of(
+            tmp_path / "x",
+            parse_task(task),
+            data="data",
+            run=tmp_path / "run",
+            lists="lists",
+            seed=3,
+        )
         args = parser().parse_args(line)
         assert args.opts == ["SEED", "3"] if args.verb == "detect" else args.seed == 3
 
 
 def test_the_readme_names_tasks_that_there_are():
-    (call,) = re.findall(r"backbench\.evaluate\(\w+, (\[.*?\])", README.read_text())
+    (call,) = re.findall(r"backbench\.evaluate\(\s*\w+, (\[.*?\])", README.read_text())
     for task in json.loads(call):
         parse_task(task)
 

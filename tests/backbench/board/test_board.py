@@ -1,55 +1,35 @@
 """leaderboard.csv as the contract says, what may share a column, and what may be called best."""
 
 import csv
-import importlib.util
+import functools
 import json
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
+from support import boards, records
 
 from backbench import cli
 from backbench.board import tables
-from backbench.board.board import (
-    TWELVE,
-    Board,
-    add_published,
-    again,
-    collect,
-    expected_keys,
-    judge,
-    standing,
-    write_csv,
-    write_tidy,
-)
+from backbench.board.board import Board, add_published, collect, standing
+from backbench.board.export import again, write_csv, write_tidy
+from backbench.board.judge import expected_keys, judge
+from backbench.datasets.catalog import DATASETS, TWELVE
 from backbench.errors import BadInput
 from backbench.results import published, store
-from backbench.results.store import Result
 
 ROOT = Path(__file__).parents[3]
-spec = importlib.util.spec_from_file_location(
-    "benchmark_leaderboard", ROOT / "benchmarks" / "leaderboard.py"
+a_result = functools.partial(
+    records.a_result,
+    name="lorac",
+    method="lorac",
+    arch="resnet50",
+    epochs=200,
+    dataset="cifar10",
+    protocol="linear-lorac-v1",
 )
-bench = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(bench)
-
-
-def a_result(**changes):
-    base = {
-        "checkpoint": "a" * 64,
-        "name": "lorac",
-        "method": "lorac",
-        "arch": "resnet50",
-        "epochs": 200,
-        "task": "linear",
-        "dataset": "cifar10",
-        "split": "test",
-        "metric": "top1",
-        "value": 91.25,
-        "ci95": (90.0, 92.5),
-        "protocol": "linear-lorac-v1",
-    }
-    return Result(**{**base, **changes})
 
 
 def board_of(tmp_path, *rows) -> Board:
@@ -106,12 +86,12 @@ def test_protocols_engines_and_splits_never_share_a_column(tmp_path):
 
 
 def test_the_average_appears_only_when_complete(tmp_path):
+    metrics = {name: DATASETS[name].metric for name in TWELVE}
     twelve = [
-        a_result(dataset=d, metric=m, value=50.0 + i) for i, (d, m) in enumerate(TWELVE.items())
+        a_result(dataset=d, metric=m, value=50.0 + i) for i, (d, m) in enumerate(metrics.items())
     ]
     eleven = [
-        a_result(checkpoint="b" * 64, name="b", dataset=d, metric=m)
-        for d, m in list(TWELVE.items())[:-1]
+        a_result(checkpoint="b" * 64, name="b", dataset=d, metric=metrics[d]) for d in TWELVE[:-1]
     ]
     board = board_of(tmp_path, *twelve, *eleven)
     average = next(c for c in board.columns if c.dataset == "average")
@@ -127,10 +107,29 @@ def test_the_average_appears_only_when_complete(tmp_path):
     assert not [c for c in other.columns if c.dataset == "average"]
 
 
-def test_the_twelve_are_those_of_the_datasets_module():
-    from backbench.datasets.catalog import DATASETS
+def test_the_average_adds_half_widths_in_squares(tmp_path):
+    rows = [a_result(dataset=d, metric=DATASETS[d].metric, ci95=(90.25, 92.25)) for d in TWELVE]
+    board = board_of(tmp_path, *rows)
+    average = next(c for c in board.columns if c.dataset == "average")
+    cell = board.cell(board.rows[0], average)
+    assert cell.half_width == pytest.approx(1 / 12**0.5)
+    lacking = board_of(
+        tmp_path / "b", *rows[1:], a_result(dataset=TWELVE[0], metric="mean_per_class", ci95=None)
+    )
+    cell = lacking.cell(lacking.rows[0], average)
+    assert (cell.value, cell.ci95) == (pytest.approx(91.25), None)
 
-    assert {name: DATASETS[name].metric for name in TWELVE} == TWELVE
+
+def test_reading_a_board_is_light(tmp_path):
+    store.append(tmp_path, [a_result(), a_result(dataset="dtd")])
+    heavy = "('torch', 'torchvision', 'numpy', 'scipy', 'PIL', 'matplotlib', 'omegaconf')"
+    code = (
+        "import sys, backbench; from backbench.board import verb; "
+        f"board = backbench.collect([{str(tmp_path)!r}]); "
+        f"print(len(board.columns), [m for m in {heavy} if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "2 []"
 
 
 def test_the_last_recorded_of_duplicates_counts_and_is_said(tmp_path):
@@ -200,19 +199,19 @@ def test_published_protocols_exist_as_recipes():
 
 def test_best_is_said_only_by_a_paired_test(tmp_path):
     kind = [("linear", "digits", "top1", "linear-demo-v1", None)]
-    bench.synthetic(tmp_path / "far", ["one", "two", "three"], kind, gap=12)
+    boards.synthetic(tmp_path / "far", ["one", "two", "three"], kind, gap=12)
     far = collect([tmp_path / "far"])
-    assert standing(far, far.columns[0]) == {bench.digest_of("three"): "best"}
-    bench.synthetic(tmp_path / "near", ["one", "two"], kind, gap=0.3)
+    assert standing(far, far.columns[0]) == {boards.digest_of("three"): "best"}
+    boards.synthetic(tmp_path / "near", ["one", "two"], kind, gap=0.3)
     near = collect([tmp_path / "near"])
     assert set(standing(near, near.columns[0]).values()) == {"tied"}
-    bench.synthetic(tmp_path / "bare", ["one", "two"], kind, gap=12, kept=False)
+    boards.synthetic(tmp_path / "bare", ["one", "two"], kind, gap=12, kept=False)
     bare = collect([tmp_path / "bare"])
-    assert standing(bare, bare.columns[0]) == {bench.digest_of("two"): "untested"}
+    assert standing(bare, bare.columns[0]) == {boards.digest_of("two"): "untested"}
 
 
 def test_tables_of_the_papers(tmp_path):
-    bench.synthetic(tmp_path / "runs", ["random", "moco_m_200", "lorac_200"], bench.PAPER, gap=12)
+    boards.synthetic(tmp_path / "runs", ["random", "moco_m_200", "lorac_200"], boards.PAPER, gap=12)
     args = [
         "leaderboard",
         str(tmp_path / "runs"),
@@ -263,10 +262,12 @@ def test_unlike_protocols_make_tables_of_their_own(tmp_path):
     assert "| b | 200 | measured" in second.read_text()
 
 
-def test_names_do_not_break_latex():
+def test_names_do_not_break_latex(tmp_path):
+    board = board_of(tmp_path, a_result(dataset="imagenet", name=r"50%_a&b\{}~^"))
+    tables.write(board, [], latex=tmp_path / "tex", markdown=None)
+    name = r"50\%\_a\&b\textbackslash{}\{\}\textasciitilde{}\textasciicircum{}"
     assert (
-        tables._latex(r"50%_a&b\{}~^")
-        == r"50\%\_a\&b\textbackslash{}\{\}\textasciitilde{}\textasciicircum{}"
+        f"\n{name} & 200 & 91.2 & -- \\\\\n" in (tmp_path / "tex" / "lorac_table1.tex").read_text()
     )
 
 
@@ -356,7 +357,7 @@ def test_problems_are_said_and_the_rest_is_shown(tmp_path, caplog):
 
 @pytest.mark.slow
 def test_a_hundred_thousand_results_in_five_seconds(tmp_path, capsys):
-    bench.many(tmp_path / "runs", 1000, 100)
+    boards.many(tmp_path / "runs", 1000, 100)
     start = time.process_time()  # of this process: other work on the machine is not counted
     board = collect([tmp_path / "runs"])
     write_csv(board, tmp_path / "leaderboard.csv")

@@ -11,7 +11,7 @@ import pytest
 from scipy.stats import rankdata
 
 from backbench.board import ablation, figures, predictor
-from backbench.board.board import Board, fill
+from backbench.board.board import Board, Measurement, fill
 from backbench.results.store import Result
 
 
@@ -41,7 +41,7 @@ def row(
 
 
 def board_of(rows: list[Result]) -> Board:
-    return fill(Board(), [(r, Path("runs")) for r in rows])
+    return fill(Measurement(r, Path("runs")) for r in rows)
 
 
 def test_names_of_varied_recipes_are_read() -> None:

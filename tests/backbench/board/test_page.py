@@ -1,36 +1,29 @@
 """The page: self-contained, safe, readable, and fast in a real browser."""
 
 import base64
-import importlib.util
 import json
 import os
 import re
-from pathlib import Path
 
 import pytest
 from PIL import Image
+from support import boards
+from support.browser import browse, chromium, sort_in_browser
+from support.records import a_result
 
 from backbench import cli
 from backbench.board.board import collect
 from backbench.board.page import CURVE_POINTS, write_page
 from backbench.results import store
-from backbench.results.store import Result
 
-ROOT = Path(__file__).parents[3]
-spec = importlib.util.spec_from_file_location(
-    "benchmark_leaderboard", ROOT / "benchmarks" / "leaderboard.py"
-)
-bench = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(bench)
-
-browser = pytest.mark.skipif(bench.chromium() is None, reason="Chromium is not installed")
+browser = pytest.mark.skipif(chromium() is None, reason="Chromium is not installed")
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """Five checkpoints through the demo's columns, with pretraining curves and detection pictures."""
     root = tmp_path_factory.mktemp("board") / "runs"
-    bench.synthetic(root, ["random", "simclr", "moco_v2", "moco_m", "lorac"], bench.DEMO, gap=4)
+    boards.synthetic(root, ["random", "simclr", "moco_v2", "moco_m", "lorac"], boards.DEMO, gap=4)
     for nth, name in enumerate(("simclr", "lorac")):
         run = root / "pretrain" / name
         run.mkdir(parents=True)
@@ -62,6 +55,11 @@ def data_of(page):
     return json.loads(texts[0]) | json.loads(texts[1])
 
 
+def records(table):
+    """The records of a table that the page holds as one list per field."""
+    return [dict(zip(table, values)) for values in zip(*table.values(), strict=True)]
+
+
 def test_the_page_asks_for_nothing(page):
     text = page.read_text()
     assert not re.findall(r'(?:src|href|action)\s*=\s*["\']?(?!#|data:|\$\{)[^"\'\s>]+', text)
@@ -72,36 +70,43 @@ def test_the_page_asks_for_nothing(page):
 def test_the_page_holds_what_was_measured(runs, page):
     data = data_of(page)
     board = collect([runs])
-    assert [r[1] for r in data["rows"]] == [r.name for r in board.rows]
-    assert [c["name"] for c in data["columns"]] == [c.name for c in board.columns]
-    for k, column in enumerate(board.columns):
-        for entry in data["cells"][k]:
-            cell = board.cell(board.rows[entry[0]], column)
-            assert entry[1:4] == pytest.approx([cell.value, *cell.ci95], abs=1e-4)
+    assert data["rows"]["name"] == [r.name for r in board.rows]
+    assert data["columns"]["name"] == [c.name for c in board.columns]
+    for column, cells in zip(board.columns, data["cells"], strict=True):
+        assert len(cells["row"]) == 5
+        for entry in records(cells):
+            cell = board.cell(board.rows[entry["row"]], column)
+            shown = [entry["value"], entry["low"], entry["high"]]
+            assert shown == pytest.approx([cell.value, *cell.ci95], abs=1e-4)
     assert data["numbers"] == 70
+
+
+def test_the_page_holds_the_paired_differences(runs, page):
+    data = data_of(page)
+    board = collect([runs])
+    pairs = records(data["pairs"])
+    assert len(pairs) == len(board.columns) * 10, "all pairs of five"
+    for pair in pairs[::7]:
+        assert pair["a"] < pair["b"]
+        column = board.columns[pair["column"]]
+        a, b = (board.cell(board.rows[pair[side]], column) for side in "ab")
+        assert pair["value"] == pytest.approx(a.value - b.value, abs=0.2)  # resamples have a mean
+        assert pair["low"] < pair["value"] < pair["high"]
 
 
 def test_every_number_leads_to_a_command(page):
     data = data_of(page)
+    texts, parts = data["texts"], records(data["parts"])
+    wanted = {"chosen", "recipe", "manifest", "code", "versions", "hardware", "run"}
     for column in data["cells"]:
-        for entry in column:
-            assert entry[6]
-            for n in entry[6]:
-                keys = {
-                    data["text"][k]: data["text"][v]
-                    for k, v in zip(*[iter(data["parts"][n][5:])] * 2)
-                }
-                assert keys["command"].startswith("backbench ")
-                assert keys["command"].endswith("--out runs/again")
-                assert {
-                    "chosen",
-                    "recipe",
-                    "manifest",
-                    "code",
-                    "versions",
-                    "hardware",
-                    "run",
-                } <= set(keys)
+        for entry in records(column):
+            assert entry["parts"]
+            for part in (parts[n] for n in entry["parts"]):
+                keys = [texts[k] for k in data["keys"][part["keys"]]]
+                about = dict(zip(keys, (texts[v] for v in part["texts"]), strict=True))
+                assert about["command"].startswith("backbench ")
+                assert about["command"].endswith("--out runs/again")
+                assert wanted <= set(about)
 
 
 def test_curves_and_pictures(page):
@@ -118,31 +123,25 @@ def test_curves_and_pictures(page):
 
 
 def test_hostile_names_stay_text(tmp_path):
-    name = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
-    store.append(
-        tmp_path / "runs",
-        [
-            Result(checkpoint="a" * 64, name=name, method=name, arch="resnet50", epochs=1, task="linear",
-                   dataset="x", split="test", metric="top1", value=1.0, protocol="p")
-        ],
-    )  # fmt: skip
+    name = "</script><script>alert(1)</script><img src=x onerror=alert(2)>/*ORIGINS*/"
+    store.append(tmp_path / "runs", [a_result(name=name, method=name)])
     board = collect([tmp_path / "runs"])
     write_page(board, tmp_path / "l.html", runs=[tmp_path / "runs"])
     assert name not in (tmp_path / "l.html").read_text()
-    assert data_of(tmp_path / "l.html")["rows"][0][1] == name
-    if bench.chromium():
-        shown = bench.browse(tmp_path / "l.html")
+    assert data_of(tmp_path / "l.html")["rows"]["name"] == [name]
+    if chromium():
+        shown = browse(tmp_path / "l.html")
         table = shown[shown.index('id="board"') : shown.index('id="more"')]
         assert "<img" not in table
         assert "&lt;img" in table
 
 
 def test_an_undefined_number_and_problems_are_shown(tmp_path):
+    detected = {"task": "faster_rcnn", "metric": "bbox_AP", "engine": "torchvision"}
     rows = [
-        Result(checkpoint=c * 64, name=c, method="m", arch="resnet50", epochs=None, task="faster_rcnn",
-               dataset="scenes", split="val", metric="bbox_AP", value=v, protocol="p", engine="torchvision")
-        for c, v in (("a", None), ("b", 3.0))
-    ]  # fmt: skip
+        a_result(checkpoint="a" * 64, value=None, ci95=None, **detected),
+        a_result(checkpoint="b" * 64, value=3.0, **detected),
+    ]
     store.append(tmp_path / "runs", rows)
     with (tmp_path / "runs" / "results.jsonl").open("a") as file:
         file.write("torn")
@@ -151,7 +150,7 @@ def test_an_undefined_number_and_problems_are_shown(tmp_path):
         == 0
     )
     data = data_of(tmp_path / "l.html")
-    assert [e[1] for e in data["cells"][0]] == [None, 3.0]
+    assert data["cells"][0]["value"] == [None, 3.0]
     assert "truncated line" in data["problems"][0]
 
 
@@ -204,7 +203,7 @@ def look(page, tmp_path, width, *flags):
     text = page.read_text().replace('loading="lazy"', "").replace("</body>", LOOK + "</body>")
     quoted = json.dumps(text).replace("<", "\\u003c")
     probe.write_text(FRAME.replace("WIDTH", str(width)).replace("PAGE", quoted))
-    shown = bench.browse(probe, "--virtual-time-budget=10000", *flags)
+    shown = browse(probe, "--virtual-time-budget=10000", *flags)
     found = re.findall(r'<output id="seen">([A-Za-z0-9+/=]+)</output>', shown)
     assert found, "the page's script did not run to its end"
     return json.loads(base64.b64decode(found[-1]))
@@ -242,17 +241,17 @@ def test_dark_and_light(page, tmp_path):
 @browser
 @pytest.mark.slow
 def test_a_hundred_thousand_results_sort_within_two_seconds(tmp_path, capsys):
-    bench.many(tmp_path / "runs", 1000, 100)
+    boards.many(tmp_path / "runs", 1000, 100)
     board = collect([tmp_path / "runs"])
     write_page(board, tmp_path / "l.html", runs=[tmp_path / "runs"])
     size = (tmp_path / "l.html").stat().st_size / 1e6
     probes = [
-        bench.sort_in_browser(tmp_path / "l.html") for _ in range(3)
+        sort_in_browser(tmp_path / "l.html") for _ in range(3)
     ]  # other work on the machine costs time
     best = min(p["sorted_ms"] for p in probes)
     with capsys.disabled():
         print(f"\n10^5 results: page of {size:.1f} MB, sorted {best / 1000:.2f} s after navigation")
-    assert size < 40
+    assert size < 20
     assert all(p["ok"] and p["requests"] == 0 for p in probes)
     load = os.getloadavg()[0]
     if best >= 2000 and load > (os.cpu_count() or 1):

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from scipy.stats import binomtest, norm
 
 from backbench.results import store
 from backbench.results.compare import compare, of_draws, of_images, of_resamples, seeds_interval
@@ -12,17 +13,10 @@ IMAGES = 720
 def two(rng, gap, *, classes=10, images=IMAGES):
     """Hits (N,) of two checkpoints whose true accuracies are 70% and 70% + gap, on images with a shared difficulty."""
     hard = rng.normal(size=images)
-    scale = 2**0.5
-    normal = statistics_normal()
-    edges = [scale * normal(1 - share) for share in (0.7, 0.7 + gap)]
+    scale = 2**0.5  # of the sum of two unit normals
+    edges = [scale * norm.ppf(1 - share) for share in (0.7, 0.7 + gap)]
     hits = [hard + rng.normal(size=images) > edge for edge in edges]
     return hits[0], hits[1], rng.integers(0, classes, size=images)
-
-
-def statistics_normal():
-    from scipy.stats import norm
-
-    return norm.ppf
 
 
 def called(gap, *, mean_per_class, repeats=400, images=IMAGES, seed=0):
@@ -95,8 +89,6 @@ def test_draws_and_resamples_hold_their_rate(capsys):
 
 
 def test_the_sign_test_is_mcnemars_exact_one():
-    from scipy.stats import binomtest
-
     d = np.array([1.0] * 14 + [-1.0] * 4 + [0.0] * 100)
     assert of_images(d).p == pytest.approx(binomtest(4, 18, 0.5).pvalue)
     assert of_images(d).value == pytest.approx(100 * 10 / 118)

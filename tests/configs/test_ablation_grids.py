@@ -16,7 +16,7 @@ import pytest
 
 from backbench import config
 from backbench.board import ablation
-from backbench.board.board import Board, collect, fill
+from backbench.board.board import Measurement, collect, fill
 from backbench.datasets import embedded
 from backbench.launch.grid import expand, read_grid
 from backbench.results import store
@@ -74,7 +74,7 @@ def test_every_point_is_a_recipe_and_the_grid_is_an_ablation(name) -> None:
         )
         for i, r in enumerate(recipes)
     ]  # fmt: skip
-    found = ablation.find(fill(Board(), [(row, Path("runs")) for row in rows]))
+    found = ablation.find(fill(Measurement(row, Path("runs")) for row in rows))
     assert found and sum(len(a.points) for a in found) == len(recipes)
     if name in POINTS:
         (one,) = found

@@ -1,0 +1,120 @@
+"""leaderboard.csv and results.csv (docs/results.md), and the command to measure a number again."""
+
+from __future__ import annotations
+
+import csv
+import functools
+import io
+import json
+import shlex
+from pathlib import Path
+
+from backbench.board.board import PUBLISHED, Board, Column, Measurement, Row, text_of
+from backbench.results.store import Result
+from backbench.runs import atomic
+
+ABOUT = ("checkpoint", "name", "method", "arch", "epochs", "source")
+WHAT = ("task", "dataset", "split", "metric", "protocol", "engine", "seed")
+ORIGIN = ("code", "hardware", "recorded")
+TIDY = (*ABOUT, *WHAT, "value", "ci95_low", "ci95_high", "chosen", *ORIGIN, "command", "run")
+Line = dict[str, object]  # field -> what stands in it; fields that are left out stay empty
+
+
+def write_csv(board: Board, path: Path) -> None:
+    """leaderboard.csv: one row per checkpoint, one column per
+    `task/dataset/metric@protocol[+engine]`, in percent; empty where not run or undefined."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*ABOUT, *(column.name for column in board.columns)])
+    for row in board.rows:
+        line = list(_about(row).values())
+        for column in board.columns:
+            cell = board.cell(row, column)
+            line.append(_number(cell.value) if cell is not None else None)
+        writer.writerow(line)
+    atomic.write_text(path, text.getvalue())
+
+
+def write_tidy(board: Board, path: Path) -> None:
+    """results.csv: one row per number that counts, with where it comes from; published numbers have
+    a source only."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, TIDY, restval="", lineterminator="\n")
+    writer.writeheader()
+    # What is said of a checkpoint stands on each of its lines: made once for all of them.
+    about = {row.checkpoint: _about(row) for row in board.rows}
+    # Cells stand in the order in which they were found, so a run's lines stay together.
+    for (checkpoint, column), cell in board.cells.items():
+        row = about[checkpoint]
+        # A measured average has no line: it is computed from numbers that have theirs.
+        if row["source"] == PUBLISHED:
+            writer.writerow({**row, **_what(column), "value": _number(cell.value)})
+        for measurement in cell.parts:
+            writer.writerow({**row, **_what(measurement.result), **_measured(measurement)})
+    atomic.write_text(path, text.getvalue())
+
+
+def _about(row: Row) -> Line:
+    """The fields of ABOUT, in that order. csv writes None as an empty field."""
+    return {name: getattr(row, name) for name in ABOUT}
+
+
+def _what(number: Column | Result) -> Line:
+    """The fields of WHAT. A published number has neither split nor seed."""
+    line: Line = {
+        "task": number.task,
+        "dataset": number.dataset,
+        "metric": number.metric,
+        "protocol": number.protocol,
+        "engine": number.engine,
+    }
+    if isinstance(number, Result):
+        line |= {"split": number.split, "seed": number.seed}
+    return line
+
+
+def _measured(measurement: Measurement) -> Line:
+    """One measurement's value and where it comes from."""
+    result, run = measurement
+    low, high = result.ci95 or (None, None)
+    line: Line = {
+        "value": _number(result.value),
+        "ci95_low": _number(low),
+        "ci95_high": _number(high),
+        "command": again(result),
+        "run": run,
+    }
+    if result.chosen is not None:
+        line["chosen"] = json.dumps(result.chosen, sort_keys=True)
+    for name in ORIGIN:
+        line[name] = result.origin.get(name)
+    return line
+
+
+def _number(value: float | None) -> str:
+    """Four decimals, without the zeros at the end; nothing where there is no value."""
+    return text_of(value, ".4f").rstrip("0").rstrip(".")
+
+
+def again(result: Result, out: str = "runs/again") -> str | None:
+    """The command that measures this number anew, in a folder of its own; None where no command was
+    recorded."""
+    command = result.provenance.get("command") or result.origin.get("command")
+    if not command:
+        return None
+    if isinstance(command, list):
+        command = shlex.join(map(str, command))
+    return _elsewhere(str(command), out)
+
+
+@functools.lru_cache(maxsize=65536)  # a run's numbers share their command, and splitting it is slow
+def _elsewhere(command: str, out: str) -> str:
+    """The command with another run folder, named as verbs do or as a detector's config does."""
+    words = shlex.split(command)
+    # Changed in place: the word after one that names the folder, or the word that holds it.
+    for i, word in enumerate(words):
+        if word in ("--out", "OUTPUT_DIR") and i + 1 < len(words):
+            words[i + 1] = out
+        elif word.startswith("--out="):
+            words[i] = f"--out={out}"
+    return shlex.join(words)

@@ -1,0 +1,117 @@
+"""The reproduction gate: which published numbers checkpoints must reach, and whether they do."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from backbench.board.board import Board, Cell, Column, Row, column_of
+from backbench.errors import BadInput
+from backbench.results import published
+from backbench.weights import header
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A measured number beside the published one that its checkpoint must reproduce, in percent."""
+
+    row: Row
+    column: Column
+    key: str
+    published: float
+    measured: float
+    ci95: tuple[float, float] | None
+    tolerance: float
+    hardware: str
+
+    @property
+    def within(self) -> bool:
+        return abs(self.measured - self.published) <= self.tolerance
+
+
+def expected_keys(board: Board, runs: Iterable[str | Path]) -> dict[str, list[str]]:
+    """Checkpoint digest -> keys of the published rows it must reproduce: a recipe's `expected`,
+    `import --published`. Digests without a key are left out.
+
+    Looked for in the results' provenance, in checkpoint files below `runs` and in those that the
+    commands name.
+    """
+    # 1. What the results themselves say of their checkpoint, and which checkpoints there are.
+    keys: dict[str, set[str]] = {}
+    for cell in board.cells.values():
+        for result, _ in cell.parts:
+            keys.setdefault(result.checkpoint, set()).update(published.keys_in(result.provenance))
+    # 2. What the checkpoint files say: only headers are read, and others' checkpoints left alone.
+    for file in _checkpoints_below(runs) | _checkpoints_named(board):
+        about = header.about(file)
+        if about.get("digest") in keys:
+            keys[about["digest"]].update(published.keys_in(about.get("provenance") or {}))
+    return {digest: sorted(found) for digest, found in keys.items() if found}
+
+
+def _checkpoints_below(runs: Iterable[str | Path]) -> set[Path]:
+    files: set[Path] = set()
+    for run in map(Path, runs):
+        if run.is_dir():
+            files.update(run.rglob("*.safetensors"))
+    return files
+
+
+def _checkpoints_named(board: Board) -> set[Path]:
+    """The checkpoint files among the words of the commands that made the board's numbers."""
+    commands: set[tuple[str, str]] = set()  # most numbers share theirs with others
+    for cell in board.cells.values():
+        for result, _ in cell.parts:
+            command = result.origin.get("command", "")
+            if isinstance(command, list):
+                command = shlex.join(command)
+            commands.add((result.origin.get("cwd", "."), command))
+    files: set[Path] = set()
+    for cwd, command in commands:
+        for word in shlex.split(command):
+            if word.endswith(".safetensors"):
+                files.add(Path(cwd) / word)
+    return files
+
+
+def judge(board: Board, expected: Mapping[str, Sequence[str]]) -> list[Judged]:
+    """Every measured number whose checkpoint has a published one by the same protocol (and engine).
+
+    Keys that no published row has are named among the board's problems.
+    """
+    rows = {row.checkpoint: row for row in board.measured_rows}
+    judged = []
+    for digest, keys in expected.items():
+        row = rows[digest]
+        for key in keys:
+            # A key that was mistyped in a recipe must not end the board that its run is one row of.
+            try:
+                numbers = published.lookup(key)
+            except BadInput as error:
+                board.problems.append(f"{row.name}: {error}")
+                continue
+            for number in numbers:
+                verdict = _judge(board, row, number)
+                if verdict is not None:
+                    judged.append(verdict)
+    return judged
+
+
+def _judge(board: Board, row: Row, number: published.Published) -> Judged | None:
+    """One printed number against the row's; None where it was not measured or is not judged."""
+    column = column_of(number)
+    cell = board.cell(row, column)
+    tolerance = published.tolerance(number)
+    if cell is None or cell.value is None or tolerance is None:
+        return None
+    return Judged(
+        row, column, number.key, number.value, cell.value, cell.ci95, tolerance, _hardware(cell)
+    )
+
+
+def _hardware(cell: Cell) -> str:
+    """What measured the number, a dash for what was computed from others."""
+    names = {str(result.origin.get("hardware", "unknown")) for result, _ in cell.parts}
+    return ", ".join(sorted(names)) or "-"

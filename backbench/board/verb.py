@@ -1,0 +1,110 @@
+"""`backbench leaderboard`: reads the runs, writes what was asked for, prints the table."""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+from backbench.board import export
+from backbench.board.board import Board, Column, add_published, collect, text_of
+from backbench.board.judge import Judged, expected_keys, judge
+from backbench.errors import EXIT_FAILED, BadInput
+from backbench.runs.folder import RESULTS_FILE, log
+
+ROWS = 30  # of the table on standard output
+STATISTICS = (
+    "nuclear_norm",
+    "rankme",
+)  # of a space's fifteen; the csv and the page have the others
+
+
+def run(args: argparse.Namespace) -> int:
+    """The verb `leaderboard`. Exit status 1 where --check finds a number outside its tolerance."""
+    start = time.perf_counter()
+    board = collect(args.runs)
+    if not board.rows and not board.problems:
+        where = ", ".join(map(str, args.runs))
+        raise BadInput(f"{where}: no {RESULTS_FILE} below; run an evaluation with --out there")
+    # Judged before the papers' rows join the board: they are read from where they are kept.
+    judged = judge(board, expected_keys(board, args.runs))
+    if args.published:
+        add_published(board)
+    for problem in board.problems:
+        log.warning(problem)
+    _write(board, judged, args)
+    _print(board)
+    for verdict in judged:
+        log.info(_said(verdict))
+    log.debug(f"took {time.perf_counter() - start:.1f} s")
+    if not args.check:
+        return 0
+    outside = [verdict for verdict in judged if not verdict.within]
+    print(f"{len(judged)} published numbers judged, {len(outside)} outside their tolerance")
+    return EXIT_FAILED if outside else 0
+
+
+def _write(board: Board, judged: list[Judged], args: argparse.Namespace) -> None:
+    """Every file that the command asks for; what it does not ask for is not imported."""
+    if args.csv:
+        export.write_csv(board, args.csv)
+    if args.tidy:
+        export.write_tidy(board, args.tidy)
+    if args.html:
+        from backbench.board.page import write_page
+
+        write_page(board, args.html, runs=args.runs, judged=judged)
+    if args.latex or args.markdown:
+        from backbench.board import tables
+
+        tables.write(board, judged, latex=args.latex, markdown=args.markdown)
+    if args.figures:
+        from backbench.board import figures
+
+        for title, file in figures.write(board, args.figures):
+            log.info(f"{title}: {file}")
+
+
+def _said(verdict: Judged) -> str:
+    word = "within" if verdict.within else "OUTSIDE"
+    interval = ""
+    if verdict.ci95 is not None:
+        interval = f" [{verdict.ci95[0]:.1f}, {verdict.ci95[1]:.1f}]"
+    return (
+        f"{word} {verdict.tolerance:g} of {verdict.key}: {verdict.row.name} {verdict.column.name} "
+        f"{verdict.measured:.2f}{interval}, published {verdict.published:g}"
+    )
+
+
+def _print(board: Board) -> None:
+    """The table on standard output: a line per checkpoint, a column per dataset's first metric."""
+    rows, columns, labels = board.measured_rows, _shown(board), board.labels()
+    wide = max((len(labels[row.checkpoint]) for row in rows), default=4)
+    # Names of columns are too long for a heading: a number stands there, and for what, above.
+    head = " " * wide
+    for n, column in enumerate(columns, 1):
+        print(f"[{n}] {column.name}")
+        head += f"{f'[{n}]':>8}"
+    print(head)
+    for row in rows[:ROWS]:
+        line = f"{labels[row.checkpoint]:<{wide}}"
+        for column in columns:
+            cell = board.cell(row, column)
+            value = "" if cell is None else text_of(cell.value, ".1f", missing="-")
+            line += f"{value:>8}"
+        print(line)
+    if len(rows) > ROWS:
+        print(f"... and {len(rows) - ROWS} more")
+
+
+def _shown(board: Board) -> list[Column]:
+    """The columns of the printed table: the first metric of each family that was measured."""
+    shown: dict[tuple[object, ...], Column] = {}
+    for column in board.measured_columns():
+        family = column.family
+        if column.task == "analyze":  # its statistics stand each for itself
+            if column.metric not in STATISTICS:
+                continue
+            family = column.metric
+        what = (column.task, column.dataset, column.protocol, column.engine, column.split, family)
+        shown.setdefault(what, column)
+    return list(shown.values())

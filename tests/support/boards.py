@@ -1,0 +1,172 @@
+"""Runs with a known truth for the leaderboard: `synthetic` keeps predictions, `many` is as large
+as one likes."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+
+from backbench.datasets.catalog import DATASETS, TWELVE
+from backbench.results import store
+from backbench.results.store import Result
+
+Kind = tuple[str, str, str, str, str | None]  # task, dataset, metric, protocol, engine
+CHOSEN = {"lr": 3.16, "split": "val", "scores": {"1": 70.1, "3.16": 72.3, "10": 71.8}}
+
+
+def detection(dataset: str, protocol: str, engine: str) -> list[Kind]:
+    """AP, AP50 and AP75 of the three detectors."""
+    kinds: list[Kind] = []
+    for task, iou in (
+        ("faster_rcnn", "bbox"),
+        ("mask_rcnn", "segm"),
+        ("keypoint_rcnn", "keypoints"),
+    ):
+        kinds += [(task, dataset, f"{iou}_{ap}", protocol, engine) for ap in ("AP", "AP50", "AP75")]
+    return kinds
+
+
+# The columns of the demo, and those of LORAC's tables.
+DEMO: list[Kind] = [
+    ("linear", "digits", "top1", "linear-demo-v1", None),
+    ("knn", "digits", "top1_k20", "knn-demo-v1", None),
+    ("fewshot", "digits", "top1", "fewshot-demo-v1", None),
+    ("semi_10pct", "digits", "top1", "semisup-demo-v1", None),
+    ("semi_10pct", "digits", "top5", "semisup-demo-v1", None),
+    *detection("scenes", "detection-demo-v1", "torchvision"),
+]
+PAPER: list[Kind] = [
+    ("linear", "imagenet", "top1", "linear-lorac-imagenet-v1", None),
+    ("linear", "imagenet", "top5", "linear-lorac-imagenet-v1", None),
+    *[("linear", name, DATASETS[name].metric, "linear-lorac-v1", None) for name in TWELVE],
+    ("semi_1pct", "imagenet", "top1", "semisup-v1", None),
+    ("semi_1pct", "imagenet", "top5", "semisup-v1", None),
+    ("semi_10pct", "imagenet", "top1", "semisup-v1", None),
+    ("semi_10pct", "imagenet", "top5", "semisup-v1", None),
+    *detection("coco2017", "detection-1x-v1", "detectron2"),
+]
+
+
+def digest_of(name: str) -> str:
+    return hashlib.sha256(name.encode()).hexdigest()
+
+
+def generator(what: str) -> np.random.Generator:
+    return np.random.default_rng(int(digest_of(what)[:12], 16))
+
+
+def synthetic(
+    root: Path,
+    names: list[str],
+    kinds: list[Kind],
+    *,
+    seed: int = 0,
+    images: int = 720,
+    gap: float = 2.0,
+    kept: bool = True,
+    seeds: int = 1,
+) -> None:
+    """Runs below `root` in which each next name is `gap` points better than the one before, with
+    kept predictions.
+
+    Images have a difficulty that all checkpoints share, as real ones do; 60 classes where the
+    metric is a class mean.
+    """
+    for kind in kinds:
+        task, dataset, metric, *_ = kind
+        rng = generator(f"{seed} {dataset} {task} {metric}")
+        base, hard = rng.uniform(45, 85), rng.normal(size=images)
+        label = rng.integers(0, 60 if metric == "mean_per_class" else 10, size=images)
+        manifest = digest_of(f"{dataset} {images} {seed}")
+        for nth, name in enumerate(names):
+            run = root / f"{task}-{dataset}" / name
+            rows = []
+            for s in range(seeds):
+                own = generator(f"{seed} {kind} {name} {s}")
+                score = hard + own.normal(size=images)
+                share = min(0.99, (base + gap * nth) / 100)
+                hit = score > np.quantile(score if gap else hard, 1 - share)
+                provenance = {"manifest": manifest, "recipe": {"protocol": kind[3], "batch": 256}}
+                if kept:
+                    arrays = {"manifest": manifest, **predictions(kind, hit, label, manifest)}
+                    provenance["predictions"] = store.keep_predictions(
+                        run, f"{metric}-{s}", **arrays
+                    )
+                where = {"seed": s, "provenance": provenance}
+                where["origin"] = {"command": command(task, name, dataset, run)}
+                rows.append(a_row(kind, name, hit, **where))
+            store.append(run, rows)
+
+
+def command(task: str, name: str, dataset: str, run: Path) -> str:
+    return f"backbench {task} {name}.safetensors --datasets {dataset} --out {run}"
+
+
+def predictions(kind: Kind, hit: np.ndarray, label: np.ndarray, manifest: str) -> dict:
+    """What a run of this kind keeps: the metric on resamples for detectors, else a class per
+    image."""
+    task, _, metric, *_ = kind
+    if task.endswith("_rcnn"):
+        rng = np.random.default_rng(int(manifest[:12], 16))
+        resample = rng.integers(0, len(hit), size=(500, len(hit)))
+        return {f"bootstrap_{metric}": 100 * hit[resample].mean(1)}
+    wrong = (label + 1) % 1000
+    return {"prediction": np.where(hit, label, wrong), "label": label, "hits5": hit}
+
+
+def a_row(kind: Kind, name: str, hit: np.ndarray, **where) -> Result:
+    """The share of hits as a result, with its interval over images."""
+    task, dataset, metric, protocol, engine = kind
+    value = 100 * hit.mean()
+    half = 196 * (hit.mean() * (1 - hit.mean()) / len(hit)) ** 0.5
+    return Result(
+        checkpoint=digest_of(name),
+        name=name,
+        method=name.split("-", maxsplit=1)[0],
+        arch="resnet18" if "demo" in protocol else "resnet50",
+        epochs=None if name == "random" else 200,
+        task=task,
+        dataset=dataset,
+        split="val" if dataset in ("imagenet", "coco2017") else "test",
+        metric=metric,
+        value=value,
+        ci95=(value - half, value + half),
+        protocol=protocol,
+        engine=engine,
+        chosen=CHOSEN,
+        **where,
+    )
+
+
+def many(root: Path, checkpoints: int, columns: int) -> None:
+    """checkpoints x columns results without predictions, 100 checkpoints to a file."""
+    values = np.random.default_rng(0).uniform(20, 90, size=(checkpoints, columns))
+    for start in range(0, checkpoints, 100):
+        rows = []
+        for i in range(start, min(start + 100, checkpoints)):
+            rows += [one_of_many(i, c, values[i]) for c in range(columns)]
+        store.append(root / f"run{start}", rows)
+
+
+def one_of_many(i: int, c: int, values: np.ndarray) -> Result:
+    dataset, protocol, value = f"set{c // 2:02}", f"linear-v{c % 3}", float(values[c])
+    scores = {str(n): float(v) for n, v in enumerate(values[:7])}
+    return Result(
+        checkpoint=digest_of(str(i)),
+        name=f"checkpoint-{i}",
+        method=("moco_v2", "lorac", "simclr")[i % 3],
+        arch="resnet50",
+        epochs=200,
+        task="linear",
+        dataset=dataset,
+        split="test",
+        metric=("top1", "top5")[c % 2],
+        value=value,
+        ci95=(value - 1, value + 1),
+        protocol=protocol,
+        chosen={"lr": 3.16, "split": "val", "scores": scores},
+        provenance={"manifest": digest_of(dataset), "recipe": {"protocol": protocol}},
+        origin={"command": command("linear", str(i), dataset, Path(f"runs/{i}"))},
+    )

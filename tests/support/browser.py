@@ -1,0 +1,65 @@
+"""A page in headless Chromium: what its own scripts see of it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--hide-scrollbars",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+    "--no-default-browser-check",
+]
+
+
+def chromium() -> str | None:
+    for name in ("chromium", "chromium-browser", "google-chrome"):
+        found = shutil.which(name)
+        if found:
+            return found
+    return None
+
+
+def browse(page: Path, *flags: str, size: str = "1280,900", timeout: float = 120) -> str:
+    """Open a page and return the document after its scripts have run."""
+    with tempfile.TemporaryDirectory() as profile:
+        own = [f"--user-data-dir={profile}", f"--window-size={size}", "--dump-dom"]
+        command = [str(chromium()), *FLAGS, *own, *flags, page.resolve().as_uri()]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+        return done.stdout
+
+
+PROBE = """<script>
+addEventListener("load", () => {
+  const k = columns.length - 1;
+  sortBy(k);
+  document.getElementById("board").offsetHeight;
+  const sorted_ms = performance.now(), list = sorted(measured).map(r => valueAt(k, r.i));
+  const ok = list.every((v, i) => !i || list[i - 1] >= v);
+  const loaded = performance.getEntriesByType("resource");
+  const requests = loaded.filter(e => !e.name.startsWith("data:")).length;
+  const said = JSON.stringify({sorted_ms, ok, requests});
+  document.body.insertAdjacentHTML("beforeend", `<output id="probe">${said}</output>`);
+});
+</script>"""
+
+
+def sort_in_browser(page: Path) -> dict[str, float]:
+    """Load a leaderboard, sort its last column at once, and say when that was done:
+    {"sorted_ms", "ok", "requests"}."""
+    probed = page.with_name(f"probe-{page.name}")
+    probed.write_text(page.read_text().replace("</body>", PROBE + "</body>"))
+    found = re.findall(r'<output id="probe">({".*?})</output>', browse(probed))
+    probed.unlink()
+    assert found, "the page did not run"
+    return json.loads(found[-1])
