@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from backbench import config
 from backbench.errors import BadInput, nearest
+from backbench.images.preprocess import eval_geometry
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,9 +24,18 @@ class Geometry:
     interpolation: Literal["bilinear", "bicubic"] = "bilinear"
     square: bool = False
 
+    def transform(self) -> Callable[[Image.Image], Image.Image]:
+        """The same as a function of PIL images."""
+        return eval_geometry(
+            resize=self.resize,
+            crop=self.crop,
+            interpolation=self.interpolation,
+            square=self.square,
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
-class Augment:
+class CropAugment:
     """RandomResizedCrop and horizontal flip, with torchvision's parameters."""
 
     size: int = 224
@@ -59,10 +73,12 @@ class Schedule:
     gamma: float = 0.1
 
     def factor(self, step: int, total: int, steps_per_epoch: float) -> float:
+        """At `step`, counted from 0, of `total`; an epoch may have a broken number of steps."""
         if self.name == "cosine":
             return 0.5 * (1 + math.cos(math.pi * step / total))
         if self.name == "step":
-            return self.gamma ** sum(step >= round(m * total) for m in self.milestones)
+            passed = sum(step >= round(share * total) for share in self.milestones)
+            return self.gamma**passed
         if self.name == "epoch_decay":
             return self.gamma ** int(step / steps_per_epoch)
         return 1.0
@@ -84,8 +100,19 @@ class Protocol:
         return self.protocol + ("-bf16" if self.precision == "bf16" else "")
 
 
+class ScaledRates:
+    """What protocols that train by SGD have in common: a rate is declared for a batch of `reference_batch` images."""
+
+    batch_size: int
+    reference_batch: int
+
+    def used(self, lr: float) -> float:
+        """The rate that `lr` becomes with this protocol's batch: linear in the batch's size."""
+        return lr * self.batch_size / self.reference_batch
+
+
 @dataclass(frozen=True, kw_only=True)
-class Sgd(Protocol):
+class Sgd(ScaledRates, Protocol):
     """Linear heads trained by SGD on a frozen trunk, all rates of `lr` in one pass.
 
     A rate is declared for `reference_batch` images; the rate used is lr * batch_size / reference_batch. Without
@@ -100,12 +127,11 @@ class Sgd(Protocol):
     weight_decay: float = 0.0
     schedule: Schedule = Schedule()
     length: dict[str, Length]  # by dataset, and `default`
-    augment: Augment | None = Augment()
+    augment: CropAugment | None = CropAugment()
     init_std: float = 0.01
     patience: int | None = None
-    select: Literal["val", "test"] = (
-        "val"  # test: the best on the reported split, only under a protocol of that name
-    )
+    # test: the best on the reported split, only under a protocol of that name
+    select: Literal["val", "test"] = "val"
     save_minutes: float = 5.0
 
     def __post_init__(self) -> None:
@@ -117,9 +143,6 @@ class Sgd(Protocol):
             raise ValueError("length needs a `default`")
         if not self.lr:
             raise ValueError("lr needs at least one rate")
-
-    def used(self, lr: float) -> float:
-        return lr * self.batch_size / self.reference_batch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +159,7 @@ class LogReg(Protocol):
 
     @property
     def penalties(self) -> list[float]:
-        """Strongest first."""
+        """Strongest first, evenly spaced in their logarithms."""
         low, high, count = math.log10(self.l2[0]), math.log10(self.l2[1]), self.l2[2]
         if count == 1:
             return [self.l2[1]]
@@ -180,7 +203,7 @@ class Part:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finetune(Protocol):
+class Finetune(ScaledRates, Protocol):
     """All layers trained by SGD, a grid over the head's rate. `parts` by percent of the labels: "1", "10", "100"."""
 
     dataset: str | None = None  # which one `backbench semisup` is about
@@ -191,12 +214,9 @@ class Finetune(Protocol):
     weight_decay: float = 0.0
     schedule: Schedule = Schedule(name="step", milestones=(0.6, 0.8), gamma=0.2)
     parts: dict[str, Part] = field(default_factory=dict)
-    augment: Augment = Augment()
+    augment: CropAugment = CropAugment()
     init_std: float = 0.01
     save_minutes: float = 5.0
-
-    def used(self, lr: float) -> float:
-        return lr * self.batch_size / self.reference_batch
 
 
 KINDS: dict[str, type[Protocol]] = {

@@ -4,47 +4,55 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
+import torch.distributed as dist
+
 from backbench.errors import BadInput
+from backbench.runs.distributed import Agreement
 from backbench.runs.folder import log
+from transfer.batches import default_workers
 
 if TYPE_CHECKING:
-    import torch
-
+    from backbench.runs.state import StopFlag
     from backbench.weights.checkpoint import Checkpoint
 
 
 @dataclass(frozen=True)
 class Machine:
+    """This process's place among those of an evaluation, and how they agree on what one of them finds."""
+
     device: torch.device
     rank: int
     world: int
     workers: int  # loader processes of this process
+    # Made once, when all processes are up: making it is itself an exchange among them. Of one process it does nothing.
+    agreement: Agreement = field(default_factory=Agreement, compare=False, repr=False)
 
     @property
     def main(self) -> bool:
         return self.rank == 0
 
+    def stopping(self, stop: StopFlag | None) -> str | None:
+        """The signal's name on all ranks as soon as one of them has it. All ranks must ask in the same step."""
+        asked = stop.requested if stop is not None else None
+        (anyone,) = self.agreement.any(asked is not None)
+        return (asked or "a signal") if anyone else None
+
     def alone(self) -> Machine:
         """Leave the group of processes: nothing after this waits for the others."""
-        import torch.distributed as dist
-
         if self.world > 1:
-            dist.destroy_process_group()
-        return replace(self, world=1)
+            dist.destroy_process_group()  # the agreement's own group goes with it
+        return replace(self, world=1, agreement=Agreement())
 
 
 def start(
     *, devices: int = 1, nodes: int = 1, accelerator: str = "auto", workers: int | None = None
 ) -> Machine:
     """This process's place among `devices` x `nodes`; more than one device starts the others by Fabric."""
-    import torch
-
-    from transfer.features import default_workers
-
     if devices < 1 or nodes < 1:
         raise BadInput(f"--devices {devices} --nodes {nodes}: both must be at least 1")
     if workers is not None and workers < 0:
@@ -53,16 +61,16 @@ def start(
         raise BadInput(
             "--accelerator cuda: torch finds no GPU; use --accelerator cpu, or see `backbench doctor`"
         )
-    kind = (
-        ("cuda" if torch.cuda.is_available() else "cpu") if accelerator == "auto" else accelerator
-    )
+    kind = accelerator
+    if accelerator == "auto":
+        kind = "cuda" if torch.cuda.is_available() else "cpu"
     if kind == "cuda" and devices > torch.cuda.device_count():
         raise BadInput(f"--devices {devices}: this machine has {torch.cuda.device_count()} GPUs")
-    workers = default_workers(devices) if workers is None else workers
+    if workers is None:
+        workers = default_workers(devices)
     if devices * nodes == 1:
-        return Machine(
-            torch.device("cuda", 0) if kind == "cuda" else torch.device("cpu"), 0, 1, workers
-        )
+        device = torch.device("cuda", 0) if kind == "cuda" else torch.device("cpu")
+        return Machine(device, rank=0, world=1, workers=workers)
     from lightning_fabric import Fabric
 
     fabric = Fabric(accelerator=kind, devices=devices, num_nodes=nodes, strategy="ddp")

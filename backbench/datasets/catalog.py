@@ -1,6 +1,7 @@
 """The datasets: one row each, and what is done with a row: found, read, checked against what was recorded.
 
-torchvision's root is ROOT/<name>; ROOT itself is looked at too. Nothing here downloads images.
+torchvision's root is ROOT/<name>; ROOT itself is looked at too. Nothing here downloads images. Whoever only wants the
+table imports neither numpy nor torch with it (tests/backbench/datasets/test_catalog.py).
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal, TypedDict
 
 from backbench.datasets import readers, splits
 from backbench.datasets.row import Dataset
@@ -34,7 +35,8 @@ def _read_class_folder(name: str, root: Path, seed: int) -> Splits:
     if not base.is_dir():
         hint = nearest(name, DATASETS)
         raise BadInput(
-            f"{base}: no such folder; expected {base}/train/<class>/<image>, or a known dataset: {hint}"
+            f"{base}: no such folder; expected {base}/train/<class>/<image>,"
+            f" or a known dataset: {hint}"
         )
     parts: dict[str, ImageList] = {}
     for split in ("train", "val", "test"):
@@ -47,7 +49,8 @@ def _read_class_folder(name: str, root: Path, seed: int) -> Splits:
     return splits.with_hold_out(parts["train"], parts["test"], parts.get("val"), seed=seed)
 
 
-# Rows. Sizes and metrics: LORAC, section 6.1 and Table 2; Caltech's 102 classes include BACKGROUND_Google.
+# Rows. Sizes and metrics: LORAC, section 6.1 and Table 2; Caltech's 102 classes include BACKGROUND_Google. The first
+# twelve are that table's, in its order: whoever lists them takes TWELVE.
 
 _RESEARCH = "non-commercial research"
 DATASETS: dict[str, Dataset] = {
@@ -96,7 +99,8 @@ DATASETS: dict[str, Dataset] = {
                 "stanford_cars/cars_train",
                 "stanford_cars/cars_test",
             ),
-            get="cars_{train,test}.tgz, car_devkit.tgz, cars_test_annos_withlabels.mat (a mirror; Stanford's is gone)",
+            get="cars_{train,test}.tgz, car_devkit.tgz, cars_test_annos_withlabels.mat"
+            " (a mirror; Stanford's is gone)",
             licence=_RESEARCH,
         ),
         Dataset(
@@ -172,7 +176,8 @@ DATASETS: dict[str, Dataset] = {
             metric="top1",
             read=readers.places365,
             needs=("categories_places365.txt", "places365_train_standard.txt", "places365_val.txt"),
-            get="filelist_places365-standard.tar, train_256_places365standard.tar (as data_256_standard), val_256.tar",
+            get="filelist_places365-standard.tar, train_256_places365standard.tar (as data_256_standard),"
+            " val_256.tar",
             licence=_RESEARCH + " and education",
         ),
         Dataset(
@@ -228,11 +233,9 @@ TWELVE = tuple(DATASETS)[:12]  # LORAC's Table 2
 
 def names(text: str) -> list[str]:
     """`all` (the 12 of LORAC's Table 2) or a comma-separated list."""
-    out = (
-        list(TWELVE)
-        if text == "all"
-        else [name.strip() for name in text.split(",") if name.strip()]
-    )
+    if text == "all":
+        return list(TWELVE)
+    out = [name.strip() for name in text.split(",") if name.strip()]
     if not out:
         raise BadInput(f"--datasets '{text}': give names, or `all`")
     return list(dict.fromkeys(out))
@@ -241,6 +244,9 @@ def names(text: str) -> list[str]:
 def find(name: str) -> Dataset:
     """A row of DATASETS, or that of a class folder of this name."""
     return DATASETS.get(name) or class_folder(name)
+
+
+# Reading
 
 
 def open_split(root: Path, name: str, split: str) -> ImageList:
@@ -265,8 +271,7 @@ def load(name: str, root: Path, *, seed: int = 0) -> Splits:
     A split of another size than the row's is used with a warning, and the result's provenance says so.
     """
     dataset = find(name)
-    base = dataset.base(root)
-    found = dataset.read(base, seed)
+    found = dataset.read(dataset.base(root), seed)
     splits.check(name, found)
     all_there(found)
     if name not in DATASETS:  # official splits hold known duplicates, which `data check` reports
@@ -279,6 +284,7 @@ def load(name: str, root: Path, *, seed: int = 0) -> Splits:
 
 
 def all_there(found: Splits) -> None:
+    """Refuse a split with missing files before hours are spent on the others."""
     for which, images in found.items():
         if isinstance(images, ArrayList):
             continue
@@ -290,28 +296,33 @@ def all_there(found: Splits) -> None:
 
 
 def odd_sizes(dataset: Dataset, found: Splits) -> list[str]:
-    """A line for each split whose size is not the row's; with a hold-out, train counts with it."""
-    train, val, test = dataset.sizes
-    counts = {
-        "train": (len(found.train) + (len(found.val) if found.held_out else 0), train),
-        "val": (len(found.val), val),
-        "test": (len(found.test), test),
-    }
-    out = [
-        f"{which} has {n} images, not {size}"
-        for which, (n, size) in counts.items()
-        if size not in (None, n)
-    ]
+    """A line for each split whose size is not the row's."""
+    # A row counts the official train split, so what was held out of it counts with it.
+    trained = len(found.train) + (len(found.val) if found.held_out else 0)
+    counts = {"train": trained, "val": len(found.val), "test": len(found.test)}
+    out = []
+    for (which, count), size in zip(counts.items(), dataset.sizes):
+        if size not in (None, count):
+            out.append(f"{which} has {count} images, not {size}")
     if dataset.classes is not None and len(found.train.classes) != dataset.classes:
         out.append(f"{len(found.train.classes)} classes, not {dataset.classes}")
     return out
+
+
+# The record of what the splits were
+
+
+class SplitRecord(TypedDict):
+    images: int
+    sha256: str  # of the manifest
 
 
 def record_file(name: str, root: Path) -> Path:
     return root / name / RECORD
 
 
-def digests(found: Splits) -> dict[str, dict[str, Any]]:
+def record_of(found: Splits) -> dict[str, SplitRecord]:
+    """By split, what ROOT/<name>/backbench-splits.json keeps of it."""
     return {
         which: {"images": len(images), "sha256": splits.digest(images)}
         for which, images in found.items()
@@ -319,15 +330,16 @@ def digests(found: Splits) -> dict[str, dict[str, Any]]:
 
 
 def compare_record(name: str, root: Path, found: Splits, seed: int) -> None:
+    """Refuse splits that are not the recorded ones. Without a record, or with one of another seed, all are taken."""
     file = record_file(name, root)
     if not file.exists():
         return
     then = json.loads(file.read_text())
     if then["seed"] != seed:
         return
-    for which, now in digests(found).items():
-        if then["splits"][which] != now:
-            was = then["splits"][which]
+    for which, now in record_of(found).items():
+        was = then["splits"][which]
+        if was != now:
             raise BadInput(
                 f"{name}: the {which} split is not the recorded one ({now['images']} images, {was['images']} in {file})"
                 "; restore the data, or record it again with `backbench data check --record`"

@@ -12,24 +12,22 @@ from backbench.errors import BadInput
 from backbench.images.files import ImageList
 
 Metric = Literal["top1", "mean_per_class"]
-Reader = Callable[
-    [Path, int], Splits
-]  # (folder that holds what `needs` names, seed of the hold-out)
-SplitReader = Callable[[Path, str], ImageList]  # (ROOT, name of the split)
+# (the folder that holds what `needs` names, seed of the hold-out)
+Reader = Callable[[Path, int], Splits]
+# (ROOT, name of the split)
+SplitReader = Callable[[Path, str], ImageList]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset:
     name: str
     classes: int | None
-    sizes: tuple[
-        int | None, int | None, int | None
-    ]  # train, val, test; None where held out, or not fixed
+    # Images of train, val, test; None where val is held out of train, or where a size is not fixed
+    sizes: tuple[int | None, int | None, int | None]
     metric: Metric
     read: Reader
-    read_split: SplitReader | None = (
-        None  # one split, for pretraining; default: class folders or tar shards
-    )
+    # One split as pretraining takes it; default: class folders or tar shards below ROOT/<name>/<split>
+    read_split: SplitReader | None = None
     needs: tuple[str, ...] = ()  # files or folders that tell that the dataset is there
     folders: tuple[str, ...] = ()  # where to look below ROOT; default: ROOT/<name>, then ROOT
     get: str = ""  # which files to get, and from whom

@@ -28,9 +28,7 @@ class Splits:
     val: ImageList
     test: ImageList
     held_out: bool
-    notes: tuple[
-        str, ...
-    ] = ()  # coverage and the like; they go into the provenance of every result
+    notes: tuple[str, ...] = ()  # coverage and the like; they go into every result's provenance
 
     def both(self) -> ImageList:
         """train, then val: what the final heads are trained on."""
@@ -50,9 +48,9 @@ def concatenate(a: ImageList, b: ImageList) -> ImageList:
         pixels = np.concatenate((a.pixels, b.pixels))
         return ArrayList(a.root, a.paths + b.paths, a.labels + b.labels, a.classes, pixels)
     root = Path(os.path.commonpath((a.root, b.root)))
-    paths = [
-        (part.root / path).relative_to(root).as_posix() for part in (a, b) for path in part.paths
-    ]
+    paths: list[str] = []
+    for part in (a, b):
+        paths += [(part.root / path).relative_to(root).as_posix() for path in part.paths]
     return ImageList(root, tuple(paths), a.labels + b.labels, a.classes)
 
 
@@ -60,10 +58,12 @@ def ranked(images: ImageList, seed: int) -> dict[int, list[int]]:
     """Label -> indices of its images, in a fixed shuffled order: by sha256 of 'seed path'."""
     groups: dict[int, list[tuple[bytes, str, int]]] = defaultdict(list)
     for index, (path, label) in enumerate(zip(images.paths, images.labels)):
-        groups[label].append((hashlib.sha256(f"{seed} {path}".encode()).digest(), path, index))
-    return {
-        label: [index for _, _, index in sorted(rows)] for label, rows in sorted(groups.items())
-    }
+        rank = hashlib.sha256(f"{seed} {path}".encode()).digest()
+        groups[label].append((rank, path, index))
+    out = {}
+    for label, rows in sorted(groups.items()):
+        out[label] = [index for _, _, index in sorted(rows)]
+    return out
 
 
 def draw(
@@ -73,7 +73,8 @@ def draw(
     chosen: set[int] = set()
     for label, indices in ranked(images, seed).items():
         if len(indices) < per_class:
-            name = images.classes[label] if 0 <= label < len(images.classes) else str(label)
+            known = 0 <= label < len(images.classes)
+            name = images.classes[label] if known else str(label)
             raise BadInput(
                 f"{images.root}: {what} needs {per_class} images of class '{name}', found {len(indices)}"
             )
@@ -88,9 +89,10 @@ def hold_out(
     so that val has the classes in train's proportions. A class with one image stays in train."""
     val: set[int] = set()
     for indices in ranked(images, seed).values():
-        count = int(len(indices) * fraction + 0.5)
-        if len(indices) >= 2:
-            val |= set(indices[: min(max(count, 1), len(indices) - 1)])
+        if len(indices) < 2:
+            continue
+        count = int(len(indices) * fraction + 0.5)  # rounded half up
+        val |= set(indices[: min(max(count, 1), len(indices) - 1)])
     return [i for i in range(len(images)) if i not in val], sorted(val)
 
 
@@ -119,6 +121,11 @@ def digest(images: ImageList) -> str:
     return hashlib.sha256(manifest(images).encode()).hexdigest()
 
 
+def digests(splits: Splits) -> dict[str, str]:
+    """By split, the sha256 of its manifest."""
+    return {name: digest(images) for name, images in splits.items()}
+
+
 def write_manifests(run: Path, dataset: str, splits: Splits) -> dict[str, str]:
     """RUN/manifests/<dataset>-<split>.tsv for the three splits; returns their hashes."""
     hashes = {}
@@ -133,30 +140,33 @@ def write_manifests(run: Path, dataset: str, splits: Splits) -> dict[str, str]:
 
 def check(dataset: str, splits: Splits) -> None:
     """Refuse an empty split, a label outside the class list, and a file that is in two splits, each by name."""
-    seen: dict[str, str] = {}
+    home: dict[str, str] = {}  # file -> the split that has it
     for name, images in splits.items():
-        if not len(images):
-            raise BadInput(f"{dataset}: the {name} split is empty ({images.root})")
-        for path, label in zip(images.paths, images.labels):
-            if not 0 <= label < len(images.classes):
-                limit = len(images.classes) - 1
-                raise BadInput(
-                    f"{dataset}: {name} image {path} has label {label}; the class list allows 0..{limit}"
-                )
+        _check_labels(dataset, name, images)
         if images.classes != splits.train.classes:
             raise BadInput(
                 f"{dataset}: {name} and train have different class lists; give both the same class folders"
             )
         for index, path in enumerate(images.paths):
-            key = (
-                f"{images.root}::{path}"
-                if isinstance(images, ArrayList)
-                else os.path.realpath(images.file(index))
-            )
-            if seen.setdefault(key, name) != name:
+            if isinstance(images, ArrayList):
+                key = f"{images.root}::{path}"
+            else:
+                key = os.path.realpath(images.file(index))  # a link is the file that it leads to
+            if home.setdefault(key, name) != name:
                 raise BadInput(
-                    f"{dataset}: {path} is in {seen[key]} and in {name}; remove it from one of them"
+                    f"{dataset}: {path} is in {home[key]} and in {name}; remove it from one of them"
                 )
+
+
+def _check_labels(dataset: str, name: str, images: ImageList) -> None:
+    if not len(images):
+        raise BadInput(f"{dataset}: the {name} split is empty ({images.root})")
+    limit = len(images.classes) - 1
+    for path, label in zip(images.paths, images.labels):
+        if not 0 <= label <= limit:
+            raise BadInput(
+                f"{dataset}: {name} image {path} has label {label}; the class list allows 0..{limit}"
+            )
 
 
 def check_content(dataset: str, splits: Splits) -> None:
@@ -173,26 +183,35 @@ def check_content(dataset: str, splits: Splits) -> None:
 
 
 def shared_content(a: ImageList, b: ImageList) -> list[tuple[str, str]]:
-    """Pairs (path in a, path in b) of files with the same bytes: by size, then ends, then sha256."""
+    """Pairs (path in a, path in b) of files with the same bytes: by size, then ends, then sha256.
+
+    Each step is dearer than the one before and is asked only of files that the one before could not tell apart; what
+    is known of a file of `b` is kept.
+    """
+    # 1. Sizes need no reading.
     by_size: dict[int, list[int]] = defaultdict(list)
-    for i in range(len(b)):
-        by_size[b.file(i).stat().st_size].append(i)
-    wanted = [
-        (i, by_size[size]) for i in range(len(a)) if (size := a.file(i).stat().st_size) in by_size
-    ]
-    ends_of: dict[int, tuple[bytes, str | None]] = {}
+    for j in range(len(b)):
+        by_size[b.file(j).stat().st_size].append(j)
+    ends_of: dict[int, bytes] = {}
+    digest_of: dict[int, str] = {}
     out = []
-    for i, candidates in wanted:
+    for i in range(len(a)):
+        candidates = by_size.get(a.file(i).stat().st_size, ())
+        if not candidates:
+            continue
+        # 2. The first and last 4 KiB tell nearly all pictures apart.
         ends = _ends(a.file(i))
-        own: str | None = None
+        digest: str | None = None
         for j in candidates:
-            known = ends_of.setdefault(j, (_ends(b.file(j)), None))
-            if known[0] != ends:
+            if j not in ends_of:
+                ends_of[j] = _ends(b.file(j))
+            if ends_of[j] != ends:
                 continue
-            own = own or file_digest(a.file(i))
-            if known[1] is None:
-                known = ends_of[j] = (known[0], file_digest(b.file(j)))
-            if known[1] == own:
+            # 3. The whole content, where nothing less decides; one partner is enough.
+            digest = digest or file_digest(a.file(i))
+            if j not in digest_of:
+                digest_of[j] = file_digest(b.file(j))
+            if digest_of[j] == digest:
                 out.append((a.paths[i], b.paths[j]))
                 break
     return out
@@ -218,7 +237,8 @@ def read_list(path: Path, *, lines: int | None = None, sha256: str | None = None
         raise BadInput(
             f"{path}: no such list; `backbench data fetch-splits --out {path.parent}` fetches it"
         ) from None
-    names = [line.strip() for line in data.decode(errors="replace").splitlines() if line.strip()]
+    lines_found = (line.strip() for line in data.decode(errors="replace").splitlines())
+    names = [line for line in lines_found if line]
     if sha256 is not None and (hashlib.sha256(data).hexdigest() != sha256 or len(names) != lines):
         hint = f"`backbench data fetch-splits --out {path.parent}` fetches the right one"
         raise BadInput(
@@ -240,12 +260,9 @@ def select(images: ImageList, names: Sequence[str], *, where: str) -> list[int]:
         path = name if "/" in name else f"{name.split('_')[0]}/{name}"
         if path not in index:
             folder = path.split("/")[0]
-            known = {p.split("/")[0] for p in images.paths}
-            what = (
-                "is not on disk"
-                if folder in known
-                else f"has a label '{folder}' outside the class list"
-            )
+            what = f"has a label '{folder}' outside the class list"
+            if folder in {p.split("/")[0] for p in images.paths}:
+                what = "is not on disk"
             raise BadInput(f"{where}: '{name}' {what} (looked for {images.root / path})")
         out.append(index[path])
     return out

@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support import train_heads
+from support.interruptions import kill, until_done
 from torch import nn
 
 from backbench.cli import main
@@ -25,9 +26,9 @@ from backbench.runs import seeding
 from backbench.runs.state import StopFlag
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.resnet import build_backbone
-from transfer import linear
+from transfer.batches import CropFlip, equal_shares, global_batches, rank_share
 from transfer.config import load_protocol
-from transfer.features import Frozen
+from transfer.frozen import FrozenTrunk
 from transfer.machine import Machine, read_checkpoints
 
 ONE = Machine(torch.device("cpu"), 0, 1, 0)
@@ -54,9 +55,10 @@ def separate_run(root, trunk, lr, protocol=train_heads.PROTOCOL):
     optimizer = torch.optim.SGD(
         head.parameters(), lr=0.0, momentum=0.9, weight_decay=protocol.weight_decay
     )
-    view = linear.CropFlip(protocol.augment, 0)
+    view = CropFlip(protocol.augment, 0)
     total = protocol.length["default"].iterations
-    for step, batch in enumerate(linear.positions(0, len(images), protocol.batch_size, 0, total)):
+    batches = global_batches(0, len(images), protocol.batch_size, 0, total)
+    for step, batch in enumerate(batches):
         pixels = torch.stack(
             [to_input(view(images.open(i), (epoch, i)), checkpoint.pixels) for epoch, i in batch]
         )
@@ -110,17 +112,27 @@ def test_two_processes_give_the_weights_of_one(trees, trunk, tmp_path):
 
 
 def test_batches_are_permutations_in_a_row_and_shares_cover_them():
-    stream = [item for batch in linear.positions(0, 10, 4, 0, 5) for item in batch]
+    stream = [item for batch in global_batches(0, 10, 4, 0, 5) for item in batch]
     assert [epoch for epoch, _ in stream] == [0] * 10 + [1] * 10
     assert sorted(i for epoch, i in stream if epoch == 0) == list(range(10))
-    assert list(linear.positions(0, 10, 4, 3, 5)) == list(linear.positions(0, 10, 4, 0, 5))[3:]
+    assert list(global_batches(0, 10, 4, 3, 5)) == list(global_batches(0, 10, 4, 0, 5))[3:]
     batch = stream[:5]
-    assert [item for rank in range(3) for item in linear.share(batch, rank, 3)] == batch
+    assert [item for rank in range(3) for item in rank_share(batch, rank, 3)] == batch
+
+
+def test_equal_shares_are_the_images_in_order_behind_one_another():
+    ranks = [equal_shares(4, 15, 5, rank, 3) for rank in range(3)]
+    assert {len(share) for share in ranks[0][:-1] + ranks[1][:-1]} == {2}, "as gathering needs"
+    batches = []
+    for shares in zip(*ranks):
+        batches.append([index for share in shares for _, index in share])
+    assert [batch[:5] for batch in batches[:-1]] == [[4, 5, 6, 7, 8], [9, 10, 11, 12, 13]]
+    assert batches[-1][:1] == [14]
 
 
 def test_views_depend_on_epoch_and_image_only(trees):
     images = catalog.load("classes", trees("classes")).train
-    view = linear.CropFlip(train_heads.PROTOCOL.augment, 0)
+    view = CropFlip(train_heads.PROTOCOL.augment, 0)
     a, b, c = (np.asarray(view(images.open(0), key)) for key in ((0, 0), (0, 0), (1, 0)))
     assert (a == b).all() and (a != c).any()
 
@@ -165,38 +177,21 @@ def command(root, trunks, out, protocol, *more):
     return [*args, "--protocol", protocol, "--workers", "0", *more]
 
 
-class Killed(BaseException):
-    """Ends the process's work at once, past every handler."""
-
-
-def test_killed_after_any_save_ends_with_the_same_rows(trees, two_trunks, tmp_path, monkeypatch):
+def test_killed_after_any_save_ends_with_the_same_rows(trees, two_trunks, tmp_path, decoder):
     root, file = trees("classes"), protocol_file(tmp_path)
     assert main(command(root, two_trunks, tmp_path / "whole", file)) == 0
     expected = rows_of(tmp_path / "whole")
     assert len(expected) == 2 and expected[0].chosen["on"] == "val"
-    save, saves = linear.Training._save, 0
-
-    def die(self, step):
-        nonlocal saves
-        save(self, step)
-        saves += 1
-        if saves in (3, 8, 12, 17):  # in the middle of both phases
-            raise Killed
-
-    monkeypatch.setattr(linear.Training, "_save", die)
-    deaths = 0
-    while True:
-        try:
-            assert main(command(root, two_trunks, tmp_path / "killed", file)) == 0
-            break
-        except Killed:
-            deaths += 1
-    assert deaths == 4 and saves == 20, "a continued run repeats no step"
+    # Ten steps of 8 images choose, ten train again; the features of val and test are in the cache by now. The state is
+    # saved at every step, and each death comes before the first image of the next one.
+    decoder.paths.clear()
+    decoder.at = dict.fromkeys((3 * 8 + 1, 8 * 8 + 1, 12 * 8 + 1, 17 * 8 + 1), kill)
+    killed = command(root, two_trunks, tmp_path / "killed", file)
+    assert until_done(lambda: main(killed), deaths=4) == 0
+    assert len(decoder.paths) == 20 * 8, "a continued run repeats no step"
     assert rows_of(tmp_path / "killed") == expected
-    assert main(command(root, two_trunks, tmp_path / "killed", file)) == 0, (
-        "a finished run recognises its results"
-    )
-    assert len(rows_of(tmp_path / "killed")) == 2 and saves == 20
+    assert main(killed) == 0, "a finished run recognises its results"
+    assert len(rows_of(tmp_path / "killed")) == 2 and len(decoder.paths) == 20 * 8
 
 
 def ended(process, progress, changes):
@@ -338,6 +333,7 @@ def test_early_stop_keeps_the_best_epoch(trees, trunk, tmp_path):
     assert row.chosen["trained_on"] == "train"
     done = json.loads((tmp_path / "run" / "progress.json").read_text())
     assert done["what"].startswith("classes"), done
+    assert not list((tmp_path / "run" / "state").iterdir()), "nothing is left to continue"
 
 
 def test_features_once_or_live_learn_the_same_task(trees, trunk, tmp_path):
@@ -350,7 +346,7 @@ def test_features_once_or_live_learn_the_same_task(trees, trunk, tmp_path):
 
 
 def test_a_trunk_that_moves_is_a_failure(trunk):
-    frozen = Frozen.build(Checkpoint.load(trunk), device=torch.device("cpu"))
+    frozen = FrozenTrunk.build(Checkpoint.load(trunk), device=torch.device("cpu"))
     frozen.verify()
     frozen.module.layer4[0].conv1.weight.data[0] += 1e-3
     with pytest.raises(Failed, match="the frozen trunk of 'random0' has changed"):
