@@ -1,4 +1,4 @@
-"""Weighted k-nearest-neighbour classification (Wu et al. 2018): no training, no choice but k and the temperature."""
+"""Weighted k-nearest-neighbour classification (Wu et al. 2018): nothing is trained."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def knn_scores(
     rows: int = 1024,
     columns: int = 65536,
 ) -> dict[int, Tensor]:
-    """Per k the class votes (N, classes) of `queries` (N, d) by `bank` (M, d), or its parts, with `labels` (M,).
+    """Per k the class votes (N, classes) of `queries` (N, d) by a bank with `labels` (M,).
 
-    Cosine similarity; a neighbour of similarity s votes exp(s / temperature), here exp((s - 1) / temperature), which
-    is the same up to one factor and cannot overflow. At most `rows` x `columns` similarities are held at a time.
-    Raises ValueError when some k exceeds M.
+    `bank` is (M, d), or its parts. Cosine similarity; a neighbour of similarity s votes
+    exp(s / temperature). At most `rows` x `columns` similarities are held at a time. Raises
+    ValueError when some k exceeds M.
     """
     parts = [bank] if isinstance(bank, Tensor) else list(bank)
     if max(k) > (count := sum(len(part) for part in parts)):
@@ -33,8 +33,9 @@ def knn_scores(
     device = queries.device
     queries = F.normalize(queries.float(), dim=1)
     near, index = _nearest(queries, _blocks(parts, columns), most=max(k), rows=rows)
-    # Neighbours are sorted, so the first k columns are the k nearest: one search serves every k.
+    # exp((s - 1) / temperature) is the vote up to one factor, and cannot overflow.
     votes = ((near - 1) / temperature).exp()
+    # Neighbours are sorted, so the first k columns are the k nearest: one search serves every k.
     voted = labels.to(device)[index]
     out = {}
     for size in k:
@@ -51,11 +52,10 @@ def _blocks(parts: Sequence[Tensor], columns: int) -> Iterator[Tensor]:
 def _nearest(
     queries: Tensor, blocks: Iterator[Tensor], *, most: int, rows: int
 ) -> tuple[Tensor, Tensor]:
-    """The `most` largest similarities (N, most) of unit `queries`, best first, and their places in the bank.
-
-    Invariant: after each block of the bank, `near` and `index` are right for what was seen of the bank so far. The
-    best of a union are among the bests of its parts, so a block only has to bring its own best to the merge.
-    """
+    """The `most` largest similarities (N, most) of unit `queries`, best first, and their places."""
+    # Invariant: after each block, `near` and `index` are right for what was
+    # seen of the bank so far. The best of a union are among the best of its
+    # parts, so a block brings only its own to the merge.
     near = torch.empty(len(queries), 0, device=queries.device)
     index = torch.empty(len(queries), 0, dtype=torch.int64, device=queries.device)
     seen = 0  # rows of the bank before this block

@@ -186,7 +186,8 @@ def row_4(batch: int, repeats: int) -> None:
         point.backbone().eval(),
         point.backbone().eval().to(memory_format=torch.channels_last),
     )
-    folded, rough = (FrozenTrunk.build(point, device=CPU, precision=p) for p in ("fp32", "bf16"))  # type: ignore[arg-type]
+    folded = FrozenTrunk.build(point, device=CPU, precision="fp32")
+    rough = FrozenTrunk.build(point, device=CPU, precision="bf16")
     images = torch.randn(batch, 3, 224, 224)
     strided = images.contiguous(memory_format=torch.channels_last)
     with torch.no_grad():

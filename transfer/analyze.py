@@ -1,17 +1,16 @@
-"""`backbench analyze`: what checkpoints do to the features of a dataset's images, in the papers' figures and numbers.
+"""`backbench analyze`: what checkpoints do to features, in the papers' figures and numbers.
 
-One pass over the images (`analyze_pass`) keeps sums, histograms and the plain features of a bounded sample of images,
-so memory does not grow with the dataset; from these come the numbers (`analyze_numbers`) and pictures
-(`analyze_pictures`). Every statistic is taken on the trunk's features and, where the checkpoint has kept it, on its
-projector's.
+One pass over the images (`analyze_pass`) keeps sums, histograms and the plain features of a bounded
+sample of images, so memory does not grow with the dataset; from these come the numbers
+(`analyze_numbers`) and pictures (`analyze_pictures`). Every statistic is taken on the trunk's
+features and, where the checkpoint has kept it, on its projector's.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -23,10 +22,10 @@ from backbench.images.files import ImageList
 from backbench.results import store
 from backbench.results.store import Result
 from backbench.runs import atomic, seeding
-from backbench.runs.folder import PICTURES, RESULTS_FILE, open_run, read_metrics
-from backbench.weights import header
+from backbench.runs.folder import PICTURES, RESULTS_FILE, open_run
 from backbench.weights.checkpoint import Checkpoint
 from transfer import analyze_pictures
+from transfer.analyze_curves import training_curves
 from transfer.analyze_numbers import Number, summarise
 from transfer.analyze_pass import STATE, Space, accumulate
 from transfer.analyze_recipe import AnalyzeConfig, load_config
@@ -35,8 +34,6 @@ from transfer.feature_cache import images_fingerprint
 from transfer.machine import Machine, read_checkpoints, start_for
 
 SUMMARY = "analysis.json"
-NOT_DRAWN = ("step", "epoch", "images_per_s", "waiting")  # of metrics.jsonl: time, not training
-CURVE_BINS = 300
 
 
 def run(args: argparse.Namespace) -> int:
@@ -49,6 +46,7 @@ def run(args: argparse.Namespace) -> int:
     found = catalog.load(args.dataset, args.data, seed=args.seed)
     images = choose_images(dict(found.items())[recipe.split], recipe.images, args.seed)
     checkpoints = read_checkpoints(args.checkpoints)
+    # What decides the numbers: the list of images, and what the file system says of them.
     identity = {
         "recipe": config.to_dict(recipe),
         "checkpoints": [c.digest for c in checkpoints],
@@ -105,10 +103,10 @@ def analyze(
     machine: Machine,
     curves: Sequence[CheckpointCurve] = (),
 ) -> list[Result]:
-    """Everything for `checkpoints` on `images`: OUT/analysis.json, OUT/pictures and the rows, which are returned."""
+    """Everything for `checkpoints` on `images`: OUT/analysis.json, OUT/pictures and the rows."""
     # 1. The pass over the images, which can be stopped and continued.
     spaces, sample = accumulate(checkpoints, images, recipe, out=out, seed=seed, machine=machine)
-    # 2. The numbers of each space.
+    # 2. The numbers of each space, as rows and as what the pictures are drawn from.
     names = unique_names(checkpoints)
     about = {
         "recipe": config.to_dict(recipe),
@@ -138,7 +136,8 @@ def analyze(
         summary["spaces"].append(one)
         for number in numbers:
             rows.append(_row(space, number, recipe, dataset=dataset, seed=seed, about=about))
-    # 3. The files; the rows last, as a run with rows is done.
+    # 3. The files; the rows last, as a run with rows is done. What is undefined is null by now, and
+    #    must be: JSON has no nan.
     atomic.write_json(out / SUMMARY, json.loads(json.dumps(summary, allow_nan=False)))
     analyze_pictures.draw(summary, out / PICTURES)
     store.append(out, rows)
@@ -187,54 +186,9 @@ def unique_names(checkpoints: Sequence[Checkpoint]) -> dict[str, str]:
     return out
 
 
-# Training curves
-
-
-def training_curves(
-    files: Sequence[Path], checkpoints: Sequence[Checkpoint]
-) -> list[CheckpointCurve]:
-    """metrics.jsonl beside each checkpoint file, where it is still in its pretraining's folder (ARB Fig. 3)."""
-    out: list[CheckpointCurve] = []
-    wanted = {c.digest for c in checkpoints}  # whose curve is not there yet
-    for file in files:
-        rows = [r for r in read_metrics(file.parent) if "step" in r]
-        digest = header.digest(file)
-        if len(rows) < 2 or digest is None or digest not in wanted:
-            continue
-        wanted.remove(digest)
-        size = math.ceil(len(rows) / CURVE_BINS)
-        bins = [rows[i : i + size] for i in range(0, len(rows), size)]
-        out.append(
-            {
-                "checkpoint": digest,
-                "step": [part[-1]["step"] for part in bins],
-                "terms": {name: _bin_means(bins, name) for name in _drawn_terms(rows)},
-            }
-        )
-    return out
-
-
-def _drawn_terms(rows: Sequence[Mapping[str, object]]) -> list[str]:
-    """The names of all numbers in the rows."""
-    names = set()
-    for row in rows:
-        names |= {name for name, value in row.items() if isinstance(value, int | float)}
-    return sorted(names - set(NOT_DRAWN))
-
-
-def _bin_means(bins: Sequence[Sequence[Mapping[str, object]]], name: str) -> list[float | None]:
-    """The mean of a term over each bin's rows that have it; None where none has."""
-    out: list[float | None] = []
-    for rows in bins:
-        found = [row.get(name) for row in rows]
-        values = [value for value in found if isinstance(value, int | float)]
-        out.append(finite(sum(values) / len(values)) if values else None)
-    return out
-
-
 def show(rows: Sequence[Result], out: Path) -> None:
     """A line per metric and space, a column per checkpoint, on standard output."""
-    names = {r.checkpoint: r.name for r in rows}  # digests in their order
+    names = {r.checkpoint: r.name[:16] for r in rows}  # digests in their order
     lines: dict[tuple[str, str], dict[str, Result]] = {}
     for r in rows:
         lines.setdefault((r.protocol, r.metric), {})[r.checkpoint] = r
@@ -242,10 +196,14 @@ def show(rows: Sequence[Result], out: Path) -> None:
     for (protocol, metric), found in lines.items():
         if protocol != shown:
             shown = protocol
-            print(f"{protocol:<28}" + "".join(f"{name[:16]:>18}" for name in names.values()))
+            print(_line(f"{protocol:<28}", names.values()))
         cells = [_cell(found.get(digest)) for digest in names]
-        print(f"  {metric:<26}" + "".join(f"{cell:>18}" for cell in cells))
+        print(_line(f"  {metric:<26}", cells))
     print(f"pictures: {out / PICTURES}")
+
+
+def _line(start: str, cells: Iterable[str]) -> str:
+    return start + "".join(f"{cell:>18}" for cell in cells)
 
 
 def _cell(r: Result | None) -> str:

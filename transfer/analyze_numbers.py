@@ -32,16 +32,16 @@ class Number:
 def summarise(
     space: Space, images: ImageList, recipe: AnalyzeConfig, seed: int
 ) -> tuple[list[Number], SpaceCurves]:
-    """The numbers of one space, and the curves that its pictures are drawn from. `images` are the sampled ones."""
+    """The numbers of one space, and what its pictures are drawn from. `images` is the sample."""
     sample, labels = space.sample, torch.tensor(images.labels)
-    # Over pairs of images of the sample
+    # 1. Over pairs of images of the sample; beside their contrast that of Gaussian noise, which is
+    #    what no structure at all gives in as many dimensions.
     found = stats.pairs(sample, labels)
     order = torch.randperm(space.dim, generator=seeding.generator(seed, "coordinates", space.dim))
     contrast = stats.min_max(sample, order)
-    # What no structure at all gives in as many dimensions
     noise = torch.randn(sample.shape, generator=seeding.generator(seed, "gaussian", *sample.shape))
     gaussian = stats.min_max(noise, order)
-    # Over all images
+    # 2. Over all images.
     spectrum = space.moments.spectrum()
 
     numbers = [
@@ -49,6 +49,7 @@ def summarise(
         *_pair_numbers(found, contrast),
         *_rank_numbers(space.moments, spectrum),
     ]
+    # 3. Over the labels of the sample, where there are enough.
     for probe in (neighbours(sample, images, recipe), few_labels(sample, images, recipe, seed)):
         if probe is not None:
             numbers.append(probe)
@@ -94,7 +95,8 @@ def _rank_numbers(moments: stats.Moments, spectrum: Tensor) -> list[Number]:
     live = 100 * collapse.live / collapse.possible
     return [
         Number("rankme", stats.entropy_rank(moments.singular_values())),
-        # Roots of the covariance's eigenvalues are the singular values of the centred features, up to a factor.
+        # Roots of the covariance's eigenvalues: the singular values of the centred features, up to
+        # a factor that no rank notices.
         Number("effective_rank", stats.entropy_rank(spectrum.sqrt())),
         Number("live_directions", live, about=f"percent of {collapse.possible}"),
         Number("collapse", float(collapse.kind), about="0 none, 1 dimensional, 2 complete"),
@@ -153,9 +155,11 @@ def neighbours(sample: Tensor, images: ImageList, recipe: AnalyzeConfig) -> Numb
 def few_labels(
     sample: Tensor, images: ImageList, recipe: AnalyzeConfig, seed: int
 ) -> Number | None:
-    """Accuracy on one half of the sample of logistic regression on `shots` labels per class of the other half."""
+    """Accuracy on one half of the sample of logistic regression on
+    `shots` labels per class of the other half."""
     bank_half, test_half = halves(images.labels)
-    # Classes that the bank has enough of and the test half asks for; fewer than two leave nothing to tell apart.
+    # Classes that the bank has enough of and the test half asks for;
+    # fewer than two leave nothing to tell apart.
     banked = [images.labels[i] for i in bank_half]
     counts = np.bincount(banked, minlength=len(images.classes))
     asked = {images.labels[i] for i in test_half}

@@ -1,4 +1,5 @@
-"""The one pass over the images: each decoded once, seen by every checkpoint in one plain and N augmented views."""
+"""The one pass over the images: each decoded once, seen by every
+checkpoint in one plain and N augmented views."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ STATE = "state/analyze.state"  # below the run's folder
 class AnalyzedViews:
     """PIL image, index -> uint8 (1 + N, 3, s, s): the plain view, then N augmented ones.
 
-    The views are a function of the seed and of the image's path, so they depend on no order, worker or checkpoint.
+    The views are a function of the seed and of the image's path, so
+    they depend on no order, worker or checkpoint.
     """
 
     def __init__(self, images: ImageList, recipe: AnalyzeConfig, seed: int) -> None:
@@ -89,7 +91,7 @@ class Space:
 
 @dataclass(frozen=True)
 class AnalyzedCheckpoint:
-    """A trunk, the projector that the checkpoint has kept, and what is accumulated on the output of each."""
+    """A trunk, the projector that the checkpoint has kept, and the sums over each one's output."""
 
     trunk: FrozenTrunk
     projector: nn.Sequential | None
@@ -126,33 +128,34 @@ def accumulate(
     seed: int,
     machine: Machine,
 ) -> tuple[list[Space], ImageList]:
-    """One pass -> the filled spaces (trunk, then projector, of each checkpoint) and the sampled images.
-
-    Sums do not depend on where a pass was cut, so the state is the sums and the number of images in them.
-    """
+    """One pass -> the filled spaces (trunk, then projector, of each checkpoint) and the sample."""
+    # 1. Which images' plain features are kept, and in which row of the sample.
     picked = _sampled(len(images), recipe.sample, seed)
     place = torch.full((len(images),), -1)
     place[picked] = torch.arange(len(picked))
-    analyzed = [
-        AnalyzedCheckpoint.build(c, recipe, len(picked), machine.device) for c in checkpoints
-    ]
-    trunks = [one.trunk for one in analyzed]
+    analyzed: list[AnalyzedCheckpoint] = []
     spaces: list[Space] = []
-    for one in analyzed:
+    for checkpoint in checkpoints:
+        one = AnalyzedCheckpoint.build(checkpoint, recipe, len(picked), machine.device)
+        analyzed.append(one)
         spaces += one.spaces
+    trunks = [one.trunk for one in analyzed]
 
+    # 2. Sums do not depend on where a pass was cut, so the state is the
+    #    sums and how many images are in them.
     file = out / STATE
     first = _restore(file, spaces)
     progress = Progress(out, len(images), "analyze", unit="image", done=first)
     saved = time.monotonic()
     with StopFlag() as stop, torch.no_grad():
         for pixels, index in _pictures(images, recipe, seed, first, machine):
-            # 1. All views of all images of the batch at once through every trunk.
+            # 3. All views of all images of the batch at once, (B (1 + N), 3, s, s), through every
+            #    trunk.
             flat = pixels.flatten(0, 1).to(machine.device, non_blocking=True)
             for one, features in zip(analyzed, forward_all(trunks, flat)):
                 one.add(features, len(pixels), place[index])
             progress.advance(len(pixels))
-            # 2. The state, now and then and before a stop.
+            # 4. The state, now and then and before a stop.
             done = int(index[-1]) + 1
             due = time.monotonic() - saved > 60 * recipe.save_minutes
             if done < len(images) and (stop.requested or due):
@@ -160,7 +163,8 @@ def accumulate(
                 saved = time.monotonic()
                 if stop.requested:
                     raise Preempted(
-                        f"stopped by {stop.requested} after {done} images; the same command continues"
+                        f"stopped by {stop.requested} after {done} images;"
+                        " the same command continues"
                     )
     for trunk in trunks:
         trunk.verify()

@@ -1,7 +1,9 @@
-"""The papers' figures from the summary that `backbench analyze` writes: svg and png, all checkpoints in each figure.
+"""The papers' figures from the summary that `backbench analyze` writes:
+svg and png, all checkpoints in each figure.
 
-`kept-*` shows each checkpoint in the space where its loss was at work (its projector's output where that was kept, the
-trunk's otherwise; the legend says which), each panel also alone; `trunk-overview` shows all of them in the trunk's.
+`kept-*` shows each checkpoint in the space where its loss was at work (its projector's output where
+that was kept, the trunk's otherwise; the legend says which), each panel also alone;
+`trunk-overview` shows all of them in the trunk's.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 from matplotlib.axes import Axes
 
 from backbench import charts
@@ -93,7 +96,8 @@ def _histogram(
 
 
 def _per_image(name: str, title: str, xlabel: str, number: str, scale: float = 1.0) -> Panel:
-    """The histogram over images of a statistic of their views, with a line at its mean, `number` times `scale`."""
+    """The histogram over images of a statistic of their views, with a
+    line at its mean, `number` times `scale`."""
 
     def panel(ax: Axes, spaces: Sequence[SpaceSummary], colors: Sequence[str]) -> None:
         for space, color in zip(spaces, colors):
@@ -142,7 +146,7 @@ def _spectrum(ax: Axes, spaces: Sequence[SpaceSummary], colors: Sequence[str]) -
     lowest = 1.0
     for space, color in zip(spaces, colors):
         # What is 0 or undefined is a gap in the line.
-        shares = [share if share and share > 0 else math.nan for share in space["spectrum"]]
+        shares = [_positive(share) for share in space["spectrum"]]
         ax.plot(range(1, len(shares) + 1), shares, color=color, linewidth=1.4)
         lowest = min([lowest, *(share for share in shares if share > 0)])
     if lowest < 1.0:
@@ -150,6 +154,10 @@ def _spectrum(ax: Axes, spaces: Sequence[SpaceSummary], colors: Sequence[str]) -
         ax.set_ylim(bottom=max(lowest / 2, 1e-12))
     ax.set_xscale("log")
     ax.set(title="Spectrum of the covariance", xlabel="direction", ylabel="share of the variance")
+
+
+def _positive(share: float | None) -> float:
+    return share if share is not None and share > 0 else math.nan
 
 
 def _alignment(ax: Axes, spaces: Sequence[SpaceSummary], colors: Sequence[str]) -> None:
@@ -222,7 +230,8 @@ PANELS: dict[str, Panel] = {
 
 
 def _training(curves: Sequence[TrainingCurve], place: Mapping[str, int], folder: Path) -> Path:
-    """Each term of metrics.jsonl over the steps (ARB Fig. 3). `place` is a checkpoint's in the other figures."""
+    """Each term of metrics.jsonl over the steps (ARB Fig. 3).
+    `place` is a checkpoint's in the other figures."""
     # What the papers draw comes first, the rest by name.
     first = ("loss", "embedding_distance", "base_distance", "variance")
     there: set[str] = set()
@@ -235,9 +244,9 @@ def _training(curves: Sequence[TrainingCurve], place: Mapping[str, int], folder:
         for curve in curves:
             values = curve["terms"].get(term)
             if values:
-                shown = [math.nan if v is None else v for v in values]
                 color = colors[place[curve["checkpoint"]]]
-                ax.plot(curve["step"], shown, color=color, linewidth=1.3)
+                # None becomes nan, which is a gap in the line.
+                ax.plot(curve["step"], np.array(values, float), color=color, linewidth=1.3)
         ax.set(title=term.replace("_", " "), xlabel="step")
     charts.legend_below(figure, [(c["name"], colors[place[c["checkpoint"]]]) for c in curves])
     return charts.save(figure, folder / "training")

@@ -34,7 +34,8 @@ class AnalyzeConfig:
     def __post_init__(self) -> None:
         if "{space}" not in self.protocol:
             raise ValueError(
-                f"protocol '{self.protocol}' needs {{space}} in it, so that spaces do not share a column"
+                f"protocol '{self.protocol}' needs {{space}} in it,"
+                " so that spaces do not share a column"
             )
         if self.crops.size != self.geometry.crop:
             raise ValueError(
@@ -48,7 +49,8 @@ class AnalyzeConfig:
 
 
 def load_config(recipe: str, augmentations: int | None) -> AnalyzeConfig:
-    """The recipe; another number of augmentations than its own becomes part of the protocol's name."""
+    """The recipe; another number of augmentations than its own becomes part of the protocol's
+    name."""
     found = config.load(AnalyzeConfig, recipe, kind="transfer")
     if augmentations is None or augmentations == found.augmentations:
         return found

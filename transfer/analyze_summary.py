@@ -1,4 +1,5 @@
-"""RUN/analysis.json as types: what `backbench analyze` draws its pictures from. null stands for what is undefined."""
+"""RUN/analysis.json as types: what `backbench analyze` draws its
+pictures from. null stands for what is undefined."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ TRUNK, PROJECTOR = "trunk", "projector"  # the two spaces
 
 
 class MinMaxSummary(TypedDict):
-    """CLLR's Theorem 1: per number of dimensions the contrast and the relative variance of distances."""
+    """CLLR's Theorem 1: per number of dimensions the contrast
+    and the relative variance of distances."""
 
     dims: list[int]
     contrast: list[float | None]

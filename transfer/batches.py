@@ -1,7 +1,8 @@
-"""From a list of images to batches of pixels: which images a step sees, on which rank, in which view.
+"""From a list of images to batches of pixels: which images a step sees, where, in which view.
 
-Nothing here keeps a position or draws from a global generator: a batch is a pure function of the seed and the step, so
-a continued run sees what an uninterrupted one sees, whatever the numbers of processes and workers.
+Nothing here keeps a position or draws from a global generator: a batch is a pure function of the
+seed and the step, so a continued run sees what an uninterrupted one sees, whatever the numbers of
+processes and workers.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ K = TypeVar("K")  # what a view depends on beside the image
 def global_batches(
     seed: int, images: int, batch: int, first: int, last: int
 ) -> Iterator[list[EpochIndex]]:
-    """The global batches of steps first..last-1 as (epoch, index) lists: one endless stream of seeded permutations."""
+    """The global batches of steps first..last-1 as (epoch, index) lists."""
+    # One endless stream of seeded permutations; a batch may lie across the end of an epoch.
     epoch, order = -1, torch.empty(0)
     for step in range(first, last):
         out = []
@@ -49,17 +51,26 @@ def rank_share(batch: list[EpochIndex], rank: int, world: int) -> list[EpochInde
     return batch[len(batch) * rank // world : len(batch) * (rank + 1) // world]
 
 
+def rank_batches(
+    seed: int, images: int, batch: int, first: int, last: int, *, rank: int, world: int
+) -> Iterator[list[EpochIndex]]:
+    """This rank's share of each of `global_batches`."""
+    for whole in global_batches(seed, images, batch, first, last):
+        yield rank_share(whole, rank, world)
+
+
 def equal_shares(
     first: int, count: int, batch: int, rank: int, world: int
 ) -> list[list[tuple[None, int]]]:
     """This rank's part of each batch of images first..count-1 in order, as (no key, index) lists.
 
-    All ranks get equally many, which is what gathering them needs: the last shares are padded with the last image.
-    After a gather the first `batch` rows (of the last batch: as many as are left) are the images in order.
+    All ranks get equally many, as gathering needs: the last shares are padded with the last image.
+    After a gather the first `batch` rows (or as many as are left) are the images in order.
     """
     shares = []
     for begin in range(first, count, batch):
-        each = -(-(min(begin + batch, count) - begin) // world)  # rounded up
+        # A batch of b images is W contiguous parts of ceil(b / W); behind its end lies padding.
+        each = -(-(min(begin + batch, count) - begin) // world)
         mine = range(begin + rank * each, begin + (rank + 1) * each)
         shares.append([(None, min(i, count - 1)) for i in mine])
     return shares
@@ -69,7 +80,7 @@ def equal_shares(
 
 
 class CropFlip:
-    """The training view of image `index` in `epoch`: RandomResizedCrop and flip, a pure function of the seed."""
+    """The training view of an image in an epoch: RandomResizedCrop and flip, by the seed alone."""
 
     def __init__(self, augment: CropAugment, seed: int) -> None:
         self.augment, self.seed = augment, seed
@@ -89,7 +100,7 @@ class CropFlip:
 
 
 class Pictures(torch.utils.data.Dataset[tuple[Tensor, int]], Generic[K]):
-    """Item (key, index) of the sampler -> (uint8 (3, H, W), index); `view` makes a PIL image of the wanted size."""
+    """Item (key, index) -> (uint8 (3, H, W), index); `view` makes the PIL image of that size."""
 
     def __init__(self, images: ImageList, view: Callable[[Image.Image, K], Image.Image]) -> None:
         self.images, self.view = images, view
@@ -97,6 +108,8 @@ class Pictures(torch.utils.data.Dataset[tuple[Tensor, int]], Generic[K]):
     def __getitem__(self, item: tuple[K, int]) -> tuple[Tensor, int]:
         key, index = item
         picture = np.asarray(self.view(self.images.open(index), key), dtype=np.uint8)
+        # A copy, since PIL's array cannot be written to; channels
+        # last in memory, as trunks take it.
         return torch.from_numpy(picture.copy()).permute(2, 0, 1), index
 
 
@@ -109,8 +122,12 @@ def training_pictures(
     workers: int,
 ) -> Iterable[tuple[Tensor, Tensor]]:
     """Augmented views of each share of `shares`: (uint8 (n, 3, size, size), indices (n,))."""
-    keyed = ([((epoch, index), index) for epoch, index in share] for share in shares)
-    return loader(Pictures(images, CropFlip(augment, seed)), keyed, workers=workers)
+    return loader(Pictures(images, CropFlip(augment, seed)), _keyed(shares), workers=workers)
+
+
+def _keyed(shares: Iterable[list[EpochIndex]]) -> Iterator[list[tuple[EpochIndex, int]]]:
+    for share in shares:
+        yield [((epoch, index), index) for epoch, index in share]
 
 
 def loader(

@@ -1,11 +1,12 @@
 """Features on disk, under names that say exactly what they are of.
 
-The cache is $BACKBENCH_CACHE (default ~/.cache/backbench), at most $BACKBENCH_CACHE_GB (default 50) large; the least
-recently used entries go first. An entry is named by the hash of a description of all that decides its content, carries
-that description beside it, and is refused when the two disagree. Its files, by suffix:
+The cache is $BACKBENCH_CACHE (default ~/.cache/backbench), at most $BACKBENCH_CACHE_GB (default 50)
+large; the least recently used entries go first. An entry is named by the hash of a description of
+all that decides its content, carries that description beside it, and is refused when the two
+disagree. Its files, by suffix:
 
     .npy         the rows, float32 (N, dim), in the order of the image list
-    .json        description, shape and sha256 of the rows; written last, so an entry without it is not there
+    .json        description, shape and sha256 of the rows; without it there is no entry
     .lock        held by the run that looks or computes
     .part        the rows while they are computed (`PartFiles`)
     .rows.json   how many rows of the .part files hold; beside the first of them
@@ -38,7 +39,8 @@ Description = Mapping[str, object]  # JSON-able
 
 
 def images_fingerprint(images: ImageList) -> str:
-    """sha256 over paths and what the file system says about the files (size, time of change), or over the pixels."""
+    """sha256 over paths, and over the files' sizes and times of change, or over the pixels."""
+    # A hash of the files themselves would mean to read all of them before every use.
     sha = hashlib.sha256("\n".join(images.paths).encode())
     if isinstance(images, ArrayList):
         sha.update(images.pixels.tobytes())
@@ -87,10 +89,10 @@ class FeatureCache:
 
     @contextlib.contextmanager
     def locked(self, descriptions: Sequence[Description]) -> Iterator[None]:
-        """Alone with these entries: another run that wants one of them waits here, and then finds it computed."""
+        """Alone with these entries: a run that wants one of them waits here, then finds it."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as locks:
-            # Sorted: two runs that want the same entries in another order cannot wait for one another.
+            # Sorted: two runs that want the same entries in another order cannot deadlock.
             for path in sorted({self.path(d) for d in descriptions}):
                 file = locks.enter_context(path.with_suffix(".lock").open("w"))
                 fcntl.flock(file, fcntl.LOCK_EX)
@@ -100,19 +102,22 @@ class FeatureCache:
         return self.path(description).with_suffix(".json").exists()
 
     def open(self, description: Description) -> Tensor | None:
-        """The rows, mapped from disk, or None when they are not there. Raises BadInput for a file of something else."""
+        """The rows, mapped from disk, or None when they are not there.
+
+        Raises BadInput for an entry of something else, and for damaged rows.
+        """
         path = self.path(description)
         about = path.with_suffix(".json")
         if not path.exists() or not about.exists():
             return None
         found = json.loads(about.read_text())
         there = found["description"]
-        differing = [
-            key for key in {*there, *description} if there.get(key) != description.get(key)
-        ]
+        keys = sorted({*there, *description})
+        differing = [key for key in keys if there.get(key) != description.get(key)]
         if differing:
             raise BadInput(
-                f"{path}: features of another {', '.join(sorted(differing))} than asked for; remove the file"
+                f"{path}: features of another {', '.join(differing)} than asked for;"
+                " remove the file"
             )
         rows = np.load(path, mmap_mode="c")
         if list(rows.shape) != found["shape"] or _file_digest(path) != found["sha256"]:
@@ -121,10 +126,11 @@ class FeatureCache:
         return torch.from_numpy(rows)
 
     def finish(self, description: Description, part: Path) -> None:
-        """Make the complete `part` file the entry of `description`. The .json comes last: without it there is none."""
+        """Make the complete `part` file the entry of `description`."""
         path = self.path(description)
         shape = list(np.load(part, mmap_mode="r").shape)
         about = {"description": dict(description), "shape": shape, "sha256": _file_digest(part)}
+        # The .json comes last: a kill between the two leaves rows that are no entry.
         part.replace(path)
         atomic.write_json(path.with_suffix(".json"), about)
 
@@ -133,7 +139,8 @@ class FeatureCache:
         if size > self.limit:
             need, have = f"{size / 1e9:.1f}", f"{self.limit / 1e9:.1f}"
             raise BadInput(
-                f"{self.folder}: the features need {need} GB, the cache may have {have}; set BACKBENCH_CACHE_GB"
+                f"{self.folder}: the features need {need} GB, the cache may have {have};"
+                " set BACKBENCH_CACHE_GB"
             )
         entries = sorted(self.folder.glob("*.npy"), key=lambda path: path.stat().st_mtime)
         used = sum(path.stat().st_size for path in entries)
@@ -143,7 +150,7 @@ class FeatureCache:
             if path in keep:
                 continue
             used -= path.stat().st_size
-            # The .json first: what is left of a removal that is cut off must not look like an entry.
+            # The .json first: what a removal that is cut off leaves must not look like an entry.
             path.with_suffix(".json").unlink(missing_ok=True)
             path.unlink(missing_ok=True)
 
@@ -154,17 +161,17 @@ def _file_digest(path: Path) -> str:
 
 
 class PartFiles:
-    """Entries that are being computed together, a row of each at a time. For the run that holds their locks.
+    """Entries that are being computed together, row by row, by the run that holds their locks.
 
     States, and what takes one to the next:
 
-        nothing     room is made, a .part file of full size is begun per entry     -> begun
-        begun       rows are written; `save` flushes them, then a marker says n    -> saved at n
-        saved at n  the same, n grows; a new run finds marker and parts and starts at row n
-        all written `finish` makes the parts entries, then removes the marker      -> finished
+        nothing      room is made, a .part file of full size is begun per entry   -> begun
+        begun        rows are written; `save` flushes them, then the marker says n -> saved at n
+        saved at n   the same, and n grows
+        all written  `finish` makes the parts entries, then removes the marker    -> finished
 
-    A kill leaves one of these states. Rows behind the marker are computed again; parts without a marker, or with one
-    that names other parts (an entry of them was finished), are begun anew.
+    A kill leaves one of these states. The next run goes on at row n where it finds a marker and all
+    the parts that it names, and computes the rows behind it again; otherwise it begins anew.
     """
 
     def __init__(
@@ -174,8 +181,9 @@ class PartFiles:
         dims: Sequence[int],
         count: int,
         *,
-        keep: set[Path],
+        keep: Sequence[Description],
     ) -> None:
+        """Of `count` rows each. Making room for them spares the entries of `keep`."""
         self.cache, self.descriptions = cache, descriptions
         self.parts = [cache.path(d).with_suffix(".part") for d in descriptions]
         self.marker = self.parts[0].with_suffix(".rows.json")
@@ -184,13 +192,16 @@ class PartFiles:
         if self.first:
             self.rows = [np.lib.format.open_memmap(part, mode="r+") for part in self.parts]
             return
-        cache.make_room(sum(4 * count * dim for dim in dims), keep)  # float32
+        # Before the parts: a marker that is left over would vouch for rows that are not written.
+        self.marker.unlink(missing_ok=True)
+        cache.make_room(4 * count * sum(dims), set(map(cache.path, keep)))  # bytes of float32
         self.rows = [
             np.lib.format.open_memmap(part, mode="w+", dtype=np.float32, shape=(count, dim))
             for part, dim in zip(self.parts, dims)
         ]
 
     def _saved_rows(self) -> int:
+        """n of `saved at n`; 0 in any other state."""
         with contextlib.suppress(FileNotFoundError, json.JSONDecodeError, KeyError):
             begun = json.loads(self.marker.read_text())
             if begun["parts"] == self.names and all(part.exists() for part in self.parts):
@@ -203,11 +214,12 @@ class PartFiles:
             rows[begin:end] = feature.cpu().numpy()
 
     def save(self, end: int) -> None:
-        """A new run may start at row `end`. The rows reach the disk before the marker that vouches for them."""
-        self._flush()
+        """From now on a new run starts at row `end`."""
+        self._flush()  # the rows reach the disk before the marker that vouches for them
         atomic.write_json(self.marker, {"rows": end, "parts": self.names})
 
     def finish(self) -> None:
+        """Make the parts entries; a kill between two leaves the other to be begun anew."""
         self._flush()
         self.rows = []
         for description, part in zip(self.descriptions, self.parts):

@@ -1,6 +1,7 @@
-"""Images -> features of frozen trunks: what the cache has is taken from it, the rest is computed in one pass.
+"""Images -> features of frozen trunks: from the cache, or computed in one pass for all trunks.
 
-Images are decoded once for any number of trunks. Features are float32 rows in the order of the image list.
+Images are decoded once for any number of trunks. Features are float32 rows in the order of the
+image list.
 """
 
 from __future__ import annotations
@@ -22,13 +23,7 @@ from backbench.runs.folder import Progress
 from backbench.runs.state import StopFlag
 from transfer.batches import Pictures, equal_shares, loader
 from transfer.config import Geometry
-from transfer.feature_cache import (
-    Description,
-    FeatureCache,
-    PartFiles,
-    describe,
-    images_fingerprint,
-)
+from transfer.feature_cache import FeatureCache, PartFiles, describe, images_fingerprint
 from transfer.frozen import FrozenTrunk, forward_all
 from transfer.machine import Machine
 
@@ -40,8 +35,11 @@ SAVE_EVERY = 20  # batches
 
 @dataclass(frozen=True, kw_only=True)
 class Extractor:
-    """Features of image lists by several trunks at once. Every rank of `machine` calls it, with the same lists in the
-    same order; rank 0 alone locks, writes and reports."""
+    """Features of image lists by several trunks at once.
+
+    Every rank of `machine` calls it, with the same lists in the same order; rank 0 alone locks,
+    writes and reports.
+    """
 
     trunks: Sequence[FrozenTrunk]
     geometry: Geometry
@@ -52,7 +50,7 @@ class Extractor:
     stop: StopFlag | None = None
 
     def __call__(self, images: ImageList, what: str = "features") -> list[Tensor]:
-        """(N, dim) per trunk. Computing them can be stopped and continued at any batch; raises Preempted then."""
+        """(N, dim) per trunk. Raises Preempted on a signal; the next call goes on at that batch."""
         # 1. Name each trunk's entry by all that decides its content.
         stamp = images_fingerprint(images)
         described = [describe(trunk, stamp, self.geometry) for trunk in self.trunks]
@@ -62,14 +60,15 @@ class Extractor:
                 held.enter_context(self.cache.locked(described))
             # 3. Rank 0 looks, with the locks in hand, and all ranks do as it found.
             there = self._as_main_says([int(self.cache.has(d)) for d in described])
-            todo = [i for i, yes in enumerate(there) if not yes]
             # 4. What is missing is computed by all ranks together.
-            if todo:
-                self._compute(todo, described, images, what)
+            if not all(there):
+                self._compute(there, described, images, what)
             # 5. All of them are mapped from disk.
-            found = [self.cache.open(d) for d in described]
-        out = [rows for rows in found if rows is not None]
-        assert len(out) == len(self.trunks), "features that were just written are gone"
+            out = []
+            for description in described:
+                rows = self.cache.open(description)
+                assert rows is not None, "features that were just written are gone"
+                out.append(rows)
         return out
 
     def of_splits(
@@ -84,50 +83,53 @@ class Extractor:
         return train, val, test
 
     def _compute(
-        self, todo: list[int], described: list[dict[str, object]], images: ImageList, what: str
+        self, there: list[int], described: list[dict[str, object]], images: ImageList, what: str
     ) -> None:
-        """The entries `todo`, from where a stopped run left them; `PartFiles` says which states there are."""
-        trunks = [self.trunks[i] for i in todo]
+        """The entries that are not `there`, from where a stopped run left them.
+
+        Rank 0 has their files; `PartFiles` says which states these may be in.
+        """
         machine, count = self.machine, len(images)
-        parts = self._part_files([described[i] for i in todo], trunks, described, count)
+        trunks, wanted = [], []
+        for trunk, description, yes in zip(self.trunks, described, there):
+            if not yes:
+                trunks.append(trunk)
+                wanted.append(description)
+        parts = None
+        if machine.main:
+            dims = [trunk.dim for trunk in trunks]
+            parts = PartFiles(self.cache, wanted, dims, count, keep=described)
+        # 1. Where to begin, on all ranks.
         (first,) = self._as_main_says([parts.first if parts else 0])
         progress = Progress(self.run if parts else None, count, what, unit="image", done=first)
         saved = first
         for begin, features in self._forwards(trunks, images, first):
             end = begin + len(features[0])
+            # 2. A signal reaches one of the ranks; all vote on it after every batch.
             stopping = machine.stopping(self.stop)
+            # 3. Rank 0 writes each batch, and saves now and then and before a stop. After the last
+            #    batch there is nothing to save: the entries are finished instead.
             if parts:
                 parts.write(begin, end, features)
                 progress.advance(end - begin)
-                # After the last batch there is nothing to save: the entries are finished instead.
                 if end < count and (stopping or end - saved >= SAVE_EVERY * self.batch):
                     parts.save(end)
                     saved = end
             if stopping and end < count:
                 raise Preempted(
-                    f"stopped by {stopping} after {end} of {count} images; the same command continues"
+                    f"stopped by {stopping} after {end} of {count} images;"
+                    " the same command continues"
                 )
         if parts:
             parts.finish()
-        self._as_main_says([0])  # no rank goes on before rank 0 has finished the entries
-
-    def _part_files(
-        self,
-        wanted: list[dict[str, object]],
-        trunks: Sequence[FrozenTrunk],
-        described: Sequence[Description],
-        count: int,
-    ) -> PartFiles | None:
-        """Rank 0's files of the entries to compute; making room for them spares the entries asked for beside them."""
-        if not self.machine.main:
-            return None
-        keep = {self.cache.path(d) for d in described}
-        return PartFiles(self.cache, wanted, [t.dim for t in trunks], count, keep=keep)
+        # 4. No rank goes on before rank 0 has finished the entries.
+        self._as_main_says([0])
 
     def _forwards(
         self, trunks: Sequence[FrozenTrunk], images: ImageList, first: int
     ) -> Iterator[tuple[int, list[Tensor]]]:
-        """From image `first` on: (index of a batch's first image, its features per trunk, on every rank)."""
+        """From image `first` on: a batch's first index, and its features per trunk."""
+        # On every rank: each computes its share, and all gather them.
         machine, count, batch = self.machine, len(images), self.batch
         device = trunks[0].device
         geometric = self.geometry.transform()
@@ -139,7 +141,7 @@ class Extractor:
         pictures = loader(Pictures(images, view), shares, workers=machine.workers)
         for begin, (pixels, _) in zip(range(first, count, batch), pictures):
             mine = forward_all(trunks, pixels.to(device, non_blocking=True))
-            gathered = [distributed.gather_without_gradient(features) for features in mine]
+            gathered = map(distributed.gather_without_gradient, mine)
             size = min(batch, count - begin)  # the rest is padding
             yield begin, [features[:size] for features in gathered]
 

@@ -36,9 +36,11 @@ def accuracies(
     max_iterations: int,
     tolerance: float,
 ) -> list[float]:
-    """One value in percent per draw: `chosen` indexes `bank` (N, d) and `labels`; all of `test` (M, d) is scored.
+    """One value in percent per draw: `chosen` indexes `bank` (N, d) and
+    `labels`; all of `test` (M, d) is scored.
 
-    In float64 throughout: so few labels leave nearly equal scores, whose order single precision would decide.
+    In float64 throughout: so few labels leave nearly equal scores,
+    whose order single precision would decide.
     """
     truth, known = np.asarray(test_labels), torch.as_tensor(labels)
     queries = F.normalize(test.double(), dim=1)

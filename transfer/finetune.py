@@ -1,8 +1,9 @@
-"""`backbench semisup` and `backbench finetune`: all layers trained, on 1%, 10% or all of a dataset's labels.
+"""`backbench semisup` and `finetune`: all layers trained, on 1%, 10% or all of the labels.
 
-For every head rate of the grid the network is trained on the training part; the best rate is chosen on validation
-images, and the final network scores the test split once. The trunk's rate is the head's divided by `head_over_trunk`.
-Batch norm is trained with the statistics of the global batch, so the result does not depend on the number of processes.
+For every head rate of the grid the network is trained on the training part; the best rate is chosen
+on validation images, and the final network scores the test split once. The trunk's rate is the
+head's divided by `head_over_trunk`. Batch norm is trained with the statistics of the global batch,
+so the result does not depend on the number of processes.
 """
 
 from __future__ import annotations
@@ -68,7 +69,8 @@ def run(args: argparse.Namespace) -> int:
     part = protocol.parts.get("100")
     if part is None:
         raise BadInput(
-            f"--protocol {args.protocol}: has no part for all labels; use `finetune`, or `backbench semisup`"
+            f"--protocol {args.protocol}: has no part for all labels; use `finetune`,"
+            " or `backbench semisup`"
         )
     found = catalog.load(args.dataset, args.data, seed=args.seed)
     return _run(
@@ -83,8 +85,9 @@ def _protocol(name: str) -> Finetune:
 
 
 def labelled_part(found: Splits, listed: Sequence[str], file: Path, seed: int) -> Splits:
-    """The listed labels only. A dataset without an official val gives up a fifth of the list for the choice of the
-    rate; never more labels than the list has are used. An official val chooses, and trains nothing."""
+    """The listed labels only: never more labels than the list has are used, also for the choice."""
+    # Without an official val a fifth of the list is given up for the choice of the rate. An
+    # official one chooses, and trains nothing.
     train = found.both() if found.held_out else found.train
     part = train.subset(splits.select(train, listed, where=str(file)))
     note = (*found.notes, f"{len(part)} labelled images from {file.name}")
@@ -133,11 +136,10 @@ def _run(
 
 @dataclass
 class TriedRates:
-    """What has been done: the validation score of each finished rate, and the weights of the best of them (none where
-    the best rate trains again)."""
+    """What has been done of the grid."""
 
-    scores: list[float] = field(default_factory=list)
-    best: dict[str, Tensor] = field(default_factory=dict)
+    scores: list[float] = field(default_factory=list)  # on val, of each finished rate
+    best: dict[str, Tensor] = field(default_factory=dict)  # weights; none where the best refits
 
 
 def finetune(
@@ -174,8 +176,9 @@ def finetune(
 class Finetuning:
     """One checkpoint on one part of the labels.
 
-    RUN/state holds two files: `tried_file` what is done of the grid, `training_file` where the training in progress is,
-    which names its rate and its images, so that one of another rate is not taken for it.
+    RUN/state holds two files: `tried_file` what is done of the grid,
+    `training_file` where the training in progress is, which names its rate and its
+    images, so that one of another rate is not taken for it.
     """
 
     task: Assignment[Finetune]
@@ -194,8 +197,9 @@ class Finetuning:
 
     @property
     def refits(self) -> bool:
-        """Whether the final network trains again, with val. A list or a hold-out is trained on whole again; with an
-        official val, semi-supervised training is already whole."""
+        """Whether the best rate trains again, with val."""
+        # A hold-out is a part of what may be trained on; so is finetuning's official val. With an
+        # official val, semi-supervised training has used the whole list already.
         return self.task.splits.held_out or self.task.task == "finetune"
 
     def say_rates(self) -> None:
@@ -209,7 +213,7 @@ class Finetuning:
         )
 
     def try_rates(self) -> TriedRates:
-        """The rates that are left, each trained on train and scored on val; what is done is saved after each."""
+        """The rates that are left, trained on train and scored on val; saved after each."""
         task, p = self.task, self.task.protocol
         tried = TriedRates()
         if self.tried_file.exists():

@@ -1,4 +1,5 @@
-"""Trunks that only give features: eval(), batch norm folded into the convolutions, no gradients, and a guard."""
+"""Trunks that only give features: eval(), batch norm folded into
+the convolutions, no gradients, and a guard."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ Precision = Literal["fp32", "bf16"]
 
 
 def fold_batchnorm(trunk: Trunk) -> Trunk:
-    """Merge every batch norm into the convolution before it, in place. Needs eval(); relative error about 1e-6."""
+    """Merge every batch norm into the convolution before it, in
+    place. Needs eval(); relative error about 1e-6."""
     trunk.conv1, trunk.bn1 = fuse_conv_bn_eval(trunk.conv1, trunk.bn1), nn.Identity()
     for stage in (trunk.layer1, trunk.layer2, trunk.layer3, trunk.layer4):
         for block in stage:
@@ -45,7 +47,8 @@ def state_digest(module: nn.Module) -> str:
 
 @dataclass(frozen=True)
 class FrozenTrunk:
-    """A trunk for inference: eval(), batch norm folded, channels last, no gradients. `verify` guards it."""
+    """A trunk for inference: eval(), batch norm folded, channels
+    last, no gradients. `verify` guards it."""
 
     checkpoint: Checkpoint
     module: Trunk
@@ -85,12 +88,14 @@ class FrozenTrunk:
         """Raises Failed when a weight or buffer is not what it was at the start."""
         if self.module.training or state_digest(self.module) != self.state:
             raise Failed(
-                f"the frozen trunk of '{self.checkpoint.name}' has changed; its results cannot be used"
+                f"the frozen trunk of '{self.checkpoint.name}' has changed;"
+                " its results cannot be used"
             )
 
 
 def forward_all(trunks: Sequence[FrozenTrunk], pixels: Tensor) -> list[Tensor]:
-    """uint8 RGB (N, 3, H, W) -> features per trunk; trunks with the same statistics share the normalised images."""
+    """uint8 RGB (N, 3, H, W) -> features per trunk; trunks with the
+    same statistics share the normalised images."""
     ready: dict[Pixels, Tensor] = {}
     out = []
     for trunk in trunks:

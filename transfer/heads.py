@@ -1,4 +1,4 @@
-"""Many linear heads on one trunk's features, trained together: a step is two matrix products whatever their number."""
+"""Many linear heads on one trunk's features: a step is two matrix products, however many."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from backbench.runs import distributed, seeding
 
 
 class LinearHeads:
-    """H linear heads with C classes on one trunk's D features, trained by SGD with momentum as torch.optim.SGD does.
+    """H linear heads with C classes on one trunk's D features, trained as torch.optim.SGD does.
 
-    The weights of all heads are one (H C, D) matrix, and the gradient of the cross-entropy is written down instead of
-    traced. Each head's numbers are those that it would have alone; one that diverges to nan does not touch the others.
+    The weights of all heads are one (H C, D) matrix, and the gradient of the cross-entropy is
+    written down instead of traced. Each head's numbers are those that it would have alone; one that
+    diverges to nan does not touch the others.
     """
 
     def __init__(
@@ -34,7 +35,7 @@ class LinearHeads:
         return torch.addmm(self.bias, features, self.weight.T).view(-1, self.count, self.classes)
 
     def log_probability(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """log softmax of every head's logits (N, H, C), and where in it the labels' entries are (N, H, 1)."""
+        """Every head's log softmax (N, H, C), and the index of the labels in it (N, H, 1)."""
         log_p = torch.log_softmax(self.logits(features), 2)
         return log_p, labels.view(-1, 1, 1).expand(-1, self.count, 1)
 
@@ -49,17 +50,21 @@ class LinearHeads:
         decay: float,
         batch: int,
     ) -> Tensor:
-        """One step on this rank's share (n, D) of a batch of `batch` images; `rates` (H,). Returns the summed losses
-        (H,) of the share."""
+        """One step on this rank's share (n, D) of a batch of `batch` images, with `rates` (H,).
+
+        Returns the summed losses (H,) of the share.
+        """
         # 1. The loss of head h on image i is -log p[i, h, y_i].
         log_p, true_class = self.log_probability(features, labels)
         losses = -log_p.gather(2, true_class).sum((0, 2))
-        # 2. Its derivative by that head's logits is p - onehot(y). Divided by the global batch, the shares of all
-        #    ranks add up to the gradient G (n, H C) of the mean over the batch. In place: log_p becomes p becomes G.
+        # 2. Its derivative by that head's logits is p - onehot(y). Divided by the global batch
+        #    these are the rows of G (n, H C), the gradient of the mean over the batch by the
+        #    logits. In place: log_p becomes p becomes G.
         minus_one = -torch.ones_like(true_class, dtype=log_p.dtype)
         p = log_p.exp_().scatter_add_(2, true_class, minus_one)
         gradient = p.view(len(features), -1).div_(batch)
-        # 3. logits = F W^T + b, so by W it is G^T F, and by b the sum of G's rows.
+        # 3. logits = F W^T + b, so by W the gradient is G^T F, and by b the sum
+        #    of G's rows; those of all ranks add up.
         # 4. torch.optim.SGD: v <- m v + (gradient + decay * w), then w <- w - rate * v.
         if distributed.world_size() == 1 and not decay:
             # m v + G^T F in one pass over the momentum
@@ -76,7 +81,8 @@ class LinearHeads:
         return losses
 
     def _descend(self, values: Tensor, momentum: Tensor, rates: Tensor) -> None:
-        """Each head by its own rate: a row of the (H, ...) view is a head."""
+        """w <- w - rate * v, each head by its own rate."""
+        # Rows h C .. (h + 1) C - 1 are head h, so in the (H, ...) view a row is a head.
         by_head = momentum.view(self.count, -1)
         values.view(self.count, -1).addcmul_(by_head, rates[:, None], value=-1)
 
@@ -95,11 +101,7 @@ class LinearHeads:
 
 
 class BestHeads:
-    """Of each of a trunk's heads the weights with the lowest validation loss so far, and when that was.
-
-    A head that has gone `patience` epochs without a lower loss has given up and is kept as it was best, even if its
-    loss should fall again: what a head becomes must not depend on how long the others train.
-    """
+    """Of each of a trunk's heads the weights with the lowest validation loss so far, and when."""
 
     def __init__(self, heads: LinearHeads) -> None:
         self.loss = torch.full((heads.count,), torch.inf)
@@ -108,6 +110,8 @@ class BestHeads:
 
     def update(self, heads: LinearHeads, loss: Tensor, *, epoch: int, patience: int) -> bool:
         """Take over the heads whose `loss` (H,) is lower now; returns whether all have given up."""
+        # A head that went `patience` epochs without a lower loss has given up and stays as it was
+        # best, even if its loss falls again: what it becomes must not depend on the other heads.
         waiting = epoch - self.epoch <= patience
         better = (loss < self.loss) & waiting
         self.loss = torch.where(better, loss, self.loss)

@@ -1,7 +1,7 @@
-"""`backbench linear`: what a frozen trunk's features are worth to a linear head, its neighbours or a few labels.
+"""`backbench linear`: what frozen features are worth to a linear head, neighbours or a few labels.
 
-All checkpoints see the same decoded images, in one pass per dataset. How a number is made stands in the file of its
-probe; `PROBES` has one row for each kind of protocol.
+All checkpoints see the same decoded images, in one pass per dataset. How a number is made stands in
+the file of its probe; `PROBES` has one row for each kind of protocol.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ class Probe(Generic[P]):
     metrics: Callable[[P, Dataset], list[str]] = _metrics_of_the_dataset
     # Raises BadInput for data that would fail only after hours of features
     refuse: Callable[[P, str, Splits], None] = _accept
-    # Whether the processes train together too; otherwise they only share the features, and rank 0 does the rest
+    # Whether the processes train together too; otherwise they only share
+    # computing the features, and rank 0 does the rest alone
     together: bool = False
 
 
@@ -93,7 +94,8 @@ def evaluate(
     seed: int,
     machine: Machine,
 ) -> list[Result]:
-    """All `checkpoints` on all datasets by one protocol -> the rows, which are in OUT/results.jsonl too."""
+    """All `checkpoints` on all datasets by one protocol -> the
+    rows, which are in OUT/results.jsonl too."""
     # 1. Everything is read and refused before the first feature is computed.
     probe = PROBES[protocol.kind]
     found = {name: catalog.load(name, data, seed=seed) for name in names}
@@ -126,7 +128,8 @@ def evaluate(
     # 3. One dataset after the other.
     with StopFlag() as stop:
         if machine.world > 1 and not probe.together:
-            # All ranks compute features; what follows is one process's work, and may outlast a collective's patience.
+            # All ranks compute features; what follows is one process's work,
+            # and may outlast a collective's patience.
             for task in tasks:
                 if pending := task.pending(checkpoints, probe.metrics(protocol, task.dataset)):
                     _extractor(task, pending, machine, stop).of_splits(
@@ -147,7 +150,8 @@ def _one_dataset(
     machine: Machine,
     stop: StopFlag,
 ) -> list[Result]:
-    """The rows of all checkpoints, in their order; those that RUN has already are not measured again."""
+    """The rows of all checkpoints, in their order; those that
+    RUN has already are not measured again."""
     probe = PROBES[task.protocol.kind]
     by_digest = task.done(checkpoints, probe.metrics(task.protocol, task.dataset))
     digests = [c.digest for c in checkpoints]

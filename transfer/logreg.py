@@ -1,8 +1,9 @@
-"""Multinomial logistic regression by L-BFGS on cached features, in stated memory, with a warm-started path.
+"""Multinomial logistic regression by L-BFGS on cached features, in stated memory, warm-started.
 
-Objective (scikit-learn's with C = 1 / l2): sum_i CE(W x_i + b, y_i) + l2 / 2 ||W||^2; the bias is not penalised.
-Features are read in chunks of rows, so beside the mapped files the working memory is two chunks and about 25 copies of
-the weights (L-BFGS keeps ten pairs): 1.8M x 2048 features with 365 classes need about 1 GB on the CPU.
+Objective (scikit-learn's with C = 1 / l2): sum_i CE(W x_i + b, y_i) + l2 / 2 ||W||^2; the
+bias is not penalised. Features are read in chunks of rows, so beside the mapped files the
+working memory is two chunks and about 25 copies of the weights (L-BFGS keeps ten pairs): 1.8M
+x 2048 features with 365 classes need about 1 GB on the CPU.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Fit:
 
 @dataclass(frozen=True)
 class Objective:
-    """The objective and its gradient as scipy asks for them: of one float64 vector, W's rows and then b."""
+    """The objective and its gradient as scipy asks for them: of one vector, W's rows and then b."""
 
     blocks: Sequence[LabelledFeatures]
     classes: int
@@ -59,7 +60,7 @@ class Objective:
         return flat[: self.size].view(self.classes, self.dim), flat[self.size :]
 
     def __call__(self, flat: np.ndarray) -> tuple[float, np.ndarray]:
-        """Both divided by the number of samples, so that a tolerance means the same for every dataset."""
+        """Both per sample, so that a tolerance means the same for every dataset."""
         point = torch.from_numpy(flat).to(self.device, self.dtype)
         gradient = torch.zeros_like(point)
         weight, bias = self.split(point)
@@ -72,7 +73,8 @@ class Objective:
             # 1. The cross-entropy of image i is -log p[i, y_i], with p = softmax(x W^T + b).
             log_p = torch.log_softmax(torch.addmm(bias, x, weight.T), 1)
             loss -= log_p[rows, y].double().sum()
-            # 2. By the logits its derivative is R = p - onehot(y); in place, log_p becomes p becomes R.
+            # 2. By the logits its derivative is R = p - onehot(y); in
+            #    place, log_p becomes p becomes R.
             residual = log_p.exp_()
             residual[rows, y] -= 1
             # 3. So by W it is R^T x, and by b the sum of R's rows.
@@ -98,7 +100,7 @@ def fit(
     max_iterations: int = 1000,
     tolerance: float = 1e-5,
 ) -> Fit:
-    """Minimise the objective over all `parts` together; `tolerance` is on the largest entry of the mean gradient."""
+    """Minimise over all `parts`, to `tolerance` on the largest entry of the mean gradient."""
     from scipy.optimize import minimize
 
     device = device or torch.device("cpu")

@@ -53,10 +53,12 @@ def bootstrap_ci(
     resamples: int,
     seed: int,
 ) -> tuple[float, float]:
-    """95% percentile interval over resampled test images; `right` (N,) says which predictions are right.
+    """95% percentile interval over resampled test images; `right`
+    (N,) says which predictions are right.
 
-    A resample of N images changes a metric only through the counts of the (class, right or wrong) cells, and those
-    are multinomial: drawing them directly is the same bootstrap without touching images.
+    A resample of N images changes a metric only through the counts of the
+    (class, right or wrong) cells, and those are multinomial: drawing them
+    directly is the same bootstrap without touching images.
     """
     import numpy as np
 
@@ -93,7 +95,8 @@ def mean_ci(values: list[float]) -> tuple[float, float] | None:
 def confusion(
     prediction: NDArray[np.integer], label: NDArray[np.integer], classes: int
 ) -> NDArray[np.int64]:
-    """(classes, classes) counts, true class by predicted class. Predictions outside the list (none) are left out."""
+    """(classes, classes) counts, true class by predicted class.
+    Predictions outside the list (none) are left out."""
     import numpy as np
 
     inside = (prediction >= 0) & (prediction < classes)

@@ -21,14 +21,7 @@ from backbench.runs.folder import Progress, log
 from backbench.runs.state import StopFlag, load_state, save_state
 from backbench.weights.checkpoint import Checkpoint
 from transfer import scoring
-from transfer.batches import (
-    Pictures,
-    equal_shares,
-    global_batches,
-    loader,
-    rank_share,
-    training_pictures,
-)
+from transfer.batches import Pictures, equal_shares, loader, rank_batches, training_pictures
 from transfer.config import Finetune, Part
 from transfer.machine import Machine
 from transfer.scoring import Assignment
@@ -100,7 +93,8 @@ class NetworkTraining:
         batch = p.batch_size
         if batch % machine.world:
             raise BadInput(
-                f"a batch of {batch} images on {machine.world} processes: use a number that divides it"
+                f"a batch of {batch} images on {machine.world} processes:"
+                " use a number that divides it"
             )
         steps = self.part.length.steps(len(self.images), batch)
         first, shown = self._resume(), 0.0
@@ -120,8 +114,8 @@ class NetworkTraining:
             factor = p.schedule.factor(step, steps, len(self.images) / batch)
             for group, peak in zip(network.optimizer.param_groups, peaks):
                 group["lr"] = peak * factor
-            # 2. The loss, summed over this rank's share and divided by the global batch: gradients then add up over
-            #    ranks to those of the whole batch's mean.
+            # 2. The loss, summed over this rank's share and divided by the global batch: gradients
+            #    then add up over ranks to those of the whole batch's mean.
             logits = network(pixels.to(machine.device, non_blocking=True))
             share = labels[index.to(machine.device)]
             loss = F.cross_entropy(logits, share, reduction="sum") / batch
@@ -140,14 +134,22 @@ class NetworkTraining:
                 saved = time.monotonic()
             if stopping and step + 1 < steps:
                 raise Preempted(
-                    f"stopped by {stopping} at step {step + 1} of {steps}; the same command continues"
+                    f"stopped by {stopping} at step {step + 1} of {steps};"
+                    " the same command continues"
                 )
 
     def _batches(self, first: int, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
         """This rank's share of each global batch: augmented pixels and the images' indices."""
         p, machine, seed = self.task.protocol, self.machine, self.task.seed
-        stream = global_batches(seed, len(self.images), p.batch_size, first, steps)
-        shares = (rank_share(batch, machine.rank, machine.world) for batch in stream)
+        shares = rank_batches(
+            seed,
+            len(self.images),
+            p.batch_size,
+            first,
+            steps,
+            rank=machine.rank,
+            world=machine.world,
+        )
         yield from training_pictures(
             self.images, p.augment, shares, seed=seed, workers=machine.workers
         )

@@ -1,4 +1,4 @@
-"""The few-label probe: many draws of a few labels per class, one logistic regression each; the row is their mean."""
+"""The few-label probe: a logistic regression on each of many draws; the row is their mean."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ def measure(
     p, name = task.protocol, task.dataset.name
     both = task.splits.both()
     chosen = fewshot.draws(both, shots=p.shots, count=p.draws, seed=task.seed)
+    # The draws are the same for every checkpoint, so that checkpoints can be compared draw by draw.
     rows = []
     for trunk, train, val, test in zip(extractor.trunks, *features):
         values = fewshot.accuracies(

@@ -1,4 +1,4 @@
-"""The nearest-neighbour probe: train + val vote on every test image; nothing is trained and nothing chosen."""
+"""The nearest-neighbour probe: train + val vote on every test image; nothing is chosen."""
 
 from __future__ import annotations
 
@@ -52,6 +52,7 @@ def measure(
             k=p.k,
             temperature=p.temperature,
         )
+        # Every k is a row of its own: none is chosen.
         for k in p.k:
             measured.append(
                 CheckpointPredictions(

@@ -1,4 +1,4 @@
-"""The logistic-regression probe: a path of penalties fitted on train, the best on val fitted again on train + val."""
+"""The logistic-regression probe: a path of penalties, the best on val fitted on train + val."""
 
 from __future__ import annotations
 
@@ -22,15 +22,14 @@ from transfer.scoring import Assignment, CheckpointPredictions, best_of
 
 
 class PathState(TypedDict, total=False):
-    """How far one trunk's path is, as it is saved after each fit. `scores` says how many penalties are done; `weight`
-    and `bias` are where the last fit ended, `best_...` those of the best score so far."""
+    """How far one trunk's path is, as it is saved after each fit."""
 
-    scores: list[float]
+    scores: list[float]  # on val; their number is that of the penalties that are done
     converged: list[bool]
-    best: float
-    weight: Tensor
+    best: float  # of the scores
+    weight: Tensor  # where the last fit ended
     bias: Tensor
-    best_weight: Tensor
+    best_weight: Tensor  # where the fit of the best score ended
     best_bias: Tensor
 
 
@@ -104,8 +103,12 @@ class PenaltyPath:
         val: LabelledFeatures,
         state: dict[str, PathState],
     ) -> None:
-        """The penalties that are left, strongest first, each from where the one before ended; `mine`, a part of
-        `state`, is filled and saved after each. Raises Preempted after a fit when a signal came."""
+        """The penalties that are left, strongest first, into `mine`, which is a part of `state`.
+
+        `state` is saved after each. Raises Preempted after a fit when a signal came.
+        """
+        # Each fit starts where the one before ended: neighbouring penalties have near minima, and
+        # the strongest is the easiest from nothing.
         task, p = self.task, self.task.protocol
         last = self.fit_at(mine["weight"], mine["bias"]) if "weight" in mine else None
         done = len(mine["scores"])

@@ -1,13 +1,15 @@
-"""The SGD probe: linear heads on a frozen trunk, all learning rates in one pass, the best one scored on test.
+"""The SGD probe: linear heads on a frozen trunk, all rates in one pass, the best scored on test.
 
 A protocol decides by its rates and its `select` in which of three ways a head is found:
 
     one rate             it trains on train + val
-    a grid, select val   every rate trains on train, val chooses, the chosen one trains again on train + val
-    a grid, select test  every rate trains on train + val, and the best on test is reported: what some papers did,
-                         comparable with nothing else, and only under a protocol of that name
+    a grid, select val   every rate trains on train, val chooses one, which trains again on
+                         train + val
+    a grid, select test  every rate trains on train + val, and the best on test is reported: what
+                         some papers did, comparable with nothing else, and only under a protocol
+                         of that name
 
-Where `patience` stops a training early, val is what it watches, so val trains nothing in any of the three.
+Where `patience` stops a training early, val is what it watches, so val trains nothing.
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ class FinalHead:
 def measure(
     task: Assignment[Sgd], extractor: Extractor, machine: Machine, stop: StopFlag
 ) -> list[Result]:
-    """The rows of all trunks of `extractor`; of ranks other than 0 none. All ranks take part until the end."""
+    """The rows of all trunks, on rank 0; the other ranks take part until the end, and have none."""
     p, name = task.protocol, task.dataset.name
     probe = SgdProbe(task, extractor, machine, stop)
     if machine.main:
@@ -59,12 +61,14 @@ def measure(
             f"{name}: {p.name}: learning rates as used {used}"
             f" (declared for {p.reference_batch} images, times {p.batch_size}/{p.reference_batch})"
         )
+    # 1. A head per trunk, in one of the three ways.
     if len(p.lr) == 1:
         finals = probe.one_rate()
     elif p.select == "val":
         finals = probe.chosen_on_val()
     else:
         finals = probe.chosen_on_test()
+    # 2. The one look at test, by trunks that are still what they were.
     test = extractor(task.splits.test, f"{name} test features")
     measured = []
     for trunk, final, features in zip(extractor.trunks, finals, test):
@@ -80,6 +84,7 @@ def measure(
         )
     if not machine.main:
         return []
+    # 3. Once the rows are there, what they were chosen by is in them.
     rows = scoring.write(task, measured)
     probe.choice_file.unlink(missing_ok=True)
     return rows
@@ -100,30 +105,32 @@ class SgdProbe:
         return self.task.run / "state" / f"{self.task.dataset.name}.chosen.json"
 
     def one_rate(self) -> list[FinalHead]:
-        (lr,) = self.task.protocol.lr
-        trained = self._train("train", [[lr] for _ in self.extractor.trunks], with_val=True)
-        return [FinalHead(heads, 0, lr) for heads in trained]
+        rates, trunks = self.task.protocol.lr, self.extractor.trunks
+        trained = self._train("train", [rates] * len(trunks), with_val=True)
+        return [FinalHead(heads, 0, rates[0]) for heads in trained]
 
     def chosen_on_val(self) -> list[FinalHead]:
         grid, trunks = self.task.protocol.lr, self.extractor.trunks
-        # 1. Every rate on train, scored on val; both are left out where a run before this one has done them.
+        # 1. Every rate on train, scored on val. A run that was stopped behind this point left the
+        #    scores: it does not choose again.
         scores = self._kept_scores()
         if any(trunk.digest not in scores for trunk in trunks):
-            candidates = self._train("select", [list(grid) for _ in trunks], with_val=False)
+            candidates = self._train("select", [grid] * len(trunks), with_val=False)
             scores = self._scores(candidates, "val")
             if self.machine.main:
                 atomic.write_json(self.choice_file, scores)
         # 2. Each trunk's best rate again, from the start, on all that may be trained on.
-        chosen = [grid[best_of(scores[trunk.digest])] for trunk in trunks]
-        trained = self._train("refit", [[lr] for lr in chosen], with_val=True)
-        return [
-            FinalHead(heads, 0, lr, scores[trunk.digest])
-            for trunk, heads, lr in zip(trunks, trained, chosen)
-        ]
+        of_trunks = [scores[trunk.digest] for trunk in trunks]
+        chosen = [grid[best_of(of_rates)] for of_rates in of_trunks]
+        trained = self._train("refit", [(lr,) for lr in chosen], with_val=True)
+        finals = []
+        for heads, lr, of_rates in zip(trained, chosen, of_trunks):
+            finals.append(FinalHead(heads, 0, lr, of_rates))
+        return finals
 
     def chosen_on_test(self) -> list[FinalHead]:
         grid, trunks = self.task.protocol.lr, self.extractor.trunks
-        trained = self._train("train", [list(grid) for _ in trunks], with_val=True)
+        trained = self._train("train", [grid] * len(trunks), with_val=True)
         scores = self._scores(trained, "test")
         finals = []
         for trunk, heads in zip(trunks, trained):
@@ -134,28 +141,30 @@ class SgdProbe:
     def _train(
         self, phase: str, rates: Sequence[Sequence[float]], *, with_val: bool
     ) -> list[LinearHeads]:
-        """Heads of every trunk, one per rate of `rates` (declared), on train or on train + val."""
+        """Heads of every trunk, one per rate of its `rates` (declared), on train or train + val."""
         task, p, device = self.task, self.task.protocol, self.machine.device
         classes, trunks = len(task.splits.train.classes), self.extractor.trunks
         with_val = with_val and p.patience is None
-        heads = [
-            LinearHeads(len(r), classes, trunk.dim, std=p.init_std, seed=task.seed, device=device)
-            for r, trunk in zip(rates, trunks)
-        ]
-        used = [torch.tensor([p.used(lr) for lr in of_trunk], device=device) for of_trunk in rates]
-        training = ProbeTraining(
+        images = task.splits.both() if with_val else task.splits.train
+        heads, used = [], []
+        for trunk, of_trunk in zip(trunks, rates):
+            count, std = len(of_trunk), p.init_std
+            heads.append(
+                LinearHeads(count, classes, trunk.dim, std=std, seed=task.seed, device=device)
+            )
+            used.append(torch.tensor([p.used(lr) for lr in of_trunk], device=device))
+        ProbeTraining(
             phase=phase,
             task=task,
             trunks=trunks,
             heads=heads,
             rates=used,
-            images=task.splits.both() if with_val else task.splits.train,
+            images=images,
             features=self._features(with_val) if p.augment is None else None,
-            watched=self._watched(),
+            watched=self._watched() if p.patience is not None else None,
             machine=self.machine,
             stop=self.stop,
-        )
-        training.run()
+        ).run()
         return heads
 
     def _features(self, with_val: bool) -> list[Tensor]:
@@ -167,9 +176,7 @@ class SgdProbe:
         val = self.extractor(task.splits.val, f"{name} val features")
         return [torch.cat(both) for both in zip(train, val)]
 
-    def _watched(self) -> Watched | None:
-        if self.task.protocol.patience is None:
-            return None
+    def _watched(self) -> Watched:
         val = self.task.splits.val
         features = self.extractor(val, f"{self.task.dataset.name} val features")
         return Watched(features, torch.tensor(val.labels))
@@ -181,12 +188,11 @@ class SgdProbe:
         label = np.asarray(images.labels)
         features = self.extractor(images, f"{task.dataset.name} {split} features")
         out = {}
+        metric, classes = task.dataset.metric, len(images.classes)
         for trunk, heads, of_trunk in zip(self.extractor.trunks, candidates, features):
             values = []
             for ranking in rankings(heads, of_trunk, range(heads.count)):
-                prediction = ranking[:, 0].numpy()
-                classes = len(images.classes)
-                values.append(metrics.score(task.dataset.metric, prediction, label, classes))
+                values.append(metrics.score(metric, ranking[:, 0].numpy(), label, classes))
             out[trunk.digest] = values
             rates = "  ".join(f"{lr:g}: {v:.2f}" for lr, v in zip(task.protocol.lr, values))
             name = trunk.checkpoint.name
@@ -210,7 +216,7 @@ def rankings(heads: LinearHeads, features: Tensor, places: Sequence[int]) -> lis
 
 
 def _chosen(task: Assignment[Sgd], trunk: FrozenTrunk, final: FinalHead) -> dict[str, object]:
-    """`chosen` of the rows: the rate, how it was found, and what every other rate would have given."""
+    """`chosen` of the rows: the rate, how it was found, and what the others would have given."""
     p = task.protocol
     choice: dict[str, object] = {
         "lr": final.lr,

@@ -1,4 +1,4 @@
-"""The training pass of the SGD probe: the heads of several trunks and many rates, on one stream of images."""
+"""The training pass of the SGD probe: heads of several trunks and rates, one stream of images."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from backbench.errors import Preempted
 from backbench.images.files import ImageList
 from backbench.runs.folder import Progress
 from backbench.runs.state import StopFlag, load_state, save_state
-from transfer.batches import global_batches, rank_share, training_pictures
+from transfer.batches import rank_batches, training_pictures
 from transfer.config import Sgd
 from transfer.frozen import FrozenTrunk, forward_all
 from transfer.heads import BestHeads, LinearHeads
@@ -55,7 +55,7 @@ class ProbeTraining:
         self.best = [BestHeads(heads) for heads in self.heads]
 
     def run(self) -> None:
-        """All steps that are left. With `patience` the heads are then as they were at their best."""
+        """All steps that are left; with `patience` the heads end as they were at their best."""
         p, machine = self.task.protocol, self.machine
         first, loss = self._resume(), 0.0
         progress = Progress(
@@ -83,8 +83,8 @@ class ProbeTraining:
                 if step % SHOW_EVERY == first % SHOW_EVERY:
                     loss = float(losses[0].min()) * machine.world / p.batch_size
                 progress.advance(1, loss=loss)
-            # 2. Every rank has the same heads and finds the same about their patience; a signal reaches one of them,
-            #    so all vote on it, in every step.
+            # 2. Every rank has the same heads and finds the same about their patience; a signal
+            #    reaches one of them, so all vote on it, in every step.
             exhausted = self._exhausted(step)
             stopping = machine.stopping(self.stop)
             if exhausted:
@@ -95,7 +95,8 @@ class ProbeTraining:
                 saved = time.monotonic()
             if stopping and step + 1 < self.steps:
                 raise Preempted(
-                    f"stopped by {stopping} at step {step + 1} of {self.steps}; the same command continues"
+                    f"stopped by {stopping} at step {step + 1} of {self.steps};"
+                    " the same command continues"
                 )
         if self.watched is not None:
             for heads, best in zip(self.heads, self.best):
@@ -104,8 +105,15 @@ class ProbeTraining:
     def _batches(self, first: int) -> Iterator[tuple[list[Tensor], Tensor]]:
         """Features per trunk and labels of this rank's share of each global batch."""
         p, machine = self.task.protocol, self.machine
-        stream = global_batches(self.task.seed, len(self.images), p.batch_size, first, self.steps)
-        shares = (rank_share(batch, machine.rank, machine.world) for batch in stream)
+        shares = rank_batches(
+            self.task.seed,
+            len(self.images),
+            p.batch_size,
+            first,
+            self.steps,
+            rank=machine.rank,
+            world=machine.world,
+        )
         if self.features is not None:
             for share in shares:
                 index = torch.tensor([i for _, i in share])
@@ -121,7 +129,7 @@ class ProbeTraining:
             yield mine, self.labels[index].to(machine.device)
 
     def _exhausted(self, step: int) -> bool:
-        """At the end of an epoch: keep each head's weights of the lowest validation loss. True when all gave up."""
+        """Whether all heads have given up; those that were never better are kept. Once an epoch."""
         patience = self.task.protocol.patience
         epoch = int((step + 1) / self.per_epoch)
         ended = epoch > int(step / self.per_epoch)
@@ -129,7 +137,7 @@ class ProbeTraining:
             return False
         device = self.machine.device
         labels = self.watched.labels.to(device)
-        given_up = []
+        given_up = []  # by trunk; all are asked, since asking is what keeps the best
         for heads, best, features in zip(self.heads, self.best, self.watched.features):
             loss = heads.mean_loss(features.to(device), labels).cpu()
             given_up.append(best.update(heads, loss, epoch=epoch, patience=patience))
@@ -149,7 +157,7 @@ class ProbeTraining:
         if not file.exists():
             return 0
         state = load_state(file)
-        # A state may hold more trunks than are left: a run whose first rows were written, then killed.
+        # It may hold more trunks than are left: of a run that was killed between two rows.
         if state["phase"] != self.phase or any(t.digest not in state["heads"] for t in self.trunks):
             return 0
         for trunk, heads, best in zip(self.trunks, self.heads, self.best):

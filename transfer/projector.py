@@ -14,10 +14,12 @@ Layers = dict[int, dict[str, Tensor]]  # position in the chain -> the module's t
 
 
 def build_projector(heads: Mapping[str, Tensor], width: int) -> nn.Sequential | None:
-    """The chain NAME.0.weight, NAME.1..., from (N, width), in eval mode; None where there is none of this form.
+    """The chain NAME.0.weight, NAME.1..., from (N, width), in eval
+    mode; None where there is none of this form.
 
-    Two-dimensional weights are linear maps, running statistics batch norms, and a missing position is a ReLU, the only
-    module without tensors in these heads. Heads with anything else under their name (DINO's) are left alone.
+    Two-dimensional weights are linear maps, running statistics batch norms, and a missing
+    position is a ReLU, the only module without tensors in these heads. Heads with
+    anything else under their name (DINO's) are left alone.
     """
     chains: dict[str, Layers] = {}
     for key, tensor in heads.items():
@@ -68,7 +70,8 @@ def _module(tensors: Mapping[str, Tensor], width: int) -> nn.Module | None:
 
 
 def _fill(module: nn.Module, tensors: Mapping[str, Tensor]) -> bool:
-    """Load them, none missing and none left over; only the counter of batches may be missing, as it changes nothing."""
+    """Load them, none missing and none left over; only the counter of
+    batches may be missing, as it changes nothing."""
     state = module.state_dict()
     counter = {name: value for name, value in state.items() if name == "num_batches_tracked"}
     if state.keys() - counter.keys() - tensors.keys() or tensors.keys() - state.keys():

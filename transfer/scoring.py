@@ -51,14 +51,15 @@ class Assignment(Generic[Kind_co]):
     def done(
         self, checkpoints: Iterable[Checkpoint], metric: Sequence[str]
     ) -> dict[str, list[Result]]:
-        """Digest -> the rows that RUN already has, for the checkpoints whose `metric` rows are all there."""
+        """Digest -> RUN's rows of it, for the checkpoints whose `metric` rows are all there."""
         mine = (self.task, self.dataset.name, self.protocol.name, self.seed)
         by_digest: dict[str, list[Result]] = {}
         for r in self._rows():
             if (r.task, r.dataset, r.protocol, r.seed) == mine:
                 by_digest.setdefault(r.checkpoint, []).append(r)
         out = {}
-        for digest in (checkpoint.digest for checkpoint in checkpoints):
+        for checkpoint in checkpoints:
+            digest = checkpoint.digest
             own = by_digest.get(digest, [])
             if {r.metric for r in own} >= set(metric):
                 out[digest] = own
@@ -71,7 +72,7 @@ class Assignment(Generic[Kind_co]):
         return [c for c in checkpoints if c.digest not in done]
 
     def keep(self, rows: Sequence[Result]) -> None:
-        """Append what is not there yet: a run that was killed between two lines of one result completes it."""
+        """Append what is not there yet: a run that was killed between two rows completes them."""
         known = {(r.checkpoint, r.column, r.seed) for r in self._rows()}
         store.append(self.run, [r for r in rows if (r.checkpoint, r.column, r.seed) not in known])
 
@@ -94,9 +95,10 @@ class CheckpointPredictions:
 
 
 def rank_classes(logits: Tensor) -> Tensor:
-    """(N, C) -> the five best classes (N, min(5, C)), -1 where a row of scores is not finite (a diverged head)."""
+    """(N, C) -> the five best classes (N, min(5, C)); -1 where a head has diverged."""
     import torch
 
+    # nan would rank before every number, and a diverged head would seem to have an opinion.
     ranking = logits.topk(min(5, logits.shape[1]), dim=1).indices.cpu()
     broken = ~torch.isfinite(logits).all(1).cpu()
     ranking[broken] = -1
@@ -122,7 +124,7 @@ class _OnTest:
 
 
 def write(task: Assignment[Protocol], measured: Sequence[CheckpointPredictions]) -> list[Result]:
-    """Keep predictions, per-class accuracies and a confusion picture, and append one row per metric and checkpoint."""
+    """Append a row per metric and checkpoint, with predictions and pictures beside them."""
     rows: list[Result] = []
     for one in measured:
         found = _OnTest.of(one.ranking, task.splits.test.labels)
@@ -163,7 +165,8 @@ def _value(
 def _keep_beside(
     task: Assignment[Protocol], one: CheckpointPredictions, found: _OnTest
 ) -> dict[str, object]:
-    """The files beside the rows, in RUN/{predictions,per_class,confusion}; returns their paths for the provenance."""
+    """The files beside the rows, in RUN/{predictions,per_class,confusion};
+    returns their paths for the provenance."""
     name, names = task.dataset.name, task.splits.test.classes
     protocol = task.protocol.name + one.suffix
     stem = f"{task.task}-{name}-{protocol}-s{task.seed}-{one.checkpoint.digest[:12]}"
@@ -238,10 +241,14 @@ def _write_per_class(
 def show(rows: Iterable[Result]) -> None:
     """One line per number, on standard output."""
     for r in rows:
-        interval = f" [{r.ci95[0]:.2f}, {r.ci95[1]:.2f}]" if r.ci95 else ""
-        value = "undefined" if r.value is None else f"{r.value:6.2f}%"
+        value, interval = "undefined", ""
+        if r.value is not None:
+            value = f"{r.value:6.2f}%"
+        if r.ci95:
+            interval = f" [{r.ci95[0]:.2f}, {r.ci95[1]:.2f}]"
         print(
-            f"{r.name:<16} {r.task:<10} {r.dataset:<12} {r.metric:<16} {value}{interval}  {r.protocol}{_choice(r)}"
+            f"{r.name:<16} {r.task:<10} {r.dataset:<12} {r.metric:<16} {value}{interval} "
+            f" {r.protocol}{_choice(r)}"
         )
 
 
@@ -259,7 +266,8 @@ def _choice(r: Result) -> str:
 
 
 def best_of(scores: Sequence[float]) -> int:
-    """The place of the best score, of equal ones the first: the smallest rate, the strongest penalty."""
+    """The place of the best score, of equal ones the first: the
+    smallest rate, the strongest penalty."""
     return max(range(len(scores)), key=lambda i: scores[i])
 
 
@@ -275,7 +283,8 @@ def warn_edge(
     if edge:
         which = "largest" if best == max(grid) else "smallest"
         log.warning(
-            f"{checkpoint.name} on {task.dataset.name}: the best {what} {best:g} is the {which} of the grid;"
+            f"{checkpoint.name} on {task.dataset.name}:"
+            f" the best {what} {best:g} is the {which} of the grid;"
             " a better one may lie outside it"
         )
     return edge

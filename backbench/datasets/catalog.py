@@ -1,7 +1,7 @@
-"""The datasets: one row each, and what is done with a row: found, read, checked against what was recorded.
+"""The datasets: one row each, and what is done with a row: found, read, checked, recorded.
 
-torchvision's root is ROOT/<name>; ROOT itself is looked at too. Nothing here downloads images. Whoever only wants the
-table imports neither numpy nor torch with it (tests/backbench/datasets/test_catalog.py).
+torchvision's root is ROOT/<name>; ROOT itself is looked at too. Nothing here downloads images.
+Whoever only wants the table imports neither numpy nor torch with it.
 """
 
 from __future__ import annotations
@@ -49,8 +49,9 @@ def _read_class_folder(name: str, root: Path, seed: int) -> Splits:
     return splits.with_hold_out(parts["train"], parts["test"], parts.get("val"), seed=seed)
 
 
-# Rows. Sizes and metrics: LORAC, section 6.1 and Table 2; Caltech's 102 classes include BACKGROUND_Google. The first
-# twelve are that table's, in its order: whoever lists them takes TWELVE.
+# Rows. Sizes and metrics: LORAC, section 6.1 and Table 2; Caltech's 102
+# classes include BACKGROUND_Google. The first twelve are that table's, in
+# its order: whoever lists them takes TWELVE.
 
 _RESEARCH = "non-commercial research"
 DATASETS: dict[str, Dataset] = {
@@ -176,8 +177,8 @@ DATASETS: dict[str, Dataset] = {
             metric="top1",
             read=readers.places365,
             needs=("categories_places365.txt", "places365_train_standard.txt", "places365_val.txt"),
-            get="filelist_places365-standard.tar, train_256_places365standard.tar (as data_256_standard),"
-            " val_256.tar",
+            get="filelist_places365-standard.tar, train_256_places365standard.tar"
+            " (as data_256_standard), val_256.tar",
             licence=_RESEARCH + " and education",
         ),
         Dataset(
@@ -198,7 +199,8 @@ DATASETS: dict[str, Dataset] = {
             read=readers.imagenet,
             needs=("train", "val"),
             folders=("imagenet",),
-            get="ILSVRC2012_img_train.tar and _val.tar (image-net.org), sorted into {train,val}/<synset>/,",
+            get="ILSVRC2012_img_train.tar and _val.tar (image-net.org),"
+            " sorted into {train,val}/<synset>/,",
             licence=_RESEARCH + " and education, on application",
             top5=True,
         ),
@@ -228,7 +230,7 @@ DATASETS: dict[str, Dataset] = {
         ),
     )
 }
-TWELVE = tuple(DATASETS)[:12]  # LORAC's Table 2
+TWELVE = tuple(DATASETS)[:12]  # LORAC's Table 2, in its order
 
 
 def names(text: str) -> list[str]:
@@ -250,8 +252,10 @@ def find(name: str) -> Dataset:
 
 
 def open_split(root: Path, name: str, split: str) -> ImageList:
-    """ROOT/<name>/<split> as pretraining takes it: all its images, labelled or not. Raises BadInput that names what is
-    missing."""
+    """ROOT/<name>/<split> as pretraining takes it: all its images, labelled or not.
+
+    Raises BadInput that names what is missing.
+    """
     row = DATASETS.get(name)
     if row is not None and row.read_split is not None:
         return row.read_split(root, split)
@@ -266,17 +270,20 @@ def build(
 
 
 def load(name: str, root: Path, *, seed: int = 0) -> Splits:
-    """Read and check a dataset: every file there, labels, no test image in training data, and what was recorded.
+    """A dataset's splits, read and checked. Raises BadInput for what cannot be evaluated on.
 
-    A split of another size than the row's is used with a warning, and the result's provenance says so.
+    A split of another size than the row's is used with a warning; every result's notes say so.
     """
     dataset = find(name)
     found = dataset.read(dataset.base(root), seed)
+    # 1. Labels and lists, then the files, and only then what is in them: each costs more.
     splits.check(name, found)
     all_there(found)
     if name not in DATASETS:  # official splits hold known duplicates, which `data check` reports
         splits.check_content(name, found)
+    # 2. The same splits as when they were recorded.
     compare_record(name, root, found, seed)
+    # 3. What may be used all the same.
     odd = tuple(odd_sizes(dataset, found))
     for line in odd:
         log.warning(f"{name}: {line}")
@@ -291,7 +298,8 @@ def all_there(found: Splits) -> None:
         missing = [i for i in range(len(images)) if not images.file(i).is_file()]
         if missing:
             raise BadInput(
-                f"{images.file(missing[0])} is missing ({len(missing)} of {len(images)} {which} images are)"
+                f"{images.file(missing[0])} is missing ({len(missing)} of"
+                f" {len(images)} {which} images are)"
             )
 
 
@@ -330,7 +338,7 @@ def record_of(found: Splits) -> dict[str, SplitRecord]:
 
 
 def compare_record(name: str, root: Path, found: Splits, seed: int) -> None:
-    """Refuse splits that are not the recorded ones. Without a record, or with one of another seed, all are taken."""
+    """Refuse splits that are not the recorded ones; without a record of this seed all are taken."""
     file = record_file(name, root)
     if not file.exists():
         return
@@ -341,6 +349,7 @@ def compare_record(name: str, root: Path, found: Splits, seed: int) -> None:
         was = then["splits"][which]
         if was != now:
             raise BadInput(
-                f"{name}: the {which} split is not the recorded one ({now['images']} images, {was['images']} in {file})"
+                f"{name}: the {which} split is not the recorded one ({now['images']} images,"
+                f" {was['images']} in {file})"
                 "; restore the data, or record it again with `backbench data check --record`"
             )

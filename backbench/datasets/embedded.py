@@ -1,11 +1,13 @@
-"""Real data in real layouts, made in seconds from what scikit-learn ships, for the demo and the tests.
+"""Real data in real layouts, made in seconds from what scikit-learn ships, for demo and tests.
 
-ROOT/digits/{train,val,test}/<0..9>/*.png     1,797 handwritten digits (UCI), 32x32 RGB, as a class folder
-ROOT/lists/{1percent,10percent}.txt           labelled parts of digits/train, one `class/file` a line
-ROOT/scenes/{train2017,val2017}/*.jpg         scenes composed of those digits, in COCO's layout, with
-ROOT/scenes/annotations/*.json                boxes and masks of ten classes, and five keypoints of one class `digit`
+ROOT/digits/{train,val,test}/<0..9>/*.png   1,797 handwritten digits (UCI), 32x32 RGB, class folders
+ROOT/lists/{1percent,10percent}.txt         labelled parts of digits/train, one `class/file` a line
+ROOT/scenes/{train2017,val2017}/*.jpg       scenes composed of those digits, in COCO's layout, with
+ROOT/scenes/annotations/*.json              boxes and masks of ten classes, and five keypoints of
+                                            one class `digit`
 
-Equal drawings never land in two splits, and val scenes are made of test digits, train scenes of train digits.
+Equal drawings never land in two splits, and val scenes are made of test digits, train scenes of
+train digits.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ DIGIT_SIZE = 32
 SCENE_SIZE = 128
 KEYPOINTS = ("top", "bottom", "left", "right", "center")
 SCENES = {"full": {"train2017": 200, "val2017": 40}, "tiny": {"train2017": 12, "val2017": 4}}
-# Shares of each class; tiny keeps a tenth of train so that every stage is short, and the same kind of splits.
+# Shares of each class; tiny keeps a tenth of train, so that every stage is short, and the same kind
+# of splits.
 SPLITS = {
     "full": {"test": 0.40, "val": 0.10, "train": 0.50},
     "tiny": {"test": 0.10, "val": 0.05, "train": 0.05},
@@ -34,7 +37,7 @@ SPLITS = {
 
 
 def build(root: str | Path, size: str = "full") -> Path:
-    """Make the data below `root`, or recognise it as made. The pixels are the same on every machine and every time."""
+    """Make the data below `root`, or recognise it as made: everywhere the same pixels."""
     root = Path(root)
     marker = root / "embedded.json"
     about = {"version": VERSION, "size": size}
@@ -67,6 +70,8 @@ def _digits(size: str) -> tuple[np.ndarray, dict[str, list[Member]]]:
     splits: dict[str, list[Member]] = {name: [] for name in SPLITS[size]}
     home: dict[bytes, str] = {}  # pixels -> the split where they were met first
     for label in range(10):
+        # Each class is shuffled by itself and cut at the splits' shares. A drawing that equals one
+        # met before goes to that one's split, whatever its own place.
         shuffled = np.random.default_rng([VERSION, label])
         order = shuffled.permutation(np.flatnonzero(bunch.target == label))
         start = 0.0
@@ -103,7 +108,8 @@ def _file(index: int) -> str:
 
 
 def _write_lists(root: Path, train: Sequence[Member]) -> None:
-    """The first 1% and 10% of each class, at least one image; the 1% list is part of the 10% list, as SimCLR's is."""
+    """The first 1% and 10% of each class, at least one image."""
+    # The 1% list is part of the 10% list, as SimCLR's is.
     for percent in (1, 10):
         lines = []
         for label in range(10):
@@ -154,7 +160,7 @@ def _write_scenes(
         name = f"{number:012d}.jpg"
         Image.fromarray(canvas).save(root / part / name, quality=95)
         files.append({"id": number, "file_name": name, "height": SCENE_SIZE, "width": SCENE_SIZE})
-        # 3. Every object twice, by one id: as an instance of its digit, and as a thing with keypoints.
+        # 3. Every object twice, by one id: an instance of its digit, and a thing with keypoints.
         for item in objects:
             instance, person = _annotations(item, number=len(instances) + 1, image=number)
             instances.append(instance)
@@ -214,7 +220,7 @@ def _scene(
     background = 40 + slope[0] * ramp[:, None] + slope[1] * ramp[None, :]
     noise = rng.normal(0, 6, (SCENE_SIZE, SCENE_SIZE))
     canvas = np.repeat((background + noise)[..., None], 3, axis=2)
-    # 2. The digits: the drawing is the share of paint in each pixel, and is the digit's mask above 0.4.
+    # 2. The digits: a drawing is the share of paint in each pixel, and above 0.4 the mask.
     masks: list[np.ndarray] = []
     for index, _ in members:
         side = int(rng.integers(28, 64))
@@ -226,7 +232,7 @@ def _scene(
         mask = np.zeros((SCENE_SIZE, SCENE_SIZE), bool)
         mask[y : y + side, x : x + side] = alpha > 0.4
         masks.append(mask)
-    # 3. What later digits leave to be seen; one of which they hide more than 60% is no object any more.
+    # 3. What later digits leave to be seen. One that they hide by more than 60% is no object.
     objects = []
     for k, (_, label) in enumerate(members):
         whole = masks[k]
@@ -240,7 +246,7 @@ def _scene(
 
 
 def _place(masks: Sequence[np.ndarray], side: int, rng: np.random.Generator) -> tuple[int, int]:
-    """The least covered of four random places, so that digits overlap at times but rarely vanish."""
+    """The least covered of four random places: digits overlap at times but rarely vanish."""
     import numpy as np
 
     covered = np.zeros((SCENE_SIZE, SCENE_SIZE), bool)
@@ -248,7 +254,7 @@ def _place(masks: Sequence[np.ndarray], side: int, rng: np.random.Generator) -> 
         covered |= mask
     best, least = (0, 0), side * side + 1
     for _ in range(4):
-        x, y = (int(v) for v in rng.integers(0, SCENE_SIZE - side + 1, size=2))
+        x, y = rng.integers(0, SCENE_SIZE - side + 1, size=2).tolist()
         hidden = int(covered[y : y + side, x : x + side].sum())
         if hidden < least:  # of equal places the first
             best, least = (x, y), hidden
@@ -256,26 +262,31 @@ def _place(masks: Sequence[np.ndarray], side: int, rng: np.random.Generator) -> 
 
 
 def _polygons(mask: np.ndarray) -> list[list[float]]:
-    """Outlines of the mask's parts, as COCO stores them: [x1, y1, x2, y2, ...], at least three points each."""
+    """Outlines of the mask's parts, of three points or more, as COCO's [x1, y1, x2, y2, ...]."""
     import cv2
     import numpy as np
 
     contours, _ = cv2.findContours(
         mask.astype(np.uint8), cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_SIMPLE
     )
-    large = [c for c in contours if len(c) >= 3 and cv2.contourArea(c) >= 4]
-    return [c.reshape(-1).astype(float).tolist() for c in large]
+    out = []
+    for contour in contours:  # (points, 1, 2)
+        if len(contour) >= 3 and cv2.contourArea(contour) >= 4:
+            out.append(contour.reshape(-1).astype(float).tolist())
+    return out
 
 
 def _object(
     label: int, whole: np.ndarray, visible: np.ndarray, polygons: list[list[float]]
 ) -> SceneObject:
-    """Box and area of the visible part, and the five keypoints of the stroke: 2 visible, 1 hidden by another digit."""
+    """Box and area of the visible part, and the five keypoints of the whole stroke."""
     import numpy as np
 
     rows, columns = np.nonzero(visible)
     left, top = int(columns.min()), int(rows.min())
     box = [left, top, int(columns.max()) - left + 1, int(rows.max()) - top + 1]
+    # The stroke's ends in four directions, and its pixel nearest to its centre of mass. COCO's
+    # visibility: 2 can be seen, 1 is hidden, here by another digit.
     ys, xs = np.nonzero(whole)
     middle = np.argmin((xs - xs.mean()) ** 2 + (ys - ys.mean()) ** 2)
     keypoints: list[int] = []
@@ -283,7 +294,7 @@ def _object(
         keypoints += [int(xs[i]), int(ys[i]), 2 if visible[ys[i], xs[i]] else 1]
     return {
         "label": label,
-        "bbox": [float(v) for v in box],
+        "bbox": list(map(float, box)),
         "area": float(visible.sum()),
         "segmentation": polygons,
         "keypoints": keypoints,

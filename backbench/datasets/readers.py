@@ -1,9 +1,10 @@
-"""How each dataset is read from disk: (the folder that holds it, the hold-out's seed) -> its splits.
+"""How each dataset is read: (the folder that holds it, the hold-out's seed) -> its splits.
 
-torchvision's classes read what they read rightly; the others have readers of their own: Caltech101 (gray images, no
-split, no background class), SUN397 (no split, unsorted), Birdsnap (none), ImageNet (its devkit is not needed).
+torchvision's classes read what they read rightly; the others have readers of their own: Caltech101
+(gray images, no split, no background class), SUN397 (no split, unsorted), Birdsnap (none), ImageNet
+(its devkit is not needed).
 
-numpy and torchvision are imported by the readers that need them, so that the table of datasets is cheap to import.
+Whatever is heavy is imported by the readers that need it: the table of datasets is cheap to import.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ P = ParamSpec("P")
 def _torchvision(
     kind: Callable[Concatenate[Path, P], D], base: Path, *args: P.args, **options: P.kwargs
 ) -> D:
-    """kind(base, ...); its exceptions as one line that names the folder and what is wrong with it."""
+    """kind(base, ...); its exceptions as one line that says what is wrong with the folder."""
     try:
         return kind(base, *args, **options)
     except (RuntimeError, OSError, KeyError, ValueError, IndexError) as error:
@@ -48,7 +49,7 @@ def _listed(
     base: Path, files: Iterable[str | Path], labels: Iterable[int], classes: Sequence[str]
 ) -> ImageList:
     paths = tuple(Path(file).relative_to(base).as_posix() for file in files)
-    return ImageList(base, paths, tuple(int(label) for label in labels), tuple(classes))
+    return ImageList(base, paths, tuple(map(int, labels)), tuple(classes))
 
 
 def _rows_of_array(
@@ -56,7 +57,11 @@ def _rows_of_array(
 ) -> ArrayList:
     """Images that lie in one array (N, H, W, 3) uint8, named by split and place."""
     names = tuple(f"{split}/{i:05d}" for i in range(len(pixels)))
-    return ArrayList(base, names, tuple(int(label) for label in labels), tuple(classes), pixels)
+    return ArrayList(base, names, tuple(map(int, labels)), tuple(classes), pixels)
+
+
+# Official splits, where there are any; they are read in their order, so that of several missing
+# files train's is named.
 
 
 def aircraft(base: Path, seed: int) -> Splits:
@@ -75,7 +80,8 @@ def cars(base: Path, seed: int) -> Splits:
     def part(split: str) -> ImageList:
         d = _torchvision(StanfordCars, base, split)
         files = [file for file, _ in d._samples]
-        return _listed(base, files, [label for _, label in d._samples], d.classes)
+        labels = [label for _, label in d._samples]
+        return _listed(base, files, labels, d.classes)
 
     return splits.with_hold_out(train=part("train"), test=part("test"), seed=seed)
 
@@ -147,13 +153,15 @@ def pets(base: Path, seed: int) -> Splits:
 
 
 def places365(base: Path, seed: int) -> Splits:
-    """Places365-Standard; the official val is the test split. The 256-pixel images where they are there."""
+    """Places365-Standard; the official val is the test split. The
+    256-pixel images where they are there."""
     from torchvision.datasets import Places365
 
     small = (base / "data_256_standard").is_dir()
     if not small and not (base / "data_large_standard").is_dir():
         raise BadInput(
-            f"{base}: no data_256_standard or data_large_standard; get train_256_places365standard.tar"
+            f"{base}: no data_256_standard or data_large_standard;"
+            " get train_256_places365standard.tar"
         )
 
     def part(split: str) -> ImageList:
@@ -169,13 +177,13 @@ def places365(base: Path, seed: int) -> Splits:
 
 
 def birdsnap(base: Path, seed: int) -> Splits:
-    """LORAC's split: of every species' images that are still there, 5 drawn for val and 5 for test."""
+    """LORAC's split: of every species' images that are still there 5 for val, 5 for test."""
     folder = base / "birdsnap"
     species = sorted(_table(folder / "species.txt", ("id", "dir")), key=lambda row: int(row["id"]))
     listed = _table(folder / "images.txt", ("path", "species_id"))
     images = _birdsnap_images(folder)
 
-    # 1. What is left of the list: pictures vanish from Flickr, and a failed download leaves an empty file.
+    # 1. What is left of the list: pictures vanish from Flickr; a failed download is an empty file.
     there = []
     for path, kind in sorted((row["path"], row["species_id"]) for row in listed):
         file = images / path
@@ -194,8 +202,7 @@ def birdsnap(base: Path, seed: int) -> Splits:
             )
         val += indices[:5]
         test += indices[5:10]
-    held = {*val, *test}
-    train = [i for i in range(len(everything)) if i not in held]
+    train = splits.others(everything, {*val, *test})
     share = 100 * len(there) / max(1, len(listed))
     note = f"coverage {len(there)} of {len(listed)} listed images ({share:.1f}%)"
     return Splits(
@@ -212,7 +219,8 @@ def _birdsnap_images(folder: Path) -> Path:
         if images.is_dir():
             return images
     raise BadInput(
-        f"{folder}: no folder 'images'; run the dataset's own get_birdsnap.py, or copy the images there"
+        f"{folder}: no folder 'images'; run the dataset's own get_birdsnap.py,"
+        " or copy the images there"
     )
 
 
@@ -222,19 +230,21 @@ def _birdsnap_labelled(
     species: Sequence[dict[str, str]],
     there: Sequence[tuple[str, str]],
 ) -> ImageList:
-    """The images `there`, (path, species id), with the place of their species in `species` as label."""
+    """The images `there`, (path, species id); the label is the place of the id in `species`."""
     label_of = {row["id"]: label for label, row in enumerate(species)}
+    paths, labels = [], []
     for path, kind in there:
         if kind not in label_of:
             raise BadInput(
                 f"{folder}/images.txt: {path} has species '{kind}', which species.txt does not list"
             )
-    labels = tuple(label_of[kind] for _, kind in there)
+        paths.append(path)
+        labels.append(label_of[kind])
     classes = tuple(row["dir"] for row in species)
     absent = sorted(set(range(len(species))) - set(labels))
     if absent:
         raise BadInput(f"{images}: no image of {len(absent)} species, '{classes[absent[0]]}' first")
-    return ImageList(images, tuple(path for path, _ in there), labels, classes)
+    return ImageList(images, tuple(paths), tuple(labels), classes)
 
 
 def _table(file: Path, columns: Sequence[str]) -> list[dict[str, str]]:
@@ -249,8 +259,9 @@ def _table(file: Path, columns: Sequence[str]) -> list[dict[str, str]]:
 
 
 def caltech101(base: Path, seed: int) -> Splits:
-    """30 images per class drawn for training, the rest is test; BACKGROUND_Google is a class, as sizes 3,060 + 6,084
-    say. Gray images become RGB like all others when they are decoded."""
+    """30 images per class drawn for training, the rest is test; BACKGROUND_Google is a class, as
+    sizes 3,060 + 6,084 say. Gray images become RGB like all others when they are decoded."""
+    # torchvision's class would drop the background, and has no split.
     everything = scan_folder(base / "caltech101" / "101_ObjectCategories")
     train, test = splits.draw(everything, 30, seed, what="caltech101's training split")
     return splits.with_hold_out(everything.subset(train), everything.subset(test), seed=seed)
@@ -288,8 +299,7 @@ def _sun397_listing(base: Path, images: Path, file: str) -> Path:
 
 def _lines(file: Path) -> list[str]:
     """The lines that are not empty."""
-    lines = (line.strip() for line in file.read_text().splitlines())
-    return [line for line in lines if line]
+    return [line for line in map(str.strip, file.read_text().splitlines()) if line]
 
 
 def imagenet(base: Path, seed: int) -> Splits:
@@ -303,15 +313,17 @@ def imagenet100(base: Path, seed: int) -> Splits:
 def class_list(name: str) -> list[str]:
     """The synsets of imagenet or imagenet100, in label order: sorted."""
     text = (importlib.resources.files("backbench.datasets") / f"{name}.txt").read_text()
-    return [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    return [line for line in map(str.strip, text.splitlines()) if line and line[0] != "#"]
 
 
 def _synsets(folder: Path, classes: Sequence[str], seed: int) -> Splits:
     """FOLDER/{train,val}/<synset>/*.JPEG; the official val is the test split."""
+    # The archives of ImageNet's val unpack flat; that is the usual mistake.
     for part in ("train", "val"):
         if not any(p.is_dir() for p in (folder / part).iterdir()):
             raise BadInput(
-                f"{folder / part}: images lie in no class folders; sort them as {part}/<synset>/*.JPEG"
+                f"{folder / part}: images lie in no class folders;"
+                f" sort them as {part}/<synset>/*.JPEG"
             )
     train = scan_folder(folder / "train", classes=classes)
     test = scan_folder(folder / "val", classes=classes)
@@ -339,7 +351,8 @@ def stl10_split(root: Path, split: str) -> ImageList:
 def imagenet100_split(root: Path, split: str) -> ImageList:
     """ImageNet's own folder will do; the labels follow the list's order (evaluation sorts it)."""
     folder = root / "imagenet100"
-    folder = folder if folder.is_dir() else root / "imagenet"
+    if not folder.is_dir():
+        folder = root / "imagenet"
     return folder_or_shards(folder / split, classes=class_list("imagenet100"))
 
 

@@ -1,4 +1,4 @@
-"""What a dataset is: one row that says what it holds, where its files lie, and how they are read."""
+"""What a dataset is: one row that says what it holds, where it lies, and how it is read."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Dataset:
     sizes: tuple[int | None, int | None, int | None]
     metric: Metric
     read: Reader
-    # One split as pretraining takes it; default: class folders or tar shards below ROOT/<name>/<split>
+    # One split as pretraining takes it; default: class folders or tar shards in ROOT/<name>/<split>
     read_split: SplitReader | None = None
     needs: tuple[str, ...] = ()  # files or folders that tell that the dataset is there
     folders: tuple[str, ...] = ()  # where to look below ROOT; default: ROOT/<name>, then ROOT
@@ -36,16 +36,20 @@ class Dataset:
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        return (self.metric, "top5") if self.top5 else (self.metric,)
+        if self.top5:
+            return (self.metric, "top5")
+        return (self.metric,)
 
     def base(self, root: Path) -> Path:
-        """The folder that holds all of `needs`. Raises BadInput that names what is missing and how to get it."""
+        """The folder that holds all of `needs`. Raises BadInput that says how to get the
+        missing."""
         if not self.needs:
             return root
         folders = [root / folder for folder in self.folders or (self.name, ".")]
         for base in folders:
             if all((base / need).exists() for need in self.needs):
                 return base
+        # It is said of the first folder, since that is where it belongs.
         missing = next(need for need in self.needs if not (folders[0] / need).exists())
         raise BadInput(
             f"{self.name}: {folders[0] / missing} is missing; get {self.get} and unpack it there"

@@ -39,13 +39,17 @@ def _list(root: Path) -> None:
             where = "found"
         except BadInput:
             where = "missing"
-        train, val, test = ("-" if n is None else n for n in row.sizes)
+        train, val, test = (_size(n) for n in row.sizes)
         if row.sizes[1] is None:
             val = "held"
         print(line.format(row.name, row.classes, train, val, test, row.metric, where, row.licence))
         if where == "missing":
             print(f"{'':<12} get {row.get}; it belongs in {root / row.name}")
     print("Any other name is a class folder: ROOT/NAME/{train,val,test}/<class>/<image>.")
+
+
+def _size(images: int | None) -> str:
+    return "-" if images is None else str(images)
 
 
 # data check
@@ -69,7 +73,7 @@ def _check(name: str, root: Path, record: bool) -> int:
     problems += _content_problems(name, found)
     for line in problems:
         print(f"{name}: PROBLEM: {line}")
-    # 3. The record is what there is, problems included: it is for telling a change, not for judging.
+    # 3. The record is what there is, problems included: it is there to tell a change, not to judge.
     if record:
         file = catalog.record_file(name, root)
         atomic.write_json(file, {"seed": 0, "splits": catalog.record_of(found)})
@@ -79,7 +83,7 @@ def _check(name: str, root: Path, record: bool) -> int:
 
 
 def _content_problems(name: str, found: Splits) -> list[str]:
-    """Reads every image of every split: a line per problem within a split, then of two splits together."""
+    """Reads every image: a line per problem within a split, then of two splits together."""
     problems = []
     by_content: dict[str, dict[str, str]] = {}  # split -> sha256 of an image's content -> its path
     for which, images in found.items():
@@ -93,6 +97,7 @@ def _content_problems(name: str, found: Splits) -> list[str]:
         if copies:
             problems.append(f"{which} holds {copies} copies of other images of it")
         by_content[which] = {content: path for path, content in contents.items()}
+    # The worst first: what a model has trained on must not be what it is scored on.
     for a, b in (("train", "test"), ("val", "test"), ("train", "val")):
         shared = sorted(by_content[a].keys() & by_content[b].keys())
         if shared:
@@ -104,10 +109,10 @@ def _content_problems(name: str, found: Splits) -> list[str]:
 def _list_problems(which: str, images: ImageList) -> list[str]:
     """What is odd about a split's list, before any image is read."""
     problems = []
-    there = set(images.labels)
-    empty = [name for label, name in enumerate(images.classes) if label not in there]
+    empty = sorted(set(range(len(images.classes))) - set(images.labels))
     if empty:
-        problems.append(f"{which} has no image of {len(empty)} classes, '{empty[0]}' first")
+        first = images.classes[empty[0]]
+        problems.append(f"{which} has no image of {len(empty)} classes, '{first}' first")
     twice = [path for path, count in Counter(images.paths).items() if count > 1]
     if twice:
         problems.append(f"{which} lists {len(twice)} images twice, {twice[0]} first")
@@ -141,7 +146,8 @@ LISTS_URL = "https://raw.githubusercontent.com/google-research/simclr/master/ima
 
 def _fetch(out: Path) -> None:
     """SimCLR's lists, verified before they are written."""
-    # The protocol says what the lists must be: a run that uses another one is refused by the same hash.
+    # The protocol says what the lists must be: a run that uses
+    # another one is refused by the same hash.
     parts = config.read_recipe(config.find_recipe("semisup", "transfer"))["parts"]
     for percent, part in parts.items():
         wanted = part["list"]

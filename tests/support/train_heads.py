@@ -1,4 +1,7 @@
-"""One rank of a training of linear heads, for test_linear.py: train_heads.py ROOT TRUNK OUT RANK WORLD PORT."""
+"""One rank of a training of linear heads, for test_linear.py: train_heads.py ROOT TRUNK OUT RANK WORLD PORT.
+
+Rank r writes OUT/r.pt: the heads, and what it hears of a signal that only the last rank gets.
+"""
 
 import os
 import sys
@@ -70,8 +73,13 @@ if __name__ == "__main__":
     root, trunk, out, rank, world, port = sys.argv[1:]
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
     dist.init_process_group("gloo", rank=int(rank), world_size=int(world))
-    run = Path(out).parent
-    heads = train(root, trunk, run, RATES, Machine(torch.device("cpu"), int(rank), int(world), 0))
-    if int(rank) == 0:
-        torch.save(heads.state(), out)
-    dist.destroy_process_group()
+    machine = Machine(torch.device("cpu"), int(rank), int(world), 0)
+    heads = train(root, trunk, out, RATES, machine)
+    quiet, stop = StopFlag(), StopFlag()
+    stop.requested = "SIGTERM" if int(rank) + 1 == int(world) else None
+    heard = [machine.stopping(quiet), machine.stopping(stop)]
+    alone = machine.alone()
+    if int(rank) == 0:  # the others are gone, or wait for nothing
+        heard += [alone.stopping(quiet), alone.stopping(None)]
+    assert alone.world == 1 and not dist.is_initialized()
+    torch.save({"heads": heads.state(), "heard": heard}, Path(out) / f"{rank}.pt")

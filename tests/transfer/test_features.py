@@ -179,6 +179,25 @@ def test_stopped_at_a_batch_and_continued(images, cache, decoder):
     assert left == {".npy", ".json", ".lock"}, "no part and no marker stays behind"
 
 
+def test_a_marker_that_is_left_over_vouches_for_nothing(images, cache, decoder):
+    """Saved at image 4; one of two parts vanishes, so both are begun anew; that run is killed before it saves."""
+    points = [checkpoint(seed) for seed in range(2)]
+    stop = StopFlag()
+    stop.requested = "SIGTERM"
+    with pytest.raises(Preempted):
+        extractor(cache, *points, stop=stop)(images)
+    next(cache.folder.glob("*.part")).unlink()
+    decoder.paths.clear()
+    decoder.at[1] = kill
+    with pytest.raises(Killed):
+        extractor(cache, *points)(images)
+    found = extractor(cache, *points)(images)
+    assert len(decoder.paths) == 10, "nothing was there"
+    elsewhere = FeatureCache(cache.folder.parent / "other", 10**8)
+    for one, whole in zip(found, extractor(elsewhere, *points)(images)):
+        assert torch.equal(one, whole)
+
+
 def test_killed_between_saves_computes_again_what_was_not_saved(images, cache, decoder):
     """Three trunks at once; the kill comes before anything was saved, so the parts on disk count for nothing."""
     points = [checkpoint(seed) for seed in range(3)]

@@ -29,6 +29,8 @@ from backbench.weights.resnet import build_backbone
 from transfer.batches import CropFlip, equal_shares, global_batches, rank_share
 from transfer.config import load_protocol
 from transfer.frozen import FrozenTrunk
+from transfer.heads import BestHeads, LinearHeads
+from transfer.linear import PROBES, TASKS
 from transfer.machine import Machine, read_checkpoints
 
 ONE = Machine(torch.device("cpu"), 0, 1, 0)
@@ -97,18 +99,39 @@ def test_weight_decay_is_torchs(trees, trunk, tmp_path):
     assert relative(heads.weight, separate_run(root, trunk, 3.16, decayed)[0]) < 1e-5
 
 
-def test_two_processes_give_the_weights_of_one(trees, trunk, tmp_path):
+def test_two_processes_give_the_weights_of_one_and_hear_of_each_others_signals(
+    trees, trunk, tmp_path
+):
     root, port = trees("classes", classes=("a", "b", "c")), str(free_port())
-    out = tmp_path / "two" / "heads.pt"
-    out.parent.mkdir()
+    out = tmp_path / "two"
+    out.mkdir()
     command = [sys.executable, train_heads.__file__, str(root), str(trunk), str(out)]
     ranks = [subprocess.Popen([*command, str(rank), "2", port]) for rank in range(2)]
     one = train_heads.train(root, trunk, tmp_path, RATES, ONE)
     assert [rank.wait(timeout=300) for rank in ranks] == [0, 0]
-    two = torch.load(out, weights_only=True)
+    zero, other = (torch.load(out / f"{rank}.pt", weights_only=True) for rank in range(2))
     for i in range(7):
         rows = slice(3 * i, 3 * i + 3)
-        assert relative(two["weight"][rows], one.weight[rows]) < 1e-5, f"rate {RATES[i]}"
+        assert relative(zero["heads"]["weight"][rows], one.weight[rows]) < 1e-5, f"rate {RATES[i]}"
+    assert torch.equal(zero["heads"]["weight"], other["heads"]["weight"])
+    assert zero["heard"] == [None, "a signal", None, None]
+    assert other["heard"] == [None, "SIGTERM"]
+
+
+def test_a_head_that_gave_up_stays_as_it_was_best():
+    """Patience 2: the second head is best in epoch 1 and must not come back with a lower loss in epoch 4."""
+    heads = LinearHeads(2, 3, 4, std=0.1, seed=0, device=torch.device("cpu"))
+    best = BestHeads(heads)
+    losses = {1: (3.0, 1.0), 2: (2.0, 1.5), 3: (2.5, 1.5), 4: (1.0, 0.5), 5: (1.5, 0.5)}
+    given_up = []
+    for epoch, loss in losses.items():
+        heads.weight.fill_(epoch)
+        given_up.append(best.update(heads, torch.tensor(loss), epoch=epoch, patience=2))
+    assert best.epoch.tolist() == [4, 1] and best.loss.tolist() == [1.0, 1.0]
+    best.restore(heads)
+    assert heads.weight[:3].unique().tolist() == [4] and heads.weight[3:].unique().tolist() == [1]
+    assert not any(given_up)
+    assert best.update(heads, torch.tensor([9.0, 9.0]), epoch=7, patience=2), "both gave up"
 
 
 def test_batches_are_permutations_in_a_row_and_shares_cover_them():
@@ -377,6 +400,23 @@ def test_probes_on_cached_features(trees, two_trunks, tmp_path, protocol):
         assert len(rows[0].chosen["scores"]) == 4 and rows[0].chosen["converged"]
 
 
+@pytest.mark.slow
+def test_two_processes_share_the_features_and_one_goes_on_alone(trees, two_trunks, tmp_path):
+    """Also where every feature is in the cache already, and where the rows are there."""
+    root, file = trees("classes"), tmp_path / "knn.yaml"
+    geometry = {"resize": 32, "crop": 32}
+    text = {"kind": "knn", "protocol": "knn-demo-v1", "k": [1, 5], "geometry": geometry}
+    file.write_text(json.dumps({**text, "feature_batch": 5}))
+    line = [sys.executable, "-m", "backbench"]
+    for run in ("first", "cached", "cached"):
+        two = command(root, two_trunks, tmp_path / run, file, "--devices", "2")
+        assert subprocess.run([*line, *two, "--accelerator", "cpu"], check=False).returncode == 0
+    assert main(command(root, two_trunks, tmp_path / "one", file)) == 0
+    expected = rows_of(tmp_path / "one")
+    assert len(expected) == 4
+    assert rows_of(tmp_path / "first") == rows_of(tmp_path / "cached") == expected
+
+
 def test_more_neighbours_than_images_is_refused(trees, trunk, tmp_path, capsys):
     root = trees("classes")
     file = tmp_path / "knn.yaml"
@@ -407,6 +447,10 @@ def test_one_set_of_weights_with_two_stems_is_refused(tmp_path, trunk):
 
 
 # Protocols
+
+
+def test_every_kind_of_protocol_that_measures_a_task_has_its_probe():
+    assert set(PROBES) == set(TASKS)
 
 
 def test_every_shipped_protocol_loads_and_has_its_own_name():
