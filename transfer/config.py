@@ -67,7 +67,7 @@ class Length:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Schedule:
+class RateSchedule:
     """The factor on the peak rate, in steps.
 
     cosine: half a cosine to 0; step: x `gamma` at each of `milestones`; epoch_decay: x `gamma`
@@ -132,7 +132,7 @@ class Sgd(ScaledRates, Protocol):
     batch_size: int = 256
     momentum: float = 0.9
     weight_decay: float = 0.0
-    schedule: Schedule = Schedule()
+    schedule: RateSchedule = RateSchedule()
     length: dict[str, Length]  # by dataset, and `default`
     augment: CropAugment | None = CropAugment()
     init_std: float = 0.01
@@ -219,7 +219,7 @@ class Finetune(ScaledRates, Protocol):
     batch_size: int = 256
     momentum: float = 0.9
     weight_decay: float = 0.0
-    schedule: Schedule = Schedule(name="step", milestones=(0.6, 0.8), gamma=0.2)
+    schedule: RateSchedule = RateSchedule(name="step", milestones=(0.6, 0.8), gamma=0.2)
     parts: dict[str, Part] = field(default_factory=dict)  # by percent of the labels: "1", "100"
     augment: CropAugment = CropAugment()
     init_std: float = 0.01

@@ -24,6 +24,7 @@ from backbench.images.files import ImageList
 from backbench.results.store import Result
 from backbench.runs.folder import log, open_run
 from backbench.runs.state import StopFlag, load_state, save_state
+from backbench.tasks import TASKS
 from backbench.weights.checkpoint import Checkpoint
 from transfer import metrics, scoring
 from transfer.config import Finetune, Part, load_protocol
@@ -52,15 +53,7 @@ def run_semisup(args: argparse.Namespace) -> int:
     found = catalog.load(protocol.dataset, args.data, seed=args.seed)
     labelled = labelled_part(found, listed, file, args.seed)
     task_name = f"semi_{args.percent}pct"
-    return _run(
-        args,
-        protocol,
-        part,
-        labelled,
-        verb="semisup",
-        task_name=task_name,
-        name=protocol.dataset,
-    )
+    return _run(args, protocol, part, labelled, task_name=task_name, name=protocol.dataset)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -73,9 +66,7 @@ def run(args: argparse.Namespace) -> int:
             " or `backbench semisup`"
         )
     found = catalog.load(args.dataset, args.data, seed=args.seed)
-    return _run(
-        args, protocol, part, found, verb="finetune", task_name="finetune", name=args.dataset
-    )
+    return _run(args, protocol, part, found, task_name="finetune", name=args.dataset)
 
 
 def _protocol(name: str) -> Finetune:
@@ -102,7 +93,6 @@ def _run(
     part: Part,
     found: Splits,
     *,
-    verb: str,
     task_name: str,
     name: str,
 ) -> int:
@@ -117,7 +107,7 @@ def _run(
             "datasets": {name: hashes},
             "seed": args.seed,
         }
-        open_run(args.out, verb=verb, identity=identity)
+        open_run(args.out, verb=TASKS[task_name].verb, identity=identity)
         splits.write_manifests(args.out, name, found)
     task = Assignment(
         run=args.out,
@@ -176,9 +166,8 @@ def finetune(
 class Finetuning:
     """One checkpoint on one part of the labels.
 
-    RUN/state holds two files: `tried_file` what is done of the grid,
-    `training_file` where the training in progress is, which names its rate and its
-    images, so that one of another rate is not taken for it.
+    RUN/state holds two files: `tried_file` what is done of the grid, `training_file` where the
+    training in progress is. That one names its rate and images, so that no other is taken for it.
     """
 
     task: Assignment[Finetune]

@@ -94,54 +94,63 @@ def evaluate(
     seed: int,
     machine: Machine,
 ) -> list[Result]:
-    """All `checkpoints` on all datasets by one protocol -> the
-    rows, which are in OUT/results.jsonl too."""
+    """All `checkpoints` on all datasets by one protocol -> the rows of OUT/results.jsonl."""
     # 1. Everything is read and refused before the first feature is computed.
     probe = PROBES[protocol.kind]
-    found = {name: catalog.load(name, data, seed=seed) for name in names}
-    hashes = {name: splits.digests(found[name]) for name in names}
+    tasks: list[Assignment[Protocol]] = []
     for name in names:
-        probe.refuse(protocol, name, found[name])
+        found = catalog.load(name, data, seed=seed)
+        tasks.append(
+            Assignment(
+                run=out,
+                task=TASKS[protocol.kind],
+                dataset=catalog.find(name),
+                splits=found,
+                hashes=splits.digests(found),
+                protocol=protocol,
+                seed=seed,
+            )
+        )
+    for task in tasks:
+        probe.refuse(protocol, task.dataset.name, task.splits)
     # 2. The folder is this run's, or becomes it.
     if machine.main:
         identity = {
             "recipe": config.to_dict(protocol),
             "checkpoints": [c.digest for c in checkpoints],
-            "datasets": hashes,
+            "datasets": {task.dataset.name: task.hashes for task in tasks},
             "seed": seed,
         }
         open_run(out, verb="linear", identity=identity)
-        for name in names:
-            splits.write_manifests(out, name, found[name])
-    tasks = [
-        Assignment(
-            run=out,
-            task=TASKS[protocol.kind],
-            dataset=catalog.find(name),
-            splits=found[name],
-            hashes=hashes[name],
-            protocol=protocol,
-            seed=seed,
-        )
-        for name in names
-    ]
+        for task in tasks:
+            splits.write_manifests(out, task.dataset.name, task.splits)
     # 3. One dataset after the other.
+    rows: list[Result] = []
     with StopFlag() as stop:
         if machine.world > 1 and not probe.together:
-            # All ranks compute features; what follows is one process's work,
-            # and may outlast a collective's patience.
-            for task in tasks:
-                if pending := task.pending(checkpoints, probe.metrics(protocol, task.dataset)):
-                    _extractor(task, pending, machine, stop).of_splits(
-                        task.splits, task.dataset.name
-                    )
-            machine = machine.alone()
+            machine = _share_features(tasks, checkpoints, machine, stop)
             if not machine.main:
                 return []
-        rows: list[Result] = []
         for task in tasks:
             rows += _one_dataset(task, checkpoints, machine, stop)
     return rows
+
+
+def _share_features(
+    tasks: Sequence[Assignment[Protocol]],
+    checkpoints: Sequence[Checkpoint],
+    machine: Machine,
+    stop: StopFlag,
+) -> Machine:
+    """All features into the cache, by all ranks together; then each is alone."""
+    for task in tasks:
+        names = PROBES[task.protocol.kind].metrics(task.protocol, task.dataset)
+        pending = task.pending(checkpoints, names)
+        if pending:
+            extractor = _extractor(task, pending, machine, stop)
+            extractor.of_splits(task.splits, task.dataset.name)
+    # What follows is rank 0's work, and may outlast the patience of an exchange.
+    return machine.alone()
 
 
 def _one_dataset(
@@ -150,8 +159,7 @@ def _one_dataset(
     machine: Machine,
     stop: StopFlag,
 ) -> list[Result]:
-    """The rows of all checkpoints, in their order; those that
-    RUN has already are not measured again."""
+    """The rows of all checkpoints, in their order; what RUN has already is not measured again."""
     probe = PROBES[task.protocol.kind]
     by_digest = task.done(checkpoints, probe.metrics(task.protocol, task.dataset))
     digests = [c.digest for c in checkpoints]

@@ -15,7 +15,7 @@ from backbench.runs import seeding
 from backbench.runs.state import StopFlag
 from backbench.weights.checkpoint import Checkpoint
 from transfer.batches import CropFlip, global_batches
-from transfer.config import CropAugment, Finetune, Geometry, Length, Part, Schedule
+from transfer.config import CropAugment, Finetune, Geometry, Length, Part, RateSchedule
 from transfer.machine import Machine
 from transfer.network import Network, NetworkTraining
 from transfer.scoring import Assignment
@@ -27,7 +27,7 @@ PROTOCOL = Finetune(
     head_lr=(LR,),
     batch_size=BATCH,
     reference_batch=BATCH,
-    schedule=Schedule(name="step", milestones=(0.6, 0.8), gamma=0.2),
+    schedule=RateSchedule(name="step", milestones=(0.6, 0.8), gamma=0.2),
     augment=CropAugment(size=32, scale=(0.5, 1.0)),
     geometry=Geometry(resize=32, crop=32),
 )
