@@ -22,7 +22,7 @@ from backbench.images.files import ImageList
 from backbench.results import store
 from backbench.results.store import Result
 from backbench.runs import atomic, seeding
-from backbench.runs.folder import PICTURES, RESULTS_FILE, open_run
+from backbench.runs.folder import PICTURES, open_run
 from backbench.weights.checkpoint import Checkpoint
 from transfer import analyze_pictures
 from transfer.analyze_curves import training_curves
@@ -32,6 +32,7 @@ from transfer.analyze_recipe import AnalyzeConfig, load_config
 from transfer.analyze_summary import CheckpointCurve, SpaceSummary, Summary, finite
 from transfer.feature_cache import images_fingerprint
 from transfer.machine import Machine, read_checkpoints, start_for
+from transfer.scoring import recorded
 
 SUMMARY = "analysis.json"
 
@@ -57,7 +58,8 @@ def run(args: argparse.Namespace) -> int:
     }
     machine = start_for(args)
     out = open_run(args.out, verb="analyze", identity=identity)
-    rows = _rows_of(out)
+    # Rows are appended at once and last, so there are all or none.
+    rows = recorded(out)
     if rows:
         (out / STATE).unlink(missing_ok=True)
     else:
@@ -74,14 +76,6 @@ def run(args: argparse.Namespace) -> int:
         )
     show(rows, out)
     return 0
-
-
-def _rows_of(out: Path) -> list[Result]:
-    """The rows that RUN already has. They are appended at once, so there are all or none."""
-    file = out / RESULTS_FILE
-    if not file.exists():
-        return []
-    return [r for r in store.read_file(file) if isinstance(r, Result)]
 
 
 def choose_images(images: ImageList, count: int | None, seed: int) -> ImageList:

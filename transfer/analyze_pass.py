@@ -1,5 +1,4 @@
-"""The one pass over the images: each decoded once, seen by every
-checkpoint in one plain and N augmented views."""
+"""The pass over the images: each decoded once, seen by every checkpoint in 1 + N views."""
 
 from __future__ import annotations
 
@@ -37,8 +36,7 @@ STATE = "state/analyze.state"  # below the run's folder
 class AnalyzedViews:
     """PIL image, index -> uint8 (1 + N, 3, s, s): the plain view, then N augmented ones.
 
-    The views are a function of the seed and of the image's path, so
-    they depend on no order, worker or checkpoint.
+    They are a function of the seed and of the image's path: of no order, worker or checkpoint.
     """
 
     def __init__(self, images: ImageList, recipe: AnalyzeConfig, seed: int) -> None:

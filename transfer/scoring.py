@@ -54,7 +54,7 @@ class Assignment(Generic[Kind_co]):
         """Digest -> RUN's rows of it, for the checkpoints whose `metric` rows are all there."""
         mine = (self.task, self.dataset.name, self.protocol.name, self.seed)
         by_digest: dict[str, list[Result]] = {}
-        for r in self._rows():
+        for r in recorded(self.run):
             if (r.task, r.dataset, r.protocol, r.seed) == mine:
                 by_digest.setdefault(r.checkpoint, []).append(r)
         out = {}
@@ -73,14 +73,16 @@ class Assignment(Generic[Kind_co]):
 
     def keep(self, rows: Sequence[Result]) -> None:
         """Append what is not there yet: a run that was killed between two rows completes them."""
-        known = {(r.checkpoint, r.column, r.seed) for r in self._rows()}
+        known = {(r.checkpoint, r.column, r.seed) for r in recorded(self.run)}
         store.append(self.run, [r for r in rows if (r.checkpoint, r.column, r.seed) not in known])
 
-    def _rows(self) -> list[Result]:
-        file = self.run / RESULTS_FILE
-        if not file.exists():
-            return []
-        return [r for r in store.read_file(file) if isinstance(r, Result)]  # no unreadable lines
+
+def recorded(run: Path) -> list[Result]:
+    """The rows that RUN already has, without unreadable lines."""
+    file = run / RESULTS_FILE
+    if not file.exists():
+        return []
+    return [r for r in store.read_file(file) if isinstance(r, Result)]
 
 
 @dataclass(frozen=True, kw_only=True)
