@@ -1,8 +1,8 @@
-"""Weighted k-nearest-neighbour classification (Wu et al. 2018): no training, no choice but k and the temperature."""
+"""Weighted k-nearest-neighbour classification (Wu et al. 2018): nothing is trained."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -21,37 +21,58 @@ def knn_scores(
     rows: int = 1024,
     columns: int = 65536,
 ) -> dict[int, Tensor]:
-    """Per k the class votes (N, classes) of `queries` (N, d) by `bank` (M, d), or its parts, with `labels` (M,).
+    """Per k the class votes (N, classes) of `queries` (N, d) by a bank with `labels` (M,).
 
-    Cosine similarity; a neighbour of similarity s votes exp(s / temperature), here exp((s - 1) / temperature), which
-    is the same up to one factor and cannot overflow. At most `rows` x `columns` similarities are held at a time.
-    Raises ValueError when some k exceeds M.
+    `bank` is (M, d), or its parts. Cosine similarity; a neighbour of similarity s votes
+    exp(s / temperature). At most `rows` x `columns` similarities are held at a time. Raises
+    ValueError when some k exceeds M.
     """
     parts = [bank] if isinstance(bank, Tensor) else list(bank)
     if max(k) > (count := sum(len(part) for part in parts)):
         raise ValueError(f"k = {max(k)} neighbours of {count} images")
     device = queries.device
     queries = F.normalize(queries.float(), dim=1)
-    near = torch.empty(len(queries), 0, device=device)
-    index = torch.empty(len(queries), 0, dtype=torch.int64, device=device)
-    offset = 0
-    for block in (block for part in parts for block in part.split(columns)):
-        unit = F.normalize(block.to(device).float(), dim=1)
-        best_near, best_index = [], []
-        for begin in range(0, len(queries), rows):
-            similarity = queries[begin : begin + rows] @ unit.T
-            top, where = similarity.topk(min(max(k), len(unit)), dim=1)
-            merged = torch.cat((near[begin : begin + rows], top), 1)
-            places = torch.cat((index[begin : begin + rows], where + offset), 1)
-            top, where = merged.topk(min(max(k), merged.shape[1]), dim=1)
-            best_near.append(top)
-            best_index.append(places.gather(1, where))
-        near, index = torch.cat(best_near), torch.cat(best_index)
-        offset += len(unit)
+    near, index = _nearest(queries, _blocks(parts, columns), most=max(k), rows=rows)
+    # exp((s - 1) / temperature) is the vote up to one factor, and cannot overflow.
     votes = ((near - 1) / temperature).exp()
+    # Neighbours are sorted, so the first k columns are the k nearest: one search serves every k.
     voted = labels.to(device)[index]
     out = {}
     for size in k:
         score = torch.zeros(len(queries), classes, device=device)
         out[size] = score.scatter_add_(1, voted[:, :size], votes[:, :size])
     return out
+
+
+def _blocks(parts: Sequence[Tensor], columns: int) -> Iterator[Tensor]:
+    for part in parts:
+        yield from part.split(columns)
+
+
+def _nearest(
+    queries: Tensor, blocks: Iterator[Tensor], *, most: int, rows: int
+) -> tuple[Tensor, Tensor]:
+    """The `most` largest similarities (N, most) of unit `queries`, best first, and their places."""
+    # Invariant: after each block, `near` and `index` are right for what was
+    # seen of the bank so far. The best of a union are among the best of its
+    # parts, so a block brings only its own to the merge.
+    near = torch.empty(len(queries), 0, device=queries.device)
+    index = torch.empty(len(queries), 0, dtype=torch.int64, device=queries.device)
+    seen = 0  # rows of the bank before this block
+    for block in blocks:
+        unit = F.normalize(block.to(queries.device).float(), dim=1)
+        best_near, best_index = [], []
+        for begin in range(0, len(queries), rows):
+            mine = slice(begin, begin + rows)
+            # 1. The block's own best for these queries, as places in the whole bank.
+            similarity = queries[mine] @ unit.T
+            top, where = similarity.topk(min(most, len(unit)), dim=1)
+            # 2. Merged with the best so far.
+            merged = torch.cat((near[mine], top), 1)
+            places = torch.cat((index[mine], where + seen), 1)
+            top, where = merged.topk(min(most, merged.shape[1]), dim=1)
+            best_near.append(top)
+            best_index.append(places.gather(1, where))
+        near, index = torch.cat(best_near), torch.cat(best_index)
+        seen += len(unit)
+    return near, index

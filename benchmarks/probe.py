@@ -5,7 +5,7 @@
 Baselines and candidates run in turn (A B A B ...), medians are compared; ratios carry over between machines, seconds do
 not. Rows 1, 3 and 4 count this process's CPU time when it has one thread, so other work on the machine hardly matters;
 row 2, which is about two processes at once, is wall time. What is timed is what `backbench linear` runs:
-transfer.linear.Heads, transfer.features.Frozen and their loader.
+transfer.heads.LinearHeads, transfer.frozen.FrozenTrunk and the loader of transfer.batches.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -27,9 +27,10 @@ from torch import nn
 from backbench.images.files import scan_folder
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.resnet import build_backbone
-from transfer.config import Augment
-from transfer.features import Frozen, forward_all, loader
-from transfer.linear import CropFlip, Heads, positions
+from transfer.batches import global_batches, training_pictures
+from transfer.config import CropAugment
+from transfer.frozen import FrozenTrunk, forward_all
+from transfer.heads import LinearHeads
 
 CPU = torch.device("cpu")
 RATES = torch.tensor([0.1, 0.316, 1.0, 3.16, 10.0, 31.6, 100.0])
@@ -72,9 +73,12 @@ class Separate:
 
 def row_1(batch: int, repeats: int) -> None:
     """Seven rates, ResNet-50, 224 px: seven runs with a pass of the trunk each, against one pass."""
-    trunk = Frozen.build(checkpoint("resnet50"), device=CPU)
+    trunk = FrozenTrunk.build(checkpoint("resnet50"), device=CPU)
     images, labels = torch.randn(batch, 3, 224, 224), torch.arange(batch) % 100
-    separate, together = Separate(100, 2048), Heads(7, 100, 2048, std=0.01, seed=0, device=CPU)
+    separate, together = (
+        Separate(100, 2048),
+        LinearHeads(7, 100, 2048, std=0.01, seed=0, device=CPU),
+    )
 
     def seven() -> None:
         for i in range(7):
@@ -92,7 +96,7 @@ def row_1(batch: int, repeats: int) -> None:
 
 def row_2(count: int, repeats: int) -> None:
     """Three ResNet-18 at 64 px on 500x375 JPEG: the whole loop against decoding alone and three forwards alone."""
-    trunks = [Frozen.build(checkpoint("resnet18", seed), device=CPU) for seed in range(3)]
+    trunks = [FrozenTrunk.build(checkpoint("resnet18", seed), device=CPU) for seed in range(3)]
     with tempfile.TemporaryDirectory() as folder:
         draw = np.random.Generator(np.random.PCG64(0))
         for i in range(count):
@@ -103,14 +107,14 @@ def row_2(count: int, repeats: int) -> None:
             file.parent.mkdir(exist_ok=True)
             Image.fromarray(low).resize((500, 375), Image.Resampling.BICUBIC).save(file, quality=90)
         images = scan_folder(folder)
-        view, batch = CropFlip(Augment(size=64), 0), 32
+        augment, batch = CropAugment(size=64), 32
         labels = torch.zeros(batch, dtype=torch.int64)
-        heads = [Heads(7, 10, 512, std=0.01, seed=0, device=CPU) for _ in trunks]
+        heads = [LinearHeads(7, 10, 512, std=0.01, seed=0, device=CPU) for _ in trunks]
         pixels = torch.zeros(batch, 3, 64, 64, dtype=torch.uint8)
 
-        def batches() -> torch.utils.data.DataLoader:
-            stream = positions(0, count, batch, 0, count // batch)
-            return loader(images, view, ([((e, i), i) for e, i in b] for b in stream), workers=1)
+        def batches() -> Iterable[tuple[torch.Tensor, torch.Tensor]]:
+            stream = global_batches(0, count, batch, 0, count // batch)
+            return training_pictures(images, augment, stream, seed=0, workers=1)
 
         def decode() -> None:
             for _ in batches():
@@ -148,7 +152,10 @@ def row_2(count: int, repeats: int) -> None:
 def row_3(repeats: int) -> None:
     """Seven heads on ready features, batch 256, 2048-d, 100 classes."""
     features, labels = torch.randn(256, 2048), torch.arange(256) % 100
-    separate, together = Separate(100, 2048), Heads(7, 100, 2048, std=0.01, seed=0, device=CPU)
+    separate, together = (
+        Separate(100, 2048),
+        LinearHeads(7, 100, 2048, std=0.01, seed=0, device=CPU),
+    )
     weight, gradient, out = torch.randn(700, 2048), torch.randn(256, 700), torch.empty(700, 2048)
 
     def loop() -> None:
@@ -179,7 +186,8 @@ def row_4(batch: int, repeats: int) -> None:
         point.backbone().eval(),
         point.backbone().eval().to(memory_format=torch.channels_last),
     )
-    folded, rough = (Frozen.build(point, device=CPU, precision=p) for p in ("fp32", "bf16"))  # type: ignore[arg-type]
+    folded = FrozenTrunk.build(point, device=CPU, precision="fp32")
+    rough = FrozenTrunk.build(point, device=CPU, precision="bf16")
     images = torch.randn(batch, 3, 224, 224)
     strided = images.contiguous(memory_format=torch.channels_last)
     with torch.no_grad():

@@ -1,7 +1,9 @@
-"""The papers' figures from the summary that `backbench analyze` writes: svg and png, all checkpoints in each figure.
+"""The papers' figures from the summary that `backbench analyze` writes:
+svg and png, all checkpoints in each figure.
 
-`kept-*` shows each checkpoint in the space where its loss was at work (its projector's output where that was kept, the
-trunk's otherwise; the legend says which), each panel also alone; `trunk-overview` shows all of them in the trunk's.
+`kept-*` shows each checkpoint in the space where its loss was at work (its projector's output where
+that was kept, the trunk's otherwise; the legend says which), each panel also alone;
+`trunk-overview` shows all of them in the trunk's.
 """
 
 from __future__ import annotations
@@ -9,74 +11,95 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
+import numpy as np
 from matplotlib.axes import Axes
 
 from backbench import charts
+from transfer.analyze_summary import PROJECTOR, TRUNK, SpaceSummary, Summary, TrainingCurve
+from transfer.feature_statistics import HistogramSummary
 
-Spaces = Sequence[Mapping[str, Any]]
+Panel = Callable[[Axes, Sequence[SpaceSummary], Sequence[str]], None]  # one colour per space
+BARS = 40  # of a histogram in a picture, about
 
 
-def draw(summary: Mapping[str, Any], folder: Path) -> list[Path]:
+def draw(summary: Summary, folder: Path) -> list[Path]:
     """Every figure of analysis.json into `folder`; returns the svg files."""
+    trunk = [s for s in summary["spaces"] if s["space"] == TRUNK]
+    projected = {s["checkpoint"]: s for s in summary["spaces"] if s["space"] == PROJECTOR}
     what = (
         f"{summary['dataset']}, {summary['images']} images, {summary['augmentations']} views each"
     )
-    trunk = [s for s in summary["spaces"] if s["space"] == "trunk"]
-    projected = {s["checkpoint"]: s for s in summary["spaces"] if s["space"] == "projector"}
-    kept = [projected.get(s["checkpoint"], s) for s in trunk]
-    sets = {"kept": kept, "trunk": trunk} if projected else {"trunk": trunk}
     out = []
-    for prefix, spaces in sets.items():
-        colors = charts.colors(len(spaces))
-        figure, axes = charts.grid(len(PANELS), columns=3)
-        for ax, panel in zip(axes, PANELS.values(), strict=True):
-            panel(ax, spaces, colors)
-        title = "where the loss works" if prefix == "kept" else "trunk"
-        figure.suptitle(f"Features of {what} ({title})", fontsize=11)
-        names = [(_label(s), color) for s, color in zip(spaces, colors)]
-        charts.legend_below(figure, names)
-        out.append(charts.save(figure, folder / f"{prefix}-overview"))
-        for name, panel in PANELS.items() if prefix == next(iter(sets)) else ():
-            figure, (ax,) = charts.grid(1)
-            panel(ax, spaces, colors)
-            charts.legend_below(figure, names)
-            out.append(charts.save(figure, folder / f"{prefix}-{name}"))
+    if projected:
+        kept = [projected.get(s["checkpoint"], s) for s in trunk]
+        title = f"Features of {what} (where the loss works)"
+        out.append(_overview(kept, title, folder / "kept-overview"))
+        out += _single_panels(kept, folder, "kept")
+    out.append(_overview(trunk, f"Features of {what} (trunk)", folder / "trunk-overview"))
+    if not projected:
+        out += _single_panels(trunk, folder, "trunk")
     if summary.get("training"):
-        out.append(
-            _training(
-                summary["training"], {s["checkpoint"]: i for i, s in enumerate(trunk)}, folder
-            )
-        )
+        place = {s["checkpoint"]: i for i, s in enumerate(trunk)}
+        out.append(_training(summary["training"], place, folder))
     return out
 
 
-def _label(space: Mapping[str, Any]) -> str:
-    return f"{space['name']} ({space['space']}, {space['dim']}-d)"
+def _overview(spaces: Sequence[SpaceSummary], title: str, stem: Path) -> Path:
+    """All panels in one figure."""
+    colors = charts.colors(len(spaces))
+    figure, axes = charts.grid(len(PANELS), columns=3)
+    for ax, panel in zip(axes, PANELS.values(), strict=True):
+        panel(ax, spaces, colors)
+    figure.suptitle(title, fontsize=11)
+    charts.legend_below(figure, _legend(spaces, colors))
+    return charts.save(figure, stem)
+
+
+def _single_panels(spaces: Sequence[SpaceSummary], folder: Path, prefix: str) -> list[Path]:
+    colors = charts.colors(len(spaces))
+    out = []
+    for name, panel in PANELS.items():
+        figure, (ax,) = charts.grid(1)
+        panel(ax, spaces, colors)
+        charts.legend_below(figure, _legend(spaces, colors))
+        out.append(charts.save(figure, folder / f"{prefix}-{name}"))
+    return out
+
+
+def _legend(spaces: Sequence[SpaceSummary], colors: Sequence[str]) -> list[tuple[str, str]]:
+    names = (f"{s['name']} ({s['space']}, {s['dim']}-d)" for s in spaces)
+    return list(zip(names, colors))
+
+
+# Panels: one statistic of all checkpoints
 
 
 def _histogram(
-    ax: Axes, histogram: Mapping[str, Any], color: str, *, bars: int = 40, **style: Any
+    ax: Axes, histogram: HistogramSummary, color: str, *, line: Literal["solid", "dashed"] = "solid"
 ) -> None:
-    """A filled outline of about `bars` bars, scaled to an area of 1."""
+    """An outline of about BARS bars, scaled to an area of 1; filled where the line is solid."""
     counts = histogram["counts"]
-    merged = max(1, math.ceil(len(counts) / bars))
+    merged = max(1, math.ceil(len(counts) / BARS))
     sums = [sum(counts[i : i + merged]) for i in range(0, len(counts), merged)]
     width, total = histogram["width"] * merged, sum(sums)
     if not total:
         return
     edges = [histogram["low"] + i * width for i in range(len(sums) + 1)]
     heights = [s / total / width for s in sums]
-    ax.stairs(heights, edges, color=color, linewidth=1.4, **style)
-    if "linestyle" not in style:
+    if line == "solid":
+        ax.stairs(heights, edges, color=color, linewidth=1.4)
         ax.stairs(heights, edges, color=color, fill=True, alpha=0.15)
+    else:
+        ax.stairs(heights, edges, color=color, linewidth=1.4, linestyle="--")
 
 
-def _per_image(
-    name: str, title: str, xlabel: str, number: str, scale: float = 1.0
-) -> Callable[..., None]:
-    def panel(ax: Axes, spaces: Spaces, colors: Sequence[str]) -> None:
+def _per_image(name: str, title: str, xlabel: str, number: str, scale: float = 1.0) -> Panel:
+    """The histogram over images of a statistic of their views, with a
+    line at its mean, `number` times `scale`."""
+
+    def panel(ax: Axes, spaces: Sequence[SpaceSummary], colors: Sequence[str]) -> None:
         for space, color in zip(spaces, colors):
             _histogram(ax, space["histograms"][name], color)
             value = space["numbers"].get(number)
@@ -88,10 +111,10 @@ def _per_image(
     return panel
 
 
-def _distances(ax: Axes, spaces: Spaces, colors: Sequence[str]) -> None:
+def _distances(ax: Axes, spaces: Sequence[SpaceSummary], colors: Sequence[str]) -> None:
     for space, color in zip(spaces, colors):
         _histogram(ax, space["within"], color)
-        _histogram(ax, space["between"], color, linestyle="--")
+        _histogram(ax, space["between"], color, line="dashed")
     ax.set(
         title="Distances within (solid), between classes",
         xlabel="distance of unit features",
@@ -100,20 +123,16 @@ def _distances(ax: Axes, spaces: Spaces, colors: Sequence[str]) -> None:
     )
 
 
-def _min_max(ax: Axes, spaces: Spaces, colors: Sequence[str]) -> None:
+def _min_max(ax: Axes, spaces: Sequence[SpaceSummary], colors: Sequence[str]) -> None:
     for space, color in zip(spaces, colors):
-        for key, style in (("min_max", "o-"), ("min_max_gaussian", ":")):
-            curve = space[key]
-            points = [(d, c) for d, c in zip(curve["dims"], curve["contrast"]) if c]
-            ax.plot(
-                [p[0] for p in points],
-                [p[1] for p in points],
-                style,
-                color=color,
-                markersize=3,
-                linewidth=1.4,
-            )
-            if points:
+        for curve, style in ((space["min_max"], "o-"), (space["min_max_gaussian"], ":")):
+            dims, contrasts = [], []
+            for dim, contrast in zip(curve["dims"], curve["contrast"]):
+                if contrast:  # undefined or 0: neither has a place on a logarithmic axis
+                    dims.append(dim)
+                    contrasts.append(contrast)
+            ax.plot(dims, contrasts, style, color=color, markersize=3, linewidth=1.4)
+            if dims:
                 ax.set_xscale("log", base=2)
                 ax.set_yscale("log")
     ax.set(
@@ -123,12 +142,13 @@ def _min_max(ax: Axes, spaces: Spaces, colors: Sequence[str]) -> None:
     )
 
 
-def _spectrum(ax: Axes, spaces: Spaces, colors: Sequence[str]) -> None:
+def _spectrum(ax: Axes, spaces: Sequence[SpaceSummary], colors: Sequence[str]) -> None:
     lowest = 1.0
     for space, color in zip(spaces, colors):
-        values = [v if v is not None and v > 0 else math.nan for v in space["spectrum"]]
-        ax.plot(range(1, len(values) + 1), values, color=color, linewidth=1.4)
-        lowest = min([lowest, *(v for v in values if v > 0)])
+        # What is 0 or undefined is a gap in the line.
+        shares = [_positive(share) for share in space["spectrum"]]
+        ax.plot(range(1, len(shares) + 1), shares, color=color, linewidth=1.4)
+        lowest = min([lowest, *(share for share in shares if share > 0)])
     if lowest < 1.0:
         ax.set_yscale("log")
         ax.set_ylim(bottom=max(lowest / 2, 1e-12))
@@ -136,7 +156,11 @@ def _spectrum(ax: Axes, spaces: Spaces, colors: Sequence[str]) -> None:
     ax.set(title="Spectrum of the covariance", xlabel="direction", ylabel="share of the variance")
 
 
-def _alignment(ax: Axes, spaces: Spaces, colors: Sequence[str]) -> None:
+def _positive(share: float | None) -> float:
+    return share if share is not None and share > 0 else math.nan
+
+
+def _alignment(ax: Axes, spaces: Sequence[SpaceSummary], colors: Sequence[str]) -> None:
     for space, color in zip(spaces, colors):
         x, y = space["numbers"].get("alignment"), space["numbers"].get("uniformity")
         if x is not None and y is not None:
@@ -149,7 +173,7 @@ def _alignment(ax: Axes, spaces: Spaces, colors: Sequence[str]) -> None:
     )
 
 
-def _rank(ax: Axes, spaces: Spaces, colors: Sequence[str]) -> None:
+def _rank(ax: Axes, spaces: Sequence[SpaceSummary], colors: Sequence[str]) -> None:
     for i, (space, color) in enumerate(zip(spaces, colors)):
         value = space["numbers"].get("rankme")
         if value is not None:
@@ -157,33 +181,29 @@ def _rank(ax: Axes, spaces: Spaces, colors: Sequence[str]) -> None:
             ax.bar_label(bar, fmt="%.3g", fontsize=8)
         kind = space["numbers"].get("collapse")
         if kind:
-            ax.text(
-                i,
-                0,
-                "collapsed" if kind > 1 else "few live\ndirections",
-                ha="center",
-                va="bottom",
-                fontsize=7,
-            )
+            text = "collapsed" if kind > 1 else "few live\ndirections"
+            ax.text(i, 0, text, ha="center", va="bottom", fontsize=7)
     ax.margins(y=0.15)
     ax.set_xticks([])
     ax.set(title="RankMe", ylabel="effective dimensions")
 
 
-def _probes(ax: Axes, spaces: Spaces, colors: Sequence[str]) -> None:
+def _probes(ax: Axes, spaces: Sequence[SpaceSummary], colors: Sequence[str]) -> None:
+    # Two groups of bars, at 0 and 1, each 0.8 wide and shared by the checkpoints.
     width = 0.8 / max(1, len(spaces))
     for i, (space, color) in enumerate(zip(spaces, colors)):
-        for j, number in enumerate(("knn", "fewshot")):
+        for group, number in enumerate(("knn", "fewshot")):
             value = space["numbers"].get(number)
             if value is not None:
-                bar = ax.bar([j + (i + 0.5) * width - 0.4], [value], width, color=color, alpha=0.8)
+                middle = group + (i + 0.5) * width - 0.4
+                bar = ax.bar([middle], [value], width, color=color, alpha=0.8)
                 ax.bar_label(bar, fmt="%.0f", fontsize=7)
     ax.set_xticks([0, 1], ["kNN", "few labels"])
     ax.margins(y=0.15)
     ax.set(title="Probes on the sample", ylabel="top-1, percent")
 
 
-PANELS: dict[str, Callable[[Axes, Spaces, Sequence[str]], None]] = {
+PANELS: dict[str, Panel] = {
     "nuclear_norm": _per_image(
         "nuclear_norm", "Nuclear norm of an image's views", "nuclear norm", "nuclear_norm"
     ),
@@ -206,10 +226,17 @@ PANELS: dict[str, Callable[[Axes, Spaces, Sequence[str]], None]] = {
 }
 
 
-def _training(curves: Sequence[Mapping[str, Any]], place: Mapping[str, int], folder: Path) -> Path:
-    """Each term of metrics.jsonl over the steps (ARB Fig. 3)."""
+# Training curves
+
+
+def _training(curves: Sequence[TrainingCurve], place: Mapping[str, int], folder: Path) -> Path:
+    """Each term of metrics.jsonl over the steps (ARB Fig. 3).
+    `place` is a checkpoint's in the other figures."""
+    # What the papers draw comes first, the rest by name.
     first = ("loss", "embedding_distance", "base_distance", "variance")
-    there = {name for curve in curves for name in curve["terms"]}
+    there: set[str] = set()
+    for curve in curves:
+        there |= curve["terms"].keys()
     terms = [t for t in first if t in there] + sorted(there - set(first))
     colors = charts.colors(max(place.values()) + 1)
     figure, axes = charts.grid(len(terms), columns=3)
@@ -217,10 +244,9 @@ def _training(curves: Sequence[Mapping[str, Any]], place: Mapping[str, int], fol
         for curve in curves:
             values = curve["terms"].get(term)
             if values:
-                shown = [math.nan if v is None else v for v in values]
-                ax.plot(
-                    curve["step"], shown, color=colors[place[curve["checkpoint"]]], linewidth=1.3
-                )
+                color = colors[place[curve["checkpoint"]]]
+                # None becomes nan, which is a gap in the line.
+                ax.plot(curve["step"], np.array(values, float), color=color, linewidth=1.3)
         ax.set(title=term.replace("_", " "), xlabel="step")
     charts.legend_below(figure, [(c["name"], colors[place[c["checkpoint"]]]) for c in curves])
     return charts.save(figure, folder / "training")

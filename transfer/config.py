@@ -1,27 +1,43 @@
-"""Evaluation protocols as typed values. Each has a versioned name; a number under another name is another column."""
+"""Evaluation protocols as typed values. Each has a versioned name; a
+number under another name is another column."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from backbench import config
 from backbench.errors import BadInput, nearest
+from backbench.images.preprocess import eval_geometry
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 
 @dataclass(frozen=True, kw_only=True)
 class Geometry:
-    """What evaluation does to an image: shorter side (both, if `square`) to `resize`, then the centre `crop`."""
+    """What evaluation does to an image: shorter side (both, if
+    `square`) to `resize`, then the centre `crop`."""
 
     resize: int = 256
     crop: int = 224
     interpolation: Literal["bilinear", "bicubic"] = "bilinear"
     square: bool = False
 
+    def transform(self) -> Callable[[Image.Image], Image.Image]:
+        """The same as a function of PIL images."""
+        return eval_geometry(
+            resize=self.resize,
+            crop=self.crop,
+            interpolation=self.interpolation,
+            square=self.square,
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
-class Augment:
+class CropAugment:
     """RandomResizedCrop and horizontal flip, with torchvision's parameters."""
 
     size: int = 224
@@ -42,7 +58,8 @@ class Length:
             raise ValueError("give either epochs or iterations")
 
     def steps(self, images: int, batch: int) -> int:
-        """Optimiser steps for `images` training images; an epoch has images / batch steps, also when that is broken."""
+        """Optimiser steps for `images` training images."""
+        # An epoch has images / batch steps, also when that is broken: no image is left out.
         if self.iterations is not None:
             return self.iterations
         assert self.epochs is not None
@@ -50,19 +67,24 @@ class Length:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Schedule:
-    """The factor on the peak rate: half a cosine to 0, x `gamma` at `milestones` (shares of the run), or x `gamma`
-    after each epoch."""
+class RateSchedule:
+    """The factor on the peak rate, in steps.
+
+    cosine: half a cosine to 0; step: x `gamma` at each of `milestones`; epoch_decay: x `gamma`
+    after each epoch.
+    """
 
     name: Literal["cosine", "step", "epoch_decay", "constant"] = "cosine"
-    milestones: tuple[float, ...] = ()
+    milestones: tuple[float, ...] = ()  # shares of the run
     gamma: float = 0.1
 
     def factor(self, step: int, total: int, steps_per_epoch: float) -> float:
+        """At `step`, counted from 0, of `total`; an epoch may have a broken number of steps."""
         if self.name == "cosine":
             return 0.5 * (1 + math.cos(math.pi * step / total))
         if self.name == "step":
-            return self.gamma ** sum(step >= round(m * total) for m in self.milestones)
+            passed = sum(step >= round(share * total) for share in self.milestones)
+            return self.gamma**passed
         if self.name == "epoch_decay":
             return self.gamma ** int(step / steps_per_epoch)
         return 1.0
@@ -70,10 +92,10 @@ class Schedule:
 
 @dataclass(frozen=True, kw_only=True)
 class Protocol:
-    """What all protocols have. `precision: bf16` adds -bf16 to the protocol's name: its features differ by 2%."""
+    """What all protocols have."""
 
     kind: str
-    protocol: str
+    protocol: str  # its name, with a version; stands in every row
     geometry: Geometry = Geometry()
     precision: Literal["fp32", "bf16"] = "fp32"
     feature_batch: int = 256
@@ -81,16 +103,28 @@ class Protocol:
 
     @property
     def name(self) -> str:
+        # Features in bfloat16 differ by 2%, so their numbers are another column.
         return self.protocol + ("-bf16" if self.precision == "bf16" else "")
 
 
+class ScaledRates:
+    """What protocols that train by SGD share: rates are declared for a batch of their own."""
+
+    batch_size: int
+    reference_batch: int
+
+    def used(self, lr: float) -> float:
+        """The rate that `lr`, declared for `reference_batch`, becomes with `batch_size` images."""
+        return lr * self.batch_size / self.reference_batch
+
+
 @dataclass(frozen=True, kw_only=True)
-class Sgd(Protocol):
+class Sgd(ScaledRates, Protocol):
     """Linear heads trained by SGD on a frozen trunk, all rates of `lr` in one pass.
 
-    A rate is declared for `reference_batch` images; the rate used is lr * batch_size / reference_batch. Without
-    `augment` the heads train on features computed once. With one rate nothing is chosen and nothing held out, unless
-    `patience` (epochs without a better validation loss) stops the training early.
+    Without `augment` the heads train on features computed once. With one rate nothing is chosen and
+    nothing held out, unless `patience` (epochs without a better validation loss) stops the training
+    early.
     """
 
     lr: tuple[float, ...]
@@ -98,14 +132,13 @@ class Sgd(Protocol):
     batch_size: int = 256
     momentum: float = 0.9
     weight_decay: float = 0.0
-    schedule: Schedule = Schedule()
+    schedule: RateSchedule = RateSchedule()
     length: dict[str, Length]  # by dataset, and `default`
-    augment: Augment | None = Augment()
+    augment: CropAugment | None = CropAugment()
     init_std: float = 0.01
     patience: int | None = None
-    select: Literal["val", "test"] = (
-        "val"  # test: the best on the reported split, only under a protocol of that name
-    )
+    # test: the best on the reported split, only under a protocol of that name
+    select: Literal["val", "test"] = "val"
     save_minutes: float = 5.0
 
     def __post_init__(self) -> None:
@@ -118,25 +151,22 @@ class Sgd(Protocol):
         if not self.lr:
             raise ValueError("lr needs at least one rate")
 
-    def used(self, lr: float) -> float:
-        return lr * self.batch_size / self.reference_batch
-
 
 @dataclass(frozen=True, kw_only=True)
 class LogReg(Protocol):
-    """Multinomial logistic regression by L-BFGS: sum of cross-entropies + l2 / 2 ||W||^2, the bias unpenalised.
+    """Multinomial logistic regression by L-BFGS, a path of penalties from the strongest down.
 
-    `l2` is (smallest, largest, how many), log-spaced; the path starts at the strongest and each fit at the last one's.
+    Minimised: sum of cross-entropies + l2 / 2 ||W||^2, the bias unpenalised.
     """
 
-    l2: tuple[float, float, int] = (1e-6, 1e5, 45)
+    l2: tuple[float, float, int] = (1e-6, 1e5, 45)  # smallest, largest, how many, log-spaced
     max_iterations: int = 1000
     tolerance: float = 1e-5  # on the largest gradient entry of the mean objective
     chunk: int = 65536  # rows of features in working memory at a time
 
     @property
     def penalties(self) -> list[float]:
-        """Strongest first."""
+        """Strongest first, evenly spaced in their logarithms."""
         low, high, count = math.log10(self.l2[0]), math.log10(self.l2[1]), self.l2[2]
         if count == 1:
             return [self.l2[1]]
@@ -153,11 +183,11 @@ class Knn(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class FewShot(Protocol):
-    """`shots` labels per class, logistic regression (`l2` as in LogReg, on features of unit length), `draws` draws."""
+    """Logistic regression on `shots` labels per class, many draws of them."""
 
     shots: int = 2
     draws: int = 20
-    l2: float = 0.01
+    l2: float = 0.01  # as in LogReg, on features of unit length
     max_iterations: int = 500
     tolerance: float = 1e-6
 
@@ -172,16 +202,16 @@ class ListFile:
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """How the whole network trains on one part of the labels; the trunk's rate is the head's / `head_over_trunk`."""
+    """How the whole network trains on one part of the labels."""
 
     length: Length
-    head_over_trunk: float = 1.0
+    head_over_trunk: float = 1.0  # how many times the trunk's rate the head's is
     list: ListFile | None = None  # what the list must be; null: any list
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finetune(Protocol):
-    """All layers trained by SGD, a grid over the head's rate. `parts` by percent of the labels: "1", "10", "100"."""
+class Finetune(ScaledRates, Protocol):
+    """All layers trained by SGD, a grid over the head's rate."""
 
     dataset: str | None = None  # which one `backbench semisup` is about
     head_lr: tuple[float, ...]
@@ -189,14 +219,11 @@ class Finetune(Protocol):
     batch_size: int = 256
     momentum: float = 0.9
     weight_decay: float = 0.0
-    schedule: Schedule = Schedule(name="step", milestones=(0.6, 0.8), gamma=0.2)
-    parts: dict[str, Part] = field(default_factory=dict)
-    augment: Augment = Augment()
+    schedule: RateSchedule = RateSchedule(name="step", milestones=(0.6, 0.8), gamma=0.2)
+    parts: dict[str, Part] = field(default_factory=dict)  # by percent of the labels: "1", "100"
+    augment: CropAugment = CropAugment()
     init_std: float = 0.01
     save_minutes: float = 5.0
-
-    def used(self, lr: float) -> float:
-        return lr * self.batch_size / self.reference_batch
 
 
 KINDS: dict[str, type[Protocol]] = {
@@ -209,7 +236,7 @@ KINDS: dict[str, type[Protocol]] = {
 
 
 def load_protocol(name: str, kinds: tuple[str, ...]) -> Protocol:
-    """A protocol by path or by its name under configs/transfer; its `kind` must be one of `kinds`."""
+    """A protocol by path or by its name under configs/transfer, of one of `kinds`."""
     path = config.find_recipe(name, "transfer")
     data = config.read_recipe(path)
     kind = str(data.get("kind"))

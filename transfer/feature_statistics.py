@@ -1,15 +1,15 @@
-"""What features look like, as numbers: the statistics behind the papers' figures. Everything is computed in float64.
+"""What features look like, as numbers: the statistics behind the papers' figures, in float64.
 
-Statistics over all images are sums, cross-products and histograms of fixed size (`Views`, `Moments`); statistics over
-pairs of images are taken on a sample of bounded size. So memory does not grow with the number of images. Rows are made
-unit vectors first, except for the spectra.
+Statistics over all images are sums, cross-products and histograms of fixed size (`ViewStatistics`,
+`Moments`); statistics over pairs of images are taken on a sample of bounded size. So memory does
+not grow with the number of images. Rows are made unit vectors first, except for the spectra.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TypedDict
 
 import torch
 from torch import Tensor
@@ -26,33 +26,49 @@ def unit(features: Tensor) -> Tensor:
     return x / torch.where(norm > 0, norm, 1.0)
 
 
-# Augmentations of one image: (B, A, d) unit rows, A views of each of B images -> (B,)
+# Augmentations of one image: (B, A, d) unit rows v_1 .. v_A, the views of each of B images -> (B,).
+# Means over pairs of views follow from the rows and their mean m: no A x A matrix is ever made.
 
 
 def nuclear_norm(views: Tensor) -> Tensor:
-    """Sum of the singular values of each image's A x d matrix (LORAC Fig. 3b, 3c, 4c)."""
+    """Sum of the singular values of each image's A x d matrix (LORAC Fig. 3b, 3c, 4c).
+
+    A unit rows give squares of singular values that sum to A: the norm is sqrt(A) where all views
+    are alike (one value) and sqrt(A r) where they spread evenly over r directions.
+    """
     return torch.linalg.svdvals(views).sum(-1)
 
 
 def view_cosine(views: Tensor) -> Tensor:
-    """Mean cosine over all A x A pairs, a view with itself included (JCL Fig. 3a): the squared length of the mean."""
+    """Mean cosine over all A x A pairs, a view with itself included (JCL Fig. 3a)."""
+    # mean_ij <v_i, v_j> = <m, m>: the squared length of the mean
     return views.mean(1).square().sum(-1)
 
 
 def covariance_diagonal(views: Tensor) -> Tensor:
     """Mean of the d diagonal entries of the biased covariance of an image's views (JCL Fig. 3b)."""
+    # diag Cov = mean_i (v_i - m)^2, so one mean over views and coordinates
     return (views - views.mean(1, keepdim=True)).square().mean((1, 2))
 
 
 def alignment(views: Tensor) -> Tensor:
-    """Mean squared distance over the pairs of two different views (Wang and Isola 2020, alpha 2)."""
+    """Mean squared distance over pairs of two different views (Wang and Isola 2020, alpha 2)."""
+    # sum_ij ||v_i - v_j||^2 = 2 A sum_i ||v_i - m||^2; of different views there are A (A - 1) pairs
     a = views.shape[1]
     mean = views.mean(1, keepdim=True)
     return 2 * (views - mean).square().sum((1, 2)) / (a - 1)
 
 
+class HistogramSummary(TypedDict):
+    """Counts of equal bins of `width` from `low` on."""
+
+    low: float
+    width: float
+    counts: list[int]
+
+
 class Histogram:
-    """Counts of values in BINS equal bins over a known range; values outside (rounding) go to the end bins."""
+    """Counts of values in BINS equal bins over a known range; beyond it is the end bins'."""
 
     def __init__(self, low: float, high: float) -> None:
         self.low, self.high = low, high
@@ -63,16 +79,19 @@ class Histogram:
         self.counts += torch.bincount(index.flatten().cpu(), minlength=BINS)
 
     def overlap(self, other: Histogram) -> float:
-        """Shared area of the two normalised histograms, 0 to 1; nan where one is empty. Needs equal ranges."""
+        """Shared area of two normalised histograms of one range, 0 to 1; nan where one is empty."""
         totals = int(self.counts.sum()), int(other.counts.sum())
         if not all(totals):
             return math.nan
         return float(torch.minimum(self.counts / totals[0], other.counts / totals[1]).sum())
 
-    def to_json(self, bars: int = 200) -> dict[str, Any]:
+    def to_json(self, bars: int = 200) -> HistogramSummary:
         """The occupied part of the range as at most about `bars` bars."""
         occupied = self.counts.nonzero().flatten()
-        first, last = (int(occupied[0]), int(occupied[-1]) + 1) if len(occupied) else (0, BINS)
+        first, last = 0, BINS
+        if len(occupied):
+            first, last = int(occupied[0]), int(occupied[-1]) + 1
+        # Whole bars from the start of the range on, so that histograms of one range share edges.
         merged = max(1, (last - first) // bars)
         first = first // merged * merged
         step = (self.high - self.low) / BINS * merged
@@ -88,6 +107,18 @@ class Mean:
     ci95: tuple[float, float] | None
     n: int
 
+    @staticmethod
+    def of(n: float, total: float, squares: float) -> Mean:
+        """From the number of values, their sum and the sum of their squares."""
+        if not n:
+            return Mean(math.nan, None, 0)
+        value = total / n
+        if n < 2:
+            return Mean(value, None, int(n))
+        variance = max(0.0, (squares - total * value) / (n - 1))  # rounding may leave less than 0
+        half = 1.959964 * math.sqrt(variance / n)
+        return Mean(value, (value - half, value + half), int(n))
+
 
 PER_IMAGE = {
     "nuclear_norm": nuclear_norm,
@@ -97,24 +128,24 @@ PER_IMAGE = {
 }
 
 
-class Views:
-    """Sums and histograms of the statistics of an image's A augmentations, over any number of images."""
+class ViewState(TypedDict):
+    sums: Tensor
+    counts: dict[str, Tensor]
+
+
+class ViewStatistics:
+    """Sums and histograms of the statistics of A augmentations, over any number of images."""
 
     def __init__(self, augmentations: int, dim: int) -> None:
         rank = min(augmentations, dim)
         ranges = {
-            "nuclear_norm": (
-                0.0,
-                math.sqrt(augmentations * rank),
-            ),  # A unit rows: between sqrt(A) and sqrt(A rank)
+            "nuclear_norm": (0.0, math.sqrt(augmentations * rank)),  # see there
             "view_cosine": (0.0, 1.0),
-            "covariance_diagonal": (0.0, 1.0 / dim),
-            "alignment": (0.0, 4.0),
+            "covariance_diagonal": (0.0, 1.0 / dim),  # the d entries sum to 1 - <m, m>
+            "alignment": (0.0, 4.0),  # opposite unit vectors
         }
         self.histograms = {name: Histogram(*ranges[name]) for name in PER_IMAGE}
-        self.sums = torch.zeros(
-            len(PER_IMAGE), 3, dtype=torch.float64
-        )  # count, sum, sum of squares
+        self.sums = torch.zeros(len(PER_IMAGE), 3, dtype=torch.float64)  # count, sum, squares' sum
 
     def add(self, features: Tensor) -> None:
         """(B, A, d) features of the A views of B images."""
@@ -122,37 +153,35 @@ class Views:
         for i, (name, statistic) in enumerate(PER_IMAGE.items()):
             values = statistic(views)
             self.histograms[name].add(values)
-            self.sums[i] += (
-                torch.stack((torch.ones_like(values), values, values.square())).sum(1).cpu()
-            )
+            powers = torch.stack((torch.ones_like(values), values, values.square()))
+            self.sums[i] += powers.sum(1).cpu()
 
     def mean(self, name: str) -> Mean:
         n, total, squares = self.sums[list(PER_IMAGE).index(name)].tolist()
-        if not n:
-            return Mean(math.nan, None, 0)
-        value = total / n
-        if n < 2:
-            return Mean(value, None, int(n))
-        variance = max(0.0, (squares - total * value) / (n - 1))
-        half = 1.959964 * math.sqrt(variance / n)
-        return Mean(value, (value - half, value + half), int(n))
+        return Mean.of(n, total, squares)
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> ViewState:
         return {"sums": self.sums, "counts": {k: h.counts for k, h in self.histograms.items()}}
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: ViewState) -> None:
         self.sums = state["sums"]
         for name, counts in state["counts"].items():
             self.histograms[name].counts = counts
 
 
+class MomentState(TypedDict):
+    count: int
+    sum: Tensor
+    products: Tensor
+
+
 class Moments:
-    """Count, sum and cross-products of feature rows: all that the spectra need, in d x d numbers."""
+    """Count, sum and cross-products of feature rows: all that the spectra need, d x d numbers."""
 
     def __init__(self, dim: int) -> None:
         self.count = 0
         self.sum = torch.zeros(dim, dtype=torch.float64)
-        self.products = torch.zeros(dim, dim, dtype=torch.float64)
+        self.products = torch.zeros(dim, dim, dtype=torch.float64)  # X^T X of all rows so far
 
     def add(self, features: Tensor) -> None:
         """(B, d)."""
@@ -161,36 +190,43 @@ class Moments:
         self.sum += x.sum(0)
         self.products.addmm_(x.T, x)
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> MomentState:
         return {"count": self.count, "sum": self.sum, "products": self.products}
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: MomentState) -> None:
         self.count, self.sum, self.products = state["count"], state["sum"], state["products"]
 
     def spectrum(self) -> Tensor:
         """Eigenvalues of the features' covariance (biased), largest first (d,)."""
+        # 1. Cov = X^T X / n - m m^T.
         mean = self.sum / self.count
         covariance = self.products / self.count - torch.outer(mean, mean)
-        # What is left of a variance after the mean is subtracted is rounding below eps times the second moment.
-        rounding = (
-            torch.finfo(torch.float64).eps * len(mean) * float(self.products.trace()) / self.count
-        )
+        # 2. Of the difference what is below eps times the second moment is rounding.
+        second = float(self.products.trace())
+        rounding = torch.finfo(torch.float64).eps * len(mean) * second / self.count
+        # 3. eigvalsh sorts the other way round.
         values = torch.linalg.eigvalsh(covariance).flip(0)
         return torch.where(values > rounding, values, 0.0)
 
     def singular_values(self) -> Tensor:
-        """Singular values of the (n, d) matrix of raw rows, largest first; those that rounding hides are 0."""
+        """Singular values of the (n, d) raw rows, largest first; what rounding hides is 0."""
+        # They are the roots of the eigenvalues of X^T X. Squaring costs half of the digits: a value
+        # below sqrt(eps) of the largest cannot be told from 0.
         values = torch.linalg.eigvalsh(self.products).flip(0).clamp_min(0)
         rounding = torch.finfo(torch.float64).eps * len(values) * values[0]
         return torch.where(values > rounding, values, 0.0).sqrt()
 
 
 def entropy_rank(values: Tensor) -> float:
-    """exp of the entropy of non-negative `values` scaled to sum 1: of singular values the effective rank (Roy and
-    Vetterli 2007), and, of the raw feature matrix, RankMe (Garrido et al. 2023). nan where all are 0."""
+    """exp of the entropy of non-negative `values` scaled to sum 1; nan where all are 0.
+
+    Of singular values it is the effective rank (Roy and Vetterli 2007), of those of the raw feature
+    matrix RankMe (Garrido et al. 2023).
+    """
     total = float(values.sum())
     if not total > 0:
         return math.nan
+    # r equal values: p = 1 / r, entropy log r, rank r. Zeros are left out, since 0 log 0 is 0.
     p = values[values > 0] / total
     return math.exp(float(-(p * p.log()).sum()))
 
@@ -201,14 +237,12 @@ FULL, DIMENSIONAL, COMPLETE = 0, 1, 2
 
 @dataclass(frozen=True)
 class Collapse:
-    """live: directions whose variance exceeds LIVE times the largest, of `possible` = min(d, n - 1).
+    """In how many directions features vary (ARB Table 3; Jing et al. 2022)."""
 
-    kind: COMPLETE where features hardly differ between images (relative variance below 1e-6), DIMENSIONAL where less
-    than half of the possible directions are live (ARB Table 3; Jing et al. 2022), else FULL.
-    """
-
-    live: int
-    possible: int
+    live: int  # directions whose variance exceeds LIVE times the largest
+    possible: int  # min(d, n - 1)
+    # COMPLETE: features hardly differ between images (relative variance below 1e-6); DIMENSIONAL:
+    # less than half of the possible directions are live; else FULL
     kind: int
 
 
@@ -227,100 +261,132 @@ def collapse(moments: Moments) -> Collapse:
 
 @dataclass(frozen=True)
 class Pairs:
-    """Distances of unit features between images: of one class, of different classes (CLLR Fig. 2, 3).
+    """Distances of unit features between images, nan where there is no such pair."""
 
-    overlap: shared area of the two histograms; uniformity: log of the mean over all pairs of exp(-2 distance^2)
-    (Wang and Isola 2020). Means are nan where there is no such pair.
-    """
-
-    within: Histogram
-    between: Histogram
+    within: Histogram  # of one class (CLLR Fig. 2, 3)
+    between: Histogram  # of two classes
     within_mean: float
     between_mean: float
-    uniformity: float
+    uniformity: float  # log of the mean over all pairs of exp(-2 distance^2), Wang and Isola 2020
 
     @property
     def overlap(self) -> float:
+        """Shared area of the two histograms: 1 where distances say nothing about classes."""
         return self.within.overlap(self.between)
 
 
+class _Distances:
+    """Distances of one kind of pair."""
+
+    def __init__(self) -> None:
+        self.histogram = Histogram(0.0, 2.0)  # of unit vectors
+        self.total, self.count = 0.0, 0
+
+    def add(self, values: Tensor) -> None:
+        self.histogram.add(values)
+        self.total += float(values.sum())
+        self.count += len(values)
+
+    @property
+    def mean(self) -> float:
+        return self.total / self.count if self.count else math.nan
+
+
 def _squared_distances(anchors: Tensor, sample: Tensor) -> Tensor:
-    """(a, d), (n, d) -> (a, n), by the polarisation identity; rounding around 0 is cut off by the caller."""
+    """(a, d), (n, d) -> (a, n). Rounding around 0 is cut off by the caller."""
+    # ||a - b||^2 = ||a||^2 + ||b||^2 - 2 <a, b>: one matrix product instead of a n d differences
     return anchors.square().sum(1)[:, None] + sample.square().sum(1)[None] - 2 * anchors @ sample.T
 
 
-def pairs(features: Tensor, labels: Tensor) -> Pairs:
-    """Over all pairs i < j of the sample (n, d); labels (n,), -1 unlabelled: such pairs are in neither histogram."""
+def pairs(features: Tensor, labels: Tensor, *, chunk: int = CHUNK) -> Pairs:
+    """Over all pairs i < j of the sample (n, d); labels (n,), -1 unlabelled: in neither histogram.
+
+    `chunk` anchors at a time, against themselves and all rows after them.
+    """
     x = unit(features)
     n = len(x)
-    histograms = {True: Histogram(0.0, 2.0), False: Histogram(0.0, 2.0)}
-    sums = {True: [0.0, 0], False: [0.0, 0]}
+    within, between = _Distances(), _Distances()
     potential = 0.0
-    for start in range(0, n, CHUNK):
-        stop = min(start + CHUNK, n)
+    for start in range(0, n, chunk):
+        stop = min(start + chunk, n)
+        # 1. Row i of this block is image start + i, column j image start + j, so pairs i < j are
+        #    above its diagonal.
         squared = _squared_distances(x[start:stop], x[start:])
         squared = torch.where(squared > ZERO, squared, 0.0)
         upper = torch.ones(stop - start, n - start, dtype=torch.bool, device=x.device).triu(1)
+        # 2. The Gaussian potential of uniformity, of all pairs.
         potential += float(torch.exp(-2 * squared[upper]).sum())
+        # 3. The distances of labelled pairs, by whether their classes are equal.
         distance = squared.sqrt()
-        same = labels[start:stop, None] == labels[None, start:]
-        known = (labels[start:stop, None] >= 0) & (labels[None, start:] >= 0) & upper
-        for within in (True, False):
-            values = distance[known & (same if within else ~same)]
-            histograms[within].add(values)
-            sums[within][0] += float(values.sum())
-            sums[within][1] += len(values)
+        mine, other = labels[start:stop, None], labels[None, start:]
+        known = (mine >= 0) & (other >= 0) & upper
+        same = mine == other
+        within.add(distance[known & same])
+        between.add(distance[known & ~same])
     count = n * (n - 1) // 2
-    means = {k: total / number if number else math.nan for k, (total, number) in sums.items()}
     uniformity = math.log(potential / count) if count else math.nan
-    return Pairs(histograms[True], histograms[False], means[True], means[False], uniformity)
+    return Pairs(within.histogram, between.histogram, within.mean, between.mean, uniformity)
 
 
 def dimension_grid(dim: int) -> list[int]:
     """2, 4, 8, ... and `dim` itself."""
-    return [d for d in (2**i for i in range(1, 31)) if d < dim] + [dim]
+    grid = []
+    power = 2
+    while power < dim:
+        grid.append(power)
+        power *= 2
+    return [*grid, dim]
 
 
 @dataclass(frozen=True)
 class MinMax:
-    """For each H of `dims`: (D_max - D_min) / D_min, its mean over anchors (Eq. 5), and the mean over anchors of
-    var[D / E D] (Theorem 1). nan where no anchor has a positive least distance."""
+    """Of the distances D from an anchor to all others, for each number H of dimensions.
+
+    nan where no anchor has a positive least distance.
+    """
 
     dims: list[int]
-    contrast: list[float]
-    variance: list[float]
+    contrast: list[float]  # mean over anchors of (D_max - D_min) / D_min (Eq. 5)
+    variance: list[float]  # mean over anchors of var[D / E D] (Theorem 1)
 
 
-def min_max(features: Tensor, order: Tensor) -> MinMax:
-    """CLLR Theorem 1 on a sample (n, d): distances from each row to all others in the first H coordinates of `order`.
+def min_max(features: Tensor, order: Tensor, *, chunk: int = CHUNK) -> MinMax:
+    """CLLR Theorem 1 on a sample (n, d): distances between rows in the first H of d coordinates.
 
-    `order` is a permutation of the d coordinates. The paper's distance is divided by H, which no ratio here notices.
+    `order` is a permutation of the d coordinates. The paper's distance is divided by H, which no
+    ratio here notices. `chunk` anchors at a time.
     """
     x = unit(features)[:, order]
     n, dims = len(x), dimension_grid(x.shape[1])
     contrasts = torch.zeros(len(dims), 2, dtype=torch.float64)  # sum, anchors
     variances = torch.zeros(len(dims), 2, dtype=torch.float64)
-    for start in range(0, n, CHUNK):
-        anchors = x[start : start + CHUNK]
-        squared = torch.zeros(len(anchors), n, dtype=torch.float64, device=x.device)
+    for start in range(0, n, chunk):
+        anchors = x[start : start + chunk]
         own = torch.arange(len(anchors)), torch.arange(start, start + len(anchors))
+        squared = torch.zeros(len(anchors), n, dtype=torch.float64, device=x.device)
         done = 0
         for i, h in enumerate(dims):
+            # 1. A squared distance is a sum over coordinates: only those since the last H are new.
             squared += _squared_distances(anchors[:, done:h], x[:, done:h])
             done = h
             distance = torch.where(squared > ZERO, squared, 0.0).sqrt()
+            # 2. Mean, variance and largest over the n - 1 others: as a 0 the anchor adds nothing.
             distance[own] = 0.0
             mean = distance.sum(1) / (n - 1)
             variance = distance.square().sum(1) / (n - 1) - mean.square()
             high = distance.amax(1)
+            #    The least: as an infinity it does not count either.
             distance[own] = torch.inf
             low = distance.amin(1)
-            some = low > 0
-            contrasts[i] += torch.stack(
-                ((high[some] / low[some] - 1).sum(), some.sum().double())
-            ).cpu()
-            varied = mean > 0
-            ratio = (variance[varied] / mean[varied].square()).clamp_min(0)
-            variances[i] += torch.stack((ratio.sum(), varied.sum().double())).cpu()
-    contrast, variance = ((total / count).tolist() for total, count in (contrasts.T, variances.T))
-    return MinMax(dims, contrast, variance)
+            # 3. Ratios of the anchors that have one: a least distance of 0 is a copy of the anchor.
+            apart, varied = low > 0, mean > 0
+            contrasts[i] += _sum_and_count(high[apart] / low[apart] - 1)
+            ratio = variance[varied] / mean[varied].square()  # var[D / E D] = var[D] / (E D)^2
+            variances[i] += _sum_and_count(ratio.clamp_min(0))
+    contrast = (contrasts[:, 0] / contrasts[:, 1]).tolist()
+    variance_of_ratio = (variances[:, 0] / variances[:, 1]).tolist()
+    return MinMax(dims, contrast, variance_of_ratio)
+
+
+def _sum_and_count(values: Tensor) -> Tensor:
+    return torch.tensor([float(values.sum()), float(len(values))], dtype=torch.float64)

@@ -16,10 +16,11 @@ from transfer import logreg, metrics
 
 def draws(images: ImageList, *, shots: int, count: int, seed: int) -> list[list[int]]:
     """`count` lists of indices with `shots` images of each class; the same for every checkpoint."""
-    return [
-        splits.draw(images, shots, seed * 1_000_003 + i, what=f"{shots} shots")[0]
-        for i in range(count)
-    ]
+    out = []
+    for i in range(count):
+        chosen, _ = splits.draw(images, shots, seed * 1_000_003 + i, what=f"{shots} shots")
+        out.append(chosen)
+    return out
 
 
 def accuracies(
@@ -35,7 +36,12 @@ def accuracies(
     max_iterations: int,
     tolerance: float,
 ) -> list[float]:
-    """One value in percent per draw: `chosen` indexes `bank` (N, d) and `labels`; all of `test` (M, d) is scored."""
+    """One value in percent per draw: `chosen` indexes `bank` (N, d) and
+    `labels`; all of `test` (M, d) is scored.
+
+    In float64 throughout: so few labels leave nearly equal scores,
+    whose order single precision would decide.
+    """
     truth, known = np.asarray(test_labels), torch.as_tensor(labels)
     queries = F.normalize(test.double(), dim=1)
     values = []

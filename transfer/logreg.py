@@ -1,8 +1,9 @@
-"""Multinomial logistic regression by L-BFGS on cached features, in stated memory, with a warm-started path.
+"""Multinomial logistic regression by L-BFGS on cached features, in stated memory, warm-started.
 
-Objective (scikit-learn's with C = 1 / l2): sum_i CE(W x_i + b, y_i) + l2 / 2 ||W||^2; the bias is not penalised.
-Features are read in chunks of rows, so beside the mapped files the working memory is two chunks and about 25 copies of
-the weights (L-BFGS keeps ten pairs): 1.8M x 2048 features with 365 classes need about 1 GB on the CPU.
+Objective (scikit-learn's with C = 1 / l2): sum_i CE(W x_i + b, y_i) + l2 / 2 ||W||^2; the
+bias is not penalised. Features are read in chunks of rows, so beside the mapped files the
+working memory is two chunks and about 25 copies of the weights (L-BFGS keeps ten pairs): 1.8M
+x 2048 features with 365 classes need about 1 GB on the CPU.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-Part = tuple[Tensor, Tensor]  # features (n, d), labels (n,)
+LabelledFeatures = tuple[Tensor, Tensor]  # (n, d), labels (n,)
 
 
 @dataclass(frozen=True)
@@ -25,18 +26,70 @@ class Fit:
     iterations: int
     converged: bool
 
+    @staticmethod
+    def at(weight: Tensor, bias: Tensor) -> Fit:
+        """A point to start from."""
+        return Fit(weight, bias, loss=0.0, iterations=0, converged=True)
+
     def logits(self, features: Tensor, chunk: int = 65536) -> Tensor:
         """(N, d) -> (N, C), computed where the weights are and returned on the CPU."""
-        device, dtype = self.weight.device, self.weight.dtype
-        parts = [
-            (x.to(device, dtype) @ self.weight.T + self.bias).cpu() for x in features.split(chunk)
-        ]
+        parts = []
+        for rows in features.split(chunk):
+            x = rows.to(self.weight.device, self.weight.dtype)
+            parts.append((x @ self.weight.T + self.bias).cpu())
         return torch.cat(parts)
+
+
+@dataclass(frozen=True)
+class Objective:
+    """The objective and its gradient as scipy asks for them: of one vector, W's rows and then b."""
+
+    blocks: Sequence[LabelledFeatures]
+    classes: int
+    dim: int
+    l2: float
+    device: torch.device
+    dtype: torch.dtype
+
+    @property
+    def size(self) -> int:
+        return self.classes * self.dim  # of W
+
+    def split(self, flat: Tensor) -> tuple[Tensor, Tensor]:
+        """W (C, d) and b (C,), as views of `flat`."""
+        return flat[: self.size].view(self.classes, self.dim), flat[self.size :]
+
+    def __call__(self, flat: np.ndarray) -> tuple[float, np.ndarray]:
+        """Both per sample, so that a tolerance means the same for every dataset."""
+        point = torch.from_numpy(flat).to(self.device, self.dtype)
+        gradient = torch.zeros_like(point)
+        weight, bias = self.split(point)
+        grad_weight, grad_bias = self.split(gradient)
+        loss = torch.zeros((), dtype=torch.float64, device=self.device)
+        count = 0
+        for features, labels in self.blocks:
+            x, y = features.to(self.device, self.dtype), labels.to(self.device)
+            rows = torch.arange(len(y), device=self.device)
+            # 1. The cross-entropy of image i is -log p[i, y_i], with p = softmax(x W^T + b).
+            log_p = torch.log_softmax(torch.addmm(bias, x, weight.T), 1)
+            loss -= log_p[rows, y].double().sum()
+            # 2. By the logits its derivative is R = p - onehot(y); in
+            #    place, log_p becomes p becomes R.
+            residual = log_p.exp_()
+            residual[rows, y] -= 1
+            # 3. So by W it is R^T x, and by b the sum of R's rows.
+            grad_weight.addmm_(residual.T, x)
+            grad_bias += residual.sum(0)
+            count += len(y)
+        # 4. The penalty l2 / 2 ||W||^2, whose derivative is l2 W.
+        grad_weight.add_(weight, alpha=self.l2)
+        loss += 0.5 * self.l2 * weight.double().square().sum()
+        return float(loss) / count, (gradient.double() / count).cpu().numpy()
 
 
 @torch.no_grad()
 def fit(
-    parts: Sequence[Part],
+    parts: Sequence[LabelledFeatures],
     *,
     classes: int,
     l2: float,
@@ -47,38 +100,20 @@ def fit(
     max_iterations: int = 1000,
     tolerance: float = 1e-5,
 ) -> Fit:
-    """Minimise the objective over all `parts` together; `tolerance` is on the largest entry of the mean gradient."""
+    """Minimise over all `parts`, to `tolerance` on the largest entry of the mean gradient."""
     from scipy.optimize import minimize
 
     device = device or torch.device("cpu")
-    count = sum(len(y) for _, y in parts)
+    blocks: list[LabelledFeatures] = []
+    for features, labels in parts:
+        blocks += zip(features.split(chunk), labels.split(chunk))
     dim = parts[0][0].shape[1]
-    blocks = [(x, y) for xs, ys in parts for x, y in zip(xs.split(chunk), ys.split(chunk))]
-    size = classes * dim
+    objective = Objective(blocks, classes, dim, l2, device, dtype)
 
-    def objective(flat: np.ndarray) -> tuple[float, np.ndarray]:
-        point = torch.from_numpy(flat).to(device, dtype)
-        weight, bias = point[:size].view(classes, dim), point[size:]
-        gradient = torch.zeros_like(point)
-        grad_weight, grad_bias = gradient[:size].view(classes, dim), gradient[size:]
-        loss = torch.zeros((), dtype=torch.float64, device=device)
-        for block, labels in blocks:
-            x, y = block.to(device, dtype), labels.to(device)
-            scores = torch.addmm(bias, x, weight.T)
-            log_p = torch.log_softmax(scores, 1)
-            rows = torch.arange(len(y), device=device)
-            loss -= log_p[rows, y].double().sum()
-            p = log_p.exp_()
-            p[rows, y] -= 1
-            grad_weight.addmm_(p.T, x)
-            grad_bias += p.sum(0)
-        grad_weight.add_(weight, alpha=l2)
-        loss += 0.5 * l2 * weight.double().square().sum()
-        return float(loss) / count, (gradient.double() / count).cpu().numpy()
-
-    first = np.zeros(size + classes)
+    first = np.zeros(objective.size + classes)
     if start is not None:
-        first[:size], first[size:] = start.weight.cpu().numpy().ravel(), start.bias.cpu().numpy()
+        first[: objective.size] = start.weight.cpu().numpy().ravel()
+        first[objective.size :] = start.bias.cpu().numpy()
     options = {
         "maxiter": max_iterations,
         "maxfun": 2 * max_iterations,
@@ -87,11 +122,5 @@ def fit(
         "maxls": 40,
     }
     found = minimize(objective, first, jac=True, method="L-BFGS-B", options=options)
-    point = torch.from_numpy(found.x).to(device, dtype)
-    return Fit(
-        point[:size].view(classes, dim),
-        point[size:],
-        float(found.fun),
-        int(found.nit),
-        bool(found.success),
-    )
+    weight, bias = objective.split(torch.from_numpy(found.x).to(device, dtype))
+    return Fit(weight, bias, float(found.fun), int(found.nit), bool(found.success))

@@ -39,9 +39,9 @@ def score(
     metric: str, prediction: NDArray[np.integer], label: NDArray[np.integer], classes: int
 ) -> float:
     """`top1` or `mean_per_class`."""
-    return (
-        top1(prediction, label) if metric == "top1" else mean_per_class(prediction, label, classes)
-    )
+    if metric == "top1":
+        return top1(prediction, label)
+    return mean_per_class(prediction, label, classes)
 
 
 def bootstrap_ci(
@@ -53,18 +53,23 @@ def bootstrap_ci(
     resamples: int,
     seed: int,
 ) -> tuple[float, float]:
-    """95% percentile interval over resampled test images; `right` (N,) says which predictions are right.
+    """95% percentile interval over resampled test images; `right`
+    (N,) says which predictions are right.
 
-    A resample of N images changes a metric only through the counts of the (class, right or wrong) cells, and those
-    are multinomial: drawing them directly is the same bootstrap without touching images.
+    A resample of N images changes a metric only through the counts of the
+    (class, right or wrong) cells, and those are multinomial: drawing them
+    directly is the same bootstrap without touching images.
     """
     import numpy as np
 
     draws = np.random.Generator(np.random.PCG64(seed))
+    # 1. The 2 C cells of the real sample: right of each class, then wrong of each class.
     hits = np.bincount(label[right], minlength=classes)
     cells = np.concatenate((hits, np.bincount(label, minlength=classes) - hits)).astype(np.float64)
+    # 2. Each resample's counts in them, (resamples, 2 C).
     counts = draws.multinomial(len(label), cells / cells.sum(), size=resamples)
     good, all_ = counts[:, :classes], counts[:, :classes] + counts[:, classes:]
+    # 3. The metric of each resample.
     if metric == "mean_per_class":
         there = all_ > 0  # a class without images in a resample does not count in its mean
         values = np.where(there, good / np.maximum(all_, 1), 0.0).sum(1) / there.sum(1)
@@ -81,11 +86,8 @@ def mean_ci(values: list[float]) -> tuple[float, float] | None:
 
     if len(values) < 2:
         return None
-    half = (
-        float(stats.t.ppf(0.975, len(values) - 1))
-        * float(np.std(values, ddof=1))
-        / len(values) ** 0.5
-    )
+    quantile = float(stats.t.ppf(0.975, len(values) - 1))
+    half = quantile * float(np.std(values, ddof=1)) / len(values) ** 0.5
     middle = float(np.mean(values))
     return middle - half, middle + half
 
@@ -93,10 +95,12 @@ def mean_ci(values: list[float]) -> tuple[float, float] | None:
 def confusion(
     prediction: NDArray[np.integer], label: NDArray[np.integer], classes: int
 ) -> NDArray[np.int64]:
-    """(classes, classes) counts, true class by predicted class. Predictions outside the list (none) are left out."""
+    """(classes, classes) counts, true class by predicted class.
+    Predictions outside the list (none) are left out."""
     import numpy as np
 
     inside = (prediction >= 0) & (prediction < classes)
+    # The pair (true, predicted) as one number, so that one count over images fills the matrix.
     flat = np.bincount(label[inside] * classes + prediction[inside], minlength=classes * classes)
     return flat.reshape(classes, classes).astype(np.int64)
 
@@ -122,19 +126,11 @@ def confusion_picture(
         axes.set_xticks(ticks, [n[:18] for n in names], rotation=90, fontsize=7)
         axes.set_yticks(ticks, [n[:18] for n in names], fontsize=7)
     if len(matrix) <= 20:
-        for row in ticks:
-            for column in ticks:
-                if matrix[row, column]:
-                    color = "black" if shares[row, column] > 60 else "white"
-                    axes.text(
-                        column,
-                        row,
-                        str(matrix[row, column]),
-                        ha="center",
-                        va="center",
-                        fontsize=7,
-                        color=color,
-                    )
+        for row, column in zip(*matrix.nonzero()):
+            # viridis is bright where shares are high
+            color = "black" if shares[row, column] > 60 else "white"
+            count = str(matrix[row, column])
+            axes.text(column, row, count, ha="center", va="center", fontsize=7, color=color)
     figure.colorbar(shown, ax=axes, label="% of the true class", shrink=0.8)
     with atomic.atomic_path(path) as temporary:
         FigureCanvasAgg(figure).print_figure(

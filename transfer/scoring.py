@@ -7,52 +7,62 @@ import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Generic, TypeVar
 
+import numpy as np
+
+from backbench import config
 from backbench.results import store
 from backbench.results.store import Result
 from backbench.runs import atomic, seeding
 from backbench.runs.folder import RESULTS_FILE, log
 from transfer import metrics
+from transfer.config import Protocol
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from torch import Tensor
 
-    from backbench.datasets.catalog import Dataset
+    from backbench.datasets.row import Dataset
     from backbench.datasets.splits import Splits
     from backbench.weights.checkpoint import Checkpoint
-    from transfer.config import Protocol
+
+# The kind of protocol: what measures an Assignment[Sgd] finds an Sgd in it.
+Kind_co = TypeVar("Kind_co", bound=Protocol, covariant=True)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
-    """What is measured: one protocol on one dataset, in one run folder, by one seed."""
+class Assignment(Generic[Kind_co]):
+    """What is to be measured: one protocol on one dataset, in one run folder, by one seed."""
 
     run: Path
     task: str
     dataset: Dataset
     splits: Splits
     hashes: Mapping[str, str]  # of the manifests, by split
-    protocol: Protocol
+    protocol: Kind_co
     seed: int
+
+    @property
+    def state_file(self) -> Path:
+        """Where what is begun on this dataset is kept until its rows are there."""
+        return self.run / "state" / f"{self.dataset.name}.state"
 
     def done(
         self, checkpoints: Iterable[Checkpoint], metric: Sequence[str]
     ) -> dict[str, list[Result]]:
-        """Digest -> the rows that RUN already has, for the checkpoints whose `metric` rows are all there."""
-        file = self.run / RESULTS_FILE
-        rows = [r for r in store.read_file(file) if isinstance(r, Result)] if file.exists() else []
-        mine = [
-            r
-            for r in rows
-            if (r.task, r.dataset, r.protocol, r.seed)
-            == (self.task, self.dataset.name, self.protocol.name, self.seed)
-        ]
+        """Digest -> RUN's rows of it, for the checkpoints whose `metric` rows are all there."""
+        mine = (self.task, self.dataset.name, self.protocol.name, self.seed)
+        by_digest: dict[str, list[Result]] = {}
+        for r in recorded(self.run):
+            if (r.task, r.dataset, r.protocol, r.seed) == mine:
+                by_digest.setdefault(r.checkpoint, []).append(r)
         out = {}
         for checkpoint in checkpoints:
-            own = [r for r in mine if r.checkpoint == checkpoint.digest]
+            digest = checkpoint.digest
+            own = by_digest.get(digest, [])
             if {r.metric for r in own} >= set(metric):
-                out[checkpoint.digest] = own
+                out[digest] = own
         return out
 
     def pending(self, checkpoints: Iterable[Checkpoint], metric: Sequence[str]) -> list[Checkpoint]:
@@ -62,104 +72,137 @@ class Task:
         return [c for c in checkpoints if c.digest not in done]
 
     def keep(self, rows: Sequence[Result]) -> None:
-        """Append what is not there yet: a run that was killed between two lines of one result completes it."""
-        file = self.run / RESULTS_FILE
-        there = [r for r in store.read_file(file) if isinstance(r, Result)] if file.exists() else []
-        known = {(r.checkpoint, r.column, r.seed) for r in there}
+        """Append what is not there yet: a run that was killed between two rows completes them."""
+        known = {(r.checkpoint, r.column, r.seed) for r in recorded(self.run)}
         store.append(self.run, [r for r in rows if (r.checkpoint, r.column, r.seed) not in known])
 
 
+def recorded(run: Path) -> list[Result]:
+    """The rows that RUN already has, without unreadable lines."""
+    file = run / RESULTS_FILE
+    if not file.exists():
+        return []
+    return [r for r in store.read_file(file) if isinstance(r, Result)]
+
+
 @dataclass(frozen=True, kw_only=True)
-class Measured:
-    """The predictions of one checkpoint. `ranking` (N, up to 5) are the best classes, best first; -1 for none."""
+class CheckpointPredictions:
+    """What one checkpoint says of the test images."""
 
     checkpoint: Checkpoint
-    ranking: Tensor
-    chosen: dict[str, Any] | None = None
-    provenance: dict[str, Any] = field(default_factory=dict)
+    ranking: Tensor  # (N, up to 5): the best classes, best first; -1 for none
+    chosen: dict[str, object] | None = None
+    provenance: dict[str, object] = field(default_factory=dict)
     suffix: str = ""  # of the metric, where one protocol gives several: _k20
 
 
 def rank_classes(logits: Tensor) -> Tensor:
-    """(N, C) -> the five best classes (N, min(5, C)), -1 where a row of scores is not finite (a diverged head)."""
+    """(N, C) -> the five best classes (N, min(5, C)); -1 where a head has diverged."""
     import torch
 
+    # nan would rank before every number, and a diverged head would seem to have an opinion.
     ranking = logits.topk(min(5, logits.shape[1]), dim=1).indices.cpu()
     broken = ~torch.isfinite(logits).all(1).cpu()
     ranking[broken] = -1
     return ranking
 
 
-def write(task: Task, measured: Sequence[Measured]) -> list[Result]:
-    """Keep predictions, per-class accuracies and a confusion picture, and append one row per metric and checkpoint."""
-    import numpy as np
+# Rows
 
+
+@dataclass(frozen=True)
+class _OnTest:
+    """What one checkpoint predicted of each test image (N,), and what is right."""
+
+    prediction: NDArray[np.int64]
+    label: NDArray[np.int64]
+    hits5: NDArray[np.bool_]  # whether the label is among the five best
+
+    @staticmethod
+    def of(ranking: Tensor, labels: Sequence[int]) -> _OnTest:
+        ranked = ranking.numpy().astype(np.int64)
+        label = np.asarray(labels, dtype=np.int64)
+        return _OnTest(ranked[:, 0], label, (ranked == label[:, None]).any(1))
+
+
+def write(task: Assignment[Protocol], measured: Sequence[CheckpointPredictions]) -> list[Result]:
+    """Append a row per metric and checkpoint, with predictions and pictures beside them."""
     rows: list[Result] = []
-    dataset, test = task.dataset, task.splits.test
-    classes = len(test.classes)
-    label = np.asarray(test.labels, dtype=np.int64)
     for one in measured:
-        checkpoint, digest = one.checkpoint, one.checkpoint.digest
-        ranking = one.ranking.numpy().astype(np.int64)
-        prediction = ranking[:, 0]
-        hits5 = (ranking == label[:, None]).any(1)
-        stem = f"{task.task}-{dataset.name}-{task.protocol.name}{one.suffix}-s{task.seed}-{digest[:12]}"
-        arrays = {"prediction": prediction, "label": label}
-        if "top5" in dataset.metrics:
-            arrays["hits5"] = hits5
-        kept = store.keep_predictions(task.run, stem, manifest=task.hashes["test"], **arrays)
-        right, total = metrics.per_class(prediction, label, classes)
-        _write_per_class(
-            task.run / "per_class" / f"{stem}.csv", test.classes, right.tolist(), total.tolist()
-        )
-        picture = task.run / "confusion" / f"{stem}.png"
-        title = f"{checkpoint.name}: {task.task} on {dataset.name}"
-        metrics.confusion_picture(
-            metrics.confusion(prediction, label, classes), test.classes, title, picture
-        )
-        for metric in dataset.metrics:
-            hits = hits5 if metric == "top5" else prediction == label
-            value = (
-                100.0 * float(hits.mean())
-                if metric == "top5"
-                else metrics.score(metric, prediction, label, classes)
-            )
-            seed = seeding.seed_of("bootstrap", task.hashes["test"])  # alike for all checkpoints
-            interval = metrics.bootstrap_ci(
-                metric, hits, label, classes, resamples=task.protocol.bootstrap, seed=seed
-            )
+        found = _OnTest.of(one.ranking, task.splits.test.labels)
+        kept = _keep_beside(task, one, found)
+        for metric in task.dataset.metrics:
+            value, ci95 = _value(task, metric, found)
             rows.append(
                 row(
                     task,
-                    checkpoint,
+                    one.checkpoint,
                     metric=metric + one.suffix,
                     value=value,
-                    ci95=interval,
+                    ci95=ci95,
                     chosen=one.chosen,
-                    provenance={
-                        "predictions": kept,
-                        "per_class": f"per_class/{stem}.csv",
-                        "confusion": f"confusion/{stem}.png",
-                        **one.provenance,
-                    },
+                    provenance={**kept, **one.provenance},
                 )
             )
     task.keep(rows)
     return rows
 
 
+def _value(
+    task: Assignment[Protocol], metric: str, found: _OnTest
+) -> tuple[float, tuple[float, float]]:
+    """A metric in percent, with its interval."""
+    label, classes = found.label, len(task.splits.test.classes)
+    hits: NDArray[np.bool_] = found.prediction == label
+    if metric == "top5":
+        hits, value = found.hits5, 100.0 * float(found.hits5.mean())
+    else:
+        value = metrics.score(metric, found.prediction, label, classes)
+    seed = seeding.seed_of("bootstrap", task.hashes["test"])  # alike for all checkpoints
+    resamples = task.protocol.bootstrap
+    interval = metrics.bootstrap_ci(metric, hits, label, classes, resamples=resamples, seed=seed)
+    return value, interval
+
+
+def _keep_beside(
+    task: Assignment[Protocol], one: CheckpointPredictions, found: _OnTest
+) -> dict[str, object]:
+    """The files beside the rows, in RUN/{predictions,per_class,confusion};
+    returns their paths for the provenance."""
+    name, names = task.dataset.name, task.splits.test.classes
+    protocol = task.protocol.name + one.suffix
+    stem = f"{task.task}-{name}-{protocol}-s{task.seed}-{one.checkpoint.digest[:12]}"
+    top5 = {"hits5": found.hits5} if "top5" in task.dataset.metrics else {}
+    kept = store.keep_predictions(
+        task.run,
+        stem,
+        manifest=task.hashes["test"],
+        prediction=found.prediction,
+        label=found.label,
+        **top5,
+    )
+
+    right, total = metrics.per_class(found.prediction, found.label, len(names))
+    table = f"per_class/{stem}.csv"
+    _write_per_class(task.run / table, names, right.tolist(), total.tolist())
+
+    matrix = metrics.confusion(found.prediction, found.label, len(names))
+    picture = f"confusion/{stem}.png"
+    title = f"{one.checkpoint.name}: {task.task} on {name}"
+    metrics.confusion_picture(matrix, names, title, task.run / picture)
+    return {"predictions": kept, "per_class": table, "confusion": picture}
+
+
 def row(
-    task: Task,
+    task: Assignment[Protocol],
     checkpoint: Checkpoint,
     *,
     metric: str,
     value: float,
     ci95: tuple[float, float] | None,
-    chosen: dict[str, Any] | None,
-    provenance: Mapping[str, Any],
+    chosen: dict[str, object] | None,
+    provenance: Mapping[str, object],
 ) -> Result:
-    from backbench import config
-
     return Result(
         checkpoint=checkpoint.digest,
         name=checkpoint.name,
@@ -200,31 +243,50 @@ def _write_per_class(
 def show(rows: Iterable[Result]) -> None:
     """One line per number, on standard output."""
     for r in rows:
-        interval = f" [{r.ci95[0]:.2f}, {r.ci95[1]:.2f}]" if r.ci95 else ""
-        rate = (r.chosen or {}).get("lr", (r.chosen or {}).get("l2"))
-        how = ""
-        if rate is not None and r.chosen is not None:
-            what = "lr" if "lr" in r.chosen else "l2"
-            how = (
-                f"  {what} {rate:g} chosen on {r.chosen['on']}"
-                if r.chosen.get("on")
-                else f"  {what} {rate:g}"
-            )
-        value = "undefined" if r.value is None else f"{r.value:6.2f}%"
+        value, interval = "undefined", ""
+        if r.value is not None:
+            value = f"{r.value:6.2f}%"
+        if r.ci95:
+            interval = f" [{r.ci95[0]:.2f}, {r.ci95[1]:.2f}]"
         print(
-            f"{r.name:<16} {r.task:<10} {r.dataset:<12} {r.metric:<16} {value}{interval}  {r.protocol}{how}"
+            f"{r.name:<16} {r.task:<10} {r.dataset:<12} {r.metric:<16} {value}{interval} "
+            f" {r.protocol}{_choice(r)}"
         )
 
 
+def _choice(r: Result) -> str:
+    """`  lr 1 chosen on val`, where the row has a rate or penalty."""
+    chosen = r.chosen or {}
+    for what in ("lr", "l2"):
+        if chosen.get(what) is not None:
+            on = f" chosen on {chosen['on']}" if chosen.get("on") else ""
+            return f"  {what} {chosen[what]:g}{on}"
+    return ""
+
+
+# Choices
+
+
+def best_of(scores: Sequence[float]) -> int:
+    """The place of the best score, of equal ones the first: the
+    smallest rate, the strongest penalty."""
+    return max(range(len(scores)), key=lambda i: scores[i])
+
+
 def warn_edge(
-    task: Task, checkpoint: Checkpoint, what: str, best: float, grid: Sequence[float]
+    task: Assignment[Protocol],
+    checkpoint: Checkpoint,
+    what: str,
+    best: float,
+    grid: Sequence[float],
 ) -> bool:
     """Say so when the best value is the first or last of its grid: a better one may lie outside."""
     edge = len(grid) > 1 and best in (min(grid), max(grid))
     if edge:
         which = "largest" if best == max(grid) else "smallest"
         log.warning(
-            f"{checkpoint.name} on {task.dataset.name}: the best {what} {best:g} is the {which} of the grid;"
+            f"{checkpoint.name} on {task.dataset.name}:"
+            f" the best {what} {best:g} is the {which} of the grid;"
             " a better one may lie outside it"
         )
     return edge

@@ -1,4 +1,4 @@
-"""Datasets: one row each, how each is read from disk, and its splits. `backbench.datasets.DATASETS` are the rows."""
+"""Datasets: one row each (`backbench.datasets.DATASETS`), how it is read, and its splits."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""The datasets: one row each, and what is done with a row: found, read, checked against what was recorded.
+"""The datasets: one row each, and what is done with a row: found, read, checked, recorded.
 
 torchvision's root is ROOT/<name>; ROOT itself is looked at too. Nothing here downloads images.
+Whoever only wants the table imports neither numpy nor torch with it.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal, TypedDict
 
 from backbench.datasets import readers, splits
 from backbench.datasets.row import Dataset
@@ -34,7 +35,8 @@ def _read_class_folder(name: str, root: Path, seed: int) -> Splits:
     if not base.is_dir():
         hint = nearest(name, DATASETS)
         raise BadInput(
-            f"{base}: no such folder; expected {base}/train/<class>/<image>, or a known dataset: {hint}"
+            f"{base}: no such folder; expected {base}/train/<class>/<image>,"
+            f" or a known dataset: {hint}"
         )
     parts: dict[str, ImageList] = {}
     for split in ("train", "val", "test"):
@@ -47,7 +49,9 @@ def _read_class_folder(name: str, root: Path, seed: int) -> Splits:
     return splits.with_hold_out(parts["train"], parts["test"], parts.get("val"), seed=seed)
 
 
-# Rows. Sizes and metrics: LORAC, section 6.1 and Table 2; Caltech's 102 classes include BACKGROUND_Google.
+# Rows. Sizes and metrics: LORAC, section 6.1 and Table 2; Caltech's 102
+# classes include BACKGROUND_Google. The first twelve are that table's, in
+# its order: whoever lists them takes TWELVE.
 
 _RESEARCH = "non-commercial research"
 DATASETS: dict[str, Dataset] = {
@@ -96,7 +100,8 @@ DATASETS: dict[str, Dataset] = {
                 "stanford_cars/cars_train",
                 "stanford_cars/cars_test",
             ),
-            get="cars_{train,test}.tgz, car_devkit.tgz, cars_test_annos_withlabels.mat (a mirror; Stanford's is gone)",
+            get="cars_{train,test}.tgz, car_devkit.tgz, cars_test_annos_withlabels.mat"
+            " (a mirror; Stanford's is gone)",
             licence=_RESEARCH,
         ),
         Dataset(
@@ -172,7 +177,8 @@ DATASETS: dict[str, Dataset] = {
             metric="top1",
             read=readers.places365,
             needs=("categories_places365.txt", "places365_train_standard.txt", "places365_val.txt"),
-            get="filelist_places365-standard.tar, train_256_places365standard.tar (as data_256_standard), val_256.tar",
+            get="filelist_places365-standard.tar, train_256_places365standard.tar"
+            " (as data_256_standard), val_256.tar",
             licence=_RESEARCH + " and education",
         ),
         Dataset(
@@ -193,7 +199,8 @@ DATASETS: dict[str, Dataset] = {
             read=readers.imagenet,
             needs=("train", "val"),
             folders=("imagenet",),
-            get="ILSVRC2012_img_train.tar and _val.tar (image-net.org), sorted into {train,val}/<synset>/,",
+            get="ILSVRC2012_img_train.tar and _val.tar (image-net.org),"
+            " sorted into {train,val}/<synset>/,",
             licence=_RESEARCH + " and education, on application",
             top5=True,
         ),
@@ -223,16 +230,14 @@ DATASETS: dict[str, Dataset] = {
         ),
     )
 }
-TWELVE = tuple(DATASETS)[:12]  # LORAC's Table 2
+TWELVE = tuple(DATASETS)[:12]  # LORAC's Table 2, in its order
 
 
 def names(text: str) -> list[str]:
     """`all` (the 12 of LORAC's Table 2) or a comma-separated list."""
-    out = (
-        list(TWELVE)
-        if text == "all"
-        else [name.strip() for name in text.split(",") if name.strip()]
-    )
+    if text == "all":
+        return list(TWELVE)
+    out = [name.strip() for name in text.split(",") if name.strip()]
     if not out:
         raise BadInput(f"--datasets '{text}': give names, or `all`")
     return list(dict.fromkeys(out))
@@ -243,9 +248,14 @@ def find(name: str) -> Dataset:
     return DATASETS.get(name) or class_folder(name)
 
 
+# Reading
+
+
 def open_split(root: Path, name: str, split: str) -> ImageList:
-    """ROOT/<name>/<split> as pretraining takes it: all its images, labelled or not. Raises BadInput that names what is
-    missing."""
+    """ROOT/<name>/<split> as pretraining takes it: all its images, labelled or not.
+
+    Raises BadInput that names what is missing.
+    """
     row = DATASETS.get(name)
     if row is not None and row.read_split is not None:
         return row.read_split(root, split)
@@ -260,18 +270,20 @@ def build(
 
 
 def load(name: str, root: Path, *, seed: int = 0) -> Splits:
-    """Read and check a dataset: every file there, labels, no test image in training data, and what was recorded.
+    """A dataset's splits, read and checked. Raises BadInput for what cannot be evaluated on.
 
-    A split of another size than the row's is used with a warning, and the result's provenance says so.
+    A split of another size than the row's is used with a warning; every result's notes say so.
     """
     dataset = find(name)
-    base = dataset.base(root)
-    found = dataset.read(base, seed)
+    found = dataset.read(dataset.base(root), seed)
+    # 1. Labels and lists, then the files, and only then what is in them: each costs more.
     splits.check(name, found)
     all_there(found)
     if name not in DATASETS:  # official splits hold known duplicates, which `data check` reports
         splits.check_content(name, found)
+    # 2. The same splits as when they were recorded.
     compare_record(name, root, found, seed)
+    # 3. What may be used all the same.
     odd = tuple(odd_sizes(dataset, found))
     for line in odd:
         log.warning(f"{name}: {line}")
@@ -279,39 +291,46 @@ def load(name: str, root: Path, *, seed: int = 0) -> Splits:
 
 
 def all_there(found: Splits) -> None:
+    """Refuse a split with missing files before hours are spent on the others."""
     for which, images in found.items():
         if isinstance(images, ArrayList):
             continue
         missing = [i for i in range(len(images)) if not images.file(i).is_file()]
         if missing:
             raise BadInput(
-                f"{images.file(missing[0])} is missing ({len(missing)} of {len(images)} {which} images are)"
+                f"{images.file(missing[0])} is missing ({len(missing)} of"
+                f" {len(images)} {which} images are)"
             )
 
 
 def odd_sizes(dataset: Dataset, found: Splits) -> list[str]:
-    """A line for each split whose size is not the row's; with a hold-out, train counts with it."""
-    train, val, test = dataset.sizes
-    counts = {
-        "train": (len(found.train) + (len(found.val) if found.held_out else 0), train),
-        "val": (len(found.val), val),
-        "test": (len(found.test), test),
-    }
-    out = [
-        f"{which} has {n} images, not {size}"
-        for which, (n, size) in counts.items()
-        if size not in (None, n)
-    ]
+    """A line for each split whose size is not the row's."""
+    # A row counts the official train split, so what was held out of it counts with it.
+    trained = len(found.train) + (len(found.val) if found.held_out else 0)
+    counts = {"train": trained, "val": len(found.val), "test": len(found.test)}
+    out = []
+    for (which, count), size in zip(counts.items(), dataset.sizes):
+        if size not in (None, count):
+            out.append(f"{which} has {count} images, not {size}")
     if dataset.classes is not None and len(found.train.classes) != dataset.classes:
         out.append(f"{len(found.train.classes)} classes, not {dataset.classes}")
     return out
+
+
+# The record of what the splits were
+
+
+class SplitRecord(TypedDict):
+    images: int
+    sha256: str  # of the manifest
 
 
 def record_file(name: str, root: Path) -> Path:
     return root / name / RECORD
 
 
-def digests(found: Splits) -> dict[str, dict[str, Any]]:
+def record_of(found: Splits) -> dict[str, SplitRecord]:
+    """By split, what ROOT/<name>/backbench-splits.json keeps of it."""
     return {
         which: {"images": len(images), "sha256": splits.digest(images)}
         for which, images in found.items()
@@ -319,16 +338,18 @@ def digests(found: Splits) -> dict[str, dict[str, Any]]:
 
 
 def compare_record(name: str, root: Path, found: Splits, seed: int) -> None:
+    """Refuse splits that are not the recorded ones; without a record of this seed all are taken."""
     file = record_file(name, root)
     if not file.exists():
         return
     then = json.loads(file.read_text())
     if then["seed"] != seed:
         return
-    for which, now in digests(found).items():
-        if then["splits"][which] != now:
-            was = then["splits"][which]
+    for which, now in record_of(found).items():
+        was = then["splits"][which]
+        if was != now:
             raise BadInput(
-                f"{name}: the {which} split is not the recorded one ({now['images']} images, {was['images']} in {file})"
+                f"{name}: the {which} split is not the recorded one ({now['images']} images,"
+                f" {was['images']} in {file})"
                 "; restore the data, or record it again with `backbench data check --record`"
             )

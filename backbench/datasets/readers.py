@@ -1,93 +1,199 @@
-"""How each dataset is read from disk: (the folder that holds it, the hold-out's seed) -> its splits.
+"""How each dataset is read: (the folder that holds it, the hold-out's seed) -> its splits.
 
-torchvision's classes read what they read rightly; the others have readers of their own: Caltech101 (gray images, no
-split, no background class), SUN397 (no split, unsorted), Birdsnap (none), ImageNet (its devkit is not needed).
+torchvision's classes read what they read rightly; the others have readers of their own: Caltech101
+(gray images, no split, no background class), SUN397 (no split, unsorted), Birdsnap (none), ImageNet
+(its devkit is not needed).
+
+Whatever is heavy is imported by the readers that need it: the table of datasets is cheap to import.
 """
 
 from __future__ import annotations
 
 import csv
 import importlib.resources
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Concatenate, Literal, ParamSpec, TypeVar
 
 from backbench.datasets import splits
 from backbench.datasets.row import Reader, SplitReader
 from backbench.datasets.splits import Splits
 from backbench.errors import BadInput
-from backbench.images import archives
 from backbench.images.files import ArrayList, ImageList, scan_folder
 
+if TYPE_CHECKING:
+    import numpy as np
 
-def _torchvision(read: Callable[[], Any], base: Path) -> Any:
-    """A torchvision dataset object; its exceptions as one line that names the folder and what is wrong with it."""
+D = TypeVar("D")
+P = ParamSpec("P")
+
+
+# What torchvision reads
+
+
+def _torchvision(
+    kind: Callable[Concatenate[Path, P], D], base: Path, *args: P.args, **options: P.kwargs
+) -> D:
+    """kind(base, ...); its exceptions as one line that says what is wrong with the folder."""
     try:
-        return read()
+        return kind(base, *args, **options)
     except (RuntimeError, OSError, KeyError, ValueError, IndexError) as error:
-        what = (
-            " ".join(str(error).split())
-            .replace("You can use download=True to download it", "")
-            .strip()
-        )
+        what = " ".join(str(error).split())
+        what = what.replace("You can use download=True to download it", "").strip()
         raise BadInput(
             f"{base}: not in the layout that torchvision reads ({type(error).__name__}: {what})"
         ) from None
 
 
 def _listed(
-    base: Path, files: Sequence[Any], labels: Sequence[Any], classes: Sequence[str]
+    base: Path, files: Iterable[str | Path], labels: Iterable[int], classes: Sequence[str]
 ) -> ImageList:
     paths = tuple(Path(file).relative_to(base).as_posix() for file in files)
-    return ImageList(base, paths, tuple(int(label) for label in labels), tuple(classes))
+    return ImageList(base, paths, tuple(map(int, labels)), tuple(classes))
+
+
+def _rows_of_array(
+    base: Path, split: str, pixels: np.ndarray, labels: Iterable[int], classes: Sequence[str]
+) -> ArrayList:
+    """Images that lie in one array (N, H, W, 3) uint8, named by split and place."""
+    names = tuple(f"{split}/{i:05d}" for i in range(len(pixels)))
+    return ArrayList(base, names, tuple(map(int, labels)), tuple(classes), pixels)
+
+
+# Official splits, where there are any; they are read in their order, so that of several missing
+# files train's is named.
 
 
 def aircraft(base: Path, seed: int) -> Splits:
     from torchvision.datasets import FGVCAircraft
 
-    parts = []
-    for split in ("train", "val", "test"):
-        d = _torchvision(
-            lambda split=split: FGVCAircraft(base, split, annotation_level="variant"), base
-        )  # type: ignore[misc]
-        parts.append(_listed(base, d._image_files, d._labels, d.classes))
-    return splits.with_hold_out(parts[0], parts[2], parts[1])
+    def part(split: str) -> ImageList:
+        d = _torchvision(FGVCAircraft, base, split, annotation_level="variant")
+        return _listed(base, d._image_files, d._labels, d.classes)
+
+    return splits.with_hold_out(train=part("train"), val=part("val"), test=part("test"))
+
+
+def cars(base: Path, seed: int) -> Splits:
+    from torchvision.datasets import StanfordCars
+
+    def part(split: str) -> ImageList:
+        d = _torchvision(StanfordCars, base, split)
+        files = [file for file, _ in d._samples]
+        labels = [label for _, label in d._samples]
+        return _listed(base, files, labels, d.classes)
+
+    return splits.with_hold_out(train=part("train"), test=part("test"), seed=seed)
+
+
+def cifar(name: Literal["CIFAR10", "CIFAR100"]) -> Reader:
+    def read(base: Path, seed: int) -> Splits:
+        from torchvision import datasets
+
+        kind = getattr(datasets, name)
+
+        def part(split: str) -> ImageList:
+            d = _torchvision(kind, base, train=split == "train")
+            return _rows_of_array(base, split, d.data, d.targets, d.classes)
+
+        return splits.with_hold_out(train=part("train"), test=part("test"), seed=seed)
+
+    return read
+
+
+def stl10(base: Path, seed: int) -> Splits:
+    from torchvision.datasets import STL10
+
+    def part(split: str) -> ImageList:
+        d = _torchvision(STL10, base, split)
+        pixels = d.data.transpose(0, 2, 3, 1)  # torchvision gives (N, 3, H, W)
+        return _rows_of_array(base, split, pixels, d.labels, d.classes)
+
+    return splits.with_hold_out(train=part("train"), test=part("test"), seed=seed)
+
+
+def dtd(base: Path, seed: int) -> Splits:
+    from torchvision.datasets import DTD
+
+    def part(split: str) -> ImageList:
+        d = _torchvision(DTD, base, split, partition=1)
+        return _listed(base, d._image_files, d._labels, d.classes)
+
+    return splits.with_hold_out(train=part("train"), val=part("val"), test=part("test"))
+
+
+def flowers(base: Path, seed: int) -> Splits:
+    from torchvision.datasets import Flowers102
+
+    def part(split: str) -> ImageList:
+        d = _torchvision(Flowers102, base, split)
+        return _listed(base, d._image_files, d._labels, d.classes)
+
+    return splits.with_hold_out(train=part("train"), val=part("val"), test=part("test"))
+
+
+def food(base: Path, seed: int) -> Splits:
+    from torchvision.datasets import Food101
+
+    def part(split: str) -> ImageList:
+        d = _torchvision(Food101, base, split)
+        return _listed(base, d._image_files, d._labels, d.classes)
+
+    return splits.with_hold_out(train=part("train"), test=part("test"), seed=seed)
+
+
+def pets(base: Path, seed: int) -> Splits:
+    from torchvision.datasets import OxfordIIITPet
+
+    def part(split: str) -> ImageList:
+        d = _torchvision(OxfordIIITPet, base, split)
+        return _listed(base, d._images, d._labels, d.classes)
+
+    return splits.with_hold_out(train=part("trainval"), test=part("test"), seed=seed)
+
+
+def places365(base: Path, seed: int) -> Splits:
+    """Places365-Standard; the official val is the test split. The
+    256-pixel images where they are there."""
+    from torchvision.datasets import Places365
+
+    small = (base / "data_256_standard").is_dir()
+    if not small and not (base / "data_large_standard").is_dir():
+        raise BadInput(
+            f"{base}: no data_256_standard or data_large_standard;"
+            " get train_256_places365standard.tar"
+        )
+
+    def part(split: str) -> ImageList:
+        d = _torchvision(Places365, base, split, small=small)
+        return _listed(base, [file for file, _ in d.imgs], d.targets, d.classes)
+
+    note = "256-pixel images" if small else "large images"
+    train, test = part("train-standard"), part("val")
+    return splits.with_hold_out(train=train, test=test, seed=seed, notes=(note,))
+
+
+# What has a reader of its own
 
 
 def birdsnap(base: Path, seed: int) -> Splits:
-    """LORAC's split: of every species' images that are still there, 5 drawn for val and 5 for test."""
+    """LORAC's split: of every species' images that are still there 5 for val, 5 for test."""
     folder = base / "birdsnap"
     species = sorted(_table(folder / "species.txt", ("id", "dir")), key=lambda row: int(row["id"]))
-    label_of = {row["id"]: label for label, row in enumerate(species)}
     listed = _table(folder / "images.txt", ("path", "species_id"))
-    images = next(
-        (p for p in (folder / "images", folder / "download" / "images") if p.is_dir()), None
-    )
-    if images is None:
-        raise BadInput(
-            f"{folder}: no folder 'images'; run the dataset's own get_birdsnap.py, or copy the images there"
-        )
-    rows = sorted((row["path"], row["species_id"]) for row in listed)
-    there = [
-        (path, kind)
-        for path, kind in rows
-        if (images / path).is_file() and (images / path).stat().st_size
-    ]
-    for path, kind in there:
-        if kind not in label_of:
-            raise BadInput(
-                f"{folder}/images.txt: {path} has species '{kind}', which species.txt does not list"
-            )
-    labels = tuple(label_of[kind] for _, kind in there)
-    everything = ImageList(
-        images, tuple(p for p, _ in there), labels, tuple(row["dir"] for row in species)
-    )
-    absent = sorted(set(range(len(species))) - set(labels))
-    if absent:
-        raise BadInput(
-            f"{images}: no image of {len(absent)} species, '{everything.classes[absent[0]]}' first"
-        )
-    val, test = [], []
+    images = _birdsnap_images(folder)
+
+    # 1. What is left of the list: pictures vanish from Flickr; a failed download is an empty file.
+    there = []
+    for path, kind in sorted((row["path"], row["species_id"]) for row in listed):
+        file = images / path
+        if file.is_file() and file.stat().st_size:
+            there.append((path, kind))
+    # 2. A label is the species' place by id, whichever folders are there.
+    everything = _birdsnap_labelled(folder, images, species, there)
+    # 3. Val and test are drawn from what is there, equally many of each species.
+    val: list[int] = []
+    test: list[int] = []
     for label, indices in splits.ranked(everything, seed).items():
         if len(indices) < 11:
             name = everything.classes[label]
@@ -96,12 +202,49 @@ def birdsnap(base: Path, seed: int) -> Splits:
             )
         val += indices[:5]
         test += indices[5:10]
-    held = {*val, *test}
-    train = everything.subset([i for i in range(len(everything)) if i not in held])
-    note = f"coverage {len(there)} of {len(rows)} listed images ({100 * len(there) / max(1, len(rows)):.1f}%)"
+    train = splits.others(everything, {*val, *test})
+    share = 100 * len(there) / max(1, len(listed))
+    note = f"coverage {len(there)} of {len(listed)} listed images ({share:.1f}%)"
     return Splits(
-        train, everything.subset(sorted(val)), everything.subset(sorted(test)), False, (note,)
+        train=everything.subset(train),
+        val=everything.subset(sorted(val)),
+        test=everything.subset(sorted(test)),
+        held_out=False,
+        notes=(note,),
     )
+
+
+def _birdsnap_images(folder: Path) -> Path:
+    for images in (folder / "images", folder / "download" / "images"):
+        if images.is_dir():
+            return images
+    raise BadInput(
+        f"{folder}: no folder 'images'; run the dataset's own get_birdsnap.py,"
+        " or copy the images there"
+    )
+
+
+def _birdsnap_labelled(
+    folder: Path,
+    images: Path,
+    species: Sequence[dict[str, str]],
+    there: Sequence[tuple[str, str]],
+) -> ImageList:
+    """The images `there`, (path, species id); the label is the place of the id in `species`."""
+    label_of = {row["id"]: label for label, row in enumerate(species)}
+    paths, labels = [], []
+    for path, kind in there:
+        if kind not in label_of:
+            raise BadInput(
+                f"{folder}/images.txt: {path} has species '{kind}', which species.txt does not list"
+            )
+        paths.append(path)
+        labels.append(label_of[kind])
+    classes = tuple(row["dir"] for row in species)
+    absent = sorted(set(range(len(species))) - set(labels))
+    if absent:
+        raise BadInput(f"{images}: no image of {len(absent)} species, '{classes[absent[0]]}' first")
+    return ImageList(images, tuple(paths), tuple(labels), classes)
 
 
 def _table(file: Path, columns: Sequence[str]) -> list[dict[str, str]]:
@@ -116,171 +259,47 @@ def _table(file: Path, columns: Sequence[str]) -> list[dict[str, str]]:
 
 
 def caltech101(base: Path, seed: int) -> Splits:
-    """30 images per class drawn for training, the rest is test; BACKGROUND_Google is a class, as sizes 3,060 + 6,084
-    say. Gray images become RGB like all others when they are decoded."""
+    """30 images per class drawn for training, the rest is test; BACKGROUND_Google is a class, as
+    sizes 3,060 + 6,084 say. Gray images become RGB like all others when they are decoded."""
+    # torchvision's class would drop the background, and has no split.
     everything = scan_folder(base / "caltech101" / "101_ObjectCategories")
     train, test = splits.draw(everything, 30, seed, what="caltech101's training split")
     return splits.with_hold_out(everything.subset(train), everything.subset(test), seed=seed)
 
 
-def cars(base: Path, seed: int) -> Splits:
-    from torchvision.datasets import StanfordCars
-
-    parts = []
-    for split in ("train", "test"):
-        d = _torchvision(lambda split=split: StanfordCars(base, split), base)  # type: ignore[misc]
-        parts.append(
-            _listed(base, [f for f, _ in d._samples], [n for _, n in d._samples], d.classes)
-        )
-    return splits.with_hold_out(parts[0], parts[1], seed=seed)
-
-
-def cifar(name: Literal["CIFAR10", "CIFAR100"]) -> Reader:
-    def read(base: Path, seed: int) -> Splits:
-        from torchvision import datasets as tv
-
-        parts = []
-        for split in ("train", "test"):
-            d = _torchvision(
-                lambda split=split: getattr(tv, name)(base, train=split == "train"), base
-            )  # type: ignore[misc]
-            names = tuple(f"{split}/{i:05d}" for i in range(len(d.data)))
-            parts.append(
-                ArrayList(base, names, tuple(map(int, d.targets)), tuple(d.classes), d.data)
-            )
-        return splits.with_hold_out(parts[0], parts[1], seed=seed)
-
-    return read
-
-
-def stl10(base: Path, seed: int) -> Splits:
-    from torchvision.datasets import STL10
-
-    parts = []
-    for split in ("train", "test"):
-        d = _torchvision(lambda split=split: STL10(base, split), base)  # type: ignore[misc]
-        names = tuple(f"{split}/{i:05d}" for i in range(len(d.data)))
-        pixels = d.data.transpose(0, 2, 3, 1)
-        parts.append(ArrayList(base, names, tuple(map(int, d.labels)), tuple(d.classes), pixels))
-    return splits.with_hold_out(parts[0], parts[1], seed=seed)
-
-
-def dtd(base: Path, seed: int) -> Splits:
-    from torchvision.datasets import DTD
-
-    parts = []
-    for split in ("train", "val", "test"):
-        d = _torchvision(lambda split=split: DTD(base, split, partition=1), base)  # type: ignore[misc]
-        parts.append(_listed(base, d._image_files, d._labels, d.classes))
-    return splits.with_hold_out(parts[0], parts[2], parts[1])
-
-
-def flowers(base: Path, seed: int) -> Splits:
-    from torchvision.datasets import Flowers102
-
-    parts = []
-    for split in ("train", "val", "test"):
-        d = _torchvision(lambda split=split: Flowers102(base, split), base)  # type: ignore[misc]
-        names = getattr(d, "classes", None) or [f"flower {i + 1}" for i in range(102)]
-        parts.append(_listed(base, d._image_files, d._labels, names))
-    return splits.with_hold_out(parts[0], parts[2], parts[1])
-
-
-def food(base: Path, seed: int) -> Splits:
-    from torchvision.datasets import Food101
-
-    parts = []
-    for split in ("train", "test"):
-        d = _torchvision(lambda split=split: Food101(base, split), base)  # type: ignore[misc]
-        parts.append(_listed(base, d._image_files, d._labels, d.classes))
-    return splits.with_hold_out(parts[0], parts[1], seed=seed)
-
-
-def pets(base: Path, seed: int) -> Splits:
-    from torchvision.datasets import OxfordIIITPet
-
-    parts = []
-    for split in ("trainval", "test"):
-        d = _torchvision(lambda split=split: OxfordIIITPet(base, split), base)  # type: ignore[misc]
-        parts.append(_listed(base, d._images, d._labels, d.classes))
-    return splits.with_hold_out(parts[0], parts[1], seed=seed)
-
-
-def places365(base: Path, seed: int) -> Splits:
-    """Places365-Standard; the official val is the test split. The 256-pixel images where they are there."""
-    from torchvision.datasets import Places365
-
-    small = (base / "data_256_standard").is_dir()
-    if not small and not (base / "data_large_standard").is_dir():
-        raise BadInput(
-            f"{base}: no data_256_standard or data_large_standard; get train_256_places365standard.tar"
-        )
-    parts = []
-    for split in ("train-standard", "val"):
-        d = _torchvision(lambda split=split: Places365(base, split, small=small), base)  # type: ignore[misc]
-        parts.append(_listed(base, [f for f, _ in d.imgs], d.targets, d.classes))
-    note = ("256-pixel images" if small else "large images",)
-    return splits.with_hold_out(parts[0], parts[1], seed=seed, notes=note)
-
-
 def sun397(base: Path, seed: int) -> Splits:
     """Partition 01 of the official lists; labels in the order of ClassName.txt."""
     images = base / "SUN397"
-    classes = [
-        line.strip() for line in (images / "ClassName.txt").read_text().splitlines() if line.strip()
-    ]
+    classes = _lines(images / "ClassName.txt")
     label_of = {name: label for label, name in enumerate(classes)}
-    parts = []
-    for file in ("Training_01.txt", "Testing_01.txt"):
-        listing = next(
-            (p for p in (base / "Partitions" / file, images / file) if p.is_file()), None
-        )
-        if listing is None:
-            raise BadInput(
-                f"{base / 'Partitions' / file} is missing; get SUN's Partitions.zip and unpack it there"
-            )
-        lines = [line.strip() for line in listing.read_text().splitlines() if line.strip()]
-        for line in lines:
-            if line.rsplit("/", 1)[0] not in label_of:
+
+    def part(file: str) -> ImageList:
+        listing = _sun397_listing(base, images, file)
+        paths, labels = [], []
+        for line in _lines(listing):
+            name = line.rsplit("/", 1)[0]  # /a/apse/indoor/sun_x.jpg is of class /a/apse/indoor
+            if name not in label_of:
                 raise BadInput(f"{listing}: {line} is of no class in {images / 'ClassName.txt'}")
-        labels = tuple(label_of[line.rsplit("/", 1)[0]] for line in lines)
-        parts.append(
-            ImageList(images, tuple(line.lstrip("/") for line in lines), labels, tuple(classes))
-        )
-    return splits.with_hold_out(parts[0], parts[1], seed=seed)
+            paths.append(line.lstrip("/"))
+            labels.append(label_of[name])
+        return ImageList(images, tuple(paths), tuple(labels), tuple(classes))
+
+    train, test = part("Training_01.txt"), part("Testing_01.txt")
+    return splits.with_hold_out(train, test, seed=seed)
 
 
-# One split, for pretraining: no hold-out is cut off, and unlabelled images count
+def _sun397_listing(base: Path, images: Path, file: str) -> Path:
+    for listing in (base / "Partitions" / file, images / file):
+        if listing.is_file():
+            return listing
+    raise BadInput(
+        f"{base / 'Partitions' / file} is missing; get SUN's Partitions.zip and unpack it there"
+    )
 
 
-def cifar_split(name: str) -> SplitReader:
-    def read(root: Path, split: str) -> ImageList:
-        return archives.read_cifar(root / name, split)
-
-    return read
-
-
-def stl10_split(root: Path, split: str) -> ImageList:
-    return archives.read_stl10(root / "stl10", split)
-
-
-def imagenet100_split(root: Path, split: str) -> ImageList:
-    """ImageNet's own folder will do; the labels follow the list's order (evaluation sorts it)."""
-    folder = root / "imagenet100"
-    folder = folder if folder.is_dir() else root / "imagenet"
-    return folder_or_shards(folder / split, classes=class_list("imagenet100"))
-
-
-def folder_or_shards(folder: Path, *, classes: Sequence[str] | None = None) -> ImageList:
-    """FOLDER/*.tar in WebDataset's layout where there are any, FOLDER/<class>/<image> otherwise."""
-    shards = sorted(folder.glob("*.tar"))
-    return archives.scan_shards(shards) if shards else scan_folder(folder, classes=classes)
-
-
-def class_list(name: str) -> list[str]:
-    """The synsets of imagenet or imagenet100, in label order: sorted."""
-    text = (importlib.resources.files("backbench.datasets") / f"{name}.txt").read_text()
-    return [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
+def _lines(file: Path) -> list[str]:
+    """The lines that are not empty."""
+    return [line for line in map(str.strip, file.read_text().splitlines()) if line]
 
 
 def imagenet(base: Path, seed: int) -> Splits:
@@ -291,12 +310,57 @@ def imagenet100(base: Path, seed: int) -> Splits:
     return _synsets(base, sorted(class_list("imagenet100")), seed)
 
 
+def class_list(name: str) -> list[str]:
+    """The synsets of imagenet or imagenet100, in label order: sorted."""
+    text = (importlib.resources.files("backbench.datasets") / f"{name}.txt").read_text()
+    return [line for line in map(str.strip, text.splitlines()) if line and line[0] != "#"]
+
+
 def _synsets(folder: Path, classes: Sequence[str], seed: int) -> Splits:
     """FOLDER/{train,val}/<synset>/*.JPEG; the official val is the test split."""
+    # The archives of ImageNet's val unpack flat; that is the usual mistake.
     for part in ("train", "val"):
         if not any(p.is_dir() for p in (folder / part).iterdir()):
             raise BadInput(
-                f"{folder / part}: images lie in no class folders; sort them as {part}/<synset>/*.JPEG"
+                f"{folder / part}: images lie in no class folders;"
+                f" sort them as {part}/<synset>/*.JPEG"
             )
-    train, test = (scan_folder(folder / part, classes=classes) for part in ("train", "val"))
+    train = scan_folder(folder / "train", classes=classes)
+    test = scan_folder(folder / "val", classes=classes)
     return splits.with_hold_out(train, test, seed=seed)
+
+
+# One split, for pretraining: no hold-out is cut off, and unlabelled images count
+
+
+def cifar_split(name: str) -> SplitReader:
+    def read(root: Path, split: str) -> ImageList:
+        from backbench.images import archives
+
+        return archives.read_cifar(root / name, split)
+
+    return read
+
+
+def stl10_split(root: Path, split: str) -> ImageList:
+    from backbench.images import archives
+
+    return archives.read_stl10(root / "stl10", split)
+
+
+def imagenet100_split(root: Path, split: str) -> ImageList:
+    """ImageNet's own folder will do; the labels follow the list's order (evaluation sorts it)."""
+    folder = root / "imagenet100"
+    if not folder.is_dir():
+        folder = root / "imagenet"
+    return folder_or_shards(folder / split, classes=class_list("imagenet100"))
+
+
+def folder_or_shards(folder: Path, *, classes: Sequence[str] | None = None) -> ImageList:
+    """FOLDER/*.tar in WebDataset's layout where there are any, FOLDER/<class>/<image> otherwise."""
+    shards = sorted(folder.glob("*.tar"))
+    if not shards:
+        return scan_folder(folder, classes=classes)
+    from backbench.images import archives
+
+    return archives.scan_shards(shards)

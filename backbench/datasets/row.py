@@ -1,4 +1,4 @@
-"""What a dataset is: one row that says what it holds, where its files lie, and how they are read."""
+"""What a dataset is: one row that says what it holds, where it lies, and how it is read."""
 
 from __future__ import annotations
 
@@ -12,24 +12,22 @@ from backbench.errors import BadInput
 from backbench.images.files import ImageList
 
 Metric = Literal["top1", "mean_per_class"]
-Reader = Callable[
-    [Path, int], Splits
-]  # (folder that holds what `needs` names, seed of the hold-out)
-SplitReader = Callable[[Path, str], ImageList]  # (ROOT, name of the split)
+# (the folder that holds what `needs` names, seed of the hold-out)
+Reader = Callable[[Path, int], Splits]
+# (ROOT, name of the split)
+SplitReader = Callable[[Path, str], ImageList]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset:
     name: str
     classes: int | None
-    sizes: tuple[
-        int | None, int | None, int | None
-    ]  # train, val, test; None where held out, or not fixed
+    # Images of train, val, test; None where val is held out of train, or where a size is not fixed
+    sizes: tuple[int | None, int | None, int | None]
     metric: Metric
     read: Reader
-    read_split: SplitReader | None = (
-        None  # one split, for pretraining; default: class folders or tar shards
-    )
+    # One split as pretraining takes it; default: class folders or tar shards in ROOT/<name>/<split>
+    read_split: SplitReader | None = None
     needs: tuple[str, ...] = ()  # files or folders that tell that the dataset is there
     folders: tuple[str, ...] = ()  # where to look below ROOT; default: ROOT/<name>, then ROOT
     get: str = ""  # which files to get, and from whom
@@ -38,16 +36,20 @@ class Dataset:
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        return (self.metric, "top5") if self.top5 else (self.metric,)
+        if self.top5:
+            return (self.metric, "top5")
+        return (self.metric,)
 
     def base(self, root: Path) -> Path:
-        """The folder that holds all of `needs`. Raises BadInput that names what is missing and how to get it."""
+        """The folder that holds all of `needs`. Raises BadInput that says how to get the
+        missing."""
         if not self.needs:
             return root
         folders = [root / folder for folder in self.folders or (self.name, ".")]
         for base in folders:
             if all((base / need).exists() for need in self.needs):
                 return base
+        # It is said of the first folder, since that is where it belongs.
         missing = next(need for need in self.needs if not (folders[0] / need).exists())
         raise BadInput(
             f"{self.name}: {folders[0] / missing} is missing; get {self.get} and unpack it there"

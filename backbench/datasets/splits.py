@@ -1,7 +1,8 @@
-"""Splits as pure functions of sorted relative paths, labels and a seed; their manifests and hashes; their checks.
+"""Splits as pure functions of sorted relative paths, labels and a seed; their hashes and checks.
 
-Nothing here draws from a random generator whose stream could change between versions: an image's rank within its class
-is the sha256 of (seed, relative path). Everyone who has the same files derives the same split.
+Nothing here draws from a random generator whose stream could change between
+versions: an image's rank within its class is the sha256 of (seed, relative path).
+Everyone who has the same files derives the same split.
 """
 
 from __future__ import annotations
@@ -22,15 +23,13 @@ HOLDOUT = 0.2
 
 @dataclass(frozen=True)
 class Splits:
-    """A dataset as the protocols use it. `held_out` says that val was drawn from the official train split here."""
+    """A dataset as the protocols use it."""
 
     train: ImageList
     val: ImageList
     test: ImageList
-    held_out: bool
-    notes: tuple[
-        str, ...
-    ] = ()  # coverage and the like; they go into the provenance of every result
+    held_out: bool  # whether val was drawn from the official train split here
+    notes: tuple[str, ...] = ()  # coverage and the like; they go into every result's provenance
 
     def both(self) -> ImageList:
         """train, then val: what the final heads are trained on."""
@@ -49,49 +48,68 @@ def concatenate(a: ImageList, b: ImageList) -> ImageList:
 
         pixels = np.concatenate((a.pixels, b.pixels))
         return ArrayList(a.root, a.paths + b.paths, a.labels + b.labels, a.classes, pixels)
+    # Paths are relative to one root, so it must be one that both lie below.
     root = Path(os.path.commonpath((a.root, b.root)))
-    paths = [
-        (part.root / path).relative_to(root).as_posix() for part in (a, b) for path in part.paths
-    ]
+    paths: list[str] = []
+    for part in (a, b):
+        paths += [(part.root / path).relative_to(root).as_posix() for path in part.paths]
     return ImageList(root, tuple(paths), a.labels + b.labels, a.classes)
 
 
 def ranked(images: ImageList, seed: int) -> dict[int, list[int]]:
     """Label -> indices of its images, in a fixed shuffled order: by sha256 of 'seed path'."""
+    # The path decides between equal hashes, which there will never be; the index is never compared.
     groups: dict[int, list[tuple[bytes, str, int]]] = defaultdict(list)
     for index, (path, label) in enumerate(zip(images.paths, images.labels)):
-        groups[label].append((hashlib.sha256(f"{seed} {path}".encode()).digest(), path, index))
-    return {
-        label: [index for _, _, index in sorted(rows)] for label, rows in sorted(groups.items())
-    }
+        rank = hashlib.sha256(f"{seed} {path}".encode()).digest()
+        groups[label].append((rank, path, index))
+    out = {}
+    for label, rows in sorted(groups.items()):
+        out[label] = [index for _, _, index in sorted(rows)]
+    return out
 
 
 def draw(
     images: ImageList, per_class: int, seed: int, *, what: str = "draw"
 ) -> tuple[list[int], list[int]]:
-    """(`per_class` indices of each class, the rest), both in the list's order. A class with fewer images is refused."""
+    """(`per_class` indices of each class, the rest), both in the list's order.
+
+    A class with fewer images is refused.
+    """
     chosen: set[int] = set()
     for label, indices in ranked(images, seed).items():
         if len(indices) < per_class:
-            name = images.classes[label] if 0 <= label < len(images.classes) else str(label)
+            known = 0 <= label < len(images.classes)
+            name = images.classes[label] if known else str(label)
             raise BadInput(
-                f"{images.root}: {what} needs {per_class} images of class '{name}', found {len(indices)}"
+                f"{images.root}: {what} needs {per_class} images of class '{name}',"
+                f" found {len(indices)}"
             )
         chosen |= set(indices[:per_class])
-    return sorted(chosen), [i for i in range(len(images)) if i not in chosen]
+    return sorted(chosen), others(images, chosen)
+
+
+def others(images: ImageList, chosen: set[int]) -> list[int]:
+    """The indices that are not in `chosen`, in the list's order."""
+    return [i for i in range(len(images)) if i not in chosen]
 
 
 def hold_out(
     images: ImageList, seed: int = 0, fraction: float = HOLDOUT
 ) -> tuple[list[int], list[int]]:
-    """(train, val) indices: of a class with n images floor(n * fraction + 1/2) go to val, at least one of two or more,
-    so that val has the classes in train's proportions. A class with one image stays in train."""
+    """(train, val) indices, val with the classes in train's proportions.
+
+    Of a class with n images floor(n * fraction + 1/2) go to val, at least one of
+    two or more; a class with one image stays in train.
+    """
     val: set[int] = set()
     for indices in ranked(images, seed).values():
+        if len(indices) < 2:
+            continue
+        # Rounded half up, as round() would not; at least one for val, and one is left for train.
         count = int(len(indices) * fraction + 0.5)
-        if len(indices) >= 2:
-            val |= set(indices[: min(max(count, 1), len(indices) - 1)])
-    return [i for i in range(len(images)) if i not in val], sorted(val)
+        val |= set(indices[: min(max(count, 1), len(indices) - 1)])
+    return others(images, val), sorted(val)
 
 
 def with_hold_out(
@@ -109,6 +127,9 @@ def with_hold_out(
     return Splits(train.subset(kept), train.subset(held), test, True, notes)
 
 
+# What identifies a split
+
+
 def manifest(images: ImageList) -> str:
     """One 'path<TAB>label' line per image, in order."""
     return "".join(f"{path}\t{label}\n" for path, label in zip(images.paths, images.labels))
@@ -117,6 +138,11 @@ def manifest(images: ImageList) -> str:
 def digest(images: ImageList) -> str:
     """sha256 of the manifest."""
     return hashlib.sha256(manifest(images).encode()).hexdigest()
+
+
+def digests(splits: Splits) -> dict[str, str]:
+    """By split, the sha256 of its manifest."""
+    return {name: digest(images) for name, images in splits.items()}
 
 
 def write_manifests(run: Path, dataset: str, splits: Splits) -> dict[str, str]:
@@ -131,36 +157,44 @@ def write_manifests(run: Path, dataset: str, splits: Splits) -> dict[str, str]:
     return hashes
 
 
+# Checks
+
+
 def check(dataset: str, splits: Splits) -> None:
-    """Refuse an empty split, a label outside the class list, and a file that is in two splits, each by name."""
-    seen: dict[str, str] = {}
+    """Refuse an empty split, a label outside the class list, and a file in two splits, by name."""
+    home: dict[str, str] = {}  # file -> the split that has it
     for name, images in splits.items():
-        if not len(images):
-            raise BadInput(f"{dataset}: the {name} split is empty ({images.root})")
-        for path, label in zip(images.paths, images.labels):
-            if not 0 <= label < len(images.classes):
-                limit = len(images.classes) - 1
-                raise BadInput(
-                    f"{dataset}: {name} image {path} has label {label}; the class list allows 0..{limit}"
-                )
+        _check_labels(dataset, name, images)
         if images.classes != splits.train.classes:
             raise BadInput(
-                f"{dataset}: {name} and train have different class lists; give both the same class folders"
+                f"{dataset}: {name} and train have different class lists;"
+                " give both the same class folders"
             )
         for index, path in enumerate(images.paths):
-            key = (
-                f"{images.root}::{path}"
-                if isinstance(images, ArrayList)
-                else os.path.realpath(images.file(index))
-            )
-            if seen.setdefault(key, name) != name:
+            if isinstance(images, ArrayList):
+                key = f"{images.root}::{path}"
+            else:
+                key = os.path.realpath(images.file(index))  # a link is the file that it leads to
+            if home.setdefault(key, name) != name:
                 raise BadInput(
-                    f"{dataset}: {path} is in {seen[key]} and in {name}; remove it from one of them"
+                    f"{dataset}: {path} is in {home[key]} and in {name}; remove it from one of them"
                 )
+
+
+def _check_labels(dataset: str, name: str, images: ImageList) -> None:
+    if not len(images):
+        raise BadInput(f"{dataset}: the {name} split is empty ({images.root})")
+    limit = len(images.classes) - 1
+    for path, label in zip(images.paths, images.labels):
+        if not 0 <= label <= limit:
+            raise BadInput(
+                f"{dataset}: {name} image {path} has label {label};"
+                f" the class list allows 0..{limit}"
+            )
 
 
 def check_content(dataset: str, splits: Splits) -> None:
-    """Refuse a test image whose file content is also in train or val. Reads only files of equal size."""
+    """Refuse a test image whose content is also in train or val. Reads only files of equal size."""
     if any(isinstance(images, ArrayList) for _, images in splits.items()):
         return
     shared = shared_content(splits.test, splits.train) or shared_content(splits.test, splits.val)
@@ -168,31 +202,39 @@ def check_content(dataset: str, splits: Splits) -> None:
         a, b = shared[0]
         more = f" and {len(shared) - 1} more" if len(shared) > 1 else ""
         raise BadInput(
-            f"{dataset}: the test image {a} is also in training data as {b}{more}; remove it from one"
+            f"{dataset}: the test image {a} is also in training data as {b}{more};"
+            " remove it from one"
         )
 
 
 def shared_content(a: ImageList, b: ImageList) -> list[tuple[str, str]]:
-    """Pairs (path in a, path in b) of files with the same bytes: by size, then ends, then sha256."""
+    """Pairs (path in a, path in b) of files with the same bytes."""
+    # Three tests, each dearer than the one before and asked only of what that could not tell apart;
+    # what is known of a file of `b` is kept.
+    # 1. Sizes need no reading.
     by_size: dict[int, list[int]] = defaultdict(list)
-    for i in range(len(b)):
-        by_size[b.file(i).stat().st_size].append(i)
-    wanted = [
-        (i, by_size[size]) for i in range(len(a)) if (size := a.file(i).stat().st_size) in by_size
-    ]
-    ends_of: dict[int, tuple[bytes, str | None]] = {}
+    for j in range(len(b)):
+        by_size[b.file(j).stat().st_size].append(j)
+    ends_of: dict[int, bytes] = {}
+    digest_of: dict[int, str] = {}
     out = []
-    for i, candidates in wanted:
+    for i in range(len(a)):
+        candidates = by_size.get(a.file(i).stat().st_size, ())
+        if not candidates:
+            continue
+        # 2. The first and last 4 KiB tell nearly all pictures apart.
         ends = _ends(a.file(i))
-        own: str | None = None
+        digest: str | None = None
         for j in candidates:
-            known = ends_of.setdefault(j, (_ends(b.file(j)), None))
-            if known[0] != ends:
+            if j not in ends_of:
+                ends_of[j] = _ends(b.file(j))
+            if ends_of[j] != ends:
                 continue
-            own = own or file_digest(a.file(i))
-            if known[1] is None:
-                known = ends_of[j] = (known[0], file_digest(b.file(j)))
-            if known[1] == own:
+            # 3. The whole content, where nothing less decides; one partner is enough.
+            digest = digest or file_digest(a.file(i))
+            if j not in digest_of:
+                digest_of[j] = file_digest(b.file(j))
+            if digest_of[j] == digest:
                 out.append((a.paths[i], b.paths[j]))
                 break
     return out
@@ -210,19 +252,23 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+# Lists of labelled images
+
+
 def read_list(path: Path, *, lines: int | None = None, sha256: str | None = None) -> list[str]:
-    """The lines of a local list of images, verified. SimCLR's `n04235860_14959.JPEG`, or `class/file`."""
+    """The lines of a local list, verified. SimCLR's `n04235860_14959.JPEG`, or `class/file`."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
         raise BadInput(
             f"{path}: no such list; `backbench data fetch-splits --out {path.parent}` fetches it"
         ) from None
-    names = [line.strip() for line in data.decode(errors="replace").splitlines() if line.strip()]
+    names = [line for line in map(str.strip, data.decode(errors="replace").splitlines()) if line]
     if sha256 is not None and (hashlib.sha256(data).hexdigest() != sha256 or len(names) != lines):
         hint = f"`backbench data fetch-splits --out {path.parent}` fetches the right one"
         raise BadInput(
-            f"{path}: not the published list (sha256 or length {len(names)} instead of {lines}); {hint}"
+            f"{path}: not the published list (sha256 or length {len(names)}"
+            f" instead of {lines}); {hint}"
         )
     if len(set(names)) != len(names):
         twice = next(n for n in names if names.count(n) > 1)
@@ -233,19 +279,18 @@ def read_list(path: Path, *, lines: int | None = None, sha256: str | None = None
 
 
 def select(images: ImageList, names: Sequence[str], *, where: str) -> list[int]:
-    """Indices of the listed images, in the list's order. `n04235860_14959.JPEG` is in class folder n04235860."""
+    """Indices of the listed images, in the list's order.
+    `n04235860_14959.JPEG` is in class folder n04235860."""
     index = {path: i for i, path in enumerate(images.paths)}
     out = []
     for name in names:
         path = name if "/" in name else f"{name.split('_')[0]}/{name}"
         if path not in index:
             folder = path.split("/")[0]
-            known = {p.split("/")[0] for p in images.paths}
-            what = (
-                "is not on disk"
-                if folder in known
-                else f"has a label '{folder}' outside the class list"
-            )
+            # A class that is there lacks one image; one that is not there is a list of other data.
+            what = f"has a label '{folder}' outside the class list"
+            if folder in {p.split("/")[0] for p in images.paths}:
+                what = "is not on disk"
             raise BadInput(f"{where}: '{name}' {what} (looked for {images.root / path})")
         out.append(index[path])
     return out

@@ -1,4 +1,7 @@
-"""One rank of a training of linear heads, for test_linear.py: train_heads.py ROOT TRUNK OUT RANK WORLD PORT."""
+"""One rank of a training of linear heads, for test_linear.py: train_heads.py ROOT TRUNK OUT RANK WORLD PORT.
+
+Rank r writes OUT/r.pt: the heads, and what it hears of a signal that only the last rank gets.
+"""
 
 import os
 import sys
@@ -7,13 +10,15 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from backbench.datasets import catalog
+from backbench.datasets import catalog, splits
 from backbench.runs.state import StopFlag
 from backbench.weights.checkpoint import Checkpoint
-from transfer.config import Augment, Geometry, Length, Sgd
-from transfer.features import Frozen
-from transfer.linear import Heads, Training
+from transfer.config import CropAugment, Geometry, Length, Sgd
+from transfer.frozen import FrozenTrunk
+from transfer.heads import LinearHeads
 from transfer.machine import Machine
+from transfer.probe_training import ProbeTraining
+from transfer.scoring import Assignment
 
 RATES = (0.1, 0.316, 1.0, 3.16, 10.0, 31.6, 100.0)
 PROTOCOL = Sgd(
@@ -23,7 +28,7 @@ PROTOCOL = Sgd(
     batch_size=8,
     reference_batch=256,
     length={"default": Length(iterations=15)},
-    augment=Augment(size=32, scale=(0.5, 1.0)),
+    augment=CropAugment(size=32, scale=(0.5, 1.0)),
     geometry=Geometry(resize=32, crop=32),
 )
 
@@ -31,8 +36,8 @@ PROTOCOL = Sgd(
 def train(root, trunk, run, rates, machine, *, stop=None, protocol=PROTOCOL):
     """The trained heads of one trunk on ROOT/classes."""
     found = catalog.load("classes", Path(root))
-    frozen = Frozen.build(Checkpoint.load(trunk), device=machine.device)
-    heads = Heads(
+    frozen = FrozenTrunk.build(Checkpoint.load(trunk), device=machine.device)
+    heads = LinearHeads(
         len(rates),
         len(found.train.classes),
         frozen.dim,
@@ -40,22 +45,27 @@ def train(root, trunk, run, rates, machine, *, stop=None, protocol=PROTOCOL):
         seed=0,
         device=machine.device,
     )
-    Training(
-        name="select",
+    task = Assignment(
+        run=Path(run),
+        task="linear",
+        dataset=catalog.find("classes"),
+        splits=found,
+        hashes=splits.digests(found),
         protocol=protocol,
+        seed=0,
+    )
+    ProbeTraining(
+        phase="select",
+        task=task,
         trunks=[frozen],
         heads=[heads],
         rates=[torch.tensor([protocol.used(lr) for lr in rates])],
         images=found.train,
         features=None,
-        watch=None,
-        seed=0,
+        watched=None,
         machine=machine,
         stop=stop or StopFlag(),
-        file=Path(run) / "state",
-        run=Path(run),
-        dataset="classes",
-    )()
+    ).run()
     return heads
 
 
@@ -63,8 +73,13 @@ if __name__ == "__main__":
     root, trunk, out, rank, world, port = sys.argv[1:]
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
     dist.init_process_group("gloo", rank=int(rank), world_size=int(world))
-    run = Path(out).parent
-    heads = train(root, trunk, run, RATES, Machine(torch.device("cpu"), int(rank), int(world), 0))
-    if int(rank) == 0:
-        torch.save(heads.state(), out)
-    dist.destroy_process_group()
+    machine = Machine(torch.device("cpu"), int(rank), int(world), 0)
+    heads = train(root, trunk, out, RATES, machine)
+    quiet, stop = StopFlag(), StopFlag()
+    stop.requested = "SIGTERM" if int(rank) + 1 == int(world) else None
+    heard = [machine.stopping(quiet), machine.stopping(stop)]
+    alone = machine.alone()
+    if int(rank) == 0:  # the others are gone, or wait for nothing
+        heard += [alone.stopping(quiet), alone.stopping(None)]
+    assert alone.world == 1 and not dist.is_initialized()
+    torch.save({"heads": heads.state(), "heard": heard}, Path(out) / f"{rank}.pt")

@@ -14,11 +14,11 @@ from backbench.images.preprocess import normalise, to_input
 from backbench.runs import seeding
 from backbench.runs.state import StopFlag
 from backbench.weights.checkpoint import Checkpoint
-from transfer.config import Augment, Finetune, Geometry, Length, Part, Schedule
-from transfer.finetune import Network, Training
-from transfer.linear import CropFlip, positions
+from transfer.batches import CropFlip, global_batches
+from transfer.config import CropAugment, Finetune, Geometry, Length, Part, RateSchedule
 from transfer.machine import Machine
-from transfer.scoring import Task
+from transfer.network import Network, NetworkTraining
+from transfer.scoring import Assignment
 
 LR, BATCH = 0.02, 8
 PROTOCOL = Finetune(
@@ -27,8 +27,8 @@ PROTOCOL = Finetune(
     head_lr=(LR,),
     batch_size=BATCH,
     reference_batch=BATCH,
-    schedule=Schedule(name="step", milestones=(0.6, 0.8), gamma=0.2),
-    augment=Augment(size=32, scale=(0.5, 1.0)),
+    schedule=RateSchedule(name="step", milestones=(0.6, 0.8), gamma=0.2),
+    augment=CropAugment(size=32, scale=(0.5, 1.0)),
     geometry=Geometry(resize=32, crop=32),
 )
 
@@ -48,20 +48,26 @@ def train(root, trunk, run, machine, *, iterations, ratio=1.0, kind=Network):
     """The trained nn.Sequential(trunk, head)."""
     found = catalog.load("classes", Path(root))
     network = kind(Checkpoint.load(trunk), len(found.train.classes), PROTOCOL, 0, machine)
-    hashes = {name: splits.digest(images) for name, images in found.items()}
-    row = catalog.find("classes")
-    task = Task(
+    task = Assignment(
         run=Path(run),
         task="finetune",
-        dataset=row,
+        dataset=catalog.find("classes"),
         splits=found,
-        hashes=hashes,
+        hashes=splits.digests(found),
         protocol=PROTOCOL,
         seed=0,
     )
-    part = Part(length=Length(iterations=iterations), head_over_trunk=ratio)
-    state = Path(run) / "state"
-    Training(network, PROTOCOL, part, found.train, LR, "test", task, machine, StopFlag(), state)()
+    NetworkTraining(
+        network=network,
+        task=task,
+        part=Part(length=Length(iterations=iterations), head_over_trunk=ratio),
+        images=found.train,
+        lr=LR,
+        what="test",
+        machine=machine,
+        stop=StopFlag(),
+        file=Path(run) / "state",
+    ).run()
     return network.module
 
 
@@ -82,7 +88,7 @@ def plain(root, trunk, *, iterations, ratio):
         optimizer, [round(0.6 * iterations), round(0.8 * iterations)], 0.2
     )
     view = CropFlip(PROTOCOL.augment, 0)
-    for batch in positions(0, len(images), BATCH, 0, iterations):
+    for batch in global_batches(0, len(images), BATCH, 0, iterations):
         pixels = torch.stack(
             [to_input(view(images.open(i), (epoch, i)), checkpoint.pixels) for epoch, i in batch]
         )

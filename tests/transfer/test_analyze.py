@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from support.interruptions import terminate
 
 from backbench import cli
 from backbench.datasets import catalog, embedded
-from backbench.images import files
 from backbench.images.preprocess import normalise
 from backbench.results import store
 from backbench.runs import seeding
@@ -22,6 +21,7 @@ from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.resnet import build_backbone
 from pretrain.methods import _heads
 from transfer import analyze
+from transfer.analyze_pass import AnalyzedViews
 from transfer.projector import build_projector
 
 SMALL = """base: {base}
@@ -92,7 +92,7 @@ def values(out: Path) -> dict[tuple[str, str, str], float | None]:
 
 
 def test_one_pass_serves_all_checkpoints_and_the_numbers_are_right(
-    tiny_root, tmp_path, monkeypatch
+    tiny_root, tmp_path, decoder
 ) -> None:
     head = _heads.build_head(_heads.Head(layers=2, hidden=24, dim=16, last_batchnorm=True), 512)
     heads = {f"projector.{k}": v for k, v in head.state_dict().items()}
@@ -101,12 +101,10 @@ def test_one_pass_serves_all_checkpoints_and_the_numbers_are_right(
         save(tmp_path, 1, "headed", heads=heads),
         save(tmp_path, 2, "flat", constant=True),
     ]
-    opened: list[Path] = []
-    decode = files.decode
-    monkeypatch.setattr(files, "decode", lambda path: opened.append(Path(path)) or decode(path))
     small = recipe(tmp_path, 30)
     assert run(given, tiny_root, tmp_path / "out", small) == 0
-    assert len(opened) == len(set(opened)) == 30  # once each, for three checkpoints and seven views
+    # Once each, for three checkpoints and seven views
+    assert len(decoder.paths) == len(set(decoder.paths)) == 30
     found = values(tmp_path / "out")
     trunk, projector = "analyze-trunk-test-v1", "analyze-projector-test-v1"
     assert {key[:2] for key in found} == {
@@ -131,7 +129,7 @@ def test_one_pass_serves_all_checkpoints_and_the_numbers_are_right(
     config = analyze.load_config(str(small), None)
     everything = catalog.load("digits", tiny_root).test
     chosen = analyze.choose_images(everything, 30, 0)
-    augment = analyze.Augment(chosen, config, 0)
+    augment = AnalyzedViews(chosen, config, 0)
     for file, protocol, projection in ((given[0], trunk, None), (given[1], projector, head.eval())):
         checkpoint = Checkpoint.load(file)
         network = checkpoint.backbone().eval()
@@ -167,30 +165,24 @@ def test_one_pass_serves_all_checkpoints_and_the_numbers_are_right(
         ("flat", "trunk", 512),
     ]
     lines = (tmp_path / "out" / "results.jsonl").read_bytes()
-    opened.clear()
+    decoder.paths.clear()
     assert run(given, tiny_root, tmp_path / "out", small) == 0
-    assert (tmp_path / "out" / "results.jsonl").read_bytes() == lines and not opened
+    assert (tmp_path / "out" / "results.jsonl").read_bytes() == lines
+    assert not decoder.paths
 
 
-def test_a_stopped_run_continues_to_the_same_numbers(tiny_root, tmp_path, monkeypatch) -> None:
+def test_a_stopped_run_continues_to_the_same_numbers(tiny_root, tmp_path, decoder) -> None:
     files = [save(tmp_path, 0, "plain")]
     small = recipe(tmp_path, 18)
     assert run(files, tiny_root, tmp_path / "whole", small) == 0
-    seen: list[int] = []
-    view = analyze.Augment.__call__
-
-    def stopping(self, image, index):
-        seen.append(index)
-        if len(seen) == 10:
-            signal.raise_signal(signal.SIGTERM)
-        return view(self, image, index)
-
-    monkeypatch.setattr(analyze.Augment, "__call__", stopping)
+    whole = decoder.paths.copy()
+    decoder.paths.clear()
+    decoder.at[10] = terminate  # in the third batch of four
     assert run(files, tiny_root, tmp_path / "cut", small) == 75
     assert not (tmp_path / "cut" / "results.jsonl").exists()
-    first = len(seen)
+    assert len(decoder.paths) == 12
     assert run(files, tiny_root, tmp_path / "cut", small) == 0
-    assert seen[first] == 12 and len(seen) - first == 6  # three batches of four were done
+    assert decoder.paths == whole, "each image once, in order"
     assert values(tmp_path / "cut") == values(tmp_path / "whole")
     assert not list((tmp_path / "cut").glob("state/*"))
 

@@ -25,7 +25,7 @@ def _euclid(a: np.ndarray, b: np.ndarray) -> float:
 
 def test_statistics_of_views_equal_loops() -> None:
     x = _views()
-    wide = fs.Views(8, 12)
+    wide = fs.ViewStatistics(8, 12)
     for part in x.split(2):
         wide.add(part)
     nuclear, cosine, diagonal, align = [], [], [], []
@@ -51,11 +51,10 @@ def test_statistics_of_views_equal_loops() -> None:
         assert histogram.counts.tolist() == expected.tolist(), name
 
 
-def test_pairs_equal_loops(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fs, "CHUNK", 7)  # several chunks, the last one short
+def test_pairs_equal_loops() -> None:
     x = torch.randn(23, 6, generator=torch.Generator().manual_seed(1))
     labels = torch.tensor([i % 3 for i in range(22)] + [-1])
-    found = fs.pairs(x, labels)
+    found = fs.pairs(x, labels, chunk=7)  # several chunks, the last one short
     rows = _rows(x)
     within, between, potential = [], [], []
     for i in range(23):
@@ -76,11 +75,10 @@ def test_pairs_equal_loops(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.overlap == pytest.approx(shared, abs=1e-6)
 
 
-def test_min_max_equals_loops(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fs, "CHUNK", 4)
+def test_min_max_equals_loops() -> None:
     x = torch.randn(11, 20, generator=torch.Generator().manual_seed(2))
     order = torch.randperm(20, generator=torch.Generator().manual_seed(3))
-    found = fs.min_max(x, order)
+    found = fs.min_max(x, order, chunk=4)
     assert found.dims == [2, 4, 8, 16, 20]
     rows = [row[order.numpy()] for row in _rows(x)]
     for i, h in enumerate(found.dims):
@@ -125,14 +123,14 @@ def test_accumulators_have_one_size_and_one_answer_whatever_the_number_of_images
 
     sizes = []
     for images in (8, 400):
-        views, moments = fs.Views(8, 12), fs.Moments(12)
+        views, moments = fs.ViewStatistics(8, 12), fs.Moments(12)
         for start in range(0, images, 8):
             x = _views(8, seed=start)
             views.add(x)
             moments.add(x[:, 0])
         sizes.append(tensors({"v": views.state(), "m": moments.state()}))
     assert sizes[0] == sizes[1]
-    again_views, again_moments = fs.Views(8, 12), fs.Moments(12)
+    again_views, again_moments = fs.ViewStatistics(8, 12), fs.Moments(12)
     again_views.restore(views.state())
     again_moments.restore(moments.state())
     assert again_views.mean("nuclear_norm") == views.mean("nuclear_norm")
@@ -144,7 +142,7 @@ def test_accumulators_have_one_size_and_one_answer_whatever_the_number_of_images
 
 def test_equal_features() -> None:
     same = torch.ones(6, 32, 16)
-    views = fs.Views(32, 16)
+    views = fs.ViewStatistics(32, 16)
     views.add(same)
     assert views.mean("nuclear_norm").value == pytest.approx(
         math.sqrt(32)
@@ -174,7 +172,7 @@ def test_isotropic_gaussians() -> None:
     assert found.uniformity == pytest.approx(-4 + 8 / 64, abs=0.02)
     assert found.between_mean == pytest.approx(math.sqrt(2), abs=0.01)
     assert found.overlap > 0.85  # labels say nothing here
-    views = fs.Views(32, 64)
+    views = fs.ViewStatistics(32, 64)
     views.add(x[:2048].view(64, 32, 64))
     mean_cosine = views.mean("view_cosine").value
     assert mean_cosine == pytest.approx(1 / 32, abs=0.01)  # only a view with itself
@@ -195,13 +193,13 @@ def test_features_of_rank_r(rank: int) -> None:
     found = fs.collapse(moments)
     assert found.live == rank and found.kind == fs.DIMENSIONAL
     assert rank * 0.95 < fs.entropy_rank(moments.singular_values()) <= rank + 1e-6
-    views = fs.Views(32, 64)
+    views = fs.ViewStatistics(32, 64)
     views.add(x[:64].view(2, 32, 64))
     assert views.mean("nuclear_norm").value <= math.sqrt(32 * min(rank, 32)) + 1e-9
 
 
 def test_nuclear_norm_of_orthogonal_views_is_its_greatest() -> None:
-    views = fs.Views(8, 16)
+    views = fs.ViewStatistics(8, 16)
     views.add(torch.eye(16)[:8].expand(3, 8, 16))
     assert views.mean("nuclear_norm").value == pytest.approx(8.0)
     assert int(views.histograms["nuclear_norm"].counts[-1]) == 3  # the end of the range counts

@@ -1,12 +1,14 @@
 """Frozen trunks are exact, and the cache gives back what was asked for or refuses."""
 
+import dataclasses
 import json
-from pathlib import Path
+import os
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from support.interruptions import Killed, kill
 
 from backbench.errors import BadInput, Preempted
 from backbench.images.files import scan_folder
@@ -14,11 +16,14 @@ from backbench.images.preprocess import CIFAR_MEAN, CIFAR_STD, Pixels, eval_geom
 from backbench.runs.state import StopFlag
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.resnet import build_backbone
-from transfer import features
-from transfer.features import Extractor, Frozen, Store
+from transfer.config import Geometry
+from transfer.feature_cache import FeatureCache, describe, images_fingerprint
+from transfer.features import Extractor
+from transfer.frozen import FrozenTrunk
+from transfer.machine import Machine
 
 CPU = torch.device("cpu")
-GEOMETRY = {"resize": 40, "crop": 32, "interpolation": "bilinear", "square": False}
+GEOMETRY = Geometry(resize=40, crop=32)
 
 
 def checkpoint(seed=0, arch="resnet18", **about):
@@ -45,16 +50,15 @@ def images(tmp_path):
 
 
 @pytest.fixture
-def store(tmp_path):
-    return Store(tmp_path / "cache", 10_000_000)
+def cache(tmp_path):
+    return FeatureCache(tmp_path / "cache", 10_000_000)
 
 
-def extractor(store, *checkpoints, **changes):
-    trunks = [
-        Frozen.build(c, device=CPU, precision=changes.pop("precision", "fp32")) for c in checkpoints
-    ]
+def extractor(cache, *checkpoints, precision="fp32", workers=0, stop=None):
+    trunks = [FrozenTrunk.build(c, device=CPU, precision=precision) for c in checkpoints]
+    machine = Machine(CPU, rank=0, world=1, workers=workers)
     return Extractor(
-        trunks=trunks, geometry=changes.pop("geometry", GEOMETRY), store=store, batch=4, **changes
+        trunks=trunks, geometry=GEOMETRY, cache=cache, machine=machine, batch=4, stop=stop
     )
 
 
@@ -64,27 +68,24 @@ def test_folded_channels_last_is_the_trunk(arch):
     x = torch.randn(4, 3, 64, 64)
     with torch.no_grad():
         expected = point.backbone().eval()(x)
-    found = Frozen.build(point, device=CPU)(x)
-    assert not [
-        m
-        for m in Frozen.build(point, device=CPU).module.modules()
-        if isinstance(m, torch.nn.BatchNorm2d)
-    ]
+    frozen = FrozenTrunk.build(point, device=CPU)
+    found = frozen(x)
+    assert not any(isinstance(m, torch.nn.BatchNorm2d) for m in frozen.module.modules())
     assert float((found - expected).norm() / expected.norm()) < 5e-6
 
 
-def test_bf16_is_near_and_marked(images, store):
+def test_bf16_is_near_and_marked(images, cache):
     point = checkpoint()
-    exact = extractor(store, point)(images)[0]
-    rough = extractor(store, point, precision="bf16")(images)[0]
+    exact = extractor(cache, point)(images)[0]
+    rough = extractor(cache, point, precision="bf16")(images)[0]
     error = float((rough - exact).norm() / exact.norm())
     assert 1e-4 < error < 0.1, "another entry of the cache, not the same numbers"
 
 
-def test_features_are_those_of_the_plain_trunk(images, store):
+def test_features_are_those_of_the_plain_trunk(images, cache):
     points = [checkpoint(0), checkpoint(1, pixels=Pixels(CIFAR_MEAN, CIFAR_STD, "BGR"))]
-    found = extractor(store, *points)(images)
-    geometry = eval_geometry(**GEOMETRY)
+    found = extractor(cache, *points)(images)
+    geometry = eval_geometry(resize=40, crop=32)
     for point, rows in zip(points, found):
         pixels = torch.stack(
             [to_input(geometry(images.open(i)), point.pixels) for i in range(len(images))]
@@ -95,47 +96,44 @@ def test_features_are_those_of_the_plain_trunk(images, store):
 
 
 def test_workers_change_nothing(images, tmp_path):
-    a = extractor(Store(tmp_path / "a", 10**8), checkpoint())(images)[0]
-    b = extractor(Store(tmp_path / "b", 10**8), checkpoint(), workers=2)(images)[0]
+    a = extractor(FeatureCache(tmp_path / "a", 10**8), checkpoint())(images)[0]
+    b = extractor(FeatureCache(tmp_path / "b", 10**8), checkpoint(), workers=2)(images)[0]
     assert torch.equal(a, b)
 
 
-def test_second_time_comes_from_the_cache(images, store, monkeypatch):
-    first = extractor(store, checkpoint())(images)[0]
-    monkeypatch.setattr(features, "forward_all", None)
-    assert torch.equal(extractor(store, checkpoint())(images)[0], first)
-    with pytest.raises(TypeError):  # the forward is really needed for what is not there
-        extractor(store, checkpoint(1))(images)
+def test_second_time_comes_from_the_cache(images, cache, decoder):
+    first = extractor(cache, checkpoint())(images)[0]
+    assert len(decoder.paths) == 10
+    assert torch.equal(extractor(cache, checkpoint())(images)[0], first)
+    assert len(decoder.paths) == 10, "nothing is decoded for what is there"
+    both = extractor(cache, checkpoint(), checkpoint(1))(images)
+    assert torch.equal(both[0], first) and not torch.equal(both[1], first)
+    assert len(decoder.paths) == 20, "the other checkpoint needs the images"
 
 
-def test_all_that_matters_is_in_the_key(images, store):
-    import os
+def test_all_that_matters_is_in_the_key(images, cache):
+    def frozen(*about, precision="fp32", **changes):
+        return FrozenTrunk.build(checkpoint(*about, **changes), device=CPU, precision=precision)
 
-    base = Frozen.build(checkpoint(), device=CPU)
-    of = features.fingerprint(images)
-    keys = {store.path(features.describe(base, of, GEOMETRY))}
-    other = [
-        features.describe(Frozen.build(checkpoint(1), device=CPU), of, GEOMETRY),
-        features.describe(
-            Frozen.build(checkpoint(pixels=Pixels(std=(0.228, 0.224, 0.225))), device=CPU),
-            of,
-            GEOMETRY,
-        ),
-        features.describe(Frozen.build(checkpoint(), device=CPU, precision="bf16"), of, GEOMETRY),
-        features.describe(base, of, {**GEOMETRY, "interpolation": "bicubic"}),
-        features.describe(base, of, {**GEOMETRY, "resize": 41}),
-        features.describe(base, features.fingerprint(images.subset(range(9))), GEOMETRY),
+    base, of = frozen(), images_fingerprint(images)
+    described = [
+        describe(base, of, GEOMETRY),
+        describe(frozen(1), of, GEOMETRY),
+        describe(frozen(pixels=Pixels(std=(0.228, 0.224, 0.225))), of, GEOMETRY),
+        describe(frozen(precision="bf16"), of, GEOMETRY),
+        describe(base, of, dataclasses.replace(GEOMETRY, interpolation="bicubic")),
+        describe(base, of, dataclasses.replace(GEOMETRY, resize=41)),
+        describe(base, images_fingerprint(images.subset(range(9))), GEOMETRY),
     ]
     os.utime(images.file(0), ns=(1, 1))
-    other.append(features.describe(base, features.fingerprint(images), GEOMETRY))
-    keys |= {store.path(description) for description in other}
-    assert len(keys) == 8
+    described.append(describe(base, images_fingerprint(images), GEOMETRY))
+    assert len({cache.path(description) for description in described}) == 8
 
 
-def test_another_preprocessing_under_this_name_is_refused(images, store):
-    make = extractor(store, checkpoint())
+def test_another_preprocessing_under_this_name_is_refused(images, cache):
+    make = extractor(cache, checkpoint())
     make(images)
-    (about,) = store.folder.glob("*.json")
+    (about,) = cache.folder.glob("*.json")
     text = json.loads(about.read_text())
     text["description"]["geometry"]["interpolation"] = "bicubic"
     about.write_text(json.dumps(text))
@@ -145,10 +143,10 @@ def test_another_preprocessing_under_this_name_is_refused(images, store):
         make(images)
 
 
-def test_damaged_rows_are_refused(images, store):
-    make = extractor(store, checkpoint())
+def test_damaged_rows_are_refused(images, cache):
+    make = extractor(cache, checkpoint())
     make(images)
-    (rows,) = store.folder.glob("*.npy")
+    (rows,) = cache.folder.glob("*.npy")
     data = bytearray(rows.read_bytes())
     data[-5] ^= 1
     rows.write_bytes(data)
@@ -157,27 +155,58 @@ def test_damaged_rows_are_refused(images, store):
 
 
 def test_the_cache_stays_within_its_limit(images, tmp_path):
-    small = Store(tmp_path / "small", 2 * (10 * 512 * 4 + 200))
+    small = FeatureCache(tmp_path / "small", 2 * (10 * 512 * 4 + 200))
     for seed in range(4):
         extractor(small, checkpoint(seed))(images)
         assert sum(p.stat().st_size for p in small.folder.glob("*.npy")) <= small.limit
     assert len(list(small.folder.glob("*.npy"))) == 2
     with pytest.raises(BadInput, match="set BACKBENCH_CACHE_GB"):
-        extractor(Store(tmp_path / "tiny", 1000), checkpoint())(images)
+        extractor(FeatureCache(tmp_path / "tiny", 1000), checkpoint())(images)
 
 
-def test_stopped_at_a_batch_and_continued(images, store, monkeypatch):
+def test_stopped_at_a_batch_and_continued(images, cache, decoder):
     stop = StopFlag()
     stop.requested = "SIGTERM"
     with pytest.raises(Preempted, match="stopped by SIGTERM after 4 of 10 images"):
-        extractor(store, checkpoint(), stop=stop)(images)
-    seen = []
-    forward = features.forward_all
-    monkeypatch.setattr(
-        features, "forward_all", lambda trunks, x: seen.append(len(x)) or forward(trunks, x)
-    )
-    continued = extractor(store, checkpoint())(images)[0]
-    assert seen == [4, 2], "the first batch is not computed again"
-    whole = extractor(Store(store.folder.parent / "other", 10**8), checkpoint())(images)[0]
+        extractor(cache, checkpoint(), stop=stop)(images)
+    assert len(decoder.paths) == 4
+    continued = extractor(cache, checkpoint())(images)[0]
+    assert len(decoder.paths) == 10, "the first batch is not computed again"
+    elsewhere = FeatureCache(cache.folder.parent / "other", 10**8)
+    whole = extractor(elsewhere, checkpoint())(images)[0]
     assert torch.equal(continued, whole)
-    assert not list(Path(store.folder).glob("*.part"))
+    left = {p.suffix for p in cache.folder.iterdir()}
+    assert left == {".npy", ".json", ".lock"}, "no part and no marker stays behind"
+
+
+def test_a_marker_that_is_left_over_vouches_for_nothing(images, cache, decoder):
+    """Saved at image 4; one of two parts vanishes, so both are begun anew; that run is killed before it saves."""
+    points = [checkpoint(seed) for seed in range(2)]
+    stop = StopFlag()
+    stop.requested = "SIGTERM"
+    with pytest.raises(Preempted):
+        extractor(cache, *points, stop=stop)(images)
+    next(cache.folder.glob("*.part")).unlink()
+    decoder.paths.clear()
+    decoder.at[1] = kill
+    with pytest.raises(Killed):
+        extractor(cache, *points)(images)
+    found = extractor(cache, *points)(images)
+    assert len(decoder.paths) == 10, "nothing was there"
+    elsewhere = FeatureCache(cache.folder.parent / "other", 10**8)
+    for one, whole in zip(found, extractor(elsewhere, *points)(images)):
+        assert torch.equal(one, whole)
+
+
+def test_killed_between_saves_computes_again_what_was_not_saved(images, cache, decoder):
+    """Three trunks at once; the kill comes before anything was saved, so the parts on disk count for nothing."""
+    points = [checkpoint(seed) for seed in range(3)]
+    decoder.at[6] = kill
+    with pytest.raises(Killed):
+        extractor(cache, *points)(images)
+    assert list(cache.folder.glob("*.part"))
+    found = extractor(cache, *points)(images)
+    assert len(decoder.paths) == 5 + 10
+    elsewhere = FeatureCache(cache.folder.parent / "other", 10**8)
+    for one, whole in zip(found, extractor(elsewhere, *points)(images)):
+        assert torch.equal(one, whole)

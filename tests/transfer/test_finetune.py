@@ -1,6 +1,7 @@
 """Finetuning: the lists, the two rates, the choice, the refit, and that no kill changes a number."""
 
 import json
+import signal
 import socket
 import subprocess
 import sys
@@ -10,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 from support import train_network
+from support.interruptions import kill, until_done
 
 from backbench.cli import main
 from backbench.datasets import catalog
 from backbench.errors import EXIT_BAD_INPUT, EXIT_PREEMPTED
 from backbench.results import store
-from backbench.runs.state import StopFlag
 from backbench.weights.checkpoint import Checkpoint
 from transfer import finetune
 from transfer.config import load_protocol
@@ -111,11 +112,11 @@ def test_another_list_than_the_published_is_refused(trees, trunk, tmp_path, caps
 def test_lists_use_their_own_labels_only(trees):
     root = trees("classes")
     names = ["circle/000.png", "square/001.png"]
-    found = finetune._labelled(catalog.load("classes", root), names, Path("10percent.txt"), 0)
+    found = finetune.labelled_part(catalog.load("classes", root), names, Path("10percent.txt"), 0)
     assert found.train.paths == tuple(names) and len(found.val) == 6 and not found.held_out
     trees.classes(root / "noval", sizes=(("train", 10), ("test", 2)))
     everything = [f"{c}/{i:03d}.png" for c in ("circle", "square") for i in range(5)]
-    held = finetune._labelled(catalog.load("noval", root), everything, Path("10percent.txt"), 0)
+    held = finetune.labelled_part(catalog.load("noval", root), everything, Path("10percent.txt"), 0)
     assert held.held_out and len(held.train) == 8 and len(held.val) == 2
     assert {*held.train.paths, *held.val.paths} == set(everything), (
         "train and val together are the list"
@@ -166,51 +167,34 @@ def test_two_processes_give_the_weights_of_one(trees, trunk, tmp_path):
             assert float((two[name] - value).norm() / value.norm().clamp(min=1e-3)) < 1e-5, name
 
 
-class Killed(BaseException):
-    pass
-
-
-def test_killed_after_any_save_ends_with_the_same_rows(trees, trunk, tmp_path, monkeypatch):
+def test_killed_after_any_save_ends_with_the_same_rows(trees, trunk, tmp_path, decoder):
     root = trees("classes")
     assert main(semisup(root, trunk, tmp_path / "whole", tmp_path)) == 0
     (expected,) = rows_of(tmp_path / "whole")
     assert expected.task == "semi_10pct" and expected.chosen["on"] == "val"
     assert expected.chosen["trunk_lr_used"] == pytest.approx(expected.chosen["lr_used"] / 20)
-    save, saves = finetune.Training._save, 0
-
-    def die(self, step):
-        nonlocal saves
-        save(self, step)
-        saves += 1
-        if saves in (2, 5, 8):
-            raise Killed
-
-    monkeypatch.setattr(finetune.Training, "_save", die)
-    deaths = 0
-    while True:
-        try:
-            assert main(semisup(root, trunk, tmp_path / "killed", tmp_path)) == 0
-            break
-        except Killed:
-            deaths += 1
-    assert deaths == 3 and saves == 10, "a continued run repeats no step"
+    # Per rate five steps of 4 images and the 6 of val, then the 8 of test. The state is saved at every step; the deaths
+    # come before the third step, between the last step and val, and before the second rate's fourth step.
+    whole, rate = len(decoder.paths), 5 * 4 + 6
+    assert whole == 2 * rate + 8
+    decoder.paths.clear()
+    decoder.at = dict.fromkeys((2 * 4 + 1, 5 * 4 + 1, rate + 3 * 4 + 1), kill)
+    killed = semisup(root, trunk, tmp_path / "killed", tmp_path)
+    assert until_done(lambda: main(killed), deaths=3) == 0
+    assert len(decoder.paths) == whole, "a continued run repeats no step"
     assert rows_of(tmp_path / "killed") == [expected]
-    assert main(semisup(root, trunk, tmp_path / "killed", tmp_path)) == 0 and saves == 10
+    assert main(killed) == 0 and len(decoder.paths) == whole
     assert len(rows_of(tmp_path / "killed")) == 1
     assert not list((tmp_path / "killed" / "state").iterdir())
 
 
-def test_signal_ends_with_75_and_the_same_command_continues(trees, trunk, tmp_path, monkeypatch):
+def test_signal_ends_with_75_and_the_same_command_continues(
+    trees, trunk, tmp_path, decoder, capsys
+):
     root = trees("classes")
-    enter = StopFlag.__enter__
-
-    def asked(self):
-        self.requested = "SIGUSR1"
-        return enter(self)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(StopFlag, "__enter__", asked)
-        assert main(semisup(root, trunk, tmp_path / "run", tmp_path)) == EXIT_PREEMPTED
+    decoder.at[6] = lambda: signal.raise_signal(signal.SIGUSR1)
+    assert main(semisup(root, trunk, tmp_path / "run", tmp_path)) == EXIT_PREEMPTED
+    assert "stopped by SIGUSR1 at step 2 of 5" in capsys.readouterr().err
     assert main(semisup(root, trunk, tmp_path / "run", tmp_path)) == 0
 
 

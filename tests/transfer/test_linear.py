@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support import train_heads
+from support.interruptions import kill, until_done
 from torch import nn
 
 from backbench.cli import main
@@ -25,9 +26,11 @@ from backbench.runs import seeding
 from backbench.runs.state import StopFlag
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.resnet import build_backbone
-from transfer import linear
+from transfer.batches import CropFlip, equal_shares, global_batches, rank_share
 from transfer.config import load_protocol
-from transfer.features import Frozen
+from transfer.frozen import FrozenTrunk
+from transfer.heads import BestHeads, LinearHeads
+from transfer.linear import PROBES, TASKS
 from transfer.machine import Machine, read_checkpoints
 
 ONE = Machine(torch.device("cpu"), 0, 1, 0)
@@ -54,9 +57,10 @@ def separate_run(root, trunk, lr, protocol=train_heads.PROTOCOL):
     optimizer = torch.optim.SGD(
         head.parameters(), lr=0.0, momentum=0.9, weight_decay=protocol.weight_decay
     )
-    view = linear.CropFlip(protocol.augment, 0)
+    view = CropFlip(protocol.augment, 0)
     total = protocol.length["default"].iterations
-    for step, batch in enumerate(linear.positions(0, len(images), protocol.batch_size, 0, total)):
+    batches = global_batches(0, len(images), protocol.batch_size, 0, total)
+    for step, batch in enumerate(batches):
         pixels = torch.stack(
             [to_input(view(images.open(i), (epoch, i)), checkpoint.pixels) for epoch, i in batch]
         )
@@ -95,32 +99,63 @@ def test_weight_decay_is_torchs(trees, trunk, tmp_path):
     assert relative(heads.weight, separate_run(root, trunk, 3.16, decayed)[0]) < 1e-5
 
 
-def test_two_processes_give_the_weights_of_one(trees, trunk, tmp_path):
+def test_two_processes_give_the_weights_of_one_and_hear_of_each_others_signals(
+    trees, trunk, tmp_path
+):
     root, port = trees("classes", classes=("a", "b", "c")), str(free_port())
-    out = tmp_path / "two" / "heads.pt"
-    out.parent.mkdir()
+    out = tmp_path / "two"
+    out.mkdir()
     command = [sys.executable, train_heads.__file__, str(root), str(trunk), str(out)]
     ranks = [subprocess.Popen([*command, str(rank), "2", port]) for rank in range(2)]
     one = train_heads.train(root, trunk, tmp_path, RATES, ONE)
     assert [rank.wait(timeout=300) for rank in ranks] == [0, 0]
-    two = torch.load(out, weights_only=True)
+    zero, other = (torch.load(out / f"{rank}.pt", weights_only=True) for rank in range(2))
     for i in range(7):
         rows = slice(3 * i, 3 * i + 3)
-        assert relative(two["weight"][rows], one.weight[rows]) < 1e-5, f"rate {RATES[i]}"
+        assert relative(zero["heads"]["weight"][rows], one.weight[rows]) < 1e-5, f"rate {RATES[i]}"
+    assert torch.equal(zero["heads"]["weight"], other["heads"]["weight"])
+    assert zero["heard"] == [None, "a signal", None, None]
+    assert other["heard"] == [None, "SIGTERM"]
+
+
+def test_a_head_that_gave_up_stays_as_it_was_best():
+    """Patience 2: the second head is best in epoch 1 and must not come back with a lower loss in epoch 4."""
+    heads = LinearHeads(2, 3, 4, std=0.1, seed=0, device=torch.device("cpu"))
+    best = BestHeads(heads)
+    losses = {1: (3.0, 1.0), 2: (2.0, 1.5), 3: (2.5, 1.5), 4: (1.0, 0.5), 5: (1.5, 0.5)}
+    given_up = []
+    for epoch, loss in losses.items():
+        heads.weight.fill_(epoch)
+        given_up.append(best.update(heads, torch.tensor(loss), epoch=epoch, patience=2))
+    assert best.epoch.tolist() == [4, 1] and best.loss.tolist() == [1.0, 1.0]
+    best.restore(heads)
+    assert heads.weight[:3].unique().tolist() == [4] and heads.weight[3:].unique().tolist() == [1]
+    assert not any(given_up)
+    assert best.update(heads, torch.tensor([9.0, 9.0]), epoch=7, patience=2), "both gave up"
 
 
 def test_batches_are_permutations_in_a_row_and_shares_cover_them():
-    stream = [item for batch in linear.positions(0, 10, 4, 0, 5) for item in batch]
+    stream = [item for batch in global_batches(0, 10, 4, 0, 5) for item in batch]
     assert [epoch for epoch, _ in stream] == [0] * 10 + [1] * 10
     assert sorted(i for epoch, i in stream if epoch == 0) == list(range(10))
-    assert list(linear.positions(0, 10, 4, 3, 5)) == list(linear.positions(0, 10, 4, 0, 5))[3:]
+    assert list(global_batches(0, 10, 4, 3, 5)) == list(global_batches(0, 10, 4, 0, 5))[3:]
     batch = stream[:5]
-    assert [item for rank in range(3) for item in linear.share(batch, rank, 3)] == batch
+    assert [item for rank in range(3) for item in rank_share(batch, rank, 3)] == batch
+
+
+def test_equal_shares_are_the_images_in_order_behind_one_another():
+    ranks = [equal_shares(4, 15, 5, rank, 3) for rank in range(3)]
+    assert {len(share) for share in ranks[0][:-1] + ranks[1][:-1]} == {2}, "as gathering needs"
+    batches = []
+    for shares in zip(*ranks):
+        batches.append([index for share in shares for _, index in share])
+    assert [batch[:5] for batch in batches[:-1]] == [[4, 5, 6, 7, 8], [9, 10, 11, 12, 13]]
+    assert batches[-1][:1] == [14]
 
 
 def test_views_depend_on_epoch_and_image_only(trees):
     images = catalog.load("classes", trees("classes")).train
-    view = linear.CropFlip(train_heads.PROTOCOL.augment, 0)
+    view = CropFlip(train_heads.PROTOCOL.augment, 0)
     a, b, c = (np.asarray(view(images.open(0), key)) for key in ((0, 0), (0, 0), (1, 0)))
     assert (a == b).all() and (a != c).any()
 
@@ -165,38 +200,21 @@ def command(root, trunks, out, protocol, *more):
     return [*args, "--protocol", protocol, "--workers", "0", *more]
 
 
-class Killed(BaseException):
-    """Ends the process's work at once, past every handler."""
-
-
-def test_killed_after_any_save_ends_with_the_same_rows(trees, two_trunks, tmp_path, monkeypatch):
+def test_killed_after_any_save_ends_with_the_same_rows(trees, two_trunks, tmp_path, decoder):
     root, file = trees("classes"), protocol_file(tmp_path)
     assert main(command(root, two_trunks, tmp_path / "whole", file)) == 0
     expected = rows_of(tmp_path / "whole")
     assert len(expected) == 2 and expected[0].chosen["on"] == "val"
-    save, saves = linear.Training._save, 0
-
-    def die(self, step):
-        nonlocal saves
-        save(self, step)
-        saves += 1
-        if saves in (3, 8, 12, 17):  # in the middle of both phases
-            raise Killed
-
-    monkeypatch.setattr(linear.Training, "_save", die)
-    deaths = 0
-    while True:
-        try:
-            assert main(command(root, two_trunks, tmp_path / "killed", file)) == 0
-            break
-        except Killed:
-            deaths += 1
-    assert deaths == 4 and saves == 20, "a continued run repeats no step"
+    # Ten steps of 8 images choose, ten train again; the features of val and test are in the cache by now. The state is
+    # saved at every step, and each death comes before the first image of the next one.
+    decoder.paths.clear()
+    decoder.at = dict.fromkeys((3 * 8 + 1, 8 * 8 + 1, 12 * 8 + 1, 17 * 8 + 1), kill)
+    killed = command(root, two_trunks, tmp_path / "killed", file)
+    assert until_done(lambda: main(killed), deaths=4) == 0
+    assert len(decoder.paths) == 20 * 8, "a continued run repeats no step"
     assert rows_of(tmp_path / "killed") == expected
-    assert main(command(root, two_trunks, tmp_path / "killed", file)) == 0, (
-        "a finished run recognises its results"
-    )
-    assert len(rows_of(tmp_path / "killed")) == 2 and saves == 20
+    assert main(killed) == 0, "a finished run recognises its results"
+    assert len(rows_of(tmp_path / "killed")) == 2 and len(decoder.paths) == 20 * 8
 
 
 def ended(process, progress, changes):
@@ -338,6 +356,7 @@ def test_early_stop_keeps_the_best_epoch(trees, trunk, tmp_path):
     assert row.chosen["trained_on"] == "train"
     done = json.loads((tmp_path / "run" / "progress.json").read_text())
     assert done["what"].startswith("classes"), done
+    assert not list((tmp_path / "run" / "state").iterdir()), "nothing is left to continue"
 
 
 def test_features_once_or_live_learn_the_same_task(trees, trunk, tmp_path):
@@ -350,7 +369,7 @@ def test_features_once_or_live_learn_the_same_task(trees, trunk, tmp_path):
 
 
 def test_a_trunk_that_moves_is_a_failure(trunk):
-    frozen = Frozen.build(Checkpoint.load(trunk), device=torch.device("cpu"))
+    frozen = FrozenTrunk.build(Checkpoint.load(trunk), device=torch.device("cpu"))
     frozen.verify()
     frozen.module.layer4[0].conv1.weight.data[0] += 1e-3
     with pytest.raises(Failed, match="the frozen trunk of 'random0' has changed"):
@@ -379,6 +398,23 @@ def test_probes_on_cached_features(trees, two_trunks, tmp_path, protocol):
         assert kept["values"].tolist() == rows[0].provenance["draws"] and len(kept["values"]) == 4
     if protocol == "logreg":
         assert len(rows[0].chosen["scores"]) == 4 and rows[0].chosen["converged"]
+
+
+@pytest.mark.slow
+def test_two_processes_share_the_features_and_one_goes_on_alone(trees, two_trunks, tmp_path):
+    """Also where every feature is in the cache already, and where the rows are there."""
+    root, file = trees("classes"), tmp_path / "knn.yaml"
+    geometry = {"resize": 32, "crop": 32}
+    text = {"kind": "knn", "protocol": "knn-demo-v1", "k": [1, 5], "geometry": geometry}
+    file.write_text(json.dumps({**text, "feature_batch": 5}))
+    line = [sys.executable, "-m", "backbench"]
+    for run in ("first", "cached", "cached"):
+        two = command(root, two_trunks, tmp_path / run, file, "--devices", "2")
+        assert subprocess.run([*line, *two, "--accelerator", "cpu"], check=False).returncode == 0
+    assert main(command(root, two_trunks, tmp_path / "one", file)) == 0
+    expected = rows_of(tmp_path / "one")
+    assert len(expected) == 4
+    assert rows_of(tmp_path / "first") == rows_of(tmp_path / "cached") == expected
 
 
 def test_more_neighbours_than_images_is_refused(trees, trunk, tmp_path, capsys):
@@ -411,6 +447,10 @@ def test_one_set_of_weights_with_two_stems_is_refused(tmp_path, trunk):
 
 
 # Protocols
+
+
+def test_every_kind_of_protocol_that_measures_a_task_has_its_probe():
+    assert set(PROBES) == set(TASKS)
 
 
 def test_every_shipped_protocol_loads_and_has_its_own_name():

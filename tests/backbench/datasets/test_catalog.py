@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -202,6 +204,14 @@ def test_a_short_dataset_says_so_in_its_notes(trees):
 def test_unknown_name_lists_the_known(tmp_path):
     with pytest.raises(BadInput, match=r"did you mean 'caltech101'\?"):
         catalog.load("caltec101", tmp_path)
+
+
+def test_the_table_of_datasets_is_cheap_to_import():
+    """The leaderboard and the launcher take it, and start in a fraction of a second."""
+    code = "import sys, backbench.datasets.catalog; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    heavy = {"torch", "torchvision", "numpy", "PIL", "scipy", "omegaconf"}
+    assert not heavy & set(done.stdout.split())
 
 
 # backbench data

@@ -1,0 +1,41 @@
+"""What ends a run in its middle, tied to what every run does: decode images."""
+
+import signal
+
+
+class Killed(BaseException):
+    """Ends the process's work at once, past every handler."""
+
+
+def kill():
+    raise Killed
+
+
+def terminate():
+    signal.raise_signal(signal.SIGTERM)
+
+
+class WatchedDecoder:
+    """`backbench.images.files.decode`, with the paths that it was asked for; `at[n]` is called before image n, from 1.
+
+    Only what this process decodes is seen, so runs have --workers 0.
+    """
+
+    def __init__(self, decode):
+        self.decode, self.paths, self.at = decode, [], {}
+
+    def __call__(self, path):
+        self.at.pop(len(self.paths) + 1, lambda: None)()
+        self.paths.append(path)
+        return self.decode(path)
+
+
+def until_done(run, deaths):
+    """Call `run` again after every death, of which there must be so many; returns what it returned."""
+    for _ in range(deaths):
+        try:
+            run()
+        except Killed:
+            continue
+        raise AssertionError(f"the run ended before it had died {deaths} times")
+    return run()

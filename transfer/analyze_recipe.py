@@ -1,0 +1,59 @@
+"""Recipes of `backbench analyze` as typed values: configs/transfer/analyze*.yaml."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from backbench import config
+from backbench.images.views import Crops
+from transfer.config import Geometry
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnalyzeConfig:
+    """`{space}` in the protocol's name becomes `trunk` or `projector`."""
+
+    protocol: str = "analyze-{space}-v1"
+    split: Literal["train", "val", "test"] = "test"
+    images: int | None = None  # a seeded choice of so many; null: all
+    augmentations: int = 32
+    crops: Crops
+    geometry: Geometry
+    sample: int = (
+        4096  # images whose plain features are kept, for distances between images and the probes
+    )
+    batch: int = 4  # images at a time, each with all its views
+    neighbours: int = 20
+    temperature: float = 0.07
+    shots: int = 2
+    draws: int = 20
+    l2: float = 0.01
+    save_minutes: float = 5.0
+
+    def __post_init__(self) -> None:
+        if "{space}" not in self.protocol:
+            raise ValueError(
+                f"protocol '{self.protocol}' needs {{space}} in it,"
+                " so that spaces do not share a column"
+            )
+        if self.crops.size != self.geometry.crop:
+            raise ValueError(
+                f"crops.size {self.crops.size} and geometry.crop {self.geometry.crop} must be equal"
+            )
+        if self.augmentations < 2 or self.sample < 2 or self.batch < 1:
+            raise ValueError("augmentations and sample must be at least 2, batch at least 1")
+
+    def name(self, space: str) -> str:
+        return self.protocol.replace("{space}", space)
+
+
+def load_config(recipe: str, augmentations: int | None) -> AnalyzeConfig:
+    """The recipe; another number of augmentations than its own becomes part of the protocol's
+    name."""
+    found = config.load(AnalyzeConfig, recipe, kind="transfer")
+    if augmentations is None or augmentations == found.augmentations:
+        return found
+    data = config.to_dict(found) | {"augmentations": augmentations}
+    data["protocol"] = found.protocol.replace("{space}", f"{{space}}-{augmentations}views")
+    return config.build(AnalyzeConfig, data, where="--augmentations")

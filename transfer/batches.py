@@ -1,0 +1,156 @@
+"""From a list of images to batches of pixels: which images a step sees, where, in which view.
+
+Nothing here keeps a position or draws from a global generator: a batch is a pure function of the
+seed and the step, so a continued run sees what an uninterrupted one sees, whatever the numbers of
+processes and workers.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from backbench.images.files import ImageList
+from backbench.images.views import crop_box
+from backbench.runs import seeding
+from transfer.config import CropAugment
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+EpochIndex = tuple[int, int]  # the epoch, and an image's index in the list
+K = TypeVar("K")  # what a view depends on beside the image
+
+
+# Which images
+
+
+def global_batches(
+    seed: int, images: int, batch: int, first: int, last: int
+) -> Iterator[list[EpochIndex]]:
+    """The global batches of steps first..last-1 as (epoch, index) lists."""
+    # One endless stream of seeded permutations; a batch may lie across the end of an epoch.
+    epoch, order = -1, torch.empty(0)
+    for step in range(first, last):
+        out = []
+        for position in range(step * batch, (step + 1) * batch):
+            if position // images != epoch:
+                epoch = position // images
+                order = torch.randperm(images, generator=seeding.generator(seed, "order", epoch))
+            out.append((epoch, int(order[position % images])))
+        yield out
+
+
+def rank_share(batch: list[EpochIndex], rank: int, world: int) -> list[EpochIndex]:
+    """This rank's contiguous part of a global batch; the parts differ by one image at most."""
+    return batch[len(batch) * rank // world : len(batch) * (rank + 1) // world]
+
+
+def rank_batches(
+    seed: int, images: int, batch: int, first: int, last: int, *, rank: int, world: int
+) -> Iterator[list[EpochIndex]]:
+    """This rank's share of each of `global_batches`."""
+    for whole in global_batches(seed, images, batch, first, last):
+        yield rank_share(whole, rank, world)
+
+
+def equal_shares(
+    first: int, count: int, batch: int, rank: int, world: int
+) -> list[list[tuple[None, int]]]:
+    """This rank's part of each batch of images first..count-1 in order, as (no key, index) lists.
+
+    All ranks get equally many, as gathering needs: the last shares are padded with the last image.
+    After a gather the first `batch` rows (or as many as are left) are the images in order.
+    """
+    shares = []
+    for begin in range(first, count, batch):
+        # A batch of b images is W contiguous parts of ceil(b / W); behind its end lies padding.
+        each = -(-(min(begin + batch, count) - begin) // world)
+        mine = range(begin + rank * each, begin + (rank + 1) * each)
+        shares.append([(None, min(i, count - 1)) for i in mine])
+    return shares
+
+
+# Their views
+
+
+class CropFlip:
+    """The training view of an image in an epoch: RandomResizedCrop and flip, by the seed alone."""
+
+    def __init__(self, augment: CropAugment, seed: int) -> None:
+        self.augment, self.seed = augment, seed
+
+    def __call__(self, picture: Image.Image, key: EpochIndex) -> Image.Image:
+        from PIL import Image
+
+        a = self.augment
+        generator = seeding.generator(self.seed, "crop", *key)
+        top, left, height, width = crop_box(
+            generator, picture.height, picture.width, a.scale, a.ratio
+        )
+        flip = torch.rand(1, generator=generator).item() < a.flip
+        crop = picture.crop((left, top, left + width, top + height))
+        out = crop.resize((a.size, a.size), Image.Resampling.BILINEAR)
+        return out.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if flip else out
+
+
+class Pictures(torch.utils.data.Dataset[tuple[Tensor, int]], Generic[K]):
+    """Item (key, index) -> (uint8 (3, H, W), index); `view` makes the PIL image of that size."""
+
+    def __init__(self, images: ImageList, view: Callable[[Image.Image, K], Image.Image]) -> None:
+        self.images, self.view = images, view
+
+    def __getitem__(self, item: tuple[K, int]) -> tuple[Tensor, int]:
+        key, index = item
+        picture = np.asarray(self.view(self.images.open(index), key), dtype=np.uint8)
+        # A copy, since PIL's array cannot be written to; channels
+        # last in memory, as trunks take it.
+        return torch.from_numpy(picture.copy()).permute(2, 0, 1), index
+
+
+def training_pictures(
+    images: ImageList,
+    augment: CropAugment,
+    shares: Iterable[list[EpochIndex]],
+    *,
+    seed: int,
+    workers: int,
+) -> Iterable[tuple[Tensor, Tensor]]:
+    """Augmented views of each share of `shares`: (uint8 (n, 3, size, size), indices (n,))."""
+    return loader(Pictures(images, CropFlip(augment, seed)), _keyed(shares), workers=workers)
+
+
+def _keyed(shares: Iterable[list[EpochIndex]]) -> Iterator[list[tuple[EpochIndex, int]]]:
+    for share in shares:
+        yield [((epoch, index), index) for epoch, index in share]
+
+
+def loader(
+    pictures: Pictures[K], batches: Iterable[list[tuple[K, int]]], *, workers: int
+) -> Iterable[tuple[Tensor, Tensor]]:
+    """Batches of (uint8 (N, 3, H, W), indices (N,)); `batches` yields lists of (key, index)."""
+    return torch.utils.data.DataLoader(
+        pictures,
+        batch_sampler=batches,
+        num_workers=workers,
+        pin_memory=torch.cuda.is_available(),
+        prefetch_factor=4 if workers else None,
+        multiprocessing_context="fork" if workers else None,
+        worker_init_fn=one_thread,
+    )
+
+
+def one_thread(_: int) -> None:
+    """Of a loader's worker: its parallelism is the number of workers."""
+    torch.set_num_threads(1)
+
+
+def default_workers(devices: int = 1) -> int:
+    """Loader processes per device: the cores that are left, at most 12."""
+    cores = len(os.sched_getaffinity(0)) // max(1, devices)
+    return min(12, max(1, cores - 1))

@@ -1,0 +1,231 @@
+"""Features on disk, under names that say exactly what they are of.
+
+The cache is $BACKBENCH_CACHE (default ~/.cache/backbench), at most $BACKBENCH_CACHE_GB (default 50)
+large; the least recently used entries go first. An entry is named by the hash of a description of
+all that decides its content, carries that description beside it, and is refused when the two
+disagree. Its files, by suffix:
+
+    .npy         the rows, float32 (N, dim), in the order of the image list
+    .json        description, shape and sha256 of the rows; without it there is no entry
+    .lock        held by the run that looks or computes
+    .part        the rows while they are computed (`PartFiles`)
+    .rows.json   how many rows of the .part files hold; beside the first of them
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from backbench import config
+from backbench.errors import BadInput
+from backbench.images.files import ArrayList, ImageList
+from backbench.runs import atomic
+from transfer.config import Geometry
+from transfer.frozen import FrozenTrunk
+
+Description = Mapping[str, object]  # JSON-able
+
+
+def images_fingerprint(images: ImageList) -> str:
+    """sha256 over paths, and over the files' sizes and times of change, or over the pixels."""
+    # A hash of the files themselves would mean to read all of them before every use.
+    sha = hashlib.sha256("\n".join(images.paths).encode())
+    if isinstance(images, ArrayList):
+        sha.update(images.pixels.tobytes())
+        return sha.hexdigest()
+    for i in range(len(images)):
+        try:
+            about = images.file(i).stat()
+        except FileNotFoundError:
+            raise BadInput(f"{images.file(i)}: no such image file") from None
+        sha.update(f"{about.st_size} {about.st_mtime_ns}\n".encode())
+    return sha.hexdigest()
+
+
+def describe(trunk: FrozenTrunk, images: str, geometry: Geometry) -> dict[str, object]:
+    """All that decides the features, up to rounding. `images` is the list's fingerprint."""
+    return {
+        "checkpoint": trunk.digest,
+        "arch": trunk.checkpoint.arch,
+        "stem": trunk.checkpoint.stem,
+        "pixels": json.loads(json.dumps(dataclasses.asdict(trunk.pixels))),
+        "images": images,
+        "geometry": config.to_dict(geometry),
+        "precision": trunk.precision,
+        "device": trunk.device.type,
+        "torch": torch.__version__.split("+")[0],
+    }
+
+
+@dataclass(frozen=True)
+class FeatureCache:
+    """The cache folder. `description` dicts go in, rows of features come out."""
+
+    folder: Path
+    limit: int  # bytes
+
+    @staticmethod
+    def default() -> FeatureCache:
+        home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+        folder = Path(os.environ.get("BACKBENCH_CACHE") or Path(home) / "backbench")
+        limit = int(float(os.environ.get("BACKBENCH_CACHE_GB", "50")) * 1e9)
+        return FeatureCache(folder / "features", limit)
+
+    def path(self, description: Description) -> Path:
+        text = json.dumps(description, sort_keys=True)
+        return self.folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.npy"
+
+    @contextlib.contextmanager
+    def locked(self, descriptions: Sequence[Description]) -> Iterator[None]:
+        """Alone with these entries: a run that wants one of them waits here, then finds it."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with contextlib.ExitStack() as locks:
+            # Sorted: two runs that want the same entries in another order cannot deadlock.
+            for path in sorted({self.path(d) for d in descriptions}):
+                file = locks.enter_context(path.with_suffix(".lock").open("w"))
+                fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def has(self, description: Description) -> bool:
+        return self.path(description).with_suffix(".json").exists()
+
+    def open(self, description: Description) -> Tensor | None:
+        """The rows, mapped from disk, or None when they are not there.
+
+        Raises BadInput for an entry of something else, and for damaged rows.
+        """
+        path = self.path(description)
+        about = path.with_suffix(".json")
+        if not path.exists() or not about.exists():
+            return None
+        found = json.loads(about.read_text())
+        there = found["description"]
+        keys = sorted({*there, *description})
+        differing = [key for key in keys if there.get(key) != description.get(key)]
+        if differing:
+            raise BadInput(
+                f"{path}: features of another {', '.join(differing)} than asked for;"
+                " remove the file"
+            )
+        rows = np.load(path, mmap_mode="c")
+        if list(rows.shape) != found["shape"] or _file_digest(path) != found["sha256"]:
+            raise BadInput(f"{path}: the cached features are damaged; remove the file")
+        os.utime(path)  # the time of its last use
+        return torch.from_numpy(rows)
+
+    def finish(self, description: Description, part: Path) -> None:
+        """Make the complete `part` file the entry of `description`."""
+        path = self.path(description)
+        shape = list(np.load(part, mmap_mode="r").shape)
+        about = {"description": dict(description), "shape": shape, "sha256": _file_digest(part)}
+        # The .json comes last: a kill between the two leaves rows that are no entry.
+        part.replace(path)
+        atomic.write_json(path.with_suffix(".json"), about)
+
+    def make_room(self, size: int, keep: set[Path]) -> None:
+        """Remove the least recently used entries until `size` more bytes fit."""
+        if size > self.limit:
+            need, have = f"{size / 1e9:.1f}", f"{self.limit / 1e9:.1f}"
+            raise BadInput(
+                f"{self.folder}: the features need {need} GB, the cache may have {have};"
+                " set BACKBENCH_CACHE_GB"
+            )
+        entries = sorted(self.folder.glob("*.npy"), key=lambda path: path.stat().st_mtime)
+        used = sum(path.stat().st_size for path in entries)
+        for path in entries:
+            if used + size <= self.limit:
+                return
+            if path in keep:
+                continue
+            used -= path.stat().st_size
+            # The .json first: what a removal that is cut off leaves must not look like an entry.
+            path.with_suffix(".json").unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
+
+
+def _file_digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+class PartFiles:
+    """Entries that are being computed together, row by row, by the run that holds their locks.
+
+    States, and what takes one to the next:
+
+        nothing      room is made, a .part file of full size is begun per entry   -> begun
+        begun        rows are written; `save` flushes them, then the marker says n -> saved at n
+        saved at n   the same, and n grows
+        all written  `finish` makes the parts entries, then removes the marker    -> finished
+
+    A kill leaves one of these states. The next run goes on at row n where it finds a marker and all
+    the parts that it names, and computes the rows behind it again; otherwise it begins anew.
+    """
+
+    def __init__(
+        self,
+        cache: FeatureCache,
+        descriptions: Sequence[Description],
+        dims: Sequence[int],
+        count: int,
+        *,
+        keep: Sequence[Description],
+    ) -> None:
+        """Of `count` rows each. Making room for them spares the entries of `keep`."""
+        self.cache, self.descriptions = cache, descriptions
+        self.parts = [cache.path(d).with_suffix(".part") for d in descriptions]
+        self.marker = self.parts[0].with_suffix(".rows.json")
+        self.names = sorted(part.name for part in self.parts)
+        self.first = self._saved_rows()  # where to begin
+        if self.first:
+            self.rows = [np.lib.format.open_memmap(part, mode="r+") for part in self.parts]
+            return
+        # Before the parts: a marker that is left over would vouch for rows that are not written.
+        self.marker.unlink(missing_ok=True)
+        cache.make_room(4 * count * sum(dims), set(map(cache.path, keep)))  # bytes of float32
+        self.rows = [
+            np.lib.format.open_memmap(part, mode="w+", dtype=np.float32, shape=(count, dim))
+            for part, dim in zip(self.parts, dims)
+        ]
+
+    def _saved_rows(self) -> int:
+        """n of `saved at n`; 0 in any other state."""
+        with contextlib.suppress(FileNotFoundError, json.JSONDecodeError, KeyError):
+            begun = json.loads(self.marker.read_text())
+            if begun["parts"] == self.names and all(part.exists() for part in self.parts):
+                return int(begun["rows"])
+        return 0
+
+    def write(self, begin: int, end: int, features: Sequence[Tensor]) -> None:
+        """Rows begin..end-1 of each entry, (end - begin, dim)."""
+        for rows, feature in zip(self.rows, features):
+            rows[begin:end] = feature.cpu().numpy()
+
+    def save(self, end: int) -> None:
+        """From now on a new run starts at row `end`."""
+        self._flush()  # the rows reach the disk before the marker that vouches for them
+        atomic.write_json(self.marker, {"rows": end, "parts": self.names})
+
+    def finish(self) -> None:
+        """Make the parts entries; a kill between two leaves the other to be begun anew."""
+        self._flush()
+        self.rows = []
+        for description, part in zip(self.descriptions, self.parts):
+            self.cache.finish(description, part)
+        self.marker.unlink(missing_ok=True)
+
+    def _flush(self) -> None:
+        for rows in self.rows:
+            rows.flush()

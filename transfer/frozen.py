@@ -1,0 +1,106 @@
+"""Trunks that only give features: eval(), batch norm folded into
+the convolutions, no gradients, and a guard."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_conv_bn_eval
+
+from backbench.errors import Failed
+from backbench.images.preprocess import Pixels, normalise
+from backbench.weights.checkpoint import Checkpoint
+from backbench.weights.resnet import Trunk
+
+Precision = Literal["fp32", "bf16"]
+
+
+def fold_batchnorm(trunk: Trunk) -> Trunk:
+    """Merge every batch norm into the convolution before it, in place. Needs eval()."""
+    # In eval() a batch norm is a fixed affine map of each channel, so it goes into the convolution's
+    # weights and bias; the relative error of the features is about 1e-6.
+    trunk.conv1, trunk.bn1 = fuse_conv_bn_eval(trunk.conv1, trunk.bn1), nn.Identity()
+    for stage in (trunk.layer1, trunk.layer2, trunk.layer3, trunk.layer4):
+        for block in stage:
+            for i in (1, 2, 3):
+                if hasattr(block, f"conv{i}"):
+                    conv, norm = getattr(block, f"conv{i}"), getattr(block, f"bn{i}")
+                    setattr(block, f"conv{i}", fuse_conv_bn_eval(conv, norm))
+                    setattr(block, f"bn{i}", nn.Identity())
+            if block.downsample is not None:
+                block.downsample = nn.Sequential(fuse_conv_bn_eval(*block.downsample))
+    return trunk
+
+
+def state_digest(module: nn.Module) -> str:
+    """sha256 over names and bytes of all parameters and buffers."""
+    sha = hashlib.sha256()
+    for name, tensor in sorted(module.state_dict().items()):
+        sha.update(name.encode())
+        sha.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return sha.hexdigest()
+
+
+@dataclass(frozen=True)
+class FrozenTrunk:
+    """A trunk for inference: eval(), batch norm folded, channels
+    last, no gradients. `verify` guards it."""
+
+    checkpoint: Checkpoint
+    module: Trunk
+    device: torch.device
+    precision: Precision
+    state: str  # digest of the module as it was built
+
+    @staticmethod
+    def build(
+        checkpoint: Checkpoint, *, device: torch.device, precision: Precision = "fp32"
+    ) -> FrozenTrunk:
+        module = fold_batchnorm(checkpoint.backbone().eval()).requires_grad_(False)
+        module = module.to(device=device, memory_format=torch.channels_last)
+        return FrozenTrunk(checkpoint, module, device, precision, state_digest(module))
+
+    @property
+    def digest(self) -> str:
+        """Of the checkpoint."""
+        return self.checkpoint.digest
+
+    @property
+    def dim(self) -> int:
+        return self.module.feature_dim
+
+    @property
+    def pixels(self) -> Pixels:
+        return self.checkpoint.pixels
+
+    @torch.no_grad()
+    def __call__(self, images: Tensor) -> Tensor:
+        """Normalised images (N, 3, H, W) -> features (N, dim) float32."""
+        images = images.contiguous(memory_format=torch.channels_last)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
+            return self.module(images).float()
+
+    def verify(self) -> None:
+        """Raises Failed when a weight or buffer is not what it was at the start."""
+        if self.module.training or state_digest(self.module) != self.state:
+            raise Failed(
+                f"the frozen trunk of '{self.checkpoint.name}' has changed;"
+                " its results cannot be used"
+            )
+
+
+def forward_all(trunks: Sequence[FrozenTrunk], pixels: Tensor) -> list[Tensor]:
+    """uint8 RGB (N, 3, H, W) -> features per trunk; trunks with the
+    same statistics share the normalised images."""
+    ready: dict[Pixels, Tensor] = {}
+    out = []
+    for trunk in trunks:
+        if trunk.pixels not in ready:
+            ready[trunk.pixels] = normalise(pixels, trunk.pixels)
+        out.append(trunk(ready[trunk.pixels]))
+    return out

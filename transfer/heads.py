@@ -1,0 +1,135 @@
+"""Many linear heads on one trunk's features: a step is two matrix products, however many."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from backbench.runs import distributed, seeding
+
+
+class LinearHeads:
+    """H linear heads with C classes on one trunk's D features, trained as torch.optim.SGD does.
+
+    The weights of all heads are one (H C, D) matrix, and the gradient of the cross-entropy is
+    written down instead of traced. Each head's numbers are those that it would have alone; one that
+    diverges to nan does not touch the others.
+    """
+
+    def __init__(
+        self, count: int, classes: int, dim: int, *, std: float, seed: int, device: torch.device
+    ) -> None:
+        self.count, self.classes, self.dim = count, classes, dim
+        generator = seeding.generator(seed, "head", classes, dim)
+        one = torch.empty(classes, dim).normal_(0, std, generator=generator)
+        self.weight = one.repeat(count, 1).to(device)  # one start for all, as separate runs have
+        self.bias = torch.zeros(count * classes, device=device)
+        self.weight_momentum = torch.zeros_like(self.weight)
+        self.bias_momentum = torch.zeros_like(self.bias)
+
+    def logits(self, features: Tensor) -> Tensor:
+        """(N, D) -> (N, H, C)."""
+        return torch.addmm(self.bias, features, self.weight.T).view(-1, self.count, self.classes)
+
+    def log_probability(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Every head's log softmax (N, H, C), and the index of the labels in it (N, H, 1)."""
+        log_p = torch.log_softmax(self.logits(features), 2)
+        return log_p, labels.view(-1, 1, 1).expand(-1, self.count, 1)
+
+    @torch.no_grad()
+    def step(
+        self,
+        features: Tensor,
+        labels: Tensor,
+        rates: Tensor,
+        *,
+        momentum: float,
+        decay: float,
+        batch: int,
+    ) -> Tensor:
+        """One step on this rank's share (n, D) of a batch of `batch` images, with `rates` (H,).
+
+        Returns the summed losses (H,) of the share.
+        """
+        # 1. The loss of head h on image i is -log p[i, h, y_i].
+        log_p, true_class = self.log_probability(features, labels)
+        losses = -log_p.gather(2, true_class).sum((0, 2))
+        # 2. Its derivative by that head's logits is p - onehot(y). Divided by the global batch
+        #    these are the rows of G (n, H C), the gradient of the mean over the batch by the
+        #    logits. In place: log_p becomes p becomes G.
+        minus_one = -torch.ones_like(true_class, dtype=log_p.dtype)
+        p = log_p.exp_().scatter_add_(2, true_class, minus_one)
+        gradient = p.view(len(features), -1).div_(batch)
+        # 3. logits = F W^T + b, so by W the gradient is G^T F, and by b the sum
+        #    of G's rows; those of all ranks add up.
+        # 4. torch.optim.SGD: v <- m v + (gradient + decay * w), then w <- w - rate * v.
+        if distributed.world_size() == 1 and not decay:
+            # m v + G^T F in one pass over the momentum
+            self.weight_momentum.addmm_(gradient.T, features, beta=momentum)
+            self.bias_momentum.mul_(momentum).add_(gradient.sum(0))
+        else:
+            whole = torch.cat((gradient.T @ features, gradient.sum(0)[:, None]), 1)  # (H C, D + 1)
+            if distributed.world_size() > 1:
+                dist.all_reduce(whole)  # one exchange for weights and biases
+            self.weight_momentum.mul_(momentum).add_(whole[:, :-1]).add_(self.weight, alpha=decay)
+            self.bias_momentum.mul_(momentum).add_(whole[:, -1]).add_(self.bias, alpha=decay)
+        self._descend(self.weight, self.weight_momentum, rates)
+        self._descend(self.bias, self.bias_momentum, rates)
+        return losses
+
+    def _descend(self, values: Tensor, momentum: Tensor, rates: Tensor) -> None:
+        """w <- w - rate * v, each head by its own rate."""
+        # Rows h C .. (h + 1) C - 1 are head h, so in the (H, ...) view a row is a head.
+        by_head = momentum.view(self.count, -1)
+        values.view(self.count, -1).addcmul_(by_head, rates[:, None], value=-1)
+
+    def mean_loss(self, features: Tensor, labels: Tensor) -> Tensor:
+        """Mean cross-entropy of each head (H,) over (N, D) features."""
+        log_p, true_class = self.log_probability(features, labels)
+        return -log_p.gather(2, true_class).mean((0, 2))
+
+    def state(self) -> dict[str, Tensor]:
+        named = ("weight", "bias", "weight_momentum", "bias_momentum")
+        return {name: getattr(self, name).cpu() for name in named}
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        for name, value in state.items():
+            getattr(self, name).copy_(value)
+
+
+class BestHeads:
+    """Of each of a trunk's heads the weights with the lowest validation loss so far, and when."""
+
+    def __init__(self, heads: LinearHeads) -> None:
+        self.loss = torch.full((heads.count,), torch.inf)
+        self.epoch = torch.zeros(heads.count)
+        self.weight, self.bias = heads.weight.cpu().clone(), heads.bias.cpu().clone()
+
+    def update(self, heads: LinearHeads, loss: Tensor, *, epoch: int, patience: int) -> bool:
+        """Take over the heads whose `loss` (H,) is lower now; returns whether all have given up."""
+        # A head that went `patience` epochs without a lower loss has given up and stays as it was
+        # best, even if its loss falls again: what it becomes must not depend on the other heads.
+        waiting = epoch - self.epoch <= patience
+        better = (loss < self.loss) & waiting
+        self.loss = torch.where(better, loss, self.loss)
+        self.epoch = torch.where(better, torch.tensor(float(epoch)), self.epoch)
+        rows = better.repeat_interleave(heads.classes)  # head h has rows h C .. (h + 1) C - 1
+        self.weight[rows] = heads.weight.cpu()[rows]
+        self.bias[rows] = heads.bias.cpu()[rows]
+        return bool((epoch - self.epoch > patience).all())
+
+    def restore(self, heads: LinearHeads) -> None:
+        """The heads as they were at their best."""
+        heads.weight.copy_(self.weight)
+        heads.bias.copy_(self.bias)
+
+    def state(self) -> dict[str, Tensor]:
+        named = ("loss", "epoch", "weight", "bias")
+        return {name: getattr(self, name) for name in named}
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        for name, value in state.items():
+            setattr(self, name, value)

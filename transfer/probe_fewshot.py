@@ -1,0 +1,75 @@
+"""The few-label probe: a logistic regression on each of many draws; the row is their mean."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from backbench.datasets import splits
+from backbench.datasets.row import Dataset
+from backbench.datasets.splits import Splits
+from backbench.results import store
+from backbench.results.store import Result
+from backbench.runs.state import StopFlag
+from transfer import fewshot, metrics, scoring
+from transfer.config import FewShot
+from transfer.features import Extractor
+from transfer.machine import Machine
+from transfer.scoring import Assignment
+
+
+def metric_names(p: FewShot, dataset: Dataset) -> list[str]:
+    return [dataset.metric]
+
+
+def refuse(p: FewShot, name: str, found: Splits) -> None:
+    """A class with fewer images than shots."""
+    splits.draw(found.both(), p.shots, 0, what=f"{p.shots} shots")
+
+
+def measure(
+    task: Assignment[FewShot], extractor: Extractor, machine: Machine, stop: StopFlag
+) -> list[Result]:
+    features = extractor.of_splits(task.splits, task.dataset.name)
+    if not machine.main:
+        return []
+    p, name = task.protocol, task.dataset.name
+    both = task.splits.both()
+    chosen = fewshot.draws(both, shots=p.shots, count=p.draws, seed=task.seed)
+    # The draws are the same for every checkpoint, so that checkpoints can be compared draw by draw.
+    rows = []
+    for trunk, train, val, test in zip(extractor.trunks, *features):
+        values = fewshot.accuracies(
+            torch.cat((train, val)),
+            both.labels,
+            test,
+            task.splits.test.labels,
+            chosen,
+            metric=task.dataset.metric,
+            classes=len(both.classes),
+            l2=p.l2,
+            max_iterations=p.max_iterations,
+            tolerance=p.tolerance,
+        )
+        stem = f"fewshot-{name}-{p.name}-s{task.seed}-{trunk.digest[:12]}"
+        kept = store.keep_predictions(
+            task.run, stem, manifest=task.hashes["test"], values=np.asarray(values)
+        )
+        rows.append(
+            scoring.row(
+                task,
+                trunk.checkpoint,
+                metric=task.dataset.metric,
+                value=float(np.mean(values)),
+                ci95=metrics.mean_ci(values),
+                chosen=None,
+                provenance={
+                    "predictions": kept,
+                    "draws": values,
+                    "shots": p.shots,
+                    "labelled_from": "train+val",
+                },
+            )
+        )
+    task.keep(rows)
+    return rows

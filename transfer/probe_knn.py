@@ -1,0 +1,65 @@
+"""The nearest-neighbour probe: train + val vote on every test image; nothing is chosen."""
+
+from __future__ import annotations
+
+import torch
+
+from backbench.datasets.row import Dataset
+from backbench.datasets.splits import Splits
+from backbench.errors import BadInput
+from backbench.knn import knn_scores
+from backbench.results.store import Result
+from backbench.runs.state import StopFlag
+from transfer import scoring
+from transfer.config import Knn
+from transfer.features import Extractor
+from transfer.machine import Machine
+from transfer.scoring import Assignment, CheckpointPredictions
+
+
+def metric_names(p: Knn, dataset: Dataset) -> list[str]:
+    names = []
+    for k in p.k:
+        names += [f"{metric}{_suffix(k)}" for metric in dataset.metrics]
+    return names
+
+
+def _suffix(k: int) -> str:
+    return f"_k{k}"
+
+
+def refuse(p: Knn, name: str, found: Splits) -> None:
+    """More neighbours than there are images."""
+    if max(p.k) > (count := len(found.train) + len(found.val)):
+        raise BadInput(f"{name}: k = {max(p.k)} neighbours of {count} images; use a smaller k")
+
+
+def measure(
+    task: Assignment[Knn], extractor: Extractor, machine: Machine, stop: StopFlag
+) -> list[Result]:
+    features = extractor.of_splits(task.splits, task.dataset.name)
+    if not machine.main:
+        return []
+    p = task.protocol
+    labels = torch.tensor(task.splits.train.labels + task.splits.val.labels)
+    measured = []
+    for trunk, train, val, test in zip(extractor.trunks, *features):
+        votes = knn_scores(
+            test.to(machine.device),
+            (train, val),
+            labels,
+            classes=len(task.splits.train.classes),
+            k=p.k,
+            temperature=p.temperature,
+        )
+        # Every k is a row of its own: none is chosen.
+        for k in p.k:
+            measured.append(
+                CheckpointPredictions(
+                    checkpoint=trunk.checkpoint,
+                    ranking=scoring.rank_classes(votes[k]),
+                    provenance={"k": k, "temperature": p.temperature, "bank": "train+val"},
+                    suffix=_suffix(k),
+                )
+            )
+    return scoring.write(task, measured)
