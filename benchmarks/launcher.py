@@ -23,8 +23,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from support import fake_verbs, slurm_cluster
 
 from backbench import cli
+from backbench.launch.attempt import Store
 from backbench.launch.grid import Job, expand, read_grid
-from backbench.launch.jobs import Store
 from backbench.launch.verb import Submission, View
 
 

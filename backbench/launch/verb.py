@@ -31,8 +31,8 @@ from typing import Any, ClassVar, Literal
 
 from backbench import config
 from backbench.errors import EXIT_FAILED, EXIT_PREEMPTED, BadInput, Failed, nearest
+from backbench.launch.attempt import Attempt, Pool, Store, last_line
 from backbench.launch.grid import Grid, Job, expand, finished, read_grid
-from backbench.launch.jobs import Attempt, Pool, Store, last_line
 from backbench.runs import atomic
 from backbench.runs.folder import PROGRESS_FILE, log, seconds
 from backbench.runs.state import StopFlag

@@ -13,7 +13,7 @@ import pytest
 from support import fake_verbs, slurm_cluster
 
 from backbench import cli
-from backbench.launch.jobs import Store
+from backbench.launch.attempt import Store
 from backbench.launch.verb import View
 from backbench.results import store
 

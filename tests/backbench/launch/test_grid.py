@@ -11,8 +11,8 @@ import pytest
 
 from backbench import config
 from backbench.errors import BadInput
+from backbench.launch.attempt import Store
 from backbench.launch.grid import TABLE2, Grid, Job, evaluations, expand, read_grid
-from backbench.launch.jobs import Store
 from backbench.launch.verb import ROWS, Resources, _eta, arrays, estimates, read_cluster
 
 

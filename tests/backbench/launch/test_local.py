@@ -18,8 +18,8 @@ import torch
 
 from backbench import cli
 from backbench.config import configs_dir
+from backbench.launch.attempt import Attempt, Pool, Store
 from backbench.launch.grid import Job
-from backbench.launch.jobs import Attempt, Pool, Store
 
 
 def most_at_once(lab, out):

@@ -13,7 +13,7 @@ import torch
 from support import slurm_cluster
 
 from backbench import cli
-from backbench.launch.jobs import Store
+from backbench.launch.attempt import Store
 from backbench.launch.verb import queue, read_records
 from backbench.weights.checkpoint import Checkpoint
 

@@ -498,7 +498,7 @@ class Pool:
         if self.total_gpus:
             attempt.env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, sorted(gpus)))
         process = subprocess.Popen(
-            [sys.executable, "-m", "backbench.launch.jobs"],
+            [sys.executable, "-m", "backbench.launch.attempt"],
             stdin=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C reaches this pool alone, which passes it on in order
         )
@@ -542,7 +542,7 @@ class Pool:
 
 
 def main() -> int:
-    """`python -m backbench.launch.jobs`: one attempt, described on stdin, in a process of its own."""
+    """`python -m backbench.launch.attempt`: one attempt, described on stdin, in a process of its own."""
     data = json.load(sys.stdin)
     lists = {k: tuple(data[k]) for k in ("command", "machine")}
     attempt = Attempt(**{**data, **lists, "job": Job.from_json(data["job"])})
