@@ -23,15 +23,18 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from support import fake_verbs, slurm_cluster
 
 from backbench import cli
-from backbench.launch.attempt import Store
-from backbench.launch.grid import Job, expand, read_grid
-from backbench.launch.verb import Submission, View
+from backbench.launch.expansion import expand
+from backbench.launch.grid import read_grid
+from backbench.launch.job import Job
+from backbench.launch.records import Ledger, Submission
+from backbench.launch.view import Snapshot
 
 
 @contextlib.contextmanager
 def timed(
     what: str, limit_s: float | None = None, baseline: float | None = None
 ) -> Iterator[list[float]]:
+    """Print how long the block takes; the list that it gives holds the seconds afterwards."""
     took: list[float] = []
     start = time.perf_counter()
     yield took
@@ -79,7 +82,7 @@ def main(jobs: int = 10_000) -> None:
         else:
             print(f"no Slurm here: {reason}")
             options = ("--cluster", "local", "--out", str(runs))
-            with timed("dry run: expand, deduplicate, write as arrays", 10, base[0]):
+            with timed("dry run: expand, deduplicate, print as arrays", 10, base[0]):
                 quiet("launch", "run", str(grid), *options, "--dry-run")
         everything_ended(root, found, base[0])
 
@@ -96,7 +99,7 @@ def on_slurm(root: Path, grid: Path, runs: Path, jobs: int, base: float) -> None
     }
     cluster.write_text(json.dumps(about))
     options = ("--cluster", str(cluster), "--out", str(runs))
-    with timed("dry run: expand, deduplicate, write as arrays", 10, base):
+    with timed("dry run: expand, deduplicate, print as arrays", 10, base):
         quiet("launch", "run", str(grid), *options, "--dry-run")
     with timed("sbatch, 20 single jobs") as single:
         for _ in range(20):
@@ -108,8 +111,9 @@ def on_slurm(root: Path, grid: Path, runs: Path, jobs: int, base: float) -> None
     print(f"{'baseline: an sbatch per job, extrapolated':62} {single[0] / 20 * jobs:7.2f} s")
     with timed("run: the same, submitted as arrays of 1000", None, single[0] / 20 * jobs):
         quiet("launch", "run", str(grid), *options)
-    view = View(Store(runs))
-    assert len(view.queue) >= jobs and {view.state(n).name for n in view.records} == {"queued"}
+    snapshot = Snapshot(Ledger(runs))
+    states = {state.name for state in snapshot.states().values()}
+    assert len(snapshot.queue) >= jobs and states == {"queued"}
     with timed("status, all queued (one squeue)", 2, base):
         quiet("launch", "status", "--once", "--out", str(runs))
     with timed("run again: nothing to submit", 10, base):
@@ -119,18 +123,19 @@ def on_slurm(root: Path, grid: Path, runs: Path, jobs: int, base: float) -> None
 
 
 def everything_ended(root: Path, found: list[Job], base: float) -> None:
-    """A status file per job, as the jobs themselves write them: half done, a tenth failed, the rest as it was."""
-    store = Store(root / "ended")
-    Submission(
+    """A status file per job, as jobs write them: half done, a tenth failed, the rest cancelled."""
+    ledger = Ledger(root / "ended")
+    submission = Submission(
         uid="x",
         grid="big",
         cluster="local",
         cluster_overrides=(),
         kind="local",
         time=0.0,
-        jobs=found,
-    ).write(store)
-    (store.root / "status").mkdir()
+        jobs=tuple(found),
+    )
+    ledger.write_submission(submission)
+    (ledger.root / "status").mkdir()
     attempt = {
         "start": time.time() - 9,
         "end": time.time(),
@@ -140,11 +145,11 @@ def everything_ended(root: Path, found: list[Job], base: float) -> None:
         "gpus": 1,
     }
     for i, job in enumerate(found):
-        state = "done" if i % 2 == 0 else "failed" if i % 10 == 1 else "cancelled"
+        state = ("done", "failed", *("done", "cancelled") * 4)[i % 10]
         text = json.dumps({"name": job.name, "state": state, "reason": None, "attempts": [attempt]})
-        (store.root / "status" / f"{job.key}.json").write_text(text)
+        (ledger.root / "status" / f"{job.key}.json").write_text(text)
     with timed("status, all ended (a status file each)", 2, base):
-        quiet("launch", "status", "--once", "--out", str(store.runs))
+        quiet("launch", "status", "--once", "--out", str(ledger.runs))
 
 
 if __name__ == "__main__":

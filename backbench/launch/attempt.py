@@ -1,15 +1,23 @@
-"""Jobs as processes: one attempt at a command with its status, log and signals; N of them at a time on this machine.
+"""One attempt at a job: its command as a child process, with its status, its log and signals.
 
-Everything that is known about a job lies in RUNS/.launch, written by whoever runs it: whoever watches, retries or comes
-after a crash needs no live process to ask.
+Everything that is known about a job lies in RUNS/.launch, written by whoever runs it: whoever
+watches, retries or comes after a crash needs no live process to ask.
+
+How a job goes on (what its status file says, and what writes that):
+
+    new, queued --begin--> running     unless it is marked as cancelled, or was done all along
+    running --exit 0, files there--> done
+            --exit 75, time limit, failure--> queued ("again"), and started anew by whoever ran it,
+              up to the limits of `_decide`, beyond which it is failed
+            --stopped with its launcher--> stopped      the next `launch run` continues it
+            --marked as cancelled--> cancelled
+    failed, stopped, cancelled --retry or run (`Ledger.forgive`)--> queued
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
-import fcntl
 import json
 import os
 import re
@@ -19,141 +27,48 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import IO, Any, ClassVar, Literal
+from typing import IO, ClassVar, Literal, NamedTuple, Self
 
 from backbench.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_PREEMPTED, Failed
-from backbench.launch.grid import Job, finished
-from backbench.runs import atomic
-from backbench.runs.folder import PROGRESS_FILE, log
+from backbench.launch.clusters import Cluster
+from backbench.launch.job import Job, finished
+from backbench.launch.records import AttemptNote, Ledger, Status, StatusName
+from backbench.runs.folder import read_progress
 
 SAME_REASON = 3  # a job that fails this often for the same reason stops
 ANY_REASON = 6  # and so does one that fails this often at all
 EXIT_STOPPED = 3  # of an attempt: cancelled, not to be started again
-Outcome = Literal["done", "failed", "again", "stopped", "cancelled", "blocked"]
-_EXITS: dict[Outcome, int] = {
+PEER_LOST = re.compile("gloo|nccl|connection|socket|broken pipe|timed? ?out", re.IGNORECASE)
+# A command that ends by one of these had no handler for it yet: nothing was lost, nothing failed
+_ASKING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
+
+Outcome = Literal["done", "failed", "again", "stopped", "cancelled"]
+# How the attempt's own process (`main`) tells its outcome to the pool above it
+EXITS: dict[Outcome, int] = {
     "done": 0,
     "failed": EXIT_FAILED,
     "again": EXIT_PREEMPTED,
     "stopped": EXIT_PREEMPTED,
     "cancelled": EXIT_STOPPED,
-    "blocked": EXIT_FAILED,
 }
 
 
-class Store:
-    """RUNS/.launch: what was submitted, how each job stands, and its log."""
+class Ending(NamedTuple):
+    """How an attempt ended, in a word that counts (`_decide`), and why, in words to read."""
 
-    def __init__(self, runs: str | Path) -> None:
-        self.runs = Path(runs).resolve()
-        self.root = self.runs / ".launch"
-
-    def _file(self, folder: str, job: Job, suffix: str = "") -> Path:
-        return self.root / folder / f"{job.key}{suffix}"
-
-    def log(self, job: Job, rank: int = 0) -> Path:
-        return self._file("logs", job, f".{rank}.log" if rank else ".log")
-
-    def status(self, job: Job) -> dict[str, Any]:
-        """{"name", "state", "reason", "attempts": [...]}; state "new" for a job that never started."""
-        return _read_json(self._file("status", job, ".json")) or {
-            "name": job.name,
-            "state": "new",
-            "attempts": [],
-        }
-
-    def statuses(self) -> dict[str, dict[str, Any]]:
-        """Job name -> status, for every job that ever started."""
-        out = {}
-        with contextlib.suppress(FileNotFoundError), os.scandir(self.root / "status") as entries:
-            for entry in entries:
-                if entry.name.endswith(".json") and (status := _read_json(entry.path)):
-                    out[status["name"]] = status
-        return out
-
-    def write_status(self, job: Job, status: Mapping[str, Any]) -> None:
-        """A status that cannot be written (a full disk) must not end the job that it speaks of."""
-        try:
-            atomic.write_json(self._file("status", job, ".json"), status)
-        except OSError as error:
-            print(f"{job.name}: status not written: {error}", file=sys.stderr)
-
-    def cancelled(self, job: Job) -> bool:
-        return self._file("cancel", job).exists()
-
-    def mark_cancelled(self, job: Job, *, on: bool) -> None:
-        file = self._file("cancel", job)
-        if on:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.touch()
-        else:
-            file.unlink(missing_ok=True)
-
-    def forgive(self, job: Job) -> None:
-        """Before a retry: earlier failures no longer count, and a cancellation is over."""
-        self.mark_cancelled(job, on=False)
-        status = self.status(job)
-        if status["state"] != "new":
-            self.write_status(
-                job,
-                {**status, "state": "queued", "reason": None, "forgiven": len(status["attempts"])},
-            )
-
-    def running(self, job: Job) -> bool:
-        """Whether a live process holds the job's lock."""
-        file = self._file("locks", job)
-        if not file.exists():
-            return False
-        with file.open("a") as handle:
-            return not _lock(handle)
-
-    @contextlib.contextmanager
-    def alone(self, job: Job, patience_s: float = 90.0) -> Iterator[int]:
-        """Hold the job's lock, given as a file descriptor: two processes never run one job, also when it was requeued
-        before its old process ended. A child that inherits the descriptor holds the lock for as long as it lives."""
-        file = self._file("locks", job)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with file.open("a") as handle:
-            end = time.monotonic() + patience_s
-            while not _lock(handle):
-                if time.monotonic() > end:
-                    raise Failed(
-                        f"{job.name}: another process has been running it for {patience_s:.0f} s"
-                    )
-                time.sleep(0.2)
-            yield handle.fileno()
-
-
-def _lock(handle: IO[str]) -> bool:
-    """Whether the lock was to be had; a file system without locks counts as free."""
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        return error.errno not in (errno.EACCES, errno.EAGAIN)
-    return True
-
-
-def _read_json(path: str | Path) -> dict[str, Any] | None:
-    try:
-        with open(path, encoding="utf-8") as file:  # noqa: PTH123 - thousands of them: twice as fast
-            value = json.load(file)
-    except (OSError, json.JSONDecodeError):
-        return None
-    return value if isinstance(value, dict) else None
-
-
-PEER_LOST = re.compile("gloo|nccl|connection|socket|broken pipe|timed? ?out", re.IGNORECASE)
+    how: str  # done, failed, bad input, preempted, time limit, stopped
+    reason: str | None
 
 
 @dataclass
 class Attempt:
-    """Runs a job's command as a child process, once, and writes down how it went. Picklable before it starts.
+    """Runs a job's command as a child process, once, and writes down how it went.
 
-    A signal to this process is handed to the child, which saves and exits 75. `command` is what stands before the verb,
-    `machine` the options that fit it to the place (--devices). `limit_s` is a time limit of our own; `grace_s` is how
-    long a child may take to save before it is killed (what it had saved earlier stays).
+    Picklable before it starts. A signal to this process is handed to the child, which saves and
+    exits 75. `command` is what stands before the verb, `machine` the options that fit it to the
+    place (--devices). `limit_s` is a time limit of our own; `grace_s` is how long a child may take
+    to save before it is killed (what it had saved earlier stays).
     """
 
     job: Job
@@ -170,39 +85,47 @@ class Attempt:
     watches_clock: ClassVar[bool] = True  # whether `limit_s` is ours to keep
 
     def __post_init__(self) -> None:
+        self.ledger = Ledger(self.runs)
+        self._rank = 0  # among the tasks of one Slurm job
         self._child: subprocess.Popen[bytes] | None = None
         self._asked: tuple[str, float] | None = None  # why the child was asked to stop, and when
-        self._sibling: tuple[str, str] | None = None  # (how, reason) of another task that failed
-        self._status: dict[str, Any] = {}
+        self._sibling: Ending | None = None  # of another task that failed
+        self._status: Status = {"name": self.job.name, "state": "new", "attempts": []}
         self._outcome: Outcome | None = None
 
-    def __getstate__(self) -> dict[str, Any]:
+    @classmethod
+    def on(cls, cluster: Cluster, job: Job, ledger: Ledger) -> Self:
+        """The job as this cluster runs it."""
+        asked = cluster.asks(job)
+        return cls(
+            job=job,
+            runs=str(ledger.runs),
+            command=tuple(shlex.split(cluster.command or "")),
+            machine=asked.options(job.verb),
+            env=dict(cluster.env),
+            gpus=asked.gpus,
+            limit_s=asked.limit_s,
+            grace_s=cluster.grace_s(asked),
+        )
+
+    def __getstate__(self) -> dict[str, object]:
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
         self.__post_init__()
 
-    @property
-    def store(self) -> Store:
-        return Store(self.runs)
-
-    @property
-    def _log(self) -> Path:
-        return self.store.log(self.job)
-
     def run(self) -> Outcome:
         """The whole attempt: lock, child, status."""
-        with self.store.alone(self.job) as lock:
+        with self.ledger.alone(self.job) as lock:
             self._begin()
             if self._outcome is None:
                 try:
                     self._start_child(lock)
                 except OSError as error:
-                    self._conclude("failed", f"not started: {error}")
+                    self._conclude(Ending("failed", f"not started: {error}"))
                 else:
-                    code = self._wait()
-                    self._conclude(*self._meaning(code))
+                    self._conclude(self._meaning(self._wait()))
             assert self._outcome is not None
             return self._outcome
 
@@ -210,53 +133,58 @@ class Attempt:
         """Hand a signal to the child; it saves its state and exits 75."""
         self._asked = self._asked or (why, time.monotonic())
         if self._child is not None:
+            # os.kill, not Popen.send_signal, which would reap it under the hands of `_wait`
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._child.pid, number)
 
     def finish_now(self, why: str) -> Outcome | None:
-        """From a signal handler: stop the child, wait for it, write the status. None when it had not begun yet."""
+        """From a signal handler: stop the child, wait for it, write the status.
+
+        None when it had not begun yet.
+        """
         if self._outcome is None and self._child is not None:
             self.ask_to_stop(why)
-            code = self._wait()
-            self._conclude(*self._meaning(code))
+            self._conclude(self._meaning(self._wait()))
         return self._outcome
 
+    # Before the child: is there anything to run?
+
     def _begin(self) -> None:
-        status = self.store.status(self.job)
+        status = self._status = self.ledger.status(self.job)
         attempts = status["attempts"]
-        if attempts and attempts[-1].get("end") is None:  # it had no time to say how it ended
-            attempts[-1] |= {
-                "end": attempts[-1]["start"],
-                "how": "killed",
-                "reason": "ended without a word",
-            }
-        self._status = status
-        if self.store.cancelled(self.job):
+        if attempts and attempts[-1].get("end") is None:
+            # Its process was killed, or its node lost: it had no time to say how it ended
+            start = attempts[-1]["start"]
+            attempts[-1] |= {"end": start, "how": "killed", "reason": "ended without a word"}
+        if self.ledger.cancelled(self.job):
             self._outcome = "cancelled"
-            self.store.write_status(self.job, {**status, "state": "cancelled"})
-        elif status["state"] == "done" and finished(self.job, self.store.runs):
-            self._outcome = "done"
+            self.ledger.write_status(self.job, {**status, "state": "cancelled"})
+        elif status["state"] == "done" and finished(self.job, self.ledger.runs):
+            self._outcome = "done"  # requeued by Slurm although it had ended well
         else:
-            attempts.append(
-                {
-                    "start": time.time(),
-                    "end": None,
-                    "host": socket.gethostname(),
-                    "pid": os.getpid(),
-                    "place": self.place,
-                    "gpus": self.gpus,
-                    "gpu_ids": self.env.get("CUDA_VISIBLE_DEVICES", ""),
-                }
-            )
-            self.store.write_status(self.job, {**status, "state": "running", "reason": None})
+            attempts.append(self._note())
+            self.ledger.write_status(self.job, {**status, "state": "running", "reason": None})
+
+    def _note(self) -> AttemptNote:
+        return {
+            "start": time.time(),
+            "end": None,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "place": self.place,
+            "gpus": self.gpus,
+            "gpu_ids": self.env.get("CUDA_VISIBLE_DEVICES", ""),
+        }
+
+    # The child
 
     def _start_child(self, lock: int | None = None) -> None:
         prefix = self.command or (sys.executable, "-m", "backbench")
         argv = [*prefix, self.job.verb, *self.machine, *self.job.argv[1:]]
         with contextlib.ExitStack() as stack:
-            out: Any = None
+            out: IO[bytes] | None = None
             if not self.show:
-                file = self._log
+                file = self.ledger.log(self.job, self._rank)
                 file.parent.mkdir(parents=True, exist_ok=True)
                 out = stack.enter_context(file.open("ab"))
                 out.write(f"$ {shlex.join(argv)}\n".encode())
@@ -272,277 +200,161 @@ class Attempt:
         if self._asked is not None:  # the signal came while the child was being made
             self.ask_to_stop(self._asked[0])
 
+    def _environment(self) -> dict[str, str]:
+        """What the command sees.
+
+        Slurm's variables are left out, or its own processes would be taken for Slurm's tasks; only
+        where Slurm's configuration is stays, for a command that calls Slurm's clients.
+        """
+        out = {}
+        for key, value in os.environ.items():
+            if key == "SLURM_CONF" or not key.startswith(("SUBMITIT_", "SLURM", "PMI_")):
+                out[key] = value
+        # The cluster's `env` last: it may set what is left out here
+        return {**out, "PYTHONUNBUFFERED": "1", **self.env}
+
     def _wait(self) -> int:
-        """The child's exit status, negative for a signal. Does not reap it, so a signal handler may wait as well."""
+        """The child's exit status, negative for a signal.
+
+        Does not reap it (WNOWAIT), so a signal handler may wait as well, in the midst of this.
+        """
         assert self._child is not None
         start = time.monotonic()
         while True:
+            # 1. It has ended, by itself or by what was done to it below
             info = os.waitid(os.P_PID, self._child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             if info is not None:
-                return info.si_status if info.si_code == os.CLD_EXITED else -info.si_status
+                exited = info.si_code == os.CLD_EXITED
+                return info.si_status if exited else -info.si_status
+            # 2. Its time is nearly up: it is asked, once, while there is time left to save
             now = time.monotonic()
-            if (
-                self.watches_clock
-                and self.limit_s is not None
-                and self._asked is None
-                and now > start + self.limit_s - self.grace_s
-            ):
+            if self._time_is_up(now - start):
                 self.ask_to_stop("time limit")
+            # 3. It was asked, by us or by a signal, and has not ended in time
             if self._asked is not None and now > self._asked[1] + self.grace_s:
                 self._child.kill()
+            # 4. Another rank has failed: this one would wait for it in a collective, for long
             if self._sibling is None and (sibling := self._sibling_failure()) is not None:
                 self._sibling = sibling
                 self._child.kill()
             time.sleep(0.05)
 
-    def _environment(self) -> dict[str, str]:
-        """What the command sees: without Slurm's variables, or its own processes would be taken for Slurm's tasks."""
-        kept = {
-            k: v for k, v in os.environ.items() if not k.startswith(("SUBMITIT_", "SLURM", "PMI_"))
-        }
-        slurm = {"SLURM_CONF": os.environ["SLURM_CONF"]} if "SLURM_CONF" in os.environ else {}
-        return {**kept, **slurm, "PYTHONUNBUFFERED": "1", **self.env}
+    def _time_is_up(self, spent_s: float) -> bool:
+        if not self.watches_clock or self.limit_s is None or self._asked is not None:
+            return False
+        return spent_s > self.limit_s - self.grace_s
 
-    def _sibling_failure(self) -> tuple[str, str] | None:
-        """(how, reason) of another task of the same job that failed; None where there is one task only."""
+    def _sibling_failure(self) -> Ending | None:
+        """Of another task of the same job that failed; None where there is one task only."""
         return None
 
-    def _meaning(self, code: int) -> tuple[str, str | None]:
-        """(how, reason) of an exit status."""
+    # After it: what its exit status means, and what follows
+
+    def _meaning(self, code: int) -> Ending:
+        """How the attempt ended, by the child's exit status and by what it was asked."""
         why = self._asked[0] if self._asked else None
+        # We killed it because of another rank: that one's words are the reason
         if self._sibling is not None and code not in (0, EXIT_PREEMPTED):
             return self._sibling
+        # An exit status is a claim; the files are the proof
         if code == 0:
-            if finished(self.job, self.store.runs):
-                return "done", None
-            return (
-                "failed",
-                f"exit 0, but {self.job.makes or self.job.name} does not hold what was to be made",
-            )
+            if finished(self.job, self.ledger.runs):
+                return Ending("done", None)
+            made = self.job.makes or self.job.name
+            return Ending("failed", f"exit 0, but {made} does not hold what was to be made")
         if code == EXIT_PREEMPTED:
-            return why or "preempted", None
-        if -code in (
-            signal.SIGTERM,
-            signal.SIGUSR1,
-            signal.SIGUSR2,
-            signal.SIGINT,
-        ):  # it had no handler yet
-            return why or "preempted", "stopped before it could save"
-        if why is not None and -code == signal.SIGKILL:
-            return why, f"did not save within {self.grace_s:.0f} s"
+            return Ending(why or "preempted", None)
         if code < 0:
-            name = signal.Signals(-code).name
-            return "failed", f"killed by {name}" + (
-                " (out of memory?)" if name == "SIGKILL" else ""
-            )
+            return self._meaning_of_signal(-code, why)
         reason = self._last_line() or f"exit {code}"
-        if PEER_LOST.search(reason):  # the other task died first and is about to write down why
+        # It lost its peer: the other task died first and is about to write down why
+        if PEER_LOST.search(reason):
             time.sleep(0.5)
             if (sibling := self._sibling_failure()) is not None:
                 return sibling
-        return ("bad input" if code == EXIT_BAD_INPUT else "failed"), reason
+        return Ending("bad input" if code == EXIT_BAD_INPUT else "failed", reason)
+
+    def _meaning_of_signal(self, number: int, why: str | None) -> Ending:
+        if number in _ASKING:
+            return Ending(why or "preempted", "stopped before it could save")
+        if why is not None and number == signal.SIGKILL:
+            return Ending(why, f"did not save within {self.grace_s:.0f} s")
+        hint = " (out of memory?)" if number == signal.SIGKILL else ""
+        return Ending("failed", f"killed by {signal.Signals(number).name}{hint}")
 
     def _last_line(self) -> str | None:
-        return None if self.show else last_line(self._log)
+        return None if self.show else self.ledger.last_line(self.job, self._rank)
 
-    def _conclude(self, how: str, reason: str | None) -> None:
+    def _conclude(self, ending: Ending) -> None:
+        how, reason = ending
         status = self._status
-        attempt = status["attempts"][-1]
-        attempt |= {"end": time.time(), "how": how, "reason": reason, "at": self._position()}
-        outcome, reason = self._decide(how, reason)
-        state = {"again": "queued", "stopped": "stopped"}.get(outcome, outcome)
+        status["attempts"][-1] |= {
+            "end": time.time(),
+            "how": how,
+            "reason": reason,
+            "at": self._position(),
+        }
+        outcome, reason = self._decide(ending)
         self._outcome = outcome
-        self.store.write_status(self.job, {**status, "state": state, "reason": reason})
+        state: StatusName = "queued" if outcome == "again" else outcome
+        self.ledger.write_status(self.job, {**status, "state": state, "reason": reason})
 
-    def _decide(self, how: str, reason: str | None) -> tuple[Outcome, str | None]:
-        since = self._status.get("forgiven", 0)
-        attempts = self._status["attempts"][since:]
+    def _decide(self, ending: Ending) -> tuple[Outcome, str | None]:
+        """What follows from how this attempt and the earlier ones ended, and why."""
+        how, reason = ending
+        # 1. It is over, well or by somebody's wish. A cancelled job ends like one that was stopped
+        #    or preempted, so the mark is asked for before those.
         if how == "done":
             return "done", None
-        if self.store.cancelled(self.job) or how == "cancelled":
+        if self.ledger.cancelled(self.job):
             return "cancelled", None
         if how == "stopped":
             return "stopped", reason
+        # 2. It failed in a way that the next attempt would repeat, or has often enough
         if how == "bad input":
             return "failed", reason
+        same = [a for a in self._counted() if a.get("how") == how]
+        lately = same[-SAME_REASON:]
         if how == "failed":
-            failures = [a for a in attempts if a.get("how") == "failed"]
-            recent = {_shape(a.get("reason")) for a in failures[-SAME_REASON:]}
-            if len(failures) >= SAME_REASON and len(recent) == 1:
-                return "failed", f"failed {len(failures)} times for the same reason: {reason}"
-            if len(failures) >= ANY_REASON:
-                return "failed", f"failed {len(failures)} times, at last: {reason}"
-            return "again", reason
-        late = [a for a in attempts if a.get("how") == "time limit"][-SAME_REASON:]
-        if (
-            how == "time limit"
-            and len(late) == SAME_REASON
-            and len({str(a.get("at")) for a in late}) == 1
-        ):
-            return (
-                "failed",
-                f"{SAME_REASON} time limits ended at the same point ({late[-1].get('at')}): give it more hours",
-            )
+            shapes = {_shape(a.get("reason")) for a in lately}
+            if len(same) >= SAME_REASON and len(shapes) == 1:
+                return "failed", f"failed {len(same)} times for the same reason: {reason}"
+            if len(same) >= ANY_REASON:
+                return "failed", f"failed {len(same)} times, at last: {reason}"
+        # 3. Its time is too short for one step: each attempt ends where the one before it began
+        if how == "time limit":
+            places = {str(a.get("at")) for a in lately}
+            if len(lately) == SAME_REASON and len(places) == 1:
+                return "failed", (
+                    f"{SAME_REASON} time limits ended at the same point ({lately[-1].get('at')}):"
+                    " give it more hours"
+                )
+        # 4. Failed with hope, a time limit with progress, preempted however often
         return "again", reason
+
+    def _counted(self) -> list[AttemptNote]:
+        """The attempts since the last retry, which forgave the ones before it."""
+        return self._status["attempts"][self._status.get("forgiven", 0) :]
 
     def _position(self) -> str | None:
         """Where the run is, as far as its progress file tells."""
-        state = _read_json(self.store.runs / self.job.name / PROGRESS_FILE)
-        return f"{state.get('what')} {state.get('done')}/{state.get('total')}" if state else None
-
-
-def last_line(path: Path) -> str | None:
-    """The last line of a log that says something."""
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - 4096))
-            text = file.read().decode(errors="replace")
-    except OSError:
-        return None
-    lines = [
-        line.strip()
-        for line in re.split(r"[\r\n]+", text)
-        if line.strip() and not line.startswith("$ ")
-    ]
-    return lines[-1][:300] if lines else None
+        note = read_progress(self.ledger.runs / self.job.name)
+        if note is None:
+            return None
+        return f"{note['what']} {note['done']}/{note['total']}"
 
 
 def _shape(reason: str | None) -> str:
-    """A reason without its numbers: `tried to allocate 2.1 GiB` and `... 2.4 GiB` are the same failure."""
+    """A reason without its numbers: `tried to allocate 2.1 GiB` and 2.4 GiB are one failure."""
     return re.sub(r"\d+", "#", reason or "")
 
 
-class Pool:
-    """Runs jobs as processes of this machine, at most `at_once`, in order of their dependencies.
-
-    Each attempt is a small process of its own, so a killed pool leaves running jobs to finish, and the next pool waits
-    for them instead of starting a second copy. `gpus` are handed out by CUDA_VISIBLE_DEVICES.
-    """
-
-    def __init__(self, runs: str | Path, *, at_once: int, gpus: int = 0) -> None:
-        self.store = Store(runs)
-        self.at_once = at_once
-        self.free_gpus = set(range(gpus))
-        self.total_gpus = gpus
-        self.queue: list[Attempt] = []
-        self.live: dict[str, tuple[subprocess.Popen[bytes], Attempt, set[int]]] = {}
-        self.adopted: dict[
-            str, tuple[Attempt, set[int]]
-        ] = {}  # with their GPUs; run by a pool that was killed
-        self.outcomes: dict[str, Outcome] = {}
-        self.done_before: set[str] = set()
-
-    def add(self, attempt: Attempt) -> None:
-        self.queue.append(attempt)
-
-    @property
-    def busy(self) -> bool:
-        return bool(self.live or self.adopted or self.queue)
-
-    def step(self) -> None:
-        """Collect what ended, set aside what can never start, and start what may."""
-        for name, (process, attempt, gpus) in list(self.live.items()):
-            code = process.poll()
-            if code is not None:
-                del self.live[name]
-                self.free_gpus |= gpus
-                self._ended(attempt, code)
-        for name, (attempt, gpus) in list(self.adopted.items()):
-            if not self.store.running(attempt.job):
-                del self.adopted[name]
-                self.free_gpus |= gpus
-                codes = {"done": 0, "failed": 1, "cancelled": EXIT_STOPPED}
-                self._ended(
-                    attempt, codes.get(self.store.status(attempt.job)["state"], EXIT_PREEMPTED)
-                )
-        waiting = {a.job.name for a in self.queue} | set(self.live) | set(self.adopted)
-        good = self.done_before | {
-            name for name, outcome in self.outcomes.items() if outcome == "done"
-        }
-        for attempt in list(self.queue):
-            job = attempt.job
-            if lost := [name for name in job.needs if name not in good | waiting]:
-                self.queue.remove(attempt)
-                waiting.discard(job.name)
-                self.outcomes[job.name] = "blocked"
-                log.info(f"blocked {job.name}: needs {lost[0]}")
-                continue
-            wanted = min(
-                attempt.gpus, self.total_gpus
-            )  # none are handed out where the pool has none
-            room = len(self.live) + len(self.adopted) < self.at_once and wanted <= len(
-                self.free_gpus
-            )
-            if room and good.issuperset(job.needs) and waiting.isdisjoint(job.after):
-                self.queue.remove(attempt)
-                self._start(attempt)
-
-    def adopt(self, attempt: Attempt) -> bool:
-        """Wait for the job where it runs already, on the GPUs that it was given; False where it does not run."""
-        if not self.store.running(attempt.job):
-            return False
-        attempts = self.store.status(attempt.job)["attempts"] or [{}]
-        ids = {int(i) for i in attempts[-1].get("gpu_ids", "").split(",") if i} & self.free_gpus
-        self.free_gpus -= ids
-        self.adopted[attempt.job.name] = attempt, ids
-        log.info(f"runs already: {attempt.job.name}")
-        return True
-
-    def _start(self, attempt: Attempt) -> None:
-        name = attempt.job.name
-        if self.adopt(attempt):
-            return
-        attempt.gpus = min(attempt.gpus, self.total_gpus)
-        gpus = set(sorted(self.free_gpus)[: attempt.gpus])
-        self.free_gpus -= gpus
-        if self.total_gpus:
-            attempt.env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, sorted(gpus)))
-        process = subprocess.Popen(
-            [sys.executable, "-m", "backbench.launch.attempt"],
-            stdin=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C reaches this pool alone, which passes it on in order
-        )
-        assert process.stdin is not None
-        process.stdin.write(json.dumps(dataclasses.asdict(attempt)).encode())
-        process.stdin.close()
-        self.live[name] = (process, attempt, gpus)
-        log.info(f"start  {name}")
-
-    def _ended(self, attempt: Attempt, code: int) -> None:
-        name = attempt.job.name
-        status = self.store.status(attempt.job)
-        if code == EXIT_PREEMPTED:
-            log.info(f"again  {name}: {status.get('reason') or status['attempts'][-1].get('how')}")
-            self.queue.append(attempt)
-            return
-        names: dict[int, Outcome] = {0: "done", EXIT_STOPPED: "cancelled"}
-        self.outcomes[name] = names.get(code, "failed")
-        reason = f": {status.get('reason')}" if self.outcomes[name] == "failed" else ""
-        log.info(f"{self.outcomes[name]:6} {name}{reason}")
-
-    def stop(self, patience_s: float = 60.0) -> None:
-        """Ask all running jobs to save and stop, and wait for them."""
-        for process, _, _ in self.live.values():
-            process.send_signal(signal.SIGTERM)
-        end = time.monotonic() + patience_s
-        for process, _, _ in self.live.values():
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.1, end - time.monotonic()))
-        self.live.clear()
-
-    def run(self, stopped: Callable[[], bool] = lambda: False) -> bool:
-        """Until nothing can run any more (True) or `stopped()` says so (False)."""
-        while self.busy:
-            self.step()
-            if stopped():
-                self.stop()
-                return False
-            time.sleep(0.05)
-        return True
-
-
 def main() -> int:
-    """`python -m backbench.launch.attempt`: one attempt, described on stdin, in a process of its own."""
+    """`python -m backbench.launch.attempt`: one attempt, described on stdin (`JobPool`).
+
+    SIGTERM and SIGINT: its launcher stops, so the job is left as `stopped`. SIGUSR1 and SIGUSR2:
+    somebody wants the place back; it counts as preempted.
+    """
     data = json.load(sys.stdin)
     lists = {k: tuple(data[k]) for k in ("command", "machine")}
     attempt = Attempt(**{**data, **lists, "job": Job.from_json(data["job"])})
@@ -551,7 +363,7 @@ def main() -> int:
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, lambda *_: attempt.ask_to_stop("preempted"))
     try:
-        return _EXITS[attempt.run()]
+        return EXITS[attempt.run()]
     except Failed as error:
         print(f"backbench: {error}", file=sys.stderr)
         return EXIT_FAILED

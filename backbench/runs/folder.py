@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from backbench.errors import BadInput
 from backbench.runs import atomic
@@ -188,6 +188,33 @@ class Progress:
         else:
             sys.stderr.write(line + "\n")
         sys.stderr.flush()
+
+
+class ProgressNote(TypedDict):
+    """RUN/progress.json."""
+
+    what: str
+    done: int
+    total: int
+    unit: str
+    eta_s: float | None  # seconds left at `time`; None while nothing is known
+    time: float  # seconds since 1970
+
+
+def read_progress(run: str | Path) -> ProgressNote | None:
+    """What RUN/progress.json says; None where there is none, or none that can be read."""
+    try:
+        note = json.loads((Path(run) / PROGRESS_FILE).read_text())
+        return ProgressNote(
+            what=note["what"],
+            done=note["done"],
+            total=note["total"],
+            unit=note["unit"],
+            eta_s=note["eta_s"],
+            time=note["time"],
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def seconds(value: float) -> str:
