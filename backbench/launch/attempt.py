@@ -3,15 +3,21 @@
 Everything that is known about a job lies in RUNS/.launch, written by whoever runs it: whoever
 watches, retries or comes after a crash needs no live process to ask.
 
-How a job goes on (what its status file says, and what writes that):
+A job's life, as its status file tells it. An attempt makes two steps: `_begin` the first one,
+`_conclude` the one after; between them lie the child and what its end means (`_meaning`).
 
-    new, queued --begin--> running     unless it is marked as cancelled, or was done all along
-    running --exit 0, files there--> done
-            --exit 75, time limit, failure--> queued ("again"), and started anew by whoever ran it,
-              up to the limits of `_decide`, beyond which it is failed
-            --stopped with its launcher--> stopped      the next `launch run` continues it
-            --marked as cancelled--> cancelled
-    failed, stopped, cancelled --retry or run (`Ledger.forgive`)--> queued
+    new, queued, stopped -> running    another attempt begins; without one where a mark says
+                                       cancelled, or where the job was done all along
+    running -> done                    exit 0, and the files are there
+    running -> queued                  "again": preempted, out of time, or failed with hope; whoever
+                                       ran it starts it anew
+    running -> failed                  bad input, or the limits in `_decide` are reached
+    running -> stopped                 told to save by its launcher, or by Slurm, which ends
+    running -> cancelled               it ended under a mark
+    failed, stopped, cancelled -> queued    submitted again, by `retry` or (not failed) by `run`:
+                                       `Ledger.forgive`
+
+A process that is killed leaves `running` behind; who looks sees that nobody holds the lock.
 """
 
 from __future__ import annotations

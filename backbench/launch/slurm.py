@@ -50,7 +50,7 @@ class SlurmTask(Attempt):
                   continues from its own files.
 
     An attempt that failed and may try again requeues the job itself (`scontrol requeue`), so that
-    it keeps its number and what waits for it. The other tasks save at SIGUSR2 and wait to be ended.
+    it keeps its number and what waits for it. The other tasks save at SIGUSR2 and end.
     """
 
     tasks: int = 1
