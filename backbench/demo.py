@@ -28,7 +28,7 @@ from backbench.datasets import embedded
 from backbench.errors import EXIT_PREEMPTED, BadInput, Failed, Preempted
 from backbench.launch.pool import ProcessPool
 from backbench.runs import atomic
-from backbench.runs.folder import log, read_progress, seconds
+from backbench.runs.folder import CHECKPOINT_FILE, log, read_progress, seconds
 from backbench.runs.state import StopFlag
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def _recipe_prefix(size: str) -> str:
 
 
 def _trunk(out: Path, name: str) -> str:
-    return str(out / "pretrain" / name / "backbone.safetensors")
+    return str(out / "pretrain" / name / CHECKPOINT_FILE)
 
 
 def _pretrainings(out: Path, size: str) -> Iterator[Stage]:

@@ -91,13 +91,16 @@ class Attempt:
     watches_clock: ClassVar[bool] = True  # whether `limit_s` is ours to keep
 
     def __post_init__(self) -> None:
-        self.ledger = Ledger(self.runs)
         self._rank = 0  # among the tasks of one Slurm job
         self._child: subprocess.Popen[bytes] | None = None
         self._asked: tuple[str, float] | None = None  # why the child was asked to stop, and when
         self._sibling: Ending | None = None  # of another task that failed
         self._status: Status = {"name": self.job.name, "state": "new", "attempts": []}
         self._outcome: Outcome | None = None
+
+    @property
+    def ledger(self) -> Ledger:
+        return Ledger(self.runs)
 
     @classmethod
     def on(cls, cluster: Cluster, job: Job, ledger: Ledger) -> Self:

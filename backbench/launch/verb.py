@@ -35,7 +35,7 @@ from backbench.launch.pool import JobPool
 from backbench.launch.records import Ledger, Target
 from backbench.launch.slurm import catch_up, submit
 from backbench.launch.view import ACTIVE, UNSUCCESSFUL, Snapshot, status_text
-from backbench.runs.folder import log
+from backbench.runs.folder import CHECKPOINT_FILE, log
 from backbench.runs.state import StopFlag
 
 CLEAR = "\x1b[H\x1b[2J"  # the terminal
@@ -151,7 +151,7 @@ def _say(plan: Plan, what: str) -> None:
         log.info("`backbench launch retry` starts the failed ones again")
     for path in plan.waiting:
         log.info(
-            f"waiting for {path}: no {path}/backbone.safetensors yet; run this again when it is"
+            f"waiting for {path}: no {path}/{CHECKPOINT_FILE} yet; run this again when it is"
             " there, or --watch"
         )
 
