@@ -53,30 +53,16 @@ def quiet(*command: str) -> None:
 def main(jobs: int = 10_000) -> None:
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
-        (root / "data").mkdir()
-        for i in range(jobs // 20):
-            fake_verbs.write_checkpoint(root / "ck" / f"c{i}.safetensors", str(i))
-        evaluate = [
-            {"verb": "linear", "datasets": [f"d{i}" for i in range(20)], "protocol": "lorac"}
-        ]
-        pattern = str(root / "ck" / "*")
-        content = {
-            "name": "big",
-            "data": str(root / "data"),
-            "checkpoints": [pattern, pattern],
-            "evaluate": evaluate,
-        }
-        grid = root / "grid.yaml"
-        grid.write_text(json.dumps(content))
-        runs = root / "runs"
+        grid, runs = write_grid(root, jobs), root / "runs"
         found = expand(read_grid(grid), runs, where="grid").jobs
         assert len(found) == jobs
         with timed(f"baseline: {jobs} jobs to JSON and back") as base:
-            [Job.from_json(j) for j in json.loads(json.dumps([j.to_json() for j in found]))]
+            text = json.dumps([job.to_json() for job in found])
+            [Job.from_json(data) for data in json.loads(text)]
         with timed("expand and deduplicate (each checkpoint named twice)", 10, base[0]):
             expand(read_grid(grid), runs, where="grid")
-        options = ("--cluster", "slurm", "--out", str(runs))
-        if (reason := slurm_cluster.why_not()) is None:
+        reason = slurm_cluster.why_not()
+        if reason is None:
             with slurm_cluster.running_slurm():
                 on_slurm(root, grid, runs, jobs, base[0])
         else:
@@ -85,6 +71,24 @@ def main(jobs: int = 10_000) -> None:
             with timed("dry run: expand, deduplicate, print as arrays", 10, base[0]):
                 quiet("launch", "run", str(grid), *options, "--dry-run")
         everything_ended(root, found, base[0])
+
+
+def write_grid(root: Path, jobs: int) -> Path:
+    """A grid of 20 datasets on as many checkpoints as make so many jobs."""
+    (root / "data").mkdir()
+    for i in range(jobs // 20):
+        fake_verbs.write_checkpoint(root / "ck" / f"c{i}.safetensors", str(i))
+    datasets = [f"d{i}" for i in range(20)]
+    pattern = str(root / "ck" / "*")
+    content = {
+        "name": "big",
+        "data": str(root / "data"),
+        "checkpoints": [pattern, pattern],
+        "evaluate": [{"verb": "linear", "datasets": datasets, "protocol": "lorac"}],
+    }
+    grid = root / "grid.yaml"
+    grid.write_text(json.dumps(content))  # JSON is YAML
+    return grid
 
 
 def on_slurm(root: Path, grid: Path, runs: Path, jobs: int, base: float) -> None:
@@ -101,16 +105,15 @@ def on_slurm(root: Path, grid: Path, runs: Path, jobs: int, base: float) -> None
     options = ("--cluster", str(cluster), "--out", str(runs))
     with timed("dry run: expand, deduplicate, print as arrays", 10, base):
         quiet("launch", "run", str(grid), *options, "--dry-run")
+    # Held, as ours are: what is measured is the submission, not the jobs
+    command = ["sbatch", "--hold", "--wrap", "true", "-o", "/dev/null"]
     with timed("sbatch, 20 single jobs") as single:
         for _ in range(20):
-            subprocess.run(
-                ["sbatch", "--hold", "--wrap", "true", "-o", "/dev/null"],
-                check=True,
-                capture_output=True,
-            )
+            subprocess.run(command, check=True, capture_output=True)
     print(f"{'baseline: an sbatch per job, extrapolated':62} {single[0] / 20 * jobs:7.2f} s")
     with timed("run: the same, submitted as arrays of 1000", None, single[0] / 20 * jobs):
         quiet("launch", "run", str(grid), *options)
+    # Slurm really has them all, and we know of every one that it waits
     snapshot = Snapshot(Ledger(runs))
     states = {state.name for state in snapshot.states().values()}
     assert len(snapshot.queue) >= jobs and states == {"queued"}
