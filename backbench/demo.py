@@ -1,8 +1,9 @@
-"""`backbench demo`: the whole path on embedded data, each stage a real command in a process of its own.
+"""`backbench demo`: the whole path on embedded data, each stage a command in a process of its own.
 
-Five ResNet-18 trunks (a random control and four pretrained ones) go through linear and few-label probes,
-semi-supervised finetuning and COCO detection, and end on the leaderboard. Stages run two at a time with one thread
-each. A finished stage leaves OUT/stages/<name>.json and is skipped the next time; a killed one continues.
+Five ResNet-18 trunks (a random control and four pretrained ones) go through linear and few-label
+probes, semi-supervised finetuning and COCO detection, and end on the leaderboard. Stages run two at
+a time with one thread each. A finished stage leaves OUT/stages/<name>.json and is skipped the next
+time; a killed one continues.
 """
 
 from __future__ import annotations
@@ -18,35 +19,46 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import TYPE_CHECKING
 
 from backbench.datasets import embedded
 from backbench.errors import EXIT_PREEMPTED, BadInput, Failed, Preempted
+from backbench.launch.pool import ProcessPool
 from backbench.runs import atomic
-from backbench.runs.folder import PROGRESS_FILE, log, seconds
+from backbench.runs.folder import CHECKPOINT_FILE, log, read_progress, seconds
 from backbench.runs.state import StopFlag
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 CHECKPOINTS = ("random", "simclr", "moco_v2", "moco_m", "lorac")
 DETECTED = ("random", "lorac")  # the two that go through all three COCO tasks
 TASKS = ("faster", "mask", "keypoint")
 AT_ONCE = 2
+PATIENCE_S = 20.0  # for a stage to save when it is told to stop
+SAY_S = 15.0  # between two lines about where the running stages are
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One command. `cost` is its share of the work in seconds of one core, measured, for the ETA of the whole."""
+    """One command. `cost` is its share of the work in seconds of one core, for the ETA."""
 
     name: str
     command: tuple[str, ...]
     run: Path
-    after: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()  # names of stages that must have ended well
     cost: float = 10.0
 
+    @property
+    def file(self) -> str:
+        """The name as a file name."""
+        return self.name.replace("/", "-")
 
-# Seconds of one core for the full size; only the ETA uses them, corrected by the pace of this machine.
+
+# Seconds of one core for the full size, measured; only the ETA uses them, and the machine's pace
 COSTS: dict[str, float] = {
     "lorac": 136,
     "moco_m": 135,
@@ -64,73 +76,74 @@ COSTS: dict[str, float] = {
 
 def stages(out: Path, size: str) -> list[Stage]:
     """The demo as data, in the order of start. Every command can be typed by hand as it stands."""
+    plan = [
+        *_pretrainings(out, size),
+        *_detections(out, size),
+        *_semisup(out, size),
+        *_probes(out, size),
+    ]
+    board = ["leaderboard", str(out), "--csv", str(out / "leaderboard.csv")]
+    board += ["--tidy", str(out / "results.csv"), "--html", str(out / "leaderboard.html")]
+    plan.append(_stage(out, "leaderboard", "leaderboard", board, [stage.name for stage in plan]))
+    return plan
+
+
+def _stage(
+    out: Path, name: str, kind: str, command: Sequence[str], needs: Sequence[str] = ()
+) -> Stage:
+    whole = (sys.executable, "-m", "backbench", *command)
+    return Stage(name, whole, out / name, tuple(needs), COSTS.get(kind, 10.0))
+
+
+def _recipe_prefix(size: str) -> str:
+    return "demo" if size == "full" else "tiny"
+
+
+def _trunk(out: Path, name: str) -> str:
+    return str(out / "pretrain" / name / CHECKPOINT_FILE)
+
+
+def _pretrainings(out: Path, size: str) -> Iterator[Stage]:
     data = str(out / "data")
-    prefix = "demo" if size == "full" else "tiny"
-    trunks = {name: str(out / "pretrain" / name / "backbone.safetensors") for name in CHECKPOINTS}
-    plan: list[Stage] = []
-
-    def add(name: str, kind: str, command: Sequence[str], after: Sequence[str] = ()) -> None:
-        whole = (sys.executable, "-m", "backbench", *command)
-        plan.append(Stage(name, whole, out / name, tuple(after), COSTS.get(kind, 10.0)))
-
     for name in reversed(CHECKPOINTS):  # the longest first
-        command = [
-            "pretrain",
-            f"{prefix}_{name}",
-            "--data",
-            data,
-            "--out",
-            str(out / "pretrain" / name),
-        ]
-        add(f"pretrain/{name}", name, command)
+        command = ["pretrain", f"{_recipe_prefix(size)}_{name}", "--data", data]
+        command += ["--out", str(out / "pretrain" / name)]
+        yield _stage(out, f"pretrain/{name}", name, command)
+
+
+def _detections(out: Path, size: str) -> Iterator[Stage]:
+    data = str(out / "data")
     for name in DETECTED:
         pkl = str(out / "converted" / f"{name}.pkl")
-        command = ["export", trunks[name], "--format", "detectron2", "--out", pkl]
-        add(f"convert/{name}", "convert", command, [f"pretrain/{name}"])
+        command = ["export", _trunk(out, name), "--format", "detectron2", "--out", pkl]
+        yield _stage(out, f"convert/{name}", "convert", command, [f"pretrain/{name}"])
         for task in reversed(TASKS):
-            command = [
-                "detect",
-                "--config-file",
-                f"{prefix}_{task}_rcnn_R_18_FPN",
-                "--engine",
-                "torchvision",
-            ]
-            command += ["--data", data, "--out", str(out / "detection" / task / name), "--resume"]
-            add(
-                f"detection/{task}/{name}",
-                task,
-                [*command, "MODEL.WEIGHTS", pkl],
-                [f"convert/{name}"],
-            )
+            file = f"{_recipe_prefix(size)}_{task}_rcnn_R_18_FPN"
+            command = ["detect", "--config-file", file, "--engine", "torchvision", "--data", data]
+            command += ["--out", str(out / "detection" / task / name)]
+            command += ["--resume", "MODEL.WEIGHTS", pkl]
+            yield _stage(out, f"detection/{task}/{name}", task, command, [f"convert/{name}"])
+
+
+def _semisup(out: Path, size: str) -> Iterator[Stage]:
+    data = str(out / "data")
     for name in CHECKPOINTS:
-        command = [
-            "semisup",
-            trunks[name],
-            "--percent",
-            "10",
-            "--lists",
-            f"{data}/lists",
-            "--data",
-            data,
-        ]
-        command += ["--protocol", f"semisup_{prefix}", "--out", str(out / "semisup" / name)]
-        add(f"semisup/{name}", "semisup", command, [f"pretrain/{name}"])
-    for probe in ("linear", "fewshot", "knn"):
-        command = ["linear", *trunks.values(), "--datasets", "digits", "--data", data]
-        protocol = f"linear_{prefix}" if probe == "linear" else f"{probe}_demo"
+        command = ["semisup", _trunk(out, name), "--percent", "10", "--lists", f"{data}/lists"]
+        command += ["--data", data, "--protocol", f"semisup_{_recipe_prefix(size)}"]
+        command += ["--out", str(out / "semisup" / name)]
+        yield _stage(out, f"semisup/{name}", "semisup", command, [f"pretrain/{name}"])
+
+
+def _probes(out: Path, size: str) -> Iterator[Stage]:
+    # One pass for all trunks; the cheap probes have one protocol for both sizes
+    trunks = [_trunk(out, name) for name in CHECKPOINTS]
+    needs = [f"pretrain/{name}" for name in CHECKPOINTS]
+    protocols = {"linear": f"linear_{_recipe_prefix(size)}", "fewshot": "fewshot_demo"}
+    protocols["knn"] = "knn_demo"
+    for probe, protocol in protocols.items():
+        command = ["linear", *trunks, "--datasets", "digits", "--data", str(out / "data")]
         command += ["--protocol", protocol, "--out", str(out / probe)]
-        add(probe, probe, command, [f"pretrain/{name}" for name in CHECKPOINTS])
-    command = [
-        "leaderboard",
-        str(out),
-        "--csv",
-        str(out / "leaderboard.csv"),
-        "--tidy",
-        str(out / "results.csv"),
-    ]
-    command += ["--html", str(out / "leaderboard.html")]
-    add("leaderboard", "leaderboard", command, [stage.name for stage in plan])
-    return plan
+        yield _stage(out, probe, probe, command, needs)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -139,12 +152,19 @@ def run(args: argparse.Namespace) -> int:
 
 
 class Demo:
+    """One run of the demo.
+
+    A stage is recognised as done by its marker OUT/stages/<name>.json, or is started when all that
+    it needs is done, and is done when it exits 0. Any other exit ends the demo, which then ends the
+    stages beside it; what they had saved is what the next demo continues from.
+    """
+
     def __init__(self, out: Path, size: str) -> None:
         self.out, self.size = out, size
-        self.plan = stages(out, size)
-        self.running: dict[str, tuple[subprocess.Popen[bytes], IO[bytes], float]] = {}
-        self.done: dict[str, float] = {}
+        self.plan = {stage.name: stage for stage in stages(out, size)}
+        self.done: dict[str, float] = {}  # seconds that it took, now or when it ran
         self.skipped: list[str] = []
+        self.began: dict[str, float] = {}
         self.started = time.monotonic()
         self._said = 0.0
 
@@ -155,17 +175,22 @@ class Demo:
             )
             embedded.build(self.out / "data", self.size)
             self._recognise()
+            pool = ProcessPool(AT_ONCE, done=list(self.done))
+            for name, stage in self.plan.items():
+                if name not in self.done:
+                    pool.add(name, needs=stage.needs)
             with StopFlag() as stop:
                 try:
-                    self._loop(stop)
+                    self._run_stages(pool, stop)
                 finally:
-                    self._end_children()
+                    pool.end(PATIENCE_S, kill=True)
         self._summary()
         return 0
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
         """Two demos in one folder would write the same files."""
+        # Refused before anything is written: whatever is no demo's folder, and another size's
         if self.out.exists() and not self.out.is_dir():
             raise BadInput(f"{self.out}: is a file; --out needs a folder")
         self.out.mkdir(parents=True, exist_ok=True)
@@ -186,146 +211,146 @@ class Demo:
                 ) from None
             yield
 
+    # Finished stages leave a marker
+
     def _marker(self, stage: Stage) -> Path:
-        return self.out / "stages" / f"{stage.name.replace('/', '-')}.json"
+        return self.out / "stages" / f"{stage.file}.json"
 
     def _recognise(self) -> None:
-        """Stages that ended well with the same command, whose files are there, and whose inputs did too, are done."""
-        for stage in self.plan:
+        """Done are stages that ended well with the same command, whose files are there, and whose
+        inputs are done as well: in the plan's order, so a stage made anew makes its users anew."""
+        for name, stage in self.plan.items():
             marker = self._marker(stage)
-            if marker.exists() and all(name in self.done for name in stage.after):
-                about = json.loads(marker.read_text())
-                there = all(
-                    Path(word).exists()
-                    for word in stage.command
-                    if word.startswith(f"{self.out}{os.sep}")
-                )
-                if about["command"] == list(stage.command[1:]) and there:
-                    self.done[stage.name] = about["seconds"]
-                    self.skipped.append(stage.name)
+            if not marker.exists() or not self.done.keys() >= set(stage.needs):
+                continue
+            about = json.loads(marker.read_text())
+            if about["command"] == list(stage.command[1:]) and self._there(stage):
+                self.done[name] = about["seconds"]
+                self.skipped.append(name)
         if self.skipped:
             log.info(f"{len(self.skipped)} finished stages recognised and skipped")
 
-    def _loop(self, stop: StopFlag) -> None:
-        while len(self.done) < len(self.plan):
-            for stage in self.plan:
-                fresh = stage.name not in self.done and stage.name not in self.running
-                ready = all(name in self.done for name in stage.after)
-                if fresh and ready and len(self.running) < AT_ONCE:
-                    self._start(stage)
+    def _there(self, stage: Stage) -> bool:
+        """Whether every file and folder of the demo that the command names is there."""
+        inside = f"{self.out}{os.sep}"
+        named = [Path(word) for word in stage.command if word.startswith(inside)]
+        return all(path.exists() for path in named)
+
+    def _write_marker(self, stage: Stage, took: float) -> None:
+        # Without the interpreter: a moved environment makes no stage anew
+        about = {"command": list(stage.command[1:]), "seconds": round(took, 1)}
+        atomic.write_json(self._marker(stage), about)
+
+    # Running the others
+
+    def _run_stages(self, pool: ProcessPool, stop: StopFlag) -> None:
+        while len(pool):
+            for name in pool.ready():
+                pool.start(name, self._start(self.plan[name]))
             time.sleep(0.1)
+            # Before what has ended: a Ctrl-C reaches the stages as well, and they end by it
             if stop.requested:
                 raise Preempted(f"stopped by {stop.requested}; the same command continues")
-            for name in list(self.running):
-                self._collect(name)
-            self._say()
+            for name, status in pool.ended():
+                self._collect(self.plan[name], status)
+            self._say(pool)
 
-    def _start(self, stage: Stage) -> None:
-        logs = self.out / "logs"
-        logs.mkdir(exist_ok=True)
-        file = (logs / f"{stage.name.replace('/', '-')}.log").open("ab")
+    def _log(self, stage: Stage) -> Path:
+        return self.out / "logs" / f"{stage.file}.log"
+
+    def _start(self, stage: Stage) -> subprocess.Popen[bytes]:
+        self._log(stage).parent.mkdir(exist_ok=True)
+        # One thread each: two processes whose threads spin slow each other down
         environment = {
             **os.environ,
             "OMP_NUM_THREADS": "1",
             "MKL_NUM_THREADS": "1",
             "PYTHONUNBUFFERED": "1",
         }
-        child = subprocess.Popen(
-            stage.command,
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=file,
-            env=environment,
-            preexec_fn=_die_with_parent,  # noqa: PLW1509 - this process has one thread
-        )
-        self.running[stage.name] = (child, file, time.monotonic())
+        with self._log(stage).open("ab") as file:
+            child = subprocess.Popen(
+                stage.command,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                env=environment,
+                preexec_fn=_die_with_parent,  # noqa: PLW1509 - this process has one thread
+            )
+        self.began[stage.name] = time.monotonic()
         log.info(f"{self._clock()}  start  {stage.name}")
+        return child
 
-    def _collect(self, name: str) -> None:
-        child, file, began = self.running[name]
-        status = child.poll()
-        if status is None:
-            return
-        del self.running[name]
-        file.close()
-        stage = next(s for s in self.plan if s.name == name)
+    def _collect(self, stage: Stage, status: int) -> None:
+        """A stage has ended: done, or the end of the demo."""
+        name = stage.name
+        began = self.began.pop(name)
         if status == EXIT_PREEMPTED:
             raise Preempted(
                 f"stage {name} was stopped and saved its state; the same command continues"
             )
         if status != 0:
-            tail = Path(file.name).read_text(errors="replace").strip().splitlines()[-1:]
+            file = self._log(stage)
+            tail = file.read_text(errors="replace").strip().splitlines()[-1:]
             raise Failed(
-                f"stage {name} failed (exit {status}): {''.join(tail)[:300]} [all of it: {file.name}]"
+                f"stage {name} failed (exit {status}): {''.join(tail)[:300]} [all of it: {file}]"
             )
         took = time.monotonic() - began
         self.done[name] = took
-        atomic.write_json(
-            self._marker(stage), {"command": list(stage.command[1:]), "seconds": round(took, 1)}
-        )
+        self._write_marker(stage, took)
         log.info(f"{self._clock()}  done   {name} in {seconds(took)}")
 
-    def _end_children(self) -> None:
-        """Ask the running stages to save and stop; those that do not within 20 s are killed."""
-        for child, _, _ in self.running.values():
-            child.send_signal(signal.SIGTERM)
-        limit = time.monotonic() + 20
-        for child, file, _ in self.running.values():
-            try:
-                child.wait(max(0.1, limit - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                child.kill()
-                child.wait()
-            file.close()
-        self.running.clear()
+    # What it says meanwhile
 
     def _clock(self) -> str:
         return f"{seconds(time.monotonic() - self.started):>6}  ETA {seconds(self._eta()):>6}"
 
     def _eta(self) -> float:
-        """What is left of the measured costs, scaled by how fast this machine has been so far."""
-        cost = {s.name: s.cost for s in self.plan}
-        left = sum(c for name, c in cost.items() if name not in self.done)
-        for name in self.running:
-            state = self._progress(name)
-            if state and state["total"]:
-                left -= cost[name] * min(1.0, state["done"] / state["total"])
-        ran = [name for name in self.done if name not in self.skipped]
-        expected = sum(cost[name] for name in ran)
-        pace = sum(self.done[name] for name in ran) / expected if expected > 60 else 1.0
+        """Seconds left, by the measured costs and how fast this machine has been so far."""
+        # 1. What is left of the costs; a running stage counts as far as it has come
+        left = 0.0
+        for name, stage in self.plan.items():
+            if name not in self.done:
+                left += stage.cost * (1 - self._share(stage))
+        # 2. The pace: seconds per second of cost, of the stages of this run; believed from the
+        #    first minute's worth of them on
+        took = expected = 0.0
+        for name in self.done.keys() - set(self.skipped):
+            took += self.done[name]
+            expected += self.plan[name].cost
+        pace = took / expected if expected > 60 else 1.0
+        # 3. Side by side
         return left * pace / AT_ONCE
 
-    def _progress(self, name: str) -> dict[str, Any] | None:
-        path = next(s.run for s in self.plan if s.name == name) / PROGRESS_FILE
-        try:
-            return json.loads(path.read_text())
-        except (OSError, json.JSONDecodeError):
-            return None
+    def _share(self, stage: Stage) -> float:
+        """How far a running stage has come, 0 to 1, by its own progress."""
+        note = read_progress(stage.run) if stage.name in self.began else None
+        if note is None or not note["total"]:
+            return 0.0
+        return min(1.0, note["done"] / note["total"])
 
-    def _say(self) -> None:
+    def _say(self, pool: ProcessPool) -> None:
         """Every 15 s, where the running stages are."""
         now = time.monotonic()
-        if now - self._said < 15:
+        if now - self._said < SAY_S:
             return
         self._said = now
         parts = []
-        for name in self.running:
-            state = self._progress(name)
-            parts.append(
-                f"{name} {state['done']}/{state['total']} {state['unit']}s" if state else name
-            )
-        log.info(
-            f"{self._clock()}  {len(self.done)}/{len(self.plan)} stages; running: {', '.join(parts)}"
-        )
+        for name in pool.running:
+            note = read_progress(self.plan[name].run)
+            parts.append(f"{name} {note['done']}/{note['total']} {note['unit']}s" if note else name)
+        stages_done = f"{len(self.done)}/{len(self.plan)} stages"
+        log.info(f"{self._clock()}  {stages_done}; running: {', '.join(parts)}")
 
     def _summary(self) -> None:
         from rich.console import Console
 
         console = Console()
-        console = console if console.is_terminal else Console(width=160)
+        if not console.is_terminal:
+            console = Console(width=160)
+        # Stages of one kind are one row: pretrain, detection/mask, linear
         budget: dict[str, float] = {}
         for name, took in self.done.items():
-            kind = name.rsplit("/", 1)[0] if "/" in name else name
+            kind = name.rsplit("/", 1)[0]
             budget[kind] = budget.get(kind, 0.0) + took
         took_now = seconds(time.monotonic() - self.started)
         table = _table(
@@ -346,53 +371,69 @@ class Demo:
 
 
 def _die_with_parent() -> None:
-    """Linux: a stage must not outlive a demo that is killed, or it would write beside the next one's."""
+    """Linux: a stage must not outlive a killed demo, or it would write beside the next one's."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6", use_errno=True).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
-def _table(title: str, columns: Sequence[str]) -> Any:
+def _table(title: str, columns: Iterable[str]) -> Table:
     from rich.table import Table
 
     table = Table(title=title, title_justify="left")
-    for i, column in enumerate(columns):
-        table.add_column(column, justify="left" if i == 0 else "right", no_wrap=True)
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=True)
+    table.columns[0].justify = "left"
     return table
 
 
-def _board(rows: Sequence[dict[str, str]]) -> Any:
-    """The leaderboard turned on its side: a line per column of the csv, a column per checkpoint. What only splits an AP
-    by object size, and the boxes that come with masks and keypoints, stay in the csv."""
-    fixed = ("checkpoint", "name", "method", "arch", "epochs", "source")
+def _board(rows: Sequence[Mapping[str, str]]) -> Table:
+    """The leaderboard on its side: a line per column of the csv, a column per checkpoint.
+
+    What only splits an AP by object size, and the boxes that come with masks and keypoints, stay in
+    the csv.
+    """
     table = _table("Leaderboard (percent)", ["", *(row["name"] for row in rows)])
-    for column in [c for c in (rows[0] if rows else {}) if c not in fixed]:
+    for column in rows[0] if rows else ():
+        if "/" not in column:  # who it is, not what was measured
+            continue
         task, _, metric = column.partition("@")[0].split("/")
         extra = metric.startswith("bbox") and task != "faster_rcnn"
         if not extra and not metric.endswith(("APs", "APm", "APl")):
-            table.add_row(
-                column, *(f"{float(row[column]):.1f}" if row[column] else "-" for row in rows)
-            )
+            table.add_row(column, *(_points(row[column]) for row in rows))
     return table
 
 
+def _points(text: str) -> str:
+    return f"{float(text):.1f}" if text else "-"
+
+
 def compare(run: Path) -> list[str]:
-    """Each checkpoint's few-label accuracy minus the random trunk's, draw by draw, with a paired 95% interval."""
+    """Each checkpoint's few-label accuracy minus the random trunk's, in points, draw by draw.
+
+    One line per checkpoint, with a paired 95% interval.
+    """
     import numpy
 
     from backbench.results import store
     from backbench.results.compare import of_draws
 
-    rows = [r for r in store.read(run)[0] if r.task == "fewshot"]
-    draws = {r.name: numpy.array(r.provenance["draws"]) for r in rows}
-    control = next((name for name in draws if "random" in name), None)
+    # All trunks see the same draws of labels, so their differences have far less spread than they
+    draws = {}
+    for row in store.read(run)[0]:
+        if row.task == "fewshot":
+            draws[row.name] = numpy.array(row.provenance["draws"])
+    controls = [name for name in draws if "random" in name]
+    if not controls:
+        return []
+    control = draws.pop(controls[0])
     lines = []
     for name, values in draws.items():
-        if control is None or name == control:
-            continue
-        d = of_draws(values - draws[control])
-        verdict = ("better" if d.value > 0 else "worse") if d.real else "no difference shown"
+        d = of_draws(values - control)
+        verdict = "no difference shown"
+        if d.real:
+            verdict = "better" if d.value > 0 else "worse"
         lines.append(
-            f"few labels, {name} against {control}: {d.value:+.1f} points, paired 95% interval "
+            f"few labels, {name} against {controls[0]}: {d.value:+.1f} points, paired 95% interval "
             f"[{d.ci95[0]:+.1f}, {d.ci95[1]:+.1f}] over {d.n} draws: {verdict}"
         )
     return lines

@@ -23,15 +23,18 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from support import fake_verbs, slurm_cluster
 
 from backbench import cli
-from backbench.launch.grid import Job, expand, read_grid
-from backbench.launch.jobs import Store
-from backbench.launch.verb import Submission, View
+from backbench.launch.expansion import expand
+from backbench.launch.grid import read_grid
+from backbench.launch.job import Job
+from backbench.launch.records import Ledger, Submission
+from backbench.launch.view import Snapshot
 
 
 @contextlib.contextmanager
 def timed(
     what: str, limit_s: float | None = None, baseline: float | None = None
 ) -> Iterator[list[float]]:
+    """Print how long the block takes; the list that it gives holds the seconds afterwards."""
     took: list[float] = []
     start = time.perf_counter()
     yield took
@@ -50,38 +53,42 @@ def quiet(*command: str) -> None:
 def main(jobs: int = 10_000) -> None:
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
-        (root / "data").mkdir()
-        for i in range(jobs // 20):
-            fake_verbs.write_checkpoint(root / "ck" / f"c{i}.safetensors", str(i))
-        evaluate = [
-            {"verb": "linear", "datasets": [f"d{i}" for i in range(20)], "protocol": "lorac"}
-        ]
-        pattern = str(root / "ck" / "*")
-        content = {
-            "name": "big",
-            "data": str(root / "data"),
-            "checkpoints": [pattern, pattern],
-            "evaluate": evaluate,
-        }
-        grid = root / "grid.yaml"
-        grid.write_text(json.dumps(content))
-        runs = root / "runs"
+        grid, runs = write_grid(root, jobs), root / "runs"
         found = expand(read_grid(grid), runs, where="grid").jobs
         assert len(found) == jobs
         with timed(f"baseline: {jobs} jobs to JSON and back") as base:
-            [Job.from_json(j) for j in json.loads(json.dumps([j.to_json() for j in found]))]
+            text = json.dumps([job.to_json() for job in found])
+            [Job.from_json(data) for data in json.loads(text)]
         with timed("expand and deduplicate (each checkpoint named twice)", 10, base[0]):
             expand(read_grid(grid), runs, where="grid")
-        options = ("--cluster", "slurm", "--out", str(runs))
-        if (reason := slurm_cluster.why_not()) is None:
+        reason = slurm_cluster.why_not()
+        if reason is None:
             with slurm_cluster.running_slurm():
                 on_slurm(root, grid, runs, jobs, base[0])
         else:
             print(f"no Slurm here: {reason}")
             options = ("--cluster", "local", "--out", str(runs))
-            with timed("dry run: expand, deduplicate, write as arrays", 10, base[0]):
+            with timed("dry run: expand, deduplicate, print as arrays", 10, base[0]):
                 quiet("launch", "run", str(grid), *options, "--dry-run")
         everything_ended(root, found, base[0])
+
+
+def write_grid(root: Path, jobs: int) -> Path:
+    """A grid of 20 datasets on as many checkpoints as make so many jobs."""
+    (root / "data").mkdir()
+    for i in range(jobs // 20):
+        fake_verbs.write_checkpoint(root / "ck" / f"c{i}.safetensors", str(i))
+    datasets = [f"d{i}" for i in range(20)]
+    pattern = str(root / "ck" / "*")
+    content = {
+        "name": "big",
+        "data": str(root / "data"),
+        "checkpoints": [pattern, pattern],
+        "evaluate": [{"verb": "linear", "datasets": datasets, "protocol": "lorac"}],
+    }
+    grid = root / "grid.yaml"
+    grid.write_text(json.dumps(content))  # JSON is YAML
+    return grid
 
 
 def on_slurm(root: Path, grid: Path, runs: Path, jobs: int, base: float) -> None:
@@ -96,20 +103,20 @@ def on_slurm(root: Path, grid: Path, runs: Path, jobs: int, base: float) -> None
     }
     cluster.write_text(json.dumps(about))
     options = ("--cluster", str(cluster), "--out", str(runs))
-    with timed("dry run: expand, deduplicate, write as arrays", 10, base):
+    with timed("dry run: expand, deduplicate, print as arrays", 10, base):
         quiet("launch", "run", str(grid), *options, "--dry-run")
+    # Held, as ours are: what is measured is the submission, not the jobs
+    command = ["sbatch", "--hold", "--wrap", "true", "-o", "/dev/null"]
     with timed("sbatch, 20 single jobs") as single:
         for _ in range(20):
-            subprocess.run(
-                ["sbatch", "--hold", "--wrap", "true", "-o", "/dev/null"],
-                check=True,
-                capture_output=True,
-            )
+            subprocess.run(command, check=True, capture_output=True)
     print(f"{'baseline: an sbatch per job, extrapolated':62} {single[0] / 20 * jobs:7.2f} s")
     with timed("run: the same, submitted as arrays of 1000", None, single[0] / 20 * jobs):
         quiet("launch", "run", str(grid), *options)
-    view = View(Store(runs))
-    assert len(view.queue) >= jobs and {view.state(n).name for n in view.records} == {"queued"}
+    # Slurm really has them all, and we know of every one that it waits
+    snapshot = Snapshot(Ledger(runs))
+    states = {state.name for state in snapshot.states().values()}
+    assert len(snapshot.queue) >= jobs and states == {"queued"}
     with timed("status, all queued (one squeue)", 2, base):
         quiet("launch", "status", "--once", "--out", str(runs))
     with timed("run again: nothing to submit", 10, base):
@@ -119,18 +126,19 @@ def on_slurm(root: Path, grid: Path, runs: Path, jobs: int, base: float) -> None
 
 
 def everything_ended(root: Path, found: list[Job], base: float) -> None:
-    """A status file per job, as the jobs themselves write them: half done, a tenth failed, the rest as it was."""
-    store = Store(root / "ended")
-    Submission(
+    """A status file per job, as jobs write them: half done, a tenth failed, the rest cancelled."""
+    ledger = Ledger(root / "ended")
+    submission = Submission(
         uid="x",
         grid="big",
         cluster="local",
         cluster_overrides=(),
         kind="local",
         time=0.0,
-        jobs=found,
-    ).write(store)
-    (store.root / "status").mkdir()
+        jobs=tuple(found),
+    )
+    ledger.write_submission(submission)
+    (ledger.root / "status").mkdir()
     attempt = {
         "start": time.time() - 9,
         "end": time.time(),
@@ -140,11 +148,11 @@ def everything_ended(root: Path, found: list[Job], base: float) -> None:
         "gpus": 1,
     }
     for i, job in enumerate(found):
-        state = "done" if i % 2 == 0 else "failed" if i % 10 == 1 else "cancelled"
+        state = ("done", "failed", *("done", "cancelled") * 4)[i % 10]
         text = json.dumps({"name": job.name, "state": state, "reason": None, "attempts": [attempt]})
-        (store.root / "status" / f"{job.key}.json").write_text(text)
+        (ledger.root / "status" / f"{job.key}.json").write_text(text)
     with timed("status, all ended (a status file each)", 2, base):
-        quiet("launch", "status", "--once", "--out", str(store.runs))
+        quiet("launch", "status", "--once", "--out", str(ledger.runs))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The demo, run as its user runs it: once through, again, and killed in every stage."""
 
+import contextlib
 import csv
 import os
 import shlex
@@ -26,7 +27,10 @@ def start(out: Path) -> subprocess.Popen:
 
 
 def finish(process: subprocess.Popen) -> str:
-    output, _ = process.communicate(timeout=900)
+    try:
+        output, _ = process.communicate(timeout=900)
+    finally:
+        process.kill()  # where it took too long; a stage dies with its demo
     assert process.returncode == 0, output[-3000:]
     return output
 
@@ -48,15 +52,11 @@ def test_fills_the_table(whole):
     assert sorted(row["name"] for row in rows) and len(rows) == len(demo.CHECKPOINTS)
     assert len({row["checkpoint"] for row in rows}) == len(rows), "five different trunks"
     columns = set(rows[0])
-    for start_of in (
-        "linear/digits/",
-        "fewshot/digits/",
-        "knn/digits/",
-        "semi_10pct/digits/",
-        *(f"faster_rcnn/scenes/bbox_{ap}@" for ap in ("AP", "AP50", "AP75")),
-        *(f"mask_rcnn/scenes/segm_{ap}@" for ap in ("AP", "AP50", "AP75")),
-        *(f"keypoint_rcnn/scenes/keypoints_{ap}@" for ap in ("AP", "AP50", "AP75")),
-    ):
+    expected = ["linear/digits/", "fewshot/digits/", "knn/digits/", "semi_10pct/digits/"]
+    for measured in ("faster_rcnn/scenes/bbox", "mask_rcnn/scenes/segm"):
+        expected += [f"{measured}_{ap}@" for ap in ("AP", "AP50", "AP75")]
+    expected += [f"keypoint_rcnn/scenes/keypoints_{ap}@" for ap in ("AP", "AP50", "AP75")]
+    for start_of in expected:
         named = [c for c in columns if c.startswith(start_of)]
         assert named, f"no column {start_of}; there are {sorted(columns)}"
         assert any(row[named[0]] for row in rows), f"{named[0]} is empty"
@@ -103,11 +103,7 @@ def test_killed_in_every_stage_ends_with_the_same_numbers(whole, tmp_path):
             assert process.wait() == 0
             break
         time.sleep((1.5, 3.5, 6.0)[attempt % 3])  # while it imports, while it runs, while it writes
-        process.send_signal(
-            (signal.SIGKILL, signal.SIGKILL, signal.SIGINT, signal.SIGKILL, signal.SIGTERM)[
-                attempt % 5
-            ]
-        )
+        process.send_signal(SIGNALS[attempt % len(SIGNALS)])
         process.stdout.read()
         process.wait()
         pending.remove(victim)
@@ -120,27 +116,20 @@ def test_killed_in_every_stage_ends_with_the_same_numbers(whole, tmp_path):
 
 def _wait_for_orphans(out: Path) -> None:
     """Stages die with a killed demo (Linux); nothing may still write below `out`."""
-    for _ in range(100):
-        alive = [
-            p
-            for p in Path("/proc").glob("[0-9]*/cmdline")
-            if _mentions(p, str(out)) and _pid(p) != os.getpid()
-        ]
-        if not alive:
-            return
+    end = time.monotonic() + 10
+    while alive := _mentioning(str(out)):
+        assert time.monotonic() < end, f"still running: {alive}"
         time.sleep(0.1)
-    raise AssertionError(f"still running: {alive}")
 
 
-def _mentions(path: Path, text: str) -> bool:
-    try:
-        return text in path.read_text()
-    except OSError:
-        return False
-
-
-def _pid(path: Path) -> int:
-    return int(path.parent.name)
+def _mentioning(text: str) -> list[Path]:
+    """The processes whose command line holds `text`, without this one."""
+    out = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it has ended since
+            if text in file.read_text() and file.parent.name != str(os.getpid()):
+                out.append(file)
+    return out
 
 
 def test_a_rows_command_measures_the_same_value(whole, tmp_path):

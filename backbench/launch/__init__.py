@@ -1,17 +1,31 @@
-"""Grids of jobs: what is missing, where it runs, how it stands."""
+"""Grids of jobs: what is missing, where it runs, how it stands.
+
+job                    one command, and how one sees that it is done
+grid, expansion        what is asked; the jobs that it comes to
+clusters, slurm_client where jobs run; what Slurm's commands say
+records                RUNS/.launch: submissions, statuses, logs, locks
+view                   how every job stands at one moment (writes nothing)
+plan                   what of a grid is missing, in which arrays, at what cost
+attempt, pool          one attempt at a job; processes of this machine side by side
+slurm                  the same on Slurm, through submitit
+verb                   `backbench launch run | status | retry | cancel`
+"""
 
 from __future__ import annotations
 
 import sys
-from typing import Any
 
 
-def __getattr__(name: str) -> Any:
-    """Slurm jobs that version 0.1 queued name their classes by where they stood then: here, and in backbench.grid."""
+def __getattr__(name: str) -> object:
+    """Slurm jobs that version 0.1 queued name their classes by where they stood then.
+
+    That is here, and in backbench.grid. The pickle names this class first, so the other module is
+    there when it comes to it.
+    """
     if name != "SlurmTask":
         raise AttributeError(f"module 'backbench.launch' has no attribute '{name}'")
-    from backbench.launch import grid
-    from backbench.launch.verb import SlurmTask
+    from backbench.launch import job
+    from backbench.launch.slurm import SlurmTask
 
-    sys.modules.setdefault("backbench.grid", grid)
+    sys.modules.setdefault("backbench.grid", job)
     return SlurmTask

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TypedDict
 
 from backbench.errors import BadInput
 from backbench.runs import atomic
@@ -212,6 +213,33 @@ def _shown(info: Mapping[str, float | str]) -> str:
     for name, value in info.items():
         words.append(f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}")
     return "  ".join(words)
+
+
+class ProgressNote(TypedDict):
+    """RUN/progress.json."""
+
+    what: str
+    done: int
+    total: int
+    unit: str
+    eta_s: float | None  # seconds left at `time`; None while nothing is known
+    time: float  # seconds since 1970
+
+
+def read_progress(run: str | Path) -> ProgressNote | None:
+    """What RUN/progress.json says; None where there is none, or none that can be read."""
+    try:
+        note = json.loads((Path(run) / PROGRESS_FILE).read_text())
+        return ProgressNote(
+            what=note["what"],
+            done=note["done"],
+            total=note["total"],
+            unit=note["unit"],
+            eta_s=note["eta_s"],
+            time=note["time"],
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def seconds(value: float) -> str:

@@ -18,7 +18,8 @@ from backbench import config
 from backbench.board import ablation
 from backbench.board.board import Measurement, collect, fill
 from backbench.datasets import embedded
-from backbench.launch.grid import expand, read_grid
+from backbench.launch.expansion import expand
+from backbench.launch.grid import read_grid
 from backbench.results import store
 from backbench.results.store import Result
 from backbench.weights.resnet import build_backbone

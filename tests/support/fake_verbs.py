@@ -34,30 +34,24 @@ def behaviour(root: Path, name: str) -> dict:
 
 
 def work(out: Path, plan: dict, start: str) -> str:
-    """`steps` steps of a hash chain, saved when asked to stop; every continuation ends with the same word."""
+    """`steps` steps of a hash chain, saved when asked to stop.
+
+    However often it was stopped and continued, it ends with the same word.
+    """
     steps, step_s = plan.get("steps", 1), plan.get("step_s", 0.0)
     state_file = out / "state.json"
-    state = (
-        json.loads(state_file.read_text()) if state_file.exists() else {"step": 0, "word": start}
-    )
-    faults = out.parent / f"{out.name}.faults"
-    count = int(faults.read_text()) if faults.exists() else 0
-    if plan.get("fault") and count < plan.get("times", 99):
-        faults.parent.mkdir(parents=True, exist_ok=True)
-        faults.write_text(str(count + 1))
-        if plan["fault"] == "bad":
-            raise BadInput("the fault that was ordered")
-        raise Failed(f"{plan['fault']} (attempt at {time.time():.3f})")
+    state = {"step": 0, "word": start}
+    if state_file.exists():
+        state = json.loads(state_file.read_text())
+    fail_as_ordered(out, plan)
     if plan.get("tell"):
         (out / "told").write_text(os.environ.get(plan["tell"], "not set"))
     progress = Progress(out, steps, "walking", done=state["step"])
     with StopFlag() as stop:
         while state["step"] < steps:
             time.sleep(step_s)
-            state = {
-                "step": state["step"] + 1,
-                "word": hashlib.sha256(state["word"].encode()).hexdigest(),
-            }
+            word = hashlib.sha256(state["word"].encode()).hexdigest()
+            state = {"step": state["step"] + 1, "word": word}
             progress.advance()
             if plan.get("save_every") and state["step"] % plan["save_every"] == 0:
                 atomic.write_json(state_file, state)
@@ -67,44 +61,49 @@ def work(out: Path, plan: dict, start: str) -> str:
     return state["word"]
 
 
+def fail_as_ordered(out: Path, plan: dict) -> None:
+    """The first `times` attempts; how many there were is kept beside the run's folder."""
+    faults = out.parent / f"{out.name}.faults"
+    count = int(faults.read_text()) if faults.exists() else 0
+    if not plan.get("fault") or count >= plan.get("times", 99):
+        return
+    faults.parent.mkdir(parents=True, exist_ok=True)
+    faults.write_text(str(count + 1))
+    if plan["fault"] == "bad":
+        raise BadInput("the fault that was ordered")
+    # Another number in every message: the launcher must see the same reason in all of them
+    raise Failed(f"{plan['fault']} (attempt at {time.time():.3f})")
+
+
 def linear(args: argparse.Namespace) -> None:
     files = [Path(f) for f in args.checkpoints]
     digests = [identity_of(f) for f in files]
-    out = open_run(
-        args.out, verb="linear", identity={"x": digests, "d": args.datasets, "seed": args.seed}
-    )
+    identity = {"x": digests, "d": args.datasets, "seed": args.seed}
+    out = open_run(args.out, verb="linear", identity=identity)
     if (out / "results.jsonl").exists():
         print("already there")
         return
-    word = work(
-        out,
-        behaviour(args.data, args.datasets),
-        f"{digests} {args.datasets} {args.protocol} {args.seed}",
-    )
+    start = f"{digests} {args.datasets} {args.protocol} {args.seed}"
+    word = work(out, behaviour(args.data, args.datasets), start)
     rows = []
     for file, digest in zip(files, digests):
-        value = (
-            int(hashlib.sha256(f"{word} {digest}".encode()).hexdigest()[:6], 16) / 0xFFFFFF * 100
+        # The number depends on the whole walk and on the checkpoint, and on nothing else
+        end = hashlib.sha256(f"{word} {digest}".encode()).hexdigest()
+        row = store.Result(
+            checkpoint=digest,
+            name=file.parent.name,
+            method="fake",
+            arch="resnet18",
+            epochs=1,
+            task="linear",
+            dataset=args.datasets,
+            split="test",
+            metric="top1",
+            value=int(end[:6], 16) / 0xFFFFFF * 100,
+            protocol=f"{args.protocol}-fake-v1",
+            seed=args.seed,
         )
-        about = {
-            "name": file.parent.name,
-            "method": "fake",
-            "arch": "resnet18",
-            "epochs": 1,
-            "task": "linear",
-        }
-        rows.append(
-            store.Result(
-                checkpoint=digest,
-                dataset=args.datasets,
-                split="test",
-                metric="top1",
-                value=value,
-                protocol=f"{args.protocol}-fake-v1",
-                seed=args.seed,
-                **about,
-            )
-        )
+        rows.append(row)
     store.append(out, rows)
 
 

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol", "sinfo", "scancel")
@@ -75,72 +75,87 @@ def _free_port() -> int:
 
 @contextlib.contextmanager
 def running_slurm() -> Iterator[Path]:
-    """Start the three daemons; SLURM_CONF points at them inside the block. Gives their folder.
-
-    A requeued job starts again after cred_expire seconds: more than KillWait, or the node meets the job's last
-    processes, calls it "Duplicate jobid" and is drained.
-    """
+    """Start the three daemons; SLURM_CONF points at them inside the block. Gives their folder."""
     folder = Path(tempfile.mkdtemp(prefix="slurm-"))
+    commands = _configure(folder)
+    with _environment(SLURM_CONF=str(folder / "slurm.conf"), PATH=_path()):
+        daemons: list[subprocess.Popen[bytes]] = []
+        try:
+            for command in commands:
+                daemons.append(_daemon(command, folder / "daemons.log"))
+                time.sleep(0.3)
+            _until(lambda: "idle" in _output("sinfo", "-h", "-o", "%T"), 30, "an idle node")
+            yield folder
+            # slurmstepd of a job that still runs would linger after its daemon
+            _output("scancel", "--full", "-u", "root")
+            _until(lambda: not _output("squeue", "-h", "-o", "%i").strip(), 30, "an empty queue")
+        finally:
+            _stop(daemons)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _configure(folder: Path) -> list[list[str]]:
+    """Write what the daemons read; their commands, in the order of start.
+
+    A requeued job starts again after cred_expire seconds: more than KillWait, or the node meets the
+    job's last processes, calls it "Duplicate jobid" and is drained.
+    """
     host = socket.gethostname().split(".")[0]
     key = folder / "munge.key"
     key.write_bytes(os.urandom(1024))
-    key.chmod(0o400)
+    key.chmod(0o400)  # munged refuses a key that others may read
     for name in ("state", "spool"):
         (folder / name).mkdir()
     for i in range(2):
         (folder / f"fakegpu{i}").touch()
     (folder / "gres.conf").write_text(f"AutoDetect=off\nName=gpu File={folder}/fakegpu[0-1]\n")
     conf = folder / "slurm.conf"
-    conf.write_text(
-        CONF.format(host=host, folder=folder, ctld_port=_free_port(), slurmd_port=_free_port())
-    )
-    munged = [
-        "munged",
-        "--foreground",
-        "--force",
-        f"--key-file={key}",
-        f"--socket={folder}/munge.socket",
-    ]
-    munged += [
-        f"--pid-file={folder}/munged.pid",
-        f"--log-file={folder}/munged.log",
-        f"--seed-file={folder}/munged.seed",
-    ]
-    commands = [
+    ports = {"ctld_port": _free_port(), "slurmd_port": _free_port()}
+    conf.write_text(CONF.format(host=host, folder=folder, **ports))
+    munged = ["munged", "--foreground", "--force", f"--key-file={key}"]
+    munged += [f"--socket={folder}/munge.socket", f"--pid-file={folder}/munged.pid"]
+    munged += [f"--log-file={folder}/munged.log", f"--seed-file={folder}/munged.seed"]
+    return [
         munged,
         ["slurmctld", "-D", "-c", "-f", str(conf)],
         ["slurmd", "-D", "-c", "-N", host, "-f", str(conf)],
     ]
-    old = {name: os.environ.get(name) for name in ("SLURM_CONF", "PATH")}
-    os.environ |= {"SLURM_CONF": str(conf), "PATH": _path()}
-    daemons = []
-    with (folder / "daemons.log").open("wb") as log:
+
+
+@contextlib.contextmanager
+def _environment(**values: str) -> Iterator[None]:
+    old = {name: os.environ.get(name) for name in values}
+    os.environ |= values
+    try:
+        yield
+    finally:
+        for name, value in old.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _daemon(command: list[str], log: Path) -> subprocess.Popen[bytes]:
+    with log.open("ab") as file:
+        return subprocess.Popen(
+            command,
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
+            preexec_fn=_die_with_parent,  # noqa: PLW1509 - nothing else runs in this process yet
+        )
+
+
+def _stop(daemons: list[subprocess.Popen[bytes]]) -> None:
+    """The last one started ends first; all are told before any is waited for."""
+    for daemon in reversed(daemons):
+        daemon.send_signal(signal.SIGTERM)
+    for daemon in reversed(daemons):
         try:
-            for command in commands:
-                daemon = subprocess.Popen(
-                    command,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
-                    preexec_fn=_die_with_parent,  # noqa: PLW1509 - nothing else runs in this process yet
-                )
-                daemons.append(daemon)
-                time.sleep(0.3)
-            _until(lambda: "idle" in _output("sinfo", "-h", "-o", "%T"), 30, "an idle node")
-            yield folder
-            _output("scancel", "--full", "-u", "root")
-            _until(lambda: not _output("squeue", "-h", "-o", "%i").strip(), 30, "an empty queue")
-        finally:
-            for daemon in reversed(daemons):
-                daemon.send_signal(signal.SIGTERM)
-            for daemon in reversed(daemons):
-                try:
-                    daemon.wait(10)
-                except subprocess.TimeoutExpired:
-                    daemon.kill()
-            for name, value in old.items():
-                os.environ.pop(name, None) if value is None else os.environ.update({name: value})
-    shutil.rmtree(folder, ignore_errors=True)
+            daemon.wait(10)
+        except subprocess.TimeoutExpired:
+            daemon.kill()
 
 
 def why_drained() -> str:
@@ -162,7 +177,7 @@ def _output(*command: str) -> str:
     return done.stdout
 
 
-def _until(condition, seconds: float, what: str) -> None:
+def _until(condition: Callable[[], bool], seconds: float, what: str) -> None:
     end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -13,8 +14,8 @@ import pytest
 from support import fake_verbs, slurm_cluster
 
 from backbench import cli
-from backbench.launch.jobs import Store
-from backbench.launch.verb import View
+from backbench.launch.records import Ledger, Status
+from backbench.launch.view import Snapshot
 from backbench.results import store
 
 FAKE = [sys.executable, str(Path(fake_verbs.__file__))]
@@ -75,20 +76,28 @@ class Lab:
         command += ["--out", str(self.root / out), *more]
         return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
 
-    def view(self, out: str) -> View:
-        view = View(Store(self.root / out))
-        view.settle()
-        return view
+    def look(self, out: str) -> Snapshot:
+        return Snapshot(Ledger(self.root / out))
 
     def states(self, out: str) -> dict[str, str]:
-        view = self.view(out)
-        return {name: view.state(name).name for name in view.records}
+        return {name: state.name for name, state in self.look(out).states().items()}
+
+    def statuses(self, out: str) -> dict[str, Status]:
+        return Ledger(self.root / out).statuses()
 
     def attempts(self, out: str) -> dict[str, list[str]]:
+        """Job name -> how each of its attempts ended."""
         return {
-            n: [a.get("how") for a in s["attempts"]]
-            for n, s in Store(self.root / out).statuses().items()
+            name: [attempt.get("how") for attempt in status["attempts"]]
+            for name, status in self.statuses(out).items()
         }
+
+    def most_at_once(self, out: str) -> int:
+        """The largest number of attempts that overlap in time."""
+        spans = []
+        for status in self.statuses(out).values():
+            spans += [(attempt["start"], attempt["end"]) for attempt in status["attempts"]]
+        return max(sum(start <= moment < end for start, end in spans) for moment, _ in spans)
 
     def values(self, out: str) -> dict[tuple, float]:
         """(checkpoint, dataset, protocol, seed) -> value; every number must be there once."""
@@ -125,6 +134,42 @@ class Lab:
 @pytest.fixture
 def lab(tmp_path):
     return Lab(tmp_path)
+
+
+class StandInSlurm:
+    """squeue, sinfo and scancel that say what a test wants, for states that take Slurm hours."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.says("squeue", "")
+        self.says("sinfo", "main*|infinite|64|256000|gpu:8|(null)\n")
+        self.says("scancel", "")
+
+    def says(self, program: str, text: str, *, status: int = 0) -> None:
+        (self.folder / f"{program}.out").write_text(text)
+        script = self.folder / program
+        script.write_text(
+            f'#!/bin/sh\necho "$@" >> {self.folder}/{program}.called\n'
+            f"cat {self.folder}/{program}.out\nexit {status}\n"
+        )
+        script.chmod(0o755)
+
+    def queue(self, *jobs: tuple[str, str, str, str]) -> None:
+        """(number, state, reason, comment) of each job in the queue."""
+        self.says("squeue", "".join("|".join(job) + "\n" for job in jobs))
+
+    def called(self, program: str) -> list[str]:
+        """The arguments of each call."""
+        file = self.folder / f"{program}.called"
+        return file.read_text().splitlines() if file.exists() else []
+
+
+@pytest.fixture
+def stand_in_slurm(tmp_path, monkeypatch):
+    folder = tmp_path / "stand_in_slurm"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    return StandInSlurm(folder)
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import os
 import signal
 import time
@@ -13,8 +12,8 @@ import torch
 from support import slurm_cluster
 
 from backbench import cli
-from backbench.launch.jobs import Store
-from backbench.launch.verb import queue, read_records
+from backbench.launch.records import Ledger
+from backbench.launch.slurm_client import queue
 from backbench.weights.checkpoint import Checkpoint
 
 pytestmark = pytest.mark.usefixtures("slurm")
@@ -28,7 +27,7 @@ def node_stays_in_service(slurm):
 
 
 def ids(lab, out):
-    return {name: record.id for name, record in lab.view(out).records.items()}
+    return {name: record.id for name, record in lab.look(out).records.items()}
 
 
 def one(names, text):
@@ -90,10 +89,14 @@ def test_launcher_that_dies_during_sbatch_loses_nothing(lab, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(submitit.core.utils.JobPaths, "move_temporary_file", die)
         assert lab.run(grid, cluster, "runs") == 130
-    assert [r.id for r in read_records(Store(lab.root / "runs")).values()] == [None] * 4
+    ledger = Ledger(lab.root / "runs")
+    assert [record.id for record in ledger.records().values()] == [None] * 4
+    assert None not in ids(lab, "runs").values(), "a look knows the array by its comment"
+    assert [record.id for record in ledger.records().values()] == [None] * 4, "and writes nothing"
     arrays = len(queue())
     assert lab.run(grid, cluster, "runs") == 0
     assert len(queue()) == arrays, "submitted a second time"
+    assert None not in [record.id for record in ledger.records().values()]
     lab.until_done("runs")
     assert {len(hows) for hows in lab.attempts("runs").values()} == {1}
     assert lab.values("runs") == lab.reference(grid)
@@ -131,15 +134,9 @@ def test_cancelled_job_is_seen_as_cancelled_without_slurmdbd(lab, shell):
     long = one(known, "long")
     shell(f"scancel {known[long]}")
     lab.until("runs", lambda s: s[long] == "cancelled", 20)
-    status = json.loads(
-        (
-            lab.root
-            / "runs"
-            / ".launch"
-            / "status"
-            / f"{lab.view('runs').records[long].job.key}.json"
-        ).read_text()
-    )
+    assert lab.statuses("runs")[long]["state"] != "cancelled", "a look writes nothing"
+    assert lab.launch("cancel", "runs", "short") == 0  # acts, if only on a job that is done
+    status = lab.statuses("runs")[long]
     assert status["state"] == "cancelled", "Slurm forgets after minutes; the file does not"
     lab.dataset("long", steps=600, step_s=0)
     assert lab.launch("retry", "runs") == 0
@@ -221,7 +218,7 @@ def test_one_broken_rank_ends_the_job_with_its_own_words(lab):
     lab.dataset("pretrain", steps=6000, step_s=0.1, fault_rank="1")
     assert lab.run(lab.grid(recipes=["demo_random"]), lab.slurm(tasks_per_node=2), "runs") == 0
     lab.until("runs", lambda s: list(s.values()) == ["failed"], 120)
-    (status,) = Store(lab.root / "runs").statuses().values()
+    (status,) = lab.statuses("runs").values()
     assert [a["how"] for a in status["attempts"]] == ["failed"] * 3
     assert status["reason"].startswith(
         "failed 3 times for the same reason: rank 1: backbench: this rank breaks"

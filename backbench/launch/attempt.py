@@ -1,0 +1,382 @@
+"""One attempt at a job: its command as a child process, with its status, its log and signals.
+
+Everything that is known about a job lies in RUNS/.launch, written by whoever runs it: whoever
+watches, retries or comes after a crash needs no live process to ask.
+
+A job's life, as its status file tells it. An attempt makes two steps: `_begin` the first one,
+`_conclude` the one after; between them lie the child and what its end means (`_meaning`).
+
+    new, queued, stopped -> running    another attempt begins; without one where a mark says
+                                       cancelled, or where the job was done all along
+    running -> done                    exit 0, and the files are there
+    running -> queued                  "again": preempted, out of time, or failed with hope; whoever
+                                       ran it starts it anew
+    running -> failed                  bad input, or the limits in `_decide` are reached
+    running -> stopped                 told to save by its launcher, or by Slurm, which ends
+    running -> cancelled               it ended under a mark
+    failed, stopped, cancelled -> queued    submitted again, by `retry` or (not failed) by `run`:
+                                       `Ledger.forgive`
+
+A process that is killed leaves `running` behind; who looks sees that nobody holds the lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import IO, ClassVar, Literal, NamedTuple, Self
+
+from backbench.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_PREEMPTED, Failed
+from backbench.launch.clusters import Cluster
+from backbench.launch.job import Job, finished
+from backbench.launch.records import AttemptNote, Ledger, Status, StatusName
+from backbench.runs.folder import read_progress
+
+SAME_REASON = 3  # a job that fails this often for the same reason stops
+ANY_REASON = 6  # and so does one that fails this often at all
+EXIT_STOPPED = 3  # of an attempt: cancelled, not to be started again
+PEER_LOST = re.compile("gloo|nccl|connection|socket|broken pipe|timed? ?out", re.IGNORECASE)
+# A command that ends by one of these had no handler for it yet: nothing was lost, nothing failed
+_ASKING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
+
+Outcome = Literal["done", "failed", "again", "stopped", "cancelled"]
+# How the attempt's own process (`main`) tells its outcome to the pool above it
+EXITS: dict[Outcome, int] = {
+    "done": 0,
+    "failed": EXIT_FAILED,
+    "again": EXIT_PREEMPTED,
+    "stopped": EXIT_PREEMPTED,
+    "cancelled": EXIT_STOPPED,
+}
+
+
+class Ending(NamedTuple):
+    """How an attempt ended, in a word that counts (`_decide`), and why, in words to read."""
+
+    how: str  # done, failed, bad input, preempted, time limit, stopped
+    reason: str | None
+
+
+@dataclass
+class Attempt:
+    """Runs a job's command as a child process, once, and writes down how it went.
+
+    Picklable before it starts. A signal to this process is handed to the child, which saves and
+    exits 75. `command` is what stands before the verb, `machine` the options that fit it to the
+    place (--devices). `limit_s` is a time limit of our own; `grace_s` is how long a child may take
+    to save before it is killed (what it had saved earlier stays).
+    """
+
+    job: Job
+    runs: str
+    command: tuple[str, ...] = ()
+    machine: tuple[str, ...] = ()
+    env: dict[str, str] = field(default_factory=dict)
+    gpus: int = 0
+    limit_s: float | None = None
+    grace_s: float = 60.0
+    place: str = "local"  # written beside the attempt: slurm:12_3, local
+    show: bool = False  # the child's output to the terminal, not to the log
+
+    watches_clock: ClassVar[bool] = True  # whether `limit_s` is ours to keep
+
+    def __post_init__(self) -> None:
+        self._rank = 0  # among the tasks of one Slurm job
+        self._child: subprocess.Popen[bytes] | None = None
+        self._asked: tuple[str, float] | None = None  # why the child was asked to stop, and when
+        self._sibling: Ending | None = None  # of another task that failed
+        self._status: Status = {"name": self.job.name, "state": "new", "attempts": []}
+        self._outcome: Outcome | None = None
+
+    @property
+    def ledger(self) -> Ledger:
+        return Ledger(self.runs)
+
+    @classmethod
+    def on(cls, cluster: Cluster, job: Job, ledger: Ledger) -> Self:
+        """The job as this cluster runs it."""
+        asked = cluster.asks(job)
+        return cls(
+            job=job,
+            runs=str(ledger.runs),
+            command=tuple(shlex.split(cluster.command or "")),
+            machine=asked.options(job.verb),
+            env=dict(cluster.env),
+            gpus=asked.gpus,
+            limit_s=asked.limit_s,
+            grace_s=cluster.grace_s(asked),
+        )
+
+    def __getstate__(self) -> dict[str, object]:
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__.update(state)
+        self.__post_init__()
+
+    def run(self) -> Outcome:
+        """The whole attempt: lock, child, status."""
+        with self.ledger.alone(self.job) as lock:
+            self._begin()
+            if self._outcome is None:
+                try:
+                    self._start_child(lock)
+                except OSError as error:
+                    self._conclude(Ending("failed", f"not started: {error}"))
+                else:
+                    self._conclude(self._meaning(self._wait()))
+            assert self._outcome is not None
+            return self._outcome
+
+    def ask_to_stop(self, why: str, number: signal.Signals = signal.SIGUSR2) -> None:
+        """Hand a signal to the child; it saves its state and exits 75."""
+        self._asked = self._asked or (why, time.monotonic())
+        if self._child is not None:
+            # os.kill, not Popen.send_signal, which would reap it under the hands of `_wait`
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._child.pid, number)
+
+    def finish_now(self, why: str) -> Outcome | None:
+        """From a signal handler: stop the child, wait for it, write the status.
+
+        None when it had not begun yet.
+        """
+        if self._outcome is None and self._child is not None:
+            self.ask_to_stop(why)
+            self._conclude(self._meaning(self._wait()))
+        return self._outcome
+
+    # Before the child: is there anything to run?
+
+    def _begin(self) -> None:
+        status = self._status = self.ledger.status(self.job)
+        attempts = status["attempts"]
+        if attempts and attempts[-1].get("end") is None:
+            # Its process was killed, or its node lost: it had no time to say how it ended
+            start = attempts[-1]["start"]
+            attempts[-1] |= {"end": start, "how": "killed", "reason": "ended without a word"}
+        if self.ledger.cancelled(self.job):
+            self._outcome = "cancelled"
+            self.ledger.write_status(self.job, {**status, "state": "cancelled"})
+        elif status["state"] == "done" and finished(self.job, self.ledger.runs):
+            self._outcome = "done"  # requeued by Slurm although it had ended well
+        else:
+            attempts.append(self._note())
+            self.ledger.write_status(self.job, {**status, "state": "running", "reason": None})
+
+    def _note(self) -> AttemptNote:
+        return {
+            "start": time.time(),
+            "end": None,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "place": self.place,
+            "gpus": self.gpus,
+            "gpu_ids": self.env.get("CUDA_VISIBLE_DEVICES", ""),
+        }
+
+    # The child
+
+    def _start_child(self, lock: int | None = None) -> None:
+        prefix = self.command or (sys.executable, "-m", "backbench")
+        argv = [*prefix, self.job.verb, *self.machine, *self.job.argv[1:]]
+        with contextlib.ExitStack() as stack:
+            out: IO[bytes] | None = None
+            if not self.show:
+                file = self.ledger.log(self.job, self._rank)
+                file.parent.mkdir(parents=True, exist_ok=True)
+                out = stack.enter_context(file.open("ab"))
+                out.write(f"$ {shlex.join(argv)}\n".encode())
+                out.flush()
+            self._child = subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                env=self._environment(),
+                pass_fds=() if lock is None else (lock,),
+            )
+        if self._asked is not None:  # the signal came while the child was being made
+            self.ask_to_stop(self._asked[0])
+
+    def _environment(self) -> dict[str, str]:
+        """What the command sees.
+
+        Slurm's variables are left out, or its own processes would be taken for Slurm's tasks; only
+        where Slurm's configuration is stays, for a command that calls Slurm's clients.
+        """
+        out = {}
+        for key, value in os.environ.items():
+            if key == "SLURM_CONF" or not key.startswith(("SUBMITIT_", "SLURM", "PMI_")):
+                out[key] = value
+        # The cluster's `env` last: it may set what is left out here
+        return {**out, "PYTHONUNBUFFERED": "1", **self.env}
+
+    def _wait(self) -> int:
+        """The child's exit status, negative for a signal.
+
+        Does not reap it (WNOWAIT), so a signal handler may wait as well, in the midst of this.
+        """
+        assert self._child is not None
+        start = time.monotonic()
+        while True:
+            # 1. It has ended, by itself or by what was done to it below
+            info = os.waitid(os.P_PID, self._child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if info is not None:
+                exited = info.si_code == os.CLD_EXITED
+                return info.si_status if exited else -info.si_status
+            # 2. Its time is nearly up: it is asked, once, while there is time left to save
+            now = time.monotonic()
+            if self._time_is_up(now - start):
+                self.ask_to_stop("time limit")
+            # 3. It was asked, by us or by a signal, and has not ended in time
+            if self._asked is not None and now > self._asked[1] + self.grace_s:
+                self._child.kill()
+            # 4. Another rank has failed: this one would wait for it in a collective, for long
+            if self._sibling is None and (sibling := self._sibling_failure()) is not None:
+                self._sibling = sibling
+                self._child.kill()
+            time.sleep(0.05)
+
+    def _time_is_up(self, spent_s: float) -> bool:
+        if not self.watches_clock or self.limit_s is None or self._asked is not None:
+            return False
+        return spent_s > self.limit_s - self.grace_s
+
+    def _sibling_failure(self) -> Ending | None:
+        """Of another task of the same job that failed; None where there is one task only."""
+        return None
+
+    # After it: what its exit status means, and what follows
+
+    def _meaning(self, code: int) -> Ending:
+        """How the attempt ended, by the child's exit status and by what it was asked."""
+        why = self._asked[0] if self._asked else None
+        # We killed it because of another rank: that one's words are the reason
+        if self._sibling is not None and code not in (0, EXIT_PREEMPTED):
+            return self._sibling
+        # An exit status is a claim; the files are the proof
+        if code == 0:
+            if finished(self.job, self.ledger.runs):
+                return Ending("done", None)
+            made = self.job.makes or self.job.name
+            return Ending("failed", f"exit 0, but {made} does not hold what was to be made")
+        if code == EXIT_PREEMPTED:
+            return Ending(why or "preempted", None)
+        if code < 0:
+            return self._meaning_of_signal(-code, why)
+        reason = self._last_line() or f"exit {code}"
+        # It lost its peer: the other task died first and is about to write down why
+        if PEER_LOST.search(reason):
+            time.sleep(0.5)
+            if (sibling := self._sibling_failure()) is not None:
+                return sibling
+        return Ending("bad input" if code == EXIT_BAD_INPUT else "failed", reason)
+
+    def _meaning_of_signal(self, number: int, why: str | None) -> Ending:
+        if number in _ASKING:
+            return Ending(why or "preempted", "stopped before it could save")
+        if why is not None and number == signal.SIGKILL:
+            return Ending(why, f"did not save within {self.grace_s:.0f} s")
+        hint = " (out of memory?)" if number == signal.SIGKILL else ""
+        return Ending("failed", f"killed by {signal.Signals(number).name}{hint}")
+
+    def _last_line(self) -> str | None:
+        return None if self.show else self.ledger.last_line(self.job, self._rank)
+
+    def _conclude(self, ending: Ending) -> None:
+        how, reason = ending
+        status = self._status
+        status["attempts"][-1] |= {
+            "end": time.time(),
+            "how": how,
+            "reason": reason,
+            "at": self._position(),
+        }
+        outcome, reason = self._decide(ending)
+        self._outcome = outcome
+        state: StatusName = "queued" if outcome == "again" else outcome
+        self.ledger.write_status(self.job, {**status, "state": state, "reason": reason})
+
+    def _decide(self, ending: Ending) -> tuple[Outcome, str | None]:
+        """What follows from how this attempt and the earlier ones ended, and why."""
+        how, reason = ending
+        # 1. It is over, well or by somebody's wish. A cancelled job ends like one that was stopped
+        #    or preempted, so the mark is asked for before those.
+        if how == "done":
+            return "done", None
+        if self.ledger.cancelled(self.job):
+            return "cancelled", None
+        if how == "stopped":
+            return "stopped", reason
+        # 2. It failed in a way that the next attempt would repeat, or has often enough
+        if how == "bad input":
+            return "failed", reason
+        same = [a for a in self._counted() if a.get("how") == how]
+        lately = same[-SAME_REASON:]
+        if how == "failed":
+            shapes = {_shape(a.get("reason")) for a in lately}
+            if len(same) >= SAME_REASON and len(shapes) == 1:
+                return "failed", f"failed {len(same)} times for the same reason: {reason}"
+            if len(same) >= ANY_REASON:
+                return "failed", f"failed {len(same)} times, at last: {reason}"
+        # 3. Its time is too short for one step: each attempt ends where the one before it began
+        if how == "time limit":
+            places = {str(a.get("at")) for a in lately}
+            if len(lately) == SAME_REASON and len(places) == 1:
+                return "failed", (
+                    f"{SAME_REASON} time limits ended at the same point ({lately[-1].get('at')}):"
+                    " give it more hours"
+                )
+        # 4. Failed with hope, a time limit with progress, preempted however often
+        return "again", reason
+
+    def _counted(self) -> list[AttemptNote]:
+        """The attempts since the last retry, which forgave the ones before it."""
+        return self._status["attempts"][self._status.get("forgiven", 0) :]
+
+    def _position(self) -> str | None:
+        """Where the run is, as far as its progress file tells."""
+        note = read_progress(self.ledger.runs / self.job.name)
+        if note is None:
+            return None
+        return f"{note['what']} {note['done']}/{note['total']}"
+
+
+def _shape(reason: str | None) -> str:
+    """A reason without its numbers: `tried to allocate 2.1 GiB` and 2.4 GiB are one failure."""
+    return re.sub(r"\d+", "#", reason or "")
+
+
+def main() -> int:
+    """`python -m backbench.launch.attempt`: one attempt, described on stdin (`JobPool`).
+
+    SIGTERM and SIGINT: its launcher stops, so the job is left as `stopped`. SIGUSR1 and SIGUSR2:
+    somebody wants the place back; it counts as preempted.
+    """
+    data = json.load(sys.stdin)
+    lists = {k: tuple(data[k]) for k in ("command", "machine")}
+    attempt = Attempt(**{**data, **lists, "job": Job.from_json(data["job"])})
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: attempt.ask_to_stop("stopped", signal.SIGTERM))
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, lambda *_: attempt.ask_to_stop("preempted"))
+    try:
+        return EXITS[attempt.run()]
+    except Failed as error:
+        print(f"backbench: {error}", file=sys.stderr)
+        return EXIT_FAILED
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,258 @@
+"""configs/clusters: where jobs run and what they ask for; what nothing offers is refused early."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from backbench import config
+from backbench.errors import BadInput, nearest
+from backbench.launch.job import Job
+from backbench.launch.slurm_client import Node, nodes
+from backbench.tasks import VERBS
+
+# Options of sbatch that come from `resources`
+FROM_RESOURCES = {"account", "constraint", "cpus-per-task", "gpus-per-node", "mem", "nodes"}
+FROM_RESOURCES |= {"ntasks-per-node", "partition", "qos", "time"}
+# Those by which jobs are found, told to save and brought back
+FOR_ITSELF = {"array", "comment", "dependency", "error", "job-name", "kill-on-invalid-dep"}
+FOR_ITSELF |= {"open-mode", "output", "requeue", "signal"}
+ROWS = ("default", "pretrain", "import", "export", *VERBS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resources:
+    """What one job asks for, per node where it can differ. `cpus` are per task.
+
+    With `tasks_per_node` 1 the verb starts its own processes on its node; with more, Slurm starts
+    every rank as a task.
+    """
+
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    constraint: str | None = None
+    gpus: int = 0
+    nodes: int = 1
+    tasks_per_node: int = 1
+    cpus: int = 1
+    memory_gb: float | None = None
+    hours: float | None = None  # the time limit
+    accelerator: Literal["cpu", "cuda"] | None = None
+    workers: int | None = None
+
+    def __post_init__(self) -> None:
+        if min(self.nodes, self.tasks_per_node, self.cpus) < 1 or self.gpus < 0:
+            raise ValueError("nodes, tasks_per_node and cpus must be at least 1, gpus at least 0")
+        if self.nodes > 1 and self.tasks_per_node != max(1, self.gpus):
+            raise ValueError(
+                f"several nodes need one task per GPU: tasks_per_node {max(1, self.gpus)}"
+            )
+        if self.hours is not None and not self.hours > 0:
+            raise ValueError(f"hours must be more than 0, not {self.hours}")
+
+    @property
+    def devices(self) -> int:
+        """Processes per node: Slurm's tasks, or those that the verb starts."""
+        if self.tasks_per_node > 1:
+            return self.tasks_per_node
+        return max(1, self.gpus)
+
+    @property
+    def tasks(self) -> int:
+        return self.nodes * self.tasks_per_node
+
+    @property
+    def cpus_per_node(self) -> int:
+        return self.cpus * self.tasks_per_node
+
+    @property
+    def limit_s(self) -> float | None:
+        return None if self.hours is None else self.hours * 3600
+
+    def options(self, verb: str) -> tuple[str, ...]:
+        """How the verb is told what it has been given."""
+        if verb in ("import", "export"):
+            return ()
+        if verb == "detect":
+            return ("--num-gpus", str(self.devices)) if self.devices > 1 else ()
+        # Only what differs from the verb's own defaults: commands stay as short as by hand
+        out: list[str] = []
+        if self.devices != 1:
+            out += ["--devices", str(self.devices)]
+        if self.nodes != 1:
+            out += ["--nodes", str(self.nodes)]
+        if self.accelerator:
+            out += ["--accelerator", self.accelerator]
+        if self.workers is not None:
+            out += ["--workers", str(self.workers)]
+        return tuple(out)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """configs/clusters/*.yaml. `resources` has a row `default` and rows by verb over it.
+
+    `command` is what stands before the verb: `apptainer exec --nv X.sif python -m backbench`.
+    """
+
+    name: str
+    kind: Literal["slurm", "local", "debug"]
+    jobs: int = 2  # at a time: of each array on Slurm, in all on this machine
+    max_array: int = 1000
+    signal_s: int = 120  # how long before the end of its time a job is told to save
+    command: str | None = None
+    setup: tuple[str, ...] = ()  # shell lines before the job
+    env: dict[str, str] = field(default_factory=dict)
+    gpus: int = 0  # of this machine, for kind local
+    sbatch: dict[str, Any] = field(default_factory=dict)  # further sbatch options, as they are
+    resources: dict[str, Any] = field(default_factory=dict)
+    file: str = ""
+    _known: dict[tuple[str, str], Resources] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.jobs < 1 or self.max_array < 1:
+            raise ValueError("jobs and max_array must be at least 1")
+        object.__setattr__(self, "_known", {})
+
+    def asks(self, job: Job) -> Resources:
+        """What one job asks for: the cluster's default, its row for the verb, the grid's own."""
+        # Thousands of jobs share a few kinds of wishes: each kind is merged and checked once
+        key = (job.verb, json.dumps(job.resources, sort_keys=True))
+        if key not in self._known:
+            row = config.merge(self.resources.get("default", {}), self.resources.get(job.verb, {}))
+            where = f"{self.file}: resources of {job.like}"
+            self._known[key] = config.build(
+                Resources, config.merge(row, job.resources), where=where
+            )
+        return self._known[key]
+
+    def grace_s(self, asked: Resources) -> float:
+        """Seconds from the signal to the end: `signal_s`, at most half of a short job's time."""
+        if asked.limit_s is None:
+            return float(self.signal_s)
+        return min(float(self.signal_s), asked.limit_s / 2)
+
+
+def read_cluster(name: str | Path, overrides: Sequence[str] = ()) -> Cluster:
+    """A cluster by path or by name.
+
+    Two files that claim one name are refused, for job numbers would be mixed up.
+    """
+    path = config.find_recipe(name, "clusters")
+    data = {"name": path.stem, **config.apply_overrides(config.read_recipe(path), overrides)}
+    cluster = config.build(Cluster, {**data, "file": str(path)}, where=str(path))
+    for row, values in cluster.resources.items():
+        if row not in ROWS:
+            raise BadInput(f"{path}: unknown key 'resources.{row}'; {nearest(row, ROWS)}")
+        config.build(Resources, values or {}, where=f"{path}: resources.{row}")
+    # submitit takes them with underscores, sbatch with hyphens: both would reach the same option
+    options = {key.replace("_", "-") for key in cluster.sbatch}
+    if taken := sorted((FROM_RESOURCES | FOR_ITSELF) & options):
+        raise BadInput(
+            f"{path}: 'sbatch.{taken[0]}' is set by the launcher itself, from `resources` or for"
+            " its own use"
+        )
+    for other in sorted((config.configs_dir() / "clusters").glob("*.yaml")):
+        if other.resolve() == path.resolve():
+            continue
+        if config.read_recipe(other).get("name", other.stem) == cluster.name:
+            raise BadInput(
+                f"two clusters are called '{cluster.name}': {path} and {other}; give one another"
+                " `name:`"
+            )
+    return cluster
+
+
+def check_resources(cluster: Cluster, jobs: Iterable[Job]) -> None:
+    """Refuse what could never start: BadInput with the job, what it asks for and what there is."""
+    wanted: dict[Resources, str] = {}
+    for job in jobs:
+        wanted.setdefault(cluster.asks(job), job.like)
+    if cluster.kind != "slurm":
+        for asked, like in wanted.items():
+            _check_machine(cluster, asked, like)
+        return
+    offered = nodes()
+    for asked, like in wanted.items():
+        _check_partition(asked, offered, where=f"{cluster.file}: {like}")
+
+
+def _check_machine(cluster: Cluster, asked: Resources, like: str) -> None:
+    where = f"{cluster.file}: {like}"
+    if asked.nodes > 1:
+        raise BadInput(f"{where} asks for {asked.nodes} nodes; '{cluster.name}' is one machine")
+    if cluster.gpus and asked.gpus > cluster.gpus:
+        raise BadInput(f"{where} asks for {asked.gpus} GPUs; this machine has {cluster.gpus}")
+
+
+def _check_partition(asked: Resources, offered: Sequence[Node], *, where: str) -> None:
+    if asked.hours is None:
+        raise BadInput(f"{where} has no `hours`; write them down in resources.default")
+    rows = _partition(asked, offered, where=where)
+    name = rows[0].partition
+    # 1. Each single wish, so that the message can name it. By column of sinfo's table:
+    _, _, limit_s, cpus, memory_mb, gpus, features_of = zip(*rows)
+    needs = (
+        ("gpus", asked.gpus, max(gpus)),
+        ("cpus x tasks_per_node", asked.cpus_per_node, max(cpus)),
+        ("memory_gb", asked.memory_gb or 0, max(memory_mb) / 1024),
+        ("hours", asked.hours, max(limit_s) / 3600),
+        ("nodes", asked.nodes, len(rows)),
+    )
+    for what, number, most in needs:
+        if number > most:
+            raise BadInput(
+                f"{where} asks for {what} {number:g}; partition '{name}' has at most {most:g}"
+            )
+    feature = _plain_feature(asked)
+    features = frozenset[str]().union(*features_of)
+    if feature and feature not in features:
+        hint = nearest(feature, features) if features else "its nodes have no features"
+        raise BadInput(f"{where} asks for constraint '{feature}' in partition '{name}'; {hint}")
+    # 2. All of them on one node: the GPUs of one and the memory of another do not add up
+    together = [n for n in rows if _fits(asked, n)]
+    if len(together) < asked.nodes:
+        raise BadInput(
+            f"{where}: no {asked.nodes} node(s) of partition '{name}' have all that it asks for"
+            " at once"
+        )
+
+
+def _partition(asked: Resources, offered: Sequence[Node], *, where: str) -> list[Node]:
+    """The nodes of the partition that is asked for, or of Slurm's default."""
+    names = {n.partition for n in offered}
+    if asked.partition is None:
+        rows = [n for n in offered if n.default]
+        if not rows:
+            raise BadInput(
+                f"{where} names no partition and Slurm has no default; allowed:"
+                f" {', '.join(sorted(names))}"
+            )
+        return rows
+    if asked.partition not in names:
+        raise BadInput(
+            f"{where} asks for partition '{asked.partition}'; {nearest(asked.partition, names)}"
+        )
+    return [n for n in offered if n.partition == asked.partition]
+
+
+def _plain_feature(asked: Resources) -> str | None:
+    """A constraint of one word; expressions (`a100|h100`, `ib&ssd`) are left for Slurm to judge."""
+    if asked.constraint and re.fullmatch(r"\w+", asked.constraint):
+        return asked.constraint
+    return None
+
+
+def _fits(asked: Resources, node: Node) -> bool:
+    feature = _plain_feature(asked)
+    return (
+        node.gpus >= asked.gpus
+        and node.cpus >= asked.cpus_per_node
+        and node.memory_mb >= (asked.memory_gb or 0) * 1024
+        and (feature is None or feature in node.features)
+    )

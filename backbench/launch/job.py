@@ -1,0 +1,71 @@
+"""One job: a command of the suite, and how anyone can see that it has been done."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from backbench import config
+from backbench.runs.folder import RESULTS_FILE
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One command of the suite. `name` is unique and is its run folder below RUNS.
+
+    `cells` are the (checkpoint, evaluation) pairs it delivers: one run may serve several
+    checkpoints. It is done when the file `makes` exists, or else when its results.jsonl speaks of
+    `expects` (checkpoint, dataset) pairs. `needs` must have succeeded before it starts, `after`
+    should be over (they fill a cache). `like` names what costs the same.
+    """
+
+    name: str
+    argv: tuple[str, ...]
+    like: str
+    cells: tuple[str, ...]
+    needs: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
+    makes: str | None = None
+    expects: int = 1
+    resources: Mapping[str, object] = field(default_factory=dict)  # over the cluster's for its verb
+
+    @property
+    def verb(self) -> str:
+        return self.argv[0]
+
+    @property
+    def key(self) -> str:
+        """The name as a short file name."""
+        return config.fingerprint(self.name)
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Job:
+        lists = {k: tuple(data[k]) for k in ("argv", "cells", "needs", "after")}
+        return Job(**{**data, **lists})
+
+
+def finished(job: Job, runs: Path) -> bool:
+    """Whether the run folder already holds what the job delivers."""
+    if job.makes is not None:
+        return (runs / job.makes).is_file()
+    file = runs / job.name / RESULTS_FILE
+    try:
+        lines = file.read_text(errors="replace").splitlines()
+    except OSError:
+        return False
+    # Pairs, not lines: a number may be there once per metric, and again after a restart
+    pairs = set()
+    for line in lines:
+        try:
+            row = json.loads(line)
+            pairs.add((row["checkpoint"], row["dataset"]))
+        except (json.JSONDecodeError, KeyError, TypeError):
+            continue  # a torn line is no result; the leaderboard reports it
+    return len(pairs) >= job.expects

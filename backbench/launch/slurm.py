@@ -1,0 +1,303 @@
+"""The launcher on Slurm, through submitit: what a job runs there, and how arrays are submitted.
+
+The only file that imports submitit.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import socket
+import subprocess
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Self
+
+from backbench.errors import EXIT_PREEMPTED, Failed
+from backbench.launch.attempt import Attempt, Ending
+from backbench.launch.clusters import Cluster, read_cluster
+from backbench.launch.job import Job
+from backbench.launch.plan import arrays
+from backbench.launch.records import Ledger, Submission, Target
+from backbench.launch.view import Snapshot
+from backbench.runs import atomic
+from backbench.runs.folder import log
+
+if TYPE_CHECKING:
+    from submitit.core.utils import DelayedSubmission
+
+# submitit counts the time limits that it lets a job continue after; ours are counted by `Attempt`
+TIME_LIMITS = 1_000_000
+
+
+@dataclass
+class SlurmTask(Attempt):
+    """One task of a Slurm job, run by submitit. Task 0 keeps the status; the others run their rank.
+
+    What reaches task 0 from outside, and what follows:
+
+        SIGTERM   preemption without PreemptParameters=send_user_signal, scancel, a node that is
+                  shut down. The child saves and exits 75; the outcome is "stopped", or "cancelled"
+                  under our mark. Slurm requeues the job or ends it: that is its decision.
+        SIGUSR2   the time is nearly up (`signal_s` before it), or preemption. submitit's handler
+                  calls `checkpoint`, which waits for the child to save, and requeues the job.
+        SIGKILL, a lost node, `scontrol requeue`   no word: the job starts anew, and its command
+                  continues from its own files.
+
+    An attempt that failed and may try again requeues the job itself (`scontrol requeue`), so that
+    it keeps its number and what waits for it. The other tasks save at SIGUSR2 and end.
+    """
+
+    tasks: int = 1
+
+    watches_clock: ClassVar[bool] = False  # Slurm does
+
+    @classmethod
+    def on(cls, cluster: Cluster, job: Job, ledger: Ledger) -> Self:
+        task = super().on(cluster, job, ledger)
+        task.tasks = cluster.asks(job).tasks
+        return task
+
+    def __call__(self) -> str:
+        """What submitit runs in every task of the job."""
+        import submitit
+
+        environment = submitit.JobEnvironment()
+        self.place = f"slurm:{environment.job_id}"
+        self._rank = environment.global_rank if self.tasks > 1 else 0
+        signal.signal(signal.SIGTERM, lambda *_: self.ask_to_stop("stopped", signal.SIGTERM))
+        # Several tasks: the first finds a port, and alone keeps the status; the others follow
+        if self.tasks > 1:
+            self._meet()
+        if self._rank:
+            signal.signal(signal.SIGUSR2, lambda *_: self.ask_to_stop("preempted"))
+            return self._follow()
+        outcome = self.run()
+        if outcome == "stopped":
+            # Preempted: SIGUSR2 follows, and `checkpoint` requeues. Or cancelled: SIGKILL does. No
+            # longer than this: after a node failure Slurm starts the job anew within seconds.
+            time.sleep(3)
+        elif outcome == "again":
+            # Nothing is left to save; and where a job lingers beyond its requeue, Slurm drains the
+            # node. So SIGTERM, which the requeue brings, ends this process at once.
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            subprocess.run(["scontrol", "requeue", environment.job_id], check=True, timeout=60)
+            time.sleep(60)
+        if outcome != "done":
+            reason = self.ledger.status(self.job).get("reason")
+            raise Failed(f"{self.job.name}: {outcome}: {reason}")
+        return outcome
+
+    def checkpoint(self) -> DelayedSubmission | None:
+        """Called by submitit at SIGUSR2: save, then be requeued unless the job failed for good."""
+        import submitit
+
+        outcome = self.finish_now("time limit" if self._late() else "preempted")
+        if outcome in ("failed", "cancelled"):
+            return None
+        return submitit.helpers.DelayedSubmission(self)  # done too: Slurm must see it end well
+
+    def _late(self) -> bool:
+        """Whether SIGUSR2 is the warning before the time limit, by when the attempt began.
+
+        Slurm looks at the clock once a minute, so its signal may come that much too early.
+        """
+        attempts = self._status["attempts"]
+        if self.limit_s is None or not attempts:
+            return False
+        return time.time() > attempts[-1]["start"] + self.limit_s - self.grace_s - 60
+
+    # Several tasks
+
+    def _folder(self) -> Path:
+        """Where the tasks of this start of this job meet."""
+        start = f"{os.environ['SLURM_JOB_ID']}-{os.environ.get('SLURM_RESTART_COUNT', '0')}"
+        return self.ledger.root / "meet" / f"{self.job.key}-{start}"
+
+    def _meet(self) -> None:
+        """Agree on a free port of task 0's node; a requeued job finds one anew."""
+        file = self._folder() / "address.json"
+        # Found by asking the system for one and giving it back: nobody else takes it so soon
+        if self._rank == 0:
+            one_node = int(os.environ.get("SLURM_JOB_NUM_NODES", "1")) == 1
+            with socket.socket() as probe:
+                probe.bind(("", 0))
+                port = probe.getsockname()[1]
+            address = {"host": "127.0.0.1" if one_node else socket.gethostname(), "port": port}
+            atomic.write_json(file, address)
+        else:
+            end = time.monotonic() + 120
+            while not file.exists():
+                if time.monotonic() > end:
+                    raise Failed(f"rank {self._rank}: task 0 did not come up within 120 s")
+                time.sleep(0.1)
+            address = json.loads(file.read_text())
+        self.env |= {"MASTER_ADDR": str(address["host"]), "MASTER_PORT": str(address["port"])}
+
+    def _environment(self) -> dict[str, str]:
+        """The ranks of one job see Slurm's variables: they tell which rank each of them is."""
+        environment = super()._environment()
+        if self.tasks > 1:
+            for key, value in os.environ.items():
+                if key.startswith("SLURM"):
+                    environment[key] = value
+        return environment
+
+    def _follow(self) -> str:
+        """A rank but the first: no status, no retries; a failure is left for task 0 to find."""
+        self._start_child()
+        code = self._wait()
+        if code not in (0, EXIT_PREEMPTED):
+            how, reason = self._meaning(code)
+            if how in ("failed", "bad input"):
+                failure = {"how": how, "reason": f"rank {self._rank}: {reason}"}
+                atomic.write_json(self._folder() / f"failed-{self._rank}", failure)
+        return f"rank {self._rank}: exit {code}"
+
+    def _sibling_failure(self) -> Ending | None:
+        if self.tasks == 1 or self._rank:
+            return None
+        for file in self._folder().glob("failed-*"):
+            failure = json.loads(file.read_text())
+            return Ending(failure["how"], failure["reason"])
+        return None
+
+
+def submit(ledger: Ledger, target: Target, jobs: Sequence[Job], active: Mapping[str, str]) -> int:
+    """Submit the jobs as arrays; returns how many arrays.
+
+    Each is on record before Slurm hears of it. `active`: name -> number of the jobs that are on
+    Slurm already.
+    """
+    # For every array: on record, to Slurm, its numbers on record. A launcher that dies in between
+    # leaves an array that the next one recognises (`Snapshot`) and completes (`adopt`).
+    ids = dict(active)
+    array_ids: list[str] = []
+    for part, needs, after in arrays(target.cluster, _reachable(jobs, active)):
+        submission = target.submission(uuid.uuid4().hex[:12], part)
+        ledger.write_submission(submission)
+        # Single jobs that must succeed; whole arrays that should be over, well or not
+        wait_for = [f"afterok:{ids[name]}" for name in needs if name in ids]
+        wait_for += [f"afterany:{array_ids[number]}" for number in after]
+        numbers = _sbatch(ledger, target.cluster, submission, ",".join(wait_for))
+        ledger.write_submission(replace(submission, ids=tuple(numbers)))
+        for job, number in zip(part, numbers):
+            ids[job.name] = number
+        array_ids.append(numbers[0].split("_")[0])
+    return len(array_ids)
+
+
+def _reachable(jobs: Sequence[Job], active: Mapping[str, str]) -> list[Job]:
+    """Without the jobs that need one which this Slurm does not know and is not given now."""
+    here: dict[str, Job] = {}
+    for job in jobs:  # needs come earlier in the list
+        elsewhere = [name for name in job.needs if name not in active and name not in here]
+        if elsewhere:
+            log.info(
+                f"left out: {job.name} waits for {elsewhere[0]}, which is not on this Slurm; run"
+                " this again later"
+            )
+        else:
+            here[job.name] = job
+    return list(here.values())
+
+
+def _sbatch(ledger: Ledger, cluster: Cluster, submission: Submission, dependency: str) -> list[str]:
+    """One array; Slurm's numbers, one per job."""
+    import submitit
+
+    executor = submitit.SlurmExecutor(_folder(ledger, submission), max_num_timeout=TIME_LIMITS)
+    executor.update_parameters(**_parameters(cluster, submission, dependency))
+    try:
+        jobs = executor.submit_array(_tasks(ledger, cluster, submission))
+    except (submitit.core.utils.FailedJobError, submitit.core.utils.FailedSubmissionError) as error:
+        ledger.drop_submission(submission)
+        said = str(error).strip().splitlines()[-1:] or [""]  # sbatch's own words come last
+        raise Failed(f"sbatch refused {submission.jobs[0].like}: {said[0].strip()}") from None
+    return [job.job_id for job in jobs]
+
+
+def _folder(ledger: Ledger, submission: Submission) -> Path:
+    """submitit's files. One folder per submission: another cluster would number its jobs from 1
+    again, and find this one's results."""
+    return ledger.root / "submitit" / submission.uid
+
+
+def _parameters(cluster: Cluster, submission: Submission, dependency: str) -> dict[str, object]:
+    """What submitit calls sbatch's options; what is not asked for is left out."""
+    asked = cluster.asks(submission.jobs[0])
+    parameters: dict[str, object] = {
+        "job_name": f"backbench-{submission.grid}",
+        "comment": submission.uid,  # by which a launcher recognises an array that has no number yet
+        "nodes": asked.nodes,
+        "ntasks_per_node": asked.tasks_per_node,
+        "cpus_per_task": asked.cpus,
+        # From Slurm 22.05 on, srun no longer takes over sbatch's
+        "srun_args": [f"--cpus-per-task={asked.cpus}"],
+        "gpus_per_node": asked.gpus or None,
+        "partition": asked.partition,
+        "account": asked.account,
+        "qos": asked.qos,
+        "constraint": asked.constraint,
+        "mem": f"{math.ceil(asked.memory_gb * 1024)}M" if asked.memory_gb else None,
+        "time": math.ceil(asked.hours * 60) if asked.hours else None,
+        "signal_delay_s": int(cluster.grace_s(asked)),
+        "array_parallelism": cluster.jobs,
+        "setup": list(cluster.setup) or None,
+        "dependency": dependency or None,
+        "stderr_to_stdout": True,
+        "additional_parameters": {"requeue": True, "kill-on-invalid-dep": "yes", **cluster.sbatch},
+    }
+    return {key: value for key, value in parameters.items() if value is not None}
+
+
+def _tasks(ledger: Ledger, cluster: Cluster, submission: Submission) -> list[SlurmTask]:
+    return [SlurmTask.on(cluster, job, ledger) for job in submission.jobs]
+
+
+# What only whoever acts may write down
+
+
+def catch_up(ledger: Ledger) -> Snapshot:
+    """A look, and on record afterwards what Slurm will have forgotten in some minutes."""
+    snapshot = Snapshot(ledger)
+    for submission in snapshot.unnumbered:
+        adopt(ledger, submission)
+    settle(snapshot)
+    return snapshot
+
+
+def adopt(ledger: Ledger, submission: Submission) -> None:
+    """Bring an array on record whose launcher died during sbatch.
+
+    1. Slurm has the array, the record has no numbers: the look found them by the comment.
+    2. submitit moves its pickles to the jobs' numbers only after sbatch: where it did not come to
+       that, the jobs wait for them, and get them made anew.
+    3. Then the record is completed; a launcher that dies before that has lost nothing either.
+    """
+    import submitit
+
+    cluster = read_cluster(submission.cluster, submission.cluster_overrides)
+    folder = _folder(ledger, submission)
+    for job_id, task in zip(submission.ids, _tasks(ledger, cluster, submission)):
+        path = submitit.core.utils.JobPaths(folder, job_id=job_id).submitted_pickle
+        if not path.exists():
+            delayed = submitit.helpers.DelayedSubmission(task)
+            delayed.set_timeout(math.ceil((task.limit_s or 300) / 60), TIME_LIMITS)
+            with atomic.atomic_path(path) as temporary:
+                delayed.dump(temporary)
+    ledger.write_submission(submission)
+
+
+def settle(snapshot: Snapshot) -> None:
+    """Write down that jobs were cancelled, by whomever: squeue tells it for some minutes only."""
+    for name, record in snapshot.records.items():
+        status = snapshot.status(name)
+        if snapshot.state(name).name == "cancelled" and status["state"] != "cancelled":
+            status = {**status, "state": "cancelled", "reason": None}
+            snapshot.ledger.write_status(record.job, status)

@@ -1,0 +1,115 @@
+"""Slurm's client commands (sinfo, squeue, scancel) and what they say, as values.
+
+squeue, not sacct: a cluster need not have slurmdbd. What squeue no longer lists (minutes after a
+job's end, Slurm's MinJobAge) is forgotten, so whoever acts writes it down (`slurm.catch_up`).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import subprocess
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from backbench.errors import BadInput, Failed
+
+SCANCEL_AT_ONCE = 500  # ids in one command line
+
+
+def slurm(*command: str, timeout_s: float = 30.0) -> str:
+    """The output of one Slurm client command; Failed with its own words when it does not answer."""
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=timeout_s, check=True
+        )
+    except FileNotFoundError:
+        raise BadInput(
+            f"no '{command[0]}' here: Slurm is not installed on this machine; use --cluster local"
+        ) from None
+    except subprocess.TimeoutExpired:
+        raise Failed(
+            f"{command[0]} did not answer within {timeout_s:.0f} s; is slurmctld up?"
+        ) from None
+    except subprocess.CalledProcessError as error:
+        said = " ".join((error.stderr or error.stdout or "").split())
+        raise Failed(f"{command[0]}: {said[:300] or f'exit {error.returncode}'}") from None
+    return done.stdout
+
+
+class Queued(NamedTuple):
+    """A job in Slurm's queue."""
+
+    state: str  # RUNNING, PENDING, CANCELLED, ...
+    reason: str  # why it is pending: Dependency, Resources, ...
+    uid: str  # its comment: the submission that it belongs to
+
+
+def queue() -> dict[str, Queued]:
+    """Slurm job id (12 or 12_3) -> how it stands; jobs that ended minutes ago are still there."""
+    # One line per element of an array (-r), of all states (-t all): number, state, reason, comment
+    user = str(os.getuid())
+    lines = slurm("squeue", "-h", "-r", "-t", "all", "-u", user, "-o", "%i|%T|%r|%k").splitlines()
+    out = {}
+    for line in lines:
+        fields = line.strip().split("|", 3)
+        if len(fields) == 4:
+            out[fields[0]] = Queued(*fields[1:])
+    return out
+
+
+def end(ids: Sequence[str]) -> None:
+    """scancel: jobs (12 or 12_3) or whole arrays (12)."""
+    for start in range(0, len(ids), SCANCEL_AT_ONCE):
+        slurm("scancel", *ids[start : start + SCANCEL_AT_ONCE])
+
+
+class Node(NamedTuple):
+    """A node as one partition offers it."""
+
+    partition: str
+    default: bool  # whether its partition is where jobs go that name none
+    limit_s: float
+    cpus: int
+    memory_mb: int
+    gpus: int
+    features: frozenset[str]
+
+
+def nodes() -> list[Node]:
+    """Every node once per partition that it is in."""
+    # partition, time limit, CPUs, memory in MB, generic resources, features
+    lines = slurm("sinfo", "-h", "-N", "-o", "%P|%l|%c|%m|%G|%f").splitlines()
+    out = []
+    for line in lines:
+        name, limit, cpus, memory, gres, features = line.strip().split("|")
+        # gres: "gpu:a100:4(S:0-1),gpu:2"; counts of other resources are passed over
+        gpus = re.findall(r"gpu(?::[^:,()\s]+)?:(\d+)", gres)
+        node = Node(
+            partition=name.rstrip("*"),  # sinfo marks the default partition with a star
+            default=name.endswith("*"),
+            limit_s=_slurm_time(limit),
+            cpus=_number(cpus),
+            memory_mb=_number(memory),
+            gpus=sum(map(int, gpus)),
+            features=frozenset(features.split(",")) - {"(null)"},
+        )
+        out.append(node)
+    return out
+
+
+def _number(text: str) -> int:
+    """`64+` (nodes of one line differ) -> 64."""
+    return int(re.sub(r"\D", "", text) or 0)
+
+
+def _slurm_time(text: str) -> float:
+    """D-HH:MM:SS, HH:MM:SS or MM:SS in seconds; infinite for the rest."""
+    if not re.fullmatch(r"[\d:-]+", text):
+        return math.inf
+    days, _, clock = text.rpartition("-")
+    value = 0  # the clock's fields, from the left, in base 60
+    for part in clock.split(":"):
+        value = value * 60 + int(part)
+    return int(days or 0) * 86400 + value

@@ -1,0 +1,249 @@
+"""How everything stands at one moment, by the records, Slurm's queue and live processes.
+
+A look writes nothing, whoever takes it; `slurm.catch_up` is the look of whoever acts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections import Counter
+from dataclasses import dataclass
+from typing import Literal
+
+from backbench.errors import BadInput, Failed
+from backbench.launch.job import Job, finished
+from backbench.launch.records import Ledger, Record, Status, Submission
+from backbench.launch.slurm_client import Queued, queue
+from backbench.runs.folder import read_progress, seconds
+
+StateName = Literal[
+    "done", "running", "queued", "waiting", "blocked", "failed", "cancelled", "stopped", "lost"
+]
+ACTIVE: tuple[StateName, ...] = ("running", "queued", "waiting")
+UNSUCCESSFUL: tuple[StateName, ...] = ("failed", "blocked", "cancelled", "lost")
+
+_PENDING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED"}
+_PENDING |= {"RESIZING", "SUSPENDED"}
+_RUNNING = {"RUNNING", "COMPLETING", "SIGNALING", "STAGE_OUT", "STOPPED"}
+
+
+@dataclass(frozen=True)
+class State:
+    """How a job stands now. `waiting` is for another job, `blocked` by one that came to nothing."""
+
+    name: StateName
+    detail: str = ""
+
+
+class Snapshot:
+    """Everything known about RUNS at one moment: records, statuses, the queue, each job's state."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self.records = ledger.records()
+        self.statuses = ledger.statuses()
+        self.queue: dict[str, Queued] = {}
+        self.trouble = ""  # why Slurm was asked and did not answer
+        self.unnumbered: list[Submission] = []  # on record without numbers, on Slurm with these
+        self.pool = ledger.pool()
+        self._states: dict[str, State] = {}
+        # Slurm is asked only where it may have something to say: where all is over, a look is fast,
+        # and needs no Slurm
+        open_arrays = self._open_arrays()
+        if open_arrays:
+            try:
+                self.queue = queue()
+            except (Failed, BadInput) as error:
+                self.trouble = str(error)
+        for submission in open_arrays:
+            if not submission.ids:
+                self._recognise(submission)
+
+    def state(self, name: str) -> State:
+        if name not in self._states:
+            self._states[name] = State("waiting")  # a circle cannot be, but must not hang
+            self._states[name] = self._state(self.records[name])
+        return self._states[name]
+
+    def states(self) -> dict[str, State]:
+        return {name: self.state(name) for name in self.records}
+
+    def active_ids(self) -> dict[str, str]:
+        """Job name -> Slurm's number, of the jobs that are on Slurm now."""
+        out = {}
+        for name, record in self.records.items():
+            if record.id and self.state(name).name in ACTIVE:
+                out[name] = record.id
+        return out
+
+    def claimed(self) -> dict[str, str]:
+        """Cell -> name of the job that was submitted for it."""
+        out = {}
+        for name, record in self.records.items():
+            out.update(dict.fromkeys(record.job.cells, name))
+        return out
+
+    def status(self, name: str) -> Status:
+        return self.statuses.get(name, {"name": name, "state": "new", "attempts": []})
+
+    def _open_arrays(self) -> list[Submission]:
+        """Those on Slurm with a job that has not written down its end."""
+        out = {}
+        for name, record in self.records.items():
+            over = self.status(name)["state"] in ("done", "failed", "cancelled")
+            if record.submission.kind == "slurm" and not over:
+                out[record.submission.uid] = record.submission
+        return list(out.values())
+
+    def _recognise(self, submission: Submission) -> None:
+        """An array that reached Slurm although its launcher died before it could note the numbers.
+
+        Slurm shows the submission's uid as the comment of every job of the array. Its records get
+        their numbers here, in memory; `slurm.adopt` writes them down.
+        """
+        mine = [job_id for job_id, queued in self.queue.items() if queued.uid == submission.uid]
+        if not mine:
+            return
+        ids = mine[:1]  # submitit submits one job as itself, not as an array
+        if len(submission.jobs) > 1:  # by position: some may have ended and left the queue already
+            array = mine[0].split("_")[0]
+            ids = [f"{array}_{i}" for i in range(len(submission.jobs))]
+        numbered = dataclasses.replace(submission, ids=tuple(ids))
+        self.unnumbered.append(numbered)
+        for job, number in zip(submission.jobs, ids):
+            if self.records[job.name].submission is submission:  # not submitted again since
+                self.records[job.name] = Record(job, numbered, number)
+
+    def _state(self, record: Record) -> State:
+        """The state of one job. The first rule that applies decides.
+
+        Three witnesses: the status file, which the job wrote; Slurm's queue, for a submission to
+        Slurm; locks and marks, for processes of this machine. The order is that of their weight.
+        """
+        job, status = record.job, self.status(record.job.name)
+        was, reason = status["state"], status.get("reason") or ""
+        # 1. What the job itself wrote as its end is so, whatever the queue still shows.
+        if was == "done":
+            return State("done")
+        # 2. Slurm knows what has not ended: before the other endings, for a job that somebody
+        #    requeued by hand still has the status of its former life.
+        on_slurm = self._state_on_slurm(record, was)
+        if on_slurm is not None:
+            return on_slurm
+        # 3. The job's own bad endings; a mark is a cancellation that the job has not noticed yet.
+        if was == "failed":
+            return State("failed", reason)
+        if was == "cancelled" or self.ledger.cancelled(job):
+            return State("cancelled")
+        # 4. A process of this machine lives while its lock is held; what the living pool has on its
+        #    list and has not started is queued. Without either, a status "running" is a dead one's.
+        if record.submission.kind != "slurm":
+            if was == "running" and self.ledger.running(job):
+                return State("running", _eta(self.ledger, job))
+            if self.pool and record.submission.uid.startswith(self.pool):
+                if job.needs or job.after:
+                    return State("waiting", self._waits_for(job))
+                return State("queued")
+        # 5. Nobody is at work on it. Its files may be there all the same (killed after the last
+        #    write, or made by hand): they count more than what became of the jobs it needs.
+        if finished(job, self.ledger.runs):
+            return State("done")
+        blocked = self._blocked(job)
+        if blocked is not None:
+            return blocked
+        # 6. It ended in good order (saved, and to be continued), or without a word.
+        if was in ("stopped", "queued"):
+            return State("stopped", "started, not there any more")
+        return State("lost", "" if was == "new" else "started, not there any more")
+
+    def _state_on_slurm(self, record: Record, was: str) -> State | None:
+        """What Slurm's queue says; None where it knows nothing that the other rules do not."""
+        ended = was in ("failed", "cancelled")
+        queued = self.queue.get(record.id or "")
+        # The comment must be ours: another cluster, or a reinstalled one, counts from 1 again
+        if queued is None or queued.uid != record.submission.uid:
+            if record.submission.kind == "slurm" and self.trouble and not ended:
+                name: StateName = "running" if was == "running" else "queued"
+                return State(name, "squeue does not answer")  # better than taking it for lost
+            return None
+        if queued.state in _PENDING:
+            if "Dependency" in queued.reason:
+                return State("waiting", self._waits_for(record.job))
+            return State("queued", queued.reason)
+        if ended:  # its last process is on the way out
+            return None
+        if queued.state in _RUNNING:
+            return State("running", _eta(self.ledger, record.job))
+        if queued.state == "CANCELLED":  # by someone; or by Slurm, as its dependency never comes
+            return self._blocked(record.job) or State("cancelled")
+        if queued.state != "COMPLETED":
+            return State("lost", f"Slurm says {queued.state.lower()}")
+        return None
+
+    def _waits_for(self, job: Job) -> str:
+        names = []
+        for name in (*job.needs, *job.after):
+            if name in self.records and self.state(name).name in ACTIVE:
+                names.append(name)
+        if len(names) > 1:
+            return f"for {names[0]} and {len(names) - 1} more"
+        return f"for {names[0]}" if names else ""
+
+    def _blocked(self, job: Job) -> State | None:
+        for name in job.needs:
+            if name in self.records and self.state(name).name in UNSUCCESSFUL:
+                return State("blocked", f"{name} {self.state(name).name}")
+        return None
+
+
+def _eta(ledger: Ledger, job: Job) -> str:
+    """What RUN/progress.json says, if the run wrote one."""
+    note = read_progress(ledger.runs / job.name)
+    if note is None:
+        return ""
+    ends = ""
+    if note["eta_s"] is not None:
+        left = note["eta_s"] - (time.time() - note["time"])
+        ends = f", ETA {seconds(max(0.0, left))}"
+    return f"{note['what']} {note['done']}/{note['total']} {note['unit']}s{ends}"
+
+
+# What `launch status` shows: every job of these states with its detail, and the others by kind
+ONE_BY_ONE: tuple[StateName, ...] = ("running", "failed", "blocked", "lost", "cancelled")
+BY_KIND: tuple[StateName, ...] = ("waiting", "queued", "stopped")
+COUNTED: tuple[StateName, ...] = (*ONE_BY_ONE, "stopped", "waiting", "queued", "done")
+MOST_ROWS = 40  # of one state
+MOST_KINDS = 20
+
+
+def status_text(snapshot: Snapshot, width: int = 160) -> str:
+    """Counts, every running and failed job, and one line per kind of the rest."""
+    jobs: dict[StateName, list[str]] = {name: [] for name in COUNTED}
+    for job, state in snapshot.states().items():
+        jobs[state.name].append(job)
+    counts = [f"{len(jobs[name])} {name}" for name in COUNTED if jobs[name]]
+    lines = ["  ".join(counts) or "no jobs were submitted here"]
+    if snapshot.trouble:
+        lines.append(f"! {snapshot.trouble}")
+    for name in ONE_BY_ONE:
+        for job in jobs[name][:MOST_ROWS]:
+            lines.append(f"{name:9} {job}  {_detail(snapshot, job)}"[:width])
+        if len(jobs[name]) > MOST_ROWS:
+            lines.append(f"{name:9} ... and {len(jobs[name]) - MOST_ROWS} more")
+    for name in BY_KIND:
+        kinds = Counter(snapshot.records[job].job.like for job in jobs[name])
+        for like, count in kinds.most_common(MOST_KINDS):
+            lines.append(f"{name:9} {count} x {like}")
+    return "\n".join(lines)
+
+
+def _detail(snapshot: Snapshot, name: str) -> str:
+    """The state's detail, and the log's last line where that says more."""
+    state = snapshot.state(name)
+    if state.name not in ("failed", "lost"):
+        return state.detail
+    last = snapshot.ledger.last_line(snapshot.records[name].job) or ""
+    if last in state.detail:
+        return state.detail
+    return f"{state.detail} | {last}" if state.detail else last

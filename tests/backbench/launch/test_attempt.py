@@ -1,0 +1,127 @@
+"""One attempt at a job: failures, time limits, kills, full disks, and what follows from them."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+
+import pytest
+
+
+@pytest.mark.parametrize(("fault", "attempts"), [("broken", 3), ("bad", 1)])
+def test_failing_job_stops_says_so_and_blocks_what_needs_it(lab, capsys, fault, attempts):
+    lab.dataset("pretrain", steps=1, fault=fault)
+    lab.dataset("flaky", steps=1, fault="now and then", times=2)
+    grid = lab.grid(
+        recipes=["demo_random"],
+        checkpoints=[lab.checkpoints("a")],
+        evaluate=lab.linear("d1", "flaky"),
+    )
+    cluster = lab.cluster("local")
+    assert lab.run(grid, cluster, "runs") == 1
+    states = lab.states("runs")
+    (bad,) = [n for n in states if n.startswith("pretrain/")]
+    (flaky,) = [n for n in states if n.startswith("a-") and "flaky" in n]
+    assert states[bad] == "failed" and list(states.values()).count("blocked") == 2
+    assert states[flaky] == "done" and lab.attempts("runs")[flaky] == ["failed", "failed", "done"]
+    assert len(lab.attempts("runs")[bad]) == attempts
+    capsys.readouterr()
+    assert lab.launch("status", "runs", "--once") == 0
+    text = capsys.readouterr().out
+    assert "1 failed" in text and "2 blocked" in text and "2 done" in text
+    if fault == "broken":
+        assert re.search(
+            rf"failed +{bad}  failed 3 times for the same reason: backbench: broken", text
+        )
+    else:
+        assert re.search(rf"failed +{bad}  backbench: the fault that was ordered", text)
+    assert lab.run(grid, cluster, "runs") == 0, "run leaves failed jobs to retry"
+    assert len(lab.attempts("runs")[bad]) == attempts
+    lab.dataset("pretrain", steps=1)
+    assert lab.launch("retry", "runs") == 0
+    assert set(lab.states("runs").values()) == {"done"}
+    lab.dataset("flaky", steps=1)
+    assert lab.values("runs") == lab.reference(grid)
+
+
+def test_time_limit_saves_and_continues_until_no_progress_is_made(lab):
+    lab.dataset("steady", steps=30, step_s=0.2)
+    lab.dataset("stuck", steps=2, step_s=0.5)
+    grid = lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=lab.linear("steady", "stuck"))
+    cluster = lab.cluster(
+        "local", resources={"default": {"hours": 8 / 3600}}
+    )  # told to save after 4 s
+    assert lab.run(grid, cluster, "runs") == 0
+    (steady,) = [n for n in lab.states("runs") if "steady" in n]
+    assert (
+        lab.attempts("runs")[steady][0] == "time limit"
+        and lab.attempts("runs")[steady][-1] == "done"
+    )
+    for name in ("steady", "stuck"):
+        lab.dataset(name, steps=30 if name == "steady" else 2)
+    assert lab.values("runs") == lab.reference(grid)
+
+
+@pytest.mark.slow
+def test_job_whose_time_is_too_short_for_one_step_stops(lab):
+    lab.dataset("stuck", steps=2, step_s=60)
+    grid = lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=lab.linear("stuck"))
+    assert (
+        lab.run(grid, lab.cluster("local", resources={"default": {"hours": 1 / 3600}}), "runs") == 1
+    )
+    (reason,) = [s["reason"] for s in lab.statuses("runs").values()]
+    assert "3 time limits ended at the same point" in reason and "give it more hours" in reason
+
+
+@pytest.mark.slow
+def test_killed_job_is_tried_again(lab):
+    """kill -9 of a command and of the process above it: the first counts as a failure, the second as ended."""
+    lab.dataset("d1", steps=60, step_s=0.05, save_every=5)
+    grid = lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=lab.linear("d1"))
+    process = lab.background(grid, lab.cluster("local"), "runs")
+    lab.until("runs", lambda s: list(s.values()) == ["running"], 30)
+    (status,) = lab.statuses("runs").values()
+    above = status["attempts"][-1]["pid"]
+    child = int(subprocess.check_output(["ps", "-o", "pid=", "--ppid", str(above)]))
+    os.kill(child, signal.SIGKILL)
+    process.communicate(timeout=60)
+    assert process.returncode == 0
+    (hows,) = lab.attempts("runs").values()
+    assert hows == ["failed", "done"]
+    (status,) = lab.statuses("runs").values()
+    assert status["attempts"][0]["reason"] == "killed by SIGKILL (out of memory?)"
+    lab.dataset("d1", steps=60)
+    assert lab.values("runs") == lab.reference(grid)
+
+
+@pytest.mark.slow
+def test_full_disk_loses_no_result(lab):
+    """A 256 KiB disk: the job fails with the system's words, what was there stays, and room makes the rest finish."""
+    disk = lab.root / "runs"
+    disk.mkdir()
+    mount = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=256k", "lab", str(disk)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if mount.returncode:
+        pytest.skip(f"cannot mount a small disk: {mount.stderr.strip()}")
+    try:
+        grid = lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=lab.linear("d1"))
+        assert lab.run(grid, lab.cluster("local"), "runs") == 0
+        before = lab.values("runs")
+        (disk / "ballast").write_bytes(b"x" * 4096 * ((os.statvfs(disk).f_bavail) - 3))
+        grid = lab.grid(
+            checkpoints=[lab.checkpoints("a", "b", "c")], evaluate=lab.linear("d1", "d2", "d3")
+        )
+        assert lab.run(grid, lab.cluster("local"), "runs") != 0
+        assert before.items() <= lab.values("runs").items()
+        (disk / "ballast").unlink()
+        lab.launch("retry", "runs")
+        assert lab.run(grid, lab.cluster("local"), "runs") == 0
+        assert lab.values("runs") == lab.reference(grid)
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)

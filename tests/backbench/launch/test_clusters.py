@@ -1,0 +1,65 @@
+"""Clusters as files: what is refused, and what a verb is told."""
+
+from __future__ import annotations
+
+import pytest
+
+from backbench import config
+from backbench.errors import BadInput
+from backbench.launch.clusters import ROWS, Resources, read_cluster
+from backbench.launch.job import Job
+
+
+def test_two_clusters_of_one_name(lab):
+    path = lab.cluster("local", name="slurm")
+    with pytest.raises(
+        BadInput, match=r"two clusters are called 'slurm': .*local0\.yaml and .*slurm\.yaml"
+    ):
+        read_cluster(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ({"kind": "slrum"}, "'kind' is 'slrum'; did you mean 'slurm'"),
+        ({"resources": {"linaer": {}}}, "unknown key 'resources.linaer'; did you mean 'linear'"),
+        ({"resources": {"linear": {"gpu": 1}}}, "unknown key 'gpu'; did you mean 'gpus'"),
+        (
+            {"resources": {"default": {"nodes": 2, "gpus": 4}}},
+            "several nodes need one task per GPU: tasks_per_node 4",
+        ),
+        ({"gpus": 1, "resources": {"linear": {"gpus": 2}}}, "asks for 2 GPUs; this machine has 1"),
+        ({"sbatch": {"comment": "mine"}}, "'sbatch.comment' is set by the launcher itself"),
+        (
+            {"sbatch": {"ntasks_per_node": 2}},
+            "'sbatch.ntasks-per-node' is set by the launcher itself",
+        ),
+    ],
+)
+def test_bad_clusters(lab, capsys, content, says):
+    grid = lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=lab.linear("d1"))
+    assert lab.run(grid, lab.cluster("local", **content), "runs") == 2
+    assert says in capsys.readouterr().err
+
+
+def test_shipped_clusters_read():
+    for path in sorted((config.configs_dir() / "clusters").glob("*.yaml")):
+        cluster = read_cluster(path)
+        for verb in ROWS[1:]:
+            cluster.asks(Job(name="x", argv=(verb,), like="x", cells=()))
+
+
+def test_multi_node_options_and_resources():
+    asked = Resources(gpus=8, nodes=4, tasks_per_node=8, workers=6, accelerator="cuda")
+    assert asked.options("pretrain") == (
+        "--devices",
+        "8",
+        "--nodes",
+        "4",
+        "--accelerator",
+        "cuda",
+        "--workers",
+        "6",
+    )
+    assert Resources(gpus=4).options("detect") == ("--num-gpus", "4")
+    assert Resources(gpus=4).options("export") == ()

@@ -1,0 +1,149 @@
+"""Expansion of grids: which jobs, under which names, behind which others. Nothing runs here."""
+
+from __future__ import annotations
+
+import json
+
+from backbench import config
+from backbench.launch.expansion import expand
+from backbench.launch.grid import TABLE2, read_grid
+
+
+def jobs_of(lab, grid, **options):
+    return expand(read_grid(grid), lab.root / "runs", where="grid", **options).jobs
+
+
+def test_all_is_nineteen_evaluations_of_each_checkpoint(lab):
+    for percent in (1, 10):
+        (lab.data / f"{percent}percent.txt").touch()
+    grid = lab.grid(
+        checkpoints=[lab.checkpoints("a", "b")], evaluate=["all"], lists=str(lab.data), pack=1
+    )
+    jobs = jobs_of(lab, grid)
+    measured = [j for j in jobs if j.verb != "export"]
+    assert len(measured) == 2 * 19 and len(jobs) == 2 * 20
+    datasets = [j.argv[j.argv.index("--datasets") + 1] for j in measured if j.verb == "linear"]
+    assert sorted(set(datasets)) == sorted([*TABLE2, "imagenet"])
+    converted = {j.name: j for j in jobs if j.verb == "export"}
+    for job in measured:
+        if job.verb == "detect":
+            (need,) = job.needs
+            assert (
+                str(lab.root / "runs" / converted[need].makes) in job.argv
+                and "--resume" in job.argv
+            )
+
+
+def test_names_are_stable_and_each_cell_is_there_once(lab):
+    pattern = lab.checkpoints("a", "b")
+    evaluate = [*lab.linear("d1"), *lab.linear("d1", "d2"), *lab.linear("d1", seeds=[0, 1])]
+    first = jobs_of(
+        lab,
+        lab.grid(
+            checkpoints=[pattern, pattern, str(lab.root / "ck" / "a.safetensors")],
+            evaluate=evaluate,
+        ),
+    )
+    second = jobs_of(lab, lab.grid(checkpoints=[pattern], evaluate=evaluate))
+    assert [j.name for j in first] == [j.name for j in second]
+    cells = [c for j in first for c in j.cells]
+    assert len(cells) == len(set(cells)) == 2 * 3
+
+
+def test_same_weights_in_two_files_are_one_checkpoint(lab):
+    lab.checkpoints("a")
+    (lab.root / "ck" / "copy.safetensors").write_bytes(
+        (lab.root / "ck" / "a.safetensors").read_bytes()
+    )
+    assert (
+        len(
+            jobs_of(
+                lab, lab.grid(checkpoints=[str(lab.root / "ck" / "*")], evaluate=lab.linear("d1"))
+            )
+        )
+        == 1
+    )
+
+
+def test_what_a_checkpoint_is_told_goes_through_an_import(lab):
+    """An own file needs none, unless something is said about it."""
+    lab.checkpoints("a")
+    path = str(lab.root / "ck" / "a.safetensors")
+    for key, value in (("name", "A"), ("method", "jcl"), ("epochs", 800)):
+        jobs = jobs_of(
+            lab, lab.grid(checkpoints=[{"path": path, key: value}], evaluate=lab.linear("d1"))
+        )
+        assert [j.verb for j in jobs] == ["import", "linear"]
+        assert jobs[0].argv[2:4] == (f"--{key}", str(value))
+
+
+def test_packs_share_a_pass_and_new_checkpoints_do_not_repack_old_ones(lab):
+    pattern = lab.checkpoints("a", "b", "c")
+    grid = lab.grid(checkpoints=[pattern], evaluate=lab.linear("d1", pack=2))
+    first = jobs_of(lab, grid)
+    assert [len(j.cells) for j in first] == [2, 1] and first[0].expects == 2
+    assert sum(arg.endswith(".safetensors") for arg in first[0].argv) == 2
+    claimed = {cell: job.name for job in first for cell in job.cells}
+    lab.checkpoints("a", "b", "c", "d", "e", "f")
+    expansion = expand(read_grid(grid), lab.root / "runs", where="grid", claimed=claimed)
+    assert expansion.packed == [first[0].name]
+    again = {j.name: [c[0] for c in j.cells] for j in expansion.jobs}
+    assert again.pop(first[1].name) == ["c"]
+    assert sorted(again.values()) == [["d", "e"], ["f"]]
+
+
+def test_probes_on_the_same_features_come_after_the_first(lab):
+    evaluate = [
+        {"verb": "linear", "datasets": ["d1"], "protocol": p}
+        for p in ("knn", "fewshot", "logreg", "lorac")
+    ]
+    knn, fewshot, logreg, lorac = jobs_of(
+        lab, lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=evaluate)
+    )
+    assert fewshot.after == (knn.name,), "same geometry"
+    assert logreg.after == () and lorac.after == (), "other pixels; augmented"
+
+
+def test_ablation_recipe_times_values_times_seeds(lab):
+    recipe = {
+        "recipe": "demo_simclr",
+        "vary": {"method.temperature": [0.1, 0.2], "epochs": [1, 2]},
+        "seeds": [0, 1, 2],
+    }
+    jobs = jobs_of(lab, lab.grid(recipes=[recipe], evaluate=lab.linear("d1")))
+    pretrainings = [j for j in jobs if j.verb == "pretrain"]
+    assert len(pretrainings) == 12 and len(jobs) == 24
+    assert len({j.name for j in jobs}) == 24
+    names = {next(a for a in j.argv if a.startswith("name=")) for j in pretrainings}
+    assert names == {
+        f'name="simclr-demo temperature={t} epochs={e}"' for t in (0.1, 0.2) for e in (1, 2)
+    }
+    for job in jobs:
+        if job.verb == "linear":
+            (need,) = job.needs
+            assert str(lab.root / "runs" / need / "backbone.safetensors") in job.argv
+        else:
+            recipe = config.apply_overrides(
+                {}, [a for a in job.argv[2:] if "=" in a and not a.startswith("--")]
+            )
+            assert {"name", "seed", "epochs", "method"} == set(recipe) and "=" not in job.name
+
+
+def test_running_pretraining_of_an_earlier_grid_is_waited_for(lab):
+    """Its folder is in RUNS and on record: the probes go behind the job. A folder nobody knows is only named."""
+    pretraining = jobs_of(lab, lab.grid(recipes=["demo_random"]))[0]
+    folders = [lab.root / "runs" / pretraining.name, lab.root / "elsewhere"]
+    for folder in folders:
+        folder.mkdir(parents=True)
+        (folder / "run.json").write_text(
+            json.dumps({"verb": "pretrain", "identity": {}, "created": "then"})
+        )
+    grid = lab.grid(checkpoints=[str(f) for f in folders], evaluate=lab.linear("d1"))
+    claimed = {pretraining.name: pretraining.name}
+    expansion = expand(read_grid(grid), lab.root / "runs", where="grid", claimed=claimed)
+    assert expansion.waiting == [str(folders[1])]
+    (probe,) = expansion.jobs
+    assert probe.needs == (pretraining.name,)
+    (folders[0] / "backbone.safetensors").touch()
+    (after,) = expand(read_grid(grid), lab.root / "runs", where="grid", claimed=claimed).jobs
+    assert after.name == probe.name and after.needs == ()

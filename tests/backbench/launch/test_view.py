@@ -1,0 +1,257 @@
+"""How jobs stand, by records, Slurm's queue and locks; and that a look leaves no trace."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+
+import pytest
+
+from backbench import cli
+from backbench.launch.job import Job
+from backbench.launch.records import Ledger, Submission
+from backbench.launch.view import Snapshot, status_text
+
+HOUR_AGO = time.time() - 3600
+
+
+def job(name, **more):
+    return Job(name=name, argv=("linear",), like="linear", cells=(name,), **more)
+
+
+def submit(ledger, *jobs, uid="u1", kind="slurm", ids=(), cluster="slurm", when=HOUR_AGO):
+    """On record as an array of Slurm, or as a local pool's list."""
+    submission = Submission(
+        uid=uid,
+        grid="lab",
+        cluster=cluster,
+        cluster_overrides=(),
+        kind=kind,
+        time=when,
+        jobs=jobs,
+        ids=ids,
+    )
+    ledger.write_submission(submission)
+    return submission
+
+
+def write_status(ledger, job, state, reason=None, **attempt):
+    """As the job itself would have written it."""
+    attempts = [{"start": HOUR_AGO, "end": None, **attempt}]
+    status = {"name": job.name, "state": state, "reason": reason, "attempts": attempts}
+    ledger.write_status(job, status)
+
+
+def shown(ledger):
+    return {name: (s.name, s.detail) for name, s in Snapshot(ledger).states().items()}
+
+
+@pytest.mark.parametrize(
+    ("queued", "was", "state"),
+    [
+        (("PENDING", "Resources"), None, ("queued", "Resources")),
+        (("PENDING", "Dependency"), None, ("waiting", "")),
+        (("PENDING", "BeginTime"), "failed", ("queued", "BeginTime")),  # submitted again
+        (("RUNNING", "None"), None, ("running", "")),
+        (("COMPLETING", "None"), "running", ("running", "")),
+        (("RUNNING", "None"), "failed", ("failed", "why")),  # its last process is on the way out
+        (("RUNNING", "None"), "done", ("done", "")),
+        (("CANCELLED", "None"), "running", ("cancelled", "")),
+        (("CANCELLED", "None"), "stopped", ("cancelled", "")),
+        (("NODE_FAIL", "None"), "running", ("lost", "Slurm says node_fail")),
+        (("COMPLETED", "None"), "running", ("lost", "started, not there any more")),
+        (None, "running", ("lost", "started, not there any more")),
+        (None, "stopped", ("stopped", "started, not there any more")),
+        (None, "queued", ("stopped", "started, not there any more")),
+        (None, "cancelled", ("cancelled", "")),
+        (None, None, ("lost", "")),
+    ],
+)
+def test_state_of_a_job_on_slurm(tmp_path, stand_in_slurm, queued, was, state):
+    ledger, one = Ledger(tmp_path / "runs"), job("x/one")
+    submit(ledger, one, job("x/two"), ids=("7_0", "7_1"))
+    if was is not None:
+        write_status(ledger, one, was, "why")
+    here = [] if queued is None else [("7_0", *queued, "u1")]
+    # Another cluster's job of the same number is not ours
+    stand_in_slurm.queue(*here, ("7_1", "RUNNING", "None", "someone"))
+    assert shown(ledger) == {"x/one": state, "x/two": ("lost", "")}
+
+
+def test_files_that_are_there_count_more_than_what_became_of_the_job(tmp_path, stand_in_slurm):
+    ledger = Ledger(tmp_path / "runs")
+    gone, failed = job("x/gone", makes="x/gone/file"), job("x/failed", makes="x/failed/file")
+    submit(ledger, gone, failed, ids=("7_0", "7_1"))
+    write_status(ledger, gone, "running")
+    write_status(ledger, failed, "failed", "why")
+    for one in (gone, failed):
+        (ledger.runs / one.name).mkdir(parents=True)
+        (ledger.runs / str(one.makes)).touch()
+    assert shown(ledger) == {"x/gone": ("done", ""), "x/failed": ("failed", "why")}
+
+
+def test_jobs_behind_others(tmp_path, stand_in_slurm):
+    """They wait while those run; they are blocked when those come to nothing, however far back."""
+    ledger = Ledger(tmp_path / "runs")
+    first, second = job("first"), job("second", needs=("first",))
+    third = job("third", needs=("second", "first"))
+    submit(ledger, first, second, third, ids=("7_0", "7_1", "7_2"))
+    pending = [(f"7_{i}", "PENDING", "Dependency", "u1") for i in (1, 2)]
+    stand_in_slurm.queue(("7_0", "RUNNING", "None", "u1"), *pending)
+    assert shown(ledger) == {
+        "first": ("running", ""),
+        "second": ("waiting", "for first"),
+        "third": ("waiting", "for second and 1 more"),
+    }
+    write_status(ledger, first, "failed", "why")
+    stand_in_slurm.queue(*((f"7_{i}", "CANCELLED", "Dependency", "u1") for i in (1, 2)))
+    behind = {"second": ("blocked", "first failed"), "third": ("blocked", "second blocked")}
+    assert shown(ledger) == {"first": ("failed", "why"), **behind}
+    stand_in_slurm.queue()  # forgotten
+    assert shown(ledger) == {"first": ("failed", "why"), **behind}
+
+
+def test_slurm_that_does_not_answer_loses_nothing(tmp_path, stand_in_slurm):
+    ledger = Ledger(tmp_path / "runs")
+    jobs = [job(f"x/{name}") for name in ("running", "queued", "failed")]
+    submit(ledger, *jobs, ids=("7_0", "7_1", "7_2"))
+    write_status(ledger, jobs[0], "running")
+    write_status(ledger, jobs[2], "failed", "why")
+    stand_in_slurm.says("squeue", "", status=1)
+    silent = "squeue does not answer"
+    assert shown(ledger) == {
+        "x/running": ("running", silent),
+        "x/queued": ("queued", silent),
+        "x/failed": ("failed", "why"),
+    }
+    assert status_text(Snapshot(ledger)).splitlines()[1] == "! squeue: exit 1"
+
+
+def test_state_of_a_job_of_this_machine(tmp_path):
+    """Alive is who holds its lock; the list of a pool is worth as much as the pool is alive."""
+    ledger = Ledger(tmp_path / "runs")
+    runs, left = job("x/runs"), job("x/left")
+    behind, next_one = job("x/behind", needs=("x/runs",)), job("x/next")
+    submit(ledger, runs, behind, next_one, left, uid="pool-0", kind="local", cluster="local")
+    write_status(ledger, runs, "running")
+    write_status(ledger, left, "running")
+    folder = ledger.runs / "x" / "runs"
+    folder.mkdir(parents=True)
+    about = {"what": "probe", "done": 30, "total": 100, "unit": "step", "eta_s": 100.0}
+    (folder / "progress.json").write_text(json.dumps({**about, "time": time.time() - 25}))
+    with ledger.alone(runs):
+        with ledger.running_pool("pool"):
+            ledger.mark_cancelled(left, on=True)
+            assert shown(ledger) == {
+                "x/runs": ("running", "probe 30/100 steps, ETA 1:15"),
+                "x/behind": ("waiting", "for x/runs"),
+                "x/next": ("queued", ""),
+                "x/left": ("cancelled", ""),
+            }
+        assert shown(ledger)["x/runs"][0] == "running", "its launcher was killed, it was not"
+        assert shown(ledger)["x/next"] == ("lost", "")
+    assert shown(ledger)["x/runs"] == ("lost", "started, not there any more")
+
+
+def traces(folder):
+    """Every file and folder below: its content's hash, and when it was changed last."""
+    out = {}
+    for path in [folder, *sorted(folder.rglob("*"))]:
+        stat = path.lstat()
+        content = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+        out[str(path)] = (content, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_mode)
+    return out
+
+
+def fill(lab, slurm):
+    """A RUNS with everything in it: jobs of this machine and of Slurm, in every state."""
+    lab.dataset("bad", fault="bad")
+    grid = lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=lab.linear("d1", "bad"))
+    assert lab.run(grid, lab.cluster("local"), "runs") == 1
+    ledger = Ledger(lab.root / "runs")
+    alive, dead, never = (job(f"here/{name}") for name in ("alive", "dead", "never"))
+    submit(ledger, alive, dead, never, uid="pool-0", kind="local", cluster="local")
+    for one in (alive, dead):
+        write_status(ledger, one, "running")
+    names = ("runs", "pends", "cancelled", "broke", "vanished", "blocked")
+    jobs = [job(f"slurm/{name}") for name in names[:-1]]
+    jobs.append(job("slurm/blocked", needs=("slurm/broke",)))
+    cluster = lab.slurm()
+    submit(ledger, *jobs, ids=tuple(f"7_{i}" for i in range(6)), cluster=cluster)
+    for one in (jobs[0], jobs[2], jobs[4]):
+        write_status(ledger, one, "running")
+    unnumbered = [job(f"unnumbered/{i}") for i in range(2)]
+    submit(ledger, *unnumbered, uid="u2", cluster=cluster)
+    slurm.queue(
+        ("7_0", "RUNNING", "None", "u1"),
+        ("7_1", "PENDING", "Resources", "u1"),
+        ("7_2", "CANCELLED", "None", "u1"),
+        ("7_3", "FAILED", "None", "u1"),
+        ("8_1", "PENDING", "Resources", "u2"),
+    )
+    return ledger, alive, cluster
+
+
+def test_a_look_leaves_no_trace(lab, stand_in_slurm, capsys):
+    ledger, alive, cluster = fill(lab, stand_in_slurm)
+    more = lab.grid(checkpoints=[lab.checkpoints("a", "b")], evaluate=lab.linear("d1", "d2"))
+    runs = str(ledger.runs)
+    looks = [
+        ("launch", "status", "--once", "--out", runs),
+        ("launch", "status", "--json", "--out", runs),
+        *(
+            ("launch", "run", more, "--cluster", place, "--dry-run", "--out", runs)
+            for place in (cluster, "local", "debug")
+        ),
+        ("leaderboard", runs),
+    ]
+    with ledger.alone(alive):  # as the process that runs it
+        before = traces(ledger.runs)
+        for look in looks:
+            capsys.readouterr()
+            assert cli.main(look) == 0, look
+            assert traces(ledger.runs) == before, look
+            if "--json" in look:
+                states = json.loads(capsys.readouterr().out)
+    expected = {
+        "here/alive": "running",
+        "here/dead": "lost",
+        "here/never": "lost",
+        "slurm/runs": "running",
+        "slurm/pends": "queued",
+        "slurm/cancelled": "cancelled",
+        "slurm/broke": "lost",
+        "slurm/vanished": "lost",
+        "slurm/blocked": "blocked",
+        "unnumbered/0": "lost",  # known by the other's comment, and not in the queue any more
+        "unnumbered/1": "queued",
+    }
+    seen = {name: state["name"] for name, state in states.items()}
+    assert expected.items() <= seen.items()
+    assert sorted(seen[name] for name in seen.keys() - expected.keys()) == ["done", "failed"]
+    assert not stand_in_slurm.called("scancel")
+
+
+def test_a_look_at_nothing_makes_no_folder(lab, capsys):
+    grid = lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=lab.linear("d1"))
+    assert lab.launch("status", "nowhere", "--once") == 0
+    assert lab.launch("status", "nowhere", "--json") == 0
+    assert lab.run(grid, lab.cluster("local"), "nowhere", "--dry-run") == 0
+    assert "array 0: 1 jobs" in capsys.readouterr().out
+    assert not (lab.root / "nowhere").exists()
+
+
+def test_whoever_acts_writes_down_what_slurm_forgets(lab, stand_in_slurm):
+    """The numbers of an array whose launcher died; who was cancelled. Then Slurm may forget both."""
+    ledger, _, _ = fill(lab, stand_in_slurm)
+    assert cli.main(["launch", "cancel", "slurm/pends", "--out", str(ledger.runs)]) == 0
+    assert stand_in_slurm.called("scancel") == ["7_1"]
+    records = ledger.records()
+    assert [records[f"unnumbered/{i}"].id for i in range(2)] == ["8_0", "8_1"]
+    pickles = (ledger.root / "submitit" / "u2").glob("*_submitted.pkl")
+    assert sorted(p.name for p in pickles) == ["8_0_submitted.pkl", "8_1_submitted.pkl"]
+    stand_in_slurm.queue()
+    states = {name: state for name, (state, _) in shown(ledger).items()}
+    assert states["slurm/cancelled"] == states["slurm/pends"] == "cancelled"
+    assert states["slurm/broke"] == states["unnumbered/0"] == "lost"
