@@ -39,7 +39,9 @@ def unpacked(name, target):
     """A folder of old files, ready to be written to; what lies packed is unpacked."""
     shutil.copytree(OLD / name, target, ignore=shutil.ignore_patterns("*.xz"))
     for file in (OLD / name).rglob("*.xz"):
-        (target / file.relative_to(OLD / name).with_suffix("")).write_bytes(lzma.decompress(file.read_bytes()))
+        (target / file.relative_to(OLD / name).with_suffix("")).write_bytes(
+            lzma.decompress(file.read_bytes())
+        )
     return target
 
 
@@ -99,7 +101,9 @@ def stop_at_first_picture(monkeypatch):
         return opened(*args, **options)
 
     monkeypatch.setattr(Image, "open", open_)
-    before = signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # outside a training the signal does nothing
+    before = signal.signal(
+        signal.SIGUSR2, signal.SIG_IGN
+    )  # outside a training the signal does nothing
     yield lambda: armed.append(True)
     signal.signal(signal.SIGUSR2, before)
 
@@ -115,7 +119,9 @@ def the_same_command(run):
 @pytest.mark.parametrize("name", ["simclr", "lorac"])
 def test_pretraining_continues(name, tmp_path, say):
     run = unpacked(name, tmp_path / name)
-    before = {file: (run / file).read_text() for file in ("run.json", "recipe.yaml", "metrics.jsonl")}
+    before = {
+        file: (run / file).read_text() for file in ("run.json", "recipe.yaml", "metrics.jsonl")
+    }
     expected = read_json(run / "expected.json")
     status, _, said = say(*the_same_command(run), "optim.lr=0.1")
     assert status == EXIT_BAD_INPUT and "recipe.optim.lr (0.05 there, 0.1 now)" in said
@@ -131,8 +137,12 @@ def test_pretraining_continues(name, tmp_path, say):
     checkpoint = backbench.Checkpoint.load(run / "backbone.safetensors")
     assert (checkpoint.name, checkpoint.method, checkpoint.epochs) == (f"old-{name}", name, 2)
     assert checkpoint.provenance["recipe"]["optim"]["lr"] == 0.05
-    norms = [float(v.double().norm()) for v in checkpoint.state_dict.values() if v.is_floating_point()]
-    assert float(torch.tensor(norms, dtype=torch.float64).norm()) == pytest.approx(expected["trunk_norm"], rel=CLOSE)
+    norms = [
+        float(v.double().norm()) for v in checkpoint.state_dict.values() if v.is_floating_point()
+    ]
+    assert float(torch.tensor(norms, dtype=torch.float64).norm()) == pytest.approx(
+        expected["trunk_norm"], rel=CLOSE
+    )
     assert "already finished" in say(*the_same_command(run))[2]
 
 
@@ -141,13 +151,21 @@ def test_evaluation_continues(name, tmp_path, say, stop_at_first_picture):
     """Stopped again after one step, whose number tells where it went on; then to the end."""
     run = unpacked(name, tmp_path / name)
     expected = read_json(run / "expected.json")
-    before = {file: (run / file).read_text() for file in ("run.json", "metrics.jsonl") if (run / file).exists()}
-    status, _, said = say(*the_same_command(run), *(("SEED", "1") if name == "detect" else ("--seed", "1")))
+    before = {
+        file: (run / file).read_text()
+        for file in ("run.json", "metrics.jsonl")
+        if (run / file).exists()
+    }
+    status, _, said = say(
+        *the_same_command(run), *(("SEED", "1") if name == "detect" else ("--seed", "1"))
+    )
     assert status == EXIT_BAD_INPUT and "seed (0 there, 1 now)" in said
     stop_at_first_picture()
     status, _, said = say(*the_same_command(run))
     assert status == EXIT_PREEMPTED, said
-    assert re.search(rf"stopped by SIGUSR2 (at step|after iteration) {expected['stopped_at'] + 1}\b", said), said
+    assert re.search(
+        rf"stopped by SIGUSR2 (at step|after iteration) {expected['stopped_at'] + 1}\b", said
+    ), said
     status, _, said = say(*the_same_command(run))
     assert status == 0, said
     # the loss of the step after that one: of the old weights and the old momentum
@@ -205,7 +223,12 @@ def test_checkpoint_exports(kind, tmp_path, say):
 def test_leaderboard_of_old_results(tmp_path, say, monkeypatch):
     """Rows of schema 1 and 2 with their predictions: the table, where each number comes from, and what is tested."""
     monkeypatch.chdir(OLD)
-    made = {"--csv": "board.csv", "--tidy": "tidy.csv", "--markdown": "tables", "--html": "page.html"}
+    made = {
+        "--csv": "board.csv",
+        "--tidy": "tidy.csv",
+        "--markdown": "tables",
+        "--html": "page.html",
+    }
     files = [word for option, name in made.items() for word in (option, tmp_path / name)]
     status, _, said = say("leaderboard", "board", *files)
     assert status == 0
@@ -217,7 +240,9 @@ def test_leaderboard_of_old_results(tmp_path, say, monkeypatch):
     assert {pair[8] for pair in expected} == {"images", "draws", "resamples"}
     for pair, wanted in zip(json.loads(pairs), expected, strict=True):
         assert (pair[:8], pair[8:]) == (pytest.approx(wanted[:8], abs=1e-3), wanted[8:])
-    schemas = {row["schema"] for file in (OLD / "board").rglob("results.jsonl") for row in rows(file)}
+    schemas = {
+        row["schema"] for file in (OLD / "board").rglob("results.jsonl") for row in rows(file)
+    }
     assert schemas == {1, 2}
     board = backbench.collect([OLD / "board"])
     assert len(board.rows) == 2 and not board.problems
@@ -227,13 +252,22 @@ def test_cached_features_are_used(tmp_path, say, monkeypatch):
     """They are a pattern, with which the neighbours are others than with the real features."""
     cache = unpacked("cache", tmp_path / "cache" / "features")
     about = read_json(next(cache.glob("*.json")))["description"]
-    monkeypatch.setattr(torch, "__version__", about["torch"])  # features are kept for one version of torch
+    monkeypatch.setattr(
+        torch, "__version__", about["torch"]
+    )  # features are kept for one version of torch
     before = {file.name: file.read_bytes() for file in cache.glob("*.npy")}
     words = ("--protocol", "knn.yaml", "--data", "data", "--accelerator", "cpu", "--workers", "0")
-    assert say("linear", "first.safetensors", "--datasets", "shapes", *words, "--out", tmp_path / "knn")[0] == 0
+    assert (
+        say(
+            "linear", "first.safetensors", "--datasets", "shapes", *words, "--out", tmp_path / "knn"
+        )[0]
+        == 0
+    )
     (row,) = rows(tmp_path / "knn" / "results.jsonl")
     assert row["value"] == pytest.approx(read_json(OLD / "cache.json")["value"], abs=1e-9)
-    assert {file.name: file.read_bytes() for file in cache.glob("*.npy")} == before and len(before) == 3
+    assert {file.name: file.read_bytes() for file in cache.glob("*.npy")} == before and len(
+        before
+    ) == 3
 
 
 def test_recorded_splits_are_held_to(tmp_path, say):
@@ -243,7 +277,10 @@ def test_recorded_splits_are_held_to(tmp_path, say):
     assert status == 0 and "shapes: all right" in out
     next((tmp_path / "shapes" / "test" / "star").iterdir()).unlink()
     status, _, said = say("data", "check", "shapes", "--data", tmp_path)
-    assert status == EXIT_BAD_INPUT and "the test split is not the recorded one (17 images, 18 in" in said
+    assert (
+        status == EXIT_BAD_INPUT
+        and "the test split is not the recorded one (17 images, 18 in" in said
+    )
 
 
 @pytest.fixture
@@ -264,7 +301,10 @@ def launched(tmp_path, monkeypatch):
 
 
 def without_eta(states):
-    return {name: (state["name"], state["detail"].partition(", ETA")[0]) for name, state in states.items()}
+    return {
+        name: (state["name"], state["detail"].partition(", ETA")[0])
+        for name, state in states.items()
+    }
 
 
 @pytest.mark.parametrize("kind", ["local", "slurm"])
@@ -283,7 +323,10 @@ def test_submitted_jobs_stand_as_they_did(kind, launched, say):
     status, out, _ = say("launch", "status", "--once", "--out", runs)
     assert status == 0
     if kind == "local":  # the last line of a job's log
-        assert re.search(r"lost .*-s3-a978dd  started, not there any more \| shapes select: \d+/1000000 steps", out)
+        assert re.search(
+            r"lost .*-s3-a978dd  started, not there any more \| shapes select: \d+/1000000 steps",
+            out,
+        )
 
 
 @pytest.mark.parametrize("kind", ["local", "slurm"])
@@ -302,7 +345,10 @@ def queued():
     for file in (OLD / "launch" / "slurm" / ".launch" / "submissions").glob("*.json"):
         record = read_json(file)
         folder = OLD / "launch" / "slurm" / ".launch" / "submitit" / record["uid"]
-        out += [(folder / f"{i}_submitted.pkl", job) for i, job in zip(record["ids"], record["jobs"], strict=True)]
+        out += [
+            (folder / f"{i}_submitted.pkl", job)
+            for i, job in zip(record["ids"], record["jobs"], strict=True)
+        ]
     return sorted(out)
 
 
@@ -328,14 +374,20 @@ def test_a_job_that_waited_in_slurm_runs(launched, room):
     from submitit.helpers import DelayedSubmission
 
     runs = launched("slurm")
-    (old,) = [f for f, job in queued() if job["like"] == "linear-fewshot-shapes" and job["name"].startswith("first")]
+    (old,) = [
+        f
+        for f, job in queued()
+        if job["like"] == "linear-fewshot-shapes" and job["name"].startswith("first")
+    ]
     file = runs / old.relative_to(OLD / "launch" / "slurm")
     delayed = DelayedSubmission.load(file)
     task = delayed.function
     results = runs / task.job.name / "results.jsonl"
     (before,) = rows(results)
     results.unlink()
-    words = (word.replace(f"{ROOM}/slurm", str(runs)).replace(ROOM, str(room)) for word in task.job.argv)
+    words = (
+        word.replace(f"{ROOM}/slurm", str(runs)).replace(ROOM, str(room)) for word in task.job.argv
+    )
     task.job, task.runs = dataclasses.replace(task.job, argv=tuple(words)), str(runs)
     task.command = (sys.executable, "-m", "backbench")
     file.unlink()
@@ -344,7 +396,9 @@ def test_a_job_that_waited_in_slurm_runs(launched, room):
     slurm |= {f"SLURM_{name}": "0" for name in ("NODEID", "PROCID", "LOCALID")}
     slurm |= {f"SLURM_{name}": "1" for name in ("NTASKS", "JOB_NUM_NODES")}
     command = [sys.executable, "-m", "submitit.core._submit", str(file.parent)]
-    done = subprocess.run(command, env={**os.environ, **slurm}, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, env={**os.environ, **slurm}, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     (row,) = rows(results)
     assert row["value"] == pytest.approx(before["value"], abs=ONE_PICTURE)
@@ -358,9 +412,14 @@ def test_clean_lists_old_runs(tmp_path, say, room):
         (runs / name / "state.pt").write_bytes(b"state")
     shutil.copytree(OLD / "simclr", runs / "finished")
     (runs / "finished" / "state.pt").write_bytes(b"state")
-    (runs / "finished" / "backbone.safetensors").symlink_to(room / "checkpoint" / "first.safetensors")
+    (runs / "finished" / "backbone.safetensors").symlink_to(
+        room / "checkpoint" / "first.safetensors"
+    )
     status, out, said = say("clean", runs, OLD / "board")
     assert status == 0, said
     states = dict(re.findall(r"runs/(\w+) +(?:\w+) +(finished|unfinished) ", out))
-    assert states == {"finished": "finished", **dict.fromkeys(("simclr", "lorac", "linear", "detect"), "unfinished")}
+    assert states == {
+        "finished": "finished",
+        **dict.fromkeys(("simclr", "lorac", "linear", "detect"), "unfinished"),
+    }
     assert re.findall(r"^can go +(\S+)", out, re.MULTILINE) == [str(runs / "finished" / "state.pt")]

@@ -33,7 +33,9 @@ def site(tmp_path_factory) -> Path:
     """A folder into which pip has installed the lab's package."""
     folder = tmp_path_factory.mktemp("site")
     source = tmp_path_factory.mktemp("source") / "lab"
-    subprocess.run(["cp", "-r", str(LAB), str(source)], check=True)  # a build writes beside its source
+    subprocess.run(
+        ["cp", "-r", str(LAB), str(source)], check=True
+    )  # a build writes beside its source
     command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation"]
     subprocess.run([*command, "--target", str(folder), str(source)], check=True)
     return folder
@@ -84,7 +86,9 @@ def test_all_three_in_one_life(site, data, tmp_path):
     probe = ("linear", *files, "--datasets", "stripes", "--protocol", "knn_demo", *common)
     done = backbench(site, *probe, "--out", str(tmp_path / "probe"))
     assert done.returncode == 0, done.stderr
-    rows = [json.loads(line) for line in (tmp_path / "probe" / "results.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line) for line in (tmp_path / "probe" / "results.jsonl").read_text().splitlines()
+    ]
     assert {row["method"] for row in rows} == {"spread"}
     assert {row["dataset"] for row in rows} == {"stripes"}
     assert "stripes" in backbench(site, "data", "list", *common).stdout
@@ -98,7 +102,9 @@ def test_without_the_package_the_names_are_unknown(data, tmp_path):
     assert "unknown method 'spread'" in done.stderr and len(done.stderr.splitlines()) == 1
 
 
-@pytest.mark.parametrize("name", ["example_lab.spread", "os", "../spread", "pretrain.methods.simclr"])
+@pytest.mark.parametrize(
+    "name", ["example_lab.spread", "os", "../spread", "pretrain.methods.simclr"]
+)
 def test_a_recipe_cannot_name_a_module(site, data, tmp_path, name):
     (tmp_path / "recipe.yaml").write_text(RECIPE.replace("name: spread", f"name: {name}"))
     out = ("--data", str(data), "--out", str(tmp_path / "run"))

@@ -29,7 +29,10 @@ from backbench.checkpoint import Checkpoint
 
 COMMIT = "019b5278cc1957f6ea0f868c4503a0dcf6a1ff8f"
 HERE, ROOM = Path(__file__).parent, Path("/tmp/backbench-old-runs")
-FIRST, SECOND = "first.safetensors", "lorac/backbone.safetensors"  # only the first checkpoint is kept
+FIRST, SECOND = (
+    "first.safetensors",
+    "lorac/backbone.safetensors",
+)  # only the first checkpoint is kept
 HERE_TOO = ("--data", "data", "--accelerator", "cpu", "--workers", "0")
 BOARD = ("linear", "semisup", "detect", "knn", "fewshot")
 LEARNS = ("SOLVER.MAX_ITER", "80", "SOLVER.STEPS", "(70,)", "DATASETS.TEST", "('scenes_val',)")
@@ -51,12 +54,16 @@ runpy.run_module("backbench", run_name="__main__", alter_sys=True)
 """
 
 
-def backbench(*words: str, stop_at: int | None = None, part: int = 1, status: int = 0) -> tuple[str, str]:
+def backbench(
+    *words: str, stop_at: int | None = None, part: int = 1, status: int = 0
+) -> tuple[str, str]:
     """(printed, said) of one command in ROOM; with `stop_at` it is stopped by a signal after that step."""
     start = ["-m", "backbench"] if stop_at is None else ["-c", STOPPED]
     environment = {**os.environ, "STOP_AT": str(stop_at), "STOP_PART": str(part)}
     command = [sys.executable, *start, *words]
-    done = subprocess.run(command, cwd=ROOM, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=ROOM, env=environment, capture_output=True, text=True, check=False
+    )
     sys.stderr.write(done.stderr)
     assert done.returncode == (status if stop_at is None else 75), words
     return done.stdout, done.stderr
@@ -64,7 +71,9 @@ def backbench(*words: str, stop_at: int | None = None, part: int = 1, status: in
 
 def patterned(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor of the same shape, type and layout and of about the same centre and spread, whose numbers repeat."""
-    spread = float(tensor.double().std()) if tensor.is_floating_point() and tensor.numel() > 1 else 0.0
+    spread = (
+        float(tensor.double().std()) if tensor.is_floating_point() and tensor.numel() > 1 else 0.0
+    )
     if not spread:
         return tensor
     n = torch.arange(tensor.numel()) % (1021 if tensor.dim() > 1 else 61)
@@ -74,7 +83,9 @@ def patterned(tensor: torch.Tensor) -> torch.Tensor:
     centre = 2.0 ** round(np.log2(abs(mean))) * np.sign(mean) if always else 0.0
     step = 2.0 ** round(np.log2(3.5 * spread))
     values = centre + (min(step, abs(centre) / 2) if centre else step) * wave
-    out = torch.empty_like(tensor)  # also in channels_last, whose storage has another order than its shape
+    out = torch.empty_like(
+        tensor
+    )  # also in channels_last, whose storage has another order than its shape
     out.as_strided((out.numel(),), (1,)).copy_(values)
     return out
 
@@ -104,7 +115,9 @@ def rows(file: Path) -> list[dict]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-def stop(run: str, words: tuple[str, ...], states: tuple[str, ...], *, at: int, part: int = 1) -> str:
+def stop(
+    run: str, words: tuple[str, ...], states: tuple[str, ...], *, at: int, part: int = 1
+) -> str:
     """Keep the run as it was stopped, its states with a pattern. Then bring it to its end from there, stopped once more
     after a step, and give what it says then."""
     backbench(*words, "--out", run, stop_at=at, part=part)
@@ -125,7 +138,10 @@ def pretrain(name: str) -> None:
     words = ("pretrain", f"{name}.yaml", "--data", "data", "--accelerator", "cpu")
     stop(name, words, ("state.pt",), at=4)  # the next step is made, and saved
     trunk = Checkpoint.load(ROOM / name / "backbone.safetensors").state_dict
-    norm = sum(float(v.double().square().sum()) for v in trunk.values() if v.is_floating_point()) ** 0.5
+    norm = (
+        sum(float(v.double().square().sum()) for v in trunk.values() if v.is_floating_point())
+        ** 0.5
+    )
     kept = ("step", "epoch", "lr", "loss", "nuclear_norm", "feature_std", "effective_rank")
     steps = [{k: row[k] for k in kept if k in row} for row in rows(ROOM / name / "metrics.jsonl")]
     resume.write_json(HERE / name / "expected.json", {"rows": steps, "trunk_norm": norm})
@@ -142,9 +158,27 @@ def checkpoint() -> None:
 
 def command(kind: str, file: str) -> tuple[str, ...]:
     if kind == "detect":
-        return ("detect", "--config-file", "tiny_faster_rcnn_R_18_FPN", "--checkpoint", file, "--data", "data")
+        return (
+            "detect",
+            "--config-file",
+            "tiny_faster_rcnn_R_18_FPN",
+            "--checkpoint",
+            file,
+            "--data",
+            "data",
+        )
     if kind == "semisup":
-        return ("semisup", file, "--percent", "10", "--lists", "data/lists", "--protocol", "semisup.yaml", *HERE_TOO)
+        return (
+            "semisup",
+            file,
+            "--percent",
+            "10",
+            "--lists",
+            "data/lists",
+            "--protocol",
+            "semisup.yaml",
+            *HERE_TOO,
+        )
     recipe = {"linear": "probe.yaml"}.get(kind, f"{kind}.yaml")
     return ("linear", file, "--datasets", "shapes", "--protocol", recipe, *HERE_TOO)
 
@@ -169,15 +203,33 @@ def board() -> None:
         for kind in BOARD:
             run = f"{kind}-{which}"
             backbench(*command(kind, file), "--out", run, *(LEARNS if kind == "detect" else ()))
-            kept = ("results.jsonl", *(f"predictions/{f.name}" for f in (ROOM / run / "predictions").iterdir()))
+            kept = (
+                "results.jsonl",
+                *(f"predictions/{f.name}" for f in (ROOM / run / "predictions").iterdir()),
+            )
             copy(kept, ROOM / run, ROOM / "board" / run)
-        top5(ROOM / "board" / f"top5-{which}", Checkpoint.load(ROOM / file), each=5 if which == "first" else 3)
+        top5(
+            ROOM / "board" / f"top5-{which}",
+            Checkpoint.load(ROOM / file),
+            each=5 if which == "first" else 3,
+        )
     for run in ("knn-second", "fewshot-second"):
         file = ROOM / "board" / run / "results.jsonl"
-        old = [{k: v for k, v in {**row, "schema": 1}.items() if k != "origin"} for row in rows(file)]
+        old = [
+            {k: v for k, v in {**row, "schema": 1}.items() if k != "origin"} for row in rows(file)
+        ]
         file.write_text("".join(json.dumps(row, sort_keys=True) + "\n" for row in old))
     shutil.copytree(ROOM / "board", HERE / "board", dirs_exist_ok=True)
-    files = ("--csv", "board.csv", "--tidy", "tidy.csv", "--markdown", "tables", "--html", "page.html")
+    files = (
+        "--csv",
+        "board.csv",
+        "--tidy",
+        "tidy.csv",
+        "--markdown",
+        "tables",
+        "--html",
+        "page.html",
+    )
     backbench("leaderboard", "board", *files)
     copy(("board.csv", "tidy.csv", "tables/board.md"), ROOM, HERE / "leaderboard")
     pairs = re.findall(r'"pairs":(\[.*?\]\])', (ROOM / "page.html").read_text())[0]
@@ -187,16 +239,36 @@ def board() -> None:
 def top5(run: Path, one: Checkpoint, *, each: int) -> None:
     """Only ImageNet has top-5 numbers, so these are made up: every `each`-th of 60 images is wrong. Two seeds."""
     label = np.arange(60) % 10
-    about = {"name": one.name, "method": one.method, "arch": one.arch, "epochs": one.epochs, "split": "test"}
-    about |= {"checkpoint": one.digest, "task": "linear", "dataset": "imagenet", "protocol": "linear-imagenet-old-v1"}
+    about = {
+        "name": one.name,
+        "method": one.method,
+        "arch": one.arch,
+        "epochs": one.epochs,
+        "split": "test",
+    }
+    about |= {
+        "checkpoint": one.digest,
+        "task": "linear",
+        "dataset": "imagenet",
+        "protocol": "linear-imagenet-old-v1",
+    }
     for seed in (0, 1):
         wrong = (np.arange(60) + seed) % each == 0
-        arrays = {"label": label, "prediction": (label + wrong) % 10, "hits5": ~wrong | (np.arange(60) % 2 == 0)}
+        arrays = {
+            "label": label,
+            "prediction": (label + wrong) % 10,
+            "hits5": ~wrong | (np.arange(60) % 2 == 0),
+        }
         kept = results.keep_predictions(run, f"imagenet-s{seed}", manifest="0" * 64, **arrays)
         values = {"top1": 100 * np.mean(~wrong), "top5": 100 * np.mean(arrays["hits5"])}
         new = [
             results.Result(
-                metric=k, value=float(v), ci95=(v - 5.0, v + 5.0), seed=seed, provenance={"predictions": kept}, **about
+                metric=k,
+                value=float(v),
+                ci95=(v - 5.0, v + 5.0),
+                seed=seed,
+                provenance={"predictions": kept},
+                **about,
             )
             for k, v in values.items()
         ]
@@ -212,7 +284,9 @@ def cache() -> None:
         if description["checkpoint"] == digest:
             part = about.with_suffix(".part")
             with part.open("wb") as file:
-                np.save(file, patterned(torch.from_numpy(np.load(about.with_suffix(".npy")))).numpy())
+                np.save(
+                    file, patterned(torch.from_numpy(np.load(about.with_suffix(".npy")))).numpy()
+                )
             store.finish(description, part)
             pack(about.with_suffix(".npy"), HERE / "cache" / f"{about.stem}.npy")
             shutil.copy(about, HERE / "cache" / about.name)
@@ -235,7 +309,10 @@ def job(protocol: str, dataset: str = "shapes", seed: int = 0) -> dict:
 
 
 def slow(*seeds: int) -> dict:
-    return {"checkpoints": [FIRST], "evaluate": [job("slow_probe.yaml", seed=seed) for seed in seeds]}
+    return {
+        "checkpoints": [FIRST],
+        "evaluate": [job("slow_probe.yaml", seed=seed) for seed in seeds],
+    }
 
 
 def grid(name: str, **content: object) -> str:
@@ -284,7 +361,11 @@ def launcher(seed: int) -> Iterator[subprocess.Popen]:
 def local() -> None:
     """done, failed, blocked; then one job cancelled, one stopped with its launcher, one lost with it."""
     evaluate = [job("knn.yaml"), job("knn.yaml", "nowhere")]
-    launch("local", grid("grid_local.yaml", checkpoints=[FIRST, "broken.pth"], evaluate=evaluate), status=1)
+    launch(
+        "local",
+        grid("grid_local.yaml", checkpoints=[FIRST, "broken.pth"], evaluate=evaluate),
+        status=1,
+    )
     with launcher(1):
         cancel("local", "slow_probe-shapes-s1")
     with launcher(2) as process:
@@ -305,15 +386,25 @@ def slurm() -> None:
 
     with slurm_cluster.running_slurm():
         evaluate = [job("knn.yaml"), job("fewshot.yaml"), job("knn.yaml", "nowhere")]
-        launch("slurm", grid("grid_slurm.yaml", checkpoints=[FIRST, "broken.pth"], evaluate=evaluate))
-        for wanted, part in (("done", "fewshot"), ("done", "knn-shapes"), ("failed", "nowhere"), ("blocked", "broken")):
+        launch(
+            "slurm", grid("grid_slurm.yaml", checkpoints=[FIRST, "broken.pth"], evaluate=evaluate)
+        )
+        for wanted, part in (
+            ("done", "fewshot"),
+            ("done", "knn-shapes"),
+            ("failed", "nowhere"),
+            ("blocked", "broken"),
+        ):
             until("slurm", wanted, part)
         launch("slurm", grid("grid_slurm1.yaml", **slow(1)))
         until("slurm", "running", "slow_probe-shapes-s1")
         cancel("slurm", "slow_probe-shapes-s1")
         until("slurm", "cancelled", "slow_probe-shapes-s1")
         launch("slurm", grid("grid_slurm2.yaml", **slow(2, 3)), "cluster.jobs=1")
-        launch("slurm", grid("grid_slurm3.yaml", recipes=["slow_simclr.yaml"], evaluate=[job("knn.yaml")]))
+        launch(
+            "slurm",
+            grid("grid_slurm3.yaml", recipes=["slow_simclr.yaml"], evaluate=[job("knn.yaml")]),
+        )
         running = (("running", "slow_probe-shapes-s2"), ("queued", "slow_probe-shapes-s3"))
         for wanted, part in (*running, ("running", "pretrain"), ("waiting", "slow_simclr-s0")):
             until("slurm", wanted, part)
@@ -327,7 +418,10 @@ def keep_launched(out: str) -> None:
     """The launcher's records, and of the run folders what it reads; with what it says of them."""
     target = HERE / "launch" / out
     for path in (ROOM / out).rglob("*"):
-        read = path.name in ("run.json", "progress.json", "results.jsonl") or path.parent.parent.name == ".launch"
+        read = (
+            path.name in ("run.json", "progress.json", "results.jsonl")
+            or path.parent.parent.name == ".launch"
+        )
         if path.is_file() and (read or path.name.endswith("_submitted.pkl")):
             copy((str(path.relative_to(ROOM / out)),), ROOM / out, target)
     plans = {}
@@ -342,8 +436,12 @@ PARTS = {
     "simclr": lambda: pretrain("simclr"),
     "lorac": lambda: pretrain("lorac"),
     "checkpoint": checkpoint,
-    "linear": lambda: evaluation("linear", ("state/shapes.state",), at=5, part=3),  # select, val features, refit
-    "semisup": lambda: evaluation("semisup", ("state/training.state", "state/grid.state"), at=2, part=2),
+    "linear": lambda: evaluation(
+        "linear", ("state/shapes.state",), at=5, part=3
+    ),  # select, val features, refit
+    "semisup": lambda: evaluation(
+        "semisup", ("state/training.state", "state/grid.state"), at=2, part=2
+    ),
     "detect": lambda: evaluation("detect", ("state.pt",), at=1, part=1),
     "board": board,
     "cache": cache,

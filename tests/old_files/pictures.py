@@ -38,7 +38,9 @@ def write_shapes(root: Path) -> None:
     for part, count in PARTS.items():
         for _ in range(count):
             label = number % len(CLASSES)
-            ppm(root / "shapes" / part / CLASSES[label] / f"{number:03}.ppm", picture(number, label))
+            ppm(
+                root / "shapes" / part / CLASSES[label] / f"{number:03}.ppm", picture(number, label)
+            )
             number += 1
 
 
@@ -58,12 +60,25 @@ def write_scenes(root: Path) -> None:
             pixels = picture(number, 0, 128)
             for n in range(3):
                 kind = (number + n) % 3
-                left, top, width, height = 4 + 40 * n, 8 + 17 * ((number + 2 * n) % 5), 36, 32 + 4 * n
-                pixels[top : top + height, left : left + width] = [250 - 100 * kind, 20 + 110 * kind, 90 * kind]
+                left, top, width, height = (
+                    4 + 40 * n,
+                    8 + 17 * ((number + 2 * n) % 5),
+                    36,
+                    32 + 4 * n,
+                )
+                pixels[top : top + height, left : left + width] = [
+                    250 - 100 * kind,
+                    20 + 110 * kind,
+                    90 * kind,
+                ]
                 box = {"bbox": [left, top, width, height], "area": width * height, "iscrowd": 0}
-                annotations.append({"id": 10 * number + n + 1, "image_id": number, "category_id": kind + 1, **box})
+                annotations.append(
+                    {"id": 10 * number + n + 1, "image_id": number, "category_id": kind + 1, **box}
+                )
             ppm(root / "scenes" / f"{part}2017" / f"{number:03}.ppm", pixels)
-            images.append({"id": number, "file_name": f"{number:03}.ppm", "width": 128, "height": 128})
+            images.append(
+                {"id": number, "file_name": f"{number:03}.ppm", "width": 128, "height": 128}
+            )
             number += 1
         categories = [{"id": kind + 1, "name": str(kind)} for kind in range(10)]
         content = {"images": images, "annotations": annotations, "categories": categories}
