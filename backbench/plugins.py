@@ -66,6 +66,9 @@ def load(group: str, name: str, kind: type[T]) -> T:
         raise BadInput(
             f"{origin(point)}: '{name}' ({group}) is {type(value).__name__}, not {kind.__name__}"
         )
+    own = getattr(value, "name", name)
+    if own != name:  # its results would be under another name than the one that asks for it
+        raise BadInput(f"{origin(point)}: '{name}' ({group}) calls itself '{own}'")
     return value
 
 

@@ -41,7 +41,7 @@ from torch import Tensor, nn
 import pretrain.methods
 from backbench import plugins
 from backbench.errors import BadInput, nearest
-from backbench.weights.resnet import Trunk
+from backbench.weights.trunk import Trunk
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,8 @@ from backbench.runs import atomic, distributed, seeding
 from backbench.runs.folder import CHECKPOINT_FILE, RECIPE_FILE, log, open_run
 from backbench.runs.state import StopFlag
 from backbench.weights.checkpoint import Checkpoint
-from backbench.weights.resnet import Trunk, build_backbone
+from backbench.weights.resnet import build_backbone
+from backbench.weights.trunk import Trunk
 from pretrain import data, monitor, optim, processes
 from pretrain.config import PretrainConfig
 from pretrain.first_step import FirstStep

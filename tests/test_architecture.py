@@ -14,8 +14,8 @@ SOURCES = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("
 # The one rule: a room imports only its own storey and those before it.
 STOREYS = (
     ("errors", "tasks", "config", "plugins"),
-    ("runs", "images", "charts"),
-    ("weights", "results", "datasets", "knn"),
+    ("runs", "images"),
+    ("weights", "results", "datasets", "knn", "charts"),
     ("board",),
     ("launch",),
     ("cli", "api", "demo", "doctor", "clean", "__main__"),
@@ -77,7 +77,9 @@ def test_nobody_imports_a_verb_or_the_command_line():
     doors = ("backbench.__main__", "tools.convert_to_d2", "detection.train_net", "detection.ranks")
     for name, others in GRAPH.items():
         verbs = {other for other in others if other.endswith(".verb")}
-        assert not verbs or name.startswith("benchmarks."), f"{name} imports {verbs}"
+        if name.startswith("benchmarks."):
+            continue  # they time the commands
+        assert not verbs, f"{name} imports {verbs}"
         assert "backbench.cli" not in others or name in doors, name
 
 

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -153,3 +154,10 @@ def test_what_is_of_another_kind_is_refused(path):
     point(path, plugins.FORMATS, "mine", "os:sep")
     with pytest.raises(BadInput, match=r"odd 1\.0: 'mine'.* is str, not Path"):
         plugins.load(plugins.FORMATS, "mine", Path)
+
+
+def test_a_row_has_the_name_it_is_installed_under(path):
+    (path / "odd_rows.py").write_text("import types; ROW = types.SimpleNamespace(name='yours')")
+    point(path, plugins.DATASETS, "mine", "odd_rows:ROW")
+    with pytest.raises(BadInput, match=r"odd 1\.0: 'mine'.* calls itself 'yours'"):
+        plugins.load(plugins.DATASETS, "mine", SimpleNamespace)

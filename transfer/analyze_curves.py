@@ -30,7 +30,7 @@ def training_curves(
         # At most CURVE_BINS groups of neighbouring rows.
         size = math.ceil(len(rows) / CURVE_BINS)
         bins = [rows[i : i + size] for i in range(0, len(rows), size)]
-        steps = [part[-1]["step"] for part in bins]
+        steps = [int(part[-1]["step"]) for part in bins]
         terms = {name: _bin_means(bins, name) for name in _drawn_terms(rows)}
         out.append({"checkpoint": digest, "step": steps, "terms": terms})
     return out

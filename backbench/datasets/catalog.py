@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal, TypedDict
 
+from backbench import plugins
 from backbench.datasets import readers, splits
 from backbench.datasets.row import Dataset
 from backbench.datasets.splits import Splits
@@ -33,7 +34,7 @@ def class_folder(name: str) -> Dataset:
 def _read_class_folder(name: str, root: Path, seed: int) -> Splits:
     base = root / name
     if not base.is_dir():
-        hint = nearest(name, DATASETS)
+        hint = nearest(name, known())
         raise BadInput(
             f"{base}: no such folder; expected {base}/train/<class>/<image>,"
             f" or a known dataset: {hint}"
@@ -243,9 +244,17 @@ def names(text: str) -> list[str]:
     return list(dict.fromkeys(out))
 
 
+def known() -> dict[str, Dataset]:
+    """The shipped rows and those of installed packages (plugins.py), by name."""
+    rows = dict(DATASETS)
+    for name in plugins.names(plugins.DATASETS, DATASETS):
+        rows[name] = plugins.load(plugins.DATASETS, name, Dataset)
+    return rows
+
+
 def find(name: str) -> Dataset:
-    """A row of DATASETS, or that of a class folder of this name."""
-    return DATASETS.get(name) or class_folder(name)
+    """A known row, or that of a class folder of this name."""
+    return known().get(name) or class_folder(name)
 
 
 # Reading
@@ -256,7 +265,7 @@ def open_split(root: Path, name: str, split: str) -> ImageList:
 
     Raises BadInput that names what is missing.
     """
-    row = DATASETS.get(name)
+    row = known().get(name)
     if row is not None and row.read_split is not None:
         return row.read_split(root, split)
     return readers.folder_or_shards(root / name / split)
@@ -279,7 +288,7 @@ def load(name: str, root: Path, *, seed: int = 0) -> Splits:
     # 1. Labels and lists, then the files, and only then what is in them: each costs more.
     splits.check(name, found)
     all_there(found)
-    if name not in DATASETS:  # official splits hold known duplicates, which `data check` reports
+    if name not in known():  # official splits hold known duplicates, which `data check` reports
         splits.check_content(name, found)
     # 2. The same splits as when they were recorded.
     compare_record(name, root, found, seed)

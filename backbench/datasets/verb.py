@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
 def _list(root: Path) -> None:
     line = "{:<12} {:>7} {:>9} {:>6} {:>6}  {:<14} {:<8} {}"
     print(line.format("name", "classes", "train", "val", "test", "metric", "on disk", "licence"))
-    for row in catalog.DATASETS.values():
+    for row in catalog.known().values():
         try:
             row.base(root)
             where = "found"

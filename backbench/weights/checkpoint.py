@@ -18,7 +18,8 @@ from backbench.images.preprocess import Pixels
 from backbench.runs import atomic
 from backbench.weights.header import FORMAT
 from backbench.weights.names import first_names, is_counter
-from backbench.weights.resnet import Trunk, build_backbone, trunk_shapes
+from backbench.weights.resnet import build_backbone, trunk_shapes
+from backbench.weights.trunk import Trunk
 
 SCHEMA = 1
 _TRUNK, _HEADS = "trunk.", "heads."

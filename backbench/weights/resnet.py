@@ -7,9 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_conv_bn_eval
 from torchvision.models import resnet as tv
 
 from backbench.errors import BadInput, nearest
+from backbench.weights.trunk import Trunk
 
 ARCHS = {
     "resnet18": (tv.BasicBlock, (2, 2, 2, 2)),
@@ -18,17 +20,25 @@ ARCHS = {
     "resnet101": (tv.Bottleneck, (3, 4, 23, 3)),
     "resnet152": (tv.Bottleneck, (3, 8, 36, 3)),
 }
-# conv3: 3x3 stride 1 and no max-pool, for small images. The padding differs between papers: 1 is SimCLR's (appendix
-# B.9), 0 is what MIO's released code has, 2 what ARB's has.
+# conv3: 3x3 stride 1 and no max-pool, for small images. The padding differs between papers:
+# 1 is SimCLR's (appendix B.9), 0 is what MIO's released code has, 2 what ARB's has.
 STEMS = {"imagenet": None, "conv3": 1, "conv3_p0": 0, "conv3_p2": 2}
 
 
-class Trunk(tv.ResNet):
-    """A torchvision ResNet without its fc. `forward` gives pooled features, `stages` the maps C2..C5."""
+class ResNetTrunk(tv.ResNet, Trunk):
+    """A torchvision ResNet without its fc; a conv3 stem gives maps at a quarter of the usual
+    strides."""
 
-    feature_dim: int
-    arch: str
-    stem: str
+    conv1: nn.Conv2d
+    bn1: nn.Module
+    relu: nn.Module
+    maxpool: nn.Module
+    layer1: nn.Sequential
+    layer2: nn.Sequential
+    layer3: nn.Sequential
+    layer4: nn.Sequential
+    avgpool: nn.Module
+    fc: nn.Linear
 
     def stages(self, x: Tensor) -> list[Tensor]:
         """(N, 3, H, W) -> C2..C5, each (N, C, H/s, W/s)."""
@@ -43,17 +53,37 @@ class Trunk(tv.ResNet):
         """(N, 3, H, W) -> (N, feature_dim), global average pooled."""
         return torch.flatten(self.avgpool(self.stages(x)[-1]), 1)
 
+    def fuse(self) -> None:
+        """Every batch norm into the convolution before it; features change by about 1e-6 of theirs."""
+        _fuse_pair(self, "conv1", "bn1")
+        for stage in (self.layer1, self.layer2, self.layer3, self.layer4):
+            for block in stage:
+                for i in (1, 2, 3):
+                    if hasattr(block, f"conv{i}"):
+                        _fuse_pair(block, f"conv{i}", f"bn{i}")
+                if isinstance(block.downsample, nn.Sequential):
+                    _fuse_pair(block.downsample, "0", "1")
+
+
+def _fuse_pair(module: nn.Module, conv: str, norm: str) -> None:
+    """Merge two children that follow one another; needs eval()."""
+    # In eval() a batch norm is a fixed affine map of each channel: it scales the convolution's
+    # weights and shifts its bias.
+    fused = fuse_conv_bn_eval(getattr(module, conv), getattr(module, norm))
+    setattr(module, conv, fused)
+    setattr(module, norm, nn.Identity())
+
 
 def build_backbone(
     arch: str, stem: str = "imagenet", *, zero_init_residual: bool = False, **kwargs: Any
-) -> Trunk:
+) -> ResNetTrunk:
     """A randomly initialised trunk; `kwargs` go to torchvision's ResNet (norm_layer, say)."""
     if arch not in ARCHS:
         raise BadInput(f"unknown architecture '{arch}'; {nearest(arch, ARCHS)}")
     if stem not in STEMS:
         raise BadInput(f"unknown stem '{stem}'; {nearest(stem, STEMS)}")
     block, layers = ARCHS[arch]
-    trunk = Trunk(block, list(layers), zero_init_residual=zero_init_residual, **kwargs)
+    trunk = ResNetTrunk(block, list(layers), zero_init_residual=zero_init_residual, **kwargs)
     trunk.feature_dim = trunk.fc.in_features
     del trunk.fc
     trunk.arch, trunk.stem = arch, stem
@@ -69,7 +99,5 @@ def build_backbone(
 def trunk_shapes(arch: str, stem: str = "imagenet") -> dict[str, tuple[int, ...]]:
     """Name -> shape of every tensor of a trunk's state dict: 318 for a ResNet-50."""
     with torch.device("meta"):
-        return {
-            name: tuple(tensor.shape)
-            for name, tensor in build_backbone(arch, stem).state_dict().items()
-        }
+        tensors = build_backbone(arch, stem).state_dict()
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}

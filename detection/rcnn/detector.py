@@ -16,7 +16,7 @@ from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 from backbench.errors import BadInput
 from backbench.images.preprocess import Pixels, normalise
 from backbench.runs import distributed
-from backbench.weights.resnet import Trunk
+from backbench.weights.trunk import Trunk
 from detection.data.images import TrainTarget
 from detection.rcnn.roi_heads import build_heads
 from detection.rcnn.rpn import BalancedSampler, build_rpn

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from backbench.errors import BadInput
 from backbench.runs import distributed, seeding
-from backbench.weights.resnet import Trunk
+from backbench.weights.trunk import Trunk
 from pretrain.method import Batch, Setup
 from pretrain.methods import moco
 from pretrain.methods._precision import full_precision

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from backbench.errors import BadInput
 from backbench.runs import distributed
-from backbench.weights.resnet import Trunk
+from backbench.weights.trunk import Trunk
 from pretrain import method
 from pretrain.method import Batch, MethodConfig, Setup
 from pretrain.methods._crops import forward_crops

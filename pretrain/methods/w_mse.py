@@ -14,7 +14,7 @@ from torch import Tensor
 
 from backbench.errors import BadInput
 from backbench.runs import seeding
-from backbench.weights.resnet import Trunk
+from backbench.weights.trunk import Trunk
 from pretrain.method import Batch, Setup
 from pretrain.methods._heads import WMSE_HEAD, Head
 from pretrain.methods._precision import full_precision
