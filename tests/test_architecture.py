@@ -167,3 +167,15 @@ def test_every_room_is_packaged():
         package = ".".join(path.relative_to(ROOT).parent.parts)
         if package.split(".")[0] not in ("tools", "benchmarks"):
             assert f'"{package}"' in listed, f"{package} is missing under [tool.setuptools]"
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
+def test_files_that_a_page_names_are_there(page):
+    named = re.findall(r"`([\w.-]+/[\w./-]*)`", (ROOT / page).read_text())
+    missing = []
+    for name in named:
+        # A room may be named without its .py, a recipe without its .yaml
+        there = any((ROOT / f"{name}{suffix}").exists() for suffix in ("", ".py", ".yaml"))
+        if not there and not name.startswith("runs/"):
+            missing.append(name)
+    assert not missing
