@@ -74,7 +74,8 @@ def save(figure: Figure, stem: Path) -> Path:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 
-    # The salt makes the svg's ids, which would be drawn at random; paths need no font of the reader.
+    # The salt makes the svg's ids, which would be drawn at random; paths need no font of the
+    # reader.
     with rc_context({"svg.hashsalt": stem.name, "svg.fonttype": "path"}):
         # The places of all axes are found once, not again for each file.
         FigureCanvasAgg(figure)

@@ -1,8 +1,10 @@
-"""`backbench clean`: what runs hold on disk, and what can go without losing a number or the way back to one.
+"""`backbench clean`: what runs hold on disk, and what can go without losing a number or the way
+back to one.
 
-What can go: the training state of a pretraining whose checkpoint is written and reads whole, the state of a detection
-run whose results are there, and temporary files of writers that died. Everything else stays: checkpoints, results,
-predictions, metrics, pictures, logs, and every state of a run that is not finished.
+What can go: the training state of a pretraining whose checkpoint is written and reads whole, the
+state of a detection run whose results are there, and temporary files of writers that died.
+Everything else stays: checkpoints, results, predictions, metrics, pictures, logs, and every state
+of a run that is not finished.
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ class Held:
 
 
 def held(runs: Iterable[str | Path]) -> list[Held]:
-    """Every run folder (one with run.json) at or below `runs`, in order of path. Links are not followed."""
+    """Every run folder (one with run.json) at or below `runs`, in order of path. Links are not
+    followed."""
     found: dict[Path, Held] = {}
     loose: dict[Path, list[Removable]] = {}  # below no run folder, by the folder that was given
     seen: set[Path] = set()  # two of `runs` may overlap
@@ -72,7 +75,8 @@ def held(runs: Iterable[str | Path]) -> list[Held]:
 
 
 def _look(folder: Path, names: Iterable[str], run: Held | None, loose: list[Removable]) -> None:
-    """Count what a folder holds, and note what of it can go: in its run, or in `loose` where it belongs to none."""
+    """Count what a folder holds, and note what of it can go: in its run, or in `loose` where it
+    belongs to none."""
     for file in (folder / name for name in names):
         try:
             stat = file.lstat()

@@ -1,4 +1,5 @@
-"""`backbench VERB ...`: the one door. Arguments are declared here; the verb's module is imported only when it runs."""
+"""`backbench VERB ...`: the one door. Arguments are declared here; the verb's module is imported
+only when it runs."""
 
 from __future__ import annotations
 
@@ -416,7 +417,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def guarded(action: Callable[[], int | None], args: argparse.Namespace) -> int:
-    """Run a verb; its errors become one line on stderr and an exit status, with the traceback under --debug."""
+    """Run a verb; its errors become one line on stderr and an exit status, with the traceback under
+    --debug."""
     from backbench.runs.folder import setup_logging
 
     setup_logging(-1 if args.quiet else args.verbosity)

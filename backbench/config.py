@@ -1,8 +1,9 @@
-"""Recipes: small YAML files with `base:` inheritance and `a.b=c` overrides, read into frozen dataclasses.
+"""Recipes: small YAML files with `base:` inheritance and `a.b=c` overrides, read into frozen
+dataclasses.
 
-A dataclass field may hold another dataclass, a tuple of them, or -- where one key chooses the type, as `method.name`
-does -- a class found by the `choose` function in the field's metadata. Every mistake is a BadInput that names the
-file or override, the key, and what was allowed.
+A dataclass field may hold another dataclass, a tuple of them, or -- where one key chooses the type,
+as `method.name` does -- a class found by the `choose` function in the field's metadata. Every
+mistake is a BadInput that names the file or override, the key, and what was allowed.
 """
 
 from __future__ import annotations
@@ -72,7 +73,8 @@ def read_yaml(path: str | Path) -> Recipe:
 
 
 def read_recipe(path: Path, _seen: tuple[Path, ...] = ()) -> Recipe:
-    """The file with its bases below it. `base:` is one name or a list, relative to the file, later over earlier."""
+    """The file with its bases below it. `base:` is one name or a list, relative to the file, later
+    over earlier."""
     path = path.resolve()
     if path in _seen:
         circle = " -> ".join(p.name for p in (*_seen, path))
@@ -105,7 +107,8 @@ def merge(low: Mapping[str, Any], high: Mapping[str, Any]) -> Recipe:
 
 
 def apply_overrides(recipe: Mapping[str, Any], overrides: Sequence[str]) -> Recipe:
-    """`a.b=c` strings over a recipe; the value is read as YAML, so `lr=1e-3`, `crops=[1,2]` and `x=null` work."""
+    """`a.b=c` strings over a recipe; the value is read as YAML, so `lr=1e-3`, `crops=[1,2]` and
+    `x=null` work."""
     from omegaconf import OmegaConf
 
     out = dict(recipe)
@@ -132,7 +135,8 @@ def load(cls: type[T], recipe: str | Path, overrides: Sequence[str] = (), *, kin
 
 
 def build(cls: type[T], data: Mapping[str, Any], *, where: str) -> T:
-    """A nested mapping as the dataclass `cls`; unknown, missing and mistyped keys are refused by name."""
+    """A nested mapping as the dataclass `cls`; unknown, missing and mistyped keys are refused by
+    name."""
     return _dataclass(cls, data, where, "")
 
 
@@ -258,6 +262,7 @@ def to_yaml(config: Any) -> str:
 
 
 def fingerprint(value: Any) -> str:
-    """12 hex digits that name a configuration (or any JSON-able value): equal exactly when the values are."""
+    """12 hex digits that name a configuration (or any JSON-able value): equal exactly when the
+    values are."""
     plain = to_dict(value) if dataclasses.is_dataclass(value) else value
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:12]

@@ -53,7 +53,8 @@ def examine(data: Path) -> dict[str, Any]:
 
 
 def packages() -> dict[str, dict[str, str]]:
-    """Each package that backbench requires: its version, and whether that is within the stated range."""
+    """Each package that backbench requires: its version, and whether that is within the stated
+    range."""
     from packaging.requirements import Requirement
 
     out = {}
@@ -107,7 +108,8 @@ print(json.dumps(out))
 
 
 def devices() -> dict[str, Any]:
-    """What torch sees, asked in a process of its own so that a broken installation is reported and not raised."""
+    """What torch sees, asked in a process of its own so that a broken installation is reported and
+    not raised."""
     output, why = _ask(sys.executable, "-c", _PROBE, patience_s=300)
     if why:
         return {"state": BROKEN, "why": why, "gpus": []}
@@ -152,7 +154,8 @@ def _ask(*command: str, patience_s: float) -> tuple[str, str]:
 
 
 def datasets(data: Path) -> dict[str, Any]:
-    """Which datasets have a folder below ROOT. `backbench data check NAME` says whether what is in it is right."""
+    """Which datasets have a folder below ROOT. `backbench data check NAME` says whether what is in
+    it is right."""
     there = [name for name in (*TWELVE, *OTHERS) if (data / name).is_dir()]
     wanted = [*TWELVE, *OTHERS[:3]]
     coco = [data / "coco"]

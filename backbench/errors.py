@@ -11,11 +11,13 @@ EXIT_PREEMPTED = 75  # EX_TEMPFAIL of sysexits.h: the state is saved, the same c
 
 
 class BadInput(Exception):
-    """The user's input cannot be used. The message is one line: what came, what was allowed, what to do next."""
+    """The user's input cannot be used. The message is one line: what came, what was allowed, what
+    to do next."""
 
 
 class Preempted(Exception):
-    """A signal asked the run to stop and its state is saved; running the same command again continues."""
+    """A signal asked the run to stop and its state is saved; running the same command again
+    continues."""
 
 
 class Failed(Exception):
@@ -23,7 +25,8 @@ class Failed(Exception):
 
 
 def nearest(name: str, allowed: Iterable[str]) -> str:
-    """The end of an error message about an unknown `name`: the nearest allowed name, or all of them."""
+    """The end of an error message about an unknown `name`: the nearest allowed name, or all of
+    them."""
     names = sorted(allowed)
     close = difflib.get_close_matches(name, names, n=1)
     return f"did you mean '{close[0]}'?" if close else f"allowed: {', '.join(names)}"

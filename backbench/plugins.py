@@ -9,8 +9,8 @@ A package names what it adds in its pyproject.toml, by an entry point:
     [project.entry-points."backbench.formats"]
     "my format" = "my_lab.formats:MY_FORMAT"    # a backbench.weights.formats.Format of that name
 
-Recipes and command lines can name only what is installed in this way, never a module to import: a recipe from a
-stranger runs nothing that was not here before.
+Recipes and command lines can name only what is installed in this way, never a module to import: a
+recipe from a stranger runs nothing that was not here before.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ def installed(group: str) -> dict[str, EntryPoint]:
 
 
 def names(group: str, shipped: Collection[str]) -> list[str]:
-    """The names that packages add. BadInput where one of them is backbench's own: it would not mean the same here."""
+    """The names that packages add. BadInput where one of them is backbench's own: it would not mean
+    the same here."""
     added = installed(group)
     for name in shipped:
         if name in added:
@@ -53,7 +54,8 @@ def names(group: str, shipped: Collection[str]) -> list[str]:
 
 
 def load(group: str, name: str, kind: type[T]) -> T:
-    """The object behind an installed name. BadInput that names the package where it cannot be had or is no `kind`."""
+    """The object behind an installed name. BadInput that names the package where it cannot be had
+    or is no `kind`."""
     point = installed(group)[name]
     try:
         value = point.load()

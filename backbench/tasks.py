@@ -1,7 +1,8 @@
 """What can be measured: one row per task. Every list of tasks in the suite comes from here.
 
-A task is a kind of number (a linear probe, the AP of Mask R-CNN); a verb of the command line measures one or several of
-them, and a protocol (a recipe under configs/transfer or configs/detection) says how.
+A task is a kind of number (a linear probe, the AP of Mask R-CNN); a verb of the command line
+measures one or several of them, and a protocol (a recipe under configs/transfer or
+configs/detection) says how.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ class Task:
     ious: tuple[str, ...] = ()  # detection: what its APs compare, the task's own first
     cheap: bool = False  # minutes, where the others take hours: what may predict them
     ranked: bool = True  # more is better; False where the numbers only describe features
-    # Points by which a measured number may miss a printed one; None: it is not judged. Ours: the papers print one run
-    # without an interval, and users report spreads of half a point to a point for one recipe
-    # (facebookresearch/barlowtwins#14: 68.9 and 69.7).
+    # Points by which a measured number may miss a printed one; None: it is not judged. Ours: the
+    # papers print one run without an interval, and users report spreads of half a point to a point
+    # for one recipe (facebookresearch/barlowtwins#14: 68.9 and 69.7).
     tolerance: float | None = None
     tolerances: Mapping[str, float] = field(default_factory=dict)  # on single datasets
 

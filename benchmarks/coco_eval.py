@@ -26,7 +26,8 @@ Row: TypeAlias = dict[str, object]  # of COCO's JSON
 
 
 def make(images: int, detections: int, categories: int = 80) -> tuple[dict[str, list], list[Row]]:
-    """Ground truth, and detections that are its boxes exactly, near them, or of another category."""
+    """Ground truth, and detections that are its boxes exactly, near them, or of another
+    category."""
     rng = np.random.default_rng(0)
     truth: dict[str, list] = {
         "images": [

@@ -1,8 +1,9 @@
 """How long the launcher takes with 10,000 jobs: python benchmarks/launcher.py [JOBS]
 
-Baselines: one `json.dumps` + `json.loads` of all jobs (what merely writing and reading them costs), and for Slurm one
-sbatch per job, measured on 20 of them. With Debian's Slurm installed (and as root), the same jobs are really submitted
-to a cluster on loopback, held, shown and cancelled. Last figures: benchmarks/launcher.txt.
+Baselines: one `json.dumps` + `json.loads` of all jobs (what merely writing and reading them costs),
+and for Slurm one sbatch per job, measured on 20 of them. With Debian's Slurm installed (and as
+root), the same jobs are really submitted to a cluster on loopback, held, shown and cancelled. Last
+figures: benchmarks/launcher.txt.
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
-"""Linear probes: rows 1 to 4 of the performance goals, each as ratios against a named baseline in one run.
+"""Linear probes: rows 1 to 4 of the performance goals, each as ratios against a named baseline in
+one run.
 
     OMP_NUM_THREADS=1 python benchmarks/probe.py [--quick] [--rows 1,3] | tee benchmarks/probe.txt
 
-Baselines and candidates run in turn (A B A B ...), medians are compared; ratios carry over between machines, seconds do
-not. Rows 1, 3 and 4 count this process's CPU time when it has one thread, so other work on the machine hardly matters;
-row 2, which is about two processes at once, is wall time. What is timed is what `backbench linear` runs:
-transfer.heads.LinearHeads, transfer.frozen.FrozenTrunk and the loader of transfer.batches.
+Baselines and candidates run in turn (A B A B ...), medians are compared; ratios carry over between
+machines, seconds do not. Rows 1, 3 and 4 count this process's CPU time when it has one thread, so
+other work on the machine hardly matters; row 2, which is about two processes at once, is wall time.
+What is timed is what `backbench linear` runs: transfer.heads.LinearHeads,
+transfer.frozen.FrozenTrunk and the loader of transfer.batches.
 """
 
 from __future__ import annotations
@@ -72,7 +74,8 @@ class Separate:
 
 
 def row_1(batch: int, repeats: int) -> None:
-    """Seven rates, ResNet-50, 224 px: seven runs with a pass of the trunk each, against one pass."""
+    """Seven rates, ResNet-50, 224 px: seven runs with a pass of the trunk each, against one
+    pass."""
     trunk = FrozenTrunk.build(checkpoint("resnet50"), device=CPU)
     images, labels = torch.randn(batch, 3, 224, 224), torch.arange(batch) % 100
     separate, together = (
@@ -95,7 +98,8 @@ def row_1(batch: int, repeats: int) -> None:
 
 
 def row_2(count: int, repeats: int) -> None:
-    """Three ResNet-18 at 64 px on 500x375 JPEG: the whole loop against decoding alone and three forwards alone."""
+    """Three ResNet-18 at 64 px on 500x375 JPEG: the whole loop against decoding alone and three
+    forwards alone."""
     trunks = [FrozenTrunk.build(checkpoint("resnet18", seed), device=CPU) for seed in range(3)]
     with tempfile.TemporaryDirectory() as folder:
         draw = np.random.Generator(np.random.PCG64(0))

@@ -1,4 +1,5 @@
-"""Bad input to the commands: exit status 2, one line that names the culprit, no traceback, no output file."""
+"""Bad input to the commands: exit status 2, one line that names the culprit, no traceback, no
+output file."""
 
 import json
 import shutil

@@ -86,7 +86,8 @@ def test_a_removed_table_is_made_again(whole):
 
 @pytest.mark.timeout(1800)
 def test_killed_in_every_stage_ends_with_the_same_numbers(whole, tmp_path):
-    """kill -9 for every stage as it runs, Ctrl-C or SIGTERM for every third; then one run to the end."""
+    """kill -9 for every stage as it runs, Ctrl-C or SIGTERM for every third; then one run to the
+    end."""
     out = tmp_path / "killed"
     pending = [stage.name for stage in demo.stages(out, "tiny")]
     killed: list[str] = []

@@ -1,5 +1,6 @@
-"""Files that an earlier version wrote are read and continued as it did: runs stopped on the way, checkpoints, results,
-cached features, recorded splits, and what the launcher had submitted. tests/old_files/README.md says what they are.
+"""Files that an earlier version wrote are read and continued as it did: runs stopped on the way,
+checkpoints, results, cached features, recorded splits, and what the launcher had submitted.
+tests/old_files/README.md says what they are.
 
 Only commands and files are used here, so that the test outlives the modules' names.
 """
@@ -68,7 +69,8 @@ def room(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def in_the_room(room, tmp_path, monkeypatch):
-    """What a test leaves is removed: hundreds of megabytes, which pytest would keep for three sessions."""
+    """What a test leaves is removed: hundreds of megabytes, which pytest would keep for three
+    sessions."""
     monkeypatch.chdir(room)
     monkeypatch.setenv("BACKBENCH_CACHE", str(tmp_path / "cache"))
     yield
@@ -77,7 +79,8 @@ def in_the_room(room, tmp_path, monkeypatch):
 
 @pytest.fixture
 def say(capsys, caplog):
-    """say(words) -> (exit status, what was printed, what was said), through the command line's own entry."""
+    """say(words) -> (exit status, what was printed, what was said), through the command line's own
+    entry."""
 
     def run(*words):
         caplog.clear()
@@ -91,7 +94,8 @@ def say(capsys, caplog):
 
 @pytest.fixture
 def stop_at_first_picture(monkeypatch):
-    """arm(): this process gets a signal when it opens its next picture, so that a training stops after one step."""
+    """arm(): this process gets a signal when it opens its next picture, so that a training stops
+    after one step."""
     opened, armed = Image.open, []
 
     def open_(*args, **options):
@@ -221,7 +225,8 @@ def test_checkpoint_exports(kind, tmp_path, say):
 
 
 def test_leaderboard_of_old_results(tmp_path, say, monkeypatch):
-    """Rows of schema 1 and 2 with their predictions: the table, where each number comes from, and what is tested."""
+    """Rows of schema 1 and 2 with their predictions: the table, where each number comes from, and
+    what is tested."""
     monkeypatch.chdir(OLD)
     made = {
         "--csv": "board.csv",
@@ -287,7 +292,8 @@ def test_recorded_splits_are_held_to(tmp_path, say):
 
 @pytest.fixture
 def launched(tmp_path, monkeypatch):
-    """launched(kind) -> the folder of all runs with the launcher's old records; squeue says what it said then."""
+    """launched(kind) -> the folder of all runs with the launcher's old records; squeue says what it
+    said then."""
 
     def restore(kind):
         return unpacked(f"launch/{kind}", tmp_path / kind)
@@ -342,7 +348,8 @@ def test_grids_know_their_old_jobs(kind, launched, say, tmp_path):
 
 
 def queued():
-    """(pickle that submitit wrote, the job as the launcher's record has it) for every job given to Slurm."""
+    """(pickle that submitit wrote, the job as the launcher's record has it) for every job given to
+    Slurm."""
     out = []
     for file in (OLD / "launch" / "slurm" / ".launch" / "submissions").glob("*.json"):
         record = read_json(file)
@@ -372,7 +379,8 @@ def test_jobs_that_wait_in_slurm_still_load():
 
 @pytest.mark.slow
 def test_a_job_that_waited_in_slurm_runs(launched, room):
-    """As Slurm starts it, without Slurm: submitit reads the pickle, with this machine's folders in it."""
+    """As Slurm starts it, without Slurm: submitit reads the pickle, with this machine's folders in
+    it."""
     from submitit.helpers import DelayedSubmission
 
     runs = launched("slurm")

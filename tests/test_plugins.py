@@ -1,4 +1,5 @@
-"""A lab's own package, really installed: its method trains, its dataset is probed, its checkpoint format imports."""
+"""A lab's own package, really installed: its method trains, its dataset is probed, its checkpoint
+format imports."""
 
 import json
 import os
@@ -70,7 +71,8 @@ def backbench(site: Path | None, *words: str) -> subprocess.CompletedProcess:
 
 
 def test_all_three_in_one_life(site, data, tmp_path):
-    """Pretrained by the lab's method on the lab's images, imported from the lab's file, probed on the lab's dataset."""
+    """Pretrained by the lab's method on the lab's images, imported from the lab's file, probed on
+    the lab's dataset."""
     (tmp_path / "recipe.yaml").write_text(RECIPE)
     common = ("--data", str(data))
     out = tmp_path / "pretrained"

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 def seed_of(*what: int | str) -> int:
     """A 63-bit seed, a pure function of its arguments: seed_of(seed, "views", epoch, image)."""
-    # repr keeps the parts apart: (1, 12) and (11, 2) are different texts. One of 64 bits is dropped:
-    # torch takes a signed integer
+    # repr keeps the parts apart: (1, 12) and (11, 2) are different texts. One of 64 bits is
+    # dropped: torch takes a signed integer
     digest = hashlib.blake2b(repr(what).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 

@@ -29,9 +29,10 @@ _TRUNK, _HEADS = "trunk.", "heads."
 class Checkpoint:
     """A trunk's weights with all that is needed to use them and to know where they come from.
 
-    `state_dict` has torchvision's names without fc (318 tensors for a ResNet-50), float32, counters int64; counters
-    that a format does not keep become 0, the only leniency. `heads` (projector and the like) are kept but never loaded
-    into a trunk. Construction checks everything and raises BadInput naming the first keys that do not fit.
+    `state_dict` has torchvision's names without fc (318 tensors for a ResNet-50), float32, counters
+    int64; counters that a format does not keep become 0, the only leniency. `heads` (projector and
+    the like) are kept but never loaded into a trunk. Construction checks everything and raises
+    BadInput naming the first keys that do not fit.
     """
 
     arch: str
@@ -64,7 +65,8 @@ class Checkpoint:
         return str(self.provenance.get("name") or self.method)
 
     def backbone(self) -> Trunk:
-        """The trunk with these weights, in training mode as torch builds it; call .eval() before using it frozen."""
+        """The trunk with these weights, in training mode as torch builds it; call .eval() before
+        using it frozen."""
         trunk = build_backbone(self.arch, self.stem)
         trunk.load_state_dict(dict(self.state_dict), strict=True)
         return trunk
@@ -73,7 +75,8 @@ class Checkpoint:
         return dataclasses.replace(self, **changes)
 
     def save(self, path: str | Path) -> None:
-        """Write atomically. The header carries everything but the tensors, and the digest that `load` verifies."""
+        """Write atomically. The header carries everything but the tensors, and the digest that
+        `load` verifies."""
         from safetensors.torch import save_file
 
         about = {
@@ -97,7 +100,8 @@ class Checkpoint:
 
     @staticmethod
     def load(path: str | Path) -> Checkpoint:
-        """Read a file that `save` wrote. Raises BadInput naming the file and what is wrong with it."""
+        """Read a file that `save` wrote. Raises BadInput naming the file and what is wrong with
+        it."""
         from safetensors import SafetensorError, safe_open
 
         path = Path(path)
@@ -141,7 +145,8 @@ def from_about(
     state_dict: Mapping[str, Tensor],
     heads: Mapping[str, Tensor] | None = None,
 ) -> Checkpoint:
-    """A Checkpoint from its tensors and what a file says about them. KeyError or TypeError where it says too little."""
+    """A Checkpoint from its tensors and what a file says about them. KeyError or TypeError where it
+    says too little."""
     pixels = about["pixels"]
     return Checkpoint(
         arch=about["arch"],
@@ -161,7 +166,8 @@ def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def fit_to_trunk(state_dict: Mapping[str, Tensor], arch: str, stem: str) -> dict[str, Tensor]:
-    """The tensors as a complete trunk of (arch, stem), or BadInput that names what is missing, extra or misshaped."""
+    """The tensors as a complete trunk of (arch, stem), or BadInput that names what is missing,
+    extra or misshaped."""
     wanted = trunk_shapes(arch, stem)
     counters = {k for k in wanted if is_counter(k)}
     missing = sorted(wanted.keys() - state_dict.keys() - counters)

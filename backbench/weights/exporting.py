@@ -23,7 +23,8 @@ AUTHOR = "backbench"
 
 
 def about(checkpoint: Checkpoint) -> dict[str, object]:
-    """Everything but the tensors, as plain values: what an exported file carries, or has beside it."""
+    """Everything but the tensors, as plain values: what an exported file carries, or has beside
+    it."""
     values = {
         "digest": checkpoint.digest,
         "name": checkpoint.name,
@@ -38,8 +39,8 @@ def about(checkpoint: Checkpoint) -> dict[str, object]:
 
 
 def write_state_dict(checkpoint: Checkpoint, out: Path) -> None:
-    """For torchvision and timm, which share names. Neither has a place for pixel statistics, so those lie beside the
-    weights, in OUT.json."""
+    """For torchvision and timm, which share names. Neither has a place for pixel statistics, so
+    those lie beside the weights, in OUT.json."""
     atomic.write_json(out.with_name(out.name + ".json"), about(checkpoint))
     with atomic.atomic_path(out) as temporary:
         if out.suffix == ".safetensors":
@@ -70,12 +71,14 @@ def detectron2_pixels(pixels: Pixels) -> Detectron2Pixels:
 
 
 def to_detectron2(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Our names -> Detectron2's (stem.conv1.weight, res2.0.conv1.norm.weight, ...); every tensor of the trunk."""
+    """Our names -> Detectron2's (stem.conv1.weight, res2.0.conv1.norm.weight, ...); every tensor of
+    the trunk."""
     return {detectron2_name(key): tensor for key, tensor in state_dict.items()}
 
 
 def from_detectron2(model: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Detectron2's names, bare or under a prefix such as `backbone.bottom_up.` -> ours. BadInput unless whole."""
+    """Detectron2's names, bare or under a prefix such as `backbone.bottom_up.` -> ours. BadInput
+    unless whole."""
     tensors = dict(model)
     trunks = [t for t in find_trunks({"": tensors}) if t.dialect.name == "detectron2"]
     if len(trunks) != 1:
@@ -90,7 +93,8 @@ def from_detectron2(model: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def write_detectron2(checkpoint: Checkpoint, out: Path) -> None:
-    """A model file for MODEL.WEIGHTS. Detectron2 reads `model`; importing restores the rest from `backbench`."""
+    """A model file for MODEL.WEIGHTS. Detectron2 reads `model`; importing restores the rest from
+    `backbench`."""
     if checkpoint.stem != "imagenet":
         raise BadInput(
             f"Detectron2's ResNet has the imagenet stem; '{checkpoint.name}' has '{checkpoint.stem}'"
@@ -101,7 +105,8 @@ def write_detectron2(checkpoint: Checkpoint, out: Path) -> None:
     model = to_detectron2(checkpoint.state_dict)
     content = {
         "model": {name: np.asarray(tensor.numpy()) for name, tensor in model.items()},
-        # with `model`, what makes detectron2/checkpoint/detection_checkpoint.py read the file as it is
+        # with `model`, what makes detectron2/checkpoint/detection_checkpoint.py read the file as it
+        # is
         "__author__": AUTHOR,
         # it then finds backbone.bottom_up.* by the ends of the names
         "matching_heuristics": True,

@@ -1,8 +1,9 @@
-"""Opens a weight file that somebody else wrote: torch zip, legacy torch, pickle or safetensors, as plain values.
+"""Opens a weight file that somebody else wrote: torch zip, legacy torch, pickle or safetensors, as
+plain values.
 
-Nothing in the file is executed. torch files go through torch's `weights_only` unpickler, other pickles through the
-restricted one below; both know the classes in `STAND_INS` by name only and replace them by inert values. Every way in
-which a file can be broken is a BadInput of one line.
+Nothing in the file is executed. torch files go through torch's `weights_only` unpickler, other
+pickles through the restricted one below; both know the classes in `STAND_INS` by name only and
+replace them by inert values. Every way in which a file can be broken is a BadInput of one line.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ _CHUNK = 1 << 20
 
 
 class Inert:
-    """Stands in for an object of a package that is not imported: takes any arguments and any state, keeps nothing."""
+    """Stands in for an object of a package that is not imported: takes any arguments and any state,
+    keeps nothing."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Inert:
         return super().__new__(cls)
@@ -60,7 +62,8 @@ def _empty_dict(*args: Any) -> dict[Any, Any]:
     return {}
 
 
-# What the published files name beside tensors and plain values. The names are all that is known of these packages.
+# What the published files name beside tensors and plain values. The names are all that is known of
+# these packages.
 STAND_INS: dict[str, Callable[..., Any]] = {
     "argparse.Namespace": Inert,  # the arguments: facebookresearch/dino main_dino.py, timm, torchvision's references
     "pathlib.PosixPath": Inert,
@@ -103,7 +106,8 @@ STAND_INS: dict[str, Callable[..., Any]] = {
 
 @dataclass(frozen=True)
 class Opened:
-    """A file's content: `tree` is nested dicts and lists with tensors and plain values at the leaves."""
+    """A file's content: `tree` is nested dicts and lists with tensors and plain values at the
+    leaves."""
 
     path: Path
     container: str  # torch zip | torch legacy | pickle | safetensors
@@ -114,7 +118,8 @@ class Opened:
 
 
 def open_file(path: str | Path) -> Opened:
-    """Read any weight file safely. Raises BadInput with one line that names the file and what is wrong with it."""
+    """Read any weight file safely. Raises BadInput with one line that names the file and what is
+    wrong with it."""
     path = Path(path)
     if not path.is_file():
         raise BadInput(
@@ -212,7 +217,8 @@ def _torch_load(path: Path, *, mmap: bool) -> Any:
 
 
 def _check_zip(path: Path) -> None:
-    """torch writes its zip uncompressed, so anything packed is not torch's; damaged records show in their CRC."""
+    """torch writes its zip uncompressed, so anything packed is not torch's; damaged records show in
+    their CRC."""
     with zipfile.ZipFile(path) as archive:
         records = archive.infolist()
         names = [record.filename for record in records]
@@ -267,7 +273,8 @@ class _DType:
 
 
 class _Array:
-    """numpy's array as its pickle describes it; `value` checks sizes before anything is allocated."""
+    """numpy's array as its pickle describes it; `value` checks sizes before anything is
+    allocated."""
 
     def __init__(self, *args: Any) -> None:
         self.state: Any = None
@@ -334,7 +341,8 @@ _NUMPY: dict[str, Callable[..., Any]] = {
 
 
 class _Unpickler(pickle.Unpickler):
-    """Plain values and numpy arrays; every other global is refused by name, and no function of the file's is called."""
+    """Plain values and numpy arrays; every other global is refused by name, and no function of the
+    file's is called."""
 
     def __init__(self, file: Any) -> None:
         super().__init__(file, encoding="latin1")
@@ -350,7 +358,8 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _unpickle(file: BinaryIO) -> Any:
-    """The next pickle in the file. A first pass checks that every length it claims is really there."""
+    """The next pickle in the file. A first pass checks that every length it claims is really
+    there."""
     start = file.tell()
     for _ in pickletools.genops(file):
         pass
@@ -364,7 +373,8 @@ def _read_pickle(path: Path) -> Any:
 
 
 def _materialise(value: Any, done: dict[int, tuple[Any, Any]], depth: int) -> Any:
-    """Arrays for their descriptions. `done` (by id) makes what is referred to many times be visited once."""
+    """Arrays for their descriptions. `done` (by id) makes what is referred to many times be visited
+    once."""
     if depth > 20:
         raise BadInput("refused: nested more than 20 levels deep")
     if not isinstance(value, dict | list | tuple | _Array | _Frombuffer | _Scalar):

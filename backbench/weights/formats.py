@@ -1,7 +1,9 @@
-"""The published formats as data: where each keeps its trunks, what it calls the tensors, what else it implies.
+"""The published formats as data: where each keeps its trunks, what it calls the tensors, what else
+it implies.
 
-`recognise` says which format accounts for every trunk in a file. The rows have no order: where two fit, one of them
-must say that it is a special case of the other (`refines`), or the file is refused.
+`recognise` says which format accounts for every trunk in a file. The rows have no order: where two
+fit, one of them must say that it is a special case of the other (`refines`), or the file is
+refused.
 """
 
 from __future__ import annotations
@@ -23,10 +25,12 @@ _SWAV = Pixels(std=SWAV_STD)
 
 @dataclass(frozen=True, kw_only=True)
 class Format:
-    """`encoders`: name -> places 'table:prefix' of that trunk; several places are the same weights written twice.
+    """`encoders`: name -> places 'table:prefix' of that trunk; several places are the same weights
+    written twice.
 
-    A place without a table stands for the usual ones (`_USUAL`). `needs`: patterns of other keys, or of '@key' at the
-    file's top, that must be there. `refines`: formats that this one's files would pass for too; it is meant then.
+    A place without a table stands for the usual ones (`_USUAL`). `needs`: patterns of other keys,
+    or of '@key' at the file's top, that must be there. `refines`: formats that this one's files
+    would pass for too; it is meant then.
     """
 
     name: str
@@ -375,7 +379,8 @@ Recognised = tuple[
 
 
 def recognise(trunks: list[FoundTrunk], found: Tables, tree: Tree) -> Recognised | None:
-    """The format that accounts for every trunk in the file, with its encoders; None where there is none.
+    """The format that accounts for every trunk in the file, with its encoders; None where there is
+    none.
 
     Raises BadInput where several do and none of them is a special case of the others.
     """
@@ -400,7 +405,8 @@ def recognise(trunks: list[FoundTrunk], found: Tables, tree: Tree) -> Recognised
 
 
 def _encoders(form: Format, trunks: list[FoundTrunk]) -> dict[str, list[FoundTrunk]] | None:
-    """Encoder -> the trunks that stand in its places; None where a trunk of the file has no place in this format."""
+    """Encoder -> the trunks that stand in its places; None where a trunk of the file has no place
+    in this format."""
     out: dict[str, list[FoundTrunk]] = {}
     for trunk in trunks:
         if trunk.dialect.name not in form.dialects:

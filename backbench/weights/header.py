@@ -1,7 +1,9 @@
-"""What a safetensors file says about itself, without reading its tensors: the one reader of that header.
+"""What a safetensors file says about itself, without reading its tensors: the one reader of that
+header.
 
-Layout: 8 bytes little-endian length, that many bytes of JSON (tensor -> dtype, shape, data_offsets; `__metadata__` ->
-texts), then the tensors. A Checkpoint keeps its own description in the metadata, under `about`.
+Layout: 8 bytes little-endian length, that many bytes of JSON (tensor -> dtype, shape, data_offsets;
+`__metadata__` -> texts), then the tensors. A Checkpoint keeps its own description in the metadata,
+under `about`.
 """
 
 from __future__ import annotations

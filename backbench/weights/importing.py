@@ -1,7 +1,7 @@
 """Published checkpoint formats -> Checkpoint.
 
-A file is imported completely or not at all: every tensor of the trunk must be there, of the right shape, under the
-names of one known format, and nothing inside the trunk may be left over.
+A file is imported completely or not at all: every tensor of the trunk must be there, of the right
+shape, under the names of one known format, and nothing inside the trunk may be left over.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from backbench.weights.names import (
 )
 from backbench.weights.resnet import STEMS, trunk_shapes
 
-# Detectron2's own weights: BGR pixels and the stride in the 1x1 convolution, neither of which shows in the tensors
+# Detectron2's own weights: BGR pixels and the stride in the 1x1 convolution, neither of which shows
+# in the tensors
 _FOREIGN_AUTHORS = ("Detectron2 Model Zoo", "Caffe2", "MSRA")
 
 
@@ -50,11 +51,12 @@ def read(
     stem: str | None = None,
     allow_missing_statistics: bool = False,
 ) -> Checkpoint:
-    """Open a Checkpoint file or any published format (docs/checkpoints.md). Nothing in the file is executed.
+    """Open a Checkpoint file or any published format (docs/checkpoints.md). Nothing in the file is
+    executed.
 
-    `encoder` chooses among several trunks and `stem` among the paddings of a 3x3 first convolution; `method`,
-    `epochs`, `name` and `published` override or add what the file tells. Raises BadInput that names the tensor, key or
-    prefix for anything that is not exactly one whole trunk.
+    `encoder` chooses among several trunks and `stem` among the paddings of a 3x3 first convolution;
+    `method`, `epochs`, `name` and `published` override or add what the file tells. Raises BadInput
+    that names the tensor, key or prefix for anything that is not exactly one whole trunk.
     """
     opened = open_file(path)
     if opened.metadata.get("format") == FORMAT:
@@ -87,7 +89,8 @@ class Leftover:
 
 
 class Found:
-    """What is in an opened file: its tables of tensors, its trunks, and the format that accounts for them."""
+    """What is in an opened file: its tables of tensors, its trunks, and the format that accounts
+    for them."""
 
     def __init__(self, opened: Opened) -> None:
         self.opened, self.path, self.tree = opened, opened.path, opened.tree
@@ -172,7 +175,8 @@ class Found:
         *,
         copy: bool = True,
     ) -> Checkpoint:
-        """The whole trunk as a Checkpoint, or BadInput that names the first tensors that do not fit.
+        """The whole trunk as a Checkpoint, or BadInput that names the first tensors that do not
+        fit.
 
         With `copy` False the tensors may still be the file's own memory.
         """
@@ -231,7 +235,8 @@ class Found:
         return about
 
     def problems(self, trunk: FoundTrunk) -> dict[str, list[str]]:
-        """Keys of the file (for `missing`: as they would be called) that keep the trunk from being whole."""
+        """Keys of the file (for `missing`: as they would be called) that keep the trunk from being
+        whole."""
         if trunk.label in self._problems:
             return self._problems[trunk.label]
         shapes = trunk_shapes(trunk.arch, "conv3" if self.small(trunk) else "imagenet")
@@ -268,7 +273,8 @@ class Found:
         return formats.stem_shape(self.tables, trunk) == (64, 3, 3, 3)
 
     def stem(self, trunk: FoundTrunk) -> str | None:
-        """From the shape of conv1; None for a 3x3 one whose padding neither file nor format tells."""
+        """From the shape of conv1; None for a 3x3 one whose padding neither file nor format
+        tells."""
         if not self.small(trunk):
             return "imagenet"
         return self.form.conv3 if self.form else None
@@ -309,7 +315,8 @@ class Found:
     # --- what stands beside the trunk ---
 
     def _heads(self, trunk: FoundTrunk) -> dict[str, Tensor]:
-        """What stands in the trunk's table beside the trunks and their own heads: projector, predictor; no queues."""
+        """What stands in the trunk's table beside the trunks and their own heads: projector,
+        predictor; no queues."""
         others = []
         for other in self.trunks:
             if other is not trunk and other.table == trunk.table and other.prefix:
@@ -396,7 +403,8 @@ def stored(tensor: Tensor) -> bool:
 
 
 def _finite(tensor: Tensor) -> bool:
-    # a sum carries every nan and inf at a fraction of isfinite's cost; a finite tensor may still overflow it
+    # a sum carries every nan and inf at a fraction of isfinite's cost; a finite tensor may still
+    # overflow it
     return math.isfinite(float(tensor.sum())) or bool(torch.isfinite(tensor).all())
 
 

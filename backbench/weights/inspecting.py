@@ -39,7 +39,8 @@ class EncoderReport(TypedDict):
 
 
 class Report(TypedDict, total=False):
-    """JSON-able. With `importable` come the Checkpoint's own fields (exporting.about), without it `why_not`."""
+    """JSON-able. With `importable` come the Checkpoint's own fields (exporting.about), without it
+    `why_not`."""
 
     file: str
     bytes: int
@@ -122,8 +123,8 @@ def untrained_signs(state_dict: Mapping[str, Tensor]) -> list[str]:
     variances = [v for k, v in state_dict.items() if k.endswith("running_var")]
     if variances and all(bool((v == 1).all()) for v in variances):
         signs.append("every running variance is 1: no batch was ever seen in training mode")
-    # torchvision draws every convolution from N(0, 2 / fan_out). Training moves the standard deviations, so all of
-    # them within 2% of it is no accident.
+    # torchvision draws every convolution from N(0, 2 / fan_out). Training moves the standard
+    # deviations, so all of them within 2% of it is no accident.
     ratios = []
     for weight in state_dict.values():
         if weight.dim() == 4:

@@ -1,7 +1,8 @@
-"""How a ResNet's tensors are called by those who publish them, and where in a file such names are found.
+"""How a ResNet's tensors are called by those who publish them, and where in a file such names are
+found.
 
-A trunk is found by its names, never by the file's extension: `find_trunks` looks under every prefix of every table of
-tensors for a ResNet in one of four dialects.
+A trunk is found by its names, never by the file's extension: `find_trunks` looks under every prefix
+of every table of tensors for a ResNet in one of four dialects.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ _DETECTRON2_PARTS = {"downsample.0": "shortcut", "downsample.1": "shortcut.norm"
 
 
 def detectron2_name(key: str) -> str:
-    """layer1.0.bn2.weight -> res2.0.conv2.norm.weight; detectron2/modeling/backbone/resnet.py names the modules."""
+    """layer1.0.bn2.weight -> res2.0.conv2.norm.weight; detectron2/modeling/backbone/resnet.py names
+    the modules."""
     parts = key.split(".")
     if parts[0] == "conv1":
         return f"stem.{key}"
@@ -69,8 +71,8 @@ def detectron2_name(key: str) -> str:
 
 @dataclass(frozen=True)
 class Dialect:
-    """`rename` takes our name to this dialect's; `inside` is the start (a regex) of any name within the trunk, known or
-    not."""
+    """`rename` takes our name to this dialect's; `inside` is the start (a regex) of any name within
+    the trunk, known or not."""
 
     name: str
     rename: Callable[[str], str]
@@ -95,7 +97,8 @@ def names(dialect: Dialect, arch: str) -> dict[str, str]:
 
 @functools.cache
 def _decisive(dialect: Dialect, arch: str) -> frozenset[str]:
-    """The names by which a trunk is recognised: all but the counters, which many files leave out."""
+    """The names by which a trunk is recognised: all but the counters, which many files leave
+    out."""
     return frozenset(name for name in names(dialect, arch) if not is_counter(name))
 
 
@@ -109,7 +112,8 @@ def _all_names(dialect: Dialect) -> frozenset[str]:
 
 
 def tables(tree: Tree) -> Tables:
-    """Every dict in the file that holds tensors under text keys, by its dotted path ('' for the file itself)."""
+    """Every dict in the file that holds tensors under text keys, by its dotted path ('' for the
+    file itself)."""
     out: Tables = {}
     seen: set[int] = set()  # a file may refer to one object many times, or to itself
 
@@ -206,8 +210,10 @@ def find_trunks(found: Tables) -> list[FoundTrunk]:
 
 
 def _candidates(key: str) -> list[tuple[str, Dialect]]:
-    """(prefix, dialect) for each dialect that has a name with which this key ends; the longest such name counts."""
-    # Where a name may begin, from the left: after each of the last dots. Further left it would be longer than any name.
+    """(prefix, dialect) for each dialect that has a name with which this key ends; the longest such
+    name counts."""
+    # Where a name may begin, from the left: after each of the last dots. Further left it would be
+    # longer than any name.
     starts = [len(key) - len(rest) for rest in _ends(key)]
     out = []
     for dialect in DIALECTS:
@@ -220,8 +226,8 @@ def _candidates(key: str) -> list[tuple[str, Dialect]]:
 
 
 def _ends(key: str) -> list[str]:
-    """'a.b.c' -> ['a.b.c', 'b.c', 'c']; of a long key the last LONGEST + 1 parts only, the first of them with all that
-    stands before it."""
+    """'a.b.c' -> ['a.b.c', 'b.c', 'c']; of a long key the last LONGEST + 1 parts only, the first of
+    them with all that stands before it."""
     first, *parts = key.rsplit(".", LONGEST)
     out = [key]
     rest = key[len(first) + 1 :]
@@ -234,7 +240,8 @@ def _ends(key: str) -> list[str]:
 def _fit(
     table: str, prefix: str, dialect: Dialect, tensors: Mapping[str, Tensor]
 ) -> tuple[int, FoundTrunk]:
-    """The architecture that explains most of the names under the prefix; score: tensors there minus tensors absent."""
+    """The architecture that explains most of the names under the prefix; score: tensors there minus
+    tensors absent."""
     local = {key[len(prefix) :]: key for key in tensors if key.startswith(prefix)}
     inside = {name for name in local if re.match(dialect.inside, name)}
     decisive = {name for name in inside if not is_counter(name)}

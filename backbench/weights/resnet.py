@@ -54,7 +54,8 @@ class ResNetTrunk(tv.ResNet, Trunk):
         return torch.flatten(self.avgpool(self.stages(x)[-1]), 1)
 
     def fuse(self) -> None:
-        """Every batch norm into the convolution before it; features change by about 1e-6 of theirs."""
+        """Every batch norm into the convolution before it; features change by about 1e-6 of
+        theirs."""
         _fuse_pair(self, "conv1", "bn1")
         for stage in (self.layer1, self.layer2, self.layer3, self.layer4):
             for block in stage:

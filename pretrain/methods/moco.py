@@ -88,7 +88,8 @@ def infonce_loss(q: Tensor, k: Tensor, queue: Tensor, *, temperature: float) -> 
 
 @dataclass(frozen=True, kw_only=True)
 class Config(MethodConfig):
-    """v1: a linear head, temperature 0.07. v2: two layers without batch norm, 0.2. v2+: symmetric."""
+    """v1: a linear head, temperature 0.07. v2: two layers without batch norm, 0.2. v2+:
+    symmetric."""
 
     head: Head = MOCO_HEAD
     temperature: float = 0.2

@@ -1,4 +1,5 @@
-"""Recipes: bases, overrides, types; every mistake is one line that names the file, the key and what was allowed."""
+"""Recipes: bases, overrides, types; every mistake is one line that names the file, the key and what
+was allowed."""
 
 import math
 from dataclasses import dataclass, field

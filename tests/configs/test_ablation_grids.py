@@ -1,4 +1,5 @@
-"""The papers' ablations in configs/grids: every point is a recipe that can be built, and every grid has its figure."""
+"""The papers' ablations in configs/grids: every point is a recipe that can be built, and every grid
+has its figure."""
 
 from __future__ import annotations
 
@@ -46,7 +47,8 @@ POINTS = {  # distinct points, and what the paper varies
 
 @functools.cache
 def pretrainings(name: str) -> dict[PretrainConfig, int]:
-    """The recipes behind the grid's pretraining jobs, as their command lines give them, and how many seeds each has."""
+    """The recipes behind the grid's pretraining jobs, as their command lines give them, and how
+    many seeds each has."""
     here = Path(__file__).parent
     found = expand(read_grid(name), here, where=name, data=here)
     commands = [

@@ -1,4 +1,5 @@
-"""AP against pycocotools on random but plausible detections: all summary numbers, per category, weighted draws."""
+"""AP against pycocotools on random but plausible detections: all summary numbers, per category,
+weighted draws."""
 
 import contextlib
 import io
@@ -21,7 +22,8 @@ SIGMAS = [0.107, 0.05, 0.2, 0.107, 0.079]
 
 
 def make(root, task, *, images=25, empty=(), seed=0):
-    """A COCO layout with crowds, small and large objects and images without any; and noisy detections of it."""
+    """A COCO layout with crowds, small and large objects and images without any; and noisy
+    detections of it."""
     rng = np.random.default_rng(seed)
     (root / "coco" / "val2017").mkdir(parents=True)
     size = 260
@@ -126,7 +128,8 @@ def test_equals_pycocotools(tmp_path, kind):
 
 @pytest.mark.parametrize("kind", TASKS)
 def test_interval_is_of_the_same_ap(tmp_path, kind):
-    """A draw of every image once is AP itself; a draw with repeats is pycocotools' AP of the repeated images."""
+    """A draw of every image once is AP itself; a draw with repeats is pycocotools' AP of the
+    repeated images."""
     import hotcoco
 
     split, found = make(tmp_path, TASKS[kind], images=12)

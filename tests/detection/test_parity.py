@@ -170,7 +170,8 @@ def test_features_anchors_proposals_boxes_and_scores(pair):
 
 
 def test_losses_from_the_same_images(pair):
-    """The same batch, the same draws of anchors and proposals: every loss term and the gradients of it all."""
+    """The same batch, the same draws of anchors and proposals: every loss term and the gradients of
+    it all."""
     ours, theirs, split, task = pair
     records = training_records(split, task)[:2]
     order = [targets(r, 128, 128, mirrored=False, flip_map=split.flip, task=task) for r in records]

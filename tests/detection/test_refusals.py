@@ -1,4 +1,5 @@
-"""What would give a wrong number in silence: refused in one line before training, or handled as COCO's tools do."""
+"""What would give a wrong number in silence: refused in one line before training, or handled as
+COCO's tools do."""
 
 import json
 import shutil
@@ -110,7 +111,8 @@ def test_small_image_stem_is_refused(tiny_root, tmp_path):
 
 
 def test_feature_check(tiny_root, tmp_path, trunk):
-    """A detector whose weights half arrived, whose channels are swapped, or whose stride is elsewhere is refused."""
+    """A detector whose weights half arrived, whose channels are swapped, or whose stride is
+    elsewhere is refused."""
     file = tmp_path / "x.safetensors"
     trunk.save(file)
     p, engine = built(asked(FASTER, tiny_root, tmp_path, (), checkpoint=file))
@@ -204,7 +206,8 @@ def test_masks_are_needed_for_masks(data, tmp_path, trunk):
 
 
 def degenerate(d):
-    """Crowds, empty and outside boxes, outlines of two points, and images with nothing at all, in one file."""
+    """Crowds, empty and outside boxes, outlines of two points, and images with nothing at all, in
+    one file."""
     first = [a for a in d["annotations"] if a["image_id"] == 1]
     for a in first:
         a["iscrowd"] = 1
@@ -231,7 +234,8 @@ def test_degenerate_objects_are_handled_as_by_coco_tools(data, tmp_path, trunk, 
 
 @pytest.mark.parametrize("task", ["faster", "mask", "keypoint"])
 def test_a_batch_without_any_object_trains(tiny_root, tmp_path, trunk, task):
-    """Every loss is finite and every parameter gets a gradient, so that no rank waits for another's."""
+    """Every loss is finite and every parameter gets a gradient, so that no rank waits for
+    another's."""
     p, engine = built(asked(f"tiny_{task}_rcnn_R_18_FPN", tiny_root, tmp_path))
     record = {**p.train.records[0], "annotations": []}
     target = images.targets(record, 128, 128, mirrored=False, flip_map=p.train.flip, task=p.task)

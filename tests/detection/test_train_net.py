@@ -23,7 +23,8 @@ ENV = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 @pytest.fixture(scope="module")
 def x(tmp_path_factory):
-    """A ResNet-18 checkpoint. With seed 0, rounding between one and two processes flips a proposal at step 2."""
+    """A ResNet-18 checkpoint. With seed 0, rounding between one and two processes flips a proposal
+    at step 2."""
     torch.manual_seed(1)
     file = tmp_path_factory.mktemp("checkpoint") / "x.safetensors"
     Checkpoint(
@@ -43,7 +44,8 @@ def detect(config, data, out, *more):
 
 
 def interrupted(number, rows, config, data, out, *more):
-    """Start, send signal `number` once metrics.jsonl has `rows` rows, and return the exit status."""
+    """Start, send signal `number` once metrics.jsonl has `rows` rows, and return the exit
+    status."""
     args = [str(a) for a in command(config, data, out, *more)]
     process = subprocess.Popen(args, env=ENV, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     metrics = Path(out) / "metrics.jsonl"
@@ -76,7 +78,8 @@ def assert_same_run(a, b):
 
 
 def stop_and_kill(config, tiny_root, x, tmp_path, *flags):
-    """Uninterrupted, against stopped by SIGTERM after one iteration, killed -9 later, and resumed."""
+    """Uninterrupted, against stopped by SIGTERM after one iteration, killed -9 later, and
+    resumed."""
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     more = (*flags, "--checkpoint", x, "--resume", *SIX)
     done = detect(config, tiny_root, whole, *more)
@@ -140,7 +143,8 @@ def test_killed_and_resumed_in_detectron2(tiny_root, x, tmp_path):
 
 @pytest.mark.slow
 def test_two_processes_are_one(tiny_root, x, tmp_path):
-    """The same global batch on two gloo ranks: the same weights and AP, and a signal saves the state of both."""
+    """The same global batch on two gloo ranks: the same weights and AP, and a signal saves the
+    state of both."""
     config = "tiny_mask_rcnn_R_18_FPN"
     one, two = tmp_path / "one", tmp_path / "two"
     assert detect(config, tiny_root, one, "--checkpoint", x).returncode == 0
@@ -161,7 +165,8 @@ def test_two_processes_are_one(tiny_root, x, tmp_path):
 
 @pytest.mark.slow
 def test_two_processes_in_detectron2(tiny_root, x, tmp_path):
-    """Its losses are per process and its draws are a rank's own: near those of one process, not equal."""
+    """Its losses are per process and its draws are a rank's own: near those of one process, not
+    equal."""
     pytest.importorskip("detectron2", reason="Detectron2 is not installed: `make detectron2`")
     config = "tiny_mask_rcnn_R_18_FPN"
     losses = []

@@ -7,7 +7,8 @@ from PIL import Image
 
 @pytest.fixture(scope="session")
 def shapes(tmp_path_factory):
-    """shapes(count, classes, size) -> ROOT with shapes/train/<class>/<number>.png, smooth colours, always the same."""
+    """shapes(count, classes, size) -> ROOT with shapes/train/<class>/<number>.png, smooth colours,
+    always the same."""
 
     def make(count=24, classes="abc", size=24):
         root = tmp_path_factory.mktemp("data")

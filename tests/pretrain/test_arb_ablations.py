@@ -1,4 +1,5 @@
-"""ARB's ablations (Tables 3 to 5) against plain float64 loops, and Fig. 3's curves at their ends."""
+"""ARB's ablations (Tables 3 to 5) against plain float64 loops, and Fig. 3's curves at their
+ends."""
 
 from __future__ import annotations
 

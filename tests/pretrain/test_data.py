@@ -124,7 +124,8 @@ def test_labels_are_the_folders(found):
 
 
 def test_reference_views_are_torchvisions_tensors(found):
-    """With every random step switched off but the crop: resized_crop on the PIL image, then ToTensor's numbers."""
+    """With every random step switched off but the crop: resized_crop on the PIL image, then
+    ToTensor's numbers."""
     crops = Crops(count=1, size=24, flip=0, jitter_p=0, gray_p=0, blur_p=0)
     config = recipe(views=ViewsConfig(pipeline="reference", crops=(crops,)))
     (batch, *_) = batches(found, config)

@@ -1,5 +1,5 @@
-"""The rules of a method: each is broken once, and told before a second step is made. In one process,
-under DDP on two ranks, and by a whole run of a method that another package adds."""
+"""The rules of a method: each is broken once, and told before a second step is made. In one
+process, under DDP on two ranks, and by a whole run of a method that another package adds."""
 
 import json
 import subprocess
@@ -110,7 +110,8 @@ class Counts(Good):
 
 
 class OwnLoss(Good):
-    """The mean over this rank's samples: the gradient is right, the number that is logged is not."""
+    """The mean over this rank's samples: the gradient is right, the number that is logged is
+    not."""
 
     def forward(self, batch):
         terms = super().forward(batch)

@@ -1,4 +1,5 @@
-"""The five papers' losses against loops in float64 written from the equations, at ordinary and degenerate inputs."""
+"""The five papers' losses against loops in float64 written from the equations, at ordinary and
+degenerate inputs."""
 
 import functools
 import math
@@ -47,7 +48,8 @@ def loop_infonce(q, k, queue, t):
 
 
 def loop_nuclear(matrix: Tensor) -> Tensor:
-    """||matrix||_* whose gradient is U V^T over the nonzero singular values: <matrix, U V^T> with U V^T held fixed."""
+    """||matrix||_* whose gradient is U V^T over the nonzero singular values: <matrix, U V^T> with U
+    V^T held fixed."""
     u, s, vh = torch.linalg.svd(matrix.detach(), full_matrices=False)
     kept = s > max(matrix.shape) * EPS * s.max()
     polar = torch.zeros_like(matrix.detach())
@@ -176,7 +178,8 @@ def value_and_gradients(function, *inputs, autocast=False):
 
 
 def check_loss(function, oracle, *inputs, exact=1e-9, single=2e-5):
-    """Value and gradient to all `inputs`: float64 against the oracle, float32 and bfloat16 autocast against it too."""
+    """Value and gradient to all `inputs`: float64 against the oracle, float32 and bfloat16 autocast
+    against it too."""
     expected, expected_gradients = value_and_gradients(oracle, *inputs)
     value, gradients = value_and_gradients(function, *inputs)
     assert value.dtype == torch.float64
@@ -224,7 +227,8 @@ def test_infonce_at_identical_vectors_and_over_many_chunks(monkeypatch):
 
 
 def degenerate_views(kind: str) -> Tensor:
-    """(4, 3, 8): views of three images that are apart, equal, nearly equal, or span two dimensions."""
+    """(4, 3, 8): views of three images that are apart, equal, nearly equal, or span two
+    dimensions."""
     if kind == "apart":
         return unit(4, 3, 8)
     one = unit(1, 3, 8).expand(4, 3, 8)
@@ -261,7 +265,8 @@ def test_lorac(kind, prior):
     assert gradient.isfinite().all()
     if not near and not (kind == "equal" and prior == "batch") and kind != "flat":
         torch.testing.assert_close(gradient.double(), expected_gradient, rtol=1e-3, atol=1e-3)
-    # what float32 rounding leaves of the views is itself a matrix: the gradient is exact for that matrix
+    # what float32 rounding leaves of the views is itself a matrix: the gradient is exact for that
+    # matrix
     rounded = queries.float().double()
     _, (exact,) = value_and_gradients(
         lambda q: loop_lorac(q, key.float().double(), queue, t=0.2, beta=2.0, prior=prior), rounded
@@ -501,7 +506,8 @@ def test_jcl_with_lambda_zero_is_infonce_on_the_mean_key():
 
 
 def test_jcl_equals_the_released_codes_form():
-    """Cross-entropy with (q.mu + lam/2 q Sigma q / t) / t as the positive logit, plus the term it takes off."""
+    """Cross-entropy with (q.mu + lam/2 q Sigma q / t) / t as the positive logit, plus the term it
+    takes off."""
     q, keys, queue, t, lam = unit(6, 8), unit(4, 6, 8, seed=1), unit(20, 8, seed=2), 0.2, 2.0
     mu = keys.mean(0)
     centred = (keys - mu).permute(1, 2, 0)
@@ -541,8 +547,9 @@ def test_the_literal_sum_of_eq_39_is_2_n_d_times_the_mean():
 
 
 def test_mio_gradient_is_twice_the_papers_eq_23():
-    """Eq. 23 counts z_o once although it is in C_oo' and C_o'o, and ignores the normalisation: with respect to unit
-    vectors taken as free, the gradient is exactly twice as long. Here without normalisation, from the pair sums."""
+    """Eq. 23 counts z_o once although it is in C_oo' and C_o'o, and ignores the normalisation: with
+    respect to unit vectors taken as free, the gradient is exactly twice as long. Here without
+    normalisation, from the pair sums."""
     n, t = 5, 0.5
     z = unit(2 * n, 6)
     leaf = z.clone().requires_grad_()
@@ -568,7 +575,8 @@ def test_mio_gradient_is_twice_the_papers_eq_23():
 
 @pytest.mark.parametrize(("n", "d"), [(4, 12), (8, 8), (6, 20)])
 def test_arb_floor_where_the_batch_cannot_span_the_columns(n, d):
-    """mean_i <z_i, b_i> <= sqrt((N - 1) / d): with d > N - 1 the loss cannot reach 0, even for identical views."""
+    """mean_i <z_i, b_i> <= sqrt((N - 1) / d): with d > N - 1 the loss cannot reach 0, even for
+    identical views."""
     z = standardise(raw(n, d))
     from pretrain.methods.arb import nearest_base
 

@@ -1,5 +1,6 @@
-"""Every method, two steps in float64: two gloo ranks with half the batch each equal one process with the whole batch,
-in loss, gradients, weights and state. Local batch norm is compared with virtual groups."""
+"""Every method, two steps in float64: two gloo ranks with half the batch each equal one process
+with the whole batch, in loss, gradients, weights and state. Local batch norm is compared with
+virtual groups."""
 
 import subprocess
 import sys

@@ -1,5 +1,5 @@
-"""Every shipped recipe is read, its method and optimiser built (on the meta device: shapes without numbers), and the
-published numbers that it names exist."""
+"""Every shipped recipe is read, its method and optimiser built (on the meta device: shapes without
+numbers), and the published numbers that it names exist."""
 
 import functools
 import math

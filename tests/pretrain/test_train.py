@@ -1,4 +1,5 @@
-"""The loop on a CPU with a tiny ResNet-18: what it leaves, what it refuses, and that it continues exactly."""
+"""The loop on a CPU with a tiny ResNet-18: what it leaves, what it refuses, and that it continues
+exactly."""
 
 import json
 import os
@@ -42,7 +43,8 @@ def root(shapes):
 
 @pytest.fixture
 def pretrain(root, capsys, caplog):
-    """pretrain(out, *overrides) -> (exit status, what it said), through the command line's own entry."""
+    """pretrain(out, *overrides) -> (exit status, what it said), through the command line's own
+    entry."""
 
     def run(out, *overrides, recipe="tiny.yaml", options=()):
         command = [
@@ -317,7 +319,8 @@ def test_a_corrupt_image_ends_the_run_by_name_or_is_left_out(pretrain, root, tmp
 @pytest.mark.parametrize(
     "overrides",
     [
-        # 32 px: torch's bf16 convolution on a CPU can leave its gradient unset where the map before it is 1 x 1
+        # 32 px: torch's bf16 convolution on a CPU can leave its gradient unset where the map before
+        # it is 1 x 1
         pytest.param([*MOCO, "accumulate=2", "precision=bf16", *LARGER], id="accumulated bf16"),
         pytest.param(
             ["precision=fp16", "optim.clip_norm=1.0", *LARGER], id="fp16", marks=pytest.mark.slow
@@ -350,8 +353,9 @@ def test_every_way_to_train_continues_exactly(pretrain, kill_at_step, tmp_path, 
 
 @pytest.mark.slow
 def test_micro_batches_add_up_to_the_batch(pretrain, tmp_path):
-    """A queue loss with batch norm in groups of four: one batch of eight in two groups is two micro-batches of four,
-    but for the shuffle of the keys, which spans the batch in one and the micro-batch in the other."""
+    """A queue loss with batch norm in groups of four: one batch of eight in two groups is two
+    micro-batches of four, but for the shuffle of the keys, which spans the batch in one and the
+    micro-batch in the other."""
     moco = (
         "method={name: moco, queue: 64, head: {hidden: 32, dim: 16, batchnorm: false}, groups: %d}"
     )

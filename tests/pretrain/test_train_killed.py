@@ -1,5 +1,6 @@
-"""kill -9 at a random step and while the state is written, SIGTERM, SIGUSR2, another number of loader workers: the run
-that was put together ends with the digest of the one that was left alone. In real processes."""
+"""kill -9 at a random step and while the state is written, SIGTERM, SIGUSR2, another number of
+loader workers: the run that was put together ends with the digest of the one that was left alone.
+In real processes."""
 
 import os
 import random

@@ -70,7 +70,8 @@ def apart(a, b):
     "overrides", [[], [MOCO]], ids=["synchronised batch norm", "batch norm in groups"]
 )
 def test_two_processes_make_the_weights_of_one(root, tmp_path, overrides):
-    # In float32 the rounding of a fresh ResNet-18 at 32 pixels (1x1 maps, batch 8) grows to 1% within four steps
+    # In float32 the rounding of a fresh ResNet-18 at 32 pixels (1x1 maps, batch 8) grows to 1%
+    # within four steps
     for processes in (1, 2):
         status, said = pretrain(
             root, tmp_path / str(processes), processes, "precision=fp64", *overrides

@@ -1,1 +1,2 @@
-"""What several test files stand on: published files made here, a Slurm of our own, stand-in verbs, processes."""
+"""What several test files stand on: published files made here, a Slurm of our own, stand-in verbs,
+processes."""

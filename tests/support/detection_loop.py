@@ -55,7 +55,8 @@ class SlowToSave(torch.nn.Linear):
 
 
 def stopped_while_saving(run, seat):
-    """For ranks.spawn: a signal reaches rank 1 in iteration 3, and rank 0 takes its time to save."""
+    """For ranks.spawn: a signal reaches rank 1 in iteration 3, and rank 0 takes its time to
+    save."""
     stop = StopFlag()
 
     def at(iteration):

@@ -1,4 +1,5 @@
-"""Detection runs as the command line would ask for them, for tests that call the program's parts."""
+"""Detection runs as the command line would ask for them, for tests that call the program's
+parts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A stand-in for `python -m backbench` whose verbs take as long, fail as often and resume as exactly as a test says.
+"""A stand-in for `python -m backbench` whose verbs take as long, fail as often and resume as
+exactly as a test says.
 
 Called as `python fake_verbs.py VERB ...`. ROOT/<dataset>.json: {"steps", "step_s", "fault": ..., "times": N,
 "save_every", "tell": an environment variable to write down, "fault_rank": the task that breaks at once}.

@@ -1,7 +1,9 @@
-"""One file of each published format, made from a trunk with known weights by building the modules its code builds.
+"""One file of each published format, made from a trunk with known weights by building the modules
+its code builds.
 
-Each maker takes our trunk (a torchvision ResNet) and returns what that project's training script saves. Where a file
-holds a second trunk, its weights differ in the first convolution and in one statistic only, so that files stay small.
+Each maker takes our trunk (a torchvision ResNet) and returns what that project's training script
+saves. Where a file holds a second trunk, its weights differ in the first convolution and in one
+statistic only, so that files stay small.
 """
 
 import argparse
@@ -19,7 +21,8 @@ BUILDERS = {"resnet18": resnet18, "resnet50": resnet50}
 
 
 def known_resnet(arch, seed=0):
-    """A torchvision ResNet in which every parameter and buffer, counters included, has its own random value."""
+    """A torchvision ResNet in which every parameter and buffer, counters included, has its own
+    random value."""
     torch.manual_seed(seed)
     with torch.device("meta"):  # no need to initialise what is overwritten
         model = BUILDERS[arch]()
@@ -54,7 +57,8 @@ def second(model):
 
 
 def small_stem(model):
-    """With the 3x3 first convolution that papers use for small images; its padding does not show in a state dict."""
+    """With the 3x3 first convolution that papers use for small images; its padding does not show in
+    a state dict."""
     model.conv1 = nn.Conv2d(3, 64, 3, padding=1, bias=False)
     model.maxpool = nn.Identity()
     return model
@@ -398,7 +402,8 @@ def torchvision_training(model):
 
 
 def detectron2_names(state_dict):
-    """The renaming that the community's converter scripts do, as text replacements in their order."""
+    """The renaming that the community's converter scripts do, as text replacements in their
+    order."""
     out = {}
     for key, value in state_dict.items():
         name = key if "layer" in key else "stem." + key

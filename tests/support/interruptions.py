@@ -16,7 +16,8 @@ def terminate():
 
 
 class WatchedDecoder:
-    """`backbench.images.files.decode`, with the paths that it was asked for; `at[n]` is called before image n, from 1.
+    """`backbench.images.files.decode`, with the paths that it was asked for; `at[n]` is called
+    before image n, from 1.
 
     Only what this process decodes is seen, so runs have --workers 0.
     """
@@ -31,7 +32,8 @@ class WatchedDecoder:
 
 
 def until_done(run, deaths):
-    """Call `run` again after every death, of which there must be so many; returns what it returned."""
+    """Call `run` again after every death, of which there must be so many; returns what it
+    returned."""
     for _ in range(deaths):
         try:
             run()

@@ -22,7 +22,8 @@ def picture(path, seed, *, size=(20, 16), mode="RGB"):
 
 
 class Trees:
-    """`trees(name)` makes ROOT/<name> as its owner's archives unpack, with `per` images per class and part."""
+    """`trees(name)` makes ROOT/<name> as its owner's archives unpack, with `per` images per class
+    and part."""
 
     def __init__(self, root, monkeypatch):
         self.root, self.monkeypatch, self.count = root, monkeypatch, 0
@@ -272,7 +273,8 @@ class Trees:
                     path.write_bytes(self._jpeg())
 
     def _jpeg(self):
-        """Different bytes each time without encoding each time: a comment after the end of the picture."""
+        """Different bytes each time without encoding each time: a comment after the end of the
+        picture."""
         self.count += 1
         if not hasattr(self, "_one"):
             import io
@@ -285,7 +287,8 @@ class Trees:
     def classes(
         self, base, classes=("circle", "square"), sizes=(("train", 6), ("val", 3), ("test", 4))
     ):
-        """A class folder whose classes differ in brightness, so that there is something to learn."""
+        """A class folder whose classes differ in brightness, so that there is something to
+        learn."""
         for split, count in sizes:
             for label, name in enumerate(classes):
                 for i in range(count):
@@ -299,7 +302,8 @@ class Trees:
 
 
 def trunk_file(path, seed=0, **changes):
-    """A randomly initialised ResNet-18 whose batch norm statistics are not the initial ones, as a checkpoint file."""
+    """A randomly initialised ResNet-18 whose batch norm statistics are not the initial ones, as a
+    checkpoint file."""
     torch.manual_seed(seed)
     trunk = build_backbone("resnet18").train()
     with torch.no_grad():

@@ -15,8 +15,8 @@ def picture(n, size=32):
 
 
 def write_shards(folder, found, *, suffix=".tar", mode="w"):
-    """FOLDER/part-000000.tar and part-000001.tar with the images of `found` in turns, in WebDataset's
-    layout: image, label and a caption."""
+    """FOLDER/part-000000.tar and part-000001.tar with the images of `found` in turns, in
+    WebDataset's layout: image, label and a caption."""
     folder.mkdir(parents=True)
     for shard in range(2):
         with tarfile.open(folder / f"part-{shard:06}{suffix}", mode) as tar:

@@ -1,4 +1,5 @@
-"""A real Slurm on loopback: munged, slurmctld and slurmd of Debian's packages in one private folder, as children."""
+"""A real Slurm on loopback: munged, slurmctld and slurmd of Debian's packages in one private
+folder, as children."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""One rank of a training of linear heads, for test_linear.py: train_heads.py ROOT TRUNK OUT RANK WORLD PORT.
+"""One rank of a training of linear heads, for test_linear.py: train_heads.py ROOT TRUNK OUT RANK
+WORLD PORT.
 
 Rank r writes OUT/r.pt: the heads, and what it hears of a signal that only the last rank gets.
 """

@@ -1,4 +1,5 @@
-"""One rank of a full finetuning, for test_finetune.py: train_network.py ROOT TRUNK OUT RANK WORLD PORT."""
+"""One rank of a full finetuning, for test_finetune.py: train_network.py ROOT TRUNK OUT RANK WORLD
+PORT."""
 
 import os
 import sys
@@ -34,7 +35,8 @@ PROTOCOL = Finetune(
 
 
 class DoubleNetwork(Network):
-    """In float64: batch norm over eight images at 1x1 amplifies the rounding of float32 a thousandfold and more."""
+    """In float64: batch norm over eight images at 1x1 amplifies the rounding of float32 a
+    thousandfold and more."""
 
     def __init__(self, *about):
         super().__init__(*about)

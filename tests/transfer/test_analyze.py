@@ -1,4 +1,5 @@
-"""The verb `analyze` on real files: one decode per image, numbers by hand, known answers, kill and continue."""
+"""The verb `analyze` on real files: one decode per image, numbers by hand, known answers, kill and
+continue."""
 
 from __future__ import annotations
 

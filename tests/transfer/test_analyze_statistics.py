@@ -168,7 +168,8 @@ def test_isotropic_gaussians() -> None:
     assert fs.entropy_rank(moments.singular_values()) > 63.5  # all 64 directions alike
     assert fs.collapse(moments) == fs.Collapse(64, 64, fs.FULL)
     found = fs.pairs(x[:1024], torch.arange(1024) % 10)
-    # On the sphere E ||u - v||^2 = 2, and E exp(-2 ||u - v||^2) = e^-4 E exp(4 u.v), about e^(-4 + 8/d).
+    # On the sphere E ||u - v||^2 = 2, and E exp(-2 ||u - v||^2) = e^-4 E exp(4 u.v), about e^(-4 +
+    # 8/d).
     assert found.uniformity == pytest.approx(-4 + 8 / 64, abs=0.02)
     assert found.between_mean == pytest.approx(math.sqrt(2), abs=0.01)
     assert found.overlap > 0.85  # labels say nothing here

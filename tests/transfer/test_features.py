@@ -180,7 +180,8 @@ def test_stopped_at_a_batch_and_continued(images, cache, decoder):
 
 
 def test_a_marker_that_is_left_over_vouches_for_nothing(images, cache, decoder):
-    """Saved at image 4; one of two parts vanishes, so both are begun anew; that run is killed before it saves."""
+    """Saved at image 4; one of two parts vanishes, so both are begun anew; that run is killed
+    before it saves."""
     points = [checkpoint(seed) for seed in range(2)]
     stop = StopFlag()
     stop.requested = "SIGTERM"
@@ -199,7 +200,8 @@ def test_a_marker_that_is_left_over_vouches_for_nothing(images, cache, decoder):
 
 
 def test_killed_between_saves_computes_again_what_was_not_saved(images, cache, decoder):
-    """Three trunks at once; the kill comes before anything was saved, so the parts on disk count for nothing."""
+    """Three trunks at once; the kill comes before anything was saved, so the parts on disk count
+    for nothing."""
     points = [checkpoint(seed) for seed in range(3)]
     decoder.at[6] = kill
     with pytest.raises(Killed):

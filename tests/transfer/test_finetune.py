@@ -1,4 +1,5 @@
-"""Finetuning: the lists, the two rates, the choice, the refit, and that no kill changes a number."""
+"""Finetuning: the lists, the two rates, the choice, the refit, and that no kill changes a
+number."""
 
 import json
 import signal
@@ -124,7 +125,8 @@ def test_lists_use_their_own_labels_only(trees):
 
 
 def test_two_rates_and_every_layer_trains(trees, trunk, tmp_path):
-    """The trunk steps with the head's rate / head_over_trunk: after one step its change is that much smaller."""
+    """The trunk steps with the head's rate / head_over_trunk: after one step its change is that
+    much smaller."""
     root = trees("classes")
     networks = [
         train_network.train(root, trunk, tmp_path / str(r), ONE, iterations=1, ratio=r)
@@ -173,8 +175,9 @@ def test_killed_after_any_save_ends_with_the_same_rows(trees, trunk, tmp_path, d
     (expected,) = rows_of(tmp_path / "whole")
     assert expected.task == "semi_10pct" and expected.chosen["on"] == "val"
     assert expected.chosen["trunk_lr_used"] == pytest.approx(expected.chosen["lr_used"] / 20)
-    # Per rate five steps of 4 images and the 6 of val, then the 8 of test. The state is saved at every step; the deaths
-    # come before the third step, between the last step and val, and before the second rate's fourth step.
+    # Per rate five steps of 4 images and the 6 of val, then the 8 of test. The state is saved at
+    # every step; the deaths come before the third step, between the last step and val, and before
+    # the second rate's fourth step.
     whole, rate = len(decoder.paths), 5 * 4 + 6
     assert whole == 2 * rate + 8
     decoder.paths.clear()

@@ -1,4 +1,5 @@
-"""The one-pass probe equals separate runs, at one and two processes, and through any interruption."""
+"""The one-pass probe equals separate runs, at one and two processes, and through any
+interruption."""
 
 import contextlib
 import csv
@@ -44,7 +45,8 @@ def free_port():
 
 
 def separate_run(root, trunk, lr, protocol=train_heads.PROTOCOL):
-    """One rate by itself with torch's own modules: nn.Linear, cross_entropy, SGD, an unfolded trunk in eval()."""
+    """One rate by itself with torch's own modules: nn.Linear, cross_entropy, SGD, an unfolded trunk
+    in eval()."""
     images = catalog.load("classes", root).train
     checkpoint = Checkpoint.load(trunk)
     backbone = checkpoint.backbone().eval()
@@ -119,7 +121,8 @@ def test_two_processes_give_the_weights_of_one_and_hear_of_each_others_signals(
 
 
 def test_a_head_that_gave_up_stays_as_it_was_best():
-    """Patience 2: the second head is best in epoch 1 and must not come back with a lower loss in epoch 4."""
+    """Patience 2: the second head is best in epoch 1 and must not come back with a lower loss in
+    epoch 4."""
     heads = LinearHeads(2, 3, 4, std=0.1, seed=0, device=torch.device("cpu"))
     best = BestHeads(heads)
     losses = {1: (3.0, 1.0), 2: (2.0, 1.5), 3: (2.5, 1.5), 4: (1.0, 0.5), 5: (1.5, 0.5)}
@@ -205,8 +208,9 @@ def test_killed_after_any_save_ends_with_the_same_rows(trees, two_trunks, tmp_pa
     assert main(command(root, two_trunks, tmp_path / "whole", file)) == 0
     expected = rows_of(tmp_path / "whole")
     assert len(expected) == 2 and expected[0].chosen["on"] == "val"
-    # Ten steps of 8 images choose, ten train again; the features of val and test are in the cache by now. The state is
-    # saved at every step, and each death comes before the first image of the next one.
+    # Ten steps of 8 images choose, ten train again; the features of val and test are in the cache
+    # by now. The state is saved at every step, and each death comes before the first image of the
+    # next one.
     decoder.paths.clear()
     decoder.at = dict.fromkeys((3 * 8 + 1, 8 * 8 + 1, 12 * 8 + 1, 17 * 8 + 1), kill)
     killed = command(root, two_trunks, tmp_path / "killed", file)
@@ -218,7 +222,8 @@ def test_killed_after_any_save_ends_with_the_same_rows(trees, two_trunks, tmp_pa
 
 
 def ended(process, progress, changes):
-    """Wait until RUN/progress.json has changed so often; False when the process ended before that."""
+    """Wait until RUN/progress.json has changed so often; False when the process ended before
+    that."""
     seen = set()
     while process.poll() is None:
         with contextlib.suppress(FileNotFoundError):
@@ -348,7 +353,8 @@ def test_selecting_on_test_needs_a_name_that_says_so(trees, trunk, tmp_path, cap
 
 
 def test_early_stop_keeps_the_best_epoch(trees, trunk, tmp_path):
-    """MIO's: a hopeless rate makes the validation loss worse at once, and the first epoch's weights are kept."""
+    """MIO's: a hopeless rate makes the validation loss worse at once, and the first epoch's weights
+    are kept."""
     root = trees("classes")
     changes = {"lr": [50.0], "patience": 2, "length": {"default": {"epochs": 40}}, "batch_size": 4}
     assert main(command(root, [trunk], tmp_path / "run", protocol_file(tmp_path, **changes))) == 0

@@ -1,4 +1,5 @@
-"""Logistic regression agrees with scikit-learn at the same objective, in pieces and warm-started too."""
+"""Logistic regression agrees with scikit-learn at the same objective, in pieces and warm-started
+too."""
 
 import numpy as np
 import pytest

@@ -21,7 +21,8 @@ browser = pytest.mark.skipif(chromium() is None, reason="Chromium is not install
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Five checkpoints through the demo's columns, with pretraining curves and detection pictures."""
+    """Five checkpoints through the demo's columns, with pretraining curves and detection
+    pictures."""
     root = tmp_path_factory.mktemp("board") / "runs"
     boards.synthetic(root, ["random", "simclr", "moco_v2", "moco_m", "lorac"], boards.DEMO, gap=4)
     for nth, name in enumerate(("simclr", "lorac")):
@@ -182,7 +183,8 @@ addEventListener("load", () => {
   parent.postMessage(JSON.stringify(seen), "*");
 });
 </script>"""
-# Chromium's own window is at least 500 pixels wide, so the page is looked at inside a frame of the wanted size.
+# Chromium's own window is at least 500 pixels wide, so the page is looked at inside a frame of the
+# wanted size.
 FRAME = """<!doctype html><script>
 addEventListener("message", e => {
   const bytes = String.fromCharCode(...new TextEncoder().encode(e.data));

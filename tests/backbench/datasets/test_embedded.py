@@ -1,4 +1,5 @@
-"""The embedded data is what it says: real layouts, disjoint splits, annotations that pycocotools accepts."""
+"""The embedded data is what it says: real layouts, disjoint splits, annotations that pycocotools
+accepts."""
 
 import json
 

@@ -39,7 +39,8 @@ def test_hold_out_does_not_depend_on_the_order_of_the_files():
 
 
 def test_hold_out_is_what_it_was():
-    """The first hold-out files, fixed: a change here would silently give everyone another validation set."""
+    """The first hold-out files, fixed: a change here would silently give everyone another
+    validation set."""
     images = image_list({"a": 10})
     expected = sorted(
         range(10), key=lambda i: hashlib.sha256(f"0 a/{i:03d}.png".encode()).digest()

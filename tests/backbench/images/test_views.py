@@ -1,4 +1,5 @@
-"""Both pipelines make the same views: crops exactly, colours up to rounding, the hue in distribution."""
+"""Both pipelines make the same views: crops exactly, colours up to rounding, the hue in
+distribution."""
 
 from collections import Counter
 from dataclasses import replace
@@ -88,7 +89,8 @@ def test_a_view_is_a_function_of_the_generator_alone():
 
 
 def difference(crops, count=24):
-    """Mean absolute and mean signed difference of the two pipelines in grey levels, with the same decisions."""
+    """Mean absolute and mean signed difference of the two pipelines in grey levels, with the same
+    decisions."""
     absolute, signed = [], []
     for seed in range(count):
         image = PHOTOS[seed % len(PHOTOS)]
@@ -131,7 +133,8 @@ def test_fast_views_are_the_reference_views(crops, level):
 
 
 def test_a_wrong_crop_would_be_seen():
-    """The yardstick of the test above: a crop that is one pixel off differs by much more than its tolerance."""
+    """The yardstick of the test above: a crop that is one pixel off differs by much more than its
+    tolerance."""
     crops = replace(PLAIN, size=64)
     image = PHOTOS[0]
     view = draw(generator(3), *image.shape[:2], crops)
@@ -147,7 +150,8 @@ def test_a_wrong_crop_would_be_seen():
 
 
 def colour_statistics(images):
-    """Per view: mean and standard deviation of luma, mean saturation (max - min), means of the channels."""
+    """Per view: mean and standard deviation of luma, mean saturation (max - min), means of the
+    channels."""
     rows = []
     for image in images:
         x = image.astype(float).reshape(-1, 3)
@@ -160,8 +164,8 @@ def colour_statistics(images):
     "strength", [(0.4, 0.4, 0.4, 0.1), (0.8, 0.8, 0.8, 0.2)], ids=["MoCo v2", "SwAV"]
 )
 def test_colour_jitter_is_torchvisions_in_distribution(strength):
-    """500 jittered photographs each: the mean over views of every statistic within 3 standard errors and 2 levels or
-    5 % of torchvision's ColorJitter, their spread within 12 %."""
+    """500 jittered photographs each: the mean over views of every statistic within 3 standard
+    errors and 2 levels or 5 % of torchvision's ColorJitter, their spread within 12 %."""
     crops = replace(PLAIN, size=48, jitter=strength, jitter_p=1, flip=0)
     small = [
         render_geometry(image, draw(generator(n), *image.shape[:2], crops), crops)

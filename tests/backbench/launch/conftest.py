@@ -22,7 +22,8 @@ FAKE = [sys.executable, str(Path(fake_verbs.__file__))]
 
 
 class Lab:
-    """A folder with ck/*.safetensors, data/*.json (how long a dataset takes, how it fails) and clusters to run on."""
+    """A folder with ck/*.safetensors, data/*.json (how long a dataset takes, how it fails) and
+    clusters to run on."""
 
     command = FAKE
 

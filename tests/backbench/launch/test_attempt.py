@@ -77,7 +77,8 @@ def test_job_whose_time_is_too_short_for_one_step_stops(lab):
 
 @pytest.mark.slow
 def test_killed_job_is_tried_again(lab):
-    """kill -9 of a command and of the process above it: the first counts as a failure, the second as ended."""
+    """kill -9 of a command and of the process above it: the first counts as a failure, the second
+    as ended."""
     lab.dataset("d1", steps=60, step_s=0.05, save_every=5)
     grid = lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=lab.linear("d1"))
     process = lab.background(grid, lab.cluster("local"), "runs")
@@ -98,7 +99,8 @@ def test_killed_job_is_tried_again(lab):
 
 @pytest.mark.slow
 def test_full_disk_loses_no_result(lab):
-    """A 256 KiB disk: the job fails with the system's words, what was there stays, and room makes the rest finish."""
+    """A 256 KiB disk: the job fails with the system's words, what was there stays, and room makes
+    the rest finish."""
     disk = lab.root / "runs"
     disk.mkdir()
     mount = subprocess.run(

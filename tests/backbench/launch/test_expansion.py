@@ -130,7 +130,8 @@ def test_ablation_recipe_times_values_times_seeds(lab):
 
 
 def test_running_pretraining_of_an_earlier_grid_is_waited_for(lab):
-    """Its folder is in RUNS and on record: the probes go behind the job. A folder nobody knows is only named."""
+    """Its folder is in RUNS and on record: the probes go behind the job. A folder nobody knows is
+    only named."""
     pretraining = jobs_of(lab, lab.grid(recipes=["demo_random"]))[0]
     folders = [lab.root / "runs" / pretraining.name, lab.root / "elsewhere"]
     for folder in folders:

@@ -67,7 +67,8 @@ def run_all(pool, start):
 
 
 def test_order_of_processes():
-    """Added first, started first; needs must end well, after must end; who cannot start says why."""
+    """Added first, started first; needs must end well, after must end; who cannot start says
+    why."""
     pool = ProcessPool(1, done=["earlier"])
     pool.add("last", after=["bad", "good"])
     pool.add("user", needs=["bad"])

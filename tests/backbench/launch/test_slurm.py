@@ -77,7 +77,8 @@ def test_preempted_and_requeued_jobs_end_with_the_same_numbers(lab, shell):
 
 @pytest.mark.slow
 def test_launcher_that_dies_during_sbatch_loses_nothing(lab, monkeypatch):
-    """Slurm has the array, the launcher has not written its number, and submitit not yet the jobs' files."""
+    """Slurm has the array, the launcher has not written its number, and submitit not yet the jobs'
+    files."""
     import submitit
 
     grid = lab.grid(checkpoints=[lab.checkpoints("a", "b")], evaluate=lab.linear("d1", "d2"))
@@ -104,7 +105,8 @@ def test_launcher_that_dies_during_sbatch_loses_nothing(lab, monkeypatch):
 
 @pytest.mark.slow
 def test_killed_launcher(lab):
-    """kill -9 as soon as the first array is on record; the next launcher brings the whole grid to its end."""
+    """kill -9 as soon as the first array is on record; the next launcher brings the whole grid to
+    its end."""
     grid = lab.grid(
         checkpoints=[lab.checkpoints("a", "b", "c")], evaluate=lab.linear("d1", "d2"), recipes=[]
     )
@@ -186,7 +188,8 @@ def test_resources_that_no_partition_has_are_refused(lab, capsys, resources, say
 
 @pytest.mark.slow
 def test_time_limit_of_slurm_ends_with_the_same_number(lab):
-    """Slurm's own clock: a limit of one minute, told to save 20 s before (Slurm may be up to a minute early)."""
+    """Slurm's own clock: a limit of one minute, told to save 20 s before (Slurm may be up to a
+    minute early)."""
     lab.dataset("long", steps=600, step_s=0.1)
     grid = lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=lab.linear("long"))
     assert lab.run(grid, lab.slurm(hours=1 / 60), "runs") == 0
@@ -241,7 +244,8 @@ def test_what_sbatch_refuses_is_told_in_one_line(lab, capsys):
 
 @pytest.mark.slow
 def test_lost_node_loses_no_result(lab, shell):
-    """The node goes down under the job; Slurm requeues it, and it continues from what it had saved."""
+    """The node goes down under the job; Slurm requeues it, and it continues from what it had
+    saved."""
     lab.dataset("d1", steps=60, step_s=0.1, save_every=5)
     grid = lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=lab.linear("d1"))
     assert lab.run(grid, lab.slurm(), "runs") == 0
@@ -260,9 +264,11 @@ def test_lost_node_loses_no_result(lab, shell):
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_two_task_pretraining_equals_one_process(lab, tiny_root, shell):
-    """Two ranks as two tasks of one job, over gloo, preempted on the way; the weights are the single process's.
+    """Two ranks as two tasks of one job, over gloo, preempted on the way; the weights are the
+    single process's.
 
-    In float64: in float32 the gradient of a fresh ResNet-18 at 32 pixels is 0.1% off in one process already."""
+    In float64: in float32 the gradient of a fresh ResNet-18 at 32 pixels is 0.1% off in one process
+    already."""
     recipe = {
         "recipe": "tiny_simclr",
         "overrides": ["optim.name=sgd", "optim.lr=0.01", "epochs=4", "precision=fp64"],
@@ -293,9 +299,11 @@ def test_two_task_pretraining_equals_one_process(lab, tiny_root, shell):
 
 @pytest.mark.slow
 def test_twelve_real_probes_of_three_pretrainings_fill_the_table(lab, tiny_root):
-    """The demo's path on Slurm: three pretrainings, four probes of each behind them, the leaderboard.
+    """The demo's path on Slurm: three pretrainings, four probes of each behind them, the
+    leaderboard.
 
-    The reference takes the three finished checkpoints together, one pass for each probe, without Slurm."""
+    The reference takes the three finished checkpoints together, one pass for each probe, without
+    Slurm."""
     probes = ["linear_demo", "logreg_demo", "knn_demo", "fewshot_demo"]
     recipes = ["tiny_random", "tiny_simclr", "tiny_moco_v2"]
     evaluate = [{"verb": "linear", "protocol": p, "datasets": ["digits"]} for p in probes]

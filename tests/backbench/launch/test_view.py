@@ -243,7 +243,8 @@ def test_a_look_at_nothing_makes_no_folder(lab, capsys):
 
 
 def test_whoever_acts_writes_down_what_slurm_forgets(lab, stand_in_slurm):
-    """The numbers of an array whose launcher died; who was cancelled. Then Slurm may forget both."""
+    """The numbers of an array whose launcher died; who was cancelled. Then Slurm may forget
+    both."""
     ledger, _, _ = fill(lab, stand_in_slurm)
     assert cli.main(["launch", "cancel", "slurm/pends", "--out", str(ledger.runs)]) == 0
     assert stand_in_slurm.called("scancel") == ["7_1"]

@@ -1,4 +1,5 @@
-"""Paired tests on simulated predictions with known truth: noise is not called a difference, a real one is."""
+"""Paired tests on simulated predictions with known truth: noise is not called a difference, a real
+one is."""
 
 import numpy as np
 import pytest
@@ -11,7 +12,8 @@ IMAGES = 720
 
 
 def two(rng, gap, *, classes=10, images=IMAGES):
-    """Hits (N,) of two checkpoints whose true accuracies are 70% and 70% + gap, on images with a shared difficulty."""
+    """Hits (N,) of two checkpoints whose true accuracies are 70% and 70% + gap, on images with a
+    shared difficulty."""
     hard = rng.normal(size=images)
     scale = 2**0.5  # of the sum of two unit normals
     edges = [scale * norm.ppf(1 - share) for share in (0.7, 0.7 + gap)]
@@ -20,7 +22,8 @@ def two(rng, gap, *, classes=10, images=IMAGES):
 
 
 def called(gap, *, mean_per_class, repeats=400, images=IMAGES, seed=0):
-    """Share of repeats in which the difference is called real, and in which it is called real the wrong way round."""
+    """Share of repeats in which the difference is called real, and in which it is called real the
+    wrong way round."""
     rng = np.random.default_rng(seed)
     real = wrong = covered = 0
     for _ in range(repeats):
@@ -53,7 +56,8 @@ def test_noise_is_called_at_most_one_time_in_twenty(mean_per_class, capsys):
 
 @pytest.mark.slow
 def test_best_of_many_equals_is_rarely_called_best(tmp_path, capsys):
-    """Bold needs the highest to beat each other one, so choosing the highest after the fact does not raise the rate."""
+    """Bold needs the highest to beat each other one, so choosing the highest after the fact does
+    not raise the rate."""
     rng = np.random.default_rng(1)
     for k in (2, 3, 6):
         bold = 0

@@ -1,4 +1,5 @@
-"""Checkpoint: complete or refused, saved and loaded without a difference, its digest a pure function of the weights."""
+"""Checkpoint: complete or refused, saved and loaded without a difference, its digest a pure
+function of the weights."""
 
 import hashlib
 import json

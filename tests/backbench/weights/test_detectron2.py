@@ -1,4 +1,5 @@
-"""Out to Detectron2 and back: the same tensors, the same C2..C5, with the real Detectron2 where it is installed."""
+"""Out to Detectron2 and back: the same tensors, the same C2..C5, with the real Detectron2 where it
+is installed."""
 
 import importlib.util
 import pickle
@@ -123,7 +124,8 @@ def test_detectron2s_own_weights_are_refused(author, tmp_path):
 
 
 def detectron2_stages(arch, file, *, stride_in_1x1=False, norm="BN"):
-    """Load the file as Detectron2's trainer does; returns images -> C2..C5, and the bottom-up network."""
+    """Load the file as Detectron2's trainer does; returns images -> C2..C5, and the bottom-up
+    network."""
     from detectron2.checkpoint import DetectionCheckpointer
     from detectron2.config import get_cfg
     from detectron2.layers import ShapeSpec

@@ -31,7 +31,8 @@ class Attack:
 
 
 def refused(path, capsys, *words):
-    """inspect, import and export all refuse the file with one line that has these words; nothing is left behind."""
+    """inspect, import and export all refuse the file with one line that has these words; nothing is
+    left behind."""
     before = sorted(path.parent.iterdir())
     out = path.parent / "out.safetensors"
     for command in (
@@ -53,7 +54,8 @@ def torch_file(content, path, *, legacy=False):
 
 
 def rezipped(source, target, change):
-    """The torch zip again with each record passed through change(name, data) -> (data, compression)."""
+    """The torch zip again with each record passed through change(name, data) -> (data,
+    compression)."""
     with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w") as new:
         for info in old.infolist():
             data, compression = change(info.filename, old.read(info))
@@ -362,7 +364,8 @@ print(good, "opened,", bad, "refused")
 
 
 def test_a_thousand_mutated_files(tmp_path):
-    """Small files of each container; whatever comes out is a report or one line, and no event that executes."""
+    """Small files of each container; whatever comes out is a report or one line, and no event that
+    executes."""
     folder = tmp_path / "files"
     folder.mkdir()
     torch.manual_seed(0)

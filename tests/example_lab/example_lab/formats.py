@@ -1,4 +1,5 @@
-"""A checkpoint format: the lab's trainer keeps its trunk under `net.trunk.` and counts finished epochs in `done`."""
+"""A checkpoint format: the lab's trainer keeps its trunk under `net.trunk.` and counts finished
+epochs in `done`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A dataset: pictures of stripes, listed in one text file (`name label` a line) beside a folder of images."""
+"""A dataset: pictures of stripes, listed in one text file (`name label` a line) beside a folder of
+images."""
 
 from __future__ import annotations
 
