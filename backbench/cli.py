@@ -404,12 +404,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else list(argv)
     top = parser()
     args, rest = top.parse_known_args(argv)
-    if (
-        rest
-        and hasattr(args, "overrides")
-        and all("=" in r and not r.startswith("-") for r in rest)
-    ):
-        args.overrides += rest  # argparse takes them only in one place: before or after the options
+    # argparse takes `a.b=c` in one place only, before or after the options; here both will do
+    stray = [word for word in rest if "=" not in word or word.startswith("-")]
+    if hasattr(args, "overrides") and not stray:
+        args.overrides += rest
     elif rest:
         top.error(f"unrecognized arguments: {' '.join(rest)}")
     module, function = VERBS[args.verb].target.split(":")
@@ -428,10 +426,12 @@ def guarded(action: Callable[[], int | None], args: argparse.Namespace) -> int:
         print("interrupted; the same command continues", file=sys.stderr)
         return 130
     except (Exception, SystemExit) as error:
+        # A verb that says how it ended has said why, too
         if isinstance(error, SystemExit) and (error.code is None or isinstance(error.code, int)):
             return error.code or 0
         if args.debug:
             raise
+        # What is neither the user's, nor a signal's, nor the world's doing is ours, and says so
         status = EXIT_BAD_INPUT if isinstance(error, BadInput) else EXIT_FAILED
         status = EXIT_PREEMPTED if isinstance(error, Preempted) else status
         line = " ".join(str(error).split())

@@ -107,6 +107,7 @@ class Checkpoint:
         path = Path(path)
         if not path.is_file():
             raise BadInput(f"{path}: no such checkpoint file")
+        # 1. The file is safetensors, and ours.
         try:
             with safe_open(path, framework="pt") as file:
                 metadata = file.metadata() or {}
@@ -120,6 +121,7 @@ class Checkpoint:
             raise BadInput(
                 f"{path}: safetensors, but not a backbench checkpoint; `backbench import {path}` reads it"
             )
+        # 2. Its header says everything, and its tensors make a whole trunk: the constructor sees to it.
         try:
             about = json.loads(metadata["about"])
             if about["schema"] != SCHEMA:
@@ -132,6 +134,7 @@ class Checkpoint:
             raise BadInput(f"{path}: the checkpoint's header is incomplete ({error!r})") from None
         except BadInput as error:
             raise BadInput(f"{path}: {error}") from None
+        # 3. The bytes are those that were written.
         if checkpoint.digest != recorded:
             raise BadInput(
                 f"{path}: the weights do not match the digest in the header; the file is damaged"

@@ -373,9 +373,8 @@ def all_formats() -> dict[str, Format]:
     return rows
 
 
-Recognised = tuple[
-    Format, dict[str, list[FoundTrunk]]
-]  # with the format's encoders: name -> trunks
+# A format and its encoders: name -> trunks
+Recognised = tuple[Format, dict[str, list[FoundTrunk]]]
 
 
 def recognise(trunks: list[FoundTrunk], found: Tables, tree: Tree) -> Recognised | None:
@@ -386,14 +385,17 @@ def recognise(trunks: list[FoundTrunk], found: Tables, tree: Tree) -> Recognised
     """
     if not trunks:
         return None
+    # 1. What the file shows besides its trunks: the names of all tensors, and `@` of all entries.
     marks = {unwrapped(key) for tensors in found.values() for key in tensors}
     if isinstance(tree, Mapping):
         marks |= {f"@{key}" for key in tree}
+    # 2. All formats that have a place for every trunk, and whose other marks are there.
     fitting: dict[str, Recognised] = {}
     for form in all_formats().values():
         encoders = _encoders(form, trunks)
         if encoders is not None and _has_marks(form, marks, found, trunks):
             fitting[form.name] = form, encoders
+    # 3. A format gives way to those that refine it; if two are left, nothing here can choose.
     general = {name for form, _ in fitting.values() for name in form.refines}
     special = [each for name, each in fitting.items() if name not in general]
     if len(special) > 1:
