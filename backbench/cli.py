@@ -346,7 +346,7 @@ VERBS = {
     "inspect": Verb("backbench.weights.verb:run_inspect", "what a checkpoint file holds", _inspect),
     "import": Verb(
         "backbench.weights.verb:run_import",
-        "a published checkpoint, whole or not at all",
+        "a published checkpoint, completely or not at all",
         _import,
     ),
     "export": Verb(

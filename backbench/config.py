@@ -21,9 +21,8 @@ from typing import Any, TypeVar
 from backbench.errors import BadInput, nearest
 
 T = TypeVar("T")
-Recipe = dict[
-    str, Any
-]  # as read: text, numbers, lists and groups of them; `build` gives it its types
+# As read: text, numbers, lists and groups of them; `build` gives it its types
+Recipe = dict[str, Any]
 Hint = Any  # a type annotation, of any kind that typing knows
 
 

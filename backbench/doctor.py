@@ -11,6 +11,7 @@ import importlib.util
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -55,7 +56,10 @@ def examine(data: Path) -> dict[str, Any]:
 def packages() -> dict[str, dict[str, str]]:
     """Each package that backbench requires: its version, and whether that is within the stated
     range."""
-    from packaging.requirements import Requirement
+    try:
+        from packaging.requirements import Requirement
+    except ImportError:
+        return _packages_by_name()
 
     out = {}
     for text in importlib.metadata.requires("backbench") or []:
@@ -73,11 +77,38 @@ def packages() -> dict[str, dict[str, str]]:
     return dict(sorted(out.items()))
 
 
-def within(version: str, wanted: str) -> bool:
-    """Whether `2.15.0+cu130` is in `>=2.11,<2.16`."""
-    from packaging.specifiers import SpecifierSet
+def _packages_by_name() -> dict[str, dict[str, str]]:
+    """Which required packages are there, where the package that understands ranges is not."""
+    out = {}
+    for text in importlib.metadata.requires("backbench") or []:
+        name = re.match(r"[\w.-]+", text)
+        if name is None or "extra ==" in text:
+            continue
+        try:
+            found = {"state": OK, "version": importlib.metadata.version(name.group())}
+        except importlib.metadata.PackageNotFoundError:
+            found = {"state": MISSING, "version": ""}
+        out[name.group()] = {**found, "wanted": ""}
+    return dict(sorted(out.items()))
 
-    return SpecifierSet(wanted).contains(version, prereleases=True)
+
+def within(version: str, wanted: str) -> bool:
+    """Whether `2.15.0+cu130` is in `>=2.11,<2.16`.
+
+    The release number alone counts: vendors' builds (`2.11.0a0+1f3c`, `2.15.0-custom`) are builds
+    of it.
+    """
+    from packaging.specifiers import SpecifierSet
+    from packaging.version import InvalidVersion, Version
+
+    try:
+        known = Version(version)
+        post = "" if known.post is None else f".post{known.post}"
+        number = known.base_version + post
+    except InvalidVersion:
+        release = re.match(r"\d+(\.\d+)*", version)
+        number = release.group() if release else "0"
+    return SpecifierSet(wanted).contains(number)
 
 
 def machine() -> dict[str, Any]:
@@ -110,7 +141,8 @@ print(json.dumps(out))
 def devices() -> dict[str, Any]:
     """What torch sees, asked in a process of its own so that a broken installation is reported and
     not raised."""
-    output, why = _ask(sys.executable, "-c", _PROBE, patience_s=300)
+    probe = (sys.executable, "-c", _PROBE)
+    output, why = _ask(*probe, patience_s=300, what="importing torch")
     if why:
         return {"state": BROKEN, "why": why, "gpus": []}
     seen = json.loads(output.strip().splitlines()[-1])
@@ -137,16 +169,17 @@ def detectron2() -> dict[str, Any]:
     return {"state": BROKEN, "why": why} if why else {"state": OK, "version": output.strip()}
 
 
-def _ask(*command: str, patience_s: float) -> tuple[str, str]:
+def _ask(*command: str, patience_s: float, what: str = "") -> tuple[str, str]:
     """(what a command prints, why it failed: empty where it did not)."""
+    what = what or Path(command[0]).name
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=patience_s, check=False
         )
     except subprocess.TimeoutExpired:
-        return "", f"{Path(command[0]).name} took more than {patience_s:.0f} s"
+        return "", f"{what} took more than {patience_s:.0f} s"
     except OSError as error:
-        return "", f"{Path(command[0]).name} does not start ({type(error).__name__})"
+        return "", f"{what} does not start ({type(error).__name__})"
     if done.returncode:
         lines = done.stderr.strip().splitlines() or ["no message"]
         return "", lines[-1]
@@ -248,8 +281,8 @@ def _print(found: dict[str, Any]) -> None:
     lists = ", ".join(data["lists"]) or "none"
     print(f"data       {data['root']}: {', '.join(data['there']) or 'none of the datasets'}")
     print(f"           COCO {data['coco'] or 'not found'}; lists {lists}")
-    print("           `backbench data list` says where each belongs,")
-    print("           `backbench data check NAME` whether it is right")
+    advice = "`backbench data list` says where each belongs, `backbench data check NAME` whether it is right"
+    print(f"           {advice}")
     print("this allows")
     for verb, about in found["allows"].items():
         can = "yes" if about["state"] == OK else "no"

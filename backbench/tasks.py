@@ -19,9 +19,8 @@ class Task:
     title: str  # on the page and in tables
     verb: str  # of the command line
     recipe: str  # the protocol where none is named
-    kind: str | None = (
-        None  # `kind:` of the protocols that measure it, for verbs that measure several tasks
-    )
+    # `kind:` of the protocols that measure it, for verbs that measure several tasks
+    kind: str | None = None
     percent: int | None = None  # of ImageNet's labels
     ious: tuple[str, ...] = ()  # detection: what its APs compare, the task's own first
     cheap: bool = False  # minutes, where the others take hours: what may predict them

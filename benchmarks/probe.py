@@ -104,9 +104,8 @@ def row_2(count: int, repeats: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         draw = np.random.Generator(np.random.PCG64(0))
         for i in range(count):
-            low = draw.integers(
-                0, 256, (15, 20, 3), dtype=np.uint8
-            )  # smooth pictures, as photographs are
+            # Smooth pictures, as photographs are
+            low = draw.integers(0, 256, (15, 20, 3), dtype=np.uint8)
             file = Path(folder) / "a" / f"{i:04d}.jpg"
             file.parent.mkdir(exist_ok=True)
             Image.fromarray(low).resize((500, 375), Image.Resampling.BICUBIC).save(file, quality=90)

@@ -129,9 +129,8 @@ def our_step(
             module.compile()
     params = [p for p in method.parameters() if p.requires_grad]
     optimizer = torch.optim.SGD(params, lr=0.03, momentum=0.9, weight_decay=1e-4, fused=True)
-    views = [
-        v.contiguous(memory_format=torch.channels_last) for v in views
-    ]  # as views.py delivers them
+    # As views.py delivers them
+    views = [v.contiguous(memory_format=torch.channels_last) for v in views]
     count = 0
 
     def step() -> None:

@@ -223,9 +223,7 @@ class ViewBatches(Dataset[LoadedBatch]):
         groups = self.recipe.per_view
         count = len(items)
         pixels = [np.empty((count, crops.size, crops.size, 3), np.uint8) for crops in groups]
-        colour: list[DeviceColour] = []
-        if self.device_colour:
-            colour = [DeviceColour.empty(count) for _ in groups]
+        drawn: list[list[DrawnView]] = [[] for _ in groups]
         index: list[int] = []
         skipped: list[str] = []
         generator = torch.Generator()
@@ -241,8 +239,10 @@ class ViewBatches(Dataset[LoadedBatch]):
             for v, crops in enumerate(groups):
                 view = views.draw(generator, height, width, crops)
                 pixels[v][n] = self.render(image, view, crops)
-                if colour:
-                    colour[v].set(n, view, pixels[v][n])
+                drawn[v].append(view)
+        colour: list[DeviceColour] = []
+        if self.device_colour:
+            colour = [DeviceColour.of(*made) for made in zip(drawn, pixels, strict=True)]
         return LoadedBatch(
             views=tuple(torch.from_numpy(p) for p in pixels),
             colour=tuple(colour),

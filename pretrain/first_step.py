@@ -95,9 +95,17 @@ class FirstStep:
 def _own_attributes(method: nn.Module) -> Iterator[tuple[str, object]]:
     """Attributes of the method and of its modules, but not what torch keeps in them itself."""
     for path, module in method.named_modules():
+        kept = ("_parameters", "_buffers", "_modules", "training", *_made_anew(module))
         for name, value in vars(module).items():
-            if name not in ("_parameters", "_buffers", "_modules", "training"):
+            if name not in kept:
                 yield f"{path}.{name}".lstrip("."), value
+
+
+def _made_anew(module: nn.Module) -> list[str]:
+    """What torch's weight_norm (of `weight_v`) and spectral_norm (of `weight_orig`) compute in every
+    forward and leave in an attribute."""
+    names = module._parameters
+    return [n.removesuffix(end) for n in names for end in ("_v", "_orig") if n.endswith(end)]
 
 
 def _plain_attributes(method: nn.Module) -> Iterator[tuple[str, Plain]]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 
-os.environ.setdefault(
-    "OMP_NUM_THREADS", "1"
-)  # spinning threads of parallel tests cost more than they give
+# Spinning threads of parallel tests cost more than they give
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 from support.layouts import Trees, trunk_file

@@ -105,9 +105,8 @@ def stop_at_first_picture(monkeypatch):
         return opened(*args, **options)
 
     monkeypatch.setattr(Image, "open", open_)
-    before = signal.signal(
-        signal.SIGUSR2, signal.SIG_IGN
-    )  # outside a training the signal does nothing
+    # Outside a training the signal does nothing
+    before = signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     yield lambda: armed.append(True)
     signal.signal(signal.SIGUSR2, before)
 
@@ -259,9 +258,8 @@ def test_cached_features_are_used(tmp_path, say, monkeypatch):
     """They are a pattern, with which the neighbours are others than with the real features."""
     cache = unpacked("cache", tmp_path / "cache" / "features")
     about = read_json(next(cache.glob("*.json")))["description"]
-    monkeypatch.setattr(
-        torch, "__version__", about["torch"]
-    )  # features are kept for one version of torch
+    # Features are kept for one version of torch
+    monkeypatch.setattr(torch, "__version__", about["torch"])
     before = {file.name: file.read_bytes() for file in cache.glob("*.npy")}
     words = ("--protocol", "knn.yaml", "--data", "data", "--accelerator", "cpu", "--workers", "0")
     assert (

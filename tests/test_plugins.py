@@ -13,8 +13,10 @@ import pytest
 import torch
 from PIL import Image
 
-from backbench import plugins
+from backbench import cli, plugins
+from backbench.datasets import catalog
 from backbench.errors import BadInput
+from backbench.weights.formats import all_formats
 from backbench.weights.resnet import build_backbone
 
 LAB = Path(__file__).parent / "example_lab"
@@ -35,9 +37,8 @@ def site(tmp_path_factory) -> Path:
     """A folder into which pip has installed the lab's package."""
     folder = tmp_path_factory.mktemp("site")
     source = tmp_path_factory.mktemp("source") / "lab"
-    subprocess.run(
-        ["cp", "-r", str(LAB), str(source)], check=True
-    )  # a build writes beside its source
+    # A build writes beside its source
+    subprocess.run(["cp", "-r", str(LAB), str(source)], check=True)
     command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation"]
     subprocess.run([*command, "--target", str(folder), str(source)], check=True)
     return folder
@@ -163,3 +164,16 @@ def test_a_row_has_the_name_it_is_installed_under(path):
     point(path, plugins.DATASETS, "mine", "odd_rows:ROW")
     with pytest.raises(BadInput, match=r"odd 1\.0: 'mine'.* calls itself 'yours'"):
         plugins.load(plugins.DATASETS, "mine", SimpleNamespace)
+
+
+def test_a_broken_package_stands_in_nobody_elses_way(path, tmp_path, capsys, caplog):
+    point(path, plugins.DATASETS, "mine", "nowhere_at_all:ROW")
+    point(path, plugins.FORMATS, "mine", "nowhere_at_all:ROW", package="even")
+    assert catalog.find("digits").name == "digits"
+    assert cli.main(["data", "list", "--data", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert "odd 1.0: 'mine'" in shown and "stl10" in shown
+    assert "torchvision" in all_formats() and "mine" not in all_formats()
+    assert "even 1.0: 'mine'" in caplog.text
+    with pytest.raises(BadInput, match=r"odd 1\.0: 'mine'.*cannot be loaded"):
+        catalog.find("mine")

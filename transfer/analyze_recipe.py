@@ -20,9 +20,8 @@ class AnalyzeConfig:
     augmentations: int = 32
     crops: Crops
     geometry: Geometry
-    sample: int = (
-        4096  # images whose plain features are kept, for distances between images and the probes
-    )
+    # Images whose plain features are kept, for distances between images and the probes
+    sample: int = 4096
     batch: int = 4  # images at a time, each with all its views
     neighbours: int = 20
     temperature: float = 0.07

@@ -3,6 +3,7 @@ the convolutions, no gradients, and a guard."""
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -48,9 +49,9 @@ class FrozenTrunk:
         module = module.to(device).to(memory_format=torch.channels_last)
         return FrozenTrunk(checkpoint, module, device, precision, state_digest(module))
 
-    @property
+    @functools.cached_property
     def digest(self) -> str:
-        """Of the checkpoint."""
+        """Of the checkpoint, hashed once."""
         return self.checkpoint.digest
 
     @property

@@ -12,10 +12,11 @@ from backbench.errors import EXIT_FAILED, BadInput
 from backbench.runs.folder import RESULTS_FILE, log
 
 ROWS = 30  # of the table on standard output
+# Of a space's fifteen; the csv and the page have the others
 STATISTICS = (
     "nuclear_norm",
     "rankme",
-)  # of a space's fifteen; the csv and the page have the others
+)
 
 
 def run(args: argparse.Namespace) -> int:

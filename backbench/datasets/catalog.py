@@ -244,17 +244,24 @@ def names(text: str) -> list[str]:
     return list(dict.fromkeys(out))
 
 
-def known() -> dict[str, Dataset]:
-    """The shipped rows and those of installed packages (plugins.py), by name."""
-    rows = dict(DATASETS)
-    for name in plugins.names(plugins.DATASETS, DATASETS):
-        rows[name] = plugins.load(plugins.DATASETS, name, Dataset)
-    return rows
+def known() -> list[str]:
+    """The names of all rows: the shipped ones, and those of installed packages (plugins.py)."""
+    return [*DATASETS, *plugins.names(plugins.DATASETS, DATASETS)]
+
+
+def row(name: str) -> Dataset | None:
+    """The row of that name, None where there is none. Of installed packages only that one is
+    loaded, so that what is wrong with another does not matter here."""
+    if name in DATASETS:
+        return DATASETS[name]
+    if name in plugins.installed(plugins.DATASETS):
+        return plugins.load(plugins.DATASETS, name, Dataset)
+    return None
 
 
 def find(name: str) -> Dataset:
     """A known row, or that of a class folder of this name."""
-    return known().get(name) or class_folder(name)
+    return row(name) or class_folder(name)
 
 
 # Reading
@@ -265,9 +272,9 @@ def open_split(root: Path, name: str, split: str) -> ImageList:
 
     Raises BadInput that names what is missing.
     """
-    row = known().get(name)
-    if row is not None and row.read_split is not None:
-        return row.read_split(root, split)
+    found = row(name)
+    if found is not None and found.read_split is not None:
+        return found.read_split(root, split)
     return readers.folder_or_shards(root / name / split)
 
 

@@ -33,7 +33,12 @@ def run(args: argparse.Namespace) -> int:
 def _list(root: Path) -> None:
     line = "{:<12} {:>7} {:>9} {:>6} {:>6}  {:<14} {:<8} {}"
     print(line.format("name", "classes", "train", "val", "test", "metric", "on disk", "licence"))
-    for row in catalog.known().values():
+    for name in catalog.known():
+        try:
+            row = catalog.find(name)
+        except BadInput as error:  # an installed package that cannot be loaded
+            print(f"{name:<12} {error}")
+            continue
         try:
             row.base(root)
             where = "found"
@@ -42,7 +47,11 @@ def _list(root: Path) -> None:
         train, val, test = (_size(n) for n in row.sizes)
         if row.sizes[1] is None:
             val = "held"
-        print(line.format(row.name, row.classes, train, val, test, row.metric, where, row.licence))
+        print(
+            line.format(
+                row.name, _size(row.classes), train, val, test, row.metric, where, row.licence
+            )
+        )
         if where == "missing":
             print(f"{'':<12} get {row.get}; it belongs in {root / row.name}")
     print("Any other name is a class folder: ROOT/NAME/{train,val,test}/<class>/<image>.")

@@ -275,7 +275,7 @@ class DeviceColour:
     """What the device needs to finish N fast views of one crop group that only have their geometry.
 
     matrix (N, 3, 4) float32, `colour_matrix` of each; sigma (N,) float32, the blur's in pixels, 0
-    for none; solarize (N,) bool. It is filled view by view with `set` and used by `apply_colour`.
+    for none; solarize (N,) bool. A loader worker makes it, `apply_colour` uses it.
     """
 
     matrix: torch.Tensor
@@ -283,20 +283,17 @@ class DeviceColour:
     solarize: torch.Tensor
 
     @staticmethod
-    def empty(count: int) -> DeviceColour:
-        """For `count` views, none of which changes anything."""
+    def of(drawn: Sequence[DrawnView], pixels: np.ndarray) -> DeviceColour:
+        """Of N views and their geometry, uint8 (N, h, w, 3), which gives the mean colours."""
+        matrix = np.tile(np.eye(3, 4, dtype=np.float32), (len(drawn), 1, 1))
+        for n, view in enumerate(drawn):
+            if view.jitter or view.gray:
+                matrix[n] = colour_matrix(view, cv2.mean(pixels[n])[:3])
         return DeviceColour(
-            matrix=torch.eye(3, 4).repeat(count, 1, 1),
-            sigma=torch.zeros(count),
-            solarize=torch.zeros(count, dtype=torch.bool),
+            matrix=torch.from_numpy(matrix),
+            sigma=torch.tensor([view.blur for view in drawn], dtype=torch.float32),
+            solarize=torch.tensor([view.solarize for view in drawn]),
         )
-
-    def set(self, n: int, view: DrawnView, pixels: np.ndarray) -> None:
-        """View `n`'s decisions; `pixels`, its geometry, give the mean colour."""
-        if view.jitter or view.gray:
-            matrix = colour_matrix(view, cv2.mean(pixels)[:3])
-            self.matrix[n] = torch.from_numpy(matrix)
-        self.sigma[n], self.solarize[n] = view.blur, view.solarize
 
     def to(self, device: torch.device) -> DeviceColour:
         return DeviceColour(

@@ -285,10 +285,11 @@ class _Array:
     def value(self) -> Tensor:
         if not (isinstance(self.state, tuple) and len(self.state) == 5):
             raise BadInput("damaged: an array without content")
+        # The bytes go as soon as they are copied
         (_, shape, dtype, fortran, data), self.state = (
             self.state,
             None,
-        )  # the bytes go as soon as they are copied
+        )
         return _array(data, dtype, shape, "F" if fortran else "C")
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from backbench import plugins
 from backbench.errors import BadInput
 from backbench.images.preprocess import CIFAR_MEAN, SWAV_STD, Pixels
+from backbench.runs.folder import log
 from backbench.weights.names import FoundTrunk, Tables, Tree, unwrapped
 
 # The CIFAR statistics that ARB's CIFAR/main.py and solo-learn's classification_dataloader.py share
@@ -45,9 +46,8 @@ class Format:
     dialects: tuple[str, ...] = ("torchvision",)
     pixels: Pixels = field(default_factory=Pixels)
     small_pixels: Pixels | None = None  # with a 3x3 conv1
-    conv3: str | None = (
-        None  # the stem that a 3x3 conv1 means, where it is known: no file tells its padding
-    )
+    # The stem that a 3x3 conv1 means, where it is known: no file tells its padding
+    conv3: str | None = None
     epoch: tuple[str, int] = ("epoch", 0)  # where the finished epochs are counted, and what to add
 
 
@@ -366,10 +366,16 @@ FORMATS: tuple[Format, ...] = (
 
 
 def all_formats() -> dict[str, Format]:
-    """The shipped rows and those of installed packages (plugins.py), by name."""
+    """The shipped rows and those of installed packages (plugins.py), by name.
+
+    A package that cannot be loaded is named and left out: the shipped formats do not need it.
+    """
     rows = {row.name: row for row in FORMATS}
     for name in plugins.names(plugins.FORMATS, rows):
-        rows[name] = plugins.load(plugins.FORMATS, name, Format)
+        try:
+            rows[name] = plugins.load(plugins.FORMATS, name, Format)
+        except BadInput as error:
+            log.warning(str(error))
     return rows
 
 

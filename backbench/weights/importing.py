@@ -375,7 +375,9 @@ class Found:
         """The file's own key that looks most like the first missing one."""
         if not missing:
             return ""
-        free = [key for _, key in self._free()]
+        # What a trunk of another table has taken is not meant either
+        taken = {key for trunk in self.trunks for key in trunk.keys.values()}
+        free = [key for _, key in self._free() if key not in taken]
         close = difflib.get_close_matches(missing[0], free[:5000], n=1, cutoff=0.8)
         return f" (is '{shown(close[0])}' meant?)" if close else ""
 

@@ -18,9 +18,8 @@ from torch import Tensor
 from backbench.weights.resnet import ARCHS, trunk_shapes
 
 Tables = dict[str, dict[str, Tensor]]  # dotted path in the file -> its tensors by key
-Tree = (
-    object  # what a file holds: nested dicts and lists with tensors and plain values at the leaves
-)
+# What a file holds: nested dicts and lists with tensors and plain values at the leaves
+Tree = object
 
 DEEPEST = 20  # levels of nesting that are looked at
 
@@ -63,9 +62,8 @@ def detectron2_name(key: str) -> str:
     if part == "downsample":
         name = _DETECTRON2_PARTS[f"{part}.{rest.pop(0)}"]
     else:
-        name = re.sub(
-            r"^bn(\d)$", r"conv\1.norm", part
-        )  # a norm belongs to the convolution it follows
+        # A norm belongs to the convolution it follows
+        name = re.sub(r"^bn(\d)$", r"conv\1.norm", part)
     return ".".join([f"res{int(stage[-1]) + 1}", block, name, *rest])
 
 
@@ -179,9 +177,8 @@ class FoundTrunk:
         return out
 
 
-LONGEST = (
-    5  # parts of the longest names: layer1.0.downsample.0.weight, res2.0.conv1.norm.running_mean
-)
+# Parts of the longest names: layer1.0.downsample.0.weight, res2.0.conv1.norm.running_mean
+LONGEST = 5
 FEWEST = 20  # names under a prefix before it is looked at
 MOST = 32  # prefixes looked at in a table: a file may have been made to delay
 

@@ -51,6 +51,5 @@ class Detection(TypedDict):
     bbox: list[float]  # x, y, width, height in pixels of the file
     score: float
     segmentation: NotRequired[RunLength]
-    keypoints: NotRequired[
-        list[float]
-    ]  # x, y, score of each; a pixel's middle is at .0, COCO's way
+    # x, y, score of each; a pixel's middle is at .0, COCO's way
+    keypoints: NotRequired[list[float]]

@@ -20,10 +20,20 @@ from backbench import cli, doctor
         ("0.1.10", ">=0.1.7,<0.1.10", False),
         ("0.1.5.post20221221", ">=0.1.5.post20221221", True),
         ("3.0", "", True),
+        ("2.11.0a0+eb1f9c3", ">=2.11,<2.16", True),
+        ("2.15.0-custom", ">=2.11", True),
+        ("2.15.0.nv25.1", ">=2.11,<2.15", False),
     ],
 )
 def test_version_ranges(version, wanted, fits):
     assert doctor.within(version, wanted) is fits
+
+
+def test_packages_without_the_one_that_reads_ranges(monkeypatch):
+    monkeypatch.setitem(sys.modules, "packaging.requirements", None)
+    found = doctor.packages()
+    assert found["torch"]["state"] == "ok" and found["torch"]["version"]
+    assert "mypy" not in found
 
 
 def test_doctor_here(tiny_root, capsys):

@@ -112,9 +112,8 @@ def test_the_methods_accept_the_points(name) -> None:
         setup = Setup(batch_size=recipe.batch_size, views=views, seed=0, images=1000, classes=100)
         method = recipe.method
         if hasattr(method, "queue"):
-            method = dataclasses.replace(
-                method, queue=recipe.batch_size
-            )  # filling a long one takes a second
+            # Filling a long one takes a second
+            method = dataclasses.replace(method, queue=recipe.batch_size)
         build_method(method, trunk, setup)
 
 

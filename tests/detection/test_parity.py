@@ -94,9 +94,8 @@ def pair(request, tiny_root, tmp_path_factory):
                 )
         for norm in norms:
             norm.momentum = 1.0
-        ours.model.backbone(
-            ours.model.batch(images).tensors
-        )  # statistics that fit: scores spread and do not saturate
+        # Statistics that fit: scores spread and do not saturate
+        ours.model.backbone(ours.model.batch(images).tensors)
         for norm in norms:
             norm.momentum = 0.1
     theirs.model.load_state_dict(to_detectron2_names(ours.model.state_dict()))

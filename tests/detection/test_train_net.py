@@ -107,9 +107,8 @@ def test_faster_rcnn_from_start_to_end(tiny_root, x, tmp_path):
     assert {r.metric for r in rows} == {
         f"bbox_{m}" for m in ("AP", "AP50", "AP75", "APs", "APm", "APl")
     }
-    assert first.protocol.startswith("detection-") and not first.protocol.endswith(
-        "-v1"
-    )  # SIX is no protocol's
+    # SIX is no protocol's
+    assert first.protocol.startswith("detection-") and not first.protocol.endswith("-v1")
     assert len(list((whole / "pictures").glob("*.png"))) == 2
     assert (whole / first.provenance["predictions"]).is_file()
     assert json.loads((whole / "progress.json").read_text())["done"] == 2

@@ -112,9 +112,8 @@ def test_views_depend_on_neither_workers_nor_ranks_nor_restarts(found):
     assert not torch.equal(whole[0].views[0], whole[0].views[1])
     by_image = {int(i): v for i, v in zip(whole[0].index, whole[0].views[0])}
     again = {int(i): v for b in whole[2:4] for i, v in zip(b.index, b.views[0])}
-    assert any(
-        not torch.equal(by_image[i], again[i]) for i in by_image.keys() & again.keys()
-    )  # another epoch
+    # Another epoch
+    assert any(not torch.equal(by_image[i], again[i]) for i in by_image.keys() & again.keys())
 
 
 def test_labels_are_the_folders(found):
@@ -332,3 +331,9 @@ def test_arrays_and_shards_are_loaded_alike_by_any_number_of_workers(root, found
     for images in (arrays, shards):
         alone, *workers = (batches(images, recipe(), last=1, workers=w)[0] for w in (0, 1, 2))
         assert all(same(alone, other) for other in workers)
+
+
+def test_array_lists_are_decoded_from_memory(found):
+    pixels = np.stack([np.asarray(picture(n).resize((32, 32))) for n in range(8)])
+    arrays = ArrayList(found.root, tuple(map(str, range(8))), (0,) * 8, ("x",), pixels)
+    assert same(*(batches(arrays, recipe(), last=1, workers=w)[0] for w in (0, 1)))

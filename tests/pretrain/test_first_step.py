@@ -31,12 +31,14 @@ class Good(Method):
         self.backbone = nn.Sequential(nn.Flatten(), nn.Linear(12, 4), nn.BatchNorm1d(4))
         self.still = nn.Parameter(torch.ones(4))
         self.copy = nn.Linear(4, 4).requires_grad_(False)
+        # DINO's last layer; torch keeps the weight that it computes in an attribute
+        self.head = nn.utils.weight_norm(nn.Linear(4, 4))
         self.register_buffer("queue", torch.zeros(6, 4))
         self.keys = []
         self.size = 6
 
     def forward(self, batch):
-        z = self.backbone(batch.views[0])
+        z = self.head(self.backbone(batch.views[0]))
         still = self.still.detach() + 0.0 * self.still
         self.keys.append(distributed.gather_without_gradient(z))
         loss = distributed.mean_over_ranks((z * still).square().mean())

@@ -117,9 +117,8 @@ def loop_mio(z_a, z_b, t, l2=0.0, reduction="mean"):
                 negative = negative - torch.log(1 - torch.sigmoid(c))
                 count += 1
     assert count == 4 * n * n - 4 * n
-    distance = sum(
-        ((z[i] - z[(i + n) % (2 * n)]) ** 2).sum() for i in range(2 * n)
-    )  # Eq. 39: all ordered pairs
+    # Eq. 39: all ordered pairs
+    distance = sum(((z[i] - z[(i + n) % (2 * n)]) ** 2).sum() for i in range(2 * n))
     distance = distance / {"sum": 1, "pair_mean": 2 * n, "mean": 2 * n * d}[reduction]
     return positive + negative / max(1, count) + l2 * distance
 
@@ -314,9 +313,8 @@ def test_nuclear_norm_at_zero_and_at_equal_rows_is_finite():
     for x in (torch.zeros(2, 3, 4), torch.ones(2, 3, 4), torch.eye(3).expand(2, 3, 3)):
         value, (gradient,) = value_and_gradients(lambda x: nuclear_norm(x).sum(), x)
         assert value.isfinite() and gradient.isfinite().all()
-        assert (
-            float(torch.linalg.matrix_norm(gradient, 2).max()) < 1 + 1e-5
-        )  # every subgradient has norm at most 1
+        # Every subgradient has norm at most 1
+        assert float(torch.linalg.matrix_norm(gradient, 2).max()) < 1 + 1e-5
 
 
 @pytest.mark.parametrize(("m", "n", "k"), [(5, 4, 9), (1, 3, 4), (2, 2, 1)])
@@ -348,9 +346,8 @@ def test_jcl_at_equal_and_nearly_equal_keys():
     ("l2", "reduction"), [(0.0, "mean"), (1.0, "mean"), (1.0, "pair_mean"), (1.0, "sum")]
 )
 def test_mio(n, l2, reduction, monkeypatch):
-    monkeypatch.setattr(
-        "pretrain.methods.mio.BLOCK_ELEMENTS", {"cpu": 40}
-    )  # several blocks of rows
+    # Several blocks of rows
+    monkeypatch.setattr("pretrain.methods.mio.BLOCK_ELEMENTS", {"cpu": 40})
     check_loss(
         lambda a, b: mio_loss(a, b, temperature=0.5, l2_weight=l2, l2_reduction=reduction),
         lambda a, b: loop_mio(a, b, 0.5, l2, reduction),
@@ -444,9 +441,8 @@ def test_cllr_at_low_rank_zero_columns_and_zero(norm):
 
 def test_l21_is_over_columns():
     projection = torch.tensor([[3.0, 0.0], [4.0, 0.0]])
-    assert (
-        float(cllr_regularizer(torch.zeros(1, 2), projection, alpha=1.0, norm="l21")) == 5.0
-    )  # rows would give 7
+    # Rows would give 7
+    assert float(cllr_regularizer(torch.zeros(1, 2), projection, alpha=1.0, norm="l21")) == 5.0
 
 
 def test_the_released_reconstruction_ignores_the_scale_of_the_projection():

@@ -178,9 +178,8 @@ def test_value_and_gradient(name):
     ours, loop, inputs = CASES[name]
     expected, expected_gradients = gradients(loop, inputs)
     value, got = gradients(ours, inputs)
-    exact = (
-        1e-4 if name == "barlow_twins" else 1e-9
-    )  # lightly's standardisation divides by std + 1e-5
+    # Lightly's standardisation divides by std + 1e-5
+    exact = 1e-4 if name == "barlow_twins" else 1e-9
     torch.testing.assert_close(value, expected, rtol=exact, atol=exact)
     for g, e in zip(got, expected_gradients):
         torch.testing.assert_close(g, e, rtol=exact, atol=exact)

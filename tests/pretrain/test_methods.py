@@ -89,9 +89,8 @@ def test_multi_crop_makes_one_pass_per_resolution_and_14_pairs():
     method.backbone.passes.clear()
     method(batch([12] * 3 + [8] * 5))
     queries, keys = [(3 * BATCH, 3, 12, 12), (5 * BATCH, 3, 8, 8)], [(2 * BATCH, 3, 12, 12)]
-    assert (
-        method.backbone.passes == queries + keys
-    )  # the key encoder, a copy, reports to the same list
+    # The key encoder, a copy, reports to the same list
+    assert method.backbone.passes == queries + keys
 
 
 def test_multi_crop_pairs_and_rows(monkeypatch):

@@ -367,9 +367,8 @@ def test_micro_batches_add_up_to_the_batch(pretrain, tmp_path):
     assert pretrain(tmp_path / "a", moco % 2, *common)[0] == 0
     assert pretrain(tmp_path / "b", moco % 1, "accumulate=2", *common)[0] == 0
     a, b = (read_metrics(tmp_path / n)[0]["loss"] for n in "ab")
-    assert a == pytest.approx(
-        b, rel=1e-2
-    )  # the shuffle of the keys spans the batch in one, the micro-batch in the other
+    # The shuffle of the keys spans the batch in one, the micro-batch in the other
+    assert a == pytest.approx(b, rel=1e-2)
 
 
 @pytest.mark.slow

@@ -418,18 +418,16 @@ def detectron2_names(state_dict):
 
 
 def detectron2_moco(model):
-    arrays = {
-        k: v.numpy() for k, v in detectron2_names(model.state_dict()).items()
-    }  # its fc becomes stem.fc
+    # Its fc becomes stem.fc
+    arrays = {k: v.numpy() for k, v in detectron2_names(model.state_dict()).items()}
     return {"model": arrays, "__author__": "MOCO", "matching_heuristics": True}
 
 
 def detectron2_trained(model):
     model.fc = nn.Identity()
     trunk = {f"backbone.bottom_up.{k}": v for k, v in detectron2_names(model.state_dict()).items()}
-    trunk = {
-        k: v for k, v in trunk.items() if not k.endswith("num_batches_tracked")
-    }  # FrozenBatchNorm2d has none
+    # FrozenBatchNorm2d has none
+    trunk = {k: v for k, v in trunk.items() if not k.endswith("num_batches_tracked")}
     fpn = {
         "backbone.fpn_lateral2.weight": torch.randn(2, 3),
         "proposal_generator.rpn_head.conv.weight": torch.ones(2),

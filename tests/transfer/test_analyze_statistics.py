@@ -144,9 +144,8 @@ def test_equal_features() -> None:
     same = torch.ones(6, 32, 16)
     views = fs.ViewStatistics(32, 16)
     views.add(same)
-    assert views.mean("nuclear_norm").value == pytest.approx(
-        math.sqrt(32)
-    )  # rank 1: the least value of 32 unit rows
+    # Rank 1: the least value of 32 unit rows
+    assert views.mean("nuclear_norm").value == pytest.approx(math.sqrt(32))
     assert views.mean("view_cosine").value == pytest.approx(1.0)
     assert views.mean("covariance_diagonal").value == pytest.approx(0.0, abs=1e-15)
     moments = fs.Moments(16)

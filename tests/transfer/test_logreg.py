@@ -39,9 +39,8 @@ def test_agrees_with_scikit_learn(l2, dtype):
     assert ours.loss == pytest.approx(reference, rel=1e-4)
     fresh = x + torch.randn(x.shape, generator=torch.Generator().manual_seed(1))
     top = np.sort(theirs.decision_function(fresh.double().numpy()), 1)
-    clear = top[:, -1] - top[:, -2] > (
-        1e-9 if dtype == torch.float64 else 1e-2
-    )  # single precision may break a tie
+    # Single precision may break a tie
+    clear = top[:, -1] - top[:, -2] > (1e-9 if dtype == torch.float64 else 1e-2)
     assert clear.mean() > 0.98
     assert (ours.logits(fresh).argmax(1).numpy() == theirs.predict(fresh.double().numpy()))[
         clear

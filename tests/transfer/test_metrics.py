@@ -44,9 +44,8 @@ def test_bootstrap_equals_resampling_of_images(metric):
 
 def test_interval_of_a_mean():
     low, high = metrics.mean_ci([1.0, 2.0, 3.0])
-    assert (low, high) == pytest.approx(
-        (2 - 2.4841, 2 + 2.4841), abs=1e-3
-    )  # t(0.975, 2) / sqrt(3) = 2.4841
+    # T(0.975, 2) / sqrt(3) = 2.4841
+    assert (low, high) == pytest.approx((2 - 2.4841, 2 + 2.4841), abs=1e-3)
     assert metrics.mean_ci([1.0]) is None
 
 

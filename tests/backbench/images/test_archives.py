@@ -111,9 +111,8 @@ def test_stl10_with_its_unlabelled_part(tmp_path):
     found = catalog.open_split(tmp_path, "stl10", "train+unlabeled")
     assert found.labels == (0, 9, 2, -1, -1, -1, -1, -1)
     assert found.classes == tuple("abcdefghij")
-    assert np.array_equal(
-        found.array(4), raw["unlabeled"][1].transpose(2, 1, 0)
-    )  # stored column by column
+    # Stored column by column
+    assert np.array_equal(found.array(4), raw["unlabeled"][1].transpose(2, 1, 0))
     assert np.array_equal(np.asarray(found.open(1)), raw["train"][1].transpose(2, 1, 0))
     assert found.subset([7, 0]).labels == (-1, 0)
     assert len(catalog.open_split(tmp_path, "stl10", "unlabeled")) == 5

@@ -212,13 +212,12 @@ def test_the_hue_keeps_the_lightness_and_moves_the_colours():
 def test_colour_and_blur_on_the_device_finish_the_same_view(blur_kernel):
     crops = Crops(size=64, blur_kernel=blur_kernel, solarize_p=0.0)
     pixels = np.empty((12, 64, 64, 3), np.uint8)
-    colour = DeviceColour.empty(12)
+    views = [draw(generator(n), *image.shape[:2], crops) for n, image in enumerate(PHOTOS)]
     want = np.empty_like(pixels)
     for n, image in enumerate(PHOTOS):
-        view = draw(generator(n), *image.shape[:2], crops)
-        pixels[n] = render_geometry(image, view, crops)
-        colour.set(n, view, pixels[n])
-        want[n] = render_fast(image, view, crops)
+        pixels[n] = render_geometry(image, views[n], crops)
+        want[n] = render_fast(image, views[n], crops)
+    colour = DeviceColour.of(views, pixels)
     assert sum(sigma > 0 for sigma in colour.sigma) >= 3
     have = apply_colour(torch.from_numpy(pixels).permute(0, 3, 1, 2), colour, crops)
     off = np.abs(have.permute(0, 2, 3, 1).numpy() - want)
@@ -231,10 +230,8 @@ def test_solarization_on_the_device():
     image = PHOTOS[0]
     views = [draw(generator(n), *image.shape[:2], crops) for n in range(6)]
     assert {v.solarize for v in views} == {True, False}
-    colour = DeviceColour.empty(6)
     pixels = np.stack([render_geometry(image, v, crops) for v in views])
-    for n, view in enumerate(views):
-        colour.set(n, view, pixels[n])
+    colour = DeviceColour.of(views, pixels)
     have = apply_colour(torch.from_numpy(pixels).permute(0, 3, 1, 2), colour, crops)
     want = np.stack([render_fast(image, v, crops) for v in views])
     assert np.array_equal(have.permute(0, 2, 3, 1).numpy(), want)

@@ -43,9 +43,8 @@ class Lab:
 
     def grid(self, **content) -> str:
         path = self.root / f"grid{len(list(self.root.glob('grid*')))}.yaml"
-        path.write_text(
-            json.dumps({"name": "lab", "data": str(self.data), **content})
-        )  # JSON is YAML
+        # JSON is YAML
+        path.write_text(json.dumps({"name": "lab", "data": str(self.data), **content}))
         return str(path)
 
     def linear(self, *datasets: str, **options) -> list[dict]:

@@ -50,9 +50,8 @@ def test_time_limit_saves_and_continues_until_no_progress_is_made(lab):
     lab.dataset("steady", steps=30, step_s=0.2)
     lab.dataset("stuck", steps=2, step_s=0.5)
     grid = lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=lab.linear("steady", "stuck"))
-    cluster = lab.cluster(
-        "local", resources={"default": {"hours": 8 / 3600}}
-    )  # told to save after 4 s
+    # Told to save after 4 s
+    cluster = lab.cluster("local", resources={"default": {"hours": 8 / 3600}})
     assert lab.run(grid, cluster, "runs") == 0
     (steady,) = [n for n in lab.states("runs") if "steady" in n]
     assert (

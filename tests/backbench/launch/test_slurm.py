@@ -62,9 +62,8 @@ def test_preempted_and_requeued_jobs_end_with_the_same_numbers(lab, shell):
     lab.until("runs", lambda s: len(list(lab.root.glob("runs/*/*/state.json"))) == 2)
     known = ids(lab, "runs")
     first = known[one(known, "preempted")]
-    shell(
-        f"scancel --signal TERM {first}"
-    )  # what Slurm sends at preemption: a warning, then the user's signal
+    # What Slurm sends at preemption: a warning, then the user's signal
+    shell(f"scancel --signal TERM {first}")
     shell(f"scancel --signal USR2 {first}")
     shell(f"scontrol requeue {known[one(known, 'requeued')]}")
     lab.until_done("runs", 90)
@@ -251,9 +250,8 @@ def test_lost_node_loses_no_result(lab, shell):
     assert lab.run(grid, lab.slurm(), "runs") == 0
     lab.until("runs", lambda s: len(list(lab.root.glob("runs/*/*/state.json"))) == 1)
     node = shell("sinfo -h -N -o %N").split()[0]
-    shell(
-        f"scontrol update NodeName={node} State=DOWN Reason=lost"
-    )  # it answers, so Slurm takes it back at once
+    # It answers, so Slurm takes it back at once
+    shell(f"scontrol update NodeName={node} State=DOWN Reason=lost")
     lab.until_done("runs", 120)
     (hows,) = lab.attempts("runs").values()
     assert len(hows) == 2 and hows[-1] == "done"

@@ -289,9 +289,8 @@ def test_numpy_pickles_with_objects_or_wrong_sizes_are_refused(tmp_path, capsys)
     good = pickle.dumps({"a": np.arange(3, dtype=np.float32)}, protocol=4)
     path.write_bytes(good.replace(b"K\x03\x85", b"K\x09\x85"))  # a shape of nine
     refused(path, capsys, "damaged")
-    path.write_bytes(
-        good.replace(b"K\x03\x85", b"J\xff\xff\xff\x7f\x85")
-    )  # a shape of two thousand million
+    # A shape of two thousand million
+    path.write_bytes(good.replace(b"K\x03\x85", b"J\xff\xff\xff\x7f\x85"))
     refused(path, capsys, "damaged")
 
 
