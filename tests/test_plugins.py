@@ -109,12 +109,12 @@ def test_without_the_package_the_names_are_unknown(data, tmp_path):
 @pytest.mark.parametrize(
     "name", ["example_lab.spread", "os", "../spread", "pretrain.methods.simclr"]
 )
-def test_a_recipe_cannot_name_a_module(site, data, tmp_path, name):
+def test_a_recipe_cannot_name_a_module(data, tmp_path, capsys, name):
     (tmp_path / "recipe.yaml").write_text(RECIPE.replace("name: spread", f"name: {name}"))
     out = ("--data", str(data), "--out", str(tmp_path / "run"))
-    done = backbench(site, "pretrain", str(tmp_path / "recipe.yaml"), *out)
-    assert done.returncode == 2
-    assert f"unknown method '{name}'" in done.stderr and len(done.stderr.splitlines()) == 1
+    assert cli.main(["pretrain", str(tmp_path / "recipe.yaml"), *out]) == 2
+    said = capsys.readouterr().err
+    assert f"unknown method '{name}'" in said and len(said.splitlines()) == 1
 
 
 def point(tmp_path: Path, group: str, name: str, value: str, package: str = "odd") -> None:
