@@ -54,11 +54,11 @@ def held(runs: Iterable[str | Path]) -> list[Held]:
     for top in map(Path, runs):
         if not top.is_dir():
             raise BadInput(f"{top}: no such folder; give one or more run folders")
-        owner: dict[
-            Path, Held
-        ] = {}  # folder -> the run that it belongs to: its own, or its parent's
+        # Folder -> the run that it belongs to: its own, or its parent's
+        owner: dict[Path, Held] = {}
         for name, _, files in os.walk(top):
             folder = Path(name)
+            # os.walk comes to a folder before it comes to what is below
             run = owner.get(folder.parent)
             if RUN_FILE in files:
                 run = found.get(folder) or _open(folder)
@@ -68,6 +68,7 @@ def held(runs: Iterable[str | Path]) -> list[Held]:
                 seen.add(folder)
                 _look(folder, files, run, loose.setdefault(top, []))
     out = sorted(found.values(), key=lambda each: each.run)
+    # What belongs to no run stands under the folder that was given
     for top, removable in loose.items():
         if removable:
             out.append(Held(top, "-", True, sum(each.size for each in removable), removable))
@@ -82,6 +83,7 @@ def _look(folder: Path, names: Iterable[str], run: Held | None, loose: list[Remo
             stat = file.lstat()
         except OSError:
             continue  # removed while we looked
+        # What it takes on disk; files with holes say more in st_size
         size = stat.st_blocks * 512
         if run is not None:
             run.size += size
@@ -113,6 +115,7 @@ def _can_go(file: Path, stat: os.stat_result, run: Held | None) -> str | None:
     temporary = file.name.startswith(".") and file.name.endswith(".tmp")
     if temporary and time.time() - stat.st_mtime > STILL_WRITTEN_S:
         return "left by a writer that died"
+    # A state is the way back to a number until the number is there, and nothing afterwards
     if run is None or not run.finished or run.verb not in ("pretrain", "detect"):
         return None
     return "training state of a finished run" if file == run.run / STATE_FILE else None

@@ -143,6 +143,7 @@ def _dataclass(cls: type[T], data: object, where: str, path: str) -> T:
     """`data` as `cls`; `where` is the file and `path` the key that messages name."""
     if not isinstance(data, Mapping):
         raise BadInput(f"{where}: '{path or 'recipe'}' must be a group of keys, not {data!r}")
+    # 1. Every key is known.
     fields = {f.name: f for f in dataclasses.fields(cls) if f.init}  # type: ignore[arg-type]
     hints = typing.get_type_hints(cls)
     for key in data:
@@ -150,6 +151,7 @@ def _dataclass(cls: type[T], data: object, where: str, path: str) -> T:
             raise BadInput(
                 f"{where}: unknown key '{_join(path, str(key))}'; {nearest(str(key), fields)}"
             )
+    # 2. Every field gets the value of its key, as its type; without a key its own default.
     values: dict[str, Any] = {}
     for name, field in fields.items():
         here = _join(path, name)
@@ -159,6 +161,7 @@ def _dataclass(cls: type[T], data: object, where: str, path: str) -> T:
             values[name] = _value(hint, data[name], where, here)
         elif _needed(field):
             raise BadInput(f"{where}: key '{here}' is missing ({_type_name(hints[name])})")
+    # 3. What fields must be together, the dataclass says itself.
     try:
         return cls(**values)
     except ValueError as error:  # a dataclass's own __post_init__ check
@@ -199,6 +202,7 @@ def _one_of(args: tuple[Hint, ...], value: Any, where: str, path: str, wrong: Ba
         if type(None) in args:
             return None
         raise wrong
+    # With one type its own message is the better one: it names the key below
     choices = [arg for arg in args if arg is not type(None)]
     for arg in choices:
         try:

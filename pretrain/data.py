@@ -73,6 +73,9 @@ class BatchOrder:
         return (self.last - self.first) * self.accumulate
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        # An epoch's order is cut into global batches (the rest is left out), a global batch into
+        # the ranks' shares, a share into micro-batches: who holds an image depends on the number
+        # of ranks, which images make a step does not.
         per_epoch = self.count // self.batch_size
         share = self.batch_size // self.ranks
         micro = share // self.accumulate
@@ -193,6 +196,7 @@ class ViewBatches(Dataset[LoadedBatch]):
                 image = np.asarray(self.found.open(index))
             else:
                 image = self.found.array(index)
+            # First come, first kept: nothing is thrown out again, so a worker's memory is bounded
             if image.nbytes <= self.cache_left:
                 self.cache_left -= image.nbytes
                 self.cache[index] = image

@@ -41,6 +41,7 @@ class RecentTerms:
 
     def first_not_finite(self) -> int | None:
         """The place of the first loss that is infinite or nan; waits for the device."""
+        # One read for all steps since the last row
         finite = torch.stack([row["loss"] for row in self.rows]).isfinite().tolist()
         return None if all(finite) else finite.index(False)
 
@@ -92,6 +93,7 @@ class RunLog:
         """Around what is not training, so that the speed does not count it."""
         began = time.monotonic()
         yield
+        # Time that is not training passes before the row's time begins
         self.since += time.monotonic() - began
 
     def warn_of_skipped(self, parts: Sequence[LoadedBatch]) -> None:
@@ -125,20 +127,24 @@ class RunLog:
     def _row(
         self, recent: RecentTerms, features: monitor.Features, *, done: int, epoch: int, lr: float
     ) -> None:
+        # 1. What the steps came to: the only place that waits for the device.
         now = time.monotonic()
         means = recent.mean() | features.statistics()
         recent.rows.clear()
+        # 2. How fast they were; the clock starts anew for the next row.
         speed = {
             "images_per_s": self.made * self.batch_size / (now - self.since),
             "waiting": self.waited / (now - self.since),
         }
         self.since, self.waited, self.made = now, 0.0, 0
+        # 3. What the progress line shows until then.
         self.shown = {
             "loss": means["loss"],
             "lr": lr,
             "img/s": speed["images_per_s"],
             "waiting": speed["waiting"],
         }
+        # 4. Rows count steps from 0: the row after step number `done` is that of step done - 1.
         if self.metrics is not None:
             self.metrics.write(done - 1, epoch=epoch, lr=lr, **means, **speed)
             monitor.warn_if_collapsed(means, done)

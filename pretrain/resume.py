@@ -55,6 +55,7 @@ class SavedState:
             raise BadInput(
                 f"{self.file}: the state of another recipe; move it away, or use another --out"
             )
+        # The terms lie on the run's device, whatever the machine that saved them had
         step, recent = state["step"], RecentTerms()
         for row in state["recent"]:
             recent.rows.append({name: x.to(self.fabric.device) for name, x in row.items()})
@@ -80,6 +81,7 @@ class SavedState:
         Weights that are not finite never replace a good state. On all ranks, whose weights are
         alike, so that all fail or none.
         """
+        # A norm is finite only where all elements are, and one read answers for all parameters
         norms = torch._foreach_norm(list(self.method.parameters()))
         if not torch.stack(norms).isfinite().all():
             raise Failed(f"after step {step} the weights are not finite; {self.last_good()}")
