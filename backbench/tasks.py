@@ -19,7 +19,7 @@ class Task:
     title: str  # on the page and in tables
     verb: str  # of the command line
     recipe: str  # the protocol where none is named
-    # `kind:` of the protocols that measure it, for verbs that measure several tasks
+    # `kind:` of the protocols in configs/transfer that measure it
     kind: str | None = None
     percent: int | None = None  # of ImageNet's labels
     ious: tuple[str, ...] = ()  # detection: what its APs compare, the task's own first
@@ -80,6 +80,7 @@ TASKS: dict[str, Task] = {
             title="1% of labels",
             verb="semisup",
             recipe="semisup",
+            kind="finetune",
             percent=1,
             tolerances={"imagenet": 1.5},
         ),
@@ -88,10 +89,17 @@ TASKS: dict[str, Task] = {
             title="10% of labels",
             verb="semisup",
             recipe="semisup",
+            kind="finetune",
             percent=10,
             tolerances={"imagenet": 1.0},
         ),
-        Task(name="finetune", title="Finetuning", verb="finetune", recipe="finetune"),
+        Task(
+            name="finetune",
+            title="Finetuning",
+            verb="finetune",
+            recipe="finetune",
+            kind="finetune",
+        ),
         Task(
             name="faster_rcnn",
             title="Faster R-CNN",

@@ -1,16 +1,19 @@
-"""Evaluation protocols as typed values. Each has a versioned name; a
-number under another name is another column."""
+"""What evaluation protocols are made of, as typed values, and those that several files share.
+
+Each has a versioned name; a number under another name is another column.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from backbench import config
 from backbench.errors import BadInput, nearest
 from backbench.images.preprocess import eval_geometry
+from backbench.tasks import TASKS
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -153,46 +156,6 @@ class Sgd(ScaledRates, Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LogReg(Protocol):
-    """Multinomial logistic regression by L-BFGS, a path of penalties from the strongest down.
-
-    Minimised: sum of cross-entropies + l2 / 2 ||W||^2, the bias unpenalised.
-    """
-
-    l2: tuple[float, float, int] = (1e-6, 1e5, 45)  # smallest, largest, how many, log-spaced
-    max_iterations: int = 1000
-    tolerance: float = 1e-5  # on the largest gradient entry of the mean objective
-    chunk: int = 65536  # rows of features in working memory at a time
-
-    @property
-    def penalties(self) -> list[float]:
-        """Strongest first, evenly spaced in their logarithms."""
-        low, high, count = math.log10(self.l2[0]), math.log10(self.l2[1]), self.l2[2]
-        if count == 1:
-            return [self.l2[1]]
-        return [10 ** (high - (high - low) * i / (count - 1)) for i in range(count)]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Knn(Protocol):
-    """Weighted k-nearest neighbours by cosine similarity, weights exp(similarity / temperature)."""
-
-    k: tuple[int, ...] = (5, 20, 200)
-    temperature: float = 0.07
-
-
-@dataclass(frozen=True, kw_only=True)
-class FewShot(Protocol):
-    """Logistic regression on `shots` labels per class, many draws of them."""
-
-    shots: int = 2
-    draws: int = 20
-    l2: float = 0.01  # as in LogReg, on features of unit length
-    max_iterations: int = 500
-    tolerance: float = 1e-6
-
-
-@dataclass(frozen=True, kw_only=True)
 class ListFile:
     """A list of labelled images: how many lines it has and its sha256."""
 
@@ -226,22 +189,15 @@ class Finetune(ScaledRates, Protocol):
     save_minutes: float = 5.0
 
 
-KINDS: dict[str, type[Protocol]] = {
-    "sgd": Sgd,
-    "logreg": LogReg,
-    "knn": Knn,
-    "fewshot": FewShot,
-    "finetune": Finetune,
-}
-
-
-def load_protocol(name: str, kinds: tuple[str, ...]) -> Protocol:
-    """A protocol by path or by its name under configs/transfer, of one of `kinds`."""
+def load_protocol(name: str, recipes: Mapping[str, type[Protocol]]) -> Protocol:
+    """A protocol by path or by its name under configs/transfer, of one of the kinds `recipes`."""
     path = config.find_recipe(name, "transfer")
     data = config.read_recipe(path)
     kind = str(data.get("kind"))
-    if kind not in KINDS:
-        raise BadInput(f"{path}: kind '{kind}'; {nearest(kind, KINDS)}")
-    if kind not in kinds:
-        raise BadInput(f"{path}: a protocol of kind '{kind}'; this command runs {', '.join(kinds)}")
-    return config.build(KINDS[kind], data, where=str(path))
+    every = dict.fromkeys(task.kind for task in TASKS.values() if task.kind is not None)
+    if kind not in every:
+        raise BadInput(f"{path}: kind '{kind}'; {nearest(kind, every)}")
+    if kind not in recipes:
+        runs = ", ".join(recipes)
+        raise BadInput(f"{path}: a protocol of kind '{kind}'; this command runs {runs}")
+    return config.build(recipes[kind], data, where=str(path))

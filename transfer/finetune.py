@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _protocol(name: str) -> Finetune:
-    protocol = load_protocol(name, ("finetune",))
+    protocol = load_protocol(name, {"finetune": Finetune})
     assert isinstance(protocol, Finetune)
     return protocol
 

@@ -1,78 +1,38 @@
 """`backbench linear`: what frozen features are worth to a linear head, neighbours or a few labels.
 
 All checkpoints see the same decoded images, in one pass per dataset. How a number is made stands in
-the file of its probe; `PROBES` has one row for each kind of protocol.
+the file of its probe, `transfer/probe_<kind>.py`.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Generic, TypeVar
 
 from backbench import config
 from backbench.datasets import catalog, splits
-from backbench.datasets.row import Dataset
-from backbench.datasets.splits import Splits
 from backbench.results.store import Result
 from backbench.runs.folder import open_run
 from backbench.runs.state import StopFlag
 from backbench.tasks import by_kind
 from backbench.weights.checkpoint import Checkpoint
-from transfer import probe_fewshot, probe_knn, probe_logreg, probe_sgd, scoring
+from transfer import scoring
 from transfer.config import Protocol, load_protocol
 from transfer.feature_cache import FeatureCache
 from transfer.features import Extractor
 from transfer.frozen import FrozenTrunk
 from transfer.machine import Machine, read_checkpoints, start_for
+from transfer.probe import probe_of
 from transfer.scoring import Assignment
 
-P = TypeVar("P", bound=Protocol)
-
-
-def _metrics_of_the_dataset(p: Protocol, dataset: Dataset) -> list[str]:
-    return list(dataset.metrics)
-
-
-def _accept(p: Protocol, name: str, found: Splits) -> None:
-    pass
-
-
-@dataclass(frozen=True, kw_only=True)
-class Probe(Generic[P]):
-    """What one kind of protocol needs: a file with these functions, and a row in PROBES."""
-
-    # The rows of all trunks of the extractor, written to the run's folder
-    measure: Callable[[Assignment[P], Extractor, Machine, StopFlag], list[Result]]
-    # The metrics of the rows that it writes for each checkpoint
-    metrics: Callable[[P, Dataset], list[str]] = _metrics_of_the_dataset
-    # Raises BadInput for data that would fail only after hours of features
-    refuse: Callable[[P, str, Splits], None] = _accept
-    # Whether the processes train together too; otherwise they only share
-    # computing the features, and rank 0 does the rest alone
-    together: bool = False
-
-
-PROBES: Mapping[str, Probe[Any]] = {
-    "sgd": Probe(measure=probe_sgd.measure, together=True),
-    "logreg": Probe(measure=probe_logreg.measure),
-    "knn": Probe(
-        measure=probe_knn.measure, metrics=probe_knn.metric_names, refuse=probe_knn.refuse
-    ),
-    "fewshot": Probe(
-        measure=probe_fewshot.measure,
-        metrics=probe_fewshot.metric_names,
-        refuse=probe_fewshot.refuse,
-    ),
-}
 TASKS = by_kind("linear")  # kind of protocol -> task
 
 
 def run(args: argparse.Namespace) -> int:
     """The verb `linear`."""
-    protocol = load_protocol(args.protocol, tuple(TASKS))
+    recipes = {kind: probe_of(kind).protocol for kind in TASKS}
+    protocol = load_protocol(args.protocol, recipes)
     names = catalog.names(args.datasets)
     checkpoints = read_checkpoints(args.checkpoints)
     machine = start_for(args)
@@ -96,7 +56,7 @@ def evaluate(
 ) -> list[Result]:
     """All `checkpoints` on all datasets by one protocol -> the rows of OUT/results.jsonl."""
     # 1. Everything is read and refused before the first feature is computed.
-    probe = PROBES[protocol.kind]
+    probe = probe_of(protocol.kind)
     tasks: list[Assignment[Protocol]] = []
     for name in names:
         found = catalog.load(name, data, seed=seed)
@@ -144,7 +104,7 @@ def _share_features(
 ) -> Machine:
     """All features into the cache, by all ranks together; then each is alone."""
     for task in tasks:
-        names = PROBES[task.protocol.kind].metrics(task.protocol, task.dataset)
+        names = probe_of(task.protocol.kind).metrics(task.protocol, task.dataset)
         pending = task.pending(checkpoints, names)
         if pending:
             extractor = _extractor(task, pending, machine, stop)
@@ -160,7 +120,7 @@ def _one_dataset(
     stop: StopFlag,
 ) -> list[Result]:
     """The rows of all checkpoints, in their order; what RUN has already is not measured again."""
-    probe = PROBES[task.protocol.kind]
+    probe = probe_of(task.protocol.kind)
     by_digest = task.done(checkpoints, probe.metrics(task.protocol, task.dataset))
     digests = [c.digest for c in checkpoints]
     pending = [c for c, digest in zip(checkpoints, digests) if digest not in by_digest]

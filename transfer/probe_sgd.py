@@ -33,6 +33,7 @@ from transfer.features import Extractor
 from transfer.frozen import FrozenTrunk
 from transfer.heads import LinearHeads
 from transfer.machine import Machine
+from transfer.probe import Probe
 from transfer.probe_training import ProbeTraining, Watched
 from transfer.scoring import Assignment, CheckpointPredictions, best_of
 
@@ -231,3 +232,6 @@ def _chosen(task: Assignment[Sgd], trunk: FrozenTrunk, final: FinalHead) -> dict
         edge = scoring.warn_edge(task, trunk.checkpoint, "learning rate", final.lr, p.lr)
         choice["at_edge"] = edge
     return choice
+
+
+PROBE = Probe(protocol=Sgd, measure=measure, together=True)

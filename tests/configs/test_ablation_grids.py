@@ -27,7 +27,8 @@ from backbench.weights.resnet import build_backbone
 from pretrain.config import PretrainConfig
 from pretrain.method import Setup, build_method
 from transfer.analyze import load_config
-from transfer.config import load_protocol
+from transfer.config import Sgd, load_protocol
+from transfer.probe_knn import Knn
 
 GRIDS = sorted(p.stem for p in (config.configs_dir() / "grids").glob("ablate_*.yaml"))
 POINTS = {  # distinct points, and what the paper varies
@@ -86,7 +87,7 @@ def test_every_point_is_a_recipe_and_the_grid_is_an_ablation(name) -> None:
         if entry["verb"] == "analyze":
             load_config(entry["args"][1], None)
         else:
-            load_protocol(entry["protocol"], ("sgd", "knn"))
+            load_protocol(entry["protocol"], {"sgd": Sgd, "knn": Knn})
 
 
 def test_what_the_papers_vary_is_what_changes() -> None:

@@ -20,7 +20,7 @@ from backbench.errors import EXIT_BAD_INPUT, EXIT_PREEMPTED
 from backbench.results import store
 from backbench.weights.checkpoint import Checkpoint
 from transfer import finetune
-from transfer.config import load_protocol
+from transfer.config import Finetune, load_protocol
 from transfer.machine import Machine
 
 ONE = Machine(torch.device("cpu"), 0, 1, 0)
@@ -85,7 +85,7 @@ def semisup(root, trunk, out, tmp_path, **changes):
 
 
 def test_published_numbers():
-    p = load_protocol("semisup", ("finetune",))
+    p = load_protocol("semisup", {"finetune": Finetune})
     assert (
         p.head_lr == (0.01, 0.0316, 0.1, 0.316, 1.0, 3.16, 10.0)
         and p.batch_size == 256
