@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from backbench.runs import seeding
 from backbench.weights.checkpoint import Checkpoint
 from detection.data.records import Detection, ImageRecord
 from detection.tasks import DetectionTask
@@ -36,6 +37,7 @@ class DetectionEngine(ABC):
 
     model: nn.Module  # the whole network; its state dict is what is saved and scored
     optimizer: torch.optim.Optimizer  # the caller sets its groups' rates before each step
+    parallel: nn.Module  # `model`, or DDP around it where several ranks train
 
     def __init__(
         self,
@@ -48,10 +50,21 @@ class DetectionEngine(ABC):
         device: torch.device,
     ) -> None:
         """`flip_map` is Split.flip, empty without keypoints; `seed` decides the fresh heads, the
-        images and all draws. The engines' own go on from here: they build `model` around the
-        checkpoint's trunk, and `optimizer`."""
+        images and all draws."""
         self.cfg, self.checkpoint, self.flip_map = cfg, checkpoint, flip_map
         self.task, self.seed, self.device = task, seed, device
+        seeding.seed_everything(seed, "detector")
+        self.model = self.build()
+        self.optimizer = self.build_optimizer()
+        self.parallel = self.model
+
+    @abstractmethod
+    def build(self) -> nn.Module:
+        """The network on its device, with the checkpoint's trunk and fresh heads."""
+
+    @abstractmethod
+    def build_optimizer(self) -> torch.optim.Optimizer:
+        """Of `model`, as the config's SOLVER has it."""
 
     @abstractmethod
     def stages(self, x: Tensor) -> list[Tensor]:

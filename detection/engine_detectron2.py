@@ -24,13 +24,11 @@ from torch import Tensor, nn
 from backbench.errors import BadInput
 from backbench.runs import distributed, seeding
 from backbench.weights import exporting
-from backbench.weights.checkpoint import Checkpoint
 from detection import config, evaluate
 from detection.data.order import ImageOrder, Slots
 from detection.data.records import Annotation, Detection, ImageRecord
 from detection.data.split import Split
 from detection.engine import DetectionEngine
-from detection.tasks import DetectionTask
 
 if TYPE_CHECKING:
     from fvcore.common.config import CfgNode
@@ -198,38 +196,30 @@ def _voc_lines(detections: Sequence[Detection]) -> dict[int, list[str]]:
 
 
 class Detectron2Engine(DetectionEngine):
-    def __init__(
-        self,
-        cfg: CfgNode,
-        checkpoint: Checkpoint,
-        *,
-        flip_map: Sequence[int],
-        task: DetectionTask,
-        seed: int,
-        device: torch.device,
-    ) -> None:
-        cfg = cfg.clone()
-        cfg.MODEL.DEVICE = str(device)
-        cfg.MODEL.WEIGHTS = ""
+    def build(self) -> nn.Module:
+        # What is said to Detectron2 stays here: the caller's config is that of the run
+        self.cfg = self.cfg.clone()
+        self.cfg.MODEL.DEVICE = str(self.device)
+        self.cfg.MODEL.WEIGHTS = ""
         # torch's SyncBatchNorm has no CPU path; Detectron2's own has, and is equal.
-        if device.type == "cpu":
-            for node in (cfg.MODEL.RESNETS, cfg.MODEL.FPN):
+        if self.device.type == "cpu":
+            for node in (self.cfg.MODEL.RESNETS, self.cfg.MODEL.FPN):
                 node.NORM = "naiveSyncBN" if node.NORM == "SyncBN" else node.NORM
-        super().__init__(cfg, checkpoint, flip_map=flip_map, task=task, seed=seed, device=device)
-        seeding.seed_everything(seed, "detector")
-        self.model = build_model(cfg)
+        model = build_model(self.cfg)
         # An FPN has the trunk inside it; a C4 model is the trunk up to C4, and its head has C5.
-        self.c4 = not hasattr(self.model.backbone, "bottom_up")
+        self.c4 = not hasattr(model.backbone, "bottom_up")
         self.trunk = "backbone" if self.c4 else "backbone.bottom_up"
-        self._load(checkpoint)
-        self.optimizer = build_optimizer(cfg, self.model)
-        self.parallel: nn.Module = self.model
+        self._load(model)
+        return model
 
-    def _load(self, checkpoint: Checkpoint) -> None:
+    def build_optimizer(self) -> torch.optim.Optimizer:
+        return build_optimizer(self.cfg, self.model)
+
+    def _load(self, model: nn.Module) -> None:
         """Every tensor of the trunk to its place, or BadInput: nothing is matched by likeness."""
         # The model's own heads and FPN stay; load_state_dict below is strict about all of it.
-        own = self.model.state_dict()
-        for name, tensor in exporting.to_detectron2(checkpoint.state_dict).items():
+        own = model.state_dict()
+        for name, tensor in exporting.to_detectron2(self.checkpoint.state_dict).items():
             in_head = self.c4 and name.startswith("res5")
             key = f"roi_heads.{name}" if in_head else f"{self.trunk}.{name}"
             if key not in own and name.endswith("num_batches_tracked"):
@@ -239,7 +229,7 @@ class Detectron2Engine(DetectionEngine):
                     f"detectron2: no place for {name} {tuple(tensor.shape)} in the model ({key})"
                 )
             own[key] = tensor
-        self.model.load_state_dict(own)
+        model.load_state_dict(own)
 
     def start(self, records: Sequence[ImageRecord], first: int, last: int) -> None:
         """Detectron2's loader and mapper over our order."""

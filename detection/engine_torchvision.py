@@ -19,14 +19,12 @@ What differs on purpose or by nature:
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torchvision.ops import boxes as box_ops
 
 from backbench.runs import distributed, seeding
-from backbench.weights.checkpoint import Checkpoint
 from detection.data.images import (
     ResizeAndFlip,
     TrainImages,
@@ -42,10 +40,6 @@ from detection.data.order import ImageOrder, Slots
 from detection.data.records import Detection, ImageRecord
 from detection.engine import DetectionEngine
 from detection.rcnn.detector import Detector
-from detection.tasks import DetectionTask
-
-if TYPE_CHECKING:
-    from fvcore.common.config import CfgNode
 
 NORMS = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm)
 
@@ -53,27 +47,18 @@ NORMS = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm)
 class TorchvisionEngine(DetectionEngine):
     model: Detector
 
-    def __init__(
-        self,
-        cfg: CfgNode,
-        checkpoint: Checkpoint,
-        *,
-        flip_map: Sequence[int],
-        task: DetectionTask,
-        seed: int,
-        device: torch.device,
-    ) -> None:
-        super().__init__(cfg, checkpoint, flip_map=flip_map, task=task, seed=seed, device=device)
-        seeding.seed_everything(seed, "detector")
-        self.model = Detector(cfg, checkpoint.backbone(), checkpoint.pixels).to(device)
-        s = cfg.SOLVER
+    def build(self) -> Detector:
+        trunk, pixels = self.checkpoint.backbone(), self.checkpoint.pixels
+        return Detector(self.cfg, trunk, pixels).to(self.device)
+
+    def build_optimizer(self) -> torch.optim.Optimizer:
+        s = self.cfg.SOLVER
         others, norms = by_decay(self.model)
         groups = [
             {"params": others, "weight_decay": s.WEIGHT_DECAY},
             {"params": norms, "weight_decay": s.WEIGHT_DECAY_NORM},
         ]
-        self.optimizer = torch.optim.SGD(groups, lr=s.BASE_LR, momentum=s.MOMENTUM)
-        self.parallel: nn.Module = self.model
+        return torch.optim.SGD(groups, lr=s.BASE_LR, momentum=s.MOMENTUM)
 
     def start(self, records: Sequence[ImageRecord], first: int, last: int) -> None:
         cfg = self.cfg

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from support.pictures import picture, write_shards
+from support.pictures import picture, write_pictures, write_shards
 from torchvision.transforms.functional import resized_crop, to_tensor
 
 from backbench.datasets import catalog
@@ -39,11 +39,7 @@ def recipe(**changes):
 
 @pytest.fixture
 def root(tmp_path):
-    """ROOT/shapes/train/{a,b,c}: 21 pictures, PNG and JPEG."""
-    for n in range(21):
-        folder = tmp_path / "shapes" / "train" / "abc"[n % 3]
-        folder.mkdir(parents=True, exist_ok=True)
-        picture(n).save(folder / f"{n:02}.{'png' if n % 2 else 'jpg'}")
+    write_pictures(tmp_path)
     return tmp_path
 
 

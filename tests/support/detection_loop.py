@@ -19,17 +19,24 @@ class OneNumber(DetectionEngine):
         super().__init__(
             p.cfg, p.checkpoint, flip_map=[], task=p.task, seed=p.seed, device=torch.device("cpu")
         )
-        self.model = torch.nn.Linear(1, 1, bias=False).double()
-        torch.nn.init.zeros_(self.model.weight)
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
         self.at = at or (lambda iteration: None)  # called in each step
         self.rates = {}
 
+    def build(self):
+        number = torch.nn.Linear(1, 1, bias=False).double()
+        torch.nn.init.zeros_(number.weight)
+        return number
+
+    def build_optimizer(self):
+        return torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+
     def stages(self, x):
-        raise NotImplementedError
+        """A number has no maps."""
+        return []
 
     def predict(self, record):
-        raise NotImplementedError
+        """It finds nothing."""
+        return []
 
     def start(self, records, first, last):
         self.iteration = first
@@ -54,6 +61,11 @@ class SlowToSave(torch.nn.Linear):
         return super().state_dict(*args, **kwargs)
 
 
+class SlowOneNumber(OneNumber):
+    def build(self):
+        return SlowToSave(1, 1, bias=False).double()
+
+
 def stopped_while_saving(run, seat):
     """For ranks.spawn: a signal reaches rank 1 in iteration 3, and rank 0 takes its time to
     save."""
@@ -65,9 +77,7 @@ def stopped_while_saving(run, seat):
 
     with ranks.joined(run, seat):
         p = train_net.prepare(run)
-        engine = OneNumber(p, at)
-        engine.model = SlowToSave(1, 1, bias=False).double()
-        engine.optimizer = torch.optim.SGD(engine.model.parameters(), lr=0.1)
+        engine = SlowOneNumber(p, at)
         try:
             train_net.train(run, p, engine, seat.rank, stop)
         except Preempted:

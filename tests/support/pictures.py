@@ -14,6 +14,14 @@ def picture(n, size=32):
     return low.resize((size, size + n % 5), Image.BICUBIC)
 
 
+def write_pictures(root):
+    """ROOT/shapes/train/{a,b,c}: 21 pictures, PNG and JPEG."""
+    for n in range(21):
+        folder = root / "shapes" / "train" / "abc"[n % 3]
+        folder.mkdir(parents=True, exist_ok=True)
+        picture(n).save(folder / f"{n:02}.{'png' if n % 2 else 'jpg'}")
+
+
 def write_shards(folder, found, *, suffix=".tar", mode="w"):
     """FOLDER/part-000000.tar and part-000001.tar with the images of `found` in turns, in
     WebDataset's layout: image, label and a caption."""

@@ -8,7 +8,7 @@ import tarfile
 import numpy as np
 import pytest
 from PIL import Image
-from support.pictures import picture, write_shards
+from support.pictures import picture, write_pictures, write_shards
 
 from backbench.datasets import catalog
 from backbench.errors import BadInput
@@ -18,11 +18,7 @@ from backbench.images.files import decode, decode_array
 
 @pytest.fixture
 def root(tmp_path):
-    """ROOT/shapes/train/{a,b,c}: 21 pictures, PNG and JPEG."""
-    for n in range(21):
-        folder = tmp_path / "shapes" / "train" / "abc"[n % 3]
-        folder.mkdir(parents=True, exist_ok=True)
-        picture(n).save(folder / f"{n:02}.{'png' if n % 2 else 'jpg'}")
+    write_pictures(tmp_path)
     return tmp_path
 
 
