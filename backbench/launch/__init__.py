@@ -6,7 +6,8 @@ clusters, slurm_client where jobs run; what Slurm's commands say
 records                RUNS/.launch: submissions, statuses, logs, locks
 view                   how every job stands at one moment (writes nothing)
 plan                   what of a grid is missing, in which arrays, at what cost
-attempt, pool          one attempt at a job; processes of this machine side by side
+attempt, verdict       one attempt at a job; what follows from how it and those before it ended
+pool                   processes of this machine side by side
 slurm                  the same on Slurm, through submitit
 verb                   `backbench launch run | status | retry | cancel`
 """

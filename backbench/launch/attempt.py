@@ -11,7 +11,7 @@ A job's life, as its status file tells it. An attempt makes two steps: `_begin` 
     running -> done                    exit 0, and the files are there
     running -> queued                  "again": preempted, out of time, or failed with hope; whoever
                                        ran it starts it anew
-    running -> failed                  bad input, or the limits in `_decide` are reached
+    running -> failed                  bad input, or the limits in `verdict` are reached
     running -> stopped                 told to save by its launcher, or by Slurm, which ends
     running -> cancelled               it ended under a mark
     failed, stopped, cancelled -> queued    submitted again, by `retry` or (not failed) by `run`:
@@ -34,22 +34,21 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
-from typing import IO, ClassVar, Literal, NamedTuple, Self
+from typing import IO, ClassVar, Self
 
 from backbench.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_PREEMPTED, Failed
 from backbench.launch.clusters import Cluster
 from backbench.launch.job import Job, finished
 from backbench.launch.records import AttemptNote, Ledger, Status, StatusName
+from backbench.launch.verdict import Ending, Outcome, decide
 from backbench.runs.folder import read_progress
 
-SAME_REASON = 3  # a job that fails this often for the same reason stops
-ANY_REASON = 6  # and so does one that fails this often at all
 EXIT_STOPPED = 3  # of an attempt: cancelled, not to be started again
 PEER_LOST = re.compile("gloo|nccl|connection|socket|broken pipe|timed? ?out", re.IGNORECASE)
+PEER_S = 5.0  # so long a failing rank's words may take to where this one reads them
 # A command that ends by one of these had no handler for it yet: nothing was lost, nothing failed
 _ASKING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
 
-Outcome = Literal["done", "failed", "again", "stopped", "cancelled"]
 # How the attempt's own process (`main`) tells its outcome to the pool above it
 EXITS: dict[Outcome, int] = {
     "done": 0,
@@ -58,13 +57,6 @@ EXITS: dict[Outcome, int] = {
     "stopped": EXIT_PREEMPTED,
     "cancelled": EXIT_STOPPED,
 }
-
-
-class Ending(NamedTuple):
-    """How an attempt ended, in a word that counts (`_decide`), and why, in words to read."""
-
-    how: str  # done, failed, bad input, preempted, time limit, stopped
-    reason: str | None
 
 
 @dataclass
@@ -162,9 +154,16 @@ class Attempt:
         status = self._status = self.ledger.status(self.job)
         attempts = status["attempts"]
         if attempts and attempts[-1].get("end") is None:
-            # Its process was killed, or its node lost: it had no time to say how it ended
+            # Its process was killed, or its node lost: it had no time to say how it ended. The last
+            # that was seen of it is the nearest to its end
+            note = read_progress(self.ledger.runs / self.job.name)
             start = attempts[-1]["start"]
-            attempts[-1] |= {"end": start, "how": "killed", "reason": "ended without a word"}
+            attempts[-1] |= {
+                "end": max(start, note["time"]) if note else start,
+                "how": "killed",
+                "reason": "ended without a word",
+                "at": self._position(),
+            }
         if self.ledger.cancelled(self.job):
             self._outcome = "cancelled"
             self.ledger.write_status(self.job, {**status, "state": "cancelled"})
@@ -253,6 +252,10 @@ class Attempt:
             return False
         return spent_s > self.limit_s - self.grace_s
 
+    def _has_peers(self) -> bool:
+        """Whether other tasks of the same job work with this one."""
+        return False
+
     def _sibling_failure(self) -> Ending | None:
         """Of another task of the same job that failed; None where there is one task only."""
         return None
@@ -276,12 +279,22 @@ class Attempt:
         if code < 0:
             return self._meaning_of_signal(-code, why)
         reason = self._last_line() or f"exit {code}"
-        # It lost its peer: the other task died first and is about to write down why
-        if PEER_LOST.search(reason):
-            time.sleep(0.5)
+        if self._has_peers() and PEER_LOST.search(reason):
+            return self._peers_words() or Ending("lost peer", reason)
+        return Ending("bad input" if code == EXIT_BAD_INPUT else "failed", reason)
+
+    def _peers_words(self) -> Ending | None:
+        """Of the task whose loss this one has felt: it is about to write down why it failed.
+
+        None where no task of this job says anything: then its node is gone, and that is no fault of
+        the job.
+        """
+        end = time.monotonic() + PEER_S
+        while time.monotonic() < end:
             if (sibling := self._sibling_failure()) is not None:
                 return sibling
-        return Ending("bad input" if code == EXIT_BAD_INPUT else "failed", reason)
+            time.sleep(0.1)
+        return None
 
     def _meaning_of_signal(self, number: int, why: str | None) -> Ending:
         if number in _ASKING:
@@ -303,47 +316,12 @@ class Attempt:
             "reason": reason,
             "at": self._position(),
         }
-        outcome, reason = self._decide(ending)
+        # A retry has forgiven the attempts before it
+        counted = status["attempts"][status.get("forgiven", 0) :]
+        outcome, reason = decide(ending, counted, cancelled=self.ledger.cancelled(self.job))
         self._outcome = outcome
         state: StatusName = "queued" if outcome == "again" else outcome
         self.ledger.write_status(self.job, {**status, "state": state, "reason": reason})
-
-    def _decide(self, ending: Ending) -> tuple[Outcome, str | None]:
-        """What follows from how this attempt and the earlier ones ended, and why."""
-        how, reason = ending
-        # 1. It is over, well or by somebody's wish. A cancelled job ends like one that was stopped
-        #    or preempted, so the mark is asked for before those.
-        if how == "done":
-            return "done", None
-        if self.ledger.cancelled(self.job):
-            return "cancelled", None
-        if how == "stopped":
-            return "stopped", reason
-        # 2. It failed in a way that the next attempt would repeat, or has often enough
-        if how == "bad input":
-            return "failed", reason
-        same = [a for a in self._counted() if a.get("how") == how]
-        lately = same[-SAME_REASON:]
-        if how == "failed":
-            shapes = {_shape(a.get("reason")) for a in lately}
-            if len(same) >= SAME_REASON and len(shapes) == 1:
-                return "failed", f"failed {len(same)} times for the same reason: {reason}"
-            if len(same) >= ANY_REASON:
-                return "failed", f"failed {len(same)} times, at last: {reason}"
-        # 3. Its time is too short for one step: each attempt ends where the one before it began
-        if how == "time limit":
-            places = {str(a.get("at")) for a in lately}
-            if len(lately) == SAME_REASON and len(places) == 1:
-                return "failed", (
-                    f"{SAME_REASON} time limits ended at the same point ({lately[-1].get('at')}):"
-                    " give it more hours"
-                )
-        # 4. Failed with hope, a time limit with progress, preempted however often
-        return "again", reason
-
-    def _counted(self) -> list[AttemptNote]:
-        """The attempts since the last retry, which forgave the ones before it."""
-        return self._status["attempts"][self._status.get("forgiven", 0) :]
 
     def _position(self) -> str | None:
         """Where the run is, as far as its progress file tells."""
@@ -351,11 +329,6 @@ class Attempt:
         if note is None:
             return None
         return f"{note['what']} {note['done']}/{note['total']}"
-
-
-def _shape(reason: str | None) -> str:
-    """A reason without its numbers: `tried to allocate 2.1 GiB` and 2.4 GiB are one failure."""
-    return re.sub(r"\d+", "#", reason or "")
 
 
 def main() -> int:

@@ -50,7 +50,7 @@ class AttemptNote(TypedDict, total=False):
     place: str  # slurm:12_3, local
     gpus: int
     gpu_ids: str  # CUDA_VISIBLE_DEVICES
-    how: str  # done, failed, bad input, preempted, time limit, stopped, killed
+    how: str  # of `verdict.Ending`; or killed
     reason: str | None
     at: str | None  # where the run was, by its progress file
 

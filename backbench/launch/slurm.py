@@ -19,11 +19,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from backbench.errors import EXIT_PREEMPTED, Failed
-from backbench.launch.attempt import Attempt, Ending
+from backbench.launch.attempt import Attempt
 from backbench.launch.clusters import Cluster, read_cluster
 from backbench.launch.job import Job
 from backbench.launch.plan import arrays
 from backbench.launch.records import Ledger, Submission, Target
+from backbench.launch.verdict import Ending
 from backbench.launch.view import Snapshot
 from backbench.runs import atomic
 from backbench.runs.folder import log
@@ -158,6 +159,9 @@ class SlurmTask(Attempt):
                 failure = {"how": how, "reason": f"rank {self._rank}: {reason}"}
                 atomic.write_json(self._folder() / f"failed-{self._rank}", failure)
         return f"rank {self._rank}: exit {code}"
+
+    def _has_peers(self) -> bool:
+        return self.tasks > 1
 
     def _sibling_failure(self) -> Ending | None:
         if self.tasks == 1 or self._rank:

@@ -2,7 +2,7 @@
 exactly as a test says.
 
 Called as `python fake_verbs.py VERB ...`. ROOT/<dataset>.json: {"steps", "step_s", "fault": ..., "times": N,
-"save_every", "tell": an environment variable to write down, "fault_rank": the task that breaks at once}.
+"save_every", "die_at": the steps after which it is killed, one an attempt, "tell": an environment variable to write down, "fault_rank": the task that breaks at once}.
 It uses the suite's own run folders, stop flag and results; only the science is missing.
 """
 
@@ -12,6 +12,7 @@ import argparse
 import hashlib
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -56,10 +57,19 @@ def work(out: Path, plan: dict, start: str) -> str:
             progress.advance()
             if plan.get("save_every") and state["step"] % plan["save_every"] == 0:
                 atomic.write_json(state_file, state)
+            if state["step"] in plan.get("die_at", ()) and first_time(out, f"died {state['step']}"):
+                os.kill(os.getpid(), signal.SIGKILL)
             if stop.requested:
                 atomic.write_json(state_file, state)
                 raise Preempted(f"stopped by {stop.requested} at step {state['step']}")
     return state["word"]
+
+
+def first_time(out: Path, what: str) -> bool:
+    file = out / what
+    seen = file.exists()
+    file.touch()
+    return not seen
 
 
 def fail_as_ordered(out: Path, plan: dict) -> None:

@@ -9,6 +9,8 @@ import subprocess
 
 import pytest
 
+from backbench.launch.verdict import Ending, decide
+
 
 @pytest.mark.parametrize(("fault", "attempts"), [("broken", 3), ("bad", 1)])
 def test_failing_job_stops_says_so_and_blocks_what_needs_it(lab, capsys, fault, attempts):
@@ -72,6 +74,55 @@ def test_job_whose_time_is_too_short_for_one_step_stops(lab):
     )
     (reason,) = [s["reason"] for s in lab.statuses("runs").values()]
     assert "3 time limits ended at the same point" in reason and "give it more hours" in reason
+
+
+def test_three_kills_with_progress_between_them_end_no_job(lab):
+    """At steps 9, 16 and 25 of 40, and once more: each is an accident of its own."""
+    walk = {"steps": 40, "step_s": 0.01, "save_every": 1}
+    lab.dataset("d1", **walk, die_at=[9, 16, 25, 33])
+    grid = lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=lab.linear("d1"))
+    assert lab.run(grid, lab.cluster("local"), "runs") == 0
+    (hows,) = lab.attempts("runs").values()
+    assert hows == ["failed"] * 4 + ["done"]
+    lab.dataset("d1", **walk)
+    assert lab.values("runs") == lab.reference(grid)
+
+
+def attempt(how, at=None, reason="broken"):
+    return {"start": 0.0, "end": 1.0, "how": how, "reason": reason, "at": at}
+
+
+@pytest.mark.parametrize(
+    ("attempts", "outcome"),
+    [
+        # At one place: a fault of the job
+        ([attempt("failed", "walk 9/40")] * 3, "failed"),
+        ([attempt("failed")] * 3, "failed"),
+        # Farther each time; and what came before the progress counts no more
+        ([attempt("failed", f"walk {step}/40") for step in (9, 16, 25, 26, 27, 28, 29)], "again"),
+        ([attempt("failed", "walk 9/40")] * 2 + [attempt("failed", "walk 10/40")] * 2, "again"),
+        ([attempt("failed", "walk 9/40")] * 2 + [attempt("failed", "walk 10/40")] * 3, "failed"),
+        # Another part of the run is farther, too; the start of one that was begun before is not
+        ([attempt("failed", "rate 9/40")] * 2 + [attempt("failed", "final 1/40")] * 2, "again"),
+        ([attempt("failed", f"walk {step}/40") for step in (9, 1, 3)], "failed"),
+        # For other reasons each time, six in one place
+        ([attempt("failed", "walk 9/40", reason) for reason in ("abcdef")], "failed"),
+        ([attempt("failed", "walk 9/40", reason) for reason in ("abcde")], "again"),
+        # Preemptions between them are neither failures nor progress
+        ([attempt("failed"), attempt("preempted")] * 2 + [attempt("failed")], "failed"),
+        ([attempt("preempted", "walk 9/40")] * 20, "again"),
+        ([attempt("time limit", "walk 9/40")] * 3, "failed"),
+        ([attempt("time limit", f"walk {step}/40") for step in (9, 10, 11)], "again"),
+        # A lost peer is no failure of the job, unless they never find each other
+        ([attempt("lost peer", "walk 9/40")] * 3 + [attempt("failed", "walk 9/40")] * 2, "again"),
+        ([attempt("lost peer", "walk 9/40")] * 5, "again"),
+        ([attempt("lost peer")] * 6, "failed"),
+        ([attempt("lost peer", f"walk {step}/40") for step in range(1, 9)], "again"),
+    ],
+)
+def test_what_follows_from_how_the_attempts_ended(attempts, outcome):
+    last = Ending(attempts[-1]["how"], attempts[-1]["reason"])
+    assert decide(last, attempts, cancelled=False)[0] == outcome
 
 
 @pytest.mark.slow
