@@ -131,6 +131,8 @@ class Sgd(ScaledRates, Protocol):
     """
 
     lr: tuple[float, ...]
+    # adam: torch's, whose first beta is `momentum`
+    optimizer: Literal["sgd", "adam"] = "sgd"
     reference_batch: int = 256
     batch_size: int = 256
     momentum: float = 0.9
@@ -142,6 +144,8 @@ class Sgd(ScaledRates, Protocol):
     patience: int | None = None
     # test: the best on the reported split, only under a protocol of that name
     select: Literal["val", "test"] = "val"
+    # also top-1 on the images that were trained on, centre crops, as a row of the split `train`
+    train_score: bool = False
     save_minutes: float = 5.0
 
     def __post_init__(self) -> None:
@@ -153,6 +157,8 @@ class Sgd(ScaledRates, Protocol):
             raise ValueError("length needs a `default`")
         if not self.lr:
             raise ValueError("lr needs at least one rate")
+        if self.train_score and (len(self.lr) > 1 or self.patience is not None):
+            raise ValueError("train_score needs one rate and no patience: all labels train")
 
 
 @dataclass(frozen=True, kw_only=True)

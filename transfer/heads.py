@@ -19,6 +19,8 @@ class LinearHeads:
     diverges to nan does not touch the others.
     """
 
+    named: tuple[str, ...] = ("weight", "bias", "weight_momentum", "bias_momentum")  # of a state
+
     def __init__(
         self, count: int, classes: int, dim: int, *, std: float, seed: int, device: torch.device
     ) -> None:
@@ -63,22 +65,27 @@ class LinearHeads:
         minus_one = -torch.ones_like(true_class, dtype=log_p.dtype)
         p = log_p.exp_().scatter_add_(2, true_class, minus_one)
         gradient = p.view(len(features), -1).div_(batch)
-        # 3. logits = F W^T + b, so by W the gradient is G^T F, and by b the sum
-        #    of G's rows; those of all ranks add up.
-        # 4. torch.optim.SGD: v <- m v + (gradient + decay * w), then w <- w - rate * v.
+        # 3. The update itself.
+        self._update(gradient, features, rates, momentum=momentum, decay=decay)
+        return losses
+
+    def _update(
+        self, gradient: Tensor, features: Tensor, rates: Tensor, *, momentum: float, decay: float
+    ) -> None:
+        """By the gradient (n, H C) of this rank's logits: v <- m v + (gradient + decay * w), then
+        w <- w - rate * v, as torch.optim.SGD has it."""
+        # logits = F W^T + b, so by W the gradient is G^T F, and by b the sum of G's rows; those of
+        # all ranks add up.
         if distributed.world_size() == 1 and not decay:
             # m v + G^T F in one pass over the momentum
             self.weight_momentum.addmm_(gradient.T, features, beta=momentum)
             self.bias_momentum.mul_(momentum).add_(gradient.sum(0))
         else:
-            whole = torch.cat((gradient.T @ features, gradient.sum(0)[:, None]), 1)  # (H C, D + 1)
-            if distributed.world_size() > 1:
-                dist.all_reduce(whole)  # one exchange for weights and biases
-            self.weight_momentum.mul_(momentum).add_(whole[:, :-1]).add_(self.weight, alpha=decay)
-            self.bias_momentum.mul_(momentum).add_(whole[:, -1]).add_(self.bias, alpha=decay)
+            weight, bias = _of_all_ranks(gradient, features)
+            self.weight_momentum.mul_(momentum).add_(weight).add_(self.weight, alpha=decay)
+            self.bias_momentum.mul_(momentum).add_(bias).add_(self.bias, alpha=decay)
         self._descend(self.weight, self.weight_momentum, rates)
         self._descend(self.bias, self.bias_momentum, rates)
-        return losses
 
     def _descend(self, values: Tensor, momentum: Tensor, rates: Tensor) -> None:
         """w <- w - rate * v, each head by its own rate."""
@@ -92,12 +99,52 @@ class LinearHeads:
         return -log_p.gather(2, true_class).mean((0, 2))
 
     def state(self) -> dict[str, Tensor]:
-        named = ("weight", "bias", "weight_momentum", "bias_momentum")
-        return {name: getattr(self, name).cpu() for name in named}
+        return {name: getattr(self, name).cpu() for name in self.named}
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         for name, value in state.items():
             getattr(self, name).copy_(value)
+
+
+def _of_all_ranks(gradient: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradient by the weights (H C, D) and by the biases (H C,), summed over ranks."""
+    whole = torch.cat((gradient.T @ features, gradient.sum(0)[:, None]), 1)  # (H C, D + 1)
+    if distributed.world_size() > 1:
+        dist.all_reduce(whole)  # one exchange for weights and biases
+    return whole[:, :-1], whole[:, -1]
+
+
+class AdamHeads(LinearHeads):
+    """The same heads, trained as torch.optim.Adam does: `momentum` is its first beta."""
+
+    named = (*LinearHeads.named, "weight_square", "bias_square", "steps")
+    beta2, eps = 0.999, 1e-8  # torch's defaults
+
+    def __init__(
+        self, count: int, classes: int, dim: int, *, std: float, seed: int, device: torch.device
+    ) -> None:
+        super().__init__(count, classes, dim, std=std, seed=seed, device=device)
+        self.weight_square = torch.zeros_like(self.weight)
+        self.bias_square = torch.zeros_like(self.bias)
+        self.steps = torch.zeros((), dtype=torch.int64)
+
+    def _update(
+        self, gradient: Tensor, features: Tensor, rates: Tensor, *, momentum: float, decay: float
+    ) -> None:
+        self.steps += 1
+        weight, bias = _of_all_ranks(gradient, features)
+        for values, by_values, mean, square in (
+            (self.weight, weight, self.weight_momentum, self.weight_square),
+            (self.bias, bias, self.bias_momentum, self.bias_square),
+        ):
+            # 1. g <- gradient + decay * w; m and v are running means of g and g^2.
+            slope = by_values.add(values, alpha=decay)
+            mean.mul_(momentum).add_(slope, alpha=1 - momentum)
+            square.mul_(self.beta2).addcmul_(slope, slope, value=1 - self.beta2)
+            # 2. Both began at 0, which is divided out: w <- w - rate * m' / (sqrt(v') + eps).
+            made = int(self.steps)
+            root = square.div(1 - self.beta2**made).sqrt_().add_(self.eps)
+            self._descend(values, mean.div(1 - momentum**made).div_(root), rates)
 
 
 class BestHeads:

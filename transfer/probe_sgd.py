@@ -23,20 +23,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from backbench.datasets.row import Dataset
 from backbench.results.store import Result
-from backbench.runs import atomic
+from backbench.runs import atomic, seeding
 from backbench.runs.folder import log
 from backbench.runs.state import StopFlag
 from transfer import metrics, scoring
 from transfer.config import Sgd
 from transfer.features import Extractor
 from transfer.frozen import FrozenTrunk
-from transfer.heads import LinearHeads
+from transfer.heads import AdamHeads, LinearHeads
 from transfer.machine import Machine
 from transfer.probe import Probe
 from transfer.probe_training import ProbeTraining, Watched
 from transfer.scoring import Assignment, CheckpointPredictions, best_of
 
+TRAIN_SCORE = "train_top1"  # the metric of `train_score`
 ROWS = 8192  # of features whose logits are held at a time
 
 
@@ -83,10 +85,14 @@ def measure(
                 provenance={"trunk_sha256": trunk.state, "trunk_unchanged": True},
             )
         )
+    # Features are computed by all ranks together.
+    trained = probe.features(with_val=True) if p.train_score else None
     if not machine.main:
         return []
     # 3. Once the rows are there, what they were chosen by is in them.
     rows = scoring.write(task, measured)
+    if trained is not None:
+        rows += probe.train_rows(finals, trained)
     probe.choice_file.unlink(missing_ok=True)
     return rows
 
@@ -139,6 +145,38 @@ class SgdProbe:
             finals.append(FinalHead(heads, best, grid[best], scores[trunk.digest]))
         return finals
 
+    def train_rows(self, finals: Sequence[FinalHead], trained: Sequence[Tensor]) -> list[Result]:
+        """Top-1 of each trunk's final head on the images that it was trained on, whose features
+        are `trained`; appended to the run's rows."""
+        task, splits = self.task, self.task.splits
+        label = np.asarray(splits.train.labels + splits.val.labels)
+        rows = []
+        for trunk, final, features in zip(self.extractor.trunks, finals, trained):
+            (ranking,) = rankings(final.heads, features, [final.place])
+            right = ranking[:, 0].numpy() == label
+            interval = metrics.bootstrap_ci(
+                "top1",
+                right,
+                label,
+                len(splits.train.classes),
+                resamples=task.protocol.bootstrap,
+                seed=seeding.seed_of("bootstrap", task.hashes["train"]),
+            )
+            rows.append(
+                scoring.row(
+                    task,
+                    trunk.checkpoint,
+                    split="train",
+                    metric=TRAIN_SCORE,
+                    value=100.0 * float(right.mean()),
+                    ci95=interval,
+                    chosen=_chosen(task, trunk, final),
+                    provenance={"trunk_sha256": trunk.state},
+                )
+            )
+        task.keep(rows)
+        return rows
+
     def _train(
         self, phase: str, rates: Sequence[Sequence[float]], *, with_val: bool
     ) -> list[LinearHeads]:
@@ -150,9 +188,8 @@ class SgdProbe:
         heads, used = [], []
         for trunk, of_trunk in zip(trunks, rates):
             count, std = len(of_trunk), p.init_std
-            heads.append(
-                LinearHeads(count, classes, trunk.dim, std=std, seed=task.seed, device=device)
-            )
+            kind = AdamHeads if p.optimizer == "adam" else LinearHeads
+            heads.append(kind(count, classes, trunk.dim, std=std, seed=task.seed, device=device))
             used.append(torch.tensor([p.used(lr) for lr in of_trunk], device=device))
         ProbeTraining(
             phase=phase,
@@ -161,14 +198,14 @@ class SgdProbe:
             heads=heads,
             rates=used,
             images=images,
-            features=self._features(with_val) if p.augment is None else None,
+            features=self.features(with_val) if p.augment is None else None,
             watched=self._watched() if p.patience is not None else None,
             machine=self.machine,
             stop=self.stop,
         ).run()
         return heads
 
-    def _features(self, with_val: bool) -> list[Tensor]:
+    def features(self, with_val: bool) -> list[Tensor]:
         """Per trunk, of the images that are trained on, in their order: train, then val."""
         task, name = self.task, self.task.dataset.name
         train = self.extractor(task.splits.train, f"{name} train features")
@@ -234,4 +271,8 @@ def _chosen(task: Assignment[Sgd], trunk: FrozenTrunk, final: FinalHead) -> dict
     return choice
 
 
-PROBE = Probe(protocol=Sgd, measure=measure, together=True)
+def metric_names(p: Sgd, dataset: Dataset) -> list[str]:
+    return [*dataset.metrics, *([TRAIN_SCORE] if p.train_score else [])]
+
+
+PROBE = Probe(protocol=Sgd, measure=measure, metrics=metric_names, together=True)

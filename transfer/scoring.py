@@ -202,6 +202,7 @@ def row(
     ci95: tuple[float, float] | None,
     chosen: dict[str, object] | None,
     provenance: Mapping[str, object],
+    split: str = "test",
 ) -> Result:
     return Result(
         checkpoint=checkpoint.digest,
@@ -211,7 +212,7 @@ def row(
         epochs=checkpoint.epochs,
         task=task.task,
         dataset=task.dataset.name,
-        split="test",
+        split=split,
         metric=metric,
         value=value,
         ci95=ci95,

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from backbench.datasets.catalog import DATASETS, TWELVE
-from backbench.results import published, store
+from backbench.results import published, scored, store
 from backbench.results.compare import Difference, compare, seeds_interval
 from backbench.results.store import Result
 from backbench.tasks import ORDER, TASKS
@@ -374,23 +374,25 @@ def add_published(board: Board) -> None:
     columns = set(board.columns)
     rows: dict[str, Row] = {}
     for number in published.rows():
-        # Spreads and error curves are not columns of a leaderboard.
-        if number.metric.endswith(("_std", "error_top5", "error_top1")):
+        # Spreads are not columns of a leaderboard.
+        if scored.reason(number) == scored.SPREAD:
             continue
         column = column_of(number)
         columns.add(column)
         name = f"{number.model} ({number.paper} Table {number.table})"
         row = Row(number.key, name, number.model, number.arch, number.epochs, PUBLISHED)
         rows.setdefault(number.key, row)
-        board.cells[number.key, column] = Cell(number.value, note=number.note)
+        value = scored.as_measured(number).value
+        board.cells[number.key, column] = Cell(value, note=number.note)
     board.rows.extend(rows.values())
     board.columns = _in_order(columns)
 
 
 def column_of(number: published.Published) -> Column:
     """The column that a printed number stands in."""
-    protocol, engine = published.protocol(number)
-    return Column(number.task, number.dataset, number.metric, protocol, engine)
+    protocol, engine = scored.protocol(number)
+    metric = scored.as_measured(number).metric
+    return Column(number.task, number.dataset, metric, protocol, engine)
 
 
 # ---- what can be said of two rows

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from backbench.board.board import Board, Cell, Column, Row, column_of
 from backbench.errors import BadInput
-from backbench.results import published
+from backbench.results import published, scored
 from backbench.weights import header
 
 
@@ -103,11 +103,18 @@ def _judge(board: Board, row: Row, number: published.Published) -> Judged | None
     """One printed number against the row's; None where it was not measured or is not judged."""
     column = column_of(number)
     cell = board.cell(row, column)
-    tolerance = published.tolerance(number)
+    tolerance = scored.tolerance(number)
     if cell is None or cell.value is None or tolerance is None:
         return None
     return Judged(
-        row, column, number.key, number.value, cell.value, cell.ci95, tolerance, _hardware(cell)
+        row,
+        column,
+        number.key,
+        scored.as_measured(number).value,
+        cell.value,
+        cell.ci95,
+        tolerance,
+        _hardware(cell),
     )
 
 

@@ -24,7 +24,7 @@ from backbench.board.board import (
 )
 from backbench.board.judge import Judged
 from backbench.datasets.catalog import DATASETS, TWELVE
-from backbench.results import published
+from backbench.results import published, scored
 from backbench.runs import atomic
 from backbench.runs.folder import log
 from backbench.tasks import TASKS
@@ -163,7 +163,7 @@ def protocol_sets(board: Board, table: PaperTable) -> list[tuple[Column | None, 
             if wanted.fits(column):
                 found.setdefault((column.protocol, column.engine), {})[wanted] = column
     # In the order: ways that the paper's own rows were scored by, then the others by name.
-    papers = {published.protocol(number) for number in _numbers(table)}
+    papers = {scored.protocol(number) for number in _numbers(table)}
 
     sets = []
     for way in sorted(found, key=lambda way: (way not in papers, way[0], way[1] or "")):

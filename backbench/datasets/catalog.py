@@ -115,6 +115,7 @@ DATASETS: dict[str, Dataset] = {
             needs=("cifar-10-batches-py",),
             get="cifar-10-python.tar.gz (A. Krizhevsky, Toronto)",
             licence="none stated",
+            top5=True,
         ),
         Dataset(
             name="cifar100",
@@ -126,6 +127,7 @@ DATASETS: dict[str, Dataset] = {
             needs=("cifar-100-python",),
             get="cifar-100-python.tar.gz (A. Krizhevsky, Toronto)",
             licence="none stated",
+            top5=True,
         ),
         Dataset(
             name="dtd",
@@ -228,6 +230,7 @@ DATASETS: dict[str, Dataset] = {
             needs=("stl10_binary/train_X.bin", "stl10_binary/test_X.bin"),
             get="stl10_binary.tar.gz (Stanford)",
             licence="as ImageNet's",
+            top5=True,
         ),
     )
 }

@@ -3,14 +3,19 @@
 published.csv holds every vision number of the five papers' tables, one line per number. Its `key`
 names one row of one printed table, so that (key, task, dataset, metric) names one number:
 
-    paper:table:model:arch:epochs[:variant]
+    paper:table:model:arch:epochs[:variant][:set]
     lorac:1:lorac:resnet50:200    arb:2:arb:resnet50:100:projector-dim-256
+    mio:4:mio-a:resnet50:250:stl10
 
 Each part is in lower case, with runs of anything but letters, digits and . + = written as one dash;
 a part that the table does not give is a single dash. `variant` stands only where a table prints
 several rows under one name; it is the first statement of the note that is neither a spread ("std
-...") nor a place ("in text"). Keys are stored, not computed: `key_of` says how they are made and a
-test compares the two, so a key never changes when rows are added.
+...") nor a place ("in text"). `set` is what the model was pretrained on, where a printed row has
+models of several: who trained on CIFAR-10 does not answer for the number of STL-10. Keys are
+stored, not computed: `key_of` says how the parts before the set are made and a test compares the
+two, so a key never changes when rows are added.
+
+Which of the numbers are judged, and by what, says `scored`.
 """
 
 from __future__ import annotations
@@ -23,7 +28,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from backbench.errors import BadInput, nearest
-from backbench.tasks import TASKS
 
 FILE = Path(__file__).parent / "published.csv"
 _OTHER = re.compile(r"[^a-z0-9.+=]+")  # what a key writes as a dash
@@ -39,11 +43,18 @@ class Published:
     model: str
     arch: str
     epochs: int | None
+    trained_on: str | None  # the pretraining set; None: untrained
     task: str
     dataset: str
     metric: str
     value: float
+    quoted: bool  # by the table's authors, from others
     note: str
+
+    @property
+    def printed_row(self) -> str:
+        """The key without the pretraining set: one line of the printed table."""
+        return self.key.removesuffix(f":{self.trained_on}")
 
 
 @functools.cache
@@ -61,10 +72,12 @@ def _from_line(line: Mapping[str, str]) -> Published:
         model=line["model"],
         arch=line["arch"],
         epochs=int(line["pretrain_epochs"]) if line["pretrain_epochs"] else None,
+        trained_on=line["trained_on"] or None,
         task=line["task"],
         dataset=line["dataset"],
         metric=line["metric"],
         value=float(line["value"]),
+        quoted=line["quoted"] == "yes",
         note=line["note"],
     )
 
@@ -93,71 +106,6 @@ def _nearest_key(key: str) -> str:
     return f"keys look like lorac:1:lorac:resnet50:200 and are in {FILE.name}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class OwnProtocol:
-    """Which rows of a printed table its authors scored by a protocol that this suite has."""
-
-    protocol: str
-    models: tuple[str, ...] = ("",)  # how the models' names begin; "" is any
-    dataset: str = ""  # "" is any
-
-
-# (paper, table) -> protocols of its own rows; the first that fits counts. From configs/transfer.
-_OWN: dict[tuple[str, str], tuple[OwnProtocol, ...]] = {
-    ("LORAC", "1"): (
-        OwnProtocol(
-            protocol="linear-lorac-imagenet-v1", models=("LORAC", "MoCo-M"), dataset="imagenet"
-        ),
-        OwnProtocol(
-            protocol="linear-moco-v1", models=("MoCo-v1", "MoCo-v2", "JCL"), dataset="imagenet"
-        ),
-    ),
-    ("LORAC", "2"): (OwnProtocol(protocol="linear-lorac-v1"),),
-    ("LORAC", "3"): (OwnProtocol(protocol="semisup-v1", dataset="imagenet"),),
-    ("LORAC", "4"): (OwnProtocol(protocol="detection-1x-v1", dataset="coco2017"),),
-    ("LORAC", "5"): (
-        OwnProtocol(
-            protocol="linear-moco-imagenet100-v1", models=("MoCo-v2",), dataset="imagenet100"
-        ),
-        OwnProtocol(protocol="linear-lorac-imagenet100-v1", dataset="imagenet100"),
-    ),
-    ("JCL", "1"): (
-        OwnProtocol(
-            protocol="linear-moco-v1", models=("JCL", "MoCo-v1", "MoCo-v2"), dataset="imagenet"
-        ),
-    ),
-    ("JCL", "2"): (OwnProtocol(protocol="detection-1x-v1", dataset="coco2017"),),
-    ("MIO", "4"): (
-        OwnProtocol(protocol="linear-mio-stl10-v1", models=("MIO",), dataset="stl10"),
-        OwnProtocol(protocol="linear-mio-v1", models=("MIO",)),
-    ),
-    ("ARB", "2"): (
-        OwnProtocol(protocol="linear-arb-v1", models=("ARB", "Barlow Twins"), dataset="imagenet"),
-    ),
-}
-
-
-def protocol(row: Published) -> tuple[str, str | None]:
-    """(protocol, engine) of the leaderboard column that this number stands in.
-
-    Where the authors scored a row themselves by a protocol that this suite has, it is that one.
-    Rows that a table only quotes were scored by others in their own ways: each such table is a
-    protocol of its own.
-    """
-    engine = "detectron2" if TASKS[row.task].detects else None
-    for own in _OWN.get((row.paper, row.table), ()):
-        if row.model.startswith(own.models) and own.dataset in ("", row.dataset):
-            return own.protocol, engine
-    return f"{slug(row.paper)}-table-{slug(row.table)}", engine
-
-
-def tolerance(row: Published) -> float | None:
-    """How far, in points, a measured value may be from this number; None where it is not judged."""
-    if row.metric.endswith("_std"):  # a spread
-        return None
-    return TASKS[row.task].tolerance_on(row.dataset)
-
-
 def keys_in(provenance: Mapping[str, object]) -> list[str]:
     """The keys that a checkpoint's (or a result's) provenance names: a recipe's `expected`,
     `import --published`, as one key or a list."""
@@ -172,7 +120,17 @@ def keys_in(provenance: Mapping[str, object]) -> list[str]:
                 found.append(value)
             elif isinstance(value, list | tuple):
                 found += map(str, value)
-    return found
+    return [_with_set(key, provenance) for key in found]
+
+
+def _with_set(key: str, provenance: Mapping[str, object]) -> str:
+    """A key from before keys held the pretraining set, with the set that the provenance's own
+    recipe trained on; others as they are."""
+    recipe = provenance.get("recipe")
+    data = recipe.get("data") if isinstance(recipe, Mapping) else None
+    trained_on = data.get("dataset") if isinstance(data, Mapping) else None
+    longer = f"{key}:{trained_on}"
+    return longer if key not in _by_key() and longer in _by_key() else key
 
 
 def slug(text: str) -> str:
@@ -181,8 +139,8 @@ def slug(text: str) -> str:
 
 
 def key_of(line: Mapping[str, str], ambiguous: Collection[str] = ()) -> str:
-    """The key of one line of the file; `ambiguous` holds the keys without variant that several
-    printed rows share."""
+    """The key of one line of the file, before the pretraining set; `ambiguous` holds the keys
+    without variant that several printed rows share."""
     parts = [slug(line[name]) for name in ("paper", "table", "model", "arch", "pretrain_epochs")]
     key = ":".join(parts)
     if key not in ambiguous:

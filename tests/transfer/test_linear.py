@@ -30,7 +30,7 @@ from backbench.weights.resnet import build_backbone
 from transfer.batches import CropFlip, equal_shares, global_batches, rank_share
 from transfer.config import Finetune, Sgd, load_protocol
 from transfer.frozen import FrozenTrunk
-from transfer.heads import BestHeads, LinearHeads
+from transfer.heads import AdamHeads, BestHeads, LinearHeads
 from transfer.linear import TASKS
 from transfer.machine import Machine, read_checkpoints
 from transfer.probe import probe_of
@@ -100,6 +100,37 @@ def test_weight_decay_is_torchs(trees, trunk, tmp_path):
     decayed = dataclasses.replace(train_heads.PROTOCOL, weight_decay=0.1)
     heads = train_heads.train(root, trunk, tmp_path, (3.16,), ONE, protocol=decayed)
     assert relative(heads.weight, separate_run(root, trunk, 3.16, decayed)[0]) < 1e-5
+
+
+def test_adam_is_torchs():
+    """Two heads at two rates, 12 steps, against torch.optim.Adam on each alone; a state in between
+    continues."""
+    heads = AdamHeads(2, 3, 5, std=0.1, seed=0, device=torch.device("cpu"))
+    alone = []
+    for lr in (0.01, 0.1):
+        head = torch.nn.Linear(5, 3)
+        head.load_state_dict({"weight": heads.weight[:3].clone(), "bias": torch.zeros(3)})
+        optimizer = torch.optim.Adam(head.parameters(), lr=lr, weight_decay=0.2)
+        alone.append((head, optimizer))
+    draws = torch.Generator().manual_seed(1)
+    for step in range(12):
+        features, labels = torch.randn(6, 5, generator=draws), torch.arange(6) % 3
+        for head, optimizer in alone:
+            optimizer.zero_grad()
+            F.cross_entropy(head(features), labels).backward()
+            optimizer.step()
+        rates = torch.tensor([0.01, 0.1])
+        heads.step(features, labels, rates, momentum=0.9, decay=0.2, batch=6)
+        if step == 5:
+            state, heads = (
+                heads.state(),
+                AdamHeads(2, 3, 5, std=1, seed=9, device=heads.weight.device),
+            )
+            heads.load(state)
+    for place, (head, _) in enumerate(alone):
+        rows = slice(3 * place, 3 * place + 3)
+        assert relative(heads.weight[rows], head.weight.detach()) < 1e-5
+        assert relative(heads.bias[rows], head.bias.detach()) < 1e-5
 
 
 def test_two_processes_give_the_weights_of_one_and_hear_of_each_others_signals(
@@ -341,6 +372,24 @@ def test_one_rate_chooses_nothing_and_trains_on_everything(trees, trunk, tmp_pat
         and row.chosen["trained_on"] == "train+val"
         and "scores" not in row.chosen
     )
+
+
+def test_train_score_is_a_row_of_the_split_that_trained(trees, trunk, tmp_path):
+    """With Adam; a head that is trained long reads its own images better than a short one."""
+    root, scores = trees("classes"), []
+    for iterations in (1, 200):
+        length, out = {"default": {"iterations": iterations}}, tmp_path / f"{iterations}"
+        changes = {"lr": [0.001], "optimizer": "adam", "train_score": True, "augment": None}
+        file = protocol_file(tmp_path, length=length, **changes)
+        assert main(command(root, [trunk], out, file)) == 0
+        test, trained = rows_of(out)
+        assert (test.split, test.metric) == ("test", "top1")
+        assert (trained.split, trained.metric) == ("train", "train_top1")
+        assert trained.ci95[0] <= trained.value <= trained.ci95[1]
+        scores.append(trained.value)
+        assert main(command(root, [trunk], out, file)) == 0
+        assert len(rows_of(out)) == 2, "a finished run recognises both rows"
+    assert scores[1] == 100 > scores[0]
 
 
 def test_selecting_on_test_needs_a_name_that_says_so(trees, trunk, tmp_path, capsys):

@@ -18,7 +18,7 @@ from backbench.board.export import again, write_csv, write_tidy
 from backbench.board.judge import expected_keys, judge
 from backbench.datasets.catalog import DATASETS, TWELVE
 from backbench.errors import BadInput
-from backbench.results import published, store
+from backbench.results import published, scored, store
 
 ROOT = Path(__file__).parents[3]
 a_result = functools.partial(
@@ -176,7 +176,7 @@ def test_published_rows_stand_beside_marked(tmp_path):
     assert quoted["linear/imagenet/top1@linear-lorac-imagenet-v1"] == ""
     assert standing(board, next(c for c in board.columns if c.name == column)) == {}
     assert not [
-        r for r in rows.values() if r["source"] == "published" and len(r["checkpoint"]) == 64
+        r for r in rows.values() if r["source"] == "published" and ":" not in r["checkpoint"]
     ]
 
 
@@ -188,13 +188,13 @@ def test_published_protocols_exist_as_recipes():
         for line in f.read_text().splitlines()
         if "protocol:" in line
     }
-    named = {published.protocol(r)[0] for r in published.rows() if not r.task.endswith("_rcnn")}
+    named = {scored.protocol(r)[0] for r in published.rows() if not r.task.endswith("_rcnn")}
     assert {n for n in named if "-table-" not in n} <= names
     from detection import config, protocol
 
     given = config.read("mask_rcnn_R_50_FPN_1x", [])
     one = next(r for r in published.rows() if r.task == "mask_rcnn")
-    assert published.protocol(one) == (protocol.protocol(given), "detectron2")
+    assert scored.protocol(one) == (protocol.protocol(given), "detectron2")
 
 
 def test_best_is_said_only_by_a_paired_test(tmp_path):

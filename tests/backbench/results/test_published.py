@@ -18,11 +18,41 @@ def test_every_number_has_its_own_name():
 def test_stored_keys_follow_the_rule():
     with published.FILE.open(newline="") as file:
         lines = list(csv.DictReader(file))
+    # 1. Rows that share a name get a variant: two numbers of one pretraining cannot be one row's.
     count = collections.Counter(
-        (published.key_of(x), x["task"], x["dataset"], x["metric"]) for x in lines
+        (published.key_of(x), x["trained_on"], x["task"], x["dataset"], x["metric"]) for x in lines
     )
     ambiguous = {key[0] for key, n in count.items() if n > 1}
-    assert [published.key_of(x, ambiguous) for x in lines] == [x["key"] for x in lines]
+    # 2. Models that were pretrained on several sets get the set.
+    sets = collections.defaultdict(set)
+    for line in lines:
+        sets[published.key_of(line, ambiguous)].add(line["trained_on"])
+    several = {key for key, of in sets.items() if len(of) > 1}
+    made = []
+    for line in lines:
+        key = published.key_of(line, ambiguous)
+        made.append(f"{key}:{line['trained_on']}" if key in several else key)
+    assert made == [x["key"] for x in lines]
+
+
+def test_a_key_answers_for_one_pretraining_set():
+    sets = collections.defaultdict(set)
+    for row in published.rows():
+        sets[row.key].add(row.trained_on)
+    assert all(len(of) == 1 for of in sets.values())
+    (row,) = published.lookup("mio:4:mio-a:resnet50:250:stl10")
+    assert (row.dataset, row.value, row.trained_on) == ("stl10", 58.1, "stl10")
+    assert row.printed_row == "mio:4:mio-a:resnet50:250"
+
+
+def test_keys_of_checkpoints_from_before_keys_held_the_set():
+    old = {"expected": ["mio:4:mio-a:resnet50:250", "arb:3:arb:resnet18:1000"]}
+    recipe = {"data": {"dataset": "cifar100"}}
+    assert published.keys_in({**old, "recipe": recipe}) == [
+        "mio:4:mio-a:resnet50:250:cifar100",
+        "arb:3:arb:resnet18:1000",
+    ]
+    assert published.keys_in(old) == old["expected"], "nobody knows the set"
 
 
 @pytest.mark.parametrize(
