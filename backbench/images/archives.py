@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import tarfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from backbench.images.files import (
     decode_bytes,
     taken,
 )
+from backbench.untrusted import opening, pickles
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,24 +32,10 @@ CIFAR_FOLDERS = {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python
 STL10_SPLITS = ("train", "unlabeled", "train+unlabeled", "test")
 
 
-class _ArraysOnly(pickle.Unpickler):
-    """Reads arrays and lists, as CIFAR's files have; any other global is refused instead of run."""
-
-    _ALLOWED = frozenset({"_reconstruct", "ndarray", "dtype", "_frombuffer"})
-
-    def find_class(self, module: str, name: str) -> Any:
-        if module.partition(".")[0] == "numpy" and name in self._ALLOWED:
-            # numpy 2 has another name for the module that the files of 2009 were written by
-            return super().find_class(module.replace("numpy.core", "numpy._core"), name)
-        if (module, name) == ("_codecs", "encode"):
-            return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"it asks for {module}.{name}")
-
-
 def _read_pickle(path: Path) -> dict[str, Any]:
     try:
-        with path.open("rb") as file:
-            content = _ArraysOnly(file, encoding="latin1").load()
+        with opening.open_regular(path, most=opening.GIGABYTE) as file:
+            content = pickles.read(file)
     except FileNotFoundError:
         raise BadInput(
             f"{path}: no such file; unpack the python version of the data set there"
@@ -58,9 +44,11 @@ def _read_pickle(path: Path) -> dict[str, Any]:
         raise BadInput(
             f"{path}: not readable as a CIFAR batch ({' '.join(str(error).split())[:100]})"
         ) from None
+    if not isinstance(content, dict):
+        raise BadInput(f"{path}: not readable as a CIFAR batch (a {type(content).__name__})")
     named: dict[str, Any] = {}
     for key, value in content.items():
-        named[key.decode() if isinstance(key, bytes) else key] = value
+        named[key.decode(errors="replace") if isinstance(key, bytes) else str(key)] = value
     return named
 
 
@@ -111,8 +99,13 @@ def read_cifar(root: str | Path, split: str) -> ArrayList:
         for batch in batches:
             labels += [int(x) for x in batch[files.label_key]]
         classes = tuple(names[files.name_key])
-    except (KeyError, ValueError) as error:
-        raise BadInput(f"{folder}: not CIFAR's files ({error!r})") from None
+    except (KeyError, ValueError, TypeError, OverflowError) as error:
+        raise BadInput(f"{folder}: not CIFAR's files ({error!r:.100})") from None
+    if pixels.dtype != np.uint8 or len(labels) != len(pixels):
+        found = f"{len(pixels)} images of {pixels.dtype}, {len(labels)} labels"
+        raise BadInput(f"{folder}: not CIFAR's files ({found})")
+    if not all(isinstance(name, str) for name in classes):
+        raise BadInput(f"{folder}: not CIFAR's files (a class name that is no text)")
     paths = tuple(f"{split}/{i:05}" for i in range(len(labels)))
     return ArrayList(root, paths, tuple(labels), classes, np.ascontiguousarray(pixels))
 

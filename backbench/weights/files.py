@@ -9,14 +9,12 @@ replace them by inert values. Every way in which a file can be broken is a BadIn
 from __future__ import annotations
 
 import hashlib
-import math
+import io
 import pickle
-import pickletools
 import re
 import struct
 import warnings
 import zipfile
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +25,7 @@ import torch
 from torch import Tensor
 
 from backbench.errors import BadInput
+from backbench.untrusted import opening, pickles
 
 _LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # torch before 1.6: its magic number, pickled
 _NOT_WEIGHTS = (
@@ -173,7 +172,7 @@ def _explain(error: Exception) -> str:
     text = " ".join(str(error).split())
     named = re.search(r"GLOBAL ([\w.]+)", text)
     if named:
-        return _refusal(named.group(1))
+        return pickles.refusal(named.group(1))
     if isinstance(error, pickle.UnpicklingError) and text.startswith("refused"):
         return text
     if (
@@ -182,10 +181,6 @@ def _explain(error: Exception) -> str:
     ):
         return f"damaged or truncated ({text[:80] or type(error).__name__}); download it again"
     return f"not a readable weight file, damaged or truncated ({type(error).__name__}: {text[:80]})"
-
-
-def _refusal(name: str) -> str:
-    return f"refused: it names {name}, which is not on the list of harmless names; nothing was executed"
 
 
 def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], Mapping[str, str]]:
@@ -203,8 +198,8 @@ def _read_torch_zip(path: Path) -> Any:
 def _read_torch_legacy(path: Path) -> Any:
     with path.open("rb") as file:
         for _ in range(2):  # magic number, protocol version
-            _unpickle(file)
-        system = _unpickle(file)
+            pickles.load(file)
+        system = pickles.load(file)
     if isinstance(system, dict) and not system.get("little_endian", True):
         raise BadInput("written on a big-endian machine; write it again on a little-endian one")
     return _torch_load(path, mmap=False)
@@ -245,148 +240,99 @@ def _check_zip(path: Path) -> None:
             with archive.open(record) as file:
                 while file.read(_CHUNK):
                     pass  # ZipFile compares the CRC at the end of the record
+        _check_storages(archive, next(name for name in names if name.endswith("data.pkl")))
 
 
-# --- pickles that are not torch's: Detectron2's model files, which hold numpy arrays ---
+def _check_storages(archive: zipfile.ZipFile, listing: str) -> None:
+    """Every storage that data.pkl names must be as long as its record: torch believes the former
+    and would read on into the next record, or beyond the file."""
+    folder = listing.removesuffix("data.pkl")
+    there = {record.filename: record.file_size for record in archive.infolist()}
+    storages = _Storages(io.BytesIO(archive.read(listing)))
+    storages.load()
+    for key, size in storages.found:
+        has = there.get(f"{folder}data/{key}")
+        if has is None:
+            raise BadInput(f"damaged: record data/{key} is missing; download it again")
+        if has < size:
+            raise BadInput(
+                f"damaged: record data/{key} has {has} bytes, its tensor {size}; download it again"
+            )
 
-_DTYPES = re.compile(r"([<|=]?)([fiub])([1248])$")
+
+class _Storages(pickles.BoundedUnpickler):
+    """Which storages a data.pkl names, as (key, bytes); everything else in it is left inert.
+
+    What the file may name at all, torch's own reader says afterwards.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        super().__init__(file, encoding="utf-8")
+        self.found: list[tuple[str, int]] = []
+
+    def find_class(self, module: str, name: str) -> Any:
+        return _ELEMENT.get(name, _Anything)
+
+    def persistent_load(self, pid: Any) -> Any:
+        # ("storage", type, key, location, number of elements)
+        if not isinstance(pid, tuple) or len(pid) != 5 or pid[0] != "storage":
+            raise pickle.UnpicklingError("refused: it refers to storage outside the file")
+        _, kind, key, _, elements = pid
+        if not (isinstance(kind, int) and isinstance(key, str) and isinstance(elements, int)):
+            raise pickle.UnpicklingError("damaged: a storage without type, name or size")
+        self.found.append((key, kind * elements))
+        return _Anything()
 
 
-class _DType:
-    """numpy's dtype as its pickle describes it."""
+class _Anything(dict[Any, Any]):
+    """Takes whatever a pickle does to an object of a class that is not imported."""
 
-    def __init__(self, name: Any, *args: Any) -> None:
-        self.name, self.order = (
-            (name.decode("latin1") if isinstance(name, bytes) else str(name)),
-            "<",
-        )
+    def __new__(cls, *args: Any, **kwargs: Any) -> _Anything:
+        return super().__new__(cls)
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__()
+
+    __hash__ = object.__hash__  # type: ignore[assignment]
 
     def __setstate__(self, state: Any) -> None:
-        self.order = str(state[1])
+        pass
 
-    def to_numpy(self) -> np.dtype:
-        if self.order == ">" or self.name.startswith(">"):
-            raise BadInput("holds big-endian arrays; write it again on a little-endian machine")
-        if not (self.name == "bool" or _DTYPES.match(self.name)):
-            raise BadInput(f"refused: holds arrays of dtype '{self.name[:20]}', not numbers")
-        return np.dtype(self.name)
+    def append(self, value: Any) -> None:
+        pass
 
-
-class _Array:
-    """numpy's array as its pickle describes it; `value` checks sizes before anything is
-    allocated."""
-
-    def __init__(self, *args: Any) -> None:
-        self.state: Any = None
-
-    def __setstate__(self, state: Any) -> None:
-        self.state = state
-
-    def value(self) -> Tensor:
-        if not (isinstance(self.state, tuple) and len(self.state) == 5):
-            raise BadInput("damaged: an array without content")
-        # The bytes go as soon as they are copied
-        (_, shape, dtype, fortran, data), self.state = (
-            self.state,
-            None,
-        )
-        return _array(data, dtype, shape, "F" if fortran else "C")
+    def extend(self, values: Any) -> None:
+        pass
 
 
-def _array(data: Any, dtype: Any, shape: Any, order: str) -> Tensor:
-    if not isinstance(dtype, _DType) or not isinstance(shape, tuple):
-        raise BadInput("damaged: an array without shape or dtype")
-    data = data.encode("latin1") if isinstance(data, str) else data  # python 2's pickles
-    if isinstance(data, list):
-        raise BadInput("refused: holds arrays of python objects, not numbers")
-    kind = dtype.to_numpy()
-    if len(data) != math.prod(shape) * kind.itemsize:
-        raise BadInput(f"damaged: an array of shape {shape} has {len(data)} bytes")
-    array = np.frombuffer(data, dtype=kind).reshape(shape, order="F" if order == "F" else "C")
-    return torch.from_numpy(np.array(array, order="C"))
-
-
-class _Frombuffer:
-    """What pickle protocol 5 writes for an array that lies in one piece."""
-
-    def __init__(self, data: Any, dtype: Any, shape: Any, order: Any) -> None:
-        self.arguments = (data, dtype, shape, str(order))
-
-    def value(self) -> Tensor:
-        arguments, self.arguments = self.arguments, (b"", None, None, "C")
-        return _array(*arguments)
-
-
-class _Scalar:
-    def __init__(self, dtype: Any, data: Any = b"") -> None:
-        self.arguments = (data, dtype, (), "C")
-
-    def value(self) -> Any:
-        return _array(*self.arguments).item()
-
-
-def _encode(text: str, encoding: str = "latin1") -> bytes:
-    """`_codecs.encode`, with which protocol 2 writes bytes."""
-    return str(text).encode("latin1" if encoding == "latin1" else "ascii")
-
-
-_NUMPY: dict[str, Callable[..., Any]] = {
-    "collections.OrderedDict": OrderedDict,
-    "_codecs.encode": _encode,
-    "numpy.ndarray": _Array,
-    "numpy.dtype": _DType,
-    **{f"numpy.{core}.multiarray._reconstruct": _Array for core in ("core", "_core")},
-    **{f"numpy.{core}.multiarray.scalar": _Scalar for core in ("core", "_core")},
-    **{f"numpy.{core}.numeric._frombuffer": _Frombuffer for core in ("core", "_core")},
+# Bytes of an element, by what torch calls the class of a storage
+_ELEMENT = {
+    **dict.fromkeys(("ByteStorage", "CharStorage", "BoolStorage", "UntypedStorage"), 1),
+    **dict.fromkeys(("QInt8Storage", "QUInt8Storage", "QUInt4x2Storage", "QUInt2x4Storage"), 1),
+    **dict.fromkeys(("HalfStorage", "BFloat16Storage", "ShortStorage"), 2),
+    **dict.fromkeys(("FloatStorage", "IntStorage", "QInt32Storage"), 4),
+    **dict.fromkeys(("DoubleStorage", "LongStorage", "ComplexFloatStorage"), 8),
+    "ComplexDoubleStorage": 16,
 }
 
 
-class _Unpickler(pickle.Unpickler):
-    """Plain values and numpy arrays; every other global is refused by name, and no function of the
-    file's is called."""
-
-    def __init__(self, file: Any) -> None:
-        super().__init__(file, encoding="latin1")
-
-    def find_class(self, module: str, name: str) -> Any:
-        full = f"{module}.{name}"
-        if full in _NUMPY:
-            return _NUMPY[full]
-        raise pickle.UnpicklingError(_refusal(full))
-
-    def persistent_load(self, pid: Any) -> Any:
-        raise pickle.UnpicklingError("refused: it refers to storage outside the file")
-
-
-def _unpickle(file: BinaryIO) -> Any:
-    """The next pickle in the file. A first pass checks that every length it claims is really
-    there."""
-    start = file.tell()
-    for _ in pickletools.genops(file):
-        pass
-    file.seek(start)
-    return _Unpickler(file).load()
-
-
 def _read_pickle(path: Path) -> Any:
-    with path.open("rb") as file:
-        return _materialise(_unpickle(file), {}, 0)
+    with opening.open_regular(path) as file:
+        return _with_tensors(pickles.read(file), {})
 
 
-def _materialise(value: Any, done: dict[int, tuple[Any, Any]], depth: int) -> Any:
-    """Arrays for their descriptions. `done` (by id) makes what is referred to many times be visited
+def _with_tensors(value: Any, done: dict[int, tuple[Any, Any]]) -> Any:
+    """The tree with torch's tensors for numpy's arrays; `done` (by id) visits what is shared
     once."""
-    if depth > 20:
-        raise BadInput("refused: nested more than 20 levels deep")
-    if not isinstance(value, dict | list | tuple | _Array | _Frombuffer | _Scalar):
+    if not isinstance(value, dict | list | np.ndarray):
         return value
     if id(value) not in done:
         out: Any
-        if isinstance(value, _Array | _Frombuffer | _Scalar):
-            out = value.value()
+        if isinstance(value, np.ndarray):
+            out = torch.from_numpy(value)
         elif isinstance(value, dict):
-            out = {k: _materialise(v, done, depth + 1) for k, v in value.items()}
+            out = {k: _with_tensors(v, done) for k, v in value.items()}
         else:
-            out = [_materialise(v, done, depth + 1) for v in value]
+            out = [_with_tensors(v, done) for v in value]
         done[id(value)] = value, out
     return done[id(value)][1]

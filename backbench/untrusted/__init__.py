@@ -1,0 +1,1 @@
+"""Files that strangers wrote: opened, bounded and read as plain values, whoever wrote them."""

@@ -1,0 +1,44 @@
+"""JSON from elsewhere: bounded in size and depth, and wrong in one way, ValueError."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from backbench.untrusted import opening
+
+DEEPEST = 60  # of nested lists and objects; what this suite writes has ten
+
+
+def decode(text: str | bytes) -> Any:
+    """One JSON value. ValueError for anything else, and for one nested deeper than DEEPEST."""
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise ValueError(f"nested more than {DEEPEST} levels deep") from None
+    # A value is at most as deep as it has brackets: few values have to be walked through
+    opens = ("[", "{") if isinstance(text, str) else (b"[", b"{")
+    if sum(map(text.count, opens)) > DEEPEST:  # type: ignore[arg-type]
+        refuse_depth(value)
+    return value
+
+
+def refuse_depth(value: Any) -> None:
+    """ValueError for lists and mappings nested deeper than DEEPEST."""
+    level = [value]
+    for _ in range(DEEPEST):
+        below: list[Any] = []
+        for each in level:
+            if isinstance(each, dict):
+                below += each.values()
+            elif isinstance(each, list):
+                below += each
+        level = below
+    if any(isinstance(each, dict | list) for each in level):
+        raise ValueError(f"nested more than {DEEPEST} levels deep")
+
+
+def read(path: str | Path, *, most: int = 64 * opening.MEGABYTE) -> Any:
+    """The JSON value in a file. OSError where it cannot be read, ValueError where it is no JSON."""
+    return decode(opening.read_bytes(path, most=most))

@@ -1,0 +1,242 @@
+"""The one reader of pickles that are not torch's: CIFAR's batches, Detectron2's model files.
+
+Plain values and numpy arrays come out of it, and nothing in the file is executed: every class that
+it may name is one of the descriptions below, which take what the file says and check it before
+anything is allocated. Not even numpy's own classes are among them, since a real `numpy.ndarray`
+whose state a file sets takes the file's word for where its memory lies.
+"""
+
+from __future__ import annotations
+
+import math
+import pickle
+import pickletools
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar
+
+from backbench.errors import BadInput
+
+if TYPE_CHECKING:
+    import numpy as np
+
+DEEPEST = 20  # of nested containers
+_DTYPES = re.compile(r"([<|=]?)([fiub])([1248])$")
+
+
+def read(file: BinaryIO) -> Any:
+    """The next pickle in the file as dicts, lists, plain values and numpy arrays.
+
+    Raises BadInput or UnpicklingError for what it may not name, and whatever pickle raises for
+    what is no pickle.
+    """
+    return _materialise(load(file), {}, 0)
+
+
+def load(file: BinaryIO) -> Any:
+    """As `read`, with arrays still as their descriptions.
+
+    A first pass checks that every length the pickle claims is really there.
+    """
+    start = file.tell()
+    for _ in pickletools.genops(file):
+        pass
+    file.seek(start)
+    return _Unpickler(file).load()
+
+
+def refusal(name: str) -> str:
+    return (
+        f"refused: it names {name}, which is not on the list of harmless names;"
+        " nothing was executed"
+    )
+
+
+class _DType:
+    """numpy's dtype as its pickle describes it."""
+
+    def __init__(self, name: Any, *args: Any) -> None:
+        self.name, self.order = _text(name), "="
+
+    def __setstate__(self, state: Any) -> None:
+        if not isinstance(state, tuple) or len(state) < 2:
+            raise BadInput("damaged: a dtype without its byte order")
+        self.order = _text(state[1])
+
+    def to_numpy(self) -> np.dtype:
+        import numpy as np
+
+        if self.order == ">" or self.name.startswith(">"):
+            raise BadInput("holds big-endian arrays; write it again on a little-endian machine")
+        if not (self.name == "bool" or _DTYPES.match(self.name)):
+            raise BadInput(f"refused: holds arrays of dtype '{self.name[:20]}', not numbers")
+        return np.dtype(self.name)
+
+
+class _Array:
+    """numpy's array as its pickle describes it; `value` checks sizes before anything is
+    allocated."""
+
+    def __init__(self, *args: Any) -> None:
+        self.state: Any = None
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+    def value(self) -> np.ndarray:
+        if not (isinstance(self.state, tuple) and len(self.state) == 5):
+            raise BadInput("damaged: an array without content")
+        # The bytes go as soon as they are copied
+        state, self.state = self.state, None
+        _, shape, dtype, fortran, data = state
+        return _array(data, dtype, shape, "F" if fortran is True or fortran == 1 else "C")
+
+
+class _Frombuffer:
+    """What pickle protocol 5 writes for an array that lies in one piece."""
+
+    def __init__(self, data: Any, dtype: Any, shape: Any, order: Any) -> None:
+        self.arguments = (data, dtype, shape, _text(order))
+
+    def value(self) -> np.ndarray:
+        arguments, self.arguments = self.arguments, (b"", None, None, "C")
+        return _array(*arguments)
+
+
+class _Scalar:
+    def __init__(self, dtype: Any, data: Any = b"") -> None:
+        self.dtype, self.data = dtype, data
+
+    def value(self) -> Any:
+        return _array(self.data, self.dtype, (), "C").item()
+
+
+def _array(data: Any, dtype: Any, shape: Any, order: str) -> np.ndarray:
+    """A copy of `data` as an array, once its size is what shape and dtype make of it."""
+    import numpy as np
+
+    sides = shape if isinstance(shape, tuple) else None
+    if not isinstance(dtype, _DType) or sides is None or not all(map(_is_side, sides)):
+        raise BadInput("damaged: an array without shape or dtype")
+    data = data.encode("latin1") if isinstance(data, str) else data  # python 2's pickles
+    if isinstance(data, list):
+        raise BadInput("refused: holds arrays of python objects, not numbers")
+    if not isinstance(data, bytes | bytearray):
+        raise BadInput("damaged: an array without content")
+    kind = dtype.to_numpy()
+    if len(data) != math.prod(sides) * kind.itemsize:
+        raise BadInput(f"damaged: an array of shape {sides} has {len(data)} bytes")
+    flat = np.frombuffer(data, dtype=kind)
+    return np.array(flat.reshape(sides, order="F" if order == "F" else "C"), order="C")
+
+
+def _is_side(number: Any) -> bool:
+    return type(number) is int and 0 <= number < 1 << 40
+
+
+def _text(value: Any) -> str:
+    """A short text of the file's. Nothing else is turned into one: the text of lists of lists of
+    lists would have no end."""
+    if isinstance(value, bytes):
+        value = value.decode("latin1")
+    if not isinstance(value, str):
+        raise pickle.UnpicklingError("refused: a name that is no text")
+    return value
+
+
+def _encode(text: Any, encoding: Any = "latin1") -> bytes:
+    """`_codecs.encode`, with which protocol 2 writes bytes."""
+    return _text(text).encode("latin1" if encoding == "latin1" else "ascii")
+
+
+_NUMPY: dict[str, Callable[..., Any]] = {
+    "collections.OrderedDict": OrderedDict,
+    "_codecs.encode": _encode,
+    "numpy.ndarray": _Array,
+    "numpy.dtype": _DType,
+    **{f"numpy.{core}.multiarray._reconstruct": _Array for core in ("core", "_core")},
+    **{f"numpy.{core}.multiarray.scalar": _Scalar for core in ("core", "_core")},
+    **{f"numpy.{core}.numeric._frombuffer": _Frombuffer for core in ("core", "_core")},
+}
+_PLAIN_KEYS = (str, bytes, int, float, type(None))
+_ACTIONS: dict[int, Callable[..., None]] = dict(pickle._Unpickler.dispatch)  # by opcode
+
+
+class BoundedUnpickler(pickle._Unpickler):
+    """Python's own reader in Python, which looks at keys before they are hashed: the hash of a
+    tuple of tuples of tuples has no end.
+
+    What a file may name, a subclass says in `find_class`; storage outside the file is refused.
+    """
+
+    stack: list[Any]
+    dispatch: ClassVar[dict[int, Callable[..., None]]] = dict(_ACTIONS)
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(refusal(f"{module}.{name}"))
+
+    def persistent_load(self, pid: Any) -> Any:
+        raise pickle.UnpicklingError("refused: it refers to storage outside the file")
+
+    def _set_item(self) -> None:
+        _refuse_keys(self.stack[-2:-1])
+        _ACTIONS[pickle.SETITEM[0]](self)
+
+    def _set_items(self) -> None:
+        _refuse_keys(self.stack[0::2])
+        _ACTIONS[pickle.SETITEMS[0]](self)
+
+    def _whole_dict(self) -> None:
+        _refuse_keys(self.stack[0::2])
+        _ACTIONS[pickle.DICT[0]](self)
+
+    def _no_set(self) -> None:
+        raise pickle.UnpicklingError("refused: it holds a set, which no weights or images need")
+
+    dispatch[pickle.SETITEM[0]] = _set_item
+    dispatch[pickle.SETITEMS[0]] = _set_items
+    dispatch[pickle.DICT[0]] = _whole_dict
+    for _code in (pickle.EMPTY_SET, pickle.ADDITEMS, pickle.FROZENSET):
+        dispatch[_code[0]] = _no_set
+
+
+def _refuse_keys(keys: Sequence[Any]) -> None:
+    for key in keys:
+        parts = key if isinstance(key, tuple) else (key,)
+        for part in parts:
+            by_identity = type(part).__hash__ is object.__hash__
+            if not isinstance(part, _PLAIN_KEYS) and not by_identity:
+                raise pickle.UnpicklingError("refused: a key that is neither text nor number")
+
+
+class _Unpickler(BoundedUnpickler):
+    """Plain values and numpy arrays; every other global is refused by name, and no function of the
+    file's is called."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        super().__init__(file, encoding="latin1")
+
+    def find_class(self, module: str, name: str) -> Any:
+        full = f"{module}.{name}"
+        return _NUMPY[full] if full in _NUMPY else super().find_class(module, name)
+
+
+def _materialise(value: Any, done: dict[int, tuple[Any, Any]], depth: int) -> Any:
+    """Arrays for their descriptions. `done` (by id) makes what is referred to many times be visited
+    once."""
+    if depth > DEEPEST:
+        raise BadInput(f"refused: nested more than {DEEPEST} levels deep")
+    if not isinstance(value, dict | list | tuple | _Array | _Frombuffer | _Scalar):
+        return value
+    if id(value) not in done:
+        out: Any
+        if isinstance(value, _Array | _Frombuffer | _Scalar):
+            out = value.value()
+        elif isinstance(value, dict):
+            pairs = dict.items(value)  # the file may have hung another `items` on an OrderedDict
+            out = {k: _materialise(v, done, depth + 1) for k, v in pairs}
+        else:
+            out = [_materialise(v, done, depth + 1) for v in value]
+        done[id(value)] = value, out
+    return done[id(value)][1]

@@ -1,0 +1,147 @@
+"""Files as a stranger would write them, and a door opened with them: what it said, how it ended."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+PATIENCE_S = 5.0  # of this process's work: no door takes longer over a file that it refuses
+WAIT_S = 120.0  # by the clock, which counts what others do on this machine
+
+
+@dataclass
+class Said:
+    """How a command ended."""
+
+    status: int | None
+    out: str
+    err: str
+    seconds: float
+
+    @property
+    def last(self) -> str:
+        lines = self.err.strip().splitlines()
+        return lines[-1] if lines else ""
+
+
+class TooLongError(BaseException):
+    """A command took longer than PATIENCE_S."""
+
+
+def door(*arguments) -> Said:
+    """`backbench ARGUMENTS` in this process."""
+    from backbench import cli
+
+    def over(*_):
+        raise TooLongError
+
+    out, err = io.StringIO(), io.StringIO()
+    numbers = (signal.SIGALRM, signal.SIGPROF)
+    before = [signal.signal(number, over) for number in numbers]
+    start = time.process_time()
+    signal.setitimer(signal.ITIMER_REAL, WAIT_S)
+    signal.setitimer(signal.ITIMER_PROF, PATIENCE_S)
+    try:
+        with redirect_stdout(out), redirect_stderr(err):
+            status = cli.main([str(word) for word in arguments])
+    except SystemExit as error:
+        status = error.code if isinstance(error.code, int) else 1
+    except TooLongError:
+        status = None
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        for number, handler in zip(numbers, before):
+            signal.signal(number, handler)
+    return Said(status, out.getvalue(), err.getvalue(), time.process_time() - start)
+
+
+_OPENING = """
+import pathlib, sys
+from backbench.datasets import catalog
+from backbench.errors import BadInput
+try:
+    catalog.open_split(pathlib.Path(sys.argv[1]), *sys.argv[2:])
+except BadInput as error:
+    sys.exit(f"backbench: {error}" if "\\n" not in str(error) else "two lines")
+print("opened")
+"""
+
+
+def opened(root: Path, name: str, split: str, *, limit_s: float = WAIT_S) -> Said:
+    """A data set as a pretraining opens it, in a process of its own, for what may kill it."""
+    command = [sys.executable, "-c", _OPENING, str(root), name, split]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        return Said(None, "", "", limit_s)
+    status = 2 if done.stderr.startswith("backbench: ") else done.returncode
+    return Said(status, done.stdout, done.stderr, 0.0)
+
+
+def refused(said: Said, *words) -> None:
+    """Exit 2 and one line that holds the words."""
+    assert said.status == 2, (said.status, said.err[-2000:])
+    assert "Traceback" not in said.err
+    for word in words:
+        assert str(word) in said.last, f"'{word}' is not in: {said.last}"
+
+
+# --- pickles ---
+
+
+class Calls:
+    """Pickled, it calls a function of the reader's with these arguments."""
+
+    def __init__(self, function, *arguments) -> None:
+        self.call = function, arguments
+
+    def __reduce__(self):
+        return self.call
+
+
+class _PointerType:
+    """A dtype of python objects that says of itself that it holds none."""
+
+    def __reduce__(self):
+        return np.dtype, ("O", False, True), (3, "|", None, None, None, -1, -1, 0)
+
+
+class Pointers:
+    """An array of objects whose addresses the file gives."""
+
+    def __reduce__(self):
+        return np.ndarray, ((4,), _PointerType(), b"\x41" * 32)
+
+
+def write_cifar10(root: Path, labels=(0, 1, 2, 1)) -> Path:
+    """ROOT/cifar10 with four images a batch; its folder."""
+    folder = root / "cifar10" / "cifar-10-batches-py"
+    folder.mkdir(parents=True)
+    for i, name in enumerate([*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]):
+        pixels = np.full((4, 3072), i, dtype=np.uint8)
+        content = {"data": pixels, "labels": labels}
+        (folder / name).write_bytes(pickle.dumps(content, protocol=2))
+    meta = {"label_names": ["a", "b", "c"]}
+    (folder / "batches.meta").write_bytes(pickle.dumps(meta, protocol=2))
+    return folder
+
+
+def cut_record(source: Path, target: Path, record: str, length: int) -> None:
+    """A torch zip with one of its records cut to `length` bytes, its checksums right again."""
+    with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w") as new:
+        for info in old.infolist():
+            content = old.read(info)
+            if info.filename.endswith(f"/{record}"):
+                content = content[:length]
+            new.writestr(info.filename, content)
