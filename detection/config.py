@@ -27,13 +27,22 @@ DEVICE_KEY = "MODEL.DEVICE"
 
 Value: TypeAlias = Any  # whatever YAML can say
 
-# Keys that any config may leave out, each with a value of its type. The checkpoint owns the three
-# of the pixels.
+# Keys that any config may leave out. The checkpoint owns those of the pixels, each here with a value
+# of its type; the device is where it runs.
 OPTIONAL: dict[str, Value] = {
     "MODEL.PIXEL_MEAN": [0.0],
     "MODEL.PIXEL_STD": [1.0],
     "INPUT.FORMAT": "RGB",
     DEVICE_KEY: "auto",
+}
+# Others, each with the value that it then has, Detectron2's own: stated so, it changes nothing.
+DEFAULTS: dict[str, Value] = {
+    "SOLVER.LR_SCHEDULER_NAME": "WarmupMultiStepLR",
+    "SOLVER.WARMUP_METHOD": "linear",
+    "SOLVER.BASE_LR_END": 0.0,
+    "SOLVER.NUM_DECAYS": 3,
+    "SOLVER.RESCALE_INTERVAL": False,
+    "SOLVER.BIAS_LR_FACTOR": 1.0,
 }
 
 
@@ -114,7 +123,7 @@ def _tree(flat: Mapping[str, Value]) -> dict[str, Value]:
 
 def accepted() -> dict[str, Value]:
     """The keys of the torchvision engine with a value of their type."""
-    return {**_flat(_load(config.configs_dir() / KIND / BASE)), **OPTIONAL}
+    return {**_flat(_load(config.configs_dir() / KIND / BASE)), **OPTIONAL, **DEFAULTS}
 
 
 def embedded(given: Given) -> CfgNode:
@@ -127,7 +136,7 @@ def embedded(given: Given) -> CfgNode:
                 f"{given.path}: the torchvision engine has no key '{key}'; {nearest(key, known)}"
             )
     for key in known:
-        if key not in given.values and key not in OPTIONAL:
+        if key not in given.values and key not in OPTIONAL and key not in DEFAULTS:
             raise BadInput(
                 f"{given.path}: does not state {key}; begin the file with `_BASE_: {BASE}`"
             )

@@ -19,6 +19,7 @@ What differs on purpose or by nature:
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +42,9 @@ from detection.data.records import Detection, ImageRecord
 from detection.engine import DetectionEngine
 from detection.rcnn.detector import Detector
 
+if TYPE_CHECKING:
+    from fvcore.common.config import CfgNode
+
 NORMS = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm)
 
 
@@ -53,12 +57,7 @@ class TorchvisionEngine(DetectionEngine):
 
     def build_optimizer(self) -> torch.optim.Optimizer:
         s = self.cfg.SOLVER
-        others, norms = by_decay(self.model)
-        groups = [
-            {"params": others, "weight_decay": s.WEIGHT_DECAY},
-            {"params": norms, "weight_decay": s.WEIGHT_DECAY_NORM},
-        ]
-        return torch.optim.SGD(groups, lr=s.BASE_LR, momentum=s.MOMENTUM)
+        return torch.optim.SGD(parameter_groups(self.model, s), lr=s.BASE_LR, momentum=s.MOMENTUM)
 
     def start(self, records: Sequence[ImageRecord], first: int, last: int) -> None:
         cfg = self.cfg
@@ -165,12 +164,26 @@ def to_coco(
     return out
 
 
-def by_decay(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """All parameters but those of norm layers; and those, which have a weight decay of their own,
-    as in Detectron2's get_default_optimizer_params."""
-    norms: list[nn.Parameter] = []
-    others: list[nn.Parameter] = []
+def parameter_groups(model: nn.Module, solver: CfgNode) -> list[dict[str, object]]:
+    """All parameters but those of norm layers; those, which have a weight decay of their own; and,
+    where biases have a rate of their own, the biases of each: Detectron2's
+    get_default_optimizer_params."""
+    groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
+    for bias, norm in ((False, False), (False, True), (True, False), (True, True)):
+        groups[bias, norm] = []
     for module in model.modules():
-        mine = norms if isinstance(module, NORMS) else others
-        mine += list(module.parameters(recurse=False))
-    return others, norms
+        for name, parameter in module.named_parameters(recurse=False):
+            bias = name == "bias" and solver.BIAS_LR_FACTOR != 1
+            groups[bias, isinstance(module, NORMS)].append(parameter)
+    out: list[dict[str, object]] = []
+    for (bias, norm), parameters in groups.items():
+        if not parameters:
+            continue
+        group: dict[str, object] = {
+            "params": parameters,
+            "weight_decay": solver.WEIGHT_DECAY_NORM if norm else solver.WEIGHT_DECAY,
+        }
+        if bias:
+            group["lr"] = solver.BASE_LR * solver.BIAS_LR_FACTOR
+        out.append(group)
+    return out

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from backbench.errors import BadInput
 from backbench.runs import seeding
 from detection.data.records import Detection
 from detection.data.split import Split
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     import hotcoco
 
 RESAMPLES = 500
+REHEARSED = 100  # images
 
 
 @dataclass(frozen=True)
@@ -75,17 +77,11 @@ def score(
 ) -> Scores:
     """AP of detections in COCO's format on a split. `kind` is one of AP_KINDS; `sigmas`, of each
     keypoint, are COCO's own where there are none; `manifest` decides the bootstrap's draws."""
-    import hotcoco
-
     stats = AP_KINDS[kind].stats
     if not detections:
         return Scores(dict.fromkeys(stats), {}, dict.fromkeys(split.categories), {})
-    truth = hotcoco.COCO(_with_areas(split))
-    ev = hotcoco.COCOeval(truth, truth.load_res(for_kind(detections, kind)), kind)
-    ev.params.img_ids = cast(list[int], [r["image_id"] for r in split.records])
-    if kind == "keypoints" and sigmas:
-        ev.params.kpt_oks_sigmas = list(sigmas)
-    ev.evaluate()
+    found = for_kind(renumbered(detections, split), kind)
+    ev = matched(ground_truth(split, kind), found, kind, sigmas)
     ev.accumulate()
     with _silent():
         ev.summarize()
@@ -93,6 +89,70 @@ def score(
     samples = bootstrap(ev, split, manifest)
     intervals = {name: interval(draws) for name, draws in samples.items()}
     return Scores(values, intervals, _per_category(ev, split), samples)
+
+
+def matched(
+    truth: dict[str, object],
+    found: list[dict[str, object]],
+    kind: str,
+    sigmas: Sequence[float],
+) -> hotcoco.COCOeval:
+    """COCOeval of all images of `truth`, its matching done."""
+    import hotcoco
+
+    truth_ = hotcoco.COCO(truth)
+    ev = hotcoco.COCOeval(truth_, truth_.load_res(found), kind)
+    if kind == "keypoints" and sigmas:
+        ev.params.kpt_oks_sigmas = list(sigmas)
+    ev.evaluate()
+    return ev
+
+
+def rehearse(split: Split, kind: str, sigmas: Sequence[float]) -> None:
+    """Score some objects of the split as if they had been found. Raises BadInput where its
+    annotations cannot be scored, which would otherwise be learnt after the training."""
+    truth = ground_truth(split, kind)
+    shape = AP_KINDS[kind].shape
+    found = []
+    for record in split.records[:REHEARSED]:
+        place = place_of(split)[record["image_id"]]
+        for a in record["annotations"][:1]:
+            row: dict[str, object] = {"image_id": place, "score": 0.5, "bbox": a["bbox"]}
+            row["category_id"] = a["category_id"] + 1
+            if shape == "segmentation":
+                empty = [record["height"] * record["width"]]
+                row[shape] = {"size": [record["height"], record["width"]], "counts": empty}
+            elif shape == "keypoints":
+                row[shape] = a["keypoints"]
+            found.append({k: row[k] for k in ("image_id", "category_id", "score", shape)})
+    if not found:
+        return
+    try:
+        matched(truth, found, kind, sigmas).accumulate()
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # hotcoco's own panics are no Exceptions
+        line = " ".join(str(error).split())[:160]
+        raise BadInput(f"{split.file}: its {kind} cannot be scored ({line})") from None
+
+
+# Scoring numbers images, categories and objects itself, from 1: COCOeval takes whole numbers only,
+# and for it an object with id 0 is no object. Images and categories stay in the order of their ids,
+# by which COCOeval breaks ties.
+
+
+def place_of(split: Split) -> dict[int | str, int]:
+    return {record["image_id"]: i for i, record in enumerate(split.records, 1)}
+
+
+def renumbered(detections: Sequence[Detection], split: Split) -> list[Detection]:
+    """The file's image and category ids as scoring numbers them."""
+    place, label = place_of(split), {id: i for i, id in enumerate(split.ids, 1)}
+    out: list[Detection] = []
+    for d in detections:
+        numbers = {"image_id": place[d["image_id"]], "category_id": label[d["category_id"]]}
+        out.append(cast(Detection, {**d, **numbers}))
+    return out
 
 
 def _per_category(ev: hotcoco.COCOeval, split: Split) -> dict[str, float | None]:
@@ -120,13 +180,35 @@ def for_kind(detections: Sequence[Detection], kind: str) -> list[dict[str, objec
     return out
 
 
-def _with_areas(split: Split) -> dict[str, object]:
-    """The annotation file; objects without `area` or `iscrowd` get the box's and 0."""
-    data = json.loads(split.file.read_text())
-    for a in data["annotations"]:
-        a.setdefault("area", a["bbox"][2] * a["bbox"][3])
-        a.setdefault("iscrowd", 0)
-    return data
+def ground_truth(split: Split, kind: str) -> dict[str, object]:
+    """The objects of the annotation file in COCO's format, crowds included, with what `kind` is
+    scored by. Objects without `area` or `iscrowd` get the box's and 0."""
+    place, label = place_of(split), {id: i for i, id in enumerate(split.ids, 1)}
+    objects: list[dict[str, object]] = []
+    for a in json.loads(split.file.read_text())["annotations"]:
+        if a["image_id"] not in place:
+            continue
+        row: dict[str, object] = {
+            "id": len(objects) + 1,
+            "image_id": place[a["image_id"]],
+            "category_id": label[a["category_id"]],
+            "bbox": a["bbox"],
+            "area": a.get("area", a["bbox"][2] * a["bbox"][3]),
+            "iscrowd": int(a.get("iscrowd", 0)),
+        }
+        if kind == "segm":
+            row["segmentation"] = a["segmentation"]
+        elif kind == "keypoints":
+            points = a.get("keypoints") or [0] * 3 * len(split.keypoints)
+            marked = sum(v > 0 for v in points[2::3])
+            row |= {"keypoints": points, "num_keypoints": a.get("num_keypoints", marked)}
+        objects.append(row)
+    images = [
+        {"id": place[r["image_id"]], "height": r["height"], "width": r["width"]}
+        for r in split.records
+    ]
+    categories = [{"id": i, "name": name} for i, name in enumerate(split.categories, 1)]
+    return {"images": images, "annotations": objects, "categories": categories}
 
 
 @contextlib.contextmanager
@@ -146,14 +228,14 @@ def bootstrap(ev: hotcoco.COCOeval, split: Split, manifest: str) -> dict[str, np
     """AP, AP50 and AP75 in percent of images drawn with replacement; the draws depend on the list
     of images alone, so two checkpoints are compared draw by draw. Matching is per image: a draw
     only reweights each image's detections."""
-    ids = cast(list[int], [r["image_id"] for r in split.records])
+    ids = list(place_of(split).values())
     draws = torch.randint(
         len(ids), (RESAMPLES, len(ids)), generator=seeding.generator(manifest, "bootstrap")
     )
     # How often each draw has each image: (draws, images)
     weights = torch.zeros(RESAMPLES, len(ids), dtype=torch.float64)
     weights.scatter_add_(1, draws, torch.ones_like(draws, dtype=torch.float64))
-    aps = 100 * weighted_ap(ev, ids, list(split.ids), weights)  # (draws, thresholds)
+    aps = 100 * weighted_ap(ev, ids, range(1, 1 + len(split.ids)), weights)  # (draws, thresholds)
     # The thresholds are 0.5, 0.55, ... 0.95.
     return {"AP": aps.mean(1).numpy(), "AP50": aps[:, 0].numpy(), "AP75": aps[:, 5].numpy()}
 

@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING
 from backbench.errors import BadInput
 from backbench.runs.folder import log
 from backbench.weights.checkpoint import Checkpoint
+from detection import evaluate
 from detection.config import Given
-from detection.data.split import Split
+from detection.data import images, voc
+from detection.data.split import Split, training_records
+from detection.run import Prepared
 from detection.tasks import DetectionTask
 
 if TYPE_CHECKING:
@@ -37,6 +40,19 @@ def check(
         raise BadInput(f"{given.path}: SOLVER.IMS_PER_BATCH, MAX_ITER and BASE_LR must be positive")
     for line in (*norm_departures(cfg, task), *other_departures(cfg, train, val)):
         log.warning(f"{given.path.name}: {line}")
+
+
+def files(p: Prepared) -> None:
+    """What a training would stumble over in its middle, or its scoring after it: images that are
+    cut off or of another size, objects that COCO's evaluation cannot take. Minutes for COCO on a
+    network disk, so once, before a run's first iteration."""
+    trained = training_records(p.train, p.task)
+    log.info(f"checking {len(trained)} + {len(p.val.records)} images")
+    images.check_files(trained)
+    images.check_files(p.val.records)
+    if p.val.name not in voc.VOC:
+        for kind in p.task.aps:
+            evaluate.rehearse(p.val, kind, p.cfg.TEST.KEYPOINT_OKS_SIGMAS)
 
 
 def weights(cfg: CfgNode, given: Given, checkpoint: Checkpoint) -> None:

@@ -28,10 +28,11 @@ FREE = (
 
 
 def decisive(given: Given) -> dict[str, Value]:
-    """Every key that decides the protocol, sorted, as plain values."""
+    """Every key that decides the protocol, sorted, as plain values. A key stated with the value
+    that it has anyway is left out, like one that is not stated."""
     out = {}
     for key, value in sorted(given.values.items()):
-        if key not in FREE:
+        if key not in FREE and not (key in config.DEFAULTS and value == config.DEFAULTS[key]):
             out[key] = list(value) if isinstance(value, tuple) else value
     return out
 

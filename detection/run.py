@@ -33,6 +33,12 @@ class DetectionRun:
     out: Path
     world: int = 1
     eval_only: bool = False
+    trained: Path | None = None  # another run's folder, whose detector is scored again in this one
+
+    @property
+    def final(self) -> Path:
+        """The trained detector."""
+        return (self.trained or self.out) / FINAL_FILE
 
 
 @dataclass(frozen=True)

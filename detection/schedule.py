@@ -1,10 +1,28 @@
-"""SOLVER as the loop reads it: how long, at what rate, how often saved."""
+"""SOLVER as the loop reads it: how long, at what rate, how often saved and scored.
+
+The rate is Detectron2's build_lr_scheduler, of the same parts of fvcore: at every iteration, edges
+included, the same number.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from backbench.errors import BadInput
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # what fvcore.common imports on the way
+    from fvcore.common.param_scheduler import (
+        CompositeParamScheduler,
+        ConstantParamScheduler,
+        CosineParamScheduler,
+        LinearParamScheduler,
+        MultiStepParamScheduler,
+        ParamScheduler,
+        StepWithFixedGammaParamScheduler,
+    )
 
 if TYPE_CHECKING:
     from fvcore.common.config import CfgNode
@@ -13,34 +31,65 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class SolverSchedule:
     iterations: int
-    base_lr: float
-    gamma: float
-    steps: Sequence[int]  # iterations at which the rate drops
-    warmup_iterations: int
-    warmup_factor: float
+    factors: ParamScheduler  # of the base rate, by the part of the run that is behind
     save_every: int
     precise_bn: int | None  # batches over which batch norm is re-estimated at the end, if it is
 
     @classmethod
     def of(cls, cfg: CfgNode) -> SolverSchedule:
+        """Raises BadInput where SOLVER makes no schedule."""
         s, bn = cfg.SOLVER, cfg.TEST.PRECISE_BN
+        try:
+            factors = warmed_up(decaying(cfg), cfg)
+        except (ValueError, ZeroDivisionError) as error:
+            raise BadInput(
+                f"SOLVER.STEPS {list(s.STEPS)}, MAX_ITER {s.MAX_ITER}: no schedule ({error})"
+            ) from None
         return cls(
             iterations=s.MAX_ITER,
-            base_lr=s.BASE_LR,
-            gamma=s.GAMMA,
-            steps=s.STEPS,
-            warmup_iterations=s.WARMUP_ITERS,
-            warmup_factor=s.WARMUP_FACTOR,
+            factors=factors,
             save_every=s.CHECKPOINT_PERIOD,
             precise_bn=bn.NUM_ITER if bn.ENABLED else None,
         )
 
-    def lr_at(self, iteration: int) -> float:
-        """Detectron2's WarmupMultiStepLR with linear warm-up."""
-        # 1. x GAMMA at each of STEPS that is behind
-        lr = self.base_lr * self.gamma ** sum(iteration >= step for step in self.steps)
-        # 2. while warming up, a line from WARMUP_FACTOR of it to all of it
-        if iteration < self.warmup_iterations:
-            alpha = iteration / self.warmup_iterations
-            lr *= self.warmup_factor * (1 - alpha) + alpha
-        return lr
+    def factor_at(self, iteration: int) -> float:
+        """What each group's own base rate is multiplied by."""
+        return self.factors(iteration / self.iterations)
+
+
+def decaying(cfg: CfgNode) -> ParamScheduler:
+    """From 1 down, without warm-up."""
+    s = cfg.SOLVER
+    if s.LR_SCHEDULER_NAME == "WarmupMultiStepLR":
+        # A step at the end or after it is never reached.
+        steps = [step for step in s.STEPS if step < s.MAX_ITER]
+        values = [s.GAMMA**k for k in range(len(steps) + 1)]
+        return MultiStepParamScheduler(values, num_updates=s.MAX_ITER, milestones=steps)
+    if s.LR_SCHEDULER_NAME == "WarmupCosineLR":
+        return CosineParamScheduler(1, s.BASE_LR_END / s.BASE_LR)
+    if s.LR_SCHEDULER_NAME == "WarmupStepWithFixedGammaLR":
+        return StepWithFixedGammaParamScheduler(1.0, s.NUM_DECAYS, s.GAMMA, s.MAX_ITER)
+    raise BadInput(
+        f"SOLVER.LR_SCHEDULER_NAME {s.LR_SCHEDULER_NAME}: WarmupMultiStepLR, WarmupCosineLR or "
+        "WarmupStepWithFixedGammaLR"
+    )
+
+
+def warmed_up(rest: ParamScheduler, cfg: CfgNode) -> ParamScheduler:
+    """Before `rest`, from WARMUP_FACTOR of its first value to what it has where the warm-up ends:
+    a step that falls into the warm-up has been taken by then, a warm-up longer than the run never
+    ends."""
+    s = cfg.SOLVER
+    length = min(s.WARMUP_ITERS / s.MAX_ITER, 1.0)
+    first = s.WARMUP_FACTOR * rest(0.0)
+    last = rest(0.0) if s.RESCALE_INTERVAL else rest(length)
+    if s.WARMUP_METHOD == "linear":
+        warming: ParamScheduler = LinearParamScheduler(first, last)
+    elif s.WARMUP_METHOD == "constant":
+        warming = ConstantParamScheduler(first)
+    else:
+        raise BadInput(f"SOLVER.WARMUP_METHOD {s.WARMUP_METHOD}: linear or constant")
+    scaling = ["rescaled", "rescaled" if s.RESCALE_INTERVAL else "fixed"]
+    return CompositeParamScheduler(
+        [warming, rest], lengths=[length, 1 - length], interval_scaling=scaling
+    )

@@ -25,11 +25,12 @@ from backbench.errors import BadInput, Failed, Preempted
 from backbench.runs import atomic, distributed, seeding
 from backbench.runs.folder import RESULTS_FILE, STATE_FILE, Metrics, Progress, log, open_run
 from backbench.runs.state import StopFlag, load_state, save_state
-from detection import config, convert, lint, precise_bn, ranks, scoring
+from detection import config, convert, lint, precise_bn, ranks, rescore, scoring
 from detection.data import coco, voc
 from detection.data.split import join, training_records
 from detection.protocol import decisive
-from detection.run import FINAL_FILE, DetectionRun, Prepared
+from detection.run import DetectionRun, Prepared
+from detection.schedule import SolverSchedule
 from detection.tasks import task_of
 
 if TYPE_CHECKING:
@@ -46,10 +47,15 @@ def run(args: argparse.Namespace) -> int:
     nothing."""
     asked = from_arguments(args)
     prepared = prepare(asked)
+    who = identity(asked, prepared)
+    if asked.eval_only:
+        asked = rescore.evaluation(asked, who)
     # The weights are proven before the folder is made; a finished run needs no engine.
     finished = (asked.out / RESULTS_FILE).exists()
+    if not finished and not (asked.out / STATE_FILE).exists():
+        lint.files(prepared)
     engine = None if finished else ready(asked, prepared)
-    open_run(asked.out, verb="detect", identity=identity(asked, prepared))
+    open_run(asked.out, verb="detect", identity=who)
     if scoring.report(asked.out):
         log.info(f"{asked.out}: already finished")
         return 0
@@ -133,6 +139,7 @@ def prepare(run: DetectionRun) -> Prepared:
         raise BadInput(f"{given.path}: VOC's AP is Detectron2's; add --engine detectron2")
     # 4. All of it together
     lint.check(cfg, given, train, val, task=task, world=run.world)
+    SolverSchedule.of(cfg)
     return Prepared(cfg, task, seed, checkpoint, train, val)
 
 
@@ -158,14 +165,11 @@ def dataset_names(cfg: CfgNode, given: config.Given, part: str) -> list[str]:
 def ready(run: DetectionRun, p: Prepared) -> DetectionEngine:
     """The engine with the weights in place, proven by its features; refused before the run folder
     is made."""
-    final = run.out / FINAL_FILE
-    if run.eval_only and not final.exists():
-        raise BadInput(f"{final}: no trained detector to evaluate; run without --eval-only first")
     # In a run of several processes the GPUs are theirs; this one only looks.
     alone = run.world == 1
     device = ranks.device_of(run.given, 0) if alone else torch.device("cpu")
     engine = build_engine(run, p, device)
-    if not final.exists():
+    if not run.final.exists():
         worst = convert.check_features(p.checkpoint, engine.stages, run.engine)
         log.info(f"{run.engine}: C2..C5 equal those of {p.checkpoint.name} to {worst:.1e}")
     return engine
@@ -206,12 +210,11 @@ def work(run: DetectionRun, p: Prepared, engine: DetectionEngine, rank: int = 0)
     record the numbers."""
     # On a GPU some of the kernels that detection needs have no deterministic form.
     torch.use_deterministic_algorithms(engine.device.type == "cpu")
-    final = run.out / FINAL_FILE
-    if not final.exists():
+    if not run.final.exists():
         with StopFlag() as stop:
             train(run, p, engine, rank, stop)
         ranks.barrier()
-    engine.model.load_state_dict(load_final(final))
+    engine.model.load_state_dict(load_final(run.final))
     detections = scoring.predict(run, p, engine, rank)
     if rank == 0:
         scoring.record(run, p, detections)
@@ -225,6 +228,8 @@ def train(
     schedule = p.schedule
     last = schedule.iterations
     state_file = run.out / STATE_FILE
+    # Each group has its own base rate, as biases may; a saved state has the rates of its iteration.
+    bases = [group["lr"] for group in engine.optimizer.param_groups]
     first = continue_from(state_file, engine)
     records = training_records(p.train, p.task)
     engine.start(records, first, last)
@@ -240,9 +245,10 @@ def train(
     saved = time.monotonic()
     for iteration in range(first, last):
         # 1. The step. Whatever draws from a global generator in it draws from this iteration's.
-        lr = schedule.lr_at(iteration)
-        for group in engine.optimizer.param_groups:
-            group["lr"] = lr
+        factor = schedule.factor_at(iteration)
+        for group, base in zip(engine.optimizer.param_groups, bases, strict=True):
+            group["lr"] = base * factor
+        lr = p.cfg.SOLVER.BASE_LR * factor
         seeding.seed_everything(p.seed, "iteration", iteration, rank)
         losses = engine.step()
         # 2. What it says. Reading the losses waits for the GPU, so they are read only where they
@@ -313,7 +319,7 @@ def keep_final(run: DetectionRun, p: Prepared, engine: DetectionEngine) -> None:
         "engine": run.engine,
         "config": decisive(run.given),
     }
-    with atomic.atomic_path(run.out / FINAL_FILE) as temporary:
+    with atomic.atomic_path(run.final) as temporary:
         torch.save({"model": engine.model.state_dict(), "backbench": about}, temporary)
 
 

@@ -18,13 +18,15 @@ T = TypeVar("T")
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 
 
-def decode(path: str | Path) -> Image.Image:
-    """An image file as PIL RGB. Raises BadInput that names a missing, empty or corrupt file."""
-    from PIL import Image
+def decode(path: str | Path, *, upright: bool = False) -> Image.Image:
+    """An image file as PIL RGB, turned as its EXIF orientation says where `upright`. Raises
+    BadInput that names a missing, empty or corrupt file."""
+    from PIL import Image, ImageOps
 
     try:
         with Path(path).open("rb") as file:
-            return Image.open(file).convert("RGB")
+            image = Image.open(file)
+            return (ImageOps.exif_transpose(image) if upright else image).convert("RGB")
     except FileNotFoundError:
         raise BadInput(f"{path}: no such image file") from None
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:

@@ -5,53 +5,27 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NotRequired, TypedDict, cast
+from typing import Any, TypedDict, cast
 
 from backbench.errors import BadInput, nearest
-from detection.data import voc
-from detection.data.records import XYWH, Annotation, ImageRecord, Outline, Polygon
-from detection.data.split import Split
+from detection.data import rows, voc
+from detection.data.records import XYWH, Annotation, ImageRecord, Polygon
+from detection.data.split import Split, is_marked
 from detection.tasks import DetectionTask
 
 # Folder below ROOT -> how its datasets' names begin: Detectron2's, and the embedded scenes'
 STEMS = {"coco": "coco_2017", "scenes": "scenes"}
 
 
-class CocoImage(TypedDict):
-    id: int
-    file_name: str
-    height: int
-    width: int
-
-
-class CocoCategory(TypedDict):
-    id: int
-    name: str
-    keypoints: NotRequired[list[str]]
-
-
-class CocoObject(TypedDict):
-    """One object of the file; what may be missing or malformed is looked at before it is
-    believed."""
-
-    id: int
-    image_id: int
-    category_id: int
-    bbox: list[float]
-    area: NotRequired[float]
-    iscrowd: NotRequired[int]
-    segmentation: NotRequired[Outline]
-    keypoints: NotRequired[list[float]]
-
-
 class CocoFile(TypedDict):
-    images: list[CocoImage]
-    annotations: list[CocoObject]
-    categories: list[CocoCategory]
+    """The three lists of an annotation file; rows.py looks at what is in them."""
+
+    images: list[dict[str, Any]]
+    annotations: list[dict[str, Any]]
+    categories: list[dict[str, Any]]
 
 
 def names() -> dict[str, tuple[str, str, str]]:
@@ -97,26 +71,30 @@ def read(name: str, root: Path, *, task: DetectionTask) -> Split:
     file, folder, limit = find(name, root)
     data = _read_json(file, folder, name)
     # 1. Categories get labels from 0 in the order of their ids; COCO's own ids have gaps.
+    rows.identifiers(data["categories"], "categories", file)
     categories = sorted(data["categories"], key=lambda c: c["id"])
     if not categories:
         raise BadInput(f"{file}: 'categories' is empty")
+    labels = tuple(rows.category(c, file) for c in categories)
+    if len(set(labels)) < len(labels):
+        twice = max(labels, key=labels.count)
+        raise BadInput(f"{file}: two categories have the name '{twice}'")
     ids = tuple(c["id"] for c in categories)
     keypoints = _keypoint_names(categories, file) if task.keypoints else ()
     # 2. Objects go to their images; images are taken in the order of their ids.
-    chosen = sorted(data["images"], key=lambda i: i["id"])[:limit]
-    by_image, dropped = _by_image(data, file, ids, task, len(keypoints))
-    records = [_record(image, folder, by_image[image["id"]]) for image in chosen]
+    records = _records(data["images"], folder, file)
+    dropped = _fill(records, data["annotations"], file, ids, task=task, keypoints=len(keypoints))
+    chosen = [records[id] for id in sorted(records)][:limit]
     # 3. What the file promises must be there.
-    if not records:
+    if not chosen:
         raise BadInput(f"{file}: no images")
     _check_images(chosen, folder, file)
-    if task.keypoints and not _any_keypoints(records):
+    if task.keypoints and not _any_keypoints(chosen):
         raise BadInput(
             f"{file}: no annotation has keypoints; the keypoint task needs a person_keypoints file"
         )
     notes = (f"{dropped} objects without a valid outline left out",) if dropped else ()
-    labels = tuple(str(c["name"]) for c in categories)
-    return Split(name, file, folder, labels, ids, records, keypoints, notes)
+    return Split(name, file, folder, labels, ids, chosen, keypoints, notes)
 
 
 def _read_json(file: Path, folder: Path, name: str) -> CocoFile:
@@ -127,7 +105,7 @@ def _read_json(file: Path, folder: Path, name: str) -> CocoFile:
         raise BadInput(
             f"{file}: no such file; COCO is ROOT/coco/{{annotations,train2017,val2017}}"
         ) from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError, OSError) as error:
         raise BadInput(f"{file}: not JSON ({error})") from None
     if not isinstance(data, dict):
         raise BadInput(f"{file}: expected COCO's format, found a {type(data).__name__}")
@@ -139,70 +117,89 @@ def _read_json(file: Path, folder: Path, name: str) -> CocoFile:
     return cast(CocoFile, data)
 
 
-def _keypoint_names(categories: Sequence[CocoCategory], file: Path) -> tuple[str, ...]:
-    if len(categories) != 1 or not categories[0].get("keypoints"):
+def _keypoint_names(categories: Sequence[Mapping[str, Any]], file: Path) -> tuple[str, ...]:
+    names = rows.keypoint_names(categories[0], file)
+    if len(categories) != 1 or not names:
         found = ", ".join(str(c.get("name")) for c in categories[:3])
         raise BadInput(
             f"{file}: keypoints need one category with a 'keypoints' list; "
             f"this has {len(categories)} ({found})"
         )
-    return tuple(categories[0]["keypoints"])
+    return names
 
 
-def _by_image(
-    data: CocoFile, file: Path, ids: Sequence[int], task: DetectionTask, keypoints: int
-) -> tuple[dict[int, list[Annotation]], int]:
-    """Image id -> its objects in the order of the file; and how many were dropped for their
+def _records(
+    images: Sequence[Mapping[str, Any]], folder: Path, file: Path
+) -> dict[int | str, ImageRecord]:
+    """Image id -> its record, without objects yet."""
+    rows.identifiers(images, "images", file)
+    out: dict[int | str, ImageRecord] = {}
+    for image in images:
+        where = f"{file}: image {image['id']}"
+        height, width = rows.image_size(image, where)
+        out[image["id"]] = {
+            "file_name": rows.image_file(image, folder, where),
+            "image_id": image["id"],
+            "height": height,
+            "width": width,
+            "annotations": [],
+        }
+    return out
+
+
+def _fill(
+    records: Mapping[int | str, ImageRecord],
+    annotations: Sequence[Mapping[str, Any]],
+    file: Path,
+    ids: Sequence[int],
+    *,
+    task: DetectionTask,
+    keypoints: int,
+) -> int:
+    """Every object to its image, in the order of the file; how many were dropped for their
     outline."""
-    by_image: dict[int, list[Annotation]] = {i["id"]: [] for i in data["images"]}
-    if len(by_image) != len(data["images"]):
-        raise BadInput(f"{file}: two images share one id")
+    rows.identifiers(annotations, "annotations", file)
     label_of = {id: label for label, id in enumerate(ids)}
-    seen: set[int] = set()
     dropped = 0
-    for a in data["annotations"]:
-        where = f"{file}: annotation {a.get('id')}"
-        if a.get("id") in seen:
-            raise BadInput(f"{where}: its id appears twice")
-        seen.add(a["id"])
-        if a.get("category_id") not in label_of:
+    for a in annotations:
+        where = f"{file}: annotation {a['id']}"
+        category, image = a.get("category_id"), a.get("image_id")
+        # A list or a group is no id, and cannot be looked up.
+        if not isinstance(category, int | str) or category not in label_of:
             raise BadInput(
-                f"{where}: category {a.get('category_id')} is not among the file's "
-                f"{len(ids)} categories"
+                f"{where}: category {category} is not among the file's {len(ids)} categories"
             )
-        if a.get("image_id") not in by_image:
-            raise BadInput(f"{where}: image {a.get('image_id')} is not in the file's 'images'")
-        annotation = _annotation(a, task, keypoints, label_of, where)
+        if not isinstance(image, int | str) or image not in records:
+            raise BadInput(f"{where}: image {image} is not in the file's 'images'")
+        record = records[image]
+        annotation = _annotation(a, record, task, keypoints, where)
         if annotation is None:
             dropped += 1
         else:
-            by_image[a["image_id"]].append(annotation)
-    return by_image, dropped
+            annotation["category_id"] = label_of[category]
+            record["annotations"].append(annotation)
+    return dropped
 
 
 def _annotation(
-    a: CocoObject, task: DetectionTask, keypoints: int, label_of: Mapping[int, int], where: str
+    a: Mapping[str, Any], record: ImageRecord, task: DetectionTask, keypoints: int, where: str
 ) -> Annotation | None:
-    """One object as Detectron2's standard dict; None where its outline has no three points."""
-    box = a.get("bbox")
-    if not isinstance(box, list) or len(box) != 4 or not all(math.isfinite(v) for v in box):
-        raise BadInput(f"{where}: bbox {box!r} is not [x, y, width, height]")
-    crowd = int(a.get("iscrowd", 0))
-    label = label_of[a["category_id"]]
-    out: Annotation = {"bbox": box, "bbox_mode": XYWH, "category_id": label, "iscrowd": crowd}
+    """One object as Detectron2's standard dict, its label still to come; None where its outline has
+    no three points."""
+    box, crowd = rows.box(a, where), rows.crowd(a, where)
+    rows.area(a, where)
+    out: Annotation = {"bbox": box, "bbox_mode": XYWH, "category_id": 0, "iscrowd": crowd}
     if task.outlines:
-        polygons = _polygons(a.get("segmentation"), crowd, where)
+        polygons = _polygons(a.get("segmentation"), record, crowd, where)
         if polygons is not None and not polygons:
             return None
         if polygons:
             out["segmentation"] = polygons
-    points = a.get("keypoints")
-    if keypoints and points:
-        if len(points) != 3 * keypoints:
-            raise BadInput(f"{where}: {len(points)} keypoint values instead of {3 * keypoints}")
+    if keypoints:
+        points = rows.keypoints(a, keypoints, where)
         # COCO's keypoints are pixel indices; the middle of a pixel is half a pixel further
         # (detectron2/data/datasets/coco.py adds the same half).
-        moved = list(points)
+        moved = list(points) or [0.0] * 3 * keypoints  # an object without any has unmarked ones
         for i in range(0, len(moved), 3):
             moved[i] += 0.5
             moved[i + 1] += 0.5
@@ -210,43 +207,34 @@ def _annotation(
     return out
 
 
-def _polygons(outline: Outline | None, crowd: int, where: str) -> list[Polygon] | None:
+def _polygons(outline: object, record: ImageRecord, crowd: int, where: str) -> list[Polygon] | None:
     """The polygons of at least three points, perhaps none; None for a crowd, whose run lengths are
     not trained on."""
     if outline is None:
         raise BadInput(f"{where}: no 'segmentation'; the mask task needs outlines")
-    if isinstance(outline, list):
-        return [p for p in outline if len(p) % 2 == 0 and len(p) >= 6]
+    if not isinstance(outline, dict):
+        return [p for p in rows.polygons(outline, where) if len(p) % 2 == 0 and len(p) >= 6]
     if not crowd:
         raise BadInput(f"{where}: a run-length mask of a single object; training needs polygons")
+    rows.run_length(outline, (record["height"], record["width"]), where)
     return None
 
 
-def _record(image: CocoImage, folder: Path, annotations: list[Annotation]) -> ImageRecord:
-    return {
-        "file_name": str(folder / image["file_name"]),
-        "image_id": image["id"],
-        "height": image["height"],
-        "width": image["width"],
-        "annotations": annotations,
-    }
-
-
-def _check_images(chosen: Sequence[CocoImage], folder: Path, file: Path) -> None:
+def _check_images(chosen: Sequence[ImageRecord], folder: Path, file: Path) -> None:
     # One listing, and a look-up only for what is not in it (below a subfolder, say): 118,000
     # look-ups take long on a network disk.
-    there = {p.name for p in folder.iterdir()}
+    there = {str(path) for path in Path(os.path.normpath(folder)).iterdir()}
     missing = []
-    for image in chosen:
-        name = image["file_name"]
-        if name not in there and not (folder / name).is_file():
+    for record in chosen:
+        name = record["file_name"]
+        if name not in there and not Path(name).is_file():
             missing.append(name)
     if missing:
         raise BadInput(
             f"{folder}: {len(missing)} of {len(chosen)} images of {file.name} are missing, "
-            f"first {missing[0]}"
+            f"first {os.path.relpath(missing[0], folder)}"
         )
 
 
 def _any_keypoints(records: Sequence[ImageRecord]) -> bool:
-    return any("keypoints" in a for r in records for a in r["annotations"])
+    return any(is_marked(a) for r in records for a in r["annotations"])

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, NotRequired, TypeAlias, TypedDict
 
 import numpy as np
@@ -22,6 +25,9 @@ if TYPE_CHECKING:
 
 # Pixels: the box_threshold of detectron2/data/detection_utils.py::filter_empty_instances
 EMPTY = 1e-5
+EXIF_ORIENTATION = 0x0112
+JPEG_END, TAIL = b"\xff\xd9", 1024  # some writers put a few bytes behind the end
+THREADS = 16
 Array: TypeAlias = np.ndarray
 
 
@@ -55,14 +61,53 @@ def shortest_edge(height: int, width: int, size: int, limit: int) -> tuple[int, 
 
 
 def load_image(record: ImageRecord) -> Image.Image:
-    """The PIL image; BadInput where its size is not the annotation file's."""
-    image = decode(record["file_name"])
-    stated = (record["width"], record["height"])
-    if image.size != stated:
-        raise BadInput(
-            f"{record['file_name']}: is {image.size} pixels, its annotation file says {stated}"
-        )
+    """The PIL image, turned as its EXIF orientation says; BadInput where its size is not the
+    annotation file's: detectron2/data/detection_utils.py::read_image and check_image_size."""
+    image = decode(record["file_name"], upright=True)
+    _check_size(record, image.size)
     return image
+
+
+def _check_size(record: ImageRecord, size: tuple[int, int]) -> None:
+    stated = (record["width"], record["height"])
+    if size != stated:
+        raise BadInput(
+            f"{record['file_name']}: is {size} pixels, its annotation file says {stated}"
+        )
+
+
+def check_file(record: ImageRecord) -> None:
+    """Raise BadInput for an image that would end a training: of another size than stated, cut off,
+    or no image. Only its head and its tail are read."""
+    from PIL import Image
+
+    path = record["file_name"]
+    try:
+        with Path(path).open("rb") as file, Image.open(file) as image:
+            size, jpeg = upright_size(image), image.format == "JPEG"
+            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))
+            whole = not jpeg or JPEG_END in file.read()
+    except FileNotFoundError:
+        raise BadInput(f"{path}: no such image file") from None
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise BadInput(f"{path}: corrupt image ({' '.join(str(error).split())[:100]})") from None
+    if not whole:
+        raise BadInput(f"{path}: corrupt image (truncated: it has no end)")
+    _check_size(record, size)
+
+
+def upright_size(image: Image.Image) -> tuple[int, int]:
+    """(width, height) as it will be after its EXIF orientation is followed."""
+    sideways = image.getexif().get(EXIF_ORIENTATION) in (5, 6, 7, 8)
+    return (image.height, image.width) if sideways else image.size
+
+
+def check_files(records: Sequence[ImageRecord]) -> None:
+    """`check_file` of all, the first one that fails by their order. Threads, because on a network
+    disk each look waits."""
+    with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
+        for _ in pool.map(check_file, records):
+            pass
 
 
 def to_uint8(image: Image.Image) -> Tensor:
@@ -177,9 +222,7 @@ def targets(
             # Outlines are not cut: a head's grid is, when they are rasterised on its box.
             polygons.append([_moved(p, sx, sy, mirror) for p in a["segmentation"]])
         if task.keypoints:
-            # An object without keypoints has K unmarked ones.
-            values = a.get("keypoints") or [0.0] * 3 * len(flip_map)
-            points = np.asarray(values, np.float64).reshape(-1, 3) * [sx, sy, 1]
+            points = np.asarray(a["keypoints"], np.float64).reshape(-1, 3) * [sx, sy, 1]
             keypoints.append(_keypoints(points, height, width, flip_map if mirrored else None))
     out: TrainTarget = {
         "boxes": torch.tensor(boxes, dtype=torch.float32).reshape(-1, 4),

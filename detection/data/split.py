@@ -86,7 +86,7 @@ def training_records(split: Split, task: DetectionTask) -> list[ImageRecord]:
     for record in split.records:
         objects = [a for a in record["annotations"] if not a["iscrowd"]]
         if task.keypoints:
-            objects = [a for a in objects if _is_marked(a)]
+            objects = [a for a in objects if is_marked(a)]
         if objects:
             kept.append(record)
     if not kept:
@@ -94,5 +94,6 @@ def training_records(split: Split, task: DetectionTask) -> list[ImageRecord]:
     return kept
 
 
-def _is_marked(annotation: Annotation) -> bool:
+def is_marked(annotation: Annotation) -> bool:
+    """Whether an object has a keypoint to learn."""
     return any(v > 0 for v in annotation.get("keypoints", ())[2::3])

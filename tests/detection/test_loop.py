@@ -40,6 +40,32 @@ def test_rates_warm_up_and_drop(prepared):
     assert [row["lr"] for row in read_metrics(run.out)] == list(engine.rates.values())
 
 
+def test_a_group_keeps_its_own_base_rate(prepared):
+    """As biases have where BIAS_LR_FACTOR says so; continued, too."""
+
+    class TwoGroups(OneNumber):
+        def build_optimizer(self):
+            twice = torch.nn.Parameter(torch.zeros(1))
+            groups = [{"params": [twice], "lr": 0.16}, {"params": self.model.parameters()}]
+            return torch.optim.SGD(groups, lr=0.08, momentum=0.9)
+
+    run, p = prepared("SOLVER.WARMUP_ITERS", "0", "SOLVER.BASE_LR", "0.08")
+    seen = {}
+    stop = StopFlag()
+
+    def at(iteration):
+        seen[iteration] = [group["lr"] for group in engine.optimizer.param_groups]
+        stop.requested = "SIGTERM" if iteration == 9 else None
+
+    engine = TwoGroups(p, at)
+    with pytest.raises(Preempted):
+        train_net.train(run, p, engine, 0, stop)
+    engine = TwoGroups(p, at)
+    train_net.train(run, p, engine, 0, StopFlag())
+    assert [seen[i] for i in (0, 7)] == [pytest.approx([0.16, 0.08])] * 2
+    assert [seen[i] for i in (8, 9, 10, 11)] == [pytest.approx([0.016, 0.008])] * 4
+
+
 def test_stopped_and_continued_is_the_same_run(prepared):
     run, p = prepared()
     whole = OneNumber(p)

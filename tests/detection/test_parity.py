@@ -259,10 +259,8 @@ def test_training_images_are_the_same(pair):
                     np.testing.assert_allclose(mine["keypoints"][n], b["keypoints"], rtol=1e-6)
 
 
-def test_sizes_and_schedule():
-    """Resized sizes and learning rates of a 1x run, against Detectron2's own."""
+def test_resized_sizes():
     from detectron2.data.transforms import ResizeShortestEdge
-    from detectron2.solver import build_lr_scheduler
 
     generator = torch.Generator().manual_seed(0)
     for _ in range(300):
@@ -270,17 +268,63 @@ def test_sizes_and_schedule():
         assert shortest_edge(h, w, 800, 1333) == tuple(
             ResizeShortestEdge.get_output_shape(h, w, 800, 1333)
         )
-    cfg = engine_detectron2.read_config(config.read("faster_rcnn_R_50_FPN_1x", []))
+
+
+def solver(**values):
+    words = []
+    for key, value in values.items():
+        words += [f"SOLVER.{key}", str(value)]
+    return words
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        solver(STEPS="(100,300)", WARMUP_ITERS=500, MAX_ITER=1000),
+        solver(STEPS="(100,)", WARMUP_ITERS=100, MAX_ITER=1000),
+        solver(STEPS="()", WARMUP_ITERS=1000, MAX_ITER=300),
+        solver(STEPS="(50,)", WARMUP_ITERS=1000, MAX_ITER=300),
+        solver(STEPS="(60,900)", WARMUP_ITERS=10, MAX_ITER=300),
+        solver(WARMUP_METHOD="constant", WARMUP_FACTOR=0.3, WARMUP_ITERS=40, MAX_ITER=300),
+        solver(LR_SCHEDULER_NAME="WarmupCosineLR", BASE_LR_END=0.001, MAX_ITER=2000),
+        solver(LR_SCHEDULER_NAME="WarmupCosineLR", RESCALE_INTERVAL=True, MAX_ITER=2000),
+        solver(LR_SCHEDULER_NAME="WarmupStepWithFixedGammaLR", NUM_DECAYS=2, MAX_ITER=2000),
+        solver(BIAS_LR_FACTOR=2.0, WEIGHT_DECAY_BIAS=0.0, MAX_ITER=300, STEPS="(200,)"),
+    ],
+)
+def test_rates_are_detectron2s(words):
+    """Every iteration's rate of every group, the edges of warm-up and steps included, exactly."""
+    from detectron2.solver import build_lr_scheduler, build_optimizer
+
+    cfg = engine_detectron2.read_config(config.read("faster_rcnn_R_50_FPN_1x", words))
     ours = SolverSchedule.of(cfg)
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=cfg.SOLVER.BASE_LR)
+    optimizer = build_optimizer(cfg, torch.nn.Linear(2, 2))
+    bases = [group["lr"] for group in optimizer.param_groups]
+    assert len(bases) == 1 + (cfg.SOLVER.BIAS_LR_FACTOR != 1)
     scheduler = build_lr_scheduler(cfg, optimizer)
-    for iteration in range(2000):
-        assert optimizer.param_groups[0]["lr"] == pytest.approx(ours.lr_at(iteration), rel=1e-6)
-        optimizer.step()
-        scheduler.step()
-    for iteration in (59_999, 60_000, 79_999, 80_000, 89_999):
+    last = cfg.SOLVER.MAX_ITER
+    looked_at = range(last) if last < 3000 else (*range(1500), 59_999, 60_000, 79_999, 80_000)
+    for iteration in looked_at:
         scheduler.last_epoch = iteration
-        assert scheduler.get_lr()[0] == pytest.approx(ours.lr_at(iteration), rel=1e-6)
+        factor = ours.factor_at(iteration)
+        assert scheduler.get_lr() == [base * factor for base in bases], iteration
+
+
+def test_biases_have_a_rate_of_their_own(tiny_root, tmp_path):
+    """The same rate and decay for every parameter in both engines."""
+    words = ("MODEL.WEIGHTS", "random", "SOLVER.BIAS_LR_FACTOR", "2.0")
+    tables = []
+    for name in ("torchvision", "detectron2"):
+        run = asked("tiny_faster_rcnn_R_18_FPN", tiny_root, tmp_path, words, engine=name)
+        _, engine = built(run)
+        table = {}
+        for group in engine.optimizer.param_groups:
+            for parameter in group["params"]:
+                table[id(parameter)] = (group["lr"], group["weight_decay"])
+        tables.append({n: table[id(q)] for n, q in engine.model.named_parameters()})
+    assert sorted(tables[0].values()) == sorted(tables[1].values())
+    assert len(set(tables[0].values())) == 4
 
 
 def test_initial_weights_are_drawn_alike(pair):

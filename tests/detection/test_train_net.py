@@ -204,3 +204,40 @@ def test_losses_fall_and_ap_rises(tmp_path, engine):
     assert sum(losses[-5:]) < 0.75 * sum(losses[:5])
     value = {r.metric: r.value for r in store.read(tmp_path / "run" / "results.jsonl")[0]}
     assert value["bbox_AP"] > 1 and value["keypoints_AP"] > 1
+
+
+@pytest.mark.slow
+def test_a_trained_detector_is_scored_again(tiny_root, x, tmp_path):
+    """On another val file, and on a corrected one after its scoring has failed: rows of their own;
+    a detector of another training is refused."""
+    import shutil
+
+    config = "tiny_faster_rcnn_R_18_FPN"
+    data, out = tmp_path / "data", tmp_path / "run"
+    shutil.copytree(tiny_root / "scenes", data / "scenes")
+    flags = ("--checkpoint", x)
+    done = detect(config, data, out, "--eval-only", *flags)
+    assert done.returncode == 2 and "no trained detector to evaluate" in done.stderr
+    assert not out.exists()
+    assert detect(config, data, out, *flags).returncode == 0
+    first = (out / "results.jsonl").read_bytes()
+    other = ("--eval-only", *flags, "DATASETS.TEST", "('scenes_val_3',)")
+    for _ in range(2):  # again: it is finished, and adds nothing
+        done = detect(config, data, out, *other)
+        assert done.returncode == 0, done.stderr
+    file = data / "scenes" / "annotations" / "instances_val2017.json"
+    content = json.loads(file.read_text())
+    content["annotations"].pop()
+    file.write_text(json.dumps(content))
+    done = detect(config, data, out, "--eval-only", *flags)
+    assert done.returncode == 0, done.stderr
+    assert (out / "results.jsonl").read_bytes() == first
+    found = [store.read(f)[0] for f in sorted((out / "evaluations").glob("*/results.jsonl"))]
+    assert sorted(rows[0].provenance["val"].split(":")[0] for rows in found) == [
+        "scenes_val_2",
+        "scenes_val_3",
+    ]
+    assert {rows[0].checkpoint for rows in found} == {Checkpoint.load(x).digest}
+    changed = ("--eval-only", *flags, "SOLVER.BASE_LR", "0.5")
+    done = detect(config, data, out, *changed)
+    assert done.returncode == 2 and "SOLVER.BASE_LR" in done.stderr

@@ -28,7 +28,7 @@ class OneNumber(DetectionEngine):
         return number
 
     def build_optimizer(self):
-        return torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+        return torch.optim.SGD(self.model.parameters(), lr=self.cfg.SOLVER.BASE_LR, momentum=0.9)
 
     def stages(self, x):
         """A number has no maps."""

@@ -1,0 +1,60 @@
+"""--eval-only: a trained detector scored again, with its own rows where it is another evaluation.
+
+The detector is what its training made it. What only its scoring reads -- the file that it is scored
+on, sizes and thresholds of testing -- may be another: that evaluation is a run of its own in a
+folder below the trained one's, so the numbers of the two stay apart and both are on the board.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from backbench.errors import BadInput
+from backbench.runs.folder import RUN_FILE
+from detection.run import FINAL_FILE, DetectionRun
+
+FOLDER = "evaluations"
+SCORING = ("DATASETS.TEST", "TEST.")  # how the keys begin that only scoring reads
+TRAINING = "TEST.PRECISE_BN."  # of those, what belongs to the training
+
+
+def evaluation(run: DetectionRun, identity: Mapping[str, object]) -> DetectionRun:
+    """The run as it is scored: in its own folder where it is the very run that was trained, else in
+    one below it. Raises BadInput where there is no detector, or another training's."""
+    if not (run.out / FINAL_FILE).exists():
+        raise BadInput(
+            f"{run.out / FINAL_FILE}: no trained detector to evaluate; "
+            "run without --eval-only first"
+        )
+    now = json.loads(json.dumps(identity))
+    then = _trained(run.out)
+    if then is None or then == now or _training(then) != _training(now):
+        return run  # and the folder says what differs, if anything does
+    digest = hashlib.sha256(json.dumps(now, sort_keys=True).encode()).hexdigest()
+    name = f"{str(now['val']).split(':')[0]}-{digest[:8]}"
+    return replace(run, out=run.out / FOLDER / name, trained=run.out)
+
+
+def _trained(out: Path) -> dict[str, object] | None:
+    """The identity of the run that made the detector; None where its folder does not say."""
+    try:
+        return dict(json.loads((out / RUN_FILE).read_text())["identity"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _training(identity: Mapping[str, object]) -> dict[str, object]:
+    """What decides the detector itself."""
+    config = identity.get("config")
+    keys = config if isinstance(config, Mapping) else {}
+    out = {k: v for k, v in identity.items() if k not in ("config", "val")}
+    return out | {"config": {k: v for k, v in keys.items() if not _scores(k)}}
+
+
+def _scores(key: str) -> bool:
+    """Whether only scoring reads this key of the config."""
+    return (key.startswith(SCORING) and not key.startswith(TRAINING)) or key.endswith("_TEST")

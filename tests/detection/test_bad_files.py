@@ -1,0 +1,276 @@
+"""Damaged annotation files and images: one line before anything is trained, in both engines
+alike."""
+
+import copy
+import json
+import shutil
+
+import pytest
+from PIL import Image
+from support.detection_runs import asked
+
+from backbench.errors import BadInput
+from detection import evaluate, lint, train_net
+from detection.data import coco, images
+from detection.tasks import FASTER_RCNN
+
+NAN = float("nan")
+
+
+def first(part, **values):
+    """A change of the first row of a list."""
+    return lambda d: d[part][0].update(values)
+
+
+def without(part, key):
+    return lambda d: d[part][0].pop(key)
+
+
+def replaced(key, value):
+    return lambda d: d.update({key: value})
+
+
+def points(*values):
+    return lambda d: d["annotations"][0].update(keypoints=list(values))
+
+
+def _all_ids_text(d):
+    for row in d["categories"]:
+        row["id"] = str(row["id"])
+
+
+# task -> what is done to its training file, and a word of what is said
+BAD = {
+    "faster": {
+        "images_not_a_list": (replaced("images", {}), "no 'images' list"),
+        "no_annotations": (lambda d: d.pop("annotations"), "no 'annotations' list"),
+        "image_is_text": (lambda d: d["images"].insert(0, "x"), "not a row"),
+        "image_without_id": (without("images", "id"), "has no 'id'"),
+        "image_id_null": (first("images", id=None), "neither a whole number nor a text"),
+        "image_id_fraction": (first("images", id=1.5), "neither a whole number nor a text"),
+        "image_ids_mixed": (first("images", id="one"), "some are texts, some numbers"),
+        "image_id_twice": (lambda d: d["images"].append(d["images"][0]), "appears twice"),
+        "no_file_name": (without("images", "file_name"), "file_name None"),
+        "file_name_number": (first("images", file_name=3), "file_name 3"),
+        "file_of_val": (first("images", file_name="../val2017/000000000001.jpg"), "is outside of"),
+        "file_elsewhere": (first("images", file_name="/etc/hostname"), "is outside of"),
+        "file_missing": (first("images", file_name="none.jpg"), "are missing, first none.jpg"),
+        "no_height": (without("images", "height"), "height None"),
+        "height_negative": (first("images", height=-128), "height -128"),
+        "height_zero": (first("images", height=0), "height 0"),
+        "width_text": (first("images", width="128"), "width '128'"),
+        "width_fraction": (first("images", width=127.5), "width 127.5"),
+        "width_endless": (first("images", width=1e400), "width inf"),
+        "size_of_another": (first("images", height=64), "annotation file says"),
+        "category_is_number": (replaced("categories", [1]), "not a row"),
+        "category_without_id": (without("categories", "id"), "has no 'id'"),
+        "category_without_name": (without("categories", "name"), "name None"),
+        "category_id_text": (_all_ids_text, "is not a whole number"),
+        "category_name_twice": (first("categories", name="1"), "two categories have the name '1'"),
+        "annotation_is_null": (lambda d: d["annotations"].insert(0, None), "not a row"),
+        "annotation_without_id": (without("annotations", "id"), "has no 'id'"),
+        "no_image_id": (without("annotations", "image_id"), "image None is not in"),
+        "image_id_list": (first("annotations", image_id=[1]), r"image \[1\] is not in"),
+        "no_category": (without("annotations", "category_id"), "category None is not among"),
+        "no_box": (without("annotations", "bbox"), "bbox None"),
+        "box_of_texts": (first("annotations", bbox=["1", "2", "3", "4"]), "bbox"),
+        "box_of_nulls": (first("annotations", bbox=[None] * 4), "bbox"),
+        "box_of_lists": (first("annotations", bbox=[[1], [2], [3], [4]]), "bbox"),
+        "box_huge": (first("annotations", bbox=[1, 2, 10**400, 4]), "bbox"),
+        "box_of_negative_height": (first("annotations", bbox=[9, 9, 5, -5]), "negative"),
+        "crowd_text": (first("annotations", iscrowd="yes"), "iscrowd 'yes'"),
+        "crowd_null": (first("annotations", iscrowd=None), "iscrowd None"),
+        "area_text": (first("annotations", area="big"), "area 'big'"),
+        "area_nan": (first("annotations", area=NAN), "area nan"),
+    },
+    "mask": {
+        "outline_text": (first("annotations", segmentation="abc"), "segmentation 'abc'"),
+        "outline_number": (first("annotations", segmentation=7), "segmentation 7"),
+        "outline_of_numbers": (first("annotations", segmentation=[1, 2, 3]), "no polygon"),
+        "outline_of_texts": (first("annotations", segmentation=[["1"] * 6]), "no polygon"),
+        "outline_nan": (first("annotations", segmentation=[[1, 2, 3, 4, 5, NAN]]), "no polygon"),
+        "crowd_of_another_size": (
+            first("annotations", iscrowd=1, segmentation={"size": [3, 3], "counts": [9]}),
+            "is not the image's",
+        ),
+        "crowd_too_short": (
+            first("annotations", iscrowd=1, segmentation={"size": [128, 128], "counts": [9]}),
+            "do not fill",
+        ),
+        "crowd_garbage": (
+            first("annotations", iscrowd=1, segmentation={"size": [128, 128], "counts": "~~é"}),
+            "do not fill",
+        ),
+    },
+    "keypoint": {
+        "keypoints_short": (points(1, 2, 2), "3 keypoint values instead of 15"),
+        "keypoints_text": (points(*"abcdefghijklmno"), "not a list of numbers"),
+        "keypoints_nan": (points(*[NAN] * 15), "not a list of numbers"),
+        "keypoints_number": (first("annotations", keypoints=5), "not a list of numbers"),
+        "marked_text": (first("annotations", num_keypoints="5"), "num_keypoints '5'"),
+        "two_of_one_name": (first("categories", keypoints=["a", "a", "b", "c", "d"]), "one name"),
+    },
+}
+CASES = [(task, name) for task, cases in BAD.items() for name in cases]
+
+
+@pytest.fixture(scope="module")
+def scenes(tiny_root, tmp_path_factory):
+    """A private copy, and its training files' contents."""
+    root = tmp_path_factory.mktemp("data")
+    shutil.copytree(tiny_root / "scenes", root / "scenes")
+    kinds = ("instances", "person_keypoints")
+    files = {k: root / "scenes" / "annotations" / f"{k}_train2017.json" for k in kinds}
+    return root, {k: (file, json.loads(file.read_text())) for k, file in files.items()}
+
+
+def checked(root, tmp_path, task, engine):
+    """Everything that a run does before its folder is made, but for the network."""
+    run = asked(f"tiny_{task}_rcnn_R_18_FPN", root, tmp_path / "run", engine=engine)
+    lint.files(train_net.prepare(run))
+
+
+@pytest.fixture(params=["torchvision", "detectron2"])
+def engine(request):
+    if request.param == "detectron2":
+        pytest.importorskip("detectron2", reason="Detectron2 is not installed: `make detectron2`")
+    return request.param
+
+
+@pytest.mark.parametrize(("task", "name"), CASES)
+def test_refused_before_training(scenes, tmp_path, engine, task, name):
+    root, contents = scenes
+    change, words = BAD[task][name]
+    file, content = contents["person_keypoints" if task == "keypoint" else "instances"]
+    damaged = copy.deepcopy(content)
+    change(damaged)
+    file.write_text(json.dumps(damaged))
+    try:
+        with pytest.raises(BadInput, match=words) as refused:
+            checked(root, tmp_path, task, engine)
+    finally:
+        file.write_text(json.dumps(content))
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("what", ["cut off", "empty", "no image", "gone"])
+def test_images_are_looked_at_before_training(tiny_root, tmp_path, engine, what):
+    shutil.copytree(tiny_root / "scenes", tmp_path / "scenes")
+    image = tmp_path / "scenes" / "val2017" / "000000000002.jpg"
+    data = image.read_bytes()
+    damaged = {"cut off": data[: len(data) // 2], "empty": b"", "no image": b"GIF89a, or not"}
+    if what == "gone":
+        image.unlink()
+    else:
+        image.write_bytes(damaged[what])
+    with pytest.raises(BadInput, match=r"000000000002.jpg"):
+        checked(tmp_path, tmp_path, "faster", engine)
+
+
+def test_what_only_scoring_would_stumble_over(tiny_root, tmp_path, monkeypatch):
+    """Whatever COCO's evaluation refuses in the file is said before the training."""
+    truth = evaluate.ground_truth
+
+    def broken(split, kind):
+        out = truth(split, kind)
+        out["annotations"][0]["bbox"] = "none"
+        return out
+
+    monkeypatch.setattr(evaluate, "ground_truth", broken)
+    with pytest.raises(BadInput, match="its bbox cannot be scored"):
+        checked(tiny_root, tmp_path, "faster", "torchvision")
+
+
+ORIENTATIONS = range(1, 9)
+
+
+@pytest.mark.parametrize("orientation", ORIENTATIONS)
+def test_exif_turns_an_image_as_detectron2_does(tmp_path, orientation):
+    """A wide image, and a square one whose turning no size gives away."""
+    import numpy as np
+
+    rng = np.random.default_rng(orientation)
+    for width, height in ((24, 16), (16, 16)):
+        file = tmp_path / f"{width}.jpg"
+        pixels = Image.fromarray(rng.integers(0, 255, (height, width, 3), dtype=np.uint8))
+        exif = Image.Exif()
+        exif[images.EXIF_ORIENTATION] = orientation
+        pixels.save(file, exif=exif)
+        sideways = orientation >= 5
+        size = (height, width) if sideways else (width, height)
+        record = {"file_name": str(file), "width": size[0], "height": size[1]}
+        images.check_file(record)
+        turned = np.asarray(images.load_image(record))
+        assert turned.shape[1::-1] == size
+        as_stored = np.asarray(Image.open(file).convert("RGB"))
+        assert np.array_equal(turned, as_stored) is (orientation == 1)
+        try:
+            from detectron2.data.detection_utils import read_image
+        except ImportError:
+            continue
+        np.testing.assert_array_equal(turned, read_image(str(file), "RGB"))
+
+
+@pytest.mark.parametrize("ids", ["texts", "negative", "huge", "from 0"])
+def test_ids_decide_nothing(tiny_root, tmp_path, ids):
+    """AP and its interval are the same whatever images and objects are called."""
+    new = {
+        "texts": str,
+        "negative": lambda i: i - 10**6,
+        "huge": lambda i: i + 2**70,
+        "from 0": lambda i: i - 1,
+    }[ids]
+    scores = []
+    for name in ("plain", "renamed"):
+        root = tmp_path / name
+        shutil.copytree(tiny_root / "scenes", root / "scenes")
+        file = root / "scenes" / "annotations" / "instances_val2017.json"
+        data = json.loads(file.read_text())
+        if name == "renamed":
+            # As texts, 10 would come before 2: padded, the order of the images stays.
+            for row in data["images"]:
+                row["id"] = new(row["id"]) if ids != "texts" else f"{row['id']:09}"
+            for row in data["annotations"]:
+                row["id"] = new(row["id"])
+                row["image_id"] = (
+                    new(row["image_id"]) if ids != "texts" else f"{row['image_id']:09}"
+                )
+            file.write_text(json.dumps(data))
+        split = coco.read("scenes_val", root, task=FASTER_RCNN)
+        evaluate.rehearse(split, "bbox", [])
+        found = []
+        for record in split.records:
+            for n, a in enumerate(record["annotations"]):
+                x, y, w, h = a["bbox"]
+                found.append(
+                    {
+                        "image_id": record["image_id"],
+                        "category_id": split.ids[a["category_id"]],
+                        "bbox": [x + n, y, w, h],
+                        "score": 0.5 + n / 10,
+                    }
+                )
+        scores.append(evaluate.score(split, found, "bbox", [], manifest="m"))
+    assert scores[0].values == scores[1].values
+    assert scores[0].ci95 == scores[1].ci95
+    assert scores[0].ci95["AP"][0] <= scores[0].values["AP"] <= scores[0].ci95["AP"][1]
+
+
+def test_some_objects_without_keypoints(tiny_root, tmp_path, engine):
+    """They have unmarked ones; Detectron2 by itself ends in the middle of its training."""
+    from support.detection_runs import built
+
+    from detection.data.split import training_records
+
+    shutil.copytree(tiny_root / "scenes", tmp_path / "scenes")
+    file = tmp_path / "scenes" / "annotations" / "person_keypoints_train2017.json"
+    data = json.loads(file.read_text())
+    for a in data["annotations"][::2]:
+        a.pop("keypoints")
+        a.pop("num_keypoints", None)
+    file.write_text(json.dumps(data))
+    run = asked("tiny_keypoint_rcnn_R_18_FPN", tmp_path, tmp_path / "run", engine=engine)
+    p, network = built(run)
+    network.start(training_records(p.train, p.task), 0, 1)
+    network.model.train()
+    assert all(value.isfinite() for value in network.step().values())
