@@ -19,7 +19,7 @@ from pathlib import Path
 
 from backbench.errors import BadInput
 from backbench.results import store
-from backbench.runs.folder import CHECKPOINT_FILE, RESULTS_FILE, RUN_FILE, STATE_FILE
+from backbench.runs.folder import CHECKPOINT_FILE, RUN_FILE, STATE_FILE
 from backbench.weights import header
 
 STILL_WRITTEN_S = 3600  # a temporary file younger than this may have a living writer
@@ -99,9 +99,7 @@ def _open(folder: Path) -> Held:
         verb = "?"
     if verb == "pretrain":
         return Held(folder, verb, _whole(folder / CHECKPOINT_FILE))
-    file = folder / RESULTS_FILE
-    rows = store.read_file(file) if file.exists() else ()
-    return Held(folder, verb, any(isinstance(row, store.Result) for row in rows))
+    return Held(folder, verb, store.complete(folder))
 
 
 def _whole(checkpoint: Path) -> bool:

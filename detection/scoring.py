@@ -82,7 +82,9 @@ def record(run: DetectionRun, p: Prepared, detections: list[Detection]) -> None:
     per_category = {kind: of_kind.per_category for kind, of_kind in scores.items()}
     atomic.write_json(run.out / PER_CATEGORY_FILE, per_category)
     pictures.write(run.out / PICTURES, p.val, detections)
-    store.append(run.out, results(run, p, scores, kept))
+    rows = results(run, p, scores, kept)
+    store.owe(run.out, len(rows))
+    store.append_missing(run.out, rows)
 
 
 def _scores(kind: str, p: Prepared, detections: list[Detection], manifest: str) -> evaluate.Scores:
@@ -129,12 +131,12 @@ def results(
 
 
 def report(out: Path) -> bool:
-    """Print the numbers that the run holds; whether there are any."""
-    if not (out / RESULTS_FILE).exists():
+    """Print the numbers that the run holds; whether they are all that it owes."""
+    if not store.complete(out):
         return False
     rows, _ = store.read(out / RESULTS_FILE)
     for r in rows:
         interval = f"  [{r.ci95[0]:.1f}, {r.ci95[1]:.1f}]" if r.ci95 else ""
         value = "undefined" if r.value is None else f"{r.value:.2f}"
         log.info(f"{r.metric:16} {value}{interval}")
-    return bool(rows)
+    return True

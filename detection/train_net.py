@@ -22,8 +22,9 @@ import torch
 from torch import Tensor
 
 from backbench.errors import BadInput, Failed, Preempted
+from backbench.results import store
 from backbench.runs import atomic, distributed, seeding
-from backbench.runs.folder import RESULTS_FILE, STATE_FILE, Metrics, Progress, log, open_run
+from backbench.runs.folder import STATE_FILE, Metrics, Progress, log, open_run
 from backbench.runs.state import StopFlag, load_state, save_state
 from detection import config, convert, lint, precise_bn, ranks, rescore, scoring
 from detection.data import coco, voc
@@ -51,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     if asked.eval_only:
         asked = rescore.evaluation(asked, who)
     # The weights are proven before the folder is made; a finished run needs no engine.
-    finished = (asked.out / RESULTS_FILE).exists()
+    finished = store.complete(asked.out)
     if not finished and not (asked.out / STATE_FILE).exists():
         lint.files(prepared)
     engine = None if finished else ready(asked, prepared)

@@ -58,9 +58,8 @@ def run(args: argparse.Namespace) -> int:
     }
     machine = start_for(args)
     out = open_run(args.out, verb="analyze", identity=identity)
-    # Rows are appended at once and last, so there are all or none.
     rows = recorded(out)
-    if rows:
+    if store.complete(out):
         (out / STATE).unlink(missing_ok=True)
     else:
         curves = training_curves(args.checkpoints, checkpoints)
@@ -134,7 +133,8 @@ def analyze(
     #    must be: JSON has no nan.
     atomic.write_json(out / SUMMARY, json.loads(json.dumps(summary, allow_nan=False)))
     analyze_pictures.draw(summary, out / PICTURES)
-    store.append(out, rows)
+    store.owe(out, len(rows))
+    store.append_missing(out, rows)
     (out / STATE).unlink(missing_ok=True)
     return rows
 

@@ -21,6 +21,7 @@ from backbench.datasets import catalog, splits
 from backbench.datasets.splits import Splits
 from backbench.errors import BadInput
 from backbench.images.files import ImageList
+from backbench.results import store
 from backbench.results.store import Result
 from backbench.runs.folder import log, open_run
 from backbench.runs.state import StopFlag, load_state, save_state
@@ -109,6 +110,7 @@ def _run(
         }
         open_run(args.out, verb=TASKS[task_name].verb, identity=identity)
         splits.write_manifests(args.out, name, found)
+        store.owe(args.out, len(catalog.find(name).metrics))
     task = Assignment(
         run=args.out,
         task=task_name,

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from backbench import config
 from backbench.datasets import catalog, splits
+from backbench.results import store
 from backbench.results.store import Result
 from backbench.runs.folder import open_run
 from backbench.runs.state import StopFlag
@@ -84,6 +85,8 @@ def evaluate(
         open_run(out, verb="linear", identity=identity)
         for task in tasks:
             splits.write_manifests(out, task.dataset.name, task.splits)
+        kinds = sum(len(probe.metrics(protocol, task.dataset)) for task in tasks)
+        store.owe(out, kinds * len({c.digest for c in checkpoints}))
     # 3. One dataset after the other.
     rows: list[Result] = []
     with StopFlag() as stop:

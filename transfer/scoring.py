@@ -73,8 +73,7 @@ class Assignment(Generic[Kind_co]):
 
     def keep(self, rows: Sequence[Result]) -> None:
         """Append what is not there yet: a run that was killed between two rows completes them."""
-        known = {(r.checkpoint, r.column, r.seed) for r in recorded(self.run)}
-        store.append(self.run, [r for r in rows if (r.checkpoint, r.column, r.seed) not in known])
+        store.append_missing(self.run, rows)
 
 
 def recorded(run: Path) -> list[Result]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from backbench import config
-from backbench.runs.folder import RESULTS_FILE
+from backbench.results import store
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,9 +17,9 @@ class Job:
     """One command of the suite. `name` is unique and is its run folder below RUNS.
 
     `cells` are the (checkpoint, evaluation) pairs it delivers: one run may serve several
-    checkpoints. It is done when the file `makes` exists, or else when its results.jsonl speaks of
-    `expects` (checkpoint, dataset) pairs. `needs` must have succeeded before it starts, `after`
-    should be over (they fill a cache). `like` names what costs the same.
+    checkpoints. It is done when the file `makes` exists, or else when its results.jsonl has all
+    rows that the run owes, of `expects` (checkpoint, dataset) pairs. `needs` must have succeeded
+    before it starts, `after` should be over (they fill a cache). `like` names what costs the same.
     """
 
     name: str
@@ -55,17 +54,8 @@ def finished(job: Job, runs: Path) -> bool:
     """Whether the run folder already holds what the job delivers."""
     if job.makes is not None:
         return (runs / job.makes).is_file()
-    file = runs / job.name / RESULTS_FILE
-    try:
-        lines = file.read_text(errors="replace").splitlines()
-    except OSError:
-        return False
-    # Pairs, not lines: a number may be there once per metric, and again after a restart
-    pairs = set()
-    for line in lines:
-        try:
-            row = json.loads(line)
-            pairs.add((row["checkpoint"], row["dataset"]))
-        except (json.JSONDecodeError, KeyError, TypeError):
-            continue  # a torn line is no result; the leaderboard reports it
-    return len(pairs) >= job.expects
+    run = runs / job.name
+    # The run says how many rows it owes; one of an older version at least a row for every pair of
+    # checkpoint and dataset
+    pairs = {(number.checkpoint, number.dataset) for number in store.numbers(run)}
+    return len(pairs) >= job.expects and store.complete(run)

@@ -41,11 +41,12 @@ def make_plan(
     # 1. Packs that were submitted before go again as they were, with the checkpoints of then
     packs: list[Job] = []
     for name in found.packed:
-        state = snapshot.state(name)
-        if state.name in AGAIN:
-            packs.append(snapshot.records[name].job)
+        pack = snapshot.records[name].job
+        standing = _standing(pack, snapshot)
+        if standing is None:
+            packs.append(pack)
         else:
-            known[name] = state
+            known[name] = standing
     # 2. The jobs of the grid as it is now
     new: list[Job] = []
     for job in found.jobs:

@@ -20,11 +20,11 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from backbench.errors import BadInput, nearest
 from backbench.runs import atomic
-from backbench.runs.folder import PREDICTIONS, RESULTS_FILE, RUN_FILE
+from backbench.runs.folder import OWED_FILE, PREDICTIONS, RESULTS_FILE, RUN_FILE
 from backbench.tasks import TASKS
 
 if TYPE_CHECKING:
@@ -94,18 +94,92 @@ class Result:
 def append(run: str | Path, results: Iterable[Result]) -> None:
     """Append to RUN/results.jsonl: one locked, synced write, so that many jobs may share the file
     and none is torn."""
-    stamp = _origin(Path(run))
-    lines = "".join(_line(result, stamp) for result in results)
+    _append(Path(run), results, twice=True)
+
+
+def append_missing(run: str | Path, results: Iterable[Result]) -> None:
+    """The same, without the numbers that the file has already: what another run, or an earlier one
+    that was killed, had written is not written again."""
+    _append(Path(run), results, twice=False)
+
+
+def _append(run: Path, results: Iterable[Result], *, twice: bool) -> None:
+    stamp = _origin(run)
+    lines = [(_number(dataclasses.asdict(r)), _line(r, stamp)) for r in results]
     if not lines:
         return
-    path = Path(run) / RESULTS_FILE
+    path = run / RESULTS_FILE
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX)  # lockf also works over NFS
-        _write_whole(descriptor, lines.encode())
+        # Read under the lock: of two that come at once, the second sees the first one's rows. By
+        # this descriptor: closing another one of the same file would give the lock away.
+        known = set() if twice else _numbers(os.pread(descriptor, os.fstat(descriptor).st_size, 0))
+        new = "".join(line for number, line in lines if number not in known)
+        if new:
+            _write_whole(descriptor, new.encode())
     finally:
         os.close(descriptor)
+
+
+class Number(NamedTuple):
+    """What tells one number of a run from another: two lines with one of these are the same."""
+
+    checkpoint: object
+    task: object
+    dataset: object
+    split: object
+    metric: object
+    protocol: object
+    engine: object
+    seed: object
+
+
+def _number(data: Mapping[str, Any]) -> Number:
+    """Whose value a line is."""
+    return Number(*(data.get(key) for key in Number._fields))
+
+
+def numbers(run: str | Path) -> set[Number]:
+    """What RUN/results.jsonl has a line of, each number once; lines that cannot be read have none."""
+    try:
+        return _numbers((Path(run) / RESULTS_FILE).read_bytes())
+    except OSError:
+        return set()
+
+
+def _numbers(content: bytes) -> set[Number]:
+    found = set()
+    for line in content.split(b"\n"):
+        try:
+            number = _number(json.loads(line))
+        except (ValueError, AttributeError):
+            continue  # torn or damaged: no result; the leaderboard reports it
+        if number.checkpoint and number.dataset:
+            found.add(number)
+    return found
+
+
+def owe(run: str | Path, rows: int) -> None:
+    """RUN will have this many rows when it is done: written down before the first one is."""
+    path = Path(run) / OWED_FILE
+    if owed(run) != rows:
+        atomic.write_json(path, {"rows": rows})
+
+
+def owed(run: str | Path) -> int | None:
+    """How many rows RUN must deliver; None where it did not say so (runs before that was asked)."""
+    try:
+        rows = json.loads((Path(run) / OWED_FILE).read_text())["rows"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return rows if isinstance(rows, int) else None
+
+
+def complete(run: str | Path) -> bool:
+    """Whether RUN has every row that it owes; at least one, where it did not say how many."""
+    return len(numbers(run)) >= max(1, owed(run) or 1)
 
 
 def _line(result: Result, stamp: Origin) -> str:

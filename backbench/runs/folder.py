@@ -24,6 +24,7 @@ STATE_FILE = "state.pt"  # what it continues from
 RECIPE_FILE = "recipe.yaml"
 CHECKPOINT_FILE = "backbone.safetensors"  # what a pretraining is for
 RESULTS_FILE = "results.jsonl"  # what an evaluation is for
+OWED_FILE = "owed.json"  # how many rows of it the run must deliver
 PREDICTIONS = "predictions"  # folder: the predictions behind the results
 PICTURES = "pictures"  # folder
 

@@ -128,7 +128,16 @@ def test_faster_rcnn_from_start_to_end(tiny_root, x, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["mask", "keypoint"])
 def test_killed_and_resumed(tiny_root, x, tmp_path, task):
-    stop_and_kill(f"tiny_{task}_rcnn_R_18_FPN", tiny_root, x, tmp_path)
+    config = f"tiny_{task}_rcnn_R_18_FPN"
+    whole = stop_and_kill(config, tiny_root, x, tmp_path)
+    # Without some of its rows the run is not done, and adds those without training again
+    before = numbers(whole)
+    cut = (whole / "results.jsonl").read_bytes().splitlines(keepends=True)[:2]
+    (whole / "results.jsonl").write_bytes(b"".join(cut))
+    again = detect(config, tiny_root, whole, "--checkpoint", x, *SIX)
+    assert again.returncode == 0, again.stderr
+    lines = (whole / "results.jsonl").read_bytes().splitlines(keepends=True)
+    assert lines[:2] == cut and len(lines) == len(before) and numbers(whole) == before
 
 
 @pytest.mark.slow

@@ -170,6 +170,14 @@ def test_one_pass_serves_all_checkpoints_and_the_numbers_are_right(
     assert run(given, tiny_root, tmp_path / "out", small) == 0
     assert (tmp_path / "out" / "results.jsonl").read_bytes() == lines
     assert not decoder.paths
+    # Where rows are missing it is not done, and adds those that are
+    before = values(tmp_path / "out")
+    half = b"".join(lines.splitlines(keepends=True)[::2])
+    (tmp_path / "out" / "results.jsonl").write_bytes(half)
+    assert run(given, tiny_root, tmp_path / "out", small) == 0
+    completed = (tmp_path / "out" / "results.jsonl").read_bytes()
+    assert completed.startswith(half) and completed.count(b"\n") == lines.count(b"\n")
+    assert values(tmp_path / "out") == before
 
 
 def test_a_stopped_run_continues_to_the_same_numbers(tiny_root, tmp_path, decoder) -> None:

@@ -449,6 +449,16 @@ def test_probes_on_cached_features(trees, two_trunks, tmp_path, protocol):
     assert [r.metric for r in rows] == (
         ["top1_k1", "top1_k5"] * 2 if protocol == "knn" else ["top1"] * 2
     )
+    if protocol == "knn":  # with a row lost it is not done, and gets that one again
+        assert store.complete(tmp_path / "run")
+        file = tmp_path / "run" / "results.jsonl"
+        lines = file.read_text().splitlines(keepends=True)
+        file.write_text("".join(lines[:1] + lines[2:]))
+        assert not store.complete(tmp_path / "run")
+        config = tmp_path / "knn.yaml"
+        assert main(command(root, two_trunks, tmp_path / "run", config)) == 0
+        again = rows_of(tmp_path / "run")
+        assert again == [rows[0], *rows[2:], rows[1]] and store.complete(tmp_path / "run")
     if protocol == "fewshot":
         kept = np.load(tmp_path / "run" / rows[0].provenance["predictions"])
         assert kept["values"].tolist() == rows[0].provenance["draws"] and len(kept["values"]) == 4

@@ -41,6 +41,24 @@ def test_finished_runs_are_recognised_without_the_launchers_files(lab):
     assert lab.attempts("runs") == {}
 
 
+def test_a_run_that_lost_rows_is_not_done_and_gets_them_back(lab):
+    """10 of 30 rows are there, as after a restored backup: submitted again, 20 appended."""
+    lab.dataset("d1", rows=15)
+    grid = lab.grid(checkpoints=[lab.checkpoints("a", "b")], evaluate=lab.linear("d1", pack=2))
+    cluster = lab.cluster("local")
+    assert lab.run(grid, cluster, "runs") == 0
+    before = lab.values("runs")
+    assert len(before) == 30
+    (file,) = lab.root.glob("runs/packs/*/results.jsonl")
+    kept = file.read_text().splitlines(keepends=True)[5:15]
+    file.write_text("".join(kept))
+    assert lab.run(grid, cluster, "runs") == 0
+    assert file.read_text().startswith("".join(kept)) and lab.values("runs") == before
+    attempts = lab.attempts("runs")
+    assert [len(hows) for hows in attempts.values()] == [2]
+    assert lab.run(grid, cluster, "runs") == 0 and lab.attempts("runs") == attempts
+
+
 def test_pretraining_import_and_probes_in_order(lab):
     """recipe x values x seeds -> pretrain; foreign file -> import; both -> probes."""
     (lab.root / "foreign.pth").write_bytes(b"somebody else's weights")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -45,6 +46,42 @@ def test_a_full_disk_leaves_no_part_of_the_rows(tmp_path):
     assert (tmp_path / "results.jsonl").read_bytes() == before
     store.append(tmp_path, more)
     assert len(store.read(tmp_path)[0]) == 5
+
+
+def test_a_run_is_complete_when_it_has_what_it_owes(tmp_path):
+    assert not store.complete(tmp_path)
+    rows = [a_result(metric=f"top1_k{k}") for k in range(3)]
+    store.append(tmp_path, rows[:1])
+    assert store.complete(tmp_path), "an older run did not say how many"
+    store.owe(tmp_path, 3)
+    assert not store.complete(tmp_path)
+    with (tmp_path / "results.jsonl").open("a") as file:
+        file.write('{"torn": \n{"other": "line"}\n[1]\n')
+    store.append(tmp_path, rows[:1])  # twice the same number is one number
+    assert not store.complete(tmp_path)
+    store.append_missing(tmp_path, rows)
+    assert store.complete(tmp_path)
+    store.append_missing(tmp_path, rows)
+    assert [r.metric for r in store.read(tmp_path)[0]] == [
+        "top1_k0",
+        "top1_k0",
+        "top1_k1",
+        "top1_k2",
+    ]
+
+
+def test_two_writers_of_the_same_numbers_write_each_once(tmp_path):
+    """Two processes, one of them backwards."""
+    rows = [a_result(metric=f"top1_k{k}") for k in range(20)]
+    child = os.fork()
+    if not child:
+        for row in reversed(rows):
+            store.append_missing(tmp_path, [row])
+        os._exit(0)
+    for row in rows:
+        store.append_missing(tmp_path, [row])
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert len(store.read(tmp_path)[0]) == len(store.numbers(tmp_path)) == 20
 
 
 def test_not_a_number_is_undefined(tmp_path):
