@@ -123,7 +123,7 @@ def _append(run: Path, results: Iterable[Result], *, twice: bool) -> None:
         os.close(descriptor)
 
 
-class Number(NamedTuple):
+class NumberKey(NamedTuple):
     """What tells one number of a run from another: two lines with one of these are the same."""
 
     checkpoint: object
@@ -136,12 +136,12 @@ class Number(NamedTuple):
     seed: object
 
 
-def _number(data: Mapping[str, Any]) -> Number:
+def _number(data: Mapping[str, Any]) -> NumberKey:
     """Whose value a line is."""
-    return Number(*(data.get(key) for key in Number._fields))
+    return NumberKey(*(data.get(key) for key in NumberKey._fields))
 
 
-def numbers(run: str | Path) -> set[Number]:
+def numbers(run: str | Path) -> set[NumberKey]:
     """What RUN/results.jsonl has a line of, each number once; lines that cannot be read have none."""
     try:
         return _numbers((Path(run) / RESULTS_FILE).read_bytes())
@@ -149,7 +149,7 @@ def numbers(run: str | Path) -> set[Number]:
         return set()
 
 
-def _numbers(content: bytes) -> set[Number]:
+def _numbers(content: bytes) -> set[NumberKey]:
     found = set()
     for line in content.split(b"\n"):
         try:
