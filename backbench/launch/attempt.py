@@ -138,16 +138,6 @@ class Attempt:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._child.pid, number)
 
-    def finish_now(self, why: str) -> Outcome | None:
-        """From a signal handler: stop the child, wait for it, write the status.
-
-        None when it had not begun yet.
-        """
-        if self._outcome is None and self._child is not None:
-            self.ask_to_stop(why)
-            self._conclude(self._meaning(self._wait()))
-        return self._outcome
-
     # Before the child: is there anything to run?
 
     def _begin(self) -> None:

@@ -10,7 +10,6 @@ import math
 import os
 import signal
 import socket
-import subprocess
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from backbench.errors import EXIT_PREEMPTED, Failed
+from backbench.launch import slurm_client
 from backbench.launch.attempt import Attempt
 from backbench.launch.clusters import Cluster, read_cluster
 from backbench.launch.job import Job
@@ -34,6 +34,10 @@ if TYPE_CHECKING:
 
 # submitit counts the time limits that it lets a job continue after; ours are counted by `Attempt`
 TIME_LIMITS = 1_000_000
+# After SIGTERM, with the state saved: so long until a job that nobody ends goes on. By what Slurm
+# says of it; and where it cannot be asked, longer than the grace before a preemption is as a rule.
+LOOK_S = 60.0
+GRACE_S = 900.0
 
 
 @dataclass
@@ -42,19 +46,24 @@ class SlurmTask(Attempt):
 
     What reaches task 0 from outside, and what follows:
 
-        SIGTERM   preemption without PreemptParameters=send_user_signal, scancel, a node that is
-                  shut down. The child saves and exits 75; the outcome is "stopped", or "cancelled"
-                  under our mark. Slurm requeues the job or ends it: that is its decision.
-        SIGUSR2   the time is nearly up (`signal_s` before it), or preemption. submitit's handler
-                  calls `checkpoint`, which waits for the child to save, and requeues the job.
+        SIGUSR2   the time is nearly up (`signal_s` before it), or preemption where Slurm sends the
+                  user's signal. The child saves, the outcome is "again".
+        SIGTERM   the start of a grace before preemption, scancel, a node that is shut down. The
+                  child saves, the outcome is "stopped", or "cancelled" under our mark. What Slurm
+                  has in mind it says itself (`_await_end`); never is the job ended by us, which
+                  would be a failed job to Slurm and block what waits for it.
         SIGKILL, a lost node, `scontrol requeue`   no word: the job starts anew, and its command
                   continues from its own files.
 
-    An attempt that failed and may try again requeues the job itself (`scontrol requeue`), so that
-    it keeps its number and what waits for it. The other tasks save at SIGUSR2 and end.
+    "again", also after a failure with hope: the job is requeued (`scontrol requeue`), so that it
+    keeps its number and what waits for it. A node without scontrol cannot: there the next attempt
+    begins in the same job, as long as it has time. The other tasks save at a signal and end.
     """
 
     tasks: int = 1
+
+    _began = 0.0  # by the monotonic clock: when Slurm started this process
+    _told = False  # whether the user's signal came: Slurm wants the place
 
     watches_clock: ClassVar[bool] = False  # Slurm does
 
@@ -68,50 +77,100 @@ class SlurmTask(Attempt):
         """What submitit runs in every task of the job."""
         import submitit
 
+        self._began = time.monotonic()
         environment = submitit.JobEnvironment()
         self.place = f"slurm:{environment.job_id}"
         self._rank = environment.global_rank if self.tasks > 1 else 0
-        signal.signal(signal.SIGTERM, lambda *_: self.ask_to_stop("stopped", signal.SIGTERM))
+        self._listen()
         # Several tasks: the first finds a port, and alone keeps the status; the others follow
         if self.tasks > 1:
             self._meet()
         if self._rank:
-            signal.signal(signal.SIGUSR2, lambda *_: self.ask_to_stop("preempted"))
             return self._follow()
-        outcome = self.run()
-        if outcome == "stopped":
-            # Preempted: SIGUSR2 follows, and `checkpoint` requeues. Or cancelled: SIGKILL does. No
-            # longer than this: after a node failure Slurm starts the job anew within seconds.
-            time.sleep(3)
-        elif outcome == "again":
-            # Nothing is left to save; and where a job lingers beyond its requeue, Slurm drains the
-            # node. So SIGTERM, which the requeue brings, ends this process at once.
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            subprocess.run(["scontrol", "requeue", environment.job_id], check=True, timeout=60)
-            time.sleep(60)
-        if outcome != "done":
-            reason = self.ledger.status(self.job).get("reason")
-            raise Failed(f"{self.job.name}: {outcome}: {reason}")
+        while (outcome := self.run()) != "done":
+            if not self._begins_again_here(outcome):
+                reason = self.ledger.status(self.job).get("reason")
+                raise Failed(f"{self.job.name}: {outcome}: {reason}")
+            self.__post_init__()  # as new: `run` counts the attempts by the status file
+            self._listen()
         return outcome
 
-    def checkpoint(self) -> DelayedSubmission | None:
-        """Called by submitit at SIGUSR2: save, then be requeued unless the job failed for good."""
+    def _listen(self) -> None:
+        signal.signal(signal.SIGTERM, lambda *_: self.ask_to_stop("stopped", signal.SIGTERM))
+        # Instead of submitit's handler, which needs scontrol and ends the job without it
+        signal.signal(signal.SIGUSR2, self._on_users_signal)
+
+    def _on_users_signal(self, *_: object) -> None:
+        self._told = True
+        self.ask_to_stop("time limit" if self._late() else "preempted")
+
+    def checkpoint(self) -> DelayedSubmission:
+        """Called by submitit at a signal before `__call__`: nothing has begun."""
         import submitit
 
-        outcome = self.finish_now("time limit" if self._late() else "preempted")
-        if outcome in ("failed", "cancelled"):
-            return None
-        return submitit.helpers.DelayedSubmission(self)  # done too: Slurm must see it end well
+        return submitit.helpers.DelayedSubmission(self)
 
     def _late(self) -> bool:
-        """Whether SIGUSR2 is the warning before the time limit, by when the attempt began.
+        """Whether SIGUSR2 is the warning before the time limit, by when the job began.
 
         Slurm looks at the clock once a minute, so its signal may come that much too early.
         """
-        attempts = self._status["attempts"]
-        if self.limit_s is None or not attempts:
+        if self.limit_s is None:
             return False
-        return time.time() > attempts[-1]["start"] + self.limit_s - self.grace_s - 60
+        return time.monotonic() > self._began + self.limit_s - self.grace_s - 60
+
+    # The end of an attempt that is not done: everything is saved, the place is Slurm's
+
+    def _begins_again_here(self, outcome: str) -> bool:
+        """Whether the next attempt begins in this very job; else Slurm ends it or starts it anew.
+
+        That is for jobs of one task: of several, the others have ended.
+        """
+        if outcome not in ("stopped", "again"):
+            return False
+        alone, late = self.tasks == 1, self._late()
+        how = self._status["attempts"][-1].get("how")
+        if outcome == "again" and self._requeue():
+            return False
+        # Somebody wants the place: without scontrol, Slurm's kill says so, and requeues the job
+        if how in ("stopped", "preempted") and self._await_end():
+            return False
+        # Nobody did: the signal came by hand
+        if not alone:
+            self._requeue()
+            return False
+        return not late
+
+    def _await_end(self) -> bool:
+        """Wait until Slurm kills this process, or no longer counts the job as running (True).
+
+        After scancel, a requeue or a node failure it is COMPLETING, and lingering beyond the
+        job's new start would drain the node: this process ends. In a grace before preemption it is
+        RUNNING with a PreemptTime: it is requeued at once, which ends the grace early. False where
+        neither comes.
+        """
+        began = time.monotonic()
+        while True:
+            found = slurm_client.standing(os.environ["SLURM_JOB_ID"])
+            if found is not None and not found.running:
+                return True
+            wanted = self._told or (found is not None and found.preempted)
+            if wanted and self._requeue():
+                return True
+            # Who cannot ask must wait for as long as a grace may be
+            if time.monotonic() - began > (GRACE_S if found is None else LOOK_S):
+                return False
+            time.sleep(1.0)
+
+    def _requeue(self) -> bool:
+        """`scontrol requeue`, and the end that it brings; False where it is not to be had."""
+        # Nothing is left to save; and where a job lingers beyond its requeue, Slurm drains the
+        # node. So SIGTERM, which the requeue brings, ends this process at once.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if not slurm_client.requeue(os.environ["SLURM_JOB_ID"]):
+            return False
+        time.sleep(60)
+        return True
 
     # Several tasks
 

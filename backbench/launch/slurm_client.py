@@ -1,4 +1,4 @@
-"""Slurm's client commands (sinfo, squeue, scancel) and what they say, as values.
+"""Slurm's client commands (sinfo, squeue, scancel, scontrol) and what they say, as values.
 
 squeue, not sacct: a cluster need not have slurmdbd. What squeue no longer lists (minutes after a
 job's end, Slurm's MinJobAge) is forgotten, so whoever acts writes it down (`slurm.catch_up`).
@@ -57,6 +57,36 @@ def queue() -> dict[str, Queued]:
         if len(fields) == 4:
             out[fields[0]] = Queued(*fields[1:])
     return out
+
+
+class Standing(NamedTuple):
+    """How a job stands, asked from within it."""
+
+    running: bool  # False: it ends, or goes back to the queue
+    preempted: bool  # it was given a grace, after which it is killed
+
+
+def standing(number: str) -> Standing | None:
+    """None where this node has no scontrol (not all have), or gets no answer."""
+    try:
+        said = slurm("scontrol", "show", "job", number)
+    except (BadInput, Failed):
+        return None
+    state = re.search(r"JobState=(\w+)", said)
+    since = re.search(r"PreemptTime=(\S+)", said)
+    return Standing(
+        running=state is not None and state[1] == "RUNNING",
+        preempted=since is not None and since[1] not in ("None", "Unknown"),
+    )
+
+
+def requeue(number: str) -> bool:
+    """Send a job back to the queue, under its number; False where that cannot be done from here."""
+    try:
+        slurm("scontrol", "requeue", number, timeout_s=60.0)
+    except (BadInput, Failed):
+        return False
+    return True
 
 
 def end(ids: Sequence[str]) -> None:

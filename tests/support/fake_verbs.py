@@ -129,8 +129,20 @@ def pretrain(args: argparse.Namespace) -> None:
     out = open_run(
         args.out, verb="pretrain", identity={"recipe": args.recipe, "overrides": args.overrides}
     )
+    if os.environ.get("SLURM_PROCID", "0") != "0":
+        follow(out)
+        return
     word = work(out, behaviour(args.data, "pretrain"), f"{args.recipe} {args.overrides}")
     write_checkpoint(out / CHECKPOINT_FILE, word)
+
+
+def follow(out: Path) -> None:
+    """Another rank: it has nothing to save, and ends with the first."""
+    with StopFlag() as stop:
+        while not (out / CHECKPOINT_FILE).exists():
+            time.sleep(0.1)
+            if stop.requested:
+                raise Preempted(f"stopped by {stop.requested}")
 
 
 def write_checkpoint(path: Path, word: str) -> None:

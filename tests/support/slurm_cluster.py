@@ -21,18 +21,17 @@ CONF = """\
 ClusterName=loopback
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={ctld_port}
-SlurmdPort={slurmd_port}
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
 AuthInfo=socket={folder}/munge.socket,cred_expire=10
 CryptoType=crypto/munge
 StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool
+SlurmdSpoolDir={folder}/spool/%n
 SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
-SlurmdLogFile={folder}/slurmd.log
+SlurmdLogFile={folder}/slurmd-%n.log
 SlurmdParameters=config_overrides
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
@@ -44,15 +43,20 @@ ReturnToService=2
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 SchedulerType=sched/backfill
-SchedulerParameters=sched_interval=1,sched_min_interval=0,batch_sched_delay=0
+SchedulerParameters=sched_interval=1,sched_min_interval=0,batch_sched_delay=0,preempt_send_user_signal
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
 KillWait=3
 MinJobAge=300
 MaxArraySize=2001
-MaxJobCount=20000
+MaxJobCount={max_jobs}
 GresTypes=gpu
-NodeName={host} NodeAddr=127.0.0.1 CPUs=4 RealMemory=8000 Gres=gpu:2 Features=loop State=UNKNOWN
-PartitionName=main Nodes={host} Default=YES MaxTime=02:00:00 State=UP OverSubscribe=NO
-PartitionName=long Nodes={host} MaxTime=INFINITE State=UP OverSubscribe=NO
+NodeName={names} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports} CPUs=4 RealMemory=8000 \
+Gres=gpu:2 Features=loop State=UNKNOWN
+PartitionName=main Nodes=ALL Default=YES MaxTime=02:00:00 State=UP OverSubscribe=NO
+PartitionName=long Nodes=ALL MaxTime=INFINITE State=UP OverSubscribe=NO
+PartitionName=grace Nodes=ALL MaxTime=02:00:00 State=UP GraceTime=20
+PartitionName=urgent Nodes=ALL MaxTime=02:00:00 State=UP PriorityTier=10 PreemptMode=OFF
 """
 
 
@@ -68,34 +72,46 @@ def _path() -> str:
     return os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
 
 
-def _free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+def _free_ports(count: int = 1) -> range:
+    """So many free ports in a row."""
+    while True:
+        with contextlib.ExitStack() as stack:
+            first = stack.enter_context(socket.socket())
+            first.bind(("127.0.0.1", 0))
+            ports = range(first.getsockname()[1], first.getsockname()[1] + count)
+            try:
+                for port in ports[1:]:
+                    stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return ports
 
 
 @contextlib.contextmanager
-def running_slurm() -> Iterator[Path]:
-    """Start the three daemons; SLURM_CONF points at them inside the block. Gives their folder."""
+def running_slurm(nodes: int = 1, max_jobs: int = 20000) -> Iterator[Path]:
+    """Start the daemons; SLURM_CONF points at them inside the block. Gives their folder.
+
+    The nodes n1, n2, ... are this machine, each with a slurmd of its own.
+    """
     folder = Path(tempfile.mkdtemp(prefix="slurm-"))
-    commands = _configure(folder)
+    commands = _configure(folder, nodes, max_jobs)
     with _environment(SLURM_CONF=str(folder / "slurm.conf"), PATH=_path()):
         daemons: list[subprocess.Popen[bytes]] = []
         try:
             for command in commands:
                 daemons.append(_daemon(command, folder / "daemons.log"))
                 time.sleep(0.3)
-            _until(lambda: "idle" in _output("sinfo", "-h", "-o", "%T"), 30, "an idle node")
+            _until(lambda: set(_output("sinfo", "-h", "-o", "%T").split()) == {"idle"}, 60, "nodes")
             yield folder
             # slurmstepd of a job that still runs would linger after its daemon
             _output("scancel", "--full", "-u", "root")
-            _until(lambda: not _output("squeue", "-h", "-o", "%i").strip(), 30, "an empty queue")
+            _until(lambda: not _output("squeue", "-h", "-o", "%i").strip(), 60, "an empty queue")
         finally:
             _stop(daemons)
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _configure(folder: Path) -> list[list[str]]:
+def _configure(folder: Path, nodes: int, max_jobs: int) -> list[list[str]]:
     """Write what the daemons read; their commands, in the order of start.
 
     A requeued job starts again after cred_expire seconds: more than KillWait, or the node meets the
@@ -111,15 +127,26 @@ def _configure(folder: Path) -> list[list[str]]:
         (folder / f"fakegpu{i}").touch()
     (folder / "gres.conf").write_text(f"AutoDetect=off\nName=gpu File={folder}/fakegpu[0-1]\n")
     conf = folder / "slurm.conf"
-    ports = {"ctld_port": _free_port(), "slurmd_port": _free_port()}
-    conf.write_text(CONF.format(host=host, folder=folder, **ports))
+    ctld, ports = _free_ports()[0], _free_ports(nodes)
+    names = [f"n{i}" for i in range(1, 1 + nodes)]
+    for name in names:
+        (folder / "spool" / name).mkdir()
+    text = CONF.format(
+        host=host,
+        folder=folder,
+        ctld_port=ctld,
+        max_jobs=max_jobs,
+        names=f"n[1-{nodes}]",
+        ports=f"[{ports[0]}-{ports[-1]}]",
+    )
+    conf.write_text(text)
     munged = ["munged", "--foreground", "--force", f"--key-file={key}"]
     munged += [f"--socket={folder}/munge.socket", f"--pid-file={folder}/munged.pid"]
     munged += [f"--log-file={folder}/munged.log", f"--seed-file={folder}/munged.seed"]
     return [
         munged,
         ["slurmctld", "-D", "-c", "-f", str(conf)],
-        ["slurmd", "-D", "-c", "-N", host, "-f", str(conf)],
+        *(["slurmd", "-D", "-c", "-N", name, "-f", str(conf)] for name in names),
     ]
 
 
@@ -160,12 +187,14 @@ def _stop(daemons: list[subprocess.Popen[bytes]]) -> None:
 
 
 def why_drained() -> str:
-    """The reason why the node takes no more jobs, or nothing; it takes them again afterwards."""
-    if "drain" not in _output("sinfo", "-h", "-o", "%T"):
-        return ""
-    reason = _output("sinfo", "-h", "-o", "%E").strip()
-    _output("scontrol", "update", f"NodeName={socket.gethostname().split('.')[0]}", "State=RESUME")
-    return reason
+    """The reason why nodes take no more jobs, or nothing; they take them again afterwards."""
+    reasons = []
+    for line in set(_output("sinfo", "-h", "-N", "-o", "%N|%T|%E").splitlines()):
+        name, state, reason = line.split("|", 2)
+        if "drain" in state:
+            reasons.append(f"{name}: {reason}")
+            _output("scontrol", "update", f"NodeName={name}", "State=RESUME")
+    return "; ".join(reasons)
 
 
 def _die_with_parent() -> None:

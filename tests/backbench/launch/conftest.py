@@ -182,6 +182,17 @@ def slurm():
         yield folder
 
 
+@pytest.fixture(scope="module")
+def three_nodes():
+    """A Slurm of three nodes; partition `grace` gives 20 s before a preemption, `main` none, and
+    what is in `urgent` preempts both."""
+    reason = slurm_cluster.why_not()
+    if reason:
+        pytest.skip(f"no Slurm here: {reason}")
+    with slurm_cluster.running_slurm(nodes=3) as folder:
+        yield folder
+
+
 @pytest.fixture(scope="session")
 def shell():
     def run(command: str) -> str:

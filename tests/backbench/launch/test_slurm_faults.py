@@ -1,0 +1,158 @@
+"""What a cluster does to jobs, on a real Slurm of three nodes: preemption with and without a grace,
+scancel, requeue, a lost node, the time limit; on one node, on two, and where there is no scontrol.
+
+A pretraining meets the fault and a probe waits for it. Both must end, with the numbers of a run that
+nothing disturbed, and Slurm must not have called anything failed.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+from support import slurm_cluster
+
+from backbench.launch.slurm_client import queue
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("three_nodes")]
+LONG = 240.0  # seconds; what is waited for takes a tenth of it on an idle machine
+
+
+@pytest.fixture(autouse=True)
+def nodes_stay_in_service(three_nodes):
+    yield
+    reason = slurm_cluster.why_drained()
+    assert not reason, f"Slurm took a node out of service: {reason}"
+
+
+class Trial:
+    """A pretraining under way on `nodes` nodes, with its state saved; a probe behind it."""
+
+    def __init__(self, lab, shell, *, nodes=1, partition="main", hours=0.2, **more) -> None:
+        self.lab, self.shell = lab, shell
+        self.walk = {"steps": 120, "step_s": 0.1, "save_every": 5}
+        lab.dataset("pretrain", **self.walk)
+        self.grid = lab.grid(recipes=["demo_random"], evaluate=lab.linear("d1"))
+        asked = {"cpus": 1, "memory_gb": 0.5, "hours": hours, "partition": partition}
+        rows = {"default": asked, "pretrain": {"nodes": nodes}}
+        self.cluster = lab.cluster("slurm", resources=rows, **more)
+        assert lab.run(self.grid, self.cluster, "runs") == 0
+        self.until_saved()
+
+    def until_saved(self) -> None:
+        self.lab.until("runs", lambda s: list(self.lab.root.glob("runs/*/*/state.json")), LONG)
+
+    @property
+    def name(self) -> str:
+        (name,) = [n for n in self.lab.look("runs").records if n.startswith("pretrain/")]
+        return name
+
+    @property
+    def number(self) -> str:
+        return self.lab.look("runs").records[self.name].id
+
+    def nodes(self) -> str:
+        return self.shell(f"squeue -h -j {self.number} -o %N").strip()
+
+    def preempt(self) -> None:
+        """Somebody with priority wants every CPU of its nodes for a moment."""
+        nodes = self.nodes()
+        count = len(self.shell(f"scontrol show hostnames {nodes}").split())
+        self.shell(
+            f"sbatch -p urgent -w {nodes} -N {count} --ntasks-per-node 1 -c 4 -o /dev/null"
+            " --wrap 'sleep 1'"
+        )
+
+    def ends_well(self, attempts: int = 2) -> list[str]:
+        """How the attempts at the pretraining ended."""
+        self.lab.until_done("runs", LONG)
+        failed = [q for q in queue().values() if q.state in ("FAILED", "NODE_FAIL", "TIMEOUT")]
+        assert not failed, failed
+        hows = self.lab.attempts("runs")
+        assert len(hows[self.name]) == attempts and hows[self.name][-1] == "done", hows
+        self.equals_an_undisturbed_run()
+        return hows[self.name]
+
+    def equals_an_undisturbed_run(self) -> None:
+        self.lab.dataset("pretrain", steps=self.walk["steps"])
+        assert self.lab.values("runs") == self.lab.reference(self.grid)
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize("partition", ["grace", "main"])
+def test_preemption(lab, shell, partition, nodes):
+    trial = Trial(lab, shell, nodes=nodes, partition=partition)
+    began = time.monotonic()
+    trial.preempt()
+    trial.ends_well()
+    assert "failed" not in str(lab.statuses("runs")), "nothing failed, so nothing may say so"
+    print(f"{partition}, {nodes} nodes: {time.monotonic() - began:.0f} s")
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_requeue(lab, shell, nodes):
+    trial = Trial(lab, shell, nodes=nodes)
+    shell(f"scontrol requeue {trial.number}")
+    trial.ends_well()
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_lost_node(lab, shell, nodes):
+    trial = Trial(lab, shell, nodes=nodes)
+    lost = shell(f"scontrol show hostnames {trial.nodes()}").split()[-1]
+    shell(f"scontrol update NodeName={lost} State=DOWN Reason=lost")
+    trial.ends_well()
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_scancel_and_run_again(lab, shell, nodes):
+    trial = Trial(lab, shell, nodes=nodes)
+    shell(f"scancel {trial.number}")
+    lab.until("runs", lambda s: s[trial.name] == "cancelled", LONG)
+    assert lab.run(trial.grid, trial.cluster, "runs") == 0
+    trial.ends_well()
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_time_limit(lab, shell, nodes):
+    """Slurm's clock: one minute, told to save 20 s before; it may be up to a minute early."""
+    lab.dataset("d1")
+    trial = Trial(lab, shell, nodes=nodes, hours=1 / 60)
+    lab.dataset("pretrain", **{**trial.walk, "steps": 1000})
+    lab.until("runs", lambda s: "time limit" in lab.attempts("runs")[trial.name], LONG)
+    lab.dataset("pretrain", **trial.walk)
+    lab.until_done("runs", LONG)
+    trial.equals_an_undisturbed_run()
+
+
+@pytest.mark.parametrize("fault", ["preemption", "user's signal", "failures"])
+def test_nodes_without_scontrol(lab, shell, fault):
+    """Jobs there see every program but Slurm's own (submitit#1601)."""
+    programs = lab.root / "programs"
+    programs.mkdir()
+    for file in Path("/usr/bin").iterdir():
+        if file.name not in ("scontrol", "sbatch", "scancel", "squeue", "sinfo"):
+            (programs / file.name).symlink_to(file)
+    if fault == "failures":
+        lab.dataset("d1", steps=1, fault="now and then", times=2)
+    trial = Trial(
+        lab, shell, partition="grace", setup=[f"export PATH={programs}", "! command -v scontrol"]
+    )
+    if fault == "preemption":
+        trial.preempt()
+        trial.ends_well()
+    elif (
+        fault == "user's signal"
+    ):  # the warning before the time limit, by hand: nobody ends the job
+        shell(f"scancel --signal USR2 {trial.number}")
+        lab.until("runs", lambda s: "preempted" in lab.attempts("runs")[trial.name], LONG)
+        shell(f"scontrol requeue {trial.number}")
+        trial.ends_well()
+    else:
+        trial.ends_well(attempts=1)
+        (probe,) = [n for n in lab.attempts("runs") if n != trial.name]
+        assert lab.attempts("runs")[probe] == ["failed", "failed", "done"]
+        assert len({a["place"] for a in lab.statuses("runs")[probe]["attempts"]}) == 1
+    assert os.access("/usr/bin/scontrol", os.X_OK), "it was there all along, for this test"
