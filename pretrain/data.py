@@ -52,7 +52,7 @@ class BatchOrder:
     all micro-batches.
 
     Each epoch is a permutation of the images, cut into whole global batches; what is left over is
-    not used. A global batch is rank-major: rank r has its r-th contiguous slice.
+    not used. A micro-batch is rank-major: rank r has its r-th contiguous slice.
     """
 
     def __init__(
@@ -74,11 +74,11 @@ class BatchOrder:
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
         # An epoch's order is cut into global batches (the rest is left out), a global batch into
-        # the ranks' shares, a share into micro-batches: who holds an image depends on the number
-        # of ranks, which images make a step does not.
+        # micro-batches, a micro-batch into the ranks' shares: who holds an image depends on the
+        # number of ranks, which images make a micro-batch does not.
         per_epoch = self.count // self.batch_size
-        share = self.batch_size // self.ranks
-        micro = share // self.accumulate
+        micro = self.batch_size // self.accumulate
+        share = micro // self.ranks
         order: list[int] = []
         for step in range(self.first, self.last):
             epoch, position = divmod(step, per_epoch)
@@ -88,7 +88,7 @@ class BatchOrder:
                 order = torch.randperm(self.count, generator=generator).tolist()
             start = position * self.batch_size + self.rank * share
             for _ in range(self.accumulate):
-                yield [(epoch, i) for i in order[start : start + micro]]
+                yield [(epoch, i) for i in order[start : start + share]]
                 start += micro
 
 

@@ -73,8 +73,9 @@ class Batch:
 class Setup:
     """What a method is told about the run it is built for.
 
-    `batch_size` is the global one, over all ranks; `seed` is the recipe's; `views` is the number of
-    views per image; `images` the dataset's length; `classes` its class count.
+    `batch_size` is the global one, over all ranks and the `accumulate` micro-batches of a step;
+    `seed` is the recipe's; `views` is the number of views per image; `images` the dataset's length;
+    `classes` its class count.
     """
 
     batch_size: int
@@ -82,6 +83,12 @@ class Setup:
     seed: int
     images: int
     classes: int
+    accumulate: int = 1
+
+    @property
+    def images_at_once(self) -> int:
+        """In one `forward`, over all ranks."""
+        return self.batch_size // self.accumulate
 
 
 class Method(nn.Module):

@@ -16,7 +16,7 @@ from backbench.datasets import catalog
 from backbench.errors import EXIT_PREEMPTED, BadInput, Failed, Preempted
 from backbench.images.files import ImageList
 from backbench.results import store
-from backbench.runs import atomic, distributed, seeding
+from backbench.runs import atomic, batchnorm, distributed, division, seeding
 from backbench.runs.folder import CHECKPOINT_FILE, RECIPE_FILE, log, open_run
 from backbench.runs.state import StopFlag
 from backbench.weights.checkpoint import Checkpoint
@@ -29,23 +29,28 @@ from pretrain.method import Batch, Method, Setup, build_method
 from pretrain.record import RecentTerms, RunLog
 from pretrain.resume import SavedState
 
+# What run.json said of every run before version 2; now only where it decides numbers
+ONCE_IDENTITY = ("processes",)
+
 
 def run(args: argparse.Namespace) -> int:
     config = recipes.load(PretrainConfig, args.recipe, args.overrides, kind="pretrain")
     found = catalog.open_split(args.data, config.data.dataset, config.data.split)
     ranks = args.devices * args.nodes
-    refuse_impossible(config, found, ranks)
+    division.check_batch(config.batch_size, ranks, config.accumulate)
+    refuse_too_few(config, found)
     if args.tensorboard and importlib.util.find_spec("tensorboard") is None:
         raise BadInput("--tensorboard needs the tensorboard package: pip install tensorboard")
     method = build(config, found)  # refuses what the method cannot do before anything starts
-    identity = {
-        "recipe": what_decides(config),
-        "data": data.dataset_fingerprint(found),
-        "processes": ranks,
-    }
+    identity = {"recipe": what_decides(config), "data": data.dataset_fingerprint(found)}
+    for groups in batchnorm.groups_of(method):
+        if groups is None:
+            identity["processes"] = ranks  # a group each: their number decides
+        else:
+            division.check_nesting(groups, ranks)
 
     if (args.out / CHECKPOINT_FILE).exists():
-        open_run(args.out, verb="pretrain", identity=identity)
+        open_run(args.out, verb="pretrain", identity=identity, dropped=ONCE_IDENTITY)
         digest = Checkpoint.load(args.out / CHECKPOINT_FILE).digest
         log.info("%s: already finished, digest %s", args.out / CHECKPOINT_FILE, digest[:12])
         return 0
@@ -60,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         if ranks > 1:
             method = build(config, found)  # again, now that the method can see the other ranks
-        run = open_run(args.out, verb="pretrain", identity=identity)
+        run = open_run(args.out, verb="pretrain", identity=identity, dropped=ONCE_IDENTITY)
         # Every rank has written what it writes there; from here on only rank 0 does
         fabric.barrier()
         if fabric.is_global_zero:
@@ -76,18 +81,9 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def refuse_impossible(config: PretrainConfig, found: ImageList, ranks: int) -> None:
-    """BadInput for what cannot work, before anything starts."""
-    parts = ranks * config.accumulate
+def refuse_too_few(config: PretrainConfig, found: ImageList) -> None:
+    """BadInput where the images do not make one batch."""
     batch = config.batch_size
-    if parts < 1:
-        raise BadInput(f"{ranks} processes in all: --devices and --nodes must be at least 1")
-    if batch % parts:
-        nearest = max(1, round(batch / parts)) * parts
-        raise BadInput(
-            f"batch_size {batch} does not divide over {ranks} processes x {config.accumulate} "
-            f"accumulation steps; the nearest that does is {nearest}"
-        )
     if config.epochs and len(found) < batch:
         raise BadInput(
             f"{found.root}: {len(found)} images are fewer than one batch of {batch}; "
@@ -121,6 +117,7 @@ def build(config: PretrainConfig, found: ImageList) -> Method:
         seed=config.seed,
         images=len(found),
         classes=len(found.classes),
+        accumulate=config.accumulate,
     )
     return build_method(config.method, backbone, setup)
 
@@ -153,7 +150,7 @@ def train(
     last = epochs * steps_per_epoch
 
     if method.sync_batchnorm and ranks > 1:
-        distributed.convert_sync_batchnorm(method)
+        batchnorm.convert_sync_batchnorm(method)
     form = data.InputFormat.of(config, device)
     method.to(form.dtype).to(memory_format=form.layout)
     optimizer = optim.of_recipe(config, method)

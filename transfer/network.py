@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from backbench.errors import BadInput, Preempted
 from backbench.images.files import ImageList
 from backbench.images.preprocess import normalise
-from backbench.runs import distributed, seeding
+from backbench.runs import batchnorm, distributed, seeding
 from backbench.runs.folder import Progress, log
 from backbench.runs.state import StopFlag, load_state, save_state
 from backbench.weights.checkpoint import Checkpoint
@@ -46,7 +46,7 @@ class Network:
         nn.init.zeros_(head.bias)
         module: nn.Module = nn.Sequential(trunk, head)
         if machine.world > 1:
-            module = distributed.convert_sync_batchnorm(module)
+            module = batchnorm.convert_sync_batchnorm(module)
         self.module = module.to(machine.device)
         if machine.device.type == "cuda":  # on a CPU small maps train slower with channels last
             self.module = self.module.to(memory_format=torch.channels_last)

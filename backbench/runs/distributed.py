@@ -22,17 +22,12 @@ process group every function is the identity, for one process.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import FunctionCtx
-from torch.nn.modules._functions import SyncBatchNorm as _TorchSyncBatchNorm
-from torch.nn.modules.batchnorm import _BatchNorm
-
-from backbench.errors import BadInput
 
 
 def world_size() -> int:
@@ -57,20 +52,26 @@ class _Gather(torch.autograd.Function):
 
 
 class _Sum(torch.autograd.Function):
-    """y_s = x_0 + ... + x_{W-1} on every rank s: a symmetric map, which is its own transpose."""
+    """y_s = x_0 + ... + x_{W-1} on every rank s: a symmetric map, which is its own transpose.
+
+    Over the ranks of `among`, of which every rank is in one.
+    """
+
+    among: dist.ProcessGroup
 
     @staticmethod
-    def forward(ctx: FunctionCtx, x: Tensor) -> Tensor:
-        return _summed_over_ranks(x)
+    def forward(ctx: _Sum, x: Tensor, among: dist.ProcessGroup) -> Tensor:
+        ctx.among = among
+        return _summed_over_ranks(x, among)
 
     @staticmethod
-    def backward(ctx: FunctionCtx, grad: Tensor) -> Tensor:
-        return _summed_over_ranks(grad)
+    def backward(ctx: _Sum, grad: Tensor) -> tuple[Tensor, None]:
+        return _summed_over_ranks(grad, ctx.among), None
 
 
-def _summed_over_ranks(x: Tensor) -> Tensor:
+def _summed_over_ranks(x: Tensor, among: dist.ProcessGroup | None = None) -> Tensor:
     total = x.contiguous().clone()
-    dist.all_reduce(total)
+    dist.all_reduce(total, group=among)
     return total
 
 
@@ -92,7 +93,34 @@ def gather_without_gradient(x: Tensor) -> Tensor:
 
 def sum_over_ranks(x: Tensor) -> Tensor:
     """Elementwise sum over ranks, with gradient."""
-    return _Sum.apply(x) if world_size() > 1 else x
+    return sum_among(x, everyone()) if world_size() > 1 else x
+
+
+def sum_among(x: Tensor, ranks: dist.ProcessGroup) -> Tensor:
+    """Elementwise sum over these ranks, of which this one is one, with gradient."""
+    return _Sum.apply(x, ranks)
+
+
+def everyone() -> dist.ProcessGroup:
+    """All ranks of an initialised process group."""
+    assert dist.group.WORLD is not None
+    return dist.group.WORLD
+
+
+def neighbours(count: int) -> dist.ProcessGroup:
+    """This rank's group of `count` neighbouring ranks: 0 .. count-1, count .. 2 count-1, and so on.
+
+    `count` divides the number of ranks. The first call for a count is made by all ranks at the same
+    point: they create all groups in one order.
+    """
+    return everyone() if count == world_size() else _neighbours(everyone(), count)
+
+
+@functools.cache
+def _neighbours(world: dist.ProcessGroup, count: int) -> dist.ProcessGroup:
+    mine, _ = dist.new_subgroups(count)
+    assert isinstance(mine, dist.ProcessGroup)
+    return mine
 
 
 def mean_over_ranks(x: Tensor) -> Tensor:
@@ -135,191 +163,6 @@ def unshuffle(x: Tensor, order: Tensor) -> Tensor:
     # Sample order[p] came back at place p: scattering by the order inverts indexing by it
     restored[order] = everything
     return restored
-
-
-class GroupBatchNorm(_BatchNorm):
-    """Batch norm over `groups` contiguous groups of the global batch, as if each group sat on a GPU
-    of its own.
-
-    groups = None is one group per rank: ordinary local batch norm. With G groups, W ranks hold G /
-    W each, so one process reproduces the statistics of G ranks. The running statistics are the mean
-    of what each group would keep (the update is linear); `average_batchnorm` averages them over
-    ranks too.
-    """
-
-    groups: int | None = None
-
-    def _check_input_dim(self, input: Tensor) -> None:
-        assert input.dim() >= 2
-
-    def _momentum(self) -> float:
-        assert self.momentum is not None, "a cumulative average does not split into groups"
-        return self.momentum
-
-    def forward(self, input: Tensor) -> Tensor:
-        groups = max(1, (self.groups or 1) // world_size())
-        if not self.training or groups == 1:
-            return super().forward(input)
-        if len(input) % groups:
-            raise BadInput(
-                f"{len(input)} samples at a time do not divide into the {groups} batch norm groups "
-                "of a process; change method.groups, batch_size or accumulate"
-            )
-        means: list[Tensor] = []
-        variances: list[Tensor] = []
-        out: list[Tensor] = []
-        for part in input.chunk(groups):
-            # Each group moves a copy of the same old statistics, as if it were the only one
-            mean, variance = _copy(self.running_mean), _copy(self.running_var)
-            out.append(
-                F.batch_norm(
-                    part, mean, variance, self.weight, self.bias, True, self._momentum(), self.eps
-                )
-            )
-            if mean is not None and variance is not None:
-                means.append(mean)
-                variances.append(variance)
-        # old + m (new_g - old), averaged over the groups g, is old + m (mean of new_g - old)
-        if self.running_mean is not None and self.running_var is not None:
-            self.running_mean.copy_(torch.stack(means).mean(0))
-            self.running_var.copy_(torch.stack(variances).mean(0))
-        if self.num_batches_tracked is not None:
-            self.num_batches_tracked.add_(1)
-        return torch.cat(out)
-
-
-def _copy(x: Tensor | None) -> Tensor | None:
-    return None if x is None else x.clone()
-
-
-class SyncBatchNorm(_BatchNorm):
-    """Batch norm with the statistics of all ranks, which must bring equally many samples.
-
-    On a GPU torch's kernel; on a CPU, where torch has none, the mean and then the centred variance
-    are summed over ranks with gradient. Not a torch.nn.SyncBatchNorm, because DDP refuses to wrap
-    that on a CPU.
-    """
-
-    def _check_input_dim(self, input: Tensor) -> None:
-        assert input.dim() >= 2
-
-    def forward(self, input: Tensor) -> Tensor:
-        if world_size() == 1 or not self.training:
-            return super().forward(input)
-        if self.num_batches_tracked is not None:
-            self.num_batches_tracked.add_(1)
-        return self._on_gpu(input) if input.is_cuda else self._on_cpu(input)
-
-    def _on_gpu(self, input: Tensor) -> Tensor:
-        weight: Tensor = self.weight
-        bias: Tensor = self.bias
-        if not self.affine:
-            weight = input.new_ones(self.num_features, dtype=torch.float32)
-            bias = input.new_zeros(self.num_features, dtype=torch.float32)
-        return _TorchSyncBatchNorm.apply(
-            input,
-            weight,
-            bias,
-            self.running_mean,
-            self.running_var,
-            self.eps,
-            self.momentum,
-            dist.group.WORLD,
-            world_size(),
-        )
-
-    def _on_cpu(self, input: Tensor) -> Tensor:
-        assert self.momentum is not None
-        assert self.running_mean is not None and self.running_var is not None
-        axes = [0, *range(2, input.dim())]  # all but the channels
-        shape = [1, -1] + [1] * (input.dim() - 2)
-        count = input.numel() // input.shape[1] * world_size()
-        with torch.autocast(input.device.type, enabled=False):
-            x = input.double()  # as exact as torch's CPU kernel, which accumulates in double
-            # 1. mean_c = 1/n sum over ranks, samples and places of x
-            mean = sum_over_ranks(x.sum(axes)) / count
-            # 2. variance_c = 1/n sum of (x - mean)^2, in a second exchange: one exchange of the
-            #    sums of x and x^2 would do, but their difference cancels where |mean| is large
-            x = x - mean.view(shape)
-            variance = sum_over_ranks(x.square().sum(axes)) / count
-            # 3. Autograd goes back through both exchanges: each sample feels the loss of all ranks
-            #    through mean and variance, as it does in one process
-            out = x * torch.rsqrt(variance + self.eps).view(shape)
-            if self.affine:
-                out = out * self.weight.view(shape) + self.bias.view(shape)
-        with torch.no_grad():
-            # As in every batch norm, what is kept is the unbiased variance
-            unbiased = variance * (count / (count - 1))
-            self.running_mean.lerp_(mean.to(self.running_mean.dtype), self.momentum)
-            self.running_var.lerp_(unbiased.to(self.running_var.dtype), self.momentum)
-        return out.to(input.dtype)
-
-
-def _replace_batchnorm(module: nn.Module, cls: type[_BatchNorm]) -> nn.Module:
-    """`module` with its plain batch norms as `cls`, which hold the very same parameters."""
-    if getattr(module, "local_batchnorm", False):
-        return module
-    if isinstance(module, GroupBatchNorm | SyncBatchNorm):
-        return module
-    if isinstance(module, _BatchNorm):
-        new = cls(
-            module.num_features,
-            module.eps,
-            module.momentum,
-            module.affine,
-            module.track_running_stats,
-        )
-        new.weight, new.bias = module.weight, module.bias
-        new.running_mean, new.running_var = module.running_mean, module.running_var
-        new.num_batches_tracked, new.training = module.num_batches_tracked, module.training
-        return new
-    for name, child in module.named_children():
-        setattr(module, name, _replace_batchnorm(child, cls))
-    return module
-
-
-def convert_sync_batchnorm(module: nn.Module) -> nn.Module:
-    """Replace every batch norm below `module` by SyncBatchNorm, in place; parameters are shared.
-
-    Submodules with `local_batchnorm = True` (MoCo's key encoder) and GroupBatchNorm layers stay as
-    they are. A `module` that is itself a batch norm cannot be replaced in place: use what is
-    returned.
-    """
-    return _replace_batchnorm(module, SyncBatchNorm)
-
-
-def convert_group_batchnorm(module: nn.Module, groups: int | None) -> nn.Module:
-    """The same, by GroupBatchNorm of `groups` groups over all ranks."""
-    module = _replace_batchnorm(module, GroupBatchNorm)
-    for layer in module.modules():
-        if isinstance(layer, GroupBatchNorm):
-            layer.groups = groups
-    return module
-
-
-def _running_statistics(module: nn.Module) -> Iterator[Tensor]:
-    """Means and variances that the GroupBatchNorm layers below `module` keep, in the order of the
-    layers."""
-    for layer in module.modules():
-        if isinstance(layer, GroupBatchNorm):
-            for buffer in (layer.running_mean, layer.running_var):
-                if buffer is not None:
-                    yield buffer
-
-
-@torch.no_grad()
-def average_batchnorm(module: nn.Module) -> None:
-    """Running statistics of all GroupBatchNorm layers := their mean over ranks, in one exchange."""
-    if world_size() == 1:
-        return
-    buffers = list(_running_statistics(module))
-    if not buffers:
-        return
-    flat = torch.cat(buffers)
-    dist.all_reduce(flat)
-    flat /= world_size()
-    for buffer, part in zip(buffers, flat.split([b.numel() for b in buffers])):
-        buffer.copy_(part)
 
 
 class Agreement:

@@ -8,7 +8,7 @@ import math
 import shlex
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TypedDict
 
@@ -39,12 +39,15 @@ def setup_logging(verbosity: int = 0) -> None:
     log.setLevel(level)
 
 
-def open_run(out: str | Path, *, verb: str, identity: Mapping[str, object]) -> Path:
+def open_run(
+    out: str | Path, *, verb: str, identity: Mapping[str, object], dropped: Collection[str] = ()
+) -> Path:
     """Create the run folder, or recognise it as the same run continued.
 
     `identity` is whatever decides the numbers (recipe, checkpoint digests, data fingerprint),
     JSON-able. A folder that holds a run of another verb or identity is refused, naming what
-    differs. Returns the folder.
+    differs. `dropped` are keys that an older folder's identity may have and this one's has not.
+    Returns the folder.
     """
     out = Path(out)
     if out.exists() and not out.is_dir():
@@ -53,7 +56,7 @@ def open_run(out: str | Path, *, verb: str, identity: Mapping[str, object]) -> P
     # Through JSON and back, so that tuples and numbers compare as they will when they are read
     identity = json.loads(json.dumps(identity))
     if file.exists():
-        _refuse_another_run(file, verb, identity)
+        _refuse_another_run(file, verb, identity, dropped)
         return out
     out.mkdir(parents=True, exist_ok=True)
     about = {
@@ -67,7 +70,9 @@ def open_run(out: str | Path, *, verb: str, identity: Mapping[str, object]) -> P
     return out
 
 
-def _refuse_another_run(file: Path, verb: str, identity: Mapping[str, object]) -> None:
+def _refuse_another_run(
+    file: Path, verb: str, identity: Mapping[str, object], dropped: Collection[str]
+) -> None:
     """BadInput unless RUN_FILE `file` tells of this verb with this identity."""
     out = file.parent
     try:
@@ -79,6 +84,9 @@ def _refuse_another_run(file: Path, verb: str, identity: Mapping[str, object]) -
         raise BadInput(
             f"{out}: holds a run of '{then.get('verb')}', not '{verb}'; choose another --out"
         )
+    for key in dropped:
+        if key not in identity:
+            before.pop(key, None)
     differing = sorted(k for k in {*before, *identity} if before.get(k) != identity.get(k))
     if differing:
         # Of the first difference what it is, of the others that they are there

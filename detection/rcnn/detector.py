@@ -15,7 +15,7 @@ from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 
 from backbench.errors import BadInput
 from backbench.images.preprocess import Pixels, normalise
-from backbench.runs import distributed
+from backbench.runs import batchnorm, distributed
 from backbench.weights.trunk import Trunk
 from detection.data.images import TrainTarget
 from detection.rcnn.roi_heads import build_heads
@@ -82,9 +82,9 @@ class Detector(nn.Module):
             norm_layer=nn.BatchNorm2d if m.FPN.NORM else None,
         )
         if m.RESNETS.NORM == "SyncBN":
-            distributed.convert_sync_batchnorm(self.backbone.body)
+            batchnorm.convert_sync_batchnorm(self.backbone.body)
         if m.FPN.NORM == "SyncBN":
-            distributed.convert_sync_batchnorm(self.backbone.fpn)
+            batchnorm.convert_sync_batchnorm(self.backbone.fpn)
         self.rpn = build_rpn(cfg)
         self.roi_heads = build_heads(cfg)
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbench.errors import BadInput
-from backbench.runs import distributed, seeding
+from backbench.runs import batchnorm, distributed, seeding
 from pretrain.methods._precision import unit
 
 
@@ -43,7 +43,7 @@ class KeyEncoder(nn.Module):
 
     def __init__(self, encoder: nn.Module, *, momentum: float, groups: int | None) -> None:
         super().__init__()
-        self.encoder = distributed.convert_group_batchnorm(momentum_copy(encoder), groups)
+        self.encoder = batchnorm.convert_group_batchnorm(momentum_copy(encoder), groups)
         self.local_batchnorm = True  # convert_sync_batchnorm passes by
         self.momentum = momentum
         self.groups = groups
@@ -70,7 +70,7 @@ class KeyEncoder(nn.Module):
         """
         chosen = self.momentum if momentum is None else momentum
         momentum_update(self.encoder.parameters(), parameters, chosen)
-        distributed.average_batchnorm(self.encoder)
+        batchnorm.average_batchnorm(self.encoder)
 
 
 class Queue(nn.Module):
@@ -102,15 +102,4 @@ def check_queue(length: int, batch_size: int) -> None:
     if length < 1 or length % batch_size:
         raise BadInput(
             f"a queue of {length} keys is no multiple of the batch size {batch_size}; change either"
-        )
-
-
-def check_groups(groups: int | None, batch_size: int) -> None:
-    """Groups of batch norm must be whole on every rank."""
-    ranks = distributed.world_size()
-    if groups is not None and (groups < 1 or groups % ranks or batch_size % groups):
-        raise BadInput(
-            f"{groups} batch norm groups do not divide over {ranks} processes and a batch of "
-            f"{batch_size}; set the method's groups to a multiple of the processes that divides "
-            "the batch"
         )

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from backbench.errors import BadInput
-from backbench.runs import distributed, seeding
+from backbench.runs import batchnorm, distributed, division, seeding
 from backbench.weights.trunk import Trunk
 from pretrain import method
 from pretrain.method import Batch, MethodConfig, Setup
 from pretrain.methods._heads import MOCO_HEAD, Head, build_head
-from pretrain.methods._momentum import KeyEncoder, Queue, check_groups, check_queue
+from pretrain.methods._momentum import KeyEncoder, Queue, check_queue
 from pretrain.methods._precision import full_precision, unit
 from pretrain.methods.moco import queue_logsumexp
 
@@ -80,7 +80,7 @@ class Method(method.Method):
                 f"jcl takes one query view and at least one key view, not {setup.views} in all"
             )
         check_queue(config.queue, setup.batch_size)
-        check_groups(config.groups, setup.batch_size)
+        division.check_groups(config.groups, setup.images_at_once)
         self.config, self.seed = config, setup.seed
         self.backbone = backbone
         self.projector = build_head(config.head, backbone.feature_dim)
@@ -88,8 +88,8 @@ class Method(method.Method):
             nn.Sequential(backbone, self.projector), momentum=config.momentum, groups=config.groups
         )
         self.queue = Queue(config.queue, config.head.dim, seed=setup.seed)
-        distributed.convert_group_batchnorm(self.backbone, config.groups)
-        distributed.convert_group_batchnorm(self.projector, config.groups)
+        batchnorm.convert_group_batchnorm(self.backbone, config.groups)
+        batchnorm.convert_group_batchnorm(self.projector, config.groups)
         self._new_keys: list[Tensor] = []
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
@@ -108,5 +108,5 @@ class Method(method.Method):
         for keys in self._new_keys:
             self.queue.enqueue(keys)
         self._new_keys.clear()
-        distributed.average_batchnorm(self.backbone)
-        distributed.average_batchnorm(self.projector)
+        batchnorm.average_batchnorm(self.backbone)
+        batchnorm.average_batchnorm(self.projector)

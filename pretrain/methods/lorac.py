@@ -16,14 +16,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbench.errors import BadInput
-from backbench.runs import distributed, seeding
+from backbench.runs import distributed, division, seeding
 from backbench.weights.trunk import Trunk
 from pretrain import method
 from pretrain.method import Batch, MethodConfig, Setup
 from pretrain.methods._autograd import GradientContext
 from pretrain.methods._crops import forward_crops
 from pretrain.methods._heads import MOCO_HEAD, Head, build_head
-from pretrain.methods._momentum import KeyEncoder, Queue, check_groups, check_queue
+from pretrain.methods._momentum import KeyEncoder, Queue, check_queue
 from pretrain.methods._precision import full_precision, unit
 from pretrain.methods.moco import queue_logsumexp
 
@@ -186,7 +186,7 @@ class Method(method.Method):
                 f"{config.name}: {config.keys} keys need more views than that, not {setup.views}"
             )
         check_queue(config.queue, setup.batch_size)
-        check_groups(config.groups, setup.batch_size * config.keys)
+        division.check_groups(config.groups, setup.images_at_once * config.keys)
         self.config, self.seed = config, setup.seed
         self.accumulates = config.prior != "batch"
         self.backbone = backbone

@@ -11,13 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbench.errors import BadInput
-from backbench.runs import distributed, seeding
+from backbench.runs import batchnorm, distributed, division, seeding
 from backbench.weights.trunk import Trunk
 from pretrain import method
 from pretrain.method import Batch, MethodConfig, Setup
 from pretrain.methods._autograd import GradientContext
 from pretrain.methods._heads import MOCO_HEAD, Head, build_head
-from pretrain.methods._momentum import KeyEncoder, Queue, check_groups, check_queue, momentum_at
+from pretrain.methods._momentum import KeyEncoder, Queue, check_queue, momentum_at
 from pretrain.methods._precision import full_precision, unit
 
 # Logits held at once: 256 KiB in a CPU's cache, 64 MiB on a GPU; fewer keys make slow products
@@ -112,7 +112,7 @@ class Method(method.Method):
                 f"moco takes two views of each image, not {setup.views}; change views.crops"
             )
         check_queue(config.queue, setup.batch_size * (2 if config.symmetric else 1))
-        check_groups(config.groups, setup.batch_size)
+        division.check_groups(config.groups, setup.images_at_once)
         self.config, self.seed = config, setup.seed
         self.backbone = backbone
         self.projector = build_head(config.head, backbone.feature_dim)
@@ -122,8 +122,8 @@ class Method(method.Method):
         self.queue = Queue(config.queue, config.head.dim, seed=setup.seed)
         self.sync_batchnorm = config.query_batchnorm == "sync"
         if not self.sync_batchnorm:
-            distributed.convert_group_batchnorm(self.backbone, config.groups)
-            distributed.convert_group_batchnorm(self.projector, config.groups)
+            batchnorm.convert_group_batchnorm(self.backbone, config.groups)
+            batchnorm.convert_group_batchnorm(self.projector, config.groups)
         self._new_keys: list[Tensor] = []
 
     def query(self, view: Tensor) -> Tensor:
@@ -159,5 +159,5 @@ class Method(method.Method):
         for keys in self._new_keys:
             self.queue.enqueue(keys)
         self._new_keys.clear()
-        distributed.average_batchnorm(self.backbone)
-        distributed.average_batchnorm(self.projector)
+        batchnorm.average_batchnorm(self.backbone)
+        batchnorm.average_batchnorm(self.projector)

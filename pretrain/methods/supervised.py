@@ -8,11 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbench.errors import BadInput
-from backbench.runs import distributed
+from backbench.runs import batchnorm, distributed, division
 from backbench.weights.trunk import Trunk
 from pretrain import method
 from pretrain.method import Batch, MethodConfig, Setup
-from pretrain.methods._momentum import check_groups
 from pretrain.methods._precision import full_precision
 
 
@@ -41,11 +40,11 @@ class Method(method.Method):
             raise BadInput(
                 f"supervised needs labels of at least two classes, not {setup.classes}; change data"
             )
-        check_groups(config.groups, setup.batch_size)
+        division.check_groups(config.groups, setup.images_at_once)
         self.config = config
         self.backbone = backbone
         self.classifier = nn.Linear(backbone.feature_dim, setup.classes)
-        distributed.convert_group_batchnorm(self.backbone, config.groups)
+        batchnorm.convert_group_batchnorm(self.backbone, config.groups)
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         if batch.labels is None:
@@ -56,7 +55,7 @@ class Method(method.Method):
         return {"loss": distributed.mean_over_ranks(loss), "accuracy": correct}
 
     def after_step(self, progress: float) -> None:
-        distributed.average_batchnorm(self.backbone)
+        batchnorm.average_batchnorm(self.backbone)
 
     def heads(self) -> dict[str, Tensor]:
         return {f"fc.{k}": v for k, v in self.classifier.state_dict().items()}

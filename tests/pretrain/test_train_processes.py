@@ -5,10 +5,12 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
 
+from backbench.cli import main
 from backbench.errors import EXIT_BAD_INPUT, EXIT_PREEMPTED
 from backbench.runs.folder import read_metrics
 from backbench.weights.checkpoint import Checkpoint
@@ -94,14 +96,75 @@ def test_a_signal_to_one_process_stops_all_and_they_continue_exactly(root, tmp_p
     said = process.communicate(timeout=500)[1]
     assert process.returncode == EXIT_PREEMPTED, said
     assert said.count("state saved") == 1
-    status, said = pretrain(root, out, 1)
-    assert status == EXIT_BAD_INPUT
-    assert "processes (2 there, 1 now)" in said
     assert pretrain(root, out, 2)[0] == 0
     digests = {
         Checkpoint.load(x / "backbone.safetensors").digest for x in (tmp_path / "whole", out)
     }
     assert len(digests) == 1
+
+
+@pytest.mark.slow
+def test_a_run_continues_on_another_number_of_processes(root, tmp_path):
+    """Stopped on two, continued on four, with two groups of batch norm and two micro-batches: the
+    weights of one process."""
+    same = ("precision=fp64", "accumulate=2", "epochs=4", MOCO)
+    assert pretrain(root, tmp_path / "whole", 1, *same)[0] == 0
+    out = tmp_path / "parts"
+    process = start(root, out, 2, *same)
+    while len(read_metrics(out)) < 1:
+        assert process.poll() is None
+        time.sleep(0.002)
+    process.send_signal(signal.SIGTERM)
+    said = process.communicate(timeout=500)[1]
+    assert process.returncode == EXIT_PREEMPTED, said
+    status, said = pretrain(root, out, 4, *same)
+    assert status == 0 and "continuing at step" in said, said
+    assert apart(tmp_path / "whole", out) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("overrides", "processes", "message"),
+    [
+        ([MOCO.replace("groups: 2", "groups: 4"), "batch_size=12"], 3, "do not nest"),
+        ([MOCO, "batch_size=9"], 1, "2 batch norm groups do not divide the 9 images"),
+        ([MOCO.replace("groups: 2", "groups: 8"), "accumulate=2"], 1, "divide the 4 images"),
+        ([], 3, "batch_size 8 does not divide over 3 processes"),
+    ],
+)
+def test_what_does_not_divide_is_refused_before_anything_starts(
+    root, tmp_path, caplog, overrides, processes, message
+):
+    queue = ["method.queue=72"] if overrides else []
+    command = ["pretrain", str(root / "tiny.yaml"), *overrides, *queue, "--data", str(root)]
+    command += ["--out", str(tmp_path / "run"), "--devices", str(processes)]
+    assert main([*command, "--accelerator", "cpu"]) == EXIT_BAD_INPUT
+    assert message in caplog.text
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_the_readmes_command_for_eight_gpus(shapes, tmp_path):
+    """On 32 tiny images: a group of the keys' batch norm spans two of the eight processes."""
+    words = "backbench pretrain lorac/lorac_imagenet --data ROOT --out runs/lorac --devices 8"
+    assert words in (Path(__file__).parents[2] / "README.md").read_text()
+    root = shapes(32, "ab", 40)
+    (root / "shapes").rename(root / "imagenet")
+    crops = "views.crops=[{count: 3, size: 32}, {count: 5, size: 24}]"
+    tiny = ["arch=resnet18", crops, "batch_size=16", "method.queue=64", "epochs=2", "log_every=1"]
+    words = words.replace("ROOT", str(root)).replace("runs/", f"{tmp_path}/")
+    command = [sys.executable, "-m", *words.split(), *tiny, "--accelerator", "cpu"]
+    done = subprocess.run(
+        [*command, "--workers", "0"],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+        timeout=900,
+    )
+    assert done.returncode == 0, done.stderr
+    # The last epoch's steps have the prior; with it the loss is higher
+    assert [row["step"] for row in read_metrics(tmp_path / "lorac")] == [0, 1, 2, 3]
+    assert Checkpoint.load(tmp_path / "lorac" / "backbone.safetensors").epochs == 2
 
 
 @pytest.mark.slow

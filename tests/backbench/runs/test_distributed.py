@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from backbench.runs import distributed, seeding
+from backbench.runs import batchnorm, distributed, seeding
 
 
 def data() -> tuple[torch.Tensor, torch.Tensor]:
@@ -40,9 +40,9 @@ def train_step(kind: str) -> dict[str, torch.Tensor]:
     images, weights = data()
     model = network()
     if kind == "sync":
-        model = distributed.convert_sync_batchnorm(model)
+        model = batchnorm.convert_sync_batchnorm(model)
     else:
-        model = distributed.convert_group_batchnorm(model, 2)
+        model = batchnorm.convert_group_batchnorm(model, 2)
     z = model(distributed.local_slice(images))
     gathered = distributed.gather(z)
     local = distributed.mean_over_ranks((distributed.local_slice(weights) * z).square().mean())
@@ -53,13 +53,13 @@ def train_step(kind: str) -> dict[str, torch.Tensor]:
         out[f"grad {name}"] = distributed.mean_over_ranks(parameter.grad)
     if kind == "sync":
         out["naive"] = naive_gradient(images)
-    distributed.average_batchnorm(model)
+    batchnorm.average_batchnorm(model)
     return out | {f"buffer {k}": v.clone() for k, v in model.named_buffers()}
 
 
 def naive_gradient(images: torch.Tensor) -> torch.Tensor:
     """The trap: keys gathered without gradient. The loss is right, the gradient is not."""
-    model = distributed.convert_sync_batchnorm(network())
+    model = batchnorm.convert_sync_batchnorm(network())
     z = model(distributed.local_slice(images))
     everything = list(distributed.gather_without_gradient(z).chunk(distributed.world_size()))
     everything[distributed.rank()] = z
@@ -146,7 +146,7 @@ def test_gathering_without_gradient_is_wrong(ranks):
 
 def test_sync_batchnorm_is_batch_norm_in_one_process():
     images, _ = data()
-    plain, sync = network(), distributed.convert_sync_batchnorm(network())
+    plain, sync = network(), batchnorm.convert_sync_batchnorm(network())
     for _ in range(2):
         assert torch.equal(plain(images), sync(images))
     for (name, a), (_, b) in zip(plain.named_buffers(), sync.named_buffers()):
@@ -157,7 +157,7 @@ def test_sync_batchnorm_is_batch_norm_in_one_process():
 
 def test_groups_are_normalised_as_if_alone():
     images, _ = data()
-    plain, grouped = network(), distributed.convert_group_batchnorm(network(), 4)
+    plain, grouped = network(), batchnorm.convert_group_batchnorm(network(), 4)
     # The convolution runs over 8 images at once or over 2 at a time: equal up to rounding, not to
     # the bit
     alone = torch.cat([copy.deepcopy(plain)(part) for part in images.chunk(4)])
@@ -173,10 +173,8 @@ def test_groups_are_normalised_as_if_alone():
 def test_local_modules_are_left_alone_by_the_conversion():
     model = nn.ModuleDict({"a": network(), "b": network()})
     model["b"].local_batchnorm = True
-    distributed.convert_sync_batchnorm(model)
-    assert (
-        type(model["a"][1]) is distributed.SyncBatchNorm and type(model["b"][1]) is nn.BatchNorm2d
-    )
+    batchnorm.convert_sync_batchnorm(model)
+    assert type(model["a"][1]) is batchnorm.SyncBatchNorm and type(model["b"][1]) is nn.BatchNorm2d
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""Every method, two steps in float64: two gloo ranks with half the batch each equal one process
-with the whole batch, in loss, gradients, weights and state. Local batch norm is compared with
-virtual groups."""
+"""Every method, three steps in float64: gloo ranks with a part of the batch each equal one process
+with the whole batch, in loss, gradients, weights and state (queues and running statistics). Two
+ranks for every method; four and eight for those with batch norm in groups."""
 
+import functools
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +15,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from backbench.runs import distributed
+from backbench.errors import BadInput
+from backbench.runs import batchnorm, distributed, division
 from pretrain.first_step import FirstStep
 from pretrain.method import Batch, Method, Setup, build_method, choose_config
 
@@ -22,6 +25,7 @@ QUEUE = {"head": HEAD, "queue": 32, "momentum": 0.9, "groups": 2}
 CROPS = {**QUEUE, "groups": 4, "views": [8, 8, 8, 6, 6]}
 # name -> method and its settings; `views` are the crops' sizes
 CASES: dict[str, dict[str, Any]] = {
+    "moco": {"name": "moco", **QUEUE, "groups": 8},
     "moco local": {"name": "moco", **QUEUE},
     "moco sync symmetric": {"name": "moco", **QUEUE, "query_batchnorm": "sync", "symmetric": True},
     "moco_m": {"name": "moco_m", **CROPS},
@@ -48,7 +52,7 @@ CASES: dict[str, dict[str, Any]] = {
         "drop_tau": True,
         "swap_queues": True,
     },
-    "jcl": {"name": "jcl", **QUEUE, "views": [8] * 4},
+    "jcl": {"name": "jcl", **QUEUE, "groups": 8, "views": [8] * 4},
     "mio": {"name": "mio", "head": HEAD, "l2_weight": 1.0},
     "arb": {"name": "arb", "head": {**HEAD, "dim": 12}, "groups": 3},
     "cllr on simclr": {"name": "cllr", "inner": {"name": "simclr", "head": HEAD}, "alpha": 0.1},
@@ -117,6 +121,9 @@ CASES: dict[str, dict[str, Any]] = {
     "cmc": {"name": "cmc", "head": HEAD, "negatives": 7, "views": [8]},
     "supervised": {"name": "supervised", "groups": 2, "views": [8]},
 }
+# Batch norm in the papers' groups: as many as ranks, more, and fewer, where a group spans ranks
+GROUPED = ("lorac", "moco_m", "moco", "jcl", "supervised", "co2")
+SPANNED = ("moco local", "lorac one key")  # two groups: on four ranks each spans two
 BATCH = 16
 
 
@@ -140,7 +147,7 @@ def build(case: dict[str, Any]) -> tuple[Method, list[int]]:
     setup = Setup(batch_size=BATCH, views=len(sizes), seed=0, images=40, classes=5)
     method = build_method(config, TinyTrunk(), setup).double()
     if method.sync_batchnorm:
-        distributed.convert_sync_batchnorm(method)
+        batchnorm.convert_sync_batchnorm(method)
     return method, sizes
 
 
@@ -181,28 +188,58 @@ def train(case: dict[str, Any]) -> dict[str, torch.Tensor]:
     return out | {f"state {k}": v.clone() for k, v in method.state_dict().items()}
 
 
+def run(folder: Path, *counts: str) -> Path:
+    """COUNT-RANK.pt: what each rank saved. One child imports torch, and forks."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    command = [sys.executable, __file__, str(folder), *counts]
+    subprocess.run(command, env=environment, check=True, timeout=500)
+    return folder
+
+
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory) -> list[dict[str, dict[str, torch.Tensor]]]:
-    folder = tmp_path_factory.mktemp("ranks")
-    children = [subprocess.Popen([sys.executable, __file__, str(r), str(folder)]) for r in (0, 1)]
-    assert [child.wait(timeout=300) for child in children] == [0, 0]
-    return [torch.load(folder / f"{r}.pt") for r in (0, 1)]
+def few(tmp_path_factory) -> Path:
+    return run(tmp_path_factory.mktemp("few"), "2", "4")
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_two_ranks_equal_one_process(ranks, name):
-    alone = train(CASES[name])
-    assert alone["0 loss"].dtype == torch.float64
-    for rank, other in ((ranks[0][name], ranks[1][name]), (ranks[1][name], ranks[0][name])):
-        assert rank.keys() == alone.keys()
-        for key, expected in alone.items():
+@pytest.fixture(scope="module")
+def many(tmp_path_factory) -> Path:
+    return run(tmp_path_factory.mktemp("many"), "1", "2", "4", "8")
+
+
+@functools.cache
+def alone(name: str) -> dict[str, torch.Tensor]:
+    return train(CASES[name])
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks"), [(name, 2) for name in CASES] + [(name, 4) for name in SPANNED]
+)
+def test_ranks_equal_one_process(few, name, ranks):
+    compare(few, name, ranks)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
+@pytest.mark.parametrize("name", GROUPED)
+def test_groups_on_any_number_of_ranks(many, name, ranks):
+    compare(many, name, ranks)
+
+
+def compare(folder: Path, name: str, ranks: int) -> None:
+    """Loss, gradients, weights, queues and running statistics after three steps, to 1e-7."""
+    expected = alone(name)
+    assert expected["0 loss"].dtype == torch.float64
+    made = [torch.load(folder / f"{ranks}-{rank}.pt")[name] for rank in range(ranks)]
+    for rank in made:
+        assert rank.keys() == expected.keys()
+        for key, value in expected.items():
             torch.testing.assert_close(
-                rank[key], expected, rtol=1e-7, atol=1e-8, msg=lambda m, k=key: f"{k}: {m}"
+                rank[key], value, rtol=1e-7, atol=1e-8, msg=lambda m, k=key: f"{k}: {m}"
             )
             if "queue" in key or "memory" in key or "center" in key:
-                assert torch.equal(rank[key], other[key]), f"{key} differs between the ranks"
+                assert torch.equal(rank[key], made[0][key]), f"{key} differs between the ranks"
     assert any(
-        float(v.abs().max()) > 1e-6 for k, v in alone.items() if "grad " in k and "backbone" in k
+        float(v.abs().max()) > 1e-6 for k, v in expected.items() if "grad " in k and "backbone" in k
     )
 
 
@@ -219,8 +256,27 @@ def test_local_batch_norm_is_not_synchronised_batch_norm():
     assert (local["0 loss"] - whole["0 loss"]).abs() > 1e-4
 
 
-if __name__ == "__main__":
-    rank, folder = int(sys.argv[1]), Path(sys.argv[2])
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
-    torch.save({name: train(case) for name, case in CASES.items()}, folder / f"{rank}.pt")
+def test_groups_and_ranks_that_do_not_nest_are_refused():
+    for groups, ranks in ((4, 8), (8, 4), (4, 1), (1, 32), (8, 8)):
+        division.check_nesting(groups, ranks)
+    for groups, ranks, better in ((4, 6, "4 or 8"), (8, 12, "8 or 16"), (8, 3, "2 or 8")):
+        with pytest.raises(BadInput, match=f"do not nest: .*; start {better} processes"):
+            division.check_nesting(groups, ranks)
+
+
+def work(rank: int, ranks: int, folder: Path, names: tuple[str, ...]) -> None:
+    store = f"file://{folder}/store-{ranks}"
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=ranks)
+    torch.save({name: train(CASES[name]) for name in names}, folder / f"{ranks}-{rank}.pt")
     dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    where, *counts = sys.argv[1:]
+    for count in map(int, counts):
+        chosen = GROUPED
+        if len(counts) == 2:
+            chosen = tuple(CASES) if count == 2 else SPANNED
+        torch.multiprocessing.start_processes(
+            work, (count, Path(where), chosen), nprocs=count, start_method="fork"
+        )

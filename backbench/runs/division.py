@@ -1,0 +1,49 @@
+"""What a global batch is divided into: micro-batches, then ranks, and groups of batch norm across
+them.
+
+One step is `accumulate` micro-batches, each an equal and contiguous part of the global batch; a
+micro-batch is spread over the ranks in the same way. So the images that meet in a batch norm or in
+a queue are the same on any number of ranks. What does not divide is refused here, before anything
+starts.
+"""
+
+from __future__ import annotations
+
+from backbench.errors import BadInput
+
+
+def check_batch(batch_size: int, ranks: int, accumulate: int) -> None:
+    """BadInput unless every rank gets equally many images of every micro-batch."""
+    parts = ranks * accumulate
+    if parts < 1:
+        raise BadInput(f"{ranks} processes in all: --devices and --nodes must be at least 1")
+    if batch_size % parts:
+        nearest = max(1, round(batch_size / parts)) * parts
+        raise BadInput(
+            f"batch_size {batch_size} does not divide over {ranks} processes x {accumulate} "
+            f"accumulation steps; the nearest that does is {nearest}"
+        )
+
+
+def check_nesting(groups: int, ranks: int) -> None:
+    """BadInput unless a rank holds whole groups, or a group whole ranks."""
+    if groups % ranks and ranks % groups:
+        below = max(n for n in range(1, ranks) if groups % n == 0 or n % groups == 0)
+        above = -(-ranks // groups) * groups
+        raise BadInput(
+            f"{groups} batch norm groups and {ranks} processes do not nest: a process must hold "
+            f"whole groups, or a group whole processes; start {below} or {above} processes "
+            "(--devices times --nodes)"
+        )
+
+
+def check_groups(groups: int | None, images: int) -> None:
+    """BadInput unless `images`, what one forward pass of all ranks holds, divide into the groups.
+
+    None, one group per rank, always does.
+    """
+    if groups is not None and (groups < 1 or images % groups):
+        raise BadInput(
+            f"{groups} batch norm groups do not divide the {images} images that a forward pass of "
+            "all processes holds; change method.groups, batch_size or accumulate"
+        )
