@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from backbench.config import later
 from backbench.images.preprocess import IMAGENET_MEAN, IMAGENET_STD, Pixels
 from backbench.images.views import Crops
 from pretrain.method import MethodConfig, choose_config
@@ -50,10 +51,14 @@ class Data:
     # false: refuse the run and name the file; true: leave the image out and say so
     skip_corrupt: bool = False
     workers: int = 8
+    # This share of the images, drawn once and for all seeds alike, is not trained on
+    hold_out: float = later(0.0)
 
     def __post_init__(self) -> None:
         if self.workers < 0:
             raise ValueError(f"workers must be at least 0, not {self.workers}")
+        if not 0 <= self.hold_out < 1:
+            raise ValueError(f"hold_out is a share of the images below 1, not {self.hold_out}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -47,6 +47,14 @@ def dataset_fingerprint(found: ImageList) -> str:
     return sha.hexdigest()[:12]
 
 
+def to_train_on(found: ImageList, hold_out: float) -> ImageList:
+    """`found` without a random share of it, in its order; the same share for every recipe."""
+    if not hold_out:
+        return found
+    order = torch.randperm(len(found), generator=seeding.generator(0, "hold out")).tolist()
+    return found.subset(sorted(order[round(hold_out * len(found)) :]))
+
+
 class BatchOrder:
     """The batches of this rank from step `first` to step `last`, as lists of (epoch, image), for
     all micro-batches.

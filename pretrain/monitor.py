@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 # rank is this low, tell images apart along at most one direction. A random ResNet has about 0.1 and
 # a rank far above 2.
 COLLAPSED_STD, COLLAPSED_RANK = 1e-3, 1.5
+DEAD = 0.01  # share of phi that CLLR's L gives back
 KNN_IMAGES = 10_000  # at most so many images are encoded for one kNN score
 
 
@@ -65,7 +66,19 @@ def feature_statistics(features: Tensor) -> dict[str, float]:
 
 
 def warn_if_collapsed(row: dict[str, float], step: int) -> None:
-    """Say so when all images get nearly the same features, or features along one line only."""
+    """Say so when all images get nearly the same features, or features along one line only.
+
+    The same of CLLR's L.
+    """
+    rank_l, kept = row.get("rank_L"), row.get("kept_L")
+    if rank_l is not None and kept is not None and (rank_l < COLLAPSED_RANK or kept < DEAD):
+        log.warning(
+            "step %d: CLLR's L collapses (effective rank %.3g, gives %.2g of phi back); "
+            "method.alpha is too large for these features",
+            step,
+            rank_l,
+            kept,
+        )
     std, rank = row.get("feature_std"), row.get("effective_rank")
     if std is not None and rank is not None and (std < COLLAPSED_STD or rank < COLLAPSED_RANK):
         log.warning(

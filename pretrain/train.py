@@ -36,6 +36,7 @@ ONCE_IDENTITY = ("processes",)
 def run(args: argparse.Namespace) -> int:
     config = recipes.load(PretrainConfig, args.recipe, args.overrides, kind="pretrain")
     found = catalog.open_split(args.data, config.data.dataset, config.data.split)
+    found = data.to_train_on(found, config.data.hold_out)
     ranks = args.devices * args.nodes
     division.check_batch(config.batch_size, ranks, config.accumulate)
     refuse_too_few(config, found)
@@ -94,7 +95,7 @@ def refuse_too_few(config: PretrainConfig, found: ImageList) -> None:
 def what_decides(config: PretrainConfig) -> dict[str, Any]:
     """The recipe without what may change while a run goes on: how it is fed and watched, not what
     it computes."""
-    recipe = recipes.to_dict(config)
+    recipe = recipes.without_later(config)
     recipe["data"].pop("workers")
     for name in ("save_minutes", "log_every", "knn_every", "expected"):
         recipe.pop(name)

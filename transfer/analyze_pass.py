@@ -25,7 +25,7 @@ from transfer.analyze_summary import PROJECTOR, TRUNK
 from transfer.batches import one_thread
 from transfer.frozen import FrozenTrunk, forward_all
 from transfer.machine import Machine
-from transfer.projector import build_projector
+from transfer.projector import build_projector, output_dim
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -104,7 +104,7 @@ class AnalyzedCheckpoint:
         projector = build_projector(checkpoint.heads, trunk.dim)
         if projector is not None:
             projector = projector.to(device)
-            dim = next(m.out_features for m in reversed(projector) if isinstance(m, nn.Linear))
+            dim = output_dim(projector)
             spaces.append(Space(checkpoint, PROJECTOR, dim, recipe, sample))
         return AnalyzedCheckpoint(trunk, projector, spaces)
 

@@ -103,11 +103,15 @@ class Protocol:
     precision: Literal["fp32", "bf16"] = "fp32"
     feature_batch: int = 256
     bootstrap: int = 2000
+    # A head that the checkpoint has kept (lphi: CLLR's L), whose output is the feature; null: the
+    # trunk's
+    head: str | None = config.later(None)
 
     @property
     def name(self) -> str:
         # Features in bfloat16 differ by 2%, so their numbers are another column.
-        return self.protocol + ("-bf16" if self.precision == "bf16" else "")
+        name = self.protocol + ("-bf16" if self.precision == "bf16" else "")
+        return name + (f"-{self.head}" if self.head else "")
 
 
 class ScaledRates:
@@ -132,7 +136,7 @@ class Sgd(ScaledRates, Protocol):
 
     lr: tuple[float, ...]
     # adam: torch's, whose first beta is `momentum`
-    optimizer: Literal["sgd", "adam"] = "sgd"
+    optimizer: Literal["sgd", "adam"] = config.later("sgd")
     reference_batch: int = 256
     batch_size: int = 256
     momentum: float = 0.9
@@ -145,7 +149,7 @@ class Sgd(ScaledRates, Protocol):
     # test: the best on the reported split, only under a protocol of that name
     select: Literal["val", "test"] = "val"
     # also top-1 on the images that were trained on, centre crops, as a row of the split `train`
-    train_score: bool = False
+    train_score: bool = config.later(False)
     save_minutes: float = 5.0
 
     def __post_init__(self) -> None:

@@ -33,7 +33,7 @@ from backbench.errors import BadInput
 from backbench.images.files import ArrayList, ImageList
 from backbench.runs import atomic
 from transfer.config import Geometry
-from transfer.frozen import FrozenTrunk
+from transfer.frozen import FrozenTrunk, state_digest
 
 Description = Mapping[str, object]  # JSON-able
 
@@ -56,6 +56,7 @@ def images_fingerprint(images: ImageList) -> str:
 
 def describe(trunk: FrozenTrunk, images: str, geometry: Geometry) -> dict[str, object]:
     """All that decides the features, up to rounding. `images` is the list's fingerprint."""
+    head = {} if trunk.head is None else {"head": state_digest(trunk.head)}
     return {
         "checkpoint": trunk.digest,
         "arch": trunk.checkpoint.arch,
@@ -66,6 +67,7 @@ def describe(trunk: FrozenTrunk, images: str, geometry: Geometry) -> dict[str, o
         "precision": trunk.precision,
         "device": trunk.device.type,
         "torch": torch.__version__.split("+")[0],
+        **head,
     }
 
 

@@ -102,7 +102,7 @@ def _run(
     hashes = splits.digests(found)
     if machine.main:
         identity = {
-            "recipe": config.to_dict(protocol),
+            "recipe": config.without_later(protocol),
             "task": task_name,
             "checkpoints": [c.digest for c in checkpoints],
             "datasets": {name: hashes},

@@ -12,10 +12,11 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from backbench.errors import Failed
+from backbench.errors import BadInput, Failed
 from backbench.images.preprocess import Pixels, normalise
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.trunk import Trunk
+from transfer.projector import build_projector, output_dim
 
 Precision = Literal["fp32", "bf16"]
 
@@ -39,15 +40,22 @@ class FrozenTrunk:
     device: torch.device
     precision: Precision
     state: str  # digest of the module as it was built
+    head: nn.Sequential | None = None  # what follows the trunk
 
     @staticmethod
     def build(
-        checkpoint: Checkpoint, *, device: torch.device, precision: Precision = "fp32"
+        checkpoint: Checkpoint,
+        *,
+        device: torch.device,
+        precision: Precision = "fp32",
+        head: str | None = None,
     ) -> FrozenTrunk:
+        """With `head`, the name of one that the checkpoint has kept, features are its output."""
         module = checkpoint.backbone().eval().requires_grad_(False)
         module.fuse()
         module = module.to(device).to(memory_format=torch.channels_last)
-        return FrozenTrunk(checkpoint, module, device, precision, state_digest(module))
+        follows = kept_head(checkpoint, head).to(device) if head else None
+        return FrozenTrunk(checkpoint, module, device, precision, state_digest(module), follows)
 
     @functools.cached_property
     def digest(self) -> str:
@@ -56,7 +64,7 @@ class FrozenTrunk:
 
     @property
     def dim(self) -> int:
-        return self.module.feature_dim
+        return self.module.feature_dim if self.head is None else output_dim(self.head)
 
     @property
     def pixels(self) -> Pixels:
@@ -67,7 +75,8 @@ class FrozenTrunk:
         """Normalised images (N, 3, H, W) -> features (N, dim) float32."""
         images = images.contiguous(memory_format=torch.channels_last)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
-            return self.module(images).float()
+            features = self.module(images).float()
+        return features if self.head is None else self.head(features)
 
     def verify(self) -> None:
         """Raises Failed when a weight or buffer is not what it was at the start."""
@@ -76,6 +85,19 @@ class FrozenTrunk:
                 f"the frozen trunk of '{self.checkpoint.name}' has changed;"
                 " its results cannot be used"
             )
+
+
+def kept_head(checkpoint: Checkpoint, name: str) -> nn.Sequential:
+    """The head of that name on the checkpoint's trunk; BadInput where it has none."""
+    width = checkpoint.backbone().feature_dim
+    head = build_projector(checkpoint.heads, width, (name,))
+    if head is None:
+        kept = sorted({key.partition(".")[0] for key in checkpoint.heads})
+        raise BadInput(
+            f"'{checkpoint.name}' has no head '{name}' (it keeps: {', '.join(kept) or 'none'}); "
+            "use a protocol without `head`"
+        )
+    return head
 
 
 def forward_all(trunks: Sequence[FrozenTrunk], pixels: Tensor) -> list[Tensor]:

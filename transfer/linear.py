@@ -22,7 +22,7 @@ from transfer import scoring
 from transfer.config import Protocol, load_protocol
 from transfer.feature_cache import FeatureCache
 from transfer.features import Extractor
-from transfer.frozen import FrozenTrunk
+from transfer.frozen import FrozenTrunk, kept_head
 from transfer.machine import Machine, read_checkpoints, start_for
 from transfer.probe import probe_of
 from transfer.scoring import Assignment
@@ -74,10 +74,13 @@ def evaluate(
         )
     for task in tasks:
         probe.refuse(protocol, task.dataset.name, task.splits)
+    if protocol.head:
+        for checkpoint in checkpoints:
+            kept_head(checkpoint, protocol.head)
     # 2. The folder is this run's, or becomes it.
     if machine.main:
         identity = {
-            "recipe": config.to_dict(protocol),
+            "recipe": config.without_later(protocol),
             "checkpoints": [c.digest for c in checkpoints],
             "datasets": {task.dataset.name: task.hashes for task in tasks},
             "seed": seed,
@@ -146,7 +149,8 @@ def _extractor(
 ) -> Extractor:
     p = task.protocol
     trunks = [
-        FrozenTrunk.build(c, device=machine.device, precision=p.precision) for c in checkpoints
+        FrozenTrunk.build(c, device=machine.device, precision=p.precision, head=p.head)
+        for c in checkpoints
     ]
     return Extractor(
         trunks=trunks,

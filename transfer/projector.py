@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor, nn
 
@@ -13,7 +13,9 @@ _KEY = re.compile(r"(.*?)\.(\d+)\.(weight|bias|running_mean|running_var|num_batc
 Layers = dict[int, dict[str, Tensor]]  # position in the chain -> the module's tensors
 
 
-def build_projector(heads: Mapping[str, Tensor], width: int) -> nn.Sequential | None:
+def build_projector(
+    heads: Mapping[str, Tensor], width: int, names: Sequence[str] = NAMES
+) -> nn.Sequential | None:
     """The chain NAME.0.weight, NAME.1..., from (N, width), in eval
     mode; None where there is none of this form.
 
@@ -27,7 +29,7 @@ def build_projector(heads: Mapping[str, Tensor], width: int) -> nn.Sequential | 
         if match:
             root, index, part = match.groups()
             chains.setdefault(root, {}).setdefault(int(index), {})[part] = tensor
-    for name in NAMES:
+    for name in names:
         for root, layers in sorted(chains.items()):
             if root.rpartition(".")[2] != name or not _is_whole(root, layers, heads):
                 continue
@@ -35,6 +37,10 @@ def build_projector(heads: Mapping[str, Tensor], width: int) -> nn.Sequential | 
             if module is not None:
                 return module
     return None
+
+
+def output_dim(projector: nn.Sequential) -> int:
+    return next(m.out_features for m in reversed(projector) if isinstance(m, nn.Linear))
 
 
 def _is_whole(root: str, layers: Layers, heads: Mapping[str, Tensor]) -> bool:

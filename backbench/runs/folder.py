@@ -91,9 +91,11 @@ def _refuse_another_run(
     if differing:
         # Of the first difference what it is, of the others that they are there
         named = [_difference(differing[0], before, identity), *differing[1:]]
+        kept = out / RECIPE_FILE
+        same = f", or continue it with its own recipe, {kept}" if kept.exists() else ""
         raise BadInput(
             f"{out}: holds another run's state (differs in {', '.join(named)}); "
-            "choose another --out"
+            f"choose another --out{same}"
         )
 
 

@@ -6,10 +6,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from backbench.config import later
 from backbench.errors import BadInput
 from backbench.runs import distributed, seeding
 from backbench.weights.trunk import Trunk
@@ -18,6 +20,7 @@ from pretrain.method import Batch, MethodConfig, Setup, build_method, choose_con
 from pretrain.methods._precision import full_precision
 from pretrain.methods.lorac import nuclear_norm
 
+LPHI = "lphi"  # the head with the kept columns of L
 ON = ("simclr", "dcl", "hcl", "moco", "byol", "simsiam", "cmc")
 
 
@@ -59,6 +62,58 @@ def soft_rank(matrix: Tensor) -> Tensor:
     return gram.trace().square() / gram.square().sum().clamp_min(1e-30)
 
 
+@torch.no_grad()
+def alive(phi: Tensor, projection: Tensor, *, scaled: bool) -> dict[str, Tensor]:
+    """What is left of L: rank_L, its effective rank, and kept_L, the share of phi's squared length
+    that L^T L phi gives back (1: all, 0: L is dead).
+
+    `scaled`: of its best multiple, where L's scale is free.
+    """
+    rebuilt = phi @ projection.T @ projection
+    length, product = phi.square().sum().clamp_min(1e-30), (phi * rebuilt).sum()
+    if scaled:
+        kept = product.square() / (length * rebuilt.square().sum().clamp_min(1e-30))
+    else:
+        kept = (2 * product - rebuilt.square().sum()) / length  # 1 - |rebuilt - phi|^2 / |phi|^2
+    return {"rank_L": soft_rank(projection), "kept_L": distributed.mean_over_ranks(kept)}
+
+
+@torch.no_grad()
+def kept_projection(projection: Tensor, kept: int) -> Tensor:
+    """L (H', H) -> (kept, H): L phi with all but `kept` columns of L set to 0 (Section 3.2), in
+    coordinates of the space that these columns span.
+
+    The columns are the pivots of a QR decomposition: of those left, always the one that is longest
+    beside the space of those taken. So the taken ones are linearly independent (the paper's maximal
+    set, Eq. 7) as far as L's rank goes, and long (Eq. 6). Fewer than `kept` coordinates are other
+    than 0 where L's rank is lower.
+    """
+    # 1. L P = Q R with the pivots in the order of P
+    from scipy.linalg import qr
+
+    matrix = projection.detach().cpu().double().numpy()
+    q, _, order = qr(matrix, mode="economic", pivoting=True)
+    # 2. All columns but the first `kept` pivots are 0
+    cut = np.zeros_like(matrix)
+    cut[:, order[:kept]] = matrix[:, order[:kept]]
+    # 3. Those pivots lie in the span of Q's first columns: Q^T is an isometry on it, so that
+    #    lengths and angles of L phi are as they were
+    return torch.from_numpy(q[:, :kept].T @ cut).to(projection)
+
+
+def _start(kind: Literal["orthonormal", "randn"], rows: int, width: int, seed: int) -> Tensor:
+    """L before the first step, (rows, width)."""
+    generator = seeding.generator(seed, "cllr projection")
+    if kind == "randn":
+        return torch.randn(rows, width, generator=generator, device="cpu")
+    # Orthonormal rows: L^T L starts as a projection (the identity when square). The paper gives no
+    # start
+    start = torch.eye(width)
+    if rows < width:
+        start = torch.linalg.qr(torch.randn(width, rows, generator=generator, device="cpu")).Q.T
+    return start[:rows].contiguous()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Config(MethodConfig):
     """`inner` is the method that is regularised.
@@ -74,6 +129,9 @@ class Config(MethodConfig):
     rows: int | None = None  # H'; null: H, the paper's square L
     normalize: bool = False  # phi to unit length; alpha = 10 then has L = 0 as its best
     reconstruction: Literal["paper", "released"] = "paper"
+    # Columns of L that are kept when it is done: the dimension of L phi; null: all
+    kept: int | None = later(None)
+    start: Literal["orthonormal", "randn"] = later("orthonormal")  # randn: the released code's
 
 
 class Method(method.Method):
@@ -95,13 +153,12 @@ class Method(method.Method):
         self.backbone = self.inner.backbone
         width = backbone.feature_dim
         rows = config.rows or width
-        # Orthonormal rows: L^T L starts as a projection (the identity when square). The paper gives
-        # no start, and the released code's N(0, 1) suits only its normalised reconstruction.
-        generator = seeding.generator(setup.seed, "cllr projection")
-        start = torch.eye(width)
-        if rows < width:
-            start = torch.linalg.qr(torch.randn(width, rows, generator=generator, device="cpu")).Q.T
-        self.projection = nn.Parameter(start[:rows].contiguous())
+        if config.kept is not None and not 1 <= config.kept <= min(rows, width):
+            raise BadInput(
+                f"cllr: {config.kept} columns cannot be kept of L, {rows} x {width}; "
+                f"set method.kept from 1 to {min(rows, width)}"
+            )
+        self.projection = nn.Parameter(_start(config.start, rows, width, setup.seed))
         self._features: list[Tensor] = []
         self.backbone.register_forward_hook(self._keep)
 
@@ -129,7 +186,7 @@ class Method(method.Method):
         logged = {
             "contrastive": out["loss"].detach(),
             "regularizer": term.detach(),
-            "rank_L": soft_rank(self.projection.detach()),
+            **self._alive(features.detach()),
         }
         return {**out, "loss": loss, **logged}
 
@@ -138,8 +195,19 @@ class Method(method.Method):
         phi = F.normalize(features, dim=1) if config.normalize else features
         return cllr_regularizer(phi, self.projection, alpha=config.alpha, norm=config.norm)
 
+    def _alive(self, features: Tensor) -> dict[str, Tensor]:
+        projection = self.projection.detach()
+        scaled = self.config.reconstruction == "released"
+        return alive(features.to(projection.dtype), projection, scaled=scaled)
+
     def after_step(self, progress: float) -> None:
         self.inner.after_step(progress)
 
     def heads(self) -> dict[str, Tensor]:
-        return {**self.inner.heads(), "cllr.projection": self.projection.detach()}
+        projection = self.projection.detach()
+        kept = kept_projection(projection, self.config.kept or projection.shape[1])
+        return {
+            **self.inner.heads(),
+            "cllr.projection": projection,
+            f"{LPHI}.0.weight": kept.contiguous(),
+        }

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from backbench.config import later
 from backbench.errors import BadInput
 from backbench.runs import distributed
 from backbench.weights.trunk import Trunk
@@ -84,9 +85,15 @@ class TwoViews(method.Method, Generic[C]):
 class Config(TwoViewsConfig):
     head: Head = SIMCLR_HEAD
     temperature: float = 0.1
+    # false: a forward pass for each view, with batch norm statistics of its own (CLLR's code)
+    together: bool = later(True)
 
 
 class Method(TwoViews[Config]):
+    def __init__(self, config: Config, backbone: Trunk, setup: Setup) -> None:
+        super().__init__(config, backbone, setup)
+        self.together = config.together
+
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         z_a, z_b = self.project(batch)
         return {"loss": nt_xent_loss(z_a, z_b, temperature=self.config.temperature)}

@@ -69,6 +69,11 @@ def batch(sizes: list[int], epoch: int = 0, step: int = 0) -> Batch:
         ({"name": "co2", **KEYS, "symmetric": True}, 2, "not symmetric"),
         ({"name": "cllr", "inner": {"name": "swav"}}, 2, "cllr works on"),
         (
+            {"name": "cllr", "inner": {"name": "simclr"}, "kept": 9},
+            2,
+            "set method.kept from 1 to 8",
+        ),
+        (
             {"name": "cllr", "inner": {"name": "simclr"}, "reconstruction": "released"},
             2,
             "must be none",
@@ -221,6 +226,53 @@ def test_cllr_projection_gets_the_regularizers_gradient():
     )
     assert float(terms["rank_L"]) == pytest.approx(4.0, rel=1e-4)
     assert "cllr.projection" in method.heads()
+
+
+def test_cllr_keeps_columns_of_L():
+    """L phi of the kept columns: as many coordinates as were asked for, lengths and angles as they
+    are with the other columns at 0, and the longest, independent columns are the kept ones."""
+    from pretrain.methods.cllr import kept_projection
+
+    generator = torch.Generator().manual_seed(0)
+    matrix = torch.randn(8, 8, generator=generator, dtype=torch.float64) * 0.01
+    matrix[:, [1, 4, 6]] *= 100
+    matrix[:, 6] = matrix[:, 1]  # long, but no new direction
+    phi = torch.randn(20, 8, generator=generator, dtype=torch.float64)
+    out = phi @ kept_projection(matrix, 3).T
+    assert out.shape == (20, 3)
+    used = (kept_projection(matrix, 3).norm(dim=0) > 0).nonzero().flatten().tolist()
+    assert len(used) == 3 and 4 in used and len({1, 6} & set(used)) == 1
+    cut = torch.zeros_like(matrix)
+    cut[:, used] = matrix[:, used]
+    torch.testing.assert_close(out @ out.T, (phi @ cut.T) @ (phi @ cut.T).T)
+    whole = phi @ kept_projection(matrix, 8).T
+    torch.testing.assert_close(whole @ whole.T, (phi @ matrix.T) @ (phi @ matrix.T).T)
+
+
+def test_cllr_says_how_much_of_L_is_left():
+    from pretrain.methods.cllr import alive
+
+    phi = torch.randn(50, 8, generator=torch.Generator().manual_seed(0))
+    half = torch.diag(torch.tensor([1.0] * 4 + [0.0] * 4))
+    for projection, rank, kept in ((torch.eye(8), 8, 1.0), (0 * half, 0, 0.0), (half, 4, None)):
+        told = alive(phi, projection, scaled=False)
+        part = float(phi[:, :4].square().sum() / phi.square().sum()) if kept is None else kept
+        assert float(told["rank_L"]) == pytest.approx(rank, abs=1e-6)
+        assert float(told["kept_L"]) == pytest.approx(part, abs=1e-6)
+    assert float(alive(phi, 5 * torch.eye(8), scaled=True)["kept_L"]) == pytest.approx(1.0)
+
+
+def test_cllr_as_released_starts_at_randn_and_passes_views_one_by_one():
+    inner = {"name": "simclr", "head": HEAD, "together": False}
+    released = {"norm": "none", "reconstruction": "released", "start": "randn", "rows": 4}
+    method = build(2, name="cllr", inner=inner, **released)
+    assert method.projection.shape == (4, 8)
+    assert not torch.allclose(method.projection @ method.projection.T, torch.eye(4), atol=0.1)
+    method.backbone.passes.clear()
+    terms = method(batch([8, 8]))
+    assert method.backbone.passes == [(BATCH, 3, 8, 8)] * 2
+    assert 0 < float(terms["kept_L"]) < 1
+    assert method.heads()["lphi.0.weight"].shape == (4, 8)
 
 
 def test_cmc_splits_an_image_without_loss():

@@ -4,14 +4,16 @@ numbers), and the published numbers that it names exist."""
 import functools
 import math
 import re
+from pathlib import Path
 
 import pytest
 import torch
 
 from backbench import config
+from backbench.images.files import ImageList
 from backbench.results import published
 from backbench.weights.resnet import build_backbone
-from pretrain import optim
+from pretrain import data, optim
 from pretrain.config import PretrainConfig
 from pretrain.method import Setup, build_method, method_names
 
@@ -50,6 +52,7 @@ def build(name: str) -> None:
         seed=recipe.seed,
         images=IMAGES.get(recipe.data.dataset, 50_000),
         classes=10,
+        accumulate=recipe.accumulate,
     )
     with torch.device("meta"):
         trunk = build_backbone(
@@ -107,14 +110,52 @@ def test_every_number_has_a_source():
                 )
 
 
+@pytest.mark.parametrize(
+    ("name", "images", "trained"),
+    [
+        ("mio/mio_d_cifar10", 50_000, 50_000),
+        ("mio/mio_d_cifar10_code", 50_000, 40_000),
+        ("mio/mio_a_cifar100_code", 50_000, 40_000),
+        ("mio/mio_best_stl10", 5_000, 5_000),
+        ("mio/mio_best_stl10_code", 5_000, 4_500),
+    ],
+)
+def test_mio_as_released_holds_a_part_out(name, images, trained):
+    paths = tuple(f"{i:05}" for i in range(images))
+    found = ImageList(Path("cifar"), paths, (0,) * images, ("a", "b"))
+    used = data.to_train_on(found, load(name).data.hold_out)
+    assert len(used) == len(set(used.paths)) == trained
+    assert list(used.paths) == sorted(used.paths) and set(used.paths) <= set(paths)
+
+
+def test_mios_variants_are_not_mixed():
+    for data_set in ("cifar10", "cifar100", "stl10"):
+        for model in "abcd":
+            printed, released = (load(f"mio/mio_{model}_{data_set}{c}") for c in ("", "_code"))
+            assert not printed.method.head.last_batchnorm and released.method.head.last_batchnorm
+            assert printed.method.l2_weight == released.method.l2_weight
+            stems = {"stl10": ("imagenet", "imagenet")}.get(data_set, ("conv3", "conv3_p0"))
+            assert (printed.stem, released.stem) == stems
+            assert printed.views.crops[0].solarize_p == 0.2
+
+
+def test_arbs_groups_follow_the_dimension():
+    for name in NAMES:
+        recipe = load(name)
+        if name.startswith("arb/arb_"):
+            instances = recipe.method.over == "instances"
+            wanted = 1 if instances else recipe.method.head.dim // 256
+            assert recipe.method.groups == wanted, name
+
+
 def test_the_papers_recipes_are_there():
     paths = {str(p.relative_to(FOLDER)) for p in FILES}
     for name in ("lorac/lorac", "lorac/moco_m", "lorac/moco_v2", "jcl/jcl"):
         assert {f"{name}_imagenet.yaml", f"{name}_imagenet100.yaml"} <= paths
-    for data in ("cifar10", "cifar100", "stl10"):
-        assert {f"mio/mio_{model}_{data}.yaml" for model in "abcd"} <= paths
-    for data in ("cifar10", "cifar100", "imagenet100"):
-        assert f"arb/arb_{data}_2048.yaml" in paths
+    for d in ("cifar10", "cifar100", "stl10"):
+        assert {f"mio/mio_{model}_{d}.yaml" for model in "abcd"} <= paths
+    for d in ("cifar10", "cifar100", "imagenet100"):
+        assert f"arb/arb_{d}_2048.yaml" in paths
     assert {f"arb/arb_imagenet_{d}.yaml" for d in (256, 2048, 8192)} <= paths
     for norm in ("l21", "nuclear"):
         assert {f"cllr/cllr_{norm}_{d}_256_400ep.yaml" for d in ("stl10", "cifar10")} <= paths
