@@ -18,6 +18,7 @@ from backbench.errors import (
     BadInput,
     Failed,
     Preempted,
+    Stopped,
 )
 
 Arguments = Callable[[argparse.ArgumentParser], None]
@@ -418,13 +419,18 @@ def guarded(action: Callable[[], int | None], args: argparse.Namespace) -> int:
     """Run a verb; its errors become one line on stderr and an exit status, with the traceback under
     --debug."""
     from backbench.runs.folder import setup_logging
+    from backbench.runs.state import stops_at_once
 
     setup_logging(-1 if args.quiet else args.verbosity)
     try:
-        return action() or 0
+        with stops_at_once():
+            return action() or 0
     except KeyboardInterrupt:
         print("interrupted; the same command continues", file=sys.stderr)
         return 130
+    except Stopped as signal:
+        print(f"backbench: stopped by {signal}; the same command continues", file=sys.stderr)
+        return EXIT_PREEMPTED
     except (Exception, SystemExit) as error:
         # A verb that says how it ended has said why, too
         if isinstance(error, SystemExit) and (error.code is None or isinstance(error.code, int)):

@@ -12,7 +12,6 @@ import argparse
 import contextlib
 import csv
 import ctypes
-import fcntl
 import json
 import os
 import signal
@@ -27,7 +26,7 @@ from typing import TYPE_CHECKING
 from backbench.datasets import embedded
 from backbench.errors import EXIT_PREEMPTED, BadInput, Failed, Preempted
 from backbench.launch.pool import ProcessPool
-from backbench.runs import atomic
+from backbench.runs import atomic, lock
 from backbench.runs.folder import CHECKPOINT_FILE, log, read_progress, seconds
 from backbench.runs.state import StopFlag
 
@@ -202,13 +201,7 @@ class Demo:
         if not about.exists() and any(self.out.iterdir()):
             raise BadInput(f"{self.out}: is not empty and holds no demo; choose another --out")
         atomic.write_json(about, {"size": self.size})
-        with (self.out / "demo.lock").open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise BadInput(
-                    f"{self.out}: another demo is running here; wait for it or choose another --out"
-                ) from None
+        with lock.held(self.out):
             yield
 
     # Finished stages leave a marker

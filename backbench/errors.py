@@ -20,6 +20,11 @@ class Preempted(Exception):
     continues."""
 
 
+class Stopped(BaseException):
+    """A signal came where no loop was asking for one. What was saved before is what the same
+    command continues from; no `except Exception` may take it for something else."""
+
+
 class Failed(Exception):
     """The run itself went wrong (a NaN loss, say); the message is one line with what to look at."""
 

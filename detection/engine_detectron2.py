@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from backbench.errors import BadInput
 from backbench.runs import distributed, seeding
+from backbench.runs.state import signals_blocked
 from backbench.weights import exporting
 from detection import config, evaluate
 from detection.data.order import ImageOrder, Slots
@@ -261,7 +262,8 @@ class Detectron2Engine(DetectionEngine):
             # Without device_ids it would ask for the local rank, which only its own launcher sets.
             self.parallel = create_ddp_model(self.model, broadcast_buffers=False, device_ids=ids)
         self.trainer = LossKeepingTrainer(self.parallel, loader, self.optimizer)
-        self.batches: Iterator[list[ModelInput]] = self.trainer._data_loader_iter
+        with signals_blocked():  # its workers start here
+            self.batches: Iterator[list[ModelInput]] = self.trainer._data_loader_iter
         self.iteration = first
 
     def losses(self) -> dict[str, Tensor]:

@@ -25,7 +25,9 @@ import torch
 from torch import Tensor, nn
 from torchvision.ops import boxes as box_ops
 
-from backbench.runs import distributed, seeding
+from backbench.errors import BadInput
+from backbench.runs import distributed, loading, seeding
+from backbench.runs.loading import Unreadable
 from detection.data.images import (
     ResizeAndFlip,
     TrainImages,
@@ -69,13 +71,12 @@ class TorchvisionEngine(DetectionEngine):
             grouped=cfg.DATALOADER.ASPECT_RATIO_GROUPING,
         )
         augment = ResizeAndFlip.of(cfg, self.seed)
-        self.loader = torch.utils.data.DataLoader(
+        self.batches: Iterator[list[TrainSample] | Unreadable] = loading.batches(
             TrainImages(records, augment, self.flip_map, self.task),
-            batch_sampler=Slots(order, first=first, last=last, rank=rank, world=world),
-            num_workers=cfg.DATALOADER.NUM_WORKERS,
-            collate_fn=list,
+            Slots(order, first=first, last=last, rank=rank, world=world),
+            workers=cfg.DATALOADER.NUM_WORKERS,
+            collate=list,
         )
-        self.batches: Iterator[list[TrainSample]] = iter(self.loader)
         # Ranks are joined by now. Buffers stay a rank's own: batch norm's are equal on all.
         if world > 1 and self.parallel is self.model:
             ids = [self.device.index] if self.device.type == "cuda" else None
@@ -85,6 +86,8 @@ class TorchvisionEngine(DetectionEngine):
 
     def losses(self) -> dict[str, Tensor]:
         batch = next(self.batches)
+        if isinstance(batch, Unreadable):
+            raise BadInput(batch.error)
         images, targets, places = [], [], []
         for sample in batch:
             images.append(sample["image"])

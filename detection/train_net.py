@@ -56,16 +56,16 @@ def run(args: argparse.Namespace) -> int:
     if not finished and not (asked.out / STATE_FILE).exists():
         lint.files(prepared)
     engine = None if finished else ready(asked, prepared)
-    open_run(asked.out, verb="detect", identity=who)
-    if scoring.report(asked.out):
-        log.info(f"{asked.out}: already finished")
-        return 0
-    if asked.world > 1:
-        # What was prepared here was for its errors: each rank reads and builds its own.
-        del engine
-        ranks.spawn(take_part, asked)
-    else:
-        work(asked, prepared, engine or ready(asked, prepared))
+    with open_run(asked.out, verb="detect", identity=who):
+        if scoring.report(asked.out):
+            log.info(f"{asked.out}: already finished")
+            return 0
+        if asked.world > 1:
+            # What was prepared here was for its errors: each rank reads and builds its own.
+            del engine
+            ranks.spawn(take_part, asked)
+        else:
+            work(asked, prepared, engine or ready(asked, prepared))
     scoring.report(asked.out)
     return 0
 

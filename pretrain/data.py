@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -24,11 +22,8 @@ from backbench.images import views
 from backbench.images.files import ImageList
 from backbench.images.preprocess import normalise
 from backbench.images.views import Crops, DeviceColour, DrawnView
-from backbench.runs import seeding
-from backbench.runs.state import StopFlag
+from backbench.runs import loading, seeding
 from pretrain.config import PretrainConfig, ViewsConfig
-
-T = TypeVar("T")
 
 CACHE_BYTES = 512 << 20  # decoded images kept in memory, over all loader workers of a process
 
@@ -264,18 +259,6 @@ class ViewBatches(Dataset[LoadedBatch]):
         )
 
 
-def _as_is(batch: T) -> T:
-    return batch
-
-
-def _start_worker(_: int) -> None:
-    """Signals are the main process's business: a group-wide SIGTERM must not take the data away
-    from its last step."""
-    for name in StopFlag.SIGNALS:
-        signal.signal(getattr(signal, name), signal.SIG_IGN)
-    torch.set_num_threads(1)
-
-
 def loader(
     found: ImageList,
     config: PretrainConfig,
@@ -300,13 +283,13 @@ def loader(
         device_colour=on_gpu and config.views.pipeline == "fast",
     )
     order = BatchOrder(len(found), config, first=first, last=last, rank=rank, ranks=ranks)
-    return iter(
+    return loading.started(
         DataLoader(
             dataset,
             batch_sampler=order,
             num_workers=workers,
-            collate_fn=_as_is,
+            collate_fn=loading.whole,
             pin_memory=on_gpu,
-            worker_init_fn=_start_worker,
+            worker_init_fn=loading.one_thread,
         )
     )

@@ -70,9 +70,3 @@ def _quiet() -> None:
     # torch 2.11 knows no other name
     warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)
-
-
-def started_by_fabric(fabric: Fabric) -> bool:
-    """Did Fabric itself start the processes of rank 1 and up, and does it watch them?"""
-    environment = fabric.strategy.cluster_environment  # type: ignore[attr-defined]
-    return not environment.creates_processes_externally

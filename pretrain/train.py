@@ -13,11 +13,11 @@ from lightning_fabric import Fabric
 
 from backbench import config as recipes
 from backbench.datasets import catalog
-from backbench.errors import EXIT_PREEMPTED, BadInput, Failed, Preempted
+from backbench.errors import BadInput, Failed, Preempted
 from backbench.images.files import ImageList
 from backbench.results import store
 from backbench.runs import atomic, batchnorm, distributed, division, seeding
-from backbench.runs.folder import CHECKPOINT_FILE, RECIPE_FILE, log, open_run
+from backbench.runs.folder import CHECKPOINT_FILE, RECIPE_FILE, log, open_run, recognise
 from backbench.runs.state import StopFlag
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.resnet import build_backbone
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
             division.check_nesting(groups, ranks)
 
     if (args.out / CHECKPOINT_FILE).exists():
-        open_run(args.out, verb="pretrain", identity=identity, dropped=ONCE_IDENTITY)
+        recognise(args.out, verb="pretrain", identity=identity, dropped=ONCE_IDENTITY)
         digest = Checkpoint.load(args.out / CHECKPOINT_FILE).digest
         log.info("%s: already finished, digest %s", args.out / CHECKPOINT_FILE, digest[:12])
         return 0
@@ -63,22 +63,26 @@ def run(args: argparse.Namespace) -> int:
             "more processes"
         )
     fabric = processes.launch(config, args)
-    try:
+    with distributed.rank_0_tells(watched=distributed.started_by_fabric(fabric)):
         if ranks > 1:
             method = build(config, found)  # again, now that the method can see the other ranks
-        run = open_run(args.out, verb="pretrain", identity=identity, dropped=ONCE_IDENTITY)
-        # Every rank has written what it writes there; from here on only rank 0 does
-        fabric.barrier()
-        if fabric.is_global_zero:
-            atomic.remove_leftovers(run)
-            atomic.write_text(run / RECIPE_FILE, recipes.to_yaml(config))
         workers = config.data.workers if args.workers is None else args.workers
-        train(fabric, config, method, found, run, workers=workers, tensorboard=args.tensorboard)
-    except (BadInput, Failed, Preempted):
-        if fabric.is_global_zero:
-            raise
-        # Rank 0 tells it. A process that Fabric itself started must not look like a crash
-        return 0 if processes.started_by_fabric(fabric) else EXIT_PREEMPTED
+        # Only rank 0 writes in RUN, and makes sure that nobody else does
+        opening = open_run(args.out, verb="pretrain", identity=identity, dropped=ONCE_IDENTITY)
+        agree = distributed.Agreement()
+        with agree.together(opening if fabric.is_global_zero else None):
+            if fabric.is_global_zero:
+                atomic.write_text(args.out / RECIPE_FILE, recipes.to_yaml(config))
+            train(
+                fabric,
+                config,
+                method,
+                found,
+                args.out,
+                agree=agree,
+                workers=workers,
+                tensorboard=args.tensorboard,
+            )
     return 0
 
 
@@ -139,6 +143,7 @@ def train(
     found: ImageList,
     run: Path,
     *,
+    agree: distributed.Agreement,
     workers: int,
     tensorboard: bool = False,
 ) -> None:
@@ -168,7 +173,6 @@ def train(
         found, config, first=step, last=last, workers=workers, rank=rank, ranks=ranks, on_gpu=on_gpu
     )
     record = RunLog(run, config, step=step, last=last, rank=rank, tensorboard=tensorboard)
-    agree = distributed.Agreement()
     rules = FirstStep(method, config.method.name)  # checked in the first step, then silent
     method.train()
 

@@ -57,23 +57,23 @@ def run(args: argparse.Namespace) -> int:
         "seed": args.seed,
     }
     machine = start_for(args)
-    out = open_run(args.out, verb="analyze", identity=identity)
-    rows = recorded(out)
-    if store.complete(out):
-        (out / STATE).unlink(missing_ok=True)
-    else:
-        curves = training_curves(args.checkpoints, checkpoints)
-        rows = analyze(
-            checkpoints,
-            images,
-            recipe,
-            dataset=args.dataset,
-            out=out,
-            seed=args.seed,
-            machine=machine,
-            curves=curves,
-        )
-    show(rows, out)
+    with open_run(args.out, verb="analyze", identity=identity) as out:
+        rows = recorded(out)
+        if store.complete(out):
+            (out / STATE).unlink(missing_ok=True)
+        else:
+            curves = training_curves(args.checkpoints, checkpoints)
+            rows = analyze(
+                checkpoints,
+                images,
+                recipe,
+                dataset=args.dataset,
+                out=out,
+                seed=args.seed,
+                machine=machine,
+                curves=curves,
+            )
+    show(rows, args.out)
     return 0
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from backbench.errors import Preempted
 from backbench.images import views
 from backbench.images.files import ImageList, Images
-from backbench.runs import seeding
-from backbench.runs.folder import Progress
+from backbench.runs import loading, seeding
+from backbench.runs.folder import STATES, Progress
+from backbench.runs.loading import Unreadable
 from backbench.runs.state import StopFlag, load_state, save_state
 from backbench.weights.checkpoint import Checkpoint
 from transfer import feature_statistics as stats
 from transfer.analyze_recipe import AnalyzeConfig
 from transfer.analyze_summary import PROJECTOR, TRUNK
-from transfer.batches import one_thread
 from transfer.frozen import FrozenTrunk, forward_all
 from transfer.machine import Machine
 from transfer.projector import build_projector, output_dim
@@ -30,7 +30,7 @@ from transfer.projector import build_projector, output_dim
 if TYPE_CHECKING:
     from PIL import Image
 
-STATE = "state/analyze.state"  # below the run's folder
+STATE = f"{STATES}/analyze.state"  # below the run's folder
 
 
 class AnalyzedViews:
@@ -182,15 +182,14 @@ def _pictures(
     """From image `first` on: (uint8 (B, 1 + N, 3, s, s), indices (B,))."""
     starts = range(first, len(images), recipe.batch)
     batches = [list(range(i, min(i + recipe.batch, len(images)))) for i in starts]
-    loader: Iterable[tuple[Tensor, Tensor, Tensor]] = torch.utils.data.DataLoader(
+    found: Iterator[tuple[Tensor, Tensor, Tensor] | Unreadable] = loading.batches(
         Images(images, AnalyzedViews(images, recipe, seed)),  # type: ignore[arg-type]
-        batch_sampler=batches,
-        num_workers=machine.workers,
-        pin_memory=machine.device.type == "cuda",
-        multiprocessing_context="fork" if machine.workers else None,
-        worker_init_fn=one_thread,
+        batches,
+        workers=machine.workers,
+        pin=machine.device.type == "cuda",
     )
-    for pixels, _, index in loader:
+    for batch in found:
+        pixels, _, index = machine.readable(batch)
         yield pixels, index
 
 

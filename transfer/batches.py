@@ -7,7 +7,6 @@ processes and workers.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -17,8 +16,9 @@ from torch import Tensor
 
 from backbench.images.files import ImageList
 from backbench.images.views import crop_box
-from backbench.runs import seeding
+from backbench.runs import loading, seeding
 from transfer.config import CropAugment
+from transfer.machine import Machine
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -119,10 +119,10 @@ def training_pictures(
     shares: Iterable[list[EpochIndex]],
     *,
     seed: int,
-    workers: int,
-) -> Iterable[tuple[Tensor, Tensor]]:
+    machine: Machine,
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Augmented views of each share of `shares`: (uint8 (n, 3, size, size), indices (n,))."""
-    return loader(Pictures(images, CropFlip(augment, seed)), _keyed(shares), workers=workers)
+    return loader(Pictures(images, CropFlip(augment, seed)), _keyed(shares), machine=machine)
 
 
 def _keyed(shares: Iterable[list[EpochIndex]]) -> Iterator[list[tuple[EpochIndex, int]]]:
@@ -131,26 +131,18 @@ def _keyed(shares: Iterable[list[EpochIndex]]) -> Iterator[list[tuple[EpochIndex
 
 
 def loader(
-    pictures: Pictures[K], batches: Iterable[list[tuple[K, int]]], *, workers: int
-) -> Iterable[tuple[Tensor, Tensor]]:
-    """Batches of (uint8 (N, 3, H, W), indices (N,)); `batches` yields lists of (key, index)."""
-    return torch.utils.data.DataLoader(
+    pictures: Pictures[K], batches: Iterable[list[tuple[K, int]]], *, machine: Machine
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Batches of (uint8 (N, 3, H, W), indices (N,)); `batches` yields lists of (key, index).
+
+    BadInput, on all ranks, for an image that one of them cannot read.
+    """
+    found = loading.batches(
         pictures,
-        batch_sampler=batches,
-        num_workers=workers,
-        pin_memory=torch.cuda.is_available(),
-        prefetch_factor=4 if workers else None,
-        multiprocessing_context="fork" if workers else None,
-        worker_init_fn=one_thread,
+        batches,
+        workers=machine.workers,
+        pin=machine.device.type == "cuda",
+        prefetch=4,
     )
-
-
-def one_thread(_: int) -> None:
-    """Of a loader's worker: its parallelism is the number of workers."""
-    torch.set_num_threads(1)
-
-
-def default_workers(devices: int = 1) -> int:
-    """Loader processes per device: the cores that are left, at most 12."""
-    cores = len(os.sched_getaffinity(0)) // max(1, devices)
-    return min(12, max(1, cores - 1))
+    for batch in found:
+        yield machine.readable(batch)

@@ -138,7 +138,7 @@ class Extractor:
             return geometric(picture)
 
         shares = equal_shares(first, count, batch, machine.rank, machine.world)
-        pictures = loader(Pictures(images, view), shares, workers=machine.workers)
+        pictures = loader(Pictures(images, view), shares, machine=machine)
         for begin, (pixels, _) in zip(range(first, count, batch), pictures):
             mine = forward_all(trunks, pixels.to(device, non_blocking=True))
             gathered = map(distributed.gather_without_gradient, mine)

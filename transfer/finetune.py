@@ -23,7 +23,7 @@ from backbench.errors import BadInput
 from backbench.images.files import ImageList
 from backbench.results import store
 from backbench.results.store import Result
-from backbench.runs.folder import log, open_run
+from backbench.runs.folder import STATES, log, open_run
 from backbench.runs.state import StopFlag, load_state, save_state
 from backbench.tasks import TASKS
 from backbench.weights.checkpoint import Checkpoint
@@ -100,17 +100,13 @@ def _run(
     checkpoints = read_checkpoints([args.checkpoint])
     machine = start_for(args)
     hashes = splits.digests(found)
-    if machine.main:
-        identity = {
-            "recipe": config.without_later(protocol),
-            "task": task_name,
-            "checkpoints": [c.digest for c in checkpoints],
-            "datasets": {name: hashes},
-            "seed": args.seed,
-        }
-        open_run(args.out, verb=TASKS[task_name].verb, identity=identity)
-        splits.write_manifests(args.out, name, found)
-        store.owe(args.out, len(catalog.find(name).metrics))
+    identity = {
+        "recipe": config.without_later(protocol),
+        "task": task_name,
+        "checkpoints": [c.digest for c in checkpoints],
+        "datasets": {name: hashes},
+        "seed": args.seed,
+    }
     task = Assignment(
         run=args.out,
         task=task_name,
@@ -120,7 +116,15 @@ def _run(
         protocol=protocol,
         seed=args.seed,
     )
-    rows = finetune(task, part, checkpoints[0], machine)
+    opening = open_run(args.out, verb=TASKS[task_name].verb, identity=identity)
+    with (
+        machine.rank_0_tells(),
+        machine.agreement.together(opening if machine.main else None),
+    ):
+        if machine.main:
+            splits.write_manifests(args.out, name, found)
+            store.owe(args.out, len(catalog.find(name).metrics))
+        rows = finetune(task, part, checkpoints[0], machine)
     if machine.main:
         scoring.show(rows)
     return 0
@@ -180,11 +184,11 @@ class Finetuning:
 
     @property
     def tried_file(self) -> Path:
-        return self.task.run / "state" / "grid.state"
+        return self.task.run / STATES / "grid.state"
 
     @property
     def training_file(self) -> Path:
-        return self.task.run / "state" / "training.state"
+        return self.task.run / STATES / "training.state"
 
     @property
     def refits(self) -> bool:

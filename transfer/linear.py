@@ -37,9 +37,9 @@ def run(args: argparse.Namespace) -> int:
     names = catalog.names(args.datasets)
     checkpoints = read_checkpoints(args.checkpoints)
     machine = start_for(args)
-    rows = evaluate(
-        checkpoints, names, protocol, data=args.data, out=args.out, seed=args.seed, machine=machine
-    )
+    where = {"data": args.data, "out": args.out}
+    with machine.rank_0_tells():
+        rows = evaluate(checkpoints, names, protocol, **where, seed=args.seed, machine=machine)
     if machine.main:
         scoring.show(rows)
     return 0
@@ -78,25 +78,25 @@ def evaluate(
         for checkpoint in checkpoints:
             kept_head(checkpoint, protocol.head)
     # 2. The folder is this run's, or becomes it.
-    if machine.main:
-        identity = {
-            "recipe": config.without_later(protocol),
-            "checkpoints": [c.digest for c in checkpoints],
-            "datasets": {task.dataset.name: task.hashes for task in tasks},
-            "seed": seed,
-        }
-        open_run(out, verb="linear", identity=identity)
-        for task in tasks:
-            splits.write_manifests(out, task.dataset.name, task.splits)
-        kinds = sum(len(probe.metrics(protocol, task.dataset)) for task in tasks)
-        store.owe(out, kinds * len({c.digest for c in checkpoints}))
-    # 3. One dataset after the other.
-    rows: list[Result] = []
-    with StopFlag() as stop:
+    identity = {
+        "recipe": config.without_later(protocol),
+        "checkpoints": [c.digest for c in checkpoints],
+        "datasets": {task.dataset.name: task.hashes for task in tasks},
+        "seed": seed,
+    }
+    opening = open_run(out, verb="linear", identity=identity)
+    with machine.agreement.together(opening if machine.main else None), StopFlag() as stop:
+        if machine.main:
+            for task in tasks:
+                splits.write_manifests(out, task.dataset.name, task.splits)
+            kinds = sum(len(probe.metrics(protocol, task.dataset)) for task in tasks)
+            store.owe(out, kinds * len({c.digest for c in checkpoints}))
+        # 3. One dataset after the other.
         if machine.world > 1 and not probe.together:
             machine = _share_features(tasks, checkpoints, machine, stop)
             if not machine.main:
                 return []
+        rows: list[Result] = []
         for task in tasks:
             rows += _one_dataset(task, checkpoints, machine, stop)
     return rows

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from backbench.errors import BadInput
+from backbench.runs import distributed
 from backbench.runs.distributed import Agreement
 from backbench.runs.folder import log
-from transfer.batches import default_workers
+from backbench.runs.loading import Unreadable, default_workers
 
 if TYPE_CHECKING:
     from backbench.runs.state import StopFlag
     from backbench.weights.checkpoint import Checkpoint
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,7 @@ class Machine:
     rank: int
     world: int
     workers: int  # loader processes of this process
+    watched: bool = False  # whether Fabric started the other processes and watches them
     # Made once, when all processes are up: making it is itself an exchange among them. Its votes go
     # over the CPU, so none of them waits for a GPU; of one process they do nothing.
     agreement: Agreement = field(default_factory=Agreement, compare=False, repr=False)
@@ -43,6 +48,19 @@ class Machine:
         asked = stop.requested if stop is not None else None
         (anyone,) = self.agreement.any(asked is not None)
         return (asked or "a signal") if anyone else None
+
+    def readable(self, batch: T | Unreadable) -> T:
+        """The batch; BadInput on all ranks where one of them could not read its own. All must ask
+        in the same step."""
+        mine = batch.error if isinstance(batch, Unreadable) else None
+        error = self.agreement.first(mine)
+        if error is not None or isinstance(batch, Unreadable):
+            raise BadInput(error or "")
+        return batch
+
+    def rank_0_tells(self) -> AbstractContextManager[None]:
+        """Around all that comes to the same end in every process."""
+        return distributed.rank_0_tells(watched=self.watched)
 
     def alone(self) -> Machine:
         """Leave the group of processes: nothing after this waits for the others."""
@@ -81,7 +99,8 @@ def start(
     fabric.launch()
     if fabric.global_rank:
         log.setLevel("ERROR")  # one process speaks
-    return Machine(fabric.device, fabric.global_rank, fabric.world_size, workers)
+    watched = distributed.started_by_fabric(fabric)
+    return Machine(fabric.device, fabric.global_rank, fabric.world_size, workers, watched)
 
 
 def start_for(args: argparse.Namespace) -> Machine:

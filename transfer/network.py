@@ -150,9 +150,7 @@ class NetworkTraining:
             rank=machine.rank,
             world=machine.world,
         )
-        yield from training_pictures(
-            self.images, p.augment, shares, seed=seed, workers=machine.workers
-        )
+        yield from training_pictures(self.images, p.augment, shares, seed=seed, machine=machine)
 
     def _sum_gradients(self) -> None:
         """Over ranks, in one exchange."""
@@ -204,7 +202,7 @@ def predict(
 
     size, count = p.feature_batch, len(images)
     shares = equal_shares(0, count, size, machine.rank, machine.world)
-    pictures = loader(Pictures(images, view), shares, workers=machine.workers)
+    pictures = loader(Pictures(images, view), shares, machine=machine)
     out = []
     for begin, (pixels, _) in zip(range(0, count, size), pictures):
         mine = network(pixels.to(machine.device, non_blocking=True))

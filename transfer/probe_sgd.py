@@ -26,7 +26,7 @@ from torch import Tensor
 from backbench.datasets.row import Dataset
 from backbench.results.store import Result
 from backbench.runs import atomic, seeding
-from backbench.runs.folder import log
+from backbench.runs.folder import STATES, log
 from backbench.runs.state import StopFlag
 from transfer import metrics, scoring
 from transfer.config import Sgd
@@ -109,7 +109,7 @@ class SgdProbe:
     @property
     def choice_file(self) -> Path:
         """Every rate's val score, by digest: a refit that was stopped does not choose again."""
-        return self.task.run / "state" / f"{self.task.dataset.name}.chosen.json"
+        return self.task.run / STATES / f"{self.task.dataset.name}.chosen.json"
 
     def one_rate(self) -> list[FinalHead]:
         rates, trunks = self.task.protocol.lr, self.extractor.trunks

@@ -122,7 +122,7 @@ class ProbeTraining:
             return
         assert p.augment is not None
         pictures = training_pictures(
-            self.images, p.augment, shares, seed=self.task.seed, workers=machine.workers
+            self.images, p.augment, shares, seed=self.task.seed, machine=machine
         )
         for pixels, index in pictures:
             mine = forward_all(self.trunks, pixels.to(machine.device, non_blocking=True))

@@ -15,7 +15,7 @@ from backbench import config
 from backbench.results import store
 from backbench.results.store import Result
 from backbench.runs import atomic, seeding
-from backbench.runs.folder import RESULTS_FILE, log
+from backbench.runs.folder import RESULTS_FILE, STATES, log
 from transfer import metrics
 from transfer.config import Protocol
 
@@ -46,7 +46,7 @@ class Assignment(Generic[Kind_co]):
     @property
     def state_file(self) -> Path:
         """Where what is begun on this dataset is kept until its rows are there."""
-        return self.run / "state" / f"{self.dataset.name}.state"
+        return self.run / STATES / f"{self.dataset.name}.state"
 
     def done(
         self, checkpoints: Iterable[Checkpoint], metric: Sequence[str]

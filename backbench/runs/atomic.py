@@ -41,13 +41,14 @@ def _umask() -> int:
     return umask
 
 
-def remove_leftovers(folder: str | Path) -> None:
-    """Remove what writers killed inside `atomic_path` left in `folder`.
+def remove_leftovers(*folders: Path) -> None:
+    """Remove what writers killed inside `atomic_path` left in `folders`.
 
-    Only for the folder's sole writer.
+    Only for the folders' sole writer.
     """
-    for path in Path(folder).glob(".*.tmp"):
-        path.unlink(missing_ok=True)
+    for folder in folders:
+        for path in folder.glob(".*.tmp"):
+            path.unlink(missing_ok=True)
 
 
 def write_bytes(path: str | Path, data: bytes) -> None:

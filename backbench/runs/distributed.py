@@ -22,12 +22,23 @@ process group every function is the identity, for one process.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
+
+from backbench.errors import EXIT_PREEMPTED, BadInput, Failed, Preempted, Stopped
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
+
+T = TypeVar("T")
 
 
 def world_size() -> int:
@@ -206,3 +217,44 @@ class Agreement:
         messages: list[str | None] = [None] * world_size()
         dist.all_gather_object(messages, message, group=self.group)
         return next(m for m in messages if m is not None)
+
+    @contextlib.contextmanager
+    def together(self, context: AbstractContextManager[T] | None) -> Iterator[T | None]:
+        """`with` what one rank alone enters; the others give None. Where it is refused, all end."""
+        with contextlib.ExitStack() as stack:
+            entered: T | None = None
+            own: Exception | None = None
+            if context is not None:
+                try:
+                    entered = stack.enter_context(context)
+                except (BadInput, Failed, OSError) as error:
+                    own = error
+            refused = self.first(None if own is None else str(own))
+            if own is not None:
+                raise own
+            if refused is not None:
+                raise BadInput(refused)
+            yield entered
+
+
+def started_by_fabric(fabric: Fabric) -> bool:
+    """Did Fabric itself start the processes of rank 1 and up, and does it watch them?"""
+    if fabric.world_size == 1:
+        return False
+    environment = fabric.strategy.cluster_environment  # type: ignore[attr-defined]
+    return not environment.creates_processes_externally
+
+
+@contextlib.contextmanager
+def rank_0_tells(*, watched: bool) -> Iterator[None]:
+    """What ends all ranks alike is told by rank 0; the others end without a word.
+
+    `watched`: by Fabric, which takes a process of its own that does not exit 0 for a crash, and
+    kills rank 0 within seconds, perhaps before it has saved.
+    """
+    try:
+        yield
+    except (BadInput, Failed, Preempted, Stopped):
+        if rank() == 0:
+            raise
+        raise SystemExit(0 if watched else EXIT_PREEMPTED) from None

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
 import shlex
 import sys
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TypedDict
 
 from backbench.errors import BadInput
-from backbench.runs import atomic
+from backbench.runs import atomic, lock
 
 log = logging.getLogger("backbench")
 # Every file that a run's folder may hold, by the name that all of the suite knows it by
@@ -27,6 +28,9 @@ RESULTS_FILE = "results.jsonl"  # what an evaluation is for
 OWED_FILE = "owed.json"  # how many rows of it the run must deliver
 PREDICTIONS = "predictions"  # folder: the predictions behind the results
 PICTURES = "pictures"  # folder
+STATES = "state"  # folder: what evaluations continue from
+# Folders in a run that files are written to, beside its own
+PARTS = (PREDICTIONS, PICTURES, STATES, "manifests", "per_class", "confusion")
 
 # A terminal shows progress live; a log gets a line at a time; a file is for whoever polls it
 TERMINAL_SECONDS, LOG_SECONDS, FILE_SECONDS = 0.2, 10.0, 1.0
@@ -39,35 +43,55 @@ def setup_logging(verbosity: int = 0) -> None:
     log.setLevel(level)
 
 
+@contextlib.contextmanager
 def open_run(
     out: str | Path, *, verb: str, identity: Mapping[str, object], dropped: Collection[str] = ()
-) -> Path:
-    """Create the run folder, or recognise it as the same run continued.
+) -> Iterator[Path]:
+    """`with open_run(...) as run`: the run folder, made or recognised as the same run continued,
+    and nobody else at work in it.
 
     `identity` is whatever decides the numbers (recipe, checkpoint digests, data fingerprint),
     JSON-able. A folder that holds a run of another verb or identity is refused, naming what
-    differs. `dropped` are keys that an older folder's identity may have and this one's has not.
-    Returns the folder.
+    differs; one where another process is at work, naming that. `dropped` are keys that an older
+    folder's identity may have and this one's has not.
     """
     out = Path(out)
+    known = recognise(out, verb=verb, identity=identity, dropped=dropped)
+    if not known:
+        out.mkdir(parents=True, exist_ok=True)
+    with lock.held(out):
+        # What writers killed in the middle of a file have left; ours alone is the folder
+        atomic.remove_leftovers(out, *(out / part for part in PARTS))
+        if not recognise(
+            out, verb=verb, identity=identity, dropped=dropped
+        ):  # still: there may have been two
+            about = {
+                "verb": verb,
+                "identity": _plain(identity),
+                "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+                "command": command_line(),
+                "cwd": str(Path.cwd()),
+            }
+            atomic.write_json(out / RUN_FILE, about)
+        yield out
+
+
+def recognise(
+    out: Path, *, verb: str, identity: Mapping[str, object], dropped: Collection[str] = ()
+) -> bool:
+    """Whether `out` holds this very run; BadInput where it holds another, or is no folder."""
     if out.exists() and not out.is_dir():
         raise BadInput(f"{out}: is a file; --out needs a folder")
     file = out / RUN_FILE
-    # Through JSON and back, so that tuples and numbers compare as they will when they are read
-    identity = json.loads(json.dumps(identity))
-    if file.exists():
-        _refuse_another_run(file, verb, identity, dropped)
-        return out
-    out.mkdir(parents=True, exist_ok=True)
-    about = {
-        "verb": verb,
-        "identity": identity,
-        "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "command": command_line(),
-        "cwd": str(Path.cwd()),
-    }
-    atomic.write_json(file, about)
-    return out
+    if not file.exists():
+        return False
+    _refuse_another_run(file, verb, _plain(identity), dropped)
+    return True
+
+
+def _plain(identity: Mapping[str, object]) -> dict[str, object]:
+    """Through JSON and back, so that tuples and numbers compare as they will when they are read."""
+    return json.loads(json.dumps(identity))
 
 
 def _refuse_another_run(

@@ -10,11 +10,12 @@ import contextlib
 import hashlib
 import io
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from backbench.errors import BadInput
+from backbench.errors import BadInput, Stopped
 from backbench.runs.atomic import atomic_path
 
 # A state file is one line, the magic and the sha256 of what follows, and then torch's own bytes
@@ -85,3 +86,42 @@ class StopFlag:
     def __exit__(self, *exc: object) -> None:
         for number, old in self._old.items():
             signal.signal(number, old)
+
+
+# Ctrl-C is Python's own business outside a loop: it raises KeyboardInterrupt
+AT_ONCE = ("SIGTERM", "SIGUSR1", "SIGUSR2")
+
+
+@contextlib.contextmanager
+def stops_at_once() -> Iterator[None]:
+    """Inside, a signal of AT_ONCE raises Stopped; a StopFlag within takes the signals over.
+
+    For what lies around the loops: importing, reading, scoring. Nothing but whole files is written
+    there, so it may end anywhere.
+    """
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        raise Stopped(signal.Signals(number).name)
+
+    old: dict[int, Any] = {}
+    try:
+        for name in AT_ONCE:
+            number = getattr(signal, name)
+            with contextlib.suppress(ValueError):  # not the main thread
+                old[number] = signal.signal(number, handle)
+        yield
+    finally:
+        for number, was in old.items():
+            signal.signal(number, was)
+
+
+@contextlib.contextmanager
+def signals_blocked() -> Iterator[None]:
+    """What is forked inside never sees a stop signal: it is the main process's business, and a
+    group-wide SIGTERM must not take the loader's workers from its last step."""
+    numbers = {getattr(signal, name) for name in StopFlag.SIGNALS}
+    old = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, old)

@@ -16,7 +16,8 @@ from backbench.weights.resnet import build_backbone
 
 
 def a_run(root, verb):
-    run = open_run(root, verb=verb, identity={})
+    with open_run(root, verb=verb, identity={}) as run:
+        pass
     (run / "state.pt").write_bytes(b"s" * 50_000)
     (run / "metrics.jsonl").write_text('{"step": 1}\n')
     return run

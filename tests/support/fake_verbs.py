@@ -92,48 +92,47 @@ def linear(args: argparse.Namespace) -> None:
     files = [Path(f) for f in args.checkpoints]
     digests = [identity_of(f) for f in files]
     identity = {"x": digests, "d": args.datasets, "seed": args.seed}
-    out = open_run(args.out, verb="linear", identity=identity)
-    if store.complete(out):
-        print("already there")
-        return
-    plan = behaviour(args.data, args.datasets)
-    metrics = [f"top{i}" for i in range(1, 1 + plan.get("rows", 1))]
-    store.owe(out, len(files) * len(metrics))
-    word = work(out, plan, f"{digests} {args.datasets} {args.protocol} {args.seed}")
-    rows = []
-    for file, digest in zip(files, digests):
-        for metric in metrics:
-            # The number depends on the whole walk and on the checkpoint, and on nothing else
-            end = hashlib.sha256(f"{word} {digest} {metric}".encode()).hexdigest()
-            row = store.Result(
-                checkpoint=digest,
-                name=file.parent.name,
-                method="fake",
-                arch="resnet18",
-                epochs=1,
-                task="linear",
-                dataset=args.datasets,
-                split="test",
-                metric=metric,
-                value=int(end[:6], 16) / 0xFFFFFF * 100,
-                protocol=f"{args.protocol}-fake-v1",
-                seed=args.seed,
-            )
-            rows.append(row)
-    store.append_missing(out, rows)
+    with open_run(args.out, verb="linear", identity=identity) as out:
+        if store.complete(out):
+            print("already there")
+            return
+        plan = behaviour(args.data, args.datasets)
+        metrics = [f"top{i}" for i in range(1, 1 + plan.get("rows", 1))]
+        store.owe(out, len(files) * len(metrics))
+        word = work(out, plan, f"{digests} {args.datasets} {args.protocol} {args.seed}")
+        rows = []
+        for file, digest in zip(files, digests):
+            for metric in metrics:
+                # The number depends on the whole walk and on the checkpoint, and on nothing else
+                end = hashlib.sha256(f"{word} {digest} {metric}".encode()).hexdigest()
+                row = store.Result(
+                    checkpoint=digest,
+                    name=file.parent.name,
+                    method="fake",
+                    arch="resnet18",
+                    epochs=1,
+                    task="linear",
+                    dataset=args.datasets,
+                    split="test",
+                    metric=metric,
+                    value=int(end[:6], 16) / 0xFFFFFF * 100,
+                    protocol=f"{args.protocol}-fake-v1",
+                    seed=args.seed,
+                )
+                rows.append(row)
+        store.append_missing(out, rows)
 
 
 def pretrain(args: argparse.Namespace) -> None:
     if os.environ.get("SLURM_PROCID", "none") == behaviour(args.data, "pretrain").get("fault_rank"):
         raise Failed("this rank breaks")
-    out = open_run(
-        args.out, verb="pretrain", identity={"recipe": args.recipe, "overrides": args.overrides}
-    )
     if os.environ.get("SLURM_PROCID", "0") != "0":
-        follow(out)
+        follow(args.out)
         return
-    word = work(out, behaviour(args.data, "pretrain"), f"{args.recipe} {args.overrides}")
-    write_checkpoint(out / CHECKPOINT_FILE, word)
+    identity = {"recipe": args.recipe, "overrides": args.overrides}
+    with open_run(args.out, verb="pretrain", identity=identity) as out:
+        word = work(out, behaviour(args.data, "pretrain"), f"{args.recipe} {args.overrides}")
+        write_checkpoint(out / CHECKPOINT_FILE, word)
 
 
 def follow(out: Path) -> None:

@@ -42,10 +42,7 @@ def door(*arguments) -> Said:
     """`backbench ARGUMENTS` in this process."""
     from backbench import cli
 
-    late = []
-
     def over(*_):
-        late.append(True)
         raise TooLongError
 
     out, err = io.StringIO(), io.StringIO()
@@ -66,8 +63,6 @@ def door(*arguments) -> Said:
         signal.setitimer(signal.ITIMER_PROF, 0)
         for number, handler in zip(numbers, before):
             signal.signal(number, handler)
-    if late:  # whatever came of it
-        status = None
     return Said(status, out.getvalue(), err.getvalue(), time.process_time() - start)
 
 

@@ -92,8 +92,8 @@ def test_not_a_number_is_undefined(tmp_path):
 
 
 def test_where_a_number_was_made_is_recorded(tmp_path):
-    run = open_run(tmp_path / "run", verb="linear", identity={})
-    store.append(run, [a_result()])
+    with open_run(tmp_path / "run", verb="linear", identity={}) as run:
+        store.append(run, [a_result()])
     origin = store.read(run)[0][0].origin
     assert {"recorded", "command", "cwd", "code", "versions", "hardware"} <= set(origin)
     assert origin["command"] == json.loads((run / "run.json").read_text())["command"]

@@ -19,29 +19,31 @@ from backbench.runs.folder import (
 IDENTITY = {"recipe": {"optim": {"lr": 0.1}, "epochs": 3}, "data": "abc"}
 
 
+def opened(out, verb="pretrain", **identity):
+    """The folder, made or recognised, and closed again."""
+    with open_run(out, verb=verb, identity=IDENTITY | identity) as run:
+        return run
+
+
 def test_a_run_folder_knows_its_run(tmp_path):
-    out = open_run(tmp_path / "a" / "b", verb="pretrain", identity=IDENTITY)
-    assert open_run(out, verb="pretrain", identity=IDENTITY) == out
+    out = opened(tmp_path / "a" / "b")
+    assert opened(out) == out
     with pytest.raises(BadInput, match="holds a run of 'pretrain', not 'linear'"):
-        open_run(out, verb="linear", identity=IDENTITY)
+        opened(out, "linear")
     with pytest.raises(BadInput, match=r"recipe\.optim\.lr \(0\.1 there, 0\.2 now\)"):
-        open_run(
-            out,
-            verb="pretrain",
-            identity={"recipe": {"optim": {"lr": 0.2}, "epochs": 3}, "data": "abc"},
-        )
+        opened(out, recipe={"optim": {"lr": 0.2}, "epochs": 3})
     with pytest.raises(BadInput, match=r"data \(abc there, abd now\)"):
-        open_run(out, verb="pretrain", identity=IDENTITY | {"data": "abd"})
+        opened(out, data="abd")
 
 
 def test_a_file_or_a_damaged_run_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(BadInput, match="is a file"):
-        open_run(tmp_path / "file", verb="pretrain", identity=IDENTITY)
-    out = open_run(tmp_path / "run", verb="pretrain", identity=IDENTITY)
+        opened(tmp_path / "file")
+    out = opened(tmp_path / "run")
     (out / RUN_FILE).write_text("{")
     with pytest.raises(BadInput, match="damaged"):
-        open_run(out, verb="pretrain", identity=IDENTITY)
+        opened(out)
 
 
 def test_metrics_drop_the_future_that_was_lost(tmp_path):

@@ -1,0 +1,92 @@
+"""Loader workers: how many, out of the reach of signals, and with errors that can be read."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar, cast
+
+import torch
+from torch.utils.data import DataLoader, Dataset, default_collate
+
+from backbench.errors import BadInput
+from backbench.runs.state import signals_blocked
+
+T = TypeVar("T")
+
+
+def cores(devices: int = 1) -> int:
+    """Of this machine, for each of `devices` processes."""
+    return max(1, len(os.sched_getaffinity(0)) // max(1, devices))
+
+
+def default_workers(devices: int = 1, most: int = 12) -> int:
+    """Loader processes per device: the cores that are left, at most `most`."""
+    return min(most, max(1, cores(devices) - 1))
+
+
+def one_thread(_: int) -> None:
+    """Of a loader's worker: its parallelism is the number of workers."""
+    torch.set_num_threads(1)
+
+
+def started(loader: DataLoader[T]) -> Iterator[T]:
+    """The batches of `loader`, whose workers start now."""
+    with signals_blocked(), warnings.catch_warnings():
+        # More workers than cores are slow and no mistake, where somebody has asked for them
+        warnings.filterwarnings("ignore", message="This DataLoader will create")
+        return iter(loader)
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """In the place of a batch: an image of it cannot be read."""
+
+    error: str
+
+
+class WholeBatches(Dataset[Any], Generic[T]):
+    """Lists of items -> batches, or Unreadable.
+
+    An error as a value: raised in a worker, it would come as the text of its traceback, and on one
+    rank of several it would leave the others waiting.
+    """
+
+    def __init__(self, items: Dataset[Any], collate: Callable[[list[Any]], T]) -> None:
+        self.items, self.collate = items, collate
+
+    def __getitems__(self, keys: Sequence[Any]) -> T | Unreadable:
+        try:
+            return self.collate([self.items[key] for key in keys])
+        except BadInput as error:
+            return Unreadable(str(error))
+
+
+def whole(batch: T) -> T:
+    """The collation of what is a batch already."""
+    return batch
+
+
+def batches(
+    items: Dataset[Any],
+    keys: Iterable[Sequence[Any]],
+    *,
+    workers: int,
+    pin: bool = False,
+    prefetch: int | None = None,
+    collate: Callable[[list[Any]], T] = default_collate,
+) -> Iterator[T | Unreadable]:
+    """`items` at each list of `keys`, collated; Unreadable where one of them raised BadInput."""
+    loader = DataLoader(
+        WholeBatches(items, collate),
+        batch_sampler=cast(Iterable[list[Any]], keys),
+        num_workers=workers,
+        pin_memory=pin,
+        prefetch_factor=prefetch if workers else None,
+        collate_fn=whole,
+        multiprocessing_context="fork" if workers else None,
+        worker_init_fn=one_thread,
+    )
+    return started(loader)

@@ -1,0 +1,33 @@
+"""`python holding.py FOLDER`: at work in FOLDER until standard input ends, with a child that was
+forked, as loader workers are."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from backbench.runs import lock
+
+
+def holder(folder):
+    """A process that holds `folder`, as soon as it does."""
+    process = subprocess.Popen(
+        [sys.executable, __file__, str(folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+if __name__ == "__main__":
+    with lock.held(Path(sys.argv[1])):
+        child = os.fork()
+        if not child:
+            time.sleep(20)
+            os._exit(0)
+        print("held", flush=True)
+        sys.stdin.read()
+        os.kill(child, 9)
