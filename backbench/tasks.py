@@ -35,6 +35,11 @@ class Task:
     def detects(self) -> bool:
         return bool(self.ious)
 
+    @property
+    def split(self) -> str:
+        """What it is scored on, as its rows say it: detectors on what their datasets call val."""
+        return "val" if self.detects else "test"
+
     def tolerance_on(self, dataset: str) -> float | None:
         return self.tolerances.get(dataset, self.tolerance)
 

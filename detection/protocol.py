@@ -57,5 +57,5 @@ def _name_of(path: Path) -> str:
     first, last = path.stem.split("_")[0], path.stem.rsplit("_", 1)[1]
     # Demo sizes go by the first word (demo_mask_rcnn_R_18_FPN), papers by the last, the schedule.
     scale = first if first in ("demo", "tiny") else last.lower()
-    variant = "-c4" if "_C4_" in path.stem else ""
+    variant = "-c4" if "_C4" in path.stem else ""
     return f"detection{variant}-{scale}-v1"

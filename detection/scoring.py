@@ -15,7 +15,7 @@ from detection.convert import about
 from detection.data import voc
 from detection.data.records import Detection
 from detection.engine import DetectionEngine
-from detection.protocol import protocol
+from detection.protocol import decisive, protocol
 from detection.ranks import barrier
 from detection.run import DETECTIONS_FILE, PER_CATEGORY_FILE, DetectionRun, Prepared
 
@@ -104,6 +104,7 @@ def results(
     name = protocol(run.given)
     provenance = {
         "config": run.given.path.stem,
+        "recipe": decisive(run.given),
         "train": p.train.fingerprint,
         "val": p.val.fingerprint,
         "predictions": kept,

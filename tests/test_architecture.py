@@ -2,6 +2,7 @@
 
 import ast
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -135,6 +136,19 @@ HOMES = [
 @pytest.mark.parametrize(("pattern", "home"), HOMES)
 def test_a_fact_has_one_home(pattern, home):
     assert all(file.startswith(home) for file in users(pattern)), users(pattern)
+
+
+def test_names_of_protocols_are_bound_to_their_recipes():
+    """backbench/results/prints.py: rows under a shipped name are held to what is bound here."""
+    from backbench.results import prints
+
+    tool = runpy.run_path(str(ROOT / "tools" / "bind_protocols.py"))
+    now = tool["text_of"](tool["bound"]())
+    assert prints.FILE.read_text() == now, (
+        "a recipe in configs/ or a default is not what backbench/results/shipped.json binds: "
+        "run `python tools/bind_protocols.py` and commit the file; a protocol that measures "
+        "something else than before needs another name"
+    )
 
 
 def test_class_names_are_unique():

@@ -223,6 +223,18 @@ def test_checkpoint_exports(kind, tmp_path, say):
         assert sha.hexdigest() == digest
 
 
+# The same numbers, in columns that say more: a recipe that is not shipped goes by its print, a row
+# that does not hold its recipe says so, and a split that is not test is named.
+RENAMED = {
+    "linear-imagenet-old-v1": "linear-imagenet-old-v1~unknown",
+    "linear-old-v1": "linear-old-v1~760a",
+    "knn-old-v1": "knn-old-v1~f56e",
+    "fewshot-old-v1": "fewshot-old-v1~9e1f",
+    "semisup-old-v1": "semisup-old-v1~6f82",
+    "/scenes/": "/scenes:val/",
+}
+
+
 def test_leaderboard_of_old_results(tmp_path, say, monkeypatch):
     """Rows of schema 1 and 2 with their predictions: the table, where each number comes from, and
     what is tested."""
@@ -238,7 +250,10 @@ def test_leaderboard_of_old_results(tmp_path, say, monkeypatch):
     assert status == 0
     assert "not counted" not in said and "schema" not in said
     for name in ("board.csv", "tidy.csv", "tables/board.md"):
-        assert (tmp_path / name).read_text() == (OLD / "leaderboard" / name).read_text(), name
+        expected = (OLD / "leaderboard" / name).read_text()
+        for old, new in RENAMED.items():
+            expected = expected.replace(old, new)
+        assert (tmp_path / name).read_text() == expected, name
     page = (tmp_path / "page.html").read_text()
     (data,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)
     pairs = [list(pair) for pair in zip(*json.loads(data)["pairs"].values(), strict=True)]

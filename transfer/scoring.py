@@ -222,6 +222,7 @@ def row(
             "recipe": config.to_dict(task.protocol),
             "manifests": dict(task.hashes),
             "images": {name: len(images) for name, images in task.splits.items()},
+            "labelled": task.splits.labelled,
             "val": "held out of train" if task.splits.held_out else "official",
             "notes": list(task.splits.notes),
             **provenance,

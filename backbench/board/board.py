@@ -1,9 +1,9 @@
 """The board: results found below some folders as rows, columns and cells, and what they tell.
 
-A row is a checkpoint, a column is `task/dataset/metric@protocol[+engine]`: what was measured
-differently stands elsewhere. Published rows stand beside the measured ones and are marked; they are
-never averaged or ranked with them. What is written from a board lies in the files beside this one,
-and none of them is imported here.
+A row is a checkpoint, a column is `task/dataset[:split]/metric@protocol[~print][+engine]`: what was
+measured differently stands elsewhere (backbench/results/places.py). Published rows stand beside the
+measured ones and are marked; they are never averaged or ranked with them. What is written from a
+board lies in the files beside this one, and none of them is imported here.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import contextlib
 import gc
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 from backbench.datasets.catalog import DATASETS, TWELVE
-from backbench.results import published, scored, store
+from backbench.results import places, published, scored, store
 from backbench.results.compare import Difference, compare, seeds_interval
 from backbench.results.store import Result
 from backbench.tasks import ORDER, TASKS
@@ -37,7 +37,6 @@ _METRIC_ORDER = {
     "AP75": 2,
 }
 _OTHER_METRIC = 3
-_USUAL_SPLITS = ("test", "val", "val2017")  # what a column is about, where it holds more than one
 
 
 def joined(between: str, *parts: str | None) -> str:
@@ -57,7 +56,7 @@ def _place(name: str, known: Sequence[str]) -> int:
 
 @dataclass(frozen=True)
 class Column:
-    """What was measured. `split` stands in the name only where it would otherwise mix two."""
+    """What was measured. `protocol` and `split` are as backbench/results/places.py says them."""
 
     task: str
     dataset: str
@@ -225,21 +224,20 @@ def fill(found: Iterable[Measurement], problems: Iterable[str] = ()) -> Board:
     """A board of these measurements, in the order of files and lines; `problems` of reading them
     are said on it, before those of filling it."""
     board = Board(problems=list(problems))
-    # 1. One measurement for each number: of those made twice, the one recorded last.
-    counted = _recorded_last(found, board.problems)
-    # 2. Its column. What was scored on another split than is usual for a column stands beside it.
-    columns = _columns(counted)
+    # 1. Each measurement's column: what was measured in another way stands beside it.
+    found = list(found)
+    columns = _columns(found)
+    # 2. One measurement for each number: of those made twice, the one recorded last.
+    counted = _recorded_last(zip(found, columns), board.problems)
     # 3. One cell for each (checkpoint, column), with the seeds that are there.
     parts: dict[tuple[str, Column], list[Measurement]] = {}
-    for measurement in counted:
-        result = measurement.result
-        column = columns[result.column, result.split]
-        parts.setdefault((result.checkpoint, column), []).append(measurement)
+    for measurement, column in counted:
+        parts.setdefault((measurement.result.checkpoint, column), []).append(measurement)
     for where, measurements in parts.items():
         board.cells[where] = _cell(sorted(measurements, key=lambda m: m.result.seed))
     # 4. Everything in its place, and then the averages, which are made of cells in that order.
-    board.rows = _rows(counted)
-    board.columns = _in_order(columns.values())
+    board.rows = _rows(measurement for measurement, _ in counted)
+    board.columns = _in_order({column for _, column in counted})
     _add_averages(board)
     return board
 
@@ -248,16 +246,17 @@ def _in_order(columns: Iterable[Column]) -> list[Column]:
     return sorted(columns, key=lambda column: column.order)
 
 
-def _recorded_last(found: Iterable[Measurement], problems: list[str]) -> list[Measurement]:
-    """One measurement for each (checkpoint, column, split, seed), in the order in which they first
-    came. Duplicates of another value are named in `problems`."""
-    counts: dict[tuple[str, str, str, int], Measurement] = {}
-    for new in found:
+def _recorded_last(
+    found: Iterable[tuple[Measurement, Column]], problems: list[str]
+) -> list[tuple[Measurement, Column]]:
+    """One measurement for each (checkpoint, column, seed), in the order in which they first came.
+    Duplicates of another value are named in `problems`."""
+    counts: dict[tuple[str, Column, int], Measurement] = {}
+    for new, column in found:
         result = new.result
-        key = (result.checkpoint, result.column, result.split, result.seed)
-        known = counts.get(key)
-        if known is None:
-            counts[key] = new
+        key = (result.checkpoint, column, result.seed)
+        known = counts.setdefault(key, new)
+        if known is new:
             continue
         # Among equals (copies of one file, or lines without a time) the later in the order wins.
         older, newer = known, new
@@ -265,29 +264,23 @@ def _recorded_last(found: Iterable[Measurement], problems: list[str]) -> list[Me
             older, newer = new, known
         if older.result.value != newer.result.value:
             problems.append(
-                f"{result.name}: {result.column} was measured twice: {newer.result.value} "
+                f"{result.name}: {column.name} was measured twice: {newer.result.value} "
                 f"({newer.run}) counts, recorded after {older.result.value} ({older.run})"
             )
         counts[key] = newer
-    return list(counts.values())
+    return [(measurement, column) for (_, column, _), measurement in counts.items()]
 
 
-def _columns(counted: Iterable[Measurement]) -> dict[tuple[str, str], Column]:
-    """(column of a result, its split) -> its column on the board."""
-    examples: dict[tuple[str, str], Result] = {}
-    splits: dict[str, list[str]] = {}
-    for result, _ in counted:
-        if (result.column, result.split) not in examples:
-            examples[result.column, result.split] = result
-            splits.setdefault(result.column, []).append(result.split)
-    columns = {}
-    for (name, split), r in examples.items():
-        column = Column(r.task, r.dataset, r.metric, r.protocol, r.engine)
-        # The usual split goes unnamed: a column's only one nearly always, else test before val.
-        usual = min(splits[name], key=lambda s: (_place(s, _USUAL_SPLITS), s))
-        if split != usual:
-            column = replace(column, split=split)
-        columns[name, split] = column
+def _columns(found: Sequence[Measurement]) -> list[Column]:
+    """The column of each measurement. One object for all that stand in it: they are met often."""
+    results = [measurement.result for measurement in found]
+    made: dict[tuple[object, ...], Column] = {}
+    columns = []
+    for r, place in zip(results, places.of_rows(results)):
+        key = (r.task, r.dataset, r.metric, place, r.engine)
+        if key not in made:
+            made[key] = Column(r.task, r.dataset, r.metric, place.protocol, r.engine, place.split)
+        columns.append(made[key])
     return columns
 
 
@@ -392,7 +385,9 @@ def column_of(number: published.Published) -> Column:
     """The column that a printed number stands in."""
     protocol, engine = scored.protocol(number)
     metric = scored.as_measured(number).metric
-    return Column(number.task, number.dataset, metric, protocol, engine)
+    split = TASKS[number.task].split
+    named = None if split == places.USUAL_SPLIT else split
+    return Column(number.task, number.dataset, metric, protocol, engine, named)
 
 
 # ---- what can be said of two rows

@@ -10,6 +10,7 @@ import shlex
 from pathlib import Path
 
 from backbench.board.board import PUBLISHED, Board, Column, Measurement, Row, text_of
+from backbench.results import places
 from backbench.results.store import Result
 from backbench.runs import atomic
 
@@ -50,7 +51,8 @@ def write_tidy(board: Board, path: Path) -> None:
         if row["source"] == PUBLISHED:
             writer.writerow({**row, **_what(column), "value": _number(cell.value)})
         for measurement in cell.parts:
-            writer.writerow({**row, **_what(measurement.result), **_measured(measurement)})
+            split = {"split": column.split or places.USUAL_SPLIT}
+            writer.writerow({**row, **_what(column), **split, **_measured(measurement)})
     atomic.write_text(path, text.getvalue())
 
 
@@ -59,18 +61,10 @@ def _about(row: Row) -> Line:
     return {name: getattr(row, name) for name in ABOUT}
 
 
-def _what(number: Column | Result) -> Line:
-    """The fields of WHAT. A published number has neither split nor seed."""
-    line: Line = {
-        "task": number.task,
-        "dataset": number.dataset,
-        "metric": number.metric,
-        "protocol": number.protocol,
-        "engine": number.engine,
-    }
-    if isinstance(number, Result):
-        line |= {"split": number.split, "seed": number.seed}
-    return line
+def _what(column: Column) -> Line:
+    """The fields of WHAT that are the column's: its protocol and split, as its name says them."""
+    names = ("task", "dataset", "metric", "protocol", "engine")
+    return {name: getattr(column, name) for name in names}
 
 
 def _measured(measurement: Measurement) -> Line:
@@ -78,6 +72,7 @@ def _measured(measurement: Measurement) -> Line:
     result, run = measurement
     low, high = result.ci95 or (None, None)
     line: Line = {
+        "seed": result.seed,
         "value": _number(result.value),
         "ci95_low": _number(low),
         "ci95_high": _number(high),

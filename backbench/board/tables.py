@@ -24,7 +24,7 @@ from backbench.board.board import (
 )
 from backbench.board.judge import Judged
 from backbench.datasets.catalog import DATASETS, TWELVE
-from backbench.results import published, scored
+from backbench.results import places, published, scored
 from backbench.runs import atomic
 from backbench.runs.folder import log
 from backbench.tasks import TASKS
@@ -49,7 +49,8 @@ class Wanted:
             self.dataset,
             self.metric,
         )
-        return same and column.split is None
+        usual = TASKS[self.task].split
+        return same and (column.split or places.USUAL_SPLIT) == usual
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,11 @@ Everyone who has the same files derives the same split.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,6 +35,12 @@ class Splits:
     def both(self) -> ImageList:
         """train, then val: what the final heads are trained on."""
         return concatenate(self.train, self.val)
+
+    @functools.cached_property
+    def labelled(self) -> str:
+        """Digest of train and val together, whichever images a seed held out of train."""
+        lines = sorted(line for part in (self.train, self.val) for line in _lines(part))
+        return hashlib.sha256("".join(lines).encode()).hexdigest()
 
     def items(self) -> Iterable[tuple[str, ImageList]]:
         return (("train", self.train), ("val", self.val), ("test", self.test))
@@ -132,7 +139,11 @@ def with_hold_out(
 
 def manifest(images: ImageList) -> str:
     """One 'path<TAB>label' line per image, in order."""
-    return "".join(f"{path}\t{label}\n" for path, label in zip(images.paths, images.labels))
+    return "".join(_lines(images))
+
+
+def _lines(images: ImageList) -> Iterator[str]:
+    return (f"{path}\t{label}\n" for path, label in zip(images.paths, images.labels))
 
 
 def digest(images: ImageList) -> str:

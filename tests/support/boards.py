@@ -11,6 +11,8 @@ import numpy as np
 from backbench.datasets.catalog import DATASETS, TWELVE
 from backbench.results import store
 from backbench.results.store import Result
+from backbench.tasks import TASKS
+from support import records
 
 Kind = tuple[str, str, str, str, str | None]  # task, dataset, metric, protocol, engine
 CHOSEN = {"lr": 3.16, "split": "val", "scores": {"1": 70.1, "3.16": 72.3, "10": 71.8}}
@@ -88,7 +90,7 @@ def synthetic(
                 score = hard + own.normal(size=images)
                 share = min(0.99, (base + gap * nth) / 100)
                 hit = score > np.quantile(score if gap else hard, 1 - share)
-                provenance = {"manifest": manifest, "recipe": {"protocol": kind[3], "batch": 256}}
+                provenance = {"manifest": manifest, **records.held(task, dataset, kind[3])}
                 if kept:
                     arrays = {"manifest": manifest, **predictions(kind, hit, label, manifest)}
                     provenance["predictions"] = store.keep_predictions(
@@ -129,7 +131,7 @@ def a_row(kind: Kind, name: str, hit: np.ndarray, **where) -> Result:
         epochs=None if name == "random" else 200,
         task=task,
         dataset=dataset,
-        split="val" if dataset in ("imagenet", "coco2017") else "test",
+        split=TASKS[task].split,
         metric=metric,
         value=value,
         ci95=(value - half, value + half),

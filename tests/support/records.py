@@ -1,9 +1,15 @@
 """A result to write, and a process that writes many: `python records.py RUN FIRST_SEED COUNT`."""
 
+import functools
+import hashlib
 import sys
 
+from backbench import config
+from backbench.datasets.catalog import DATASETS
 from backbench.results import store
+from backbench.results.lists import DETECTION_SIZES
 from backbench.results.store import Result
+from backbench.tasks import TASKS
 
 
 def a_result(**changes):
@@ -21,11 +27,71 @@ def a_result(**changes):
         "ci95": (90.0, 92.5),
         "protocol": "linear-demo-v1",
     }
-    return Result(**{**base, **changes})
+    row = {**base, **changes}
+    if "provenance" not in row:
+        row["provenance"] = held(row["task"], row["dataset"], row["protocol"])
+    return Result(**row)
+
+
+def held(task, dataset, protocol):
+    """What a real row holds of its recipe and its lists: the shipped recipe of that name, or one
+    that is the lab's own; all images that the dataset has."""
+    recipe = recipe_of(protocol, task)
+    if TASKS[task].detects:
+        counts = DETECTION_SIZES.get(dataset, (40, 20))
+        files = [f"{dataset}:{digest_of(dataset)[:16]}:{count}" for count in counts]
+        return {"recipe": recipe, "train": files[0], "val": files[1]}
+    known = DATASETS.get(dataset)
+    train, val, test = known.sizes if known else (400, 100, 200)
+    if TASKS[task].percent and recipe.get("parts"):
+        train = recipe["parts"][str(TASKS[task].percent)]["list"] or {}
+        train = train.get("lines")
+    images = {"train": train or 1000, "val": val or 0, "test": test or 200}
+    return {
+        "recipe": recipe,
+        "manifests": {split: digest_of(f"{dataset} {split}") for split in images},
+        "images": images,
+        "val": "official" if val else "held out of train",
+        "labelled": digest_of(f"{dataset} train val"),
+    }
+
+
+def digest_of(text):
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+@functools.cache
+def recipe_of(protocol, task):
+    return shipped_recipes().get((protocol, TASKS[task].kind or task)) or {
+        "kind": TASKS[task].kind,
+        "protocol": protocol,
+    }
+
+
+@functools.cache
+def shipped_recipes():
+    """(name, what it measures) -> resolved recipe, as a row of it holds it."""
+    from detection import config as detection
+    from detection import protocol, tasks
+    from transfer.config import Finetune, load_protocol
+    from transfer.probe import probe_of
+
+    kinds = {task.kind for task in TASKS.values() if task.kind}
+    classes = {k: Finetune if k == "finetune" else probe_of(k).protocol for k in kinds}
+    found = {}
+    for name in config.recipe_names("transfer"):
+        if not name.startswith("analyze"):
+            recipe = load_protocol(name, classes)
+            found[recipe.name, recipe.kind] = config.to_dict(recipe)
+    for path in (config.configs_dir() / detection.KIND).glob("[!_]*.yaml"):
+        given = detection.shipped(path)
+        found[protocol.protocol(given), tasks.task_of(given).name] = protocol.decisive(given)
+    return found
 
 
 if __name__ == "__main__":
     for i in range(int(sys.argv[3])):
-        store.append(
-            sys.argv[1], [a_result(seed=int(sys.argv[2]) * 1000 + i, chosen={"text": "x" * 2000})]
+        a_row = a_result(
+            seed=int(sys.argv[2]) * 1000 + i, chosen={"text": "x" * 2000}, provenance={}
         )
+        store.append(sys.argv[1], [a_row])

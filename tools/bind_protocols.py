@@ -1,0 +1,134 @@
+"""python tools/bind_protocols.py: binds the name of each shipped protocol to the print of its recipe.
+
+Run it after adding or renaming a protocol in configs/transfer or configs/detection, or after giving
+a recipe a new key. Whoever changes what a protocol measures gives it another name first: rows that
+were measured before hold the old print, and would stand apart under the old name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import typing
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from backbench import config  # noqa: E402 - as a script, from any folder
+from backbench.results import prints  # noqa: E402
+from backbench.results.prints import Leaves, Shipped  # noqa: E402
+from backbench.runs import atomic  # noqa: E402
+
+SPACES = ("trunk", "projector")  # of `analyze`, each with a name of its own
+
+
+class Recipe(NamedTuple):
+    name: str  # of the protocol
+    file: str
+    task: str  # one of those that it measures
+    recipe: dict[str, Any]  # resolved, as a row holds it
+
+
+def bound() -> Shipped:
+    """What shipped.json must hold, from the recipes and the dataclasses as they are."""
+    defaults: dict[str, Leaves] = {}
+    recipes: list[Recipe] = []
+    for read in (_probes, _detectors):
+        of_kind, found = read()
+        defaults |= of_kind
+        recipes += found
+    names: dict[str, dict[str, str]] = {}
+    files: dict[tuple[str, str], str] = {}
+    for r in recipes:
+        kind = prints.kind_of(r.task, r.recipe)
+        what = prints.measures(r.task)
+        other = files.setdefault((r.name, what), r.file)
+        if other != r.file:
+            raise SystemExit(f"{other} and {r.file} are both called {r.name}; rename one")
+        names.setdefault(r.name, {})[what] = prints.print_of(r.recipe, kind, defaults)
+    return {"defaults": defaults, "prints": names}
+
+
+def _probes() -> tuple[dict[str, Leaves], list[Recipe]]:
+    """Every recipe of configs/transfer by the dataclass of its kind."""
+    from backbench.tasks import TASKS
+    from transfer.analyze_recipe import AnalyzeConfig
+    from transfer.config import Finetune
+    from transfer.probe import probe_of
+
+    classes: dict[str, Any] = {"finetune": Finetune, "analyze": AnalyzeConfig}
+    tasks = {"analyze": "analyze"}  # kind -> a task
+    for task in TASKS.values():
+        if task.kind is not None:
+            tasks[task.kind] = task.name
+            if task.kind not in classes:
+                classes[task.kind] = probe_of(task.kind).protocol
+    found = []
+    for name in sorted(config.recipe_names("transfer")):
+        data = config.read_recipe(config.find_recipe(name, "transfer"))
+        kind = str(data.get("kind", "analyze"))
+        recipe = config.build(classes[kind], data, where=name)
+        named = [recipe.name] if kind != "analyze" else [recipe.name(space) for space in SPACES]
+        found += [Recipe(each, name, tasks[kind], config.to_dict(recipe)) for each in named]
+    return {kind: _defaults(cls) for kind, cls in classes.items()}, found
+
+
+def _defaults(cls: Any, prefix: str = "") -> Leaves:
+    """The leaves that a recipe of this dataclass has where it says nothing."""
+    out: Leaves = {}
+    hints = typing.get_type_hints(cls)
+    for field in dataclasses.fields(cls):
+        path = prefix + field.name
+        hint = hints[field.name]
+        # dict[str, Part]: the fields of a Part have their defaults in each of its groups
+        if typing.get_origin(hint) is dict and dataclasses.is_dataclass(typing.get_args(hint)[1]):
+            out |= _defaults(typing.get_args(hint)[1], f"{path}.*.")
+        # a group that must be given: its fields have theirs all the same
+        elif dataclasses.is_dataclass(hint) and field.default is dataclasses.MISSING:
+            out |= _defaults(hint, f"{path}.")
+        if field.default is not dataclasses.MISSING:
+            group = dataclasses.is_dataclass(field.default)
+            value = config.to_dict(field.default) if group else field.default
+            out |= prints.leaves(value, path)
+        elif field.default_factory is not dataclasses.MISSING:
+            out |= prints.leaves(field.default_factory(), path)
+    return out
+
+
+def _detectors() -> tuple[dict[str, Leaves], list[Recipe]]:
+    """Every config of configs/detection; a base states the defaults of those with its backbone."""
+    from detection import config as detection
+    from detection import protocol, tasks
+
+    defaults: dict[str, Leaves] = {}
+    found: list[Recipe] = []
+    for path in sorted((config.configs_dir() / detection.KIND).glob("*.yaml")):
+        given = detection.shipped(path)
+        recipe = protocol.decisive(given)
+        task = tasks.task_of(given).name
+        if path.name.startswith("_"):
+            kind = prints.kind_of(task, recipe)
+            defaults[kind] = _shared(defaults.get(kind), prints.leaves(recipe))
+        else:
+            found.append(Recipe(protocol.protocol(given), path.stem, task, recipe))
+    return defaults, found
+
+
+def _shared(known: Leaves | None, more: Leaves) -> Leaves:
+    """What several bases of one backbone agree on: nothing else is every such config's default."""
+    if known is None:
+        return more
+    return {key: value for key, value in known.items() if key in more and more[key] == value}
+
+
+def text_of(data: Shipped) -> str:
+    """The file: a line for each default and each print, so that changes are read line by line."""
+    return json.dumps(data, indent=1, sort_keys=True) + "\n"
+
+
+if __name__ == "__main__":
+    atomic.write_text(prints.FILE, text_of(bound()))
+    print(f"{prints.FILE.relative_to(ROOT)}: {len(bound()['prints'])} protocols bound")
