@@ -357,7 +357,9 @@ def test_grids_know_their_old_jobs(kind, launched, say, tmp_path):
         words = ("--dry-run", "--cluster", "local.yaml", "--out", runs)
         status, out, said = say("launch", "run", tmp_path / grid, *words)
         assert status == 0, said
-        assert out.splitlines() == plan
+        # What it would cost was guessed from other recipes then, and is unknown now
+        (*jobs, _), (*jobs_then, _) = out.splitlines(), plan
+        assert jobs == [re.sub(r"^(  \S+  ).*", r"\1unknown", line) for line in jobs_then]
 
 
 def queued():

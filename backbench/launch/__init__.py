@@ -5,7 +5,7 @@ grid, expansion        what is asked; the jobs that it comes to
 clusters, slurm_client where jobs run; what Slurm's commands say
 records                RUNS/.launch: submissions, statuses, logs, locks
 view                   how every job stands at one moment (writes nothing)
-plan                   what of a grid is missing, in which arrays, at what cost
+plan, costs            what of a grid is missing, in which arrays, at what cost
 attempt, verdict       one attempt at a job; what follows from how it and those before it ended
 pool                   processes of this machine side by side
 slurm                  the same on Slurm, through submitit

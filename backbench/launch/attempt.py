@@ -171,6 +171,7 @@ class Attempt:
             "pid": os.getpid(),
             "place": self.place,
             "gpus": self.gpus,
+            "machine": " ".join(self.machine),
             "gpu_ids": self.env.get("CUDA_VISIBLE_DEVICES", ""),
         }
 

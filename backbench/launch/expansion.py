@@ -21,6 +21,7 @@ from typing import Any
 
 from backbench import config
 from backbench.errors import BadInput
+from backbench.launch.costs import evaluation_costs, pretraining_costs
 from backbench.launch.grid import Evaluation, Grid, Source, Sweep, evaluations
 from backbench.launch.job import Job
 from backbench.runs.folder import CHECKPOINT_FILE, RUN_FILE
@@ -39,6 +40,7 @@ class Subject:
     label: str
     file: str
     maker: str | None = None
+    arch: str | None = None  # None where only its file will tell
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,7 @@ class _Expander:
             self.jobs.setdefault(job.name, job)
             label = Path(job.name).name
             file = str(self.runs / str(job.makes))
-            self.subjects[label] = Subject(label=label, file=file, maker=job.name)
+            self.subjects[label] = Subject(label=label, file=file, maker=job.name, arch=job.arch)
         for subject, maker in self._checkpoints():
             if maker is not None:
                 self.jobs.setdefault(maker.name, maker)
@@ -168,6 +170,9 @@ class _Expander:
             cells=(name,),
             makes=f"{name}/{CHECKPOINT_FILE}",
             resources=sweep.resources,
+            costs=pretraining_costs(identity, self.root),
+            arch=identity.get("arch"),
+            units=float(identity.get("epochs", 0)),
         )
 
     # Checkpoints
@@ -251,7 +256,8 @@ class _Expander:
         makes = f"{name}/{CHECKPOINT_FILE}"
         file = str(self.runs / makes)
         argv = ("import", str(path), *options, "--out", file)
-        job = Job(name=name, argv=argv, like="import", cells=(name,), makes=makes)
+        costs = config.fingerprint("import")
+        job = Job(name=name, argv=argv, like="import", cells=(name,), makes=makes, costs=costs)
         return Subject(label=label, file=file, maker=name), job
 
     # Evaluations
@@ -314,6 +320,9 @@ class _Expander:
             after=self._after(evaluation, name, labels),
             expects=len(pack),
             resources=evaluation.resources,
+            costs=evaluation_costs(evaluation, self.root),
+            arch=pack[0].arch,
+            units=float(len(pack)),
         )
 
     def _after(self, evaluation: Evaluation, name: str, labels: Sequence[str]) -> tuple[str, ...]:
@@ -336,6 +345,7 @@ class _Expander:
             cells=(name,),
             needs=(subject.maker,) if subject.maker else (),
             makes=makes,
+            costs=config.fingerprint("export"),
         )
 
 

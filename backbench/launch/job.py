@@ -19,7 +19,11 @@ class Job:
     `cells` are the (checkpoint, evaluation) pairs it delivers: one run may serve several
     checkpoints. It is done when the file `makes` exists, or else when its results.jsonl has all
     rows that the run owes, of `expects` (checkpoint, dataset) pairs. `needs` must have succeeded
-    before it starts, `after` should be over (they fill a cache). `like` names what costs the same.
+    before it starts, `after` should be over (they fill a cache). `like` names its kind.
+
+    What it costs is told by jobs of the same `costs` (a fingerprint of the recipe and data, without
+    what changes no time) on trunks of the same `arch`, times `units`: epochs of a pretraining,
+    checkpoints of an evaluation. None: not known, as for jobs of older records.
     """
 
     name: str
@@ -31,6 +35,9 @@ class Job:
     makes: str | None = None
     expects: int = 1
     resources: Mapping[str, object] = field(default_factory=dict)  # over the cluster's for its verb
+    costs: str | None = None
+    arch: str | None = None
+    units: float = 1.0
 
     @property
     def verb(self) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from backbench.launch.clusters import Cluster
+from backbench.launch.costs import Estimates
 from backbench.launch.expansion import expand
 from backbench.launch.grid import Grid
 from backbench.launch.job import Job, finished
@@ -20,6 +20,9 @@ from backbench.runs.folder import seconds
 # A run submits these again. Blocked ones stay out below while what they need has failed; failed
 # ones wait for `launch retry`.
 AGAIN: tuple[StateName, ...] = ("cancelled", "stopped", "lost", "blocked")
+
+
+KINDS_NAMED = 5  # among those of unknown cost
 
 
 @dataclass
@@ -157,38 +160,24 @@ def arrays(cluster: Cluster, jobs: Sequence[Job]) -> Iterator[JobArray]:
                 yield JobArray(part, needs, after)
 
 
-def estimates(snapshot: Snapshot) -> dict[str, float]:
-    """`like` (and "verb V") -> median seconds of the finished jobs of that kind, per checkpoint."""
-    took: dict[str, list[float]] = defaultdict(list)
-    for name, status in snapshot.statuses.items():
-        if status["state"] != "done" or name not in snapshot.records:
-            continue
-        job = snapshot.records[name].job
-        # All attempts count; one that is still open, or was killed, counts nothing
-        spent = sum((a.get("end") or a["start"]) - a["start"] for a in status["attempts"])
-        took[job.like].append(spent / job.expects)
-        took[f"verb {job.verb}"].append(spent / job.expects)
-    return {like: statistics.median(values) for like, values in took.items()}
-
-
 def plan_text(plan: Plan, cluster: Cluster, snapshot: Snapshot) -> str:
     """Every array with its jobs and their cost by past runs, what is skipped, and the sums."""
-    known = estimates(snapshot)
+    known = Estimates(snapshot)
     gpu_hours = hours = 0.0
-    guessed: Counter[str] = Counter()
+    unknown: Counter[str] = Counter()
     lines = []
     for number, array in enumerate(arrays(cluster, plan.new)):
         lines.append(f"array {number}: {_array_text(array, cluster)}")
         asked = cluster.asks(array.jobs[0])
         for job in array.jobs:
-            cost = known.get(job.like, known.get(f"verb {job.verb}"))
+            cost = known.seconds(job, cluster)
             if cost is None:
-                guessed[job.like] += 1
-                lines.append(f"  {job.name}  ?")
+                unknown[job.like] += 1
+                lines.append(f"  {job.name}  unknown")
                 continue
-            hours += cost * job.expects / 3600
-            gpu_hours += cost * job.expects / 3600 * asked.gpus * asked.nodes
-            lines.append(f"  {job.name}  {seconds(cost * job.expects)}")
+            hours += cost / 3600
+            gpu_hours += cost / 3600 * asked.gpus * asked.nodes
+            lines.append(f"  {job.name}  {seconds(cost)}")
     done = 0
     for name, state in plan.known.items():
         lines.append(f"skipped ({state.name}): {name}")
@@ -197,16 +186,23 @@ def plan_text(plan: Plan, cluster: Cluster, snapshot: Snapshot) -> str:
         lines.append(f"waiting for a checkpoint: {path}")
     others = len(plan.known) - done
     lines.append(f"{len(plan.new)} jobs, {done} skipped as done, {others} others")
-    unknown = ""
-    if guessed:
-        unknown = (
-            f"; {guessed.total()} jobs of {len(guessed)} kinds never ran here, so they are not"
-            " counted"
-        )
-    lines.append(
-        f"estimated from past runs: {gpu_hours:.2f} GPU-hours, {hours:.2f} job-hours{unknown}"
-    )
+    lines += _cost_text(gpu_hours, hours, unknown, jobs=len(plan.new))
     return "\n".join(lines) + "\n"
+
+
+def _cost_text(gpu_hours: float, hours: float, unknown: Counter[str], *, jobs: int) -> list[str]:
+    lines = []
+    if unknown.total() < jobs or not jobs:
+        lines.append(f"estimated from past runs: {gpu_hours:.2f} GPU-hours, {hours:.2f} job-hours")
+    if unknown:
+        kinds = [f"{count} x {like}" for like, count in unknown.most_common(KINDS_NAMED)]
+        more = len(unknown) - len(kinds)
+        kinds += [f"{more} kinds more"] if more > 0 else []
+        lines.append(
+            f"cost unknown for {unknown.total()} jobs ({', '.join(kinds)}): no run of this recipe,"
+            " data, trunk and machine is here to tell"
+        )
+    return lines
 
 
 def _array_text(array: JobArray, cluster: Cluster) -> str:

@@ -49,6 +49,7 @@ class AttemptNote(TypedDict, total=False):
     pid: int  # of the process above the command
     place: str  # slurm:12_3, local
     gpus: int
+    machine: str  # the options by which the verb was told of it
     gpu_ids: str  # CUDA_VISIBLE_DEVICES
     how: str  # of `verdict.Ending`; or killed
     reason: str | None

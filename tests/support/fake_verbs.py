@@ -147,7 +147,7 @@ def follow(out: Path) -> None:
 def write_checkpoint(path: Path, word: str) -> None:
     """A file with the header of a checkpoint and no tensors."""
     digest = hashlib.sha256(word.encode()).hexdigest()
-    about = json.dumps({"digest": digest, "schema": 1})
+    about = json.dumps({"digest": digest, "schema": 1, "arch": "resnet18"})
     head = json.dumps({"__metadata__": {"format": "backbench-checkpoint", "about": about}}).encode()
     atomic.write_bytes(path, len(head).to_bytes(8, "little") + head)
 

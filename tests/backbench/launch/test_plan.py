@@ -7,13 +7,12 @@ import json
 import re
 import time
 
-import pytest
-
 from backbench.launch.clusters import read_cluster
 from backbench.launch.expansion import expand
 from backbench.launch.grid import Grid, read_grid
 from backbench.launch.job import Job
-from backbench.launch.plan import arrays, estimates
+from backbench.launch.plan import arrays
+from backbench.launch.records import Ledger, Target
 
 
 def test_arrays_have_one_set_of_resources_and_dependencies(lab):
@@ -46,10 +45,66 @@ def test_dry_run_prints_jobs_cost_and_what_is_done(lab, capsys):
     text = capsys.readouterr().out
     assert "array 0: 5 jobs" in text and "5 jobs, 1 skipped as done, 0 others" in text
     assert re.search(r"skipped \(done\): a-\w+/linear-lorac-d1", text)
-    hours = float(re.search(r"from past runs: ([\d.]+) GPU-hours", text)[1])
-    took = estimates(lab.look("runs"))["linear-lorac-d1"]
-    assert hours == pytest.approx(5 * took / 3600, abs=0.005) and took > 0.4
+    for name in ("b", "c"):
+        took = re.search(rf"  {name}-\w+/linear-lorac-d1-\S+  (\d\.\d) s", text)
+        assert float(took[1]) >= 0.4
+    assert len(re.findall(r"  \w-\w+/linear-lorac-d2-\S+  unknown", text)) == 3
+    assert "cost unknown for 3 jobs (3 x linear-lorac-d2)" in text
     assert sorted(lab.root.glob("runs/.launch/submissions/*")) == before
+
+
+def pretraining(lab, *overrides):
+    """A grid of one pretraining."""
+    return lab.grid(recipes=[{"recipe": "demo_simclr", "overrides": list(overrides)}])
+
+
+def cost(lab, capsys, grid, cluster):
+    """What the dry run says of its one job."""
+    capsys.readouterr()
+    assert lab.run(grid, cluster, "runs", "--dry-run") == 0
+    text = capsys.readouterr().out
+    (said,) = re.findall(r"^  \S+  (.*)$", text, re.MULTILINE)
+    assert ("cost unknown for 1 jobs" in text) == (said == "unknown") != ("estimated" in text)
+    return said
+
+
+def was_run(lab, grid, cluster, state, seconds):
+    """On record as a job that ran for so long."""
+    ledger, place = Ledger(lab.root / "runs"), read_cluster(cluster)
+    (job,) = expand(read_grid(grid), ledger.runs, where="grid").jobs
+    ledger.write_submission(Target(place, (), "lab").submission("u1", [job]))
+    end = time.time()
+    note = {"start": end - seconds, "end": end, "how": state, "gpus": 0, "machine": ""}
+    ledger.write_status(job, {"name": job.name, "state": state, "attempts": [note]})
+    (ledger.runs / job.name).mkdir(parents=True)
+    return ledger.runs / job.name
+
+
+def test_cost_is_of_the_same_recipe_scaled_by_its_epochs_or_unknown(lab, capsys):
+    cluster = lab.cluster("local")
+    short = pretraining(lab, "epochs=2")
+    assert cost(lab, capsys, short, cluster) == "unknown"
+    (was_run(lab, short, cluster, "done", 100.0) / "backbone.safetensors").touch()
+    for same in (["seed=1"], ["optim.lr=0.5"], ["method.temperature=0.7"]):
+        assert cost(lab, capsys, pretraining(lab, "epochs=2", *same), cluster) == "1:40"
+        assert cost(lab, capsys, pretraining(lab, "epochs=200", *same), cluster) == "2:46:40"
+    for other in (["arch=resnet50"], ["batch_size=32"], ["method.head.hidden=256"], ["stem=small"]):
+        assert cost(lab, capsys, pretraining(lab, "epochs=2", *other), cluster) == "unknown"
+    assert cost(lab, capsys, pretraining(lab, "epochs=200"), lab.cluster("local")) == "unknown"
+    more = lab.cluster("local", gpus=1, resources={"default": {"gpus": 1}})
+    assert cost(lab, capsys, pretraining(lab, "epochs=200"), more) == "unknown"
+
+
+def test_cost_by_a_pretraining_on_its_way_and_of_what_is_left_of_it(lab, capsys):
+    cluster = lab.cluster("local")
+    grid = pretraining(lab, "epochs=100")
+    run = was_run(lab, grid, cluster, "stopped", 100.0)
+    about = {"what": "x", "total": 1000, "unit": "step", "eta_s": None, "time": time.time()}
+    (run / "progress.json").write_text(json.dumps({**about, "done": 10}))
+    assert cost(lab, capsys, grid, cluster) == "unknown", "too early to tell"
+    (run / "progress.json").write_text(json.dumps({**about, "done": 250}))
+    assert cost(lab, capsys, grid, cluster) == "5:00"
+    assert cost(lab, capsys, pretraining(lab, "epochs=50"), cluster) == "3:20"
 
 
 def test_ten_thousand_jobs_expand_quickly(lab):
