@@ -25,10 +25,18 @@ class Judged:
     ci95: tuple[float, float] | None
     tolerance: float
     hardware: str
+    others: tuple[str, ...] = ()  # what was measured is not what was printed: another trunk
 
     @property
     def within(self) -> bool:
-        return abs(self.measured - self.published) <= self.tolerance
+        return not self.others and abs(self.measured - self.published) <= self.tolerance
+
+    @property
+    def verdict(self) -> str:
+        """One word."""
+        if self.others:
+            return "another"
+        return "within" if self.within else "outside"
 
 
 def expected_keys(board: Board, runs: Iterable[str | Path]) -> dict[str, list[str]]:
@@ -115,7 +123,62 @@ def _judge(board: Board, row: Row, number: published.Published) -> Judged | None
         cell.ci95,
         tolerance,
         _hardware(cell),
+        _others(row, cell, number),
     )
+
+
+def _others(row: Row, cell: Cell, number: published.Published) -> tuple[str, ...]:
+    """In what the measured trunk is not the printed one, in words."""
+    # As the measurements themselves say it; an average has none, and goes by its row.
+    said = {(r.arch, r.epochs) for r, _ in cell.parts} or {(row.arch, row.epochs)}
+    found = []
+    for arch, epochs in sorted(said, key=str):
+        if number.arch and published.slug(arch) != published.slug(number.arch):
+            found.append(f"arch {arch} instead of {number.arch}")
+        if number.epochs is not None and epochs != number.epochs:
+            found.append(f"epochs {epochs} instead of {number.epochs}")
+    return tuple(found)
+
+
+def not_judged(board: Board, expected: Mapping[str, Sequence[str]]) -> list[str]:
+    """What a check must not pass over in silence, a line each: keys that nothing has, numbers that
+    are undefined, and those that were measured in another way than their protocol's name says."""
+    rows = {row.checkpoint: row for row in board.measured_rows}
+    lines = []
+    for digest, keys in expected.items():
+        row = rows[digest]
+        for key in keys:
+            try:
+                numbers = published.lookup(key)
+            except BadInput as error:
+                lines.append(f"{row.name}: {error}")
+                continue
+            for number in numbers:
+                if scored.tolerance(number) is not None:
+                    lines += _unlike(board, row, number)
+    return lines
+
+
+def _unlike(board: Board, row: Row, number: published.Published) -> list[str]:
+    """The row's cells that would be this number's, were they defined and measured alike."""
+    wanted = column_of(number)
+    lines = []
+    for column in board.columns:
+        cell = board.cell(row, column)
+        if cell is None:
+            continue
+        if column == wanted:
+            if cell.value is None:
+                lines.append(f"{row.name}: {column.name} is undefined, {number.key} is not")
+        elif _would_be(column) == _would_be(wanted):
+            lines.append(f"{row.name}: {number.key} is of {wanted.name}, not of {column.name}")
+    return lines
+
+
+def _would_be(column: Column) -> tuple[object, ...]:
+    """A column without the marks of another recipe, other lists or another split."""
+    protocol = column.protocol.partition("~")[0]
+    return (column.task, column.dataset, column.metric, protocol, column.engine)
 
 
 def _hardware(cell: Cell) -> str:

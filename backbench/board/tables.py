@@ -391,7 +391,7 @@ def reproduction_markdown(judged: Sequence[Judged]) -> str:
             f"{j.measured:.2f}",
             interval,
             f"{j.tolerance:g}",
-            "within" if j.within else "**outside**",
+            "within" if j.within else _bold(j.verdict),
             j.hardware,
         ]
         lines.append(_pipes(cells))

@@ -7,7 +7,7 @@ import time
 
 from backbench.board import export
 from backbench.board.board import Board, Column, add_published, collect, text_of
-from backbench.board.judge import Judged, expected_keys, judge
+from backbench.board.judge import Judged, expected_keys, judge, not_judged
 from backbench.errors import EXIT_FAILED, BadInput
 from backbench.runs.folder import RESULTS_FILE, log
 
@@ -20,14 +20,17 @@ STATISTICS = (
 
 
 def run(args: argparse.Namespace) -> int:
-    """The verb `leaderboard`. Exit status 1 where --check finds a number outside its tolerance."""
+    """The verb `leaderboard`. Exit status 1 where --check finds a number outside its
+    tolerance, one that cannot be judged, or none at all."""
     start = time.perf_counter()
     board = collect(args.runs)
     if not board.rows and not board.problems:
         where = ", ".join(map(str, args.runs))
         raise BadInput(f"{where}: no {RESULTS_FILE} below; run an evaluation with --out there")
     # Judged before the papers' rows join the board: they are read from where they are kept.
-    judged = judge(board, expected_keys(board, args.runs))
+    expected = expected_keys(board, args.runs)
+    judged = judge(board, expected)
+    unjudged = not_judged(board, expected) if args.check else []
     if args.published:
         add_published(board)
     for problem in board.problems:
@@ -39,9 +42,24 @@ def run(args: argparse.Namespace) -> int:
     log.debug(f"took {time.perf_counter() - start:.1f} s")
     if not args.check:
         return 0
-    outside = [verdict for verdict in judged if not verdict.within]
-    print(f"{len(judged)} published numbers judged, {len(outside)} outside their tolerance")
-    return EXIT_FAILED if outside else 0
+    return _checked(judged, unjudged)
+
+
+def _checked(judged: list[Judged], unjudged: list[str]) -> int:
+    """The verdict of --check in one line, after what could not be judged."""
+    for line in unjudged:
+        print(f"NOT JUDGED {line}")
+    outside = sum(verdict.verdict == "outside" for verdict in judged)
+    others = sum(verdict.verdict == "another" for verdict in judged)
+    said = f"{len(judged)} published numbers judged, {outside} outside their tolerance"
+    if others:
+        said += f", {others} of another trunk than was printed"
+    if unjudged:
+        said += f", {len(unjudged)} could not be judged"
+    if not judged:
+        said += ": a check that judges nothing fails"
+    print(said)
+    return EXIT_FAILED if outside or others or unjudged or not judged else 0
 
 
 def _write(board: Board, judged: list[Judged], args: argparse.Namespace) -> None:
@@ -66,13 +84,14 @@ def _write(board: Board, judged: list[Judged], args: argparse.Namespace) -> None
 
 
 def _said(verdict: Judged) -> str:
-    word = "within" if verdict.within else "OUTSIDE"
+    word = verdict.verdict if verdict.within else verdict.verdict.upper()
     interval = ""
     if verdict.ci95 is not None:
         interval = f" [{verdict.ci95[0]:.1f}, {verdict.ci95[1]:.1f}]"
     return (
         f"{word} {verdict.tolerance:g} of {verdict.key}: {verdict.row.name} {verdict.column.name} "
         f"{verdict.measured:.2f}{interval}, published {verdict.published:g}"
+        + "".join(f"; {other}" for other in verdict.others)
     )
 
 

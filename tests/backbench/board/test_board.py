@@ -293,6 +293,42 @@ def test_the_reproduction_gate(tmp_path, capsys, value, status):
     assert f"1 published numbers judged, {status} outside" in capsys.readouterr().out
 
 
+LORAC_KEY = "lorac:2:lorac:resnet50:200"
+WITHIN = a_result(value=91.9)
+
+
+@pytest.mark.parametrize(
+    ("key", "rows", "said"),
+    [
+        ("lorac:2:lorak:resnet50:200", [WITHIN], "no published row 'lorac:2:lorak"),
+        (LORAC_KEY, [], "a check that judges nothing fails"),
+        (LORAC_KEY, [a_result(value=float("nan"), ci95=None)], "is undefined"),
+        (LORAC_KEY, [a_result(value=91.9, arch="resnet18")], "1 of another trunk"),
+        (LORAC_KEY, [a_result(value=91.9, epochs=1)], "1 of another trunk"),
+        (LORAC_KEY, [a_result(value=91.9, epochs=None)], "1 of another trunk"),
+        (LORAC_KEY, [a_result(value=91.9, split="val")], "cifar10:val"),
+    ],
+)
+def test_what_cannot_be_judged_fails_the_check(tmp_path, capsys, key, rows, said):
+    other = a_result(dataset="digits", protocol="linear-demo-v1")
+    store.append(tmp_path / "runs", [*rows, other])
+    a_checkpoint_header(tmp_path / "runs" / "backbone.safetensors", "a" * 64, expected=[key])
+    assert cli.main(["leaderboard", str(tmp_path / "runs"), "--check", "-q"]) == 1
+    assert said in capsys.readouterr().out
+
+
+def test_another_test_list_is_not_judged(tmp_path, capsys):
+    """A LORAC trunk on 50 test images: near the printed number, and no measurement of it."""
+    row = a_result(value=91.9)
+    few = {**row.provenance, "images": {**row.provenance["images"], "test": 50}}
+    store.append(tmp_path / "runs", [a_result(value=91.9, provenance=few)])
+    a_checkpoint_header(tmp_path / "runs" / "backbone.safetensors", "a" * 64, expected=[LORAC_KEY])
+    assert cli.main(["leaderboard", str(tmp_path / "runs"), "--check", "-q"]) == 1
+    out = capsys.readouterr().out
+    assert "not of linear/cifar10:test~n50000+50/top1@linear-lorac-v1" in out
+    assert "0 published numbers judged" in out and "1 could not be judged" in out
+
+
 def test_the_gate_reads_what_import_named_and_what_the_command_names(tmp_path):
     a_checkpoint_header(
         tmp_path / "elsewhere" / "x.safetensors", "a" * 64, published="lorac:2:lorac:resnet50:200"
