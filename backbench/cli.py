@@ -418,6 +418,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def guarded(action: Callable[[], int | None], args: argparse.Namespace) -> int:
     """Run a verb; its errors become one line on stderr and an exit status, with the traceback under
     --debug."""
+    from backbench.runs import failures
     from backbench.runs.folder import setup_logging
     from backbench.runs.state import stops_at_once
 
@@ -441,7 +442,9 @@ def guarded(action: Callable[[], int | None], args: argparse.Namespace) -> int:
         status = EXIT_BAD_INPUT if isinstance(error, BadInput) else EXIT_FAILED
         status = EXIT_PREEMPTED if isinstance(error, Preempted) else status
         line = " ".join(str(error).split())
-        if not isinstance(error, BadInput | Preempted | Failed):
+        if (plain := failures.told(error)) is not None:
+            line, status = plain
+        elif not isinstance(error, BadInput | Preempted | Failed):
             line = f"{type(error).__name__}: {line} (this is a fault of backbench: --debug shows where)"
         print(f"backbench: {line}", file=sys.stderr)
         return status

@@ -29,9 +29,9 @@ import torch
 from torch import Tensor
 
 from backbench import config
-from backbench.errors import BadInput
+from backbench.errors import EXIT_BAD_INPUT, BadInput, Failed
 from backbench.images.files import ArrayList, ImageList
-from backbench.runs import atomic
+from backbench.runs import atomic, failures
 from transfer.config import Geometry
 from transfer.frozen import FrozenTrunk, state_digest
 
@@ -92,13 +92,30 @@ class FeatureCache:
     @contextlib.contextmanager
     def locked(self, descriptions: Sequence[Description]) -> Iterator[None]:
         """Alone with these entries: a run that wants one of them waits here, then finds it."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        with self.elsewhere():
+            self.folder.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as locks:
             # Sorted: two runs that want the same entries in another order cannot deadlock.
             for path in sorted({self.path(d) for d in descriptions}):
-                file = locks.enter_context(path.with_suffix(".lock").open("w"))
+                with self.elsewhere():
+                    file = locks.enter_context(path.with_suffix(".lock").open("w"))
                 fcntl.flock(file, fcntl.LOCK_EX)
+                for left in self.folder.glob(f".{path.stem}.*.tmp"):  # by a writer that was killed
+                    left.unlink(missing_ok=True)
             yield
+
+    @contextlib.contextmanager
+    def elsewhere(self) -> Iterator[None]:
+        """What the disk refuses inside is told with what the cache can do about it."""
+        try:
+            yield
+        except OSError as error:
+            told = failures.told(error)
+            if told is None:
+                raise
+            line, status = told
+            kind = BadInput if status == EXIT_BAD_INPUT else Failed
+            raise kind(f"{line}; or set BACKBENCH_CACHE to another disk") from None
 
     def has(self, description: Description) -> bool:
         return self.path(description).with_suffix(".json").exists()
@@ -193,6 +210,7 @@ class PartFiles:
         self.first = self._saved_rows()  # where to begin
         if self.first:
             self.rows = [np.lib.format.open_memmap(part, mode="r+") for part in self.parts]
+            self._allocate()
             return
         # Before the parts: a marker that is left over would vouch for rows that are not written.
         self.marker.unlink(missing_ok=True)
@@ -201,6 +219,21 @@ class PartFiles:
             np.lib.format.open_memmap(part, mode="w+", dtype=np.float32, shape=(count, dim))
             for part, dim in zip(self.parts, dims)
         ]
+        self._allocate()
+
+    def _allocate(self) -> None:
+        """The parts get their place on the disk: a row that finds none when it is written through
+        the map would end the process by SIGBUS, without a word."""
+        try:
+            for part in self.parts:
+                with self.cache.elsewhere(), failures.naming(part), part.open("r+b") as file:
+                    os.posix_fallocate(file.fileno(), 0, part.stat().st_size)
+        except (BadInput, Failed):
+            self.rows = []
+            if not self.first:
+                for part in self.parts:
+                    part.unlink(missing_ok=True)
+            raise
 
     def _saved_rows(self) -> int:
         """n of `saved at n`; 0 in any other state."""

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from backbench.errors import BadInput, nearest
-from backbench.runs import atomic
+from backbench.runs import atomic, failures
 from backbench.runs.folder import OWED_FILE, PREDICTIONS, RESULTS_FILE, RUN_FILE
 from backbench.tasks import TASKS
 
@@ -118,7 +118,8 @@ def _append(run: Path, results: Iterable[Result], *, twice: bool) -> None:
         known = set() if twice else _numbers(os.pread(descriptor, os.fstat(descriptor).st_size, 0))
         new = "".join(line for number, line in lines if number not in known)
         if new:
-            _write_whole(descriptor, new.encode())
+            with failures.naming(path):
+                _write_whole(descriptor, new.encode())
     finally:
         os.close(descriptor)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypedDict
 
 from backbench.errors import BadInput
-from backbench.runs import atomic, lock
+from backbench.runs import atomic, failures, lock
 
 log = logging.getLogger("backbench")
 # Every file that a run's folder may hold, by the name that all of the suite knows it by
@@ -159,7 +159,7 @@ class Metrics:
         atomic.write_text(self.path, "".join(json.dumps(row) + "\n" for row in kept))
 
     def write(self, step: int, **values: float | None) -> None:
-        with self.path.open("a") as file:
+        with failures.naming(self.path), self.path.open("a") as file:
             file.write(json.dumps({"step": step, **values}) + "\n")
 
 
@@ -213,7 +213,8 @@ class Progress:
             self._print(info, last)
         if self.run is not None and (last or now - self._written > FILE_SECONDS):
             self._written = now
-            self._write(Path(self.run) / PROGRESS_FILE)
+            with contextlib.suppress(OSError):  # whoever watches is not worth a run
+                self._write(Path(self.run) / PROGRESS_FILE)
 
     def _write(self, path: Path) -> None:
         eta = self.eta

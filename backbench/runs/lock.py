@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import TypedDict
 
 from backbench.errors import BadInput
+from backbench.runs import failures
 
 log = logging.getLogger("backbench")
 LOCK_FILE = "run.lock"
@@ -86,7 +87,8 @@ def _take(file: Path) -> int:
                 _refuse_the_living(file, there, free)
                 if there is None or there["machine"] == _machine():
                     ours = True
-                    _write(descriptor)
+                    with failures.naming(file):
+                        _write(descriptor)
                 elif _is(descriptor, file):
                     # A machine that is gone. Its lock may be there until the server notices, and a
                     # look at the heart has cost us ours: a new file has no locks

@@ -1,0 +1,98 @@
+"""What the world does to a run, in one plain line each: full and forbidden disks, killed workers,
+lost neighbours. What is not here is a fault of backbench."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from backbench.errors import EXIT_BAD_INPUT, EXIT_FAILED
+
+AGAIN = "the same command continues"
+FULL = f"make room (`backbench clean RUNS` lists what can go); {AGAIN} then"
+ELSEWHERE = "choose a place that can be written to"
+# errno -> (what is the matter, what to do, exit status). What was wrong from the start is bad
+# input: trying again, as a launcher would, helps nothing
+_DISK = {
+    errno.ENOSPC: ("the disk is full", FULL, EXIT_FAILED),
+    errno.EDQUOT: ("your quota of this disk is used up", FULL, EXIT_FAILED),
+    errno.EFBIG: ("files this large are not allowed here (`ulimit -f`)", ELSEWHERE, EXIT_FAILED),
+    errno.EIO: ("the disk fails", f"look at it, or move to another; {AGAIN}", EXIT_FAILED),
+    errno.ESTALE: ("the file server lost it", AGAIN, EXIT_FAILED),
+    errno.EROFS: ("the disk is read-only", ELSEWHERE, EXIT_BAD_INPUT),
+    errno.EACCES: ("permission denied", ELSEWHERE, EXIT_BAD_INPUT),
+    errno.EPERM: ("not permitted", ELSEWHERE, EXIT_BAD_INPUT),
+    errno.ENOTDIR: ("a part of this path is a file", "choose another path", EXIT_BAD_INPUT),
+    errno.ENAMETOOLONG: ("the name is too long", "choose a shorter one", EXIT_BAD_INPUT),
+    errno.EMFILE: ("too many open files", f"raise `ulimit -n`; {AGAIN}", EXIT_FAILED),
+}
+# Libraries that write by themselves tell the number only in their text
+_CODE = re.compile(r"(?:os error |\bcode: |\[Errno )(\d+)")
+_NO_ROOM = re.compile(r"No space left on device|StorageFull|PytorchStreamWriter failed writing")
+_WORKER = re.compile(r"DataLoader worker \(pid[^)]*\) (?:is killed by signal|exited unexpectedly)")
+_SHARED_MEMORY = re.compile(r"shared memory|Bus error")
+_NEIGHBOUR = re.compile(
+    r"[Cc]onnection (?:closed|reset) by peer|Broken pipe|Socket closed|remote process exited"
+    r"|failed to connect to|Timed out waiting \d+ms for"
+)
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """An OSError inside that names no file names `path`; so does a library's error of its kind."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
+    except Exception as error:
+        number = _errno_in(str(error))
+        if number is None:
+            raise
+        raise OSError(number, str(error), str(path)) from error
+
+
+def _errno_in(text: str) -> int | None:
+    if _NO_ROOM.search(text):
+        return errno.ENOSPC
+    code = _CODE.search(text)
+    number = int(code.group(1)) if code else None
+    return number if number in _DISK else None
+
+
+def told(error: BaseException) -> tuple[str, int] | None:
+    """(the line, the exit status); None for what the world is not to blame for."""
+    text = " ".join(str(error).split())
+    if isinstance(error, OSError):
+        return _of_disk(error)
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        less = "use a smaller batch or fewer --workers"
+        return f"out of memory ({text[:100] or 'of the machine'}); {less}; {AGAIN}", EXIT_FAILED
+    if _WORKER.search(text):
+        return _of_worker(text), EXIT_FAILED
+    if isinstance(error, RuntimeError) and _NEIGHBOUR.search(text):
+        gone = "another process of this run is gone; where it has one, its own line says why"
+        return f"{gone}; {AGAIN}", EXIT_FAILED
+    return None
+
+
+def _of_disk(error: OSError) -> tuple[str, int] | None:
+    if "No usable temporary directory" in str(error):
+        return f"no folder for temporary files can be written to; set TMPDIR; {AGAIN}", EXIT_FAILED
+    if error.errno not in _DISK or error.errno is None:
+        return None
+    what, remedy, status = _DISK[error.errno]
+    where = error.filename2 or error.filename
+    return f"{where}: {what}; {remedy}" if where else f"{what}; {remedy}", status
+
+
+def _of_worker(text: str) -> str:
+    if _SHARED_MEMORY.search(text):
+        return (
+            f"a loader worker found no shared memory; make /dev/shm larger or --workers 0; {AGAIN}"
+        )
+    return f"a loader worker was killed, perhaps for memory: try fewer --workers; {AGAIN}"

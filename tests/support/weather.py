@@ -1,0 +1,111 @@
+"""Many runs of real verbs by one warm process: what is heavy is imported once, and each run is a
+fork of it, in a process group of its own.
+
+`with warm(folder) as runs: run = runs.start(argv)`, then signals to `run.pid` or its group, then
+`run.wait()`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+HEAVY = ("pretrain.train", "transfer.linear", "transfer.finetune", "transfer.analyze")
+HEAVY += ("detection.train_net", "detection.engine_torchvision", "backbench.datasets.embedded")
+HEAVY += ("transfer.probe_sgd", "transfer.probe_knn", "transfer.probe_fewshot")
+HEAVY += ("transfer.probe_logreg", "sklearn.datasets", "cv2", "lightning_fabric", "hotcoco")
+
+
+@dataclass
+class WarmRun:
+    runs: WarmRuns
+    pid: int
+    said_in: Path
+
+    def wait(self):
+        """(exit status, negative for a signal; all that it said)."""
+        status = self.runs.ask(wait=self.pid)
+        return status, self.said_in.read_text(errors="replace")
+
+
+class WarmRuns:
+    def __init__(self, folder, process):
+        self.folder, self.process, self.count = folder, process, 0
+
+    def ask(self, **request):
+        self.process.stdin.write(json.dumps(request) + "\n")
+        self.process.stdin.flush()
+        return json.loads(self.process.stdout.readline())
+
+    def start(self, argv, **environment):
+        self.count += 1
+        said_in = self.folder / f"said-{self.count}.txt"
+        argv = [str(word) for word in argv]
+        pid = self.ask(argv=argv, environment=environment, said_in=str(said_in))
+        return WarmRun(self, pid, said_in)
+
+    def __call__(self, argv, **environment):
+        return self.start(argv, **environment).wait()
+
+
+@contextlib.contextmanager
+def warm(folder):
+    folder.mkdir(parents=True, exist_ok=True)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "BACKBENCH_CACHE": str(folder / "cache")}
+    process = subprocess.Popen(
+        [sys.executable, __file__],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+    try:
+        assert process.stdout.readline() == "warm\n"
+        yield WarmRuns(folder, process)
+    finally:
+        process.stdin.close()
+        process.wait(60)
+
+
+def _become(request):
+    """The fork: a process like that of the command line."""
+    os.setpgid(0, 0)
+    os.environ.update(request["environment"])
+    file = os.open(request["said_in"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for there, here in ((nothing, 0), (file, 1), (file, 2)):
+        os.dup2(there, here)
+    sys.argv = ["backbench", *request["argv"]]
+    sys.exit(cli.main(request["argv"]))
+
+
+def _serve():
+    import importlib
+
+    import torch
+
+    torch.set_num_threads(1)
+    for name in HEAVY:
+        importlib.import_module(name)
+    print("warm", flush=True)
+    while line := sys.stdin.readline():
+        request = json.loads(line)
+        if "wait" in request:
+            _, status = os.waitpid(request["wait"], 0)
+            print(os.waitstatus_to_exitcode(status), flush=True)
+            continue
+        pid = os.fork()
+        if not pid:
+            _become(request)
+        print(pid, flush=True)
+
+
+if __name__ == "__main__":
+    from backbench import cli
+
+    _serve()

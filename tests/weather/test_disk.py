@@ -1,0 +1,185 @@
+"""Full, read-only and forbidden disks under --out, the cache and the temporary files: a plain line
+with the path and the next step, and the same command continues once there is room."""
+
+import contextlib
+import errno
+import os
+import subprocess
+
+import numpy as np
+import pytest
+from support.weather import warm
+
+from backbench import cli
+from backbench.errors import BadInput, Failed
+from backbench.runs import atomic, failures, lock
+from transfer.feature_cache import FeatureCache, PartFiles
+
+FAULT = "fault of backbench"
+
+
+@contextlib.contextmanager
+def disk(path, size="1m", options="rw"):
+    """A file system of its own at `path`."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can mount a small disk")
+    path.mkdir(parents=True, exist_ok=True)
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size},{options}", "none", str(path)]
+    done = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"this machine lets nobody mount: {done.stderr.strip()}")
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+def fill(path):
+    """The disk at `path` to its last byte."""
+    with (path / "filling").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(b"x" * 4096)
+
+
+@pytest.mark.parametrize("number", sorted(failures._DISK))
+def test_what_a_disk_says_is_a_plain_line(number, capsys):
+    def refused(args):
+        raise OSError(number, os.strerror(number), "/runs/a/state.pt")
+
+    status = cli.guarded(lambda: refused(None), cli.parser().parse_args(["doctor"]))
+    said = capsys.readouterr().err
+    assert status in (1, 2)
+    assert said.startswith("backbench: /runs/a/state.pt: ") and said.count("\n") == 1
+    assert FAULT not in said and "Errno" not in said
+
+
+def test_what_is_no_disks_doing_stays_a_fault(capsys):
+    def broken():
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    assert cli.guarded(broken, cli.parser().parse_args(["doctor"])) == 1
+    assert FAULT in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Error while serializing: IoError(Os { code: 28, kind: StorageFull, message: ... })",
+        "[enforce fail at inline_container.cc:626] . PytorchStreamWriter failed writing file data/0",
+        "I/O error: No space left on device (os error 28)",
+    ],
+)
+def test_libraries_that_write_by_themselves_are_understood(tmp_path, text):
+    with pytest.raises(OSError) as found, atomic.atomic_path(tmp_path / "x.safetensors"):
+        raise RuntimeError(text)
+    line, status = failures.told(found.value)
+    assert line.startswith(f"{tmp_path / 'x.safetensors'}: the disk is full; make room")
+    assert status == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_keeps_what_was_there(tmp_path):
+    with disk(tmp_path / "small") as small:
+        atomic.write_text(small / "state", "old")
+        fill(small)
+        with pytest.raises(OSError) as found:
+            atomic.write_bytes(small / "state", bytes(100_000))
+        assert failures.told(found.value)[0].startswith(f"{small / 'state'}: the disk is full")
+        assert (small / "state").read_text() == "old"
+        (small / "filling").unlink()
+        atomic.write_text(small / "state", "new")
+        assert {p.name for p in small.iterdir()} == {"state"}
+
+
+def test_a_read_only_disk_is_bad_input(tmp_path):
+    with disk(tmp_path / "small", options="ro") as small:
+        with pytest.raises(OSError) as found, lock.held(small):
+            pass
+        line, status = failures.told(found.value)
+        assert status == 2
+        assert "the disk is read-only; choose a place that can be written to" in line
+
+
+def test_the_cache_takes_its_place_before_it_is_written_to(tmp_path):
+    rows = {"checkpoint": "a"}
+    with disk(tmp_path / "small") as small:
+        cache = FeatureCache(small / "features", 10**12)
+        with (
+            cache.locked([rows]),
+            pytest.raises(Failed, match=r"the disk is full; .*or set BACKBENCH_CACHE"),
+        ):
+            PartFiles(cache, [rows], [512], 5000, keep=[])  # 10 MB
+        assert not list(cache.folder.glob("*.part"))
+        with cache.locked([rows]):  # once it fits
+            parts = PartFiles(cache, [rows], [4], 100, keep=[])
+            fill(small)
+            for part in parts.rows:
+                part[:] = np.ones(part.shape)  # no SIGBUS: the place is ours
+            (small / "filling").unlink()
+            parts.finish()
+            assert cache.open(rows).sum() == 400
+
+
+def test_a_cache_that_cannot_be_written_to(tmp_path):
+    with disk(tmp_path / "small", options="ro") as small:
+        cache = FeatureCache(small / "features", 10**12)
+        with (
+            pytest.raises(BadInput, match=r"read-only.*or set BACKBENCH_CACHE"),
+            cache.locked([{"checkpoint": "a"}]),
+        ):
+            pass
+
+
+# Every verb, for real
+
+
+def verbs(root, trunk, out):
+    """Name -> the command of every verb that writes for long."""
+    where = ["--data", root, "--out", out, "--workers", "1"]
+    linear = ["linear", trunk, "--datasets", "digits", *where, "--protocol"]
+    semisup = ["semisup", trunk, "--percent", "10", "--lists", root / "lists"]
+    detect = ["detect", "--config-file", "tiny_faster_rcnn_R_18_FPN", "--engine", "torchvision"]
+    return {
+        "pretrain": ["pretrain", "tiny_simclr", *where],
+        "linear": [*linear, "linear_tiny"],
+        "knn": [*linear, "knn_demo"],
+        "fewshot": [*linear, "fewshot_demo"],
+        "semisup": [*semisup, "--protocol", "semisup_tiny", *where],
+        "analyze": ["analyze", trunk, "--dataset", "digits", *where, "--augmentations", "2"],
+        "detect": [*detect, "--checkpoint", trunk, "--data", root, "--out", out],
+    }
+
+
+@pytest.mark.slow
+def test_every_verb_on_every_disk(tiny_root, trunk, tmp_path):
+    broken = []
+    with warm(tmp_path / "warm") as run, disk(tmp_path / "small", "24m") as small:
+        names = list(verbs(tiny_root, trunk, small))
+        for name in names:
+            # 1. No room in --out; the same command, once there is
+            command = verbs(tiny_root, trunk, small / name)[name]
+            fill(small)
+            status, said = run(command)
+            last = said.strip().splitlines()[-1]
+            if status != 1 or "the disk is full" not in last or FAULT in said:
+                broken.append((name, "full", status, last))
+            (small / "filling").unlink()
+            status, said = run(command)
+            if status != 0:
+                broken.append((name, "room", status, said[-300:]))
+            # 2. No room for features, and none for temporary files
+            elsewhere = verbs(tiny_root, trunk, tmp_path / "out" / name)[name]
+            fill(small)
+            status, said = run(elsewhere, BACKBENCH_CACHE=str(small / "c"), TMPDIR=str(small))
+            if status not in (0, 1) or FAULT in said:
+                broken.append((name, "cache", status, said[-300:]))
+            (small / "filling").unlink()
+            # 3. Read-only
+            subprocess.run(["mount", "-o", "remount,ro", str(small)], check=True)
+            status, said = run(verbs(tiny_root, trunk, small / "new")[name])
+            last = said.strip().splitlines()[-1]
+            if status != 2 or "read-only" not in last or FAULT in said:
+                broken.append((name, "read-only", status, last))
+            subprocess.run(["mount", "-o", "remount,rw", str(small)], check=True)
+            subprocess.run(["rm", "-rf", str(small / name)], check=True)
+    assert not broken
