@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import signal
 import socket
 import time
@@ -17,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Self
 
-from backbench.errors import EXIT_PREEMPTED, Failed
+from backbench.errors import EXIT_PREEMPTED, BadInput, Failed
 from backbench.launch import slurm_client
 from backbench.launch.attempt import Attempt
 from backbench.launch.clusters import Cluster, read_cluster
@@ -235,24 +236,56 @@ def submit(ledger: Ledger, target: Target, jobs: Sequence[Job], active: Mapping[
     """Submit the jobs as arrays; returns how many arrays.
 
     Each is on record before Slurm hears of it. `active`: name -> number of the jobs that are on
-    Slurm already.
+    Slurm already. Failed where Slurm takes only some of them: those run, the others are for later.
     """
     # For every array: on record, to Slurm, its numbers on record. A launcher that dies in between
     # leaves an array that the next one recognises (`Snapshot`) and completes (`adopt`).
     ids = dict(active)
     array_ids: list[str] = []
-    for part, needs, after in arrays(target.cluster, _reachable(jobs, active)):
+    went = 0
+    made = list(arrays(target.cluster, _reachable(jobs, active)))
+    room = _room(target.cluster, [part for part, _, _ in made])
+    for part, needs, after in made:
         submission = target.submission(uuid.uuid4().hex[:12], part)
-        ledger.write_submission(submission)
         # Single jobs that must succeed; whole arrays that should be over, well or not
         wait_for = [f"afterok:{ids[name]}" for name in needs if name in ids]
         wait_for += [f"afterany:{array_ids[number]}" for number in after]
-        numbers = _sbatch(ledger, target.cluster, submission, ",".join(wait_for))
+        try:
+            if went + len(part) > room:
+                raise Failed(f"Slurm's limit MaxJobCount leaves room for {room - went:.0f} jobs")
+            ledger.write_submission(submission)
+            numbers = _sbatch(ledger, target.cluster, submission, ",".join(wait_for))
+        except Failed as error:
+            if not went and "limit" not in str(error).lower():
+                raise
+            wanted = sum(len(array.jobs) for array in made)
+            raise Failed(
+                f"{error}; {went} of {wanted} jobs went: run this again later for the others"
+            ) from None
         ledger.write_submission(replace(submission, ids=tuple(numbers)))
+        went += len(part)
         for job, number in zip(part, numbers):
             ids[job.name] = number
         array_ids.append(numbers[0].split("_")[0])
     return len(array_ids)
+
+
+def _room(cluster: Cluster, parts: Sequence[Sequence[Job]]) -> float:
+    """How many jobs Slurm takes now. BadInput for an array that it never would.
+
+    sbatch itself would try for two minutes, in silence, and then not say why.
+    """
+    known = slurm_client.limits() if parts else None
+    if known is None:
+        return math.inf
+    largest = max(map(len, parts))
+    for most, name in ((known.array, "MaxArraySize"), (known.jobs, "MaxJobCount")):
+        if largest > most:
+            raise BadInput(
+                f"{cluster.file}: an array of {largest} jobs, and this Slurm takes at most {most}"
+                f" ({name}); lower max_array"
+            )
+    return max(0, known.jobs - slurm_client.jobs_in_memory())
 
 
 def _reachable(jobs: Sequence[Job], active: Mapping[str, str]) -> list[Job]:
@@ -279,10 +312,29 @@ def _sbatch(ledger: Ledger, cluster: Cluster, submission: Submission, dependency
     try:
         jobs = executor.submit_array(_tasks(ledger, cluster, submission))
     except (submitit.core.utils.FailedJobError, submitit.core.utils.FailedSubmissionError) as error:
-        ledger.drop_submission(submission)
         said = str(error).strip().splitlines()[-1:] or [""]  # sbatch's own words come last
-        raise Failed(f"sbatch refused {submission.jobs[0].like}: {said[0].strip()}") from None
+        return _in_spite_of(said[0].strip(), ledger, submission)
     return [job.job_id for job in jobs]
+
+
+# Of what sbatch says, what leaves open whether the array was taken
+_UNSURE = re.compile("timed? ?out|unable to contact|connect|communicat", re.IGNORECASE)
+
+
+def _in_spite_of(words: str, ledger: Ledger, submission: Submission) -> list[str]:
+    """Slurm's numbers of an array that it took although sbatch failed: its answer was lost.
+
+    Failed where it has none. The record stays where nobody can tell yet: the next launcher finds
+    the array by its comment, or submits its jobs again.
+    """
+    snapshot = Snapshot(ledger)
+    for found in snapshot.unnumbered:
+        if found.uid == submission.uid:
+            adopt(ledger, found)
+            return list(found.ids)
+    if not snapshot.trouble and not _UNSURE.search(words):
+        ledger.drop_submission(submission)
+    raise Failed(f"sbatch refused {submission.jobs[0].like}: {words}")
 
 
 def _folder(ledger: Ledger, submission: Submission) -> Path:

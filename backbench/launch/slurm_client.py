@@ -59,6 +59,31 @@ def queue() -> dict[str, Queued]:
     return out
 
 
+class Limits(NamedTuple):
+    """What a Slurm takes."""
+
+    array: int  # jobs in one array
+    jobs: int  # in its memory, of all users, those that ended minutes ago among them
+
+
+def limits() -> Limits | None:
+    """None where Slurm does not say."""
+    try:
+        said = slurm("scontrol", "show", "config")
+    except (BadInput, Failed):
+        return None
+    array = re.search(r"^MaxArraySize\s*=\s*(\d+)", said, re.MULTILINE)
+    jobs = re.search(r"^MaxJobCount\s*=\s*(\d+)", said, re.MULTILINE)
+    if array is None or jobs is None:
+        return None
+    return Limits(array=int(array[1]) - 1, jobs=int(jobs[1]))
+
+
+def jobs_in_memory() -> int:
+    """As `Limits.jobs` counts them."""
+    return len(slurm("squeue", "-h", "-r", "-t", "all", "-o", "%i").splitlines())
+
+
 class Standing(NamedTuple):
     """How a job stands, asked from within it."""
 

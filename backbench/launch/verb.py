@@ -65,10 +65,9 @@ class Request:
     def watching(self) -> bool:
         return self.interval is not None
 
-    def plan(self, snapshot: Snapshot, *, watching: bool, without: Container[str] = ()) -> Plan:
+    def plan(self, snapshot: Snapshot, *, watching: bool) -> Plan:
         """What is missing; refused where the cluster cannot run it."""
         plan = make_plan(self.grid, snapshot, where=self.where, data=self.data, watching=watching)
-        plan.new = [job for job in plan.new if job.name not in without]
         check_resources(self.target.cluster, plan.new)
         return plan
 
@@ -102,44 +101,78 @@ def run_grid(args: argparse.Namespace) -> int:
 
 
 def _run_on_slurm(request: Request) -> int:
-    # What this watcher submitted, and was cancelled or lost since, is not its to submit again
-    seen: set[str] = set()
-    _submit_missing(request, seen)
+    watcher = _Watcher(request)
     if request.interval is None:
+        watcher.submit_missing()
         return 0
     with StopFlag() as stop:
-        while True:
-            print(status_text(Snapshot(request.ledger)))
+        while (code := watcher.look(request.interval)) is None:
             if _sleep(stop, request.interval):
                 log.info("stopped watching; the jobs go on")
                 return 0
+    return code
+
+
+class _Watcher:
+    """Submits what is missing to Slurm, once or again and again."""
+
+    def __init__(self, request: Request) -> None:
+        self.request, self.ledger = request, request.ledger
+        # What this watcher submitted, and was cancelled or lost since, is not its to submit again.
+        # What only ran out of time, on a node that could not requeue it, is.
+        self.seen: set[str] = set()
+        self._looked = False
+
+    def look(self, interval: float) -> int | None:
+        """One look of --watch; the exit status where nothing is left to happen."""
+        plan: Plan | None = None
+        try:
+            plan = self.submit_missing()
+        except (Failed, BadInput) as error:
+            # Slurm does not answer or takes no more now, another launcher submits. What is wrong
+            # at the first look is wrong with the command.
+            if isinstance(error, BadInput) and not self._looked:
+                raise
+            log.warning("%s; looking again in %.0f s", error, interval)
+        self._looked = True
+        snapshot = Snapshot(self.ledger)
+        print(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {status_text(snapshot)}", flush=True)
+        if plan is None or plan.new or plan.waiting or snapshot.trouble:
+            return None
+        names = {state.name for state in snapshot.states().values()}
+        if not names or not names.isdisjoint(ACTIVE):
+            return None
+        log.info("all is done" if names == {"done"} else "nothing is left to happen by itself")
+        return 0 if names == {"done"} else EXIT_FAILED
+
+    def submit_missing(self) -> Plan:
+        with self.ledger.submitting():
+            snapshot = catch_up(self.ledger)
+            plan = self.request.plan(snapshot, watching=self.request.watching)
+            plan.new = [job for job in plan.new if self._is_ours(job, snapshot)]
+            # A clean slate for what is submitted by a wish, not for what goes on by itself
+            _start_over(self.ledger, (job for job in plan.new if job.name not in self.seen))
             try:
-                _submit_missing(request, seen)
-            except (Failed, BadInput) as error:  # Slurm does not answer, another launcher submits
-                log.warning("%s; looking again in %.0f s", error, request.interval)
+                count = submit(self.ledger, self.request.target, plan.new, snapshot.active_ids())
+            finally:
+                # All that have a number by now, whoever submitted them
+                for name, record in self.ledger.records().items():
+                    if record.id:
+                        self.seen.add(name)
+        _say(plan, f"submitted in {count} arrays")
+        return plan
+
+    def _is_ours(self, job: Job, snapshot: Snapshot) -> bool:
+        return job.name not in self.seen or snapshot.state(job.name).name == "stopped"
 
 
-def _submit_missing(request: Request, seen: set[str]) -> None:
-    ledger = request.ledger
-    with ledger.submitting():
-        snapshot = catch_up(ledger)
-        plan = request.plan(snapshot, watching=request.watching, without=seen)
-        _start_over(ledger, plan.new)
-        count = submit(ledger, request.target, plan.new, snapshot.active_ids())
-        # All that have a number by now, whoever submitted them
-        for name, record in ledger.records().items():
-            if record.id:
-                seen.add(name)
-    _say(plan, f"submitted in {count} arrays")
-
-
-def _missing_here(request: Request) -> list[Job]:
+def _missing_here(request: Request) -> tuple[list[Job], bool]:
     plan = request.plan(catch_up(request.ledger), watching=request.watching)
     cluster = request.target.cluster
     if plan.new or not request.watching:  # a watcher that finds nothing says nothing
         at_once = f"{cluster.jobs} at a time" if cluster.kind == "local" else "one by one"
         _say(plan, f"to run, {at_once}")
-    return plan.new
+    return plan.new, bool(plan.waiting) or not (plan.new or plan.known)
 
 
 def _say(plan: Plan, what: str) -> None:
@@ -179,14 +212,14 @@ def _sleep(stop: StopFlag, interval: float) -> bool:
 def _run_here(
     ledger: Ledger,
     target: Target,
-    find: Callable[[], list[Job]],
+    find: Callable[[], tuple[list[Job], bool]],
     *,
     interval: float | None = None,
 ) -> int:
     """kind local: N processes at a time; kind debug: one job after the other, on the terminal.
 
-    `find` gives the jobs to run; with an `interval` it is asked again and again, and only a signal
-    ends this.
+    `find` gives the jobs to run, and whether there is more to wait for; with an `interval` it is
+    asked again and again, until there is not and all are over.
     """
     cluster = target.cluster
     batches = _Batches(ledger, target, find)
@@ -198,7 +231,7 @@ def _run_here(
             next_look = math.inf if interval is None else time.monotonic() + interval
             for job in batches.next(without=pool.outcomes):
                 pool.add(Attempt.on(cluster, job, ledger))
-        return interval is not None
+        return interval is not None and batches.more_to_come
 
     with ledger.running_pool(batches.pool), StopFlag() as stop:
         pool = JobPool(ledger.runs, at_once=cluster.jobs, gpus=cluster.gpus)
@@ -218,14 +251,18 @@ def _run_here(
 class _Batches:
     """What a pool of this machine is given to run: the missing jobs, on record as its own."""
 
-    def __init__(self, ledger: Ledger, target: Target, find: Callable[[], list[Job]]) -> None:
+    def __init__(
+        self, ledger: Ledger, target: Target, find: Callable[[], tuple[list[Job], bool]]
+    ) -> None:
         self.ledger, self.target, self.find = ledger, target, find
+        self.more_to_come = True
         self.pool = uuid.uuid4().hex[:12]  # its number, as its lock tells it to others
         self._looks = itertools.count()
 
     def next(self, without: Container[str] = ()) -> list[Job]:
         """The jobs that are missing now, with a clean slate; those that this pool ended are not."""
-        jobs = [job for job in self.find() if job.name not in without]
+        found, self.more_to_come = self.find()
+        jobs = [job for job in found if job.name not in without]
         uid = f"{self.pool}-{next(self._looks)}"  # begins with the pool's number: `Ledger.pool`
         if jobs:
             self.ledger.write_submission(self.target.submission(uid, jobs))
@@ -313,11 +350,16 @@ def retry(args: argparse.Namespace) -> int:
                 count = submit(ledger, target, left, snapshot.active_ids())
                 log.info(f"{len(jobs)} jobs submitted again in {count} arrays")
             else:  # below: they take as long as they take, and others may submit meanwhile
-                here.append(partial(_run_here, ledger, target, left.copy))
+                here.append(partial(_run_here, ledger, target, partial(_as_found, left)))
     codes = [later() for later in here]
     if not chosen:
         log.info("no job failed, was lost or was cancelled")
     return max(codes, default=0)
+
+
+def _as_found(jobs: Sequence[Job]) -> tuple[list[Job], bool]:
+    """These jobs and no others, for `_run_here`."""
+    return list(jobs), False
 
 
 def cancel(args: argparse.Namespace) -> int:

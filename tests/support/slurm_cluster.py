@@ -47,7 +47,7 @@ SchedulerParameters=sched_interval=1,sched_min_interval=0,batch_sched_delay=0,pr
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 KillWait=3
-MinJobAge=300
+MinJobAge={min_job_age}
 MaxArraySize=2001
 MaxJobCount={max_jobs}
 GresTypes=gpu
@@ -88,13 +88,15 @@ def _free_ports(count: int = 1) -> range:
 
 
 @contextlib.contextmanager
-def running_slurm(nodes: int = 1, max_jobs: int = 20000) -> Iterator[Path]:
+def running_slurm(
+    nodes: int = 1, *, max_jobs: int = 20000, min_job_age: int = 300
+) -> Iterator[Path]:
     """Start the daemons; SLURM_CONF points at them inside the block. Gives their folder.
 
     The nodes n1, n2, ... are this machine, each with a slurmd of its own.
     """
     folder = Path(tempfile.mkdtemp(prefix="slurm-"))
-    commands = _configure(folder, nodes, max_jobs)
+    commands = _configure(folder, nodes, max_jobs=max_jobs, min_job_age=min_job_age)
     with _environment(SLURM_CONF=str(folder / "slurm.conf"), PATH=_path()):
         daemons: list[subprocess.Popen[bytes]] = []
         try:
@@ -111,7 +113,7 @@ def running_slurm(nodes: int = 1, max_jobs: int = 20000) -> Iterator[Path]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _configure(folder: Path, nodes: int, max_jobs: int) -> list[list[str]]:
+def _configure(folder: Path, nodes: int, **settings: int) -> list[list[str]]:
     """Write what the daemons read; their commands, in the order of start.
 
     A requeued job starts again after cred_expire seconds: more than KillWait, or the node meets the
@@ -135,7 +137,7 @@ def _configure(folder: Path, nodes: int, max_jobs: int) -> list[list[str]]:
         host=host,
         folder=folder,
         ctld_port=ctld,
-        max_jobs=max_jobs,
+        **settings,
         names=f"n[1-{nodes}]",
         ports=f"[{ports[0]}-{ports[-1]}]",
     )

@@ -144,6 +144,8 @@ class StandInSlurm:
         self.says("squeue", "")
         self.says("sinfo", "main*|infinite|64|256000|gpu:8|(null)\n")
         self.says("scancel", "")
+        self.says("scontrol", "", status=1)
+        self.says("srun", "")
 
     def says(self, program: str, text: str, *, status: int = 0) -> None:
         (self.folder / f"{program}.out").write_text(text)
@@ -153,6 +155,17 @@ class StandInSlurm:
             f"cat {self.folder}/{program}.out\nexit {status}\n"
         )
         script.chmod(0o755)
+
+    def sbatch(self, script: str) -> None:
+        """Shell lines that see the submission's comment as $uid and count their calls in $n."""
+        program = self.folder / "sbatch"
+        program.write_text(
+            f"#!/bin/sh\necho called >> {self.folder}/sbatch.called\n"
+            f"n=$(wc -l < {self.folder}/sbatch.called)\nfor file; do :; done\n"
+            'uid=$(sed -n "s/^#SBATCH --comment=//p" "$file")\n'
+            f"cd {self.folder}\n{script}\n"
+        )
+        program.chmod(0o755)
 
     def queue(self, *jobs: tuple[str, str, str, str]) -> None:
         """(number, state, reason, comment) of each job in the queue."""

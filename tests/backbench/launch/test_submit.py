@@ -1,0 +1,107 @@
+"""What sbatch takes, refuses, or takes and says that it refused."""
+
+from __future__ import annotations
+
+import pytest
+from support import slurm_cluster
+
+from backbench.launch.records import Ledger
+
+TIMED_OUT = 'echo "sbatch: error: Batch job submission failed: Socket timed out" >&2; exit 1'
+LIMIT = 'echo "sbatch: error: QOSMaxSubmitJobPerUserLimit" >&2; exit 1'
+TAKEN = 'for i in 0 1; do echo "9_$i|RUNNING|None|$uid" >> squeue.out; done'
+
+
+def ids(lab):
+    return [record.id for record in Ledger(lab.root / "runs").records().values()]
+
+
+@pytest.fixture
+def two(lab):
+    """A grid of two jobs, and a cluster file for Slurm."""
+    grid = lab.grid(checkpoints=[lab.checkpoints("a", "b")], evaluate=lab.linear("d1"))
+    return grid, lab.slurm()
+
+
+def test_an_array_that_was_taken_although_sbatch_failed(lab, stand_in_slurm, two):
+    stand_in_slurm.sbatch(f"{TAKEN}\n{TIMED_OUT}")
+    assert lab.run(*two, "runs") == 0
+    assert ids(lab) == ["9_0", "9_1"]
+    assert len(list(lab.root.glob("runs/.launch/submitit/*/9_?_submitted.pkl"))) == 2
+    assert lab.run(*two, "runs") == 0
+    assert len(stand_in_slurm.called("sbatch")) == 1, "submitted twice"
+
+
+def test_an_array_that_shows_up_in_the_queue_later(lab, stand_in_slurm, two, capsys):
+    """Nobody could tell at the time: its record stays, and the next launcher knows it by that."""
+    stand_in_slurm.sbatch(f'echo "$uid" > uid\n{TIMED_OUT}')
+    assert lab.run(*two, "runs") == 1
+    assert "sbatch refused linear-lorac-d1: " in capsys.readouterr().err
+    assert ids(lab) == [None, None]
+    uid = (stand_in_slurm.folder / "uid").read_text().strip()
+    stand_in_slurm.queue(*((f"9_{i}", "PENDING", "Resources", uid) for i in range(2)))
+    assert lab.run(*two, "runs") == 0
+    assert ids(lab) == ["9_0", "9_1"] and len(stand_in_slurm.called("sbatch")) == 1
+
+
+def test_what_was_refused_leaves_no_record(lab, stand_in_slurm, two):
+    stand_in_slurm.sbatch(
+        'echo "sbatch: error: Batch job submission failed: Invalid qos" >&2; exit 1'
+    )
+    assert lab.run(*two, "runs") == 1
+    assert ids(lab) == []
+
+
+def test_refused_partway_says_how_many_went(lab, stand_in_slurm, capsys):
+    stand_in_slurm.sbatch(f'if [ $n -gt 2 ]; then {LIMIT}; fi; echo "Submitted batch job $n"')
+    grid = lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=lab.linear("d1", "d2", "d3", "d4"))
+    cluster = lab.cluster("slurm", max_array=1, resources={"default": {"hours": 0.1}})
+    assert lab.run(grid, cluster, "runs") == 1
+    said = capsys.readouterr().err.strip().splitlines()[-1]
+    assert "QOSMaxSubmitJobPerUserLimit; 2 of 4 jobs went: run this again later" in said
+    assert sorted(ids(lab)) == ["1", "2"]
+    lines = ("1|RUNNING|None|", "2|RUNNING|None|")
+    uids = {r.id: r.submission.uid for r in Ledger(lab.root / "runs").records().values()}
+    stand_in_slurm.says("squeue", "".join(f"{line}{uids[line[0]]}\n" for line in lines))
+    assert lab.run(grid, cluster, "runs") == 1
+    assert "0 of 2 jobs went: run this again" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        (
+            "MaxArraySize = 1001\nMaxJobCount = 1",
+            "takes at most 1 (MaxJobCount); lower max_array",
+            2,
+        ),
+        ("MaxArraySize = 2\nMaxJobCount = 9", "takes at most 1 (MaxArraySize); lower max_array", 2),
+        ("MaxArraySize = 1001\nMaxJobCount = 4", "room for 1 jobs; 0 of 2 jobs went: run this", 1),
+    ],
+)
+def test_an_array_that_slurm_cannot_hold_is_said_at_once(lab, stand_in_slurm, two, capsys, case):
+    limits, says, status = case
+    stand_in_slurm.says("scontrol", limits)
+    stand_in_slurm.says("squeue", "1\n2\n3\n")
+    stand_in_slurm.sbatch("exit 1")
+    assert lab.run(*two, "runs") == status
+    assert says in capsys.readouterr().err.strip().splitlines()[-1]
+    assert not stand_in_slurm.called("sbatch") and ids(lab) == []
+
+
+@pytest.mark.slow
+def test_watch_lives_on_where_slurm_is_full_and_ends_when_all_is_done(lab):
+    """Six jobs in a Slurm that remembers four."""
+    if reason := slurm_cluster.why_not():
+        pytest.skip(f"no Slurm here: {reason}")
+    grid = lab.grid(checkpoints=[lab.checkpoints("a", "b")], evaluate=lab.linear("d1", "d2", "d3"))
+    with slurm_cluster.running_slurm(max_jobs=4, min_job_age=2):
+        cluster = lab.cluster(
+            "slurm", max_array=2, resources={"default": {"cpus": 1, "memory_gb": 0.5, "hours": 0.2}}
+        )
+        process = lab.background(grid, cluster, "runs", "--watch", "--interval", "2")
+        _, said = process.communicate(timeout=300)
+        assert process.returncode == 0, said
+    assert "jobs went: run this again later" in said and "all is done" in said
+    assert {len(hows) for hows in lab.attempts("runs").values()} == {1}
+    assert lab.values("runs") == lab.reference(grid)
