@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from backbench.errors import BadInput, nearest
+from backbench.untrusted import words, yamls
 
 T = TypeVar("T")
 # As read: text, numbers, lists and groups of them; `build` gives it its types
@@ -55,30 +56,35 @@ def recipe_names(kind: str) -> list[str]:
     return [str(path.relative_to(folder).with_suffix("")) for path in files]
 
 
-def read_yaml(path: str | Path) -> Recipe:
-    """One YAML file as a plain dict (1e-4 is a number here, unlike in plain PyYAML)."""
-    from omegaconf import OmegaConf
+def read_yaml(path: str | Path, *, trusted: bool = False) -> Recipe:
+    """One YAML file as a plain dict (1e-4 is a number here, unlike in plain PyYAML).
 
+    `${a.b}` is the value of that key of the file, and no other `${...}` is resolved. Text of
+    several lines, and other control characters, only a `trusted` file may have (a cluster's set-up).
+    """
     try:
-        node = OmegaConf.load(path)
-        data = OmegaConf.to_container(node, resolve=True)
+        data = yamls.read(path)
     except FileNotFoundError:
         raise BadInput(f"{path}: no such file") from None
     except Exception as error:
         raise BadInput(f"{path}: not readable as YAML: {' '.join(str(error).split())}") from None
     if not isinstance(data, dict):
         raise BadInput(f"{path}: expected `key: value` lines, found {type(data).__name__}")
+    if not trusted and (found := words.control_below(data)):
+        raise BadInput(
+            f"{path}: '{found[0]}' holds the control character {found[1]}; write it without"
+        )
     return {str(k): v for k, v in data.items()}
 
 
-def read_recipe(path: Path, _seen: tuple[Path, ...] = ()) -> Recipe:
+def read_recipe(path: Path, _seen: tuple[Path, ...] = (), *, trusted: bool = False) -> Recipe:
     """The file with its bases below it. `base:` is one name or a list, relative to the file, later
     over earlier."""
     path = path.resolve()
     if path in _seen:
         circle = " -> ".join(p.name for p in (*_seen, path))
         raise BadInput(f"{path}: `base:` goes in a circle: {circle}")
-    own = read_yaml(path)
+    own = read_yaml(path, trusted=trusted)
     bases = own.pop("base", [])
     if isinstance(bases, str):
         bases = [bases]
@@ -89,7 +95,7 @@ def read_recipe(path: Path, _seen: tuple[Path, ...] = ()) -> Recipe:
         file = path.parent / f"{str(base).removesuffix('.yaml')}.yaml"
         if not file.is_file():
             raise BadInput(f"{path}: base '{base}' is not there (looked for {file})")
-        out = merge(out, read_recipe(file, (*_seen, path)))
+        out = merge(out, read_recipe(file, (*_seen, path), trusted=trusted))
     return merge(out, own)
 
 
@@ -115,7 +121,10 @@ def apply_overrides(recipe: Mapping[str, Any], overrides: Sequence[str]) -> Reci
         key, equals, _ = text.partition("=")
         if not equals or not key:
             raise BadInput(f"override '{text}': expected key=value, as in optim.lr=0.1")
+        if found := words.control_in(text):
+            raise BadInput(f"override {ascii(text)[:80]} holds the control character {found}")
         try:
+            yamls.check(text.partition("=")[2])
             tree = OmegaConf.to_container(OmegaConf.from_dotlist([text]))
         except Exception as error:
             raise BadInput(f"override '{text}': {' '.join(str(error).split())}") from None

@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from fvcore.common.config import CfgNode
+from fvcore.common.config import BASE_KEY, CfgNode
 
 from backbench import config
 from backbench.errors import BadInput, nearest
+from backbench.untrusted import opening, words, yamls
 
 KIND = "detection"
 BASE = "_base_rcnn_fpn.yaml"
@@ -85,17 +86,47 @@ def _is_key(text: str) -> bool:
     return all(part.replace("_", "").isalnum() and part.isupper() for part in text.split("."))
 
 
-def _load(path: Path) -> dict[str, Value]:
+def _load(path: Path, _seen: tuple[Path, ...] = ()) -> dict[str, Value]:
+    """The file over its `_BASE_` (one, or a list), each relative to the file that names it.
+
+    Read here, not by CfgNode.load_yaml_with_base, which reads whatever it is given to its end.
+    """
     import yaml
 
+    if path.resolve() in _seen:
+        raise BadInput(f"{path}: `_BASE_` goes in a circle")
     try:
-        return CfgNode.load_yaml_with_base(str(path))
-    except FileNotFoundError as error:
-        raise BadInput(f"{path}: _BASE_ '{error.filename}' is not there") from None
-    except (yaml.YAMLError, AssertionError, AttributeError, TypeError) as error:
-        raise BadInput(
-            f"{path}: not readable as a config: {' '.join(str(error).split())[:160]}"
-        ) from None
+        text = opening.read_bytes(path, most=yamls.LARGEST).decode()
+        yamls.check(text)
+        own = yaml.safe_load(text)
+    except FileNotFoundError:
+        named = f"{_seen[-1]}: _BASE_ '{path}'" if _seen else str(path)
+        raise BadInput(f"{named} is not there") from None
+    except (yaml.YAMLError, OSError, ValueError, TypeError, RecursionError) as error:
+        said = " ".join(str(error).split())[:160]
+        raise BadInput(f"{path}: not readable as a config: {said}") from None
+    if not isinstance(own, dict) or not all(isinstance(key, str) for key in own):
+        raise BadInput(f"{path}: not readable as a config: expected `KEY: value` lines")
+    if found := words.control_below(own):
+        raise BadInput(f"{path}: '{found[0]}' holds the control character {found[1]}")
+    named = own.pop(BASE_KEY, [])
+    tree: dict[str, Value] = {}
+    for base in named if isinstance(named, list) else [named]:
+        below = path.parent / Path(str(base)).expanduser()
+        _merge_files(path, _load(below, (*_seen, path.resolve())), tree)
+    _merge_files(path, own, tree)
+    return tree
+
+
+def _merge_files(path: Path, high: Mapping[str, Value], low: dict[str, Value]) -> None:
+    """`high` into `low`, group by group; a value cannot stand where a group was."""
+    for key, value in high.items():
+        if isinstance(value, dict) and key in low:
+            if not isinstance(low[key], dict):
+                raise BadInput(f"{path}: '{key}' is a group here and a value in its _BASE_")
+            _merge_files(path, value, low[key])
+        else:
+            low[key] = value
 
 
 def _flat(tree: Mapping[str, Value], prefix: str = "") -> dict[str, Value]:
@@ -159,5 +190,6 @@ def merge(cfg: CfgNode, given: Given) -> None:
         whole = isinstance(node[last], float) and type(value) is int
         try:
             cfg.merge_from_list([key, float(value) if whole else value])
-        except (ValueError, AssertionError, KeyError) as error:
-            raise BadInput(f"{given.path}: {key}: {' '.join(str(error).split())[:160]}") from None
+        except (ValueError, AssertionError, KeyError, RecursionError, MemoryError) as error:
+            said = " ".join(str(error).split())[:160] or type(error).__name__
+            raise BadInput(f"{given.path}: {key}: {said}") from None

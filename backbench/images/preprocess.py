@@ -3,6 +3,7 @@ which the protocol owns."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -27,6 +28,19 @@ class Pixels:
     mean: tuple[float, float, float] = IMAGENET_MEAN
     std: tuple[float, float, float] = IMAGENET_STD
     order: Literal["RGB", "BGR"] = "RGB"
+
+    def __post_init__(self) -> None:
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            if len(values) != 3 or not all(map(_is_finite, values)):
+                raise ValueError(f"{name} must be three finite numbers, not {values!s:.60}")
+        if min(self.std) <= 0:
+            raise ValueError(f"std must be above 0, not {self.std}: pixels are divided by it")
+        if self.order not in ("RGB", "BGR"):
+            raise ValueError(f"order must be RGB or BGR, not {self.order!s:.20}")
+
+
+def _is_finite(number: object) -> bool:
+    return isinstance(number, int | float) and math.isfinite(number)
 
 
 def to_input(image: Image.Image | numpy.ndarray, pixels: Pixels) -> torch.Tensor:

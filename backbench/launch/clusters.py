@@ -144,7 +144,8 @@ def read_cluster(name: str | Path, overrides: Sequence[str] = ()) -> Cluster:
     Two files that claim one name are refused, for job numbers would be mixed up.
     """
     path = config.find_recipe(name, "clusters")
-    data = {"name": path.stem, **config.apply_overrides(config.read_recipe(path), overrides)}
+    recipe = config.read_recipe(path, trusted=True)  # its set-up may have several lines
+    data = {"name": path.stem, **config.apply_overrides(recipe, overrides)}
     cluster = config.build(Cluster, {**data, "file": str(path)}, where=str(path))
     for row, values in cluster.resources.items():
         if row not in ROWS:
@@ -160,7 +161,7 @@ def read_cluster(name: str | Path, overrides: Sequence[str] = ()) -> Cluster:
     for other in sorted((config.configs_dir() / "clusters").glob("*.yaml")):
         if other.resolve() == path.resolve():
             continue
-        if config.read_recipe(other).get("name", other.stem) == cluster.name:
+        if config.read_recipe(other, trusted=True).get("name", other.stem) == cluster.name:
             raise BadInput(
                 f"two clusters are called '{cluster.name}': {path} and {other}; give one another"
                 " `name:`"

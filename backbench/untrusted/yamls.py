@@ -60,7 +60,7 @@ def check(text: str) -> None:
 
     for event in yaml.parse(text, Loader=parser):
         if isinstance(event, yaml.ScalarEvent):
-            _check_scalar(event.value, plain=event.style is None)
+            _check_scalar(event.value, plain=not event.style)
             size = 1 + len(event.value) // 100
             if event.anchor:
                 sizes[event.anchor] = size
@@ -135,7 +135,10 @@ class _References:
 
     def _at(self, target: tuple[str, ...], said: str) -> Any:
         node = self.tree
-        for part in target:
+        for place, part in enumerate(target):
+            whole = REFERENCE.fullmatch(node) if isinstance(node, str) else None
+            if whole:  # on the way lies another reference
+                node = self._named(whole, target[:place])
             if isinstance(node, Mapping) and part in node:
                 node = node[part]
                 continue

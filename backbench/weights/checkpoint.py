@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,7 @@ from torch import Tensor
 from backbench.errors import BadInput
 from backbench.images.preprocess import Pixels
 from backbench.runs import atomic
+from backbench.untrusted import jsons, words
 from backbench.weights.header import FORMAT
 from backbench.weights.names import first_names, is_counter
 from backbench.weights.resnet import build_backbone, trunk_shapes
@@ -45,6 +47,7 @@ class Checkpoint:
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        _check_words(self)
         object.__setattr__(self, "state_dict", fit_to_trunk(self.state_dict, self.arch, self.stem))
         heads = {k: v.detach().cpu().contiguous() for k, v in self.heads.items()}
         object.__setattr__(self, "heads", heads)
@@ -123,15 +126,16 @@ class Checkpoint:
             )
         # 2. Its header says everything, and its tensors make a whole trunk: the constructor sees to it.
         try:
-            about = json.loads(metadata["about"])
+            about = jsons.decode(metadata["about"])
             if about["schema"] != SCHEMA:
                 raise BadInput(f"checkpoint schema {about['schema']}; this version reads {SCHEMA}")
             checkpoint = from_about(
                 about, state_dict=_below(_TRUNK, tensors), heads=_below(_HEADS, tensors)
             )
             recorded = about["digest"]
-        except (KeyError, TypeError, json.JSONDecodeError) as error:
-            raise BadInput(f"{path}: the checkpoint's header is incomplete ({error!r})") from None
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            said = f"{error!r:.100}"
+            raise BadInput(f"{path}: the checkpoint's header is incomplete ({said})") from None
         except BadInput as error:
             raise BadInput(f"{path}: {error}") from None
         # 3. The bytes are those that were written.
@@ -161,6 +165,19 @@ def from_about(
         pixels=Pixels(tuple(pixels["mean"]), tuple(pixels["std"]), pixels["order"]),
         provenance=about["provenance"],
     )
+
+
+def _check_words(checkpoint: Checkpoint) -> None:
+    """What is printed and compared must be text of one line; a header may say anything."""
+    said = {"method": checkpoint.method, "name": checkpoint.provenance.get("name", "")}
+    for what, text in said.items():
+        if text is not None and not isinstance(text, str):
+            raise BadInput(f"the checkpoint's {what} is no text but {str(text)[:40]!r}")
+        if text and (found := words.control_in(text)):
+            raise BadInput(f"the checkpoint's {what} holds the control character {found}")
+    epochs = checkpoint.epochs
+    if epochs is not None and (type(epochs) is not int or not 0 <= epochs < 10**9):
+        raise BadInput(f"the checkpoint's epochs are {str(epochs)[:40]!r}, not a whole number")
 
 
 def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -195,5 +212,22 @@ def fit_to_trunk(state_dict: Mapping[str, Tensor], arch: str, stem: str) -> dict
             value = state_dict.get(key, torch.zeros((), dtype=torch.int64)).to(torch.int64)
         else:
             value = state_dict[key].to(torch.float32)
+            _refuse_unusable(key, state_dict[key], value)
         out[key] = value.detach().cpu().contiguous()
     return out
+
+
+def _refuse_unusable(key: str, given: Tensor, value: Tensor) -> None:
+    """BadInput for weights that no number could come of, `value` being `given` as float32."""
+    if not finite(value):
+        why = "float32 cannot hold it" if finite(given) else "it is not finite"
+        raise BadInput(f"'{key}' cannot be used: {why}; the weights are damaged or have diverged")
+    if key.endswith("running_var") and bool((value < 0).any()):
+        raise BadInput(f"'{key}' cannot be used: a negative variance; the weights are damaged")
+
+
+def finite(tensor: Tensor) -> bool:
+    """Whether every element is."""
+    # A sum carries every nan and inf at a fraction of isfinite's cost; a finite tensor may still
+    # overflow it
+    return math.isfinite(float(tensor.sum())) or bool(torch.isfinite(tensor).all())

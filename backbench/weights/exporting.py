@@ -126,8 +126,9 @@ def own_detectron2(
         name = header["name"]
         checkpoint = from_about({**header, "arch": arch}, state_dict=state_dict)
         recorded = header["digest"]
-    except (KeyError, TypeError) as error:
-        raise BadInput(f"{path}: its `backbench` header is incomplete ({error!r})") from None
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        said = f"{error!r:.100}"
+        raise BadInput(f"{path}: its `backbench` header is incomplete ({said})") from None
     checkpoint = checkpoint.replace(provenance={**checkpoint.provenance, "name": name})
     if checkpoint.digest != recorded:
         raise BadInput(

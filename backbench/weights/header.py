@@ -8,11 +8,12 @@ under `about`.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from backbench.untrusted import jsons, opening
 
 FORMAT = "backbench-checkpoint"
 LONGEST = 100_000_000  # bytes; no real header comes near
@@ -35,17 +36,19 @@ class Header:
 def read(file: Path) -> Header | None:
     """The header of a safetensors file; None for any other file."""
     try:
-        with file.open("rb") as opened:
+        with opening.open_regular(file) as opened:
             length = int.from_bytes(opened.read(8), "little")
             if length > LONGEST:
                 return None
-            entries = json.loads(opened.read(length))
+            entries = jsons.decode(opened.read(length))
         metadata = entries.pop("__metadata__", {})
         ends = [entry["data_offsets"][1] for entry in entries.values()]
-        about = json.loads(metadata["about"]) if metadata.get("format") == FORMAT else {}
+        about = jsons.decode(metadata["about"]) if metadata.get("format") == FORMAT else {}
     except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError):
         return None
-    return Header(about if isinstance(about, dict) else {}, 8 + length + max(ends, default=0))
+    if not isinstance(about, dict) or not all(type(end) is int for end in ends):
+        return None
+    return Header(about, 8 + length + max(ends, default=0))
 
 
 def about(file: Path) -> Mapping[str, Any]:

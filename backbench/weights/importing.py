@@ -7,7 +7,6 @@ shape, under the names of one known format, and nothing inside the trunk may be 
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from torch import Tensor
 from backbench.errors import BadInput, nearest
 from backbench.images.preprocess import Pixels
 from backbench.weights import formats
-from backbench.weights.checkpoint import Checkpoint
+from backbench.weights.checkpoint import Checkpoint, finite
 from backbench.weights.exporting import own_detectron2
 from backbench.weights.files import Opened, open_file
 from backbench.weights.formats import Format
@@ -390,8 +389,10 @@ def _unusable(name: str, tensor: Tensor) -> str:
         return ""
     if not tensor.is_floating_point():
         return str(tensor.dtype).removeprefix("torch.")
-    if not _finite(tensor):
+    if not finite(tensor):
         return "not finite"
+    if not finite(tensor.to(torch.float32)):
+        return "beyond float32"
     if name.endswith("running_var") and bool((tensor < 0).any()):
         return "negative"
     return ""
@@ -402,12 +403,6 @@ def stored(tensor: Tensor) -> bool:
     if tensor.device.type != "cpu" or tensor.layout != torch.strided or tensor.is_quantized:
         return False
     return tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes()
-
-
-def _finite(tensor: Tensor) -> bool:
-    # a sum carries every nan and inf at a fraction of isfinite's cost; a finite tensor may still
-    # overflow it
-    return math.isfinite(float(tensor.sum())) or bool(torch.isfinite(tensor).all())
 
 
 def _fresh_statistics(arch: str, stem: str) -> dict[str, Tensor]:

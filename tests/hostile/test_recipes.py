@@ -1,0 +1,74 @@
+"""Recipes, protocols and detection configs by strangers: plain values, in a time that their length
+allows, of nothing but the file itself."""
+
+import pytest
+from support.strangers import door, refused
+
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]\n"
+    for before, name in zip("abcdefg", "bcdefgh")
+)
+DEEP = "a: " + "[" * 3000 + "]" * 3000
+LONG = "a: 1" + ":1" * 200_000  # a number in base 60
+
+
+def read_as(kind, path, tmp_path):
+    """The command that reads a file of this kind."""
+    out = ("--out", tmp_path / "run")
+    if kind == "recipe":
+        return door("pretrain", path, "--data", tmp_path, *out)
+    if kind == "grid":
+        return door("launch", "run", path, "--cluster", "local", "--dry-run", *out)
+    return door("detect", "--config-file", path, "--data", tmp_path, *out)
+
+
+@pytest.mark.parametrize("kind", ["recipe", "grid", "config"])
+@pytest.mark.parametrize("text", [BOMB, DEEP, LONG], ids=["bomb", "deep", "long"])
+def test_yaml_that_costs_more_than_its_length(tmp_path, kind, text):
+    assert len(BOMB) < 500
+    path = tmp_path / "x.yaml"
+    path.write_text(text)
+    refused(read_as(kind, path, tmp_path), path)
+
+
+@pytest.mark.parametrize("name", ["${oc.env:SECRET}", "${oc.decode:'1'}", "a ${oc.env:SECRET} b"])
+def test_a_recipe_reads_no_environment(tmp_path, monkeypatch, name):
+    monkeypatch.setenv("SECRET", "hunter2")
+    path = tmp_path / "x.yaml"
+    path.write_text(f'base: tiny_simclr\nname: "{name}"\n')
+    said = read_as("recipe", path, tmp_path)
+    refused(said, path, "only keys of the same file")
+    assert "hunter2" not in said.err
+
+
+def test_keys_of_the_same_file_resolve(tmp_path):
+    from backbench import config
+
+    path = tmp_path / "x.yaml"
+    path.write_text("a: {b: [1, 2.5]}\nc: ${a.b}\nd: ${a.b[1]}\ne: ${.d} and ${c[0]}\n")
+    read = config.read_yaml(path)
+    assert (read["c"], read["d"], read["e"]) == ([1, 2.5], 2.5, "2.5 and 1")
+
+
+@pytest.mark.parametrize("text", ["a: ${b}\nb: ${a}\n", "a: {b: '${a}'}\n", "a: ${nothing}\n"])
+def test_references_without_end(tmp_path, text):
+    path = tmp_path / "x.yaml"
+    path.write_text(text)
+    refused(read_as("recipe", path, tmp_path), path)
+
+
+@pytest.mark.parametrize("kind", ["recipe", "grid", "config"])
+def test_control_characters(tmp_path, kind):
+    path = tmp_path / "x.yaml"
+    path.write_text('name: "a\\nb"\nepochs: 1\n')
+    refused(read_as(kind, path, tmp_path), "name", "control character")
+
+
+@pytest.mark.parametrize("base", ["/dev/zero", "fifo"])
+def test_base_that_is_no_file(tmp_path, base):
+    import os
+
+    os.mkfifo(tmp_path / "fifo")
+    path = tmp_path / "x.yaml"
+    path.write_text(f"_BASE_: {base}\n")
+    refused(read_as("config", path, tmp_path), base)
