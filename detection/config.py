@@ -44,6 +44,9 @@ DEFAULTS: dict[str, Value] = {
     "SOLVER.NUM_DECAYS": 3,
     "SOLVER.RESCALE_INTERVAL": False,
     "SOLVER.BIAS_LR_FACTOR": 1.0,
+    "SOLVER.AMP.ENABLED": False,
+    "SOLVER.AMP.PRECISION": "fp16",
+    "TEST.EVAL_PERIOD": 0,
 }
 
 
@@ -62,7 +65,7 @@ def read(name: str, opts: Sequence[str]) -> Given:
     """The config by path or name, with `KEY VALUE` overrides. Raises BadInput that names the file
     or the key."""
     path = config.find_recipe(name, KIND)
-    values = _flat(_load(path))
+    values = flat(_load(path))
     opts = [o for o in opts if o != "--"]
     if len(opts) % 2:
         raise BadInput(f"overrides come as KEY VALUE pairs; '{opts[-1]}' has no value")
@@ -78,7 +81,7 @@ def read(name: str, opts: Sequence[str]) -> Given:
 
 def shipped(path: Path) -> Given:
     """A config file as it stands, without overrides."""
-    return Given(path, _flat(_load(path)))
+    return Given(path, flat(_load(path)))
 
 
 def _is_key(text: str) -> bool:
@@ -129,12 +132,12 @@ def _merge_files(path: Path, high: Mapping[str, Value], low: dict[str, Value]) -
             low[key] = value
 
 
-def _flat(tree: Mapping[str, Value], prefix: str = "") -> dict[str, Value]:
+def flat(tree: Mapping[str, Value], prefix: str = "") -> dict[str, Value]:
     """{"MODEL": {"MASK_ON": True}} -> {"MODEL.MASK_ON": True}."""
     out: dict[str, Value] = {}
     for key, value in tree.items():
         if isinstance(value, Mapping):
-            out |= _flat(value, f"{prefix}{key}.")
+            out |= flat(value, f"{prefix}{key}.")
         else:
             out[f"{prefix}{key}"] = value
     return out
@@ -154,7 +157,7 @@ def _tree(flat: Mapping[str, Value]) -> dict[str, Value]:
 
 def accepted() -> dict[str, Value]:
     """The keys of the torchvision engine with a value of their type."""
-    return {**_flat(_load(config.configs_dir() / KIND / BASE)), **OPTIONAL, **DEFAULTS}
+    return {**flat(_load(config.configs_dir() / KIND / BASE)), **OPTIONAL, **DEFAULTS}
 
 
 def embedded(given: Given) -> CfgNode:
@@ -185,7 +188,7 @@ def merge(cfg: CfgNode, given: Given) -> None:
         for group in groups:
             node = node.get(group) if isinstance(node, CfgNode) else None
         if not isinstance(node, CfgNode) or last not in node:
-            raise BadInput(f"{given.path}: no such key '{key}'; {nearest(key, _flat(cfg))}")
+            raise BadInput(f"{given.path}: no such key '{key}'; {nearest(key, flat(cfg))}")
         # 2. CfgNode compares types, and has `SOLVER.BASE_LR 1` for a mistake.
         whole = isinstance(node[last], float) and type(value) is int
         try:

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from backbench.runs import seeding
 from backbench.weights.checkpoint import Checkpoint
+from detection.amp import MixedPrecision
 from detection.data.records import Detection, ImageRecord
 from detection.tasks import DetectionTask
 
@@ -37,6 +38,7 @@ class DetectionEngine(ABC):
 
     model: nn.Module  # the whole network; its state dict is what is saved and scored
     optimizer: torch.optim.Optimizer  # the caller sets its groups' rates before each step
+    amp: MixedPrecision  # of `step`; its scaler is saved with the optimiser
     parallel: nn.Module  # `model`, or DDP around it where several ranks train
 
     def __init__(
@@ -56,6 +58,7 @@ class DetectionEngine(ABC):
         seeding.seed_everything(seed, "detector")
         self.model = self.build()
         self.optimizer = self.build_optimizer()
+        self.amp = MixedPrecision(cfg, device)
         self.parallel = self.model
 
     @abstractmethod

@@ -25,7 +25,8 @@ from backbench.errors import BadInput
 from backbench.runs import distributed, seeding
 from backbench.runs.state import signals_blocked
 from backbench.weights import exporting
-from detection import config, evaluate
+from detection import amp, config, evaluate, keys
+from detection.amp import MixedPrecision
 from detection.data.order import ImageOrder, Slots
 from detection.data.records import Annotation, Detection, ImageRecord
 from detection.data.split import Split
@@ -39,7 +40,9 @@ try:
         warnings.simplefilter("ignore")  # torch.jit.script and pkg_resources
         from detectron2.config import get_cfg
         from detectron2.data import DatasetMapper, build_detection_train_loader
-        from detectron2.data.detection_utils import build_augmentation
+        from detectron2.data.detection_utils import SizeMismatchError, build_augmentation
+        from detectron2.data.samplers import RepeatFactorTrainingSampler
+        from detectron2.data.transforms import RandomCrop
         from detectron2.engine import SimpleTrainer, create_ddp_model
         from detectron2.evaluation.coco_evaluation import instances_to_coco_json
         from detectron2.evaluation.pascal_voc_evaluation import voc_eval
@@ -75,6 +78,8 @@ class Res5ROIHeadsExtraNorm(Res5ROIHeads):
 def read_config(given: config.Given) -> CfgNode:
     """Detectron2's defaults with the given values over them; an unknown key is refused by name."""
     cfg = get_cfg()
+    cfg.SOLVER.AMP.PRECISION = config.DEFAULTS[amp.PRECISION]  # the one key that is ours
+    keys.check(given, config.flat(cfg))
     config.merge(cfg, given)
     if cfg.MODEL.META_ARCHITECTURE != "GeneralizedRCNN":
         raise BadInput(
@@ -144,7 +149,46 @@ class SeededMapper:
         seed = record["seed"]
         random.seed(seed)
         np.random.seed(seed % 2**32)
-        return self.mapper(record)
+        try:
+            return self.mapper(record)
+        except (OSError, SyntaxError, SizeMismatchError) as error:
+            line = " ".join(str(error).split())[:160]
+            raise BadInput(f"{record['file_name']}: {line}") from None
+
+
+def training_mapper(cfg: CfgNode, flip_map: Sequence[int]) -> DatasetMapper:
+    """DatasetMapper.from_config, but for the keypoints' flip, which it looks up in a registry."""
+    augmentations = build_augmentation(cfg, is_train=True)
+    crop = cfg.INPUT.CROP
+    if crop.ENABLED:
+        augmentations.insert(0, RandomCrop(crop.TYPE, crop.SIZE))
+    return DatasetMapper(
+        is_train=True,
+        augmentations=augmentations,
+        image_format=cfg.INPUT.FORMAT,
+        use_instance_mask=cfg.MODEL.MASK_ON,
+        instance_mask_format=cfg.INPUT.MASK_FORMAT,
+        use_keypoint=cfg.MODEL.KEYPOINT_ON,
+        keypoint_hflip_indices=np.array(flip_map) if flip_map else None,
+        # What a crop leaves of an object has another box than what it leaves of the box.
+        recompute_boxes=crop.ENABLED and cfg.MODEL.MASK_ON,
+    )
+
+
+def repeat_factors(cfg: CfgNode, records: Sequence[ImageRecord]) -> Tensor | None:
+    """How often each image comes in a pass, by its rarest category (LVIS, arXiv:1908.03195); None
+    for once each."""
+    loading = cfg.DATALOADER
+    if loading.SAMPLER_TRAIN == "TrainingSampler":
+        return None
+    if loading.SAMPLER_TRAIN != "RepeatFactorTrainingSampler":
+        raise BadInput(
+            f"DATALOADER.SAMPLER_TRAIN {loading.SAMPLER_TRAIN}: "
+            "TrainingSampler or RepeatFactorTrainingSampler"
+        )
+    return RepeatFactorTrainingSampler.repeat_factors_from_category_frequency(
+        records, loading.REPEAT_THRESHOLD, sqrt=loading.REPEAT_SQRT
+    )
 
 
 class LossKeepingTrainer(SimpleTrainer):
@@ -152,6 +196,18 @@ class LossKeepingTrainer(SimpleTrainer):
     storage."""
 
     losses: dict[str, Tensor]
+    amp: MixedPrecision
+
+    def run_step(self) -> None:
+        if self.amp.dtype is None:
+            super().run_step()
+            return
+        # AMPTrainer's own step, which insists on CUDA and on a scaler for bfloat16, too
+        data = next(self._data_loader_iter)
+        with self.amp.autocast():
+            losses = self.model(data)
+        self.amp.descend(sum(losses.values()), self.optimizer)
+        self._write_metrics(losses, 0.0)
 
     def _write_metrics(
         self,
@@ -235,22 +291,14 @@ class Detectron2Engine(DetectionEngine):
     def start(self, records: Sequence[ImageRecord], first: int, last: int) -> None:
         """Detectron2's loader and mapper over our order."""
         cfg = self.cfg
-        mapper = DatasetMapper(
-            is_train=True,
-            augmentations=build_augmentation(cfg, is_train=True),
-            image_format=cfg.INPUT.FORMAT,
-            use_instance_mask=cfg.MODEL.MASK_ON,
-            instance_mask_format=cfg.INPUT.MASK_FORMAT,
-            use_keypoint=cfg.MODEL.KEYPOINT_ON,
-            keypoint_hflip_indices=np.array(self.flip_map) if self.flip_map else None,
-        )
         batch, grouped = cfg.SOLVER.IMS_PER_BATCH, cfg.DATALOADER.ASPECT_RATIO_GROUPING
-        order = ImageOrder(records, batch, self.seed, grouped=grouped)
+        repeats = repeat_factors(cfg, records)
+        order = ImageOrder(records, batch, self.seed, grouped=grouped, repeats=repeats)
         rank, world = distributed.rank(), distributed.world_size()
         slots = Slots(order, first=first, last=last, rank=rank, world=world)
         loader = build_detection_train_loader(
             SeededRecords(records, self.seed),
-            mapper=SeededMapper(mapper),
+            mapper=SeededMapper(training_mapper(cfg, self.flip_map)),
             sampler=FlatSlots(slots, len(records)),
             total_batch_size=batch,
             aspect_ratio_grouping=False,  # the order is grouped already, and knows its position
@@ -262,6 +310,7 @@ class Detectron2Engine(DetectionEngine):
             # Without device_ids it would ask for the local rank, which only its own launcher sets.
             self.parallel = create_ddp_model(self.model, broadcast_buffers=False, device_ids=ids)
         self.trainer = LossKeepingTrainer(self.parallel, loader, self.optimizer)
+        self.trainer.amp = self.amp
         with signals_blocked():  # its workers start here
             self.batches: Iterator[list[ModelInput]] = self.trainer._data_loader_iter
         self.iteration = first

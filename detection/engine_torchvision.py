@@ -13,7 +13,7 @@ What differs on purpose or by nature:
 - all images of a batch are drawn in groups of four of one orientation, Detectron2 groups per loader
   worker;
 - fg/bg sampling draws from a generator per image, Detectron2 from the global one;
-- no mixed precision, no CIoU, no Cascade, no C4: other keys and values are refused by name.
+- no CIoU, no Cascade, no C4: other keys and values are refused by name.
 """
 
 from __future__ import annotations
@@ -100,10 +100,10 @@ class TorchvisionEngine(DetectionEngine):
         return self.parallel(images, targets)
 
     def step(self) -> dict[str, Tensor]:
-        losses = self.losses()
-        self.optimizer.zero_grad(set_to_none=True)
-        torch.stack(list(losses.values())).sum().backward()
-        self.optimizer.step()
+        with self.amp.autocast():
+            losses = self.losses()
+        total = torch.stack([value.float() for value in losses.values()]).sum()
+        self.amp.descend(total, self.optimizer)
         return {k: v.detach() for k, v in losses.items()}
 
     def stages(self, x: Tensor) -> list[Tensor]:

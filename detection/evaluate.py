@@ -73,10 +73,11 @@ def score(
     kind: str,
     sigmas: Sequence[float],
     *,
-    manifest: str,
+    manifest: str | None,
 ) -> Scores:
     """AP of detections in COCO's format on a split. `kind` is one of AP_KINDS; `sigmas`, of each
-    keypoint, are COCO's own where there are none; `manifest` decides the bootstrap's draws."""
+    keypoint, are COCO's own where there are none; `manifest` decides the bootstrap's draws, None
+    leaves them out."""
     stats = AP_KINDS[kind].stats
     if not detections:
         return Scores(dict.fromkeys(stats), {}, dict.fromkeys(split.categories), {})
@@ -86,7 +87,7 @@ def score(
     with _silent():
         ev.summarize()
     values = {name: _percent(ev.stats[i]) for name, i in stats.items()}
-    samples = bootstrap(ev, split, manifest)
+    samples = bootstrap(ev, split, manifest) if manifest is not None else {}
     intervals = {name: interval(draws) for name, draws in samples.items()}
     return Scores(values, intervals, _per_category(ev, split), samples)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from backbench.errors import BadInput
 from backbench.runs.folder import log
 from backbench.weights.checkpoint import Checkpoint
-from detection import evaluate
+from detection import amp, evaluate, ranks
 from detection.config import Given
 from detection.data import images, voc
 from detection.data.split import Split, training_records
@@ -38,6 +38,10 @@ def check(
         )
     if min(batch, cfg.SOLVER.MAX_ITER) < 1 or lr <= 0:
         raise BadInput(f"{given.path}: SOLVER.IMS_PER_BATCH, MAX_ITER and BASE_LR must be positive")
+    if cfg.SOLVER.AMP.ENABLED and cfg.SOLVER.AMP.PRECISION == "fp16" and not ranks.gpus(given):
+        raise BadInput(
+            f"{amp.PRECISION} fp16: a CPU takes a hundred times as long with it; bf16, or a GPU"
+        )
     for line in (*norm_departures(cfg, task), *other_departures(cfg, train, val)):
         log.warning(f"{given.path.name}: {line}")
 

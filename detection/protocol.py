@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from backbench import config as recipes
-from detection import config
+from detection import amp, config
 from detection.config import Given, Value
 
 # What may differ between two runs of one protocol: where it runs, how often it saves, the seed, and
@@ -20,6 +20,7 @@ FREE = (
     "MODEL.RESNETS.RES2_OUT_CHANNELS",
     "DATALOADER.NUM_WORKERS",
     "SOLVER.CHECKPOINT_PERIOD",
+    "TEST.EVAL_PERIOD",
     "OUTPUT_DIR",
     "SEED",
     "VERSION",
@@ -38,12 +39,21 @@ def decisive(given: Given) -> dict[str, Value]:
 
 
 def protocol(given: Given) -> str:
-    """A shipped protocol's name where every decisive key is its own, else a fingerprint's."""
+    """A shipped protocol's name where every decisive key is its own, else a fingerprint's. In mixed
+    precision detection-1x-v1 is detection-1x-bf16-v1."""
     mine = decisive(given)
+    plain = {k: v for k, v in mine.items() if k not in (amp.ENABLED, amp.PRECISION)}
     for path in sorted((recipes.configs_dir() / config.KIND).glob("[!_]*.yaml")):
-        if decisive(config.shipped(path)) == mine:
-            return _name_of(path)
+        if decisive(config.shipped(path)) == plain:
+            return _in_precision(_name_of(path), given)
     return f"detection-{recipes.fingerprint(mine)}"
+
+
+def _in_precision(name: str, given: Given) -> str:
+    if not given.get(amp.ENABLED):
+        return name
+    stem, version = name.rsplit("-", 1)
+    return f"{stem}-{given.get(amp.PRECISION, config.DEFAULTS[amp.PRECISION])}-{version}"
 
 
 def _name_of(path: Path) -> str:

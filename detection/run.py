@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 FINAL_FILE = "model_final.pth"  # Detectron2's name for the trained detector
 DETECTIONS_FILE = "predictions.json"  # COCO's results format
+EVALUATIONS_FILE = "evaluations.jsonl"  # AP on the way, TEST.EVAL_PERIOD
 PER_CATEGORY_FILE = "per_category.json"
 
 

@@ -33,6 +33,7 @@ class SolverSchedule:
     iterations: int
     factors: ParamScheduler  # of the base rate, by the part of the run that is behind
     save_every: int
+    score_every: int  # iterations; 0: only at the end
     precise_bn: int | None  # batches over which batch norm is re-estimated at the end, if it is
 
     @classmethod
@@ -49,6 +50,7 @@ class SolverSchedule:
             iterations=s.MAX_ITER,
             factors=factors,
             save_every=s.CHECKPOINT_PERIOD,
+            score_every=cfg.TEST.EVAL_PERIOD,
             precise_bn=bn.NUM_ITER if bn.ENABLED else None,
         )
 

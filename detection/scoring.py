@@ -17,7 +17,13 @@ from detection.data.records import Detection
 from detection.engine import DetectionEngine
 from detection.protocol import decisive, protocol
 from detection.ranks import barrier
-from detection.run import DETECTIONS_FILE, PER_CATEGORY_FILE, DetectionRun, Prepared
+from detection.run import (
+    DETECTIONS_FILE,
+    EVALUATIONS_FILE,
+    PER_CATEGORY_FILE,
+    DetectionRun,
+    Prepared,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -87,7 +93,30 @@ def record(run: DetectionRun, p: Prepared, detections: list[Detection]) -> None:
     store.append_missing(run.out, rows)
 
 
-def _scores(kind: str, p: Prepared, detections: list[Detection], manifest: str) -> evaluate.Scores:
+def on_the_way(
+    run: DetectionRun, p: Prepared, engine: DetectionEngine, rank: int, step: int
+) -> None:
+    """AP after `step` iterations, to look at: a line of EVALUATIONS_FILE. The training goes on as
+    if it had not been, and no row of results is made of it."""
+    detections = predict(run, p, engine, rank)
+    if rank == 0:
+        values: dict[str, float | None] = {}
+        for kind in p.task.aps:
+            for metric, value in _scores(kind, p, detections, None).values.items():
+                values[f"{kind}_{metric}"] = value
+        file = run.out / EVALUATIONS_FILE
+        lines = file.read_text().splitlines() if file.exists() else []
+        # What a lost future had written goes.
+        lines = [line for line in lines if json.loads(line)["step"] < step]
+        lines.append(json.dumps({"step": step, **values}))
+        atomic.write_text(file, "".join(line + "\n" for line in lines))
+        log.info(f"after iteration {step}: {values}")
+    barrier()
+
+
+def _scores(
+    kind: str, p: Prepared, detections: list[Detection], manifest: str | None
+) -> evaluate.Scores:
     if p.val.name in voc.VOC:
         from detection.engine_detectron2 import voc_scores
 

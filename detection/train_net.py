@@ -272,6 +272,9 @@ def train(
         (stopping,) = agree.any(stop.requested is not None)
         if iteration + 1 == last:
             break
+        if schedule.score_every and (iteration + 1) % schedule.score_every == 0:
+            scoring.on_the_way(run, p, engine, rank, iteration + 1)
+            engine.model.train()
         due = (iteration + 1) % schedule.save_every == 0 or time.monotonic() - saved > SAVE_SECONDS
         if rank == 0 and (due or stopping):
             saved = time.monotonic()
@@ -304,13 +307,20 @@ def continue_from(state_file: Path, engine: DetectionEngine) -> int:
     # On every rank: DDP keeps equal what begins equal.
     engine.model.load_state_dict(state["model"])
     engine.optimizer.load_state_dict(state["optimizer"])
+    if state.get("scaler"):  # float16's
+        engine.amp.scaler.load_state_dict(state["scaler"])
     return state["iteration"]
 
 
 def keep_state(state_file: Path, engine: DetectionEngine, iteration: int) -> None:
     """`iteration` is the next one to run. Nothing random is saved: see engine.py."""
-    model, optimizer = engine.model.state_dict(), engine.optimizer.state_dict()
-    save_state(state_file, {"iteration": iteration, "model": model, "optimizer": optimizer})
+    state = {
+        "iteration": iteration,
+        "model": engine.model.state_dict(),
+        "optimizer": engine.optimizer.state_dict(),
+        "scaler": engine.amp.scaler.state_dict(),
+    }
+    save_state(state_file, state)
 
 
 def keep_final(run: DetectionRun, p: Prepared, engine: DetectionEngine) -> None:

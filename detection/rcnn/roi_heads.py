@@ -114,7 +114,10 @@ class RCNNHeads(RoIHeads):
         return [], losses
 
     def _boxes(self, features: dict[str, Tensor], proposals: list[Tensor]) -> tuple[Tensor, Tensor]:
-        return self.box_predictor(self.box_head(self.box_roi_pool(features, proposals)))
+        """Logits and deltas, float32 under autocast, too: see FullPrecisionHead."""
+        pooled = self.box_roi_pool(features, proposals)
+        logits, deltas = self.box_predictor(self.box_head(pooled))
+        return logits.float(), deltas.float()
 
     def _mask_loss(
         self,
@@ -125,7 +128,7 @@ class RCNNHeads(RoIHeads):
         targets: list[TrainTarget],
     ) -> Tensor:
         pooled = self.mask_roi_pool(features, boxes)
-        logits = self.mask_predictor(self.mask_head(pooled))
+        logits = self.mask_predictor(self.mask_head(pooled)).float()
         goal = []
         for of_image, mine, target in zip(boxes, objects, targets):
             polygons = [target["polygons"][j] for j in mine.tolist()]
@@ -148,7 +151,7 @@ class RCNNHeads(RoIHeads):
             kept.append(of_image[keep])
             points.append(marked[keep])
         pooled = self.keypoint_roi_pool(features, kept)
-        heat = self.keypoint_predictor(self.keypoint_head(pooled))
+        heat = self.keypoint_predictor(self.keypoint_head(pooled)).float()
         return keypoint_loss(heat, torch.cat(kept), torch.cat(points))
 
     def _detect(

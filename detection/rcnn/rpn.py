@@ -65,6 +65,15 @@ def smooth_l1(x: Tensor, y: Tensor, beta: float) -> Tensor:
     return F.smooth_l1_loss(x, y, beta=beta, reduction="sum")
 
 
+class FullPrecisionHead(RPNHead):
+    """torchvision's, whose answers are float32 under autocast, too: boxes of a thousand pixels have
+    no place in 8 or 11 bits (Box2BoxTransform.apply_deltas of Detectron2 casts them as well)."""
+
+    def forward(self, x: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        logits, deltas = super().forward(x)
+        return [v.float() for v in logits], [v.float() for v in deltas]
+
+
 class RPN(RegionProposalNetwork):
     """torchvision's, with Detectron2's ranking and loss: (smooth) L1, both terms over `size`
     anchors per image."""
@@ -142,7 +151,7 @@ def build_rpn(cfg: CfgNode) -> RPN:
     # has them rising.
     rpn = RPN(
         anchors,
-        RPNHead(m.FPN.OUT_CHANNELS, anchors.num_anchors_per_location()[0]),
+        FullPrecisionHead(m.FPN.OUT_CHANNELS, anchors.num_anchors_per_location()[0]),
         m.RPN.IOU_THRESHOLDS[1],
         m.RPN.IOU_THRESHOLDS[0],
         m.RPN.BATCH_SIZE_PER_IMAGE,

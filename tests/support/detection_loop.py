@@ -47,9 +47,7 @@ class OneNumber(DetectionEngine):
     def step(self):
         self.rates[self.iteration] = self.optimizer.param_groups[0]["lr"]
         losses = self.losses()
-        self.optimizer.zero_grad()
-        losses["loss_square"].backward()
-        self.optimizer.step()
+        self.amp.descend(losses["loss_square"], self.optimizer)
         value = self.at(self.iteration)
         self.iteration += 1
         return {k: v.detach() if value is None else v.detach() * value for k, v in losses.items()}

@@ -1,0 +1,149 @@
+"""Every key of Detectron2's config, and what the Detectron2 engine makes of it.
+
+A key that is accepted and then ignored would stand in a protocol without having decided anything.
+So each is in one of three tables: honoured (another value changes what runs), refused (another
+value than Detectron2's own is an error that names it), neutral (it may differ between two runs of
+one protocol). A test takes every key there is and holds it to its table.
+
+The torchvision engine needs no such table: it reads what configs/detection/_base_rcnn_fpn.yaml
+states and config.DEFAULTS holds, and refuses everything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from backbench.errors import BadInput, nearest
+from detection.config import Given, Value
+
+# Group -> its honoured keys, as they are written after it
+HONOURED_IN: dict[str, str] = {
+    "MODEL": "MASK_ON KEYPOINT_ON META_ARCHITECTURE WEIGHTS PIXEL_MEAN PIXEL_STD",
+    "MODEL.BACKBONE": "NAME FREEZE_AT",
+    "MODEL.RESNETS": "DEPTH OUT_FEATURES NORM STRIDE_IN_1X1 RES2_OUT_CHANNELS",
+    "MODEL.FPN": "IN_FEATURES OUT_CHANNELS NORM FUSE_TYPE",
+    "MODEL.ANCHOR_GENERATOR": "SIZES ASPECT_RATIOS OFFSET",
+    "MODEL.PROPOSAL_GENERATOR": "MIN_SIZE",
+    "MODEL.RPN": (
+        "IN_FEATURES BOUNDARY_THRESH IOU_THRESHOLDS IOU_LABELS BATCH_SIZE_PER_IMAGE "
+        "POSITIVE_FRACTION BBOX_REG_LOSS_TYPE BBOX_REG_LOSS_WEIGHT BBOX_REG_WEIGHTS SMOOTH_L1_BETA "
+        "LOSS_WEIGHT PRE_NMS_TOPK_TRAIN PRE_NMS_TOPK_TEST POST_NMS_TOPK_TRAIN POST_NMS_TOPK_TEST "
+        "NMS_THRESH CONV_DIMS"
+    ),
+    "MODEL.ROI_HEADS": (
+        "NAME NUM_CLASSES IN_FEATURES IOU_THRESHOLDS IOU_LABELS BATCH_SIZE_PER_IMAGE "
+        "POSITIVE_FRACTION SCORE_THRESH_TEST NMS_THRESH_TEST PROPOSAL_APPEND_GT"
+    ),
+    "MODEL.ROI_BOX_HEAD": (
+        "NAME BBOX_REG_LOSS_TYPE BBOX_REG_LOSS_WEIGHT BBOX_REG_WEIGHTS SMOOTH_L1_BETA "
+        "POOLER_RESOLUTION POOLER_SAMPLING_RATIO POOLER_TYPE NUM_FC FC_DIM NUM_CONV CONV_DIM NORM "
+        "CLS_AGNOSTIC_BBOX_REG TRAIN_ON_PRED_BOXES USE_SIGMOID_CE"
+    ),
+    "MODEL.ROI_BOX_CASCADE_HEAD": "BBOX_REG_WEIGHTS IOUS",
+    "MODEL.ROI_MASK_HEAD": (
+        "NAME POOLER_RESOLUTION POOLER_SAMPLING_RATIO NUM_CONV CONV_DIM NORM CLS_AGNOSTIC_MASK "
+        "POOLER_TYPE"
+    ),
+    "MODEL.ROI_KEYPOINT_HEAD": (
+        "NAME POOLER_RESOLUTION POOLER_SAMPLING_RATIO CONV_DIMS NUM_KEYPOINTS "
+        "NORMALIZE_LOSS_BY_VISIBLE_KEYPOINTS LOSS_WEIGHT POOLER_TYPE"
+    ),
+    "INPUT": (
+        "MIN_SIZE_TRAIN MIN_SIZE_TRAIN_SAMPLING MAX_SIZE_TRAIN MIN_SIZE_TEST MAX_SIZE_TEST "
+        "RANDOM_FLIP FORMAT MASK_FORMAT"
+    ),
+    "INPUT.CROP": "ENABLED TYPE SIZE",
+    "DATASETS": "TRAIN TEST",
+    "DATALOADER": "ASPECT_RATIO_GROUPING SAMPLER_TRAIN REPEAT_THRESHOLD REPEAT_SQRT",
+    "SOLVER": (
+        "LR_SCHEDULER_NAME MAX_ITER BASE_LR BASE_LR_END MOMENTUM NESTEROV WEIGHT_DECAY "
+        "WEIGHT_DECAY_NORM GAMMA STEPS NUM_DECAYS WARMUP_FACTOR WARMUP_ITERS WARMUP_METHOD "
+        "RESCALE_INTERVAL IMS_PER_BATCH BIAS_LR_FACTOR WEIGHT_DECAY_BIAS"
+    ),
+    "SOLVER.CLIP_GRADIENTS": "ENABLED CLIP_TYPE CLIP_VALUE NORM_TYPE",
+    "SOLVER.AMP": "ENABLED PRECISION",
+    "TEST": "KEYPOINT_OKS_SIGMAS DETECTIONS_PER_IMAGE",
+    "TEST.PRECISE_BN": "ENABLED NUM_ITER",
+}
+HONOURED = {f"{group}.{key}" for group, keys in HONOURED_IN.items() for key in keys.split()}
+
+# Where it runs, how often it saves or looks, and the seed, which a row names
+NEUTRAL = {
+    "MODEL.DEVICE",
+    "DATALOADER.NUM_WORKERS",
+    "SOLVER.CHECKPOINT_PERIOD",
+    "TEST.EVAL_PERIOD",
+    "OUTPUT_DIR",
+    "SEED",
+    "VERSION",
+}
+
+# Key, or a whole group with a dot at its end -> why no other value than Detectron2's is taken
+_ONE_STAGE = "no detector here has it"
+_PROPOSALS = "proposals come from the RPN"
+_TRUNK = "the checkpoint's trunk has no other form"
+REFUSED: dict[str, str] = {
+    "MODEL.LOAD_PROPOSALS": _PROPOSALS,
+    "MODEL.SEM_SEG_HEAD.": _ONE_STAGE,
+    "MODEL.PANOPTIC_FPN.": _ONE_STAGE,
+    "MODEL.RETINANET.": _ONE_STAGE,
+    "MODEL.RESNETS.NUM_GROUPS": _TRUNK,
+    "MODEL.RESNETS.WIDTH_PER_GROUP": _TRUNK,
+    "MODEL.RESNETS.RES5_DILATION": _TRUNK,
+    "MODEL.RESNETS.STEM_OUT_CHANNELS": _TRUNK,
+    "MODEL.RESNETS.DEFORM_ON_PER_STAGE": _TRUNK,
+    "MODEL.RESNETS.DEFORM_MODULATED": _TRUNK,
+    "MODEL.RESNETS.DEFORM_NUM_GROUPS": _TRUNK,
+    "MODEL.ANCHOR_GENERATOR.NAME": "boxes are not rotated",
+    "MODEL.ANCHOR_GENERATOR.ANGLES": "boxes are not rotated",
+    "MODEL.PROPOSAL_GENERATOR.NAME": _PROPOSALS,
+    "MODEL.RPN.HEAD_NAME": "there is no other head",
+    "MODEL.ROI_BOX_HEAD.USE_FED_LOSS": "it needs LVIS's counts of its classes",
+    "MODEL.ROI_BOX_HEAD.FED_LOSS_FREQ_WEIGHT_POWER": "it needs LVIS's counts of its classes",
+    "MODEL.ROI_BOX_HEAD.FED_LOSS_NUM_CLASSES": "it needs LVIS's counts of its classes",
+    "MODEL.ROI_KEYPOINT_HEAD.MIN_KEYPOINTS_PER_IMAGE": "an image needs one marked keypoint",
+    "DATASETS.PROPOSAL_FILES_TRAIN": _PROPOSALS,
+    "DATASETS.PRECOMPUTED_PROPOSAL_TOPK_TRAIN": _PROPOSALS,
+    "DATASETS.PROPOSAL_FILES_TEST": _PROPOSALS,
+    "DATASETS.PRECOMPUTED_PROPOSAL_TOPK_TEST": _PROPOSALS,
+    "DATALOADER.FILTER_EMPTY_ANNOTATIONS": "images without objects are not trained on",
+    "SOLVER.REFERENCE_WORLD_SIZE": "state batch, rate and iterations as they shall be",
+    "TEST.EXPECTED_RESULTS": "tolerances are in the leaderboard",
+    "TEST.AUG.": "an image is looked at once",
+    "CUDNN_BENCHMARK": "it makes runs differ",
+    "FLOAT32_PRECISION": "use SOLVER.AMP",
+    "VIS_PERIOD": "pictures are in RUN/pictures",
+    "GLOBAL.HACK": "it does nothing",
+}
+
+
+def why_refused(key: str) -> str | None:
+    """The reason, by the key's own row or its group's; None for a key that is not refused."""
+    group = key.rpartition(".")[0]
+    while group:
+        if f"{group}." in REFUSED:
+            return REFUSED[f"{group}."]
+        group = group.rpartition(".")[0]
+    return REFUSED.get(key)
+
+
+def check(given: Given, defaults: Mapping[str, Value]) -> None:
+    """Raise BadInput for a key whose value nothing would follow; `defaults` is Detectron2's whole
+    config, flat."""
+    for key, value in given.values.items():
+        if key in HONOURED or key in NEUTRAL or key not in defaults:
+            continue  # what is not in Detectron2's config is refused where it is merged
+        if _plain(value) == _plain(defaults[key]):
+            continue
+        reason = why_refused(key) or nearest(key, sorted(HONOURED))
+        raise BadInput(
+            f"{given.path}: {key} {value!r} would decide nothing here: {reason}; "
+            f"leave it at {defaults[key]!r}"
+        )
+    if given.get("VERSION", 2) != 2:
+        raise BadInput(f"{given.path}: VERSION {given.get('VERSION')}: only Detectron2's 2")
+
+
+def _plain(value: Value) -> Value:
+    """Lists and tuples alike."""
+    return [_plain(v) for v in value] if isinstance(value, list | tuple) else value

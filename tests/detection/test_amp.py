@@ -1,0 +1,98 @@
+"""Mixed precision in both engines: near to float32, continued bit by bit, named in the protocol."""
+
+import pytest
+import torch
+from support.detection_loop import OneNumber
+from support.detection_runs import asked, built
+
+from backbench.errors import BadInput, Preempted
+from backbench.runs.folder import read_metrics
+from backbench.runs.state import StopFlag, load_state
+from detection import config, train_net
+from detection.protocol import protocol
+
+ENGINES = ["torchvision", "detectron2"]
+PLAIN = ("MODEL.WEIGHTS", "random", "TEST.PRECISE_BN.ENABLED", "False")
+
+
+def prepared(root, out, engine, precision, *more):
+    if engine == "detectron2":
+        pytest.importorskip("detectron2", reason="Detectron2 is not installed: `make detectron2`")
+    words = () if precision == "fp32" else ("SOLVER.AMP.ENABLED", "True")
+    words += () if precision == "fp32" else ("SOLVER.AMP.PRECISION", precision)
+    name = "tiny_mask_rcnn_R_18_FPN"
+    run = asked(name, root, out, (*PLAIN, *words, *more), engine=engine)
+    return run, *built(run)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ENGINES)
+def test_near_to_float32(tiny_root, tmp_path, engine):
+    losses = {}
+    for precision in ("fp32", "bf16"):
+        run, p, network = prepared(tiny_root, tmp_path / precision, engine, precision)
+        run.out.mkdir()
+        train_net.train(run, p, network, 0, StopFlag())
+        losses[precision] = [row["loss"] for row in read_metrics(run.out)]
+        weights = network.model.state_dict()
+        assert {v.dtype for v in weights.values()} <= {torch.float32, torch.int64}
+    assert losses["bf16"] != losses["fp32"]
+    assert losses["bf16"] == pytest.approx(losses["fp32"], rel=0.1)
+
+
+def in_float16(root, out):
+    """A run of one number whose loss is scaled."""
+    words = (*PLAIN, "SOLVER.MAX_ITER", "6", "SOLVER.STEPS", "(4,)")
+    run = asked("tiny_faster_rcnn_R_18_FPN", root, out, words)
+    p = train_net.prepare(run)
+    p.cfg.SOLVER.AMP.ENABLED = True
+    return run, p, OneNumber(p)
+
+
+def test_the_scale_is_saved_and_goes_on(tiny_root, tmp_path):
+    numbers = []
+    for stops in (False, True):
+        run, p, engine = in_float16(tiny_root, tmp_path / str(stops))
+        run.out.mkdir()
+        if stops:
+            stop = StopFlag()
+            stop.requested = "SIGTERM"
+            with pytest.raises(Preempted):
+                train_net.train(run, p, engine, 0, stop)
+            assert load_state(run.out / "state.pt")["scaler"]["_growth_tracker"] == 1
+            _, p, engine = in_float16(tiny_root, run.out)
+        train_net.train(run, p, engine, 0, StopFlag())
+        numbers.append((engine.model.weight.item(), engine.amp.scaler.state_dict()))
+    assert numbers[0] == numbers[1]
+    assert numbers[0][1]["_growth_tracker"] == 6
+
+
+def test_an_overflow_is_no_step(tiny_root, tmp_path):
+    _, _, engine = in_float16(tiny_root, tmp_path)
+    engine.amp.descend(engine.model.weight.sum() * 1e306, engine.optimizer)
+    assert engine.model.weight.item() == 0
+    assert engine.amp.scaler.get_scale() == 2.0**15
+    engine.amp.descend(engine.model.weight.sum(), engine.optimizer)
+    assert engine.model.weight.item() == pytest.approx(-0.02)
+
+
+def test_named_in_the_protocol():
+    on = ["SOLVER.AMP.ENABLED", "True"]
+    name = "mask_rcnn_R_50_FPN_1x"
+    assert protocol(config.read(name, on)) == "detection-1x-fp16-v1"
+    assert (
+        protocol(config.read(name, [*on, "SOLVER.AMP.PRECISION", "bf16"])) == "detection-1x-bf16-v1"
+    )
+    assert (
+        protocol(config.read(name, ["SOLVER.AMP.ENABLED", "False", "SOLVER.BIAS_LR_FACTOR", "1.0"]))
+        == "detection-1x-v1"
+    )
+    other = protocol(config.read(name, [*on, "SOLVER.BASE_LR", "0.3"]))
+    assert "1x" not in other and other.startswith("detection-")
+
+
+def test_another_precision_is_refused(tiny_root, tmp_path):
+    with pytest.raises(BadInput, match=r"SOLVER.AMP.PRECISION fp8: fp16 or bf16"):
+        prepared(tiny_root, tmp_path, "torchvision", "fp8")
+    with pytest.raises(BadInput, match="a CPU takes a hundred times as long"):
+        prepared(tiny_root, tmp_path, "torchvision", "fp16", "MODEL.DEVICE", "cpu")

@@ -1,0 +1,195 @@
+"""Every key of Detectron2's config: changed, it changes what runs, or it is refused by name, or it
+is one of the few that decide nothing."""
+
+import pytest
+import torch
+from support.detection_runs import asked, built
+
+from backbench.errors import BadInput
+from detection import config, keys
+from detection.data.split import training_records
+from detection.protocol import protocol
+
+pytest.importorskip("detectron2", reason="Detectron2 is not installed: `make detectron2`")
+
+from detectron2.config import get_cfg
+
+from detection import engine_detectron2
+
+LEAVES = {**config.flat(get_cfg()), "SOLVER.AMP.PRECISION": "fp16"}
+REFUSED = [key for key in LEAVES if keys.why_refused(key)]
+HONOURED = sorted(keys.HONOURED)
+
+
+def another(value):
+    """Some other value of the same type."""
+    match value:
+        case bool():
+            return not value
+        case int():
+            return value + 1
+        case float():
+            return value + 0.5
+        case str():
+            return "other"
+        case None:
+            return 0.5
+        case _:
+            return [another(value[0]), *value[1:]] if value else ["other"]
+
+
+def test_every_key_is_in_one_table(capsys):
+    for key in LEAVES:
+        homes = (key in keys.HONOURED) + (key in keys.NEUTRAL) + (key in REFUSED)
+        assert homes == 1, f"{key} is in {homes} of the three tables"
+    assert not (keys.HONOURED | keys.NEUTRAL) - set(LEAVES)
+    assert not [k for k in keys.REFUSED if not any(leaf.startswith(k) for leaf in LEAVES)]
+    counts = len(keys.HONOURED), len(REFUSED), len(keys.NEUTRAL)
+    assert sum(counts) == len(LEAVES)
+    with capsys.disabled():
+        print(f"\nkeys honoured {counts[0]}, refused {counts[1]}, neutral {counts[2]}")
+
+
+@pytest.mark.parametrize("key", REFUSED)
+def test_refused_by_name(key):
+    given = config.Given(config.read("mask_rcnn_R_50_FPN_1x", []).path, {key: another(LEAVES[key])})
+    with pytest.raises(BadInput, match=f"{key} .* would decide nothing here"):
+        engine_detectron2.read_config(given)
+    same = config.Given(given.path, {key: LEAVES[key]})
+    engine_detectron2.read_config(same)
+
+
+def test_neutral_keys_name_no_protocol():
+    for key in sorted(keys.NEUTRAL - {"VERSION"}):
+        value = "cpu" if key == "MODEL.DEVICE" else str(another(LEAVES[key]))
+        assert protocol(config.read("mask_rcnn_R_50_FPN_1x", [key, value])) == "detection-1x-v1"
+    with pytest.raises(BadInput, match="VERSION 1"):
+        engine_detectron2.read_config(config.read("mask_rcnn_R_50_FPN_1x", ["VERSION", "1"]))
+
+
+# Where the general other value says nothing: another, and what must be set for the key to matter
+CROP, CLIP = ("INPUT.CROP.ENABLED", "True"), ("SOLVER.CLIP_GRADIENTS.ENABLED", "True")
+COSINE = ("SOLVER.LR_SCHEDULER_NAME", "WarmupCosineLR", "SOLVER.MAX_ITER", "9")
+REPEATED = ("DATALOADER.SAMPLER_TRAIN", "RepeatFactorTrainingSampler")
+CASCADE = (
+    *("MODEL.ROI_HEADS.NAME", "CascadeROIHeads"),
+    *("MODEL.ROI_BOX_HEAD.CLS_AGNOSTIC_BBOX_REG", "True"),
+)
+SPECIAL = {
+    "MODEL.RPN.BOUNDARY_THRESH": ("0",),
+    "MODEL.RPN.IOU_LABELS": ("[0, 0, 1]",),
+    "MODEL.RPN.PRE_NMS_TOPK_TRAIN": ("5",),
+    "MODEL.RPN.POST_NMS_TOPK_TRAIN": ("5",),
+    "MODEL.RPN.PRE_NMS_TOPK_TEST": ("5",),
+    "MODEL.RPN.POST_NMS_TOPK_TEST": ("5",),
+    "MODEL.RPN.NMS_THRESH": ("0.1",),
+    "MODEL.RPN.POSITIVE_FRACTION": ("0.1",),
+    "MODEL.RPN.BATCH_SIZE_PER_IMAGE": ("8",),
+    "MODEL.ROI_HEADS.POSITIVE_FRACTION": ("0.1",),
+    "MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE": ("8",),
+    "MODEL.ROI_HEADS.NMS_THRESH_TEST": ("0.01",),
+    "MODEL.PROPOSAL_GENERATOR.MIN_SIZE": ("40",),
+    "MODEL.ROI_BOX_HEAD.CONV_DIM": ("8", "MODEL.ROI_BOX_HEAD.NUM_CONV", "1"),
+    "MODEL.ROI_BOX_HEAD.NORM": ("GN", "MODEL.ROI_BOX_HEAD.NUM_CONV", "1"),
+    "MODEL.ROI_BOX_CASCADE_HEAD.IOUS": ("(0.3, 0.6, 0.7)", *CASCADE),
+    "MODEL.ROI_BOX_CASCADE_HEAD.BBOX_REG_WEIGHTS": (
+        "((10.0,10.0,5.0,5.0),(20.0,20.0,10.0,10.0),(3.0,3.0,1.0,1.0))",
+        *CASCADE,
+    ),
+    "MODEL.FPN.FUSE_TYPE": ("avg",),
+    "MODEL.RESNETS.NORM": ("BN",),
+    "MODEL.FPN.NORM": ("BN",),
+    "INPUT.MIN_SIZE_TRAIN": ("(96,)",),
+    "INPUT.MAX_SIZE_TRAIN": ("64",),
+    "INPUT.MIN_SIZE_TEST": ("64",),
+    "INPUT.MAX_SIZE_TEST": ("64",),
+    "INPUT.MIN_SIZE_TRAIN_SAMPLING": ("range", "INPUT.MIN_SIZE_TRAIN", "(64,128)"),
+    "INPUT.RANDOM_FLIP": ("vertical",),
+    "INPUT.MASK_FORMAT": ("bitmask",),
+    "INPUT.CROP.TYPE": ("absolute", *CROP, "INPUT.CROP.SIZE", "[50, 50]"),
+    "INPUT.CROP.SIZE": ("[0.3, 0.3]", *CROP),
+    "DATASETS.TRAIN": ("('scenes_train_6',)",),
+    "DATASETS.TEST": ("('scenes_val_3',)",),
+    "DATALOADER.SAMPLER_TRAIN": (REPEATED[1], "DATALOADER.REPEAT_THRESHOLD", "0.9"),
+    "DATALOADER.REPEAT_THRESHOLD": ("0.9", *REPEATED),
+    "DATALOADER.REPEAT_SQRT": ("False", *REPEATED, "DATALOADER.REPEAT_THRESHOLD", "0.9"),
+    "SOLVER.BASE_LR_END": ("0.01", *COSINE),
+    "SOLVER.RESCALE_INTERVAL": ("True", *COSINE),
+    "SOLVER.NUM_DECAYS": ("1", "SOLVER.LR_SCHEDULER_NAME", "WarmupStepWithFixedGammaLR"),
+    "SOLVER.STEPS": ("(1,)",),
+    "SOLVER.WARMUP_ITERS": ("2",),
+    "SOLVER.IMS_PER_BATCH": ("4",),
+    "SOLVER.CLIP_GRADIENTS.CLIP_VALUE": ("0.0001", *CLIP),
+    "SOLVER.CLIP_GRADIENTS.CLIP_TYPE": ("norm", *CLIP, "SOLVER.CLIP_GRADIENTS.CLIP_VALUE", "1e-4"),
+    "SOLVER.CLIP_GRADIENTS.NORM_TYPE": (
+        *("1.0", *CLIP, "SOLVER.CLIP_GRADIENTS.CLIP_TYPE", "norm"),
+        *("SOLVER.CLIP_GRADIENTS.CLIP_VALUE", "1e-4"),
+    ),
+    "SOLVER.CLIP_GRADIENTS.ENABLED": ("True", "SOLVER.CLIP_GRADIENTS.CLIP_VALUE", "1e-4"),
+    "SOLVER.AMP.ENABLED": ("True", "SOLVER.AMP.PRECISION", "bf16"),
+    "SOLVER.AMP.PRECISION": ("bf16", "SOLVER.AMP.ENABLED", "True"),
+    "TEST.DETECTIONS_PER_IMAGE": ("3",),
+}
+
+
+def base_of(key):
+    if "KEYPOINT" in key:
+        return "tiny_keypoint_rcnn_R_18_FPN"
+    return "tiny_mask_rcnn_R_18_FPN"
+
+
+def signature(name, root, out, words, monkeypatch):
+    """What runs, in numbers: the network, two steps of it, a rate for every iteration, what is
+    found in an image."""
+    orders = []
+    real = engine_detectron2.ImageOrder
+
+    def order(records, batch, seed, **how):
+        orders.append((batch, how["grouped"], how["repeats"] is not None))
+        return real(records, batch, seed, **how)
+
+    monkeypatch.setattr(engine_detectron2, "ImageOrder", order)
+    # A trunk whose statistics fit its images, so that nothing saturates
+    run = asked(name, root, out, ("MODEL.WEIGHTS", "random", *words), engine="detectron2")
+    p, engine = built(run)
+    engine.model.train()
+    records = training_records(p.train, p.task)
+    engine.start(records, 0, 2)
+    torch.manual_seed(0)
+    losses = [sorted((k, float(v)) for k, v in engine.step().items()) for _ in range(2)]
+    weights = sum(float(v.double().sum()) for v in engine.model.state_dict().values())
+    groups = [{k: v for k, v in g.items() if k != "params"} for g in engine.optimizer.param_groups]
+    s = p.schedule
+    rates = [s.factor_at(i) for i in range(s.iterations)]
+    found = engine.predict(p.val.records[0])
+    shown = [(d["category_id"], d["score"], *d["bbox"]) for d in found]
+    points = [d.get("keypoints") for d in found]
+    data = (p.train.fingerprint, p.val.fingerprint, orders)
+    rest = (rates, s.precise_bn, str(engine.model), str(engine.amp.dtype))
+    return repr((losses, weights, groups, shown, points, data, rest))
+
+
+def tried(*run):
+    """The signature, or what was said instead: a value that is not liked has been read."""
+    try:
+        return signature(*run)
+    except Exception as error:  # Detectron2 says it with any
+        return repr(error)
+
+
+@pytest.fixture(scope="module")
+def known():
+    return {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("key", HONOURED)
+def test_honoured(tiny_root, tmp_path, monkeypatch, known, key):
+    name = base_of(key)
+    value = config.read(name, []).get(key, LEAVES[key])
+    new, *context = SPECIAL.get(key, (str(another(value)),))
+    words = (name, *context)
+    if words not in known:
+        known[words] = tried(name, tiny_root, tmp_path / "a", context, monkeypatch)
+    changed = tried(name, tiny_root, tmp_path / "b", (*context, key, new), monkeypatch)
+    assert changed != known[words], f"{key} {new} changes nothing"
