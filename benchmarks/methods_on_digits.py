@@ -21,6 +21,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -88,7 +89,13 @@ def train(name: str, *, epochs: int, data: Path, out: Path) -> None:
 
     A finished one is left alone.
     """
-    file, text = out / f"{name}.yaml", json.dumps(recipe(name, epochs), indent=1)  # JSON is YAML
+    train_recipe(recipe(name, epochs), data=data, out=out)
+
+
+def train_recipe(recipe: dict[str, Any], *, data: Path, out: Path) -> None:
+    """OUT/<its name>, from OUT/<its name>.yaml."""
+    name = recipe["name"]
+    file, text = out / f"{name}.yaml", json.dumps(recipe, indent=1)  # JSON is YAML
     if (out / name / CHECKPOINT_FILE).exists() and file.read_text() == text:
         return
     atomic.write_text(file, text)
@@ -132,13 +139,18 @@ def features(checkpoint: Checkpoint, pixels: torch.Tensor) -> np.ndarray:
 
 
 def score(run: Path, data: Path) -> dict[str, float]:
+    checkpoint = Checkpoint.load(run / CHECKPOINT_FILE)
+    return score_of(lambda pixels: features(checkpoint, pixels), data)
+
+
+def score_of(network: Callable[[torch.Tensor], np.ndarray], data: Path) -> dict[str, float]:
+    """`network` takes (N, 3, h, w) uint8."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.neighbors import KNeighborsClassifier
     from sklearn.preprocessing import normalize
 
-    checkpoint = Checkpoint.load(run / CHECKPOINT_FILE)
     (train_x, train_y), (test_x, test_y) = (images(data / "digits" / s) for s in ("train", "test"))
-    a, b = features(checkpoint, train_x), features(checkpoint, test_x)
+    a, b = network(train_x), network(test_x)
     rank = effective_rank(b)
     knn = KNeighborsClassifier(NEIGHBOURS, metric="cosine").fit(a, train_y).score(b, test_y)
     a, b = normalize(a), normalize(b)

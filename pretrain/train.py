@@ -71,7 +71,8 @@ def run(args: argparse.Namespace) -> int:
         opening = open_run(args.out, verb="pretrain", identity=identity, dropped=ONCE_IDENTITY)
         agree = distributed.Agreement()
         with agree.together(opening if fabric.is_global_zero else None):
-            if fabric.is_global_zero:
+            # As the run began: keys that came later are not written into it
+            if fabric.is_global_zero and not (args.out / RECIPE_FILE).exists():
                 atomic.write_text(args.out / RECIPE_FILE, recipes.to_yaml(config))
             train(
                 fabric,

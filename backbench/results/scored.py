@@ -46,6 +46,10 @@ _ARB = (
     ScoredBy(protocol="imagenet_arb"),
 )
 _CLLR = (
+    # "We adopt the projection result L Phi(x) for feature extraction" (Section 4)
+    ScoredBy(protocol="cllr_cifar_lphi", datasets=_CIFAR, models=("CLLR",)),
+    ScoredBy(protocol="cllr_stl10_lphi", datasets=("stl10",), models=("CLLR",)),
+    ScoredBy(protocol="cllr_imagenet100_lphi", datasets=("imagenet100",), models=("CLLR",)),
     ScoredBy(protocol="cllr_cifar", datasets=_CIFAR),
     ScoredBy(protocol="cllr_stl10", datasets=("stl10",)),
     ScoredBy(protocol="cllr_imagenet100", datasets=("imagenet100",)),
@@ -100,7 +104,9 @@ def recipe(number: Published) -> str | None:
 @functools.cache
 def protocol_name(recipe: str) -> str:
     """What a recipe under configs/transfer is called in rows."""
-    return str(config.read_recipe(config.find_recipe(recipe, "transfer"))["protocol"])
+    data = config.read_recipe(config.find_recipe(recipe, "transfer"))
+    head = f"-{data['head']}" if data.get("head") else ""
+    return f"{data['protocol']}{head}"
 
 
 def protocol(number: Published) -> tuple[str, str | None]:
