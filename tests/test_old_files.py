@@ -323,7 +323,7 @@ def launched(tmp_path, monkeypatch):
 
 def without_eta(states):
     return {
-        name: (state["name"], state["detail"].partition(", ETA")[0])
+        name: (state["name"], re.split(", ETA|, no news", state["detail"])[0])
         for name, state in states.items()
     }
 

@@ -8,7 +8,7 @@ view                   how every job stands at one moment (writes nothing)
 plan, costs            what of a grid is missing, in which arrays, at what cost
 attempt, verdict       one attempt at a job; what follows from how it and those before it ended
 pool                   processes of this machine side by side
-slurm                  the same on Slurm, through submitit
+slurm, caps            the same on Slurm, through submitit; how many at a time over all arrays
 verb                   `backbench launch run | status | retry | cancel`
 """
 

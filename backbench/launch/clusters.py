@@ -103,6 +103,7 @@ class Cluster:
     name: str
     kind: Literal["slurm", "local", "debug"]
     jobs: int = 2  # at a time: of each array on Slurm, in all on this machine
+    all_jobs: int | None = None  # at a time on Slurm, over all arrays of a grid
     max_array: int = 1000
     signal_s: int = 120  # how long before the end of its time a job is told to save
     command: str | None = None
@@ -117,6 +118,8 @@ class Cluster:
     def __post_init__(self) -> None:
         if self.jobs < 1 or self.max_array < 1:
             raise ValueError("jobs and max_array must be at least 1")
+        if self.all_jobs is not None and self.all_jobs < 1:
+            raise ValueError("all_jobs must be at least 1")
         object.__setattr__(self, "_known", {})
 
     def asks(self, job: Job) -> Resources:

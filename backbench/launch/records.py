@@ -78,6 +78,7 @@ class Submission:
     time: float
     jobs: tuple[Job, ...]
     ids: tuple[str, ...] = ()  # Slurm's, one per job
+    at_once: int | None = None  # jobs of this array at a time; None: the cluster's `jobs`
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> Submission:
@@ -201,19 +202,26 @@ class Ledger:
 
     def last_line(self, job: Job, rank: int = 0) -> str | None:
         """The last line of its log that says something."""
-        # Its last 4 KiB: logs grow long. A progress line ends in a carriage return; `$ ` begins the
-        # command, which is the first line of every attempt.
-        path = self.log(job, rank)
-        try:
-            with path.open("rb") as file:
-                file.seek(max(0, path.stat().st_size - 4096))
-                text = file.read().decode(errors="replace")
-        except OSError:
-            return None
-        for line in reversed(re.split(r"[\r\n]+", text)):
-            if line.strip() and not line.startswith("$ "):
-                return line.strip()[:300]
+        # A progress line ends in a carriage return; `$ ` begins the command, which is the first
+        # line of every attempt.
+        for line in _last_lines(self.log(job, rank)):
+            if not line.startswith("$ "):
+                return line[:300]
         return None
+
+    def submitit(self, submission: Submission) -> Path:
+        """submitit's files. One folder per submission: another cluster would number its jobs from 1
+        again, and find this one's results."""
+        return self.root / "submitit" / submission.uid
+
+    def wrapper_line(self, record: Record) -> str | None:
+        """The last line of what Slurm's script printed around the job; None where it is empty.
+
+        srun and Slurm only repeat that something ended, so what was said before them counts more.
+        """
+        found = list(_last_lines(self.submitit(record.submission) / f"{record.id}_0_log.out"))
+        said = [line for line in found if not line.startswith(("srun: ", "slurmstepd: "))]
+        return next(iter(said or found), None)
 
     def _file(self, folder: str, job: Job, suffix: str = "") -> Path:
         return self.root / folder / f"{job.key}{suffix}"
@@ -307,6 +315,20 @@ def _patiently(condition: Callable[[], bool], patience_s: float, *, pause_s: flo
             return False
         time.sleep(pause_s)
     return True
+
+
+def _last_lines(path: Path) -> Iterator[str]:
+    """The lines of a log that say something, the last one first; of its last 4 KiB, for logs grow
+    long."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - 4096))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return
+    for line in reversed(re.split(r"[\r\n]+", text)):
+        if line.strip():
+            yield line.strip()
 
 
 def _read_json(path: str | Path) -> dict[str, Any] | None:

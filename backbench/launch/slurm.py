@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 from backbench.errors import EXIT_PREEMPTED, BadInput, Failed
 from backbench.launch import slurm_client
 from backbench.launch.attempt import Attempt
+from backbench.launch.caps import Caps
 from backbench.launch.clusters import Cluster, read_cluster
 from backbench.launch.job import Job
 from backbench.launch.plan import arrays
@@ -244,12 +245,16 @@ def submit(ledger: Ledger, target: Target, jobs: Sequence[Job], active: Mapping[
     array_ids: list[str] = []
     went = 0
     made = list(arrays(target.cluster, _reachable(jobs, active)))
-    room = _room(target.cluster, [part for part, _, _ in made])
-    for part, needs, after in made:
-        submission = target.submission(uuid.uuid4().hex[:12], part)
+    sizes = [len(part) for part, _, _ in made]
+    room = _room(target.cluster, sizes)
+    caps = Caps.of(target, ledger.records(), active, sizes)
+    for number, (part, needs, after) in enumerate(made):
+        uid = uuid.uuid4().hex[:12]
+        submission = replace(target.submission(uid, part), at_once=caps.at_once[number])
         # Single jobs that must succeed; whole arrays that should be over, well or not
         wait_for = [f"afterok:{ids[name]}" for name in needs if name in ids]
-        wait_for += [f"afterany:{array_ids[number]}" for number in after]
+        wait_for += [f"afterany:{array_ids[earlier]}" for earlier in after]
+        wait_for += [f"afterany:{array}" for array in caps.behind(number, array_ids)]
         try:
             if went + len(part) > room:
                 raise Failed(f"Slurm's limit MaxJobCount leaves room for {room - went:.0f} jobs")
@@ -264,21 +269,20 @@ def submit(ledger: Ledger, target: Target, jobs: Sequence[Job], active: Mapping[
             ) from None
         ledger.write_submission(replace(submission, ids=tuple(numbers)))
         went += len(part)
-        for job, number in zip(part, numbers):
-            ids[job.name] = number
+        ids |= {job.name: number for job, number in zip(part, numbers)}
         array_ids.append(numbers[0].split("_")[0])
     return len(array_ids)
 
 
-def _room(cluster: Cluster, parts: Sequence[Sequence[Job]]) -> float:
+def _room(cluster: Cluster, sizes: Sequence[int]) -> float:
     """How many jobs Slurm takes now. BadInput for an array that it never would.
 
     sbatch itself would try for two minutes, in silence, and then not say why.
     """
-    known = slurm_client.limits() if parts else None
+    known = slurm_client.limits() if sizes else None
     if known is None:
         return math.inf
-    largest = max(map(len, parts))
+    largest = max(sizes)
     for most, name in ((known.array, "MaxArraySize"), (known.jobs, "MaxJobCount")):
         if largest > most:
             raise BadInput(
@@ -307,7 +311,7 @@ def _sbatch(ledger: Ledger, cluster: Cluster, submission: Submission, dependency
     """One array; Slurm's numbers, one per job."""
     import submitit
 
-    executor = submitit.SlurmExecutor(_folder(ledger, submission), max_num_timeout=TIME_LIMITS)
+    executor = submitit.SlurmExecutor(ledger.submitit(submission), max_num_timeout=TIME_LIMITS)
     executor.update_parameters(**_parameters(cluster, submission, dependency))
     try:
         jobs = executor.submit_array(_tasks(ledger, cluster, submission))
@@ -337,12 +341,6 @@ def _in_spite_of(words: str, ledger: Ledger, submission: Submission) -> list[str
     raise Failed(f"sbatch refused {submission.jobs[0].like}: {words}")
 
 
-def _folder(ledger: Ledger, submission: Submission) -> Path:
-    """submitit's files. One folder per submission: another cluster would number its jobs from 1
-    again, and find this one's results."""
-    return ledger.root / "submitit" / submission.uid
-
-
 def _parameters(cluster: Cluster, submission: Submission, dependency: str) -> dict[str, object]:
     """What submitit calls sbatch's options; what is not asked for is left out."""
     asked = cluster.asks(submission.jobs[0])
@@ -362,7 +360,7 @@ def _parameters(cluster: Cluster, submission: Submission, dependency: str) -> di
         "mem": f"{math.ceil(asked.memory_gb * 1024)}M" if asked.memory_gb else None,
         "time": math.ceil(asked.hours * 60) if asked.hours else None,
         "signal_delay_s": int(cluster.grace_s(asked)),
-        "array_parallelism": cluster.jobs,
+        "array_parallelism": submission.at_once or cluster.jobs,
         "setup": list(cluster.setup) or None,
         "dependency": dependency or None,
         "stderr_to_stdout": True,
@@ -398,7 +396,7 @@ def adopt(ledger: Ledger, submission: Submission) -> None:
     import submitit
 
     cluster = read_cluster(submission.cluster, submission.cluster_overrides)
-    folder = _folder(ledger, submission)
+    folder = ledger.submitit(submission)
     for job_id, task in zip(submission.ids, _tasks(ledger, cluster, submission)):
         path = submitit.core.utils.JobPaths(folder, job_id=job_id).submitted_pickle
         if not path.exists():

@@ -28,12 +28,27 @@ _PENDING |= {"RESIZING", "SUSPENDED"}
 _RUNNING = {"RUNNING", "COMPLETING", "SIGNALING", "STAGE_OUT", "STOPPED"}
 
 
+# What squeue says of a job that ended without a word of its own -> State.cause
+_SLURMS = {
+    "OUT_OF_MEMORY": "out of memory",
+    "TIMEOUT": "out of time",
+    "DEADLINE": "out of time",
+    "NODE_FAIL": "node failed",
+    "BOOT_FAIL": "node failed",
+}
+
+
 @dataclass(frozen=True)
 class State:
-    """How a job stands now. `waiting` is for another job, `blocked` by one that came to nothing."""
+    """How a job stands now. `waiting` is for another job, `blocked` by one that came to nothing.
+
+    `cause`, of a lost one, in a word: not submitted, never started, killed, out of memory, out of
+    time, node failed, failed, forgotten.
+    """
 
     name: StateName
     detail: str = ""
+    cause: str = ""
 
 
 class Snapshot:
@@ -155,7 +170,19 @@ class Snapshot:
         # 6. It ended in good order (saved, and to be continued), or without a word.
         if was in ("stopped", "queued"):
             return State("stopped", "started, not there any more")
-        return State("lost", "" if was == "new" else "started, not there any more")
+        if was != "new":
+            return State("lost", "started, not there any more", "killed")
+        return self._never_started(record)
+
+    def _never_started(self, record: Record) -> State:
+        """Lost before its process could write a word."""
+        if record.submission.kind != "slurm":
+            return State("lost", "its launcher ended first", "never started")
+        if record.id is None:
+            return State("lost", "sbatch was not done with it, or failed", "not submitted")
+        if self.ledger.wrapper_line(record) is None:
+            return State("lost", "Slurm knows it no longer and it wrote nothing", "forgotten")
+        return State("lost", "", "never started")
 
     def _state_on_slurm(self, record: Record, was: str) -> State | None:
         """What Slurm's queue says; None where it knows nothing that the other rules do not."""
@@ -178,7 +205,8 @@ class Snapshot:
         if queued.state == "CANCELLED":  # by someone; or by Slurm, as its dependency never comes
             return self._blocked(record.job) or State("cancelled")
         if queued.state != "COMPLETED":
-            return State("lost", f"Slurm says {queued.state.lower()}")
+            cause = "never started" if was == "new" else _SLURMS.get(queued.state, "failed")
+            return State("lost", f"Slurm says {queued.state.lower()}", cause)
         return None
 
     def _waits_for(self, job: Job) -> str:
@@ -189,6 +217,13 @@ class Snapshot:
         if len(names) > 1:
             return f"for {names[0]} and {len(names) - 1} more"
         return f"for {names[0]}" if names else ""
+
+    def root_cause(self, name: str) -> str:
+        """The job that came to nothing by itself, of those that a blocked one needs."""
+        while self.state(name).name == "blocked":
+            needs = [n for n in self.records[name].job.needs if n in self.records]
+            name = next(n for n in needs if self.state(n).name in UNSUCCESSFUL)
+        return name
 
     def _blocked(self, job: Job) -> State | None:
         for name in job.needs:
@@ -203,18 +238,34 @@ def _eta(ledger: Ledger, job: Job) -> str:
     if note is None:
         return ""
     ends = ""
-    if note["eta_s"] is not None:
-        left = note["eta_s"] - (time.time() - note["time"])
-        ends = f", ETA {seconds(max(0.0, left))}"
+    if note["eta_s"] is not None and note["done"] < note["total"]:
+        silent = time.time() - note["time"]
+        left = note["eta_s"] - silent
+        # Where its time is up by its last word, it is late or its part of the run is over
+        if left >= 1:
+            ends = f", ETA {seconds(left)}"
+        elif silent > SILENT_S:
+            ends = f", no news for {seconds(silent)}"
     return f"{note['what']} {note['done']}/{note['total']} {note['unit']}s{ends}"
 
 
 # What `launch status` shows: every job of these states with its detail, and the others by kind
-ONE_BY_ONE: tuple[StateName, ...] = ("running", "failed", "blocked", "lost", "cancelled")
+ONE_BY_ONE: tuple[StateName, ...] = ("running", "failed", "lost", "cancelled")
 BY_KIND: tuple[StateName, ...] = ("waiting", "queued", "stopped")
-COUNTED: tuple[StateName, ...] = (*ONE_BY_ONE, "stopped", "waiting", "queued", "done")
+COUNTED: tuple[StateName, ...] = (
+    "running",
+    "failed",
+    "blocked",
+    "lost",
+    "cancelled",
+    "stopped",
+    "waiting",
+    "queued",
+    "done",
+)
 MOST_ROWS = 40  # of one state
 MOST_KINDS = 20
+SILENT_S = 30.0  # a run writes its progress once a second
 
 
 def status_text(snapshot: Snapshot, width: int = 160) -> str:
@@ -228,9 +279,14 @@ def status_text(snapshot: Snapshot, width: int = 160) -> str:
         lines.append(f"! {snapshot.trouble}")
     for name in ONE_BY_ONE:
         for job in jobs[name][:MOST_ROWS]:
-            lines.append(f"{name:9} {job}  {_detail(snapshot, job)}"[:width])
+            cause = snapshot.state(job).cause
+            word = f"{name:9} {cause + ':':15}" if cause else f"{name:9}"
+            lines.append(f"{word} {job}  {_detail(snapshot, job)}"[:width])
         if len(jobs[name]) > MOST_ROWS:
             lines.append(f"{name:9} ... and {len(jobs[name]) - MOST_ROWS} more")
+    roots = Counter(snapshot.root_cause(job) for job in jobs["blocked"])
+    for root, count in roots.most_common(MOST_ROWS):
+        lines.append(f"blocked   {count} behind {root}  {snapshot.state(root).name}"[:width])
     for name in BY_KIND:
         kinds = Counter(snapshot.records[job].job.like for job in jobs[name])
         for like, count in kinds.most_common(MOST_KINDS):
@@ -243,7 +299,10 @@ def _detail(snapshot: Snapshot, name: str) -> str:
     state = snapshot.state(name)
     if state.name not in ("failed", "lost"):
         return state.detail
-    last = snapshot.ledger.last_line(snapshot.records[name].job) or ""
-    if last in state.detail:
+    record = snapshot.records[name]
+    last = snapshot.ledger.last_line(record.job)
+    if state.name == "lost" and last is None:  # its command never ran: what Slurm's script said
+        last = snapshot.ledger.wrapper_line(record)
+    if not last or last in state.detail:
         return state.detail
     return f"{state.detail} | {last}" if state.detail else last

@@ -30,9 +30,11 @@ def nodes_stay_in_service(three_nodes):
 class Trial:
     """A pretraining under way on `nodes` nodes, with its state saved; a probe behind it."""
 
-    def __init__(self, lab, shell, *, nodes=1, partition="main", hours=0.2, **more) -> None:
+    def __init__(
+        self, lab, shell, *, nodes=1, partition="main", hours=0.2, steps=120, **more
+    ) -> None:
         self.lab, self.shell = lab, shell
-        self.walk = {"steps": 120, "step_s": 0.1, "save_every": 5}
+        self.walk = {"steps": steps, "step_s": 0.1, "save_every": 5}
         lab.dataset("pretrain", **self.walk)
         self.grid = lab.grid(recipes=["demo_random"], evaluate=lab.linear("d1"))
         asked = {"cpus": 1, "memory_gb": 0.5, "hours": hours, "partition": partition}
@@ -77,6 +79,7 @@ class Trial:
 
     def equals_an_undisturbed_run(self) -> None:
         self.lab.dataset("pretrain", steps=self.walk["steps"])
+        self.lab.dataset("d1", steps=1)
         assert self.lab.values("runs") == self.lab.reference(self.grid)
 
 
@@ -118,12 +121,10 @@ def test_scancel_and_run_again(lab, shell, nodes):
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_time_limit(lab, shell, nodes):
     """Slurm's clock: one minute, told to save 20 s before; it may be up to a minute early."""
-    lab.dataset("d1")
-    trial = Trial(lab, shell, nodes=nodes, hours=1 / 60)
-    lab.dataset("pretrain", **{**trial.walk, "steps": 1000})
-    lab.until("runs", lambda s: "time limit" in lab.attempts("runs")[trial.name], LONG)
-    lab.dataset("pretrain", **trial.walk)
+    trial = Trial(lab, shell, nodes=nodes, hours=1 / 60, steps=600)
     lab.until_done("runs", LONG)
+    hows = lab.attempts("runs")[trial.name]
+    assert hows[0] == "time limit" and hows[-1] == "done", hows
     trial.equals_an_undisturbed_run()
 
 

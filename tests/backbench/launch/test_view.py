@@ -65,7 +65,7 @@ def shown(ledger):
         (None, "stopped", ("stopped", "started, not there any more")),
         (None, "queued", ("stopped", "started, not there any more")),
         (None, "cancelled", ("cancelled", "")),
-        (None, None, ("lost", "")),
+        (None, None, ("lost", "Slurm knows it no longer and it wrote nothing")),
     ],
 )
 def test_state_of_a_job_on_slurm(tmp_path, stand_in_slurm, queued, was, state):
@@ -76,7 +76,8 @@ def test_state_of_a_job_on_slurm(tmp_path, stand_in_slurm, queued, was, state):
     here = [] if queued is None else [("7_0", *queued, "u1")]
     # Another cluster's job of the same number is not ours
     stand_in_slurm.queue(*here, ("7_1", "RUNNING", "None", "someone"))
-    assert shown(ledger) == {"x/one": state, "x/two": ("lost", "")}
+    gone = "Slurm knows it no longer and it wrote nothing"
+    assert shown(ledger) == {"x/one": state, "x/two": ("lost", gone)}
 
 
 def test_files_that_are_there_count_more_than_what_became_of_the_job(tmp_path, stand_in_slurm):
@@ -150,8 +151,97 @@ def test_state_of_a_job_of_this_machine(tmp_path):
                 "x/left": ("cancelled", ""),
             }
         assert shown(ledger)["x/runs"][0] == "running", "its launcher was killed, it was not"
-        assert shown(ledger)["x/next"] == ("lost", "")
+        assert shown(ledger)["x/next"] == ("lost", "its launcher ended first")
     assert shown(ledger)["x/runs"] == ("lost", "started, not there any more")
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        ("OUT_OF_MEMORY", "running", "", "out of memory:  x  Slurm says out_of_memory | loss 3.2"),
+        ("NODE_FAIL", "running", "", "node failed:    x  Slurm says node_fail | loss 3.2"),
+        ("TIMEOUT", "running", "", "out of time:    x  Slurm says timeout | loss 3.2"),
+        (None, "running", "", "killed:         x  started, not there any more | loss 3.2"),
+        (
+            "FAILED",
+            None,
+            "script: line 9: module: command not found\nsrun: error: n1: task 0: Exited with 1\n",
+            "never started:  x  Slurm says failed | script: line 9: module: command not found",
+        ),
+        (
+            None,
+            None,
+            "srun: error: n1: no python\n",
+            "never started:  x  srun: error: n1: no python",
+        ),
+        (None, None, None, "forgotten:      x  Slurm knows it no longer and it wrote nothing"),
+    ],
+)
+def test_a_lost_job_has_its_cause_in_a_word_and_the_last_line_that_was_said(
+    tmp_path, stand_in_slurm, case
+):
+    queued, was, wrapper, row = case
+    ledger, one = Ledger(tmp_path / "runs"), job("x")
+    submission = submit(ledger, one, ids=("7",))
+    if was is not None:
+        write_status(ledger, one, was)
+        ledger.log(one).parent.mkdir()
+        ledger.log(one).write_text("$ backbench linear\nloss 3.2\r\n")
+    if wrapper is not None:
+        ledger.submitit(submission).mkdir(parents=True)
+        (ledger.submitit(submission) / "7_0_log.out").write_text(wrapper)
+    if queued is not None:
+        stand_in_slurm.queue(("7", queued, "None", "u1"))
+    assert status_text(Snapshot(ledger)).splitlines()[1:] == [f"lost      {row}"]
+
+
+def test_an_array_that_slurm_never_had_says_so(tmp_path, stand_in_slurm):
+    ledger = Ledger(tmp_path / "runs")
+    submit(ledger, job("x"))
+    (row,) = status_text(Snapshot(ledger)).splitlines()[1:]
+    assert row == "lost      not submitted:  x  sbatch was not done with it, or failed"
+
+
+def test_what_is_blocked_is_told_by_its_root_in_one_line(tmp_path, stand_in_slurm):
+    ledger = Ledger(tmp_path / "runs")
+    first, other = job("pretrain/first"), job("pretrain/other")
+    middle = job("convert", needs=(first.name,))
+    behind = [job(f"x/{i}", needs=("convert",)) for i in range(33)]
+    alone = job("y", needs=(other.name,))
+    submit(ledger, first, other, middle, *behind, alone)
+    write_status(ledger, first, "failed", "no such folder")
+    write_status(ledger, other, "cancelled")
+    lines = status_text(Snapshot(ledger)).splitlines()
+    assert lines == [
+        "1 failed  35 blocked  1 cancelled",
+        "failed    pretrain/first  no such folder",
+        "cancelled pretrain/other  ",
+        "blocked   34 behind pretrain/first  failed",
+        "blocked   1 behind pretrain/other  cancelled",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("done", "eta_s", "age", "ends"),
+    [
+        (30, 100.0, 25, ", ETA 1:15"),
+        (30, 100.0, 110, ", no news for 1:50"),
+        (30, 5.0, 6, ""),  # a moment late is no news
+        (100, 0.0, 5, ""),  # this part of the run is over
+        (0, None, 5, ""),
+    ],
+)
+def test_no_time_is_told_that_is_not_known(tmp_path, done, eta_s, age, ends):
+    ledger, one = Ledger(tmp_path / "runs"), job("x")
+    submit(ledger, one, uid="pool-0", kind="local", cluster="local")
+    write_status(ledger, one, "running")
+    about = {"what": "probe", "done": done, "total": 100, "unit": "step", "eta_s": eta_s}
+    (ledger.runs / "x").mkdir()
+    (ledger.runs / "x" / "progress.json").write_text(
+        json.dumps({**about, "time": time.time() - age})
+    )
+    with ledger.alone(one):
+        assert shown(ledger) == {"x": ("running", f"probe {done}/100 steps{ends}")}
 
 
 def traces(folder):
