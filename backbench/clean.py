@@ -10,7 +10,6 @@ of a run that is not finished.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import time
 from collections.abc import Iterable
@@ -20,6 +19,7 @@ from pathlib import Path
 from backbench.errors import BadInput
 from backbench.results import store
 from backbench.runs.folder import CHECKPOINT_FILE, RUN_FILE, STATE_FILE
+from backbench.untrusted import jsons, words
 from backbench.weights import header
 
 STILL_WRITTEN_S = 3600  # a temporary file younger than this may have a living writer
@@ -94,8 +94,8 @@ def _look(folder: Path, names: Iterable[str], run: Held | None, loose: list[Remo
 
 def _open(folder: Path) -> Held:
     try:
-        verb = str(json.loads((folder / RUN_FILE).read_text()).get("verb"))
-    except (OSError, json.JSONDecodeError, AttributeError):
+        verb = words.shown(str(jsons.read(folder / RUN_FILE).get("verb")), 40)
+    except (OSError, ValueError, AttributeError):
         verb = "?"
     if verb == "pretrain":
         return Held(folder, verb, _whole(folder / CHECKPOINT_FILE))

@@ -121,7 +121,7 @@ class Measurement(NamedTuple):
     @property
     def recorded(self) -> float:
         """Seconds since 1970; a result that does not say counts as older than all that do."""
-        return float(self.result.origin.get("recorded", 0.0))
+        return float(self.result.origin.get("recorded") or 0.0)
 
 
 @dataclass

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import tempfile
 from pathlib import Path
 from typing import TypedDict
@@ -11,6 +10,7 @@ from typing import TypedDict
 from backbench.board import ablation, predictor
 from backbench.board.board import Board
 from backbench.runs.folder import PICTURES
+from backbench.untrusted import jsons
 
 ANALYSES = 8  # runs whose figures stand on the page
 OVERVIEWS = {  # file in RUN/pictures -> what it shows
@@ -49,7 +49,7 @@ def analyses(board: Board) -> list[tuple[str, Path]]:
     for run in list(runs)[:ANALYSES]:
         # Whatever else lies in such a file, the page goes without its figures rather than fail.
         try:
-            about = json.loads((run / "analysis.json").read_text())
+            about = jsons.read(run / "analysis.json")
             names = dict.fromkeys(space["name"] for space in about["spaces"])
             what = f"Features on {about['dataset']}: {', '.join(names)}"
         except (OSError, ValueError, KeyError, TypeError):

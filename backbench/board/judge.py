@@ -54,8 +54,9 @@ def expected_keys(board: Board, runs: Iterable[str | Path]) -> dict[str, list[st
     # 2. What the checkpoint files say: only headers are read, and others' checkpoints left alone.
     for file in _checkpoints_below(runs) | _checkpoints_named(board):
         about = header.about(file)
-        if about.get("digest") in keys:
-            keys[about["digest"]].update(published.keys_in(about.get("provenance") or {}))
+        digest, provenance = about.get("digest"), about.get("provenance")
+        if isinstance(digest, str) and digest in keys and isinstance(provenance, Mapping):
+            keys[digest].update(published.keys_in(provenance))
     return {digest: sorted(found) for digest, found in keys.items() if found}
 
 
@@ -72,10 +73,10 @@ def _checkpoints_named(board: Board) -> set[Path]:
     commands: set[tuple[str, str]] = set()  # most numbers share theirs with others
     for cell in board.cells.values():
         for result, _ in cell.parts:
-            command = result.origin.get("command", "")
+            command = result.origin.get("command") or ""
             if isinstance(command, list):
                 command = shlex.join(command)
-            commands.add((result.origin.get("cwd", "."), command))
+            commands.add((result.origin.get("cwd") or ".", command))
     files: set[Path] = set()
     for cwd, command in commands:
         for word in shlex.split(command):

@@ -41,6 +41,7 @@ from backbench.results.store import Result
 from backbench.runs import atomic
 from backbench.runs.folder import CHECKPOINT_FILE, METRICS_FILE, PICTURES, RUN_FILE, read_metrics
 from backbench.tasks import TASKS
+from backbench.untrusted import jsons, opening, words
 from backbench.weights import header
 
 HERE = Path(__file__).parent
@@ -392,13 +393,16 @@ def curves(board: Board, runs: Iterable[str | Path]) -> list[PageCurve]:
     labels, places = board.labels(), _places(board)
     out: list[PageCurve] = []
     for run in _pretrainings(runs):
-        logged = [line for line in read_metrics(run) if "step" in line]
+        logged = [line for line in read_metrics(run) if math.isfinite(line.get("step", math.nan))]
         if len(logged) < 2:
             continue
         # A pretraining without results has no row: its checkpoint, or else its folder, names it.
         about = header.about(run / CHECKPOINT_FILE)
         digest = str(about.get("digest"))
-        own_name = (about.get("provenance") or {}).get("name") or run.name
+        provenance = about.get("provenance")
+        own_name = run.name
+        if isinstance(provenance, Mapping) and provenance.get("name"):
+            own_name = words.shown(str(provenance["name"]))
         x, y = _thin(logged)
         if y:
             name = labels.get(digest) or str(own_name)
@@ -416,8 +420,8 @@ def _pretrainings(runs: Iterable[str | Path]) -> list[Path]:
     out = []
     for file in sorted(files.values()):
         try:
-            about = json.loads((file.parent / RUN_FILE).read_text())
-        except (OSError, json.JSONDecodeError):
+            about = jsons.read(file.parent / RUN_FILE)
+        except (OSError, ValueError):
             continue
         if isinstance(about, dict) and about.get("verb") == "pretrain":
             out.append(file.parent)
@@ -496,9 +500,9 @@ def _small_image(file: Path) -> str | None:
     from PIL import Image
 
     try:
-        with Image.open(file) as opened:
+        with opening.open_regular(file, most=opening.GIGABYTE) as data, Image.open(data) as opened:
             image = opened.convert("RGB")
-    except OSError:
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
         return None
     if image.width > PICTURE_WIDTH:
         image = image.resize((PICTURE_WIDTH, round(image.height * PICTURE_WIDTH / image.width)))

@@ -10,6 +10,7 @@ from backbench.board.board import Board, Column, add_published, collect, text_of
 from backbench.board.judge import Judged, expected_keys, judge, not_judged
 from backbench.errors import EXIT_FAILED, BadInput
 from backbench.runs.folder import RESULTS_FILE, log
+from backbench.untrusted import words
 
 ROWS = 30  # of the table on standard output
 # Of a space's fifteen; the csv and the page have the others
@@ -34,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     if args.published:
         add_published(board)
     for problem in board.problems:
-        log.warning(problem)
+        log.warning(words.shown(problem, 1000))
     _write(board, judged, args)
     _print(board)
     for verdict in judged:

@@ -6,7 +6,6 @@ Whoever only wants the table imports neither numpy nor torch with it.
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal, TypedDict
@@ -18,6 +17,7 @@ from backbench.datasets.splits import Splits
 from backbench.errors import BadInput, nearest
 from backbench.images.files import ArrayList, ImageList, scan_folder
 from backbench.runs.folder import log
+from backbench.untrusted import jsons
 
 RECORD = "backbench-splits.json"
 
@@ -361,11 +361,16 @@ def compare_record(name: str, root: Path, found: Splits, seed: int) -> None:
     file = record_file(name, root)
     if not file.exists():
         return
-    then = json.loads(file.read_text())
-    if then["seed"] != seed:
+    try:
+        then = jsons.read(file)
+        recorded, others = then["splits"], then["seed"] != seed
+        was_of = {which: dict(recorded[which]) for which in ("train", "val", "test")}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BadInput(f"{file}: damaged ({error!r:.60}); remove it, or record it anew") from None
+    if others:
         return
     for which, now in record_of(found).items():
-        was = then["splits"][which]
+        was = was_of[which]
         if was != now:
             raise BadInput(
                 f"{name}: the {which} split is not the recorded one ({now['images']} images,"

@@ -25,6 +25,7 @@ from backbench.launch.costs import evaluation_costs, pretraining_costs
 from backbench.launch.grid import Evaluation, Grid, Source, Sweep, evaluations
 from backbench.launch.job import Job
 from backbench.runs.folder import CHECKPOINT_FILE, RUN_FILE
+from backbench.untrusted import jsons
 from backbench.weights import header
 
 LONGEST_NAME = 80  # characters of what people chose, in a folder's name
@@ -410,9 +411,9 @@ def _run_label(path: Path, where: str, *, skip: bool) -> str | None:
     # A grid's own folder has its fingerprint in its name already. Another one's label gets one of
     # all that run.json says, for two folders of one name may lie in two places.
     try:
-        about = json.loads((path / RUN_FILE).read_text())
+        about = jsons.read(path / RUN_FILE)
         verb = about["verb"]
-    except (OSError, json.JSONDecodeError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError):
         verb = None
     if verb == "pretrain":
         if re.search(r"-s\d+-[0-9a-f]{8}$", path.name) and path.parent.name == "pretrain":

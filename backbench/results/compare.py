@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from backbench.runs import seeding
+from backbench.runs.folder import log
+from backbench.untrusted import opening, words
 
 if TYPE_CHECKING:
     import numpy as np
@@ -48,16 +50,45 @@ class Difference:
 
 @functools.lru_cache(maxsize=4096)
 def load(path: Path) -> Arrays | None:
-    """The arrays of one file of predictions, or None where it is missing or damaged."""
+    """The arrays of one file of predictions, or None where it is missing or damaged, which is
+    said."""
     import zipfile
 
     import numpy as np
 
     try:
-        with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile):
+        with opening.open_regular(path, most=opening.GIGABYTE) as opened:
+            with zipfile.ZipFile(opened) as archive:
+                if sum(member.file_size for member in archive.infolist()) > opening.GIGABYTE:
+                    raise ValueError("more than 1 GB when unpacked")
+            opened.seek(0)
+            with np.load(opened, allow_pickle=False) as file:
+                arrays = {name: file[name] for name in file.files}
+        _refuse_shapes(arrays)
+    except FileNotFoundError:
         return None
+    except Exception as error:  # whatever a broken file provokes in zipfile or numpy
+        said = words.shown(" ".join(str(error).split()), 100) or type(error).__name__
+        log.warning(f"{words.shown(str(path), 300)}: predictions left out: {said}")
+        return None
+    return arrays
+
+
+def _refuse_shapes(arrays: Arrays) -> None:
+    """ValueError for what cannot be predictions: `store.keep_predictions` says what can."""
+    import numpy as np
+
+    per_image = {name for name in ("prediction", "label", "hits5") if name in arrays}
+    for name, array in arrays.items():
+        kinds = "U" if name == "manifest" else "iub" if name in per_image else "iufb"
+        if array.dtype.kind not in kinds:
+            raise ValueError(f"'{name}' is of type {array.dtype}")
+        if name in per_image and array.ndim != 1:
+            raise ValueError(f"'{name}' has {array.ndim} dimensions")
+    if "manifest" not in arrays or np.ndim(arrays["manifest"]):
+        raise ValueError("no manifest")
+    if len({len(arrays[name]) for name in per_image}) > 1:
+        raise ValueError(f"{', '.join(sorted(per_image))} have different lengths")
 
 
 def compare(a: Sequence[Path], b: Sequence[Path], metric: str) -> Difference | None:

@@ -23,14 +23,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from backbench.errors import BadInput, nearest
+from backbench.results.line import check
 from backbench.runs import atomic, failures
 from backbench.runs.folder import OWED_FILE, PREDICTIONS, RESULTS_FILE, RUN_FILE
 from backbench.tasks import TASKS
+from backbench.untrusted import jsons, opening, words
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
 SCHEMA = 2
+LARGEST_FILE = 4 * opening.GIGABYTE  # of results: a million of them
 Line = dict[str, Any]  # one decoded JSON object, before anything is known of it
 
 
@@ -209,8 +212,8 @@ def _origin(run: Path) -> Origin:
     """Where and when these numbers are made; the command is the one that opened the run folder."""
     stamp: Origin = {"recorded": round(time.time(), 3), **_here()}
     try:
-        opened = json.loads((run / RUN_FILE).read_text())
-    except (OSError, json.JSONDecodeError):
+        opened = jsons.read(run / RUN_FILE)
+    except (OSError, ValueError):
         return stamp
     for key in ("command", "cwd"):
         if key in opened:
@@ -318,16 +321,26 @@ def files_below(path: str | Path) -> list[Path]:
 
 def read_file(file: Path) -> Iterator[Result | str]:
     """Each line as a Result, or as one line of text about why it could not be read."""
-    for number, line in enumerate(file.read_bytes().split(b"\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            yield parse(json.loads(line))
-        except ValueError:
-            start = line[:60].decode(errors="replace")
-            yield f"{file}:{number}: truncated line, not counted: {start}"
-        except (BadInput, TypeError, KeyError, AttributeError) as error:
-            yield f"{file}:{number}: {error}"
+    where = words.shown(str(file), 300)
+    try:
+        # A FIFO in the place of a file would keep its reader waiting
+        opened = opening.open_regular(file, most=LARGEST_FILE)
+    except OSError as error:
+        yield f"{where}: not read: {error.strerror}"
+        return
+    with opened:
+        for number, line in enumerate(opened, 1):
+            if not line.strip():
+                continue
+            try:
+                yield parse(jsons.decode(line))
+            except ValueError as error:
+                start = words.shown(line.rstrip(b"\n")[:60].decode(errors="replace"))
+                # What does not end as JSON ends was cut off; what is too deep is whole
+                what = "truncated line" if isinstance(error, json.JSONDecodeError) else str(error)
+                yield f"{where}:{number}: {words.shown(what)}, not counted: {start}"
+            except (BadInput, TypeError, KeyError, AttributeError) as error:
+                yield f"{where}:{number}: {words.shown(str(error))}"
 
 
 def read(path: str | Path) -> tuple[list[Result], list[str]]:
@@ -354,12 +367,19 @@ MIGRATIONS = {1: _from_1}
 def parse(data: Line) -> Result:
     """One decoded JSON line as a Result of this schema; an unknown schema is refused by name."""
     # One step at a time, from each schema to the next; what no step leads to SCHEMA is unknown.
+    if not isinstance(data, dict):
+        raise BadInput(f"a {type(data).__name__}, not a result")
     schema = data.get("schema")
-    while schema in MIGRATIONS:
+    while type(schema) is int and schema in MIGRATIONS:
         data = MIGRATIONS[schema](data)
         schema = data["schema"]
     if schema != SCHEMA:
-        raise BadInput(f"result of schema {schema}, not counted; this version reads 1 to {SCHEMA}")
+        said = f"{schema!s:.20}"
+        raise BadInput(f"result of schema {said}, not counted; this version reads 1 to {SCHEMA}")
+    check(data)
     if data.get("ci95") is not None:
         data = {**data, "ci95": tuple(data["ci95"])}
+    for key in ("provenance", "origin"):
+        if data.get(key) is None:
+            data = {**data, key: {}}
     return Result(**data)

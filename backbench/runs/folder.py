@@ -15,6 +15,7 @@ from typing import TypedDict
 
 from backbench.errors import BadInput
 from backbench.runs import atomic, failures, lock
+from backbench.untrusted import jsons, opening, words
 
 log = logging.getLogger("backbench")
 # Every file that a run's folder may hold, by the name that all of the suite knows it by
@@ -100,9 +101,9 @@ def _refuse_another_run(
     """BadInput unless RUN_FILE `file` tells of this verb with this identity."""
     out = file.parent
     try:
-        then = json.loads(file.read_text())
+        then = jsons.read(file)
         before = dict(then["identity"])
-    except (json.JSONDecodeError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError):
         raise BadInput(f"{file}: damaged; remove {out} or choose another --out") from None
     if then.get("verb") != verb:
         raise BadInput(
@@ -164,16 +165,19 @@ class Metrics:
 
 
 def read_metrics(run: str | Path) -> list[dict[str, float]]:
-    """The rows of RUN/metrics.jsonl; a torn last line is left out."""
-    path = Path(run) / METRICS_FILE
+    """The rows of RUN/metrics.jsonl; a torn last line is left out, and whatever else is no row."""
     rows: list[dict[str, float]] = []
-    if not path.exists():
+    try:
+        text = opening.read_bytes(Path(run) / METRICS_FILE, most=opening.GIGABYTE)
+    except OSError:
         return rows
-    for line in path.read_text().splitlines():
+    for line in text.splitlines():
         try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
+            row = jsons.decode(line)
+        except ValueError:
             continue
+        if isinstance(row, dict) and isinstance(row.get("step", 0), int | float):
+            rows.append(row)
     return rows
 
 
@@ -265,16 +269,17 @@ class ProgressNote(TypedDict):
 def read_progress(run: str | Path) -> ProgressNote | None:
     """What RUN/progress.json says; None where there is none, or none that can be read."""
     try:
-        note = json.loads((Path(run) / PROGRESS_FILE).read_text())
+        note = jsons.read(Path(run) / PROGRESS_FILE)
+        left = note["eta_s"]
         return ProgressNote(
-            what=note["what"],
-            done=note["done"],
-            total=note["total"],
-            unit=note["unit"],
-            eta_s=note["eta_s"],
-            time=note["time"],
+            what=words.shown(str(note["what"])),
+            done=int(note["done"]),
+            total=int(note["total"]),
+            unit=words.shown(str(note["unit"])),
+            eta_s=None if left is None else float(left),
+            time=float(note["time"]),
         )
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return None
 
 

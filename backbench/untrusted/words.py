@@ -38,3 +38,14 @@ def control_below(value: object, path: str = "", allowed: str = "") -> tuple[str
             if inner := control_below(below, f"{path}[{number}]", allowed):
                 return inner
     return None
+
+
+def shown(text: str, most: int = 200) -> str:
+    """`text` as it can be printed: control characters written out, cut to its first `most`."""
+    cut = text if len(text) <= most else text[:most] + "..."
+    if control_in(cut) is None:
+        return cut
+    pieces = []
+    for character in cut:
+        pieces.append(ascii(character)[1:-1] if control_in(character) else character)
+    return "".join(pieces)

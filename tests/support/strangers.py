@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import pickle
 import signal
 import subprocess
@@ -46,6 +47,8 @@ def door(*arguments) -> Said:
         raise TooLongError
 
     out, err = io.StringIO(), io.StringIO()
+    # As in a new process, messages go to where standard error goes now
+    handlers, logging.root.handlers = logging.root.handlers, []
     numbers = (signal.SIGALRM, signal.SIGPROF)
     before = [signal.signal(number, over) for number in numbers]
     start = time.process_time()
@@ -59,6 +62,7 @@ def door(*arguments) -> Said:
     except TooLongError:
         status = None
     finally:
+        logging.root.handlers = handlers
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.setitimer(signal.ITIMER_PROF, 0)
         for number, handler in zip(numbers, before):

@@ -1,0 +1,177 @@
+"""Results by strangers: a bad line is named and left out, the board stands."""
+
+import csv
+import json
+import os
+import shutil
+
+import numpy as np
+import pytest
+from support.boards import DEMO, synthetic
+from support.strangers import door
+
+GOOD = ["good-one", "good-two"]
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory):
+    """Runs of two checkpoints, of which one is better."""
+    root = tmp_path_factory.mktemp("good")
+    synthetic(root, GOOD, DEMO[:2], images=100)
+    return root
+
+
+@pytest.fixture
+def runs(good, tmp_path):
+    return shutil.copytree(good, tmp_path / "runs")
+
+
+def board(runs, out):
+    """The leaderboard with everything it can write; its csv, row by row."""
+    asked = ("--csv", out / "x.csv", "--tidy", out / "t.csv", "--html", out / "x.html")
+    said = door("leaderboard", runs, *asked, "--markdown", out / "md", "--latex", out / "tex")
+    assert said.status == 0, (said.status, said.err[-2000:])
+    assert "Traceback" not in said.err and "Logging error" not in said.err
+    with (out / "x.csv").open(newline="") as file:
+        rows = {row["name"]: row for row in csv.DictReader(file)}
+    return said, rows
+
+
+@pytest.fixture(scope="module")
+def before(good, tmp_path_factory):
+    return board(good, tmp_path_factory.mktemp("before"))[1]
+
+
+def a_line(runs, **changes):
+    """One of the good lines, changed: what a key of None is, is left out."""
+    file = sorted(runs.rglob("results.jsonl"))[0]
+    line = json.loads(file.read_text().splitlines()[0])
+    line |= {"checkpoint": "f" * 64, "name": "bad", **changes}
+    return json.dumps(line)
+
+
+def beside(runs, content, name="results.jsonl"):
+    folder = runs / "bad"
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    return folder
+
+
+BAD = {
+    "value-text": {"value": "abc"},
+    "value-list": {"value": [1]},
+    "value-digits": {"value": 10**4000},
+    "value-true": {"value": True},
+    "ci95-one": {"ci95": [1]},
+    "ci95-text": {"ci95": ["a", "b"]},
+    "epochs-nan": {"epochs": float("nan")},
+    "epochs-text": {"epochs": "many"},
+    "seed-list": {"seed": [0]},
+    "name-list": {"name": ["bad"]},
+    "name-newline": {"name": "bad\nrow"},
+    "name-escape": {"name": "\x1b[2Jbad"},
+    "name-surrogate": {"name": "bad\ud800"},
+    "name-long": {"name": "b" * 5000},
+    "protocol-long": {"protocol": "p" * 400},
+    "checkpoint-number": {"checkpoint": 5},
+    "engine-list": {"engine": ["x"]},
+    "recorded-text": {"origin": {"recorded": "abc"}},
+    "origin-list": {"origin": [1]},
+    "command-quote": {"origin": {"command": "backbench linear 'x"}},
+    "command-number": {"origin": {"command": 5}},
+    "cwd-list": {"origin": {"command": "backbench linear x.safetensors", "cwd": [1]}},
+    "provenance-text": {"provenance": "abc"},
+    "predictions-outside": {"provenance": {"predictions": "../../x.npz"}},
+    "predictions-number": {"provenance": {"predictions": 5}},
+    "schema-list": {"schema": [2]},
+    "unknown-key": {"colour": "red"},
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_bad_line_is_named_and_left_out(runs, before, tmp_path, case):
+    beside(runs, a_line(runs, **BAD[case]) + "\n")
+    said, rows = board(runs, tmp_path)
+    assert "bad" not in rows
+    assert rows == before
+    assert f"{runs / 'bad' / 'results.jsonl'}:1" in said.err
+
+
+LINES = {
+    "list": "[1, 2]\n",
+    "number": "5\n",
+    "deep": '{"schema": 2, "chosen": ' + "[" * 20000 + "]" * 20000 + "}\n",
+    "binary": bytes(range(256)),
+    "digits": "1" * 5000 + "\n",
+}
+
+
+@pytest.mark.parametrize("case", LINES)
+def test_a_line_that_is_no_result(runs, before, tmp_path, case):
+    beside(runs, LINES[case])
+    said, rows = board(runs, tmp_path)
+    assert rows == before
+    assert str(runs / "bad" / "results.jsonl") in said.err
+
+
+def test_a_fifo_in_the_place_of_results(runs, before, tmp_path):
+    (runs / "bad").mkdir()
+    os.mkfifo(runs / "bad" / "results.jsonl")
+    said, rows = board(runs, tmp_path)
+    assert rows == before
+    assert "not a regular file" in said.err
+
+
+def npz(**arrays):
+    import io
+
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **arrays)
+    return buffer.getvalue()
+
+
+def npy(array):
+    import io
+
+    buffer = io.BytesIO()
+    np.save(buffer, array)
+    return buffer.getvalue()
+
+
+ONES = np.ones(100, dtype=np.int64)
+PREDICTIONS = {
+    "npy": npy(ONES),
+    "empty": b"",
+    "length": npz(manifest="m", prediction=ONES, label=ONES[:7]),
+    "type": npz(manifest="m", prediction=ONES.astype("U3"), label=ONES),
+    "dimensions": npz(manifest="m", prediction=ONES.reshape(10, 10), label=ONES),
+    "no-manifest": npz(prediction=ONES, label=ONES),
+    "cut": npz(manifest="m", prediction=ONES, label=ONES)[:-40],
+}
+
+
+@pytest.mark.parametrize("case", PREDICTIONS)
+def test_predictions_that_are_none(runs, before, tmp_path, case):
+    victim = sorted(runs.rglob("*.npz"))[0]
+    victim.write_bytes(PREDICTIONS[case])
+    said, rows = board(runs, tmp_path)
+    assert rows == before
+    assert victim.name in said.err and "left out" in said.err
+
+
+@pytest.mark.parametrize("content", [b"[" * 100000, b"{", b'{"a": "\xff"}', b"[]"])
+def test_a_safetensors_header_below_the_runs(runs, before, tmp_path, content):
+    head = len(content).to_bytes(8, "little") + content
+    beside(runs, head, "backbone.safetensors")
+    assert board(runs, tmp_path)[1] == before
+
+
+@pytest.mark.parametrize(
+    "row", ['{"step": "x"}', "[1]", '{"step": NaN, "loss": 1}', '{"step": {}}']
+)
+def test_metrics_and_run_of_a_stranger(runs, before, tmp_path, row):
+    folder = beside(runs, f"{row}\n{row}\n", "metrics.jsonl")
+    (folder / "run.json").write_text('{"verb": "pretrain"}')
+    assert board(runs, tmp_path)[1] == before
+    (folder / "run.json").write_text("[" * 100000)
+    assert board(runs, tmp_path)[1] == before
