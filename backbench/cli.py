@@ -151,7 +151,7 @@ def _linear(p: argparse.ArgumentParser) -> None:
         "--protocol",
         default="lorac",
         metavar="NAME",
-        help="lorac, logreg, knn, fewshot or a recipe's name",
+        help="lorac, logreg, knn, fewshot, a recipe's name, or own: each checkpoint's own probe",
     )
     p.add_argument("--seed", type=int, default=0)
     _data(p)

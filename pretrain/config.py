@@ -127,6 +127,8 @@ class PretrainConfig:
     log_every: int = 10  # steps between rows of metrics.jsonl
     # MIO: the schedule is for 1000 epochs, the run stops at 250
     stop_after_epochs: int | None = None
+    # Dataset -> the protocol under configs/transfer that `--protocol own` is; decides no training
+    probe: dict[str, str] = field(default_factory=dict, hash=False)
     expected: tuple[str, ...] = ()  # published rows it must reproduce: lorac:1:lorac:resnet50:200
 
     def __post_init__(self) -> None:

@@ -102,7 +102,7 @@ def what_decides(config: PretrainConfig) -> dict[str, Any]:
     it computes."""
     recipe = recipes.without_later(config)
     recipe["data"].pop("workers")
-    for name in ("save_minutes", "log_every", "knn_every", "expected"):
+    for name in ("save_minutes", "log_every", "knn_every", "probe", "expected"):
         recipe.pop(name)
     return recipe
 

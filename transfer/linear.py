@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from backbench import config
 from backbench.datasets import catalog, splits
 from backbench.results import store
 from backbench.results.store import Result
-from backbench.runs.folder import open_run
+from backbench.runs.folder import log, open_run
 from backbench.runs.state import StopFlag
 from backbench.tasks import by_kind
+from backbench.weights import probes
 from backbench.weights.checkpoint import Checkpoint
 from transfer import scoring
 from transfer.config import Protocol, load_protocol
@@ -30,88 +32,139 @@ from transfer.scoring import Assignment
 TASKS = by_kind("linear")  # kind of protocol -> task
 
 
+@dataclass(frozen=True)
+class ProbeGroup:
+    """Checkpoints that are probed together: by one protocol on some datasets."""
+
+    protocol: Protocol
+    checkpoints: tuple[Checkpoint, ...]
+    datasets: tuple[str, ...]
+
+
 def run(args: argparse.Namespace) -> int:
     """The verb `linear`."""
-    recipes = {kind: probe_of(kind).protocol for kind in TASKS}
-    protocol = load_protocol(args.protocol, recipes)
+    # A protocol or dataset that does not exist is said before files are read
+    named = None if args.protocol == probes.OWN else _protocol(args.protocol)
     names = catalog.names(args.datasets)
     checkpoints = read_checkpoints(args.checkpoints)
+    if named is not None:
+        groups = [ProbeGroup(named, tuple(checkpoints), tuple(names))]
+    else:
+        groups = own_groups(checkpoints, names)
     machine = start_for(args)
-    where = {"data": args.data, "out": args.out}
     with machine.rank_0_tells():
-        rows = evaluate(checkpoints, names, protocol, **where, seed=args.seed, machine=machine)
+        rows = evaluate(groups, data=args.data, out=args.out, seed=args.seed, machine=machine)
     if machine.main:
         scoring.show(rows)
     return 0
 
 
+def _protocol(name: str) -> Protocol:
+    return load_protocol(name, {kind: probe_of(kind).protocol for kind in TASKS})
+
+
+def own_groups(checkpoints: Sequence[Checkpoint], names: Sequence[str]) -> list[ProbeGroup]:
+    """`--protocol own`: for each dataset, the checkpoints that share a protocol together."""
+    groups = []
+    for dataset in names:
+        of_protocol: dict[str, list[Checkpoint]] = {}
+        for c in checkpoints:
+            own = probes.of_checkpoint(c.name, c.method, c.provenance, dataset)
+            log.info(f"{c.name}: {dataset} by its own probe, {own}")
+            of_protocol.setdefault(own, []).append(c)
+        for own, together in of_protocol.items():
+            groups.append(ProbeGroup(_protocol(own), tuple(together), (dataset,)))
+    return groups
+
+
 def evaluate(
-    checkpoints: Sequence[Checkpoint],
-    names: Sequence[str],
-    protocol: Protocol,
-    *,
-    data: Path,
-    out: Path,
-    seed: int,
-    machine: Machine,
+    groups: Sequence[ProbeGroup], *, data: Path, out: Path, seed: int, machine: Machine
 ) -> list[Result]:
-    """All `checkpoints` on all datasets by one protocol -> the rows of OUT/results.jsonl."""
+    """Every group's checkpoints on its datasets -> the rows of OUT/results.jsonl."""
     # 1. Everything is read and refused before the first feature is computed.
-    probe = probe_of(protocol.kind)
-    tasks: list[Assignment[Protocol]] = []
-    for name in names:
-        found = catalog.load(name, data, seed=seed)
-        tasks.append(
-            Assignment(
-                run=out,
-                task=TASKS[protocol.kind],
-                dataset=catalog.find(name),
-                splits=found,
-                hashes=splits.digests(found),
-                protocol=protocol,
-                seed=seed,
-            )
-        )
-    for task in tasks:
-        probe.refuse(protocol, task.dataset.name, task.splits)
-    if protocol.head:
-        for checkpoint in checkpoints:
-            kept_head(checkpoint, protocol.head)
+    work: list[tuple[Assignment[Protocol], ProbeGroup]] = []
+    read: dict[str, splits.Splits] = {}
+    for group in groups:
+        for name in group.datasets:
+            if name not in read:
+                read[name] = catalog.load(name, data, seed=seed)
+            work.append((_assignment(name, read[name], group.protocol, out=out, seed=seed), group))
+    for task, group in work:
+        probe_of(group.protocol.kind).refuse(group.protocol, task.dataset.name, task.splits)
+    for group in groups:
+        if group.protocol.head:
+            for checkpoint in group.checkpoints:
+                kept_head(checkpoint, group.protocol.head)
     # 2. The folder is this run's, or becomes it.
-    identity = {
-        "recipe": config.without_later(protocol),
-        "checkpoints": [c.digest for c in checkpoints],
-        "datasets": {task.dataset.name: task.hashes for task in tasks},
-        "seed": seed,
-    }
-    opening = open_run(out, verb="linear", identity=identity)
+    opening = open_run(out, verb="linear", identity=_identity(work, seed))
+    together = [pair for pair in work if probe_of(pair[1].protocol.kind).together]
+    alone = [pair for pair in work if not probe_of(pair[1].protocol.kind).together]
     with machine.agreement.together(opening if machine.main else None), StopFlag() as stop:
         if machine.main:
-            for task in tasks:
+            for task, _ in work:
                 splits.write_manifests(out, task.dataset.name, task.splits)
-            kinds = sum(len(probe.metrics(protocol, task.dataset)) for task in tasks)
-            store.owe(out, kinds * len({c.digest for c in checkpoints}))
-        # 3. One dataset after the other.
-        if machine.world > 1 and not probe.together:
-            machine = _share_features(tasks, checkpoints, machine, stop)
+            store.owe(out, sum(_owed(task, group) for task, group in work))
+        # 3. One dataset after the other; first what all processes train together.
+        rows: list[Result] = []
+        for task, group in together:
+            rows += _one_dataset(task, group.checkpoints, machine, stop)
+        if machine.world > 1 and alone:
+            machine = _share_features(alone, machine, stop)
             if not machine.main:
                 return []
-        rows: list[Result] = []
-        for task in tasks:
-            rows += _one_dataset(task, checkpoints, machine, stop)
+        for task, group in alone:
+            rows += _one_dataset(task, group.checkpoints, machine, stop)
     return rows
 
 
+def _assignment(
+    name: str, found: splits.Splits, protocol: Protocol, *, out: Path, seed: int
+) -> Assignment[Protocol]:
+    return Assignment(
+        run=out,
+        task=TASKS[protocol.kind],
+        dataset=catalog.find(name),
+        splits=found,
+        hashes=splits.digests(found),
+        protocol=protocol,
+        seed=seed,
+    )
+
+
+def _owed(task: Assignment[Protocol], group: ProbeGroup) -> int:
+    """How many rows a group owes of one dataset."""
+    kinds = probe_of(task.protocol.kind).metrics(task.protocol, task.dataset)
+    return len(kinds) * len({c.digest for c in group.checkpoints})
+
+
+def _identity(
+    work: Sequence[tuple[Assignment[Protocol], ProbeGroup]], seed: int
+) -> dict[str, object]:
+    """What decides the numbers of a run: one recipe, or where `own` means several, each dataset's
+    with the checkpoints that it is for."""
+    recipes: list[dict[str, object]] = []
+    digests: list[str] = []
+    for task, group in work:
+        recipe = config.without_later(task.protocol)
+        if recipe not in recipes:
+            recipes.append(recipe)
+        digests += [c.digest for c in group.checkpoints]
+    identity: dict[str, object] = {
+        "recipe": recipes[0] if len(recipes) == 1 else recipes,
+        "checkpoints": list(dict.fromkeys(digests)),
+        "datasets": {task.dataset.name: task.hashes for task, _ in work},
+        "seed": seed,
+    }
+    return identity
+
+
 def _share_features(
-    tasks: Sequence[Assignment[Protocol]],
-    checkpoints: Sequence[Checkpoint],
-    machine: Machine,
-    stop: StopFlag,
+    work: Sequence[tuple[Assignment[Protocol], ProbeGroup]], machine: Machine, stop: StopFlag
 ) -> Machine:
     """All features into the cache, by all ranks together; then each is alone."""
-    for task in tasks:
+    for task, group in work:
         names = probe_of(task.protocol.kind).metrics(task.protocol, task.dataset)
-        pending = task.pending(checkpoints, names)
+        pending = task.pending(group.checkpoints, names)
         if pending:
             extractor = _extractor(task, pending, machine, stop)
             extractor.of_splits(task.splits, task.dataset.name)

@@ -21,6 +21,7 @@ from backbench.launch.records import AttemptNote, Record, Status
 from backbench.launch.view import Snapshot
 from backbench.runs.folder import read_progress
 from backbench.weights import header
+from backbench.weights.probes import OWN
 
 # Of a pretraining's recipe, what decides how long an epoch takes. Of its method's keys, those that
 # are no fractions: sizes, queues, counts; a temperature or a weight takes no time.
@@ -43,8 +44,8 @@ def evaluation_costs(evaluation: Evaluation, root: str) -> str:
     options = dataclasses.asdict(evaluation)
     for name in _DO_NOT_DECIDE:
         del options[name]
-    if evaluation.protocol is not None:
-        options["protocol"] = _protocol(evaluation.protocol)
+    if evaluation.protocol not in (None, OWN):
+        options["protocol"] = _protocol(str(evaluation.protocol))
     return config.fingerprint([options, root])
 
 

@@ -24,9 +24,9 @@ from backbench.errors import BadInput
 from backbench.launch.costs import evaluation_costs, pretraining_costs
 from backbench.launch.grid import Evaluation, Grid, Source, Sweep, evaluations
 from backbench.launch.job import Job
-from backbench.runs.folder import CHECKPOINT_FILE, RUN_FILE
+from backbench.runs.folder import CHECKPOINT_FILE, RECIPE_FILE, RUN_FILE
 from backbench.untrusted import jsons
-from backbench.weights import header
+from backbench.weights import header, probes
 
 LONGEST_NAME = 80  # characters of what people chose, in a folder's name
 
@@ -42,6 +42,7 @@ class Subject:
     file: str
     maker: str | None = None
     arch: str | None = None  # None where only its file will tell
+    recipe: Mapping[str, Any] | None = None  # of its pretraining; None where nobody knows it
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,7 @@ class _Expander:
         self.packed: dict[str, None] = {}
         self.waiting: list[str] = []
         self.subjects: dict[str, Subject] = {}
+        self.recipes: dict[str, Mapping[str, Any]] = {}  # of the pretrainings, by job
         # (checkpoint's label, dataset, image geometry) -> job that puts those features in the cache
         self.features: dict[tuple[str, str, str], str] = {}
 
@@ -111,7 +113,13 @@ class _Expander:
             self.jobs.setdefault(job.name, job)
             label = Path(job.name).name
             file = str(self.runs / str(job.makes))
-            self.subjects[label] = Subject(label=label, file=file, maker=job.name, arch=job.arch)
+            self.subjects[label] = Subject(
+                label=label,
+                file=file,
+                maker=job.name,
+                arch=job.arch,
+                recipe=self.recipes[job.name],
+            )
         for subject, maker in self._checkpoints():
             if maker is not None:
                 self.jobs.setdefault(maker.name, maker)
@@ -156,12 +164,18 @@ class _Expander:
         if variant:
             title = " ".join([str(recipe.get("name", path.stem)), *short])
             overrides.append(f"name={json.dumps(title)}")
+        if sweep.expected is not None:
+            overrides.append(f"expected={json.dumps(self._expected(sweep, variant))}")
         if seed is not None:
             overrides.append(f"seed={seed}")
-        # 3. The folder: readable, and told apart by everything that the recipe comes to
-        identity = config.apply_overrides(recipe, overrides)
+        # 3. The folder: readable, and told apart by everything that decides the weights
+        whole = config.apply_overrides(recipe, overrides)
+        identity = {key: value for key, value in whole.items() if key != "probe"}
+        if "expected" in identity:
+            identity["expected"] = []
         stem = _slug("-".join([path.stem, *short]))[:LONGEST_NAME]
         name = f"pretrain/{stem}-s{identity.get('seed', 0)}-{config.fingerprint(identity)[:8]}"
+        self.recipes[name] = whole
         file = str(path.resolve()) if Path(sweep.recipe).is_file() else sweep.recipe
         out = str(self.runs / name)
         return Job(
@@ -175,6 +189,20 @@ class _Expander:
             arch=identity.get("arch"),
             units=float(identity.get("epochs", 0)),
         )
+
+    def _expected(self, sweep: Sweep, variant: Mapping[str, Any]) -> list[str]:
+        """The published rows of one point: the sweep's `expected` with the point's values in it."""
+        values = {key.rpartition(".")[2]: value for key, value in variant.items()}
+        keys = []
+        for template in sweep.expected or ():
+            try:
+                keys.append(template.format(**values))
+            except (KeyError, ValueError, IndexError) as error:
+                raise BadInput(
+                    f"{self.where}: expected '{template}': {error}; in braces may stand"
+                    f" {', '.join(values) or 'nothing here'}"
+                ) from None
+        return keys
 
     # Checkpoints
 
@@ -233,13 +261,14 @@ class _Expander:
         """
         file = path / CHECKPOINT_FILE
         if file.is_file():
-            return Subject(label=label, file=str(file)), None
+            return Subject(label=label, file=str(file), recipe=_recipe_of(file)), None
         inside = path.relative_to(self.runs).as_posix() if path.is_relative_to(self.runs) else ""
         maker = self.claimed.get(inside, inside)  # submitted earlier, or a job of this grid
         if inside not in self.claimed and inside not in self.jobs:
             self.waiting.append(str(path))
             return None
-        return Subject(label=label, file=str(file), maker=maker), None
+        recipe = _recipe_of(file)
+        return Subject(label=label, file=str(file), maker=maker, recipe=recipe), None
 
     def _file(
         self, source: Source, path: Path, label: str, digest: str | None
@@ -252,7 +281,7 @@ class _Expander:
                 options += [f"--{option}", str(value)]
         told = source.name or source.method or source.encoder or source.epochs is not None
         if digest is not None and not told:
-            return Subject(label=label, file=str(path)), None
+            return Subject(label=label, file=str(path), recipe=_recipe_of(path)), None
         name = f"imported/{label}"
         makes = f"{name}/{CHECKPOINT_FILE}"
         file = str(self.runs / makes)
@@ -265,14 +294,46 @@ class _Expander:
 
     def _evaluate(self, evaluation: Evaluation, seed: int) -> Iterator[Job]:
         """The jobs of one evaluation: ready checkpoints in packs, the others one by one."""
+        for own, subjects in self._of_their_own(evaluation):
+            yield from self._evaluate_alike(own, seed, subjects)
+
+    def _of_their_own(self, evaluation: Evaluation) -> Iterator[tuple[Evaluation, list[Subject]]]:
+        """The evaluation with `own` filled in, and the checkpoints that it is the same for.
+
+        Of a foreign file nobody knows the recipe: its own protocol is found when it is measured.
+        """
+        alike: dict[tuple[str | None, str | None], list[Subject]] = {}
+        for subject in self.subjects.values():
+            trained_on = probes.pretrained_on(subject.recipe)
+            if evaluation.pretrained_on and trained_on not in evaluation.pretrained_on:
+                continue
+            dataset = next(iter(evaluation.datasets), None)
+            if dataset == probes.OWN:
+                if trained_on is None:
+                    raise BadInput(
+                        f"{self.where}: nobody knows what {subject.file} was pretrained on; name"
+                        " the dataset in place of 'own'"
+                    )
+                dataset = trained_on
+            protocol = evaluation.protocol
+            if protocol == probes.OWN and dataset is not None and subject.recipe is not None:
+                protocol = probes.of_recipe(subject.recipe, dataset) or protocol
+            alike.setdefault((dataset, protocol), []).append(subject)
+        for (dataset, protocol), subjects in alike.items():
+            datasets = () if dataset is None else (dataset,)
+            yield dataclasses.replace(evaluation, datasets=datasets, protocol=protocol), subjects
+
+    def _evaluate_alike(
+        self, evaluation: Evaluation, seed: int, subjects: Sequence[Subject]
+    ) -> Iterator[Job]:
         # A cell's name holds all options that decide its number, and none of the others
         options = dataclasses.asdict(evaluation)
-        for name in ("pack", "resources", "seeds", "lists"):
+        for name in ("pack", "resources", "seeds", "lists", "pretrained_on"):
             del options[name]
         slug = f"{_like(evaluation)}-s{seed}-{config.fingerprint(options)[:6]}"
         alone: list[Subject] = []
         together: list[Subject] = []
-        for subject in self.subjects.values():
+        for subject in subjects:
             cell = f"{subject.label}/{slug}"
             owner = self.claimed.get(cell)
             if owner is not None and owner != cell:  # a pack that was submitted before
@@ -395,12 +456,23 @@ def _like(evaluation: Evaluation) -> str:
 def _geometry(protocol: str | None) -> str | None:
     """What decides a linear protocol's features: its image geometry, as a fingerprint.
 
-    None where augmentation makes them anew for every epoch.
+    None where augmentation makes them anew for every epoch, or where nobody knows it yet.
     """
+    if protocol == probes.OWN:
+        return None
     recipe = config.read_recipe(config.find_recipe(protocol or "lorac", "transfer"))
     if recipe.get("kind") == "sgd" and recipe.get("augment", {}) is not None:
         return None
     return config.fingerprint(recipe.get("geometry"))
+
+
+def _recipe_of(file: Path) -> Mapping[str, Any] | None:
+    """The pretraining recipe behind a checkpoint of ours, or one that its run is to write."""
+    beside = file.parent / RECIPE_FILE
+    if file.is_file():
+        recipe = (header.about(file).get("provenance") or {}).get("recipe")
+        return recipe if isinstance(recipe, Mapping) else None
+    return config.read_yaml(beside) if beside.is_file() else None
 
 
 def _run_label(path: Path, where: str, *, skip: bool) -> str | None:

@@ -15,6 +15,7 @@ from backbench import config
 from backbench.datasets.catalog import TWELVE
 from backbench.errors import BadInput, nearest
 from backbench.tasks import DETECTION, TASKS, VERBS
+from backbench.weights.probes import OWN
 
 TABLE2 = tuple(TWELVE)
 TABLE4 = tuple(TASKS[name].recipe for name in DETECTION)
@@ -39,6 +40,9 @@ class Sweep:
     overrides: tuple[str, ...] = ()
     vary: dict[str, Any] = field(default_factory=dict)  # key: list of values
     seeds: tuple[int, ...] = ()
+    # The published rows that a point must reproduce, in place of the recipe's own; the last part of
+    # each key of `vary` stands in braces: "cllr:0.1:cllr:resnet50:100:lambda-{weight:g}"
+    expected: tuple[str, ...] | None = None
     resources: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -51,7 +55,8 @@ class Sweep:
 class Evaluation:
     """What is measured on every checkpoint: a verb with options.
 
-    `pack` checkpoints share one pass over a dataset.
+    `pack` checkpoints share one pass over a dataset. The dataset `own` is what a checkpoint was
+    pretrained on, the protocol `own` its recipe's (or its method's) for that dataset.
     """
 
     verb: Literal["linear", "semisup", "finetune", "analyze", "detect"]
@@ -62,6 +67,7 @@ class Evaluation:
     config: str | None = None
     engine: Literal["auto", "detectron2", "torchvision"] | None = None
     seeds: tuple[int, ...] = (0,)
+    pretrained_on: tuple[str, ...] = ()  # only checkpoints of these sets; () is all
     pack: int = 1
     args: tuple[str, ...] = ()  # handed to the verb as they are
     resources: dict[str, Any] = field(default_factory=dict)
@@ -98,6 +104,9 @@ class Grid:
     data: str | None = None
     lists: str | None = None
     engine: Literal["auto", "detectron2", "torchvision"] = "auto"
+    prints: str | None = None  # the printed table or figure that it makes: lorac:2, arb:fig.7
+    title: str = ""  # what that shows
+    deviations: tuple[str, ...] = ()  # in what its numbers are made otherwise than the paper says
     pack: int = 4  # for the sets of evaluations, where sharing a pass saves decoding
 
 
@@ -147,7 +156,7 @@ def _tables(grid: Grid) -> dict[str, list[Evaluation]]:
     # Probes of one dataset share its decoded images in packs; finetuning and detection cannot
     tables = {
         "imagenet": [
-            probe(datasets=("imagenet",), protocol="imagenet_lorac"),
+            probe(datasets=("imagenet",), protocol=OWN),
             probe(datasets=("imagenet",), protocol="knn"),
         ],
         "table2": [probe(datasets=(name,), protocol="lorac") for name in TABLE2],
@@ -189,6 +198,6 @@ def _checked(evaluation: Evaluation, grid: Grid, where: str) -> Evaluation:
             )
     if evaluation.config is not None:
         config.find_recipe(evaluation.config, "detection")
-    if evaluation.protocol is not None:
+    if evaluation.protocol not in (None, OWN):
         config.find_recipe(evaluation.protocol, "transfer")
     return evaluation

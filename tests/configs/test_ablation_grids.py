@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -21,27 +22,31 @@ from backbench.board.board import Measurement, collect, fill
 from backbench.datasets import embedded
 from backbench.launch.expansion import expand
 from backbench.launch.grid import read_grid
-from backbench.results import store
+from backbench.results import published, store
 from backbench.results.store import Result
+from backbench.weights import probes
 from backbench.weights.resnet import build_backbone
 from pretrain.config import PretrainConfig
 from pretrain.method import Setup, build_method
 from transfer.analyze import load_config
-from transfer.config import Sgd, load_protocol
-from transfer.probe_knn import Knn
+from transfer.config import load_protocol
+from transfer.probe import probe_of
 
-GRIDS = sorted(p.stem for p in (config.configs_dir() / "grids").glob("ablate_*.yaml"))
+FILES = sorted((config.configs_dir() / "grids").glob("*.yaml"))
+# Those of a paper, and those that vary something: an ablation is drawn of them
+PRINTED = [p.stem for p in FILES if "\nprints: " in f"\n{p.read_text()}"]
+GRIDS = [
+    p.stem for p in FILES if "vary: " in p.read_text() or p.stem in ("lorac_fig4b", "jcl_fig2a")
+]
 POINTS = {  # distinct points, and what the paper varies
-    "ablate_lorac_beta": (6, ("beta",)),
-    "ablate_lorac_views": (14, ("M",)),
-    "ablate_lorac_prior": (5, ("prior",)),
-    "ablate_jcl_keys": (6, ("keys",)),
-    "ablate_jcl_lambda": (8, ("lam",)),
-    "ablate_mio_encoder": (8, ("arch", "l2_weight")),
-    "ablate_arb_groups": (12, ("groups", "shuffle")),
-    "ablate_arb_dim": (16, ("dim",)),
-    "ablate_cllr_lambda_alpha_stl10": (20, ("alpha", "weight")),
-    "ablate_cllr_negatives_imagenet100": (18, ("negatives",)),
+    "lorac_fig3": (6, ("beta",)),
+    "lorac_fig4b": (14, ("M",)),
+    "jcl_fig2a": (6, ("keys",)),
+    "jcl_fig2b": (8, ("lam",)),
+    "mio_fig9": (8, ("arch", "l2_weight")),
+    "arb_fig6": (12, ("groups", "shuffle")),
+    "arb_fig4": (16, ("dim",)),
+    "cllr_table01": (20, ("alpha", "weight")),
     "ablate_tiny": (9, ("beta", "temperature")),
 }
 
@@ -51,7 +56,8 @@ def pretrainings(name: str) -> dict[PretrainConfig, int]:
     """The recipes behind the grid's pretraining jobs, as their command lines give them, and how
     many seeds each has."""
     here = Path(__file__).parent
-    found = expand(read_grid(name), here, where=name, data=here)
+    grid = dataclasses.replace(read_grid(name), evaluate=())
+    found = expand(grid, here, where=name, data=here)
     commands = [
         job.argv[1 : job.argv.index("--data")] for job in found.jobs if job.verb == "pretrain"
     ]
@@ -67,41 +73,54 @@ def pretrainings(name: str) -> dict[PretrainConfig, int]:
 @pytest.mark.parametrize("name", GRIDS)
 def test_every_point_is_a_recipe_and_the_grid_is_an_ablation(name) -> None:
     recipes = pretrainings(name)
-    assert set(recipes.values()) <= {2, 3, 5}, "every point has its seeds"
-    assert all(not recipe.expected for recipe in recipes), (
-        "a varied recipe must not answer for the paper's number"
-    )
+    assert set(recipes.values()) <= {1, 2, 3, 5}, "every point has its seeds"
+    varied = [recipe for recipe in recipes if re.search(r" \w+=", recipe.name)]
+    for recipe in varied:
+        for key in recipe.expected:
+            numbers = published.lookup(key)
+            assert {n.epochs for n in numbers} <= {recipe.stop_after_epochs or recipe.epochs, None}
+            assert {n.trained_on for n in numbers} == {recipe.data.dataset}
     rows = [
         Result(
             checkpoint=f"{i}", name=r.name, method="m", arch=r.arch, epochs=1, task="linear", dataset="d", split="test",
             metric="top1", value=50.0 + i, protocol="p",
         )
-        for i, r in enumerate(recipes)
+        for i, r in enumerate(varied)
     ]  # fmt: skip
     found = ablation.find(fill(Measurement(row, Path("runs")) for row in rows))
-    assert found and sum(len(a.points) for a in found) == len(recipes)
+    assert found and sum(len(a.points) for a in found) == len(varied)
     if name in POINTS:
         (one,) = found
         assert (len(one.points), one.keys) == POINTS[name]
+
+
+@pytest.mark.parametrize("name", [p.stem for p in FILES])
+def test_what_a_grid_measures_with_is_there(name) -> None:
     for entry in read_grid(name).evaluate:
+        if isinstance(entry, str):
+            continue
         if entry["verb"] == "analyze":
             load_config(entry["args"][1], None)
-        else:
-            load_protocol(entry["protocol"], {"sgd": Sgd, "knn": Knn})
+        elif entry["protocol"] != probes.OWN:
+            kinds = {kind: probe_of(kind).protocol for kind in ("sgd", "knn", "logreg", "fewshot")}
+            load_protocol(entry["protocol"], kinds)
 
 
 def test_what_the_papers_vary_is_what_changes() -> None:
-    betas = {r.method.beta for r in pretrainings("ablate_lorac_beta")}
+    betas = {r.method.beta for r in pretrainings("lorac_fig3")}
     assert betas == {0.5, 1, 2, 4, 8, math.inf}
-    for recipe in pretrainings("ablate_lorac_views"):
+    for recipe in pretrainings("lorac_fig4b"):
         (crops,) = recipe.views.crops
         assert (
             crops.count == int(recipe.name.rpartition("M=")[2])
             and crops.size == 224
             and recipe.method.keys == 1
         )
-    assert {r.epochs for r in pretrainings("ablate_arb_batch")} == {16, 32, 64, 128, 256}
-    assert {r.stop_after_epochs for r in pretrainings("ablate_mio_lr")} == {100}
+    assert {r.epochs for r in pretrainings("arb_fig5")} == {16, 32, 64, 128, 256}
+    assert {r.stop_after_epochs for r in pretrainings("mio_sec41")} == {100}
+    assert {r.stop_after_epochs for r in pretrainings("arb_fig7")} == set(range(10, 101, 10))
+    both = {r.method.inner.name for r in pretrainings("cllr_table03") if r.method.name == "cllr"}
+    assert both == {"simclr", "dcl"}
 
 
 @pytest.mark.parametrize("name", [g for g in GRIDS if "arb" in g or "lorac" in g])

@@ -1,0 +1,73 @@
+"""Which linear probe a checkpoint's method is probed by: `--protocol own`.
+
+The methods' own learning rates differ by three orders of magnitude (LORAC 1.2, MoCo and JCL 30), so
+one protocol for all of them would measure the protocol. A pretraining recipe says its own
+(`probe:`, dataset -> recipe under configs/transfer); of what was trained elsewhere the method tells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from backbench.errors import BadInput
+
+OWN = "own"  # in place of a protocol: the checkpoint's; of a dataset: what it was pretrained on
+ANY_METHOD = {"imagenet": "imagenet_grid"}  # every rate of one grid, chosen on held-out images
+
+_LORAC = {"imagenet": "imagenet_lorac", "imagenet100": "imagenet100_lorac"}  # LORAC 6.1, 6.2
+_MOCO = {"imagenet": "imagenet_moco", "imagenet100": "imagenet100_moco"}  # LORAC 6.1, 6.2
+_JCL = {"imagenet": "imagenet_moco", "imagenet100": "imagenet100_jcl"}  # JCL 4.1, appendix D
+_MIO = {"cifar10": "mio_cifar", "cifar100": "mio_cifar", "stl10": "mio_stl10"}  # MIO 3.3
+_ARB = {  # ARB 4.1
+    "imagenet": "imagenet_arb",
+    "imagenet100": "imagenet_arb",
+    "cifar10": "arb_cifar",
+    "cifar100": "arb_cifar",
+}
+_CLLR = {"cifar10": "cllr_cifar", "stl10": "cllr_stl10", "imagenet100": "cllr_imagenet100"}
+BY_METHOD: Mapping[str, Mapping[str, str]] = {
+    "lorac": _LORAC,
+    "moco_m": _LORAC,
+    "swav": _LORAC,
+    "moco": _MOCO,
+    "jcl": _JCL,
+    "mio": _MIO,
+    "arb": _ARB,
+    "barlow_twins": _ARB,
+    "cllr": _CLLR,
+}
+
+
+def of_recipe(recipe: Mapping[str, Any], dataset: str) -> str | None:
+    """The protocol that a pretraining recipe, as plain values, has for a dataset."""
+    named = recipe.get("probe")
+    if isinstance(named, Mapping) and dataset in named:
+        return str(named[dataset])
+    method = recipe.get("method")
+    name = method.get("name") if isinstance(method, Mapping) else None
+    return _of_method(str(name), dataset)
+
+
+def of_checkpoint(name: str, method: str, provenance: Mapping[str, Any], dataset: str) -> str:
+    """The protocol of a checkpoint for a dataset. BadInput where there is none."""
+    recipe = provenance.get("recipe")
+    found = of_recipe(recipe, dataset) if isinstance(recipe, Mapping) else None
+    found = found or _of_method(method, dataset)
+    if found is None:
+        raise BadInput(
+            f"{name}: neither its recipe nor its method '{method}' has a probe of its own for"
+            f" {dataset}; give --protocol NAME"
+        )
+    return found
+
+
+def pretrained_on(recipe: Mapping[str, Any] | None) -> str | None:
+    """The dataset of a pretraining recipe, as plain values."""
+    data = recipe.get("data") if recipe is not None else None
+    found = data.get("dataset") if isinstance(data, Mapping) else None
+    return None if found is None else str(found)
+
+
+def _of_method(method: str, dataset: str) -> str | None:
+    return BY_METHOD.get(method, {}).get(dataset) or ANY_METHOD.get(dataset)
