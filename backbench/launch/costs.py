@@ -27,7 +27,7 @@ from backbench.weights.probes import OWN
 # are no fractions: sizes, queues, counts; a temperature or a weight takes no time.
 _DECIDE = ("arch", "stem", "precision", "batch_size", "accumulate", "views", "data", "knn_every")
 # Of an evaluation's options, what does not decide it: other seeds, and the lists' folder
-_DO_NOT_DECIDE = ("seeds", "lists", "pack", "resources")
+_DO_NOT_DECIDE = ("pretrained_on", "seeds", "lists", "pack", "resources")
 ENOUGH = 0.02  # of its steps: from there on a pretraining on the way tells how long it takes
 
 
