@@ -113,15 +113,12 @@ def _pretrainings(out: Path, size: str) -> Iterator[Stage]:
 def _detections(out: Path, size: str) -> Iterator[Stage]:
     data = str(out / "data")
     for name in DETECTED:
-        pkl = str(out / "converted" / f"{name}.pkl")
-        command = ["export", _trunk(out, name), "--format", "detectron2", "--out", pkl]
-        yield _stage(out, f"convert/{name}", "convert", command, [f"pretrain/{name}"])
         for task in reversed(TASKS):
             file = f"{_recipe_prefix(size)}_{task}_rcnn_R_18_FPN"
             command = ["detect", "--config-file", file, "--engine", "torchvision", "--data", data]
             command += ["--out", str(out / "detection" / task / name)]
-            command += ["--resume", "MODEL.WEIGHTS", pkl]
-            yield _stage(out, f"detection/{task}/{name}", task, command, [f"convert/{name}"])
+            command += ["--checkpoint", _trunk(out, name), "--resume"]
+            yield _stage(out, f"detection/{task}/{name}", task, command, [f"pretrain/{name}"])
 
 
 def _semisup(out: Path, size: str) -> Iterator[Stage]:

@@ -30,6 +30,7 @@ Value: TypeAlias = Any  # whatever YAML can say
 
 # Keys that any config may leave out. The checkpoint owns those of the pixels, each here with a value
 # of its type; the device is where it runs.
+PIXELS = ("MODEL.PIXEL_MEAN", "MODEL.PIXEL_STD", "INPUT.FORMAT")
 OPTIONAL: dict[str, Value] = {
     "MODEL.PIXEL_MEAN": [0.0],
     "MODEL.PIXEL_STD": [1.0],
@@ -66,6 +67,9 @@ def read(name: str, opts: Sequence[str]) -> Given:
     or the key."""
     path = config.find_recipe(name, KIND)
     values = flat(_load(path))
+    for key, value in _of_imagenet().items():
+        if key in values and list(values[key]) == list(value):
+            del values[key]  # the shipped bases say it for Detectron2 by itself
     opts = [o for o in opts if o != "--"]
     if len(opts) % 2:
         raise BadInput(f"overrides come as KEY VALUE pairs; '{opts[-1]}' has no value")
@@ -77,6 +81,12 @@ def read(name: str, opts: Sequence[str]) -> Given:
             )
         values[key] = CfgNode._decode_cfg_value(text)
     return Given(path, values)
+
+
+def _of_imagenet() -> dict[str, Value]:
+    """The pixels that the shipped bases state."""
+    base = flat(_load(config.configs_dir() / KIND / BASE))
+    return {key: base[key] for key in PIXELS}
 
 
 def shipped(path: Path) -> Given:

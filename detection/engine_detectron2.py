@@ -13,7 +13,7 @@ from __future__ import annotations
 import random
 import tempfile
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -25,7 +25,7 @@ from backbench.errors import BadInput
 from backbench.runs import distributed, seeding
 from backbench.runs.state import signals_blocked
 from backbench.weights import exporting
-from detection import amp, config, evaluate, keys
+from detection import amp, config, evaluate, keys, voc_ap
 from detection.amp import MixedPrecision
 from detection.data.order import ImageOrder, Slots
 from detection.data.records import Annotation, Detection, ImageRecord
@@ -45,7 +45,7 @@ try:
         from detectron2.data.transforms import RandomCrop
         from detectron2.engine import SimpleTrainer, create_ddp_model
         from detectron2.evaluation.coco_evaluation import instances_to_coco_json
-        from detectron2.evaluation.pascal_voc_evaluation import voc_eval
+        from detectron2.evaluation.pascal_voc_evaluation import parse_rec, voc_eval
         from detectron2.layers import get_norm
         from detectron2.modeling import build_model
         from detectron2.modeling.roi_heads import ROI_HEADS_REGISTRY, Res5ROIHeads
@@ -219,8 +219,11 @@ class LossKeepingTrainer(SimpleTrainer):
         self.losses = {k: v.detach() for k, v in loss_dict.items()}
 
 
-def voc_scores(split: Split, detections: Sequence[Detection]) -> evaluate.Scores:
-    """VOC's AP by Detectron2's evaluator: 11-point for 2007; AP is the mean over 0.5 to 0.95."""
+def voc_scores(
+    split: Split, detections: Sequence[Detection], manifest: str | None = None
+) -> evaluate.Scores:
+    """VOC's AP by Detectron2's evaluator: 11-point for 2007; AP is the mean over 0.5 to 0.95. The
+    intervals' draws are decided by `manifest`; None leaves them out."""
     aps = np.zeros((len(VOC_THRESHOLDS), len(split.categories)))
     annotations = str(split.folder.parent / "Annotations" / "{}.xml")
     elevens = "2007" in split.name
@@ -239,7 +242,45 @@ def voc_scores(split: Split, detections: Sequence[Detection]) -> evaluate.Scores
     of_category = {name: float(aps[:, label].mean()) for label, name in enumerate(split.categories)}
     if not detections:
         return evaluate.Scores(dict.fromkeys(means), {}, dict.fromkeys(of_category), {})
-    return evaluate.Scores(means, {}, of_category, {})
+    samples = voc_bootstrap(split, lines, manifest) if manifest is not None else {}
+    intervals = {name: evaluate.interval(draws) for name, draws in samples.items()}
+    return evaluate.Scores(means, intervals, of_category, samples)
+
+
+def voc_bootstrap(
+    split: Split, lines: Mapping[int, Sequence[str]], manifest: str
+) -> dict[str, np.ndarray]:
+    """AP, AP50 and AP75 in percent of images drawn with replacement, `lines` as the evaluator reads
+    them."""
+    place = {str(r["image_id"]): i for i, r in enumerate(split.records)}
+    weights = evaluate.drawn(len(place), manifest)
+    objects = _voc_objects(split, place)
+    total = torch.zeros(len(weights), len(VOC_THRESHOLDS), dtype=weights.dtype)
+    for label, of_label in lines.items():
+        words = [line.split() for line in of_label]
+        found = voc_ap.VocFound(
+            image=np.array([place[w[0]] for w in words]),
+            scores=np.array([float(w[1]) for w in words]),
+            boxes=np.array([[float(v) for v in w[2:]] for w in words]),
+        )
+        total += voc_ap.aps(
+            found, objects[label], weights, VOC_THRESHOLDS, elevens="2007" in split.name
+        )
+    return evaluate.summarised(total / len(split.categories))
+
+
+def _voc_objects(split: Split, place: Mapping[str, int]) -> list[dict[int, voc_ap.VocObjects]]:
+    """Label -> image -> its objects, as the evaluator parses them."""
+    out: list[dict[int, voc_ap.VocObjects]] = [{} for _ in split.categories]
+    for image, number in place.items():
+        rows = parse_rec(str(split.folder.parent / "Annotations" / f"{image}.xml"))
+        for label, name in enumerate(split.categories):
+            mine = [row for row in rows if row["name"] == name]
+            if mine:
+                boxes = np.array([row["bbox"] for row in mine], float)
+                difficult = np.array([row["difficult"] for row in mine], bool)
+                out[label][number] = voc_ap.VocObjects(boxes, difficult)
+    return out
 
 
 def _voc_lines(detections: Sequence[Detection]) -> dict[int, list[str]]:

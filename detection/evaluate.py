@@ -230,14 +230,21 @@ def bootstrap(ev: hotcoco.COCOeval, split: Split, manifest: str) -> dict[str, np
     of images alone, so two checkpoints are compared draw by draw. Matching is per image: a draw
     only reweights each image's detections."""
     ids = list(place_of(split).values())
-    draws = torch.randint(
-        len(ids), (RESAMPLES, len(ids)), generator=seeding.generator(manifest, "bootstrap")
-    )
-    # How often each draw has each image: (draws, images)
-    weights = torch.zeros(RESAMPLES, len(ids), dtype=torch.float64)
-    weights.scatter_add_(1, draws, torch.ones_like(draws, dtype=torch.float64))
-    aps = 100 * weighted_ap(ev, ids, range(1, 1 + len(split.ids)), weights)  # (draws, thresholds)
-    # The thresholds are 0.5, 0.55, ... 0.95.
+    weights = drawn(len(ids), manifest)
+    return summarised(weighted_ap(ev, ids, range(1, 1 + len(split.ids)), weights))
+
+
+def drawn(images: int, manifest: str) -> Tensor:
+    """How often each of RESAMPLES draws with replacement has each image: (draws, images)."""
+    generator = seeding.generator(manifest, "bootstrap")
+    draws = torch.randint(images, (RESAMPLES, images), generator=generator)
+    weights = torch.zeros(RESAMPLES, images, dtype=torch.float64)
+    return weights.scatter_add_(1, draws, torch.ones_like(draws, dtype=torch.float64))
+
+
+def summarised(aps: Tensor) -> dict[str, np.ndarray]:
+    """(draws, thresholds 0.5, 0.55, ... 0.95) from 0 to 1 -> the three APs of each, in percent."""
+    aps = 100 * aps
     return {"AP": aps.mean(1).numpy(), "AP50": aps[:, 0].numpy(), "AP75": aps[:, 5].numpy()}
 
 

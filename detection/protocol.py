@@ -9,9 +9,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from backbench import config as recipes
+from backbench.errors import Failed
 from detection import amp, config
 from detection.config import Given, Value
 
+STATED = "# protocol: "
+LOOKING = "TEST.EVAL_PERIOD"  # how often a run is looked at decides nothing
 # What may differ between two runs of one protocol: where it runs, how often it saves, the seed, and
 # the trunk's size, which the row names; and what the checkpoint owns.
 FREE = (
@@ -20,7 +23,6 @@ FREE = (
     "MODEL.RESNETS.RES2_OUT_CHANNELS",
     "DATALOADER.NUM_WORKERS",
     "SOLVER.CHECKPOINT_PERIOD",
-    "TEST.EVAL_PERIOD",
     "OUTPUT_DIR",
     "SEED",
     "VERSION",
@@ -31,9 +33,18 @@ FREE = (
 def decisive(given: Given) -> dict[str, Value]:
     """Every key that decides the protocol, sorted, as plain values. A key stated with the value
     that it has anyway is left out, like one that is not stated."""
+    out = stated(given)
+    for key, value in config.DEFAULTS.items():
+        if key == LOOKING or (key in out and out[key] == value):
+            out.pop(key, None)
+    return out
+
+
+def stated(given: Given) -> dict[str, Value]:
+    """What a run's folder holds of the config: every key that is not free, as it was said."""
     out = {}
     for key, value in sorted(given.values.items()):
-        if key not in FREE and not (key in config.DEFAULTS and value == config.DEFAULTS[key]):
+        if key not in FREE:
             out[key] = list(value) if isinstance(value, tuple) else value
     return out
 
@@ -57,15 +68,9 @@ def _in_precision(name: str, given: Given) -> str:
 
 
 def _name_of(path: Path) -> str:
-    """mask_rcnn_R_50_FPN_1x is detection-1x-v1, faster_rcnn_R_50_C4_VOC detection-c4-voc-v1.
-
-    The only place that knows how a protocol is named. No shipped yaml says its own name or version
-    yet: both are cut out of the file's name, and the version is 1 for all of them. So whoever edits
-    the decisive keys of a shipped yaml in place must also give it another name; nothing here would
-    notice. (Overrides on the command line are noticed.)
-    """
-    first, last = path.stem.split("_")[0], path.stem.rsplit("_", 1)[1]
-    # Demo sizes go by the first word (demo_mask_rcnn_R_18_FPN), papers by the last, the schedule.
-    scale = first if first in ("demo", "tiny") else last.lower()
-    variant = "-c4" if "_C4" in path.stem else ""
-    return f"detection{variant}-{scale}-v1"
+    """What a shipped config calls its protocol, in a line of its own. A comment and not a key:
+    Detectron2 by itself, which refuses keys that it does not know, reads the same files."""
+    for line in path.read_text().splitlines():
+        if line.startswith(STATED):
+            return line.removeprefix(STATED).strip()
+    raise Failed(f"{path}: does not state its protocol; add a line `{STATED}NAME-v1`")

@@ -6,11 +6,12 @@ import contextlib
 import ctypes
 import datetime
 import os
+import pickle
 import signal
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.process import BaseProcess
 from typing import TypeAlias
 
@@ -19,14 +20,17 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from backbench.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_PREEMPTED
+from backbench.runs import atomic
 from backbench.runs.folder import log
 from backbench.runs.state import StopFlag
 from detection.config import DEVICE_KEY, Given
+from detection.data.split import Split
 from detection.run import DetectionRun
 
 HOST = "127.0.0.1"
 PR_SET_PDEATHSIG = 1  # of Linux's prctl
 GRACE_SECONDS = 2
+SPLITS_FILE = ".splits.pkl"  # in the run's folder, while its ranks are at work
 # What the run exits with is the first of these that a rank did. Where one was stopped by a signal,
 # its state is saved, however the others ended.
 STATUSES = (EXIT_PREEMPTED, EXIT_BAD_INPUT, EXIT_FAILED)
@@ -138,6 +142,26 @@ def joined(run: DetectionRun, seat: Seat) -> Iterator[None]:
     finally:
         with contextlib.suppress(Exception):
             dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def handing_over(run: DetectionRun, train: Split, val: Split) -> Iterator[DetectionRun]:
+    """The run with what it is trained on and scored by in a file beside it, until the end of the
+    block: the ranks load that instead of parsing the annotation files once more each. A fork would
+    share it without a file, but not with a process that has seen a GPU."""
+    file = run.out / SPLITS_FILE
+    atomic.write_bytes(file, pickle.dumps((train, val), protocol=pickle.HIGHEST_PROTOCOL))
+    try:
+        yield replace(run, splits=file)
+    finally:
+        file.unlink(missing_ok=True)
+
+
+def handed_over(run: DetectionRun) -> tuple[Split, Split]:
+    """What `handing_over`, in this rank's own parent, has written."""
+    assert run.splits is not None
+    train, val = pickle.loads(run.splits.read_bytes())  # its parent wrote it
+    return train, val
 
 
 def barrier() -> None:

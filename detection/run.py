@@ -34,6 +34,7 @@ class DetectionRun:
     out: Path
     world: int = 1
     eval_only: bool = False
+    splits: Path | None = None  # train and val as the first process has read them, for the ranks
     trained: Path | None = None  # another run's folder, whose detector is scored again in this one
 
     @property

@@ -120,7 +120,7 @@ def _scores(
     if p.val.name in voc.VOC:
         from detection.engine_detectron2 import voc_scores
 
-        return voc_scores(p.val, detections)
+        return voc_scores(p.val, detections, manifest)
     sigmas = p.cfg.TEST.KEYPOINT_OKS_SIGMAS
     return evaluate.score(p.val, detections, kind, sigmas, manifest=manifest)
 
@@ -147,7 +147,7 @@ def results(
                 **checkpoint,
                 task=p.task.name,
                 dataset=p.val.dataset,
-                split="val",
+                split=p.val.part,
                 metric=f"{kind}_{metric}",
                 value=value,
                 ci95=of_kind.ci95.get(metric),

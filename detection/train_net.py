@@ -28,11 +28,11 @@ from backbench.runs.folder import STATE_FILE, Metrics, Progress, log, open_run
 from backbench.runs.state import StopFlag, load_state, save_state
 from detection import config, convert, lint, precise_bn, ranks, rescore, scoring
 from detection.data import coco, voc
-from detection.data.split import join, training_records
-from detection.protocol import decisive
+from detection.data.split import Split, join, training_records
+from detection.protocol import decisive, stated
 from detection.run import DetectionRun, Prepared
 from detection.schedule import SolverSchedule
-from detection.tasks import task_of
+from detection.tasks import DetectionTask, task_of
 
 if TYPE_CHECKING:
     from fvcore.common.config import CfgNode
@@ -61,9 +61,10 @@ def run(args: argparse.Namespace) -> int:
             log.info(f"{asked.out}: already finished")
             return 0
         if asked.world > 1:
-            # What was prepared here was for its errors: each rank reads and builds its own.
+            # The engine was built for its errors: each rank builds its own.
             del engine
-            ranks.spawn(take_part, asked)
+            with ranks.handing_over(asked, prepared.train, prepared.val) as handed:
+                ranks.spawn(take_part, handed)
         else:
             work(asked, prepared, engine or ready(asked, prepared))
     scoring.report(asked.out)
@@ -106,7 +107,7 @@ def choose_engine(name: str, given: config.Given) -> str:
 def identity(run: DetectionRun, p: Prepared) -> dict[str, object]:
     """What decides the numbers: another value is another run."""
     return {
-        "config": decisive(run.given) | {"MODEL.RESNETS.DEPTH": p.cfg.MODEL.RESNETS.DEPTH},
+        "config": stated(run.given) | {"MODEL.RESNETS.DEPTH": p.cfg.MODEL.RESNETS.DEPTH},
         "seed": p.seed,
         "engine": run.engine,
         "checkpoint": p.checkpoint.digest,
@@ -130,18 +131,23 @@ def prepare(run: DetectionRun) -> Prepared:
     cfg.MODEL.PIXEL_STD = [255 * v for v in checkpoint.pixels.std]
     cfg.INPUT.FORMAT = checkpoint.pixels.order
     # 3. The data against itself
-    names = dataset_names(cfg, given, "TRAIN")
-    train = join([coco.read(name, run.root, task=task) for name in names])
-    test = dataset_names(cfg, given, "TEST")
-    if len(test) != 1:
-        raise BadInput(f"{given.path}: DATASETS.TEST {test}: one dataset is scored in a run")
-    val = coco.read(test[0], run.root, task=task)
+    train, val = ranks.handed_over(run) if run.splits else read_splits(run, cfg, task)
     if val.name in voc.VOC and run.engine != "detectron2":
         raise BadInput(f"{given.path}: VOC's AP is Detectron2's; add --engine detectron2")
     # 4. All of it together
     lint.check(cfg, given, train, val, task=task, world=run.world)
     SolverSchedule.of(cfg)
     return Prepared(cfg, task, seed, checkpoint, train, val)
+
+
+def read_splits(run: DetectionRun, cfg: CfgNode, task: DetectionTask) -> tuple[Split, Split]:
+    """What is trained on and what is scored: minutes for COCO, so once on each machine."""
+    names = dataset_names(cfg, run.given, "TRAIN")
+    train = join([coco.read(name, run.root, task=task) for name in names])
+    test = dataset_names(cfg, run.given, "TEST")
+    if len(test) != 1:
+        raise BadInput(f"{run.given.path}: DATASETS.TEST {test}: one dataset is scored in a run")
+    return train, coco.read(test[0], run.root, task=task)
 
 
 def read_for_engine(engine: str, given: config.Given) -> CfgNode:

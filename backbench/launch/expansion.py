@@ -356,7 +356,7 @@ class _Expander:
     def _measure(
         self, evaluation: Evaluation, seed: int, slug: str, pack: Sequence[Subject]
     ) -> Iterator[Job]:
-        """One evaluation of these checkpoints; before a detection, what converts its one."""
+        """One evaluation of these checkpoints."""
         labels = [subject.label for subject in pack]
         cells = tuple(f"{label}/{slug}" for label in labels)
         # The folder of one checkpoint is its cell's; a pack's names its members by a fingerprint,
@@ -367,10 +367,7 @@ class _Expander:
         needs = tuple(subject.maker for subject in pack if subject.maker is not None)
         end = ("--data", self.root, "--out", str(self.runs / name))
         if evaluation.verb == "detect":
-            convert = self._convert(pack[0])
-            yield convert
-            needs = (convert.name,)
-            argv = _detect_argv(evaluation, str(self.runs / str(convert.makes)), end)
+            argv = _detect_argv(evaluation, pack[0].file, end)
         else:
             argv = _argv(evaluation, [s.file for s in pack], seed, end)
         yield Job(
@@ -396,20 +393,6 @@ class _Expander:
         first = {self.features.setdefault(key, name) for key in keys}
         return tuple(sorted(first - {name}))
 
-    def _convert(self, subject: Subject) -> Job:
-        name = f"{subject.label}/detectron2"
-        makes = f"{name}/backbone.pkl"
-        out = str(self.runs / makes)
-        return Job(
-            name=name,
-            argv=("export", subject.file, "--format", "detectron2", "--out", out),
-            like="export",
-            cells=(name,),
-            needs=(subject.maker,) if subject.maker else (),
-            makes=makes,
-            costs=config.fingerprint("export"),
-        )
-
 
 def _argv(
     evaluation: Evaluation, files: Sequence[str], seed: int, end: Sequence[str]
@@ -427,11 +410,11 @@ def _argv(
     return (*argv, "--seed", str(seed), *evaluation.args, *end)
 
 
-def _detect_argv(evaluation: Evaluation, weights: str, end: Sequence[str]) -> tuple[str, ...]:
-    """The command of a detection, which takes one converted trunk, and continues if it is there."""
+def _detect_argv(evaluation: Evaluation, file: str, end: Sequence[str]) -> tuple[str, ...]:
+    """The command of a detection, which takes one checkpoint, and continues if it is there."""
     engine = evaluation.engine or "auto"
     argv = ("detect", "--config-file", str(evaluation.config), "--engine", engine, *end)
-    return (*argv, "--resume", "MODEL.WEIGHTS", weights, *evaluation.args)
+    return (*argv, "--checkpoint", file, "--resume", *evaluation.args)
 
 
 def _slug(text: str) -> str:

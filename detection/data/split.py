@@ -54,6 +54,12 @@ class Split:
         return f"{self.name}:{digest.hexdigest()[:16]}:{len(self.records)}"
 
     @property
+    def part(self) -> str:
+        """val, test, trainval, ...: as the results call it."""
+        names = [word for word in self.name.split("_") if not word.isdigit()]
+        return names[-1]
+
+    @property
     def dataset(self) -> str:
         """The dataset's name in the results."""
         folder = self.folder.parent.name

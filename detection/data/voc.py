@@ -63,6 +63,10 @@ def _record(folder: Path, image: str) -> ImageRecord:
 
 
 def _object(node: ET.Element) -> Annotation:
+    # What the evaluator reads as well, after the training
+    for key in ("pose", "truncated", "difficult"):
+        if node.find(key) is None:
+            raise ValueError(f"an object has no <{key}>")
     # Boxes are 1-based and inclusive in the files.
     x1, y1, x2, y2 = (
         float(str(node.findtext(f"bndbox/{k}"))) for k in ("xmin", "ymin", "xmax", "ymax")

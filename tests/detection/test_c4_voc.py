@@ -83,8 +83,43 @@ def test_perfect_and_missing_detections(voc):
     scores = voc_scores(split, exact)
     assert scores.per_category["dog"] == pytest.approx(100)
     assert scores.values["AP"] == pytest.approx(2 * 100 / 20)  # two of the twenty classes are there
+    assert split.part == "test" and (split.dataset, scores.ci95) == ("voc2007", {})
     none = voc_scores(split, [])
     assert set(none.values.values()) == {None}
+
+
+@pytest.mark.parametrize("year", [2007, 2012])
+def test_the_interval_is_of_the_evaluators_ap(voc, monkeypatch, year):
+    """Every image once is its AP, in both of VOC's kinds; the interval is around it; a draw of no
+    image has AP 0."""
+    import torch
+
+    from detection import engine_detectron2, evaluate
+
+    split = coco.read(f"voc_{year}_trainval", voc, task=FASTER_RCNN)
+    rng = np.random.default_rng(year)
+    found = []
+    for record in split.records:
+        for a in record["annotations"]:
+            for _ in range(4):
+                x, y, w, h = np.array(a["bbox"]) + rng.normal(0, 4, 4)
+                row = {"image_id": record["image_id"], "bbox": [x, y, max(w, 2), max(h, 2)]}
+                row["category_id"] = int(rng.choice([a["category_id"], VOC_CLASSES.index("dog")]))
+                row["score"] = float(np.round(rng.random(), 1))  # ties on purpose
+                found.append(row)
+    scores = engine_detectron2.voc_scores(split, found, "m")
+    assert scores.values["AP50"] > 0
+    for name, value in scores.values.items():
+        low, high = scores.ci95[name]
+        assert low <= value <= high
+    lines = engine_detectron2._voc_lines(found)
+    once = torch.ones(1, len(split.records), dtype=torch.float64)
+    monkeypatch.setattr(evaluate, "drawn", lambda images, manifest: once)
+    samples = engine_detectron2.voc_bootstrap(split, lines, "m")
+    for name, value in scores.values.items():
+        assert samples[name].tolist() == pytest.approx([value], abs=1e-9)
+    monkeypatch.setattr(evaluate, "drawn", lambda images, manifest: 0 * once)
+    assert engine_detectron2.voc_bootstrap(split, lines, "m")["AP"].tolist() == [0]
 
 
 def test_voc_config(voc, tmp_path):

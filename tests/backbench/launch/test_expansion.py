@@ -20,18 +20,15 @@ def test_all_is_nineteen_evaluations_of_each_checkpoint(lab):
         checkpoints=[lab.checkpoints("a", "b")], evaluate=["all"], lists=str(lab.data), pack=1
     )
     jobs = jobs_of(lab, grid)
-    measured = [j for j in jobs if j.verb != "export"]
-    assert len(measured) == 2 * 19 and len(jobs) == 2 * 20
-    datasets = [j.argv[j.argv.index("--datasets") + 1] for j in measured if j.verb == "linear"]
+    assert len(jobs) == 2 * 19
+    datasets = [j.argv[j.argv.index("--datasets") + 1] for j in jobs if j.verb == "linear"]
     assert sorted(set(datasets)) == sorted([*TABLE2, "imagenet"])
-    converted = {j.name: j for j in jobs if j.verb == "export"}
-    for job in measured:
+    for job in jobs:
         if job.verb == "detect":
-            (need,) = job.needs
-            assert (
-                str(lab.root / "runs" / converted[need].makes) in job.argv
-                and "--resume" in job.argv
-            )
+            # The checkpoint itself; what it is in Detectron2's names is the engine's affair.
+            file = job.argv[job.argv.index("--checkpoint") + 1]
+            assert file.endswith((".safetensors", ".pth")) and "--resume" in job.argv
+            assert not job.needs
 
 
 def test_names_are_stable_and_each_cell_is_there_once(lab):
