@@ -27,24 +27,31 @@ from backbench.weights.checkpoint import Checkpoint
 SIMCLR = {"name": "simclr", "head": digits.HEAD, "temperature": 0.2}
 ARB_HEAD = {"layers": 3, "hidden": 512, "dim": 2048, "last_bias": False}
 MIO_HEAD = {"layers": 3, "hidden": 512, "dim": 128}
-ALPHAS = (10.0, 1.0, 0.1, 0.01, 0.001)
+SMALL = {"crops": [{**digits.CROP, "size": 12, "count": 2}]}  # a stem without stride costs
+ALPHAS = (10.0, 0.1, 0.01, 0.001)
 VARIANTS: dict[str, dict[str, Any]] = {
     "simclr": {"method": SIMCLR},
     "arb-1": {"method": {"name": "arb", "head": ARB_HEAD, "groups": 1}},
     "arb-8": {"method": {"name": "arb", "head": ARB_HEAD, "groups": 8}},
-    "mio": {"method": {"name": "mio", "head": {**MIO_HEAD, "last_batchnorm": False}}},
-    "mio-code": {
-        "method": {"name": "mio", "head": {**MIO_HEAD, "last_batchnorm": True}},
-        "data": {"dataset": "digits", "hold_out": 0.2},
-        "stem": "conv3_p0",
-    },
 }
-VARIANTS["mio"]["stem"] = "conv3"
 for norm in ("nuclear", "l21"):
     for alpha in ALPHAS:
         VARIANTS[f"cllr-{norm}-{alpha:g}"] = {
             "method": {"name": "cllr", "inner": SIMCLR, "alpha": alpha, "norm": norm, "kept": 32}
         }
+VARIANTS |= {
+    "mio": {
+        "method": {"name": "mio", "head": {**MIO_HEAD, "last_batchnorm": False}},
+        "stem": "conv3",
+        "views": SMALL,
+    },
+    "mio-code": {
+        "method": {"name": "mio", "head": {**MIO_HEAD, "last_batchnorm": True}},
+        "data": {"dataset": "digits", "hold_out": 0.2},
+        "stem": "conv3_p0",
+        "views": SMALL,
+    },
+}
 
 
 def lphi(run: Path, data: Path) -> dict[str, float]:

@@ -10,6 +10,7 @@ from backbench import config as recipes
 from backbench.errors import BadInput
 from pretrain.method import Batch, Method, Setup, build_method, choose_config
 from pretrain.methods.cmc import split_channels
+from pretrain.monitor import warn_if_collapsed
 
 HEAD = {"hidden": 12, "dim": 6}
 KEYS = {"head": HEAD, "queue": 32, "momentum": 0.9}
@@ -260,6 +261,19 @@ def test_cllr_says_how_much_of_L_is_left():
         assert float(told["rank_L"]) == pytest.approx(rank, abs=1e-6)
         assert float(told["kept_L"]) == pytest.approx(part, abs=1e-6)
     assert float(alive(phi, 5 * torch.eye(8), scaled=True)["kept_L"]) == pytest.approx(1.0)
+
+
+def test_a_collapse_of_L_is_said(caplog):
+    for row, said in (
+        ({"rank_L": 1.01, "kept_L": 0.4}, True),  # nuclear at alpha 10
+        ({"rank_L": 60.0, "kept_L": 0.001}, True),  # l2,1: L is 0
+        ({"rank_L": 60.0, "kept_L": 0.9}, False),
+        ({}, False),
+    ):
+        caplog.clear()
+        warn_if_collapsed(row, 100)
+        assert ("CLLR's L collapses" in caplog.text) is said
+        assert len(caplog.records) == said
 
 
 def test_cllr_as_released_starts_at_randn_and_passes_views_one_by_one():

@@ -12,6 +12,7 @@ import torch
 from backbench import config
 from backbench.images.files import ImageList
 from backbench.results import published
+from backbench.runs import division
 from backbench.weights.resnet import build_backbone
 from pretrain import data, optim
 from pretrain.config import PretrainConfig
@@ -108,6 +109,18 @@ def test_every_number_has_a_source():
                     path,
                     line,
                 )
+
+
+@pytest.mark.parametrize("processes", [1, 2, 4, 8, 16, 32])
+def test_every_recipe_runs_on_so_many_processes(processes):
+    """And none has batch norm whose groups are the processes, so that its numbers are the same."""
+    for name in NAMES:
+        recipe = load(name)
+        division.check_batch(recipe.batch_size, processes, recipe.accumulate)
+        method = getattr(recipe.method, "inner", recipe.method)
+        if method.name != "arb" and hasattr(method, "groups"):
+            assert method.groups is not None, name
+            division.check_nesting(method.groups, processes)
 
 
 @pytest.mark.parametrize(
