@@ -21,6 +21,8 @@ FROM_RESOURCES |= {"ntasks-per-node", "partition", "qos", "time"}
 # Those by which jobs are found, told to save and brought back
 FOR_ITSELF = {"array", "comment", "dependency", "error", "job-name", "kill-on-invalid-dep"}
 FOR_ITSELF |= {"open-mode", "output", "requeue", "signal"}
+# A name of Slurm's; a constraint may combine several (a100|h100, [ib*2&ssd])
+_WORD = (r"[\w.,@/+:-]+", r"[\w.,@/+:\[\]()|&*-]+")
 ROWS = ("default", "pretrain", "import", "export", *VERBS)
 
 
@@ -46,6 +48,11 @@ class Resources:
     workers: int | None = None
 
     def __post_init__(self) -> None:
+        for name in ("partition", "account", "qos", "constraint"):
+            value = getattr(self, name)
+            # Each becomes a line of the script that sbatch is given
+            if value is not None and not re.fullmatch(_WORD[name == "constraint"], value):
+                raise ValueError(f"{name} must be one plain word, not {value[:40]!r}")
         if min(self.nodes, self.tasks_per_node, self.cpus) < 1 or self.gpus < 0:
             raise ValueError("nodes, tasks_per_node and cpus must be at least 1, gpus at least 0")
         if self.nodes > 1 and self.tasks_per_node != max(1, self.gpus):

@@ -28,9 +28,11 @@ from pathlib import Path
 from typing import IO, Any, Literal, NotRequired, TypedDict, cast
 
 from backbench.errors import BadInput, Failed
+from backbench.launch import stored
 from backbench.launch.clusters import Cluster
 from backbench.launch.job import Job
 from backbench.runs import atomic
+from backbench.untrusted import jsons, words
 
 LOOK_S = 0.5  # a look holds a lock for some microseconds: whoever wants it tries for so long
 
@@ -79,12 +81,6 @@ class Submission:
     jobs: tuple[Job, ...]
     ids: tuple[str, ...] = ()  # Slurm's, one per job
     at_once: int | None = None  # jobs of this array at a time; None: the cluster's `jobs`
-
-    @staticmethod
-    def from_json(data: dict[str, Any]) -> Submission:
-        jobs = tuple(Job.from_json(job) for job in data["jobs"])
-        lists = {key: tuple(data[key]) for key in ("cluster_overrides", "ids")}
-        return Submission(**{**data, **lists, "jobs": jobs})
 
 
 @dataclass(frozen=True)
@@ -139,8 +135,13 @@ class Ledger:
         found = []
         for path in (self.root / "submissions").glob("*.json"):
             data = _read_json(path)
-            if data is not None:
-                found.append(Submission.from_json(data))
+            if data is None:
+                stored.left_out(str(path), "no JSON that can be read")
+                continue
+            try:
+                found.append(Submission(**stored.submission(data, path.stem)))
+            except (ValueError, TypeError, KeyError) as error:
+                stored.left_out(str(path), f"no submission ({words.shown(str(error), 120)})")
         # In order of time, so that of a job's submissions the last one stays
         out: dict[str, Record] = {}
         for submission in sorted(found, key=lambda s: s.time):
@@ -156,18 +157,18 @@ class Ledger:
 
     def status(self, job: Job) -> Status:
         """State "new" for a job that never started."""
-        status = _read_json(self._file("status", job, ".json"))
+        status = _status(str(self._file("status", job, ".json")))
         if status is None:
             return {"name": job.name, "state": "new", "attempts": []}
-        return cast(Status, status)
+        return status
 
     def statuses(self) -> dict[str, Status]:
         """Job name -> status, for every job that ever started."""
         out = {}
         with contextlib.suppress(FileNotFoundError), os.scandir(self.root / "status") as entries:
             for entry in entries:
-                if entry.name.endswith(".json") and (status := _read_json(entry.path)):
-                    out[status["name"]] = cast(Status, status)
+                if entry.name.endswith(".json") and (status := _status(entry.path)):
+                    out[status["name"]] = status
         return out
 
     def write_status(self, job: Job, status: Status) -> None:
@@ -331,10 +332,21 @@ def _last_lines(path: Path) -> Iterator[str]:
             yield line.strip()
 
 
+def _status(path: str) -> Status | None:
+    """A status file; None where there is none, or none that an attempt wrote, which is said."""
+    data = _read_json(path)
+    if data is None:
+        return None
+    try:
+        return cast(Status, stored.status(data))
+    except ValueError as error:
+        stored.left_out(path, f"no status ({words.shown(str(error), 120)})")
+        return None
+
+
 def _read_json(path: str | Path) -> dict[str, Any] | None:
     try:
-        with open(path, encoding="utf-8") as file:  # noqa: PTH123 - thousands: twice as fast
-            value = json.load(file)
-    except (OSError, json.JSONDecodeError):
+        value = jsons.read(path)
+    except (OSError, ValueError):
         return None
     return value if isinstance(value, dict) else None

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from backbench.errors import EXIT_PREEMPTED, BadInput, Failed
-from backbench.launch import slurm_client
+from backbench.launch import slurm_client, stored
 from backbench.launch.attempt import Attempt
 from backbench.launch.caps import Caps
-from backbench.launch.clusters import Cluster, read_cluster
+from backbench.launch.clusters import Cluster
 from backbench.launch.job import Job
 from backbench.launch.plan import arrays
 from backbench.launch.records import Ledger, Submission, Target
@@ -317,7 +317,7 @@ def _sbatch(ledger: Ledger, cluster: Cluster, submission: Submission, dependency
         jobs = executor.submit_array(_tasks(ledger, cluster, submission))
     except (submitit.core.utils.FailedJobError, submitit.core.utils.FailedSubmissionError) as error:
         said = str(error).strip().splitlines()[-1:] or [""]  # sbatch's own words come last
-        return _in_spite_of(said[0].strip(), ledger, submission)
+        return _in_spite_of(said[0].strip(), ledger, cluster, submission)
     return [job.job_id for job in jobs]
 
 
@@ -325,7 +325,7 @@ def _sbatch(ledger: Ledger, cluster: Cluster, submission: Submission, dependency
 _UNSURE = re.compile("timed? ?out|unable to contact|connect|communicat", re.IGNORECASE)
 
 
-def _in_spite_of(words: str, ledger: Ledger, submission: Submission) -> list[str]:
+def _in_spite_of(words: str, ledger: Ledger, cluster: Cluster, submission: Submission) -> list[str]:
     """Slurm's numbers of an array that it took although sbatch failed: its answer was lost.
 
     Failed where it has none. The record stays where nobody can tell yet: the next launcher finds
@@ -334,7 +334,7 @@ def _in_spite_of(words: str, ledger: Ledger, submission: Submission) -> list[str
     snapshot = Snapshot(ledger)
     for found in snapshot.unnumbered:
         if found.uid == submission.uid:
-            adopt(ledger, found)
+            adopt(ledger, found, cluster)
             return list(found.ids)
     if not snapshot.trouble and not _UNSURE.search(words):
         ledger.drop_submission(submission)
@@ -376,16 +376,26 @@ def _tasks(ledger: Ledger, cluster: Cluster, submission: Submission) -> list[Slu
 # What only whoever acts may write down
 
 
-def catch_up(ledger: Ledger) -> Snapshot:
-    """A look, and on record afterwards what Slurm will have forgotten in some minutes."""
+def catch_up(ledger: Ledger, given: Target | None = None) -> Snapshot:
+    """A look, and on record afterwards what Slurm will have forgotten in some minutes.
+
+    `given` is the cluster of the command line.
+    """
     snapshot = Snapshot(ledger)
     for submission in snapshot.unnumbered:
-        adopt(ledger, submission)
+        was, overrides = submission.cluster, submission.cluster_overrides
+        told = (given.cluster, given.overrides) if given else (None, ())
+        try:
+            cluster, _ = stored.cluster_of(was, overrides, *told)
+        except BadInput as error:
+            log.warning(f"array {submission.ids[0]}: {error}")
+        else:
+            adopt(ledger, submission, cluster)
     settle(snapshot)
     return snapshot
 
 
-def adopt(ledger: Ledger, submission: Submission) -> None:
+def adopt(ledger: Ledger, submission: Submission, cluster: Cluster) -> None:
     """Bring an array on record whose launcher died during sbatch.
 
     1. Slurm has the array, the record has no numbers: the look found them by the comment.
@@ -395,7 +405,6 @@ def adopt(ledger: Ledger, submission: Submission) -> None:
     """
     import submitit
 
-    cluster = read_cluster(submission.cluster, submission.cluster_overrides)
     folder = ledger.submitit(submission)
     for job_id, task in zip(submission.ids, _tasks(ledger, cluster, submission)):
         path = submitit.core.utils.JobPaths(folder, job_id=job_id).submitted_pickle

@@ -25,7 +25,7 @@ from functools import partial
 from pathlib import Path
 
 from backbench.errors import EXIT_FAILED, EXIT_PREEMPTED, BadInput, Failed
-from backbench.launch import slurm_client
+from backbench.launch import slurm_client, stored
 from backbench.launch.attempt import Attempt
 from backbench.launch.clusters import Cluster, check_resources, read_cluster
 from backbench.launch.grid import Grid, read_grid
@@ -147,7 +147,7 @@ class _Watcher:
 
     def submit_missing(self) -> Plan:
         with self.ledger.submitting():
-            snapshot = catch_up(self.ledger)
+            snapshot = catch_up(self.ledger, self.request.target)
             plan = self.request.plan(snapshot, watching=self.request.watching)
             plan.new = [job for job in plan.new if self._is_ours(job, snapshot)]
             # A clean slate for what is submitted by a wish, not for what goes on by itself
@@ -167,7 +167,8 @@ class _Watcher:
 
 
 def _missing_here(request: Request) -> tuple[list[Job], bool]:
-    plan = request.plan(catch_up(request.ledger), watching=request.watching)
+    snapshot = catch_up(request.ledger, request.target)
+    plan = request.plan(snapshot, watching=request.watching)
     cluster = request.target.cluster
     if plan.new or not request.watching:  # a watcher that finds nothing says nothing
         at_once = f"{cluster.jobs} at a time" if cluster.kind == "local" else "one by one"
@@ -329,20 +330,34 @@ def _chosen(snapshot: Snapshot, patterns: Sequence[str], states: Container[str])
 
 
 def retry(args: argparse.Namespace) -> int:
-    """Jobs that came to nothing go where they were submitted first, with a clean slate."""
+    """Jobs that came to nothing go where they were submitted first, with a clean slate.
+
+    Their commands are the stored ones, checked; the cluster is one of ours, or that of the command
+    line (`stored`).
+    """
     ledger = Ledger(args.out)
     here: list[Callable[[], int]] = []
+    # cluster.a.b=c changes a key of the cluster's file, any other word is part of a name
+    changes = [text for text in args.names if text.startswith("cluster.") and "=" in text]
+    names = [text for text in args.names if text not in changes]
+    changes = [text.removeprefix("cluster.") for text in changes]
+    told: Target | None = None
+    if args.cluster is not None:
+        told = Target(read_cluster(args.cluster, changes), tuple(changes), "")
     with ledger.submitting():
-        snapshot = catch_up(ledger)
-        chosen = _chosen(snapshot, args.names, (*UNSUCCESSFUL, "stopped"))
+        snapshot = catch_up(ledger, told)
+        chosen = _chosen(snapshot, names, (*UNSUCCESSFUL, "stopped"))
         # Each goes back where it was: one submission's cluster is not another's
         by_place: dict[tuple[str, tuple[str, ...], str], list[Job]] = defaultdict(list)
         for name in chosen:
             record = snapshot.records[name]
             was = record.submission
+            stored.refuse_elsewhere(record.job, ledger.runs)
             by_place[was.cluster, was.cluster_overrides, was.grid].append(record.job)
         for (file, overrides, grid), jobs in by_place.items():
-            target = Target(read_cluster(file, overrides), overrides, grid)
+            given = told.cluster if told else None
+            cluster, kept = stored.cluster_of(file, overrides, given, changes)
+            target = Target(cluster, kept, grid)
             check_resources(target.cluster, jobs)
             left = without_done(jobs, {}, snapshot)
             if target.cluster.kind == "slurm":

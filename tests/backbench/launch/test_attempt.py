@@ -42,7 +42,7 @@ def test_failing_job_stops_says_so_and_blocks_what_needs_it(lab, capsys, fault, 
     assert lab.run(grid, cluster, "runs") == 0, "run leaves failed jobs to retry"
     assert len(lab.attempts("runs")[bad]) == attempts
     lab.dataset("pretrain", steps=1)
-    assert lab.launch("retry", "runs") == 0
+    assert lab.launch("retry", "runs", "--cluster", cluster) == 0
     assert set(lab.states("runs").values()) == {"done"}
     lab.dataset("flaky", steps=1)
     assert lab.values("runs") == lab.reference(grid)
@@ -172,7 +172,7 @@ def test_full_disk_loses_no_result(lab):
         assert lab.run(grid, lab.cluster("local"), "runs") != 0
         assert before.items() <= lab.values("runs").items()
         (disk / "ballast").unlink()
-        lab.launch("retry", "runs")
+        lab.launch("retry", "runs", "--cluster", lab.cluster("local"))
         assert lab.run(grid, lab.cluster("local"), "runs") == 0
         assert lab.values("runs") == lab.reference(grid)
     finally:

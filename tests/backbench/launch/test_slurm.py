@@ -140,7 +140,7 @@ def test_cancelled_job_is_seen_as_cancelled_without_slurmdbd(lab, shell):
     status = lab.statuses("runs")[long]
     assert status["state"] == "cancelled", "Slurm forgets after minutes; the file does not"
     lab.dataset("long", steps=600, step_s=0)
-    assert lab.launch("retry", "runs") == 0
+    assert lab.launch("retry", "runs", "--cluster", cluster) == 0
     lab.until_done("runs")
     assert lab.values("runs") == lab.reference(grid)
 

@@ -1,0 +1,174 @@
+"""What RUNS/.launch says, believed no further than it must be.
+
+A folder of runs is often shared, and whoever can write there can write a record. So a record is
+checked where it is read, and nothing that it says becomes a command, a set-up or an environment:
+those come from a cluster's file, which is one of ours or is named on the command line.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from backbench import config
+from backbench.errors import BadInput
+from backbench.launch.clusters import ROWS, Cluster, read_cluster
+from backbench.launch.job import Job
+from backbench.runs.folder import log
+from backbench.untrusted import words
+
+# Keys of a cluster that decide how many and how large, never what is run
+HARMLESS = ("jobs", "max_array", "signal_s", "gpus", "resources")
+VERBS = tuple(row for row in ROWS if row != "default")
+STATES = ("new", "queued", "running", "done", "failed", "stopped", "cancelled")
+
+
+@functools.cache  # once for each: records are read again at every look
+def left_out(path: str, why: str) -> None:
+    log.warning(f"{words.shown(path, 300)}: left out: {why}")
+
+
+def submission(data: Mapping[str, Any], uid: str) -> dict[str, Any]:
+    """The fields of a Submission, its jobs made. ValueError for what no launcher wrote."""
+    if data.get("uid") != uid or not re.fullmatch(r"[\w-]{1,80}", uid):
+        raise ValueError("its uid is not its file's name")
+    for key in ("grid", "cluster", "kind"):
+        _text(key, data.get(key))
+    if data["kind"] not in ("slurm", "local", "debug"):
+        raise ValueError("'kind' is none of slurm, local, debug")
+    _number("time", data.get("time"))
+    jobs = data.get("jobs")
+    if not isinstance(jobs, list):
+        raise ValueError("'jobs' is no list")
+    ids = _texts("ids", data.get("ids", []))
+    if len(ids) not in (0, len(jobs)) or not all(re.fullmatch(r"\d+(_\d+)?", id) for id in ids):
+        raise ValueError("'ids' are not Slurm's numbers, one for each job")
+    overrides = _texts("cluster_overrides", data.get("cluster_overrides"))
+    if type(data.get("at_once", 1)) not in (int, type(None)):
+        raise ValueError("'at_once' is no whole number")
+    made = tuple(map(_job, jobs))
+    return {**data, "ids": ids, "cluster_overrides": overrides, "jobs": made}
+
+
+def _job(data: Any) -> Job:
+    if not isinstance(data, Mapping):
+        raise ValueError("a job is no group of keys")
+    for key in ("argv", "cells", "needs", "after"):
+        _texts(key, data.get(key))
+    for key in ("name", "like"):
+        _text(key, data.get(key))
+    _inside(data["name"])
+    if data.get("makes") is not None:
+        _text("makes", data["makes"])
+        _inside(data["makes"])
+    if not data["argv"] or data["argv"][0] not in VERBS:
+        raise ValueError(f"'{data['argv'][:1]}' is no verb of a grid")
+    if type(data.get("expects", 1)) is not int or data.get("expects", 1) < 1:
+        raise ValueError("'expects' is no whole number")
+    if not isinstance(data.get("resources", {}), Mapping):
+        raise ValueError("'resources' is no group of keys")
+    return Job.from_json(data)
+
+
+def status(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A status file's content. ValueError for what no attempt wrote."""
+    _text("name", data.get("name"))
+    if data.get("state") not in STATES:
+        raise ValueError(f"'state' is none of {', '.join(STATES)}")
+    attempts = data.get("attempts")
+    if not isinstance(attempts, list) or not all(isinstance(a, Mapping) for a in attempts):
+        raise ValueError("'attempts' is no list of attempts")
+    for attempt in attempts:
+        _number("start", attempt.get("start"))
+        if attempt.get("end") is not None:
+            _number("end", attempt["end"])
+        for key in ("how", "reason", "host", "at"):
+            if not isinstance(attempt.get(key), str | None):
+                raise ValueError(f"'{key}' of an attempt is no text")
+        if type(attempt.get("pid", 2)) is not int or attempt.get("pid", 2) < 2:
+            raise ValueError("'pid' is no process")
+    for key, value in (("reason", data.get("reason")), ("forgiven", data.get("forgiven"))):
+        if value is not None and type(value) is not (str if key == "reason" else int):
+            raise ValueError(f"'{key}' is {str(value)[:40]!r}")
+    if data.get("reason"):
+        data = {**data, "reason": words.shown(data["reason"], 1000)}
+    return data
+
+
+def _text(key: str, value: Any) -> None:
+    if not isinstance(value, str) or len(value) > 4096:
+        raise ValueError(f"'{key}' is no text")
+    if found := words.control_in(value):
+        raise ValueError(f"'{key}' holds the control character {found}")
+
+
+def _texts(key: str, values: Any) -> tuple[str, ...]:
+    if not isinstance(values, list):
+        raise ValueError(f"'{key}' is no list")
+    for value in values:
+        _text(key, value)
+    return tuple(values)
+
+
+def _number(key: str, value: Any) -> None:
+    fits = isinstance(value, int | float) and not isinstance(value, bool)
+    if not fits or not math.isfinite(value) or abs(value) > 1e12:
+        raise ValueError(f"'{key}' is no number")
+
+
+def _inside(name: str) -> None:
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or not path.parts:
+        raise ValueError(f"'{words.shown(name, 80)}' is not below RUNS")
+
+
+# --- what a record may still decide when its jobs are submitted again ---
+
+
+def cluster_of(
+    file: str, overrides: Sequence[str], given: Cluster | None, given_overrides: Sequence[str] = ()
+) -> tuple[Cluster, tuple[str, ...]]:
+    """The cluster that jobs were submitted to, and its overrides. BadInput where only the record
+    says so: then the command line has to.
+
+    `given` is the cluster of the command line; it stands for its own file.
+    """
+    path = Path(file)
+    named = given is not None and Path(given.file).resolve() == path.resolve()
+    shipped = path.resolve().parent == (config.configs_dir() / "clusters").resolve()
+    if not (named or shipped):
+        raise BadInput(
+            f"these jobs were submitted to the cluster {words.shown(file, 200)}; what a record in"
+            " RUNS says never becomes a command: name it, --cluster FILE"
+        )
+    said = {text.partition("=")[0] for text in given_overrides}
+    kept = []
+    for text in overrides:
+        key = text.partition("=")[0]
+        if key in said:
+            continue
+        if key.split(".")[0] not in HARMLESS:
+            raise BadInput(
+                f"these jobs were submitted with cluster.{words.shown(key, 80)} changed; what a"
+                " record in RUNS says never becomes a command: say it again, cluster."
+                f"{words.shown(text, 200)}"
+            )
+        kept.append(text)
+    together = (*kept, *given_overrides)
+    return read_cluster(path, together), together
+
+
+def refuse_elsewhere(job: Job, runs: Path) -> None:
+    """BadInput for a stored command that writes anywhere but below RUNS."""
+    for word, value in zip(job.argv, (*job.argv[1:], "")):
+        if word == "OUTPUT_DIR" or word.startswith("--out="):
+            raise BadInput(f"{job.name}: its stored command names a folder by {word}; run its grid")
+        if word == "--out" and not Path(value).resolve().is_relative_to(runs.resolve()):
+            raise BadInput(
+                f"{job.name}: its stored command writes to {words.shown(value, 200)}, outside"
+                f" {runs}; `backbench launch run` makes it anew"
+            )
