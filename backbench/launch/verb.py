@@ -149,7 +149,7 @@ class _Watcher:
         with self.ledger.submitting():
             snapshot = catch_up(self.ledger, self.request.target)
             plan = self.request.plan(snapshot, watching=self.request.watching)
-            plan.new = [job for job in plan.new if self._is_ours(job, snapshot)]
+            plan.new = self._ours(plan.new, snapshot)
             # A clean slate for what is submitted by a wish, not for what goes on by itself
             _start_over(self.ledger, (job for job in plan.new if job.name not in self.seen))
             try:
@@ -162,8 +162,15 @@ class _Watcher:
         _say(plan, f"submitted in {count} arrays")
         return plan
 
-    def _is_ours(self, job: Job, snapshot: Snapshot) -> bool:
-        return job.name not in self.seen or snapshot.state(job.name).name == "stopped"
+    def _ours(self, new: Sequence[Job], snapshot: Snapshot) -> list[Job]:
+        out: dict[str, Job] = {}
+        for job in new:  # needs come earlier in the list
+            # What waited for a job that now goes on was cancelled by Slurm, not by somebody
+            behind = any(need in self.seen and need in out for need in job.needs)
+            stopped = job.name in snapshot.records and snapshot.state(job.name).name == "stopped"
+            if job.name not in self.seen or stopped or behind:
+                out[job.name] = job
+        return list(out.values())
 
 
 def _missing_here(request: Request) -> tuple[list[Job], bool]:

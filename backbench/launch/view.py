@@ -138,6 +138,9 @@ class Snapshot:
         """
         job, status = record.job, self.status(record.job.name)
         was, reason = status["state"], status.get("reason") or ""
+        # Submitted again with a clean slate, and not begun since
+        if was == "queued" and status.get("forgiven", 0) == len(status["attempts"]):
+            was = "new"
         # 1. What the job itself wrote as its end is so, whatever the queue still shows.
         if was == "done":
             return State("done")
@@ -204,7 +207,9 @@ class Snapshot:
             return State("running", _eta(self.ledger, record.job))
         if queued.state == "CANCELLED":  # by someone; or by Slurm, as its dependency never comes
             return self._blocked(record.job) or State("cancelled")
-        if queued.state != "COMPLETED":
+        # Saved and in good order, but Slurm could not be told to start it again (a node without
+        # scontrol): it only goes on
+        if queued.state != "COMPLETED" and was not in ("stopped", "queued"):
             cause = "never started" if was == "new" else _SLURMS.get(queued.state, "failed")
             return State("lost", f"Slurm says {queued.state.lower()}", cause)
         return None

@@ -4,7 +4,7 @@ exactly as a test says.
 Called as `python fake_verbs.py VERB ...`. ROOT/<dataset>.json says how: {"steps", "step_s",
 "save_every", "fault": ..., "times": N, "die_at": the steps after which it is killed, one an
 attempt, "tell": an environment variable to write down, "fault_rank": the task that breaks at once,
-"rows": of each checkpoint}.
+"rows": of each checkpoint, "until": a file without which the last step is not made}.
 It uses the suite's own run folders, stop flag and results; only the science is missing.
 """
 
@@ -54,6 +54,10 @@ def work(out: Path, plan: dict, start: str) -> str:
     with StopFlag() as stop:
         while state["step"] < steps:
             time.sleep(step_s)
+            if state["step"] == steps - 1 and not Path(plan.get("until", "/")).exists():
+                if stop.requested:
+                    raise Preempted(f"stopped by {stop.requested} before its last step")
+                continue
             word = hashlib.sha256(state["word"].encode()).hexdigest()
             state = {"step": state["step"] + 1, "word": word}
             progress.advance()

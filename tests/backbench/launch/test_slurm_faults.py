@@ -128,7 +128,7 @@ def test_time_limit(lab, shell, nodes):
     trial.equals_an_undisturbed_run()
 
 
-@pytest.mark.parametrize("fault", ["preemption", "user's signal", "failures"])
+@pytest.mark.parametrize("fault", ["preemption", "user's signal", "failures", "time limit"])
 def test_nodes_without_scontrol(lab, shell, fault):
     """Jobs there see every program but Slurm's own (submitit#1601)."""
     programs = lab.root / "programs"
@@ -138,9 +138,9 @@ def test_nodes_without_scontrol(lab, shell, fault):
             (programs / file.name).symlink_to(file)
     if fault == "failures":
         lab.dataset("d1", steps=1, fault="now and then", times=2)
-    trial = Trial(
-        lab, shell, partition="grace", setup=[f"export PATH={programs}", "! command -v scontrol"]
-    )
+    long = {"hours": 1 / 60, "steps": 600} if fault == "time limit" else {}
+    setup = [f"export PATH={programs}", "! command -v scontrol"]
+    trial = Trial(lab, shell, partition="grace", setup=setup, **long)
     if fault == "preemption":
         trial.preempt()
         trial.ends_well()
@@ -151,6 +151,13 @@ def test_nodes_without_scontrol(lab, shell, fault):
         lab.until("runs", lambda s: "preempted" in lab.attempts("runs")[trial.name], LONG)
         shell(f"scontrol requeue {trial.number}")
         trial.ends_well()
+    elif fault == "time limit":  # the job ends; who watches submits it again, and the probe
+        watch = lab.background(trial.grid, trial.cluster, "runs", "--watch", "--interval", "2")
+        _, said = watch.communicate(timeout=2 * LONG)
+        assert watch.returncode == 0, said
+        hows = lab.attempts("runs")[trial.name]
+        assert "time limit" in hows and hows[-1] == "done", hows
+        trial.equals_an_undisturbed_run()
     else:
         trial.ends_well(attempts=1)
         (probe,) = [n for n in lab.attempts("runs") if n != trial.name]
