@@ -311,6 +311,16 @@ def _leaderboard(p: argparse.ArgumentParser) -> None:
     )
 
 
+def _paper(p: argparse.ArgumentParser) -> None:
+    p.add_argument(
+        "item", nargs="?", metavar="PAPER:TABLE", help="lorac:2, arb:fig.7; without: all"
+    )
+    p.add_argument(
+        "runs", nargs="*", type=Path, metavar="RUNS", help="run folders, for what is measured there"
+    )
+    p.add_argument("--markdown", type=Path, metavar="F", help="all of them as docs/papers.md")
+
+
 def _data_verb(p: argparse.ArgumentParser) -> None:
     actions = p.add_subparsers(dest="action", required=True, metavar="list|check|fetch-splits")
     listing = actions.add_parser(
@@ -375,6 +385,9 @@ VERBS = {
     ),
     "leaderboard": Verb(
         "backbench.board.verb:run", "results as CSV, page and tables", _leaderboard
+    ),
+    "paper": Verb(
+        "backbench.papers.verb:run", "the papers' tables: measured, running, missing", _paper
     ),
     "data": Verb("backbench.datasets.verb:run", "list and check datasets", _data_verb),
     "doctor": Verb("backbench.doctor:run", "what is installed here and what that allows", _doctor),

@@ -19,6 +19,7 @@ STOREYS = (
     ("weights", "results", "datasets", "knn", "charts"),
     ("board",),
     ("launch",),
+    ("papers",),
     ("cli", "api", "demo", "doctor", "clean", "__main__"),
 )
 

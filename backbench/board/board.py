@@ -384,10 +384,10 @@ def add_published(board: Board) -> None:
 def column_of(number: published.Published) -> Column:
     """The column that a printed number stands in."""
     protocol, engine = scored.protocol(number)
-    metric = scored.as_measured(number).metric
-    split = TASKS[number.task].split
+    measured = scored.as_measured(number)
+    split = measured.split or TASKS[number.task].split
     named = None if split == places.USUAL_SPLIT else split
-    return Column(number.task, number.dataset, metric, protocol, engine, named)
+    return Column(number.task, number.dataset, measured.metric, protocol, engine, named)
 
 
 # ---- what can be said of two rows

@@ -11,7 +11,6 @@ import dataclasses
 import functools
 import glob
 import hashlib
-import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -139,8 +138,7 @@ class _Expander:
             sweep = config.build(Sweep, given, where=f"{self.where}: recipes[{i}]")
             path = config.find_recipe(sweep.recipe, "pretrain")
             recipe = config.apply_overrides(config.read_recipe(path), sweep.overrides)
-            for values in itertools.product(*sweep.vary.values()):
-                variant = dict(zip(sweep.vary, values))
+            for variant in sweep.points():
                 for seed in sweep.seeds or (None,):
                     yield self._pretraining(sweep, path, recipe, variant, seed)
 
@@ -165,7 +163,7 @@ class _Expander:
             title = " ".join([str(recipe.get("name", path.stem)), *short])
             overrides.append(f"name={json.dumps(title)}")
         if sweep.expected is not None:
-            overrides.append(f"expected={json.dumps(self._expected(sweep, variant))}")
+            overrides.append(f"expected={json.dumps(sweep.keys(variant))}")
         if seed is not None:
             overrides.append(f"seed={seed}")
         # 3. The folder: readable, and told apart by everything that decides the weights
@@ -189,20 +187,6 @@ class _Expander:
             arch=identity.get("arch"),
             units=float(identity.get("epochs", 0)),
         )
-
-    def _expected(self, sweep: Sweep, variant: Mapping[str, Any]) -> list[str]:
-        """The published rows of one point: the sweep's `expected` with the point's values in it."""
-        values = {key.rpartition(".")[2]: value for key, value in variant.items()}
-        keys = []
-        for template in sweep.expected or ():
-            try:
-                keys.append(template.format(**values))
-            except (KeyError, ValueError, IndexError) as error:
-                raise BadInput(
-                    f"{self.where}: expected '{template}': {error}; in braces may stand"
-                    f" {', '.join(values) or 'nothing here'}"
-                ) from None
-        return keys
 
     # Checkpoints
 

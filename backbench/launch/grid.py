@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -49,6 +49,25 @@ class Sweep:
         for key, values in self.vary.items():
             if not isinstance(values, list | tuple) or not values:
                 raise ValueError(f"vary.{key} must be a list of values, not {values!r}")
+
+    def points(self) -> Iterator[dict[str, Any]]:
+        """Each combination of the values that vary, by key."""
+        for values in itertools.product(*self.vary.values()):
+            yield dict(zip(self.vary, values))
+
+    def keys(self, point: Mapping[str, Any]) -> list[str]:
+        """The published rows of one point: `expected` with the point's values in it."""
+        values = {key.rpartition(".")[2]: value for key, value in point.items()}
+        keys = []
+        for template in self.expected or ():
+            try:
+                keys.append(template.format(**values))
+            except (KeyError, ValueError, IndexError, AttributeError) as error:
+                raise BadInput(
+                    f"expected '{template}': {error}; in braces may stand"
+                    f" {', '.join(values) or 'nothing here'}"
+                ) from None
+        return keys
 
 
 @dataclass(frozen=True, kw_only=True)

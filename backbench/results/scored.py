@@ -131,6 +131,7 @@ class AsMeasured:
 
     metric: str
     value: float
+    split: str | None = None  # where it is not the task's
 
 
 def as_measured(number: Published) -> AsMeasured:
@@ -145,7 +146,7 @@ def as_measured(number: Published) -> AsMeasured:
     if number.metric == "test_error_top5":
         return AsMeasured("top1", round(100 - number.value, 4))
     if number.metric == "train_error_top5":
-        return AsMeasured("train_top1", round(100 - number.value, 4))
+        return AsMeasured("train_top1", round(100 - number.value, 4), "train")
     return AsMeasured(number.metric, number.value)
 
 

@@ -1,0 +1,1 @@
+"""The papers' printed tables and figures: which grid makes each, and how far it is."""

@@ -1,0 +1,56 @@
+"""How far a printed table is in some run folders: which of its numbers are measured, on the way, or
+missing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from backbench import config
+from backbench.board.board import collect
+from backbench.board.judge import Judged, expected_keys, judge
+from backbench.errors import BadInput
+from backbench.papers.catalogue import PrintedItem
+from backbench.results.published import Published, keys_in
+from backbench.results.scored import as_measured
+from backbench.runs.folder import RECIPE_FILE
+
+MEASURED, RUNNING, MISSING = "measured", "running", "missing"
+
+
+@dataclass(frozen=True)
+class NumberState:
+    """One printed number: how it stands, and the measurements of it (one per checkpoint)."""
+
+    number: Published
+    state: str  # one of the three, or why it is not judged
+    judged: tuple[Judged, ...] = ()
+
+
+def states(item: PrintedItem, runs: Sequence[Path]) -> list[NumberState]:
+    """Every number of a table or figure, in its order."""
+    board = collect(runs)
+    by_number: dict[tuple[str, str, str, str], list[Judged]] = {}
+    for one in judge(board, expected_keys(board, runs)):
+        what = (one.key, one.column.task, one.column.dataset, one.column.metric)
+        by_number.setdefault(what, []).append(one)
+    begun = _begun(runs)
+    found = []
+    for n in item.numbers:
+        judged = by_number.get((n.key, n.task, n.dataset, as_measured(n).metric), [])
+        state = item.why_not(n) or (RUNNING if n.key in begun else MISSING)
+        found.append(NumberState(n, MEASURED if judged else state, tuple(judged)))
+    return found
+
+
+def _begun(runs: Sequence[Path]) -> set[str]:
+    """The keys that the pretrainings below `runs` must reach, finished or not."""
+    keys: set[str] = set()
+    for run in runs:
+        for file in run.rglob(RECIPE_FILE):
+            try:
+                keys.update(keys_in({"recipe": (recipe := config.read_yaml(file)), **recipe}))
+            except BadInput:
+                continue  # of a run that was torn while it began; launch names it
+    return keys

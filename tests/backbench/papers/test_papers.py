@@ -1,0 +1,134 @@
+"""Every printed number has a grid and a recipe that must reach it, or one word for why not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from backbench import config
+from backbench.cli import main
+from backbench.datasets import catalog
+from backbench.papers import catalogue, page
+from backbench.results import published, scored, store
+from backbench.results.store import Result
+from backbench.tasks import TASKS
+from backbench.weights import probes
+
+ROOT = Path(__file__).parents[3]
+RECIPES = [name for name in config.recipe_names("pretrain") if "/" in name]
+
+
+def test_how_many_of_the_numbers_are_judged():
+    assert catalogue.coverage() == {
+        None: 567,
+        scored.SPREAD: 44,
+        scored.QUOTED: 37,
+        scored.UNBUILT: 36,
+        scored.UNIDENTIFIED: 8,
+    }
+    assert len(published.rows()) == 692
+
+
+def test_every_grid_of_a_table_covers_that_tables_own_rows():
+    for item in catalogue.items():
+        own = {n.key for n in item.numbers if scored.reason(n) is None}
+        assert own <= item.keys, item.prints
+        assert not any("fig." in key for key in item.keys - own), item.prints
+    tables = {(n.paper, n.table) for n in published.rows()}
+    assert len(tables) == sum(bool(item.numbers) for item in catalogue.items())
+
+
+@pytest.mark.parametrize("item", catalogue.items(), ids=lambda item: item.prints)
+def test_what_is_expected_is_measured_by_the_grid(item):
+    """Each number by the protocol that scores it, on a dataset that the recipe's probe has."""
+    explicit = {
+        (entry["protocol"], dataset)
+        for entry in item.grid.evaluate
+        if isinstance(entry, dict) and entry["verb"] == "linear"
+        for dataset in entry["datasets"]
+    }
+    whole = {entry for entry in item.grid.evaluate if isinstance(entry, str)}
+    for sweep in catalogue.sweeps(item.grid):
+        recipe = config.read_recipe(config.find_recipe(sweep.recipe, "pretrain"))
+        recipe = config.apply_overrides(recipe, sweep.overrides)
+        for point in sweep.points():
+            keys = catalogue._expected(sweep, point)
+            for number in (n for key in keys for n in published.lookup(key) if n in item.numbers):
+                check_measured(number, recipe, explicit, whole)
+
+
+def check_measured(number, recipe, explicit, whole):
+    if scored.reason(number) is not None:
+        return
+    assert number.trained_on in (recipe["data"]["dataset"], None), number.key
+    if TASKS[number.task].detects or TASKS[number.task].percent or number.table == "2":
+        assert whole & {"table2", "table3", "table4"} or number.paper == "ARB", number.key
+    if TASKS[number.task].kind not in ("sgd", "knn") or whole:
+        return
+    wanted = scored.recipe(number)
+    ways = set()
+    for protocol, dataset in explicit:
+        on = recipe["data"]["dataset"] if dataset == probes.OWN else dataset
+        if on == number.dataset:
+            ways.add(probes.of_recipe(recipe, on) if protocol == probes.OWN else protocol)
+    assert wanted in ways, (number.key, number.dataset, ways)
+    assert TASKS[number.task].kind == config.read_recipe(
+        config.find_recipe(wanted, "transfer")
+    ).get("kind"), wanted
+    metrics = {*catalog.find(number.dataset).metrics, "train_top1"}
+    assert scored.as_measured(number).metric.removesuffix("_k5") in metrics
+
+
+def test_every_expected_key_maps_to_a_protocol_that_ships():
+    expected = 0
+    for name in RECIPES:
+        recipe = catalogue._recipe(name)
+        for key in recipe.get("expected") or ():
+            for number in published.lookup(key):
+                assert scored.reason(number) in (None, scored.QUOTED, scored.SPREAD), (name, key)
+                if (protocol := scored.recipe(number)) is not None:
+                    config.find_recipe(protocol, "transfer")
+                expected += 1
+        for dataset, protocol in (recipe.get("probe") or {}).items():
+            config.find_recipe(protocol, "transfer")
+            assert catalog.row(dataset) is not None
+    assert expected > 400
+
+
+def test_the_page_is_current():
+    """Otherwise: backbench paper --markdown docs/papers.md"""
+    assert (ROOT / "docs" / "papers.md").read_text() == page.markdown()
+
+
+def a_result(**changes):
+    known = {
+        "checkpoint": "a" * 64, "name": "mine", "method": "mio", "arch": "resnet50", "epochs": 250,
+        "task": "linear", "dataset": "stl10", "split": "test", "metric": "top1", "value": 58.0,
+        "protocol": "linear-mio-stl10-v1",
+    }  # fmt: skip
+    return Result(**{**known, **changes})
+
+
+def test_one_table_says_what_is_measured_running_and_missing(tmp_path, capsys):
+    runs = tmp_path / "runs"
+    protocol = config.read_recipe(config.find_recipe("mio_stl10", "transfer"))
+    provenance = {
+        "expected": ["mio:4:mio-a:resnet50:250:stl10"],
+        "recipe": protocol,
+        "images": {"train": 5000, "test": 8000},
+    }
+    store.append(runs / "probe", [a_result(provenance=provenance)])
+    (runs / "pretrain" / "b").mkdir(parents=True)
+    begun = 'name: b\nexpected: ["mio:4:mio-b:resnet50:250:cifar10"]\n'
+    (runs / "pretrain" / "b" / "recipe.yaml").write_text(begun)
+    assert main(["paper", "mio:4", str(runs)]) == 0
+    out = capsys.readouterr().out
+    lines = {line.split()[0] + " " + line.split()[1]: line for line in out.splitlines()[1:31]}
+    assert lines["mio:4:mio-b:resnet50:250 linear/cifar10/top1"].endswith("84.55  running")
+    assert lines["mio:4:mio-c:resnet50:250 linear/cifar10/top1"].endswith("85.4  missing")
+    measured = lines["mio:4:mio-a:resnet50:250 linear/stl10/top1"]
+    assert measured.endswith("58.1  measured  58.00 within (mine)")
+    assert f"backbench launch run mio_table4 --data ROOT --out {runs}" in out
+    assert main(["paper", "mio:44"]) == 2
+    assert "did you mean" in capsys.readouterr().err
