@@ -228,9 +228,14 @@ def _of_module(
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "module.pt"
         torch.save(module.state_dict(), file)
-        found = importing.read(
-            file, encoder=encoder, name=name or kind.__name__, method=method or "module"
-        )
+        try:
+            found = importing.read(
+                file, encoder=encoder, name=name or kind.__name__, method=method or "module"
+            )
+        except BadInput as error:
+            # The file was ours, and is gone when this is read
+            said = str(error).replace(str(file), f"module {kind.__qualname__}")
+            raise BadInput(said) from None
     # The file is gone by now; what it was is the module.
     provenance = {**found.provenance, "source": f"module {kind.__qualname__}"}
     return found.replace(

@@ -428,15 +428,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         args.overrides += rest
     elif rest:
         top.error(f"unrecognized arguments: {' '.join(rest)}")
+    return guarded(lambda: _run(args), args)
+
+
+def _run(args: argparse.Namespace) -> int | None:
+    from backbench.datasets import asked
+
+    asked.refuse(args)
     module, function = VERBS[args.verb].target.split(":")
-    return guarded(lambda: getattr(importlib.import_module(module), function)(args), args)
+    return getattr(importlib.import_module(module), function)(args)
 
 
 def guarded(action: Callable[[], int | None], args: argparse.Namespace) -> int:
     """Run a verb; its errors become one line on stderr and an exit status, with the traceback under
     --debug."""
     from backbench.runs import failures
-    from backbench.runs.folder import setup_logging
+    from backbench.runs.folder import end_live_line, setup_logging
     from backbench.runs.state import stops_at_once
 
     setup_logging(-1 if args.quiet else args.verbosity)
@@ -444,9 +451,11 @@ def guarded(action: Callable[[], int | None], args: argparse.Namespace) -> int:
         with stops_at_once():
             return action() or 0
     except KeyboardInterrupt:
+        end_live_line()
         print("interrupted; the same command continues", file=sys.stderr)
         return 130
     except Stopped as signal:
+        end_live_line()
         print(f"backbench: stopped by {signal}; the same command continues", file=sys.stderr)
         return EXIT_PREEMPTED
     except (Exception, SystemExit) as error:
@@ -463,6 +472,7 @@ def guarded(action: Callable[[], int | None], args: argparse.Namespace) -> int:
             line, status = plain
         elif not isinstance(error, BadInput | Preempted | Failed):
             line = f"{type(error).__name__}: {line} (this is a fault of backbench: --debug shows where)"
+        end_live_line()
         print(f"backbench: {line}", file=sys.stderr)
         return status
 

@@ -18,6 +18,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from backbench.datasets import catalog
 from backbench.datasets.catalog import TWELVE
 from backbench.errors import EXIT_FAILED
 from backbench.results import store
@@ -187,9 +188,14 @@ def _ask(*command: str, patience_s: float, what: str = "") -> tuple[str, str]:
 
 
 def datasets(data: Path) -> dict[str, Any]:
-    """Which datasets have a folder below ROOT. `backbench data check NAME` says whether what is in
-    it is right."""
-    there = [name for name in (*TWELVE, *OTHERS) if (data / name).is_dir()]
+    """Which datasets below ROOT can be evaluated on, and why others cannot. `backbench data check
+    NAME` also reads the images."""
+    there, unusable = [], {}
+    for name in (*TWELVE, *OTHERS):
+        if name != "scenes" and (data / name).is_dir() and (wrong := catalog.found(name, data)):
+            unusable[name] = wrong
+        elif (data / name).is_dir():
+            there.append(name)
     wanted = [*TWELVE, *OTHERS[:3]]
     coco = [data / "coco"]
     if elsewhere := os.environ.get("DETECTRON2_DATASETS"):
@@ -198,7 +204,8 @@ def datasets(data: Path) -> dict[str, Any]:
     return {
         "root": str(data),
         "there": sorted(there),
-        "not_there": sorted(set(wanted) - set(there)),
+        "unusable": unusable,
+        "not_there": sorted(set(wanted) - set(there) - set(unusable)),
         "coco": next((str(path) for path in coco if (path / "annotations").is_dir()), None),
         "lists": sorted(path.name for path in lists.glob("*percent.txt")),
     }
@@ -280,6 +287,8 @@ def _print(found: dict[str, Any]) -> None:
     data = found["data"]
     lists = ", ".join(data["lists"]) or "none"
     print(f"data       {data['root']}: {', '.join(data['there']) or 'none of the datasets'}")
+    for name, wrong in data["unusable"].items():
+        print(f"           {name} cannot be used: {wrong}")
     print(f"           COCO {data['coco'] or 'not found'}; lists {lists}")
     advice = "`backbench data list` says where each belongs, `backbench data check NAME` whether it is right"
     print(f"           {advice}")

@@ -31,7 +31,13 @@ class Failed(Exception):
 
 def nearest(name: str, allowed: Iterable[str]) -> str:
     """The end of an error message about an unknown `name`: the nearest allowed name, or all of
-    them."""
+    them. The folder of a name may be forgotten: lorac_imagenet is lorac/lorac_imagenet."""
     names = sorted(allowed)
-    close = difflib.get_close_matches(name, names, n=1)
+    by_end: dict[str, str] = {}
+    for each in names:
+        by_end.setdefault(each.rpartition("/")[2], each)
+    end = name.rpartition("/")[2]
+    close = [by_end[end]] if end in by_end else difflib.get_close_matches(name, names, n=1)
+    if not close:
+        close = [by_end[each] for each in difflib.get_close_matches(end, by_end, n=1)]
     return f"did you mean '{close[0]}'?" if close else f"allowed: {', '.join(names)}"

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from backbench.errors import BadInput
-from backbench.runs import distributed, seeding
+from backbench.runs import distributed, loading, seeding
 from backbench.runs.state import signals_blocked
 from backbench.weights import exporting
 from detection import amp, config, evaluate, keys, voc_ap
@@ -343,7 +343,7 @@ class Detectron2Engine(DetectionEngine):
             sampler=FlatSlots(slots, len(records)),
             total_batch_size=batch,
             aspect_ratio_grouping=False,  # the order is grouped already, and knows its position
-            num_workers=cfg.DATALOADER.NUM_WORKERS,
+            num_workers=min(cfg.DATALOADER.NUM_WORKERS, loading.cores(world)),
         )
         # Ranks are joined by now; in one process this is the model itself.
         if self.parallel is self.model:

@@ -74,7 +74,7 @@ class TorchvisionEngine(DetectionEngine):
         self.batches: Iterator[list[TrainSample] | Unreadable] = loading.batches(
             TrainImages(records, augment, self.flip_map, self.task),
             Slots(order, first=first, last=last, rank=rank, world=world),
-            workers=cfg.DATALOADER.NUM_WORKERS,
+            workers=min(cfg.DATALOADER.NUM_WORKERS, loading.cores(world)),
             collate=list,
         )
         # Ranks are joined by now. Buffers stay a rank's own: batch norm's are equal on all.

@@ -290,7 +290,7 @@ def train(
             by = stop.requested or "a signal"
             raise Preempted(
                 f"{run.out}: stopped by {by} after iteration {iteration + 1}; "
-                "saved, start again to continue"
+                "saved; the same command continues"
             )
     if schedule.precise_bn is not None:
         precise_bn.reestimate(engine, records, batches=schedule.precise_bn, after=last)

@@ -16,7 +16,7 @@ from backbench.datasets import catalog
 from backbench.errors import BadInput, Failed, Preempted
 from backbench.images.files import ImageList
 from backbench.results import store
-from backbench.runs import atomic, batchnorm, distributed, division, seeding
+from backbench.runs import atomic, batchnorm, distributed, division, loading, seeding
 from backbench.runs.folder import CHECKPOINT_FILE, RECIPE_FILE, log, open_run, recognise
 from backbench.runs.state import StopFlag
 from backbench.weights.checkpoint import Checkpoint
@@ -66,7 +66,9 @@ def run(args: argparse.Namespace) -> int:
     with distributed.rank_0_tells(watched=distributed.started_by_fabric(fabric)):
         if ranks > 1:
             method = build(config, found)  # again, now that the method can see the other ranks
-        workers = config.data.workers if args.workers is None else args.workers
+        workers = min(config.data.workers, loading.cores(args.devices))
+        if args.workers is not None:
+            workers = args.workers
         # Only rank 0 writes in RUN, and makes sure that nobody else does
         opening = open_run(args.out, verb="pretrain", identity=identity, dropped=ONCE_IDENTITY)
         agree = distributed.Agreement()
@@ -247,7 +249,10 @@ def train(
             if verdict.interrupted and step < last:
                 fabric.barrier()  # no rank leaves before the state is written
                 by = stop.requested or "a signal to another process"
-                raise Preempted(f"{run}: stopped by {by} at step {step} of {last}, state saved")
+                raise Preempted(
+                    f"{run}: stopped by {by} at step {step} of {last}, state saved;"
+                    " the same command continues"
+                )
 
     if rank == 0:
         if last:

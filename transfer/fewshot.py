@@ -11,6 +11,7 @@ from torch import Tensor
 
 from backbench.datasets import splits
 from backbench.images.files import ImageList
+from backbench.runs.state import StopFlag
 from transfer import logreg, metrics
 
 
@@ -35,6 +36,7 @@ def accuracies(
     l2: float,
     max_iterations: int,
     tolerance: float,
+    stop: StopFlag | None = None,
 ) -> list[float]:
     """One value in percent per draw: `chosen` indexes `bank` (N, d) and
     `labels`; all of `test` (M, d) is scored.
@@ -46,6 +48,8 @@ def accuracies(
     queries = F.normalize(test.double(), dim=1)
     values = []
     for indices in chosen:
+        if stop is not None:
+            stop.end_here("between two draws")
         index = torch.as_tensor(indices)
         features = F.normalize(bank[index].double(), dim=1)
         fitted = logreg.fit(

@@ -64,6 +64,7 @@ def measure(
             l2=p.l2,
             max_iterations=p.max_iterations,
             tolerance=p.tolerance,
+            stop=stop,
         )
         stem = f"fewshot-{name}-{p.name}-s{task.seed}-{trunk.digest[:12]}"
         kept = store.keep_predictions(

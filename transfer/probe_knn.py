@@ -55,6 +55,7 @@ def measure(
     labels = torch.tensor(task.splits.train.labels + task.splits.val.labels)
     measured = []
     for trunk, train, val, test in zip(extractor.trunks, *features):
+        stop.end_here("between two checkpoints")
         votes = knn_scores(
             test.to(machine.device),
             (train, val),

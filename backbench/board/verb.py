@@ -67,21 +67,33 @@ def _write(board: Board, judged: list[Judged], args: argparse.Namespace) -> None
     """Every file that the command asks for; what it does not ask for is not imported."""
     if args.csv:
         export.write_csv(board, args.csv)
+        log.info(f"wrote {args.csv}: a row per checkpoint")
     if args.tidy:
         export.write_tidy(board, args.tidy)
+        log.info(f"wrote {args.tidy}: a row per number")
     if args.html:
         from backbench.board.page import write_page
 
         write_page(board, args.html, runs=args.runs, judged=judged)
+        log.info(f"wrote {args.html}: the page")
     if args.latex or args.markdown:
         from backbench.board import tables
 
         tables.write(board, judged, latex=args.latex, markdown=args.markdown)
+        for folder in (args.latex, args.markdown):
+            if folder:
+                log.info(f"wrote {folder}: the papers' tables")
     if args.figures:
         from backbench.board import figures
 
-        for title, file in figures.write(board, args.figures):
-            log.info(f"{title}: {file}")
+        drawn = figures.write(board, args.figures)
+        for title, file in drawn:
+            log.info(f"wrote {file}: {title}")
+        if not drawn:
+            log.info(
+                f"nothing for {args.figures}: an ablation needs a recipe with one value changed,"
+                " the early predictor cheap and dear scores of the same checkpoints"
+            )
 
 
 def _said(verdict: Judged) -> str:

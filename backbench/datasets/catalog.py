@@ -31,22 +31,32 @@ def class_folder(name: str) -> Dataset:
     return Dataset(name=name, classes=None, sizes=(None, None, None), metric="top1", read=read)
 
 
-def _read_class_folder(name: str, root: Path, seed: int) -> Splits:
+def _class_folder_base(name: str, root: Path) -> Path:
+    """ROOT/<name>, where it is laid out as a class folder."""
     base = root / name
+    if not root.is_dir():
+        raise BadInput(f"{root}: no such folder; it holds one folder per dataset")
     if not base.is_dir():
-        hint = nearest(name, known())
+        there = [p.name for p in root.iterdir() if (p / "train").is_dir()]
+        hint = nearest(name, [*known(), *there])
         raise BadInput(
             f"{base}: no such folder; expected {base}/train/<class>/<image>,"
             f" or a known dataset: {hint}"
         )
+    for split in ("train", "test"):
+        if not (base / split).is_dir():
+            raise BadInput(
+                f"{base}: no folder '{split}'; expected {base}/{{train,val,test}}/<class>/<image>"
+            )
+    return base
+
+
+def _read_class_folder(name: str, root: Path, seed: int) -> Splits:
+    base = _class_folder_base(name, root)
     parts: dict[str, ImageList] = {}
     for split in ("train", "val", "test"):
         if (base / split).is_dir():
             parts[split] = scan_folder(base / split)
-        elif split != "val":
-            raise BadInput(
-                f"{base}: no folder '{split}'; expected {base}/{{train,val,test}}/<class>/<image>"
-            )
     return splits.with_hold_out(parts["train"], parts["test"], parts.get("val"), seed=seed)
 
 
@@ -265,6 +275,28 @@ def row(name: str) -> Dataset | None:
 def find(name: str) -> Dataset:
     """A known row, or that of a class folder of this name."""
     return row(name) or class_folder(name)
+
+
+def present(name: str, root: Path) -> None:
+    """BadInput where ROOT has no such dataset, without reading any."""
+    found = row(name)
+    if found is None:
+        _class_folder_base(name, root)
+    else:
+        found.base(root)
+
+
+def found(name: str, root: Path) -> str | None:
+    """None where the dataset can be evaluated on, as far as its lists tell; else what is wrong."""
+    try:
+        present(name, root)
+        dataset = find(name)
+        read = dataset.read(dataset.base(root), 0)
+        splits.check(name, read)
+        all_there(read)
+    except BadInput as error:
+        return str(error)
+    return None
 
 
 # Reading

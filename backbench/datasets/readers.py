@@ -40,9 +40,22 @@ def _torchvision(
     except (RuntimeError, OSError, KeyError, ValueError, IndexError) as error:
         what = " ".join(str(error).split())
         what = what.replace("You can use download=True to download it", "").strip()
+        files = [base / getattr(kind, "base_folder", ".") / name for name in _checked_files(kind)]
+        if "not found or corrupted" in what and files and all(map(Path.is_file, files)):
+            # The layout is right: what torchvision refuses are the bytes
+            raise BadInput(
+                f"{base}: the files are all there, but not as they were published (their checksums"
+                " differ): unpack the archive again"
+            ) from None
         raise BadInput(
             f"{base}: not in the layout that torchvision reads ({type(error).__name__}: {what})"
         ) from None
+
+
+def _checked_files(kind: Callable[..., object]) -> list[str]:
+    """The files whose checksums torchvision verifies, where it says which."""
+    lists = (getattr(kind, "train_list", ()), getattr(kind, "test_list", ()))
+    return [name for each in lists for name, _ in each] if hasattr(kind, "base_folder") else []
 
 
 def _listed(

@@ -178,7 +178,8 @@ def check(dataset: str, splits: Splits) -> None:
         _check_labels(dataset, name, images)
         if images.classes != splits.train.classes:
             raise BadInput(
-                f"{dataset}: {name} and train have different class lists;"
+                f"{dataset}: {name} and train have different class lists"
+                f" ({_difference(images.classes, name, splits.train.classes)});"
                 " give both the same class folders"
             )
         for index, path in enumerate(images.paths):
@@ -192,9 +193,24 @@ def check(dataset: str, splits: Splits) -> None:
                 )
 
 
+def _difference(own: Sequence[str], name: str, train: Sequence[str]) -> str:
+    """only in test: a, b; only in train: c."""
+    parts = []
+    for only, where in ((set(own) - set(train), name), (set(train) - set(own), "train")):
+        if only:
+            more = f" and {len(only) - 5} more" if len(only) > 5 else ""
+            parts.append(f"only in {where}: {', '.join(sorted(only)[:5])}{more}")
+    return "; ".join(parts) or "in another order"
+
+
 def _check_labels(dataset: str, name: str, images: ImageList) -> None:
     if not len(images):
         raise BadInput(f"{dataset}: the {name} split is empty ({images.root})")
+    if not images.classes:
+        raise BadInput(
+            f"{dataset}: no class folders in {images.root}; sort the images as"
+            f" {images.root}/<class>/<image>"
+        )
     limit = len(images.classes) - 1
     for path, label in zip(images.paths, images.labels):
         if not 0 <= label <= limit:

@@ -9,9 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from backbench import config
-from backbench.datasets import catalog, splits
+from backbench.datasets import catalog, detection_check, splits
 from backbench.datasets.splits import Splits
 from backbench.errors import BadInput
+from backbench.images import files
 from backbench.images.files import ArrayList, ImageList
 from backbench.runs import atomic
 
@@ -39,9 +40,11 @@ def _list(root: Path) -> None:
         except BadInput as error:  # an installed package that cannot be loaded
             print(f"{name:<12} {error}")
             continue
+        wrong = None
         try:
             row.base(root)
-            where = "found"
+            wrong = catalog.found(name, root)
+            where = "unusable" if wrong else "found"
         except BadInput:
             where = "missing"
         train, val, test = (_size(n) for n in row.sizes)
@@ -52,6 +55,8 @@ def _list(root: Path) -> None:
                 row.name, _size(row.classes), train, val, test, row.metric, where, row.licence
             )
         )
+        if wrong:
+            print(f"{'':<12} {wrong}")
         if where == "missing":
             print(f"{'':<12} get {row.get}; it belongs in {root / row.name}")
     print("Any other name is a class folder: ROOT/NAME/{train,val,test}/<class>/<image>.")
@@ -66,6 +71,10 @@ def _size(images: int | None) -> str:
 
 def _check(name: str, root: Path, record: bool) -> int:
     """Print what is there and everything that is wrong; 1 when something is."""
+    if name not in catalog.known():
+        said = detection_check.check(name, root)
+        if said is not None:
+            return said
     # 1. What makes the data unusable is refused, as every evaluation would refuse it.
     dataset = catalog.find(name)
     found = dataset.read(dataset.base(root), 0)
@@ -79,6 +88,8 @@ def _check(name: str, root: Path, record: bool) -> int:
     print(f"{name}: {len(classes)} classes, {classes[0]} .. {classes[-1]}")
     for note in found.notes:
         print(f"{name}: {note}")
+    if name not in catalog.known():
+        problems += _ignored(root / name)
     problems += _content_problems(name, found)
     for line in problems:
         print(f"{name}: PROBLEM: {line}")
@@ -89,6 +100,18 @@ def _check(name: str, root: Path, record: bool) -> int:
         print(f"{name}: recorded in {file}")
     print(f"{name}: {len(problems)} problems" if problems else f"{name}: all right")
     return 1 if problems else 0
+
+
+def _ignored(base: Path) -> list[str]:
+    """A line per split with files that no evaluation looks at."""
+    out = []
+    for split in ("train", "val", "test"):
+        left = files.ignored(base / split) if (base / split).is_dir() else []
+        if left:
+            kinds = Counter(Path(name).suffix.lower() or "without a suffix" for name in left)
+            counts = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+            out.append(f"{split}: {len(left)} files are ignored ({counts}), {left[0]} first")
+    return out
 
 
 def _content_problems(name: str, found: Splits) -> list[str]:

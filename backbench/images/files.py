@@ -146,6 +146,13 @@ def scan_folder(root: str | Path, *, classes: Sequence[str] | None = None) -> Im
         raise BadInput(f"{root}: no such folder; expected images as {root}/<class>/<image>")
     if classes is None:
         classes = sorted(p.name for p in root.iterdir() if p.is_dir())
+    missing = [name for name in classes if not (root / name).is_dir()]
+    if missing:
+        many = f"; is {root} a subset? Under a name of its own it is a class folder like any other"
+        raise BadInput(
+            f"{root}: {len(missing)} of {len(classes)} class folders are missing,"
+            f" '{missing[0]}' first{many if len(missing) > 1 else ''}"
+        )
     paths: list[str] = []
     labels: list[int] = []
     for label, name in enumerate(classes):
@@ -165,12 +172,22 @@ def scan_folder(root: str | Path, *, classes: Sequence[str] | None = None) -> Im
 def _images_below(root: Path, name: str) -> list[str]:
     """The images in class folder ROOT/<name>, at any depth, relative to `root` and sorted."""
     folder = root / name
-    if not folder.is_dir():
-        raise BadInput(f"{root}: class folder '{name}' is missing")
     found = sorted(p.relative_to(root).as_posix() for p in folder.rglob("*") if _is_image(p))
     if not found:
         raise BadInput(f"{folder}: class folder without images ({', '.join(EXTENSIONS)})")
     return found
+
+
+def ignored(root: Path) -> list[str]:
+    """Files below `root` that `scan_folder` passes over: of no known kind, or beside the class
+    folders."""
+    folders = any(p.is_dir() for p in root.iterdir())
+    out = []
+    for path in sorted(root.rglob("*")):
+        beside = folders and path.parent == root
+        if path.is_file() and not path.name.startswith(".") and (beside or not _is_image(path)):
+            out.append(path.relative_to(root).as_posix())
+    return out
 
 
 def _is_image(path: Path) -> bool:

@@ -223,7 +223,8 @@ class _Expander:
             found = sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207 - absolute ones too
         if not found and not self.watching:
             raise BadInput(
-                f"{where}: '{source.path}' matches no file; --watch waits for files to come"
+                f"{where}: '{source.path}' matches no file (looked from {Path.cwd()});"
+                " --watch waits for files to come"
             )
         if len(found) > 1 and source.name:
             raise BadInput(

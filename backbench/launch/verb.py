@@ -92,6 +92,8 @@ def run_grid(args: argparse.Namespace) -> int:
     if args.dry_run:
         snapshot = Snapshot(request.ledger)
         plan = request.plan(snapshot, watching=True)  # also shows what --watch would wait for
+        if not (plan.new or plan.known or plan.waiting):
+            request.plan(snapshot, watching=False)  # says which of its names match nothing
         sys.stdout.write(plan_text(plan, request.target.cluster, snapshot))
         return 0
     if request.target.cluster.kind == "slurm":

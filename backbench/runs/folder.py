@@ -7,11 +7,12 @@ import json
 import logging
 import math
 import shlex
+import shutil
 import sys
 import time
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import TypedDict
+from typing import TextIO, TypedDict
 
 from backbench.errors import BadInput
 from backbench.runs import atomic, failures, lock
@@ -37,10 +38,31 @@ PARTS = (PREDICTIONS, PICTURES, STATES, "manifests", "per_class", "confusion")
 TERMINAL_SECONDS, LOG_SECONDS, FILE_SECONDS = 0.2, 10.0, 1.0
 
 
+class _Terminal:
+    """Whether a live line stands on the terminal, without an end yet."""
+
+    live = False
+
+
+def end_live_line() -> None:
+    """What is said next stands on a line of its own."""
+    if _Terminal.live:
+        _Terminal.live = False
+        sys.stderr.write("\n")
+
+
+class _OwnLines(logging.StreamHandler[TextIO]):
+    def emit(self, record: logging.LogRecord) -> None:
+        end_live_line()
+        super().emit(record)
+
+
 def setup_logging(verbosity: int = 0) -> None:
     """-q warnings only, -v debug; plain lines on stderr."""
     level = {-1: logging.WARNING, 0: logging.INFO}.get(verbosity, logging.DEBUG)
-    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    logging.basicConfig(
+        level=logging.WARNING, format="%(message)s", handlers=[_OwnLines(sys.stderr)]
+    )
     log.setLevel(level)
 
 
@@ -241,7 +263,10 @@ class Progress:
         line = f"{self.what}: {self.done}/{self.total} {self.unit}s  {rate:.3g}/s  {end}  "
         line = (line + _shown(info)).rstrip()
         if self._tty:
-            sys.stderr.write(f"\r\x1b[K{line[:150]}" + ("\n" if last else ""))
+            # One less than fits: some terminals begin a new line behind the last column
+            wide = shutil.get_terminal_size().columns - 1
+            sys.stderr.write(f"\r\x1b[K{line[:wide]}" + ("\n" if last else ""))
+            _Terminal.live = not last
         else:
             sys.stderr.write(line + "\n")
         sys.stderr.flush()

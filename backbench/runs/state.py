@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from backbench.errors import BadInput, Stopped
+from backbench.errors import BadInput, Preempted, Stopped
 from backbench.runs.atomic import atomic_path
 
 # A state file is one line, the magic and the sha256 of what follows, and then torch's own bytes
@@ -75,6 +75,11 @@ class StopFlag:
         if number == signal.SIGINT and self.requested:
             raise KeyboardInterrupt
         self.requested = signal.Signals(number).name
+
+    def end_here(self, where: str) -> None:
+        """Raise Preempted where a signal came; for loops whose steps are not worth saving."""
+        if self.requested:
+            raise Preempted(f"stopped by {self.requested} {where}; the same command continues")
 
     def __enter__(self) -> StopFlag:
         for name in self.SIGNALS:

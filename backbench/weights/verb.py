@@ -53,7 +53,9 @@ def _print_report(report: Report) -> None:
         return
     pixels = report["pixels"]
     console.print(f"pixels    {pixels['order']}, mean {pixels['mean']}, std {pixels['std']}")
-    console.print(f"method    {report['method']}, epochs {report['epochs'] or 'not in the file'}")
+    console.print(
+        f"method    {report['method']}, epochs {_known(report['epochs'], 'not in the file')}"
+    )
     console.print(f"digest    {report['digest']}")
 
 
@@ -87,7 +89,8 @@ def run_import(args: argparse.Namespace) -> int:
     print(
         f"{args.out}: '{checkpoint.name}', method {checkpoint.method}, {checkpoint.arch}, {checkpoint.stem} stem, "
         f"{len(checkpoint.state_dict)} tensors; format {about.get('format', 'backbench')}, encoder "
-        f"{about.get('encoder', 'trunk')} from '{about.get('prefix', '')}'; epochs {checkpoint.epochs or 'unknown'}; "
+        f"{about.get('encoder', 'trunk')} from '{about.get('prefix', '')}'; "
+        f"epochs {_known(checkpoint.epochs, 'unknown')}; "
         f"digest {checkpoint.digest[:12]}"
     )
     return 0
@@ -117,3 +120,8 @@ def run_export(args: argparse.Namespace) -> int:
 
 def _numbers(values: Sequence[float]) -> str:
     return "[" + ",".join(f"{v:.3f}" for v in values) + "]"
+
+
+def _known(epochs: int | None, otherwise: str) -> str:
+    """0 epochs are known: a random trunk has them."""
+    return otherwise if epochs is None else str(epochs)

@@ -20,6 +20,30 @@ HEAVY += ("detection.train_net", "detection.engine_torchvision", "backbench.data
 HEAVY += ("transfer.probe_sgd", "transfer.probe_knn", "transfer.probe_fewshot")
 HEAVY += ("transfer.probe_logreg", "sklearn.datasets", "cv2", "lightning_fabric", "hotcoco")
 
+PROBES = {"linear": "linear_tiny", "knn": "knn_demo", "fewshot": "fewshot_demo"}
+PROBES["logreg"] = "logreg_demo"
+VERBS = ("pretrain", *PROBES, "finetune", "semisup", "analyze", "detect")
+
+
+def command(verb, root, trunk, out):
+    """What runs for long, on the tiny data below `root`."""
+    where = ["--data", root, "--out", out]
+    if verb == "detect":
+        file = ["--config-file", "tiny_faster_rcnn_R_18_FPN", "--engine", "torchvision"]
+        return ["detect", *file, "--checkpoint", trunk, *where]
+    if verb == "pretrain":
+        words = ["pretrain", "tiny_simclr"]
+    elif verb == "analyze":
+        words = ["analyze", trunk, "--dataset", "digits", "--recipe", "analyze_tiny"]
+    elif verb == "semisup":
+        words = ["semisup", trunk, "--percent", "10", "--lists", root / "lists"]
+        words += ["--protocol", "semisup_tiny"]
+    elif verb == "finetune":
+        words = ["finetune", trunk, "--dataset", "digits", "--protocol", "finetune_demo"]
+    else:
+        words = ["linear", trunk, "--datasets", "digits", "--protocol", PROBES[verb]]
+    return [*words, *where, "--workers", "2"]
+
 
 @dataclass
 class WarmRun:

@@ -8,7 +8,7 @@ import subprocess
 
 import numpy as np
 import pytest
-from support.weather import warm
+from support.weather import VERBS, command, warm
 
 from backbench import cli
 from backbench.errors import BadInput, Failed
@@ -133,42 +133,25 @@ def test_a_cache_that_cannot_be_written_to(tmp_path):
 # Every verb, for real
 
 
-def verbs(root, trunk, out):
-    """Name -> the command of every verb that writes for long."""
-    where = ["--data", root, "--out", out, "--workers", "1"]
-    linear = ["linear", trunk, "--datasets", "digits", *where, "--protocol"]
-    semisup = ["semisup", trunk, "--percent", "10", "--lists", root / "lists"]
-    detect = ["detect", "--config-file", "tiny_faster_rcnn_R_18_FPN", "--engine", "torchvision"]
-    return {
-        "pretrain": ["pretrain", "tiny_simclr", *where],
-        "linear": [*linear, "linear_tiny"],
-        "knn": [*linear, "knn_demo"],
-        "fewshot": [*linear, "fewshot_demo"],
-        "semisup": [*semisup, "--protocol", "semisup_tiny", *where],
-        "analyze": ["analyze", trunk, "--dataset", "digits", *where, "--augmentations", "2"],
-        "detect": [*detect, "--checkpoint", trunk, "--data", root, "--out", out],
-    }
-
-
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_every_verb_on_every_disk(tiny_root, trunk, tmp_path):
     broken = []
     with warm(tmp_path / "warm") as run, disk(tmp_path / "small", "24m") as small:
-        names = list(verbs(tiny_root, trunk, small))
-        for name in names:
+        for name in VERBS:
             # 1. No room in --out; the same command, once there is
-            command = verbs(tiny_root, trunk, small / name)[name]
+            words = command(name, tiny_root, trunk, small / name)
             fill(small)
-            status, said = run(command)
+            status, said = run(words)
             last = said.strip().splitlines()[-1]
             if status != 1 or "the disk is full" not in last or FAULT in said:
                 broken.append((name, "full", status, last))
             (small / "filling").unlink()
-            status, said = run(command)
+            status, said = run(words)
             if status != 0:
                 broken.append((name, "room", status, said[-300:]))
             # 2. No room for features, and none for temporary files
-            elsewhere = verbs(tiny_root, trunk, tmp_path / "out" / name)[name]
+            elsewhere = command(name, tiny_root, trunk, tmp_path / "out" / name)
             fill(small)
             status, said = run(elsewhere, BACKBENCH_CACHE=str(small / "c"), TMPDIR=str(small))
             if status not in (0, 1) or FAULT in said:
@@ -176,7 +159,7 @@ def test_every_verb_on_every_disk(tiny_root, trunk, tmp_path):
             (small / "filling").unlink()
             # 3. Read-only
             subprocess.run(["mount", "-o", "remount,ro", str(small)], check=True)
-            status, said = run(verbs(tiny_root, trunk, small / "new")[name])
+            status, said = run(command(name, tiny_root, trunk, small / "new"))
             last = said.strip().splitlines()[-1]
             if status != 2 or "read-only" not in last or FAULT in said:
                 broken.append((name, "read-only", status, last))

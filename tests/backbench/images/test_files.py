@@ -34,7 +34,7 @@ def test_scan_is_sorted_and_leaves_other_files_out(folder):
 
 
 def test_what_is_wrong_is_named(folder, tmp_path):
-    with pytest.raises(BadInput, match="class folder 'c' is missing"):
+    with pytest.raises(BadInput, match="1 of 2 class folders are missing, 'c' first"):
         scan_folder(folder, classes=["a", "c"])
     (folder / "empty").mkdir()
     with pytest.raises(BadInput, match="empty: class folder without images"):

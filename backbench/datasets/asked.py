@@ -1,0 +1,65 @@
+"""What a command line names, looked for before anything heavy is imported."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from backbench import config
+from backbench.datasets import catalog
+from backbench.errors import BadInput
+
+# Verb -> the folder of configs that its recipe is in, and the argument that names it
+RECIPES = {
+    "pretrain": ("pretrain", "recipe"),
+    "linear": ("transfer", "protocol"),
+    "semisup": ("transfer", "protocol"),
+    "finetune": ("transfer", "protocol"),
+    "analyze": ("transfer", "recipe"),
+}
+
+
+def refuse(args: argparse.Namespace) -> None:
+    """BadInput for a recipe, folder, file or dataset of these verbs that is not there."""
+    if args.verb not in RECIPES:
+        return
+    kind, argument = RECIPES[args.verb]
+    recipe = config.read_recipe(config.find_recipe(getattr(args, argument), kind))
+    if args.out.exists() and not args.out.is_dir():
+        raise BadInput(f"{args.out}: is a file; --out needs a folder")
+    files = getattr(args, "checkpoints", None) or [getattr(args, "checkpoint", None)]
+    for file in files:
+        if file is not None and not file.exists():
+            raise BadInput(f"{file}: no such file")
+    if not args.data.is_dir():
+        raise BadInput(
+            f"--data {args.data}: no such folder; it holds one folder per dataset "
+            "(`backbench data list`)"
+        )
+    if args.verb == "pretrain":
+        config.apply_overrides(recipe, args.overrides)  # refuses what is no key=value
+    elif args.verb == "linear":
+        all_there(catalog.names(args.datasets), args.data)
+    elif args.verb != "semisup":
+        all_there([args.dataset], args.data)
+
+
+def all_there(names: Sequence[str], root: Path) -> None:
+    """Refuse datasets that are not below `root`: all of them at once, with what would run."""
+    missing: dict[str, str] = {}
+    for name in names:
+        try:
+            catalog.present(name, root)
+        except BadInput as error:
+            missing[name] = str(error)
+    if not missing:
+        return
+    if len(names) == 1:
+        raise BadInput(*missing.values())
+    there = [name for name in names if name not in missing]
+    line = (
+        f"{root}: {len(missing)} of {len(names)} datasets are missing: {', '.join(missing)}; "
+        f"`backbench data list --data {root}` says what to get"
+    )
+    raise BadInput(f"{line}; what is there: --datasets {','.join(there)}" if there else line)

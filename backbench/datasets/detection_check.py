@@ -1,0 +1,61 @@
+"""`backbench data check coco`, and of VOC: whether what the annotations list is there.
+
+What is in the annotations is checked when `backbench detect` reads them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from backbench.errors import BadInput
+
+
+def check(name: str, root: Path) -> int | None:
+    """Print what is there and what is missing; 1 where something is, None for no such layout."""
+    base = root / name
+    if (base / "annotations").is_dir():
+        lines = list(_coco(base))
+    elif (years := sorted(base.glob("VOC20??"))) or (base / "ImageSets" / "Main").is_dir():
+        lines = [line for year in years or [base] for line in _voc(year)]
+    else:
+        return None
+    problems = 0
+    for said, missing in lines:
+        problems += bool(missing)
+        print(f"{name}: {'PROBLEM: ' if missing else ''}{said}{missing}")
+    print(f"{name}: {problems} problems" if problems else f"{name}: all right")
+    return 1 if problems else 0
+
+
+def _coco(base: Path) -> Iterator[tuple[str, str]]:
+    """(what an annotation file holds, which of its images are missing: empty where none is)."""
+    files = sorted((base / "annotations").glob("*_*.json"))
+    if not files:
+        raise BadInput(f"{base / 'annotations'}: no file instances_<split>.json; get COCO's")
+    for file in files:
+        try:
+            about = json.loads(file.read_text())
+            names = [image["file_name"] for image in about["images"]]
+            objects = len(about.get("annotations", ()))
+        except (ValueError, KeyError, TypeError) as error:
+            raise BadInput(f"{file}: not COCO's format ({type(error).__name__}: {error})") from None
+        folder = base / file.stem.rpartition("_")[2]
+        said = f"{file.name}: {len(names)} images, {objects} objects"
+        yield said, _missing([folder / name for name in names])
+
+
+def _voc(base: Path) -> Iterator[tuple[str, str]]:
+    for file in sorted((base / "ImageSets" / "Main").glob("*.txt")):
+        if "_" in file.stem:  # of one class
+            continue
+        names = [line.split()[0] for line in file.read_text().splitlines() if line.strip()]
+        needed = [base / "JPEGImages" / f"{name}.jpg" for name in names]
+        needed += [base / "Annotations" / f"{name}.xml" for name in names]
+        yield f"{base.name} {file.stem}: {len(names)} images", _missing(needed)
+
+
+def _missing(files: list[Path]) -> str:
+    absent = [file for file in files if not file.is_file()]
+    return f"; {len(absent)} files are missing, {absent[0]} first" if absent else ""

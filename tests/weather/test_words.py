@@ -1,0 +1,293 @@
+"""The mistakes of a first day, each with what is said of it. The line is the last one on stderr;
+what stands in brackets is what must be in it."""
+
+import json
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from support.holding import holder
+
+import backbench
+from backbench import cli
+from backbench.errors import BadInput, nearest
+from backbench.runs import folder
+from backbench.runs.folder import Progress
+from backbench.weights.checkpoint import Checkpoint
+
+KNN = "kind: knn\nprotocol: near-test-v1\nk: [1]\ngeometry: {resize: 16, crop: 16}\nbootstrap: 10\n"
+
+
+@pytest.fixture
+def shapes(tmp_path):
+    """ROOT/shapes: two classes, three images each in train and two in test."""
+    root = tmp_path / "data"
+    draw = np.random.default_rng(0)
+    for split, count in (("train", 3), ("test", 2)):
+        for name in "ab":
+            for i in range(count):
+                file = root / "shapes" / split / name / f"{i}.jpg"
+                file.parent.mkdir(parents=True, exist_ok=True)
+                pixels = draw.integers(0, 256, (16, 16, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(file)
+    return root
+
+
+@pytest.fixture
+def said(capfd):
+    """Run a command; its status, its last line on stderr and all of its stdout."""
+
+    def run(*words):
+        capfd.readouterr()
+        status = cli.main([str(word) for word in words])
+        out, err = capfd.readouterr()
+        lines = err.strip().splitlines()
+        assert "Traceback" not in err
+        return status, lines[-1] if lines else "", out
+
+    return run
+
+
+def refused(answer, *parts):
+    status, line, _ = answer
+    assert status == 2, line
+    assert "fault of backbench" not in line
+    for part in parts:
+        assert str(part) in line, f"'{part}' is not in: {line}"
+
+
+# Two at once
+
+
+def test_two_commands_in_one_folder(shapes, trunk, tmp_path, said):
+    (tmp_path / "near.yaml").write_text(KNN)
+    out = tmp_path / "run"
+    out.mkdir()
+    first = holder(out)
+    words = ["linear", trunk, "--datasets", "shapes", "--protocol", tmp_path / "near.yaml"]
+    words += ["--data", shapes, "--out", out, "--workers", "0"]
+    refused(said(*words), out, f"process {first.pid}", "since 20", "wait for it, or choose another")
+    first.kill()
+    first.wait()
+    assert said(*words)[0] == 0  # a dead one holds nothing
+    assert not (out / "run.lock").exists()
+
+
+# Images
+
+
+@pytest.mark.parametrize("workers", ["0", "1"])
+def test_a_truncated_image(shapes, trunk, tmp_path, said, workers):
+    (tmp_path / "near.yaml").write_text(KNN)
+    victim = shapes / "shapes" / "test" / "b" / "1.jpg"
+    victim.write_bytes(victim.read_bytes()[:200])
+    words = ["linear", trunk, "--datasets", "shapes", "--protocol", tmp_path / "near.yaml"]
+    answer = said(*words, "--data", shapes, "--out", tmp_path / "run", "--workers", workers)
+    refused(answer, f"backbench: {victim}: corrupt image")
+    assert len(answer[1]) < 300
+
+
+# Names
+
+
+def test_a_recipe_without_its_folder():
+    names = ["lorac/lorac_imagenet", "lorac/swav_imagenet", "demo_lorac"]
+    assert nearest("lorac_imagenet", names) == "did you mean 'lorac/lorac_imagenet'?"
+    assert nearest("swav_imagnet", names) == "did you mean 'lorac/swav_imagenet'?"
+
+
+def test_names_are_looked_up_before_torch_is_imported(tmp_path, shapes):
+    wrong = [
+        ["pretrain", "lorac_imagenet", "--data", "data", "--out", "run"],
+        ["linear", "x.pth", "--datasets", "cars", "--data", "data", "--out", "run"],
+        ["finetune", "data", "--dataset", "shape", "--data", "data", "--out", "run"],
+        ["analyze", "data", "--dataset", "shapes", "--data", "nowhere", "--out", "run"],
+        ["linear", "data", "--datasets", "x", "--protocol", "knm", "--data", "data", "--out", "r"],
+    ]
+    code = (
+        "import json, sys\nfrom backbench import cli\n"
+        "for words in json.loads(sys.argv[1]): assert cli.main(words) == 2\n"
+        "assert 'torch' not in sys.modules, 'torch was imported'"
+    )
+    command = [sys.executable, "-c", code, json.dumps(wrong)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    lines = done.stderr.splitlines()
+    assert "did you mean 'lorac/lorac_imagenet'?" in lines[0]
+    assert "x.pth: no such file" in lines[1]
+    assert "did you mean 'shapes'?" in lines[2]  # a folder that is in ROOT
+    assert "--data nowhere: no such folder" in lines[3]
+    assert "did you mean 'knn'?" in lines[4]
+    assert not (tmp_path / "run").exists()
+
+
+def test_all_datasets_where_nine_are_missing(trees, trunk, tmp_path, said):
+    for name in ("cifar10", "flowers", "pets"):
+        trees(name)
+    answer = said(
+        "linear", trunk, "--datasets", "all", "--data", trees.root, "--out", tmp_path / "run"
+    )
+    refused(
+        answer,
+        "9 of 12 datasets are missing: aircraft, birdsnap, caltech101, cars, cifar100, dtd, food,"
+        " places365, sun397",
+        "--datasets cifar10,flowers,pets",
+    )
+
+
+# data check
+
+
+def test_missing_classes_are_counted(tmp_path, said):
+    for split in ("train", "val"):
+        for name in ("n01440764", "n01443537"):
+            file = tmp_path / "imagenet" / split / name / "1.jpg"
+            file.parent.mkdir(parents=True)
+            Image.new("RGB", (8, 8)).save(file)
+    answer = said("data", "check", "imagenet", "--data", tmp_path)
+    refused(answer, "998 of 1000 class folders are missing", "a subset?")
+
+
+def test_classes_that_differ_are_named(shapes, said):
+    (shapes / "shapes" / "test" / "b").rename(shapes / "shapes" / "test" / "c")
+    refused(said("data", "check", "shapes", "--data", shapes), "only in test: c; only in train: b")
+
+
+def test_no_class_folders(tmp_path, said):
+    for split in ("train", "test"):
+        file = tmp_path / "flat" / split / "1.jpg"
+        file.parent.mkdir(parents=True)
+        Image.new("RGB", (8, 8)).save(file)
+    refused(said("data", "check", "flat", "--data", tmp_path), "no class folders in", "<class>")
+
+
+def test_ignored_files_are_reported(shapes, said):
+    base = shapes / "shapes" / "train"
+    (base / "a" / "moving.gif").write_bytes(b"GIF89a")
+    (base / "notes").write_text("?")
+    status, _, out = said("data", "check", "shapes", "--data", shapes)
+    assert status == 1
+    assert "train: 2 files are ignored (1 .gif, 1 without a suffix), a/moving.gif first" in out
+
+
+def test_other_bytes_are_no_wrong_layout(trees, said):
+    root = trees("cifar10")
+    trees.monkeypatch.undo()  # the checksums of the tiny archive
+    answer = said("data", "check", "cifar10", "--data", root)
+    refused(answer, "the files are all there, but not as they were published", "checksums")
+    _, _, listed = said("data", "list", "--data", root)
+    (line,) = [line for line in listed.splitlines() if line.startswith("cifar10 ")]
+    assert " found " not in line  # `linear` refuses it
+
+
+def test_coco_and_voc(tiny_root, tmp_path, said):
+    (tmp_path / "coco").symlink_to(tiny_root / "scenes")
+    status, _, out = said("data", "check", "coco", "--data", tmp_path)
+    assert status == 0, out
+    assert "instances_train2017.json" in out and "all right" in out
+    main = tmp_path / "voc" / "VOC2007" / "ImageSets" / "Main"
+    main.mkdir(parents=True)
+    (main / "trainval.txt").write_text("000005\n")
+    status, _, out = said("data", "check", "voc", "--data", tmp_path)
+    assert status == 1
+    assert "VOC2007 trainval: 1 images; 2 files are missing" in out
+
+
+# What is said meanwhile
+
+
+class Terminal:
+    def __init__(self):
+        self.text = ""
+
+    def isatty(self):
+        return True
+
+    def write(self, text):
+        self.text += text
+
+    def flush(self):
+        pass
+
+
+def test_the_live_line_fits_and_messages_have_their_own(monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr(folder, "TERMINAL_SECONDS", 0.0)
+    monkeypatch.setattr(folder.log, "level", 20)
+    progress = Progress(None, 3, "a name that is rather long for it", unit="image")
+    progress.advance(loss=1.0, and_more=2.0)
+    assert len(terminal.text.removeprefix("\r\x1b[K")) < 40
+    folder._OwnLines(terminal).handle(folder.log.makeRecord("x", 30, "", 0, "a word", (), None))
+    assert "\na word\n" in terminal.text
+    progress.advance()
+    folder.end_live_line()
+    assert terminal.text.endswith("\n")
+
+
+@pytest.mark.parametrize("number", ["SIGTERM", "SIGUSR1", "SIGUSR2"])
+def test_a_signal_outside_the_loops(number, capsys):
+    def reading():
+        signal.raise_signal(signal.Signals[number])
+
+    assert cli.guarded(reading, cli.parser().parse_args(["doctor"])) == 75
+    assert f"stopped by {number}; the same command continues" in capsys.readouterr().err
+
+
+def test_ctrl_c_says_that_the_same_command_continues(capsys):
+    def reading():
+        signal.raise_signal(signal.SIGINT)
+
+    assert cli.guarded(reading, cli.parser().parse_args(["doctor"])) == 130
+    assert "the same command continues" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("DataLoader worker (pid 7) is killed by signal: Killed. ", "a loader worker was killed"),
+        ("DataLoader worker (pid(s) 7) exited unexpectedly", "try fewer --workers"),
+        ("DataLoader worker (pid 7) is killed by signal: Bus error.", "make /dev/shm larger"),
+        ("[gloo/transport/tcp/pair.cc:534] Connection closed by peer [::1]:1", "is gone"),
+    ],
+)
+def test_killed_workers_and_neighbours(text, words, capsys):
+    def loading():
+        raise RuntimeError(text)
+
+    assert cli.guarded(loading, cli.parser().parse_args(["doctor"])) == 1
+    line = capsys.readouterr().err
+    assert words in line and "the same command continues" in line
+    assert "fault of backbench" not in line
+
+
+# The rest
+
+
+def test_a_grid_whose_files_are_elsewhere(tmp_path, monkeypatch, said):
+    monkeypatch.chdir(tmp_path)
+    answer = said("launch", "run", "demo", "--dry-run", "--out", tmp_path / "runs")
+    refused(answer, "'runs/demo/pretrain/*' matches no file", tmp_path)
+
+
+def test_no_epochs_are_known_epochs(tmp_path, said, trunk):
+    torch.save(Checkpoint.load(trunk).state_dict, tmp_path / "weights.pt")
+    status, line, out = said(
+        "import", tmp_path / "weights.pt", "--out", tmp_path / "x.safetensors", "--epochs", "0"
+    )
+    assert status == 0, line
+    assert "epochs 0;" in " ".join((out + line).split())
+
+
+def test_a_module_that_is_refused_is_named(tmp_path):
+    class Perceptron(torch.nn.Linear):
+        pass
+
+    with pytest.raises(BadInput, match=r"module .*Perceptron") as found:
+        backbench.evaluate(Perceptron(2, 2), "knn/shapes", data=tmp_path, out=tmp_path / "out")
+    assert "module.pt" not in str(found.value)
