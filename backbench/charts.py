@@ -67,6 +67,21 @@ def legend_below(figure: Figure, names: Sequence[tuple[str, str]]) -> None:
     )
 
 
+def _without_formulas(figure: Figure) -> None:
+    """A dollar in a name is a dollar, and begins no formula."""
+    from matplotlib.text import Text
+    from matplotlib.ticker import FixedFormatter
+
+    for text in figure.findobj(Text):
+        if "$" in text.get_text() and "\\mathdefault" not in text.get_text():
+            text.set_text(text.get_text().replace("$", r"\$"))
+    for ax in figure.axes:
+        for axis in (ax.xaxis, ax.yaxis):
+            formatter = axis.get_major_formatter()
+            if isinstance(formatter, FixedFormatter):
+                formatter.seq = [str(name).replace("$", r"\$") for name in formatter.seq]
+
+
 def save(figure: Figure, stem: Path) -> Path:
     """STEM.svg and STEM.png; returns the svg. The files do not say when or by which version they
     were made."""
@@ -74,6 +89,7 @@ def save(figure: Figure, stem: Path) -> Path:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 
+    _without_formulas(figure)
     # The salt makes the svg's ids, which would be drawn at random; paths need no font of the
     # reader.
     with rc_context({"svg.hashsalt": stem.name, "svg.fonttype": "path"}):

@@ -16,6 +16,7 @@ from backbench.results import store
 from backbench.results.store import Result
 from backbench.runs import atomic, seeding
 from backbench.runs.folder import RESULTS_FILE, STATES, log
+from backbench.untrusted import words
 from transfer import metrics
 from transfer.config import Protocol
 
@@ -237,7 +238,9 @@ def _write_per_class(
     table = csv.writer(text, lineterminator="\n")
     table.writerow(("class", "images", "right", "accuracy"))
     for name, good, count in zip(names, right, total):
-        table.writerow((name, count, good, f"{100 * good / count:.2f}" if count else ""))
+        table.writerow(
+            (words.spreadsheet(name), count, good, f"{100 * good / count:.2f}" if count else "")
+        )
     atomic.write_text(path, text.getvalue())
 
 

@@ -19,6 +19,7 @@ from backbench import charts
 from backbench.board.board import Board, Column, Row, joined, text_of
 from backbench.runs import atomic
 from backbench.tasks import ORDER, TASKS
+from backbench.untrusted import words
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -274,7 +275,8 @@ def _write_csv(ablation: Ablation, board: Board, path: Path) -> None:
             p = measured[setting]
             each = " ".join(f"{v:.6g}" for v in p.values)
             what = [setting.name, *setting.values, column.name]
-            writer.writerow([*what, len(p.values), f"{p.mean:.6g}", text_of(p.std, ".6g"), each])
+            line = [*what, len(p.values), f"{p.mean:.6g}", text_of(p.std, ".6g"), each]
+            writer.writerow(map(words.spreadsheet, line))
     atomic.write_text(path, text.getvalue())
 
 

@@ -21,6 +21,7 @@ from backbench.results import places, published, scored, store
 from backbench.results.compare import Difference, compare, seeds_interval
 from backbench.results.store import Result
 from backbench.tasks import ORDER, TASKS
+from backbench.untrusted import words
 
 MEASURED, PUBLISHED = "measured", "published"  # Row.source
 BEST, TIED, UNTESTED = "best", "tied", "untested"  # how a row stands in a column
@@ -67,8 +68,9 @@ class Column:
 
     @property
     def name(self) -> str:
-        dataset = joined(":", self.dataset, self.split)
-        return f"{self.task}/{dataset}/{self.metric}@{joined('+', self.protocol, self.engine)}"
+        dataset = joined(":", *map(words.part, filter(None, (self.dataset, self.split))))
+        how = joined("+", *map(words.part, filter(None, (self.protocol, self.engine))))
+        return f"{self.task}/{dataset}/{words.part(self.metric)}@{how}"
 
     @property
     def family(self) -> str:

@@ -13,6 +13,7 @@ from backbench.board.board import PUBLISHED, Board, Column, Measurement, Row, te
 from backbench.results import places
 from backbench.results.store import Result
 from backbench.runs import atomic
+from backbench.untrusted import words
 
 ABOUT = ("checkpoint", "name", "method", "arch", "epochs", "source")
 WHAT = ("task", "dataset", "split", "metric", "protocol", "engine", "seed")
@@ -32,7 +33,7 @@ def write_csv(board: Board, path: Path) -> None:
         for column in board.columns:
             cell = board.cell(row, column)
             line.append(_number(cell.value) if cell is not None else None)
-        writer.writerow(line)
+        writer.writerow(map(words.spreadsheet, line))
     atomic.write_text(path, text.getvalue())
 
 
@@ -49,11 +50,16 @@ def write_tidy(board: Board, path: Path) -> None:
         row = about[checkpoint]
         # A measured average has no line: it is computed from numbers that have theirs.
         if row["source"] == PUBLISHED:
-            writer.writerow({**row, **_what(column), "value": _number(cell.value)})
+            writer.writerow(_cells({**row, **_what(column), "value": _number(cell.value)}))
         for measurement in cell.parts:
             split = {"split": column.split or places.USUAL_SPLIT}
-            writer.writerow({**row, **_what(column), **split, **_measured(measurement)})
+            line = {**row, **_what(column), **split, **_measured(measurement)}
+            writer.writerow(_cells(line))
     atomic.write_text(path, text.getvalue())
+
+
+def _cells(line: Line) -> Line:
+    return {key: words.spreadsheet(value) for key, value in line.items()}
 
 
 def _about(row: Row) -> Line:
@@ -77,7 +83,7 @@ def _measured(measurement: Measurement) -> Line:
         "ci95_low": _number(low),
         "ci95_high": _number(high),
         "command": again(result),
-        "run": run,
+        "run": str(run),
     }
     if result.chosen is not None:
         line["chosen"] = json.dumps(result.chosen, sort_keys=True)

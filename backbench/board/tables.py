@@ -28,6 +28,7 @@ from backbench.results import places, published, scored
 from backbench.runs import atomic
 from backbench.runs.folder import log
 from backbench.tasks import TASKS
+from backbench.untrusted import words
 
 BOLD = "Bold: above every other measured value by a paired test."
 
@@ -306,8 +307,10 @@ _LATEX = str.maketrans(
 
 
 def _latex(text: str) -> str:
-    """`text` with what LaTeX would take for a command escaped."""
-    return text.translate(_LATEX)
+    """`text` on one line, with what LaTeX would take for a command escaped."""
+    line = words.shown(" ".join(text.split()), 400).translate(_LATEX)
+    # After the end of a line, these would be an option of that end
+    return f"{{}}{line}" if line.startswith(("[", "*")) else line
 
 
 # ---- Markdown
@@ -324,18 +327,28 @@ def to_markdown(table: PaperTable, columns: Columns, measured: Sequence[Printed]
     ]
     for printed in (*published_lines(table), *measured):
         row = printed.row
-        cells = [row.name, text_of(row.epochs, "d"), row.source]
+        cells = [_markdown(row.name), text_of(row.epochs, "d"), row.source]
         for value, bold in zip(printed.values, printed.bold):
             cells.append(_bold(text_of(value, ".1f"), bold and value is not None))
         lines.append(_pipes(cells))
     note = "Nothing measured yet."
     if measured:
-        note = f"Measured by {_protocol_note(columns)}. {BOLD}"
+        note = f"Measured by {_markdown(_protocol_note(columns))}. {BOLD}"
     return "\n".join([*lines, "", note]) + "\n"
 
 
 def _pipes(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+_MARKDOWN = str.maketrans(
+    {**{char: "\\" + char for char in "\\`*[]"}, "&": "&amp;", "<": "&lt;", ">": "&gt;"}
+)
+
+
+def _markdown(text: str) -> str:
+    """`text` on one line, with what Markdown would take for a tag, a link or emphasis escaped."""
+    return words.shown(" ".join(text.split()), 400).translate(_MARKDOWN)
 
 
 def _bold(text: str, really: bool = True) -> str:
@@ -346,7 +359,7 @@ def board_markdown(board: Board) -> str:
     """Every measured column, as it stands in the csv, with half-widths of the intervals."""
     rows, labels = board.measured_rows, board.labels()
     lines = [
-        _pipes(["column", *(labels[row.checkpoint] for row in rows)]),
+        _pipes(["column", *(_markdown(labels[row.checkpoint]) for row in rows)]),
         _pipes(["---", *["---:"] * len(rows)]),
     ]
     for column in board.measured_columns():
@@ -384,15 +397,15 @@ def reproduction_markdown(judged: Sequence[Judged]) -> str:
         if j.ci95 is not None:
             interval = f"{j.ci95[0]:.2f} to {j.ci95[1]:.2f}"
         cells = [
-            j.row.name,
-            j.column.name,
-            j.key,
+            _markdown(j.row.name),
+            _markdown(j.column.name),
+            _markdown(j.key),
             f"{j.published:g}",
             f"{j.measured:.2f}",
             interval,
             f"{j.tolerance:g}",
             "within" if j.within else _bold(j.verdict),
-            j.hardware,
+            _markdown(j.hardware),
         ]
         lines.append(_pipes(cells))
     return "\n".join(lines) + "\n"

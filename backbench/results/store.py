@@ -90,8 +90,9 @@ class Result:
     @property
     def column(self) -> str:
         """The leaderboard column this number belongs to: task/dataset/metric@protocol[+engine]."""
-        engine = f"+{self.engine}" if self.engine else ""
-        return f"{self.task}/{self.dataset}/{self.metric}@{self.protocol}{engine}"
+        engine = f"+{words.part(self.engine)}" if self.engine else ""
+        what = "/".join(map(words.part, (self.task, self.dataset, self.metric)))
+        return f"{what}@{words.part(self.protocol)}{engine}"
 
 
 def append(run: str | Path, results: Iterable[Result]) -> None:

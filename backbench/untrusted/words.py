@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Mapping
 
 # Control (newline, escape), format (text that runs backwards), lone surrogates, line and paragraph
 # separators: they change what a terminal shows, or where a line of a file ends.
 _REFUSED = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
+_DIVIDERS = {ord(c): f"%{ord(c):02X}" for c in "%/@+:`"}
 
 
 def control_in(text: str, allowed: str = "") -> str | None:
@@ -49,3 +53,19 @@ def shown(text: str, most: int = 200) -> str:
     for character in cut:
         pieces.append(ascii(character)[1:-1] if control_in(character) else character)
     return "".join(pieces)
+
+
+def spreadsheet(value: object) -> object:
+    """What stands in a cell of a csv file: text that a spreadsheet would take for a formula gets an
+    apostrophe before it; numbers stay numbers."""
+    if not isinstance(value, str) or not value:
+        return value
+    if value[0] in "=+-@\t\r" and not _NUMBER.fullmatch(value):
+        value = f"'{value}"
+    return value.encode(errors="backslashreplace").decode()  # a folder's name may be no text
+
+
+def part(text: str) -> str:
+    """`text` as one part of a column's name: what divides the parts is written as %2F and the
+    like, so that protocol `p+e` and protocol `p` with engine `e` differ."""
+    return text.translate(_DIVIDERS)

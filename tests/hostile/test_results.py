@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 import shutil
 
 import numpy as np
@@ -175,3 +176,59 @@ def test_metrics_and_run_of_a_stranger(runs, before, tmp_path, row):
     assert board(runs, tmp_path)[1] == before
     (folder / "run.json").write_text("[" * 100000)
     assert board(runs, tmp_path)[1] == before
+
+
+def stranger(runs, **changes):
+    """The board of the good runs and one good row of a stranger's, under names of its own."""
+    file = sorted(runs.rglob("results.jsonl"))[0]
+    line = json.loads(file.read_text().splitlines()[0]) | {"checkpoint": "f" * 64, **changes}
+    line["provenance"].pop("predictions", None)
+    beside(runs, json.dumps(line) + "\n")
+
+
+@pytest.mark.parametrize(
+    "name", ["=1+1", "@SUM(A1)", "+cmd|' /C calc'!A0", "-2+3", "=HYPERLINK(0)"]
+)
+def test_a_name_is_no_formula(runs, before, tmp_path, name):
+    stranger(runs, name=name)
+    _, rows = board(runs, tmp_path)
+    assert name not in rows and f"'{name}" in rows
+    assert {key: rows[key] for key in before} == before
+
+    with (tmp_path / "t.csv").open(newline="") as file:
+        cells = [cell for row in csv.reader(file) for cell in row]
+    assert not [cell for cell in cells if cell[:1] in ("=", "+", "@")]
+
+
+MARKUP = "a<script>alert(1)</script>[x](javascript:alert(1))`b`*c*|d&e"
+
+
+def test_a_name_is_no_markup(runs, before, tmp_path):
+    stranger(runs, name=MARKUP)
+    board(runs, tmp_path)
+    for page in [*(tmp_path / "md").glob("*.md"), tmp_path / "x.html"]:
+        text = page.read_text()
+        assert "<script>alert" not in text and not re.search(r"(?<!\\)\]\(javascript", text)
+    assert "&lt;script&gt;" in (tmp_path / "md" / "board.md").read_text()
+
+
+def test_a_name_is_no_latex_and_no_formula_of_a_chart(runs, before, tmp_path):
+    stranger(runs, name=r"[3pt]\input{x} $\frac$ %", seed=0)
+    board(runs, tmp_path)
+    for file in (tmp_path / "tex").glob("*.tex"):
+        assert r"\input" not in file.read_text() and r"\frac" not in file.read_text()
+    assert door("leaderboard", runs, "--figures", tmp_path / "figures").status == 0
+
+
+def test_protocol_and_engine_stay_apart(runs, tmp_path):
+    kind = {"protocol": "p+e", "value": 10.0}
+    stranger(runs, name="one", **kind)
+    other = json.loads((runs / "bad" / "results.jsonl").read_text()) | {
+        "protocol": "p", "engine": "e", "value": 20.0,
+    }  # fmt: skip
+    (runs / "other").mkdir()
+    (runs / "other" / "results.jsonl").write_text(json.dumps(other) + "\n")
+    said, rows = board(runs, tmp_path)
+    values = [value for column, value in rows["one"].items() if "@p" in column]
+    assert sorted(filter(None, values)) == ["10", "20"]
+    assert "twice" not in said.err
