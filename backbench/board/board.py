@@ -68,7 +68,9 @@ class Column:
 
     @property
     def name(self) -> str:
-        dataset = joined(":", *map(words.part, filter(None, (self.dataset, self.split))))
+        # A split's marks (test~n500+50) are ours, and stand between : and /
+        split = None if self.split is None else words.part(self.split).replace("%2B", "+")
+        dataset = joined(":", words.part(self.dataset), split)
         how = joined("+", *map(words.part, filter(None, (self.protocol, self.engine))))
         return f"{self.task}/{dataset}/{words.part(self.metric)}@{how}"
 
