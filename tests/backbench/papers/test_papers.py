@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from support.records import a_result, held
 
 from backbench import config
 from backbench.cli import main
 from backbench.datasets import catalog
 from backbench.papers import catalogue, page
+from backbench.papers.progress import states
 from backbench.results import published, scored, store
-from backbench.results.store import Result
 from backbench.tasks import TASKS
 from backbench.weights import probes
 
@@ -101,24 +102,30 @@ def test_the_page_is_current():
     assert (ROOT / "docs" / "papers.md").read_text() == page.markdown()
 
 
-def a_result(**changes):
-    known = {
-        "checkpoint": "a" * 64, "name": "mine", "method": "mio", "arch": "resnet50", "epochs": 250,
-        "task": "linear", "dataset": "stl10", "split": "test", "metric": "top1", "value": 58.0,
-        "protocol": "linear-mio-stl10-v1",
-    }  # fmt: skip
-    return Result(**{**known, **changes})
+def measure(runs, key, protocol, **changes):
+    """A row of a checkpoint that answers for `key`."""
+    row = {"name": "mine", "arch": "resnet50", "epochs": 250, "protocol": protocol, **changes}
+    provenance = {**held("linear", row["dataset"], protocol), "expected": [key]}
+    store.append(runs / "probe", [a_result(**row, provenance=provenance)])
+
+
+def test_errors_on_train_and_test_are_judged_as_accuracies(tmp_path):
+    key, protocol = "cllr:0.6:cllr:resnet50:400:optimiser-adam", "linear-cllr-cifar-v1-lphi"
+    same = {"dataset": "cifar10", "epochs": 400}
+    measure(tmp_path, key, protocol, **same, value=92.8)
+    measure(tmp_path, key, protocol, **same, metric="train_top1", split="train", value=90.0)
+    found = {one.number.metric: one for one in states(catalogue.find("cllr:0.6"), [tmp_path])
+             if one.number.key == key}  # fmt: skip
+    (test,), (train,) = found["test_error_top5"].judged, found["train_error_top5"].judged
+    assert (test.published, test.verdict) == (92.8, "within")
+    assert (train.published, train.verdict) == (97.6, "outside")
 
 
 def test_one_table_says_what_is_measured_running_and_missing(tmp_path, capsys):
     runs = tmp_path / "runs"
-    protocol = config.read_recipe(config.find_recipe("mio_stl10", "transfer"))
-    provenance = {
-        "expected": ["mio:4:mio-a:resnet50:250:stl10"],
-        "recipe": protocol,
-        "images": {"train": 5000, "test": 8000},
-    }
-    store.append(runs / "probe", [a_result(provenance=provenance)])
+    measure(
+        runs, "mio:4:mio-a:resnet50:250:stl10", "linear-mio-stl10-v1", dataset="stl10", value=58
+    )
     (runs / "pretrain" / "b").mkdir(parents=True)
     begun = 'name: b\nexpected: ["mio:4:mio-b:resnet50:250:cifar10"]\n'
     (runs / "pretrain" / "b" / "recipe.yaml").write_text(begun)
