@@ -160,6 +160,24 @@ def not_judged(board: Board, expected: Mapping[str, Sequence[str]]) -> list[str]
     return lines
 
 
+def not_measured(board: Board, expected: Mapping[str, Sequence[str]]) -> list[str]:
+    """A line for each printed row that a checkpoint must reach and of which numbers are missing."""
+    rows = {row.checkpoint: row for row in board.measured_rows}
+    lines = []
+    for digest, keys in expected.items():
+        row = rows[digest]
+        for key in published.known(keys):
+            judged = [n for n in published.lookup(key) if scored.tolerance(n) is not None]
+            missing = [n for n in judged if board.cell(row, column_of(n)) is None]
+            if missing:
+                first = column_of(missing[0]).name
+                lines.append(
+                    f"{row.name}: {len(missing)} of the {len(judged)} numbers of {key} have no"
+                    f" measurement here, first {first}"
+                )
+    return lines
+
+
 def _unlike(board: Board, row: Row, number: published.Published) -> list[str]:
     """The row's cells that would be this number's, were they defined and measured alike."""
     wanted = column_of(number)

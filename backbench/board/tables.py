@@ -42,6 +42,7 @@ class Wanted:
     task: str
     dataset: str
     metric: str
+    split: str | None = None  # where it is not the task's
 
     def fits(self, column: Column) -> bool:
         """Whether `column` is this one by some protocol, on the split that it is usually about."""
@@ -50,7 +51,7 @@ class Wanted:
             self.dataset,
             self.metric,
         )
-        usual = TASKS[self.task].split
+        usual = self.split or TASKS[self.task].split
         return same and (column.split or places.USUAL_SPLIT) == usual
 
 
@@ -62,6 +63,14 @@ class PaperTable:
     table: str
     wanted: tuple[Wanted, ...]
 
+    @property
+    def where(self) -> str:
+        """Table 1, Fig. 7; Section 4.1, whose numbers stand in the text."""
+        if self.table.startswith("Fig."):
+            return f"Fig. {self.table.removeprefix('Fig.')}"
+        kind = "Section" if "_sec" in self.name else "Table"
+        return f"{kind} {self.table}"
+
 
 _IMAGENET = (
     Wanted("", "Top-1", "linear", "imagenet", "top1"),
@@ -71,7 +80,7 @@ _IMAGENET = (
 
 def _heading(dataset: str) -> str:
     """A dataset's name as LORAC writes it."""
-    if dataset.startswith(("cifar", "dtd", "sun")):
+    if dataset.startswith(("cifar", "dtd", "stl", "sun")):
         return dataset.upper()
     return dataset.capitalize().replace("Caltech", "Caltech-")
 
@@ -103,6 +112,26 @@ def _coco() -> tuple[Wanted, ...]:
     return tuple(wanted)
 
 
+_HEADINGS = {"top1": "Top-1", "top5": "Top-5", "train_top1": "Train top-1"}
+
+
+def _printed(name: str, caption: str, paper: str, table: str) -> PaperTable:
+    """A table whose columns are the sets and metrics that it prints, as they are measured."""
+    wanted: dict[tuple[str, str, str], Wanted] = {}
+    for n in published.rows():
+        if (n.paper, n.table) != (paper, table) or scored.reason(n) == scored.SPREAD:
+            continue
+        measured = scored.as_measured(n)
+        group = joined(" ", _heading(n.dataset), "kNN" if n.task == "knn" else None)
+        heading = _HEADINGS[measured.metric.removesuffix("_k5")]
+        column = Wanted(group, heading, n.task, n.dataset, measured.metric, measured.split)
+        wanted.setdefault((n.task, n.dataset, measured.metric), column)
+    # The sets in the order of the paper, and what is of one set side by side.
+    groups = list(dict.fromkeys(w.group for w in wanted.values()))
+    columns = sorted(wanted.values(), key=lambda w: groups.index(w.group))
+    return PaperTable(name, caption, paper, table, tuple(columns))
+
+
 _LINEAR_CAPTION = "Linear classification on frozen features, ImageNet-1K"
 _COCO_CAPTION = "Detection, instance segmentation and keypoints on COCO"
 TABLES = (
@@ -114,6 +143,22 @@ TABLES = (
     PaperTable("lorac_table4", _COCO_CAPTION, "LORAC", "4", _coco()),
     PaperTable("jcl_table1", _LINEAR_CAPTION, "JCL", "1", _IMAGENET),
     PaperTable("jcl_table2", _COCO_CAPTION, "JCL", "2", _coco()),
+    _printed("lorac_table5", "Priors on ImageNet-100", "LORAC", "5"),
+    _printed("mio_table4", "Linear classification on CIFAR and STL-10", "MIO", "4"),
+    _printed("mio_sec41", "Learning rate and temperature", "MIO", "4.1"),
+    _printed("arb_table1", "Linear classification on CIFAR and ImageNet-100", "ARB", "1"),
+    _printed("arb_table2", _LINEAR_CAPTION, "ARB", "2"),
+    _printed("arb_table3", "Direct alignment and the base", "ARB", "3"),
+    _printed("arb_table4", "Losses on ImageNet-100", "ARB", "4"),
+    _printed("arb_table5", "Over features and over instances", "ARB", "5"),
+    _printed("arb_fig7", "Convergence on CIFAR-100", "ARB", "Fig.7"),
+    _printed("cllr_table1", "Dimensions on STL-10 and CIFAR-10", "CLLR", "1"),
+    _printed("cllr_table3", "Negatives on ImageNet-100", "CLLR", "3"),
+    _printed("cllr_table01", "lambda and alpha on STL-10", "CLLR", "0.1"),
+    _printed("cllr_table02", "lambda and alpha on CIFAR-10", "CLLR", "0.2"),
+    _printed("cllr_table04", "Beside distillation", "CLLR", "0.4"),
+    _printed("cllr_table05", "On hosts without negatives", "CLLR", "0.5"),
+    _printed("cllr_table06", "SGD and Adam on CIFAR-10", "CLLR", "0.6"),
 )
 
 
@@ -167,10 +212,16 @@ def protocol_sets(board: Board, table: PaperTable) -> list[tuple[Column | None, 
     # In the order: ways that the paper's own rows were scored by, then the others by name.
     papers = {scored.protocol(number) for number in _numbers(table)}
 
-    sets = []
+    # A table of several sets has a protocol for each: of the paper's own ways, those that fill
+    # different columns stand side by side.
+    filled: list[dict[Wanted, Column]] = []
     for way in sorted(found, key=lambda way: (way not in papers, way[0], way[1] or "")):
-        sets.append(tuple(map(found[way].get, table.wanted)))
-    return sets
+        beside = next((f for f in filled if way in papers and not f.keys() & found[way]), None)
+        if beside is None:
+            filled.append(dict(found[way]))
+        else:
+            beside.update(found[way])
+    return [tuple(map(columns.get, table.wanted)) for columns in filled]
 
 
 def _numbers(table: PaperTable) -> list[published.Published]:
@@ -213,12 +264,13 @@ def published_lines(table: PaperTable) -> list[Printed]:
     rows: dict[str, Row] = {}
     values: dict[str, dict[tuple[str, str, str], float]] = {}
     for n in _numbers(table):
-        name = n.model
+        name, key = n.model, n.printed_row
         # A key of five parts names its model alone; the note begins with what a sixth is for.
-        if n.key.count(":") > 4:
-            name += f", {n.note.split(':')[0]}"
-        rows.setdefault(n.key, Row(n.key, name, n.model, n.arch, n.epochs, PUBLISHED))
-        values.setdefault(n.key, {})[n.task, n.dataset, n.metric] = n.value
+        if key.count(":") > 4:
+            name += f", {published.variant(n.note)}"
+        rows.setdefault(key, Row(key, name, n.model, n.arch, n.epochs, PUBLISHED))
+        measured = scored.as_measured(n)
+        values.setdefault(key, {})[n.task, n.dataset, measured.metric] = measured.value
     lines = []
     wanted = [(w.task, w.dataset, w.metric) for w in table.wanted]
     for key, row in rows.items():
@@ -247,7 +299,7 @@ def to_latex(table: PaperTable, columns: Columns, measured: Sequence[Printed]) -
         caption += f" {BOLD}"
     headings = [_latex(w.heading) for w in table.wanted]
     lines = [
-        f"% {table.paper} Table {table.table}; made by backbench leaderboard --latex",
+        f"% {table.paper} {table.where}; made by backbench leaderboard --latex",
         r"\begin{table}[t]",
         r"\centering",
         rf"\caption{{{caption}}}",
@@ -257,7 +309,7 @@ def to_latex(table: PaperTable, columns: Columns, measured: Sequence[Printed]) -
         *_latex_groups(table),
         _ampersands(["Model", "Epochs", *headings]),
         r"\midrule",
-        rf"{across}{{\emph{{Published}} ({table.paper}, Table {table.table})}} \\",
+        rf"{across}{{\emph{{Published}} ({table.paper}, {table.where})}} \\",
         *map(_latex_line, published_lines(table)),
         r"\midrule",
         rf"{across}{{\emph{{Measured}}}} \\",
@@ -320,7 +372,7 @@ def to_markdown(table: PaperTable, columns: Columns, measured: Sequence[Printed]
     """A pipe table with the same lines."""
     heads = [joined(": ", w.group, w.heading) for w in table.wanted]
     lines = [
-        f"**{table.caption}**, in %. Layout of {table.paper} Table {table.table}.",
+        f"**{table.caption}**, in %. Layout of {table.paper} {table.where}.",
         "",
         _pipes(["Model", "Epochs", "Source", *heads]),
         _pipes(["---", "---:", "---", *["---:"] * len(heads)]),

@@ -7,7 +7,7 @@ import time
 
 from backbench.board import export
 from backbench.board.board import Board, Column, add_published, collect, text_of
-from backbench.board.judge import Judged, expected_keys, judge, not_judged
+from backbench.board.judge import Judged, expected_keys, judge, not_judged, not_measured
 from backbench.errors import EXIT_FAILED, BadInput
 from backbench.runs.folder import RESULTS_FILE, log
 from backbench.untrusted import words
@@ -43,6 +43,8 @@ def run(args: argparse.Namespace) -> int:
     log.debug(f"took {time.perf_counter() - start:.1f} s")
     if not args.check:
         return 0
+    for line in not_measured(board, expected):
+        print(f"NOT MEASURED {line}")
     return _checked(judged, unjudged)
 
 

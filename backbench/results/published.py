@@ -98,6 +98,11 @@ def lookup(key: str) -> tuple[Published, ...]:
     return found
 
 
+def known(keys: Collection[str]) -> list[str]:
+    """Those of the keys that a printed row has."""
+    return [key for key in keys if key in _by_key()]
+
+
 def _nearest_key(key: str) -> str:
     text = nearest(key, _by_key())
     if text.startswith("did you"):
@@ -145,8 +150,15 @@ def key_of(line: Mapping[str, str], ambiguous: Collection[str] = ()) -> str:
     key = ":".join(parts)
     if key not in ambiguous:
         return key
-    for statement in line["note"].split(";"):
-        variant = re.split(r"[(:]", statement)[0].strip()
-        if variant and not variant.startswith(("std ", "in text")):
-            return f"{key}:{slug(variant)}"
-    return key
+    found = variant(line["note"])
+    return f"{key}:{slug(found)}" if found else key
+
+
+def variant(note: str) -> str | None:
+    """What tells rows of one name apart: the note's first statement that is neither a spread nor a
+    place."""
+    for statement in note.split(";"):
+        found = re.split(r"[(:]", statement)[0].strip()
+        if found and not found.startswith(("std ", "in text")):
+            return found
+    return None

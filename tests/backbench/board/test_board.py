@@ -18,6 +18,7 @@ from backbench.board.export import again, write_csv, write_tidy
 from backbench.board.judge import expected_keys, judge
 from backbench.datasets.catalog import DATASETS, TWELVE
 from backbench.errors import BadInput
+from backbench.papers import catalogue
 from backbench.results import published, scored, store
 
 ROOT = Path(__file__).parents[3]
@@ -181,13 +182,7 @@ def test_published_rows_stand_beside_marked(tmp_path):
 
 
 def test_published_protocols_exist_as_recipes():
-    recipes = (ROOT / "configs" / "transfer").glob("*.yaml")
-    names = {
-        line.split(":")[1].strip()
-        for f in recipes
-        for line in f.read_text().splitlines()
-        if "protocol:" in line
-    }
+    names = {scored.protocol_name(f.stem) for f in (ROOT / "configs" / "transfer").glob("*.yaml")}
     named = {scored.protocol(r)[0] for r in published.rows() if not r.task.endswith("_rcnn")}
     assert {n for n in named if "-table-" not in n} <= names
     from detection import config, protocol
@@ -221,14 +216,8 @@ def test_tables_of_the_papers(tmp_path):
         str(tmp_path / "md"),
     ]
     assert cli.main([*args, "-q"]) == 0
-    names = {
-        "lorac_table1",
-        "lorac_table2",
-        "lorac_table3",
-        "lorac_table4",
-        "jcl_table1",
-        "jcl_table2",
-    }
+    names = {item.grid.name for item in catalogue.items() if item.numbers}
+    assert {"lorac_table1", "mio_sec41", "arb_fig7", "cllr_table06"} <= names
     assert {p.stem for p in (tmp_path / "tex").iterdir()} == names
     for name in names:
         tex = (tmp_path / "tex" / f"{name}.tex").read_text()
@@ -246,6 +235,18 @@ def test_tables_of_the_papers(tmp_path):
     markdown = (tmp_path / "md" / "lorac_table3.md").read_text()
     assert "| LORAC | 200 | published | 50.0 | 76.3 | 68.0 | 88.9 |" in markdown
     assert "| random |  | measured |" in markdown
+
+
+def test_a_table_of_several_sets_has_its_protocols_side_by_side(tmp_path):
+    small = a_result(dataset="cifar10", protocol="linear-mio-v1", value=84.0)
+    other = a_result(dataset="stl10", protocol="linear-mio-stl10-v1", checkpoint="b" * 64, name="b")
+    tables.write(board_of(tmp_path, small, other), [], latex=None, markdown=tmp_path / "md")
+    text = (tmp_path / "md" / "mio_table4.md").read_text()
+    assert "| MIO (A) | 250 | published | 84.3 | 55.3 | 58.1 |" in text
+    assert "| lorac | 200 | measured | 84.0 |  |  |" in text
+    assert "| b | 200 | measured |  |  | 91.2 |" in text
+    errors = (tmp_path / "md" / "cllr_table06.md").read_text()
+    assert "| CLLR, optimiser SGD lr 5e-3 | 400 | published | 97.9 | 93.1 |" in errors
 
 
 def test_unlike_protocols_make_tables_of_their_own(tmp_path):
