@@ -312,7 +312,7 @@ def test_imagenet100_is_imagenets_folder_and_a_list(tmp_path):
     assert list(found.classes) == classes
     (tmp_path / "imagenet" / "train" / classes[7] / "0.png").unlink()
     (tmp_path / "imagenet" / "train" / classes[7]).rmdir()
-    with pytest.raises(BadInput, match=f"class folder '{classes[7]}' is missing"):
+    with pytest.raises(BadInput, match=f"1 of 100 class folders are missing, '{classes[7]}' first"):
         catalog.open_split(tmp_path, "imagenet100", "train")
 
 
