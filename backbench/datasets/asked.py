@@ -9,6 +9,7 @@ from pathlib import Path
 from backbench import config
 from backbench.datasets import catalog
 from backbench.errors import BadInput
+from backbench.weights.probes import OWN
 
 # Verb -> the folder of configs that its recipe is in, and the argument that names it
 RECIPES = {
@@ -25,7 +26,9 @@ def refuse(args: argparse.Namespace) -> None:
     if args.verb not in RECIPES:
         return
     kind, argument = RECIPES[args.verb]
-    recipe = config.read_recipe(config.find_recipe(getattr(args, argument), kind))
+    named = getattr(args, argument)
+    if named != OWN:  # that one is in the checkpoint
+        recipe = config.read_recipe(config.find_recipe(named, kind))
     if args.out.exists() and not args.out.is_dir():
         raise BadInput(f"{args.out}: is a file; --out needs a folder")
     files = getattr(args, "checkpoints", None) or [getattr(args, "checkpoint", None)]
@@ -40,7 +43,7 @@ def refuse(args: argparse.Namespace) -> None:
     if args.verb == "pretrain":
         config.apply_overrides(recipe, args.overrides)  # refuses what is no key=value
     elif args.verb == "linear":
-        all_there(catalog.names(args.datasets), args.data)
+        all_there([name for name in catalog.names(args.datasets) if name != OWN], args.data)
     elif args.verb != "semisup":
         all_there([args.dataset], args.data)
 

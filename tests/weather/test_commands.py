@@ -1,0 +1,122 @@
+"""Every command line of the README and the docs, as it stands: the real parser takes it, the real
+recipes and configs that it names are read, and what takes seconds is run."""
+
+import contextlib
+import os
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+from support.foreign_fixtures import known_resnet, moco
+from support.layouts import trunk_file
+from support.records import a_result
+
+from backbench import cli, config
+from backbench.datasets import asked, catalog
+from backbench.results import store
+from backbench.runs.folder import CHECKPOINT_FILE, open_run
+from backbench.weights.probes import OWN
+from detection import config as detection_config
+from pretrain.config import PretrainConfig
+from transfer.config import load_protocol
+from transfer.linear import TASKS
+from transfer.probe import probe_of
+
+HOME = Path(__file__).parents[2]
+PAGES = [HOME / "README.md", *sorted((HOME / "docs").glob("*.md"))]
+PROGRAMS = ("backbench ", "python detection/train_net.py", "python tools/convert_to_d2.py")
+# What stands for anything in a usage line -> something that is there
+PLACES = {"X": "x.safetensors", "FILE": "foreign.pth", "NAME": "imagenet", "/datasets": "ROOT"}
+PLACES |= {"F": "out.pth", "OUT.pkl": "out.pkl", "N": "3", "KEY": "SEED", "VALUE": "7"}
+RUN = ("inspect", "import", "export", "leaderboard", "launch")  # seconds; the others are looked at
+
+
+def commands():
+    """(page, line), the lines that a backslash continues in one."""
+    for page in PAGES:
+        text = page.read_text()
+        for block in re.findall(r"^```\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+            for line in block.replace("\\\n", " ").splitlines():
+                if line.strip().startswith(PROGRAMS) and "..." not in line.split("#")[0][:20]:
+                    yield pytest.param(line.strip(), id=f"{page.name}: {line.strip()[:60]}")
+
+
+def words_of(line):
+    """The arguments of backbench that a line comes to, placeholders filled in."""
+    line = line.partition("   the same as")[0]
+    # Without what may be repeated; what may be left out is there; of several the first
+    line = re.sub(r"\[[A-Z]+ \.\.\.\]", "", line)
+    brackets = re.sub(r"(?<![=\w])\[([^\[\]=]*)\]", r"\1", line)
+    words = [PLACES.get(word, word) for word in shlex.split(brackets, comments=True)]
+    words = [word.split("|")[0] for word in words if word != "..."]
+    if words[1:2] == ["detection/train_net.py"]:
+        return ["detect", *words[2:]]
+    if words[1:2] == ["tools/convert_to_d2.py"]:
+        return ["export", words[2], "--format", "detectron2", "--out", words[3]]
+    # The names that the papers' encoders have are each file's own
+    for option in ("--encoder", "--stem"):
+        if option in words:
+            del words[words.index(option) : words.index(option) + 2]
+    return words[1:]
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory):
+    """Work in a folder with all that the pages name: files with weights in them, data that only
+    lies there."""
+    with contextlib.chdir(tmp_path_factory.mktemp("desk")):
+        _lay_out()
+        yield
+
+
+def _lay_out():
+    for name in ("runs/lorac/backbone.safetensors", "x.safetensors", "runs/moco_v2.safetensors"):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        trunk_file(Path(name))
+    with open_run("runs/pretrain/lorac", verb="pretrain", identity={}) as run:
+        os.link("x.safetensors", run / CHECKPOINT_FILE)
+    foreign = moco(known_resnet("resnet18"))
+    for name in ("moco_v2_800ep_pretrain.pth.tar", "moco.pth", "foreign.pth"):
+        torch.save(foreign, name)
+    for row in catalog.DATASETS.values():
+        for need in row.needs:
+            folder = (row.folders or (row.name,))[0]
+            (Path("ROOT") / folder / need).mkdir(parents=True, exist_ok=True)
+    Path("lists").mkdir()
+    for percent in (1, 10):
+        Path(f"lists/{percent}percent.txt").write_text("n01440764_1.JPEG\n")
+    for folder in ("runs/linear", "runs/beta/one"):
+        Path(folder).mkdir(parents=True)
+        store.append(folder, [a_result()])
+
+
+def look_at(args):
+    """What a verb that takes hours would read first."""
+    asked.refuse(args)
+    if args.verb == "pretrain":
+        config.load(PretrainConfig, args.recipe, args.overrides, kind="pretrain")
+    elif args.verb == "linear" and args.protocol != OWN:
+        load_protocol(args.protocol, {kind: probe_of(kind).protocol for kind in TASKS})
+    elif args.verb == "detect":
+        detection_config.read(HOME / args.config_file, args.opts)
+
+
+@pytest.mark.parametrize("line", commands())
+def test_a_command_of_the_pages(line, desk, capsys):
+    words = words_of(line)
+    if words[:2] == ["launch", "run"]:
+        # A dry run on this machine: Slurm has its own tests, and is not everywhere
+        words = [word if word != "slurm" else "local" for word in words]
+        words += ["--dry-run"] if "--dry-run" not in words else []
+    args, rest = cli.parser().parse_known_args(words)
+    assert not [word for word in rest if "=" not in word], rest
+    if args.verb in RUN:
+        assert cli.main(words) == 0, capsys.readouterr().err
+    else:
+        look_at(args)
+
+
+def test_there_are_commands():
+    assert len(list(commands())) >= 19
