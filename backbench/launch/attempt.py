@@ -215,7 +215,7 @@ class Attempt:
     def _wait(self) -> int:
         """The child's exit status, negative for a signal.
 
-        Does not reap it (WNOWAIT), so a signal handler may wait as well, in the midst of this.
+        Does not reap it (WNOWAIT): what a signal handler sends to its number reaches nobody else.
         """
         assert self._child is not None
         start = time.monotonic()

@@ -42,6 +42,17 @@ LOOK_S = 60.0
 GRACE_S = 900.0
 
 
+# A signal that comes while Python still starts kills it: to Slurm a failed job, in the midst of a
+# preemption's grace. This line of the job's script sends it back to the queue, where it still counts
+# as running (after scancel it does not). Without scontrol it waits for Slurm's kill, which does that.
+# 138, 140, 143: what srun says of a task that died of SIGUSR1, SIGUSR2, SIGTERM.
+EARLY_SIGNAL = (
+    "trap 'case $? in 138|140|143) if ! command -v scontrol > /dev/null; then sleep 900;"
+    ' elif scontrol show job "$SLURM_JOB_ID" | grep -q JobState=RUNNING; then'
+    ' scontrol requeue "$SLURM_JOB_ID" && sleep 60; fi;; esac\' EXIT'
+)
+
+
 @dataclass
 class SlurmTask(Attempt):
     """One task of a Slurm job, run by submitit. Task 0 keeps the status; the others run their rank.
@@ -361,7 +372,7 @@ def _parameters(cluster: Cluster, submission: Submission, dependency: str) -> di
         "time": math.ceil(asked.hours * 60) if asked.hours else None,
         "signal_delay_s": int(cluster.grace_s(asked)),
         "array_parallelism": submission.at_once or cluster.jobs,
-        "setup": list(cluster.setup) or None,
+        "setup": [*cluster.setup, EARLY_SIGNAL],
         "dependency": dependency or None,
         "stderr_to_stdout": True,
         "additional_parameters": {"requeue": True, "kill-on-invalid-dep": "yes", **cluster.sbatch},

@@ -67,6 +67,7 @@ class Chaos:
         self.cluster = lab.slurm(jobs=8)
         self.happened: Counter[str] = Counter()
         self.launcher = self.launch("--watch", "--interval", "6")
+        lab.until("runs", lambda states: list(states.values()).count("running") > 3, LONG)
 
     def launch(self, *more: str) -> subprocess.Popen[str]:
         log = (self.lab.root / "launcher.log").open("a")

@@ -31,7 +31,7 @@ class Trial:
     """A pretraining under way on `nodes` nodes, with its state saved; a probe behind it."""
 
     def __init__(
-        self, lab, shell, *, nodes=1, partition="main", hours=0.2, steps=120, **more
+        self, lab, shell, *, nodes=1, partition="main", hours=0.2, steps=120, started=True, **more
     ) -> None:
         self.lab, self.shell = lab, shell
         self.walk = {"steps": steps, "step_s": 0.1, "save_every": 5}
@@ -41,7 +41,8 @@ class Trial:
         rows = {"default": asked, "pretrain": {"nodes": nodes}}
         self.cluster = lab.cluster("slurm", resources=rows, **more)
         assert lab.run(self.grid, self.cluster, "runs") == 0
-        self.until_saved()
+        if started:
+            self.until_saved()
 
     def until_saved(self) -> None:
         self.lab.until("runs", lambda s: list(self.lab.root.glob("runs/*/*/state.json")), LONG)
@@ -92,6 +93,25 @@ def test_preemption(lab, shell, partition, nodes):
     trial.ends_well()
     assert "failed" not in str(lab.statuses("runs")), "nothing failed, so nothing may say so"
     print(f"{partition}, {nodes} nodes: {time.monotonic() - began:.0f} s")
+
+
+@pytest.mark.parametrize("sent", ["TERM", "USR2", "preemption"])
+def test_signal_before_the_job_can_listen(lab, shell, sent):
+    """Its Python takes some seconds to start, as on a busy file system."""
+    folder = lab.root / "slow"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text("import time; time.sleep(8)")
+    trial = Trial(
+        lab, shell, partition="grace", setup=[f"export PYTHONPATH={folder}"], started=False
+    )
+    lab.until("runs", lambda s: s[trial.name] == "running", LONG)
+    time.sleep(2.0)
+    if sent == "preemption":
+        trial.preempt()
+    else:
+        shell(f"scancel --signal {sent} {trial.number}")
+    trial.ends_well(attempts=1)
+    assert shell(f"scontrol show job {trial.number}").count("Restarts=1")
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
