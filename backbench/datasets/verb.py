@@ -8,8 +8,11 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
+
 from backbench import config
-from backbench.datasets import catalog, detection_check, splits
+from backbench.datasets import catalog, copies, detection_check, splits
+from backbench.datasets.copies import Look
 from backbench.datasets.splits import Splits
 from backbench.errors import BadInput
 from backbench.images import files
@@ -117,17 +120,23 @@ def _ignored(base: Path) -> list[str]:
 def _content_problems(name: str, found: Splits) -> list[str]:
     """Reads every image: a line per problem within a split, then of two splits together."""
     problems = []
-    by_content: dict[str, dict[str, str]] = {}  # split -> sha256 of an image's content -> its path
+    by_content: dict[str, dict[str, str]] = {}  # split -> digest of an image's pixels -> its path
+    looks: dict[str, list[Look | None]] = {}
+    by_name = dict(found.items())
     for which, images in found.items():
         print(f"{name} {which}: {len(images)} images, sha256 of the list {splits.digest(images)}")
         problems += _list_problems(which, images)
-        contents, unreadable = _read_all(images)
+        looks[which], unreadable = _read_all(images)
+        contents = {}
+        for path, look in zip(images.paths, looks[which]):
+            if look is not None:
+                contents[path] = look.pixels
         problems += [f"{which}: unreadable {line}" for line in unreadable[:5]]
         if len(unreadable) > 5:
             problems.append(f"{which}: {len(unreadable) - 5} more unreadable images")
-        copies = len(contents) - len(set(contents.values()))
-        if copies:
-            problems.append(f"{which} holds {copies} copies of other images of it")
+        twice = len(contents) - len(set(contents.values()))
+        if twice:
+            problems.append(f"{which} holds {twice} copies of other images of it")
         by_content[which] = {content: path for path, content in contents.items()}
     # The worst first: what a model has trained on must not be what it is scored on.
     for a, b in (("train", "test"), ("val", "test"), ("train", "val")):
@@ -135,6 +144,12 @@ def _content_problems(name: str, found: Splits) -> list[str]:
         if shared:
             one, other = by_content[a][shared[0]], by_content[b][shared[0]]
             problems.append(f"{a} and {b} share {len(shared)} images: {one} is {other}")
+        again = copies.rewritten(by_name[b], looks[b], by_name[a], looks[a])
+        if again:
+            other, one = again[0]
+            problems.append(
+                f"{a} and {b} share {len(again)} images in another format: {one} shows {other}"
+            )
     return problems
 
 
@@ -151,24 +166,22 @@ def _list_problems(which: str, images: ImageList) -> list[str]:
     return problems
 
 
-def _read_all(images: ImageList) -> tuple[dict[str, str], list[str]]:
-    """Path -> sha256 of the content, and a line per image that cannot be decoded."""
+def _read_all(images: ImageList) -> tuple[list[Look | None], list[str]]:
+    """What every image looks like, None where it cannot be decoded, and a line for each of those."""
 
-    def read(index: int) -> tuple[str, str, str | None]:
-        path = images.paths[index]
-        if isinstance(images, ArrayList):
-            return path, hashlib.sha256(images.pixels[index].tobytes()).hexdigest(), None
-        wrong = None
+    def read(index: int) -> tuple[Look | None, str | None]:
         try:
-            images.open(index)
+            # As PIL reads it: what OpenCV fills up with gray must not pass for whole
+            pixels = images.pixels[index] if isinstance(images, ArrayList) else None
+            if pixels is None:
+                pixels = np.asarray(images.open(index))
+            return copies.look_at(pixels), None
         except BadInput as error:
-            wrong = str(error)
-        return path, splits.file_digest(images.file(index)), wrong
+            return None, str(error)
 
     with ThreadPoolExecutor(8) as pool:
         rows = list(pool.map(read, range(len(images))))
-    contents = {path: content for path, content, _ in rows}
-    return contents, [wrong for _, _, wrong in rows if wrong]
+    return [look for look, _ in rows], [wrong for _, wrong in rows if wrong]
 
 
 # data fetch-splits

@@ -1,0 +1,91 @@
+"""Images that two splits share: by their pixels, and, where a file was written again in another
+format that loses some, by their looks."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from backbench.images.files import ImageList
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+BLOCKS = 8  # an image's looks: the gray of 8 x 8 blocks, and its mean red, green and blue
+MEAN_APART = 1.5  # of 255: a JPEG keeps the mean of a picture to about half of that
+BLOCK_APART = 6.0
+PIXEL_APART = 6.0  # mean over all pixels; JPEG at quality 75 loses about 3 to 5 of a photograph
+
+
+@dataclass(frozen=True)
+class Look:
+    """One image: a digest of its pixels, its size and its looks (67,) float32."""
+
+    pixels: str
+    size: tuple[int, int]
+    looks: NDArray[np.float32]
+
+
+def look_at(pixels: NDArray[np.uint8]) -> Look:
+    """Of an image (H, W, 3)."""
+    import cv2
+
+    height, width = pixels.shape[:2]
+    digest = hashlib.sha256(f"{height} {width} ".encode() + pixels.tobytes()).hexdigest()
+    gray = pixels.mean(2, dtype=np.float32)
+    blocks = cv2.resize(gray, (BLOCKS, BLOCKS), interpolation=cv2.INTER_AREA)
+    means = pixels.reshape(-1, 3).mean(0, dtype=np.float64)
+    return Look(digest, (height, width), np.concatenate([means, blocks.ravel()]).astype(np.float32))
+
+
+def rewritten(
+    a: ImageList, looks_a: Sequence[Look | None], b: ImageList, looks_b: Sequence[Look | None]
+) -> list[tuple[str, str]]:
+    """Pairs (path in a, path in b) of files of unlike formats that show the same picture, without
+    those whose pixels are equal. `looks_x[i]` is of image i; None where it cannot be read."""
+    from scipy.spatial import cKDTree
+
+    there = [j for j, look in enumerate(looks_b) if look is not None]
+    if not there:
+        return []
+    # 1. By the mean colour: three numbers find the few that may be the same among millions.
+    tree = cKDTree(np.stack([_of(looks_b, j).looks[:3] for j in there]))
+    out = []
+    for i, look in enumerate(looks_a):
+        if look is None:
+            continue
+        for n in tree.query_ball_point(look.looks[:3], MEAN_APART):
+            j = there[n]
+            other = _of(looks_b, j)
+            if other.pixels == look.pixels or not _unlike(a.paths[i], b.paths[j]):
+                continue
+            # 2. By the blocks, and 3. by all pixels, read again.
+            near = other.size == look.size
+            near = near and float(np.abs(other.looks - look.looks).max()) <= BLOCK_APART
+            if near and _apart(a, i, b, j) <= PIXEL_APART:
+                out.append((a.paths[i], b.paths[j]))
+                break
+    return out
+
+
+def _of(looks: Sequence[Look | None], index: int) -> Look:
+    look = looks[index]
+    assert look is not None
+    return look
+
+
+def _unlike(a: str, b: str) -> bool:
+    """Whether the two files are of different formats, by their names."""
+    kinds = [PurePosixPath(name).suffix.lower().replace("jpeg", "jpg") for name in (a, b)]
+    return kinds[0] != kinds[1]
+
+
+def _apart(a: ImageList, i: int, b: ImageList, j: int) -> float:
+    """The mean difference of two images' pixels, of 255."""
+    one, other = a.array(i).astype(np.float32), b.array(j).astype(np.float32)
+    return float(np.abs(one - other).mean())

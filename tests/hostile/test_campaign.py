@@ -1,0 +1,253 @@
+"""Two thousand files by strangers, generated from a seed: whatever is in them, a door answers with
+exit 0 or one line and exit 2, at once, and runs, reads and changes nothing else.
+
+`make test` opens the first of each kind; all of them are slow.
+"""
+
+import csv
+import io
+import json
+import os
+import pickle
+import random
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from support.boards import DEMO, synthetic
+from support.strangers import Calls, door, write_cifar10
+
+from backbench import config
+from backbench.datasets import catalog
+from backbench.errors import BadInput
+from backbench.weights.resnet import build_backbone
+
+SECRET = "hunter2-of-the-environment"
+COUNTS = {
+    "results": 600,
+    "records": 300,
+    "recipes": 400,
+    "grids": 200,
+    "configs": 150,
+    "weights": 250,
+    "datasets": 100,
+}
+FAST = 10  # of each kind
+
+VALUES = [
+    None, True, -1, 0, 1.5, 10**30, 10**4000, float("nan"), float("inf"), -1e308, "", "x", "abc\ndef",
+    "\x1b[2J", "\ud800", "\u202e", "x" * 5000, "=1+1", "<script>", "${oc.env:SECRET}", "$(touch called)",
+    "../../x", "/dev/zero", "/etc/passwd", [], [1], ["x"] * 3, {}, {"a": 1}, [[[[]]]], "%s%n", "'",
+    "{0.__class__}", "$\\frac$", "!!python/object/apply:os.system ['touch called']", "`touch called`",
+]  # fmt: skip
+
+
+def mutated(tree, rng):
+    """The tree with one to three of its places changed, left out or doubled."""
+    tree = json.loads(json.dumps(tree))
+    for _ in range(rng.randint(1, 3)):
+        node, key = None, None
+        below = tree
+        while isinstance(below, dict | list) and below and rng.random() < 0.8:
+            node = below
+            key = rng.choice(list(below)) if isinstance(below, dict) else rng.randrange(len(below))
+            below = node[key]
+        if node is None:
+            continue
+        how = rng.random()
+        if how < 0.7:
+            node[key] = rng.choice(VALUES)
+        elif how < 0.85:
+            del node[key]
+        elif isinstance(node, dict):
+            node[str(rng.choice(VALUES))[:300]] = rng.choice(VALUES)
+        else:
+            node.append(rng.choice(VALUES))
+    return tree
+
+
+def damaged(data, rng):
+    """Bytes cut, flipped, doubled or filled with others."""
+    data = bytearray(data)
+    for _ in range(rng.randint(1, 4)):
+        place = rng.randrange(len(data)) if data else 0
+        how = rng.randrange(5)
+        if how == 0:
+            del data[place:]
+        elif how == 1 and data:
+            data[place] ^= 1 << rng.randrange(8)
+        elif how == 2:
+            data[place:place] = rng.randbytes(rng.randint(1, 40))
+        elif how == 3:
+            data[place : place + rng.randint(1, 200)] = b""
+        else:
+            data[place:place] = data[place : place + 200] * rng.randint(1, 20)
+    return bytes(data)
+
+
+def yaml_text(tree, rng):
+    """A recipe as text; some with what only YAML can say."""
+    text = json.dumps(tree, ensure_ascii=rng.random() < 0.5)
+    if rng.random() < 0.2:
+        text = "a: &a [x, x]\nb: [" + "*a, " * rng.randint(1, 3000) + "]\n"
+    elif rng.random() < 0.2:
+        text = rng.choice(["[", "{a: ", "- ", "? ", "&a ", "!!set {", "'"]) * rng.randint(1, 5000)
+    return text.encode(errors="surrogatepass")
+
+
+class Campaign:
+    """One folder per case, the doors that read it, and what must not have happened."""
+
+    def __init__(self, root, good):
+        self.root, self.good = root, good
+        self.before = self.rows(good)
+
+    def rows(self, runs):
+        out = self.root / "board.csv"
+        said = door("leaderboard", runs, "--csv", out, "--markdown", self.root / "md")
+        self.judge(said)
+        assert said.status == 0, said.err
+        with out.open(newline="") as file:
+            return {row["checkpoint"]: row for row in csv.DictReader(file)}
+
+    def judge(self, said):
+        assert said.status in (0, 2), (said.status, said.err[-1500:])
+        for text in (said.out, said.err):
+            assert "Traceback" not in text and "Logging error" not in text, text[-1500:]
+            assert SECRET not in text
+        if said.status == 2:
+            told = [line for line in said.err.splitlines() if line.startswith("backbench")]
+            assert len(told) == 1 and said.last == told[0], said.err
+            assert said.last.isprintable() or SECRET not in said.last
+        assert not list(self.root.rglob("called")) and not os.path.lexists("called")
+
+    # --- one case of each kind ---
+
+    def results(self, rng):
+        file = rng.choice(sorted(self.good.rglob("results.jsonl")))
+        line = json.loads(file.read_text().splitlines()[0]) | {"checkpoint": "f" * 64}
+        line["provenance"].pop("predictions", None)
+        data = json.dumps(mutated(line, rng)).encode() + b"\n"
+        if rng.random() < 0.3:
+            data = damaged(data, rng)
+        folder = self.good / "stranger"
+        folder.mkdir()
+        (folder / "results.jsonl").write_bytes(data)
+        try:
+            now = self.rows(self.good)
+        finally:
+            shutil.rmtree(folder)
+        for digest, row in self.before.items():
+            assert digest in now
+            for column, value in row.items():
+                # A stranger's row may share a column's name; the good value stays
+                assert now[digest].get(column, value) == value
+
+    def records(self, rng):
+        out = self.root / "runs"
+        argv = ["linear", "x.safetensors", "--out", str(out / "x")]
+        job = {"name": "x", "argv": argv, "like": "l", "cells": ["x"], "needs": [], "after": []}
+        local = str(config.configs_dir() / "clusters" / "local.yaml")
+        data = {
+            "uid": "abc", "grid": "g", "cluster": local, "cluster_overrides": ["jobs=1"],
+            "kind": "local", "time": 1.0, "jobs": [job, {**job, "name": "y"}], "ids": [],
+        }  # fmt: skip
+        status = {"name": "x", "state": "done", "attempts": [{"start": 1.0, "end": 2.0}]}
+        for folder, content in (("submissions/abc", data), ("status/abc", status)):
+            file = out / ".launch" / f"{folder}.json"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            text = json.dumps(mutated(content, rng)).encode()
+            file.write_bytes(damaged(text, rng) if rng.random() < 0.3 else text)
+        self.judge(door("launch", "status", "--once", "--out", out))
+        self.judge(door("launch", "cancel", "nothing", "--out", out))
+
+    def recipes(self, rng):
+        tree = mutated(config.read_recipe(config.find_recipe("tiny_simclr", "pretrain")), rng)
+        self._yaml(rng, tree, lambda file: ("pretrain", file, "--data", self.root / "none"))
+
+    def grids(self, rng):
+        one = {"verb": "linear", "datasets": ["digits"], "resources": {"account": "a"}}
+        tree = mutated({"checkpoints": ["x.pth"], "evaluate": [one], "data": "none"}, rng)
+        command = ("launch", "run", "--dry-run", "--cluster", "local")
+        self._yaml(rng, tree, lambda file: (*command, file))
+
+    def configs(self, rng):
+        tree = {"_BASE_": "x.yaml", "MODEL": {"DEVICE": "cpu"}, "SOLVER": {"BASE_LR": "1e-3"}}
+        command = ("detect", "--data", self.root / "none", "--config-file")
+        self._yaml(rng, mutated(tree, rng), lambda file: (*command, file))
+
+    def _yaml(self, rng, tree, command):
+        file = self.root / "x.yaml"
+        text = yaml_text(tree, rng)
+        file.write_bytes(damaged(text, rng) if rng.random() < 0.3 else text)
+        self.judge(door(*command(file), "--out", self.root / "run"))
+        for made in (self.root / "run").rglob("*"):
+            assert not made.is_file() or SECRET not in made.read_text(errors="replace")
+
+    def weights(self, rng):
+        state = dict(list(build_backbone("resnet18").state_dict().items())[:6])
+        kind = rng.randrange(4)
+        buffer = io.BytesIO()
+        if kind == 0:
+            torch.save({"state_dict": state}, buffer)
+        elif kind == 1:
+            torch.save(state, buffer, _use_new_zipfile_serialization=False)
+        elif kind == 2:
+            model = {k: v.numpy() for k, v in state.items()}
+            call = Calls(os.system, "touch called") if rng.random() < 0.5 else 5
+            pickle.dump({"model": model, "x": call}, buffer, protocol=rng.randint(0, 5))
+        else:
+            from safetensors.torch import save
+
+            buffer.write(save(state, metadata={"format": "backbench-checkpoint", "about": "{}"}))
+        file = self.root / "x.pth"
+        data = buffer.getvalue()
+        file.write_bytes(damaged(data, rng) if rng.random() < 0.8 else data)
+        self.judge(door("import", file, "--out", self.root / "x.safetensors"))
+
+    def datasets(self, rng):
+        shutil.rmtree(self.root / "cifar10", ignore_errors=True)
+        folder = write_cifar10(self.root)
+        file = rng.choice(sorted(folder.iterdir()))
+        content = {"data": np.zeros((4, 3072), rng.choice(["u1", "f8", "i4"])), "labels": [0] * 4}
+        calls = Calls(os.system, "touch called")
+        content[rng.choice(["data", "labels", "x"])] = rng.choice([*VALUES[:20], calls])
+        data = pickle.dumps(content, protocol=rng.randint(0, 5))
+        file.write_bytes(damaged(data, rng) if rng.random() < 0.6 else data)
+        try:
+            catalog.open_split(self.root, "cifar10", "train")
+        except BadInput as error:
+            assert "\n" not in str(error)
+        assert not os.path.lexists("called")
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory):
+    root = tmp_path_factory.mktemp("good")
+    synthetic(root, ["good-one", "good-two"], DEMO[:1], images=60)
+    return root
+
+
+def run(kind, numbers, good, tmp_path, monkeypatch):
+    monkeypatch.setenv("SECRET", SECRET)
+    monkeypatch.chdir(tmp_path)
+    campaign = Campaign(tmp_path, good)
+    for number in numbers:
+        try:
+            getattr(campaign, kind)(random.Random(f"{kind} {number}"))
+        except BaseException as error:
+            error.add_note(f"{kind} {number}")
+            raise
+
+
+@pytest.mark.parametrize("kind", COUNTS)
+def test_the_first_of_each_kind(kind, good, tmp_path, monkeypatch):
+    run(kind, range(FAST), good, tmp_path, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", COUNTS)
+def test_two_thousand_files_by_strangers(kind, good, tmp_path, monkeypatch):
+    assert sum(COUNTS.values()) == 2000
+    run(kind, range(COUNTS[kind]), good, tmp_path, monkeypatch)
