@@ -38,7 +38,7 @@ from detection.data.images import (
     shortest_edge,
     to_uint8,
 )
-from detection.data.masks import encode, paste
+from detection.data.masks import paste
 from detection.data.order import ImageOrder, Slots
 from detection.data.records import Detection, ImageRecord
 from detection.engine import DetectionEngine
@@ -157,7 +157,7 @@ def to_coco(
     # 2. Masks, from their boxes to the whole image
     if "masks" in found:
         pasted = paste(found["masks"][keep], boxes[keep], record["height"], record["width"])
-        for item, outline in zip(out, encode(pasted)):
+        for item, outline in zip(out, pasted):
             item["segmentation"] = outline
     # 3. Keypoints, from positions back to pixel indices, as COCO stores them
     if "keypoints" in found:

@@ -36,12 +36,16 @@ def rasterise(polygons: Sequence[Sequence[np.ndarray]], boxes: Tensor, size: int
     return out.to(boxes.device)
 
 
-def paste(masks: Tensor, boxes: Tensor, height: int, width: int) -> Tensor:
-    """(n, M, M) probabilities on their boxes (n, 4) -> (n, height, width) bool: sampled at pixel
-    centres, cut at a half, as detectron2/layers/mask_ops.py::paste_masks_in_image does.
-    torchvision's paste_masks_in_image rounds the boxes to whole pixels."""
-    out = torch.zeros(len(masks), height, width, dtype=torch.bool)
-    for i, (mask, box) in enumerate(zip(masks.cpu(), boxes.cpu())):
+def paste(masks: Tensor, boxes: Tensor, height: int, width: int) -> list[RunLength]:
+    """(n, M, M) probabilities on their boxes (n, 4) -> COCO's compressed run lengths of the image:
+    sampled at pixel centres, cut at a half, as detectron2/layers/mask_ops.py::paste_masks_in_image
+    does. torchvision's paste_masks_in_image rounds the boxes to whole pixels.
+
+    Only a box's own pixels are looked at: a bitmap of the image for each of 100 masks, made and
+    read again, costs more than the masks (benchmarks/detectors.py).
+    """
+    out: list[RunLength] = []
+    for mask, box in zip(masks.cpu(), boxes.cpu()):
         x1, y1, x2, y2 = box.tolist()
         # 1. The pixels that the box can touch, one more on each side
         left, top = max(int(x1) - 1, 0), max(int(y1) - 1, 0)
@@ -52,19 +56,34 @@ def paste(masks: Tensor, boxes: Tensor, height: int, width: int) -> Tensor:
         grid = torch.stack(torch.meshgrid(gx, gy, indexing="xy"), -1)[None]
         # 3. Bilinear; outside of the mask is 0
         sampled = F.grid_sample(mask[None, None], grid, align_corners=False)[0, 0]
-        out[i, top:bottom, left:right] = sampled >= 0.5
+        out.append(encode((sampled >= 0.5).numpy(), left, top, (height, width)))
     return out
 
 
-def encode(masks: Tensor) -> list[RunLength]:
-    """(n, H, W) bool -> COCO's compressed run lengths."""
+def encode(part: np.ndarray, left: int, top: int, size: tuple[int, int]) -> RunLength:
+    """A (h, w) bool part of an otherwise empty image of (height, width) `size` as COCO's compressed
+    run lengths, which count pixels down the columns, zeros first."""
     from pycocotools import mask
 
-    out: list[RunLength] = []
-    for m in masks.numpy():
-        rle = mask.encode(np.asfortranarray(m.astype(np.uint8)))
-        out.append({"size": list(rle["size"]), "counts": rle["counts"].decode()})
-    return out
+    height, width = size
+    # 1. Where a run of ones begins and where it has ended, column by column
+    columns = np.zeros((part.shape[1], part.shape[0] + 2), np.int8)
+    columns[:, 1:-1] = part.T
+    change = np.diff(columns, axis=1)
+    column, begin = np.nonzero(change == 1)
+    _, end = np.nonzero(change == -1)
+    # 2. Counted from the first pixel of the image
+    first = (left + column) * height + top
+    edges = np.stack([first + begin, first + end], 1).reshape(-1)
+    # 3. A run that ends at the bottom goes on in the next column: both edges are one place.
+    if len(edges) > 2:
+        joined = np.flatnonzero(edges[2::2] == edges[1:-1:2])
+        edges = np.delete(edges, np.concatenate([2 * joined + 1, 2 * joined + 2]))
+    counts = np.diff(edges, prepend=0, append=height * width).tolist()
+    if counts[-1] == 0:  # ones up to the last pixel
+        counts.pop()
+    rle = mask.frPyObjects({"size": [height, width], "counts": counts}, height, width)
+    return {"size": list(rle["size"]), "counts": rle["counts"].decode()}
 
 
 def outlines(outline: Outline | None) -> list[Polygon]:

@@ -162,6 +162,45 @@ def test_interval_is_of_the_same_ap(tmp_path, kind):
     )
 
 
+@pytest.mark.slow
+def test_interval_is_that_of_a_bootstrap_by_force(tmp_path, monkeypatch):
+    """200 images, 30 draws of them, each written out with its repeats and given to pycocotools: the
+    same AP, AP50 and AP75 of every draw, and so the same interval."""
+    monkeypatch.setattr(evaluate, "RESAMPLES", 30)
+    split, found = make(tmp_path, FASTER_RCNN, images=200)
+    scores = evaluate.score(split, found, "bbox", [], manifest="m")
+    data = json.loads(split.file.read_text())
+    by_force = {"AP": [], "AP50": [], "AP75": []}
+    for counts in evaluate.drawn(200, "m").int().tolist():
+        repeated, detections = written_out(data, found, counts)
+        split.file.write_text(json.dumps(repeated))
+        ids = [image["id"] for image in repeated["images"]]
+        stats = oracle(split, detections, "bbox", ids).stats
+        for place, name in enumerate(by_force):
+            by_force[name].append(100 * stats[place])
+    for name, values in by_force.items():
+        np.testing.assert_allclose(scores.samples[name], values, atol=1e-9)
+        assert scores.ci95[name] == pytest.approx(np.quantile(values, [0.025, 0.975]), abs=1e-9)
+        print(f"{name} {scores.values[name]:.2f} {scores.ci95[name]}")
+
+
+def written_out(data, found, counts):
+    """Image i + 1 `counts[i]` times under new ids, and so its objects and detections."""
+    repeated = {"images": [], "annotations": [], "categories": data["categories"]}
+    detections = []
+    for image, count in zip(data["images"], counts, strict=True):
+        of_image = [a for a in data["annotations"] if a["image_id"] == image["id"]]
+        mine = [d for d in found if d["image_id"] == image["id"]]
+        for _ in range(count):
+            new = len(repeated["images"]) + 1
+            repeated["images"].append({**image, "id": new})
+            for a in of_image:
+                number = len(repeated["annotations"]) + 1
+                repeated["annotations"].append({**a, "id": number, "image_id": new})
+            detections += [{**d, "image_id": new} for d in mine]
+    return repeated, detections
+
+
 def test_draws_depend_on_the_images_alone(tmp_path):
     """Two checkpoints share their draws, so that they can be compared draw by draw."""
     split, found = make(tmp_path, FASTER_RCNN)

@@ -1,0 +1,222 @@
+"""Seconds of a training iteration and of an evaluated image: both engines of the suite beside plain
+Detectron2 and plain torchvision, in one process on the CPU.
+
+    python benchmarks/detectors.py [--rounds 5]
+
+Mask R-CNN with a ResNet-18 and the demo's narrow heads, two scenes of 128 pixels, float32. Rounds
+alternate A B C D; medians; the figures that count are the ratios. And 100 masks pasted on an image
+of 640 x 480. The last output is kept beside this script in detectors.txt.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from machine import describe
+
+from backbench.datasets import embedded
+from detection import config, train_net
+from detection.data.images import load_image, targets, to_uint8
+from detection.data.masks import paste
+from detection.data.split import training_records
+from detection.engine import DetectionEngine
+from detection.run import DetectionRun, Prepared
+
+NAME = "demo_mask_rcnn_R_18_FPN"
+STEPS = 200  # how many batches an engine's stream is opened for
+Timed = Mapping[str, Callable[[], object]]
+
+
+def built(root: Path, engine: str) -> tuple[Prepared, DetectionEngine]:
+    words = ("MODEL.WEIGHTS", "random", "SOLVER.IMS_PER_BATCH", "2")
+    given = config.read(NAME, words)
+    run = DetectionRun(given=given, engine=engine, checkpoint=None, root=root, out=root / "run")
+    p = train_net.prepare(run)
+    network = train_net.build_engine(run, p, torch.device("cpu"))
+    network.start(training_records(p.train, p.task), 0, STEPS)
+    return p, network
+
+
+def plain_torchvision(p: Prepared) -> tuple[Callable[[], object], Callable[[], object]]:
+    """torchvision's own MaskRCNN of the same sizes, an iteration and an image."""
+    from torchvision.models.detection import MaskRCNN
+    from torchvision.models.detection.anchor_utils import AnchorGenerator
+    from torchvision.models.detection.backbone_utils import resnet_fpn_backbone
+    from torchvision.ops import MultiScaleRoIAlign
+
+    m = p.cfg.MODEL
+    backbone = resnet_fpn_backbone(
+        backbone_name="resnet18", weights=None, trainable_layers=5, norm_layer=torch.nn.BatchNorm2d
+    )
+    sizes = tuple(tuple(level) for level in m.ANCHOR_GENERATOR.SIZES)
+    model = MaskRCNN(
+        backbone,
+        num_classes=m.ROI_HEADS.NUM_CLASSES + 1,
+        min_size=128,
+        max_size=256,
+        rpn_anchor_generator=AnchorGenerator(sizes, ((0.5, 1.0, 2.0),) * len(sizes)),
+        rpn_pre_nms_top_n_train=m.RPN.PRE_NMS_TOPK_TRAIN,
+        rpn_pre_nms_top_n_test=m.RPN.PRE_NMS_TOPK_TEST,
+        rpn_post_nms_top_n_train=m.RPN.POST_NMS_TOPK_TRAIN,
+        rpn_post_nms_top_n_test=m.RPN.POST_NMS_TOPK_TEST,
+        box_batch_size_per_image=m.ROI_HEADS.BATCH_SIZE_PER_IMAGE,
+        box_detections_per_img=p.cfg.TEST.DETECTIONS_PER_IMAGE,
+        box_score_thresh=0.0,
+        box_roi_pool=MultiScaleRoIAlign(["0", "1", "2", "3"], 7, 2),
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
+    records = training_records(p.train, p.task)[:2]
+
+    def iteration() -> None:
+        model.train()
+        images, objects = [], []
+        for record in records:
+            images.append(to_uint8(load_image(record)) / 255)
+            target = targets(record, 128, 128, mirrored=False, flip_map=[], task=p.task)
+            masks = [polygons_to_bitmap(polygons) for polygons in target["polygons"]]
+            objects.append({**target, "masks": torch.stack(masks)})
+        optimizer.zero_grad()
+        sum(model(images, objects).values()).backward()
+        optimizer.step()
+
+    def image() -> None:
+        model.eval()
+        with torch.no_grad():
+            model([to_uint8(load_image(records[0])) / 255])
+
+    return iteration, image
+
+
+def polygons_to_bitmap(polygons: list[np.ndarray]) -> torch.Tensor:
+    from pycocotools import mask
+
+    parts = mask.frPyObjects([list(p) for p in polygons], 128, 128)
+    return torch.from_numpy(mask.decode(mask.merge(parts)))
+
+
+def plain_detectron2(
+    p: Prepared, network: DetectionEngine
+) -> tuple[Callable[[], object], Callable[[], object]]:
+    """Detectron2's model, mapper and trainer without anything of the suite."""
+    from detectron2.data import DatasetMapper
+    from detectron2.data.detection_utils import build_augmentation
+    from detectron2.engine import SimpleTrainer
+    from detectron2.modeling import build_model
+    from detectron2.solver import build_optimizer
+    from detectron2.structures import BoxMode
+    from detectron2.utils.events import EventStorage
+
+    cfg = network.cfg
+    model = build_model(cfg)
+    mapper = DatasetMapper(
+        is_train=True,
+        augmentations=build_augmentation(cfg, is_train=True),
+        image_format="RGB",
+        use_instance_mask=True,
+    )
+    testing = DatasetMapper(
+        is_train=False, augmentations=build_augmentation(cfg, is_train=False), image_format="RGB"
+    )
+    rows = []
+    for record in training_records(p.train, p.task)[:2]:
+        objects = [{**a, "bbox_mode": BoxMode(a["bbox_mode"])} for a in record["annotations"]]
+        rows.append({**record, "annotations": objects})
+
+    class Batches:
+        def __iter__(self):
+            while True:
+                yield [mapper(dict(row)) for row in rows]
+
+    trainer = SimpleTrainer(model, Batches(), build_optimizer(cfg, model))
+
+    def iteration() -> None:
+        model.train()
+        with EventStorage(0):
+            trainer.run_step()
+
+    def image() -> None:
+        model.eval()
+        with torch.no_grad():
+            model([testing(dict(rows[0]))])
+
+    return iteration, image
+
+
+def ours(
+    p: Prepared, network: DetectionEngine
+) -> tuple[Callable[[], object], Callable[[], object]]:
+    record = training_records(p.train, p.task)[0]
+
+    def iteration() -> None:
+        network.model.train()
+        network.step()
+
+    return iteration, lambda: network.predict(record)
+
+
+def pasting() -> Timed:
+    from detectron2.layers.mask_ops import paste_masks_in_image
+    from detectron2.structures import Boxes
+    from pycocotools import mask
+
+    generator = torch.Generator().manual_seed(0)
+    masks = torch.rand(100, 28, 28, generator=generator)
+    corners = torch.rand(100, 2, generator=generator) * torch.tensor([540.0, 380.0])
+    boxes = torch.cat([corners, corners + 20 + torch.rand(100, 2, generator=generator) * 80], 1)
+
+    def theirs() -> None:
+        bitmaps = paste_masks_in_image(masks, Boxes(boxes), (480, 640))
+        for bitmap in bitmaps.numpy():  # as instances_to_coco_json has it
+            mask.encode(np.array(bitmap[:, :, None], order="F", dtype="uint8"))
+
+    return {"backbench": lambda: paste(masks, boxes, 480, 640), "plain Detectron2": theirs}
+
+
+def table(title: str, timed: Timed, rounds: int) -> None:
+    """Medians of alternating rounds, and each as a ratio to the last."""
+    seconds: dict[str, list[float]] = {name: [] for name in timed}
+    for number in range(rounds + 1):
+        for name, action in timed.items():
+            start = time.perf_counter()
+            action()
+            if number:  # the first warms up
+                seconds[name].append(time.perf_counter() - start)
+    medians = {name: statistics.median(values) for name, values in seconds.items()}
+    print(title)
+    for name, value in medians.items():
+        ratios = ", ".join(
+            f"{value / other:.2f} of {base}"
+            for base, other in medians.items()
+            if base.startswith("plain") and base != name
+        )
+        print(f"  {name:24} {value:.4f} s   {ratios}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    rounds = parser.parse_args().rounds
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    print(describe())
+    with tempfile.TemporaryDirectory() as folder:
+        root = embedded.build(Path(folder), size="tiny")
+        both = {name: built(root, name) for name in ("torchvision", "detectron2")}
+        pairs = {f"backbench, {name}": ours(*both[name]) for name in both}
+        pairs["plain torchvision"] = plain_torchvision(both["torchvision"][0])
+        pairs["plain Detectron2"] = plain_detectron2(*both["detectron2"])
+        table("an iteration of two images", {k: v[0] for k, v in pairs.items()}, rounds)
+        table("an evaluated image", {k: v[1] for k, v in pairs.items()}, rounds)
+        table("100 masks onto an image of 640 x 480", pasting(), 4 * rounds)
+
+
+if __name__ == "__main__":
+    main()
