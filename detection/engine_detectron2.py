@@ -10,6 +10,7 @@ AP comes from evaluate.py, for both engines.
 
 from __future__ import annotations
 
+import importlib.util
 import random
 import tempfile
 import warnings
@@ -81,6 +82,12 @@ def read_config(given: config.Given) -> CfgNode:
     cfg.SOLVER.AMP.PRECISION = config.DEFAULTS[amp.PRECISION]  # the one key that is ours
     keys.check(given, config.flat(cfg))
     config.merge(cfg, given)
+    outlines = cfg.INPUT.CROP.ENABLED and cfg.MODEL.MASK_ON
+    if outlines and importlib.util.find_spec("shapely") is None:
+        raise BadInput(
+            f"{given.path}: INPUT.CROP cuts outlines with the package shapely, which is not "
+            "installed: pip install shapely"
+        )
     if cfg.MODEL.META_ARCHITECTURE != "GeneralizedRCNN":
         raise BadInput(
             f"{given.path}: MODEL.META_ARCHITECTURE {cfg.MODEL.META_ARCHITECTURE}: "

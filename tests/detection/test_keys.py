@@ -135,6 +135,8 @@ SPECIAL = {
 def base_of(key):
     if "KEYPOINT" in key:
         return "tiny_keypoint_rcnn_R_18_FPN"
+    if "CROP" in key:  # outlines are cut with shapely, boxes without
+        return "tiny_faster_rcnn_R_18_FPN"
     return "tiny_mask_rcnn_R_18_FPN"
 
 
