@@ -4,6 +4,7 @@ line."""
 from __future__ import annotations
 
 import contextlib
+import resource
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -135,6 +136,7 @@ class RunLog:
         speed = {
             "images_per_s": self.made * self.batch_size / (now - self.since),
             "waiting": self.waited / (now - self.since),
+            "memory_gib": _peak_memory(),
         }
         self.since, self.waited, self.made = now, 0.0, 0
         # 3. What the progress line shows until then.
@@ -154,3 +156,10 @@ class RunLog:
         if score is not None and self.metrics is not None:
             self.metrics.write(done - 1, epoch=epoch, knn=score)
             log.info("epoch %d: kNN %.2f%%", epoch + 1, score)
+
+
+def _peak_memory() -> float:
+    """The most that this process has held so far, in GiB: of the GPU, or of main memory."""
+    if torch.cuda.is_available() and torch.cuda.max_memory_allocated():
+        return torch.cuda.max_memory_allocated() / 2**30
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # Linux counts in KiB

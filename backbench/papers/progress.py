@@ -3,18 +3,20 @@ missing."""
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from backbench import config
 from backbench.board.board import collect
 from backbench.board.judge import Judged, expected_keys, judge
 from backbench.errors import BadInput
-from backbench.papers.catalogue import PrintedItem
+from backbench.papers.catalogue import PrintedItem, sweeps
 from backbench.results.published import Published, keys_in
 from backbench.results.scored import as_measured
-from backbench.runs.folder import RECIPE_FILE
+from backbench.runs.folder import RECIPE_FILE, read_metrics
 
 MEASURED, RUNNING, MISSING = "measured", "running", "missing"
 
@@ -42,6 +44,32 @@ def states(item: PrintedItem, runs: Sequence[Path]) -> list[NumberState]:
         state = item.why_not(n) or (RUNNING if n.key in begun else MISSING)
         found.append(NumberState(n, MEASURED if judged else state, tuple(judged)))
     return found
+
+
+class Speed(NamedTuple):
+    """What a pretraining took: medians and peaks of its metrics.jsonl."""
+
+    name: str
+    batch_size: int
+    images_per_s: float
+    memory_gib: float
+
+
+def speeds(item: PrintedItem, runs: Sequence[Path]) -> list[Speed]:
+    """Of the pretrainings of a grid that measures nothing else, by name."""
+    names = [text for sweep in sweeps(item.grid) for text in sweep.overrides]
+    stems = {f"{text.removeprefix('name=')} " for text in names if text.startswith("name=")}
+    found = []
+    for run in runs:
+        for file in run.rglob(RECIPE_FILE):
+            recipe = config.read_yaml(file)
+            name = str(recipe.get("name"))
+            rows = [row for row in read_metrics(file.parent) if "images_per_s" in row]
+            if rows and name.startswith(tuple(stems)):
+                speed = statistics.median(row["images_per_s"] for row in rows)
+                peak = max(row.get("memory_gib", 0.0) for row in rows)
+                found.append(Speed(name, int(recipe["batch_size"]), speed, peak))
+    return sorted(found)
 
 
 def _begun(runs: Sequence[Path]) -> set[str]:

@@ -47,7 +47,11 @@ def _show(item: PrintedItem, args: argparse.Namespace) -> None:
         what = f"{n.task}/{n.dataset}/{n.metric}"
         print(f"  {n.printed_row:<56} {what:<34} {n.value:>7g}  {one.state}{told}")
     if not found:
-        print(f"  no number is printed; {item.points} points are drawn")
+        print(f"  no accuracy is printed; {item.points} points")
+    if not item.grid.evaluate:
+        for one_run in progress.speeds(item, args.runs):
+            took = f"{one_run.images_per_s:9.1f} images/s {one_run.memory_gib:7.2f} GiB"
+            print(f"  {words.shown(one_run.name, 60):<60} {took}")
     count = Counter(one.state for one in found)
     if found:
         print(f"{len(found)} numbers: " + ", ".join(f"{k} {state}" for state, k in count.items()))

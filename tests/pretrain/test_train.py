@@ -118,7 +118,7 @@ def test_a_run_leaves_a_checkpoint_with_its_history(pretrain, tmp_path):
     rows = read_metrics(out)
     steps = [row for row in rows if "loss" in row]
     assert [row["step"] for row in steps] == list(range(6))
-    for name in ("lr", "feature_std", "effective_rank", "images_per_s", "waiting"):
+    for name in ("lr", "feature_std", "effective_rank", "images_per_s", "waiting", "memory_gib"):
         assert all(name in row for row in steps), name
     assert all(0 <= row["waiting"] <= 1 for row in steps)
     assert [row["epoch"] for row in rows if "knn" in row] == [0, 1]
@@ -174,7 +174,7 @@ def test_a_signal_saves_and_the_same_command_continues_exactly(pretrain, kill_at
     assert digest(out) == digest(tmp_path / "whole")
 
     def numbers(run):
-        timing = ("images_per_s", "waiting")
+        timing = ("images_per_s", "waiting", "memory_gib")
         return [{k: v for k, v in row.items() if k not in timing} for row in read_metrics(run)]
 
     assert numbers(out) == numbers(tmp_path / "whole")

@@ -139,3 +139,18 @@ def test_one_table_says_what_is_measured_running_and_missing(tmp_path, capsys):
     assert f"backbench launch run mio_table4 --data ROOT --out {runs}" in out
     assert main(["paper", "mio:44"]) == 2
     assert "did you mean" in capsys.readouterr().err
+
+
+def test_time_and_memory_stand_beside_the_hosts(tmp_path, capsys):
+    for name, speed in (("time-simclr-cifar10", 30.0), ("time-cllr-simclr-nuclear-cifar10", 20.0)):
+        run = tmp_path / name
+        run.mkdir()
+        (run / "recipe.yaml").write_text(f"name: {name} batch_size=512\nbatch_size: 512\n")
+        rows = [
+            f'{{"step": {i}, "images_per_s": {speed + i}, "memory_gib": 1.5}}' for i in (0, 1, 9)
+        ]
+        (run / "metrics.jsonl").write_text("\n".join(rows) + "\n")
+    assert main(["paper", "cllr:0.3", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "31.0 images/s    1.50 GiB" in next(x for x in lines if "time-simclr-cifar10 " in x)
+    assert "21.0 images/s" in next(x for x in lines if "nuclear" in x)
