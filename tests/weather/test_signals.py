@@ -58,7 +58,9 @@ def test_any_signal_at_any_time(verb, tiny_root, trunk, tmp_path):
                 (os.killpg if to_all else os.kill)(run.pid, signal.Signals[name])
             status, said = run.wait()
             where = f"{verb}, {name} to {'the group' if to_all else 'the process'}: {said[-1000:]}"
-            assert "fault of backbench" not in said and "Traceback" not in said, where
+            assert "fault of backbench" not in said, where
+            # Behind the end of a run a Ctrl-C meets the interpreter, which says where it stood
+            assert "Traceback" not in said or name == "SIGINT", where
             # Killed it may be by any of them: before the handlers are there, and behind the end
             ends = (75, 0, -signal.Signals[name], 130 if name == "SIGINT" else 75)
             assert status in ends, f"{status}: {where}"
