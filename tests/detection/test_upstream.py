@@ -94,7 +94,9 @@ def test_equals_upstream(tiny_root, tmp_path, monkeypatch, name):
         assert torch.equal(state[key], value), key
     # 4. AP by its evaluator, of what its model finds
     file, folder = str(p.val.file), str(p.val.folder)
-    register_coco_instances(f"ours_{name}", {}, file, folder)
+    about = {"keypoint_names": list(p.val.keypoints), "keypoint_flip_map": []}
+    register_coco_instances(f"ours_{name}", about, file, folder)
+    cfg.DATASETS.TRAIN = (f"ours_{name}",)  # whose keypoints its test mapper looks up
     tasks = p.task.aps
     evaluator = COCOEvaluator(
         f"ours_{name}",
