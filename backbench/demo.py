@@ -398,32 +398,32 @@ def _points(text: str) -> str:
 
 
 def compare(run: Path) -> list[str]:
-    """Each checkpoint's few-label accuracy minus the random trunk's, in points, draw by draw.
+    """Each checkpoint's few-label accuracy minus the random trunk's, in points, over draws
+    and images together.
 
     One line per checkpoint, with a paired 95% interval.
     """
-    import numpy
-
     from backbench.results import store
-    from backbench.results.compare import of_draws
+    from backbench.results.compare import compare as paired
 
-    # All trunks see the same draws of labels, so their differences have far less spread than they
-    draws = {}
-    for row in store.read(run)[0]:
-        if row.task == "fewshot":
-            draws[row.name] = numpy.array(row.provenance["draws"])
-    controls = [name for name in draws if "random" in name]
+    # All trunks see the same draws of labels and the same test images, so their differences have
+    # far less spread than they
+    rows = {row.name: row for row in store.read(run)[0] if row.task == "fewshot"}
+    controls = [name for name in rows if "random" in name]
     if not controls:
         return []
-    control = draws.pop(controls[0])
+    control = rows.pop(controls[0])
     lines = []
-    for name, values in draws.items():
-        d = of_draws(values - control)
+    for name, row in rows.items():
+        its, other = (run / str(r.provenance["predictions"]) for r in (row, control))
+        d = paired([its], [other], row.metric)
+        if d is None:
+            continue
         verdict = "no difference shown"
         if d.real:
             verdict = "better" if d.value > 0 else "worse"
         lines.append(
             f"few labels, {name} against {controls[0]}: {d.value:+.1f} points, paired 95% interval "
-            f"[{d.ci95[0]:+.1f}, {d.ci95[1]:+.1f}] over {d.n} draws: {verdict}"
+            f"[{d.ci95[0]:+.1f}, {d.ci95[1]:+.1f}] over {d.paired}: {verdict}"
         )
     return lines

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from backbench.errors import BadInput
+from backbench.results import intervals
 from backbench.runs import seeding
 from detection.data.records import Detection
 from detection.data.split import Split
@@ -88,8 +89,12 @@ def score(
         ev.summarize()
     values = {name: _percent(ev.stats[i]) for name, i in stats.items()}
     samples = bootstrap(ev, split, manifest) if manifest is not None else {}
-    intervals = {name: interval(draws) for name, draws in samples.items()}
-    return Scores(values, intervals, _per_category(ev, split), samples)
+    known: dict[str, tuple[float, float] | None] = {}
+    for name, draws in samples.items():
+        value, images = values[name], len(split.records)
+        if value is not None:
+            known[name] = intervals.of_resamples(value / 100, draws / 100, images)
+    return Scores(values, known, _per_category(ev, split), samples)
 
 
 def matched(
@@ -249,7 +254,7 @@ def summarised(aps: Tensor) -> dict[str, np.ndarray]:
 
 
 def interval(samples: np.ndarray) -> tuple[float, float] | None:
-    """95% percentile interval over the draws that are defined."""
+    """95% percentile interval over the draws that are defined, of a score without image counts."""
     samples = samples[np.isfinite(samples)]
     if not len(samples):
         return None

@@ -84,7 +84,9 @@ def record(run: DetectionRun, p: Prepared, detections: list[Detection]) -> None:
             samples[f"bootstrap_{kind}_{name}"] = draws
     # 3. Files first, rows last: a run that has rows is finished.
     stem = f"{p.task.name}_{run.engine}"
-    kept = store.keep_predictions(run.out, stem, manifest=manifest, **samples)
+    kept = store.keep_predictions(
+        run.out, stem, manifest=manifest, images=len(p.val.records), **samples
+    )
     per_category = {kind: of_kind.per_category for kind, of_kind in scores.items()}
     atomic.write_json(run.out / PER_CATEGORY_FILE, per_category)
     pictures.write(run.out / PICTURES, p.val, detections)

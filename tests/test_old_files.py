@@ -235,6 +235,20 @@ RENAMED = {
 }
 
 
+# 7 of 18 pictures to 1: p = 0.07 by the exact sign test, 0.048 without a part of what was observed.
+TOLD_APART = {"| 44.4 ±22.2 | 77.8 ±19.4 |": "| 44.4 ±22.2 | **77.8** ±19.4 |"}
+
+
+# By column. Of two seeds both the seeds and the images vary now; sign tests leave out a part of the
+# probability of what was observed.
+PAIRS = {
+    0: [0, 0, 1, 13.3333, 3.8706, 22.796, 0.00654, 1, "draws and images", 60],
+    1: [1, 0, 1, 6.6667, -0.6374, 13.9707, 0.07285, 0, "draws and images", 60],
+    2: [2, 0, 1, -33.3333, -62.1421, -4.5246, 0.04844, 1, "images", 18],
+    3: [3, 0, 1, 5.5556, -9.628, 20.7391, 0.65, 0, "images", 18],
+}
+
+
 def test_leaderboard_of_old_results(tmp_path, say, monkeypatch):
     """Rows of schema 1 and 2 with their predictions: the table, where each number comes from, and
     what is tested."""
@@ -251,7 +265,7 @@ def test_leaderboard_of_old_results(tmp_path, say, monkeypatch):
     assert "not counted" not in said and "schema" not in said
     for name in ("board.csv", "tidy.csv", "tables/board.md"):
         expected = (OLD / "leaderboard" / name).read_text()
-        for old, new in RENAMED.items():
+        for old, new in (RENAMED | TOLD_APART).items():
             expected = expected.replace(old, new)
         assert (tmp_path / name).read_text() == expected, name
     page = (tmp_path / "page.html").read_text()
@@ -259,6 +273,7 @@ def test_leaderboard_of_old_results(tmp_path, say, monkeypatch):
     pairs = [list(pair) for pair in zip(*json.loads(data)["pairs"].values(), strict=True)]
     expected = read_json(OLD / "leaderboard" / "pairs.json")
     assert {pair[8] for pair in expected} == {"images", "draws", "resamples"}
+    expected = [PAIRS.get(pair[0], pair) for pair in expected]
     for pair, wanted in zip(pairs, expected, strict=True):
         assert (pair[:8], pair[8:]) == (pytest.approx(wanted[:8], abs=1e-3), wanted[8:])
     schemas = {

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from backbench.images.files import ImageList
 from backbench.knn import knn_scores
+from backbench.results import intervals
 from backbench.runs import seeding
 from transfer import feature_statistics as stats
-from transfer import fewshot, metrics
+from transfer import fewshot
 from transfer.analyze_pass import Space
 from transfer.analyze_recipe import AnalyzeConfig
 from transfer.analyze_summary import MinMaxSummary, SpaceCurves, all_finite
@@ -146,8 +147,7 @@ def neighbours(sample: Tensor, images: ImageList, recipe: AnalyzeConfig) -> Numb
         right.append(scores[k].argmax(1) == labels[queries])
         truth.append(labels[queries])
     hits, known = torch.cat(right).numpy(), torch.cat(truth).numpy()
-    seed = seeding.seed_of("bootstrap", len(known))
-    interval = metrics.bootstrap_ci("top1", hits, known, classes, resamples=2000, seed=seed)
+    interval = intervals.of_hits(hits)
     about = f"k {k}, each half of {len(known)} images by the other"
     return Number("knn", 100 * float(hits.mean()), interval, about)
 
@@ -169,13 +169,11 @@ def few_labels(
     a = [i for i in bank_half if images.labels[i] in known]
     b = [i for i in test_half if images.labels[i] in known]
     bank, test = images.subset(a), images.subset(b)
-    values = fewshot.accuracies(
+    predicted = fewshot.predictions(
         sample[a],
         bank.labels,
         sample[b],
-        test.labels,
         fewshot.draws(bank, shots=recipe.shots, count=recipe.draws, seed=seed),
-        metric="top1",
         classes=len(images.classes),
         l2=recipe.l2,
         max_iterations=500,
@@ -184,4 +182,5 @@ def few_labels(
     about = (
         f"{recipe.shots} labels of {len(known)} classes, {recipe.draws} draws, {len(b)} test images"
     )
-    return Number("fewshot", float(np.mean(values)), metrics.mean_ci(values), about)
+    hits = predicted == np.asarray(test.labels)
+    return Number("fewshot", 100 * float(hits.mean()), intervals.of_draws(hits), about)

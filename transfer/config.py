@@ -102,7 +102,7 @@ class Protocol:
     geometry: Geometry = Geometry()
     precision: Literal["fp32", "bf16"] = "fp32"
     feature_batch: int = 256
-    bootstrap: int = 2000
+    bootstrap: int = 2000  # of an older version's intervals; nothing reads it now
     # A head that the checkpoint has kept (lphi: CLLR's L), whose output is the feature; null: the
     # trunk's
     head: str | None = config.later(None)

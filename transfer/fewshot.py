@@ -7,12 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from backbench.datasets import splits
 from backbench.images.files import ImageList
 from backbench.runs.state import StopFlag
-from transfer import logreg, metrics
+from transfer import logreg
 
 
 def draws(images: ImageList, *, shots: int, count: int, seed: int) -> list[list[int]]:
@@ -24,29 +25,27 @@ def draws(images: ImageList, *, shots: int, count: int, seed: int) -> list[list[
     return out
 
 
-def accuracies(
+def predictions(
     bank: Tensor,
     labels: Sequence[int],
     test: Tensor,
-    test_labels: Sequence[int],
     chosen: Sequence[Sequence[int]],
     *,
-    metric: str,
     classes: int,
     l2: float,
     max_iterations: int,
     tolerance: float,
     stop: StopFlag | None = None,
-) -> list[float]:
-    """One value in percent per draw: `chosen` indexes `bank` (N, d) and
-    `labels`; all of `test` (M, d) is scored.
+) -> NDArray[np.int64]:
+    """(draws, M): the class of each of `test` (M, d), in each draw; `chosen` indexes `bank` (N, d)
+    and `labels`.
 
     In float64 throughout: so few labels leave nearly equal scores,
     whose order single precision would decide.
     """
-    truth, known = np.asarray(test_labels), torch.as_tensor(labels)
+    known = torch.as_tensor(labels)
     queries = F.normalize(test.double(), dim=1)
-    values = []
+    found = []
     for indices in chosen:
         if stop is not None:
             stop.end_here("between two draws")
@@ -60,6 +59,5 @@ def accuracies(
             max_iterations=max_iterations,
             tolerance=tolerance,
         )
-        prediction = fitted.logits(queries).argmax(1).numpy()
-        values.append(metrics.score(metric, prediction, truth, classes))
-    return values
+        found.append(fitted.logits(queries).argmax(1).numpy())
+    return np.stack(found)

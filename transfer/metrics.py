@@ -1,4 +1,4 @@
-"""Predictions -> numbers in percent, with their errors."""
+"""Predictions -> numbers in percent; their errors are in backbench/results/intervals.py."""
 
 from __future__ import annotations
 
@@ -42,54 +42,6 @@ def score(
     if metric == "top1":
         return top1(prediction, label)
     return mean_per_class(prediction, label, classes)
-
-
-def bootstrap_ci(
-    metric: str,
-    right: NDArray[np.bool_],
-    label: NDArray[np.integer],
-    classes: int,
-    *,
-    resamples: int,
-    seed: int,
-) -> tuple[float, float]:
-    """95% percentile interval over resampled test images; `right`
-    (N,) says which predictions are right.
-
-    A resample of N images changes a metric only through the counts of the
-    (class, right or wrong) cells, and those are multinomial: drawing them
-    directly is the same bootstrap without touching images.
-    """
-    import numpy as np
-
-    draws = np.random.Generator(np.random.PCG64(seed))
-    # 1. The 2 C cells of the real sample: right of each class, then wrong of each class.
-    hits = np.bincount(label[right], minlength=classes)
-    cells = np.concatenate((hits, np.bincount(label, minlength=classes) - hits)).astype(np.float64)
-    # 2. Each resample's counts in them, (resamples, 2 C).
-    counts = draws.multinomial(len(label), cells / cells.sum(), size=resamples)
-    good, all_ = counts[:, :classes], counts[:, :classes] + counts[:, classes:]
-    # 3. The metric of each resample.
-    if metric == "mean_per_class":
-        there = all_ > 0  # a class without images in a resample does not count in its mean
-        values = np.where(there, good / np.maximum(all_, 1), 0.0).sum(1) / there.sum(1)
-    else:
-        values = good.sum(1) / len(label)
-    low, high = np.percentile(100 * values, (2.5, 97.5))
-    return float(low), float(high)
-
-
-def mean_ci(values: list[float]) -> tuple[float, float] | None:
-    """95% t interval of the mean of independent draws; None for fewer than two."""
-    import numpy as np
-    from scipy import stats
-
-    if len(values) < 2:
-        return None
-    quantile = float(stats.t.ppf(0.975, len(values) - 1))
-    half = quantile * float(np.std(values, ddof=1)) / len(values) ** 0.5
-    middle = float(np.mean(values))
-    return middle - half, middle + half
 
 
 def confusion(

@@ -10,7 +10,7 @@ import torch
 from backbench.datasets import splits
 from backbench.datasets.row import Dataset
 from backbench.datasets.splits import Splits
-from backbench.results import store
+from backbench.results import intervals, store
 from backbench.results.store import Result
 from backbench.runs.state import StopFlag
 from transfer import fewshot, metrics, scoring
@@ -51,24 +51,32 @@ def measure(
     both = task.splits.both()
     chosen = fewshot.draws(both, shots=p.shots, count=p.draws, seed=task.seed)
     # The draws are the same for every checkpoint, so that checkpoints can be compared draw by draw.
+    truth = np.asarray(task.splits.test.labels)
+    by_class = task.dataset.metric == "mean_per_class"
     rows = []
     for trunk, train, val, test in zip(extractor.trunks, *features):
-        values = fewshot.accuracies(
+        found = fewshot.predictions(
             torch.cat((train, val)),
             both.labels,
             test,
-            task.splits.test.labels,
             chosen,
-            metric=task.dataset.metric,
             classes=len(both.classes),
             l2=p.l2,
             max_iterations=p.max_iterations,
             tolerance=p.tolerance,
             stop=stop,
         )
+        values = [
+            metrics.score(task.dataset.metric, drawn, truth, len(both.classes)) for drawn in found
+        ]
         stem = f"fewshot-{name}-{p.name}-s{task.seed}-{trunk.digest[:12]}"
         kept = store.keep_predictions(
-            task.run, stem, manifest=task.hashes["test"], values=np.asarray(values)
+            task.run,
+            stem,
+            manifest=task.hashes["test"],
+            values=np.asarray(values),
+            prediction=found.astype(np.int32),
+            label=truth,
         )
         rows.append(
             scoring.row(
@@ -76,7 +84,7 @@ def measure(
                 trunk.checkpoint,
                 metric=task.dataset.metric,
                 value=float(np.mean(values)),
-                ci95=metrics.mean_ci(values),
+                ci95=intervals.of_draws(found == truth, truth if by_class else None),
                 chosen=None,
                 provenance={
                     "predictions": kept,

@@ -24,8 +24,9 @@ import torch
 from torch import Tensor
 
 from backbench.datasets.row import Dataset
+from backbench.results import intervals
 from backbench.results.store import Result
-from backbench.runs import atomic, seeding
+from backbench.runs import atomic
 from backbench.runs.folder import STATES, log
 from backbench.runs.state import StopFlag
 from transfer import metrics, scoring
@@ -154,14 +155,6 @@ class SgdProbe:
         for trunk, final, features in zip(self.extractor.trunks, finals, trained):
             (ranking,) = rankings(final.heads, features, [final.place])
             right = ranking[:, 0].numpy() == label
-            interval = metrics.bootstrap_ci(
-                "top1",
-                right,
-                label,
-                len(splits.train.classes),
-                resamples=task.protocol.bootstrap,
-                seed=seeding.seed_of("bootstrap", task.hashes["train"]),
-            )
             rows.append(
                 scoring.row(
                     task,
@@ -169,7 +162,7 @@ class SgdProbe:
                     split="train",
                     metric=TRAIN_SCORE,
                     value=100.0 * float(right.mean()),
-                    ci95=interval,
+                    ci95=intervals.of_hits(right),
                     chosen=_chosen(task, trunk, final),
                     provenance={"trunk_sha256": trunk.state},
                 )

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import numpy as np
 
 from backbench import config
-from backbench.results import store
+from backbench.results import intervals, store
 from backbench.results.store import Result
-from backbench.runs import atomic, seeding
+from backbench.runs import atomic
 from backbench.runs.folder import RESULTS_FILE, STATES, log
 from backbench.untrusted import words
 from transfer import metrics
@@ -158,10 +158,7 @@ def _value(
         hits, value = found.hits5, 100.0 * float(found.hits5.mean())
     else:
         value = metrics.score(metric, found.prediction, label, classes)
-    seed = seeding.seed_of("bootstrap", task.hashes["test"])  # alike for all checkpoints
-    resamples = task.protocol.bootstrap
-    interval = metrics.bootstrap_ci(metric, hits, label, classes, resamples=resamples, seed=seed)
-    return value, interval
+    return value, intervals.of_hits(hits, label if metric == "mean_per_class" else None)
 
 
 def _keep_beside(

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from backbench.datasets.catalog import DATASETS, TWELVE
 from backbench.results import places, published, scored, store
-from backbench.results.compare import Difference, compare, seeds_interval
+from backbench.results.compare import Difference, compare, seeds_interval, tied_with_first
 from backbench.results.store import Result
 from backbench.tasks import ORDER, TASKS
 from backbench.untrusted import words
@@ -426,16 +426,17 @@ def standing(board: Board, column: Column) -> dict[str, str]:
     if len(ranked) < 2 or not TASKS[column.task].ranked:
         return {}
     # Only the highest can be best, so it alone is tested: against each other one, not against their
-    # mean or the second. Choosing it after the fact does not raise the rate of false calls, since
-    # it has to win every test (tests/backbench/results/test_compare.py counts them).
+    # mean or the second. That it was chosen for being highest is corrected for. Draws without their
+    # predictions cannot be tested on other images (an older version kept only their values).
     (first, top), others = ranked[0], ranked[1:]
-    tied, untested = [], False
+    tested: list[tuple[str, float]] = []  # checkpoint, p
     for row, cell in others:
         gap = difference(top, cell, column.metric)
-        if gap is None:
-            untested = True
-        elif not (gap.real and gap.value > 0):
-            tied.append(row.checkpoint)
+        if gap is not None and gap.paired != "draws":
+            tested.append((row.checkpoint, gap.p if gap.real and gap.value > 0 else 1.0))
+    untested = len(tested) < len(others)
+    count = tied_with_first([p for _, p in tested])
+    tied = [checkpoint for checkpoint, _ in tested[:count]]
     if tied:
         return dict.fromkeys([first.checkpoint, *tied], TIED)
     # It won every test that could be made; that is "best" only where all of them could.

@@ -123,16 +123,7 @@ class Ledger:
 
     def write_submission(self, submission: Submission) -> None:
         """One line of JSON: with thousands of jobs, indenting would cost more than all the rest."""
-        data = dataclasses.asdict(submission)
-        # A record of an older version stays as it was: what it does not say is not said for it
-        for part, new in ((data, ("at_once",)), *((j, ("costs", "arch")) for j in data["jobs"])):
-            for key in new:
-                if part[key] is None:
-                    del part[key]
-        for job in data["jobs"]:
-            if "costs" not in job:
-                del job["units"]
-        text = json.dumps(data)
+        text = json.dumps(dataclasses.asdict(submission))
         atomic.write_text(self._submission(submission.uid), text + "\n")
 
     def drop_submission(self, submission: Submission) -> None:

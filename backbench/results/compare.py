@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from backbench.results import intervals
 from backbench.runs import seeding
 from backbench.runs.folder import log
 from backbench.untrusted import opening, words
@@ -27,6 +28,10 @@ ALPHA = 0.05
 NORMAL_975 = 1.959964  # standard normal quantile: half of a 95% interval, in standard errors
 _DRAWS = 1999  # of sign flips; with the observed one, 2000
 _TAIL = 0.015  # of a percentile interval: see `of_resamples`
+# Of the probability of what was observed. With nothing the test is exact and calls 2.9% of equal
+# pairs different where 1 of 100 is wrong, at 1,000 images; with a half up to 5.0%; so 4.1 to 4.9%.
+_OBSERVED = 0.35
+_RESOLVED = 20  # of the sign flips beyond the observed: fewer tell too little of so small a p
 _FEWEST_RESAMPLES = 100  # for such tails
 
 
@@ -40,7 +45,7 @@ class Difference:
     value: float
     ci95: tuple[float, float]
     p: float
-    paired: str  # images | draws | resamples
+    paired: str  # images | draws and images | draws (as given: the images) | resamples
     n: int
 
     @property
@@ -93,8 +98,8 @@ def _refuse_shapes(arrays: Arrays) -> None:
 
 def compare(a: Sequence[Path], b: Sequence[Path], metric: str) -> Difference | None:
     """a - b on `metric`, from the kept predictions of the same seeds in the same order; None where
-    they do not pair. Several seeds are averaged before the test: image by image, resample by
-    resample; draws of all seeds stand side by side.
+    they do not pair. Of several seeds resamples are averaged one by one; what was predicted by each
+    seed, and in each draw of labels, stands side by side: they vary, and so do the images.
     """
     import numpy as np
 
@@ -105,18 +110,21 @@ def compare(a: Sequence[Path], b: Sequence[Path], metric: str) -> Difference | N
     # draws, or what was predicted for each image.
     resampled = _both(pairs, f"bootstrap_{metric}")
     if resampled is not None:
-        return of_resamples(np.mean([x - y for x, y in resampled], axis=0))
+        images = pairs[0][0].get("images")
+        count = None if images is None else int(images)
+        return of_resamples(np.mean([x - y for x, y in resampled], axis=0), count)
     drawn = _both(pairs, "values")
-    if drawn is not None:
-        return of_draws(np.concatenate([x - y for x, y in drawn]))
+    if drawn is not None and not all("prediction" in x and "prediction" in y for x, y in pairs):
+        return of_draws(np.concatenate([x - y for x, y in drawn]))  # older files kept no more
     differences = []
     for x, y in pairs:
         hits_x, hits_y = _hits(x, metric), _hits(y, metric)
-        if hits_x is None or hits_y is None or len(hits_x) != len(hits_y):
+        if hits_x is None or hits_y is None or hits_x.shape != hits_y.shape:
             return None
-        differences.append(hits_x.astype(float) - hits_y)
-    by_class = metric.startswith("mean_per_class")
-    return of_images(np.mean(differences, axis=0), pairs[0][0]["label"] if by_class else None)
+        differences.append(np.atleast_2d(hits_x.astype(float) - hits_y))
+    classes = pairs[0][0]["label"] if metric.startswith("mean_per_class") else None
+    d = np.concatenate(differences)
+    return of_images(d[0], classes) if len(d) == 1 else of_draws_and_images(d, classes)
 
 
 def _paired_files(a: Sequence[Path], b: Sequence[Path]) -> list[tuple[Arrays, Arrays]]:
@@ -168,34 +176,56 @@ def of_images(d: np.ndarray, classes: np.ndarray | None = None) -> Difference:
 
     Test: sign flips. Where the two are equally good, each image's difference is as likely to be
     minus itself, so the sum is one of binomials, one for each distinct weight; with one weight this
-    is the exact sign test (McNemar's). Interval: normal, of the paired differences, half a count
-    added to either side (Agresti and Min, 2005).
+    is the sign test (McNemar's) without a part of the probability of what was observed (as mid-p,
+    which leaves out half of it; Fagerland, Lydersen and Laake, 2013). Interval: normal, of the
+    paired differences, half a count added to either side (Agresti and Min, 2005).
     """
-    import numpy as np
-
-    # 1. An image's weight, so that the value is a plain sum: 1/N, or for a mean of C class means
-    #    1/(C N_c) with N_c images in its class.
     n = len(d)
-    weight = np.full(n, 1 / n)
-    if classes is not None:
-        _, inverse, count = np.unique(classes, return_inverse=True, return_counts=True)
-        weight = 1 / (len(count) * count[inverse])
-    step = weight * d
+    step = _weights(n, classes) * d
     value = float(step.sum())
-    # 2. Variance of a sum of N independent steps: sum of squares minus N times the squared mean.
-    #    Half an imagined image won and half a one lost, of the largest weight, add nothing to the
-    #    sum and 0.5 w^2 each to the squares: they keep the interval from closing on nothing when
-    #    nobody disagrees.
-    variance = float((step**2).sum() - (step.sum() ** 2) / n) + 0.5 * float(weight.max()) ** 2 * 2
+    # Variance of a sum of N independent steps: sum of squares minus N times the squared mean.
+    variance = float((step**2).sum() - value**2 / n) + _half_a_count(n, classes)
     half = NORMAL_975 * math.sqrt(max(variance, 0.0))
     interval = (100 * (value - half), 100 * (value + half))
     return Difference(100 * value, interval, _sign_flip(step), "images", n)
 
 
+def of_draws_and_images(d: np.ndarray, classes: np.ndarray | None = None) -> Difference:
+    """Differences (D, N) in [-1, 1] of the same images in the same draws of labels (or by the same
+    seeds), as they would be with other draws and on other images: a t-test with the variance and
+    the degrees of freedom of both (intervals.two_way)."""
+    from scipy.stats import t
+
+    n = d.shape[1]
+    weight = _weights(n, classes)
+    by_image = n * float((weight * d.mean(0)).var(ddof=1)) if n > 1 else 0.0
+    variance, df = intervals.two_way(d, weight, by_image)
+    error = math.sqrt(variance + _half_a_count(n, classes))
+    value = float((d @ weight).mean())
+    half = float(t.ppf(0.975, df)) * error
+    p = float(2 * t.sf(abs(value) / error, df))
+    interval = (100 * (value - half), 100 * (value + half))
+    return Difference(100 * value, interval, p, "draws and images", n)
+
+
+def _weights(n: int, classes: np.ndarray | None) -> np.ndarray:
+    """(N,) that make the value a plain sum: 1/N, or for a mean of C class means 1/(C N_c) with N_c
+    images in the image's class."""
+    import numpy as np
+
+    return np.full(n, 1 / n) if classes is None else intervals.Classes(classes).weight
+
+
+def _half_a_count(n: int, classes: np.ndarray | None) -> float:
+    """What half an imagined image won and half a one lost, of the usual weight, add to the
+    variance: they keep an interval from closing on nothing when nobody disagrees."""
+    return float((_weights(n, classes) ** 2).mean())
+
+
 def _sign_flip(step: np.ndarray) -> float:
     """Two-sided p-value of sum(step) (N,) when every step's sign is a fair coin."""
     import numpy as np
-    from scipy.stats import binom
+    from scipy.stats import binom, norm
 
     # 1. A step of 0 has no sign. The others in groups of one size |s| each; rounded, since sizes
     #    that are equal but were computed in other ways differ in their last bits.
@@ -206,17 +236,24 @@ def _sign_flip(step: np.ndarray) -> float:
     won = np.bincount(group, weights=(signed > 0).astype(float))
     m = np.bincount(group)
     # 2. One size: the number of steps above 0 is Binomial(m, 1/2), and the sum grows with it. Twice
-    #    its smaller tail is the exact test.
+    #    its smaller tail, without a part of what was observed.
     if len(size) == 1:
         least = int(min(won[0], m[0] - won[0]))
-        return float(min(1.0, 2 * binom.cdf(least, int(m[0]), 0.5)))
+        tail = binom.cdf(least, int(m[0]), 0.5) - _OBSERVED * binom.pmf(least, int(m[0]), 0.5)
+        return float(min(1.0, 2 * tail))
     # 3. Several sizes: with K_g ~ Binomial(m_g, 1/2) steps of group g above 0 the sum is
     #    sum_g size_g (2 K_g - m_g), so one binomial per group stands for all its coins. The
     #    observed sum counts as one of the draws, which keeps the test valid at any number of them.
     observed = abs(float((size * (2 * won - m)).sum()))
     rng = np.random.default_rng(seeding.seed_of("sign flip", len(step), int(m.sum())))
     flips = np.abs((2 * rng.binomial(m, 0.5, size=(_DRAWS, len(m))) - m) @ size)
-    return float((1 + (flips >= observed - 1e-12).sum()) / (1 + _DRAWS))
+    beyond = int((flips >= observed - 1e-12).sum())
+    # 4. What so few draws cannot resolve is the normal's tail of the same sum; but no outcome is
+    #    rarer than all coins alike.
+    if beyond < _RESOLVED:
+        error = math.sqrt(float((m * size**2).sum()))
+        return float(max(2 * norm.sf(observed / error), 2.0 ** (1 - int(m.sum()))))
+    return (1 + beyond) / (1 + _DRAWS)
 
 
 def of_draws(d: np.ndarray) -> Difference:
@@ -236,9 +273,31 @@ def of_draws(d: np.ndarray) -> Difference:
     return Difference(value, (value - half, value + half), p, "draws", n)
 
 
-def of_resamples(d: np.ndarray) -> Difference:
-    """Differences (B,) in percent on the same resamples of the images: the percentile interval,
-    with tails of 1.5%.
+def of_resamples(d: np.ndarray, images: int | None = None) -> Difference:
+    """Differences (B,) in percent on the same resamples of so many images: a t-test with the
+    spread of the resamples. Older files do not say how many images there were: see `_percentiles`.
+    """
+    import numpy as np
+    from scipy.stats import t
+
+    d = d[np.isfinite(d)]  # a resample without a ground truth has no AP
+    n = len(d)
+    if n < _FEWEST_RESAMPLES:
+        return _unknown(float(d.mean()) if n else 0.0, "resamples", n)
+    if images is None:
+        return _percentiles(d)
+    value = float(d.mean())
+    # A resample has the spread of the sample, which is smaller than the population's; half a count
+    # is added as for images (`_half_a_count`).
+    variance = float(d.var(ddof=1)) * images / max(images - 1, 1) + (100 / images) ** 2
+    error, df = math.sqrt(variance), max(min(images, n) - 1, 1)
+    half = float(t.ppf(0.975, df)) * error
+    p = float(2 * t.sf(abs(value) / error, df))
+    return Difference(value, (value - half, value + half), p, "resamples", n)
+
+
+def _percentiles(d: np.ndarray) -> Difference:
+    """The percentile interval, with tails of 1.5%.
 
     Tails of 2.5% called equal pairs different in 6.1% (40 images), 5.6% (150) and 5.2% (720) of
     simulations with 500 resamples; tails of 1.5% in 4.6%, 3.6% and 3.4%. The p-value is scaled
@@ -246,10 +305,7 @@ def of_resamples(d: np.ndarray) -> Difference:
     """
     import numpy as np
 
-    d = d[np.isfinite(d)]  # a resample without a ground truth has no AP
     n = len(d)
-    if n < _FEWEST_RESAMPLES:
-        return _unknown(float(d.mean()) if n else 0.0, "resamples", n)
     low, high = np.percentile(d, [100 * _TAIL, 100 * (1 - _TAIL)])
     # The share of resamples on the wrong side of 0 (one more, so that it is never nothing) reaches
     # _TAIL where the interval touches 0; times ALPHA / _TAIL, p reaches ALPHA at that same place.
@@ -263,8 +319,25 @@ def _unknown(value: float, paired: str, n: int) -> Difference:
     return Difference(value, (-math.inf, math.inf), 1.0, paired, n)
 
 
+def tied_with_first(p_values: Sequence[float], alpha: float = ALPHA) -> int:
+    """How many of the others, best first, cannot be told from the first. `p_values` are of the
+    first against each of them, 1 where the first is not above.
+
+    The first is chosen for being highest, so a test of it against one of K - 1 others is one of all
+    K (K - 1) / 2 pairs (Bonferroni). From the last on: whoever is told apart is out, and those that
+    remain are fewer pairs. So the chance that any of the equally best is left out is at most alpha.
+    """
+    left = len(p_values)
+    while left:
+        pairs = (left + 1) * left / 2
+        if p_values[left - 1] * pairs >= alpha:
+            break
+        left -= 1
+    return left
+
+
 def seeds_interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """The 95% t-interval of the mean over seeds; None below two seeds."""
+    """The 95% t-interval of the mean over seeds, in percent; None below two seeds."""
     from scipy.stats import t
 
     n = len(values)
