@@ -153,7 +153,12 @@ class _Watcher:
             plan = self.request.plan(snapshot, watching=self.request.watching)
             plan.new = self._ours(plan.new, snapshot)
             # A clean slate for what is submitted by a wish, not for what goes on by itself
-            _start_over(self.ledger, (job for job in plan.new if job.name not in self.seen))
+            goes_on = {
+                name
+                for name in self.seen & snapshot.records.keys()
+                if snapshot.state(name).name == "stopped"
+            }
+            _start_over(self.ledger, (job for job in plan.new if job.name not in goes_on))
             try:
                 count = submit(self.ledger, self.request.target, plan.new, snapshot.active_ids())
             finally:
