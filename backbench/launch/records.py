@@ -123,7 +123,16 @@ class Ledger:
 
     def write_submission(self, submission: Submission) -> None:
         """One line of JSON: with thousands of jobs, indenting would cost more than all the rest."""
-        text = json.dumps(dataclasses.asdict(submission))
+        data = dataclasses.asdict(submission)
+        # A record of an older version stays as it was: what it does not say is not said for it
+        for part, new in ((data, ("at_once",)), *((j, ("costs", "arch")) for j in data["jobs"])):
+            for key in new:
+                if part[key] is None:
+                    del part[key]
+        for job in data["jobs"]:
+            if "costs" not in job:
+                del job["units"]
+        text = json.dumps(data)
         atomic.write_text(self._submission(submission.uid), text + "\n")
 
     def drop_submission(self, submission: Submission) -> None:

@@ -9,8 +9,10 @@ import time
 import pytest
 
 from backbench import cli
+from backbench.launch.clusters import read_cluster
 from backbench.launch.job import Job
-from backbench.launch.records import Ledger, Submission
+from backbench.launch.records import Ledger, Submission, Target
+from backbench.launch.slurm import catch_up
 from backbench.launch.view import Snapshot, status_text
 
 HOUR_AGO = time.time() - 3600
@@ -335,9 +337,10 @@ def test_a_look_at_nothing_makes_no_folder(lab, capsys):
 def test_whoever_acts_writes_down_what_slurm_forgets(lab, stand_in_slurm):
     """The numbers of an array whose launcher died; who was cancelled. Then Slurm may forget
     both."""
-    ledger, _, _ = fill(lab, stand_in_slurm)
+    ledger, _, cluster = fill(lab, stand_in_slurm)
     assert cli.main(["launch", "cancel", "slurm/pends", "--out", str(ledger.runs)]) == 0
     assert stand_in_slurm.called("scancel") == ["7_1"]
+    catch_up(ledger, Target(read_cluster(cluster), (), "lab"))  # as `run` and `retry` are told
     records = ledger.records()
     assert [records[f"unnumbered/{i}"].id for i in range(2)] == ["8_0", "8_1"]
     pickles = (ledger.root / "submitit" / "u2").glob("*_submitted.pkl")
