@@ -169,7 +169,7 @@ def test_interval_is_that_of_a_bootstrap_by_force(tmp_path, monkeypatch):
     monkeypatch.setattr(evaluate, "RESAMPLES", 30)
     split, found = make(tmp_path, FASTER_RCNN, images=200)
     # Without ties: an image's equal scores would change places with its repeats'.
-    found = [{**d, "score": d["score"] + i * 1e-7} for i, d in enumerate(found)]
+    found = [{**d, "score": d["score"] + i * 1e-5} for i, d in enumerate(found)]
     scores = evaluate.score(split, found, "bbox", [], manifest="m")
     data = json.loads(split.file.read_text())
     by_force = {"AP": [], "AP50": [], "AP75": []}
