@@ -344,7 +344,8 @@ def _average_precision(weight: Tensor, hit: Tensor, skip: Tensor, positives: Ten
     # 2. The best precision at that recall or a larger one
     precision = precision.flip(1).cummax(1).values.flip(1)
     # 3. Read off at 101 recalls; 0 where a recall is not reached
-    recalls = torch.linspace(0, 1, 101, dtype=torch.float64).expand(len(weight), -1)
+    # numpy's, as COCOeval has them: torch's differ in the last bit, which a recall of 0.35 is on.
+    recalls = torch.from_numpy(np.linspace(0, 1, 101)).expand(len(weight), -1)
     place = torch.searchsorted(recall.contiguous(), recalls.contiguous())
     reached = place < recall.shape[1]
     return (precision.gather(1, place.clamp(max=recall.shape[1] - 1)) * reached).mean(1)

@@ -103,7 +103,7 @@ def _average_precision(hits: Tensor, misses: Tensor, truths: Tensor, *, elevens:
     # 2. The best precision at that recall or a larger one
     precision = precision.flip(1).cummax(1).values.flip(1)
     if elevens:  # 3a. its mean at eleven recalls (VOC 2007), 0 where a recall is not reached
-        recalls = torch.arange(0, 1.1, 0.1, dtype=recall.dtype).expand(len(recall), -1)
+        recalls = torch.from_numpy(np.arange(0, 1.1, 0.1)).expand(len(recall), -1)
         place = torch.searchsorted(recall.contiguous(), recalls.contiguous())
         reached = (place < recall.shape[1]) & (truths > 0)[:, None]
         return (precision.gather(1, place.clamp(max=recall.shape[1] - 1)) * reached).sum(1) / 11

@@ -182,7 +182,9 @@ def test_interval_is_that_of_a_bootstrap_by_force(tmp_path, monkeypatch):
             by_force[name].append(100 * stats[place])
     for name, values in by_force.items():
         np.testing.assert_allclose(scores.samples[name], values, atol=1e-9)
-        assert scores.ci95[name] == pytest.approx(np.quantile(values, [0.025, 0.975]), abs=1e-9)
+        assert scores.ci95[name] == pytest.approx(
+            tuple(np.quantile(values, [0.025, 0.975])), abs=1e-9
+        )
         print(f"{name} {scores.values[name]:.2f} {scores.ci95[name]}")
 
 
