@@ -43,7 +43,7 @@ def check(data: Mapping[str, Any]) -> None:
         for end in ci95:
             _check_number("ci95", end)
     for key in ("chosen", "provenance", "origin"):
-        if not isinstance(data.get(key) or {}, Mapping):
+        if data.get(key) is not None and not isinstance(data[key], Mapping):
             raise BadInput(f"'{key}' is {_shown(data[key])}, not a group of keys")
     _check_provenance(data.get("provenance") or {})
     _check_origin(data.get("origin") or {})
