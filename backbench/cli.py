@@ -450,13 +450,11 @@ def guarded(action: Callable[[], int | None], args: argparse.Namespace) -> int:
     try:
         with stops_at_once():
             return action() or 0
-    except KeyboardInterrupt:
+    except (Stopped, KeyboardInterrupt) as signal:
+        # A second Ctrl-C is a KeyboardInterrupt, which has no words
         end_live_line()
-        print("interrupted; the same command continues", file=sys.stderr)
-        return 130
-    except Stopped as signal:
-        end_live_line()
-        print(f"backbench: stopped by {signal}; the same command continues", file=sys.stderr)
+        by = str(signal) or "SIGINT"
+        print(f"backbench: stopped by {by}; the same command continues", file=sys.stderr)
         return EXIT_PREEMPTED
     except (Exception, SystemExit) as error:
         # A verb that says how it ended has said why, too

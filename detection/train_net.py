@@ -11,6 +11,15 @@ From top to bottom: `run` (the command), `prepare` (what is read and checked), `
 
 from __future__ import annotations
 
+import sys
+
+if (
+    __name__ == "__main__"
+):  # the same as `backbench detect ...`; before torch is imported for nothing
+    from backbench.__main__ import program
+
+    raise SystemExit(program(["detect", *sys.argv[1:]]))
+
 import argparse
 import logging
 import math
@@ -351,16 +360,3 @@ def load_final(file: Path) -> dict[str, Tensor]:
             f"{file}: not a detector of this suite ({' '.join(str(error).split())[:100]})"
         ) from None
     return model
-
-
-def main() -> int:
-    """`python detection/train_net.py ...`, the same as `backbench detect ...`."""
-    import sys
-
-    from backbench.cli import main as backbench
-
-    return backbench(["detect", *sys.argv[1:]])
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from backbench.errors import BadInput, Preempted, Stopped
+from backbench.errors import STOP_SIGNALS, BadInput, Preempted, Stopped
 from backbench.runs.atomic import atomic_path
 
 # A state file is one line, the magic and the sha256 of what follows, and then torch's own bytes
@@ -64,8 +64,6 @@ class StopFlag:
     Handlers can only be set in the main thread; elsewhere the flag stays None.
     """
 
-    SIGNALS = ("SIGTERM", "SIGUSR1", "SIGUSR2", "SIGINT")
-
     def __init__(self) -> None:
         self.requested: str | None = None
         # What was there before: a handler, or one of the numbers SIG_DFL and SIG_IGN
@@ -82,7 +80,7 @@ class StopFlag:
             raise Preempted(f"stopped by {self.requested} {where}; the same command continues")
 
     def __enter__(self) -> StopFlag:
-        for name in self.SIGNALS:
+        for name in STOP_SIGNALS:
             number = getattr(signal, name)
             with contextlib.suppress(ValueError):  # not the main thread
                 self._old[number] = signal.signal(number, self._handle)
@@ -93,13 +91,9 @@ class StopFlag:
             signal.signal(number, old)
 
 
-# Ctrl-C is Python's own business outside a loop: it raises KeyboardInterrupt
-AT_ONCE = ("SIGTERM", "SIGUSR1", "SIGUSR2")
-
-
 @contextlib.contextmanager
 def stops_at_once() -> Iterator[None]:
-    """Inside, a signal of AT_ONCE raises Stopped; a StopFlag within takes the signals over.
+    """Inside, a stop signal raises Stopped; a StopFlag within takes the signals over.
 
     For what lies around the loops: importing, reading, scoring. Nothing but whole files is written
     there, so it may end anywhere.
@@ -110,7 +104,7 @@ def stops_at_once() -> Iterator[None]:
 
     old: dict[int, Any] = {}
     try:
-        for name in AT_ONCE:
+        for name in STOP_SIGNALS:
             number = getattr(signal, name)
             with contextlib.suppress(ValueError):  # not the main thread
                 old[number] = signal.signal(number, handle)
@@ -124,7 +118,7 @@ def stops_at_once() -> Iterator[None]:
 def signals_blocked() -> Iterator[None]:
     """What is forked inside never sees a stop signal: it is the main process's business, and a
     group-wide SIGTERM must not take the loader's workers from its last step."""
-    numbers = {getattr(signal, name) for name in StopFlag.SIGNALS}
+    numbers = {getattr(signal, name) for name in STOP_SIGNALS}
     old = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
         yield

@@ -105,7 +105,7 @@ def _become(request):
     for there, here in ((nothing, 0), (file, 1), (file, 2)):
         os.dup2(there, here)
     sys.argv = ["backbench", *request["argv"]]
-    sys.exit(cli.main(request["argv"]))
+    sys.exit(program(request["argv"]))
 
 
 def _serve():
@@ -116,6 +116,8 @@ def _serve():
     torch.set_num_threads(1)
     for name in HEAVY:
         importlib.import_module(name)
+    # A fork is from its first moment what a process of the command line is
+    listen()
     print("warm", flush=True)
     while line := sys.stdin.readline():
         request = json.loads(line)
@@ -130,6 +132,6 @@ def _serve():
 
 
 if __name__ == "__main__":
-    from backbench import cli
+    from backbench.__main__ import listen, program
 
     _serve()

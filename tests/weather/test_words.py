@@ -14,9 +14,10 @@ from support.holding import holder
 
 import backbench
 from backbench import cli
-from backbench.errors import BadInput, nearest
+from backbench.errors import STOP_SIGNALS, BadInput, nearest
 from backbench.runs import folder
 from backbench.runs.folder import Progress
+from backbench.runs.state import StopFlag
 from backbench.weights.checkpoint import Checkpoint
 
 KNN = "kind: knn\nprotocol: near-test-v1\nk: [1]\ngeometry: {resize: 16, crop: 16}\nbootstrap: 10\n"
@@ -230,7 +231,7 @@ def test_the_live_line_fits_and_messages_have_their_own(monkeypatch):
     assert terminal.text.endswith("\n")
 
 
-@pytest.mark.parametrize("number", ["SIGTERM", "SIGUSR1", "SIGUSR2"])
+@pytest.mark.parametrize("number", STOP_SIGNALS)
 def test_a_signal_outside_the_loops(number, capsys):
     def reading():
         signal.raise_signal(signal.Signals[number])
@@ -239,12 +240,14 @@ def test_a_signal_outside_the_loops(number, capsys):
     assert f"stopped by {number}; the same command continues" in capsys.readouterr().err
 
 
-def test_ctrl_c_says_that_the_same_command_continues(capsys):
-    def reading():
-        signal.raise_signal(signal.SIGINT)
+def test_a_second_ctrl_c_says_that_the_same_command_continues(capsys):
+    def looping():
+        with StopFlag():
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
 
-    assert cli.guarded(reading, cli.parser().parse_args(["doctor"])) == 130
-    assert "the same command continues" in capsys.readouterr().err
+    assert cli.guarded(looping, cli.parser().parse_args(["doctor"])) == 75
+    assert "stopped by SIGINT; the same command continues" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

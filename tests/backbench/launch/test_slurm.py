@@ -88,7 +88,7 @@ def test_launcher_that_dies_during_sbatch_loses_nothing(lab, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(submitit.core.utils.JobPaths, "move_temporary_file", die)
-        assert lab.run(grid, cluster, "runs") == 130
+        assert lab.run(grid, cluster, "runs") == 75
     ledger = Ledger(lab.root / "runs")
     assert [record.id for record in ledger.records().values()] == [None] * 4
     assert None not in ids(lab, "runs").values(), "a look knows the array by its comment"

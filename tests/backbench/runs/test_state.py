@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from backbench.errors import BadInput
+from backbench.errors import STOP_SIGNALS, BadInput
 from backbench.runs import atomic, seeding
 from backbench.runs.state import StopFlag, load_state, save_state
 
@@ -70,7 +70,7 @@ def test_state_runs_no_code_when_read(tmp_path):
     assert not (tmp_path / "executed").exists()
 
 
-@pytest.mark.parametrize("name", StopFlag.SIGNALS)
+@pytest.mark.parametrize("name", STOP_SIGNALS)
 def test_signals_raise_the_flag_and_nothing_else(name):
     before = signal.getsignal(signal.SIGTERM)
     with StopFlag() as stop:
