@@ -402,12 +402,24 @@ class Parser(argparse.ArgumentParser):
         self.exit(EXIT_BAD_INPUT, f"{self.prog}: {message}; see {self.prog} --help\n")
 
 
+def _words(p: argparse.ArgumentParser) -> None:
+    """How much a command says; before the verb or after it."""
+    p.add_argument("-v", dest="verbosity", action="count", help="more output")
+    p.add_argument("-q", dest="quiet", action="store_true", help="warnings only")
+    p.add_argument("--debug", action="store_true", help="show the traceback of an error")
+
+
 def parser(verbs: Sequence[str] = tuple(VERBS)) -> argparse.ArgumentParser:
-    common = Parser(add_help=False)
-    common.add_argument("-v", dest="verbosity", action="count", default=0, help="more output")
-    common.add_argument("-q", dest="quiet", action="store_true", help="warnings only")
-    common.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    top = Parser(prog="backbench", description="What is a self-supervised ResNet-50 worth?")
+    top = Parser(
+        prog="backbench",
+        description="What is a self-supervised ResNet-50 worth?",
+        allow_abbrev=False,
+    )
+    _words(top)
+    top.set_defaults(verbosity=0, quiet=False, debug=False)
+    # A verb's own defaults would undo what stands before it, so it has none
+    common = Parser(add_help=False, argument_default=argparse.SUPPRESS)
+    _words(common)
     sub = top.add_subparsers(dest="verb", required=True, metavar="VERB", parser_class=Parser)
     for name in verbs:
         verb = VERBS[name]

@@ -60,3 +60,16 @@ def test_bad_arguments_are_one_line_and_status_2(arguments, words):
     assert done.returncode == 2
     assert len(done.stderr.strip().splitlines()) == 1 and words in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("word", ["-v", "-q", "--debug"])
+def test_how_much_is_said_stands_before_the_verb_or_after_it(word):
+    before = cli.parser().parse_args([word, "doctor"])
+    assert before == cli.parser().parse_args(["doctor", word])
+    assert before != cli.parser().parse_args(["doctor"])
+
+
+def test_debug_before_the_verb_shows_the_traceback(tmp_path):
+    words = ["inspect", tmp_path / "none.pth"]
+    assert "Traceback" not in backbench(*words).stderr
+    assert "Traceback" in backbench("--debug", *words).stderr

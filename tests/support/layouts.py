@@ -301,16 +301,16 @@ class Trees:
                     Image.fromarray(pixels).save(path)
 
 
-def trunk_file(path, seed=0, **changes):
-    """A randomly initialised ResNet-18 whose batch norm statistics are not the initial ones, as a
+def trunk_file(path, seed=0, *, arch="resnet18", **changes):
+    """A randomly initialised trunk whose batch norm statistics are not the initial ones, as a
     checkpoint file."""
     torch.manual_seed(seed)
-    trunk = build_backbone("resnet18").train()
+    trunk = build_backbone(arch).train()
     with torch.no_grad():
         for _ in range(3):
             trunk(torch.randn(16, 3, 32, 32))
     about = {
-        "arch": "resnet18",
+        "arch": arch,
         "method": "random",
         "provenance": {"name": f"random{seed}"},
         **changes,

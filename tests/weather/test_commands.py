@@ -1,16 +1,16 @@
 """Every command line of the README and the docs, as it stands: the real parser takes it, the real
-recipes and configs that it names are read, and what takes seconds is run."""
+recipes and configs that it names are read, and what takes seconds is run. What takes longer runs on
+small data in test_commands_run.py."""
 
 import contextlib
 import os
-import re
-import shlex
 from pathlib import Path
 
 import pytest
 import torch
 from support.foreign_fixtures import known_resnet, moco
 from support.layouts import trunk_file
+from support.pages import commands, words_of
 from support.records import a_result
 
 from backbench import cli, config
@@ -25,41 +25,7 @@ from transfer.linear import TASKS
 from transfer.probe import probe_of
 
 HOME = Path(__file__).parents[2]
-PAGES = [HOME / "README.md", *sorted((HOME / "docs").glob("*.md"))]
-PROGRAMS = ("backbench ", "python detection/train_net.py", "python tools/convert_to_d2.py")
-# What stands for anything in a usage line -> something that is there
-PLACES = {"X": "x.safetensors", "FILE": "foreign.pth", "NAME": "imagenet", "/datasets": "ROOT"}
-PLACES |= {"F": "out.pth", "OUT.pkl": "out.pkl", "N": "3", "KEY": "SEED", "VALUE": "7"}
 RUN = ("inspect", "import", "export", "leaderboard", "launch")  # seconds; the others are looked at
-
-
-def commands():
-    """(page, line), the lines that a backslash continues in one."""
-    for page in PAGES:
-        text = page.read_text()
-        for block in re.findall(r"^```\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
-            for line in block.replace("\\\n", " ").splitlines():
-                if line.strip().startswith(PROGRAMS) and "..." not in line.split("#")[0][:20]:
-                    yield pytest.param(line.strip(), id=f"{page.name}: {line.strip()[:60]}")
-
-
-def words_of(line):
-    """The arguments of backbench that a line comes to, placeholders filled in."""
-    line = line.partition("   the same as")[0]
-    # Without what may be repeated; what may be left out is there; of several the first
-    line = re.sub(r"\[[A-Z]+ \.\.\.\]", "", line)
-    brackets = re.sub(r"(?<![=\w])\[([^\[\]=]*)\]", r"\1", line)
-    words = [PLACES.get(word, word) for word in shlex.split(brackets, comments=True)]
-    words = [word.split("|")[0] for word in words if word != "..."]
-    if words[1:2] == ["detection/train_net.py"]:
-        return ["detect", *words[2:]]
-    if words[1:2] == ["tools/convert_to_d2.py"]:
-        return ["export", words[2], "--format", "detectron2", "--out", words[3]]
-    # The names that the papers' encoders have are each file's own
-    for option in ("--encoder", "--stem"):
-        if option in words:
-            del words[words.index(option) : words.index(option) + 2]
-    return words[1:]
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +69,7 @@ def look_at(args):
         detection_config.read(HOME / args.config_file, args.opts)
 
 
-@pytest.mark.parametrize("line", commands())
+@pytest.mark.parametrize("line", [pytest.param(line, id=name) for name, line in commands()])
 def test_a_command_of_the_pages(line, desk, capsys):
     words = words_of(line)
     if words[:2] == ["launch", "run"]:
@@ -119,4 +85,4 @@ def test_a_command_of_the_pages(line, desk, capsys):
 
 
 def test_there_are_commands():
-    assert len(list(commands())) >= 19
+    assert len(commands()) >= 19
