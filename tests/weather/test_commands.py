@@ -1,6 +1,6 @@
 """Every command line of the README and the docs, as it stands: the real parser takes it, the real
-recipes and configs that it names are read, and what takes seconds is run. What takes longer runs on
-small data in test_commands_run.py."""
+recipes and configs that it names are read, and what takes seconds is run. The
+lists and the eight processes are in test_commands_run.py."""
 
 import contextlib
 import os
