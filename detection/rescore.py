@@ -19,6 +19,7 @@ from detection.run import FINAL_FILE, DetectionRun
 
 FOLDER = "evaluations"
 SCORING = ("DATASETS.TEST", "TEST.")  # how the keys begin that only scoring reads
+IMAGES = ("train_images", "val_images")  # of an identity: what the images hold
 TRAINING = "TEST.PRECISE_BN."  # of those, what belongs to the training
 
 
@@ -32,9 +33,12 @@ def evaluation(run: DetectionRun, identity: Mapping[str, object]) -> DetectionRu
         )
     now = json.loads(json.dumps(identity))
     then = _trained(run.out)
+    if then is not None:
+        then = {key: now[key] for key in IMAGES} | then  # once it did not say
     if then is None or then == now or _training(then) != _training(now):
         return run  # and the folder says what differs, if anything does
-    digest = hashlib.sha256(json.dumps(now, sort_keys=True).encode()).hexdigest()
+    named = {key: value for key, value in now.items() if key not in IMAGES}
+    digest = hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()
     name = f"{str(now['val']).split(':')[0]}-{digest[:8]}"
     return replace(run, out=run.out / FOLDER / name, trained=run.out)
 
@@ -51,7 +55,7 @@ def _training(identity: Mapping[str, object]) -> dict[str, object]:
     """What decides the detector itself."""
     config = identity.get("config")
     keys = config if isinstance(config, Mapping) else {}
-    out = {k: v for k, v in identity.items() if k not in ("config", "val")}
+    out = {k: v for k, v in identity.items() if k not in ("config", "val", "val_images")}
     return out | {"config": {k: v for k, v in keys.items() if not _scores(k)}}
 
 

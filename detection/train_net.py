@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     if not finished and not (asked.out / STATE_FILE).exists():
         lint.files(prepared)
     engine = None if finished else ready(asked, prepared)
-    with open_run(asked.out, verb="detect", identity=who):
+    with open_run(asked.out, verb="detect", identity=who, added=rescore.IMAGES):
         if scoring.report(asked.out):
             log.info(f"{asked.out}: already finished")
             return 0
@@ -122,6 +122,8 @@ def identity(run: DetectionRun, p: Prepared) -> dict[str, object]:
         "checkpoint": p.checkpoint.digest,
         "train": p.train.fingerprint,
         "val": p.val.fingerprint,
+        "train_images": p.train.contents,
+        "val_images": p.val.contents,
     }
 
 

@@ -18,6 +18,7 @@ import torch
 from backbench import config
 from backbench.datasets import catalog, splits
 from backbench.errors import BadInput
+from backbench.images import contents
 from backbench.images.files import ImageList
 from backbench.results import store
 from backbench.results.store import Result
@@ -30,7 +31,6 @@ from transfer.analyze_numbers import Number, summarise
 from transfer.analyze_pass import STATE, Space, accumulate
 from transfer.analyze_recipe import AnalyzeConfig, load_config
 from transfer.analyze_summary import CheckpointCurve, SpaceSummary, Summary, finite
-from transfer.feature_cache import images_fingerprint
 from transfer.machine import Machine, read_checkpoints, start_for
 from transfer.scoring import recorded
 
@@ -47,17 +47,19 @@ def run(args: argparse.Namespace) -> int:
     found = catalog.load(args.dataset, args.data, seed=args.seed)
     images = choose_images(dict(found.items())[recipe.split], recipe.images, args.seed)
     checkpoints = read_checkpoints(args.checkpoints)
-    # What decides the numbers: the list of images, and what the file system says of them.
+    # What decides the numbers: the list of images, and what they hold.
     identity = {
         "recipe": config.to_dict(recipe),
         "checkpoints": [c.digest for c in checkpoints],
         "dataset": args.dataset,
         "images": splits.digest(images),
-        "content": images_fingerprint(images),
+        contents.KEY: contents.sample(images),
         "seed": args.seed,
     }
     machine = start_for(args)
-    with open_run(args.out, verb="analyze", identity=identity) as out:
+    # Once it was what the file system said of the images
+    keys = {"dropped": ("content",), "added": (contents.KEY,)}
+    with open_run(args.out, verb="analyze", identity=identity, **keys) as out:
         rows = recorded(out)
         if store.complete(out):
             (out / STATE).unlink(missing_ok=True)

@@ -7,9 +7,11 @@ disagree. Its files, by suffix:
 
     .npy         the rows, float32 (N, dim), in the order of the image list
     .json        description, shape and sha256 of the rows; without it there is no entry
+    .files       of each image inode, ctime and hash (`feature_contents`)
     .lock        held by the run that looks or computes
     .part        the rows while they are computed (`PartFiles`)
     .rows.json   how many rows of the .part files hold; beside the first of them
+    .files.part  the images' inodes, ctimes and hashes so far; beside the first of them
 """
 
 from __future__ import annotations
@@ -20,9 +22,10 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,32 +33,19 @@ from torch import Tensor
 
 from backbench import config
 from backbench.errors import EXIT_BAD_INPUT, BadInput, Failed
-from backbench.images.files import ArrayList, ImageList
 from backbench.runs import atomic, failures
+from backbench.runs.folder import log
+from backbench.untrusted import jsons
+from transfer import feature_contents
 from transfer.config import Geometry
+from transfer.feature_contents import Seen
 from transfer.frozen import FrozenTrunk, state_digest
 
 Description = Mapping[str, object]  # JSON-able
 
 
-def images_fingerprint(images: ImageList) -> str:
-    """sha256 over paths, and over the files' sizes and times of change, or over the pixels."""
-    # A hash of the files themselves would mean to read all of them before every use.
-    sha = hashlib.sha256("\n".join(images.paths).encode())
-    if isinstance(images, ArrayList):
-        sha.update(images.pixels.tobytes())
-        return sha.hexdigest()
-    for i in range(len(images)):
-        try:
-            about = images.file(i).stat()
-        except FileNotFoundError:
-            raise BadInput(f"{images.file(i)}: no such image file") from None
-        sha.update(f"{about.st_size} {about.st_mtime_ns}\n".encode())
-    return sha.hexdigest()
-
-
 def describe(trunk: FrozenTrunk, images: str, geometry: Geometry) -> dict[str, object]:
-    """All that decides the features, up to rounding. `images` is the list's fingerprint."""
+    """All that decides the features, up to rounding. `images` is the list's name (`contents`)."""
     head = {} if trunk.head is None else {"head": state_digest(trunk.head)}
     return {
         "checkpoint": trunk.digest,
@@ -118,7 +108,31 @@ class FeatureCache:
             raise kind(f"{line}; or set BACKBENCH_CACHE to another disk") from None
 
     def has(self, description: Description) -> bool:
-        return self.path(description).with_suffix(".json").exists()
+        """Whether there is an entry; one whose .json is torn is named, and is none."""
+        path = self.path(description)
+        return path.exists() and self._about(path) is not None
+
+    def seen(self, description: Description) -> Seen | None:
+        """What the entry's images were; None where that is not known."""
+        path = self.path(description)
+        about = self._about(path)
+        count = about["shape"][0] if about else 0
+        return feature_contents.read(path.with_suffix(".files"), count)
+
+    def _about(self, path: Path) -> dict[str, Any] | None:
+        """What lies beside the rows at `path`; None where nothing does, or only a part of it."""
+        file = path.with_suffix(".json")
+        try:
+            found = jsons.read(file)
+            whole = isinstance(found["description"], dict) and isinstance(found["sha256"], str)
+            if whole and isinstance(found["shape"], list) and len(found["shape"]) == 2:
+                return dict(found)
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError):
+            pass
+        log.warning(f"{file}: torn; its features are made anew")
+        return None
 
     def open(self, description: Description) -> Tensor | None:
         """The rows, mapped from disk, or None when they are not there.
@@ -126,10 +140,9 @@ class FeatureCache:
         Raises BadInput for an entry of something else, and for damaged rows.
         """
         path = self.path(description)
-        about = path.with_suffix(".json")
-        if not path.exists() or not about.exists():
+        found = self._about(path)
+        if not path.exists() or found is None:
             return None
-        found = json.loads(about.read_text())
         there = found["description"]
         keys = sorted({*there, *description})
         differing = [key for key in keys if there.get(key) != description.get(key)]
@@ -144,12 +157,14 @@ class FeatureCache:
         os.utime(path)  # the time of its last use
         return torch.from_numpy(rows)
 
-    def finish(self, description: Description, part: Path) -> None:
-        """Make the complete `part` file the entry of `description`."""
+    def finish(self, description: Description, part: Path, seen: Seen) -> None:
+        """Make the complete `part` file the entry of `description`, of the images `seen`."""
         path = self.path(description)
         shape = list(np.load(part, mmap_mode="r").shape)
         about = {"description": dict(description), "shape": shape, "sha256": _file_digest(part)}
-        # The .json comes last: a kill between the two leaves rows that are no entry.
+        # The .json goes first and comes last: a kill in between leaves rows that are no entry.
+        path.with_suffix(".json").unlink(missing_ok=True)
+        feature_contents.write(path.with_suffix(".files"), seen)
         part.replace(path)
         atomic.write_json(path.with_suffix(".json"), about)
 
@@ -170,8 +185,8 @@ class FeatureCache:
                 continue
             used -= path.stat().st_size
             # The .json first: what a removal that is cut off leaves must not look like an entry.
-            path.with_suffix(".json").unlink(missing_ok=True)
-            path.unlink(missing_ok=True)
+            for suffix in (".json", ".files", ".npy"):
+                path.with_suffix(suffix).unlink(missing_ok=True)
 
 
 def _file_digest(path: Path) -> str:
@@ -190,7 +205,8 @@ class PartFiles:
         all written  `finish` makes the parts entries, then removes the marker    -> finished
 
     A kill leaves one of these states. The next run goes on at row n where it finds a marker and all
-    the parts that it names, and computes the rows behind it again; otherwise it begins anew.
+    the parts that it names, and `still` says that the images before n are what they were; it
+    computes the rows behind it again. Otherwise it begins anew.
     """
 
     def __init__(
@@ -201,13 +217,21 @@ class PartFiles:
         count: int,
         *,
         keep: Sequence[Description],
+        seen: Seen,
+        still: Callable[[Seen], bool],
     ) -> None:
-        """Of `count` rows each. Making room for them spares the entries of `keep`."""
+        """Of `count` rows each, of the images `seen`, whose hashes are not known yet. Making room
+        for them spares the entries of `keep`."""
         self.cache, self.descriptions = cache, descriptions
         self.parts = [cache.path(d).with_suffix(".part") for d in descriptions]
         self.marker = self.parts[0].with_suffix(".rows.json")
+        self.table = self.parts[0].with_suffix(".files.part")
         self.names = sorted(part.name for part in self.parts)
-        self.first = self._saved_rows()  # where to begin
+        self.first, self.seen = 0, seen
+        saved = self._saved_rows()
+        before = feature_contents.read(self.table, count)
+        if saved and before is not None and still(before[:saved]):
+            self.first, self.seen = saved, before  # where to begin
         if self.first:
             self.rows = [np.lib.format.open_memmap(part, mode="r+") for part in self.parts]
             self._allocate()
@@ -237,20 +261,22 @@ class PartFiles:
 
     def _saved_rows(self) -> int:
         """n of `saved at n`; 0 in any other state."""
-        with contextlib.suppress(FileNotFoundError, json.JSONDecodeError, KeyError):
-            begun = json.loads(self.marker.read_text())
+        with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError):
+            begun = jsons.read(self.marker)
             if begun["parts"] == self.names and all(part.exists() for part in self.parts):
                 return int(begun["rows"])
         return 0
 
-    def write(self, begin: int, end: int, features: Sequence[Tensor]) -> None:
-        """Rows begin..end-1 of each entry, (end - begin, dim)."""
+    def write(self, begin: int, end: int, features: Sequence[Tensor], hashes: Tensor) -> None:
+        """Rows begin..end-1 of each entry, (end - begin, dim), and their images' hashes."""
+        self.seen[begin:end, feature_contents.HASH] = hashes.cpu().numpy()
         for rows, feature in zip(self.rows, features):
             rows[begin:end] = feature.cpu().numpy()
 
     def save(self, end: int) -> None:
         """From now on a new run starts at row `end`."""
         self._flush()  # the rows reach the disk before the marker that vouches for them
+        feature_contents.write(self.table, self.seen)
         atomic.write_json(self.marker, {"rows": end, "parts": self.names})
 
     def finish(self) -> None:
@@ -258,8 +284,9 @@ class PartFiles:
         self._flush()
         self.rows = []
         for description, part in zip(self.descriptions, self.parts):
-            self.cache.finish(description, part)
+            self.cache.finish(description, part, self.seen)
         self.marker.unlink(missing_ok=True)
+        self.table.unlink(missing_ok=True)
 
     def _flush(self) -> None:
         for rows in self.rows:

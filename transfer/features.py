@@ -17,13 +17,17 @@ from torch import Tensor
 
 from backbench.datasets.splits import Splits
 from backbench.errors import Preempted
+from backbench.images import contents
+from backbench.images.contents import Named
 from backbench.images.files import ImageList
 from backbench.runs import distributed
-from backbench.runs.folder import Progress
+from backbench.runs.folder import Progress, log
 from backbench.runs.state import StopFlag
-from transfer.batches import Pictures, equal_shares, loader
+from transfer import feature_contents
+from transfer.batches import equal_shares, loader
 from transfer.config import Geometry
-from transfer.feature_cache import FeatureCache, PartFiles, describe, images_fingerprint
+from transfer.feature_cache import Description, FeatureCache, PartFiles, describe
+from transfer.feature_contents import HashedPictures
 from transfer.frozen import FrozenTrunk, forward_all
 from transfer.machine import Machine
 
@@ -52,17 +56,18 @@ class Extractor:
     def __call__(self, images: ImageList, what: str = "features") -> list[Tensor]:
         """(N, dim) per trunk. Raises Preempted on a signal; the next call goes on at that batch."""
         # 1. Name each trunk's entry by all that decides its content.
-        stamp = images_fingerprint(images)
-        described = [describe(trunk, stamp, self.geometry) for trunk in self.trunks]
+        named = contents.named(images)
+        described = [describe(trunk, named.digest, self.geometry) for trunk in self.trunks]
         with contextlib.ExitStack() as held:
             # 2. Rank 0 takes the locks of all entries; the others wait for it in step 3.
             if self.machine.main:
                 held.enter_context(self.cache.locked(described))
             # 3. Rank 0 looks, with the locks in hand, and all ranks do as it found.
-            there = self._as_main_says([int(self.cache.has(d)) for d in described])
+            holds = [self.machine.main and self._holds(d, images, named) for d in described]
+            there = self._as_main_says(list(map(int, holds)))
             # 4. What is missing is computed by all ranks together.
             if not all(there):
-                self._compute(there, described, images, what)
+                self._compute(there, described, images, named, what)
             # 5. All of them are mapped from disk.
             out = []
             for description in described:
@@ -82,8 +87,20 @@ class Extractor:
             trunk.verify()
         return train, val, test
 
+    def _holds(self, description: Description, images: ImageList, named: Named) -> bool:
+        """Whether the cache has features of these very images."""
+        if not self.cache.has(description):
+            return False
+        seen = self.cache.seen(description)
+        return seen is not None and _unchanged(images, named, seen)
+
     def _compute(
-        self, there: list[int], described: list[dict[str, object]], images: ImageList, what: str
+        self,
+        there: list[int],
+        described: list[dict[str, object]],
+        images: ImageList,
+        named: Named,
+        what: str,
     ) -> None:
         """The entries that are not `there`, from where a stopped run left them.
 
@@ -98,19 +115,27 @@ class Extractor:
         parts = None
         if machine.main:
             dims = [trunk.dim for trunk in trunks]
-            parts = PartFiles(self.cache, wanted, dims, count, keep=described)
+            parts = PartFiles(
+                self.cache,
+                wanted,
+                dims,
+                count,
+                keep=described,
+                seen=feature_contents.begun(named),
+                still=lambda seen: _unchanged(images, named, seen),
+            )
         # 1. Where to begin, on all ranks.
         (first,) = self._as_main_says([parts.first if parts else 0])
         progress = Progress(self.run if parts else None, count, what, unit="image", done=first)
         saved = first
-        for begin, features in self._forwards(trunks, images, first):
+        for begin, features, hashes in self._forwards(trunks, images, first):
             end = begin + len(features[0])
             # 2. A signal reaches one of the ranks; all vote on it after every batch.
             stopping = machine.stopping(self.stop)
             # 3. Rank 0 writes each batch, and saves now and then and before a stop. After the last
             #    batch there is nothing to save: the entries are finished instead.
             if parts:
-                parts.write(begin, end, features)
+                parts.write(begin, end, features, hashes)
                 progress.advance(end - begin)
                 if end < count and (stopping or end - saved >= SAVE_EVERY * self.batch):
                     parts.save(end)
@@ -127,8 +152,9 @@ class Extractor:
 
     def _forwards(
         self, trunks: Sequence[FrozenTrunk], images: ImageList, first: int
-    ) -> Iterator[tuple[int, list[Tensor]]]:
-        """From image `first` on: a batch's first index, and its features per trunk."""
+    ) -> Iterator[tuple[int, list[Tensor], Tensor]]:
+        """From image `first` on: a batch's first index, its features per trunk, its files'
+        hashes."""
         # On every rank: each computes its share, and all gather them.
         machine, count, batch = self.machine, len(images), self.batch
         device = trunks[0].device
@@ -138,14 +164,23 @@ class Extractor:
             return geometric(picture)
 
         shares = equal_shares(first, count, batch, machine.rank, machine.world)
-        pictures = loader(Pictures(images, view), shares, machine=machine)
-        for begin, (pixels, _) in zip(range(first, count, batch), pictures):
+        pictures = loader(HashedPictures(images, view), shares, machine=machine)
+        for begin, (pixels, hashes) in zip(range(first, count, batch), pictures):
             mine = forward_all(trunks, pixels.to(device, non_blocking=True))
             gathered = map(distributed.gather_without_gradient, mine)
             size = min(batch, count - begin)  # the rest is padding
-            yield begin, [features[:size] for features in gathered]
+            told = distributed.gather_without_gradient(hashes.to(device))
+            yield begin, [features[:size] for features in gathered], told[:size]
 
     def _as_main_says(self, numbers: list[int]) -> list[int]:
         """Rank 0's numbers on every rank. The others wait here until rank 0 has come."""
         told = torch.tensor(numbers, dtype=torch.int64, device=self.trunks[0].device)
         return distributed.broadcast(told).tolist()
+
+
+def _unchanged(images: ImageList, named: Named, seen: feature_contents.Seen) -> bool:
+    """Whether the images are those that were `seen`; where they are not, it is said."""
+    path = feature_contents.changed(images, named, seen)
+    if path is not None:
+        log.warning(f"{images.root / path}: not what it was; its list's features are made anew")
+    return path is None

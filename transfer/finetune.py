@@ -20,6 +20,7 @@ from backbench import config
 from backbench.datasets import catalog, splits
 from backbench.datasets.splits import Splits
 from backbench.errors import BadInput
+from backbench.images import contents
 from backbench.images.files import ImageList
 from backbench.results import store
 from backbench.results.store import Result
@@ -106,6 +107,7 @@ def _run(
         "checkpoints": [c.digest for c in checkpoints],
         "datasets": {name: hashes},
         "seed": args.seed,
+        contents.KEY: {name: contents.of_splits(found)},
     }
     task = Assignment(
         run=args.out,
@@ -116,7 +118,8 @@ def _run(
         protocol=protocol,
         seed=args.seed,
     )
-    opening = open_run(args.out, verb=TASKS[task_name].verb, identity=identity)
+    verb = TASKS[task_name].verb
+    opening = open_run(args.out, verb=verb, identity=identity, added=(contents.KEY,))
     with (
         machine.rank_0_tells(),
         machine.agreement.together(opening if machine.main else None),

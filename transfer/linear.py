@@ -13,6 +13,7 @@ from pathlib import Path
 
 from backbench import config
 from backbench.datasets import catalog, splits
+from backbench.images import contents
 from backbench.results import store
 from backbench.results.store import Result
 from backbench.runs.folder import log, open_run
@@ -96,7 +97,7 @@ def evaluate(
             for checkpoint in group.checkpoints:
                 kept_head(checkpoint, group.protocol.head)
     # 2. The folder is this run's, or becomes it.
-    opening = open_run(out, verb="linear", identity=_identity(work, seed))
+    opening = open_run(out, verb="linear", identity=_identity(work, seed), added=(contents.KEY,))
     together = [pair for pair in work if probe_of(pair[1].protocol.kind).together]
     alone = [pair for pair in work if not probe_of(pair[1].protocol.kind).together]
     with machine.agreement.together(opening if machine.main else None), StopFlag() as stop:
@@ -154,6 +155,7 @@ def _identity(
         "checkpoints": list(dict.fromkeys(digests)),
         "datasets": {task.dataset.name: task.hashes for task, _ in work},
         "seed": seed,
+        contents.KEY: {task.dataset.name: contents.of_splits(task.splits) for task, _ in work},
     }
     return identity
 

@@ -68,7 +68,12 @@ def setup_logging(verbosity: int = 0) -> None:
 
 @contextlib.contextmanager
 def open_run(
-    out: str | Path, *, verb: str, identity: Mapping[str, object], dropped: Collection[str] = ()
+    out: str | Path,
+    *,
+    verb: str,
+    identity: Mapping[str, object],
+    dropped: Collection[str] = (),
+    added: Collection[str] = (),
 ) -> Iterator[Path]:
     """`with open_run(...) as run`: the run folder, made or recognised as the same run continued,
     and nobody else at work in it.
@@ -76,18 +81,18 @@ def open_run(
     `identity` is whatever decides the numbers (recipe, checkpoint digests, data fingerprint),
     JSON-able. A folder that holds a run of another verb or identity is refused, naming what
     differs; one where another process is at work, naming that. `dropped` are keys that an older
-    folder's identity may have and this one's has not.
+    folder's identity may have and this one's has not; `added` those that it may lack.
     """
     out = Path(out)
-    known = recognise(out, verb=verb, identity=identity, dropped=dropped)
+    keys = {"dropped": dropped, "added": added}
+    known = recognise(out, verb=verb, identity=identity, **keys)
     if not known:
         out.mkdir(parents=True, exist_ok=True)
     with lock.held(out):
         # What writers killed in the middle of a file have left; ours alone is the folder
         atomic.remove_leftovers(out, *(out / part for part in PARTS))
-        if not recognise(
-            out, verb=verb, identity=identity, dropped=dropped
-        ):  # still: there may have been two
+        # Still: there may have been two
+        if not recognise(out, verb=verb, identity=identity, **keys):
             about = {
                 "verb": verb,
                 "identity": _plain(identity),
@@ -100,7 +105,12 @@ def open_run(
 
 
 def recognise(
-    out: Path, *, verb: str, identity: Mapping[str, object], dropped: Collection[str] = ()
+    out: Path,
+    *,
+    verb: str,
+    identity: Mapping[str, object],
+    dropped: Collection[str] = (),
+    added: Collection[str] = (),
 ) -> bool:
     """Whether `out` holds this very run; BadInput where it holds another, or is no folder."""
     if out.exists() and not out.is_dir():
@@ -108,7 +118,7 @@ def recognise(
     file = out / RUN_FILE
     if not file.exists():
         return False
-    _refuse_another_run(file, verb, _plain(identity), dropped)
+    _refuse_another_run(file, verb, _plain(identity), dropped, added)
     return True
 
 
@@ -118,7 +128,11 @@ def _plain(identity: Mapping[str, object]) -> dict[str, object]:
 
 
 def _refuse_another_run(
-    file: Path, verb: str, identity: Mapping[str, object], dropped: Collection[str]
+    file: Path,
+    verb: str,
+    identity: Mapping[str, object],
+    dropped: Collection[str],
+    added: Collection[str],
 ) -> None:
     """BadInput unless RUN_FILE `file` tells of this verb with this identity."""
     out = file.parent
@@ -134,6 +148,7 @@ def _refuse_another_run(
     for key in dropped:
         if key not in identity:
             before.pop(key, None)
+    identity = {k: v for k, v in identity.items() if k not in added or k in before}
     differing = sorted(k for k in {*before, *identity} if before.get(k) != identity.get(k))
     if differing:
         # Of the first difference what it is, of the others that they are there

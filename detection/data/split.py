@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from backbench.errors import BadInput
+from backbench.images import contents
+from backbench.images.files import ImageList
 from detection.data.records import Annotation, ImageRecord
 from detection.tasks import DetectionTask
 
@@ -52,6 +54,13 @@ class Split:
         for file in (self.file, *self.more_files):
             digest.update(file.read_bytes())
         return f"{self.name}:{digest.hexdigest()[:16]}:{len(self.records)}"
+
+    @functools.cached_property
+    def contents(self) -> str:
+        """What a sample of the images holds: other files under these names are another value."""
+        files = tuple(record["file_name"] for record in self.records)
+        images = ImageList(Path(), files, (-1,) * len(files), ())
+        return contents.sample(images)
 
     @property
     def part(self) -> str:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+from PIL import Image
 from support.interruptions import WatchedDecoder
 
 from backbench.images import files
+from backbench.images.files import scan_folder
+from transfer.feature_cache import FeatureCache
 
 
 @pytest.fixture
@@ -13,3 +17,19 @@ def decoder(monkeypatch):
     watched = WatchedDecoder(files.decode)
     monkeypatch.setattr(files, "decode", watched)
     return watched
+
+
+@pytest.fixture
+def images(tmp_path):
+    draw = np.random.Generator(np.random.PCG64(0))
+    for label in "ab":
+        for i in range(5):
+            file = tmp_path / "data" / label / f"{i}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(draw.integers(0, 256, (50, 45, 3), dtype=np.uint8)).save(file)
+    return scan_folder(tmp_path / "data")
+
+
+@pytest.fixture
+def cache(tmp_path):
+    return FeatureCache(tmp_path / "cache", 10_000_000)

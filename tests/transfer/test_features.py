@@ -2,64 +2,18 @@
 
 import dataclasses
 import json
-import os
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
+from support.extraction import CPU, GEOMETRY, checkpoint, extractor
 from support.interruptions import Killed, kill
 
 from backbench.errors import BadInput, Preempted
-from backbench.images.files import scan_folder
+from backbench.images import contents
 from backbench.images.preprocess import CIFAR_MEAN, CIFAR_STD, Pixels, eval_geometry, to_input
 from backbench.runs.state import StopFlag
-from backbench.weights.checkpoint import Checkpoint
-from backbench.weights.resnet import build_backbone
-from transfer.config import Geometry
-from transfer.feature_cache import FeatureCache, describe, images_fingerprint
-from transfer.features import Extractor
+from transfer.feature_cache import FeatureCache, describe
 from transfer.frozen import FrozenTrunk
-from transfer.machine import Machine
-
-CPU = torch.device("cpu")
-GEOMETRY = Geometry(resize=40, crop=32)
-
-
-def checkpoint(seed=0, arch="resnet18", **about):
-    torch.manual_seed(seed)
-    trunk = build_backbone(arch).train()
-    with torch.no_grad():
-        for _ in range(2):
-            trunk(torch.randn(8, 3, 32, 32))
-        for name, value in trunk.named_parameters():
-            if "bn" in name or "downsample.1" in name:
-                value.add_(0.2 * torch.randn_like(value))
-    return Checkpoint(arch=arch, method="random", state_dict=trunk.state_dict(), **about)
-
-
-@pytest.fixture
-def images(tmp_path):
-    draw = np.random.Generator(np.random.PCG64(0))
-    for label in "ab":
-        for i in range(5):
-            file = tmp_path / "data" / label / f"{i}.png"
-            file.parent.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(draw.integers(0, 256, (50, 45, 3), dtype=np.uint8)).save(file)
-    return scan_folder(tmp_path / "data")
-
-
-@pytest.fixture
-def cache(tmp_path):
-    return FeatureCache(tmp_path / "cache", 10_000_000)
-
-
-def extractor(cache, *checkpoints, precision="fp32", workers=0, stop=None):
-    trunks = [FrozenTrunk.build(c, device=CPU, precision=precision) for c in checkpoints]
-    machine = Machine(CPU, rank=0, world=1, workers=workers)
-    return Extractor(
-        trunks=trunks, geometry=GEOMETRY, cache=cache, machine=machine, batch=4, stop=stop
-    )
 
 
 @pytest.mark.parametrize("arch", ["resnet18", "resnet50"])
@@ -115,7 +69,7 @@ def test_all_that_matters_is_in_the_key(images, cache):
     def frozen(*about, precision="fp32", **changes):
         return FrozenTrunk.build(checkpoint(*about, **changes), device=CPU, precision=precision)
 
-    base, of = frozen(), images_fingerprint(images)
+    base, of = frozen(), contents.named(images).digest
     described = [
         describe(base, of, GEOMETRY),
         describe(frozen(1), of, GEOMETRY),
@@ -123,10 +77,10 @@ def test_all_that_matters_is_in_the_key(images, cache):
         describe(frozen(precision="bf16"), of, GEOMETRY),
         describe(base, of, dataclasses.replace(GEOMETRY, interpolation="bicubic")),
         describe(base, of, dataclasses.replace(GEOMETRY, resize=41)),
-        describe(base, images_fingerprint(images.subset(range(9))), GEOMETRY),
+        describe(base, contents.named(images.subset(range(9))).digest, GEOMETRY),
     ]
-    os.utime(images.file(0), ns=(1, 1))
-    described.append(describe(base, images_fingerprint(images), GEOMETRY))
+    images.file(0).write_bytes(images.file(1).read_bytes())
+    described.append(describe(base, contents.named(images).digest, GEOMETRY))
     assert len({cache.path(description) for description in described}) == 8
 
 
@@ -176,7 +130,7 @@ def test_stopped_at_a_batch_and_continued(images, cache, decoder):
     whole = extractor(elsewhere, checkpoint())(images)[0]
     assert torch.equal(continued, whole)
     left = {p.suffix for p in cache.folder.iterdir()}
-    assert left == {".npy", ".json", ".lock"}, "no part and no marker stays behind"
+    assert left == {".npy", ".json", ".files", ".lock"}, "no part and no marker stays behind"
 
 
 def test_a_marker_that_is_left_over_vouches_for_nothing(images, cache, decoder):

@@ -102,6 +102,10 @@ def test_a_read_only_disk_is_bad_input(tmp_path):
         assert "the disk is read-only; choose a place that can be written to" in line
 
 
+def unseen(count):
+    return {"keep": [], "seen": np.zeros((count, 3), np.int64), "still": lambda _: True}
+
+
 def test_the_cache_takes_its_place_before_it_is_written_to(tmp_path):
     rows = {"checkpoint": "a"}
     with disk(tmp_path / "small") as small:
@@ -110,10 +114,10 @@ def test_the_cache_takes_its_place_before_it_is_written_to(tmp_path):
             cache.locked([rows]),
             pytest.raises(Failed, match=r"the disk is full; .*or set BACKBENCH_CACHE"),
         ):
-            PartFiles(cache, [rows], [512], 5000, keep=[])  # 10 MB
+            PartFiles(cache, [rows], [512], 5000, **unseen(5000))  # 10 MB
         assert not list(cache.folder.glob("*.part"))
         with cache.locked([rows]):  # once it fits
-            parts = PartFiles(cache, [rows], [4], 100, keep=[])
+            parts = PartFiles(cache, [rows], [4], 100, **unseen(100))
             fill(small)
             for part in parts.rows:
                 part[:] = np.ones(part.shape)  # no SIGBUS: the place is ours

@@ -1,0 +1,33 @@
+"""Random trunks, and an extractor of their features."""
+
+import torch
+
+from backbench.weights.checkpoint import Checkpoint
+from backbench.weights.resnet import build_backbone
+from transfer.config import Geometry
+from transfer.features import Extractor
+from transfer.frozen import FrozenTrunk
+from transfer.machine import Machine
+
+CPU = torch.device("cpu")
+GEOMETRY = Geometry(resize=40, crop=32)
+
+
+def checkpoint(seed=0, arch="resnet18", **about):
+    torch.manual_seed(seed)
+    trunk = build_backbone(arch).train()
+    with torch.no_grad():
+        for _ in range(2):
+            trunk(torch.randn(8, 3, 32, 32))
+        for name, value in trunk.named_parameters():
+            if "bn" in name or "downsample.1" in name:
+                value.add_(0.2 * torch.randn_like(value))
+    return Checkpoint(arch=arch, method="random", state_dict=trunk.state_dict(), **about)
+
+
+def extractor(cache, *checkpoints, precision="fp32", workers=0, stop=None):
+    trunks = [FrozenTrunk.build(c, device=CPU, precision=precision) for c in checkpoints]
+    machine = Machine(CPU, rank=0, world=1, workers=workers)
+    return Extractor(
+        trunks=trunks, geometry=GEOMETRY, cache=cache, machine=machine, batch=4, stop=stop
+    )
