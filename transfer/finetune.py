@@ -107,7 +107,7 @@ def _run(
         "checkpoints": [c.digest for c in checkpoints],
         "datasets": {name: hashes},
         "seed": args.seed,
-        contents.KEY: {name: contents.of_splits(found)},
+        contents.KEY: {name: contents.of_splits(found.items())},
     }
     task = Assignment(
         run=args.out,

@@ -155,7 +155,9 @@ def _identity(
         "checkpoints": list(dict.fromkeys(digests)),
         "datasets": {task.dataset.name: task.hashes for task, _ in work},
         "seed": seed,
-        contents.KEY: {task.dataset.name: contents.of_splits(task.splits) for task, _ in work},
+        contents.KEY: {
+            task.dataset.name: contents.of_splits(task.splits.items()) for task, _ in work
+        },
     }
     return identity
 

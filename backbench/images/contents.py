@@ -18,9 +18,7 @@ from backbench.images.files import ArrayList, ImageList
 from backbench.runs import seeding
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from backbench.datasets.splits import Splits
+    from collections.abc import Iterable, Sequence
 
 SAMPLE = 64  # files
 KEY = "image_contents"  # in a run's identity
@@ -61,9 +59,9 @@ def sample(images: ImageList) -> str:
     return sha.hexdigest()[:16]
 
 
-def of_splits(found: Splits) -> dict[str, str]:
+def of_splits(found: Iterable[tuple[str, ImageList]]) -> dict[str, str]:
     """By split, the `sample` of its images."""
-    return {name: sample(images) for name, images in found.items()}
+    return {name: sample(images) for name, images in found}
 
 
 def chosen(count: int, most: int) -> list[int]:

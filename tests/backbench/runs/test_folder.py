@@ -36,6 +36,23 @@ def test_a_run_folder_knows_its_run(tmp_path):
         opened(out, data="abd")
 
 
+def test_a_key_that_came_later_binds_only_who_has_it(tmp_path):
+    with_key = {"identity": IDENTITY | {"images": "a"}, "verb": "linear", "added": ("images",)}
+    older = opened(tmp_path / "older", "linear")
+    with open_run(older, **with_key):
+        pass
+    with open_run(tmp_path / "newer", **with_key):
+        pass
+    with_key["identity"]["images"] = "b"
+    with open_run(older, **with_key):
+        pass
+    with (
+        pytest.raises(BadInput, match=r"images \(a there, b now\)"),
+        open_run(tmp_path / "newer", **with_key),
+    ):
+        pass
+
+
 def test_a_file_or_a_damaged_run_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(BadInput, match="is a file"):
