@@ -8,7 +8,9 @@ mistake is a BadInput that names the file or override, the key, and what was all
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import functools
 import hashlib
 import json
 import math
@@ -114,23 +116,29 @@ def merge(low: Mapping[str, Any], high: Mapping[str, Any]) -> Recipe:
 def apply_overrides(recipe: Mapping[str, Any], overrides: Sequence[str]) -> Recipe:
     """`a.b=c` strings over a recipe; the value is read as YAML, so `lr=1e-3`, `crops=[1,2]` and
     `x=null` work."""
-    from omegaconf import OmegaConf
-
     out = dict(recipe)
     for text in overrides:
-        key, equals, _ = text.partition("=")
-        if not equals or not key:
-            raise BadInput(f"override '{text}': expected key=value, as in optim.lr=0.1")
-        if found := words.control_in(text):
-            raise BadInput(f"override {ascii(text)[:80]} holds the control character {found}")
-        try:
-            yamls.check(text.partition("=")[2])
-            tree = OmegaConf.to_container(OmegaConf.from_dotlist([text]))
-        except Exception as error:
-            raise BadInput(f"override '{text}': {' '.join(str(error).split())}") from None
-        assert isinstance(tree, dict)
-        out = merge(out, {str(k): v for k, v in tree.items()})
+        out = merge(out, copy.deepcopy(_override(text)))
     return out
+
+
+@functools.lru_cache(maxsize=4096)
+def _override(text: str) -> Recipe:
+    """One `a.b=c` as nested mappings."""
+    from omegaconf import OmegaConf
+
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise BadInput(f"override '{text}': expected key=value, as in optim.lr=0.1")
+    if found := words.control_in(text):
+        raise BadInput(f"override {ascii(text)[:80]} holds the control character {found}")
+    try:
+        yamls.check(value)
+        tree = OmegaConf.to_container(OmegaConf.from_dotlist([text]))
+    except Exception as error:
+        raise BadInput(f"override '{text}': {' '.join(str(error).split())}") from None
+    assert isinstance(tree, dict)
+    return {str(k): v for k, v in tree.items()}
 
 
 # --- types ---

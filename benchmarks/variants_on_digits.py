@@ -1,13 +1,17 @@
 """Readings that a paper leaves open, beside each other on the embedded digits, one seed.
 
 ARB with one and eight groups, and MIO as printed and as released, trained and scored as
-methods_on_digits.py does it (MIO for fewer epochs and on smaller views: its stem has no stride). CLLR's
-alpha: the L that Eq. 7 is least for, on the features of the SimCLR run as they are; how many of its
-singular values are alive, its effective rank (of 512), the share of phi's squared length that L^T L phi
-gives back, and what L phi (32 kept columns) is worth beside phi, the row of simclr. Kept in
-variants_on_digits.txt:
+methods_on_digits.py does it (MIO for fewer epochs, and on pictures of 12 pixels in training and
+scoring: its stem has no stride). CLLR, trained with its L from the identity (512 x 512): alpha as
+printed and that of the `_alive` recipes, by epoch the effective rank of L and the share of phi's squared
+length that L^T L phi gives back, and what phi and L phi (32 kept columns) are worth apart. Last, which
+alpha leaves what: the L that Eq. 7 is least for, on the features of the SimCLR run as they are, with the
+count of its singular values that are alive. Kept in variants_on_digits.txt; about five minutes on two
+cores:
 
     python benchmarks/variants_on_digits.py --out runs/variants [--jobs 2]
+
+A run that is there already (same settings, same folder) is not trained again.
 """
 
 from __future__ import annotations
@@ -21,18 +25,22 @@ from typing import Any
 import methods_on_digits as digits
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from backbench.datasets import embedded
 from backbench.runs import atomic
 from backbench.runs.folder import CHECKPOINT_FILE, read_metrics
 from backbench.weights.checkpoint import Checkpoint
-from pretrain.methods.cllr import alive, kept_projection
+from pretrain.methods.cllr import LPHI, alive, kept_projection
 
 SIMCLR = {"name": "simclr", "head": digits.HEAD, "temperature": 0.2}
 ARB_HEAD = {"layers": 3, "hidden": 512, "dim": 2048, "last_bias": False}
 MIO_HEAD = {"layers": 3, "hidden": 512, "dim": 128}
-SMALL = {"crops": [{**digits.CROP, "size": 12, "count": 2}]}
+SIDE = 12  # pixels, of MIO's views
+SMALL = {"crops": [{**digits.CROP, "size": SIDE, "count": 2}]}
+KEPT = 32
+CLLR = {"name": "cllr", "inner": SIMCLR, "kept": KEPT}
 VARIANTS: dict[str, dict[str, Any]] = {
     "simclr": {"method": SIMCLR},
     "arb-1": {"method": {"name": "arb", "head": ARB_HEAD, "groups": 1}},
@@ -50,9 +58,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "views": SMALL,
         "epochs": 3,
     },
+    "cllr-alpha-10": {"method": {**CLLR, "alpha": 10.0}},
+    "cllr-alpha-0.01": {"method": {**CLLR, "alpha": 0.01}},
 }
 ALPHAS = (10.0, 1.0, 0.1, 0.01, 0.001, 0.0001)
-KEPT = 32
 
 
 def best_l(phi: Tensor, alpha: float) -> Tensor:
@@ -69,16 +78,46 @@ def best_l(phi: Tensor, alpha: float) -> Tensor:
 
 def row(name: str, out: Path, data: Path) -> str:
     last = [r for r in read_metrics(out / name) if "loss" in r][-1]
-    return f"{name:16}{last['loss']:9.3f}{scores(digits.score(out / name, data))}"
+    checkpoint = Checkpoint.load(out / name / CHECKPOINT_FILE)
+    found = digits.score_of(phi_of(checkpoint, SIDE if name.startswith("mio") else None), data)
+    return f"{name:16}{last['loss']:9.3f}{scores(found)}"
 
 
 def scores(found: dict[str, float]) -> str:
     return f"{found['rank']:8.1f}{found['few']:8.1f}{found['knn']:8.1f}"
 
 
-def l_phi(checkpoint: Checkpoint, projection: Tensor) -> Callable[[Tensor], np.ndarray]:
-    kept = kept_projection(projection, KEPT).double().numpy()
-    return lambda pixels: digits.features(checkpoint, pixels) @ kept.T
+def phi_of(checkpoint: Checkpoint, side: int | None = None) -> Callable[[Tensor], np.ndarray]:
+    """The trunk's features, of pictures of `side` pixels."""
+
+    def network(pixels: Tensor) -> np.ndarray:
+        if side is not None:
+            small = F.interpolate(pixels.float(), size=side, mode="bilinear", antialias=True)
+            pixels = small.round().clamp(0, 255).to(torch.uint8)
+        return digits.features(checkpoint, pixels)
+
+    return network
+
+
+def l_phi(checkpoint: Checkpoint, kept: Tensor) -> Callable[[Tensor], np.ndarray]:
+    """L phi, by L's kept columns (KEPT, 512)."""
+    columns = kept.double().numpy()
+    return lambda pixels: digits.features(checkpoint, pixels) @ columns.T
+
+
+def trained_with_l(name: str, out: Path, data: Path) -> list[str]:
+    """What is left of L after each epoch, and phi's and L phi's scores at the end."""
+    steps = [r for r in read_metrics(out / name) if "rank_L" in r]
+    ends = {int(r["epoch"]): r for r in steps}  # the last of each epoch
+    rank = " ".join(f"{r['rank_L']:7.1f}" for r in ends.values())
+    kept = " ".join(f"{r['kept_L']:7.3f}" for r in ends.values())
+    checkpoint = Checkpoint.load(out / name / CHECKPOINT_FILE)
+    found = digits.score_of(l_phi(checkpoint, checkpoint.heads[f"{LPHI}.0.weight"]), data)
+    return [
+        f"{name:16} rank_L {rank}",
+        f"{'':16} kept_L {kept}",
+        f"{name + ' L phi':25}{scores(found)}",
+    ]
 
 
 def of_l(out: Path, data: Path) -> list[str]:
@@ -92,7 +131,8 @@ def of_l(out: Path, data: Path) -> list[str]:
         left = alive(phi, projection, scaled=False)
         alive_rows = int((projection.norm(dim=1) > 0).sum())
         line = f"{alpha:8g}{alive_rows:8}{float(left['rank_L']):9.1f}{float(left['kept_L']):9.3f}"
-        lines.append(line + scores(digits.score_of(l_phi(checkpoint, projection), data)))
+        found = digits.score_of(l_phi(checkpoint, kept_projection(projection, KEPT)), data)
+        lines.append(line + scores(found))
         print(lines[-1], flush=True)
     return lines
 
@@ -119,6 +159,12 @@ def main() -> None:
         f"{'variant':16}{'loss':>9}{'rank':>8}{'few':>8}{'kNN-20':>8}",
     ]
     lines += [row(name, args.out, data) for name in VARIANTS]
+    lines.append(
+        "# CLLR, nuclear: L at the end of each epoch, and L phi (the rows above are phi's)"
+    )
+    for name in VARIANTS:
+        if name.startswith("cllr"):
+            lines += trained_with_l(name, args.out, data)
     print("\n".join(lines), flush=True)
     lines += [
         "# CLLR, nuclear: the best L for simclr's phi, and L phi",

@@ -8,6 +8,8 @@ by the value of key a.b of the same file, and nothing else is.
 
 from __future__ import annotations
 
+import copy
+import functools
 import io
 import re
 from collections.abc import Mapping
@@ -19,6 +21,7 @@ from backbench.untrusted import opening
 LARGEST = opening.MEGABYTE // 2  # bytes of a file
 DEEPEST = 40  # levels
 MOST = 20_000  # values and characters / 100, with every alias and reference written out
+REMEMBERED = 1 << 14  # characters of the longest text whose values are kept for the next time
 LONGEST_PLAIN = 4096  # characters of a scalar without quotes: reading a longer number takes minutes
 
 REFERENCE = re.compile(r"\$\{\s*(\.*)([\w-]+(?:(?:\.[\w-]+)|(?:\[\d+\]))*)\s*\}")
@@ -31,6 +34,18 @@ def read(path: str | Path) -> Any:
 
 def decode(text: str) -> Any:
     """As `read`, of a text."""
+    if len(text) > REMEMBERED:
+        return _decode(text)
+    return copy.deepcopy(_remembered(text))
+
+
+@functools.lru_cache(maxsize=1024)
+def _remembered(text: str) -> Any:
+    # A base stands below many recipes, and a grid names a recipe many times
+    return _decode(text)
+
+
+def _decode(text: str) -> Any:
     from omegaconf import OmegaConf
 
     check(text)
