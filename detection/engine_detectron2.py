@@ -250,8 +250,8 @@ def voc_scores(
     if not detections:
         return evaluate.Scores(dict.fromkeys(means), {}, dict.fromkeys(of_category), {})
     samples = voc_bootstrap(split, lines, manifest) if manifest is not None else {}
-    intervals = {name: evaluate.interval(draws) for name, draws in samples.items()}
-    return evaluate.Scores(means, intervals, of_category, samples)
+    known = evaluate.intervals_of(means, samples, len(split.records))
+    return evaluate.Scores(means, known, of_category, samples)
 
 
 def voc_bootstrap(

@@ -89,11 +89,7 @@ def score(
         ev.summarize()
     values = {name: _percent(ev.stats[i]) for name, i in stats.items()}
     samples = bootstrap(ev, split, manifest) if manifest is not None else {}
-    known: dict[str, tuple[float, float] | None] = {}
-    for name, draws in samples.items():
-        value, images = values[name], len(split.records)
-        if value is not None:
-            known[name] = intervals.of_resamples(value / 100, draws / 100, images)
+    known = intervals_of(values, samples, len(split.records))
     return Scores(values, known, _per_category(ev, split), samples)
 
 
@@ -253,12 +249,18 @@ def summarised(aps: Tensor) -> dict[str, np.ndarray]:
     return {"AP": aps.mean(1).numpy(), "AP50": aps[:, 0].numpy(), "AP75": aps[:, 5].numpy()}
 
 
-def interval(samples: np.ndarray) -> tuple[float, float] | None:
-    """95% percentile interval over the draws that are defined, of a score without image counts."""
-    samples = samples[np.isfinite(samples)]
-    if not len(samples):
-        return None
-    return float(np.quantile(samples, 0.025)), float(np.quantile(samples, 0.975))
+def intervals_of(
+    values: Mapping[str, float | None], samples: Mapping[str, np.ndarray], images: int
+) -> dict[str, tuple[float, float] | None]:
+    """The 95% interval of each value in percent from its values (B,) on resamples of so many
+    images; none of a value that is not defined."""
+    known: dict[str, tuple[float, float] | None] = {}
+    for name, draws in samples.items():
+        value = values[name]
+        known[name] = (
+            None if value is None else intervals.of_resamples(value / 100, draws / 100, images)
+        )
+    return known
 
 
 def weighted_ap(

@@ -88,11 +88,12 @@ def _refuse_shapes(arrays: Arrays) -> None:
         kinds = "U" if name == "manifest" else "iub" if name in per_image else "iufb"
         if array.dtype.kind not in kinds:
             raise ValueError(f"'{name}' is of type {array.dtype}")
-        if name in per_image and array.ndim != 1:
+        # What was predicted in each draw of labels is (D, N).
+        if name in per_image and array.ndim not in ((1, 2) if name == "prediction" else (1,)):
             raise ValueError(f"'{name}' has {array.ndim} dimensions")
     if "manifest" not in arrays or np.ndim(arrays["manifest"]):
         raise ValueError("no manifest")
-    if len({len(arrays[name]) for name in per_image}) > 1:
+    if len({arrays[name].shape[-1] for name in per_image}) > 1:
         raise ValueError(f"{', '.join(sorted(per_image))} have different lengths")
 
 
@@ -181,10 +182,11 @@ def of_images(d: np.ndarray, classes: np.ndarray | None = None) -> Difference:
     paired differences, half a count added to either side (Agresti and Min, 2005).
     """
     n = len(d)
-    step = _weights(n, classes) * d
+    weight = _weights(n, classes)
+    step = weight * d
     value = float(step.sum())
     # Variance of a sum of N independent steps: sum of squares minus N times the squared mean.
-    variance = float((step**2).sum() - value**2 / n) + _half_a_count(n, classes)
+    variance = float((step**2).sum() - value**2 / n) + _half_a_count(weight)
     half = NORMAL_975 * math.sqrt(max(variance, 0.0))
     interval = (100 * (value - half), 100 * (value + half))
     return Difference(100 * value, interval, _sign_flip(step), "images", n)
@@ -194,16 +196,17 @@ def of_draws_and_images(d: np.ndarray, classes: np.ndarray | None = None) -> Dif
     """Differences (D, N) in [-1, 1] of the same images in the same draws of labels (or by the same
     seeds), as they would be with other draws and on other images: a t-test with the variance and
     the degrees of freedom of both (intervals.two_way)."""
-    from scipy.stats import t
-
     n = d.shape[1]
     weight = _weights(n, classes)
-    by_image = n * float((weight * d.mean(0)).var(ddof=1)) if n > 1 else 0.0
+    mean = d.mean(0)
+    by_image = n * float((weight * mean).var(ddof=1)) if n > 1 else 0.0
     variance, df = intervals.two_way(d, weight, by_image)
-    error = math.sqrt(variance + _half_a_count(n, classes))
+    # The imagined images are won and lost in as many draws as those on which the two differ.
+    of_differing = float((mean[mean != 0] ** 2).mean()) if mean.any() else 1.0
+    error = math.sqrt(variance + _half_a_count(weight) * of_differing)
     value = float((d @ weight).mean())
-    half = float(t.ppf(0.975, df)) * error
-    p = float(2 * t.sf(abs(value) / error, df))
+    half = intervals.t_quantile(df) * error
+    p = intervals.t_both_tails(value / error, df)
     interval = (100 * (value - half), 100 * (value + half))
     return Difference(100 * value, interval, p, "draws and images", n)
 
@@ -216,16 +219,16 @@ def _weights(n: int, classes: np.ndarray | None) -> np.ndarray:
     return np.full(n, 1 / n) if classes is None else intervals.Classes(classes).weight
 
 
-def _half_a_count(n: int, classes: np.ndarray | None) -> float:
+def _half_a_count(weight: np.ndarray) -> float:
     """What half an imagined image won and half a one lost, of the usual weight, add to the
     variance: they keep an interval from closing on nothing when nobody disagrees."""
-    return float((_weights(n, classes) ** 2).mean())
+    return float((weight**2).mean())
 
 
 def _sign_flip(step: np.ndarray) -> float:
     """Two-sided p-value of sum(step) (N,) when every step's sign is a fair coin."""
     import numpy as np
-    from scipy.stats import binom, norm
+    from scipy.special import bdtr, ndtr
 
     # 1. A step of 0 has no sign. The others in groups of one size |s| each; rounded, since sizes
     #    that are equal but were computed in other ways differ in their last bits.
@@ -239,35 +242,48 @@ def _sign_flip(step: np.ndarray) -> float:
     #    its smaller tail, without a part of what was observed.
     if len(size) == 1:
         least = int(min(won[0], m[0] - won[0]))
-        tail = binom.cdf(least, int(m[0]), 0.5) - _OBSERVED * binom.pmf(least, int(m[0]), 0.5)
+        tail, rest = bdtr([least, least - 1], int(m[0]), 0.5)  # at most so many; fewer
+        tail -= _OBSERVED * (tail - (rest if least else 0.0))
         return float(min(1.0, 2 * tail))
     # 3. Several sizes: with K_g ~ Binomial(m_g, 1/2) steps of group g above 0 the sum is
     #    sum_g size_g (2 K_g - m_g), so one binomial per group stands for all its coins. The
     #    observed sum counts as one of the draws, which keeps the test valid at any number of them.
     observed = abs(float((size * (2 * won - m)).sum()))
     rng = np.random.default_rng(seeding.seed_of("sign flip", len(step), int(m.sum())))
-    flips = np.abs((2 * rng.binomial(m, 0.5, size=(_DRAWS, len(m))) - m) @ size)
+    flips = np.abs(_flipped(rng, size, m))
     beyond = int((flips >= observed - 1e-12).sum())
     # 4. What so few draws cannot resolve is the normal's tail of the same sum; but no outcome is
     #    rarer than all coins alike.
     if beyond < _RESOLVED:
         error = math.sqrt(float((m * size**2).sum()))
-        return float(max(2 * norm.sf(observed / error), 2.0 ** (1 - int(m.sum()))))
+        return float(max(2 * ndtr(-observed / error), 2.0 ** (1 - int(m.sum()))))
     return (1 + beyond) / (1 + _DRAWS)
+
+
+def _flipped(rng: np.random.Generator, size: np.ndarray, m: np.ndarray) -> np.ndarray:
+    """(_DRAWS,) sums of m[g] fair coins of each size[g], plus or minus: bits, 64 coins a word."""
+    import numpy as np
+
+    # 1. Full words, and one for what is left of each group: how many coins, and of which size.
+    words = np.concatenate([np.full((m // 64).sum(), 64), m % 64])
+    of = np.concatenate([np.arange(len(m)).repeat(m // 64), np.arange(len(m))])
+    of, words = of[words > 0], words[words > 0]
+    # 2. A coin is a bit that is kept.
+    unused = (64 - words).astype(np.uint64)
+    bits = rng.integers(0, 2**64, size=(_DRAWS, len(words)), dtype=np.uint64) >> unused
+    return (2.0 * np.bitwise_count(bits) - words) @ size[of]
 
 
 def of_draws(d: np.ndarray) -> Difference:
     """Differences (D,) in percent of the same draws: a paired t-test over draws, with the test
     images as given."""
-    from scipy.stats import t
-
     n, value = len(d), float(d.mean())
     if n < 2:
         return _unknown(value, "draws", n)
     error = float(d.std(ddof=1)) / math.sqrt(n)
-    half = float(t.ppf(0.975, n - 1)) * error
+    half = intervals.t_quantile(n - 1) * error
     if error:
-        p = float(2 * t.sf(abs(value) / error, n - 1))
+        p = intervals.t_both_tails(value / error, n - 1)
     else:  # all draws differ by the same: certain, whichever way
         p = float(value == 0)
     return Difference(value, (value - half, value + half), p, "draws", n)
@@ -278,7 +294,6 @@ def of_resamples(d: np.ndarray, images: int | None = None) -> Difference:
     spread of the resamples. Older files do not say how many images there were: see `_percentiles`.
     """
     import numpy as np
-    from scipy.stats import t
 
     d = d[np.isfinite(d)]  # a resample without a ground truth has no AP
     n = len(d)
@@ -291,8 +306,8 @@ def of_resamples(d: np.ndarray, images: int | None = None) -> Difference:
     # is added as for images (`_half_a_count`).
     variance = float(d.var(ddof=1)) * images / max(images - 1, 1) + (100 / images) ** 2
     error, df = math.sqrt(variance), max(min(images, n) - 1, 1)
-    half = float(t.ppf(0.975, df)) * error
-    p = float(2 * t.sf(abs(value) / error, df))
+    half = intervals.t_quantile(df) * error
+    p = intervals.t_both_tails(value / error, df)
     return Difference(value, (value - half, value + half), p, "resamples", n)
 
 
@@ -338,12 +353,10 @@ def tied_with_first(p_values: Sequence[float], alpha: float = ALPHA) -> int:
 
 def seeds_interval(values: Sequence[float]) -> tuple[float, float] | None:
     """The 95% t-interval of the mean over seeds, in percent; None below two seeds."""
-    from scipy.stats import t
-
     n = len(values)
     if n < 2:
         return None
     mean = sum(values) / n
     spread = math.sqrt(sum((v - mean) ** 2 for v in values) / (n - 1))
-    half = float(t.ppf(0.975, n - 1)) * spread / math.sqrt(n)
+    half = intervals.t_quantile(n - 1) * spread / math.sqrt(n)
     return mean - half, mean + half
