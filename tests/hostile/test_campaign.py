@@ -33,7 +33,7 @@ COUNTS = {
     "weights": 250,
     "datasets": 100,
 }
-FAST = 10  # of each kind
+FAST = 4  # of each kind
 
 VALUES = [
     None, True, -1, 0, 1.5, 10**30, 10**4000, float("nan"), float("inf"), -1e308, "", "x", "abc\ndef",
