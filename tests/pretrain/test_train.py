@@ -232,7 +232,7 @@ def test_a_base_is_a_name_or_a_list_of_names(tmp_path):
 def test_groups_of_batch_norm_that_micro_batches_cannot_fill(pretrain, tmp_path):
     status, said = pretrain(tmp_path / "run", *MOCO, "method.groups=4", "accumulate=4")
     assert status == EXIT_BAD_INPUT
-    assert "2 samples at a time do not divide into the 4 batch norm groups" in said
+    assert "4 batch norm groups do not divide the 2 images that a forward pass" in said
 
 
 def test_no_processes(pretrain, tmp_path):
