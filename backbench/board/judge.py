@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,26 +85,32 @@ def _checkpoints_named(board: Board) -> set[Path]:
     return files
 
 
+def _printed(
+    board: Board, expected: Mapping[str, Sequence[str]]
+) -> Iterator[tuple[Row, str, Sequence[published.Published] | BadInput]]:
+    """Each row with each key that it must reach, and the key's printed numbers; or why there are
+    none: a key mistyped in a recipe must not end the board that its run is one row of."""
+    rows = {row.checkpoint: row for row in board.measured_rows}
+    for digest, keys in expected.items():
+        for key in keys:
+            try:
+                yield rows[digest], key, published.lookup(key)
+            except BadInput as error:
+                yield rows[digest], key, error
+
+
 def judge(board: Board, expected: Mapping[str, Sequence[str]]) -> list[Judged]:
     """Every measured number whose checkpoint has a published one by the same protocol (and engine).
 
     Keys that no published row has are named among the board's problems.
     """
-    rows = {row.checkpoint: row for row in board.measured_rows}
     judged = []
-    for digest, keys in expected.items():
-        row = rows[digest]
-        for key in keys:
-            # A key that was mistyped in a recipe must not end the board that its run is one row of.
-            try:
-                numbers = published.lookup(key)
-            except BadInput as error:
-                board.problems.append(f"{row.name}: {error}")
-                continue
-            for number in numbers:
-                verdict = _judge(board, row, number)
-                if verdict is not None:
-                    judged.append(verdict)
+    for row, _, numbers in _printed(board, expected):
+        if isinstance(numbers, BadInput):
+            board.problems.append(f"{row.name}: {numbers}")
+            continue
+        verdicts = [_judge(board, row, number) for number in numbers]
+        judged += [verdict for verdict in verdicts if verdict is not None]
     return judged
 
 
@@ -144,37 +150,31 @@ def _others(row: Row, cell: Cell, number: published.Published) -> tuple[str, ...
 def not_judged(board: Board, expected: Mapping[str, Sequence[str]]) -> list[str]:
     """What a check must not pass over in silence, a line each: keys that nothing has, numbers that
     are undefined, and those that were measured in another way than their protocol's name says."""
-    rows = {row.checkpoint: row for row in board.measured_rows}
     lines = []
-    for digest, keys in expected.items():
-        row = rows[digest]
-        for key in keys:
-            try:
-                numbers = published.lookup(key)
-            except BadInput as error:
-                lines.append(f"{row.name}: {error}")
-                continue
-            for number in numbers:
-                if scored.tolerance(number) is not None:
-                    lines += _unlike(board, row, number)
+    for row, _, numbers in _printed(board, expected):
+        if isinstance(numbers, BadInput):
+            lines.append(f"{row.name}: {numbers}")
+            continue
+        for number in numbers:
+            if scored.tolerance(number) is not None:
+                lines += _unlike(board, row, number)
     return lines
 
 
 def not_measured(board: Board, expected: Mapping[str, Sequence[str]]) -> list[str]:
     """A line for each printed row that a checkpoint must reach and of which numbers are missing."""
-    rows = {row.checkpoint: row for row in board.measured_rows}
     lines = []
-    for digest, keys in expected.items():
-        row = rows[digest]
-        for key in published.known(keys):
-            judged = [n for n in published.lookup(key) if scored.tolerance(n) is not None]
-            missing = [n for n in judged if board.cell(row, column_of(n)) is None]
-            if missing:
-                first = column_of(missing[0]).name
-                lines.append(
-                    f"{row.name}: {len(missing)} of the {len(judged)} numbers of {key} have no"
-                    f" measurement here, first {first}"
-                )
+    for row, key, numbers in _printed(board, expected):
+        if isinstance(numbers, BadInput):
+            continue  # `not_judged` says it
+        judged = [n for n in numbers if scored.tolerance(n) is not None]
+        missing = [n for n in judged if board.cell(row, column_of(n)) is None]
+        if missing:
+            first = column_of(missing[0]).name
+            lines.append(
+                f"{row.name}: {len(missing)} of the {len(judged)} numbers of {key} have no"
+                f" measurement here, first {first}"
+            )
     return lines
 
 

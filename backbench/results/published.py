@@ -98,11 +98,6 @@ def lookup(key: str) -> tuple[Published, ...]:
     return found
 
 
-def known(keys: Collection[str]) -> list[str]:
-    """Those of the keys that a printed row has."""
-    return [key for key in keys if key in _by_key()]
-
-
 def _nearest_key(key: str) -> str:
     text = nearest(key, _by_key())
     if text.startswith("did you"):

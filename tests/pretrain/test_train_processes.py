@@ -84,17 +84,22 @@ def test_two_processes_make_the_weights_of_one(root, tmp_path, overrides):
     assert one == pytest.approx(two, rel=1e-4)
 
 
-@pytest.mark.slow
-def test_a_signal_to_one_process_stops_all_and_they_continue_exactly(root, tmp_path):
-    assert pretrain(root, tmp_path / "whole", 2)[0] == 0
-    out = tmp_path / "parts"
-    process = start(root, out, 2)
+def stopped_after_a_row(process, out):
+    """A signal as soon as the metrics have a row; what the process said on its way out."""
     while len(read_metrics(out)) < 1:
         assert process.poll() is None
         time.sleep(0.002)
     process.send_signal(signal.SIGTERM)
     said = process.communicate(timeout=500)[1]
     assert process.returncode == EXIT_PREEMPTED, said
+    return said
+
+
+@pytest.mark.slow
+def test_a_signal_to_one_process_stops_all_and_they_continue_exactly(root, tmp_path):
+    assert pretrain(root, tmp_path / "whole", 2)[0] == 0
+    out = tmp_path / "parts"
+    said = stopped_after_a_row(start(root, out, 2), out)
     assert said.count("state saved") == 1
     assert pretrain(root, out, 2)[0] == 0
     digests = {
@@ -111,13 +116,7 @@ def test_a_run_continues_on_another_number_of_processes(root, tmp_path):
     same = ("precision=fp64", "accumulate=2", "batch_size=16", "epochs=4", MOCO)
     assert pretrain(root, tmp_path / "whole", 1, *same)[0] == 0
     out = tmp_path / "parts"
-    process = start(root, out, 2, *same)
-    while len(read_metrics(out)) < 1:
-        assert process.poll() is None
-        time.sleep(0.002)
-    process.send_signal(signal.SIGTERM)
-    said = process.communicate(timeout=500)[1]
-    assert process.returncode == EXIT_PREEMPTED, said
+    stopped_after_a_row(start(root, out, 2, *same), out)
     status, said = pretrain(root, out, 4, *same)
     assert status == 0 and "continuing at step" in said, said
     assert apart(tmp_path / "whole", out) < 1e-5
