@@ -47,7 +47,7 @@ try:
         from detectron2.engine import SimpleTrainer, create_ddp_model
         from detectron2.evaluation.coco_evaluation import instances_to_coco_json
         from detectron2.evaluation.pascal_voc_evaluation import parse_rec, voc_eval
-        from detectron2.layers import get_norm
+        from detectron2.layers import NaiveSyncBatchNorm, get_norm
         from detectron2.modeling import build_model
         from detectron2.modeling.roi_heads import ROI_HEADS_REGISTRY, Res5ROIHeads
         from detectron2.solver import build_optimizer
@@ -232,7 +232,7 @@ def voc_scores(
     """VOC's AP by Detectron2's evaluator: 11-point for 2007; AP is the mean over 0.5 to 0.95. The
     intervals' draws are decided by `manifest`; None leaves them out."""
     aps = np.zeros((len(VOC_THRESHOLDS), len(split.categories)))
-    annotations = str(split.folder.parent / "Annotations" / "{}.xml")
+    annotations = _voc_annotations(split)
     elevens = "2007" in split.name
     lines = _voc_lines(detections)
     with tempfile.TemporaryDirectory() as folder:
@@ -252,6 +252,27 @@ def voc_scores(
     samples = voc_bootstrap(split, lines, manifest) if manifest is not None else {}
     known = evaluate.intervals_of(means, samples, len(split.records))
     return evaluate.Scores(means, known, of_category, samples)
+
+
+def voc_rehearse(split: Split) -> None:
+    """Score nothing found. Raises BadInput where the evaluator cannot read what it scores by, which
+    would otherwise be learnt after the training."""
+    with tempfile.TemporaryDirectory() as folder:
+        files = f"{folder}/{{}}.txt"
+        name = split.categories[0]
+        Path(files.format(name)).touch()
+        try:
+            voc_eval(files, _voc_annotations(split), str(split.file), name)
+        except (ValueError, TypeError, AttributeError, OSError, SyntaxError) as error:
+            line = " ".join(str(error).split())[:160]
+            raise BadInput(
+                f"{split.file}: VOC's evaluator cannot score it ({line}); it wants a name in every "
+                "line, and in every object whole numbers for box, truncated and difficult"
+            ) from None
+
+
+def _voc_annotations(split: Split) -> str:
+    return str(split.folder.parent / "Annotations" / "{}.xml")
 
 
 def voc_bootstrap(
@@ -280,7 +301,7 @@ def _voc_objects(split: Split, place: Mapping[str, int]) -> list[dict[int, voc_a
     """Label -> image -> its objects, as the evaluator parses them."""
     out: list[dict[int, voc_ap.VocObjects]] = [{} for _ in split.categories]
     for image, number in place.items():
-        rows = parse_rec(str(split.folder.parent / "Annotations" / f"{image}.xml"))
+        rows = parse_rec(_voc_annotations(split).format(image))
         for label, name in enumerate(split.categories):
             mine = [row for row in rows if row["name"] == name]
             if mine:
@@ -300,6 +321,16 @@ def _voc_lines(detections: Sequence[Detection]) -> dict[int, list[str]]:
     return lines
 
 
+class WideSyncBatchNorm(NaiveSyncBatchNorm):
+    """Sums a bfloat16 batch's statistics over several processes in float32, as Detectron2 by itself
+    does for float16 and torch's SyncBatchNorm for both: of E[x^2] - E[x]^2, 8 bits leave nothing."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if input.dtype is not torch.bfloat16 or distributed.world_size() == 1:
+            return super().forward(input)
+        return super().forward(input.float()).bfloat16()
+
+
 class Detectron2Engine(DetectionEngine):
     def build(self) -> nn.Module:
         # What is said to Detectron2 stays here: the caller's config is that of the run
@@ -311,6 +342,9 @@ class Detectron2Engine(DetectionEngine):
             for node in (self.cfg.MODEL.RESNETS, self.cfg.MODEL.FPN):
                 node.NORM = "naiveSyncBN" if node.NORM == "SyncBN" else node.NORM
         model = build_model(self.cfg)
+        for module in model.modules():
+            if type(module) is NaiveSyncBatchNorm:
+                module.__class__ = WideSyncBatchNorm
         # An FPN has the trunk inside it; a C4 model is the trunk up to C4, and its head has C5.
         self.c4 = not hasattr(model.backbone, "bottom_up")
         self.trunk = "backbone" if self.c4 else "backbone.bottom_up"

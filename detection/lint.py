@@ -54,9 +54,13 @@ def files(p: Prepared) -> None:
     log.info(f"checking {len(trained)} + {len(p.val.records)} images")
     images.check_files(trained)
     images.check_files(p.val.records)
-    if p.val.name not in voc.VOC:
-        for kind in p.task.aps:
-            evaluate.rehearse(p.val, kind, p.cfg.TEST.KEYPOINT_OKS_SIGMAS)
+    if p.val.name in voc.VOC:
+        from detection.engine_detectron2 import voc_rehearse
+
+        voc_rehearse(p.val)
+        return
+    for kind in p.task.aps:
+        evaluate.rehearse(p.val, kind, p.cfg.TEST.KEYPOINT_OKS_SIGMAS)
 
 
 def weights(cfg: CfgNode, given: Given, checkpoint: Checkpoint) -> None:

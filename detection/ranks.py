@@ -30,6 +30,8 @@ from detection.run import DetectionRun
 HOST = "127.0.0.1"
 PR_SET_PDEATHSIG = 1  # of Linux's prctl
 GRACE_SECONDS = 2
+POLL_SECONDS = 0.2
+JOIN_MINUTES = 30  # how long a rank waits for another in a collective
 SPLITS_FILE = ".splits.pkl"  # in the run's folder, while its ranks are at work
 # What the run exits with is the first of these that a rank did. Where one was stopped by a signal,
 # its state is saved, however the others ended.
@@ -135,7 +137,7 @@ def joined(run: DetectionRun, seat: Seat) -> Iterator[None]:
         "nccl" if gpus(run.given) else "gloo",
         rank=seat.rank,
         world_size=run.world,
-        timeout=datetime.timedelta(minutes=30),
+        timeout=datetime.timedelta(minutes=JOIN_MINUTES),
     )
     try:
         yield
@@ -168,3 +170,10 @@ def barrier() -> None:
     """Wait for the other ranks; nothing in a run of one process."""
     if dist.is_initialized():
         dist.barrier()
+
+
+def wait_until(there: Callable[[], bool]) -> None:
+    """For what takes one rank alone as long as it takes: the scoring of COCO's val set. A collective
+    ends the run after JOIN_MINUTES; this ends with a signal, and with the parent: see _watch."""
+    while not there():
+        time.sleep(POLL_SECONDS)

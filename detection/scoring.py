@@ -16,7 +16,7 @@ from detection.data import voc
 from detection.data.records import Detection
 from detection.engine import DetectionEngine
 from detection.protocol import decisive, protocol
-from detection.ranks import barrier
+from detection.ranks import wait_until
 from detection.run import (
     DETECTIONS_FILE,
     EVALUATIONS_FILE,
@@ -27,6 +27,8 @@ from detection.run import (
 
 if TYPE_CHECKING:
     import numpy as np
+
+SHARE = ".predictions.{}.json"  # a rank's detections, until they are scored
 
 
 def predict(run: DetectionRun, p: Prepared, engine: DetectionEngine, rank: int) -> list[Detection]:
@@ -50,23 +52,34 @@ def predict(run: DetectionRun, p: Prepared, engine: DetectionEngine, rank: int) 
 def _gather(
     run: DetectionRun, mine: list[list[Detection]], rank: int, *, images: int
 ) -> list[list[Detection]]:
-    """Every rank's images on rank 0, through files: masks of 5,000 images are no tensor."""
-    share = _share(run.out, rank)
-    atomic.write_text(share, json.dumps(mine))
-    barrier()
+    """Every rank's images on rank 0, through files: masks of 5,000 images are no tensor. They lie
+    there until rank 0 is through with them: see `scored`."""
     if rank:
+        atomic.write_text(run.out / SHARE.format(rank), json.dumps(mine))
         return []
-    shares = []
-    for r in range(run.world):
-        file = _share(run.out, r)
+    shares = [mine]
+    for r in range(1, run.world):
+        file = run.out / SHARE.format(r)
+        wait_until(file.exists)
         shares.append(json.loads(file.read_text()))
-        file.unlink()
     # Rank r had the images r, r + world, r + 2 world, ...
     return [shares[i % run.world][i // run.world] for i in range(images)]
 
 
-def _share(out: Path, rank: int) -> Path:
-    return out / f".predictions.{rank}.json"
+def clear(run: DetectionRun) -> None:
+    """Take the ranks' shares away: those of a killed run, which may have had more ranks, before its
+    ranks start again."""
+    for file in run.out.glob(SHARE.format("*")):
+        file.unlink(missing_ok=True)
+
+
+def scored(run: DetectionRun, rank: int) -> None:
+    """Rank 0 has scored what `predict` gave it; the others have waited here for that."""
+    if rank:
+        share = run.out / SHARE.format(rank)
+        wait_until(lambda: not share.exists())
+    else:
+        clear(run)
 
 
 def record(run: DetectionRun, p: Prepared, detections: list[Detection]) -> None:
@@ -113,7 +126,7 @@ def on_the_way(
         lines.append(json.dumps({"step": step, **values}))
         atomic.write_text(file, "".join(line + "\n" for line in lines))
         log.info(f"after iteration {step}: {values}")
-    barrier()
+    scored(run, rank)
 
 
 def _scores(

@@ -72,6 +72,7 @@ def run(args: argparse.Namespace) -> int:
         if asked.world > 1:
             # The engine was built for its errors: each rank builds its own.
             del engine
+            scoring.clear(asked)
             with ranks.handing_over(asked, prepared.train, prepared.val) as handed:
                 ranks.spawn(take_part, handed)
         else:
@@ -236,7 +237,7 @@ def work(run: DetectionRun, p: Prepared, engine: DetectionEngine, rank: int = 0)
     detections = scoring.predict(run, p, engine, rank)
     if rank == 0:
         scoring.record(run, p, detections)
-    ranks.barrier()
+    scoring.scored(run, rank)
 
 
 def train(

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from support.detection_loop import OneNumber
+from support.detection_loop import OneNumber, normalised_in_bfloat16
 from support.detection_runs import asked, built
 
 from backbench.errors import BadInput, Preempted
 from backbench.runs.folder import read_metrics
 from backbench.runs.state import StopFlag, load_state
-from detection import config, train_net
+from detection import config, ranks, train_net
 from detection.protocol import protocol
 
 ENGINES = ["torchvision", "detectron2"]
@@ -38,6 +38,13 @@ def test_near_to_float32(tiny_root, tmp_path, engine):
         assert {v.dtype for v in weights.values()} <= {torch.float32, torch.int64}
     assert losses["bf16"] != losses["fp32"]
     assert losses["bf16"] == pytest.approx(losses["fp32"], rel=0.1)
+
+
+@pytest.mark.slow
+def test_batch_norm_of_two_ranks_is_summed_in_float32(tiny_root, tmp_path):
+    pytest.importorskip("detectron2", reason="Detectron2 is not installed: `make detectron2`")
+    run = asked("tiny_mask_rcnn_R_18_FPN", tiny_root, tmp_path, PLAIN, world=2)
+    ranks.spawn(normalised_in_bfloat16, run)
 
 
 def in_float16(root, out):

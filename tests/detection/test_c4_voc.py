@@ -6,7 +6,7 @@ from PIL import Image
 from support.detection_runs import asked, built
 
 from backbench.errors import BadInput
-from detection import convert, train_net
+from detection import convert, lint, train_net
 from detection.data import coco
 from detection.data.split import join, training_records
 from detection.data.voc import VOC_CLASSES
@@ -127,10 +127,29 @@ def test_voc_config(voc, tmp_path):
     run = asked(name, voc, tmp_path / "run", engine="detectron2")
     p = train_net.prepare(run)
     assert (len(p.train.records), len(p.val.records)) == (6, 3)
+    lint.files(p)
     assert train_net.choose_engine("auto", run.given) == "detectron2"
-    assert protocol(run.given) == "detection-c4-voc-v1"
+    assert protocol(run.given) == "detection-c4-voc-v2"
     with pytest.raises(BadInput, match=r"no key|does not state"):
         train_net.prepare(asked(name, voc, tmp_path / "run"))
+
+
+@pytest.mark.parametrize("what", ["a fraction", "no number", "an empty line"])
+def test_what_only_vocs_evaluator_would_stumble_over(voc, tmp_path, what):
+    """Boxes of fractions, as VOC 2012 has some, train; where they are scored they are refused."""
+    p = train_net.prepare(
+        asked("faster_rcnn_R_50_C4_VOC", voc, tmp_path / "run", engine="detectron2")
+    )
+    file = voc / "VOC2007/Annotations/200704.xml"
+    names = voc / "VOC2007/ImageSets/Main/test.txt"
+    if what == "a fraction":
+        file.write_text(file.read_text().replace("<xmin>14<", "<xmin>14.5<"))
+    elif what == "no number":
+        file.write_text(file.read_text().replace("<difficult>0<", "<difficult>no<"))
+    else:
+        names.write_text(names.read_text() + "\n\n")
+    with pytest.raises(BadInput, match=r"Main/test\.txt: VOC's evaluator cannot score it"):
+        lint.files(p)
 
 
 @pytest.mark.slow

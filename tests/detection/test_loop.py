@@ -4,13 +4,14 @@ import dataclasses
 
 import pytest
 import torch
-from support.detection_loop import OneNumber, stopped_while_saving
+from support.detection_loop import OneNumber, long_scored, stopped_while_saving
 from support.detection_runs import asked
 
 from backbench.errors import Failed, Preempted
+from backbench.results import store
 from backbench.runs.folder import read_metrics
 from backbench.runs.state import StopFlag, load_state
-from detection import ranks, train_net
+from detection import ranks, scoring, train_net
 
 SHORT = ("SOLVER.MAX_ITER", "12", "SOLVER.STEPS", "(8,)", "TEST.PRECISE_BN.ENABLED", "False")
 
@@ -138,3 +139,17 @@ def test_no_rank_is_killed_while_another_saves(prepared):
         ranks.spawn(stopped_while_saving, run)
     assert ended.value.code == 75
     assert load_state(run.out / "state.pt")["iteration"] == 4
+
+
+@pytest.mark.slow
+def test_ranks_wait_as_long_as_scoring_takes(prepared):
+    """Scoring on the way and at the end takes longer than a collective waits; what a killed run had
+    found is not taken for this one's."""
+    run, _ = prepared("SOLVER.IMS_PER_BATCH", "2", "TEST.EVAL_PERIOD", "6")
+    run = dataclasses.replace(run, world=2)
+    for rank in (1, 2):  # it had three ranks
+        (run.out / f".predictions.{rank}.json").write_text("[[1]]")
+    scoring.clear(run)
+    ranks.spawn(long_scored, run)
+    assert store.complete(run.out)
+    assert not list(run.out.glob(".predictions*"))

@@ -8,7 +8,7 @@ import torch
 
 from backbench.errors import EXIT_PREEMPTED, Preempted
 from backbench.runs.state import StopFlag
-from detection import ranks, train_net
+from detection import ranks, scoring, train_net
 from detection.engine import DetectionEngine
 
 
@@ -81,3 +81,35 @@ def stopped_while_saving(run, seat):
         except Preempted:
             return EXIT_PREEMPTED
     return 0
+
+
+def long_scored(run, seat):
+    """For ranks.spawn: rank 0 scores, twice, for longer than a collective would wait for it."""
+    ranks.JOIN_MINUTES = 1 / 20
+    record, values = scoring.record, scoring._scores
+
+    def slow(action):
+        def after_a_while(*args):
+            time.sleep(5)
+            return action(*args)
+
+        return after_a_while
+
+    scoring.record, scoring._scores = slow(record), slow(values)
+    with ranks.joined(run, seat):
+        p = train_net.prepare(run)
+        train_net.work(run, p, OneNumber(p), seat.rank)
+    return 0
+
+
+def normalised_in_bfloat16(run, seat):
+    """For ranks.spawn: Detectron2's batch norm over two ranks on a bfloat16 batch whose mean is far
+    from 0; 0 where it is that of float32."""
+    from detection.engine_detectron2 import WideSyncBatchNorm
+
+    torch.manual_seed(seat.rank)
+    x = (20 + torch.randn(8, 4, 9, 9)).bfloat16()
+    with ranks.joined(run, seat):
+        y = WideSyncBatchNorm(4).train()(x)
+        wide = WideSyncBatchNorm(4).train()(x.float())
+    return int(y.dtype is not torch.bfloat16 or not torch.allclose(y.float(), wide, atol=0.02))
