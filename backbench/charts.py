@@ -95,12 +95,14 @@ def save(figure: Figure, stem: Path) -> Path:
     with rc_context({"svg.hashsalt": stem.name, "svg.fonttype": "path"}):
         # The places of all axes are found once, not again for each file.
         FigureCanvasAgg(figure)
-        figure.draw_without_rendering()
+        if (layout := figure.get_layout_engine()) is not None:
+            layout.execute(figure)
         figure.set_layout_engine("none")
-        for suffix, canvas in ((".png", FigureCanvasAgg), (".svg", FigureCanvasSVG)):
-            metadata = {"Software": None} if suffix == ".png" else {"Date": None, "Creator": None}
-            with atomic.atomic_path(stem.with_name(stem.name + suffix)) as temporary:
-                canvas(figure).print_figure(
-                    temporary, format=suffix[1:], dpi=130, metadata=metadata
-                )
+        figure.set_dpi(130)
+        # The canvases' own methods: `savefig` draws every figure twice.
+        with atomic.atomic_path(stem.with_name(f"{stem.name}.png")) as temporary:
+            FigureCanvasAgg(figure).print_png(temporary, metadata={"Software": None})
+        with atomic.atomic_path(stem.with_name(f"{stem.name}.svg")) as temporary:
+            metadata = {"Date": None, "Creator": None}
+            FigureCanvasSVG(figure).print_svg(temporary, metadata=metadata)
     return stem.with_name(stem.name + ".svg")

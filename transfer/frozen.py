@@ -3,7 +3,6 @@ the convolutions, no gradients, and a guard."""
 
 from __future__ import annotations
 
-import functools
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -57,9 +56,9 @@ class FrozenTrunk:
         follows = kept_head(checkpoint, head).to(device) if head else None
         return FrozenTrunk(checkpoint, module, device, precision, state_digest(module), follows)
 
-    @functools.cached_property
+    @property
     def digest(self) -> str:
-        """Of the checkpoint, hashed once."""
+        """Of the checkpoint."""
         return self.checkpoint.digest
 
     @property

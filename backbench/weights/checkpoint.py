@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import math
@@ -52,15 +53,13 @@ class Checkpoint:
         heads = {k: v.detach().cpu().contiguous() for k, v in self.heads.items()}
         object.__setattr__(self, "heads", heads)
 
-    @property
+    @functools.cached_property
     def digest(self) -> str:
-        """64 hex: sha256 over the sorted names, shapes and bytes of the trunk's float tensors."""
-        sha = hashlib.sha256()
-        for name, tensor in sorted(self.state_dict.items()):
-            if tensor.is_floating_point():
-                sha.update(f"{name} {tuple(tensor.shape)}\n".encode())
-                sha.update(tensor.contiguous().numpy().tobytes())
-        return sha.hexdigest()
+        """64 hex: sha256 over the sorted names, shapes and bytes of the trunk's float tensors.
+
+        Computed once: a checkpoint is a value, which nobody trains further.
+        """
+        return _trunk_digest(self.state_dict)
 
     @property
     def name(self) -> str:
@@ -90,7 +89,8 @@ class Checkpoint:
             "epochs": self.epochs,
             "pixels": dataclasses.asdict(self.pixels),
             "provenance": dict(self.provenance),
-            "digest": self.digest,
+            # Of the bytes that are written, whatever has been done to the tensors since
+            "digest": _trunk_digest(self.state_dict),
         }
         tensors = {_TRUNK + k: v.contiguous() for k, v in self.state_dict.items()}
         tensors |= {_HEADS + k: v.clone() for k, v in self.heads.items()}
@@ -144,6 +144,15 @@ class Checkpoint:
                 f"{path}: the weights do not match the digest in the header; the file is damaged"
             )
         return checkpoint
+
+
+def _trunk_digest(state_dict: Mapping[str, Tensor]) -> str:
+    sha = hashlib.sha256()
+    for name, tensor in sorted(state_dict.items()):
+        if tensor.is_floating_point():
+            sha.update(f"{name} {tuple(tensor.shape)}\n".encode())
+            sha.update(tensor.contiguous().numpy().tobytes())
+    return sha.hexdigest()
 
 
 def from_about(
