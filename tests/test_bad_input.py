@@ -5,16 +5,24 @@ import json
 import shutil
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
+from backbench import cli
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.resnet import build_backbone
 
 
-def backbench(*arguments):
-    command = [sys.executable, "-m", "backbench", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+@pytest.fixture
+def backbench(capsys):
+    """A command in this process: what it returned and what it said."""
+
+    def command(*arguments):
+        status = cli.main([*map(str, arguments)])
+        return SimpleNamespace(returncode=status, stderr=capsys.readouterr().err)
+
+    return command
 
 
 def refused(done, *words):
@@ -33,18 +41,31 @@ def checkpoint(tmp_path_factory):
     return path
 
 
-def pretrain(root, out, *overrides):
-    return backbench("pretrain", "tiny_simclr", *overrides, "--data", root, "--out", out)
+@pytest.fixture
+def pretrain(backbench):
+    def command(root, out, *overrides):
+        return backbench("pretrain", "tiny_simclr", *overrides, "--data", root, "--out", out)
+
+    return command
 
 
-def test_missing_and_empty_image_folder(tmp_path):
+def test_as_a_process(tmp_path):
+    """Nothing is said before or after by what a process does at its start and end."""
+    command = [sys.executable, "-m", "backbench", "pretrain", "tiny_simclr", "epoch=1"]
+    command += ["--data", str(tmp_path), "--out", str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    refused(done, "epoch", "did you mean 'epochs'?")
+    assert done.stderr.count("\n") == 1
+
+
+def test_missing_and_empty_image_folder(pretrain, tmp_path):
     refused(pretrain(tmp_path / "nowhere", tmp_path / "run"), tmp_path / "nowhere")
     (tmp_path / "data" / "digits" / "train" / "0").mkdir(parents=True)
     refused(pretrain(tmp_path / "data", tmp_path / "run"), tmp_path / "data" / "digits" / "train")
     assert not list(tmp_path.glob("run/*.safetensors"))
 
 
-def test_corrupt_image_is_named_and_skipped_only_when_asked(tiny_root, tmp_path):
+def test_corrupt_image_is_named_and_skipped_only_when_asked(pretrain, tiny_root, tmp_path, caplog):
     shutil.copytree(tiny_root / "digits", tmp_path / "digits")
     victim = next(iter(sorted((tmp_path / "digits" / "train").rglob("*.png"))))
     victim.write_bytes(victim.read_bytes()[:40])
@@ -52,10 +73,10 @@ def test_corrupt_image_is_named_and_skipped_only_when_asked(tiny_root, tmp_path)
     assert not (tmp_path / "run" / "backbone.safetensors").exists()
     done = pretrain(tmp_path, tmp_path / "skipped", "data.skip_corrupt=true", "epochs=1")
     assert done.returncode == 0, done.stderr
-    assert str(victim) in done.stderr
+    assert str(victim) in caplog.text
 
 
-def test_unknown_key_offers_the_nearest(tiny_root, tmp_path):
+def test_unknown_key_offers_the_nearest(backbench, pretrain, tiny_root, tmp_path):
     refused(pretrain(tiny_root, tmp_path / "run", "optim.learning_rat=1"), "optim.learning_rat")
     refused(pretrain(tiny_root, tmp_path / "run", "epoch=1"), "epoch", "did you mean 'epochs'?")
     refused(
@@ -65,19 +86,19 @@ def test_unknown_key_offers_the_nearest(tiny_root, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_value_of_the_wrong_type(tiny_root, tmp_path):
+def test_value_of_the_wrong_type(pretrain, tiny_root, tmp_path):
     refused(pretrain(tiny_root, tmp_path / "run", "epochs=many"), "epochs", "whole number", "many")
     assert not (tmp_path / "run").exists()
 
 
-def test_out_that_holds_another_run(tiny_root, tmp_path):
+def test_out_that_holds_another_run(pretrain, tiny_root, tmp_path):
     assert pretrain(tiny_root, tmp_path / "run", "epochs=1").returncode == 0
     before = (tmp_path / "run" / "backbone.safetensors").read_bytes()
     refused(pretrain(tiny_root, tmp_path / "run", "epochs=1", "seed=7"), tmp_path / "run", "seed")
     assert (tmp_path / "run" / "backbone.safetensors").read_bytes() == before
 
 
-def test_checkpoint_that_is_a_text_file(tiny_root, tmp_path):
+def test_checkpoint_that_is_a_text_file(backbench, tiny_root, tmp_path):
     text = tmp_path / "notes.txt"
     text.write_text("not weights\n")
     common = ("--data", tiny_root, "--out", tmp_path / "run")
@@ -89,7 +110,7 @@ def test_checkpoint_that_is_a_text_file(tiny_root, tmp_path):
     assert not (tmp_path / "x.pkl").exists()
 
 
-def test_coco_json_whose_images_are_missing(tiny_root, tmp_path, checkpoint):
+def test_coco_json_whose_images_are_missing(backbench, tiny_root, tmp_path, checkpoint):
     shutil.copytree(tiny_root / "scenes", tmp_path / "scenes")
     victim = tmp_path / "scenes" / "train2017" / "000000000002.jpg"
     victim.unlink()
@@ -110,7 +131,7 @@ def test_coco_json_whose_images_are_missing(tiny_root, tmp_path, checkpoint):
     )
 
 
-def test_unknown_dataset_and_protocol(tiny_root, tmp_path, checkpoint):
+def test_unknown_dataset_and_protocol(backbench, tiny_root, tmp_path, checkpoint):
     common = ("--data", tiny_root, "--out", tmp_path / "run")
     refused(backbench("linear", checkpoint, "--datasets", "digit", *common), "digit")
     refused(

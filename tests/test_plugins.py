@@ -63,47 +63,55 @@ def data(tmp_path_factory) -> Path:
     return root
 
 
-def backbench(site: Path | None, *words: str) -> subprocess.CompletedProcess:
-    """A command of the suite; `site` is the folder with the lab's package."""
-    path = os.environ.get("PYTHONPATH", "")
-    environment = os.environ | ({"PYTHONPATH": f"{site}{os.pathsep}{path}"} if site else {})
-    command = [sys.executable, "-m", "backbench", *words]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+# Commands one after the other, each told by the line before it: torch starts once.
+COMMANDS = """
+import json, sys
+from backbench import cli
+for words in json.loads(sys.argv[1]):
+    print("$", *words, flush=True)
+    if cli.main(words):
+        sys.exit(f"failed: {words}")
+"""
 
 
 def test_all_three_in_one_life(site, data, tmp_path):
     """Pretrained by the lab's method on the lab's images, imported from the lab's file, probed on
     the lab's dataset."""
     (tmp_path / "recipe.yaml").write_text(RECIPE)
-    common = ("--data", str(data))
-    out = tmp_path / "pretrained"
-    done = backbench(site, "pretrain", str(tmp_path / "recipe.yaml"), *common, "--out", str(out))
-    assert done.returncode == 0, done.stderr
     content = {f"net.trunk.{k}": v for k, v in build_backbone("resnet18").state_dict().items()}
     torch.save({**content, "done": 7}, tmp_path / "lab.pth")
-    imported = tmp_path / "imported.safetensors"
-    done = backbench(site, "import", str(tmp_path / "lab.pth"), "--out", str(imported))
-    assert done.returncode == 0, done.stderr
-    assert "method spread" in done.stdout and "epochs 7" in done.stdout
-    assert "format example lab" in done.stdout
+    common = ("--data", str(data))
+    out, imported = tmp_path / "pretrained", tmp_path / "imported.safetensors"
     files = (str(out / "backbone.safetensors"), str(imported))
-    probe = ("linear", *files, "--datasets", "stripes", "--protocol", "knn_demo", *common)
-    done = backbench(site, *probe, "--out", str(tmp_path / "probe"))
+    commands = [
+        ["pretrain", str(tmp_path / "recipe.yaml"), *common, "--out", str(out)],
+        ["import", str(tmp_path / "lab.pth"), "--out", str(imported)],
+        ["linear", *files, "--datasets", "stripes", "--protocol", "knn_demo", *common],
+        ["data", "list", *common],
+    ]
+    commands[2] += ["--out", str(tmp_path / "probe")]
+    path = os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])
+    process = [sys.executable, "-c", COMMANDS, json.dumps(commands)]
+    environment = os.environ | {"PYTHONPATH": path}
+    done = subprocess.run(process, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+    _, _, brought, _, listed = done.stdout.split("$ ")
+    assert "method spread" in brought and "epochs 7" in brought
+    assert "format example lab" in brought
     rows = [
         json.loads(line) for line in (tmp_path / "probe" / "results.jsonl").read_text().splitlines()
     ]
     assert {row["method"] for row in rows} == {"spread"}
     assert {row["dataset"] for row in rows} == {"stripes"}
-    assert "stripes" in backbench(site, "data", "list", *common).stdout
+    assert "stripes" in listed
 
 
-def test_without_the_package_the_names_are_unknown(data, tmp_path):
+def test_without_the_package_the_names_are_unknown(data, tmp_path, capsys):
     (tmp_path / "recipe.yaml").write_text(RECIPE)
     out = ("--data", str(data), "--out", str(tmp_path / "run"))
-    done = backbench(None, "pretrain", str(tmp_path / "recipe.yaml"), *out)
-    assert done.returncode == 2
-    assert "unknown method 'spread'" in done.stderr and len(done.stderr.splitlines()) == 1
+    assert cli.main(["pretrain", str(tmp_path / "recipe.yaml"), *out]) == 2
+    said = capsys.readouterr().err
+    assert "unknown method 'spread'" in said and len(said.splitlines()) == 1
 
 
 @pytest.mark.parametrize(
