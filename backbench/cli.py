@@ -269,10 +269,9 @@ def _launch(p: argparse.ArgumentParser) -> None:
         action.add_argument(
             "names", nargs="*", metavar="NAME", help="only jobs whose name holds this"
         )
-        if name == "retry":
-            action.add_argument(
-                "--cluster", metavar="FILE", help="where the jobs went, if it is a file of your own"
-            )
+        action.add_argument(
+            "--cluster", metavar="FILE", help="where the jobs went, if it is a file of your own"
+        )
     for action in actions.choices.values():
         action.add_argument(
             "--out", type=Path, default=Path("runs"), metavar="RUNS", help="folder of all runs"

@@ -135,6 +135,7 @@ def _override(text: str) -> Recipe:
     try:
         yamls.check(value)
         tree = OmegaConf.to_container(OmegaConf.from_dotlist([text]))
+        yamls.refuse_long_numbers(tree)
     except Exception as error:
         raise BadInput(f"override '{text}': {' '.join(str(error).split())}") from None
     assert isinstance(tree, dict)

@@ -36,12 +36,14 @@ from backbench.board.board import (
 )
 from backbench.board.export import again
 from backbench.board.judge import Judged
+from backbench.errors import BadInput
+from backbench.images.files import readable
 from backbench.results.compare import Difference
 from backbench.results.store import Result
 from backbench.runs import atomic
 from backbench.runs.folder import CHECKPOINT_FILE, METRICS_FILE, PICTURES, RUN_FILE, read_metrics
 from backbench.tasks import TASKS
-from backbench.untrusted import jsons, opening, words
+from backbench.untrusted import jsons, words
 from backbench.weights import header
 
 HERE = Path(__file__).parent
@@ -455,9 +457,8 @@ def _mean(part: Sequence[Mapping[str, float]], name: str) -> float | None:
         value = line.get(name)
         if isinstance(value, int | float) and math.isfinite(value):
             values.append(value)
-    if not values:
-        return None
-    return float(f"{sum(values) / len(values):.5g}")
+    mean = sum(values) / len(values) if values else math.nan
+    return float(f"{mean:.5g}") if math.isfinite(mean) else None
 
 
 def pictures(board: Board) -> list[PagePicture]:
@@ -500,14 +501,16 @@ def _small_image(file: Path) -> str | None:
     from PIL import Image
 
     try:
-        with opening.open_regular(file, most=opening.GIGABYTE) as data, Image.open(data) as opened:
+        with readable(file) as data, Image.open(data, formats=("PNG", "JPEG")) as opened:
             image = opened.convert("RGB")
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+            width = min(image.width, PICTURE_WIDTH)
+            # A strip is cut short rather than refused by WEBP
+            height = min(max(1, round(image.height * width / image.width)), 10 * PICTURE_WIDTH)
+            image = image.resize((width, height))
+            buffer = io.BytesIO()
+            image.save(buffer, "WEBP", quality=82)
+    except BadInput:
         return None
-    if image.width > PICTURE_WIDTH:
-        image = image.resize((PICTURE_WIDTH, round(image.height * PICTURE_WIDTH / image.width)))
-    buffer = io.BytesIO()
-    image.save(buffer, "WEBP", quality=82)
     return "data:image/webp;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 

@@ -6,6 +6,9 @@ Whoever only wants the table imports neither numpy nor torch with it.
 
 from __future__ import annotations
 
+import contextlib
+import os
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal, TypedDict
@@ -17,7 +20,7 @@ from backbench.datasets.splits import Splits
 from backbench.errors import BadInput, nearest
 from backbench.images.files import ArrayList, ImageList, scan_folder
 from backbench.runs.folder import log
-from backbench.untrusted import jsons
+from backbench.untrusted import jsons, words
 
 RECORD = "backbench-splits.json"
 
@@ -308,9 +311,10 @@ def open_split(root: Path, name: str, split: str) -> ImageList:
     Raises BadInput that names what is missing.
     """
     found = row(name)
-    if found is not None and found.read_split is not None:
-        return found.read_split(root, split)
-    return readers.folder_or_shards(root / name / split)
+    with _layout_of(root / name):
+        if found is not None and found.read_split is not None:
+            return found.read_split(root, split)
+        return readers.folder_or_shards(root / name / split)
 
 
 def build(
@@ -326,7 +330,8 @@ def load(name: str, root: Path, *, seed: int = 0) -> Splits:
     A split of another size than the row's is used with a warning; every result's notes say so.
     """
     dataset = find(name)
-    found = dataset.read(dataset.base(root), seed)
+    with _layout_of(dataset.base(root)):
+        found = dataset.read(dataset.base(root), seed)
     # 1. Labels and lists, then the files, and only then what is in them: each costs more.
     splits.check(name, found)
     all_there(found)
@@ -341,12 +346,23 @@ def load(name: str, root: Path, *, seed: int = 0) -> Splits:
     return replace(found, notes=(*found.notes, *odd))
 
 
+@contextlib.contextmanager
+def _layout_of(base: Path) -> Iterator[None]:
+    """Whatever a list, a table or a name that nobody foresaw brings about is BadInput that names
+    the folder."""
+    try:
+        yield
+    except (OSError, ValueError, LookupError, TypeError, ArithmeticError, RecursionError) as error:
+        said = words.shown(" ".join(f"{type(error).__name__}: {error}".split()), 150)
+        raise BadInput(f"{base}: not in the layout of this data set ({said})") from error
+
+
 def all_there(found: Splits) -> None:
     """Refuse a split with missing files before hours are spent on the others."""
     for which, images in found.items():
         if isinstance(images, ArrayList):
             continue
-        missing = [i for i in range(len(images)) if not images.file(i).is_file()]
+        missing = [i for i in range(len(images)) if not os.path.isfile(images.file(i))]  # noqa: PTH113 - names of any length
         if missing:
             raise BadInput(
                 f"{images.file(missing[0])} is missing ({len(missing)} of"

@@ -6,10 +6,14 @@ What is in the annotations is checked when `backbench detect` reads them.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from backbench.errors import BadInput
+from backbench.untrusted import opening, words
+
+LARGEST = 8 * opening.GIGABYTE  # bytes of an annotation file; COCO's have half of one
 
 
 def check(name: str, root: Path) -> int | None:
@@ -35,27 +39,33 @@ def _coco(base: Path) -> Iterator[tuple[str, str]]:
     if not files:
         raise BadInput(f"{base / 'annotations'}: no file instances_<split>.json; get COCO's")
     for file in files:
-        try:
-            about = json.loads(file.read_text())
-            names = [image["file_name"] for image in about["images"]]
-            objects = len(about.get("annotations", ()))
-        except (ValueError, KeyError, TypeError) as error:
-            raise BadInput(f"{file}: not COCO's format ({type(error).__name__}: {error})") from None
         folder = base / file.stem.rpartition("_")[2]
-        said = f"{file.name}: {len(names)} images, {objects} objects"
-        yield said, _missing([folder / name for name in names])
+        try:
+            about = json.loads(opening.read_bytes(file, most=LARGEST))
+            needed = [folder / image["file_name"] for image in about["images"]]
+            objects = len(about.get("annotations", ()))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            what = words.shown(f"{type(error).__name__}: {error}", 100)
+            raise BadInput(f"{file}: not COCO's format ({what})") from None
+        said = f"{file.name}: {len(needed)} images, {objects} objects"
+        yield said, _missing(needed)
 
 
 def _voc(base: Path) -> Iterator[tuple[str, str]]:
     for file in sorted((base / "ImageSets" / "Main").glob("*.txt")):
         if "_" in file.stem:  # of one class
             continue
-        names = [line.split()[0] for line in file.read_text().splitlines() if line.strip()]
+        try:
+            text = opening.read_bytes(file, most=LARGEST).decode()
+        except (OSError, ValueError) as error:
+            raise BadInput(f"{file}: not a list of images ({error})") from None
+        names = [line.split()[0] for line in text.splitlines() if line.strip()]
         needed = [base / "JPEGImages" / f"{name}.jpg" for name in names]
         needed += [base / "Annotations" / f"{name}.xml" for name in names]
         yield f"{base.name} {file.stem}: {len(names)} images", _missing(needed)
 
 
 def _missing(files: list[Path]) -> str:
-    absent = [file for file in files if not file.is_file()]
-    return f"; {len(absent)} files are missing, {absent[0]} first" if absent else ""
+    absent = [file for file in files if not os.path.isfile(file)]  # noqa: PTH113 - any name at all
+    first = words.shown(str(absent[0]), 300) if absent else ""
+    return f"; {len(absent)} files are missing, {first} first" if absent else ""

@@ -20,6 +20,7 @@ from backbench.datasets.row import Reader, SplitReader
 from backbench.datasets.splits import Splits
 from backbench.errors import BadInput
 from backbench.images.files import ArrayList, ImageList, scan_folder
+from backbench.untrusted import opening, words
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,7 +38,7 @@ def _torchvision(
     """kind(base, ...); its exceptions as one line that says what is wrong with the folder."""
     try:
         return kind(base, *args, **options)
-    except (RuntimeError, OSError, KeyError, ValueError, IndexError) as error:
+    except Exception as error:  # of half a dozen formats, each with errors of its own
         what = " ".join(str(error).split())
         what = what.replace("You can use download=True to download it", "").strip()
         files = [base / getattr(kind, "base_folder", ".") / name for name in _checked_files(kind)]
@@ -62,7 +63,14 @@ def _listed(
     base: Path, files: Iterable[str | Path], labels: Iterable[int], classes: Sequence[str]
 ) -> ImageList:
     paths = tuple(Path(file).relative_to(base).as_posix() for file in files)
+    _refuse_outside(base, paths)
     return ImageList(base, paths, tuple(map(int, labels)), tuple(classes))
+
+
+def _refuse_outside(base: Path, paths: Iterable[str]) -> None:
+    for path in paths:
+        if path.startswith("/") or ".." in path.split("/"):
+            raise BadInput(f"{base}: its lists name {words.shown(path, 200)}, outside of it")
 
 
 def _rows_of_array(
@@ -253,6 +261,7 @@ def _birdsnap_labelled(
             )
         paths.append(path)
         labels.append(label_of[kind])
+    _refuse_outside(images, paths)
     classes = tuple(row["dir"] for row in species)
     absent = sorted(set(range(len(species))) - set(labels))
     if absent:
@@ -262,8 +271,7 @@ def _birdsnap_labelled(
 
 def _table(file: Path, columns: Sequence[str]) -> list[dict[str, str]]:
     """A tab-separated file with a header line."""
-    with file.open(newline="") as lines:
-        rows = list(csv.DictReader(lines, delimiter="\t"))
+    rows = list(csv.DictReader(_text(file).splitlines(), delimiter="\t"))
     if not rows or any(column not in rows[0] for column in columns):
         raise BadInput(
             f"{file}: expected tab-separated columns {', '.join(columns)} under a header line"
@@ -295,6 +303,7 @@ def sun397(base: Path, seed: int) -> Splits:
                 raise BadInput(f"{listing}: {line} is of no class in {images / 'ClassName.txt'}")
             paths.append(line.lstrip("/"))
             labels.append(label_of[name])
+        _refuse_outside(images, paths)
         return ImageList(images, tuple(paths), tuple(labels), tuple(classes))
 
     train, test = part("Training_01.txt"), part("Testing_01.txt")
@@ -312,7 +321,17 @@ def _sun397_listing(base: Path, images: Path, file: str) -> Path:
 
 def _lines(file: Path) -> list[str]:
     """The lines that are not empty."""
-    return [line for line in map(str.strip, file.read_text().splitlines()) if line]
+    return [line for line in map(str.strip, _text(file).splitlines()) if line]
+
+
+def _text(file: Path) -> str:
+    try:
+        text = opening.read_bytes(file, most=opening.GIGABYTE).decode()
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{file}: not readable as a text ({error})") from None
+    if found := words.control_in(text, allowed="\n\r\t"):
+        raise BadInput(f"{file}: holds the control character {found}")
+    return text
 
 
 def imagenet(base: Path, seed: int) -> Splits:

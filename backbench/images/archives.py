@@ -5,7 +5,6 @@ Nothing is executed.
 
 from __future__ import annotations
 
-import json
 import os
 import tarfile
 from collections.abc import Sequence
@@ -22,13 +21,14 @@ from backbench.images.files import (
     decode_bytes,
     taken,
 )
-from backbench.untrusted import opening, pickles
+from backbench.untrusted import jsons, opening, pickles, words
 
 if TYPE_CHECKING:
     import numpy as np
     from PIL import Image
 
 CIFAR_FOLDERS = {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python"}
+MOST_CLASSES = 1_000_000  # in shards, where labels alone say how many there are
 STL10_SPLITS = ("train", "unlabeled", "train+unlabeled", "test")
 
 
@@ -106,8 +106,15 @@ def read_cifar(root: str | Path, split: str) -> ArrayList:
         raise BadInput(f"{folder}: not CIFAR's files ({found})")
     if not all(isinstance(name, str) for name in classes):
         raise BadInput(f"{folder}: not CIFAR's files (a class name that is no text)")
+    _check_labels(folder, labels, classes)
     paths = tuple(f"{split}/{i:05}" for i in range(len(labels)))
     return ArrayList(root, paths, tuple(labels), classes, np.ascontiguousarray(pixels))
+
+
+def _check_labels(folder: Path, labels: Sequence[int], classes: Sequence[str]) -> None:
+    wrong = [label for label in labels if not -1 <= label < len(classes)]
+    if wrong:
+        raise BadInput(f"{folder}: label {wrong[0]}, and {len(classes)} classes have names")
 
 
 def read_stl10(root: str | Path, split: str) -> ImageList:
@@ -131,24 +138,31 @@ def _read_stl10(root: Path, split: str) -> ArrayList:
     file = folder / f"{split}_X.bin"
     try:
         # Stored by channel, column, row; its labels count from 1
-        raw = np.memmap(file, np.uint8, mode="r").reshape(-1, 3, 96, 96)
+        with opening.open_regular(file) as binary:
+            raw = np.memmap(binary, np.uint8, mode="r").reshape(-1, 3, 96, 96)
         labels = np.full(len(raw), -1)
         if split != "unlabeled":
-            labels = np.fromfile(folder / f"{split}_y.bin", np.uint8).astype(int) - 1
+            stored = opening.read_bytes(folder / f"{split}_y.bin", most=opening.GIGABYTE)
+            labels = np.frombuffer(stored, np.uint8).astype(int) - 1
         names = folder / "class_names.txt"
         classes = [str(i) for i in range(10)]
         if names.exists():
-            classes = names.read_text().split()
+            classes = opening.read_bytes(names, most=opening.MEGABYTE).decode().split()
     except FileNotFoundError as error:
         raise BadInput(
             f"{error.filename}: no such file; unpack stl10_binary.tar.gz in {root}"
         ) from None
+    except OSError as error:
+        raise BadInput(f"{folder}: not readable ({error})") from None
+    except UnicodeDecodeError:
+        raise BadInput(f"{names}: class names that are no text") from None
     except ValueError:
         raise BadInput(
             f"{file}: not STL-10's binary file (its size is no multiple of 3 x 96 x 96)"
         ) from None
     if len(labels) != len(raw):
         raise BadInput(f"{folder}: {len(raw)} images but {len(labels)} labels in '{split}'")
+    _check_labels(folder, labels.tolist(), classes)
     paths = tuple(f"{split}/{i:06}" for i in range(len(raw)))
     return ArrayList(root, paths, tuple(labels.tolist()), tuple(classes), raw.transpose(0, 3, 2, 1))
 
@@ -235,7 +249,7 @@ def scan_shards(shards: Sequence[Path]) -> ShardList:
     spans: list[tuple[str, int, int]] = []
     for shard in shards:
         samples = _samples(shard)
-        with shard.open("rb") as file:
+        with opening.open_regular(shard) as file:
             for key, parts in samples.items():
                 images = [e for e in parts if f".{e}" in EXTENSIONS]
                 if not images:
@@ -255,24 +269,27 @@ def _samples(shard: Path) -> dict[str, dict[str, Span]]:
     """key -> extension -> where it lies in the shard, in the order of the members."""
     samples: dict[str, dict[str, Span]] = {}
     try:
-        with tarfile.open(shard, "r:") as tar:
+        with opening.open_regular(shard) as raw, tarfile.open(fileobj=raw, mode="r:") as tar:
             for member in tar:
                 folder, _, base = member.name.rpartition("/")
                 # WebDataset: the key ends at the first dot
                 key, _, extension = base.partition(".")
-                if member.isfile() and key:
+                if member.isfile() and not member.issparse() and key:
                     parts = samples.setdefault(f"{folder}/{key}", {})
                     parts[extension.lower()] = (member.offset_data, member.size)
-            end = tar.offset
-    except (tarfile.TarError, OSError) as error:
-        raise BadInput(f"{shard}: not readable as an uncompressed tar file ({error})") from None
-    # A tar file ends with a block of zeros; without it tarfile takes a cut file for a short one
-    with shard.open("rb") as file:
-        file.seek(end)
-        if file.read(512) != bytes(512):
-            raise BadInput(
-                f"{shard}: the tar file is cut short (no end mark after {len(samples)} samples)"
-            )
+            # It ends with a block of zeros; without it tarfile takes a cut file for a short one
+            raw.seek(tar.offset)
+            whole = raw.read(512) == bytes(512)
+    except Exception as error:  # tarfile's own errors, and whatever a crafted header makes of it
+        said = words.shown(" ".join(str(error).split()), 100)
+        raise BadInput(f"{shard}: not readable as an uncompressed tar file ({said})") from None
+    if not whole:
+        raise BadInput(
+            f"{shard}: the tar file is cut short (no end mark after {len(samples)} samples)"
+        )
+    for key, parts in samples.items():
+        if found := words.control_in(key + "".join(parts)):
+            raise BadInput(f"{shard}: a member's name holds the control character {found}")
     return samples
 
 
@@ -283,11 +300,13 @@ def _label(file: BinaryIO, parts: dict[str, Span], shard: Path, key: str) -> int
         start, size = parts[extension]
         file.seek(start)
         try:
-            value = json.loads(file.read(size))
+            value = jsons.decode(file.read(min(size, opening.MEGABYTE)))
             label = value if extension == "cls" else value.get("label", value.get("cls", -1))
-            if isinstance(label, int):
+            if type(label) is int and -1 <= label < MOST_CLASSES:
                 return label
         except (ValueError, AttributeError):
             pass
-        raise BadInput(f"{shard}: the label in {key}.{extension} is not a whole number")
+        raise BadInput(
+            f"{shard}: the label in {key}.{extension} is not a whole number below {MOST_CLASSES}"
+        )
     return -1

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from backbench.errors import BadInput
+from backbench.images import files
 from backbench.images.files import ArrayList, ImageList
 from backbench.runs import seeding
 
@@ -76,13 +77,7 @@ def read(images: ImageList, index: int) -> bytes:
     """A file's bytes, or the pixels of a row of an array. BadInput that names a missing file."""
     if isinstance(images, ArrayList):
         return images.pixels[index].tobytes()
-    path = images.file(index)
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        raise BadInput(f"{path}: no such image file") from None
-    except OSError as error:
-        raise BadInput(f"{path}: not readable ({error.strerror})") from None
+    return files.contents(images.file(index))
 
 
 def _stat(images: ImageList, index: int) -> os.stat_result:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, BinaryIO, Generic, TypeVar
 
 from backbench.errors import BadInput
+from backbench.untrusted import opening, words
 
 if TYPE_CHECKING:
     import numpy as np
@@ -16,6 +18,40 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+# What an image may be, whatever its name says: PIL would give PostScript to Ghostscript
+FORMATS = ("JPEG", "PNG", "GIF", "BMP", "PPM", "TIFF", "WEBP")
+LARGEST = opening.GIGABYTE  # bytes of a file
+
+
+def contents(path: Path) -> bytes:
+    """The bytes of an image file. BadInput that names one that is missing or no file."""
+    try:
+        with opening.open_regular(path, most=LARGEST) as file:
+            return file.read()
+    except FileNotFoundError:
+        raise BadInput(f"{path}: no such image file") from None
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise BadInput(f"{words.shown(str(path), 300)}: not readable ({why})") from None
+
+
+@contextlib.contextmanager
+def readable(path: str | Path) -> Iterator[BinaryIO]:
+    """The image file, open; whatever its decoder stumbles over in the block is BadInput that names
+    it."""
+    try:
+        with opening.open_regular(path, most=LARGEST) as file:
+            yield file
+    except FileNotFoundError:
+        raise BadInput(f"{path}: no such image file") from None
+    except (MemoryError, BadInput):
+        raise
+    except Exception as error:  # a damaged file raises whatever its decoder happens to do with it
+        raise corrupt(path, error) from None
+
+
+def corrupt(path: str | Path, error: Exception) -> BadInput:
+    return BadInput(f"{path}: corrupt image ({' '.join(str(error).split())[:100]})")
 
 
 def decode(path: str | Path, *, upright: bool = False) -> Image.Image:
@@ -23,14 +59,9 @@ def decode(path: str | Path, *, upright: bool = False) -> Image.Image:
     BadInput that names a missing, empty or corrupt file."""
     from PIL import Image, ImageOps
 
-    try:
-        with Path(path).open("rb") as file:
-            image = Image.open(file)
-            return (ImageOps.exif_transpose(image) if upright else image).convert("RGB")
-    except FileNotFoundError:
-        raise BadInput(f"{path}: no such image file") from None
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise BadInput(f"{path}: corrupt image ({' '.join(str(error).split())[:100]})") from None
+    with readable(path) as file:
+        image = Image.open(file, formats=FORMATS)
+        return (ImageOps.exif_transpose(image) if upright else image).convert("RGB")
 
 
 def decode_array(data: bytes, name: str | Path) -> np.ndarray:
@@ -48,7 +79,9 @@ def decode_array(data: bytes, name: str | Path) -> np.ndarray:
     truncated = data[:2] == b"\xff\xd8" and b"\xff\xd9" not in data[-1024:]
     if data and not truncated:
         flags = cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
-        pixels = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
+        pixels = None
+        with contextlib.suppress(cv2.error):  # PIL will say what is wrong with it
+            pixels = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
         if pixels is not None:
             return cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB, dst=pixels)
     return np.asarray(decode_bytes(data, name))
@@ -64,11 +97,13 @@ def decode_bytes(data: bytes, name: str | Path) -> Image.Image:
     from PIL import Image, UnidentifiedImageError
 
     try:
-        return Image.open(io.BytesIO(data)).convert("RGB")
+        return Image.open(io.BytesIO(data), formats=FORMATS).convert("RGB")
     except UnidentifiedImageError:
         raise BadInput(f"{name}: corrupt image (no known image format)") from None
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise BadInput(f"{name}: corrupt image ({' '.join(str(error).split())[:100]})") from None
+    except MemoryError:
+        raise
+    except Exception as error:  # as in `readable`
+        raise corrupt(name, error) from None
 
 
 def taken(values: Sequence[T], indices: Sequence[int]) -> tuple[T, ...]:
@@ -101,11 +136,7 @@ class ImageList:
     def array(self, index: int) -> np.ndarray:
         """Image `index` as uint8 RGB (H, W, 3), the fast way."""
         path = self.file(index)
-        try:
-            data = path.read_bytes()
-        except OSError as error:
-            raise BadInput(f"{path}: not readable ({error.strerror})") from None
-        return decode_array(data, path)
+        return decode_array(contents(path), path)
 
     def subset(self, indices: Sequence[int]) -> ImageList:
         """The images at `indices`, in that order."""

@@ -117,7 +117,7 @@ class Ledger:
 
     def __init__(self, runs: str | Path) -> None:
         self.runs = Path(runs).resolve()
-        self.root = self.runs / ".launch"
+        self.root = self.runs / stored.OURS
 
     # What was submitted
 
@@ -242,6 +242,20 @@ class Ledger:
         """Whether a live process holds the job's lock."""
         return _held(self._file("locks", job)) is not None
 
+    def runs_it(self, pid: int, job: Job) -> bool:
+        """Whether this process of this machine has the job's lock open: what a status says is not
+        enough to send a signal to somebody's process."""
+        files = Path(f"/proc/{pid}/fd")
+        if not Path("/proc/self/fd").is_dir():  # not Linux: the lock is held, and this is its host
+            return True
+        with contextlib.suppress(OSError):
+            lock = self._file("locks", job).stat()
+            for file in files.iterdir():
+                with contextlib.suppress(FileNotFoundError):  # closed meanwhile, or a socket
+                    if os.path.samestat(file.stat(), lock):
+                        return True
+        return False
+
     @contextlib.contextmanager
     def alone(self, job: Job, patience_s: float = 90.0) -> Iterator[int]:
         """Hold the job's lock, given as a file descriptor.
@@ -345,6 +359,8 @@ def _status(path: str) -> Status | None:
     """A status file; None where there is none, or none that an attempt wrote, which is said."""
     data = _read_json(path)
     if data is None:
+        if os.path.lexists(path):
+            stored.left_out(path, "no JSON that can be read")
         return None
     try:
         return cast(Status, stored.status(data))

@@ -8,7 +8,7 @@ those come from a cluster's file, which is one of ours or is named on the comman
 from __future__ import annotations
 
 import functools
-import math
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
@@ -24,6 +24,8 @@ from backbench.untrusted import words
 # Keys of a cluster that decide how many and how large, never what is run
 HARMLESS = ("jobs", "max_array", "signal_s", "gpus", "resources")
 VERBS = tuple(row for row in ROWS if row != "default")
+OURS = ".launch"  # below RUNS
+LONGEST = 2000  # bytes of a job's name, which is a folder's
 STATES = ("new", "queued", "running", "done", "failed", "stopped", "cancelled")
 
 
@@ -47,9 +49,11 @@ def submission(data: Mapping[str, Any], uid: str) -> dict[str, Any]:
     ids = _texts("ids", data.get("ids", []))
     if len(ids) not in (0, len(jobs)) or not all(re.fullmatch(r"\d+(_\d+)?", id) for id in ids):
         raise ValueError("'ids' are not Slurm's numbers, one for each job")
+    if not re.fullmatch(r"[\w.+-]*", data["grid"]):
+        raise ValueError("'grid' is no grid's name")
     overrides = _texts("cluster_overrides", data.get("cluster_overrides"))
-    if type(data.get("at_once", 1)) not in (int, type(None)):
-        raise ValueError("'at_once' is no whole number")
+    if data.get("at_once") is not None:
+        _whole("at_once", data["at_once"])
     made = tuple(map(_job, jobs))
     return {**data, "ids": ids, "cluster_overrides": overrides, "jobs": made}
 
@@ -67,10 +71,13 @@ def _job(data: Any) -> Job:
         _inside(data["makes"])
     if not data["argv"] or data["argv"][0] not in VERBS:
         raise ValueError(f"'{data['argv'][:1]}' is no verb of a grid")
-    if type(data.get("expects", 1)) is not int or data.get("expects", 1) < 1:
-        raise ValueError("'expects' is no whole number")
+    _whole("expects", data.get("expects", 1))
     if not isinstance(data.get("resources", {}), Mapping):
         raise ValueError("'resources' is no group of keys")
+    for key in ("costs", "arch"):
+        if data.get(key) is not None:
+            _text(key, data[key])
+    _number("units", data.get("units", 1.0))
     return Job.from_json(data)
 
 
@@ -83,20 +90,29 @@ def status(data: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(attempts, list) or not all(isinstance(a, Mapping) for a in attempts):
         raise ValueError("'attempts' is no list of attempts")
     for attempt in attempts:
-        _number("start", attempt.get("start"))
-        if attempt.get("end") is not None:
-            _number("end", attempt["end"])
-        for key in ("how", "reason", "host", "at"):
-            if not isinstance(attempt.get(key), str | None):
-                raise ValueError(f"'{key}' of an attempt is no text")
-        if type(attempt.get("pid", 2)) is not int or attempt.get("pid", 2) < 2:
-            raise ValueError("'pid' is no process")
-    for key, value in (("reason", data.get("reason")), ("forgiven", data.get("forgiven"))):
-        if value is not None and type(value) is not (str if key == "reason" else int):
-            raise ValueError(f"'{key}' is {str(value)[:40]!r}")
+        _attempt(attempt)
+    _said("reason", data.get("reason"))
+    if data.get("forgiven") is not None:
+        _whole("forgiven", data["forgiven"], least=0)
     if data.get("reason"):
         data = {**data, "reason": words.shown(data["reason"], 1000)}
     return data
+
+
+def _attempt(attempt: Mapping[str, Any]) -> None:
+    _number("start", attempt.get("start"))
+    if attempt.get("end") is not None:
+        _number("end", attempt["end"])
+    for key in ("how", "reason", "host", "at", "place", "machine", "gpu_ids"):
+        _said(key, attempt.get(key))
+    _whole("gpus", attempt.get("gpus", 0), least=0)
+    _whole("pid", attempt.get("pid", 2), least=2)  # 0 and -1 are many processes, 1 is all of them
+
+
+def _said(key: str, value: Any) -> None:
+    """What a program said, or nothing: of any length and with any characters, for it is `shown`."""
+    if not isinstance(value, str | None):
+        raise ValueError(f"'{key}' is no text")
 
 
 def _text(key: str, value: Any) -> None:
@@ -116,14 +132,21 @@ def _texts(key: str, values: Any) -> tuple[str, ...]:
 
 def _number(key: str, value: Any) -> None:
     fits = isinstance(value, int | float) and not isinstance(value, bool)
-    if not fits or not math.isfinite(value) or abs(value) > 1e12:
+    if not fits or not -1e12 <= value <= 1e12:  # which nan is not
         raise ValueError(f"'{key}' is no number")
+
+
+def _whole(key: str, value: Any, least: int = 1) -> None:
+    if type(value) is not int or not least <= value < 1 << 31:
+        raise ValueError(f"'{key}' is no whole number from {least} on")
 
 
 def _inside(name: str) -> None:
     path = PurePosixPath(name)
-    if path.is_absolute() or ".." in path.parts or not path.parts:
+    if path.is_absolute() or ".." in path.parts or not path.parts or path.parts[0] == OURS:
         raise ValueError(f"'{words.shown(name, 80)}' is not below RUNS")
+    if len(os.fsencode(name)) > LONGEST or max(len(os.fsencode(p)) for p in path.parts) > 255:
+        raise ValueError(f"'{words.shown(name, 80)}' is too long for a folder's name")
 
 
 # --- what a record may still decide when its jobs are submitted again ---
@@ -162,13 +185,23 @@ def cluster_of(
     return read_cluster(path, together), together
 
 
-def refuse_elsewhere(job: Job, runs: Path) -> None:
-    """BadInput for a stored command that writes anywhere but below RUNS."""
-    for word, value in zip(job.argv, (*job.argv[1:], "")):
-        if word == "OUTPUT_DIR" or word.startswith("--out="):
-            raise BadInput(f"{job.name}: its stored command names a folder by {word}; run its grid")
-        if word == "--out" and not Path(value).resolve().is_relative_to(runs.resolve()):
-            raise BadInput(
-                f"{job.name}: its stored command writes to {words.shown(value, 200)}, outside"
-                f" {runs}; `backbench launch run` makes it anew"
-            )
+def check_command(job: Job, runs: Path) -> None:
+    """BadInput for a stored command that no grid's job has: it must write to the job's own folder,
+    said once and plainly.
+
+    What it may read is no more than what a grid may name. Its verb was checked when it was read;
+    the words before it, the environment and the resources' names come from the cluster.
+    """
+    own = [runs / job.name, *([runs / job.makes] if job.makes else [])]
+    again = "`backbench launch run` with its grid makes it anew"
+    out = [value for word, value in zip(job.argv, job.argv[1:]) if word == "--out"]
+    # argparse takes the last of several, and Detectron2's own key stands for it too
+    others = [w for w in job.argv[1:] if w in ("OUTPUT_DIR", "--") or w.startswith("--out=")]
+    if len(out) != 1 or others:
+        said = words.shown(others[0] if others else f"{len(out)} x --out", 80)
+        raise BadInput(f"{job.name}: its stored command says where it writes by {said}; {again}")
+    if Path(out[0]).resolve() not in [path.resolve() for path in own]:
+        raise BadInput(
+            f"{job.name}: its stored command writes to {words.shown(out[0], 200)}, outside of its"
+            f" own folder below {runs}; {again}"
+        )

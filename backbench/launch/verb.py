@@ -351,13 +351,7 @@ def retry(args: argparse.Namespace) -> int:
     """
     ledger = Ledger(args.out)
     here: list[Callable[[], int]] = []
-    # cluster.a.b=c changes a key of the cluster's file, any other word is part of a name
-    changes = [text for text in args.names if text.startswith("cluster.") and "=" in text]
-    names = [text for text in args.names if text not in changes]
-    changes = [text.removeprefix("cluster.") for text in changes]
-    told: Target | None = None
-    if args.cluster is not None:
-        told = Target(read_cluster(args.cluster, changes), tuple(changes), "")
+    names, changes, told = _told(args)
     with ledger.submitting():
         snapshot = catch_up(ledger, told)
         chosen = _chosen(snapshot, names, (*UNSUCCESSFUL, "stopped"))
@@ -366,7 +360,7 @@ def retry(args: argparse.Namespace) -> int:
         for name in chosen:
             record = snapshot.records[name]
             was = record.submission
-            stored.refuse_elsewhere(record.job, ledger.runs)
+            stored.check_command(record.job, ledger.runs)
             by_place[was.cluster, was.cluster_overrides, was.grid].append(record.job)
         for (file, overrides, grid), jobs in by_place.items():
             given = told.cluster if told else None
@@ -386,6 +380,17 @@ def retry(args: argparse.Namespace) -> int:
     return max(codes, default=0)
 
 
+def _told(args: argparse.Namespace) -> tuple[list[str], list[str], Target | None]:
+    """What the command line says: parts of names, changes to the cluster, and the cluster."""
+    # cluster.a.b=c changes a key of the cluster's file, any other word is part of a name
+    changes = [text for text in args.names if text.startswith("cluster.") and "=" in text]
+    names = [text for text in args.names if text not in changes]
+    changes = [text.removeprefix("cluster.") for text in changes]
+    if args.cluster is None:
+        return names, changes, None
+    return names, changes, Target(read_cluster(args.cluster, changes), tuple(changes), "")
+
+
 def _as_found(jobs: Sequence[Job]) -> tuple[list[Job], bool]:
     """These jobs and no others, for `_run_here`."""
     return list(jobs), False
@@ -394,18 +399,23 @@ def _as_found(jobs: Sequence[Job]) -> tuple[list[Job], bool]:
 def cancel(args: argparse.Namespace) -> int:
     """Stop jobs for good: queued ones never start, running ones are told to save and end."""
     ledger = Ledger(args.out)
-    snapshot = catch_up(ledger)
-    chosen = _chosen(snapshot, args.names, (*ACTIVE, "stopped", "lost"))
+    names, _, told = _told(args)
+    snapshot = catch_up(ledger, told)
+    chosen = _chosen(snapshot, names, (*ACTIVE, "stopped", "lost"))
     ids: set[str] = set()
     for name in chosen:
         # The mark first: a job that starts or ends meanwhile finds it and ends as cancelled
         record = snapshot.records[name]
         ledger.mark_cancelled(record.job, on=True)
         if record.submission.kind == "slurm" and record.id:
-            ids.add(record.id)
+            # A number alone may be anybody's job by now, or what somebody wrote into the record
+            if snapshot.on_slurm(record):
+                ids.add(record.id)
         elif ledger.running(record.job):
             _end_here(snapshot, name)
     slurm_client.end(_whole_arrays(ids, snapshot))
+    if snapshot.trouble:
+        raise Failed(f"{snapshot.trouble}; {len(chosen)} jobs are marked: run this again later")
     log.info(f"{len(chosen)} jobs cancelled")
     return 0
 
@@ -416,6 +426,9 @@ def _end_here(snapshot: Snapshot, name: str) -> None:
     host = attempt.get("host")
     if host != socket.gethostname():
         log.warning("%s runs on %s: cancel it there, or it ends by itself", name, host)
+        return
+    if not snapshot.ledger.runs_it(attempt["pid"], snapshot.records[name].job):
+        log.warning("%s: process %s does not run it: end it by hand", name, attempt["pid"])
         return
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(attempt["pid"], signal.SIGTERM)

@@ -53,7 +53,7 @@ def since_progress(attempts: Sequence[AttemptNote]) -> Sequence[AttemptNote]:
     farthest: dict[str, int] = {}  # of each part of the run: the most steps that were done
     first = 0
     for number, attempt in enumerate(attempts):
-        place = re.fullmatch(r"(.*) (\d+)/\d+", attempt.get("at") or "", re.DOTALL)
+        place = re.fullmatch(r"(.*) (\d{1,18})/\d+", attempt.get("at") or "", re.DOTALL)
         if place is None:
             continue
         part, step = place[1], int(place[2])

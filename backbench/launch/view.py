@@ -92,6 +92,12 @@ class Snapshot:
                 out[name] = record.id
         return out
 
+    def on_slurm(self, record: Record) -> bool:
+        """Whether Slurm's queue shows the job's number with our comment: another cluster, or a
+        reinstalled one, counts from 1 again."""
+        queued = self.queue.get(record.id or "")
+        return queued is not None and queued.uid == record.submission.uid
+
     def claimed(self) -> dict[str, str]:
         """Cell -> name of the job that was submitted for it."""
         out = {}
@@ -191,8 +197,7 @@ class Snapshot:
         """What Slurm's queue says; None where it knows nothing that the other rules do not."""
         ended = was in ("failed", "cancelled")
         queued = self.queue.get(record.id or "")
-        # The comment must be ours: another cluster, or a reinstalled one, counts from 1 again
-        if queued is None or queued.uid != record.submission.uid:
+        if queued is None or not self.on_slurm(record):
             if record.submission.kind == "slurm" and self.trouble and not ended:
                 name: StateName = "running" if was == "running" else "queued"
                 return State(name, "squeue does not answer")  # better than taking it for lost

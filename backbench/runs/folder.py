@@ -311,7 +311,7 @@ def read_progress(run: str | Path) -> ProgressNote | None:
     try:
         note = jsons.read(Path(run) / PROGRESS_FILE)
         left = note["eta_s"]
-        return ProgressNote(
+        out = ProgressNote(
             what=words.shown(str(note["what"])),
             done=int(note["done"]),
             total=int(note["total"]),
@@ -321,6 +321,10 @@ def read_progress(run: str | Path) -> ProgressNote | None:
         )
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return None
+    # As a progress line counts them; a time that is none would spread to whatever it is added to
+    counts = 0 <= out["done"] < 1 << 62 and 0 <= out["total"] < 1 << 62
+    times = math.isfinite(out["time"]) and not math.isnan(out["eta_s"] or 0.0)
+    return out if counts and times else None
 
 
 def seconds(value: float) -> str:

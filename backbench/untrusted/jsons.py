@@ -1,4 +1,4 @@
-"""JSON from elsewhere: bounded in size and depth, and wrong in one way, ValueError."""
+"""JSON from elsewhere: bounded in size, depth and digits, and wrong in one way, ValueError."""
 
 from __future__ import annotations
 
@@ -9,19 +9,31 @@ from typing import Any
 from backbench.untrusted import opening
 
 DEEPEST = 60  # of nested lists and objects; what this suite writes has ten
+MOST_DIGITS = 40  # of a whole number: one of 309 and more is no float, and ends arithmetic
 
 
 def decode(text: str | bytes) -> Any:
-    """One JSON value. ValueError for anything else, and for one nested deeper than DEEPEST."""
+    """One JSON value. ValueError for anything else, for one nested deeper than DEEPEST, and for
+    whole numbers of more than MOST_DIGITS digits."""
+    if isinstance(text, bytes):
+        text = text.decode()
     try:
-        value = json.loads(text)
+        value = _DECODER.decode(text)
     except RecursionError:
         raise ValueError(f"nested more than {DEEPEST} levels deep") from None
     # A value is at most as deep as it has brackets: few values have to be walked through
-    opens = ("[", "{") if isinstance(text, str) else (b"[", b"{")
-    if sum(map(text.count, opens)) > DEEPEST:  # type: ignore[arg-type]
+    if text.count("[") + text.count("{") > DEEPEST:
         refuse_depth(value)
     return value
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > MOST_DIGITS:
+        raise ValueError(f"a number of {len(digits)} digits")
+    return int(digits)
+
+
+_DECODER = json.JSONDecoder(parse_int=_whole)
 
 
 def refuse_depth(value: Any) -> None:

@@ -22,6 +22,7 @@ LARGEST = opening.MEGABYTE // 2  # bytes of a file
 DEEPEST = 40  # levels
 MOST = 20_000  # values and characters / 100, with every alias and reference written out
 REMEMBERED = 1 << 14  # characters of the longest text whose values are kept for the next time
+MOST_BITS = 128  # of a whole number: one of 1024 is no float, and ends arithmetic
 LONGEST_PLAIN = 4096  # characters of a scalar without quotes: reading a longer number takes minutes
 
 REFERENCE = re.compile(r"\$\{\s*(\.*)([\w-]+(?:(?:\.[\w-]+)|(?:\[\d+\]))*)\s*\}")
@@ -51,6 +52,7 @@ def _decode(text: str) -> Any:
     check(text)
     try:
         tree = OmegaConf.to_container(OmegaConf.load(io.StringIO(text)))
+        refuse_long_numbers(tree)
         return _References(tree).resolved()
     except RecursionError:  # a thousand references, each to the next
         raise ValueError("its references go too deep") from None
@@ -107,6 +109,17 @@ def refuse_resolvers(text: str) -> None:
     if "${" in rest:
         asked = rest[rest.index("${") :][:40]
         raise ValueError(f"'{asked}' is refused: only keys of the same file, as ${{a.b}}, resolve")
+
+
+def refuse_long_numbers(value: Any) -> None:
+    """ValueError for a whole number of more than MOST_BITS, also below keys and in lists."""
+    if isinstance(value, Mapping):
+        refuse_long_numbers([*value, *value.values()])
+    elif isinstance(value, list):
+        for each in value:
+            refuse_long_numbers(each)
+    elif isinstance(value, int) and value.bit_length() > MOST_BITS:
+        raise ValueError(f"a whole number of {value.bit_length()} bits")
 
 
 class _References:

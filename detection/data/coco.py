@@ -10,7 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict, cast
 
+from backbench.datasets.detection_check import LARGEST
 from backbench.errors import BadInput, nearest
+from backbench.untrusted import opening, words
 from detection.data import rows, voc
 from detection.data.records import XYWH, Annotation, ImageRecord, Polygon
 from detection.data.split import Split, is_marked
@@ -100,13 +102,13 @@ def read(name: str, root: Path, *, task: DetectionTask) -> Split:
 def _read_json(file: Path, folder: Path, name: str) -> CocoFile:
     """The three lists that an annotation file must have, their rows not yet looked at."""
     try:
-        data = json.loads(file.read_text())
+        data = json.loads(opening.read_bytes(file, most=LARGEST))
     except FileNotFoundError:
         raise BadInput(
             f"{file}: no such file; COCO is ROOT/coco/{{annotations,train2017,val2017}}"
         ) from None
     except (ValueError, RecursionError, OSError) as error:
-        raise BadInput(f"{file}: not JSON ({error})") from None
+        raise BadInput(f"{file}: not JSON ({words.shown(str(error), 100)})") from None
     if not isinstance(data, dict):
         raise BadInput(f"{file}: expected COCO's format, found a {type(data).__name__}")
     if not folder.is_dir():
@@ -227,7 +229,7 @@ def _check_images(chosen: Sequence[ImageRecord], folder: Path, file: Path) -> No
     missing = []
     for record in chosen:
         name = record["file_name"]
-        if name not in there and not Path(name).is_file():
+        if name not in there and not os.path.isfile(name):  # noqa: PTH113 - any name at all
             missing.append(name)
     if missing:
         raise BadInput(

@@ -6,7 +6,6 @@ import concurrent.futures
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, NotRequired, TypeAlias, TypedDict
 
 import numpy as np
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 
 from backbench.errors import BadInput
-from backbench.images.files import decode
+from backbench.images.files import FORMATS, decode, readable
 from backbench.runs import seeding
 from detection.data.records import ImageRecord
 from detection.tasks import DetectionTask
@@ -82,15 +81,10 @@ def check_file(record: ImageRecord) -> None:
     from PIL import Image
 
     path = record["file_name"]
-    try:
-        with Path(path).open("rb") as file, Image.open(file) as image:
-            size, jpeg = upright_size(image), image.format == "JPEG"
-            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))
-            whole = not jpeg or JPEG_END in file.read()
-    except FileNotFoundError:
-        raise BadInput(f"{path}: no such image file") from None
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise BadInput(f"{path}: corrupt image ({' '.join(str(error).split())[:100]})") from None
+    with readable(path) as file, Image.open(file, formats=FORMATS) as image:
+        size, jpeg = upright_size(image), image.format == "JPEG"
+        file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))
+        whole = not jpeg or JPEG_END in file.read()
     if not whole:
         raise BadInput(f"{path}: corrupt image (truncated: it has no end)")
     _check_size(record, size)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TypeAlias, TypeGuard
 
 from backbench.errors import BadInput
+from backbench.untrusted import words
 
 Json: TypeAlias = object  # whatever a JSON file can hold
 Row: TypeAlias = Mapping[str, Json]
@@ -24,6 +25,13 @@ def is_number(value: Json) -> TypeGuard[float]:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return -LARGEST < value < LARGEST  # false for NaN
+
+
+def is_identifier(value: Json) -> TypeGuard[int | str]:
+    """A whole number or a text, as it can stand in a line: of at most 200 digits or characters."""
+    if isinstance(value, str):
+        return len(value) <= 200 and words.control_in(value) is None
+    return isinstance(value, int) and not isinstance(value, bool) and value.bit_length() < 600
 
 
 def row_of(value: Json, where: str) -> Row:
@@ -42,7 +50,7 @@ def identifiers(rows: Sequence[Json], name: str, file: Path) -> None:
         if "id" not in row:
             raise BadInput(f"{where} has no 'id'")
         id_ = row["id"]
-        if isinstance(id_, bool) or not isinstance(id_, int | str):
+        if not is_identifier(id_):
             raise BadInput(f"{where}: id {_shown(id_)} is neither a whole number nor a text")
         if id_ in seen:
             raise BadInput(f"{where}: its id appears twice ({_shown(id_)})")
@@ -89,6 +97,8 @@ def image_file(row: Row, folder: Path, where: str) -> str:
     name = row.get("file_name")
     if not isinstance(name, str) or not name:
         raise BadInput(f"{where}: file_name {_shown(name)} is not the name of a file")
+    if found := words.control_in(name):
+        raise BadInput(f"{where}: file_name holds the control character {found}")
     root = os.path.normpath(folder)
     path = os.path.normpath(Path(root) / name)
     if not path.startswith(root + os.sep):
@@ -181,5 +191,4 @@ def _uncompressed(text: str) -> list[int] | None:
 
 
 def _shown(value: Json) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return words.shown(repr(value), 60)

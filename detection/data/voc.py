@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
 from backbench.errors import BadInput
+from backbench.untrusted import opening, words
+from detection.data import rows
 from detection.data.records import XYWH, Annotation, ImageRecord
 from detection.data.split import Split
 from detection.tasks import DetectionTask
@@ -38,7 +41,11 @@ def read(name: str, root: Path, *, task: DetectionTask) -> Split:
         raise BadInput(
             f"{file}: no such file; VOC is ROOT/{year}/{{ImageSets,Annotations,JPEGImages}}"
         )
-    records = [_record(folder, image) for image in file.read_text().split()]
+    try:
+        names = opening.read_bytes(file, most=opening.GIGABYTE).decode().split()
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{file}: not a list of images ({error})") from None
+    records = [_record(folder, image) for image in names]
     if not records:
         raise BadInput(f"{file}: no images")
     labels = tuple(range(len(VOC_CLASSES)))
@@ -48,11 +55,17 @@ def read(name: str, root: Path, *, task: DetectionTask) -> Split:
 def _record(folder: Path, image: str) -> ImageRecord:
     path = folder / "Annotations" / f"{image}.xml"
     try:
-        tree = ET.parse(path)
+        if not re.fullmatch(r"[\w-]{1,100}", image):
+            raise ValueError("a name that is no plain word")
+        with opening.open_regular(path, most=opening.GIGABYTE) as opened:
+            tree = ET.parse(opened)
         height, width = (int(str(tree.findtext(f"size/{k}"))) for k in ("height", "width"))
+        if not 0 < height < 1 << 31 > width > 0:
+            raise ValueError(f"{width} x {height} pixels")
         objects = [_object(node) for node in tree.iter("object")]
-    except (OSError, ET.ParseError, ValueError) as error:
-        raise BadInput(f"{path}: not a VOC annotation file ({error})") from None
+    except (OSError, ET.ParseError, ValueError, LookupError) as error:
+        where, said = words.shown(str(path), 300), words.shown(str(error), 100)
+        raise BadInput(f"{where}: not a VOC annotation file ({said})") from None
     return {
         "file_name": str(folder / "JPEGImages" / f"{image}.jpg"),
         "image_id": image,
@@ -68,9 +81,10 @@ def _object(node: ET.Element) -> Annotation:
         if node.find(key) is None:
             raise ValueError(f"an object has no <{key}>")
     # Boxes are 1-based and inclusive in the files.
-    x1, y1, x2, y2 = (
-        float(str(node.findtext(f"bndbox/{k}"))) for k in ("xmin", "ymin", "xmax", "ymax")
-    )
+    corners = [float(str(node.findtext(f"bndbox/{k}"))) for k in ("xmin", "ymin", "xmax", "ymax")]
+    if not all(map(rows.is_number, corners)):
+        raise ValueError(f"a box {corners}")
+    x1, y1, x2, y2 = corners
     label = VOC_CLASSES.index(str(node.findtext("name")))
     box = [x1 - 1, y1 - 1, x2 - x1 + 1, y2 - y1 + 1]
     return {"bbox": box, "bbox_mode": XYWH, "category_id": label, "iscrowd": 0}

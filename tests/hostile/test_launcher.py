@@ -2,12 +2,18 @@
 
 import dataclasses
 import json
+import os
+import socket
+import subprocess
 
 import pytest
+from support.layouts import trunk_file
 from support.strangers import door, refused
 
+from backbench.launch.costs import Estimates
 from backbench.launch.job import Job
 from backbench.launch.records import Ledger, Submission
+from backbench.launch.view import Snapshot
 
 GRID = """
 checkpoints: [{file}]
@@ -16,11 +22,16 @@ evaluate:
 """
 
 
+@pytest.fixture(scope="module")
+def some_trunk(tmp_path_factory):
+    return trunk_file(tmp_path_factory.mktemp("trunk") / "trunk.safetensors")
+
+
 @pytest.mark.parametrize("what", ["account", "qos", "constraint", "partition"])
 @pytest.mark.parametrize("value", ['"x\\ntouch F #"', '"x; touch F"', '"$(touch F)"', '"-x y"'])
-def test_resources_are_plain_words(tmp_path, trunk, what, value):
+def test_resources_are_plain_words(tmp_path, some_trunk, what, value):
     grid = tmp_path / "grid.yaml"
-    grid.write_text(GRID.format(file=trunk, what=what, value=value))
+    grid.write_text(GRID.format(file=some_trunk, what=what, value=value))
     where = ("--data", tmp_path, "--out", tmp_path / "runs", "--cluster", "local", "--dry-run")
     refused(door("launch", "run", grid, *where), what)
 
@@ -68,10 +79,78 @@ def test_a_stored_record_names_no_cluster(tmp_path):
     refused(said, "--cluster FILE")
 
 
-def test_a_stored_command_writes_below_its_runs(tmp_path):
-    argv = ["import", "x.pth", "--out", str(tmp_path / "elsewhere")]
+IMPORT = ["import", "x.pth"]
+DETECT = ["detect", "--config-file", "demo_faster_rcnn_R_18_FPN"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        ([*IMPORT, "--out", "{0}/elsewhere"], "outside"),
+        ([*IMPORT, "--out", "{0}/runs/y/knn"], "outside of its own folder"),
+        ([*IMPORT, "--out", "{0}/runs/.launch/submitit"], "outside of its own folder"),
+        ([*IMPORT, "--out", "{0}/runs/x/knn", "--out", "{0}/elsewhere"], "2 x --out"),
+        ([*IMPORT, "--out", "{0}/runs/x/knn", "--out={0}/elsewhere"], "--out=/"),
+        ([*DETECT, "--out", "{0}/runs/x/knn", "OUTPUT_DIR", "{0}/elsewhere"], "OUTPUT_DIR"),
+        (DETECT, "0 x --out"),
+    ],
+)
+def test_a_stored_command_writes_to_its_own_folder(tmp_path, argv, said):
+    argv = [word.format(tmp_path) for word in argv]
     runs = record(tmp_path / "runs", job={"argv": argv})
-    refused(door("launch", "retry", "--out", runs), "outside")
+    refused(door("launch", "retry", "--out", runs), said, "`backbench launch run`")
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_stored_process_is_not_ended_by_its_number(tmp_path):
+    """`launch cancel` ends the process that runs the job, and no other that a status names."""
+    runs = record(tmp_path / "runs")
+    ledger = Ledger(runs)
+    job = ledger.records()["x/knn"].job
+    attempt = {"start": 1.0, "end": None, "host": socket.gethostname()}
+    with subprocess.Popen(["sleep", "60"]) as bystander, ledger.alone(job):
+        attempt["pid"] = bystander.pid
+        ledger.write_status(job, {"name": job.name, "state": "running", "attempts": [attempt]})
+        said = door("launch", "cancel", "--out", runs)
+        assert said.status == 0 and "does not run it" in said.err, said.err
+        assert bystander.poll() is None
+        bystander.kill()
+
+
+def test_a_stored_number_of_slurms_is_not_cancelled(tmp_path, monkeypatch):
+    """The number may be that of another job of the same person: its comment tells."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name, text in {"squeue": 'echo "7|RUNNING|None|mine"', "scancel": "touch called"}.items():
+        (programs / name).write_text(f"#!/bin/sh\n{text}\n")
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    monkeypatch.chdir(tmp_path)
+    runs = record(tmp_path / "runs", kind="slurm", ids=["7"])
+    for file in (runs / ".launch" / "status").iterdir():
+        file.unlink()
+    said = door("launch", "cancel", "--out", runs)
+    assert said.status == 0 and "1 jobs cancelled" in said.err, said.err
+    assert not (tmp_path / "called").exists()
+
+
+@pytest.mark.parametrize("key", ["time", "eta_s", "done", "total"])
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "-1e999", "1" + "0" * 4000, "null", "[]"])
+def test_the_progress_of_a_stranger(tmp_path, key, value):
+    """Of a job that seems to run, and of a pretraining whose cost a grid asks for."""
+    runs = record(tmp_path / "runs", job={"argv": ["pretrain", "x", "--out", "y"], "costs": "c"})
+    ledger = Ledger(runs)
+    job = ledger.records()["x/knn"].job
+    attempt = {"start": 1.0, "end": None, "host": "elsewhere", "pid": 5}
+    note = {"what": "train", "done": 1, "total": 4, "unit": "step", "eta_s": 1.0, "time": 1.0}
+    text = json.dumps(note | {key: "?"}).replace('"?"', value)
+    (runs / job.name).mkdir(parents=True)
+    (runs / job.name / "progress.json").write_text(text)
+    with ledger.alone(job):
+        ledger.write_status(job, {"name": job.name, "state": "running", "attempts": [attempt]})
+        said = door("launch", "status", "--once", "--out", runs)
+    assert said.status == 0 and "1 running" in said.out, said.err
+    assert Estimates(Snapshot(ledger)) is not None
 
 
 BAD = {
@@ -91,6 +170,14 @@ BAD = {
     "kind": {"kind": "cloud"},
     "overrides-number": {"cluster_overrides": [5]},
     "newline": {"job": {"like": "a\nb"}},
+    "time-digits": {"time": 10**4000},
+    "units-digits": {"job": {"units": 10**400}},
+    "costs-group": {"job": {"costs": {"a": 1}}},
+    "arch-list": {"job": {"arch": ["resnet18"]}},
+    "name-long": {"job": {"name": "x/" + "y" * 300}},
+    "name-records": {"job": {"name": ".launch/status"}},
+    "at-once-digits": {"at_once": 10**30},
+    "grid-words": {"grid": "g --output=/etc/passwd"},
 }
 
 
@@ -125,6 +212,11 @@ def test_records_that_are_none(tmp_path, folder, text):
         {"name": "x/knn", "state": "running", "attempts": [{"start": 1, "pid": -1}]},
         {"name": ["x"], "state": "done", "attempts": []},
         {"state": "done"},
+        {"name": "x/knn", "state": "running", "attempts": [{"start": 10**4000}]},
+        {"name": "x/knn", "state": "running", "attempts": [{"start": 1, "end": 10**400}]},
+        {"name": "x/knn", "state": "running", "attempts": [{"start": 1, "pid": 10**30}]},
+        {"name": "x/knn", "state": "done", "attempts": [{"start": 1, "end": 2, "machine": ["x"]}]},
+        {"name": "x/knn", "state": "done", "attempts": [{"start": 1, "end": 2, "gpus": {}}]},
     ],
 )
 def test_a_status_that_no_attempt_wrote(tmp_path, status):

@@ -1,0 +1,262 @@
+"""Images and annotations by strangers: no file of a data set runs a program, hangs a run, or takes
+more memory than an image has."""
+
+import io
+import json
+import os
+import struct
+import tarfile
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image
+from support.strangers import Said, door, refused, write_cifar10
+
+from backbench.datasets import catalog
+from backbench.errors import BadInput
+from backbench.images import files
+
+
+def class_folder(root, split="train", count=3):
+    """ROOT/own/<split>/{a,b} with some pictures; one of them."""
+    rng = np.random.default_rng(len(split))
+    for name in ("a", "b"):
+        for i in range(count):
+            file = root / "own" / split / name / f"{i}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(rng.integers(0, 256, (32, 32, 3), np.uint8)).save(file)
+    return file
+
+
+def pretrain(root, out):
+    changes = ("data.dataset=own", "batch_size=4", "epochs=1")
+    return door("pretrain", "tiny_simclr", *changes, "--data", root, "--out", out)
+
+
+def checked(root):
+    """`data check` of ROOT/own, which has a train and a test split."""
+    return door("data", "check", "own", "--data", root)
+
+
+@pytest.mark.parametrize("kind", ["fifo", "device", "folder"])
+def test_an_image_that_is_no_file(tmp_path, kind):
+    file = class_folder(tmp_path)
+    file.unlink()
+    if kind == "fifo":
+        os.mkfifo(file)
+    elif kind == "device":
+        file.symlink_to("/dev/zero")
+    else:
+        file.mkdir()
+    refused(pretrain(tmp_path, tmp_path / "run"), file)
+
+
+def test_an_image_is_given_to_no_other_program(tmp_path, monkeypatch):
+    """PIL hands PostScript to Ghostscript, whatever the file's name says."""
+    file = class_folder(tmp_path)
+    class_folder(tmp_path, "test")
+    Image.new("RGB", (20, 20)).save(file, "EPS")
+    program = tmp_path / "bin" / "gs"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\ntouch {tmp_path}/called\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    from PIL import EpsImagePlugin
+
+    monkeypatch.setattr(EpsImagePlugin, "gs_binary", None)  # it looks for gs once a process
+    said = checked(tmp_path)
+    assert not (tmp_path / "called").exists()
+    assert said.status == 1 and f"{file}: corrupt image" in said.out, (said.out, said.err)
+
+
+def opened(root, name):
+    """ROOT/name/train as a pretraining opens it."""
+    try:
+        catalog.open_split(root, name, "train")
+    except BadInput as error:
+        return Said(2, "", f"backbench: {error}", 0.0)
+    return Said(0, "", "", 0.0)
+
+
+def chunk(kind, data):
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def png(width, height, *extra):
+    """A black image of one bit per pixel, its `extra` chunks before the pixels."""
+    head = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0))
+    pixels = zlib.compress(bytes((1 + (width + 7) // 8) * height), 1)
+    body = b"".join([head, *extra, chunk(b"IDAT", pixels), chunk(b"IEND", b"")])
+    return b"\x89PNG\r\n\x1a\n" + body
+
+
+def test_an_image_of_a_gigapixel(tmp_path):
+    data = png(14_000, 14_000)
+    assert len(data) < 2_000_000
+    with pytest.raises(BadInput, match="corrupt image"):
+        files.decode_array(data, "x.png")
+    (tmp_path / "x.png").write_bytes(data)
+    with pytest.raises(BadInput, match="corrupt image"):
+        files.decode(tmp_path / "x.png")
+
+
+EXIF = b"MM\x00\x2a\x00\x00\x00\x08"
+TAGS = {
+    "endless": EXIF + struct.pack(">H", 65535) + struct.pack(">HHII", 0x0112, 3, 2**31, 8) * 2000,
+    "circle": EXIF + struct.pack(">HHHIII", 1, 0x8769, 4, 1, 8, 8),
+    "cut": EXIF[:7],
+    "text": EXIF + struct.pack(">HHHI", 1, 0x0112, 2, 9) + b"abc\x00" + bytes(30),
+    "ratio": EXIF + struct.pack(">HHHII", 1, 0x0112, 5, 1, 26) + bytes(40),
+}
+
+
+@pytest.mark.parametrize("case", TAGS)
+def test_an_orientation_that_is_none(tmp_path, case):
+    file = tmp_path / "x.png"
+    file.write_bytes(png(8, 8, chunk(b"eXIf", TAGS[case])))
+    try:
+        assert files.decode(file, upright=True).size == (8, 8)
+    except BadInput as error:
+        assert "corrupt image" in str(error)
+
+
+def shard(root, *members):
+    folder = root / "own" / "train"
+    folder.mkdir(parents=True)
+    with tarfile.open(folder / "0.tar", "w") as tar:
+        for name, data in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return folder / "0.tar"
+
+
+LABELS = {
+    "large": ("x.cls", b"10000000"),
+    "digits": ("x.cls", b"1" * 4000),
+    "negative": ("x.cls", b"-5"),
+    "true": ("x.cls", b"true"),
+    "deep": ("x.json", b"[" * 100_000),
+    "list": ("x.json", b'{"label": [1]}'),
+    "escape": ("\x1b[2J.cls", b"0"),
+}
+
+
+@pytest.mark.parametrize("case", LABELS)
+def test_labels_of_a_shard(tmp_path, case):
+    name, content = LABELS[case]
+    picture = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(picture, "PNG")
+    key = name.partition(".")[0]
+    file = shard(tmp_path, (f"{key}.png", picture.getvalue()), (name, content))
+    refused(opened(tmp_path, "own"), file)
+
+
+@pytest.mark.parametrize("case", ["fifo", "size", "names"])
+def test_a_shard_that_is_none(tmp_path, case):
+    file = shard(tmp_path, ("x.cls", b"0"))
+    if case == "fifo":
+        file.unlink()
+        os.mkfifo(file)
+    elif case == "size":  # a name of 8 exabytes
+        data = bytearray(file.read_bytes())
+        data[124:136] = b"\x80" + bytes(3) + (2**63 - 1).to_bytes(8, "big")
+        data[156:157] = b"L"
+        data[148:156] = b" " * 8
+        data[148:156] = b"%06o\0 " % sum(data[:512])
+        file.write_bytes(bytes(data))
+    else:  # names of names of names
+        info = tarfile.TarInfo("x")
+        info.type, info.size = tarfile.GNUTYPE_LONGNAME, 4
+        file.write_bytes((info.tobuf() + b"abcd" + bytes(508)) * 3000)
+    refused(opened(tmp_path, "own"), file)
+
+
+@pytest.mark.parametrize("label", [3, -2, 10**12])
+def test_cifar_labels_without_a_class(tmp_path, label):
+    write_cifar10(tmp_path, labels=(0, 1, 2, label))
+    refused(opened(tmp_path, "cifar10"), f"label {label}")
+
+
+def scenes(root):
+    """ROOT/scenes in COCO's layout, one image; its annotations."""
+    base = root / "scenes"
+    for part in ("train", "val"):
+        Image.new("RGB", (64, 64)).save(_made(base / f"{part}2017") / "1.png")
+    box = {"id": 1, "image_id": 1, "category_id": 1, "bbox": [1, 1, 9, 9], "area": 81}
+    box |= {"iscrowd": 0, "segmentation": [[1, 1, 9, 1, 9, 9]]}
+    data = {
+        "images": [{"id": 1, "file_name": "1.png", "height": 64, "width": 64}],
+        "categories": [{"id": 1, "name": "disc"}],
+        "annotations": [box],
+    }
+    for part in ("train", "val"):
+        _made(base / "annotations")
+        (base / "annotations" / f"instances_{part}2017.json").write_text(json.dumps(data))
+    return base / "annotations" / "instances_train2017.json", data
+
+
+def _made(folder):
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+COCO = {
+    "deep": lambda data: "[" * 100_000,
+    "rows": lambda data: json.dumps({**data, "images": [5]}),
+    "number": lambda data: json.dumps({**data, "images": 5}),
+    "name": lambda data: json.dumps({**data, "images": [{**data["images"][0], "file_name": 5}]}),
+    "utf": lambda data: b"\xff\xfe{",
+}
+IDS = {
+    "id": ("images", "id", 10**4000),
+    "id-newline": ("images", "id", "a\nb"),
+    "file-newline": ("images", "file_name", "a\nb.png"),
+    "file-long": ("images", "file_name", "x" * 3000),
+    "file-nul": ("images", "file_name", "a\0b"),
+    "size": ("images", "height", 10**4000),
+    "box": ("annotations", "bbox", [1, 1, 10**4000, 1]),
+    "category": ("annotations", "category_id", 10**4000),
+    "area": ("annotations", "area", 10**4000),
+}
+
+
+def detect(root, out):
+    how = ("--config-file", "tiny_mask_rcnn_R_18_FPN", "--engine", "torchvision", "--out", out)
+    return door("detect", *how, "--data", root, "MODEL.WEIGHTS", "random")
+
+
+@pytest.mark.parametrize(
+    "case", ["deep", *(pytest.param(c, marks=pytest.mark.slow) for c in list(COCO)[1:])]
+)
+def test_annotations_that_are_none(tmp_path, case):
+    file, data = scenes(tmp_path)
+    text = COCO[case](data)
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    refused(door("data", "check", "scenes", "--data", tmp_path), file)
+    refused(detect(tmp_path, tmp_path / "run"), file)
+
+
+SLOW = pytest.mark.slow  # what the first two of a kind show in `make test`
+
+
+@pytest.mark.parametrize(
+    "case", [*list(IDS)[:2], *(pytest.param(c, marks=SLOW) for c in list(IDS)[2:])]
+)
+def test_annotations_with_a_value_beyond_reason(tmp_path, case):
+    file, data = scenes(tmp_path)
+    name, key, value = IDS[case]
+    data[name][0][key] = value
+    file.write_text(json.dumps(data))
+    said = door("data", "check", "scenes", "--data", tmp_path)
+    assert said.status in (0, 1, 2) and "Traceback" not in said.err, said.err
+    refused(detect(tmp_path, tmp_path / "run"), tmp_path / "scenes")
+
+
+def test_annotations_that_are_a_fifo(tmp_path):
+    file, _ = scenes(tmp_path)
+    file.unlink()
+    os.mkfifo(file)
+    refused(door("data", "check", "scenes", "--data", tmp_path), file)
+    refused(detect(tmp_path, tmp_path / "run"), file)
