@@ -50,7 +50,7 @@ class RecentTerms:
         """Of each term over the steps; waits for the device."""
         means = {}
         for name in self.rows[0]:
-            means[name] = float(torch.stack([row[name].float() for row in self.rows]).mean())
+            means[name] = float(torch.stack([row[name].double() for row in self.rows]).mean())
         return means
 
 

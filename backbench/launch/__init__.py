@@ -1,7 +1,8 @@
 """Grids of jobs: what is missing, where it runs, how it stands.
 
 job                    one command, and how one sees that it is done
-grid, expansion        what is asked; the jobs that it comes to
+grid                   what is asked
+subjects, expansion    its checkpoints and what makes them; all its jobs
 clusters, slurm_client where jobs run; what Slurm's commands say
 records                RUNS/.launch: submissions, statuses, logs, locks
 view                   how every job stands at one moment (writes nothing)

@@ -80,7 +80,7 @@ def alive(phi: Tensor, projection: Tensor, *, scaled: bool) -> dict[str, Tensor]
 
 @torch.no_grad()
 def kept_projection(projection: Tensor, kept: int) -> Tensor:
-    """L (H', H) -> (kept, H): L phi with all but `kept` columns of L set to 0 (Section 3.2), in
+    """L (H', H) -> (kept, H): L phi with all but `kept` columns of L set to 0 (Section 2.2), in
     coordinates of the space that these columns span.
 
     The columns are the pivots of a QR decomposition: of those left, always the one that is longest
