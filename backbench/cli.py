@@ -29,6 +29,8 @@ class Verb:
     target: str  # "module:function"; the function takes the parsed arguments and returns an exit status or None
     help: str
     arguments: Arguments
+    # The same of a function without torch, for its recipe, before the target is imported
+    check: str | None = None
 
 
 def _out(p: argparse.ArgumentParser) -> None:
@@ -356,7 +358,9 @@ VERBS = {
         "the whole path on embedded data, from pretraining to the leaderboard",
         _demo,
     ),
-    "pretrain": Verb("pretrain.train:run", "train a backbone by a recipe", _pretrain),
+    "pretrain": Verb(
+        "pretrain.train:run", "train a backbone by a recipe", _pretrain, "pretrain.config:check"
+    ),
     "inspect": Verb("backbench.weights.verb:run_inspect", "what a checkpoint file holds", _inspect),
     "import": Verb(
         "backbench.weights.verb:run_import",
@@ -368,13 +372,26 @@ VERBS = {
         "a checkpoint in another library's format",
         _export,
     ),
-    "linear": Verb("transfer.linear:run", "frozen-backbone probes", _linear),
-    "semisup": Verb(
-        "transfer.finetune:run_semisup", "finetune on 1%% or 10%% of the labels", _semisup
+    "linear": Verb(
+        "transfer.linear:run", "frozen-backbone probes", _linear, "transfer.config:check"
     ),
-    "finetune": Verb("transfer.finetune:run", "finetune on a whole dataset", _finetune),
+    "semisup": Verb(
+        "transfer.finetune:run_semisup",
+        "finetune on 1%% or 10%% of the labels",
+        _semisup,
+        "transfer.config:check",
+    ),
+    "finetune": Verb(
+        "transfer.finetune:run",
+        "finetune on a whole dataset",
+        _finetune,
+        "transfer.config:check",
+    ),
     "analyze": Verb(
-        "transfer.analyze:run", "what the features look like: the papers' figures", _analyze
+        "transfer.analyze:run",
+        "what the features look like: the papers' figures",
+        _analyze,
+        "transfer.analyze_recipe:check",
     ),
     "detect": Verb(
         "detection.train_net:run", "Faster, Mask or Keypoint R-CNN on COCO", detect_arguments
@@ -445,9 +462,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(args: argparse.Namespace) -> int | None:
     from backbench.datasets import asked
 
-    asked.refuse(args)
-    module, function = VERBS[args.verb].target.split(":")
-    return getattr(importlib.import_module(module), function)(args)
+    verb = VERBS[args.verb]
+    if verb.check is not None:
+        _function(verb.check)(args)
+        asked.refuse(args)
+    return _function(verb.target)(args)
+
+
+def _function(target: str) -> Callable[[argparse.Namespace], int | None]:
+    module, function = target.split(":")
+    return getattr(importlib.import_module(module), function)
 
 
 def guarded(action: Callable[[], int | None], args: argparse.Namespace) -> int:

@@ -11,10 +11,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import csv
-import ctypes
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -28,6 +26,7 @@ from backbench.errors import EXIT_PREEMPTED, BadInput, Failed, Preempted
 from backbench.launch.pool import ProcessPool
 from backbench.runs import atomic, lock
 from backbench.runs.folder import CHECKPOINT_FILE, log, read_progress, seconds
+from backbench.runs.parent import die_with_parent
 from backbench.runs.state import StopFlag
 
 if TYPE_CHECKING:
@@ -264,7 +263,8 @@ class Demo:
                 stdout=file,
                 stderr=file,
                 env=environment,
-                preexec_fn=_die_with_parent,  # noqa: PLW1509 - this process has one thread
+                # A stage that outlives a killed demo would write beside the next one's
+                preexec_fn=die_with_parent,  # noqa: PLW1509 - this process has one thread
             )
         self.began[stage.name] = time.monotonic()
         log.info(f"{self._clock()}  start  {stage.name}")
@@ -358,12 +358,6 @@ class Demo:
             f"page:  {self.out / 'leaderboard.html'}\ntable: {self.out / 'leaderboard.csv'}",
             highlight=False,
         )
-
-
-def _die_with_parent() -> None:
-    """Linux: a stage must not outlive a killed demo, or it would write beside the next one's."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL("libc.so.6", use_errno=True).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def _table(title: str, columns: Iterable[str]) -> Table:

@@ -24,9 +24,10 @@ from machine import describe
 from PIL import Image, ImageFilter
 from torchvision import transforms as T
 
+from backbench.images.crops import Crops
 from backbench.images.files import decode_array
 from backbench.images.preprocess import IMAGENET_MEAN, IMAGENET_STD, Pixels, normalise
-from backbench.images.views import Crops, draw, render_fast, render_geometry
+from backbench.images.views import draw, render_fast, render_geometry
 from pretrain.config import ViewsConfig
 
 PIXELS = Pixels()

@@ -394,7 +394,10 @@ class Detectron2Engine(DetectionEngine):
         self.trainer = LossKeepingTrainer(self.parallel, loader, self.optimizer)
         self.trainer.amp = self.amp
         with signals_blocked():  # its workers start here
-            self.batches: Iterator[list[ModelInput]] = self.trainer._data_loader_iter
+            self.batches: Iterator[list[ModelInput]] = loading.WatchedBatches(
+                self.trainer._data_loader_iter
+            )
+        self.trainer._data_loader_iter_obj = self.batches
         self.iteration = first
 
     def losses(self) -> dict[str, Tensor]:

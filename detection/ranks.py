@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import datetime
 import os
 import pickle
@@ -12,6 +11,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from multiprocessing import resource_tracker
 from multiprocessing.process import BaseProcess
 from typing import TypeAlias
 
@@ -19,16 +19,17 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from backbench.__main__ import NUMBERS, listen
 from backbench.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_PREEMPTED
 from backbench.runs import atomic
 from backbench.runs.folder import log
-from backbench.runs.state import StopFlag
+from backbench.runs.parent import die_with_parent
+from backbench.runs.state import StopFlag, signals_blocked
 from detection.config import DEVICE_KEY, Given
 from detection.data.split import Split
 from detection.run import DetectionRun
 
 HOST = "127.0.0.1"
-PR_SET_PDEATHSIG = 1  # of Linux's prctl
 GRACE_SECONDS = 2
 POLL_SECONDS = 0.2
 JOIN_MINUTES = 30  # how long a rank waits for another in a collective
@@ -72,9 +73,11 @@ def spawn(body: Body, run: DetectionRun) -> None:
     for rank in range(run.world):
         seat = Seat(rank, port, parent=os.getpid(), log_level=log.level)
         children.append(context.Process(target=_child, args=(body, run, seat)))
+    resource_tracker.ensure_running()  # by whom the signals would come through again
     with StopFlag() as stop:
-        for child in children:
-            child.start()
+        with signals_blocked():
+            for child in children:
+                child.start()
         _watch(children, stop)
     ended = {child.exitcode or 0 for child in children}
     if ended == {0}:
@@ -116,12 +119,15 @@ def _watch(children: Sequence[BaseProcess], stop: StopFlag) -> None:
 
 
 def _child(body: Body, run: DetectionRun, seat: Seat) -> None:
-    # No orphan writes to the run after its parent: Linux kills us with it. Where it died before
-    # this line, our parent is another by now.
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    # No orphan writes to the run after its parent. Where it died before this line, our parent is
+    # another by now.
+    die_with_parent()
     if os.getppid() != seat.parent:
         raise SystemExit(EXIT_FAILED)
+    # A signal that came while this process was importing has waited; later ones end it plainly,
+    # until what `body` does with them is in place
+    listen()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, NUMBERS)
     if gpus(run.given):
         torch.cuda.set_device(seat.rank)
     else:

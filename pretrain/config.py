@@ -5,13 +5,15 @@ Defaults are the field's customs; the papers' numbers are in the recipes.
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
+from backbench import config
 from backbench.config import later
+from backbench.images.crops import Crops
 from backbench.images.preprocess import IMAGENET_MEAN, IMAGENET_STD, Pixels
-from backbench.images.views import Crops
-from pretrain.method import MethodConfig, choose_config
+from pretrain.method_config import MethodConfig, check_name, choose_config
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,3 +143,18 @@ class PretrainConfig:
             raise ValueError(
                 f"stop_after_epochs is at least 1, or null for all, not {self.stop_after_epochs}"
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _AnyMethod(PretrainConfig):
+    method: Any
+
+
+def check(args: argparse.Namespace) -> None:
+    """BadInput for the recipe of `backbench pretrain`, whatever needs no torch to be found: all but
+    the keys of its method."""
+    path = config.find_recipe(args.recipe, "pretrain")
+    data = config.apply_overrides(config.read_recipe(path), args.overrides)
+    if "method" in data:
+        check_name(data["method"], str(path), "method")
+    config.build(_AnyMethod, data, where=str(path))

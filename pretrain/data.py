@@ -19,9 +19,10 @@ from torch.utils.data import DataLoader, Dataset
 
 from backbench.errors import BadInput
 from backbench.images import views
+from backbench.images.crops import Crops
 from backbench.images.files import ImageList
 from backbench.images.preprocess import normalise
-from backbench.images.views import Crops, DeviceColour, DrawnView
+from backbench.images.views import DeviceColour, DrawnView
 from backbench.runs import loading, seeding
 from pretrain.config import PretrainConfig, ViewsConfig
 

@@ -30,25 +30,24 @@ first step of a run; the others are kept by whoever writes the method.
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import ModuleType
 
 from torch import Tensor, nn
 
-import pretrain.methods
-from backbench import plugins
-from backbench.errors import BadInput, nearest
 from backbench.weights.trunk import Trunk
+from pretrain.method_config import MethodConfig, choose_config, method_module, method_names
 
-
-@dataclass(frozen=True, kw_only=True)
-class MethodConfig:
-    """The part of a recipe under `method:`. Each method's file extends it as `Config`."""
-
-    name: str
+# What a method's file, or an installed package's, imports from here
+__all__ = [
+    "Batch",
+    "Method",
+    "MethodConfig",
+    "Setup",
+    "build_method",
+    "choose_config",
+    "method_names",
+]
 
 
 @dataclass(frozen=True)
@@ -119,40 +118,6 @@ class Method(nn.Module):
         if projector is None:
             return {}
         return {f"projector.{name}": x for name, x in projector.state_dict().items()}
-
-
-def shipped_names() -> list[str]:
-    files = [module.name for module in pkgutil.iter_modules(pretrain.methods.__path__)]
-    return [name for name in files if not name.startswith("_")]
-
-
-def method_names() -> list[str]:
-    """What `method.name` may be: the shipped ones, and those of installed packages."""
-    shipped = shipped_names()
-    return shipped + plugins.names(plugins.METHODS, shipped)
-
-
-def method_module(name: str) -> ModuleType:
-    """The module of that name, with its `Config` and `Method`.
-
-    BadInput with the nearest name where there is none.
-    """
-    if name not in method_names():
-        raise BadInput(f"unknown method '{name}'; {nearest(name, method_names())}")
-    if name in shipped_names():
-        return importlib.import_module(f"pretrain.methods.{name}")
-    return plugins.load(plugins.METHODS, name, ModuleType)
-
-
-def choose_config(data: object, where: str, path: str) -> type[MethodConfig]:
-    """For config.py: the Config class that `method.name` selects."""
-    name = data.get("name") if isinstance(data, dict) else None
-    if not isinstance(name, str):
-        raise BadInput(f"{where}: '{path}' needs a name; allowed: {', '.join(method_names())}")
-    try:
-        return method_module(name).Config
-    except BadInput as error:
-        raise BadInput(f"{where}: '{path}.name': {error}") from None
 
 
 def build_method(config: MethodConfig, backbone: Trunk, setup: Setup) -> Method:

@@ -56,16 +56,13 @@ def _probes() -> tuple[dict[str, Leaves], list[Recipe]]:
     """Every recipe of configs/transfer by the dataclass of its kind."""
     from backbench.tasks import TASKS
     from transfer.analyze_recipe import AnalyzeConfig
-    from transfer.config import Finetune
-    from transfer.probe import probe_of
+    from transfer.config import PROTOCOLS
 
-    classes: dict[str, Any] = {"finetune": Finetune, "analyze": AnalyzeConfig}
+    classes: dict[str, Any] = {**PROTOCOLS, "analyze": AnalyzeConfig}
     tasks = {"analyze": "analyze"}  # kind -> a task
     for task in TASKS.values():
         if task.kind is not None:
             tasks[task.kind] = task.name
-            if task.kind not in classes:
-                classes[task.kind] = probe_of(task.kind).protocol
     found = []
     for name in sorted(config.recipe_names("transfer")):
         data = config.read_recipe(config.find_recipe(name, "transfer"))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import dataclass
 from typing import Literal
 
 from backbench import config
-from backbench.images.views import Crops
+from backbench.images.crops import Crops
 from transfer.config import Geometry
 
 
@@ -56,3 +57,8 @@ def load_config(recipe: str, augmentations: int | None) -> AnalyzeConfig:
     data = config.to_dict(found) | {"augmentations": augmentations}
     data["protocol"] = found.protocol.replace("{space}", f"{{space}}-{augmentations}views")
     return config.build(AnalyzeConfig, data, where="--augmentations")
+
+
+def check(args: argparse.Namespace) -> None:
+    """BadInput for the recipe of `analyze`, before torch is imported."""
+    load_config(args.recipe, args.augmentations)

@@ -5,6 +5,7 @@ Each has a versioned name; a number under another name is another column.
 
 from __future__ import annotations
 
+import argparse
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,7 +14,8 @@ from typing import TYPE_CHECKING, Literal
 from backbench import config
 from backbench.errors import BadInput, nearest
 from backbench.images.preprocess import eval_geometry
-from backbench.tasks import TASKS
+from backbench.tasks import TASKS, by_kind
+from backbench.weights.probes import OWN
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -166,6 +168,46 @@ class Sgd(ScaledRates, Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Knn(Protocol):
+    """Weighted k-nearest neighbours by cosine similarity, weights exp(similarity / temperature)."""
+
+    k: tuple[int, ...] = (5, 20, 200)
+    temperature: float = 0.07
+
+
+@dataclass(frozen=True, kw_only=True)
+class FewShot(Protocol):
+    """Logistic regression on `shots` labels per class, many draws of them."""
+
+    shots: int = 2
+    draws: int = 20
+    l2: float = 0.01  # as in LogReg, on features of unit length
+    max_iterations: int = 500
+    tolerance: float = 1e-6
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogReg(Protocol):
+    """Multinomial logistic regression by L-BFGS, a path of penalties from the strongest down.
+
+    Minimised: sum of cross-entropies + l2 / 2 ||W||^2, the bias unpenalised.
+    """
+
+    l2: tuple[float, float, int] = (1e-6, 1e5, 45)  # smallest, largest, how many, log-spaced
+    max_iterations: int = 1000
+    tolerance: float = 1e-5  # on the largest gradient entry of the mean objective
+    chunk: int = 65536  # rows of features in working memory at a time
+
+    @property
+    def penalties(self) -> list[float]:
+        """Strongest first, evenly spaced in their logarithms."""
+        low, high, count = math.log10(self.l2[0]), math.log10(self.l2[1]), self.l2[2]
+        if count == 1:
+            return [self.l2[1]]
+        return [10 ** (high - (high - low) * i / (count - 1)) for i in range(count)]
+
+
+@dataclass(frozen=True, kw_only=True)
 class ListFile:
     """A list of labelled images: how many lines it has and its sha256."""
 
@@ -197,6 +239,27 @@ class Finetune(ScaledRates, Protocol):
     augment: CropAugment = CropAugment()
     init_std: float = 0.01
     save_minutes: float = 5.0
+
+
+# `kind:` -> what its yaml files in configs/transfer are read into
+PROTOCOLS: dict[str, type[Protocol]] = {
+    "sgd": Sgd,
+    "logreg": LogReg,
+    "knn": Knn,
+    "fewshot": FewShot,
+    "finetune": Finetune,
+}
+
+
+def of_verb(verb: str) -> dict[str, type[Protocol]]:
+    """Those that a verb of the command line measures by."""
+    return {kind: PROTOCOLS[kind] for kind in by_kind(verb)}
+
+
+def check(args: argparse.Namespace) -> None:
+    """BadInput for the protocol of `linear`, `semisup` or `finetune`, before torch is imported."""
+    if args.protocol != OWN:  # that one is in the checkpoint
+        load_protocol(args.protocol, of_verb(args.verb))
 
 
 def load_protocol(name: str, recipes: Mapping[str, type[Protocol]]) -> Protocol:

@@ -22,7 +22,7 @@ from backbench.tasks import by_kind
 from backbench.weights import probes
 from backbench.weights.checkpoint import Checkpoint
 from transfer import scoring
-from transfer.config import Protocol, load_protocol
+from transfer.config import Protocol, load_protocol, of_verb
 from transfer.feature_cache import FeatureCache
 from transfer.features import Extractor
 from transfer.frozen import FrozenTrunk, kept_head
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _protocol(name: str) -> Protocol:
-    return load_protocol(name, {kind: probe_of(kind).protocol for kind in TASKS})
+    return load_protocol(name, of_verb("linear"))
 
 
 def own_groups(checkpoints: Sequence[Checkpoint], names: Sequence[str]) -> list[ProbeGroup]:

@@ -30,8 +30,6 @@ def _accept(p: Protocol, name: str, found: Splits) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Probe(Generic[P]):
-    # What its yaml files in configs/transfer are read into
-    protocol: type[P]
     # The rows of all trunks of the extractor, written to the run's folder
     measure: Callable[[Assignment[P], Extractor, Machine, StopFlag], list[Result]]
     # The metrics of the rows that it writes for each checkpoint

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 
@@ -14,22 +12,11 @@ from backbench.results import intervals, store
 from backbench.results.store import Result
 from backbench.runs.state import StopFlag
 from transfer import fewshot, metrics, scoring
-from transfer.config import Protocol
+from transfer.config import FewShot
 from transfer.features import Extractor
 from transfer.machine import Machine
 from transfer.probe import Probe
 from transfer.scoring import Assignment
-
-
-@dataclass(frozen=True, kw_only=True)
-class FewShot(Protocol):
-    """Logistic regression on `shots` labels per class, many draws of them."""
-
-    shots: int = 2
-    draws: int = 20
-    l2: float = 0.01  # as in LogReg, on features of unit length
-    max_iterations: int = 500
-    tolerance: float = 1e-6
 
 
 def metric_names(p: FewShot, dataset: Dataset) -> list[str]:
@@ -98,4 +85,4 @@ def measure(
     return rows
 
 
-PROBE = Probe(protocol=FewShot, measure=measure, metrics=metric_names, refuse=refuse)
+PROBE = Probe(measure=measure, metrics=metric_names, refuse=refuse)

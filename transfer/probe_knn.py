@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
 from backbench.datasets.row import Dataset
@@ -13,19 +11,11 @@ from backbench.knn import knn_scores
 from backbench.results.store import Result
 from backbench.runs.state import StopFlag
 from transfer import scoring
-from transfer.config import Protocol
+from transfer.config import Knn
 from transfer.features import Extractor
 from transfer.machine import Machine
 from transfer.probe import Probe
 from transfer.scoring import Assignment, CheckpointPredictions
-
-
-@dataclass(frozen=True, kw_only=True)
-class Knn(Protocol):
-    """Weighted k-nearest neighbours by cosine similarity, weights exp(similarity / temperature)."""
-
-    k: tuple[int, ...] = (5, 20, 200)
-    temperature: float = 0.07
 
 
 def metric_names(p: Knn, dataset: Dataset) -> list[str]:
@@ -77,4 +67,4 @@ def measure(
     return scoring.write(task, measured)
 
 
-PROBE = Probe(protocol=Knn, measure=measure, metrics=metric_names, refuse=refuse)
+PROBE = Probe(measure=measure, metrics=metric_names, refuse=refuse)

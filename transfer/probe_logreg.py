@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TypedDict
 
@@ -15,33 +14,12 @@ from backbench.results.store import Result
 from backbench.runs.folder import Progress
 from backbench.runs.state import StopFlag, load_state, save_state
 from transfer import logreg, metrics, scoring
-from transfer.config import Protocol
+from transfer.config import LogReg
 from transfer.features import Extractor
 from transfer.logreg import Fit, LabelledFeatures
 from transfer.machine import Machine
 from transfer.probe import Probe
 from transfer.scoring import Assignment, CheckpointPredictions, best_of
-
-
-@dataclass(frozen=True, kw_only=True)
-class LogReg(Protocol):
-    """Multinomial logistic regression by L-BFGS, a path of penalties from the strongest down.
-
-    Minimised: sum of cross-entropies + l2 / 2 ||W||^2, the bias unpenalised.
-    """
-
-    l2: tuple[float, float, int] = (1e-6, 1e5, 45)  # smallest, largest, how many, log-spaced
-    max_iterations: int = 1000
-    tolerance: float = 1e-5  # on the largest gradient entry of the mean objective
-    chunk: int = 65536  # rows of features in working memory at a time
-
-    @property
-    def penalties(self) -> list[float]:
-        """Strongest first, evenly spaced in their logarithms."""
-        low, high, count = math.log10(self.l2[0]), math.log10(self.l2[1]), self.l2[2]
-        if count == 1:
-            return [self.l2[1]]
-        return [10 ** (high - (high - low) * i / (count - 1)) for i in range(count)]
 
 
 class PathState(TypedDict, total=False):
@@ -161,4 +139,4 @@ class PenaltyPath:
         return metrics.score(self.task.dataset.metric, prediction, np.asarray(labels), classes)
 
 
-PROBE = Probe(protocol=LogReg, measure=measure)
+PROBE = Probe(measure=measure)

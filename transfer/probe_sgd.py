@@ -268,4 +268,4 @@ def metric_names(p: Sgd, dataset: Dataset) -> list[str]:
     return [*dataset.metrics, *([TRAIN_SCORE] if p.train_score else [])]
 
 
-PROBE = Probe(protocol=Sgd, measure=measure, metrics=metric_names, together=True)
+PROBE = Probe(measure=measure, metrics=metric_names, together=True)

@@ -6,29 +6,14 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from backbench import config
 from backbench.datasets import catalog
 from backbench.errors import BadInput
 from backbench.weights.probes import OWN
 
-# Verb -> the folder of configs that its recipe is in, and the argument that names it
-RECIPES = {
-    "pretrain": ("pretrain", "recipe"),
-    "linear": ("transfer", "protocol"),
-    "semisup": ("transfer", "protocol"),
-    "finetune": ("transfer", "protocol"),
-    "analyze": ("transfer", "recipe"),
-}
-
 
 def refuse(args: argparse.Namespace) -> None:
-    """BadInput for a recipe, folder, file or dataset of these verbs that is not there."""
-    if args.verb not in RECIPES:
-        return
-    kind, argument = RECIPES[args.verb]
-    named = getattr(args, argument)
-    if named != OWN:  # that one is in the checkpoint
-        recipe = config.read_recipe(config.find_recipe(named, kind))
+    """BadInput for a folder, file or dataset on the command line of `pretrain` and of the probes that
+    is not there."""
     if args.out.exists() and not args.out.is_dir():
         raise BadInput(f"{args.out}: is a file; --out needs a folder")
     files = getattr(args, "checkpoints", None) or [getattr(args, "checkpoint", None)]
@@ -40,11 +25,9 @@ def refuse(args: argparse.Namespace) -> None:
             f"--data {args.data}: no such folder; it holds one folder per dataset "
             "(`backbench data list`)"
         )
-    if args.verb == "pretrain":
-        config.apply_overrides(recipe, args.overrides)  # refuses what is no key=value
-    elif args.verb == "linear":
+    if args.verb == "linear":
         all_there([name for name in catalog.names(args.datasets) if name != OWN], args.data)
-    elif args.verb != "semisup":
+    elif args.verb in ("finetune", "analyze"):
         all_there([args.dataset], args.data)
 
 

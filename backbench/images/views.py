@@ -14,11 +14,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import cv2
 import numpy as np
 import torch
+
+from backbench.images.crops import Crops
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -29,50 +31,6 @@ cv2.setNumThreads(0)
 LUMA = np.array([0.299, 0.587, 0.114])  # ITU-R 601, as PIL's convert("L")
 _LEVELS = np.arange(256)
 _SOLARIZE = np.where(_LEVELS < 128, _LEVELS, 255 - _LEVELS).astype(np.uint8)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Crops:
-    """A group of `count` views made alike.
-
-    All numbers follow torchvision's transforms of the same names.
-    """
-
-    count: int = 2
-    size: int = 224
-    scale: tuple[float, float] = (0.2, 1.0)
-    ratio: tuple[float, float] = (0.75, 1.3333333333333333)
-    interpolation: Literal["bilinear", "bicubic"] = "bilinear"
-    flip: float = 0.5
-    # brightness, contrast, saturation, hue
-    jitter: tuple[float, float, float, float] = (0.4, 0.4, 0.4, 0.1)
-    jitter_p: float = 0.8
-    gray_p: float = 0.2
-    blur_p: float = 0.5
-    blur_sigma: tuple[float, float] = (0.1, 2.0)
-    # torchvision's GaussianBlur with this odd size; null: PIL's, without a limit
-    blur_kernel: int | None = None
-    solarize_p: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.count < 1 or self.size < 1:
-            raise ValueError(f"count and size must be at least 1, not {self.count} and {self.size}")
-        for name in ("flip", "jitter_p", "gray_p", "blur_p", "solarize_p"):
-            chance = getattr(self, name)
-            if not 0 <= chance <= 1:
-                raise ValueError(f"{name} is a probability, from 0 to 1, not {chance}")
-        if not 0 < self.scale[0] <= self.scale[1] or not 0 < self.ratio[0] <= self.ratio[1]:
-            raise ValueError(
-                f"scale {self.scale} and ratio {self.ratio} must be positive and increasing"
-            )
-        if self.blur_kernel is not None and self.blur_kernel % 2 == 0:
-            raise ValueError(f"blur_kernel must be odd, not {self.blur_kernel}")
-        if min(self.jitter) < 0 or self.jitter[3] > 0.5:
-            raise ValueError(
-                f"jitter {self.jitter} must not be negative, and that of the hue is at most 0.5"
-            )
-        if not 0 <= self.blur_sigma[0] <= self.blur_sigma[1]:
-            raise ValueError(f"blur_sigma {self.blur_sigma} must be from 0 on and increasing")
 
 
 @dataclass(frozen=True)

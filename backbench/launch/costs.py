@@ -1,19 +1,23 @@
 """What a job will cost, by jobs that ended here: of the same recipe, data, trunk and machine, scaled
-by its units. Where none did nothing is guessed, for across recipes a guess is off by any factor.
+by its units: epochs, iterations or checkpoints. Where none did nothing is guessed, for across
+recipes a guess is off by any factor.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import math
+import re
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from backbench import config
+from backbench.errors import BadInput
 from backbench.launch.clusters import Cluster
 from backbench.launch.grid import Evaluation
 from backbench.launch.job import Job
@@ -28,7 +32,12 @@ from backbench.weights.probes import OWN
 _DECIDE = ("arch", "stem", "precision", "batch_size", "accumulate", "views", "data", "knn_every")
 # Of an evaluation's options, what does not decide it: other seeds, and the lists' folder
 _DO_NOT_DECIDE = ("pretrained_on", "seeds", "lists", "pack", "resources")
+# Of a detector's config, what decides the iterations and not how long one takes
+_LENGTH = ("SOLVER.MAX_ITER", "SOLVER.STEPS", "SOLVER.WARMUP_ITERS", "SOLVER.BASE_LR", "SEED")
 ENOUGH = 0.02  # of its steps: from there on a pretraining on the way tells how long it takes
+# A detector that trains so much longer than one that was seen: of that one's time too much was
+# scoring, which takes as long for both
+TOO_FAR = 20.0
 
 
 def pretraining_costs(recipe: Mapping[str, Any], root: str) -> str:
@@ -40,13 +49,66 @@ def pretraining_costs(recipe: Mapping[str, Any], root: str) -> str:
 
 
 def evaluation_costs(evaluation: Evaluation, root: str) -> str:
-    """`Job.costs`, per checkpoint."""
+    """`Job.costs`, per unit of `evaluation_units`."""
     options = dataclasses.asdict(evaluation)
     for name in _DO_NOT_DECIDE:
         del options[name]
     if evaluation.protocol not in (None, OWN):
         options["protocol"] = _protocol(str(evaluation.protocol))
+    if evaluation.config is not None:
+        keys, options["args"] = _detector(evaluation.config, evaluation.args)
+        options["config"] = {key: keys[key] for key in keys if key not in _LENGTH}
     return config.fingerprint([options, root])
+
+
+def evaluation_units(evaluation: Evaluation) -> float:
+    """Of one checkpoint: the iterations of a detector, else one. 0 where nobody can say."""
+    if evaluation.config is None:
+        return 1.0
+    keys, _ = _detector(evaluation.config, evaluation.args)
+    iterations = keys.get("SOLVER.MAX_ITER", 0)
+    return float(iterations) if isinstance(iterations, int) else 0.0
+
+
+def _detector(name: str, args: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """(a config's keys, MODEL.RPN.NMS_THRESH -> 0.7, with the overrides among the arguments of
+    `detect`; the other arguments)."""
+    keys = dict(_config_file(config.find_recipe(name, "detection").resolve()))
+    others: list[str] = []
+    words = iter(args)
+    for word in words:
+        if re.fullmatch(r"[A-Z][A-Z0-9_.]*", word):
+            keys[word] = _plain(next(words, ""))
+        else:
+            others.append(word)
+    return keys, others
+
+
+def _plain(text: str) -> object:
+    return int(text) if text.isdecimal() else text
+
+
+@functools.cache
+def _config_file(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """The keys of a file in Detectron2's dialect over its `_BASE_`."""
+    if path in above:
+        raise BadInput(f"{path}: `_BASE_` goes in a circle")
+    keys: dict[str, Any] = {}
+    own = config.read_yaml(path)
+    bases = own.pop("_BASE_", [])
+    for base in bases if isinstance(bases, list) else [bases]:
+        keys |= _config_file((path.parent / str(base)).resolve(), (*above, path))
+    return keys | _flat(own)
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            out |= _flat(value, f"{prefix}{key}.")
+        else:
+            out[f"{prefix}{key}"] = value
+    return out
 
 
 @functools.cache
@@ -70,7 +132,8 @@ class Estimates:
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.runs = snapshot.ledger.runs
-        found: dict[_Kind, list[float]] = defaultdict(list)
+        # (units done, seconds for each) of every job
+        found: dict[_Kind, list[tuple[float, float]]] = defaultdict(list)
         for name, status in snapshot.statuses.items():
             record = snapshot.records.get(name)
             if record is None or not status["attempts"]:
@@ -78,8 +141,9 @@ class Estimates:
             kind = _kind_of_attempt(record, status["attempts"][-1])
             share = self._share(record.job, status)
             if kind is not None and share is not None:
-                found[kind].append(_spent(status) / (record.job.units * share))
-        self._per_unit = {kind: statistics.median(values) for kind, values in found.items()}
+                done = record.job.units * share
+                found[kind].append((done, _spent(status) / done))
+        self._seen = dict(found)
 
     def seconds(self, job: Job, cluster: Cluster) -> float | None:
         """What is left of the job will take so long on this cluster; None where nobody knows."""
@@ -87,10 +151,13 @@ class Estimates:
         gpus = min(asked.gpus, cluster.gpus) if cluster.kind == "local" else asked.gpus
         options = " ".join(asked.options(job.verb))
         kind = _kind(job, cluster.file, gpus, options)
-        if kind is None or kind not in self._per_unit:
+        furthest = TOO_FAR if job.verb == "detect" else math.inf
+        seen = self._seen.get(kind, []) if kind is not None else []
+        per_unit = [each for done, each in seen if job.units <= done * furthest]
+        if not per_unit:
             return None
         made = _made(self.runs, job) or 0.0
-        return self._per_unit[kind] * job.units * (1.0 - made)
+        return statistics.median(per_unit) * job.units * (1.0 - made)
 
     def _share(self, job: Job, status: Status) -> float | None:
         """How much of the job its attempts have done; None where that cannot be told."""

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from backbench import config
 from backbench.errors import BadInput
-from backbench.launch.costs import evaluation_costs
+from backbench.launch.costs import evaluation_costs, evaluation_units
 from backbench.launch.grid import Evaluation, Grid, evaluations
 from backbench.launch.job import Job
 from backbench.launch.subjects import GridPlaces, Subject, Subjects, folder_name
@@ -160,7 +160,7 @@ class _Measuring:
             resources=evaluation.resources,
             costs=evaluation_costs(evaluation, self.places.root),
             arch=pack[0].arch,
-            units=float(len(pack)),
+            units=len(pack) * evaluation_units(evaluation),
         )
 
     def _after(self, evaluation: Evaluation, name: str, labels: Sequence[str]) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ class Job:
 
     What it costs is told by jobs of the same `costs` (a fingerprint of the recipe and data, without
     what changes no time) on trunks of the same `arch`, times `units`: epochs of a pretraining,
-    checkpoints of an evaluation. None: not known, as for jobs of older records.
+    iterations of a detector, checkpoints of another evaluation. None: not known, as for jobs of older records.
     """
 
     name: str

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any, Generic, TypeVar, cast
 
 import torch
 from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data._utils.signal_handling import _error_if_any_worker_fails
 
 from backbench.errors import BadInput
 from backbench.runs.state import signals_blocked
@@ -37,7 +41,39 @@ def started(loader: DataLoader[T]) -> Iterator[T]:
     with signals_blocked(), warnings.catch_warnings():
         # More workers than cores are slow and no mistake, where somebody has asked for them
         warnings.filterwarnings("ignore", message="This DataLoader will create")
-        return iter(loader)
+        return WatchedBatches(iter(loader))
+
+
+class WatchedBatches(Iterator[T]):
+    """The batches of a loader; that a worker was killed is raised where the next one is asked for.
+
+    torch's own handler of SIGCHLD would raise it wherever this process happens to be: in a
+    destructor, in a log record, in a file that is half read, which then is called damaged.
+    """
+
+    def __init__(self, batches: Iterator[T]) -> None:
+        self.batches = batches
+        self._hear(signal.SIG_DFL)
+
+    def __next__(self) -> T:
+        # Not by a look alone: a worker may die in the middle of what is being read from it
+        self._hear(_of_worker)
+        try:
+            _error_if_any_worker_fails()
+            return next(self.batches)
+        except (ConnectionError, EOFError) as error:
+            # Its files were closed before its death can be seen
+            raise RuntimeError("DataLoader worker (pid ?) exited unexpectedly") from error
+        finally:
+            self._hear(signal.SIG_DFL)
+
+    def _hear(self, handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> None:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGCHLD, handler)
+
+
+def _of_worker(number: int, frame: FrameType | None) -> None:
+    _error_if_any_worker_fails()
 
 
 @dataclass(frozen=True)

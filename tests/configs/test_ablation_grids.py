@@ -30,8 +30,7 @@ from backbench.weights.resnet import build_backbone
 from pretrain.config import PretrainConfig
 from pretrain.method import Setup, build_method
 from transfer.analyze import load_config
-from transfer.config import load_protocol
-from transfer.probe import probe_of
+from transfer.config import load_protocol, of_verb
 
 FILES = sorted((config.configs_dir() / "grids").glob("*.yaml"))
 # Those of a paper, and those that vary something: an ablation is drawn of them
@@ -102,8 +101,7 @@ def test_what_a_grid_measures_with_is_there(name) -> None:
         if entry["verb"] == "analyze":
             load_config(entry["args"][1], None)
         elif entry["protocol"] != probes.OWN:
-            kinds = {kind: probe_of(kind).protocol for kind in ("sgd", "knn", "logreg", "fewshot")}
-            load_protocol(entry["protocol"], kinds)
+            load_protocol(entry["protocol"], of_verb("linear"))
 
 
 def test_what_the_papers_vary_is_what_changes() -> None:

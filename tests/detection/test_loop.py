@@ -1,10 +1,15 @@
 """The training loop with an engine of a single number: rates, states, stops, without a detector."""
 
 import dataclasses
+import multiprocessing
+import os
+import signal
+import threading
+import time
 
 import pytest
 import torch
-from support.detection_loop import OneNumber, long_scored, stopped_while_saving
+from support.detection_loop import OneNumber, long_scored, stays, stopped_while_saving
 from support.detection_runs import asked
 
 from backbench.errors import Failed, Preempted
@@ -153,3 +158,25 @@ def test_ranks_wait_as_long_as_scoring_takes(prepared):
     ranks.spawn(long_scored, run)
     assert store.complete(run.out)
     assert not list(run.out.glob(".predictions*"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("to_ranks", [False, True], ids=["to the process", "to its ranks"])
+@pytest.mark.parametrize("after_s", [0.05, 1.0])
+def test_a_signal_while_the_ranks_import(prepared, capfd, to_ranks, after_s):
+    run = dataclasses.replace(prepared("SOLVER.IMS_PER_BATCH", "2")[0], world=2)
+
+    def send():
+        time.sleep(after_s)
+        ranks_of_this = [child.pid for child in multiprocessing.active_children()]
+        for pid in ranks_of_this if to_ranks else [os.getpid()]:
+            os.kill(pid, signal.SIGTERM)
+
+    sender = threading.Thread(target=send)
+    with pytest.raises(SystemExit) as ended:
+        sender.start()
+        ranks.spawn(stays, run)
+    sender.join()
+    assert ended.value.code == 75
+    said = capfd.readouterr().err
+    assert "stopped by SIGTERM; the same command continues" in said and "Traceback" not in said

@@ -13,9 +13,10 @@ from torchvision.transforms.functional import resized_crop, to_tensor
 
 from backbench.datasets import catalog
 from backbench.errors import BadInput
+from backbench.images.crops import Crops
 from backbench.images.files import ArrayList, ImageList
 from backbench.images.preprocess import Pixels, normalise
-from backbench.images.views import Crops, apply_colour, draw
+from backbench.images.views import apply_colour, draw
 from backbench.runs import seeding
 from pretrain import data
 from pretrain.config import Data, Optim, PretrainConfig, ViewsConfig

@@ -113,3 +113,9 @@ def normalised_in_bfloat16(run, seat):
         y = WideSyncBatchNorm(4).train()(x)
         wide = WideSyncBatchNorm(4).train()(x.float())
     return int(y.dtype is not torch.bfloat16 or not torch.allclose(y.float(), wide, atol=0.02))
+
+
+def stays(run, seat):
+    """For ranks.spawn: at work for a minute."""
+    time.sleep(60)
+    return 0

@@ -73,15 +73,12 @@ def shipped_recipes():
     """(name, what it measures) -> resolved recipe, as a row of it holds it."""
     from detection import config as detection
     from detection import protocol, tasks
-    from transfer.config import Finetune, load_protocol
-    from transfer.probe import probe_of
+    from transfer.config import PROTOCOLS, load_protocol
 
-    kinds = {task.kind for task in TASKS.values() if task.kind}
-    classes = {k: Finetune if k == "finetune" else probe_of(k).protocol for k in kinds}
     found = {}
     for name in config.recipe_names("transfer"):
         if not name.startswith("analyze"):
-            recipe = load_protocol(name, classes)
+            recipe = load_protocol(name, PROTOCOLS)
             found[recipe.name, recipe.kind] = config.to_dict(recipe)
     for path in (config.configs_dir() / detection.KIND).glob("[!_]*.yaml"):
         given = detection.shipped(path)

@@ -4,7 +4,6 @@ folder, as children."""
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import shutil
 import signal
@@ -13,7 +12,10 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+
+from backbench.runs.parent import die_with_parent
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol", "sinfo", "scancel")
 
@@ -173,7 +175,8 @@ def _daemon(command: list[str], log: Path) -> subprocess.Popen[bytes]:
             stdout=file,
             stderr=file,
             start_new_session=True,
-            preexec_fn=_die_with_parent,  # noqa: PLW1509 - nothing else runs in this process yet
+            # A killed test run leaves no daemons behind
+            preexec_fn=partial(die_with_parent, signal.SIGTERM),  # noqa: PLW1509 - one thread yet
         )
 
 
@@ -197,11 +200,6 @@ def why_drained() -> str:
             reasons.append(f"{name}: {reason}")
             _output("scontrol", "update", f"NodeName={name}", "State=RESUME")
     return "; ".join(reasons)
-
-
-def _die_with_parent() -> None:
-    """Linux: a killed test run leaves no daemons behind."""
-    ctypes.CDLL("libc.so.6").prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
 def _output(*command: str) -> str:

@@ -15,6 +15,10 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from backbench.results import store
+from backbench.runs.folder import CHECKPOINT_FILE
+from backbench.weights.checkpoint import Checkpoint
+
 HEAVY = ("pretrain.train", "transfer.linear", "transfer.finetune", "transfer.analyze")
 HEAVY += ("detection.train_net", "detection.engine_torchvision", "backbench.datasets.embedded")
 HEAVY += ("transfer.probe_sgd", "transfer.probe_knn", "transfer.probe_fewshot")
@@ -30,7 +34,7 @@ def command(verb, root, trunk, out):
     where = ["--data", root, "--out", out]
     if verb == "detect":
         file = ["--config-file", "tiny_faster_rcnn_R_18_FPN", "--engine", "torchvision"]
-        return ["detect", *file, "--checkpoint", trunk, *where]
+        return ["detect", *file, "--checkpoint", trunk, *where, "DATALOADER.NUM_WORKERS", "2"]
     if verb == "pretrain":
         words = ["pretrain", "tiny_simclr"]
     elif verb == "analyze":
@@ -43,6 +47,17 @@ def command(verb, root, trunk, out):
     else:
         words = ["linear", trunk, "--datasets", "digits", "--protocol", PROBES[verb]]
     return [*words, *where, "--workers", "2"]
+
+
+def numbers(out):
+    """What a run was for; its rows once each."""
+    if (out / CHECKPOINT_FILE).exists():
+        return Checkpoint.load(out / CHECKPOINT_FILE).digest
+    rows, problems = store.read(out)
+    assert not problems
+    values = {(row.checkpoint, row.column): row.value for row in rows}
+    assert len(values) == len(rows), "a row was appended twice"
+    return values
 
 
 @dataclass

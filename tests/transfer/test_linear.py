@@ -28,12 +28,10 @@ from backbench.runs.state import StopFlag
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.resnet import build_backbone
 from transfer.batches import CropFlip, equal_shares, global_batches, rank_share
-from transfer.config import Finetune, Sgd, load_protocol
+from transfer.config import PROTOCOLS, Sgd, load_protocol
 from transfer.frozen import FrozenTrunk
 from transfer.heads import AdamHeads, BestHeads, LinearHeads
-from transfer.linear import TASKS
 from transfer.machine import Machine, read_checkpoints
-from transfer.probe import probe_of
 
 ONE = Machine(torch.device("cpu"), 0, 1, 0)
 RATES = train_heads.RATES
@@ -514,8 +512,6 @@ def test_one_set_of_weights_with_two_stems_is_refused(tmp_path, trunk):
 
 # Protocols
 
-EVERY_KIND = {kind: probe_of(kind).protocol for kind in TASKS} | {"finetune": Finetune}
-
 
 def test_every_shipped_protocol_loads_and_has_its_own_name():
     from backbench.config import configs_dir
@@ -524,7 +520,7 @@ def test_every_shipped_protocol_loads_and_has_its_own_name():
     for file in sorted((configs_dir() / "transfer").glob("*.yaml")):
         if file.stem.startswith("analyze"):
             continue
-        protocol = load_protocol(file.stem, EVERY_KIND)
+        protocol = load_protocol(file.stem, PROTOCOLS)
         assert protocol.name not in names, f"{file.stem} and {names[protocol.name]} share a name"
         # Behind the version: the precision, and CLLR's L phi in the trunk's place
         assert protocol.name.removesuffix("-bf16").removesuffix("-lphi")[-3:] == "-v1"

@@ -20,9 +20,7 @@ from backbench.runs.folder import CHECKPOINT_FILE, open_run
 from backbench.weights.probes import OWN
 from detection import config as detection_config
 from pretrain.config import PretrainConfig
-from transfer.config import load_protocol
-from transfer.linear import TASKS
-from transfer.probe import probe_of
+from transfer.config import load_protocol, of_verb
 
 HOME = Path(__file__).parents[2]
 RUN = ("inspect", "import", "export", "leaderboard", "launch")  # seconds; the others are looked at
@@ -64,7 +62,7 @@ def look_at(args):
     if args.verb == "pretrain":
         config.load(PretrainConfig, args.recipe, args.overrides, kind="pretrain")
     elif args.verb == "linear" and args.protocol != OWN:
-        load_protocol(args.protocol, {kind: probe_of(kind).protocol for kind in TASKS})
+        load_protocol(args.protocol, of_verb("linear"))
     elif args.verb == "detect":
         detection_config.read(HOME / args.config_file, args.opts)
 

@@ -15,27 +15,13 @@ import time
 from pathlib import Path
 
 import pytest
-from support.weather import VERBS, command, warm
+from support.weather import VERBS, command, numbers, warm
 
 from backbench.errors import STOP_SIGNALS
-from backbench.results import store
-from backbench.runs.folder import CHECKPOINT_FILE
-from backbench.weights.checkpoint import Checkpoint
 
 SIGNALS = int(os.environ.get("BACKBENCH_SIGNALS", "200"))
 HOME = Path(__file__).parents[2]
 SENT = (*STOP_SIGNALS, "SIGKILL")
-
-
-def numbers(out):
-    """What a run was for; its rows once each."""
-    if (out / CHECKPOINT_FILE).exists():
-        return Checkpoint.load(out / CHECKPOINT_FILE).digest
-    rows, problems = store.read(out)
-    assert not problems
-    values = {(row.checkpoint, row.column): row.value for row in rows}
-    assert len(values) == len(rows), "a row was appended twice"
-    return values
 
 
 @pytest.mark.slow

@@ -102,12 +102,33 @@ def test_a_recipe_without_its_folder():
 
 
 def test_names_are_looked_up_before_torch_is_imported(tmp_path, shapes):
+    (tmp_path / "k.yaml").write_text(KNN + "shots: 3\n")
+    (tmp_path / "a.yaml").write_text("crops: {size: 16}\ngeometry: {crop: 16}\nviews: 4\n")
+    where = ["--data", "data", "--out", "run"]
     wrong = [
         ["pretrain", "lorac_imagenet", "--data", "data", "--out", "run"],
         ["linear", "x.pth", "--datasets", "cars", "--data", "data", "--out", "run"],
         ["finetune", "data", "--dataset", "shape", "--data", "data", "--out", "run"],
         ["analyze", "data", "--dataset", "shapes", "--data", "nowhere", "--out", "run"],
         ["linear", "data", "--datasets", "x", "--protocol", "knm", "--data", "data", "--out", "r"],
+        [
+            "linear",
+            "data",
+            "--datasets",
+            "x",
+            "--protocol",
+            "k.yaml",
+            "--data",
+            "data",
+            "--out",
+            "r",
+        ],
+        ["semisup", "data", "--percent", "1", "--lists", "data", "--protocol", "lorac", *where],
+        ["analyze", "data", "--dataset", "shapes", "--recipe", "a.yaml", *where],
+        ["pretrain", "demo_simclr", "epohs=3", *where],
+        ["pretrain", "demo_simclr", "optim.lr=fast", *where],
+        ["pretrain", "demo_simclr", "method.name=simclrr", *where],
+        ["pretrain", "demo_simclr", "views.crops=[{size: 32, blur_p: 7}]", *where],
     ]
     code = (
         "import json, sys\nfrom backbench import cli\n"
@@ -123,6 +144,13 @@ def test_names_are_looked_up_before_torch_is_imported(tmp_path, shapes):
     assert "did you mean 'shapes'?" in lines[2]  # a folder that is in ROOT
     assert "--data nowhere: no such folder" in lines[3]
     assert "did you mean 'knn'?" in lines[4]
+    assert "unknown key 'shots'" in lines[5]
+    assert "a protocol of kind 'sgd'; this command runs finetune" in lines[6]
+    assert "unknown key 'views'" in lines[7]
+    assert "unknown key 'epohs'; did you mean 'epochs'?" in lines[8]
+    assert "'optim.lr' must be a number, not 'fast'" in lines[9]
+    assert "'method.name': unknown method 'simclrr'; did you mean 'simclr'?" in lines[10]
+    assert "blur_p is a probability, from 0 to 1, not 7" in lines[11]
     assert not (tmp_path / "run").exists()
 
 

@@ -107,6 +107,24 @@ def test_cost_by_a_pretraining_on_its_way_and_of_what_is_left_of_it(lab, capsys)
     assert cost(lab, capsys, pretraining(lab, "epochs=50"), cluster) == "3:20"
 
 
+def detector(lab, *args, **more):
+    pattern = lab.checkpoints("a")
+    entry = {"verb": "detect", "config": "mask_rcnn_R_50_FPN_1x", "args": list(args), **more}
+    return lab.grid(checkpoints=[pattern], evaluate=[entry])
+
+
+def test_cost_of_a_detector_is_scaled_by_its_iterations(lab, capsys):
+    cluster = lab.cluster("local")
+    tenth = detector(lab, "SOLVER.MAX_ITER", "9000", "SOLVER.STEPS", "(6000, 8000)")
+    assert cost(lab, capsys, tenth, cluster) == "unknown"
+    was_run(lab, tenth, cluster, "done", 100.0)
+    for same in ([], ["SEED", "1"], ["SOLVER.MAX_ITER", "90000"]):
+        assert cost(lab, capsys, detector(lab, *same), cluster) == "16:40"  # 90000 in the yaml
+    assert cost(lab, capsys, detector(lab, config="mask_rcnn_R_50_C4_1x"), cluster) == "unknown"
+    for other in (["SOLVER.IMS_PER_BATCH", "2"], ["SOLVER.MAX_ITER", "900000"]):
+        assert cost(lab, capsys, detector(lab, *other), cluster) == "unknown"
+
+
 def test_ten_thousand_jobs_expand_quickly(lab):
     pattern = lab.checkpoints(*(f"c{i}" for i in range(250)))
     grid = Grid(

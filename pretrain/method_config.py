@@ -1,0 +1,68 @@
+"""The part of a recipe under `method:`, and which methods there are. Without torch: a recipe is
+checked before it is imported, but for the keys that a method's own file knows."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from dataclasses import dataclass
+from types import ModuleType
+
+import pretrain.methods
+from backbench import plugins
+from backbench.errors import BadInput, nearest
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodConfig:
+    """The part of a recipe under `method:`. Each method's file extends it as `Config`."""
+
+    name: str
+
+
+def shipped_names() -> list[str]:
+    files = [module.name for module in pkgutil.iter_modules(pretrain.methods.__path__)]
+    return [name for name in files if not name.startswith("_")]
+
+
+def method_names() -> list[str]:
+    """What `method.name` may be: the shipped ones, and those of installed packages."""
+    shipped = shipped_names()
+    return shipped + plugins.names(plugins.METHODS, shipped)
+
+
+def method_module(name: str) -> ModuleType:
+    """The module of that name, with its `Config` and `Method`.
+
+    BadInput with the nearest name where there is none.
+    """
+    _known(name)
+    if name in shipped_names():
+        return importlib.import_module(f"pretrain.methods.{name}")
+    return plugins.load(plugins.METHODS, name, ModuleType)
+
+
+def _known(name: str) -> None:
+    if name not in method_names():
+        raise BadInput(f"unknown method '{name}'; {nearest(name, method_names())}")
+
+
+def check_name(data: object, where: str, path: str) -> str:
+    """The name of the method that the group of keys `data` is about, a known one."""
+    name = data.get("name") if isinstance(data, dict) else None
+    if not isinstance(name, str):
+        raise BadInput(f"{where}: '{path}' needs a name; allowed: {', '.join(method_names())}")
+    try:
+        _known(name)
+    except BadInput as error:
+        raise BadInput(f"{where}: '{path}.name': {error}") from None
+    return name
+
+
+def choose_config(data: object, where: str, path: str) -> type[MethodConfig]:
+    """For config.py: the Config class that `method.name` selects."""
+    name = check_name(data, where, path)
+    try:
+        return method_module(name).Config
+    except BadInput as error:  # an installed package's
+        raise BadInput(f"{where}: '{path}.name': {error}") from None

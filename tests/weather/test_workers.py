@@ -1,0 +1,124 @@
+"""kill -9 of a loader worker, as the machine does that has no memory left: the run ends with one
+plain line and exit 1, or goes on; its state is kept, and the same command gives the same numbers."""
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from support.weather import VERBS, command, numbers, warm
+
+from backbench import cli
+from backbench.runs import loading
+
+TRIES = 6  # of each verb
+
+
+class Killing(torch.utils.data.Dataset):
+    """Number 5 kills its worker, once `file` is there; others may be asked for meanwhile."""
+
+    def __init__(self, file):
+        self.file = file
+
+    def __getitem__(self, key):
+        if key == 5 and self.file.exists():
+            self.file.unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return torch.tensor([key])
+
+
+def numbers_of(items, workers):
+    out = []
+    for batch in loading.batches(items, [[i, i + 1] for i in range(0, 20, 2)], workers=workers):
+        out += batch.flatten().tolist()
+    return out
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_killed_worker_is_a_plain_line(workers, tmp_path, capsys):
+    items = Killing(tmp_path / "kill")
+    items.file.touch()
+
+    def run():
+        assert numbers_of(items, workers) == list(range(20))
+
+    args = cli.parser().parse_args(["doctor"])
+    assert cli.guarded(run, args) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("backbench: a loader worker was killed") and said.count("\n") == 1
+    assert "the same command continues" in said
+    assert cli.guarded(run, args) == 0
+
+
+def test_it_is_raised_where_a_batch_is_asked_for_and_nowhere_else(tmp_path):
+    batches = loading.batches(Killing(tmp_path), [[i] for i in range(200)], workers=1)
+    next(batches)
+    (worker,) = children(os.getpid())
+    os.kill(worker, signal.SIGKILL)
+    time.sleep(0.5)  # where torch's own handler would raise
+    with pytest.raises(RuntimeError, match="killed by signal"):
+        next(batches)
+    assert signal.getsignal(signal.SIGCHLD) == signal.SIG_DFL
+
+
+# Every verb, for real
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    with warm(tmp_path_factory.mktemp("warm")) as runs:
+        yield runs
+
+
+def children(pid):
+    """The processes that `pid` has forked."""
+    found = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        found += [int(child) for child in task.read_text().split()]
+    return found
+
+
+def kill_a_worker(pid, draw, within_s):
+    """As soon as there is one, and up to `within_s` later; whether there was one by then."""
+    end = time.monotonic() + 60
+    while not children(pid):
+        if time.monotonic() > end or not Path(f"/proc/{pid}/fd").exists():
+            return False
+        time.sleep(0.002)
+    time.sleep(draw.uniform(0, within_s))
+    try:
+        os.kill(draw.choice(children(pid)), signal.SIGKILL)
+    except (IndexError, ProcessLookupError, FileNotFoundError):
+        return False
+    return True
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("verb", VERBS)
+def test_killed_workers_of_every_verb(verb, runs, tiny_root, trunk, tmp_path):
+    draw = random.Random(verb)
+    began = time.monotonic()
+    status, said = runs(command(verb, tiny_root, trunk, tmp_path / "alone"))
+    took = time.monotonic() - began
+    assert status == 0, said
+    expected = numbers(tmp_path / "alone")
+    killed = ended = 0
+    for n in range(TRIES):
+        out, cache = tmp_path / f"run-{n}", str(tmp_path / f"cache-{n}")
+        run = runs.start(command(verb, tiny_root, trunk, out), BACKBENCH_CACHE=cache)
+        killed += kill_a_worker(run.pid, draw, 0.3 * took)
+        status, said = run.wait()
+        assert "Traceback" not in said and "fault of backbench" not in said, said
+        assert status in (0, 1), said
+        if status == 1:
+            ended += 1
+            assert said.splitlines()[-1].startswith("backbench: a loader worker was killed"), said
+            status, said = runs(command(verb, tiny_root, trunk, out), BACKBENCH_CACHE=cache)
+            assert status == 0, said
+        assert numbers(out) == expected
+    print(f"{verb}: {killed} workers killed, {ended} runs ended by it and continued")
+    assert ended
