@@ -7,6 +7,7 @@ import time
 import pytest
 
 from backbench import cli
+from backbench.errors import BadInput
 
 
 def backbench(*arguments, **kwargs):
@@ -69,7 +70,9 @@ def test_how_much_is_said_stands_before_the_verb_or_after_it(word):
     assert before != cli.parser().parse_args(["doctor"])
 
 
-def test_debug_before_the_verb_shows_the_traceback(tmp_path):
-    words = ["inspect", tmp_path / "none.pth"]
-    assert "Traceback" not in backbench(*words).stderr
-    assert "Traceback" in backbench("--debug", *words).stderr
+def test_debug_before_the_verb_shows_the_traceback(tmp_path, capsys):
+    words = ["inspect", str(tmp_path / "none.pth")]
+    assert cli.main(words) == 2
+    assert "Traceback" not in capsys.readouterr().err
+    with pytest.raises(BadInput, match="no such file"):  # which Python prints with its traceback
+        cli.main(["--debug", *words])
