@@ -8,7 +8,7 @@ from typing import Literal
 
 from backbench import config
 from backbench.images.crops import Crops
-from transfer.config import Geometry
+from transfer.config import Geometry, above_zero, at_least
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +43,10 @@ class AnalyzeConfig:
             )
         if self.augmentations < 2 or self.sample < 2 or self.batch < 1:
             raise ValueError("augmentations and sample must be at least 2, batch at least 1")
+        at_least(1, neighbours=self.neighbours, shots=self.shots, draws=self.draws)
+        if self.images is not None:
+            at_least(2, images=self.images)
+        above_zero(temperature=self.temperature)
 
     def name(self, space: str) -> str:
         return self.protocol.replace("{space}", space)

@@ -21,6 +21,20 @@ if TYPE_CHECKING:
     from PIL import Image
 
 
+def at_least(least: float, **values: float) -> None:
+    """ValueError that names a value below `least`, or one that is not finite."""
+    for name, value in values.items():
+        if not least <= value < math.inf:
+            raise ValueError(f"{name} must be a number from {least:g} on, not {value:g}")
+
+
+def above_zero(**values: float) -> None:
+    """ValueError that names a value that is not above 0, or not finite."""
+    for name, value in values.items():
+        if not 0 < value < math.inf:
+            raise ValueError(f"{name} must be a number above 0, not {value:g}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Geometry:
     """What evaluation does to an image: shorter side (both, if
@@ -30,6 +44,9 @@ class Geometry:
     crop: int = 224
     interpolation: Literal["bilinear", "bicubic"] = "bilinear"
     square: bool = False
+
+    def __post_init__(self) -> None:
+        at_least(1, resize=self.resize, crop=self.crop)
 
     def transform(self) -> Callable[[Image.Image], Image.Image]:
         """The same as a function of PIL images."""
@@ -50,6 +67,15 @@ class CropAugment:
     ratio: tuple[float, float] = (0.75, 1.3333333333333333)
     flip: float = 0.5
 
+    def __post_init__(self) -> None:
+        at_least(1, size=self.size)
+        if not 0 < self.scale[0] <= self.scale[1] or not 0 < self.ratio[0] <= self.ratio[1]:
+            raise ValueError(
+                f"scale {self.scale} and ratio {self.ratio} must be positive and increasing"
+            )
+        if not 0 <= self.flip <= 1:
+            raise ValueError(f"flip is a probability, from 0 to 1, not {self.flip}")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Length:
@@ -61,6 +87,10 @@ class Length:
     def __post_init__(self) -> None:
         if (self.epochs is None) == (self.iterations is None):
             raise ValueError("give either epochs or iterations")
+        if self.epochs is not None:
+            above_zero(epochs=self.epochs)
+        if self.iterations is not None:
+            at_least(1, iterations=self.iterations)
 
     def steps(self, images: int, batch: int) -> int:
         """Optimiser steps for `images` training images."""
@@ -109,6 +139,11 @@ class Protocol:
     # trunk's
     head: str | None = config.later(None)
 
+    def __post_init__(self) -> None:
+        if not self.protocol:
+            raise ValueError("protocol is empty; it is the name that stands in every row")
+        at_least(1, feature_batch=self.feature_batch)
+
     @property
     def name(self) -> str:
         # Features in bfloat16 differ by 2%, so their numbers are another column.
@@ -121,6 +156,16 @@ class ScaledRates:
 
     batch_size: int
     reference_batch: int
+    momentum: float
+    weight_decay: float
+
+    def check_rates(self, name: str, rates: tuple[float, ...]) -> None:
+        if not rates:
+            raise ValueError(f"{name} needs at least one rate")
+        for rate in rates:
+            at_least(0, **{name: rate})
+        at_least(1, batch_size=self.batch_size, reference_batch=self.reference_batch)
+        at_least(0, momentum=self.momentum, weight_decay=self.weight_decay)
 
     def used(self, lr: float) -> float:
         """The rate that `lr`, declared for `reference_batch`, becomes with `batch_size` images."""
@@ -155,14 +200,14 @@ class Sgd(ScaledRates, Protocol):
     save_minutes: float = 5.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_rates("lr", self.lr)
         if self.select == "test" and "testsel" not in self.protocol:
             raise ValueError(
                 "select: test needs a protocol name that says so, as in linear-lorac-testsel-v1"
             )
         if "default" not in self.length:
             raise ValueError("length needs a `default`")
-        if not self.lr:
-            raise ValueError("lr needs at least one rate")
         if self.train_score and (len(self.lr) > 1 or self.patience is not None):
             raise ValueError("train_score needs one rate and no patience: all labels train")
 
@@ -174,6 +219,13 @@ class Knn(Protocol):
     k: tuple[int, ...] = (5, 20, 200)
     temperature: float = 0.07
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.k:
+            raise ValueError("k needs at least one number of neighbours")
+        at_least(1, k=min(self.k))
+        above_zero(temperature=self.temperature)
+
 
 @dataclass(frozen=True, kw_only=True)
 class FewShot(Protocol):
@@ -184,6 +236,12 @@ class FewShot(Protocol):
     l2: float = 0.01  # as in LogReg, on features of unit length
     max_iterations: int = 500
     tolerance: float = 1e-6
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(1, shots=self.shots, draws=self.draws, max_iterations=self.max_iterations)
+        at_least(0, l2=self.l2)
+        above_zero(tolerance=self.tolerance)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,6 +255,16 @@ class LogReg(Protocol):
     max_iterations: int = 1000
     tolerance: float = 1e-5  # on the largest gradient entry of the mean objective
     chunk: int = 65536  # rows of features in working memory at a time
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        low, high, count = self.l2
+        if not 0 < low <= high < math.inf or count < 1:
+            raise ValueError(
+                f"l2 is the smallest and the largest penalty, above 0, and how many, not {self.l2}"
+            )
+        at_least(1, max_iterations=self.max_iterations, chunk=self.chunk)
+        above_zero(tolerance=self.tolerance)
 
     @property
     def penalties(self) -> list[float]:
@@ -239,6 +307,10 @@ class Finetune(ScaledRates, Protocol):
     augment: CropAugment = CropAugment()
     init_std: float = 0.01
     save_minutes: float = 5.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_rates("head_lr", self.head_lr)
 
 
 # `kind:` -> what its yaml files in configs/transfer are read into

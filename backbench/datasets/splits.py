@@ -205,7 +205,9 @@ def _difference(own: Sequence[str], name: str, train: Sequence[str]) -> str:
 
 def _check_labels(dataset: str, name: str, images: ImageList) -> None:
     if not len(images):
-        raise BadInput(f"{dataset}: the {name} split is empty ({images.root})")
+        held = "; where val is held out of train, a class needs two images there"
+        hint = held if name == "val" else "; put images there"
+        raise BadInput(f"{dataset}: the {name} split is empty ({images.root}){hint}")
     if not images.classes:
         raise BadInput(
             f"{dataset}: no class folders in {images.root}; sort the images as"

@@ -11,10 +11,12 @@ import pytest
 import torch
 from PIL import Image
 from support.holding import holder
+from support.records import a_result
 
 import backbench
-from backbench import cli
+from backbench import cli, doctor
 from backbench.errors import STOP_SIGNALS, BadInput, nearest
+from backbench.results import store
 from backbench.runs import folder
 from backbench.runs.folder import Progress
 from backbench.runs.state import StopFlag
@@ -168,6 +170,29 @@ def test_all_datasets_where_nine_are_missing(trees, trunk, tmp_path, said):
     )
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (KNN.replace("[1]", "[0]"), "k must be a number from 1 on, not 0"),
+        (KNN.replace("[1]", "[]"), "k needs at least one number of neighbours"),
+        (KNN + "temperature: 0\n", "temperature must be a number above 0, not 0"),
+        (KNN + "feature_batch: 0\n", "feature_batch must be a number from 1 on"),
+        (KNN.replace("near-test-v1", "''"), "protocol is empty"),
+        (KNN.replace("crop: 16", "crop: 0"), "geometry: crop must be a number from 1 on, not 0"),
+        ("kind: fewshot\nprotocol: f-v1\nshots: 0\n", "shots must be a number from 1 on"),
+        ("kind: logreg\nprotocol: l-v1\nl2: [-1.0, 10, 3]\n", "l2 is the smallest and the"),
+        ("kind: sgd\nprotocol: s-v1\nlr: [.inf]\nlength: {default: {epochs: 1}}\n", "lr must be"),
+        ("kind: sgd\nprotocol: s-v1\nlr: [1]\nlength: {default: {epochs: 0}}\n", "epochs must be"),
+        ("kind: finetune\nprotocol: f-v1\nhead_lr: []\n", "this command runs"),
+        (KNN.replace("resize: 16, ", "resize: -16, "), "geometry: resize must be"),
+    ],
+)
+def test_numbers_of_a_protocol_that_mean_nothing(text, words, tmp_path, said):
+    (tmp_path / "mine.yaml").write_text(text)
+    command = ["linear", "x.pth", "--datasets", "shapes", "--protocol", tmp_path / "mine.yaml"]
+    refused(said(*command, "--data", tmp_path, "--out", tmp_path / "run"), "mine.yaml", words)
+
+
 # data check
 
 
@@ -224,6 +249,40 @@ def test_coco_and_voc(tiny_root, tmp_path, said):
     status, _, out = said("data", "check", "voc", "--data", tmp_path)
     assert status == 1
     assert "VOC2007 trainval: 1 images; 2 files are missing" in out
+
+
+def test_doctor_calls_nothing_there_that_linear_refuses(trees, monkeypatch, said):
+    root = trees("cifar10")
+    trees("dtd")
+    trees.monkeypatch.undo()  # the checksums of the tiny archive
+    # Seconds each, and not what is asked here
+    monkeypatch.setattr(doctor, "devices", lambda: {"state": "ok", "gpus": []})
+    for part in ("detectron2", "slurm"):
+        answer = {"state": "missing", "why": f"no {part} today"}
+        monkeypatch.setattr(doctor, part, lambda answer=answer: answer)
+    status, _, out = said("doctor", "--data", root)
+    assert status == 0
+    assert f"data       {root}: dtd\n" in out
+    assert "cifar10 cannot be used: " in out and "not as they were published" in out
+    assert "slurm      missing: no slurm today" in out
+    assert "COCO not found; lists none" in out
+    assert "`backbench data check NAME` whether it is right" in out
+
+
+def test_the_leaderboard_names_what_it_wrote_or_why_not(tmp_path, caplog):
+    (tmp_path / "runs" / "one").mkdir(parents=True)
+    store.append(tmp_path / "runs" / "one", [a_result()])
+    words = ["leaderboard", str(tmp_path / "runs")]
+    for option in ("csv", "tidy", "html", "latex", "markdown", "figures"):
+        words += [f"--{option}", str(tmp_path / option)]
+    assert cli.main(words) == 0
+    said = caplog.text
+    wrote = ("csv: a row per checkpoint", "tidy: a row per number", "html: the page")
+    for what in (*wrote, "latex: the papers' tables", "markdown: the papers' tables"):
+        assert f"wrote {tmp_path / what}" in said
+        assert (tmp_path / what.partition(":")[0]).exists()
+    assert f"nothing for {tmp_path / 'figures'}: an ablation needs a recipe with" in said
+    assert not (tmp_path / "figures").exists()
 
 
 # What is said meanwhile
