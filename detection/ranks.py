@@ -104,8 +104,8 @@ def _watch(children: Sequence[BaseProcess], stop: StopFlag) -> None:
     whose neighbour died would wait for it in a collective.
     """
     told = False
-    while any(child.is_alive() for child in children):
-        children[0].join(0.2)
+    while alive := [child for child in children if child.is_alive()]:
+        alive[0].join(0.2)
         if stop.requested and not told:
             told = True
             for child in children:

@@ -54,6 +54,10 @@ class SolverSchedule:
             precise_bn=bn.NUM_ITER if bn.ENABLED else None,
         )
 
+    def scores_after(self, iteration: int) -> bool:
+        """Whether the detector is scored on the way when so many iterations are done."""
+        return self.score_every > 0 and iteration % self.score_every == 0
+
     def factor_at(self, iteration: int) -> float:
         """What each group's own base rate is multiplied by."""
         return self.factors(iteration / self.iterations)

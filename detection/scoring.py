@@ -129,6 +129,13 @@ def on_the_way(
     scored(run, rank)
 
 
+def was_scored(run: DetectionRun, step: int) -> bool:
+    """Whether EVALUATIONS_FILE has the line of `step`."""
+    file = run.out / EVALUATIONS_FILE
+    lines = file.read_text().splitlines() if file.exists() else []
+    return any(json.loads(line)["step"] == step for line in lines)
+
+
 def _scores(
     kind: str, p: Prepared, detections: list[Detection], manifest: str | None
 ) -> evaluate.Scores:

@@ -252,6 +252,8 @@ def train(
     first = continue_from(state_file, engine)
     records = training_records(p.train, p.task)
     engine.start(records, first, last)
+    if first and schedule.scores_after(first) and not scoring.was_scored(run, first):
+        scoring.on_the_way(run, p, engine, rank, first)
     engine.model.train()
     agree = distributed.Agreement()
     every = max(1, last // LOGGED)
@@ -290,11 +292,9 @@ def train(
         (stopping,) = agree.any(stop.requested is not None)
         if iteration + 1 == last:
             break
-        if schedule.score_every and (iteration + 1) % schedule.score_every == 0:
-            scoring.on_the_way(run, p, engine, rank, iteration + 1)
-            engine.model.train()
+        to_score = schedule.scores_after(iteration + 1)
         due = (iteration + 1) % schedule.save_every == 0 or time.monotonic() - saved > SAVE_SECONDS
-        if rank == 0 and (due or stopping):
+        if rank == 0 and (due or stopping or to_score):
             saved = time.monotonic()
             keep_state(state_file, engine, iteration + 1)
         if stopping:
@@ -304,6 +304,11 @@ def train(
                 f"{run.out}: stopped by {by} after iteration {iteration + 1}; "
                 "saved; the same command continues"
             )
+        # 4. Look at it on the way, which takes long: with the state saved, and again by a run that
+        # was ended before its line was written.
+        if to_score:
+            scoring.on_the_way(run, p, engine, rank, iteration + 1)
+            engine.model.train()
     if schedule.precise_bn is not None:
         precise_bn.reestimate(engine, records, batches=schedule.precise_bn, after=last)
     if rank == 0:

@@ -25,7 +25,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -79,20 +79,19 @@ class FeatureCache:
         text = json.dumps(description, sort_keys=True)
         return self.folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.npy"
 
-    @contextlib.contextmanager
-    def locked(self, descriptions: Sequence[Description]) -> Iterator[None]:
-        """Alone with these entries: a run that wants one of them waits here, then finds it."""
+    def try_lock(self, descriptions: Sequence[Description]) -> contextlib.ExitStack | None:
+        """All of these entries, until the stack is closed; None where another run has one."""
         with self.elsewhere():
             self.folder.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as locks:
-            # Sorted: two runs that want the same entries in another order cannot deadlock.
-            for path in sorted({self.path(d) for d in descriptions}):
+            for path in {self.path(d) for d in descriptions}:
                 with self.elsewhere():
                     file = locks.enter_context(path.with_suffix(".lock").open("w"))
-                fcntl.flock(file, fcntl.LOCK_EX)
+                if not _taken(file):
+                    return None
                 for left in self.folder.glob(f".{path.stem}.*.tmp"):  # by a writer that was killed
                     left.unlink(missing_ok=True)
-            yield
+            return locks.pop_all()
 
     @contextlib.contextmanager
     def elsewhere(self) -> Iterator[None]:
@@ -151,7 +150,11 @@ class FeatureCache:
                 f"{path}: features of another {', '.join(differing)} than asked for;"
                 " remove the file"
             )
+        # While rows are mapped, their file is locked: `make_room` spares it.
+        file = path.open("rb")
+        fcntl.flock(file, fcntl.LOCK_SH)
         rows = np.load(path, mmap_mode="c")
+        rows.lock = file  # which is closed when the last tensor of these rows is gone
         if list(rows.shape) != found["shape"] or _file_digest(path) != found["sha256"]:
             raise BadInput(f"{path}: the cached features are damaged; remove the file")
         os.utime(path)  # the time of its last use
@@ -169,24 +172,57 @@ class FeatureCache:
         atomic.write_json(path.with_suffix(".json"), about)
 
     def make_room(self, size: int, keep: set[Path]) -> None:
-        """Remove the least recently used entries until `size` more bytes fit."""
+        """Remove the least recently used entries, and what killed runs left of others, until `size`
+        more bytes fit.
+
+        Those of `keep`, those that a run is at work on and those that one has mapped stay, even
+        where the rest does not make room enough.
+        """
         if size > self.limit:
             need, have = f"{size / 1e9:.1f}", f"{self.limit / 1e9:.1f}"
             raise BadInput(
                 f"{self.folder}: the features need {need} GB, the cache may have {have};"
                 " set BACKBENCH_CACHE_GB"
             )
-        entries = sorted(self.folder.glob("*.npy"), key=lambda path: path.stat().st_mtime)
-        used = sum(path.stat().st_size for path in entries)
-        for path in entries:
+        files: list[tuple[float, int, Path]] = []
+        for path in self.folder.glob("*"):
+            if path.suffix not in (".npy", ".part") or "." in path.stem:
+                continue
+            with contextlib.suppress(FileNotFoundError):  # another run makes room too
+                about = path.stat()
+                files.append((about.st_mtime, about.st_size, path))
+        used = sum(bytes_ for _, bytes_, _ in files)
+        for _, bytes_, path in sorted(files):
             if used + size <= self.limit:
                 return
-            if path in keep:
-                continue
-            used -= path.stat().st_size
-            # The .json first: what a removal that is cut off leaves must not look like an entry.
-            for suffix in (".json", ".files", ".npy"):
-                path.with_suffix(suffix).unlink(missing_ok=True)
+            if path.with_suffix(".npy") not in keep and _remove_unused(path):
+                used -= bytes_
+
+
+def _remove_unused(path: Path) -> bool:
+    """Remove an entry or an unfinished part of one; False where a run is using it."""
+    with contextlib.ExitStack() as files:
+        lock = files.enter_context(path.with_suffix(".lock").open("w"))
+        if not _taken(lock):
+            return False  # at work on it
+        with contextlib.suppress(FileNotFoundError):
+            if not _taken(files.enter_context(path.open("rb"))):
+                return False  # has it mapped
+        # The .json first: what a removal that is cut off leaves must not look like an entry. An
+        # unfinished part is worth nothing without its marker.
+        entry, part = (".json", ".files", ".npy"), (".rows.json", ".files.part", ".part")
+        for suffix in entry if path.suffix == ".npy" else part:
+            path.with_suffix(suffix).unlink(missing_ok=True)
+        return True
+
+
+def _taken(file: IO[Any]) -> bool:
+    """Lock the file for this run alone; False where another has it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _file_digest(path: Path) -> str:

@@ -7,7 +7,9 @@ image list.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from PIL import Image
 
 SAVE_EVERY = 20  # batches
+WAIT_SECONDS = 1.0  # between two looks at whether another run has finished
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,9 +62,8 @@ class Extractor:
         named = contents.named(images)
         described = [describe(trunk, named.digest, self.geometry) for trunk in self.trunks]
         with contextlib.ExitStack() as held:
-            # 2. Rank 0 takes the locks of all entries; the others wait for it in step 3.
-            if self.machine.main:
-                held.enter_context(self.cache.locked(described))
+            # 2. Rank 0 takes the locks of all entries, while all ranks wait for it.
+            held.enter_context(self._locked(described))
             # 3. Rank 0 looks, with the locks in hand, and all ranks do as it found.
             holds = [self.machine.main and self._holds(d, images, named) for d in described]
             there = self._as_main_says(list(map(int, holds)))
@@ -86,6 +88,27 @@ class Extractor:
         for trunk in self.trunks:
             trunk.verify()
         return train, val, test
+
+    def _locked(self, described: Sequence[Description]) -> AbstractContextManager[object]:
+        """Alone with these entries. Another run that computes one of them is waited for, a second
+        at a time: no rank is in a collective for long, and all of them hear a signal."""
+        told = False
+        while True:
+            locks = self.cache.try_lock(described) if self.machine.main else None
+            (taken,) = self._as_main_says([int(locks is not None)])
+            if taken:
+                return locks or contextlib.nullcontext()
+            if self.machine.main and not told:
+                log.info(
+                    f"{self.cache.folder}: waiting for another run, which computes these features"
+                )
+                told = True
+            if stopping := self.machine.stopping(self.stop):
+                raise Preempted(
+                    f"stopped by {stopping} while another run computed the features;"
+                    " the same command continues"
+                )
+            time.sleep(WAIT_SECONDS)
 
     def _holds(self, description: Description, images: ImageList, named: Named) -> bool:
         """Whether the cache has features of these very images."""

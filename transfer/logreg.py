@@ -8,7 +8,7 @@ x 2048 features with 365 classes need about 1 GB on the CPU.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -99,8 +99,12 @@ def fit(
     chunk: int = 65536,
     max_iterations: int = 1000,
     tolerance: float = 1e-5,
+    between: Callable[[], None] = lambda: None,
 ) -> Fit:
-    """Minimise over all `parts`, to `tolerance` on the largest entry of the mean gradient."""
+    """Minimise over all `parts`, to `tolerance` on the largest entry of the mean gradient.
+
+    `between` is called after each iteration; what it raises ends the fit.
+    """
     from scipy.optimize import minimize
 
     device = device or torch.device("cpu")
@@ -121,6 +125,13 @@ def fit(
         "ftol": 1e-12,
         "maxls": 40,
     }
-    found = minimize(objective, first, jac=True, method="L-BFGS-B", options=options)
+    found = minimize(
+        objective,
+        first,
+        jac=True,
+        method="L-BFGS-B",
+        options=options,
+        callback=lambda _: between(),
+    )
     weight, bias = objective.split(torch.from_numpy(found.x).to(device, dtype))
     return Fit(weight, bias, float(found.fun), int(found.nit), bool(found.success))

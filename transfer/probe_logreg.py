@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TypedDict
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from backbench.errors import Preempted
 from backbench.results.store import Result
 from backbench.runs.folder import Progress
 from backbench.runs.state import StopFlag, load_state, save_state
@@ -92,6 +92,7 @@ class PenaltyPath:
             chunk=p.chunk,
             max_iterations=p.max_iterations,
             tolerance=p.tolerance,
+            between=partial(self.stop.end_here, f"within l2 {l2:g}, which will begin again"),
         )
 
     def fit_at(self, weight: Tensor, bias: Tensor) -> Fit:
@@ -106,7 +107,7 @@ class PenaltyPath:
     ) -> None:
         """The penalties that are left, strongest first, into `mine`, which is a part of `state`.
 
-        `state` is saved after each. Raises Preempted after a fit when a signal came.
+        `state` is saved after each. Raises Preempted within or after a fit when a signal came.
         """
         # Each fit starts where the one before ended: neighbouring penalties have near minima, and
         # the strongest is the easiest from nothing.
@@ -126,10 +127,7 @@ class PenaltyPath:
                 mine["best_weight"], mine["best_bias"] = mine["weight"], mine["bias"]
             save_state(task.state_file, dict(state))
             progress.advance(1, l2=l2, val=score)
-            if self.stop.requested:
-                raise Preempted(
-                    f"stopped by {self.stop.requested} after l2 {l2:g}; the same command continues"
-                )
+            self.stop.end_here(f"after l2 {l2:g}")
 
     def _score(self, found: Fit, val: LabelledFeatures) -> float:
         features, labels = val

@@ -89,9 +89,9 @@ class Resources:
             return ("--num-gpus", str(self.devices)) if self.devices > 1 else ()
         # Only what differs from the verb's own defaults: commands stay as short as by hand
         out: list[str] = []
-        if self.devices != 1:
+        if self.devices != 1 and verb != "analyze":  # which runs in one process
             out += ["--devices", str(self.devices)]
-        if self.nodes != 1:
+        if self.nodes != 1 and verb != "analyze":
             out += ["--nodes", str(self.nodes)]
         if self.accelerator:
             out += ["--accelerator", self.accelerator]

@@ -169,7 +169,8 @@ class JobPool:
         given: set[int] = set()
         for attempt_note in self.ledger.status(job)["attempts"][-1:]:
             ids = attempt_note.get("gpu_ids", "")
-            given.update(map(int, filter(None, ids.split(","))))
+            # GPUs that the cluster's `env` names by UUID are not among those handed out here
+            given.update(int(word) for word in ids.split(",") if word.isdecimal())
         self._hold(job.name, given & self._free_gpus)
         self._attempts[job.name] = attempt
         self._processes.start(job.name, _Adopted(attempt))

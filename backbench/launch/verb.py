@@ -252,7 +252,7 @@ def _run_here(
         pool = JobPool(ledger.runs, at_once=cluster.jobs, gpus=cluster.gpus)
         _adopt_left_running(pool, cluster)
         if cluster.kind == "debug":
-            return _debug(ledger, cluster, batches.next())
+            return _debug(ledger, cluster, batches.next(), stop)
         if not pool.run(stopped=lambda: bool(stop.requested), refill=refill):
             log.info(
                 f"stopped by {stop.requested}: running jobs have saved; the same command continues"
@@ -294,15 +294,23 @@ def _adopt_left_running(pool: JobPool, cluster: Cluster) -> None:
             pool.adopt(Attempt.on(cluster, job, pool.ledger))
 
 
-def _debug(ledger: Ledger, cluster: Cluster, jobs: Sequence[Job]) -> int:
+def _debug(ledger: Ledger, cluster: Cluster, jobs: Sequence[Job], stop: StopFlag) -> int:
     for job in jobs:
+        if stop.requested:
+            break
         log.info(f"start  {job.name}")
         attempt = Attempt.on(cluster, job, ledger)
         attempt.show = True
-        outcome = attempt.run()
-        if outcome != "done":
+        with stop.told_to(partial(attempt.ask_to_stop, "stopped", signal.SIGTERM)):
+            outcome = attempt.run()
+        if outcome != "done" and not stop.requested:
             raise Failed(f"{job.name}: {outcome}: {ledger.status(job).get('reason')}")
-    return 0
+        if outcome != "done":
+            break
+    else:
+        return 0
+    log.info(f"stopped by {stop.requested}; the same command continues")
+    return EXIT_PREEMPTED
 
 
 # --- status, retry, cancel ---------------------------------------------------------------------
@@ -374,10 +382,14 @@ def retry(args: argparse.Namespace) -> int:
                 log.info(f"{len(jobs)} jobs submitted again in {count} arrays")
             else:  # below: they take as long as they take, and others may submit meanwhile
                 here.append(partial(_run_here, ledger, target, partial(_as_found, left)))
-    codes = [later() for later in here]
     if not chosen:
         log.info("no job failed, was lost or was cancelled")
-    return max(codes, default=0)
+    status = 0
+    for later in here:
+        status = max(status, later())
+        if status == EXIT_PREEMPTED:
+            break
+    return status
 
 
 def _told(args: argparse.Namespace) -> tuple[list[str], list[str], Target | None]:

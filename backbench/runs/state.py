@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 import io
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -68,11 +68,26 @@ class StopFlag:
         self.requested: str | None = None
         # What was there before: a handler, or one of the numbers SIG_DFL and SIG_IGN
         self._old: dict[int, Any] = {}
+        self._tell: Callable[[], None] | None = None
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT and self.requested:
             raise KeyboardInterrupt
         self.requested = signal.Signals(number).name
+        if self._tell is not None:
+            self._tell()
+
+    @contextlib.contextmanager
+    def told_to(self, tell: Callable[[], None]) -> Iterator[None]:
+        """Inside, a signal also calls `tell`: for what waits on somebody else, who must hear it.
+        One that came before is told at once."""
+        self._tell = tell
+        try:
+            if self.requested:
+                tell()
+            yield
+        finally:
+            self._tell = None
 
     def end_here(self, where: str) -> None:
         """Raise Preempted where a signal came; for loops whose steps are not worth saving."""

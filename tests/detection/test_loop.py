@@ -146,6 +146,33 @@ def test_no_rank_is_killed_while_another_saves(prepared):
     assert load_state(run.out / "state.pt")["iteration"] == 4
 
 
+def test_a_stop_comes_before_a_look_on_the_way(prepared, monkeypatch):
+    """Looking takes minutes: a run that is told to stop saves first, and looks when it continues;
+    so does one that was killed while it looked."""
+    run, p = prepared("TEST.EVAL_PERIOD", "4")
+    looked = []
+
+    def look(run, p, engine, rank, step):
+        looked.append((step, int(engine.iteration)))
+        if len(looked) == 2:
+            raise KeyboardInterrupt  # as good as killed
+        (run.out / scoring.EVALUATIONS_FILE).write_text(f'{{"step": {step}}}\n')
+
+    monkeypatch.setattr(scoring, "on_the_way", look)
+    stop = StopFlag()
+
+    def at(iteration):
+        stop.requested = "SIGTERM" if iteration == 3 else None
+
+    with pytest.raises(Preempted, match="after iteration 4"):
+        train_net.train(run, p, OneNumber(p, at), 0, stop)
+    assert not looked
+    with pytest.raises(KeyboardInterrupt):
+        train_net.train(run, p, OneNumber(p), 0, StopFlag())
+    train_net.train(run, p, OneNumber(p), 0, StopFlag())
+    assert looked == [(4, 4), (8, 8), (8, 8)]
+
+
 @pytest.mark.slow
 def test_ranks_wait_as_long_as_scoring_takes(prepared):
     """Scoring on the way and at the end takes longer than a collective waits; what a killed run had

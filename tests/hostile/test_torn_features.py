@@ -31,7 +31,7 @@ TORN = {
 @pytest.mark.parametrize("case", TORN)
 def test_a_torn_entry_is_named_and_made_anew(tmp_path, caplog, case):
     cache = FeatureCache(tmp_path / "features", 10**6)
-    with cache.locked([ABOUT]):
+    with cache.try_lock([ABOUT]):
         made(cache, 1)
         about = cache.path(ABOUT).with_suffix(".json")
         about.write_bytes(TORN[case])
@@ -43,7 +43,7 @@ def test_a_torn_entry_is_named_and_made_anew(tmp_path, caplog, case):
 
 def test_an_entry_without_rows_is_none(tmp_path):
     cache = FeatureCache(tmp_path / "features", 10**6)
-    with cache.locked([ABOUT]):
+    with cache.try_lock([ABOUT]):
         made(cache, 1)
         cache.path(ABOUT).unlink()
         assert not cache.has(ABOUT) and cache.open(ABOUT) is None
@@ -52,7 +52,7 @@ def test_an_entry_without_rows_is_none(tmp_path):
 @pytest.mark.parametrize("case", [b"", b"[1]", b'{"rows": 2}', b'{"rows": [], "parts": 1}'])
 def test_a_torn_marker_vouches_for_nothing(tmp_path, case):
     cache = FeatureCache(tmp_path / "features", 10**6)
-    with cache.locked([ABOUT]):
+    with cache.try_lock([ABOUT]):
         cache.path(ABOUT).with_suffix(".rows.json").write_bytes(case)
         made(cache, 1)
         assert cache.open(ABOUT).sum() == 12

@@ -1,7 +1,9 @@
 """Frozen trunks are exact, and the cache gives back what was asked for or refuses."""
 
 import dataclasses
+import fcntl
 import json
+import threading
 
 import pytest
 import torch
@@ -116,6 +118,43 @@ def test_the_cache_stays_within_its_limit(images, tmp_path):
     assert len(list(small.folder.glob("*.npy"))) == 2
     with pytest.raises(BadInput, match="set BACKBENCH_CACHE_GB"):
         extractor(FeatureCache(tmp_path / "tiny", 1000), checkpoint())(images)
+
+
+def test_what_a_run_is_using_is_not_removed(images, tmp_path):
+    """Rows that are mapped, and entries that somebody computes; what was killed goes first."""
+    small = FeatureCache(tmp_path / "small", 2 * (10 * 512 * 4 + 200))
+    rows = extractor(small, checkpoint(0))(images)[0]
+    view = rows[3:]
+    first, expected = next(small.folder.glob("*.npy")), view.clone()
+    del rows
+    (small.folder / f"{'0' * 32}.part").write_bytes(bytes(10_000))
+    for seed in (1, 2):
+        extractor(small, checkpoint(seed))(images)
+        assert first.exists() and not list(small.folder.glob("*.part"))
+    assert torch.equal(view, expected)
+    with first.with_suffix(".lock").open("w") as lock:
+        del view
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        extractor(small, checkpoint(3))(images)
+        assert first.exists()
+    extractor(small, checkpoint(4))(images)
+    assert not first.exists()
+
+
+def test_what_another_run_computes_is_waited_for(images, cache, caplog, monkeypatch):
+    monkeypatch.setattr("transfer.features.WAIT_SECONDS", 0.05)
+    caplog.set_level("INFO")
+    make = extractor(cache, checkpoint())
+    wanted = describe(make.trunks[0], contents.named(images).digest, GEOMETRY)
+    held = cache.try_lock([wanted])
+    stop = StopFlag()
+    stop.requested = "SIGTERM"
+    with pytest.raises(Preempted, match="stopped by SIGTERM while another run computed"):
+        dataclasses.replace(make, stop=stop)(images)
+    timer = threading.Timer(0.3, held.close)
+    timer.start()
+    assert make(images)[0].shape == (10, 512)
+    assert caplog.text.count("waiting for another run") == 2, "once each"
 
 
 def test_stopped_at_a_batch_and_continued(images, cache, decoder):

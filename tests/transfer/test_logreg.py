@@ -7,6 +7,8 @@ import torch
 from sklearn.linear_model import LogisticRegression
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from backbench.errors import Preempted
+from backbench.runs.state import StopFlag
 from transfer import logreg
 
 
@@ -64,6 +66,21 @@ def test_a_warm_start_takes_fewer_iterations_to_the_same_place():
     warm = logreg.fit([(x, y)], classes=5, l2=1.0, start=near)
     assert warm.iterations < cold.iterations
     assert warm.loss == pytest.approx(cold.loss, rel=1e-4)
+
+
+def test_a_signal_ends_a_fit_between_two_iterations():
+    stop = StopFlag()
+    calls = []
+
+    def between():
+        calls.append(1)
+        stop.requested = "SIGTERM" if len(calls) == 3 else None
+        stop.end_here("within a fit")
+
+    x, y = problem()
+    with pytest.raises(Preempted, match="stopped by SIGTERM within a fit"):
+        logreg.fit([(x, y)], classes=5, l2=1.0, between=between)
+    assert len(calls) == 3
 
 
 class LargestTensor(TorchDispatchMode):

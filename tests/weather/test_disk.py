@@ -111,12 +111,12 @@ def test_the_cache_takes_its_place_before_it_is_written_to(tmp_path):
     with disk(tmp_path / "small") as small:
         cache = FeatureCache(small / "features", 10**12)
         with (
-            cache.locked([rows]),
+            cache.try_lock([rows]),
             pytest.raises(Failed, match=r"the disk is full; .*or set BACKBENCH_CACHE"),
         ):
             PartFiles(cache, [rows], [512], 5000, **unseen(5000))  # 10 MB
         assert not list(cache.folder.glob("*.part"))
-        with cache.locked([rows]):  # once it fits
+        with cache.try_lock([rows]):  # once it fits
             parts = PartFiles(cache, [rows], [4], 100, **unseen(100))
             fill(small)
             for part in parts.rows:
@@ -131,7 +131,7 @@ def test_a_cache_that_cannot_be_written_to(tmp_path):
         cache = FeatureCache(small / "features", 10**12)
         with (
             pytest.raises(BadInput, match=r"read-only.*or set BACKBENCH_CACHE"),
-            cache.locked([{"checkpoint": "a"}]),
+            cache.try_lock([{"checkpoint": "a"}]),
         ):
             pass
 

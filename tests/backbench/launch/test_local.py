@@ -102,6 +102,20 @@ def test_stops_cleanly_and_continues(lab):
     assert lab.values("runs") == lab.reference(grid)
 
 
+def test_debug_hands_on_a_signal(lab):
+    """Its one running job saves, the next does not start."""
+    for name in ("d1", "d2"):
+        lab.dataset(name, steps=100, step_s=0.05)
+    grid = lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=lab.linear("d1", "d2"))
+    process = lab.background(grid, lab.cluster("debug"), "runs")
+    lab.until("runs", lambda s: len(list(lab.root.glob("runs/*/*/progress.json"))) == 1)
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 75 and "stopped by SIGTERM; the same command continues" in said
+    assert sorted(lab.states("runs").values()) == ["lost", "stopped"]  # never started, stopped
+    assert len(list(lab.root.glob("runs/*/*/state.json"))) == 1, "it saved"
+
+
 def test_next_launcher_waits_for_what_a_killed_one_left_running(lab):
     """kill -9 while a pretraining runs: its probes come after it, and it is not started twice."""
     lab.dataset("pretrain", steps=100, step_s=0.1)
