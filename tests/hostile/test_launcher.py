@@ -10,10 +10,8 @@ import pytest
 from support.layouts import trunk_file
 from support.strangers import door, refused
 
-from backbench.launch.costs import Estimates
 from backbench.launch.job import Job
 from backbench.launch.records import Ledger, Submission
-from backbench.launch.view import Snapshot
 
 GRID = """
 checkpoints: [{file}]
@@ -134,11 +132,21 @@ def test_a_stored_number_of_slurms_is_not_cancelled(tmp_path, monkeypatch):
     assert not (tmp_path / "called").exists()
 
 
-@pytest.mark.parametrize("key", ["time", "eta_s", "done", "total"])
-@pytest.mark.parametrize("value", ["NaN", "Infinity", "-1e999", "1" + "0" * 4000, "null", "[]"])
-def test_the_progress_of_a_stranger(tmp_path, key, value):
-    """Of a job that seems to run, and of a pretraining whose cost a grid asks for."""
-    runs = record(tmp_path / "runs", job={"argv": ["pretrain", "x", "--out", "y"], "costs": "c"})
+DIGITS = "1" + "0" * 4000
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *(("time", value) for value in (DIGITS, "null", "[]")),
+        *(("eta_s", value) for value in (DIGITS, "[]", "NaN")),
+        ("done", DIGITS),
+        ("total", DIGITS),
+    ],
+)
+def test_the_progress_of_a_stranger(tmp_path, some_trunk, key, value):
+    """Of a job that seems to run; a grid asks for its cost."""
+    runs = record(tmp_path / "runs", job={"argv": ["pretrain", "x", "--out", "y"]})
     ledger = Ledger(runs)
     job = ledger.records()["x/knn"].job
     attempt = {"start": 1.0, "end": None, "host": "elsewhere", "pid": 5}
@@ -149,8 +157,12 @@ def test_the_progress_of_a_stranger(tmp_path, key, value):
     with ledger.alone(job):
         ledger.write_status(job, {"name": job.name, "state": "running", "attempts": [attempt]})
         said = door("launch", "status", "--once", "--out", runs)
-    assert said.status == 0 and "1 running" in said.out, said.err
-    assert Estimates(Snapshot(ledger)) is not None
+        assert said.status == 0 and "1 running" in said.out, said.err
+        grid = tmp_path / "grid.yaml"
+        grid.write_text(GRID.format(file=some_trunk, what="cpus", value=1))
+        where = ("--data", tmp_path, "--out", runs, "--cluster", "local", "--dry-run")
+        said = door("launch", "run", grid, *where)
+    assert said.status == 0 and "1 jobs" in said.out, said.err
 
 
 BAD = {
@@ -201,6 +213,7 @@ def test_records_that_are_none(tmp_path, folder, text):
     said = door("launch", "status", "--once", "--out", runs)
     assert said.status == 0, said.err
     assert "1 failed" in said.out
+    assert "zzz.json: left out" in said.err
 
 
 @pytest.mark.parametrize(
