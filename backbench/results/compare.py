@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from backbench.results import intervals
+from backbench.results import intervals, line
 from backbench.runs import seeding
 from backbench.runs.folder import log
 from backbench.untrusted import opening, words
@@ -81,20 +81,51 @@ def load(path: Path) -> Arrays | None:
 
 def _refuse_shapes(arrays: Arrays) -> None:
     """ValueError for what cannot be predictions: `store.keep_predictions` says what can."""
-    import numpy as np
-
     per_image = {name for name in ("prediction", "label", "hits5") if name in arrays}
     for name, array in arrays.items():
         kinds = "U" if name == "manifest" else "iub" if name in per_image else "iufb"
         if array.dtype.kind not in kinds:
             raise ValueError(f"'{name}' is of type {array.dtype}")
-        # What was predicted in each draw of labels is (D, N).
-        if name in per_image and array.ndim not in ((1, 2) if name == "prediction" else (1,)):
+        allowed = _dimensions(name)
+        if allowed and array.ndim not in allowed:
             raise ValueError(f"'{name}' has {array.ndim} dimensions")
-    if "manifest" not in arrays or np.ndim(arrays["manifest"]):
+        if allowed and not array.size:
+            raise ValueError(f"'{name}' is empty")
+    if "manifest" not in arrays:
         raise ValueError("no manifest")
     if len({arrays[name].shape[-1] for name in per_image}) > 1:
         raise ValueError(f"{', '.join(sorted(per_image))} have different lengths")
+    _refuse_numbers(arrays)
+
+
+def _dimensions(name: str) -> tuple[int, ...]:
+    """How many dimensions array `name` may have; nothing for one that nobody looks at."""
+    if name in ("manifest", "images"):
+        return (0,)
+    if name == "prediction":
+        return (1, 2)  # what was predicted in each draw of labels is (D, N)
+    return (1,) if name in ("label", "hits5") or _is_score(name) else ()
+
+
+def _is_score(name: str) -> bool:
+    return name == "values" or name.startswith("bootstrap_")
+
+
+def _refuse_numbers(arrays: Arrays) -> None:
+    """ValueError for what is no score and no count: it would spread to tables and page."""
+    import numpy as np
+
+    for name, array in arrays.items():
+        if not _is_score(name):
+            continue
+        known = array.astype(float)
+        if name != "values":
+            known = known[~np.isnan(known)]  # a resample without a ground truth has no AP
+        if not (np.abs(known) <= line.LARGEST).all():
+            raise ValueError(f"'{name}' holds what is no score")
+    images = arrays.get("images")
+    if images is not None and (images.dtype.kind not in "iu" or images < 1):
+        raise ValueError("'images' is no number of images")
 
 
 def compare(a: Sequence[Path], b: Sequence[Path], metric: str) -> Difference | None:
@@ -123,6 +154,8 @@ def compare(a: Sequence[Path], b: Sequence[Path], metric: str) -> Difference | N
         if hits_x is None or hits_y is None or hits_x.shape != hits_y.shape:
             return None
         differences.append(np.atleast_2d(hits_x.astype(float) - hits_y))
+    if len({d.shape[1] for d in differences}) > 1:
+        return None
     classes = pairs[0][0]["label"] if metric.startswith("mean_per_class") else None
     d = np.concatenate(differences)
     return of_images(d[0], classes) if len(d) == 1 else of_draws_and_images(d, classes)
@@ -138,29 +171,33 @@ def _paired_files(a: Sequence[Path], b: Sequence[Path]) -> list[tuple[Arrays, Ar
         if x is None or y is None or not _same_list(x, y):
             return []
         pairs.append((x, y))
-    manifests = {str(x["manifest"]) for x, _ in pairs}
-    return pairs if len(manifests) == 1 else []
+    first = pairs[0][0] if pairs else {}
+    return pairs if all(_same_list(first, x) for x, _ in pairs) else []
 
 
 def _same_list(x: Arrays, y: Arrays) -> bool:
     """Whether both were scored on the same images in the same order, with the same labels."""
+    import numpy as np
+
     if "manifest" not in x or "manifest" not in y or str(x["manifest"]) != str(y["manifest"]):
         return False
     if "label" in x and "label" in y:
-        return bool((x["label"] == y["label"]).all())
+        return np.array_equal(x["label"], y["label"])
     return True
 
 
 def _both(
     pairs: Sequence[tuple[Arrays, Arrays]], name: str
 ) -> list[tuple[np.ndarray, np.ndarray]] | None:
-    """Array `name` of both sides of every pair; None where one lacks it or has another shape."""
+    """Array `name` of both sides of every pair, as floats; None where one lacks it or has another
+    shape."""
     found = []
     for x, y in pairs:
-        if name not in x or name not in y or x[name].shape != y[name].shape:
+        if name not in x or name not in y:
             return None
-        found.append((x[name], y[name]))
-    return found
+        found.append((x[name].astype(float), y[name].astype(float)))
+    shapes = {side.shape for pair in found for side in pair}
+    return found if len(shapes) == 1 else None
 
 
 def _hits(x: Arrays, metric: str) -> np.ndarray | None:

@@ -161,6 +161,52 @@ def test_draws_and_resamples_pair(tmp_path):
     assert (noise.paired, noise.real) == ("resamples", False)
 
 
+LABEL = np.arange(40) % 4
+AP = np.linspace(30, 50, 500)
+NO_PREDICTIONS = {
+    "no-image": {"prediction": LABEL[:0], "label": LABEL[:0]},
+    "no-draw": {"prediction": np.zeros((0, 40), int), "label": LABEL},
+    "no-value": {"values": AP[:0]},
+    "one-value": {"values": np.float64(50)},
+    "nan-value": {"values": np.array([50.0, np.nan])},
+    "infinite-ap": {"bootstrap_top1": np.array([*AP, np.inf]), "images": 40},
+    "table-of-ap": {"bootstrap_top1": AP.reshape(2, 250), "images": 40},
+    "images-0": {"bootstrap_top1": AP, "images": 0},
+    "images-listed": {"bootstrap_top1": AP, "images": [1, 2]},
+    "images-nan": {"bootstrap_top1": AP, "images": np.nan},
+}
+
+
+@pytest.mark.parametrize("case", NO_PREDICTIONS)
+def test_what_cannot_be_predictions_is_left_out(tmp_path, case, caplog):
+    both = [keep(tmp_path, name, **NO_PREDICTIONS[case]) for name in "ab"]
+    assert compare(both[:1], both[1:], "top1") is None
+    assert "a.npz: predictions left out: '" in caplog.text
+
+
+def test_lists_of_other_lengths_do_not_pair(tmp_path):
+    """One manifest says one list: who else names it lies, and is compared with nobody."""
+    a = keep(tmp_path, "a", prediction=LABEL, label=LABEL, hits5=LABEL > 0)
+    b = keep(tmp_path, "b", prediction=LABEL + 1, label=LABEL, hits5=LABEL > 1)
+    short = keep(tmp_path, "c", prediction=LABEL[:7], label=LABEL[:7], hits5=LABEL[:7] > 0)
+    unlabelled = keep(tmp_path, "d", hits5=LABEL[:7] > 0)
+    for metric in ("top1", "top5", "mean_per_class"):
+        assert compare([a], [b], metric) is not None
+        assert compare([a], [short], metric) is None
+        assert compare([a, short], [b, short], metric) is None, "the seeds' lists differ"
+        assert compare([a, unlabelled], [b, unlabelled], metric) is None
+    many, few = keep(tmp_path, "e", bootstrap_AP=AP), keep(tmp_path, "f", bootstrap_AP=AP[:200])
+    assert compare([many, few], [many, few], "AP") is None
+
+
+def test_a_resample_may_have_no_ap(tmp_path):
+    gap = np.where(np.arange(500) % 9, AP, np.nan)
+    a, b = (keep(tmp_path, n, bootstrap_AP=gap + i, images=40) for i, n in enumerate("ab"))
+    found = compare([b], [a], "AP")
+    assert found is not None
+    assert found.value == pytest.approx(1)
+
+
 def test_seeds_are_averaged_image_by_image(tmp_path):
     label = np.zeros(100, int)
     right, wrong = label, label + 1
