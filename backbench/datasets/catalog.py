@@ -293,10 +293,7 @@ def found(name: str, root: Path) -> str | None:
     """None where the dataset can be evaluated on, as far as its lists tell; else what is wrong."""
     try:
         present(name, root)
-        dataset = find(name)
-        read = dataset.read(dataset.base(root), 0)
-        splits.check(name, read)
-        all_there(read)
+        read_lists(find(name), root)
     except BadInput as error:
         return str(error)
     return None
@@ -329,12 +326,9 @@ def load(name: str, root: Path, *, seed: int = 0) -> Splits:
 
     A split of another size than the row's is used with a warning; every result's notes say so.
     """
-    dataset = find(name)
-    with _layout_of(dataset.base(root)):
-        found = dataset.read(dataset.base(root), seed)
     # 1. Labels and lists, then the files, and only then what is in them: each costs more.
-    splits.check(name, found)
-    all_there(found)
+    dataset = find(name)
+    found = read_lists(dataset, root, seed)
     if name not in known():  # official splits hold known duplicates, which `data check` reports
         splits.check_content(name, found)
     # 2. The same splits as when they were recorded.
@@ -344,6 +338,17 @@ def load(name: str, root: Path, *, seed: int = 0) -> Splits:
     for line in odd:
         log.warning(f"{name}: {line}")
     return replace(found, notes=(*found.notes, *odd))
+
+
+def read_lists(dataset: Dataset, root: Path, seed: int = 0) -> Splits:
+    """A dataset's splits with all their files there; what is in these is not looked at. Raises
+    BadInput for what has another layout, labels or fewer files."""
+    base = dataset.base(root)
+    with _layout_of(base):
+        found = dataset.read(base, seed)
+    splits.check(dataset.name, found)
+    all_there(found)
+    return found
 
 
 @contextlib.contextmanager
@@ -422,6 +427,6 @@ def compare_record(name: str, root: Path, found: Splits, seed: int) -> None:
         if was != now:
             raise BadInput(
                 f"{name}: the {which} split is not the recorded one ({now['images']} images,"
-                f" {was['images']} in {file})"
+                f" {was.get('images')} in {file})"
                 "; restore the data, or record it again with `backbench data check --record`"
             )

@@ -80,9 +80,7 @@ def _check(name: str, root: Path, record: bool) -> int:
             return said
     # 1. What makes the data unusable is refused, as every evaluation would refuse it.
     dataset = catalog.find(name)
-    found = dataset.read(dataset.base(root), 0)
-    splits.check(name, found)
-    catalog.all_there(found)
+    found = catalog.read_lists(dataset, root)
     if not record:
         catalog.compare_record(name, root, found, 0)
     # 2. What can be used is described, and everything odd about it is a problem.

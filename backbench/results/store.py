@@ -149,7 +149,7 @@ def _number(data: Mapping[str, Any]) -> NumberKey:
 def numbers(run: str | Path) -> set[NumberKey]:
     """What RUN/results.jsonl has a line of, each number once; lines that cannot be read have none."""
     try:
-        return _numbers((Path(run) / RESULTS_FILE).read_bytes())
+        return _numbers(opening.read_bytes(Path(run) / RESULTS_FILE, most=LARGEST_FILE))
     except OSError:
         return set()
 
@@ -158,11 +158,11 @@ def _numbers(content: bytes) -> set[NumberKey]:
     found = set()
     for line in content.split(b"\n"):
         try:
-            number = _number(json.loads(line))
-        except (ValueError, AttributeError):
-            continue  # torn or damaged: no result; the leaderboard reports it
-        if number.checkpoint and number.dataset:
-            found.add(number)
+            number = _number(jsons.decode(line))
+            if number.checkpoint and number.dataset:
+                found.add(number)
+        except (ValueError, AttributeError, TypeError):
+            continue  # torn, damaged, or no texts in it: no result; the leaderboard reports it
     return found
 
 
@@ -176,7 +176,7 @@ def owe(run: str | Path, rows: int) -> None:
 def owed(run: str | Path) -> int | None:
     """How many rows RUN must deliver; None where it did not say so (runs before that was asked)."""
     try:
-        rows = json.loads((Path(run) / OWED_FILE).read_text())["rows"]
+        rows = jsons.read(Path(run) / OWED_FILE)["rows"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return rows if isinstance(rows, int) else None

@@ -257,3 +257,30 @@ def test_list_says_what_is_there(trees, capsys):
     out = capsys.readouterr().out
     assert re.search(r"pets +37 +3680 +held +3669 +mean_per_class +found +CC BY-SA 4.0", out)
     assert re.search(r"cars .* missing", out) and "cars_{train,test}.tgz" in out
+
+
+def test_a_layout_that_nobody_foresaw_is_a_line_in_every_verb(trees, capsys):
+    """It hides no other dataset: the list goes on, and so does the doctor."""
+    root = trees("birdsnap")
+    trees("pets")  # beside it
+    species = root / "birdsnap" / "birdsnap" / "species.txt"
+    species.write_text(species.read_text().replace("\n3\t", "\nx\t"))
+    (root / "imagenet").mkdir()
+    (root / "imagenet" / "val").mkdir()
+    (root / "imagenet" / "train").write_text("")
+    assert main(["data", "list", "--data", str(root)]) == 0
+    out = capsys.readouterr().out
+    for name in ("birdsnap", "imagenet"):
+        assert re.search(rf"^{name} .* unusable", out, re.MULTILINE)
+        assert f"{root / name}: not in the layout of this data set" in out
+        assert main(["data", "check", name, "--data", str(root)]) == 2
+        assert "not in the layout of this data set" in capsys.readouterr().err
+    assert re.search(r"^pets .* found", out, re.MULTILINE)
+
+
+def test_a_record_without_its_numbers_is_no_fault_of_ours(trees):
+    root = trees("classes")
+    record = {"seed": 0, "splits": {key: {} for key in ("train", "val", "test")}}
+    (root / "classes" / "backbench-splits.json").write_text(json.dumps(record))
+    with pytest.raises(BadInput, match="the train split is not the recorded one"):
+        catalog.load("classes", root)

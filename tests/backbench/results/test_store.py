@@ -70,6 +70,26 @@ def test_a_run_is_complete_when_it_has_what_it_owes(tmp_path):
     ]
 
 
+@pytest.mark.parametrize(
+    "line", ["[" * 200_000, '{"checkpoint": ["x"], "dataset": "d"}', '"x"', "\xff", "{"]
+)
+def test_a_line_that_is_no_number_counts_for_none(tmp_path, line):
+    (tmp_path / "results.jsonl").write_bytes(line.encode("latin-1") + b"\n")
+    assert store.numbers(tmp_path) == set()
+    assert not store.complete(tmp_path)
+    store.append_missing(tmp_path, [a_result()])
+    assert len(store.numbers(tmp_path)) == 1
+    assert store.complete(tmp_path)
+
+
+def test_a_fifo_in_the_place_of_results_is_none(tmp_path):
+    for name in ("results.jsonl", "owed.json"):
+        os.mkfifo(tmp_path / name)
+    assert store.numbers(tmp_path) == set()
+    assert store.owed(tmp_path) is None
+    assert not store.complete(tmp_path)
+
+
 def test_two_writers_of_the_same_numbers_write_each_once(tmp_path):
     """Two processes, one of them backwards."""
     rows = [a_result(metric=f"top1_k{k}") for k in range(20)]
