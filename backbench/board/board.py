@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from backbench.datasets.catalog import DATASETS, TWELVE
-from backbench.results import places, published, scored, store
+from backbench.results import intervals, places, published, scored, store
 from backbench.results.compare import Difference, compare, seeds_interval, tied_with_first
 from backbench.results.store import Result
 from backbench.tasks import ORDER, TASKS
@@ -347,22 +348,19 @@ def _add_averages(board: Board) -> None:
 def _average(cells: Iterable[Cell | None]) -> Cell | None:
     """The mean of cells of different datasets; None where one is missing or undefined."""
     values: list[float] = []
-    halves: list[float] = []
+    ends: list[tuple[float, float]] = []
+    known: list[float] = []
     for cell in cells:
         if cell is None or cell.value is None:
             return None
         values.append(cell.value)
-        if cell.half_width is not None:
-            halves.append(cell.half_width)
-    n = len(values)
-    value = sum(values) / n
-    ci95 = None
-    if len(halves) == n:
-        # Errors on different test sets are independent: variances add, so half-widths add in
-        # squares, and the mean divides their root by n.
-        half = sum(half**2 for half in halves) ** 0.5 / n
-        ci95 = (value - half, value + half)
-    return Cell(value, ci95, note="mean of the twelve datasets")
+        if cell.ci95 is not None:
+            ends.append(cell.ci95)
+            seeds = sum(result.value is not None for result, _ in cell.parts)
+            known.append(seeds - 1 if seeds > 1 else math.inf)
+    # Errors on different test sets are independent.
+    ci95 = intervals.of_mean(values, ends, known) if len(ends) == len(values) else None
+    return Cell(sum(values) / len(values), ci95, note="mean of the twelve datasets")
 
 
 def add_published(board: Board) -> None:

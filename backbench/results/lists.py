@@ -63,6 +63,9 @@ def _all_that_is_held(row: Result) -> dict[str, object]:
     chosen = row.chosen or {}
     scores = chosen.get("scores")
     held: dict[str, object] = {k: v for k, v in row.provenance.items() if k not in _OWN}
+    draws = row.provenance.get("draws")
+    if isinstance(draws, list):
+        held["number of draws"] = len(draws)  # what was found in them is the row's own
     settings = {k: v for k, v in chosen.items() if k not in _FOUND}
     if isinstance(scores, Mapping):
         settings["grid"] = sorted(scores)

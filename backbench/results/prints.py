@@ -123,7 +123,7 @@ def of_recipe(task: str, name: str, recipe: object, chosen_on: object) -> str | 
     bound = shipped()
     kind = kind_of(task, recipe)
     # A choice made on another split than the recipe says is another way to measure.
-    if chosen_on not in (None, "val", recipe.get("select")):
+    if chosen_on not in (None, recipe.get("select", "val")):
         return digest([decisive(recipe, kind, bound["defaults"]), str(chosen_on)])
     found = print_of(recipe, kind, bound["defaults"])
     return None if found == bound["prints"].get(name, {}).get(measures(task)) else found

@@ -43,6 +43,8 @@ def held(task, dataset, protocol):
         return {"recipe": recipe, "train": files[0], "val": files[1]}
     known = DATASETS.get(dataset)
     train, val, test = known.sizes if known else (400, 100, 200)
+    if task == "analyze":
+        return {"recipe": recipe, "manifest": digest_of(f"{dataset} test"), "images": test or 200}
     if TASKS[task].percent and recipe.get("parts"):
         train = recipe["parts"][str(TASKS[task].percent)]["list"] or {}
         train = train.get("lines")
@@ -73,11 +75,16 @@ def shipped_recipes():
     """(name, what it measures) -> resolved recipe, as a row of it holds it."""
     from detection import config as detection
     from detection import protocol, tasks
+    from transfer.analyze_recipe import AnalyzeConfig
     from transfer.config import PROTOCOLS, load_protocol
 
     found = {}
     for name in config.recipe_names("transfer"):
-        if not name.startswith("analyze"):
+        if name.startswith("analyze"):
+            analysis = config.load(AnalyzeConfig, name, kind="transfer")
+            for space in ("trunk", "projector"):
+                found[analysis.name(space), "analyze"] = config.to_dict(analysis)
+        else:
             recipe = load_protocol(name, PROTOCOLS)
             found[recipe.name, recipe.kind] = config.to_dict(recipe)
     for path in (config.configs_dir() / detection.KIND).glob("[!_]*.yaml"):

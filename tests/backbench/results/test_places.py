@@ -14,6 +14,15 @@ BASES = {
     "sgd": {"dataset": "cifar10", "protocol": "linear-lorac-v1"},
     "demo": {"dataset": "digits", "protocol": "linear-demo-v1"},
     "logreg": {"task": "logreg", "dataset": "dtd", "protocol": "logreg-v1"},
+    "testsel": {"dataset": "cifar10", "protocol": "linear-lorac-testsel-v1"},
+    "lphi": {"dataset": "cifar10", "protocol": "linear-cllr-cifar-v1-lphi"},
+    "analyze": {
+        "task": "analyze",
+        "dataset": "cifar10",
+        "metric": "rankme",
+        "protocol": "analyze-trunk-32px-v1",
+    },
+    "bare": {"task": "fewshot", "dataset": "pets", "protocol": "fewshot-v1"},
     "knn": {"task": "knn", "dataset": "digits", "metric": "top1_k20", "protocol": "knn-demo-v1"},
     "fewshot": {"task": "fewshot", "dataset": "pets", "protocol": "fewshot-v1"},
     "semisup": {"task": "semi_1pct", "dataset": "imagenet", "protocol": "semisup-v1"},
@@ -27,19 +36,27 @@ BASES = {
         "split": "val",
     },
 }
+BASES["amp"] = {**BASES["detect"], "protocol": "detection-1x-bf16-v1"}
 MORE = {  # what a row of this kind holds beside its recipe and its lists
     "sgd": {"trunk_unchanged": True},
     "knn": {"k": 20, "temperature": 0.07, "bank": "train+val"},
     "fewshot": {"shots": 2, "labelled_from": "train+val", "draws": [70.0, 71.0]},
     "detect": {"evaluator": "hotcoco", "config": "mask_rcnn_R_50_FPN_1x"},
 }
+MORE["bare"] = {"draws": [70.0, 71.0, 72.0], "shots": 2, "labelled_from": "train+val"}  # no recipe
 CHOSEN = {"lr": 1.0, "on": "val", "scores": {"0.1": 60.0, "1": 70.0}}
 
 
 def base(name):
-    row = a_result(**BASES[name], chosen=CHOSEN if name in ("sgd", "semisup") else None)
-    provenance = copy.deepcopy({**row.provenance, **MORE.get(name, {})})
+    chosen = {"sgd": CHOSEN, "semisup": CHOSEN, "testsel": {**CHOSEN, "on": "test"}}
+    row = a_result(**BASES[name], chosen=chosen.get(name))
+    held = {} if name == "bare" else row.provenance
+    provenance = copy.deepcopy({**held, **MORE.get(name, {})})
     provenance["predictions"] = f"predictions/{row.checkpoint[:6]}.npz"
+    if name == "amp":
+        recipe = dict(recipe_of("detection-1x-v1", row.task))
+        mixed = {"SOLVER.AMP.ENABLED": True, "SOLVER.AMP.PRECISION": "bf16"}
+        provenance["recipe"] = recipe | mixed
     return changed(row, provenance=provenance)
 
 
@@ -110,6 +127,27 @@ UNLIKE = [
     ("sgd", R + "select", "test"),
     ("sgd", "chosen/on", "test"),
     ("semisup", "chosen/on", "test"),
+    ("testsel", "chosen/on", "val"),
+    ("testsel", R + "select", "val"),
+    # another head, or its name alone
+    ("lphi", R + "head", None),
+    ("lphi", R + "optimizer", "sgd"),
+    ("lphi", "protocol", "linear-cllr-cifar-v1"),
+    ("sgd", R + "head", "lphi"),
+    # what a row says beside its recipe, and without one
+    ("knn", P + "temperature", 0.2),
+    ("fewshot", P + "shots", 16),
+    ("bare", P + "shots", 16),
+    ("bare", P + "draws", [70.0, 72.0]),
+    ("bare", P + "images", {"train": 20, "val": 0, "test": 20}),
+    # analysis
+    ("analyze", R + "augmentations", 8),
+    ("analyze", R + "sample", 512),
+    ("analyze", R + "crops/blur_p", 0.5),
+    ("analyze", R + "images", 500),
+    ("analyze", P + "images", 500),
+    ("analyze", P + "manifest", OTHER),
+    ("analyze", "split", "train"),
     # data
     ("sgd", P + "manifests/test", OTHER),
     ("sgd", P + "manifests/train", OTHER),
@@ -140,6 +178,13 @@ UNLIKE = [
     ("detect", R + "MODEL.MASK_ON", False),
     ("detect", R + "INPUT.MIN_SIZE_TEST", 600),
     ("detect", R + "TEST.PRECISE_BN.NUM_ITER", 20),
+    ("detect", R + "TEST.DETECTIONS_PER_IMAGE", 300),
+    ("detect", R + "SOLVER.AMP.ENABLED", True),
+    ("amp", R + "SOLVER.AMP.PRECISION", "fp16"),
+    ("amp", R + "SOLVER.AMP.ENABLED", False),
+    ("amp", R + "SOLVER.BASE_LR", 0.04),
+    ("semisup", R + "parts/1/list/sha256", OTHER),
+    ("finetune", R + "parts/100/head_over_trunk", 10.0),
 ]
 HARMLESS = [
     ("sgd", "seed", 3),
@@ -159,6 +204,11 @@ HARMLESS = [
     ("semisup", "chosen/lr", 0.1),
     ("fewshot", P + "draws", [12.0]),
     ("detect", P + "per_category", "elsewhere.json"),
+    ("knn", P + "confusion", "confusion/other.png"),
+    ("bare", P + "draws", [60.0, 61.0, 62.0]),
+    ("analyze", R + "batch", 1),
+    ("analyze", R + "save_minutes", 60.0),
+    ("analyze", P + "space", "trunk, 512 dimensions"),
 ]
 assert len(UNLIKE) >= 60
 
@@ -202,7 +252,7 @@ def test_what_decides_nothing_shares_the_column(name, where, value):
     other = mutated(known_apart(row), where, value if where != "name" else "x2")
     mine, its = columns_of(row, other)
     assert mine == its
-    assert "~" not in mine.name
+    assert "~" not in mine.name.replace("~unknown", "")
 
 
 def test_a_copy_of_a_shipped_recipe_meets_no_published_number():
