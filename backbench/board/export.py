@@ -43,18 +43,18 @@ def write_tidy(board: Board, path: Path) -> None:
     text = io.StringIO()
     writer = csv.DictWriter(text, TIDY, restval="", lineterminator="\n")
     writer.writeheader()
-    # What is said of a checkpoint stands on each of its lines: made once for all of them.
-    about = {row.checkpoint: _about(row) for row in board.rows}
+    # What is said of a checkpoint stands on each of its lines, and of a column: made once for all.
+    about = {row.checkpoint: _cells(_about(row)) for row in board.rows}
+    what = {column: _cells(_what(column)) for column in board.columns}
     # Cells stand in the order in which they were found, so a run's lines stay together.
     for (checkpoint, column), cell in board.cells.items():
-        row = about[checkpoint]
+        line = {**about[checkpoint], **what[column]}
         # A measured average has no line: it is computed from numbers that have theirs.
-        if row["source"] == PUBLISHED:
-            writer.writerow(_cells({**row, **_what(column), "value": _number(cell.value)}))
+        if line["source"] == PUBLISHED:
+            writer.writerow({**line, "value": _number(cell.value)})
         for measurement in cell.parts:
-            split = {"split": column.split or places.USUAL_SPLIT}
-            line = {**row, **_what(column), **split, **_measured(measurement)}
-            writer.writerow(_cells(line))
+            line["split"] = words.spreadsheet(column.split or places.USUAL_SPLIT)
+            writer.writerow({**line, **_cells(_measured(measurement))})
     atomic.write_text(path, text.getvalue())
 
 
@@ -111,11 +111,11 @@ def again(result: Result, out: str = "runs/again") -> str | None:
 @functools.lru_cache(maxsize=65536)  # a run's numbers share their command, and splitting it is slow
 def _elsewhere(command: str, out: str) -> str:
     """The command with another run folder, named as verbs do or as a detector's config does."""
-    words = shlex.split(command)
+    said = words.of_command(command)
     # Changed in place: the word after one that names the folder, or the word that holds it.
-    for i, word in enumerate(words):
-        if word in ("--out", "OUTPUT_DIR") and i + 1 < len(words):
-            words[i + 1] = out
+    for i, word in enumerate(said):
+        if word in ("--out", "OUTPUT_DIR") and i + 1 < len(said):
+            said[i + 1] = out
         elif word.startswith("--out="):
-            words[i] = f"--out={out}"
-    return shlex.join(words)
+            said[i] = f"--out={out}"
+    return shlex.join(said)

@@ -10,6 +10,7 @@ from pathlib import Path
 from backbench.board.board import Board, Cell, Column, Row, column_of
 from backbench.errors import BadInput
 from backbench.results import published, scored
+from backbench.untrusted import words
 from backbench.weights import header
 
 
@@ -79,7 +80,7 @@ def _checkpoints_named(board: Board) -> set[Path]:
             commands.add((result.origin.get("cwd") or ".", command))
     files: set[Path] = set()
     for cwd, command in commands:
-        for word in shlex.split(command):
+        for word in words.of_command(command):
             if word.endswith(".safetensors"):
                 files.add(Path(cwd) / word)
     return files

@@ -121,8 +121,10 @@ def two_way(x: np.ndarray, weight: np.ndarray, by_image: float) -> tuple[float, 
     left = max(squares - of_image - float(((of_draw - of_draw.mean()) ** 2).sum()) / n, 0.0)
     both = n * left / ((draws - 1) * max(n - 1, 1)) / draws
     # 3. What is left of the images' part is known from all images, whatever few draws say; the
-    #    draws' part may be nothing, by chance.
+    #    draws' part may be nothing, by chance. Two draws that agree say nothing of a third.
     variance = by_draw + max(by_image - both, 0.0)
+    if draws == 2:
+        variance = max(variance, by_image)
     if not variance:
         return 0.0, math.inf
     # 4. Satterthwaite squares both parts. Of few draws that trusts too much what they say of

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import math
-import shlex
 from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Any
@@ -28,7 +27,10 @@ _ORIGIN_TEXTS = ("cwd", "code", "hardware")
 def check(data: Mapping[str, Any]) -> None:
     """BadInput that names the first key whose value cannot be what it stands for."""
     for key, most in _TEXTS.items():
-        _check_text(key, data.get(key), most)
+        text = data.get(key)
+        # Nearly every one is fine, and a call for each would take longer than all else here
+        if not (type(text) is str and len(text) <= most and text.isprintable()):
+            _check_text(key, text, most)
     if data.get("engine") is not None:
         _check_text("engine", data["engine"], 60)
     for key, least in (("epochs", 0), ("seed", -(2**63))):
@@ -64,8 +66,9 @@ def _check_origin(origin: Mapping[str, Any]) -> None:
     _check_number("origin.recorded", origin.get("recorded"))
     _check_command("origin.command", origin.get("command"))
     for key in _ORIGIN_TEXTS:
-        if origin.get(key) is not None:
-            _check_text(f"origin.{key}", origin[key], 4096)
+        text = origin.get(key)
+        if text is not None:
+            _check_text(f"origin.{key}", text, 4096)
 
 
 def _check_text(key: str, value: Any, most: int) -> None:
@@ -78,7 +81,7 @@ def _check_text(key: str, value: Any, most: int) -> None:
 
 
 def _check_number(key: str, value: Any) -> None:
-    if value is None:
+    if value is None or (type(value) is float and -LARGEST <= value <= LARGEST):
         return
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise BadInput(f"'{key}' is {_shown(value)}, not a number")
@@ -104,7 +107,7 @@ def _check_words(key: str, text: str, listed: bool) -> None:
             raise BadInput(f"'{key}' holds the control character {found}")
     if not listed:
         try:
-            shlex.split(text)
+            words.of_command(text)
         except ValueError as error:
             raise BadInput(f"'{key}' is no command line ({error})") from None
 

@@ -84,8 +84,9 @@ class Result:
         if self.value is not None and not math.isfinite(self.value):
             object.__setattr__(self, "value", None)
         if self.ci95 is not None:
-            finite = all(math.isfinite(v) for v in self.ci95)
-            object.__setattr__(self, "ci95", (self.ci95[0], self.ci95[1]) if finite else None)
+            low, high = self.ci95
+            finite = math.isfinite(low) and math.isfinite(high)
+            object.__setattr__(self, "ci95", (low, high) if finite else None)
 
     @property
     def column(self) -> str:
@@ -378,8 +379,6 @@ def parse(data: Line) -> Result:
         said = f"{schema!s:.20}"
         raise BadInput(f"result of schema {said}, not counted; this version reads 1 to {SCHEMA}")
     check(data)
-    if data.get("ci95") is not None:
-        data = {**data, "ci95": tuple(data["ci95"])}
     for key in ("provenance", "origin"):
         if data.get(key) is None:
             data = {**data, key: {}}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import unicodedata
 from collections.abc import Mapping
 
@@ -11,6 +12,8 @@ from collections.abc import Mapping
 _REFUSED = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
+_QUOTING = ("'", '"', "\\")
+_SPACES = re.compile(r"[ \t\r\n]+")
 _DIVIDERS = {ord(c): f"%{ord(c):02X}" for c in "%/@+:`"}
 
 
@@ -55,6 +58,15 @@ def shown(text: str, most: int = 200) -> str:
     return "".join(pieces)
 
 
+def of_command(line: str) -> list[str]:
+    """The words of a command line, as a shell would split it. ValueError where a quotation does not
+    end."""
+    # Nearly every line has neither quotes nor backslashes, and shlex reads character by character
+    if any(mark in line for mark in _QUOTING):
+        return shlex.split(line)
+    return [word for word in _SPACES.split(line) if word]
+
+
 def spreadsheet(value: object) -> object:
     """What stands in a cell of a csv file: text that a spreadsheet would take for a formula gets an
     apostrophe before it; numbers stay numbers."""
@@ -62,6 +74,8 @@ def spreadsheet(value: object) -> object:
         return value
     if value[0] in "=+-@\t\r" and not _NUMBER.fullmatch(value):
         value = f"'{value}"
+    if value.isascii():  # nearly always
+        return value
     return value.encode(errors="backslashreplace").decode()  # a folder's name may be no text
 
 

@@ -222,3 +222,12 @@ def test_interval_over_seeds():
     low, high = seeds_interval([70.0, 71.0, 72.0])
     assert (low + high) / 2 == pytest.approx(71.0)
     assert (high - low) / 2 == pytest.approx(4.3027 / 3**0.5, rel=1e-4)
+
+
+def test_older_numpy_counts_coins_alike(monkeypatch):
+    """Numpy 1.26 has no bitwise_count."""
+    rng = np.random.default_rng(4)
+    label, d = rng.integers(0, 5, 400), rng.integers(-1, 2, 400).astype(float)
+    newer = of_images(d, label)
+    monkeypatch.delattr(np, "bitwise_count", raising=False)
+    assert of_images(d, label) == newer
