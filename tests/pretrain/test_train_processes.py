@@ -144,6 +144,7 @@ def test_what_does_not_divide_is_refused_before_anything_starts(root, tmp_path, 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(960)  # eight processes on two busy cores
 def test_the_readmes_command_for_eight_gpus(shapes, tmp_path):
     """On 32 tiny images: a group of the keys' batch norm spans two of the eight processes."""
     words = "backbench pretrain lorac/lorac_imagenet --data ROOT --out runs/lorac --devices 8"
