@@ -47,6 +47,8 @@ def find_recipe(name: str | Path, kind: str) -> Path:
     shipped = configs_dir() / kind / f"{stem}.yaml"
     if shipped.is_file():
         return shipped
+    if path.is_file():
+        raise BadInput(f"{path}: recipes are .yaml files; give one, or a name under configs/{kind}")
     hint = nearest(stem, recipe_names(kind))
     raise BadInput(f"no recipe '{name}' (neither a file nor a name under configs/{kind}); {hint}")
 
@@ -265,6 +267,10 @@ _PLAIN_NAMES = {int: "a whole number", float: "a number", str: "text", bool: "tr
 def _type_name(hint: Hint) -> str:
     if hint in _PLAIN_NAMES:
         return _PLAIN_NAMES[hint]
+    if typing.get_origin(hint) is tuple:
+        return "a list"
+    if dataclasses.is_dataclass(hint) or typing.get_origin(hint) in (dict, Mapping):
+        return "a group of keys"
     return str(getattr(hint, "__name__", hint) if isinstance(hint, type) else hint)
 
 

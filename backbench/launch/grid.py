@@ -128,6 +128,10 @@ class Grid:
     deviations: tuple[str, ...] = ()  # in what its numbers are made otherwise than the paper says
     pack: int = 4  # for the sets of evaluations, where sharing a pass saves decoding
 
+    def __post_init__(self) -> None:
+        if self.pack < 1:
+            raise ValueError("pack must be at least 1")
+
 
 def read_grid(name: str | Path, overrides: Sequence[str] = ()) -> Grid:
     path = config.find_recipe(name, "grids")

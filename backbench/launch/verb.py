@@ -73,6 +73,8 @@ class Request:
 
 
 def run_grid(args: argparse.Namespace) -> int:
+    if not 0 < args.interval < math.inf:
+        raise BadInput(f"--interval {args.interval:g}: seconds between two looks, above 0")
     # cluster.a.b=c changes a key of the cluster's file, a.b=c one of the grid's
     of_grid: list[str] = []
     of_cluster: list[str] = []

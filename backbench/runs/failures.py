@@ -25,6 +25,8 @@ _DISK = {
     errno.EROFS: ("the disk is read-only", ELSEWHERE, EXIT_BAD_INPUT),
     errno.EACCES: ("permission denied", ELSEWHERE, EXIT_BAD_INPUT),
     errno.EPERM: ("not permitted", ELSEWHERE, EXIT_BAD_INPUT),
+    errno.EISDIR: ("a folder is there", "choose a file's name", EXIT_BAD_INPUT),
+    errno.EEXIST: ("a file is there", "choose another path", EXIT_BAD_INPUT),
     errno.ENOTDIR: ("a part of this path is a file", "choose another path", EXIT_BAD_INPUT),
     errno.ENAMETOOLONG: ("the name is too long", "choose a shorter one", EXIT_BAD_INPUT),
     errno.EMFILE: ("too many open files", f"raise `ulimit -n`; {AGAIN}", EXIT_FAILED),

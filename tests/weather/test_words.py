@@ -193,6 +193,30 @@ def test_numbers_of_a_protocol_that_mean_nothing(text, words, tmp_path, said):
     refused(said(*command, "--data", tmp_path, "--out", tmp_path / "run"), "mine.yaml", words)
 
 
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["leaderboard", ".", "--csv", "folder"], ["folder: a folder is there; choose a file"]),
+        (["leaderboard", ".", "--tidy", "notes.txt/x.csv"], ["notes.txt: a file is there"]),
+        (["leaderboard", ".", "--latex", "notes.txt"], ["notes.txt: a file is there; choose"]),
+        (["paper", "--markdown", "folder"], ["folder: a folder is there"]),
+        (["launch", "run", "notes.txt"], ["notes.txt: recipes are .yaml files; give one"]),
+        (["launch", "run", "table2", "pack=0"], ["table2.yaml: pack must be at least 1"]),
+        (["launch", "run", "table2", "checkpoints=x.pth"], ["'checkpoints' must be a list, not"]),
+        (["launch", "run", "table2", "--watch", "--interval", "-1"], ["--interval -1: seconds"]),
+        (["pretrain", "demo_simclr", "views.crops=3", "--data", ".", "--out", "run"], ["a list"]),
+        (["paper", "lorac:99"], ["no table or figure 'lorac:99'; did you mean"]),
+        (["clean", "notes.txt"], ["notes.txt: no such folder; give one or more run folders"]),
+    ],
+)
+def test_paths_and_values_of_the_wrong_kind(words, parts, tmp_path, monkeypatch, said):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "notes.txt").write_text("a note")
+    store.append(tmp_path, [a_result()])
+    refused(said(*words), *parts)
+
+
 # data check
 
 
