@@ -197,6 +197,11 @@ def places365(base: Path, seed: int) -> Splits:
 # What has a reader of its own
 
 
+# Of what has no official lists: drawn once for all runs. The rows of several seeds are means over
+# one test list, and so is what two checkpoints are compared on.
+_DRAWN_ONCE = 0
+
+
 def birdsnap(base: Path, seed: int) -> Splits:
     """LORAC's split: of every species' images that are still there 5 for val, 5 for test."""
     folder = base / "birdsnap"
@@ -215,7 +220,7 @@ def birdsnap(base: Path, seed: int) -> Splits:
     # 3. Val and test are drawn from what is there, equally many of each species.
     val: list[int] = []
     test: list[int] = []
-    for label, indices in splits.ranked(everything, seed).items():
+    for label, indices in splits.ranked(everything, _DRAWN_ONCE).items():
         if len(indices) < 11:
             name = everything.classes[label]
             raise BadInput(
@@ -280,11 +285,12 @@ def _table(file: Path, columns: Sequence[str]) -> list[dict[str, str]]:
 
 
 def caltech101(base: Path, seed: int) -> Splits:
-    """30 images per class drawn for training, the rest is test; BACKGROUND_Google is a class, as
-    sizes 3,060 + 6,084 say. Gray images become RGB like all others when they are decoded."""
+    """30 images per class drawn for training, the rest is test; the seed decides which of the 30
+    are held out. BACKGROUND_Google is a class, as sizes 3,060 + 6,084 say. Gray images become RGB
+    like all others when they are decoded."""
     # torchvision's class would drop the background, and has no split.
     everything = scan_folder(base / "caltech101" / "101_ObjectCategories")
-    train, test = splits.draw(everything, 30, seed, what="caltech101's training split")
+    train, test = splits.draw(everything, 30, _DRAWN_ONCE, what="caltech101's training split")
     return splits.with_hold_out(everything.subset(train), everything.subset(test), seed=seed)
 
 

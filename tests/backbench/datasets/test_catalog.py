@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from backbench.cli import main
-from backbench.datasets import catalog, readers
+from backbench.datasets import catalog, readers, splits
 from backbench.datasets.catalog import DATASETS, TWELVE
 from backbench.errors import BadInput
 
@@ -114,6 +114,17 @@ def test_caltech_has_the_background_class_and_30_per_class(trees):
     with pytest.raises(BadInput, match="needs 30 images of class 'Leopards', found 2"):
         trees.caltech101(trees.root / "caltech101", classes=("Leopards",), per=2)
         catalog.load("caltech101", trees.root)
+
+
+@pytest.mark.parametrize("name", ["birdsnap", "caltech101", "classes", "dtd", "pets"])
+def test_all_seeds_are_scored_on_one_list(trees, name):
+    """Only what is held out of train is the seed's."""
+    root = trees(name)
+    first, second = (catalog.load(name, root, seed=seed) for seed in (0, 1))
+    assert splits.digest(first.test) == splits.digest(second.test)
+    assert first.labelled == second.labelled
+    drawn = splits.digest(first.val) != splits.digest(second.val)
+    assert drawn == first.held_out
 
 
 def test_imagenet_and_its_100_classes(trees):
