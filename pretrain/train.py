@@ -17,7 +17,7 @@ from backbench.errors import BadInput, Failed, Preempted
 from backbench.images.files import ImageList
 from backbench.results import store
 from backbench.runs import atomic, batchnorm, distributed, division, loading, seeding
-from backbench.runs.folder import CHECKPOINT_FILE, RECIPE_FILE, log, open_run, recognise
+from backbench.runs.folder import CHECKPOINT_FILE, RECIPE_FILE, RUN_FILE, log, open_run, recognise
 from backbench.runs.state import StopFlag
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.resnet import build_backbone
@@ -51,7 +51,11 @@ def run(args: argparse.Namespace) -> int:
             division.check_nesting(groups, ranks)
 
     if (args.out / CHECKPOINT_FILE).exists():
-        recognise(args.out, verb="pretrain", identity=identity, dropped=ONCE_IDENTITY)
+        if not recognise(args.out, verb="pretrain", identity=identity, dropped=ONCE_IDENTITY):
+            raise BadInput(
+                f"{args.out / CHECKPOINT_FILE}: not made by a pretraining in this folder, which has"
+                f" no {RUN_FILE}; choose another --out, or move the file away"
+            )
         digest = Checkpoint.load(args.out / CHECKPOINT_FILE).digest
         log.info("%s: already finished, digest %s", args.out / CHECKPOINT_FILE, digest[:12])
         return 0

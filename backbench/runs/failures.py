@@ -13,6 +13,7 @@ from backbench.errors import EXIT_BAD_INPUT, EXIT_FAILED
 
 AGAIN = "the same command continues"
 FULL = f"make room (`backbench clean RUNS` lists what can go); {AGAIN} then"
+WORKERS = "loader workers (--workers; in `detect` DATALOADER.NUM_WORKERS)"
 ELSEWHERE = "choose a place that can be written to"
 # errno -> (what is the matter, what to do, exit status). What was wrong from the start is bad
 # input: trying again, as a launcher would, helps nothing
@@ -74,7 +75,7 @@ def told(error: BaseException) -> tuple[str, int] | None:
     if isinstance(error, OSError):
         return _of_disk(error)
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        less = "use a smaller batch or fewer --workers"
+        less = f"use a smaller batch or fewer {WORKERS}"
         return f"out of memory ({text[:100] or 'of the machine'}); {less}; {AGAIN}", EXIT_FAILED
     if _WORKER.search(text):
         return _of_worker(text), EXIT_FAILED
@@ -96,7 +97,6 @@ def _of_disk(error: OSError) -> tuple[str, int] | None:
 
 def _of_worker(text: str) -> str:
     if _SHARED_MEMORY.search(text):
-        return (
-            f"a loader worker found no shared memory; make /dev/shm larger or --workers 0; {AGAIN}"
-        )
-    return f"a loader worker was killed, perhaps for memory: try fewer --workers; {AGAIN}"
+        less = f"make /dev/shm larger, or take 0 {WORKERS}"
+        return f"a loader worker found no shared memory; {less}; {AGAIN}"
+    return f"a loader worker was killed, perhaps for memory: try fewer {WORKERS}; {AGAIN}"

@@ -34,6 +34,8 @@ from backbench.weights.names import (
 )
 from backbench.weights.resnet import STEMS, trunk_shapes
 
+# Only this verb has options for what a file does not tell; the others take what it writes
+_IN_IMPORT = "in `backbench import FILE --out X.safetensors`"
 # Detectron2's own weights: BGR pixels and the stride in the 1x1 convolution, neither of which shows
 # in the tensors
 _FOREIGN_AUTHORS = ("Detectron2 Model Zoo", "Caffe2", "MSRA")
@@ -152,7 +154,7 @@ class Found:
         choices = " or ".join(map(shown, self.encoders))
         return (
             f"holds a trunk under {' and '.join(labels)}, {what}{self._hint()}; "
-            f"choose with --encoder {choices}"
+            f"choose with --encoder {choices} {_IN_IMPORT}"
         )
 
     def _refuse_difference(self, first: FoundTrunk, other: FoundTrunk) -> None:
@@ -207,7 +209,7 @@ class Found:
         if self.missing_statistics(trunk) == "all" and not allow_missing_statistics:
             raise BadInput(
                 f"{self.path}: '{trunk.label}' has no batch-norm statistics (running_mean, running_var), so its "
-                "frozen features would be noise; --allow-missing-statistics imports it for finetuning"
+                f"frozen features would be noise; --allow-missing-statistics {_IN_IMPORT} takes it for finetuning"
             )
         wrong = []
         for what, keys in problems.items():
@@ -288,7 +290,7 @@ class Found:
         if stem is None:
             raise BadInput(
                 f"{self.path}: the first convolution is 3x3 and the file does not tell its padding; choose --stem "
-                "conv3 (padding 1: SimCLR, CLLR), conv3_p0 (MIO) or conv3_p2 (ARB, solo-learn)"
+                f"conv3 (padding 1: SimCLR, CLLR), conv3_p0 (MIO) or conv3_p2 (ARB, solo-learn) {_IN_IMPORT}"
             )
         return stem
 

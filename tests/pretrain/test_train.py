@@ -133,6 +133,16 @@ def test_a_run_leaves_a_checkpoint_with_its_history(pretrain, tmp_path):
     assert {p.name: p.stat().st_mtime_ns for p in out.iterdir()} == before
 
 
+def test_a_checkpoint_that_no_run_made_is_not_its_result(pretrain, trunk, tmp_path):
+    out = tmp_path / "x"
+    out.mkdir()
+    shutil.copy(trunk, out / CHECKPOINT_FILE)
+    status, said = pretrain(out)
+    assert status == EXIT_BAD_INPUT
+    assert "has no run.json; choose another --out" in said
+    assert [file.name for file in out.iterdir()] == [CHECKPOINT_FILE]
+
+
 def test_no_epochs_save_the_trunk_that_every_method_starts_from(pretrain, tmp_path, root):
     for name, overrides in {
         "random": ["method={name: random}", "epochs=0"],

@@ -365,8 +365,10 @@ def test_a_second_ctrl_c_says_that_the_same_command_continues(capsys):
     ("text", "words"),
     [
         ("DataLoader worker (pid 7) is killed by signal: Killed. ", "a loader worker was killed"),
-        ("DataLoader worker (pid(s) 7) exited unexpectedly", "try fewer --workers"),
+        ("DataLoader worker (pid(s) 7) exited unexpectedly", "try fewer loader workers"),
+        ("DataLoader worker (pid 7) is killed by signal: Killed. ", "DATALOADER.NUM_WORKERS"),
         ("DataLoader worker (pid 7) is killed by signal: Bus error.", "make /dev/shm larger"),
+        ("DataLoader worker (pid 7) is killed by signal: Bus error.", "DATALOADER.NUM_WORKERS"),
         ("[gloo/transport/tcp/pair.cc:534] Connection closed by peer [::1]:1", "is gone"),
     ],
 )

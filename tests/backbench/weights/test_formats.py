@@ -174,6 +174,9 @@ def test_unrecognised_file_with_two_trunks_is_refused(tmp_path, capsys):
     assert "nearest format: " in line
     assert "--encoder encoder_one or encoder_two" in line
     assert not out.exists()
+    assert cli.main(["export", str(file), "--format", "timm", "--out", str(out)]) == 2
+    said = capsys.readouterr().err
+    assert "in `backbench import FILE --out X.safetensors`" in said, "export has no --encoder"
     assert cli.main(["import", str(file), "--out", str(out), "--encoder", "encoder_two"]) == 0
     assert torch.equal(importing.read(out).state_dict["conv1.weight"], -model.conv1.weight)
 
@@ -261,7 +264,9 @@ def test_missing_statistics_are_refused_unless_asked_for(tmp_path, capsys):
     }
     file, out = write(state, tmp_path / "parameters.pth"), tmp_path / "x.safetensors"
     assert cli.main(["import", str(file), "--out", str(out)]) == 2
-    assert "no batch-norm statistics" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "no batch-norm statistics" in said
+    assert "--allow-missing-statistics in `backbench import FILE" in said
     assert not out.exists()
     assert cli.main(["inspect", str(file), "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
@@ -339,7 +344,8 @@ def test_padding_of_a_plain_3x3_convolution_must_be_told(tmp_path, capsys):
     model = fx.small_stem(fx.known_resnet("resnet18"))
     file, out = write(fx.plain(model), tmp_path / "x.pth"), tmp_path / "x.safetensors"
     assert cli.main(["import", str(file), "--out", str(out)]) == 2
-    assert "choose --stem" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "choose --stem" in said and "in `backbench import FILE" in said
     assert cli.main(["import", str(file), "--out", str(out), "--stem", "imagenet"]) == 2
     assert "(64, 3, 3, 3), not 'imagenet'" in capsys.readouterr().err
     assert cli.main(["import", str(file), "--out", str(out), "--stem", "conv3_p1"]) == 2
