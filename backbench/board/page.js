@@ -715,8 +715,8 @@ function difference(a, b) {
     `<th class="hide-small">paired over</th></tr></thead><tbody>` +
     list.map(x => differenceLine(x, rows[x.d > 0 ? a : b], far)).join("") +
     `</tbody></table></div>` +
-    `<p class="soft small">Tested on the predictions that both runs kept, image by image (draw by ` +
-    `draw for few-label probes, resample by resample for detection). A difference is called better ` +
+    `<p class="soft small">Tested on the predictions that both runs kept, image by image (over draws ` +
+    `and images for few labels and several seeds, by resamples for detection). A difference is called better ` +
     `only when the test gives p &lt; 0.05 and its interval leaves out 0. Many columns are looked ` +
     `at: one in twenty of equal pairs may still be called.</p>`;
 }
@@ -845,10 +845,12 @@ function reproduction() {
   const lines = D.judged.map(j => {
     const small = (size, text) => `<div class="soft" style="font-size:${size}rem">${text}</div>`;
     const interval = j.low == null ? "" : small(".8", `${num(j.low, 2)} to ${num(j.high, 2)}`);
-    const [tone, word] = j.within ? ["pos", "within"] : ["neg", "outside"];
+    const tone = j.verdict === "within" ? "pos" : "neg";
+    const others = j.others.map(other => small(".76", esc(other))).join("");
     return `<tr><td>${esc(j.name)}</td><td>${esc(j.column)}${small(".76", esc(j.key))}</td>` +
       `<td class="n">${num(j.measured, 2)}${interval}</td><td class="n">${num(j.published, 2)}</td>` +
-      `<td class="n">±${j.tolerance}</td><td><span class="tag ${tone}">${word}</span></td>` +
+      `<td class="n">±${j.tolerance}</td><td><span class="tag ${tone}">${esc(j.verdict)}</span>` +
+      `${others}</td>` +
       `<td class="soft">${esc(j.hardware)}</td></tr>`;
   });
   $("judged").innerHTML =

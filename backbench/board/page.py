@@ -147,7 +147,8 @@ class PageVerdict(TypedDict):
     low: float | None
     high: float | None
     tolerance: float
-    within: bool
+    verdict: str
+    others: tuple[str, ...]  # in what the trunk is not the printed one
     hardware: str
 
 
@@ -525,6 +526,7 @@ def _verdict(judged: Judged) -> PageVerdict:
         "low": low,
         "high": high,
         "tolerance": judged.tolerance,
-        "within": judged.within,
+        "verdict": judged.verdict,
+        "others": judged.others,
         "hardware": judged.hardware,
     }

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from backbench import config
 from backbench.board.board import collect
@@ -62,14 +62,24 @@ def speeds(item: PrintedItem, runs: Sequence[Path]) -> list[Speed]:
     found = []
     for run in runs:
         for file in run.rglob(RECIPE_FILE):
-            recipe = config.read_yaml(file)
-            name = str(recipe.get("name"))
+            recipe = _recipe(file)
+            name, batch = str(recipe.get("name")), recipe.get("batch_size")
+            if not isinstance(batch, int) or not name.startswith(tuple(stems)):
+                continue
             rows = [row for row in read_metrics(file.parent) if "images_per_s" in row]
-            if rows and name.startswith(tuple(stems)):
+            if rows:
                 speed = statistics.median(row["images_per_s"] for row in rows)
                 peak = max(row.get("memory_gib", 0.0) for row in rows)
-                found.append(Speed(name, int(recipe["batch_size"]), speed, peak))
+                found.append(Speed(name, batch, speed, peak))
     return sorted(found)
+
+
+def _recipe(file: Path) -> dict[str, Any]:
+    """A run's own recipe; nothing where it was torn while it began, which launch names."""
+    try:
+        return config.read_yaml(file)
+    except BadInput:
+        return {}
 
 
 def _begun(runs: Sequence[Path]) -> set[str]:
@@ -77,8 +87,5 @@ def _begun(runs: Sequence[Path]) -> set[str]:
     keys: set[str] = set()
     for run in runs:
         for file in run.rglob(RECIPE_FILE):
-            try:
-                keys.update(keys_in({"recipe": (recipe := config.read_yaml(file)), **recipe}))
-            except BadInput:
-                continue  # of a run that was torn while it began; launch names it
+            keys.update(keys_in({"recipe": (recipe := _recipe(file)), **recipe}))
     return keys

@@ -4,6 +4,7 @@ import base64
 import json
 import os
 import re
+from dataclasses import replace
 
 import pytest
 from PIL import Image
@@ -13,6 +14,7 @@ from support.records import a_result
 
 from backbench import cli
 from backbench.board.board import collect
+from backbench.board.judge import Judged
 from backbench.board.page import CURVE_POINTS, write_page
 from backbench.results import store
 
@@ -135,6 +137,28 @@ def test_hostile_names_stay_text(tmp_path):
         table = shown[shown.index('id="board"') : shown.index('id="more"')]
         assert "<img" not in table
         assert "&lt;img" in table
+
+
+def test_the_verdict_is_the_gates_own(tmp_path):
+    """Another trunk's number is not called outside a tolerance that it is within."""
+    store.append(tmp_path / "runs", [a_result()])
+    board = collect([tmp_path / "runs"])
+    of = Judged(board.rows[0], board.columns[0], "paper:1:x", 91.0, 91.25, None, 1.0, "a CPU")
+    other = "arch <b>resnet18</b> instead of resnet50"
+    judged = [of, replace(of, measured=80.0), replace(of, others=(other,))]
+    page = tmp_path / "l.html"
+    write_page(board, page, runs=[], judged=judged)
+    verdicts = ["within", "outside", "another"]
+    assert [found["verdict"] for found in data_of(page)["judged"]] == verdicts
+    if chromium():
+        shown = browse(page)
+        table = shown[shown.index('id="judged"') :]
+        assert re.findall(r'<span class="tag (\w+)">(\w+)</span>', table) == [
+            ("pos", "within"),
+            ("neg", "outside"),
+            ("neg", "another"),
+        ]
+        assert "arch &lt;b&gt;resnet18&lt;/b&gt; instead of resnet50" in table
 
 
 def test_an_undefined_number_and_problems_are_shown(tmp_path):

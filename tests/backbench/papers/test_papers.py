@@ -150,6 +150,10 @@ def test_time_and_memory_stand_beside_the_hosts(tmp_path, capsys):
             f'{{"step": {i}, "images_per_s": {speed + i}, "memory_gib": 1.5}}' for i in (0, 1, 9)
         ]
         (run / "metrics.jsonl").write_text("\n".join(rows) + "\n")
+    for name, torn in (("a", "name: [time-"), ("b", "name: time-simclr-cifar10 \n"), ("c", "x")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "recipe.yaml").write_text(torn)
+        (tmp_path / name / "metrics.jsonl").write_text('{"step": 0, "images_per_s": 1}\n')
     assert main(["paper", "cllr:0.3", str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "31.0 images/s    1.50 GiB" in next(x for x in lines if "time-simclr-cifar10 " in x)
