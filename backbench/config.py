@@ -81,12 +81,21 @@ def read_yaml(path: str | Path, *, trusted: bool = False) -> Recipe:
     return {str(k): v for k, v in data.items()}
 
 
-def read_recipe(path: Path, _seen: tuple[Path, ...] = (), *, trusted: bool = False) -> Recipe:
+def read_recipe(path: Path, *, trusted: bool = False) -> Recipe:
     """The file with its bases below it. `base:` is one name or a list, relative to the file, later
     over earlier."""
+    return _over_bases(path, (), {}, trusted=trusted)
+
+
+def _over_bases(
+    path: Path, seen: tuple[Path, ...], done: dict[Path, Recipe], *, trusted: bool
+) -> Recipe:
+    """`done` has what was read on the way: a file that many name is read once."""
     path = path.resolve()
-    if path in _seen:
-        circle = " -> ".join(p.name for p in (*_seen, path))
+    if path in done:
+        return done[path]
+    if path in seen:
+        circle = " -> ".join(p.name for p in (*seen, path))
         raise BadInput(f"{path}: `base:` goes in a circle: {circle}")
     own = read_yaml(path, trusted=trusted)
     bases = own.pop("base", [])
@@ -99,8 +108,9 @@ def read_recipe(path: Path, _seen: tuple[Path, ...] = (), *, trusted: bool = Fal
         file = path.parent / f"{str(base).removesuffix('.yaml')}.yaml"
         if not file.is_file():
             raise BadInput(f"{path}: base '{base}' is not there (looked for {file})")
-        out = merge(out, read_recipe(file, (*_seen, path), trusted=trusted))
-    return merge(out, own)
+        out = merge(out, _over_bases(file, (*seen, path), done, trusted=trusted))
+    done[path] = merge(out, own)
+    return done[path]
 
 
 def merge(low: Mapping[str, Any], high: Mapping[str, Any]) -> Recipe:

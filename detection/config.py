@@ -11,6 +11,7 @@ in).
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,19 +100,26 @@ def _is_key(text: str) -> bool:
     return all(part.replace("_", "").isalnum() and part.isupper() for part in text.split("."))
 
 
-def _load(path: Path, _seen: tuple[Path, ...] = ()) -> dict[str, Value]:
-    """The file over its `_BASE_` (one, or a list), each relative to the file that names it.
+def _load(
+    path: Path, _seen: tuple[Path, ...] = (), _done: dict[Path, dict[str, Value]] | None = None
+) -> dict[str, Value]:
+    """The file over its `_BASE_` (one, or a list), each relative to the file that names it, and
+    read once however many name it.
 
     Read here, not by CfgNode.load_yaml_with_base, which reads whatever it is given to its end.
     """
     import yaml
 
+    _done = {} if _done is None else _done
     if path.resolve() in _seen:
         raise BadInput(f"{path}: `_BASE_` goes in a circle")
+    if path.resolve() in _done:
+        return copy.deepcopy(_done[path.resolve()])
     try:
         text = opening.read_bytes(path, most=yamls.LARGEST).decode()
         yamls.check(text)
         own = yaml.safe_load(text)
+        yamls.refuse_long_numbers(own)
     except FileNotFoundError:
         named = f"{_seen[-1]}: _BASE_ '{path}'" if _seen else str(path)
         raise BadInput(f"{named} is not there") from None
@@ -126,8 +134,9 @@ def _load(path: Path, _seen: tuple[Path, ...] = ()) -> dict[str, Value]:
     tree: dict[str, Value] = {}
     for base in named if isinstance(named, list) else [named]:
         below = path.parent / Path(str(base)).expanduser()
-        _merge_files(path, _load(below, (*_seen, path.resolve())), tree)
+        _merge_files(path, _load(below, (*_seen, path.resolve()), _done), tree)
     _merge_files(path, own, tree)
+    _done[path.resolve()] = copy.deepcopy(tree)
     return tree
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import math
+import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -196,10 +197,10 @@ class Board:
 def collect(runs: Iterable[str | Path]) -> Board:
     """Every result below `runs`, duplicates resolved as docs/results.md says. BadInput where a path
     is missing."""
-    files: dict[Path, Path] = {}  # real path -> as it was found, so that no file is read twice
+    files: dict[str, Path] = {}  # real path -> as it was found, so that no file is read twice
     for run in runs:
         for file in store.files_below(run):
-            files[file.resolve()] = file
+            files[os.path.realpath(file)] = file
     problems: list[str] = []
     found: list[Measurement] = []
     with many_objects():

@@ -10,7 +10,7 @@ from pathlib import Path
 from backbench.board.board import Board, Cell, Column, Row, column_of
 from backbench.errors import BadInput
 from backbench.results import published, scored
-from backbench.untrusted import words
+from backbench.untrusted import walking, words
 from backbench.weights import header
 
 
@@ -65,7 +65,7 @@ def _checkpoints_below(runs: Iterable[str | Path]) -> set[Path]:
     files: set[Path] = set()
     for run in map(Path, runs):
         if run.is_dir():
-            files.update(run.rglob("*.safetensors"))
+            files.update(f for f in walking.files(run) if f.suffix == ".safetensors")
     return files
 
 

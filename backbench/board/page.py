@@ -14,6 +14,7 @@ import io
 import itertools
 import json
 import math
+import os
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -43,7 +44,7 @@ from backbench.results.store import Result
 from backbench.runs import atomic
 from backbench.runs.folder import CHECKPOINT_FILE, METRICS_FILE, PICTURES, RUN_FILE, read_metrics
 from backbench.tasks import TASKS
-from backbench.untrusted import jsons, words
+from backbench.untrusted import jsons, walking, words
 from backbench.weights import header
 
 HERE = Path(__file__).parent
@@ -415,11 +416,12 @@ def curves(board: Board, runs: Iterable[str | Path]) -> list[PageCurve]:
 
 def _pretrainings(runs: Iterable[str | Path]) -> list[Path]:
     """The folders below `runs` that hold a pretraining's metrics, each once."""
-    files: dict[Path, Path] = {}  # real path -> as it was found
+    files: dict[str, Path] = {}  # real path -> as it was found
     for run in map(Path, runs):
         if run.is_dir():
-            for file in run.rglob(METRICS_FILE):
-                files[file.resolve()] = file
+            for file in walking.files(run):
+                if file.name == METRICS_FILE:
+                    files[os.path.realpath(file)] = file
     out = []
     for file in sorted(files.values()):
         try:

@@ -27,7 +27,7 @@ from backbench.results.line import check
 from backbench.runs import atomic, failures
 from backbench.runs.folder import OWED_FILE, PREDICTIONS, RESULTS_FILE, RUN_FILE
 from backbench.tasks import TASKS
-from backbench.untrusted import jsons, opening, words
+from backbench.untrusted import jsons, opening, walking, words
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -307,18 +307,9 @@ def files_below(path: str | Path) -> list[Path]:
         return [path]
     if not path.is_dir():
         raise BadInput(f"{path}: no such run folder or results file")
-    files: list[Path] = []
-    seen: set[str] = set()
-    # Links are followed, since runs often lie on a scratch disk; a folder seen before ends the way
-    # there, so neither a loop of links nor two ways to one folder make a result count twice.
-    for folder, subfolders, names in os.walk(path, followlinks=True):
-        real = str(Path(folder).resolve())
-        if real in seen:
-            subfolders.clear()
-        elif RESULTS_FILE in names:
-            files.append(Path(folder) / RESULTS_FILE)
-        seen.add(real)
-    return sorted(files)
+    # Links are followed, since runs often lie on a scratch disk
+    found = walking.files(path, follow=True)
+    return sorted(file for file in found if file.name == RESULTS_FILE)
 
 
 def read_file(file: Path) -> Iterator[Result | str]:

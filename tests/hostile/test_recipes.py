@@ -64,6 +64,34 @@ def test_control_characters(tmp_path, kind):
     refused(read_as(kind, path, tmp_path), "name", "control character")
 
 
+@pytest.mark.parametrize("kind", ["recipe", "config"])
+def test_bases_of_bases(tmp_path, kind):
+    """Twenty-four small files, of which each names the next one twice."""
+    key, end = {"recipe": ("base", ""), "config": ("_BASE_", ".yaml")}[kind]
+    for i in range(24):
+        (tmp_path / f"b{i}.yaml").write_text(f"{key}: [b{i + 1}{end}, b{i + 1}{end}]\n")
+    (tmp_path / "b24.yaml").write_text("nothing: 1\n")
+    refused(read_as(kind, tmp_path / "b0.yaml", tmp_path), "b0.yaml", "nothing")
+
+
+NUMBERS = {"digits": "1" * 400, "hex": "0x" + "f" * 4000}
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+@pytest.mark.parametrize("kind", ["recipe", "override", "config"])
+def test_whole_numbers_that_are_no_float(tmp_path, kind, number):
+    path = tmp_path / "x.yaml"
+    if kind == "override":
+        where = ("--data", tmp_path, "--out", tmp_path / "run")
+        said = door("pretrain", "tiny_simclr", f"optim.lr={NUMBERS[number]}", *where)
+        return refused(said, "a whole number of")
+    if kind == "recipe":
+        path.write_text(f"base: tiny_simclr\noptim: {{lr: {NUMBERS[number]}}}\n")
+    else:
+        path.write_text(f"SOLVER: {{BASE_LR: {NUMBERS[number]}}}\n")
+    return refused(read_as(kind, path, tmp_path), path, "a whole number of")
+
+
 @pytest.mark.parametrize("base", ["/dev/zero", "fifo"])
 def test_base_that_is_no_file(tmp_path, base):
     import os

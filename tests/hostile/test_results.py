@@ -127,6 +127,31 @@ def test_a_fifo_in_the_place_of_results(runs, before, tmp_path):
     assert "not a regular file" in said.err
 
 
+def deep(folder):
+    """Folders within folders, farther than a path can name."""
+    folder = os.open(folder, os.O_RDONLY)
+    for _ in range(60):
+        os.mkdir("d" * 100, dir_fd=folder)
+        folder, above = os.open("d" * 100, os.O_RDONLY, dir_fd=folder), folder
+        os.close(above)
+    os.close(folder)
+
+
+FOLDERS = {
+    "link-to-itself": lambda bad: (bad / "results.jsonl").symlink_to("results.jsonl"),
+    "metrics-to-itself": lambda bad: (bad / "metrics.jsonl").symlink_to("metrics.jsonl"),
+    "link-to-all": lambda bad: (bad / "again").symlink_to(bad.parent),
+    "deep": deep,
+}
+
+
+@pytest.mark.parametrize("case", FOLDERS)
+def test_a_folder_of_no_run(runs, before, tmp_path, case):
+    (runs / "bad").mkdir()
+    FOLDERS[case](runs / "bad")
+    assert board(runs, tmp_path)[1] == before
+
+
 def npz(**arrays):
     import io
 

@@ -1,0 +1,41 @@
+"""The files below a folder that others can write to: whatever its links and depths are."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def files(root: str | Path, *, follow: bool = False) -> Iterator[Path]:
+    """Every file below `root`; folders that cannot be listed are passed over.
+
+    Links to folders are taken only with `follow`, and then each real folder once: neither a loop of
+    links nor two ways to one folder give a file twice.
+    """
+    # A stack of our own: a path may have thousands of parts, more than Python goes deep
+    left = [str(root)]
+    seen: set[str] = set()
+    while left:
+        folder = left.pop()
+        real = os.path.realpath(folder) if follow else folder
+        if real in seen:
+            continue
+        seen.add(real)
+        try:
+            with os.scandir(folder) as entries:
+                found = sorted(entries, key=lambda entry: entry.name, reverse=True)
+        except OSError:
+            continue
+        for entry in found:
+            if _is_folder(entry, follow):
+                left.append(entry.path)
+            else:
+                yield Path(entry.path)
+
+
+def _is_folder(entry: os.DirEntry[str], follow: bool) -> bool:
+    try:
+        return entry.is_dir(follow_symlinks=follow)
+    except OSError:  # a link to itself
+        return False
