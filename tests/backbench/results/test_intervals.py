@@ -3,6 +3,7 @@
 
 import numpy as np
 import pytest
+from scipy.stats import chi2, norm
 
 from backbench.results import intervals, store
 from backbench.results.compare import compare
@@ -35,12 +36,55 @@ def test_top1_covers(n, share):
     assert 0.92 <= simulated.top1(n, share) <= 0.985
 
 
+@pytest.mark.parametrize(
+    ("draws", "least", "most"), [(2, 0.03, 0.055), (3, 0.044, 0.052), (20, 0.049, 0.051)]
+)
+@pytest.mark.parametrize("part", [0.05, 0.3, 0.5, 0.8, 0.95])
+def test_few_draws_hold_the_rate_whatever_varies(draws, part, least, most):
+    """Equals are called different at the same rate, whether it is the draws that vary or the
+    images: integrated over what normal draws may look like."""
+    images, steps = 1000, 100
+    weight = np.full(images, 1 / images)
+    shape = np.linspace(-1, 1, draws) / np.linspace(-1, 1, draws).std(ddof=1)
+    rates = []
+    for level in (np.arange(steps) + 0.5) / steps:
+        spread = part * chi2.ppf(level, draws - 1) / (draws - 1)
+        x = np.outer(shape * (spread * draws) ** 0.5, np.ones(images))
+        variance, df = intervals.two_way(x, weight, 1 - part)
+        assert variance == pytest.approx(spread + 1 - part)
+        rates.append(2 * norm.sf(intervals.t_quantile(df) * variance**0.5))
+    assert least <= np.mean(rates) <= most
+
+
+def test_what_draws_and_images_share_counts_once():
+    """A mean of N x D independent hits has the variance of so many, not twice as much."""
+    x = np.random.default_rng(3).random((20, 5000)) < 0.5
+    by_image = float(x.mean(0).var(ddof=1)) / 5000
+    variance, _ = intervals.two_way(x.astype(float), np.full(5000, 1 / 5000), by_image)
+    assert variance == pytest.approx(0.25 / 100_000, rel=0.35)
+
+
+def test_the_average_counts_how_little_few_seeds_tell():
+    one = (68.0, 72.0)
+    assert intervals.of_mean([70.0] * 12, [one] * 12, [np.inf] * 12) == pytest.approx(
+        (70 - 2 / 12**0.5, 70 + 2 / 12**0.5)
+    )
+    # Three seeds: standard errors of 2 / 4.303 each; twelve of them have 48 degrees of freedom
+    low, high = intervals.of_mean([70.0] * 12, [one] * 12, [2.0] * 12)
+    assert (high - low) / 2 == pytest.approx(2.0106 * 2 / 4.3027 / 12**0.5, rel=1e-3)
+    assert intervals.of_mean([100.0] * 2, [(97.0, 100.0)] * 2, [np.inf] * 2)[1] == 100
+
+
 def test_all_right_is_no_certainty():
     assert intervals.of_hits(np.ones(100, bool)) == pytest.approx((97.53, 100), abs=0.01)
     assert intervals.of_hits(np.zeros(100, bool)) == pytest.approx((0, 2.47), abs=0.01)
     low, high = intervals.of_draws(np.ones((20, 100), bool))
     assert 90 < low < 99
     assert high == 100
+    label = np.arange(100) % 7
+    for found in (intervals.of_hits, intervals.of_draws):
+        low, high = found(np.ones((20, 100) if found is intervals.of_draws else 100, bool), label)
+        assert 90 < low < 99 and high == 100
 
 
 def test_equals_stay_tied():
