@@ -121,10 +121,10 @@ def two_way(x: np.ndarray, weight: np.ndarray, by_image: float) -> tuple[float, 
     left = max(squares - of_image - float(((of_draw - of_draw.mean()) ** 2).sum()) / n, 0.0)
     both = n * left / ((draws - 1) * max(n - 1, 1)) / draws
     # 3. What is left of the images' part is known from all images, whatever few draws say; the
-    #    draws' part may be nothing, by chance. Two draws that agree say nothing of a third.
-    variance = by_draw + max(by_image - both, 0.0)
-    if draws == 2:
-        variance = max(variance, by_image)
+    #    draws' part may be nothing, by chance. Draws that agree by chance leave half of the images'
+    #    part standing; of two, which say nothing of a third, all of it.
+    least = by_image if draws == 2 else by_image / 2
+    variance = max(by_draw + max(by_image - both, 0.0), least)
     if not variance:
         return 0.0, math.inf
     # 4. Satterthwaite squares both parts. Of few draws that trusts too much what they say of
@@ -132,7 +132,7 @@ def two_way(x: np.ndarray, weight: np.ndarray, by_image: float) -> tuple[float, 
     part = by_draw / variance
     trust = _TRUST / (draws - 1) if draws > 2 else _TRUST_OF_TWO
     spread = part ** max(2 - trust * part, 0) / (draws - 1)
-    spread += (by_image / variance) ** 2 / max(n - 1, 1)
+    spread += min(by_image / variance, 1.0) ** 2 / max(n - 1, 1)
     return variance, 1 / spread
 
 

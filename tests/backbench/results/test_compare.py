@@ -6,7 +6,14 @@ import pytest
 from scipy.stats import binom, binomtest, norm
 
 from backbench.results import store
-from backbench.results.compare import compare, of_draws, of_images, of_resamples, seeds_interval
+from backbench.results.compare import (
+    compare,
+    of_draws,
+    of_images,
+    of_resamples,
+    seeds_interval,
+    tied_with_first,
+)
 
 IMAGES = 720
 
@@ -217,6 +224,26 @@ def test_seeds_are_averaged_image_by_image(tmp_path):
     assert found.value == pytest.approx(50.0)
 
 
+def test_three_seeds_with_the_same_score_are_finite(tmp_path):
+    """Each seed differs on other images; what one seed left undefined changes nothing of it."""
+    label = np.zeros(300, int)
+    pairs = []
+    for seed in range(3):
+        won, lost = np.ones(300, int), np.ones(300, int)
+        won[40 * seed : 40 * seed + 60] = 0
+        lost[200:230] = 0
+        pairs.append(
+            [
+                keep(tmp_path, f"{n}{seed}", prediction=p, label=label)
+                for n, p in (("a", won), ("b", lost))
+            ]
+        )
+    found = compare([a for a, _ in pairs], [b for _, b in pairs], "top1")
+    assert found is not None
+    assert found.value == pytest.approx(10)
+    assert 2 < found.ci95[1] - found.ci95[0] < 60
+
+
 def test_interval_over_seeds():
     assert seeds_interval([70.0]) is None
     low, high = seeds_interval([70.0, 71.0, 72.0])
@@ -231,3 +258,22 @@ def test_older_numpy_counts_coins_alike(monkeypatch):
     newer = of_images(d, label)
     monkeypatch.delattr(np, "bitwise_count", raising=False)
     assert of_images(d, label) == newer
+
+
+def test_the_highest_of_many_is_one_of_all_pairs():
+    assert tied_with_first([0.04]) == 0, "one pair"
+    assert tied_with_first([0.9, 0.02]) == 2, "three pairs, so 0.06"
+    assert tied_with_first([0.9, 0.001]) == 1, "who is told apart is out, and the rest is looked at"
+    assert tied_with_first([0.04, 0.001]) == 0, "with one pair left"
+
+
+def test_class_means_are_read_from_files(tmp_path):
+    label = np.array([0] * 90 + [1] * 10)
+    files = [
+        keep(tmp_path, name, prediction=np.where(label == 1, right, label), label=label)
+        for name, right in (("a", 1), ("b", 5))
+    ]
+    for metric, value in (("mean_per_class", 50), ("top1", 10)):
+        found = compare([files[0]], [files[1]], metric)
+        assert found is not None
+        assert found.value == pytest.approx(value)

@@ -64,6 +64,19 @@ def test_what_draws_and_images_share_counts_once():
     assert variance == pytest.approx(0.25 / 100_000, rel=0.35)
 
 
+@pytest.mark.parametrize("draws", [2, 3])
+def test_draws_that_agree_by_chance_claim_little(draws):
+    """Each draw is right on as many images as the others, on other ones: their means do not vary."""
+    x = np.zeros((draws, 300))
+    for k in range(draws):
+        x[k, 60 * k : 60 * (k + 1)] = 1
+    variance, df = intervals.two_way(x, np.full(300, 1 / 300), float(x.mean(0).var(ddof=1)) / 300)
+    assert df >= 1
+    assert variance >= float(x.mean(0).var(ddof=1)) / 600
+    low, high = intervals.of_draws(x > 0)
+    assert 2 < high - low < 60
+
+
 def test_the_average_counts_how_little_few_seeds_tell():
     one = (68.0, 72.0)
     assert intervals.of_mean([70.0] * 12, [one] * 12, [np.inf] * 12) == pytest.approx(
