@@ -4,6 +4,8 @@ allows, of nothing but the file itself."""
 import pytest
 from support.strangers import door, refused
 
+from backbench import config
+
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]\n"
     for before, name in zip("abcdefg", "bcdefgh")
@@ -42,8 +44,6 @@ def test_a_recipe_reads_no_environment(tmp_path, monkeypatch, name):
 
 
 def test_keys_of_the_same_file_resolve(tmp_path):
-    from backbench import config
-
     path = tmp_path / "x.yaml"
     path.write_text("a: {b: [1, 2.5]}\nc: ${a.b}\nd: ${a.b[1]}\ne: ${.d} and ${c[0]}\n")
     read = config.read_yaml(path)
@@ -86,7 +86,8 @@ def test_whole_numbers_that_are_no_float(tmp_path, kind, number):
         said = door("pretrain", "tiny_simclr", f"optim.lr={NUMBERS[number]}", *where)
         return refused(said, "a whole number of")
     if kind == "recipe":
-        path.write_text(f"base: tiny_simclr\noptim: {{lr: {NUMBERS[number]}}}\n")
+        base = config.find_recipe("tiny_simclr", "pretrain").with_suffix("")
+        path.write_text(f"base: {base}\noptim: {{lr: {NUMBERS[number]}}}\n")
     else:
         path.write_text(f"SOLVER: {{BASE_LR: {NUMBERS[number]}}}\n")
     return refused(read_as(kind, path, tmp_path), path, "a whole number of")
