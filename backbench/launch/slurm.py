@@ -47,9 +47,10 @@ GRACE_S = 900.0
 # as running (after scancel it does not). Without scontrol it waits for Slurm's kill, which does that.
 # 138, 140, 143: what srun says of a task that died of SIGUSR1, SIGUSR2, SIGTERM.
 EARLY_SIGNAL = (
-    "trap 'case $? in 138|140|143) if ! command -v scontrol > /dev/null; then sleep 900;"
-    ' elif scontrol show job "$SLURM_JOB_ID" | grep -q JobState=RUNNING; then'
-    ' scontrol requeue "$SLURM_JOB_ID" && sleep 60; fi;; esac\' EXIT'
+    'BACKBENCH_JOB="${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_}${SLURM_ARRAY_TASK_ID:-$SLURM_JOB_ID}";'
+    " trap 'case $? in 138|140|143) if ! command -v scontrol > /dev/null; then sleep 900;"
+    ' elif scontrol show job "$BACKBENCH_JOB" | grep -q JobState=RUNNING; then'
+    ' scontrol requeue "$BACKBENCH_JOB" && sleep 60; fi;; esac\' EXIT'
 )
 
 
@@ -164,7 +165,7 @@ class SlurmTask(Attempt):
         """
         began = time.monotonic()
         while True:
-            found = slurm_client.standing(os.environ["SLURM_JOB_ID"])
+            found = slurm_client.standing(slurm_client.own_number())
             if found is not None and not found.running:
                 return True
             wanted = self._told or (found is not None and found.preempted)
@@ -180,7 +181,7 @@ class SlurmTask(Attempt):
         # Nothing is left to save; and where a job lingers beyond its requeue, Slurm drains the
         # node. So SIGTERM, which the requeue brings, ends this process at once.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        if not slurm_client.requeue(os.environ["SLURM_JOB_ID"]):
+        if not slurm_client.requeue(slurm_client.own_number()):
             return False
         time.sleep(60)
         return True

@@ -34,7 +34,7 @@ def slurm(*command: str, timeout_s: float = 30.0) -> str:
         ) from None
     except subprocess.CalledProcessError as error:
         said = " ".join((error.stderr or error.stdout or "").split())
-        raise Failed(f"{command[0]}: {said[:300] or f'exit {error.returncode}'}") from None
+        raise Failed(f"{command[0]}: {said[:300] or f'exit {error.returncode}'}") from error
     return done.stdout
 
 
@@ -91,6 +91,14 @@ class Standing(NamedTuple):
     preempted: bool  # it was given a grace, after which it is killed
 
 
+def own_number() -> str:
+    """Of the job that this process belongs to; of an array's job 12_3. The last of an array has the
+    array's own SLURM_JOB_ID, 12, by which Slurm means all of its jobs: a requeue of one would stop
+    its neighbours."""
+    array, place = (os.environ.get(f"SLURM_ARRAY_{name}_ID") for name in ("JOB", "TASK"))
+    return f"{array}_{place}" if array and place else os.environ["SLURM_JOB_ID"]
+
+
 def standing(number: str) -> Standing | None:
     """None where this node has no scontrol (not all have), or gets no answer."""
     try:
@@ -109,8 +117,10 @@ def requeue(number: str) -> bool:
     """Send a job back to the queue, under its number; False where that cannot be done from here."""
     try:
         slurm("scontrol", "requeue", number, timeout_s=60.0)
-    except (BadInput, Failed):
-        return False
+    except (BadInput, Failed) as error:
+        # Asked from inside the job: its requeue ends scontrol as well, perhaps before this process
+        cause = error.__cause__
+        return isinstance(cause, subprocess.CalledProcessError) and cause.returncode < 0
     return True
 
 
