@@ -188,8 +188,12 @@ def _unlike(board: Board, row: Row, number: published.Published) -> list[str]:
         if cell is None:
             continue
         if column == wanted:
+            undefined = sum(result.value is None for result, _ in cell.parts)
             if cell.value is None:
                 lines.append(f"{row.name}: {column.name} is undefined, {number.key} is not")
+            elif undefined:
+                seeds = f"{undefined} of {len(cell.parts)} seeds"
+                lines.append(f"{row.name}: {column.name} is undefined for {seeds}")
         elif _would_be(column) == _would_be(wanted):
             lines.append(f"{row.name}: {number.key} is of {wanted.name}, not of {column.name}")
     return lines

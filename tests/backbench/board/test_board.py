@@ -15,7 +15,7 @@ from backbench import cli
 from backbench.board import tables
 from backbench.board.board import Board, add_published, collect, standing
 from backbench.board.export import again, write_csv, write_tidy
-from backbench.board.judge import expected_keys, judge
+from backbench.board.judge import expected_keys, judge, not_judged
 from backbench.datasets.catalog import DATASETS, TWELVE
 from backbench.errors import BadInput
 from backbench.papers import catalogue
@@ -345,6 +345,15 @@ def test_the_gate_reads_what_import_named_and_what_the_command_names(tmp_path):
     assert [(j.published, j.within) for j in judged] == [(91.8, True)]
     judge(board, {"a" * 64: ["lorac:2:lorak:resnet50:200"]})
     assert "did you mean 'lorac:2:lorac:resnet50:200'" in board.problems[-1]
+
+
+def test_a_seed_that_is_undefined_is_said_by_the_check(tmp_path):
+    key = "lorac:2:lorac:resnet50:200"
+    what = {"dataset": "cifar10", "protocol": "linear-lorac-v1", "arch": "resnet50", "epochs": 200}
+    rows = [a_result(**what, seed=s, value=91.8 if s else None) for s in range(3)]
+    board = board_of(tmp_path, *rows)
+    (line,) = not_judged(board, {"a" * 64: [key]})
+    assert line.endswith("linear/cifar10/top1@linear-lorac-v1 is undefined for 1 of 3 seeds")
 
 
 def test_the_command_measures_in_a_folder_of_its_own():
