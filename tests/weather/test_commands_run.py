@@ -1,6 +1,8 @@
-"""Commands of the README and the docs that take hours or the network, run to their ends here: the
-lists from a server of this machine, the eight processes in a test of their own."""
+"""Commands of the README and the docs that take hours or the network, run to their ends here: from
+top to bottom on tiny data, with smaller images, fewer steps and one process in place of several
+(eight have a test of their own); the lists from a server of this machine."""
 
+import contextlib
 import hashlib
 import http.server
 import re
@@ -8,10 +10,15 @@ import threading
 from pathlib import Path
 
 import pytest
+import torch
+from support.foreign_fixtures import known_resnet, moco
+from support.layouts import Trees, trunk_file
 from support.pages import commands, words_of
 
 from backbench import cli, config
 from backbench.datasets import verb
+from backbench.datasets.catalog import TWELVE
+from backbench.results import store
 
 # Its eight processes have a test of their own
 ELSEWHERE = "tests/pretrain/test_train_processes.py"
@@ -65,3 +72,112 @@ def test_fetch_splits(line, tmp_path, monkeypatch, capsys):
         "1percent.txt": served[1],
         "10percent.txt": served[10],
     }
+
+
+# From top to bottom
+
+SMALL_PRETRAINING = (
+    "arch=resnet18",
+    "views.crops=[{count: 3, size: 32}, {count: 5, size: 24}]",
+    "batch_size=16",
+    "method.queue=64",
+    "method.groups=1",
+    "epochs=1",
+    "data.hold_out=0.98",  # 40 images are left
+)
+SMALL_DETECTOR = {
+    "MODEL.RESNETS.DEPTH": "18",
+    "MODEL.RESNETS.RES2_OUT_CHANNELS": "64",
+    "MODEL.FPN.OUT_CHANNELS": "32",
+    "MODEL.ROI_BOX_HEAD.FC_DIM": "32",
+    "MODEL.ROI_MASK_HEAD.CONV_DIM": "16",
+    "MODEL.ROI_HEADS.NUM_CLASSES": "10",
+    "MODEL.RPN.POST_NMS_TOPK_TRAIN": "50",
+    "MODEL.RPN.POST_NMS_TOPK_TEST": "20",
+    "INPUT.MIN_SIZE_TRAIN": "(64,)",
+    "INPUT.MIN_SIZE_TEST": "64",
+    "DATASETS.TEST": "['coco_2017_val_2']",
+    "SOLVER.IMS_PER_BATCH": "2",
+    "SOLVER.MAX_ITER": "2",
+    "SOLVER.STEPS": "(1,)",
+    "SOLVER.WARMUP_ITERS": "1",
+    "TEST.PRECISE_BN.NUM_ITER": "1",
+    "DATALOADER.NUM_WORKERS": "0",
+}
+HERE = ("--accelerator", "cpu", "--workers", "0")
+MEASURE = ("linear", "detect")
+# What the README trains, measures and shows, but for a probe and a finetuning on all of ImageNet's
+# classes: the tests of those verbs run them
+VERBS = ("pretrain", "inspect", "import", *MEASURE, "leaderboard")
+
+
+def smaller(recipe):
+    """An evaluation's recipe on images of 32 pixels, in two steps, with two of its rates."""
+    out = dict(recipe)
+    for name, sizes in (
+        ("geometry", {"resize": 32, "crop": 32}),
+        ("augment", {"size": 32}),
+        ("crops", {"size": 32}),
+    ):
+        if out.get(name):
+            out[name] = {**out[name], **sizes}
+    if "length" in out:
+        out["length"] = {name: {"iterations": 2} for name in out["length"]}
+    if "parts" in out:
+        steps = {"length": {"iterations": 2}, "list": None}
+        out["parts"] = {name: {**part, **steps} for name, part in out["parts"].items()}
+    for rates in ("lr", "head_lr"):
+        if isinstance(out.get(rates), list):
+            out[rates] = out[rates][:2]
+    return out
+
+
+@pytest.fixture(scope="module")
+def field(tmp_path_factory, tiny_root):
+    """A folder as the README wants it: ROOT with the datasets, lists, foreign checkpoints."""
+    read = config.read_recipe
+    with pytest.MonkeyPatch.context() as patch, contextlib.chdir(tmp_path_factory.mktemp("field")):
+        patch.setattr(config, "read_recipe", lambda *args, **more: smaller(read(*args, **more)))
+        trees = Trees(Path("ROOT").absolute(), patch)
+        for name in (*TWELVE, "imagenet"):
+            trees(name)
+        Path("ROOT/coco").symlink_to(tiny_root / "scenes")
+        Path("configs").symlink_to(config.configs_dir())  # as in a clone
+        Path("lists").mkdir()
+        images = sorted(path.name for path in Path("ROOT/imagenet/train").glob("*/*"))
+        Path("lists/1percent.txt").write_text("\n".join(images) + "\n")
+        trunk_file(Path("x.safetensors"))
+        for name in ("moco_v2_800ep_pretrain.pth.tar", "foreign.pth"):
+            torch.save(moco(known_resnet("resnet18")), name)
+        yield
+
+
+def small(line):
+    """The command's arguments, made small."""
+    words = words_of(line)
+    for option in ("--devices", "--num-gpus"):
+        if option in words:
+            words[words.index(option) + 1] = "1"
+    if words[0] == "detect":
+        overrides = words.index("SEED") if "SEED" in words else len(words)
+        pairs = [word for pair in SMALL_DETECTOR.items() for word in pair]
+        return [*words[:overrides], *pairs, *words[overrides:]]
+    if words[0] == "pretrain":
+        return [*words, *SMALL_PRETRAINING, *HERE]
+    return [*words, *HERE] if words[0] in MEASURE else words
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_the_readme_from_top_to_bottom(field, capsys):
+    measured = 0
+    for name, line in commands():
+        words = small(line)
+        if not name.startswith("README.md") or words[0] not in VERBS or "own" in words:
+            continue
+        assert cli.main(words) == 0, f"{line}: {capsys.readouterr().err}"
+        if words[0] in MEASURE:
+            rows, problems = store.read(Path(words[words.index("--out") + 1]))
+            assert rows and not problems, line
+            measured += 1
+    assert measured == 2
