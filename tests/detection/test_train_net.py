@@ -185,41 +185,19 @@ def test_two_processes_are_one(tiny_root, x, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "config",
-    [
-        "tiny_faster_rcnn_R_18_FPN",
-        "tiny_mask_rcnn_R_18_FPN",
-        "tiny_keypoint_rcnn_R_18_FPN",
-        "tiny_faster_rcnn_R_50_C4",
-    ],
-)
-def test_two_processes_in_detectron2(tiny_root, x, tmp_path, config):
-    """One process, two, and two that are stopped after an iteration and continued by one. Its
-    losses are per process and its draws are a rank's own, so they are near, not equal; but where
-    every anchor is taken, nothing is drawn for the RPN's, and the first iteration's are equal."""
+def test_two_processes_in_detectron2(tiny_root, x, tmp_path):
+    """As a user asks for them, stopped by a signal and continued; test_two_ranks.py has the
+    numbers."""
     pytest.importorskip("detectron2", reason="Detectron2 is not installed: `make detectron2`")
-    every = ("MODEL.RPN.BATCH_SIZE_PER_IMAGE", "20000", "MODEL.RPN.POSITIVE_FRACTION", "1.0")
-    weights_ = ("MODEL.WEIGHTS", "random") if "C4" in config else ("--checkpoint", x)
-    more = ("--engine", "detectron2", *weights_, *every)
-    two = ("--num-gpus", "2", *more)
-    outs = [tmp_path / n for n in ("one", "two", "continued")]
-    for flags, out in ((more, outs[0]), (two, outs[1])):
-        done = detect(config, tiny_root, out, *flags)
-        assert done.returncode == 0, done.stderr
-    assert interrupted(signal.SIGTERM, 1, config, tiny_root, outs[2], *two) == 75
-    done = detect(config, tiny_root, outs[2], *more)
+    config, out = "tiny_mask_rcnn_R_18_FPN", tmp_path / "run"
+    more = ("--engine", "detectron2", "--num-gpus", "2", "--checkpoint", x)
+    more += ("INPUT.MIN_SIZE_TRAIN", "(64,)", "INPUT.MIN_SIZE_TEST", "64")
+    assert interrupted(signal.SIGTERM, 1, config, tiny_root, out, *more) == 75
+    done = detect(config, tiny_root, out, *more)
     assert done.returncode == 0, done.stderr
-    rows = [read_metrics(out) for out in outs]
-    assert rows[2][0] == rows[1][0]
-    for other in rows[1:]:
-        for name in ("loss_rpn_cls", "loss_rpn_loc"):
-            assert other[0][name] == pytest.approx(rows[0][0][name], rel=1e-4)
-        losses = [row["loss"] for row in other]
-        assert losses == pytest.approx([row["loss"] for row in rows[0]], rel=0.1)
-    assert len({frozenset(numbers(out)) for out in outs}) == 1
-    assert len({tuple(weights(out)) for out in outs}) == 1
-    assert not list(outs[1].glob(".splits*"))
+    assert len(read_metrics(out)) == 3
+    assert all(column.endswith("+detectron2") for column in numbers(out))
+    assert not [*out.glob(".splits*"), *out.glob(".predictions*")]
 
 
 @pytest.mark.slow

@@ -1,0 +1,61 @@
+"""Detectron2's engine over two gloo ranks against one process, of every task and C4: fresh, and
+continued by as many and by others."""
+
+import pytest
+import torch
+from support.detection_ranks import CONFIGS, all_runs
+
+from backbench.results import store
+from backbench.runs.folder import read_metrics
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def runs(tiny_root, tmp_path_factory):
+    pytest.importorskip("detectron2", reason="Detectron2 is not installed: `make detectron2`")
+    out = tmp_path_factory.mktemp("ranks")
+    all_runs(tiny_root, out)
+    return out
+
+
+def losses(out):
+    keys = ("loss", "loss_rpn_cls", "loss_rpn_loc", "loss_cls", "loss_box_reg")
+    return [[row[key] for key in keys] for row in read_metrics(out)]
+
+
+def weights(out):
+    return torch.load(out / "model_final.pth", weights_only=True)["model"]
+
+
+def numbers(out):
+    rows, problems = store.read(out / "results.jsonl")
+    assert not problems
+    return {r.column: (r.value, r.ci95) for r in rows}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_stopped_and_continued_by_two_is_the_same_run(runs, name):
+    a, b = runs / "two" / name, runs / "two_two" / name
+    for key, value in weights(a).items():
+        assert torch.equal(value, weights(b)[key]), key
+    assert losses(a) == losses(b) and numbers(a) == numbers(b)
+    assert not list(a.glob(".predictions*"))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("kind", ["two", "two_one", "one_two"])
+def test_near_to_one_process(runs, name, kind):
+    """Losses of the heads are per process, of as many boxes as it has: near, not equal. The first
+    iteration's of the RPN are equal, and one that continues another begins as that did."""
+    one, other = runs / "one" / name, runs / kind / name
+    mine, theirs = losses(one), losses(other)
+    assert len(mine) == len(theirs) == 3
+    assert theirs[0][1:3] == pytest.approx(mine[0][1:3], rel=1e-5)
+    print(name, kind, torch.tensor(theirs) / torch.tensor(mine))
+    for a, b in zip(mine, theirs, strict=True):
+        assert b == pytest.approx(a, rel=0.1)
+    start = runs / ("two" if kind == "two_one" else "one") / name
+    assert kind == "two" or theirs[0] == losses(start)[0]
+    assert numbers(other).keys() == numbers(one).keys()
+    assert weights(other).keys() == weights(one).keys()

@@ -1,0 +1,85 @@
+"""Detectron2's engine over two ranks, all configs in one pair of processes: starting one costs more
+than three iterations."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from backbench.errors import Preempted
+from backbench.runs.state import StopFlag
+from detection import ranks, train_net
+from detection.run import DetectionRun
+from support.detection_runs import asked, built
+
+CONFIGS = (
+    "tiny_faster_rcnn_R_18_FPN",
+    "tiny_mask_rcnn_R_18_FPN",
+    "tiny_keypoint_rcnn_R_18_FPN",
+    "tiny_faster_rcnn_R_50_C4",
+)
+# Every anchor and every proposal is taken, so that nothing is drawn; small, as are the images
+EVERY = (
+    *("MODEL.RPN.BATCH_SIZE_PER_IMAGE", "20000", "MODEL.RPN.POSITIVE_FRACTION", "1.0"),
+    *("MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE", "200", "MODEL.ROI_HEADS.POSITIVE_FRACTION", "1.0"),
+    *("MODEL.RPN.POST_NMS_TOPK_TRAIN", "8", "INPUT.MIN_SIZE_TRAIN", "(64,)"),
+    *("INPUT.MIN_SIZE_TEST", "64", "MODEL.WEIGHTS", "random"),
+)
+
+
+def run_of(name: str, root: Path, out: Path, world: int) -> DetectionRun:
+    out.mkdir(parents=True, exist_ok=True)
+    # C4 sends every box through a stage of its trunk
+    small = ("MODEL.ROI_BOX_HEAD.POOLER_RESOLUTION", "4") if "C4" in name else ()
+    return asked(name, root, out, (*EVERY, *small), engine="detectron2", world=world)
+
+
+def whole(run: DetectionRun, rank: int = 0) -> None:
+    """Train, from the saved state if there is one, and score."""
+    p, engine = built(run)
+    train_net.work(run, p, engine, rank)
+
+
+def stopped(run: DetectionRun, rank: int = 0) -> None:
+    """One iteration; its state is saved."""
+    p, engine = built(run)
+    stop = StopFlag()
+    stop.requested = "SIGTERM"
+    with pytest.raises(Preempted):
+        train_net.train(run, p, engine, rank, stop)
+
+
+def two_ranks(run: DetectionRun, seat: ranks.Seat) -> int:
+    """For ranks.spawn. Below `run.out` there is ONE/<config>, stopped by one process; there will be
+
+    two/<config>: never stopped; two_two/: stopped, continued; two_one/: stopped; one_two/: ONE's,
+    continued.
+    """
+    torch.use_deterministic_algorithms(True)
+    with ranks.joined(run, seat):
+        for name in CONFIGS:
+            at = {k: run.out / k / name for k in ("two", "two_two", "two_one", "one_two")}
+            runs = {k: run_of(name, run.root, out, 2) for k, out in at.items()}
+            whole(runs["two"], seat.rank)
+            stopped(runs["two_two"], seat.rank)
+            if seat.rank == 0:
+                shutil.copytree(at["two_two"], at["two_one"], dirs_exist_ok=True)
+            ranks.barrier()
+            whole(runs["two_two"], seat.rank)
+            whole(runs["one_two"], seat.rank)
+    return 0
+
+
+def all_runs(root: Path, out: Path) -> None:
+    """one/ and two_one/ by this process, the rest by two ranks."""
+    for name in CONFIGS:
+        whole(run_of(name, root, out / "one" / name, 1))
+        stopped(run_of(name, root, out / "one_two" / name, 1))
+    first = run_of(CONFIGS[0], root, out, 2)
+    ranks.spawn(two_ranks, replace(first, out=out))
+    for name in CONFIGS:
+        whole(run_of(name, root, out / "two_one" / name, 1))
