@@ -1,4 +1,4 @@
-"""Detectron2's engine over two gloo ranks against one process, of every task and C4: fresh, and
+"""Detectron2's engine over two gloo ranks against one process, with an FPN and C4: fresh, and
 continued by as many and by others."""
 
 import pytest
@@ -8,7 +8,7 @@ from support.detection_ranks import CONFIGS, all_runs
 from backbench.results import store
 from backbench.runs.folder import read_metrics
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(scope="module")
@@ -47,14 +47,12 @@ def test_stopped_and_continued_by_two_is_the_same_run(runs, name):
 @pytest.mark.parametrize("kind", ["two", "two_one", "one_two"])
 def test_near_to_one_process(runs, name, kind):
     """Losses of the heads are per process, of as many boxes as it has: near, not equal. The first
-    iteration's of the RPN are equal, and one that continues another begins as that did."""
+    iteration's, of as many, are equal, and one that continues another begins as that did."""
     one, other = runs / "one" / name, runs / kind / name
     mine, theirs = losses(one), losses(other)
     assert len(mine) == len(theirs) == 3
-    assert theirs[0][1:3] == pytest.approx(mine[0][1:3], rel=1e-5)
-    print(name, kind, torch.tensor(theirs) / torch.tensor(mine))
-    for a, b in zip(mine, theirs, strict=True):
-        assert b == pytest.approx(a, rel=0.1)
+    assert theirs[0] == pytest.approx(mine[0], rel=1e-4)
+    assert [row[0] for row in theirs] == pytest.approx([row[0] for row in mine], rel=0.05)
     start = runs / ("two" if kind == "two_one" else "one") / name
     assert kind == "two" or theirs[0] == losses(start)[0]
     assert numbers(other).keys() == numbers(one).keys()

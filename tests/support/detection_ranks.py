@@ -4,6 +4,7 @@ than three iterations."""
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,8 +19,6 @@ from support.detection_runs import asked, built
 
 CONFIGS = (
     "tiny_faster_rcnn_R_18_FPN",
-    "tiny_mask_rcnn_R_18_FPN",
-    "tiny_keypoint_rcnn_R_18_FPN",
     "tiny_faster_rcnn_R_50_C4",
 )
 # Every anchor and every proposal is taken, so that nothing is drawn; small, as are the images
@@ -54,14 +53,14 @@ def stopped(run: DetectionRun, rank: int = 0) -> None:
 
 
 def two_ranks(run: DetectionRun, seat: ranks.Seat) -> int:
-    """For ranks.spawn. Below `run.out` there is ONE/<config>, stopped by one process; there will be
+    """For ranks.spawn. Below `run.out` there is one_two/<config>, stopped by one process, to be
+    continued; there will be
 
-    two/<config>: never stopped; two_two/: stopped, continued; two_one/: stopped; one_two/: ONE's,
-    continued.
+    two/<config>: never stopped; two_two/: stopped, continued; two_one/: stopped.
     """
     torch.use_deterministic_algorithms(True)
     with ranks.joined(run, seat):
-        for name in CONFIGS:
+        for name in sorted(folder.name for folder in (run.out / "one_two").iterdir()):
             at = {k: run.out / k / name for k in ("two", "two_two", "two_one", "one_two")}
             runs = {k: run_of(name, run.root, out, 2) for k, out in at.items()}
             whole(runs["two"], seat.rank)
@@ -74,12 +73,13 @@ def two_ranks(run: DetectionRun, seat: ranks.Seat) -> int:
     return 0
 
 
-def all_runs(root: Path, out: Path) -> None:
-    """one/ and two_one/ by this process, the rest by two ranks."""
-    for name in CONFIGS:
+def all_runs(root: Path, out: Path, configs: Sequence[str] = CONFIGS) -> None:
+    """one/ and what is to be done of the others by one process, by this; the rest by two ranks."""
+    torch.use_deterministic_algorithms(True)
+    for name in configs:
         whole(run_of(name, root, out / "one" / name, 1))
         stopped(run_of(name, root, out / "one_two" / name, 1))
-    first = run_of(CONFIGS[0], root, out, 2)
+    first = run_of(configs[0], root, out, 2)
     ranks.spawn(two_ranks, replace(first, out=out))
-    for name in CONFIGS:
+    for name in configs:
         whole(run_of(name, root, out / "two_one" / name, 1))
