@@ -21,7 +21,9 @@ def read_as(kind, path, tmp_path):
         return door("pretrain", path, "--data", tmp_path, *out)
     if kind == "grid":
         return door("launch", "run", path, "--cluster", "local", "--dry-run", *out)
-    return door("detect", "--config-file", path, "--data", tmp_path, *out)
+    return door(
+        "detect", "--config-file", path, "--engine", "torchvision", "--data", tmp_path, *out
+    )
 
 
 @pytest.mark.parametrize("kind", ["recipe", "grid", "config"])

@@ -58,7 +58,8 @@ def _lay_out():
 
 def look_at(args):
     """What a verb that takes hours would read first."""
-    asked.refuse(args)
+    if cli.VERBS[args.verb].check is not None:
+        asked.refuse(args)
     if args.verb == "pretrain":
         config.load(PretrainConfig, args.recipe, args.overrides, kind="pretrain")
     elif args.verb == "linear" and args.protocol != OWN:
