@@ -21,7 +21,7 @@ from backbench.runs import seeding
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.resnet import build_backbone
 from pretrain.methods import _heads
-from transfer import analyze
+from transfer import analyze, analyze_pictures
 from transfer.analyze_pass import AnalyzedViews
 from transfer.projector import build_projector
 
@@ -93,7 +93,7 @@ def values(out: Path) -> dict[tuple[str, str, str], float | None]:
 
 
 def test_one_pass_serves_all_checkpoints_and_the_numbers_are_right(
-    tiny_root, tmp_path, decoder
+    tiny_root, tmp_path, decoder, monkeypatch
 ) -> None:
     head = _heads.build_head(_heads.Head(layers=2, hidden=24, dim=16, last_batchnorm=True), 512)
     heads = {f"projector.{k}": v for k, v in head.state_dict().items()}
@@ -171,6 +171,7 @@ def test_one_pass_serves_all_checkpoints_and_the_numbers_are_right(
     assert (tmp_path / "out" / "results.jsonl").read_bytes() == lines
     assert not decoder.paths
     # Where rows are missing it is not done, and adds those that are
+    monkeypatch.setattr(analyze_pictures, "draw", lambda *_: [])  # once is enough
     before = values(tmp_path / "out")
     half = b"".join(lines.splitlines(keepends=True)[::2])
     (tmp_path / "out" / "results.jsonl").write_bytes(half)
@@ -180,7 +181,10 @@ def test_one_pass_serves_all_checkpoints_and_the_numbers_are_right(
     assert values(tmp_path / "out") == before
 
 
-def test_a_stopped_run_continues_to_the_same_numbers(tiny_root, tmp_path, decoder) -> None:
+def test_a_stopped_run_continues_to_the_same_numbers(
+    tiny_root, tmp_path, decoder, monkeypatch
+) -> None:
+    monkeypatch.setattr(analyze_pictures, "draw", lambda *_: [])  # which take most of the time
     files = [save(tmp_path, 0, "plain")]
     small = recipe(tmp_path, 18)
     assert run(files, tiny_root, tmp_path / "whole", small) == 0
