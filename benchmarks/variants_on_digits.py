@@ -6,7 +6,7 @@ scoring: its stem has no stride). CLLR, trained by SGD with its L from the ident
 printed and that of the `_alive` recipes, by epoch the effective rank of L and the share of phi's squared
 length that L^T L phi gives back, and what phi and L phi (32 kept columns) are worth apart. Last, which
 alpha leaves what: the L that Eq. 7 is least for, on the features of the SimCLR run as they are, with the
-count of its singular values that are alive. Kept in variants_on_digits.txt; about five minutes on two
+count of its singular values that are alive. Kept in variants_on_digits.txt; about ten minutes on two
 cores:
 
     python benchmarks/variants_on_digits.py --out runs/variants [--jobs 2]
