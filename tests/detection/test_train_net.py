@@ -105,7 +105,8 @@ def stop_and_kill(config, tiny_root, x, tmp_path, *flags):
 
 def test_faster_rcnn_from_start_to_end(tiny_root, x, tmp_path, caplog, capsys):
     config = "tiny_faster_rcnn_R_18_FPN"
-    whole = stop_and_kill(config, tiny_root, x, tmp_path)
+    whole = tmp_path / "whole"
+    assert detect_here(config, tiny_root, whole, "--checkpoint", x, *SIX) == 0
     rows, _ = store.read(whole / "results.jsonl")
     first = rows[0]
     assert first.checkpoint == Checkpoint.load(x).digest
@@ -139,7 +140,7 @@ def test_faster_rcnn_from_start_to_end(tiny_root, x, tmp_path, caplog, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("task", ["mask", "keypoint"])
+@pytest.mark.parametrize("task", ["faster", "mask", "keypoint"])
 def test_killed_and_resumed(tiny_root, x, tmp_path, task):
     config = f"tiny_{task}_rcnn_R_18_FPN"
     whole = stop_and_kill(config, tiny_root, x, tmp_path)

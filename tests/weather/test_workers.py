@@ -1,6 +1,7 @@
 """kill -9 of a loader worker, as the machine does that has no memory left: the run ends with one
 plain line and exit 1, or goes on; its state is kept, and the same command gives the same numbers."""
 
+import multiprocessing
 import os
 import random
 import signal
@@ -54,10 +55,11 @@ def test_a_killed_worker_is_a_plain_line(workers, tmp_path, capsys):
 
 
 def test_it_is_raised_where_a_batch_is_asked_for_and_nowhere_else(tmp_path):
+    before = set(multiprocessing.active_children())
     batches = loading.batches(Killing(tmp_path), [[i] for i in range(200)], workers=1)
     next(batches)
-    (worker,) = children(os.getpid())
-    os.kill(worker, signal.SIGKILL)
+    (worker,) = set(multiprocessing.active_children()) - before
+    os.kill(worker.pid, signal.SIGKILL)
     time.sleep(0.5)  # where torch's own handler would raise
     with pytest.raises(RuntimeError, match="killed by signal"):
         next(batches)
