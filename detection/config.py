@@ -11,23 +11,19 @@ in).
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
 
-from fvcore.common.config import BASE_KEY, CfgNode
+from fvcore.common.config import CfgNode
 
 from backbench import config
+from backbench.detector_files import Value, flat, read_flat
 from backbench.errors import BadInput, nearest
-from backbench.untrusted import opening, words, yamls
 
 KIND = "detection"
 BASE = "_base_rcnn_fpn.yaml"
 DEVICE_KEY = "MODEL.DEVICE"
-
-Value: TypeAlias = Any  # whatever YAML can say
 
 # Keys that any config may leave out. The checkpoint owns those of the pixels, each here with a value
 # of its type; the device is where it runs.
@@ -67,7 +63,7 @@ def read(name: str, opts: Sequence[str]) -> Given:
     """The config by path or name, with `KEY VALUE` overrides. Raises BadInput that names the file
     or the key."""
     path = config.find_recipe(name, KIND)
-    values = flat(_load(path))
+    values = read_flat(path)
     for key, value in _of_imagenet().items():
         if key in values and list(values[key]) == list(value):
             del values[key]  # the shipped bases say it for Detectron2 by itself
@@ -86,80 +82,18 @@ def read(name: str, opts: Sequence[str]) -> Given:
 
 def _of_imagenet() -> dict[str, Value]:
     """The pixels that the shipped bases state."""
-    base = flat(_load(config.configs_dir() / KIND / BASE))
+    base = read_flat(config.configs_dir() / KIND / BASE)
     return {key: base[key] for key in PIXELS}
 
 
 def shipped(path: Path) -> Given:
     """A config file as it stands, without overrides."""
-    return Given(path, flat(_load(path)))
+    return Given(path, read_flat(path))
 
 
 def _is_key(text: str) -> bool:
     """MODEL.RPN.NMS_THRESH, and no flag or file that slipped between the overrides."""
     return all(part.replace("_", "").isalnum() and part.isupper() for part in text.split("."))
-
-
-def _load(
-    path: Path, _seen: tuple[Path, ...] = (), _done: dict[Path, dict[str, Value]] | None = None
-) -> dict[str, Value]:
-    """The file over its `_BASE_` (one, or a list), each relative to the file that names it, and
-    read once however many name it.
-
-    Read here, not by CfgNode.load_yaml_with_base, which reads whatever it is given to its end.
-    """
-    import yaml
-
-    _done = {} if _done is None else _done
-    if path.resolve() in _seen:
-        raise BadInput(f"{path}: `_BASE_` goes in a circle")
-    if path.resolve() in _done:
-        return copy.deepcopy(_done[path.resolve()])
-    try:
-        text = opening.read_bytes(path, most=yamls.LARGEST).decode()
-        yamls.check(text)
-        own = yaml.safe_load(text)
-        yamls.refuse_long_numbers(own)
-    except FileNotFoundError:
-        named = f"{_seen[-1]}: _BASE_ '{path}'" if _seen else str(path)
-        raise BadInput(f"{named} is not there") from None
-    except (yaml.YAMLError, OSError, ValueError, TypeError, RecursionError) as error:
-        said = " ".join(str(error).split())[:160]
-        raise BadInput(f"{path}: not readable as a config: {said}") from None
-    if not isinstance(own, dict) or not all(isinstance(key, str) for key in own):
-        raise BadInput(f"{path}: not readable as a config: expected `KEY: value` lines")
-    if found := words.control_below(own):
-        raise BadInput(f"{path}: '{found[0]}' holds the control character {found[1]}")
-    named = own.pop(BASE_KEY, [])
-    tree: dict[str, Value] = {}
-    for base in named if isinstance(named, list) else [named]:
-        below = path.parent / Path(str(base)).expanduser()
-        _merge_files(path, _load(below, (*_seen, path.resolve()), _done), tree)
-    _merge_files(path, own, tree)
-    _done[path.resolve()] = copy.deepcopy(tree)
-    return tree
-
-
-def _merge_files(path: Path, high: Mapping[str, Value], low: dict[str, Value]) -> None:
-    """`high` into `low`, group by group; a value cannot stand where a group was."""
-    for key, value in high.items():
-        if isinstance(value, dict) and key in low:
-            if not isinstance(low[key], dict):
-                raise BadInput(f"{path}: '{key}' is a group here and a value in its _BASE_")
-            _merge_files(path, value, low[key])
-        else:
-            low[key] = value
-
-
-def flat(tree: Mapping[str, Value], prefix: str = "") -> dict[str, Value]:
-    """{"MODEL": {"MASK_ON": True}} -> {"MODEL.MASK_ON": True}."""
-    out: dict[str, Value] = {}
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            out |= flat(value, f"{prefix}{key}.")
-        else:
-            out[f"{prefix}{key}"] = value
-    return out
 
 
 def _tree(flat: Mapping[str, Value]) -> dict[str, Value]:
@@ -176,7 +110,7 @@ def _tree(flat: Mapping[str, Value]) -> dict[str, Value]:
 
 def accepted() -> dict[str, Value]:
     """The keys of the torchvision engine with a value of their type."""
-    return {**flat(_load(config.configs_dir() / KIND / BASE)), **OPTIONAL, **DEFAULTS}
+    return {**read_flat(config.configs_dir() / KIND / BASE), **OPTIONAL, **DEFAULTS}
 
 
 def embedded(given: Given) -> CfgNode:

@@ -14,7 +14,7 @@ SOURCES = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("
 
 # The one rule: a room imports only its own storey and those before it.
 STOREYS = (
-    ("errors", "tasks", "config", "plugins", "untrusted"),
+    ("errors", "tasks", "config", "detector_files", "plugins", "untrusted"),
     ("runs", "images"),
     ("weights", "results", "datasets", "knn", "charts"),
     ("board",),

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from backbench import config
-from backbench.errors import BadInput
+from backbench.detector_files import read_flat
 from backbench.launch.clusters import Cluster
 from backbench.launch.grid import Evaluation
 from backbench.launch.job import Job
@@ -89,26 +89,8 @@ def _plain(text: str) -> object:
 
 
 @functools.cache
-def _config_file(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """The keys of a file in Detectron2's dialect over its `_BASE_`."""
-    if path in above:
-        raise BadInput(f"{path}: `_BASE_` goes in a circle")
-    keys: dict[str, Any] = {}
-    own = config.read_yaml(path)
-    bases = own.pop("_BASE_", [])
-    for base in bases if isinstance(bases, list) else [bases]:
-        keys |= _config_file((path.parent / str(base)).resolve(), (*above, path))
-    return keys | _flat(own)
-
-
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            out |= _flat(value, f"{prefix}{key}.")
-        else:
-            out[f"{prefix}{key}"] = value
-    return out
+def _config_file(path: Path) -> dict[str, Any]:
+    return read_flat(path)
 
 
 @functools.cache
