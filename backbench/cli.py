@@ -482,16 +482,17 @@ def guarded(action: Callable[[], int | None], args: argparse.Namespace) -> int:
     from backbench.runs.state import stops_at_once
 
     setup_logging(-1 if args.quiet else args.verbosity)
+    stopped_by: list[str] = []
     try:
-        with stops_at_once():
+        with stops_at_once() as stopped_by:
             return action() or 0
     except (Stopped, KeyboardInterrupt) as signal:
         # A second Ctrl-C is a KeyboardInterrupt, which has no words
-        end_live_line()
-        by = str(signal) or "SIGINT"
-        print(f"backbench: stopped by {by}; the same command continues", file=sys.stderr)
-        return EXIT_PREEMPTED
+        return _stopped(str(signal) or "SIGINT")
     except (Exception, SystemExit) as error:
+        # torch and safetensors take an exception that a signal raises inside them for one of theirs
+        if stopped_by:
+            return _stopped(stopped_by[0])
         # A verb that says how it ended has said why, too
         if isinstance(error, SystemExit) and (error.code is None or isinstance(error.code, int)):
             return error.code or 0
@@ -508,6 +509,14 @@ def guarded(action: Callable[[], int | None], args: argparse.Namespace) -> int:
         end_live_line()
         print(f"backbench: {line}", file=sys.stderr)
         return status
+
+
+def _stopped(by: str) -> int:
+    from backbench.runs.folder import end_live_line
+
+    end_live_line()
+    print(f"backbench: stopped by {by}; the same command continues", file=sys.stderr)
+    return EXIT_PREEMPTED
 
 
 if __name__ == "__main__":

@@ -292,5 +292,6 @@ def loader(
             collate_fn=loading.whole,
             pin_memory=on_gpu,
             worker_init_fn=loading.one_thread,
+            multiprocessing_context=loading.forked(workers),
         )
     )

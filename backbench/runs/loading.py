@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from multiprocessing.context import BaseContext, ForkContext
 from types import FrameType
 from typing import Any, Generic, TypeVar, cast
 
@@ -34,6 +36,30 @@ def default_workers(devices: int = 1, most: int = 12) -> int:
 def one_thread(_: int) -> None:
     """Of a loader's worker: its parallelism is the number of workers."""
     torch.set_num_threads(1)
+
+
+class _Flag:
+    """Of multiprocessing's Event what a loader asks of it, without its lock: a worker that is
+    killed inside that lock would hold it for ever, and the loader's end wait for it."""
+
+    def __init__(self) -> None:
+        self.byte = multiprocessing.RawValue("b", 0)  # in memory that all processes share
+
+    def set(self) -> None:
+        self.byte.value = 1
+
+    def is_set(self) -> bool:
+        return bool(self.byte.value)
+
+
+class _Forked(ForkContext):
+    def Event(self) -> Any:
+        return _Flag()
+
+
+def forked(workers: int) -> BaseContext | None:
+    """How a loader starts its workers: what it holds is theirs without being pickled."""
+    return _Forked() if workers else None
 
 
 def started(loader: DataLoader[T]) -> Iterator[T]:
@@ -63,9 +89,19 @@ class WatchedBatches(Iterator[T]):
             return next(self.batches)
         except (ConnectionError, EOFError) as error:
             # Its files were closed before its death can be seen
+            self._end_workers()
             raise RuntimeError("DataLoader worker (pid ?) exited unexpectedly") from error
+        except RuntimeError:
+            self._end_workers()
+            raise
         finally:
             self._hear(signal.SIG_DFL)
+
+    def _end_workers(self) -> None:
+        """The one that was killed may have held what the others wait for, who hear no signal but
+        this."""
+        for worker in getattr(self.batches, "_workers", ()):
+            worker.kill()
 
     def _hear(self, handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> None:
         if threading.current_thread() is threading.main_thread():
@@ -122,7 +158,7 @@ def batches(
         pin_memory=pin,
         prefetch_factor=prefetch if workers else None,
         collate_fn=whole,
-        multiprocessing_context="fork" if workers else None,
+        multiprocessing_context=forked(workers),
         worker_init_fn=one_thread,
     )
     return started(loader)

@@ -107,15 +107,18 @@ class StopFlag:
 
 
 @contextlib.contextmanager
-def stops_at_once() -> Iterator[None]:
+def stops_at_once() -> Iterator[list[str]]:
     """Inside, a stop signal raises Stopped; a StopFlag within takes the signals over.
 
     For what lies around the loops: importing, reading, scoring. Nothing but whole files is written
-    there, so it may end anywhere.
+    there, so it may end anywhere. Gives the names of the signals that were raised: compiled code in
+    whose midst one came may have made another error of it.
     """
+    raised: list[str] = []
 
     def handle(number: int, frame: FrameType | None) -> None:
-        raise Stopped(signal.Signals(number).name)
+        raised.append(signal.Signals(number).name)
+        raise Stopped(raised[-1])
 
     old: dict[int, Any] = {}
     try:
@@ -123,7 +126,7 @@ def stops_at_once() -> Iterator[None]:
             number = getattr(signal, name)
             with contextlib.suppress(ValueError):  # not the main thread
                 old[number] = signal.signal(number, handle)
-        yield
+        yield raised
     finally:
         for number, was in old.items():
             signal.signal(number, was)

@@ -20,8 +20,10 @@ def runs(tiny_root, tmp_path_factory):
 
 
 def losses(out):
-    keys = ("loss", "loss_rpn_cls", "loss_rpn_loc", "loss_cls", "loss_box_reg")
-    return [[row[key] for key in keys] for row in read_metrics(out)]
+    """The whole loss first, then its terms, in each iteration."""
+    terms = ("rpn_cls", "rpn_loc", "cls", "box_reg", "mask", "keypoint")
+    keys = ["loss", *(f"loss_{term}" for term in terms)]
+    return [[row[key] for key in keys if key in row] for row in read_metrics(out)]
 
 
 def weights(out):

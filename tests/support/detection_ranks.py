@@ -19,6 +19,8 @@ from support.detection_runs import asked, built
 
 CONFIGS = (
     "tiny_faster_rcnn_R_18_FPN",
+    "tiny_mask_rcnn_R_18_FPN",
+    "tiny_keypoint_rcnn_R_18_FPN",
     "tiny_faster_rcnn_R_50_C4",
 )
 # Every anchor and every proposal is taken, so that nothing is drawn; small, as are the images

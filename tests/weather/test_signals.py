@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 from support.weather import VERBS, command, numbers, warm
 
-from backbench.errors import STOP_SIGNALS
+from backbench import cli
+from backbench.errors import STOP_SIGNALS, BadInput
 
 SIGNALS = int(os.environ.get("BACKBENCH_SIGNALS", "200"))
 HOME = Path(__file__).parents[2]
@@ -119,3 +120,17 @@ def test_a_signal_in_a_destructor_is_not_lost(name):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (75, ""), done.stderr
     assert done.stderr == f"backbench: stopped by {name}; the same command continues\n"
+
+
+@pytest.mark.parametrize("name", STOP_SIGNALS)
+def test_a_signal_that_compiled_code_makes_an_error_of_is_a_signal(name, capsys):
+    """As torch does in the middle of torch.tensor, and safetensors of that again."""
+
+    def reading():
+        try:
+            signal.raise_signal(getattr(signal, name))
+        except BaseException:
+            raise BadInput("x.safetensors: damaged") from None
+
+    assert cli.guarded(reading, cli.parser().parse_args(["doctor"])) == 75
+    assert capsys.readouterr().err == f"backbench: stopped by {name}; the same command continues\n"

@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import random
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -52,6 +53,30 @@ def test_a_killed_worker_is_a_plain_line(workers, tmp_path, capsys):
     assert said.startswith("backbench: a loader worker was killed") and said.count("\n") == 1
     assert "the same command continues" in said
     assert cli.guarded(run, args) == 0
+
+
+class KilledHolding(torch.utils.data.Dataset):
+    """Number 5 kills its worker while that holds the locks that a loader's processes share."""
+
+    def __getitem__(self, key):
+        if key == 5:
+            frame = sys._getframe()
+            while frame.f_code.co_name != "_worker_loop":
+                frame = frame.f_back
+            frame.f_locals["data_queue"]._wlock.acquire()
+            event = frame.f_locals["done_event"]
+            if hasattr(event, "_cond"):  # multiprocessing's, which has a lock
+                event._cond.acquire()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return torch.tensor([key])
+
+
+@pytest.mark.timeout(60)
+def test_one_that_is_killed_with_locks_in_hand_lets_the_run_end():
+    before = set(multiprocessing.active_children())
+    with pytest.raises(RuntimeError, match=r"killed by signal|exited unexpectedly"):
+        numbers_of(KilledHolding(), workers=2)
+    assert set(multiprocessing.active_children()) <= before
 
 
 def test_it_is_raised_where_a_batch_is_asked_for_and_nowhere_else(tmp_path):
@@ -112,7 +137,8 @@ def test_killed_workers_of_every_verb(verb, runs, tiny_root, trunk, tmp_path):
     for n in range(TRIES):
         out, cache = tmp_path / f"run-{n}", str(tmp_path / f"cache-{n}")
         run = runs.start(command(verb, tiny_root, trunk, out), BACKBENCH_CACHE=cache)
-        killed += kill_a_worker(run.pid, draw, 0.3 * took)
+        # The first one before it has given anything, which no run can do without
+        killed += kill_a_worker(run.pid, draw, 0.3 * took if n else 0.0)
         status, said = run.wait()
         assert "Traceback" not in said and "fault of backbench" not in said, said
         assert status in (0, 1), said

@@ -221,7 +221,9 @@ def test_one_broken_rank_ends_the_job_with_its_own_words(lab):
     assert lab.run(lab.grid(recipes=["demo_random"]), lab.slurm(tasks_per_node=2), "runs") == 0
     lab.until("runs", lambda s: list(s.values()) == ["failed"], 120)
     (status,) = lab.statuses("runs").values()
-    assert [a["how"] for a in status["attempts"]] == ["failed"] * 3
+    # Three; one more for each in which task 0 got farther than before until it was ended
+    attempts = status["attempts"]
+    assert {a["how"] for a in attempts} == {"failed"} and 3 <= len(attempts) <= 6
     assert status["reason"].startswith(
         "failed 3 times for the same reason: rank 1: backbench: this rank breaks"
     )
