@@ -37,7 +37,9 @@ class RecentTerms:
         """One step's terms: the mean over its micro-batches."""
         row = {}
         for name in parts[0]:
-            row[name] = torch.stack([terms[name] for terms in parts]).mean(0).to(device)
+            row[name] = (
+                torch.stack([terms[name] for terms in parts]).mean(0).to(device, non_blocking=True)
+            )
         self.rows.append(row)
 
     def first_not_finite(self) -> int | None:

@@ -159,7 +159,7 @@ def shuffle(x: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     be seeded alike on all ranks. No gradient passes.
     """
     everything = gather_without_gradient(x)
-    order = torch.randperm(len(everything), generator=generator).to(x.device)
+    order = sent(torch.randperm(len(everything), generator=generator), x.device)
     # Place p of the permuted batch holds sample order[p]; rank r takes the r-th slice of the places
     return everything[local_slice(order)], order
 
@@ -174,6 +174,11 @@ def unshuffle(x: Tensor, order: Tensor) -> Tensor:
     # Sample order[p] came back at place p: scattering by the order inverts indexing by it
     restored[order] = everything
     return restored
+
+
+def sent(x: Tensor, device: torch.device) -> Tensor:
+    """`x` on the device; nobody waits until it is there."""
+    return x.to(device, non_blocking=True)
 
 
 class Agreement:

@@ -10,10 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from backbench.errors import BadInput
-from backbench.runs import seeding
+from backbench.runs import distributed, seeding
 from backbench.weights.trunk import Trunk
 from pretrain.method import Batch, Setup
 from pretrain.methods._heads import BARLOW_HEAD, Head
+from pretrain.methods._linalg import LEAST_RIDGE, inverse_root
 from pretrain.methods._precision import full_precision
 from pretrain.methods.simclr import TwoViews, TwoViewsConfig
 
@@ -61,6 +62,13 @@ def nearest_base(z: Tensor, ridge: float) -> Tensor:
     wide = z.shape[-2] <= z.shape[-1]
     x = z
     gram = x @ x.mT if wide else x.mT @ x
+    if z.is_cuda and ridge >= LEAST_RIDGE:
+        # Without a look at the condition, so in float64. Unit columns: the eigenvalues add up to
+        # their number at most
+        x = z.double()
+        gram = x @ x.mT if wide else x.mT @ x
+        root = inverse_root(gram, ridge, largest=z.shape[-1])
+        return (root @ x if wide else x @ root).to(z.dtype)
     if z.dtype == torch.float32 and not _well_conditioned(gram, centred=wide):
         x = z.double()
         gram = x @ x.mT if wide else x.mT @ x
@@ -205,7 +213,8 @@ class Method(TwoViews[Config]):
         permutation = None
         if config.shuffle:
             generator = seeding.generator(self.seed, "feature shuffle", batch.step)
-            permutation = torch.randperm(z_a.shape[1], generator=generator).to(z_a.device)
+            order = torch.randperm(z_a.shape[1], generator=generator)
+            permutation = distributed.sent(order, z_a.device)
         if (config.align, config.loss, config.over) == ("base", "eq8", "features"):
             loss = arb_loss(
                 z_a, z_b, groups=config.groups, ridge=config.ridge, permutation=permutation

@@ -71,7 +71,7 @@ class Method(method.Method):
         # Each sense finds its image's other sense in the memory, among images that were drawn
         generator = seeding.generator(self.seed, "negatives", batch.step)
         drawn = torch.randint(self.memory.shape[1], (config.negatives,), generator=generator)
-        drawn = drawn.to(z.device)
+        drawn = distributed.sent(drawn, z.device)
         losses = []
         for own, other in ((0, 1), (1, 0)):
             bank = self.memory[other]

@@ -23,6 +23,7 @@ from pretrain.method import Batch, MethodConfig, Setup
 from pretrain.methods._autograd import GradientContext
 from pretrain.methods._crops import forward_crops
 from pretrain.methods._heads import MOCO_HEAD, Head, build_head
+from pretrain.methods._linalg import MOST_ROWS, polar_by_rotations
 from pretrain.methods._momentum import KeyEncoder, Queue, check_queue
 from pretrain.methods._precision import full_precision, unit
 from pretrain.methods.moco import queue_logsumexp
@@ -62,6 +63,11 @@ class _NuclearNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: GradientContext, matrices: Tensor) -> Tensor:
         wide = matrices.shape[-2] <= matrices.shape[-1]
+        if matrices.is_cuda and min(matrices.shape[-2:]) <= MOST_ROWS:
+            x = matrices.double()
+            norms, polar = polar_by_rotations(x if wide else x.mT)
+            ctx.save_for_backward((polar if wide else polar.mT).to(matrices.dtype))
+            return norms.to(matrices.dtype)
         # How much of the Gram matrix's spectrum is to be trusted: to the digits of the answer
         threshold = 1e-8 if matrices.dtype == torch.float32 else 1e-4
         norms, gradient = matrices.new_empty(len(matrices)), torch.empty_like(matrices)
@@ -97,6 +103,7 @@ def lorac_loss(
     temperature: float,
     beta: float,
     rows: Tensor | None = None,
+    norms: Tensor | None = None,
     prior: Prior = "laplace",
     sigma2: float = 2.0,
     c0: float | None = None,
@@ -105,11 +112,11 @@ def lorac_loss(
     """Eq. 12: InfoNCE of V queries (V, N, d) with one key (N, d), the prior's penalty inside the
     temperature.
 
-    rows (M, N, d) are the rows of Q, by default the queries and the key. Subtracted from each
-    positive: `laplace` ||Q||_*/(M beta) | `gaussian` (||Q||_* - c0)^2/(M sigma2), c0 by default
-    sqrt(M), the least value of M unit rows | `margin` margin/(M beta), a constant | `batch`
-    ||P||_*/(N V beta), P the queries minus their mean over V (Eq. 15) | `none` 0. All vectors unit;
-    gradient to `queries` and to `rows`.
+    rows (M, N, d) are the rows of Q, by default the queries and the key; norms (N,) are ||Q||_*
+    where they are known already. Subtracted from each positive: `laplace` ||Q||_*/(M beta) |
+    `gaussian` (||Q||_* - c0)^2/(M sigma2), c0 by default sqrt(M), the least value of M unit rows |
+    `margin` margin/(M beta), a constant | `batch` ||P||_*/(N V beta), P the queries minus their
+    mean over V (Eq. 15) | `none` 0. All vectors unit; gradient to `queries`, `rows` and `norms`.
     """
     views, n, d = queries.shape
     key = key.detach()
@@ -117,15 +124,23 @@ def lorac_loss(
         rows = torch.cat([queries, key.unsqueeze(0)])
     positive = (queries * key).sum(-1)
     # h = exp(-penalty / t) multiplies exp(q.k / t) (Eq. 9, 11): the penalty moves into the exponent
-    penalty = _penalty(queries, rows, prior, beta=beta, sigma2=sigma2, c0=c0, margin=margin)
+    if norms is None and prior in WITH_NORMS:
+        norms = nuclear_norm(rows.transpose(0, 1))
+    penalty = _penalty(
+        queries, norms, len(rows), prior, beta=beta, sigma2=sigma2, c0=c0, margin=margin
+    )
     negative = queue_logsumexp(queries.reshape(-1, d), queue, temperature=temperature)
     # -log(e^p h / (e^p h + e^L)) = log(1 + e^(L - (p - penalty / t))); mean over V (Eq. 12), N (13)
     return F.softplus(negative.view(views, n) - (positive - penalty) / temperature).mean()
 
 
+WITH_NORMS = ("laplace", "gaussian")  # priors that look at ||Q||_*
+
+
 def _penalty(
     queries: Tensor,
-    rows: Tensor,
+    norms: Tensor | None,
+    m: int,
     prior: Prior,
     *,
     beta: float,
@@ -133,15 +148,14 @@ def _penalty(
     c0: float | None,
     margin: float,
 ) -> Tensor | float:
-    """-t log h(Q): one number for each image, (N,), or for all."""
-    m = len(rows)
-    if prior == "gaussian":  # Section 6.2 b
+    """-t log h(Q): one number for each image, (N,), or for all. Q has m rows."""
+    if prior == "gaussian" and norms is not None:  # Section 6.2 b
         least = math.sqrt(m) if c0 is None else c0
-        return (nuclear_norm(rows.transpose(0, 1)) - least).square() / (m * sigma2)
+        return (norms - least).square() / (m * sigma2)
     if prior == "margin":  # Section 6.2 a
         return margin / (m * beta)
-    if prior == "laplace" and math.isfinite(beta):  # Eq. 11
-        return nuclear_norm(rows.transpose(0, 1)) / (m * beta)
+    if prior == "laplace" and norms is not None:  # Eq. 11; an infinite beta makes it 0
+        return norms / (m * beta)
     if prior == "batch" and math.isfinite(beta):  # Eq. 15
         views, n, d = queries.shape
         centred = (queries - queries.mean(0)).reshape(1, views * n, d)
@@ -217,14 +231,17 @@ class Method(method.Method):
         # 3. Rows of Q: the large queries and the keys. The small crops get its penalty on their
         #    logits without being in it (Section 5: views that may show something else)
         large = [i for i, view in enumerate(views) if view.shape == batch.views[0].shape]
-        rows = torch.cat([queries[large], keys])
+        rows = torch.cat([_chosen(queries, large), keys])
         # 4. Each key meets every other view
         prior = config.prior if batch.epoch >= config.prior_from * batch.epochs else "none"
         temperature = 1.0 if config.drop_tau and prior != "none" else config.temperature
+        # ||Q||_* is the same for all keys; without such a prior it is only logged
+        with torch.set_grad_enabled(prior in WITH_NORMS):
+            norms = nuclear_norm(rows.transpose(0, 1))
         losses = []
         for c in range(config.keys):
             others = [i for i in range(len(views)) if i + first != c]
-            met, key, used_rows = queries[others], keys[c], rows
+            met, key, used_rows = _chosen(queries, others), keys[c], rows
             if prior == "batch":  # P spans the batch of all ranks
                 met, key, used_rows = (_gather_samples(x) for x in (met, key, used_rows))
             losses.append(
@@ -235,6 +252,7 @@ class Method(method.Method):
                     temperature=temperature,
                     beta=config.beta,
                     rows=used_rows,
+                    norms=norms,
                     prior=prior,
                     sigma2=config.sigma2,
                     margin=config.margin,
@@ -242,8 +260,7 @@ class Method(method.Method):
             )
         self._new_keys.append(all_keys)
         loss = distributed.mean_over_ranks(torch.stack(losses).mean())
-        with torch.no_grad():
-            norm = distributed.mean_over_ranks(nuclear_norm(rows.detach().transpose(0, 1)).mean())
+        norm = distributed.mean_over_ranks(norms.detach().mean())
         return {"loss": loss, "nuclear_norm": norm}
 
     def queue(self, c: int) -> Queue:
@@ -258,6 +275,11 @@ class Method(method.Method):
             for c, keys in enumerate(all_keys.unbind(1)):
                 self.queue(c).enqueue(keys)
         self._new_keys.clear()
+
+
+def _chosen(x: Tensor, places: list[int]) -> Tensor:
+    """x[places]; a list as an index would be sent to the device, and waited for."""
+    return torch.stack([x[i] for i in places])
 
 
 def _gather_samples(x: Tensor) -> Tensor:

@@ -32,7 +32,6 @@ class _NegativePairs(torch.autograd.Function):
     def forward(ctx: GradientContext, z: Tensor, temperature: float) -> Tensor:
         total, n = len(z), len(z) // 2
         block = max(1, BLOCK_ELEMENTS.get(z.device.type, 1 << 18) // total)
-        partner = (torch.arange(total, device=z.device) + n) % total
         value = z.new_zeros((), dtype=torch.float64)
         gradient = torch.zeros_like(z)
         for start in range(0, total, block):
@@ -43,10 +42,8 @@ class _NegativePairs(torch.autograd.Function):
             # 2. -inf, whose softplus and sigmoid are 0, hides what is not i < j ...
             lower = torch.ones(size, size, dtype=torch.bool, device=z.device).tril_()
             logits[:, :size].masked_fill_(lower, -torch.inf)
-            # ... and the positive pairs, of which a row has one among what follows, or none
-            mates = partner[start : start + size] - start
-            ahead = (mates >= 0).nonzero().squeeze(1)
-            logits[ahead, mates[ahead]] = -torch.inf
+            # ... and the positive pairs: j = i + n, for the first n rows
+            logits[: max(0, n - start)].diagonal(offset=n).fill_(-torch.inf)
             # 3. softplus = max(x, 0) + log(1 + e^-|x|): F.softplus takes three times as long on a
             #    CPU
             tail = logits.abs().neg_().exp_().add_(1).log_()

@@ -30,7 +30,7 @@ def pair_similarities(z_a: Tensor, z_b: Tensor, temperature: float) -> tuple[Ten
     partner = (i + n) % (2 * n)
     positive = logits[i, partner]
     hidden = (torch.cat([i, i]), torch.cat([i, partner]))
-    negative = logits.index_put(hidden, logits.new_tensor(-torch.inf))
+    negative = logits.index_put(hidden, logits.new_full((), -torch.inf))
     return positive, negative
 
 

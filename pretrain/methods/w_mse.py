@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from backbench.errors import BadInput
-from backbench.runs import seeding
+from backbench.runs import distributed, seeding
 from backbench.weights.trunk import Trunk
 from pretrain.method import Batch, Setup
 from pretrain.methods._heads import WMSE_HEAD, Head
@@ -29,7 +29,9 @@ def whiten(x: Tensor, ridge: float) -> Tensor:
     centred = x - x.mean(1, keepdim=True)
     covariance = centred.mT @ centred / (x.shape[1] - 1)
     eye = torch.eye(x.shape[2], dtype=x.dtype, device=x.device)
-    root = torch.linalg.cholesky((1 - ridge) * covariance + ridge * eye)
+    root, failed = torch.linalg.cholesky_ex((1 - ridge) * covariance + ridge * eye)
+    # Without a root the loss is not a number, which ends the run as soon as somebody looks
+    root = torch.where(failed[:, None, None] == 0, root, torch.nan)
     return torch.linalg.solve_triangular(root, centred.mT, upper=False).mT
 
 
@@ -79,7 +81,7 @@ class Method(TwoViews[Config]):
         loss = w_mse_loss(
             z_a,
             z_b,
-            torch.stack(orders).to(z_a.device),
+            distributed.sent(torch.stack(orders), z_a.device),
             size=self.config.size,
             ridge=self.config.ridge,
         )

@@ -53,7 +53,10 @@ def test_near_to_one_process(runs, name, kind):
     one, other = runs / "one" / name, runs / kind / name
     mine, theirs = losses(one), losses(other)
     assert len(mine) == len(theirs) == 3
-    assert theirs[0] == pytest.approx(mine[0], rel=1e-4)
+    assert theirs[0][1:5] == pytest.approx(mine[0][1:5], rel=1e-4)
+    # Detectron2 divides the keypoints' loss by the visible ones of the process, of which two
+    # processes have not quite as many
+    assert theirs[0] == pytest.approx(mine[0], rel=2e-3 if "keypoint" in name else 1e-4)
     # One update later; after another at the full rate, C4's few boxes have gone their own ways
     assert theirs[1][0] == pytest.approx(mine[1][0], rel=0.05)
     start = runs / ("two" if kind == "two_one" else "one") / name

@@ -1,0 +1,202 @@
+"""Every method in small, float64, and three steps of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from backbench.runs import batchnorm, distributed
+from pretrain.first_step import FirstStep
+from pretrain.method import Batch, Method, Setup, build_method, choose_config
+from support.pretended_gpu import PretendedGpu
+
+HEAD = {"hidden": 12, "dim": 6}
+QUEUE = {"head": HEAD, "queue": 32, "momentum": 0.9, "groups": 2}
+CROPS = {**QUEUE, "groups": 4, "views": [8, 8, 8, 6, 6]}
+# name -> method and its settings; `views` are the crops' sizes
+CASES: dict[str, dict[str, Any]] = {
+    "moco": {"name": "moco", **QUEUE, "groups": 8},
+    "moco local": {"name": "moco", **QUEUE},
+    "moco sync symmetric": {"name": "moco", **QUEUE, "query_batchnorm": "sync", "symmetric": True},
+    "moco_m": {"name": "moco_m", **CROPS},
+    "lorac": {"name": "lorac", **CROPS, "beta": 2.0, "prior_from": 0.0},
+    "lorac one key": {
+        "name": "lorac",
+        **QUEUE,
+        "keys": 1,
+        "views": [8, 8, 8],
+        "beta": 2.0,
+        "prior_from": 0.0,
+    },
+    "lorac batch prior": {
+        "name": "lorac",
+        **CROPS,
+        "beta": 2.0,
+        "prior": "batch",
+        "prior_from": 0.0,
+    },
+    "lorac as released": {
+        "name": "lorac",
+        **CROPS,
+        "prior_from": 0.0,
+        "drop_tau": True,
+        "swap_queues": True,
+    },
+    "jcl": {"name": "jcl", **QUEUE, "groups": 8, "views": [8] * 4},
+    "mio": {"name": "mio", "head": HEAD, "l2_weight": 1.0},
+    "arb": {"name": "arb", "head": {**HEAD, "dim": 12}, "groups": 3},
+    "cllr on simclr": {"name": "cllr", "inner": {"name": "simclr", "head": HEAD}, "alpha": 0.1},
+    "cllr l21 on moco": {
+        "name": "cllr",
+        "inner": {"name": "moco", **QUEUE},
+        "norm": "l21",
+        "rows": 5,
+    },
+    "cllr as released": {
+        "name": "cllr",
+        "inner": {"name": "simclr", "head": HEAD},
+        "norm": "none",
+        "reconstruction": "released",
+    },
+    "cllr on byol": {
+        "name": "cllr",
+        "inner": {"name": "byol", "head": HEAD, "predictor": HEAD},
+        "norm": "l21",
+    },
+    "cllr on simsiam": {
+        "name": "cllr",
+        "inner": {"name": "simsiam", "head": HEAD, "predictor": HEAD},
+        "norm": "none",
+    },
+    "cllr on cmc": {
+        "name": "cllr",
+        "inner": {"name": "cmc", "head": HEAD, "negatives": 7},
+        "views": [8],
+    },
+    "simclr": {"name": "simclr", "head": HEAD},
+    "byol": {"name": "byol", "head": HEAD, "predictor": HEAD},
+    "simsiam": {"name": "simsiam", "head": HEAD, "predictor": HEAD},
+    "barlow_twins": {"name": "barlow_twins", "head": HEAD},
+    "vicreg": {"name": "vicreg", "head": HEAD},
+    "swav": {
+        "name": "swav",
+        "head": HEAD,
+        "prototypes": 10,
+        "views": [8, 8, 8, 6],
+        "freeze_epochs": 0,
+    },
+    "swav frozen": {"name": "swav", "head": HEAD, "prototypes": 10, "views": [8, 8]},
+    "swav queue": {
+        "name": "swav",
+        "head": HEAD,
+        "prototypes": 10,
+        "queue": 32,
+        "queue_from": 0,
+        "freeze_epochs": 0,
+    },
+    "dino": {
+        "name": "dino",
+        "hidden": 12,
+        "bottleneck": 6,
+        "dim": 9,
+        "views": [8, 8, 6],
+        "freeze_epochs": 0,
+    },
+    "dino frozen": {"name": "dino", "hidden": 12, "bottleneck": 6, "dim": 9, "batchnorm": True},
+    "w_mse": {"name": "w_mse", "head": {"hidden": 12, "dim": 2}, "size": 8, "repeats": 2},
+    "dcl": {"name": "dcl", "head": HEAD},
+    "hcl": {"name": "hcl", "head": HEAD},
+    "co2": {"name": "co2", **QUEUE},
+    "ressl": {"name": "ressl", **QUEUE},
+    "cmc": {"name": "cmc", "head": HEAD, "negatives": 7, "views": [8]},
+    "supervised": {"name": "supervised", "groups": 2, "views": [8]},
+}
+BATCH = 16
+
+
+class TinyTrunk(nn.Sequential):
+    feature_dim = 8
+
+    def __init__(self) -> None:
+        super().__init__(
+            nn.Conv2d(3, 6, 3, bias=False), nn.BatchNorm2d(6), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+            nn.Linear(6, 8),
+        )  # fmt: skip
+
+
+def build(case: dict[str, Any]) -> tuple[Method, list[int]]:
+    torch.manual_seed(0)
+    settings = dict(case)
+    sizes = settings.pop("views", [8, 8])
+    from backbench.config import build as build_config
+
+    config = build_config(choose_config(settings, "test", "method"), settings, where="test")
+    setup = Setup(batch_size=BATCH, views=len(sizes), seed=0, images=40, classes=5)
+    method = build_method(config, TinyTrunk(), setup).double()
+    if method.sync_batchnorm:
+        batchnorm.convert_sync_batchnorm(method)
+    return method, sizes
+
+
+def train(
+    case: dict[str, Any], gpu: PretendedGpu | None = None, waits: list[str] | None = None
+) -> dict[str, torch.Tensor]:
+    """Three steps; what was returned, the gradients, and all state at the end.
+
+    On `gpu`; `waits` are then those of the second and third step (in the first the rules look).
+    """
+    method, sizes = build(case)
+    if gpu is not None:
+        method.to("cuda")
+    model = DistributedDataParallel(method) if distributed.world_size() > 1 else method
+    optimizer = torch.optim.SGD([p for p in method.parameters() if p.requires_grad], 0.05)
+    rules = FirstStep(method, case["name"])
+    out: dict[str, torch.Tensor] = {}
+    for step in range(3):
+        generator = torch.Generator().manual_seed(step)
+        views = [
+            torch.randn(BATCH, 3, s, s, dtype=torch.float64, generator=generator) for s in sizes
+        ]
+        labels = torch.randint(5, (BATCH,), generator=generator)
+        index = torch.randperm(40, generator=generator)[:BATCH]
+        batch = Batch(
+            views=[distributed.local_slice(view) for view in views],
+            labels=distributed.local_slice(labels),
+            index=distributed.local_slice(index),
+            step=step,
+            epoch=step,
+            epochs=3,
+            progress=step / 3,
+        )
+        if gpu is not None:
+            batch = moved(batch)
+            gpu.take()
+        terms = rules.terms(model(batch))
+        optimizer.zero_grad()
+        terms["loss"].backward()
+        rules.gradients()
+        out[f"{step} loss"] = terms["loss"].detach()
+        for name, parameter in method.named_parameters():
+            if parameter.requires_grad:
+                out[f"{step} grad {name}"] = parameter.grad.clone()
+        optimizer.step()
+        method.after_step((step + 1) / 3)
+        rules.state()
+        if gpu is not None and waits is not None and step:
+            waits += gpu.take()
+    return out | {f"state {k}": v.clone() for k, v in method.state_dict().items()}
+
+
+def moved(batch: Batch) -> Batch:
+    """On the device, as the loop sends it there."""
+
+    def sent(x: torch.Tensor) -> torch.Tensor:
+        return x.to("cuda", non_blocking=True)
+
+    assert batch.labels is not None
+    views = [sent(view) for view in batch.views]
+    return replace(batch, views=views, labels=sent(batch.labels), index=sent(batch.index))
