@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+VOTE = 1 << 48  # the largest vote; as many as 32,767 of them fit
+
 
 @torch.no_grad()
 def knn_scores(
@@ -33,14 +35,16 @@ def knn_scores(
     device = queries.device
     queries = F.normalize(queries.float(), dim=1)
     near, index = _nearest(queries, _blocks(parts, columns), most=max(k), rows=rows)
-    # exp((s - 1) / temperature) is the vote up to one factor, and cannot overflow.
-    votes = ((near - 1) / temperature).exp()
+    # exp((s - 1) / temperature) is the vote up to one factor, and cannot overflow. Counted in whole
+    # steps: a GPU adds in any order, and only integers come to the same sum
+    votes = (((near - 1).double() / temperature).exp() * VOTE).round().long()
     # Neighbours are sorted, so the first k columns are the k nearest: one search serves every k.
     voted = labels.to(device)[index]
     out = {}
     for size in k:
-        score = torch.zeros(len(queries), classes, device=device)
-        out[size] = score.scatter_add_(1, voted[:, :size], votes[:, :size])
+        score = torch.zeros(len(queries), classes, dtype=torch.int64, device=device)
+        score.scatter_add_(1, voted[:, :size], votes[:, :size])
+        out[size] = (score.double() / VOTE).float()
     return out
 
 

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from backbench.errors import BadInput, Failed, Preempted
 from backbench.results import store
-from backbench.runs import atomic, distributed, seeding
+from backbench.runs import atomic, distributed, precision, seeding
 from backbench.runs.folder import STATE_FILE, Metrics, Progress, log, open_run
 from backbench.runs.state import StopFlag, load_state, save_state
 from detection import config, convert, lint, precise_bn, ranks, rescore, scoring
@@ -195,6 +195,7 @@ def ready(run: DetectionRun, p: Prepared) -> DetectionEngine:
 
 
 def build_engine(run: DetectionRun, p: Prepared, device: torch.device) -> DetectionEngine:
+    precision.use("fp32")  # faster is what SOLVER.AMP asks for
     build: type[DetectionEngine]
     if run.engine == "detectron2":
         from detection.engine_detectron2 import Detectron2Engine

@@ -130,6 +130,9 @@ class RunLog:
     def _row(
         self, recent: RecentTerms, features: monitor.Features, *, done: int, epoch: int, lr: float
     ) -> None:
+        if self.metrics is None:  # nothing is told by this rank
+            recent.rows.clear()
+            return
         # 1. What the steps came to: the only place that waits for the device.
         now = time.monotonic()
         means = recent.mean() | features.statistics()
@@ -149,9 +152,8 @@ class RunLog:
             "waiting": speed["waiting"],
         }
         # 4. Rows count steps from 0: the row after step number `done` is that of step done - 1.
-        if self.metrics is not None:
-            self.metrics.write(done - 1, epoch=epoch, lr=lr, **means, **speed)
-            monitor.warn_if_collapsed(means, done)
+        self.metrics.write(done - 1, epoch=epoch, lr=lr, **means, **speed)
+        monitor.warn_if_collapsed(means, done)
 
     def knn(self, score: float | None, *, done: int, epoch: int) -> None:
         """The score after `done` steps, at the end of `epoch`; None where there is none."""

@@ -81,10 +81,15 @@ class SavedState:
         Weights that are not finite never replace a good state. On all ranks, whose weights are
         alike, so that all fail or none.
         """
-        # A norm is finite only where all elements are, and one read answers for all parameters
-        norms = torch._foreach_norm(list(self.method.parameters()))
+        # A norm is finite only where all elements are, and one read answers for all: parameters,
+        # queues, running statistics
+        held = [x for x in self.method.state_dict().values() if x.is_floating_point()]
+        norms = torch._foreach_norm(held)
         if not torch.stack(norms).isfinite().all():
-            raise Failed(f"after step {step} the weights are not finite; {self.last_good()}")
+            raise Failed(
+                f"after step {step} the weights, or queues and statistics beside them, are not "
+                f"finite; {self.last_good()}"
+            )
         if self.fabric.global_rank == 0:
             state = {
                 "recipe": self.recipe,

@@ -53,9 +53,9 @@ def test_fills_the_table(whole):
     assert len({row["checkpoint"] for row in rows}) == len(rows), "five different trunks"
     columns = set(rows[0])
     expected = ["linear/digits/", "fewshot/digits/", "knn/digits/", "semi_10pct/digits/"]
-    for measured in ("faster_rcnn/scenes/bbox", "mask_rcnn/scenes/segm"):
+    for measured in ("faster_rcnn/scenes:val/bbox", "mask_rcnn/scenes:val/segm"):
         expected += [f"{measured}_{ap}@" for ap in ("AP", "AP50", "AP75")]
-    expected += [f"keypoint_rcnn/scenes/keypoints_{ap}@" for ap in ("AP", "AP50", "AP75")]
+    expected += [f"keypoint_rcnn/scenes:val/keypoints_{ap}@" for ap in ("AP", "AP50", "AP75")]
     for start_of in expected:
         named = [c for c in columns if c.startswith(start_of)]
         assert named, f"no column {start_of}; there are {sorted(columns)}"

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 from backbench import config
 from backbench.errors import BadInput, nearest
 from backbench.images.preprocess import eval_geometry
+from backbench.runs.precision import Precision
 from backbench.tasks import TASKS, by_kind
 from backbench.weights.probes import OWN
 
@@ -132,7 +133,7 @@ class Protocol:
     kind: str
     protocol: str  # its name, with a version; stands in every row
     geometry: Geometry = Geometry()
-    precision: Literal["fp32", "bf16"] = "fp32"
+    precision: Precision = "fp32"
     feature_batch: int = 256
     bootstrap: int = 2000  # of an older version's intervals; nothing reads it now
     # A head that the checkpoint has kept (lphi: CLLR's L), whose output is the feature; null: the
@@ -146,8 +147,8 @@ class Protocol:
 
     @property
     def name(self) -> str:
-        # Features in bfloat16 differ by 2%, so their numbers are another column.
-        name = self.protocol + ("-bf16" if self.precision == "bf16" else "")
+        # Features in bfloat16 differ by 2%, so their numbers are another column; TF32 is said too.
+        name = self.protocol + ("" if self.precision == "fp32" else f"-{self.precision}")
         return name + (f"-{self.head}" if self.head else "")
 
 

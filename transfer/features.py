@@ -192,7 +192,7 @@ class Extractor:
             mine = forward_all(trunks, pixels.to(device, non_blocking=True))
             gathered = map(distributed.gather_without_gradient, mine)
             size = min(batch, count - begin)  # the rest is padding
-            told = distributed.gather_without_gradient(hashes.to(device))
+            told = distributed.gather_without_gradient(distributed.sent(hashes, device))
             yield begin, [features[:size] for features in gathered], told[:size]
 
     def _as_main_says(self, numbers: list[int]) -> list[int]:

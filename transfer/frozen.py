@@ -6,18 +6,17 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from backbench.errors import BadInput, Failed
 from backbench.images.preprocess import Pixels, normalise
+from backbench.runs import precision as precisions
+from backbench.runs.precision import Precision
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.trunk import Trunk
 from transfer.projector import build_projector, output_dim
-
-Precision = Literal["fp32", "bf16"]
 
 
 def state_digest(module: nn.Module) -> str:
@@ -49,7 +48,11 @@ class FrozenTrunk:
         precision: Precision = "fp32",
         head: str | None = None,
     ) -> FrozenTrunk:
-        """With `head`, the name of one that the checkpoint has kept, features are its output."""
+        """With `head`, the name of one that the checkpoint has kept, features are its output.
+
+        All trunks of a process have one precision.
+        """
+        precisions.use(precision)
         module = checkpoint.backbone().eval().requires_grad_(False)
         module.fuse()
         module = module.to(device).to(memory_format=torch.channels_last)

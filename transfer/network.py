@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from backbench.errors import BadInput, Preempted
 from backbench.images.files import ImageList
 from backbench.images.preprocess import normalise
-from backbench.runs import batchnorm, distributed, seeding
+from backbench.runs import batchnorm, distributed, precision, seeding
 from backbench.runs.folder import Progress, log
 from backbench.runs.state import StopFlag, load_state, save_state
 from backbench.weights.checkpoint import Checkpoint
@@ -57,6 +57,7 @@ class Network:
             momentum=p.momentum,
             weight_decay=p.weight_decay,
         )
+        precision.use(p.precision)
         self.bf16 = p.precision == "bf16"
 
     def __call__(self, pixels: Tensor) -> Tensor:
@@ -117,7 +118,7 @@ class NetworkTraining:
             # 2. The loss, summed over this rank's share and divided by the global batch: gradients
             #    then add up over ranks to those of the whole batch's mean.
             logits = network(pixels.to(machine.device, non_blocking=True))
-            share = labels[index.to(machine.device)]
+            share = labels[distributed.sent(index, machine.device)]
             loss = F.cross_entropy(logits, share, reduction="sum") / batch
             network.optimizer.zero_grad(set_to_none=True)
             loss.backward()

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from backbench.errors import Preempted
 from backbench.images.files import ImageList
+from backbench.runs.distributed import sent
 from backbench.runs.folder import Progress
 from backbench.runs.state import StopFlag, load_state, save_state
 from transfer.batches import rank_batches, training_pictures
@@ -117,8 +118,8 @@ class ProbeTraining:
         if self.features is not None:
             for share in shares:
                 index = torch.tensor([i for _, i in share])
-                mine = [of_trunk[index].to(machine.device) for of_trunk in self.features]
-                yield mine, self.labels[index].to(machine.device)
+                mine = [sent(of_trunk[index], machine.device) for of_trunk in self.features]
+                yield mine, sent(self.labels[index], machine.device)
             return
         assert p.augment is not None
         pictures = training_pictures(
@@ -126,7 +127,7 @@ class ProbeTraining:
         )
         for pixels, index in pictures:
             mine = forward_all(self.trunks, pixels.to(machine.device, non_blocking=True))
-            yield mine, self.labels[index].to(machine.device)
+            yield mine, sent(self.labels[index], machine.device)
 
     def _exhausted(self, step: int) -> bool:
         """Whether all heads have given up; those that were never better are kept. Once an epoch."""

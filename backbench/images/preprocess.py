@@ -3,6 +3,7 @@ which the protocol owns."""
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -63,11 +64,19 @@ def normalise(images: torch.Tensor, pixels: Pixels) -> torch.Tensor:
     bytes_on_cpu = images.dtype == torch.uint8 and images.device.type == "cpu"
     if bytes_on_cpu and images.ndim == 4 and images.stride(1) == 1:
         return _look_up(images, pixels)
-    mean = torch.tensor(pixels.mean, device=images.device).view(3, 1, 1)
-    std = torch.tensor(pixels.std, device=images.device).view(3, 1, 1)
+    mean, std = _statistics(pixels, images.device)
     if pixels.order == "BGR":
         images = images.flip(-3)
     return (images.float() / 255 - mean) / std
+
+
+@functools.lru_cache
+def _statistics(pixels: Pixels, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean and standard deviation (3, 1, 1), sent to the device once."""
+    import torch
+
+    mean, std = torch.tensor(pixels.mean), torch.tensor(pixels.std)
+    return mean.view(3, 1, 1).to(device), std.view(3, 1, 1).to(device)
 
 
 def _look_up(images: torch.Tensor, pixels: Pixels) -> torch.Tensor:

@@ -105,8 +105,9 @@ def _on_gpu(layer: _BatchNorm, input: Tensor, ranks: dist.ProcessGroup) -> Tenso
     weight: Tensor = layer.weight
     bias: Tensor = layer.bias
     if not layer.affine:
-        weight = input.new_ones(layer.num_features, dtype=torch.float32)
-        bias = input.new_zeros(layer.num_features, dtype=torch.float32)
+        dtype = torch.float64 if input.dtype == torch.float64 else torch.float32
+        weight = input.new_ones(layer.num_features, dtype=dtype)
+        bias = input.new_zeros(layer.num_features, dtype=dtype)
     return _TorchSyncBatchNorm.apply(
         input,
         weight,

@@ -46,3 +46,17 @@ def test_scale_of_the_features_does_not_matter_and_k_is_limited():
     torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-9)
     with pytest.raises(ValueError, match="k = 21 neighbours of 20 images"):
         knn_scores(bank, bank, labels, classes=3, k=(21,))
+
+
+def test_votes_are_added_exactly():
+    """To the last digit of float32, so that the order, which on a GPU is any, cannot matter."""
+    torch.manual_seed(0)
+    # Along the axes, so that a similarity is one of the query's entries
+    bank, labels = torch.eye(8).repeat(50, 1), torch.arange(400) % 3
+    queries = torch.nn.functional.normalize(torch.randn(50, 8))
+    found = knn_scores(queries, bank, labels, classes=3, k=(400,))[400]
+    near = torch.nn.functional.normalize(queries) @ bank.T
+    votes = ((near - 1).double() / 0.07).exp()
+    for label in range(3):
+        exact = [math.fsum(row) for row in votes[:, labels == label].tolist()]
+        assert torch.equal(found[:, label], torch.tensor(exact, dtype=torch.float64).float())

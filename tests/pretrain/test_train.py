@@ -5,17 +5,20 @@ import json
 import os
 import shutil
 import signal
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from backbench import cli
 from backbench import config as recipes
-from backbench.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_PREEMPTED, BadInput
+from backbench.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_PREEMPTED, BadInput, Failed
 from backbench.runs.folder import CHECKPOINT_FILE, STATE_FILE, Progress, read_metrics
 from backbench.runs.state import load_state
 from backbench.weights.checkpoint import Checkpoint
 from pretrain import monitor
+from pretrain.record import RecentTerms
+from pretrain.resume import SavedState
 
 BASE = """
 name: tiny
@@ -445,3 +448,17 @@ def test_the_knn_score_leaves_the_backbone_alone(root):
     asked = {"size": 16, "device": torch.device("cpu")}
     assert monitor.knn_score(backbone.double(), found, Pixels(), **asked) is not None
     assert monitor.knn_score(backbone, found, Pixels(), **asked, stop=lambda: True) is None
+
+
+def test_a_queue_that_is_not_finite_replaces_no_state(tmp_path):
+    method = torch.nn.Linear(2, 2)
+    method.register_buffer("queue", torch.zeros(3, 2))
+    strategy = SimpleNamespace(precision=SimpleNamespace(state_dict=dict))
+    fabric = SimpleNamespace(global_rank=0, strategy=strategy)
+    optimizer = torch.optim.SGD(method.parameters(), 0.1)
+    state = SavedState(tmp_path, "recipe", fabric, method, optimizer, save_minutes=1)
+    state.save(1, RecentTerms())
+    method.queue[1, 1] = torch.nan
+    with pytest.raises(Failed, match=r"after step 2 .* not finite; the last good state .* step 1"):
+        state.save(2, RecentTerms())
+    assert load_state(tmp_path / STATE_FILE)["method"]["queue"].isfinite().all()

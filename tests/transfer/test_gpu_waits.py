@@ -1,0 +1,87 @@
+"""Evaluation on a GPU that is only pretended: the numbers are the CPU's, and no batch waits."""
+
+import pytest
+import torch
+from support.extraction import CPU, checkpoint
+from support.pretended_gpu import CUDA, OnGpu, PretendedGpu
+
+from backbench.images import preprocess
+from backbench.images.preprocess import CIFAR_MEAN, CIFAR_STD, Pixels
+from transfer.config import Finetune, Knn
+from transfer.frozen import FrozenTrunk, forward_all
+from transfer.heads import AdamHeads, LinearHeads
+from transfer.machine import Machine
+from transfer.network import Network
+
+
+@pytest.fixture
+def gpu():
+    with PretendedGpu() as gpu:
+        yield gpu
+    preprocess._statistics.cache_clear()
+
+
+def pixels(seed):
+    generator = torch.Generator().manual_seed(seed)
+    shape = (4, 3, 32, 32)
+    return torch.randint(256, shape, dtype=torch.uint8, generator=generator)
+
+
+def test_features(gpu):
+    points = [checkpoint(0), checkpoint(1, pixels=Pixels(CIFAR_MEAN, CIFAR_STD, "BGR"))]
+    here = [FrozenTrunk.build(point, device=CPU) for point in points]
+    there = [FrozenTrunk.build(point, device=CUDA) for point in points]
+    for seed in range(2):
+        gpu.take()
+        found = forward_all(there, pixels(seed).to("cuda", non_blocking=True))
+        waits = gpu.take()
+        for a, b in zip(found, forward_all(here, pixels(seed))):
+            assert isinstance(a, OnGpu)
+            torch.testing.assert_close(a.host, b, rtol=1e-4, atol=1e-4)
+    assert not waits  # of the second batch: constants are sent once
+
+
+@pytest.mark.parametrize("kind", [LinearHeads, AdamHeads])
+@pytest.mark.parametrize("decay", [0.0, 1e-4])
+def test_heads(gpu, kind, decay):
+    heads = [kind(3, 5, 8, std=0.01, seed=0, device=device) for device in (CPU, CUDA)]
+    rates = torch.tensor([0.1, 1.0, 10.0])
+    on_gpu = rates.to("cuda")
+    gpu.take()
+    for step in range(3):
+        generator = torch.Generator().manual_seed(step)
+        x, y = torch.randn(16, 8, generator=generator), torch.randint(5, (16,), generator=generator)
+        settings = {"momentum": 0.9, "decay": decay, "batch": 16}
+        losses = heads[0].step(x, y, rates, **settings)
+        sent = x.to("cuda", non_blocking=True), y.to("cuda", non_blocking=True)
+        found = heads[1].step(*sent, on_gpu, **settings)
+        torch.testing.assert_close(found.host, losses)
+    assert not gpu.take()
+    torch.testing.assert_close(heads[1].weight.host, heads[0].weight)
+
+
+def test_finetuning(gpu):
+    protocol = Finetune(kind="finetune", protocol="x", head_lr=(0.1,), parts={})
+    networks = []
+    for device in (CPU, CUDA):
+        machine = Machine(device, rank=0, world=1, workers=0)
+        networks.append(Network(checkpoint(0), 5, protocol, 0, machine))
+    logits = [
+        networks[0](pixels(0)),
+        networks[1](pixels(0).to("cuda", non_blocking=True)),
+    ]
+    gpu.take()
+    networks[1](pixels(1).to("cuda", non_blocking=True)).square().mean().backward()
+    assert not gpu.take()
+    torch.testing.assert_close(logits[1].detach().host, logits[0].detach(), rtol=1e-4, atol=1e-4)
+
+
+def test_fp32_is_fp32_and_tf32_is_said():
+    torch.backends.cudnn.allow_tf32 = True  # as torch starts
+    FrozenTrunk.build(checkpoint(0), device=CPU)
+    assert not torch.backends.cudnn.allow_tf32
+    FrozenTrunk.build(checkpoint(0), device=CPU, precision="tf32")
+    assert torch.backends.cudnn.allow_tf32
+    FrozenTrunk.build(checkpoint(0), device=CPU)
+    protocol = Knn(kind="knn", protocol="knn-x-v1", precision="tf32")
+    assert protocol.name == "knn-x-v1-tf32"
