@@ -3,9 +3,10 @@ one run.
 
     OMP_NUM_THREADS=1 python benchmarks/probe.py [--quick] [--rows 1,3] | tee benchmarks/probe.txt
 
-Baselines and candidates run in turn (A B A B ...), medians are compared; ratios carry over between
-machines, seconds do not. Rows 1, 3 and 4 count this process's CPU time when it has one thread, so
-other work on the machine hardly matters; row 2, which is about two processes at once, is wall time.
+Baselines and candidates run in turn (A B A B ...), and the least time of each is compared; ratios
+carry over between machines, seconds do not. Rows 1, 3 and 4 count this process's CPU time when it
+has one thread, so other work on the machine matters less; row 2, which is about two processes at
+once, is wall time.
 What is timed is what `backbench linear` runs: transfer.heads.LinearHeads,
 transfer.frozen.FrozenTrunk and the loader of transfer.batches.
 """
@@ -13,8 +14,6 @@ transfer.frozen.FrozenTrunk and the loader of transfer.batches.
 from __future__ import annotations
 
 import argparse
-import os
-import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterable
@@ -23,6 +22,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
+from machine import describe
 from PIL import Image
 from torch import nn
 
@@ -38,8 +38,8 @@ CPU = torch.device("cpu")
 RATES = torch.tensor([0.1, 0.316, 1.0, 3.16, 10.0, 31.6, 100.0])
 
 
-def medians(repeats: int, *, wall: bool = False, **work: Callable[[], object]) -> dict[str, float]:
-    """Median seconds of each, run in turn after one round of warming up."""
+def least(repeats: int, *, wall: bool = False, **work: Callable[[], object]) -> dict[str, float]:
+    """Least seconds of each, run in turn after one round of warming up."""
     clock = time.perf_counter if wall or torch.get_num_threads() > 1 else time.process_time
     seconds: dict[str, list[float]] = {name: [] for name in work}
     for turn in range(repeats + 1):
@@ -48,7 +48,7 @@ def medians(repeats: int, *, wall: bool = False, **work: Callable[[], object]) -
             call()
             if turn:
                 seconds[name].append(clock() - start)
-    return {name: statistics.median(values) for name, values in seconds.items()}
+    return {name: min(values) for name, values in seconds.items()}
 
 
 def checkpoint(arch: str, seed: int = 0) -> Checkpoint:
@@ -59,11 +59,13 @@ def checkpoint(arch: str, seed: int = 0) -> Checkpoint:
 class Separate:
     """The peers' way: a head of its own per rate, traced cross-entropy, torch.optim.SGD."""
 
-    def __init__(self, classes: int, dim: int) -> None:
-        self.heads = [nn.Linear(dim, classes) for _ in RATES]
+    def __init__(
+        self, classes: int, dim: int, decay: float = 0.0, rates: torch.Tensor = RATES
+    ) -> None:
+        self.heads = [nn.Linear(dim, classes) for _ in rates]
         self.optimizers = [
-            torch.optim.SGD(h.parameters(), lr=float(lr), momentum=0.9)
-            for h, lr in zip(self.heads, RATES)
+            torch.optim.SGD(h.parameters(), lr=float(lr), momentum=0.9, weight_decay=decay)
+            for h, lr in zip(self.heads, rates)
         ]
 
     def step(self, index: int, features: torch.Tensor, labels: torch.Tensor) -> None:
@@ -90,7 +92,7 @@ def row_1(batch: int, repeats: int) -> None:
     def one() -> None:
         together.step(trunk(images), labels, RATES, momentum=0.9, decay=0.0, batch=batch)
 
-    t = medians(repeats, seven=seven, one=one, forward=lambda: trunk(images))
+    t = least(repeats, seven=seven, one=one, forward=lambda: trunk(images))
     print(
         f"1  seven rates, ResNet-50 224 px, batch {batch}: one pass {t['seven'] / t['one']:.2f}x of seven runs;"
     )
@@ -136,7 +138,7 @@ def row_2(count: int, repeats: int) -> None:
             for i in range(3):
                 train([i])
 
-        t = medians(
+        t = least(
             repeats,
             wall=True,
             decode=decode,
@@ -152,34 +154,57 @@ def row_2(count: int, repeats: int) -> None:
     print(f"   one after the other costs {t['apart'] / t['together']:.2f}x of together")
 
 
-def row_3(repeats: int) -> None:
-    """Seven heads on ready features, batch 256, 2048-d, 100 classes."""
-    features, labels = torch.randn(256, 2048), torch.arange(256) % 100
-    separate, together = (
-        Separate(100, 2048),
-        LinearHeads(7, 100, 2048, std=0.01, seed=0, device=CPU),
-    )
-    weight, gradient, out = torch.randn(700, 2048), torch.randn(256, 700), torch.empty(700, 2048)
+def row_3(classes: int, decay: float, repeats: int, *, confident: bool = False) -> None:
+    """Seven heads on ready features, batch 256, 2048-d: of low rates at their start, or of the
+    probe's rates after 40 steps, when most probabilities are below 1e-38."""
+    features, labels = torch.randn(256, 2048), torch.arange(256) % classes
+    rates = RATES if confident else RATES * 1e-3
+    separate = Separate(classes, 2048, decay, rates)
+    together = LinearHeads(7, classes, 2048, std=0.01, seed=0, device=CPU)
+    weight, momentum = torch.randn(7 * classes, 2048), torch.zeros(7 * classes, 2048)
+    gradient = torch.randn(256, 7 * classes)
 
     def loop() -> None:
         for i in range(7):
             separate.step(i, features, labels)
 
     def batched() -> None:
-        together.step(features, labels, RATES * 0, momentum=0.9, decay=0.0, batch=256)
+        together.step(features, labels, rates, momentum=0.9, decay=decay, batch=256)
 
-    def gemms() -> None:
+    for _ in range(40 * confident):
+        loop()
+        batched()
+
+    def products() -> None:
         features @ weight.T
-        torch.mm(gradient.T, features, out=out)
+        torch.mm(gradient.T, features, out=momentum)
 
-    t = medians(repeats, loop=loop, batched=batched, gemms=gemms)
+    def passes() -> None:  # what SGD goes through in memory besides, however it is written
+        if decay:
+            momentum.add_(weight, alpha=decay)
+        weight.add_(momentum, alpha=-1e-9)
+
+    t = least(repeats, loop=loop, batched=batched, products=products, passes=passes)
+    both = t["products"] + t["passes"]
     print(
-        f"3  seven heads on features (256 x 2048, 100 classes): batched {t['loop'] / t['batched']:.2f}x of a loop over"
+        f"3  seven heads on features (256 x 2048), {classes} classes, weight decay {decay:g}"
+        f"{', confident' * confident}:"
     )
     print(
-        f"   heads; two matrix products alone {t['loop'] / t['gemms']:.2f}x, so {t['gemms'] / t['batched']:.0%} of that"
+        f"   batched {t['loop'] / t['batched']:.2f}x of a loop over heads with torch.optim.SGD; two products "
+        f"alone {t['loop'] / t['products']:.2f}x,"
     )
-    print("   limit (goal 95%)")
+    print(
+        f"   so {t['products'] / t['batched']:.0%} of that limit (goal 95%), {both / t['batched']:.0%}"
+        " of it with SGD's passes over weights and momentum"
+    )
+
+
+def rows_3(quick: bool) -> None:
+    for classes, repeats in (100, 10 if quick else 40), (1000, 3 if quick else 12):
+        for decay in 0.0, 1e-4:
+            row_3(classes, decay, repeats)
+    row_3(100, 1e-4, 5 if quick else 20, confident=True)
 
 
 def row_4(batch: int, repeats: int) -> None:
@@ -194,7 +219,7 @@ def row_4(batch: int, repeats: int) -> None:
     images = torch.randn(batch, 3, 224, 224)
     strided = images.contiguous(memory_format=torch.channels_last)
     with torch.no_grad():
-        t = medians(
+        t = least(
             repeats,
             plain=lambda: plain(images),
             last=lambda: last(strided),
@@ -223,14 +248,11 @@ def main() -> None:
     parser.add_argument("--rows", default="1,3,4,2", help="which rows, in this order")
     arguments = parser.parse_args()
     quick = arguments.quick
-    print(
-        f"torch {torch.__version__}, {torch.get_num_threads()} thread(s), {len(os.sched_getaffinity(0))} cores",
-        flush=True,
-    )
+    print(describe(), flush=True)
     rows: dict[str, Callable[[], None]] = {
         "1": lambda: row_1(8 if quick else 32, 2 if quick else 4),
         "2": lambda: row_2(96 if quick else 512, 2 if quick else 4),
-        "3": lambda: row_3(7 if quick else 30),
+        "3": lambda: rows_3(quick),
         "4": lambda: row_4(4 if quick else 8, 3 if quick else 6),
     }
     for row in arguments.rows.split(","):

@@ -10,6 +10,10 @@ from torch import Tensor
 
 from backbench.runs import distributed, seeding
 
+# A confident head gives most classes less than 1e-38, where a product on a CPU takes many times as
+# long per number. Beside a gradient that can move a float32 weight, exp(-70) = 4e-31 is nothing.
+LEAST_LOG_P = -70.0
+
 
 class LinearHeads:
     """H linear heads with C classes on one trunk's D features, trained as torch.optim.SGD does.
@@ -63,7 +67,7 @@ class LinearHeads:
         #    these are the rows of G (n, H C), the gradient of the mean over the batch by the
         #    logits. In place: log_p becomes p becomes G.
         minus_one = -torch.ones_like(true_class, dtype=log_p.dtype)
-        p = log_p.exp_().scatter_add_(2, true_class, minus_one)
+        p = log_p.clamp_(min=LEAST_LOG_P).exp_().scatter_add_(2, true_class, minus_one)
         gradient = p.view(len(features), -1).div_(batch)
         # 3. The update itself.
         self._update(gradient, features, rates, momentum=momentum, decay=decay)
@@ -75,17 +79,24 @@ class LinearHeads:
         """By the gradient (n, H C) of this rank's logits: v <- m v + (gradient + decay * w), then
         w <- w - rate * v, as torch.optim.SGD has it."""
         # logits = F W^T + b, so by W the gradient is G^T F, and by b the sum of G's rows; those of
-        # all ranks add up.
-        if distributed.world_size() == 1 and not decay:
-            # m v + G^T F in one pass over the momentum
+        # all ranks add up. A matrix of 1,000 classes is larger than a cache, so what counts beside
+        # the product is how often the weights and the momentum are gone through.
+        # 1. m v + gradient. Of one rank the product itself adds to the momentum.
+        if distributed.world_size() == 1:
             self.weight_momentum.addmm_(gradient.T, features, beta=momentum)
             self.bias_momentum.mul_(momentum).add_(gradient.sum(0))
         else:
             weight, bias = _of_all_ranks(gradient, features)
-            self.weight_momentum.mul_(momentum).add_(weight).add_(self.weight, alpha=decay)
-            self.bias_momentum.mul_(momentum).add_(bias).add_(self.bias, alpha=decay)
-        self._descend(self.weight, self.weight_momentum, rates)
-        self._descend(self.bias, self.bias_momentum, rates)
+            self.weight_momentum.mul_(momentum).add_(weight)
+            self.bias_momentum.mul_(momentum).add_(bias)
+        # 2. The decay, and the step.
+        for values, mean in (
+            (self.weight, self.weight_momentum),
+            (self.bias, self.bias_momentum),
+        ):
+            if decay:
+                mean.add_(values, alpha=decay)
+            self._descend(values, mean, rates)
 
     def _descend(self, values: Tensor, momentum: Tensor, rates: Tensor) -> None:
         """w <- w - rate * v, each head by its own rate."""
@@ -108,10 +119,14 @@ class LinearHeads:
 
 def _of_all_ranks(gradient: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
     """The gradient by the weights (H C, D) and by the biases (H C,), summed over ranks."""
-    whole = torch.cat((gradient.T @ features, gradient.sum(0)[:, None]), 1)  # (H C, D + 1)
+    rows, dim = gradient.shape[1], features.shape[1]
+    whole = gradient.new_empty(rows * dim + rows)  # the weights', then the biases'
+    weight, bias = whole[: rows * dim].view(rows, dim), whole[rows * dim :]
+    torch.mm(gradient.T, features, out=weight)
+    torch.sum(gradient, 0, out=bias)
     if distributed.world_size() > 1:
         dist.all_reduce(whole)  # one exchange for weights and biases
-    return whole[:, :-1], whole[:, -1]
+    return weight, bias
 
 
 class AdamHeads(LinearHeads):

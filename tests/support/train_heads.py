@@ -31,6 +31,7 @@ PROTOCOL = Sgd(
     length={"default": Length(iterations=15)},
     augment=CropAugment(size=32, scale=(0.5, 1.0)),
     geometry=Geometry(resize=32, crop=32),
+    weight_decay=0.001,
 )
 
 
