@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 from backbench.errors import BadInput
 from backbench.images.files import ImageList
 from backbench.images.preprocess import Pixels, eval_geometry, to_input
 from backbench.knn import knn_scores
-from backbench.runs import atomic
+from backbench.runs import atomic, loading
 from backbench.runs.folder import Metrics, log, read_metrics
 
 if TYPE_CHECKING:
@@ -116,6 +117,7 @@ def knn_score(
     *,
     size: int,
     device: torch.device,
+    workers: int = 0,
     stop: Callable[[], bool] = lambda: False,
 ) -> float | None:
     """Percent of every second labelled training image that its 20 neighbours among the others
@@ -131,7 +133,8 @@ def knn_score(
     training = backbone.training
     backbone.eval()
     try:
-        encoded = _encode(backbone, found, chosen, pixels, size=size, device=device, stop=stop)
+        centred = _Centred(found, pixels, size)
+        encoded = _encode(backbone, centred, chosen, device=device, workers=workers, stop=stop)
     finally:
         backbone.train(training)
     if encoded is None or len(encoded[1]) < 4:
@@ -144,38 +147,49 @@ def knn_score(
     return 100 * float((votes.argmax(1) == labels[1::2]).double().mean())
 
 
+class _Centred(Dataset[tuple[int, Tensor | None]]):
+    """An image's number and its centre crop (3, size, size), None where it cannot be read."""
+
+    def __init__(self, found: ImageList, pixels: Pixels, size: int) -> None:
+        # The share of the image that the centre crop keeps is ImageNet's 224 / 256; small images
+        # are taken whole
+        resize = size if size <= 64 else round(size * 256 / 224)
+        self.geometry = eval_geometry(resize=resize, crop=size)
+        self.found, self.pixels = found, pixels
+
+    def __getitem__(self, index: int) -> tuple[int, Tensor | None]:
+        # Training has refused the run by now, or was told to leave the image out
+        with contextlib.suppress(BadInput):
+            return index, to_input(self.geometry(self.found.open(index)), self.pixels)
+        return index, None
+
+
 def _encode(
     backbone: nn.Module,
-    found: ImageList,
+    centred: _Centred,
     chosen: list[int],
-    pixels: Pixels,
     *,
-    size: int,
     device: torch.device,
+    workers: int,
     stop: Callable[[], bool],
 ) -> tuple[Tensor, list[int]] | None:
     """Features (N, d) of the chosen images that can be read, and which they are.
 
     None once `stop()`.
     """
-    # The share of the image that the centre crop keeps is ImageNet's 224 / 256; small images are
-    # taken whole
-    resize = size if size <= 64 else round(size * 256 / 224)
-    geometry = eval_geometry(resize=resize, crop=size)
     dtype = next(backbone.parameters()).dtype
     features: list[Tensor] = []
     read: list[int] = []
-    for start in range(0, len(chosen), 256):
+    parts = [chosen[start : start + 256] for start in range(0, len(chosen), 256)]
+    for batch in loading.batches(centred, parts, workers=workers, collate=list):
         if stop():
             return None
-        views: list[Tensor] = []
-        for i in chosen[start : start + 256]:
-            # Training has refused the run by now, or was told to leave the image out
-            with contextlib.suppress(BadInput):
-                views.append(to_input(geometry(found.open(i)), pixels))
-                read.append(i)
-        if views:
-            features.append(backbone(torch.stack(views).to(device, dtype)).float())
+        assert not isinstance(batch, loading.Unreadable)
+        seen = [(index, view) for index, view in batch if view is not None]
+        read += [index for index, _ in seen]
+        if seen:
+            views = torch.stack([view for _, view in seen])
+            features.append(backbone(views.to(device, dtype)).float())
     return (torch.cat(features), read) if features else None
 
 

@@ -243,7 +243,9 @@ def train(
             epoch_ends = step % steps_per_epoch == 0
             if epoch_ends and rank == 0 and knn_due(config, epoch, is_last=step == last):
                 with record.paused():  # the other ranks wait in their next exchange
-                    score = knn_score(config, method, found, device, stop)
+                    score = knn_score(
+                        config, method, found, device=device, workers=workers, stop=stop
+                    )
                 record.knn(score, done=step, epoch=epoch)
 
             # 6. The state
@@ -299,7 +301,13 @@ def knn_due(config: PretrainConfig, epoch: int, *, is_last: bool) -> bool:
 
 
 def knn_score(
-    config: PretrainConfig, method: Method, found: ImageList, device: torch.device, stop: StopFlag
+    config: PretrainConfig,
+    method: Method,
+    found: ImageList,
+    *,
+    device: torch.device,
+    workers: int,
+    stop: StopFlag,
 ) -> float | None:
     """What the trunk's features are worth now, at the size of the first view.
 
@@ -311,6 +319,7 @@ def knn_score(
         config.views.pixels,
         size=config.views.per_view[0].size,
         device=device,
+        workers=workers,
         stop=lambda: stop.requested is not None,
     )
 

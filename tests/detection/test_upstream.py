@@ -32,6 +32,9 @@ SMALL = (
     *("INPUT.MIN_SIZE_TRAIN", "(64,)", "INPUT.MIN_SIZE_TEST", "64"),
     *("MODEL.ROI_BOX_HEAD.POOLER_RESOLUTION", "4", "MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE", "4"),
     *("MODEL.RPN.POST_NMS_TOPK_TEST", "8", "MODEL.RPN.POST_NMS_TOPK_TRAIN", "8"),
+    # At the tiny recipe's rate, 20 iterations of batches this small leave features a thousand times
+    # too large, and no proposal
+    *("SOLVER.BASE_LR", "0.0005"),
 )
 
 
@@ -115,8 +118,7 @@ def test_equals_upstream(tiny_root, tmp_path, monkeypatch, name):
     loader = build_detection_test_loader(cfg, f"ours_{name}", num_workers=0)
     theirs = inference_on_dataset(model, loader, evaluator)
     found = scoring.predict(run, p, engine, 0)
-    # C4, this small, finds nothing: AP is undefined in both
-    assert found or "C4" in name
+    assert found
     for kind in tasks:
         for metric, value in scoring._scores(kind, p, found, None).values.items():
             reference = theirs[kind][metric]

@@ -4,10 +4,24 @@ and between two rows of the log no step waits for the device."""
 import pytest
 import torch
 from support.methods import CASES, train
-from support.pretended_gpu import OnGpu, PretendedGpu
+from support.pretended_gpu import CUDA, OnGpu, PretendedGpu
+from torch import nn
 
-# What torch offers only with a look whether it has succeeded, once a step: (operation, how often)
-DECOMPOSED: dict[str, int] = {}
+from backbench import config as recipes
+from backbench.datasets import catalog
+from backbench.images import preprocess
+from pretrain import data, optim
+from pretrain.config import ViewsConfig
+from pretrain.record import RecentTerms
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def gpu():
+    with PretendedGpu() as gpu:
+        yield gpu
+    preprocess._statistics.cache_clear()
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -20,3 +34,56 @@ def test_no_step_waits(name):
     for key, value in expected.items():
         assert isinstance(got[key], OnGpu), key
         torch.testing.assert_close(got[key].host, value, rtol=1e-7, atol=1e-9, msg=key)
+
+
+@pytest.mark.parametrize("pipeline", ["reference", "fast"])
+def test_views_are_finished_without_a_wait(pipeline, shapes, gpu):
+    """With `fast` colour and blur are the device's."""
+    recipe = recipes.build(
+        ViewsConfig, {"pipeline": pipeline, "crops": [{"count": 2, "size": 16}]}, where="test"
+    )
+    found = catalog.open_split(shapes(8), "shapes", "train")
+    batches = data.ViewBatches(
+        found, recipe, seed=0, skip_corrupt=False, cache_bytes=0, device_colour=pipeline == "fast"
+    )
+    loaded = batches.__getitems__([(0, i) for i in range(8)])
+    made = []
+    for device in (CPU, CUDA, CUDA):
+        gpu.take()
+        form = data.InputFormat(device, torch.float32, torch.channels_last)
+        made.append(data.finish_views(loaded, recipe, form))
+    assert not gpu.take()  # of the second batch: constants are sent once
+    for here, there in zip(made[0], made[1]):
+        torch.testing.assert_close(there.host, here)
+
+
+@pytest.mark.parametrize("name", ["sgd", "lars", "adamw"])
+def test_optimisers_do_not_wait(name, gpu):
+    torch.manual_seed(0)
+    here, there = nn.Linear(4, 3), nn.Linear(4, 3)
+    there.load_state_dict(here.state_dict())
+    there.to("cuda")
+    weights = []
+    for module, device in ((here, "cpu"), (there, "cuda")):
+        groups = optim.parameter_groups(module, weight_decay=1e-2, decay_1d=False, adapt_1d=False)
+        optimizer = optim.build(name, groups, lr=0.1)
+        x = torch.ones(2, 4).to(device)
+        for _ in range(2):
+            gpu.take()
+            module(x).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        weights.append(module.weight)
+    assert not gpu.take()
+    torch.testing.assert_close(weights[1].host, weights[0])
+
+
+def test_terms_are_kept_without_a_wait(gpu):
+    """Those of a method that makes one on the CPU, too, as JCL its lambda."""
+    recent = RecentTerms()
+    on_gpu = torch.tensor([1.0, 3.0]).to("cuda", non_blocking=True)
+    for loss in on_gpu:
+        recent.add([{"loss": loss, "lambda": torch.tensor(4.0)}], CUDA)
+    assert not gpu.take()
+    assert recent.mean() == {"loss": 2.0, "lambda": 4.0}
+    assert gpu.take()  # a row is read
