@@ -243,6 +243,7 @@ def detect_arguments(p: argparse.ArgumentParser) -> None:
 def _launch(p: argparse.ArgumentParser) -> None:
     actions = p.add_subparsers(dest="action", required=True, metavar="run|status|retry|cancel")
     run = actions.add_parser("run", help="submit the jobs of a grid that are missing")
+    run.set_defaults(parsed=parsed, check=check)  # for the commands that it makes
     run.add_argument("grid", metavar="GRID", help="a YAML file, or a name under configs/grids")
     run.add_argument("overrides", nargs="*", metavar="a.b=c")
     run.add_argument(
@@ -447,16 +448,21 @@ def parser(verbs: Sequence[str] = tuple(VERBS)) -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    argv = sys.argv[1:] if argv is None else list(argv)
+    args = parsed(sys.argv[1:] if argv is None else argv)
+    return guarded(lambda: _run(args), args)
+
+
+def parsed(argv: Sequence[str]) -> argparse.Namespace:
+    """A command line's words; SystemExit, and argparse's own text, where they are none."""
     top = parser()
-    args, rest = top.parse_known_args(argv)
+    args, rest = top.parse_known_args(list(argv))
     # argparse takes `a.b=c` in one place only, before or after the options; here both will do
     stray = [word for word in rest if "=" not in word or word.startswith("-")]
     if hasattr(args, "overrides") and not stray:
         args.overrides += rest
     elif rest:
         top.error(f"unrecognized arguments: {' '.join(rest)}")
-    return guarded(lambda: _run(args), args)
+    return args
 
 
 def _run(args: argparse.Namespace) -> int | None:
@@ -464,9 +470,16 @@ def _run(args: argparse.Namespace) -> int | None:
 
     verb = VERBS[args.verb]
     if verb.check is not None:
-        _function(verb.check)(args)
+        check(args)
         asked.refuse(args)
     return _function(verb.target)(args)
+
+
+def check(args: argparse.Namespace) -> None:
+    """BadInput for a recipe or a key of the command that can be refused without torch."""
+    named = VERBS[args.verb].check
+    if named is not None:
+        _function(named)(args)
 
 
 def _function(target: str) -> Callable[[argparse.Namespace], int | None]:

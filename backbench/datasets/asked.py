@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from backbench import config
 from backbench.datasets import catalog
 from backbench.errors import BadInput
 from backbench.weights.probes import OWN
@@ -25,10 +26,19 @@ def refuse(args: argparse.Namespace) -> None:
             f"--data {args.data}: no such folder; it holds one folder per dataset "
             "(`backbench data list`)"
         )
+    datasets_there(args)
+
+
+def datasets_there(args: argparse.Namespace) -> None:
+    """BadInput for datasets that the command names and that are not below its --data."""
     if args.verb == "linear":
         all_there([name for name in catalog.names(args.datasets) if name != OWN], args.data)
     elif args.verb in ("finetune", "analyze"):
         all_there([args.dataset], args.data)
+    elif args.verb == "pretrain":
+        recipe = config.read_recipe(config.find_recipe(args.recipe, "pretrain"))
+        data = config.apply_overrides(recipe, args.overrides).get("data") or {}
+        all_there([str(data.get("dataset"))], args.data)
 
 
 def all_there(names: Sequence[str], root: Path) -> None:

@@ -28,6 +28,7 @@ from backbench.errors import EXIT_FAILED, EXIT_PREEMPTED, BadInput, Failed
 from backbench.launch import slurm_client, stored
 from backbench.launch.attempt import Attempt
 from backbench.launch.clusters import Cluster, check_resources, read_cluster
+from backbench.launch.commands import CommandLine
 from backbench.launch.grid import Grid, read_grid
 from backbench.launch.job import Job
 from backbench.launch.plan import Plan, make_plan, plan_text, without_done
@@ -60,6 +61,7 @@ class Request:
     where: str  # the grid, in messages
     data: Path | None
     interval: float | None  # seconds between looks of --watch
+    line: CommandLine
 
     @property
     def watching(self) -> bool:
@@ -69,6 +71,8 @@ class Request:
         """What is missing; refused where the cluster cannot run it."""
         plan = make_plan(self.grid, snapshot, where=self.where, data=self.data, watching=watching)
         check_resources(self.target.cluster, plan.new)
+        if self.target.cluster.command is None:  # another program knows its own words
+            self.line.refuse(plan.new, self.where)
         return plan
 
 
@@ -90,6 +94,7 @@ def run_grid(args: argparse.Namespace) -> int:
         where=f"grid {args.grid}",
         data=args.data,
         interval=args.interval if args.watch else None,
+        line=CommandLine(args.parsed, args.check),
     )
     if args.dry_run:
         snapshot = Snapshot(request.ledger)

@@ -391,6 +391,35 @@ def test_a_grid_whose_files_are_elsewhere(tmp_path, monkeypatch, said):
     refused(answer, "'runs/demo/pretrain/*' matches no file", tmp_path)
 
 
+GRID = """
+name: mine
+recipes: [{recipe: tiny_lorac, vary: {KEY: [0.1, 0.2]}, seeds: [0]}]
+evaluate: [{verb: linear, protocol: knn_demo, datasets: [cifar10]}]
+"""
+
+
+def test_a_grid_whose_keys_are_none(shapes, tmp_path, said):
+    grid = tmp_path / "grid.yaml"
+    grid.write_text(GRID.replace("KEY", "optim.lrr"))
+    words = ("launch", "run", grid, "--data", shapes, "--out", tmp_path / "runs")
+    for more in (["--dry-run"], []):
+        answer = said(*words, *more)
+        refused(answer, "lrr-0.1-s0", "unknown key 'optim.lrr'; did you mean 'lr'?", tmp_path)
+    assert not (tmp_path / "runs" / "pretrain").exists()
+
+
+def test_a_grid_whose_data_are_elsewhere(shapes, tmp_path, said, caplog):
+    """They may be where the jobs run; each set is named once."""
+    grid = tmp_path / "grid.yaml"
+    grid.write_text(GRID.replace("KEY", "optim.lr"))
+    words = ("launch", "run", grid, "--data", shapes, "--out", tmp_path / "runs", "--dry-run")
+    status, _, out = said(*words)
+    assert status == 0 and "4 jobs" in out
+    told = [r.getMessage() for r in caplog.records if "would stop here" in r.getMessage()]
+    assert [f"{shapes}/digits: no such folder" in line for line in told] == [True, False]
+    assert "cifar-10-batches-py is missing" in told[1]
+
+
 def test_no_epochs_are_known_epochs(tmp_path, said, trunk):
     torch.save(Checkpoint.load(trunk).state_dict, tmp_path / "weights.pt")
     status, line, out = said(
