@@ -7,18 +7,17 @@ Whoever only wants the table imports neither numpy nor torch with it.
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal, TypedDict
 
 from backbench import plugins
-from backbench.datasets import readers, splits
+from backbench.datasets import readers, splits, walk
 from backbench.datasets.row import Dataset
 from backbench.datasets.splits import Splits
 from backbench.errors import BadInput, nearest
-from backbench.images.files import ArrayList, ImageList, scan_folder
+from backbench.images.files import ImageList, scan_folder
 from backbench.runs.folder import log
 from backbench.untrusted import jsons, words
 
@@ -328,9 +327,9 @@ def load(name: str, root: Path, *, seed: int = 0) -> Splits:
     """
     # 1. Labels and lists, then the files, and only then what is in them: each costs more.
     dataset = find(name)
-    found = read_lists(dataset, root, seed)
+    found, sizes = _looked_at(dataset, root, seed)
     if name not in known():  # official splits hold known duplicates, which `data check` reports
-        splits.check_content(name, found)
+        walk.refuse_shared(name, found, sizes)
     # 2. The same splits as when they were recorded.
     compare_record(name, root, found, seed)
     # 3. What may be used all the same.
@@ -343,12 +342,15 @@ def load(name: str, root: Path, *, seed: int = 0) -> Splits:
 def read_lists(dataset: Dataset, root: Path, seed: int = 0) -> Splits:
     """A dataset's splits with all their files there; what is in these is not looked at. Raises
     BadInput for what has another layout, labels or fewer files."""
+    return _looked_at(dataset, root, seed)[0]
+
+
+def _looked_at(dataset: Dataset, root: Path, seed: int) -> tuple[Splits, walk.Sizes]:
     base = dataset.base(root)
     with _layout_of(base):
         found = dataset.read(base, seed)
     splits.check(dataset.name, found)
-    all_there(found)
-    return found
+    return found, walk.look(dataset.name, found)
 
 
 @contextlib.contextmanager
@@ -360,19 +362,6 @@ def _layout_of(base: Path) -> Iterator[None]:
     except (OSError, ValueError, LookupError, TypeError, ArithmeticError, RecursionError) as error:
         said = words.shown(" ".join(f"{type(error).__name__}: {error}".split()), 150)
         raise BadInput(f"{base}: not in the layout of this data set ({said})") from error
-
-
-def all_there(found: Splits) -> None:
-    """Refuse a split with missing files before hours are spent on the others."""
-    for which, images in found.items():
-        if isinstance(images, ArrayList):
-            continue
-        missing = [i for i in range(len(images)) if not os.path.isfile(images.file(i))]  # noqa: PTH113 - names of any length
-        if missing:
-            raise BadInput(
-                f"{images.file(missing[0])} is missing ({len(missing)} of"
-                f" {len(images)} {which} images are)"
-            )
 
 
 def odd_sizes(dataset: Dataset, found: Splits) -> list[str]:

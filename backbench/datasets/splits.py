@@ -59,7 +59,8 @@ def concatenate(a: ImageList, b: ImageList) -> ImageList:
     root = Path(os.path.commonpath((a.root, b.root)))
     paths: list[str] = []
     for part in (a, b):
-        paths += [(part.root / path).relative_to(root).as_posix() for path in part.paths]
+        below = "" if part.root == root else f"{part.root.relative_to(root).as_posix()}/"
+        paths += [below + path for path in part.paths]
     return ImageList(root, tuple(paths), a.labels + b.labels, a.classes)
 
 
@@ -172,8 +173,8 @@ def write_manifests(run: Path, dataset: str, splits: Splits) -> dict[str, str]:
 
 
 def check(dataset: str, splits: Splits) -> None:
-    """Refuse an empty split, a label outside the class list, and a file in two splits, by name."""
-    home: dict[str, str] = {}  # file -> the split that has it
+    """Refuse an empty split, a label outside the class list, and other class lists than train's, by
+    name; no file is looked at."""
     for name, images in splits.items():
         _check_labels(dataset, name, images)
         if images.classes != splits.train.classes:
@@ -182,15 +183,6 @@ def check(dataset: str, splits: Splits) -> None:
                 f" ({_difference(images.classes, name, splits.train.classes)});"
                 " give both the same class folders"
             )
-        for index, path in enumerate(images.paths):
-            if isinstance(images, ArrayList):
-                key = f"{images.root}::{path}"
-            else:
-                key = os.path.realpath(images.file(index))  # a link is the file that it leads to
-            if home.setdefault(key, name) != name:
-                raise BadInput(
-                    f"{dataset}: {path} is in {home[key]} and in {name}; remove it from one of them"
-                )
 
 
 def _difference(own: Sequence[str], name: str, train: Sequence[str]) -> str:
@@ -220,65 +212,6 @@ def _check_labels(dataset: str, name: str, images: ImageList) -> None:
                 f"{dataset}: {name} image {path} has label {label};"
                 f" the class list allows 0..{limit}"
             )
-
-
-def check_content(dataset: str, splits: Splits) -> None:
-    """Refuse a test image whose content is also in train or val. Reads only files of equal size."""
-    if any(isinstance(images, ArrayList) for _, images in splits.items()):
-        return
-    shared = shared_content(splits.test, splits.train) or shared_content(splits.test, splits.val)
-    if shared:
-        a, b = shared[0]
-        more = f" and {len(shared) - 1} more" if len(shared) > 1 else ""
-        raise BadInput(
-            f"{dataset}: the test image {a} is also in training data as {b}{more};"
-            " remove it from one"
-        )
-
-
-def shared_content(a: ImageList, b: ImageList) -> list[tuple[str, str]]:
-    """Pairs (path in a, path in b) of files with the same bytes."""
-    # Three tests, each dearer than the one before and asked only of what that could not tell apart;
-    # what is known of a file of `b` is kept.
-    # 1. Sizes need no reading.
-    by_size: dict[int, list[int]] = defaultdict(list)
-    for j in range(len(b)):
-        by_size[b.file(j).stat().st_size].append(j)
-    ends_of: dict[int, bytes] = {}
-    digest_of: dict[int, str] = {}
-    out = []
-    for i in range(len(a)):
-        candidates = by_size.get(a.file(i).stat().st_size, ())
-        if not candidates:
-            continue
-        # 2. The first and last 4 KiB tell nearly all pictures apart.
-        ends = _ends(a.file(i))
-        digest: str | None = None
-        for j in candidates:
-            if j not in ends_of:
-                ends_of[j] = _ends(b.file(j))
-            if ends_of[j] != ends:
-                continue
-            # 3. The whole content, where nothing less decides; one partner is enough.
-            digest = digest or file_digest(a.file(i))
-            if j not in digest_of:
-                digest_of[j] = file_digest(b.file(j))
-            if digest_of[j] == digest:
-                out.append((a.paths[i], b.paths[j]))
-                break
-    return out
-
-
-def _ends(path: Path, size: int = 4096) -> bytes:
-    with path.open("rb") as file:
-        head = file.read(size)
-        file.seek(max(0, path.stat().st_size - size))
-        return hashlib.sha256(head + file.read(size)).digest()
-
-
-def file_digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 # Lists of labelled images

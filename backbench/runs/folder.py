@@ -36,6 +36,7 @@ PARTS = (PREDICTIONS, PICTURES, STATES, "manifests", "per_class", "confusion")
 
 # A terminal shows progress live; a log gets a line at a time; a file is for whoever polls it
 TERMINAL_SECONDS, LOG_SECONDS, FILE_SECONDS = 0.2, 10.0, 1.0
+QUIET_SECONDS = 3.0  # of looking at data before it is worth a line
 
 
 class _Terminal:
@@ -223,13 +224,21 @@ class Progress:
     elsewhere, and RUN/progress.json (at most once a second) for whoever watches from outside.
 
     `done` at construction is where a continued run starts; the rate counts only what was done
-    since.
+    since. What is over within `after` seconds shows no line at all.
     """
 
     def __init__(
-        self, run: str | Path | None, total: int, what: str, *, unit: str = "step", done: int = 0
+        self,
+        run: str | Path | None,
+        total: int,
+        what: str,
+        *,
+        unit: str = "step",
+        done: int = 0,
+        after: float = 0.0,
     ) -> None:
         self.run, self.total, self.what, self.unit = run, total, what, unit
+        self.after = after
         self.first = self.done = done
         self.start = time.monotonic()
         self._shown = self._written = 0.0
@@ -249,7 +258,8 @@ class Progress:
         self.done += count
         now = time.monotonic()
         last = self.done >= self.total
-        if last or now - self._shown > (TERMINAL_SECONDS if self._tty else LOG_SECONDS):
+        due = last or now - self._shown > (TERMINAL_SECONDS if self._tty else LOG_SECONDS)
+        if due and now - self.start >= self.after:
             self._shown = now
             self._print(info, last)
         if self.run is not None and (last or now - self._written > FILE_SECONDS):

@@ -8,7 +8,13 @@ from pathlib import Path
 
 
 def files(root: str | Path, *, follow: bool = False) -> Iterator[Path]:
-    """Every file below `root`; folders that cannot be listed are passed over.
+    """Every file below `root`, as `names` has them."""
+    return map(Path, names(root, follow=follow))
+
+
+def names(root: str | Path, *, follow: bool = False) -> Iterator[str]:
+    """Every file below `root`, its name beginning with that; folders that cannot be listed are
+    passed over.
 
     Links to folders are taken only with `follow`, and then each real folder once: neither a loop of
     links nor two ways to one folder give a file twice.
@@ -31,7 +37,7 @@ def files(root: str | Path, *, follow: bool = False) -> Iterator[Path]:
             if _is_folder(entry, follow):
                 left.append(entry.path)
             else:
-                yield Path(entry.path)
+                yield entry.path
 
 
 def _is_folder(entry: os.DirEntry[str], follow: bool) -> bool:

@@ -90,27 +90,6 @@ def test_check_refuses_an_empty_split_and_other_classes(tmp_path):
         splits.check("x", replace(found, test=replace(found.test, classes=("a", "c"))))
 
 
-def test_check_refuses_a_file_in_two_splits_also_through_a_link(tmp_path):
-    found = three(tmp_path)
-    with pytest.raises(BadInput, match="is in train and in test"):
-        splits.check("x", replace(found, test=found.train))
-    link = found.test.file(0)
-    link.unlink()
-    link.symlink_to(found.train.file(4))
-    with pytest.raises(BadInput, match=r"a/000.png is in train and in test"):
-        splits.check("x", found)
-
-
-def test_content_check_finds_a_copied_test_image(tmp_path):
-    found = three(tmp_path)
-    splits.check_content("x", found)
-    found.test.file(5).write_bytes(found.val.file(1).read_bytes())
-    with pytest.raises(
-        BadInput, match=r"test image b/002.png is also in training data as a/001.png"
-    ):
-        splits.check_content("x", found)
-
-
 def test_manifest_and_digest(tmp_path):
     found = three(tmp_path)
     hashes = splits.write_manifests(tmp_path / "run", "x", found)

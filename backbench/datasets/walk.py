@@ -1,0 +1,158 @@
+"""What is found out of a dataset's files before any is decoded: that all are there, that no two
+splits share one, by name or by content. Each file is asked once, with one call of the system."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from array import array
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from backbench.datasets.splits import Splits
+from backbench.errors import BadInput
+from backbench.images.files import ArrayList, ImageList
+from backbench.runs.folder import QUIET_SECONDS, Progress
+
+Sizes = Mapping[str, "array[int]"]  # by split, bytes of its files in their order; without arrays
+AT_ONCE = 1000  # files between two looks at the clock
+
+
+def look(dataset: str, splits: Splits) -> Sizes:
+    """The sizes of all files. Refuses a missing file, and one that is in two splits, by name."""
+    total = sum(len(images) for _, images in splits.items())
+    progress = Progress(
+        None, total, f"{dataset}: looking for files", unit="file", after=QUIET_SECONDS
+    )
+    home: dict[str, str] = {}  # file -> the split that has it
+    folders: dict[str, str] = {}  # folder -> what it really is
+    sizes: dict[str, array[int]] = {}
+    for name, images in splits.items():
+        if isinstance(images, ArrayList):
+            for path in images.paths:
+                _settle(dataset, home, f"{images.root}::{path}", name, path)
+            progress.advance(len(images))
+            continue
+        sizes[name] = array("q")
+        missing: list[int] = []
+        for index, path in enumerate(images.paths):
+            file = f"{images.root}/{path}"
+            about = _regular(file)
+            if about is None:
+                missing.append(index)
+                continue
+            _settle(dataset, home, _real(file, about, folders), name, path)
+            size = os.stat(file).st_size if stat.S_ISLNK(about.st_mode) else about.st_size  # noqa: PTH116
+            sizes[name].append(size)
+            if index % AT_ONCE == AT_ONCE - 1:
+                progress.advance(AT_ONCE)
+        if missing:
+            raise BadInput(
+                f"{images.file(missing[0])} is missing ({len(missing)} of"
+                f" {len(images)} {name} images are)"
+            )
+        progress.advance(len(images) % AT_ONCE)
+    return sizes
+
+
+def _settle(dataset: str, home: dict[str, str], key: str, name: str, path: str) -> None:
+    if home.setdefault(key, name) != name:
+        raise BadInput(
+            f"{dataset}: {path} is in {home[key]} and in {name}; remove it from one of them"
+        )
+
+
+def _regular(file: str) -> os.stat_result | None:
+    """What lstat says of a file or of a link to one; None where there is neither."""
+    try:
+        about = os.lstat(file)
+    except OSError:
+        return None
+    if stat.S_ISLNK(about.st_mode):
+        return about if os.path.isfile(file) else None  # noqa: PTH113 - names of any length
+    return about if stat.S_ISREG(about.st_mode) else None
+
+
+def _real(file: str, about: os.stat_result, folders: dict[str, str]) -> str:
+    """The file that `file` leads to. Links of a folder are followed once for all of its files."""
+    if stat.S_ISLNK(about.st_mode):
+        return os.path.realpath(file)
+    folder, _, name = file.rpartition("/")
+    if folder not in folders:
+        folders[folder] = os.path.realpath(folder)
+    return f"{folders[folder]}/{name}"
+
+
+def refuse_shared(dataset: str, splits: Splits, sizes: Sizes) -> None:
+    """Refuse a test image whose content is also in train or val. Reads only files of equal size."""
+    if any(isinstance(images, ArrayList) for _, images in splits.items()):
+        return
+    shared: list[tuple[str, str]] = []
+    for other in ("train", "val"):
+        shared = shared or shared_content(
+            splits.test, sizes["test"], dict(splits.items())[other], sizes[other]
+        )
+    if shared:
+        a, b = shared[0]
+        more = f" and {len(shared) - 1} more" if len(shared) > 1 else ""
+        raise BadInput(
+            f"{dataset}: the test image {a} is also in training data as {b}{more};"
+            " remove it from one"
+        )
+
+
+def shared_content(
+    a: ImageList, sizes_a: array[int], b: ImageList, sizes_b: array[int]
+) -> list[tuple[str, str]]:
+    """Pairs (path in a, path in b) of files with the same bytes."""
+    # Three tests, each dearer than the one before and asked only of what that could not tell apart.
+    # 1. Sizes are known. Those that only one of the lists has need no reading.
+    both = set(sizes_a) & set(sizes_b)
+    alike: dict[int, tuple[list[int], list[int]]] = {size: ([], []) for size in both}
+    for side, sizes in enumerate((sizes_a, sizes_b)):
+        for index, size in enumerate(sizes):
+            if size in alike:
+                alike[size][side].append(index)
+    total = sum(len(mine) + len(others) for mine, others in alike.values())
+    progress = Progress(
+        None, total, f"{a.root}: comparing files of equal size", unit="file", after=QUIET_SECONDS
+    )
+    out: list[tuple[int, int]] = []
+    for mine, others in alike.values():
+        # 2. The first and last 4 KiB tell nearly all pictures apart, and 3. the whole content
+        #    decides. Each file is read once for each, however many have its size.
+        for near, far in _alike(a, mine, b, others, _ends):
+            for same, partners in _alike(a, near, b, far, _digest):
+                out += [(i, partners[0]) for i in same]  # one partner is enough
+        progress.advance(len(mine) + len(others))
+    return [(a.paths[i], b.paths[j]) for i, j in sorted(out)]
+
+
+def _alike(
+    a: ImageList,
+    mine: list[int],
+    b: ImageList,
+    others: list[int],
+    key: Callable[[Path], bytes],
+) -> list[tuple[list[int], list[int]]]:
+    """`mine` of a and `others` of b in groups of files with one key, where both sides have some."""
+    groups: dict[bytes, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
+    for i in mine:
+        groups[key(a.file(i))][0].append(i)
+    for j in others:
+        groups[key(b.file(j))][1].append(j)
+    return [group for group in groups.values() if all(group)]
+
+
+def _ends(path: Path, size: int = 4096) -> bytes:
+    with path.open("rb") as file:
+        head = file.read(size)
+        file.seek(max(0, path.stat().st_size - size))
+        return hashlib.sha256(head + file.read(size)).digest()
+
+
+def _digest(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()
