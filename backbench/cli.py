@@ -20,6 +20,7 @@ from backbench.errors import (
     Preempted,
     Stopped,
 )
+from backbench.weights import fast
 
 Arguments = Callable[[argparse.ArgumentParser], None]
 
@@ -94,6 +95,11 @@ def _demo(p: argparse.ArgumentParser) -> None:
 def _pretrain(p: argparse.ArgumentParser) -> None:
     p.add_argument("recipe", metavar="RECIPE", help="a YAML file, or a name under configs/pretrain")
     p.add_argument("overrides", nargs="*", metavar="a.b=c", help="changes to the recipe")
+    p.add_argument(
+        fast.SWITCH,
+        action="store_true",
+        help=f"{' '.join(fast.spelled())}; what is given by hand wins (docs/fast.md)",
+    )
     _data(p)
     _out(p)
     _machine(p)

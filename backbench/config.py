@@ -279,6 +279,12 @@ def _type_name(hint: Hint) -> str:
         return _PLAIN_NAMES[hint]
     if typing.get_origin(hint) is tuple:
         return "a list"
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return " or ".join(map(_type_name, typing.get_args(hint)))
+    if typing.get_origin(hint) is typing.Literal:
+        return " or ".join(map(str, typing.get_args(hint)))
+    if hint is type(None):
+        return "null"
     if dataclasses.is_dataclass(hint) or typing.get_origin(hint) in (dict, Mapping):
         return "a group of keys"
     return str(getattr(hint, "__name__", hint) if isinstance(hint, type) else hint)

@@ -21,7 +21,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -92,14 +92,16 @@ def train(name: str, *, epochs: int, data: Path, out: Path) -> None:
     train_recipe(recipe(name, epochs), data=data, out=out)
 
 
-def train_recipe(recipe: dict[str, Any], *, data: Path, out: Path) -> None:
-    """OUT/<its name>, from OUT/<its name>.yaml."""
+def train_recipe(
+    recipe: dict[str, Any], *, data: Path, out: Path, options: Sequence[str] = ()
+) -> None:
+    """OUT/<its name>, from OUT/<its name>.yaml; `options` are further ones of `pretrain`."""
     name = recipe["name"]
     file, text = out / f"{name}.yaml", json.dumps(recipe, indent=1)  # JSON is YAML
     if (out / name / CHECKPOINT_FILE).exists() and file.read_text() == text:
         return
     atomic.write_text(file, text)
-    command = [sys.executable, "-m", "backbench", "pretrain", str(file)]
+    command = [sys.executable, "-m", "backbench", "pretrain", str(file), *options]
     command += ["--data", str(data), "--out", str(out / name), "--accelerator", "cpu", "-q"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from backbench.results import store
 from backbench.runs import atomic
 from backbench.runs.folder import PICTURES, RESULTS_FILE, Progress, log
+from backbench.weights import fast
 from detection import evaluate
 from detection.convert import about
 from detection.data import voc
@@ -154,6 +155,7 @@ def results(
     checkpoint = about(p.checkpoint)
     name = protocol(run.given)
     provenance = {
+        **fast.of_trunk(p.checkpoint.provenance),
         "config": run.given.path.stem,
         "recipe": decisive(run.given),
         "train": p.train.fingerprint,

@@ -13,6 +13,7 @@ from backbench import config
 from backbench.config import later
 from backbench.images.crops import Crops
 from backbench.images.preprocess import IMAGENET_MEAN, IMAGENET_STD, Pixels
+from backbench.weights import fast
 from pretrain.method_config import MethodConfig, check_name, choose_config
 
 
@@ -123,7 +124,7 @@ class PretrainConfig:
     # fp64: to compare runs without float32's rounding
     precision: Literal["fp32", "bf16", "fp16", "fp64"] = "fp32"
     channels_last: bool = True
-    compile: bool = False
+    compile: bool | Literal["cuda"] = False  # cuda: on a GPU only
     save_minutes: float = 5.0
     knn_every: int = 0  # epochs between kNN scores; 0: none
     log_every: int = 10  # steps between rows of metrics.jsonl
@@ -150,11 +151,19 @@ class _AnyMethod(PretrainConfig):
     method: Any
 
 
+def overrides_of(args: argparse.Namespace) -> list[str]:
+    """What the command line changes of its recipe: by hand, over what --fast stands for."""
+    if not args.fast:
+        return args.overrides
+    path = config.find_recipe(args.recipe, "pretrain")
+    return fast.overrides(config.read_recipe(path), args.overrides, str(path))
+
+
 def check(args: argparse.Namespace) -> None:
     """BadInput for the recipe of `backbench pretrain`, whatever needs no torch to be found: all but
     the keys of its method."""
     path = config.find_recipe(args.recipe, "pretrain")
-    data = config.apply_overrides(config.read_recipe(path), args.overrides)
+    data = config.apply_overrides(config.read_recipe(path), overrides_of(args))
     if "method" in data:
         check_name(data["method"], str(path), "method")
     config.build(_AnyMethod, data, where=str(path))

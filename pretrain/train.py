@@ -23,7 +23,7 @@ from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.resnet import build_backbone
 from backbench.weights.trunk import Trunk
 from pretrain import data, monitor, optim, processes
-from pretrain.config import PretrainConfig
+from pretrain.config import PretrainConfig, overrides_of
 from pretrain.first_step import FirstStep
 from pretrain.method import Batch, Method, Setup, build_method
 from pretrain.record import RecentTerms, RunLog
@@ -34,7 +34,7 @@ ONCE_IDENTITY = ("processes",)
 
 
 def run(args: argparse.Namespace) -> int:
-    config = recipes.load(PretrainConfig, args.recipe, args.overrides, kind="pretrain")
+    config = recipes.load(PretrainConfig, args.recipe, overrides_of(args), kind="pretrain")
     found = catalog.open_split(args.data, config.data.dataset, config.data.split)
     found = data.to_train_on(found, config.data.hold_out)
     ranks = args.devices * args.nodes
@@ -169,7 +169,7 @@ def train(
     optimizer = optim.of_recipe(config, method)
     rates = optim.LearningRates(optimizer, config, steps_per_epoch)
     features = monitor.Features(method.backbone)
-    if config.compile:
+    if is_compiled(config, device):
         compile_trunks(method)
     model, stepper = fabric.setup(method, optimizer)
 
@@ -286,6 +286,11 @@ def loss_failure(
         f"the loss is {value} at step {step} (lr {rates.at(step):.4g}); {state.last_good()}; "
         "a lower optim.lr, a longer optim.warmup_epochs or precision=fp32 may help"
     )
+
+
+def is_compiled(config: PretrainConfig, device: torch.device) -> bool:
+    """Whether the recipe's `compile` holds on this device."""
+    return config.compile is True or config.compile == device.type
 
 
 def compile_trunks(method: Method) -> None:

@@ -24,6 +24,7 @@ from backbench.results import store
 from backbench.results.store import Result
 from backbench.runs import atomic, seeding
 from backbench.runs.folder import PICTURES, open_run
+from backbench.weights import fast
 from backbench.weights.checkpoint import Checkpoint
 from transfer import analyze_pictures
 from transfer.analyze_curves import training_curves
@@ -151,7 +152,8 @@ def _row(
     about: Mapping[str, object],
 ) -> Result:
     checkpoint = space.checkpoint
-    provenance = {**about, "space": f"{space.name}, {space.dim} dimensions"}
+    of_trunk = fast.of_trunk(checkpoint.provenance)
+    provenance = {**about, **of_trunk, "space": f"{space.name}, {space.dim} dimensions"}
     if number.about:
         provenance["about"] = number.about
     return Result(

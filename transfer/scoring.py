@@ -17,6 +17,7 @@ from backbench.results.store import Result
 from backbench.runs import atomic
 from backbench.runs.folder import RESULTS_FILE, STATES, log
 from backbench.untrusted import words
+from backbench.weights import fast
 from transfer import metrics
 from transfer.config import Protocol
 
@@ -217,6 +218,7 @@ def row(
         seed=task.seed,
         chosen=chosen,
         provenance={
+            **fast.of_trunk(checkpoint.provenance),
             "recipe": config.to_dict(task.protocol),
             "manifests": dict(task.hashes),
             "images": {name: len(images) for name, images in task.splits.items()},

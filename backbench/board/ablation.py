@@ -11,7 +11,7 @@ import io
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -87,6 +87,7 @@ def find(board: Board) -> list[Ablation]:
         if parsed is None:
             continue
         name, values = parsed
+        name = board.name(replace(row, name=name))
         keys = tuple(values)
         # Names with the same keys are lines of one figure, the seeds of a setting one point.
         setting = Setting(name, tuple(values.values()))

@@ -24,6 +24,7 @@ from backbench.results.compare import Difference, compare, seeds_interval, tied_
 from backbench.results.store import Result
 from backbench.tasks import ORDER, TASKS
 from backbench.untrusted import words
+from backbench.weights import fast
 
 MEASURED, PUBLISHED = "measured", "published"  # Row.source
 BEST, TIED, UNTESTED = "best", "tied", "untested"  # how a row stands in a column
@@ -148,12 +149,21 @@ class Cell:
 
 @dataclass
 class Board:
-    """`cells` by (Row.checkpoint, column); `problems` are lines for whoever reads the board."""
+    """`cells` by (Row.checkpoint, column); `problems` are lines for whoever reads the board;
+    `ways` has the word (weights/fast.py) for checkpoints that were not pretrained to the letter."""
 
     rows: list[Row] = field(default_factory=list)
     columns: list[Column] = field(default_factory=list)
     cells: dict[tuple[str, Column], Cell] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
+    ways: dict[str, str] = field(default_factory=dict)
+
+    def name(self, row: Row) -> str:
+        """The row's name, and `(fast)` behind that of a trunk that went the fast way: it is not
+        the other one of that name."""
+        return (
+            f"{row.name} ({fast.WORD})" if self.ways.get(row.checkpoint) == fast.WORD else row.name
+        )
 
     def cell(self, row: Row, column: Column) -> Cell | None:
         return self.cells.get((row.checkpoint, column))
@@ -181,11 +191,11 @@ class Board:
     def labels(self) -> dict[str, str]:
         """Checkpoint -> a name for its row; where two measured ones share a name, the start of the
         digest is added."""
-        count = Counter((row.source, row.name) for row in self.rows)
+        count = Counter((row.source, self.name(row)) for row in self.rows)
         labels = {}
         for row in self.rows:
-            label = row.name
-            if row.source == MEASURED and count[row.source, row.name] > 1:
+            label = self.name(row)
+            if row.source == MEASURED and count[row.source, label] > 1:
                 label += f" {row.checkpoint[:6]}"
             labels[row.checkpoint] = label
         return labels
@@ -243,6 +253,9 @@ def fill(found: Iterable[Measurement], problems: Iterable[str] = ()) -> Board:
         board.cells[where] = _cell(sorted(measurements, key=lambda m: m.result.seed))
     # 4. Everything in its place, and then the averages, which are made of cells in that order.
     board.rows = _rows(measurement for measurement, _ in counted)
+    for (result, _), _ in counted:
+        if way := fast.word(result.provenance):
+            board.ways[result.checkpoint] = way
     board.columns = _in_order({column for _, column in counted})
     _add_averages(board)
     return board

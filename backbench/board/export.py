@@ -29,7 +29,7 @@ def write_csv(board: Board, path: Path) -> None:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([*ABOUT, *(column.name for column in board.columns)])
     for row in board.rows:
-        line = list(_about(row).values())
+        line = list(_about(board, row).values())
         for column in board.columns:
             cell = board.cell(row, column)
             line.append(_number(cell.value) if cell is not None else None)
@@ -44,7 +44,7 @@ def write_tidy(board: Board, path: Path) -> None:
     writer = csv.DictWriter(text, TIDY, restval="", lineterminator="\n")
     writer.writeheader()
     # What is said of a checkpoint stands on each of its lines, and of a column: made once for all.
-    about = {row.checkpoint: _cells(_about(row)) for row in board.rows}
+    about = {row.checkpoint: _cells(_about(board, row)) for row in board.rows}
     what = {column: _cells(_what(column)) for column in board.columns}
     # Cells stand in the order in which they were found, so a run's lines stay together.
     for (checkpoint, column), cell in board.cells.items():
@@ -62,9 +62,9 @@ def _cells(line: Line) -> Line:
     return {key: words.spreadsheet(value) for key, value in line.items()}
 
 
-def _about(row: Row) -> Line:
+def _about(board: Board, row: Row) -> Line:
     """The fields of ABOUT, in that order. csv writes None as an empty field."""
-    return {name: getattr(row, name) for name in ABOUT}
+    return {name: getattr(row, name) for name in ABOUT} | {"name": board.name(row)}
 
 
 def _what(column: Column) -> Line:

@@ -11,7 +11,7 @@ from backbench.board.board import Board, Cell, Column, Row, column_of
 from backbench.errors import BadInput
 from backbench.results import published, scored
 from backbench.untrusted import walking, words
-from backbench.weights import header
+from backbench.weights import fast, header
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,7 @@ class Judged:
     tolerance: float
     hardware: str
     others: tuple[str, ...] = ()  # what was measured is not what was printed: another trunk
+    way: str = ""  # in what it was not pretrained to the paper's letter (weights/fast.py)
 
     @property
     def within(self) -> bool:
@@ -39,13 +40,18 @@ class Judged:
             return "another"
         return "within" if self.within else "outside"
 
+    @property
+    def said(self) -> str:
+        """The verdict with what must stand beside it: within (fast)."""
+        return f"{self.verdict} ({self.way})" if self.way else self.verdict
+
 
 def expected_keys(board: Board, runs: Iterable[str | Path]) -> dict[str, list[str]]:
     """Checkpoint digest -> keys of the published rows it must reproduce: a recipe's `expected`,
     `import --published`. Digests without a key are left out.
 
     Looked for in the results' provenance, in checkpoint files below `runs` and in those that the
-    commands name.
+    commands name. What these say of how they were pretrained, the board is told (Board.ways).
     """
     # 1. What the results themselves say of their checkpoint, and which checkpoints there are.
     keys: dict[str, set[str]] = {}
@@ -58,6 +64,8 @@ def expected_keys(board: Board, runs: Iterable[str | Path]) -> dict[str, list[st
         digest, provenance = about.get("digest"), about.get("provenance")
         if isinstance(digest, str) and digest in keys and isinstance(provenance, Mapping):
             keys[digest].update(published.keys_in(provenance))
+            if way := fast.word(fast.of_trunk(provenance)):
+                board.ways[digest] = way
     return {digest: sorted(found) for digest, found in keys.items() if found}
 
 
@@ -132,6 +140,7 @@ def _judge(board: Board, row: Row, number: published.Published) -> Judged | None
         tolerance,
         _hardware(cell),
         _others(row, cell, number),
+        board.ways.get(row.checkpoint, ""),
     )
 
 

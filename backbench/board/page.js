@@ -849,7 +849,7 @@ function reproduction() {
     const others = j.others.map(other => small(".76", esc(other))).join("");
     return `<tr><td>${esc(j.name)}</td><td>${esc(j.column)}${small(".76", esc(j.key))}</td>` +
       `<td class="n">${num(j.measured, 2)}${interval}</td><td class="n">${num(j.published, 2)}</td>` +
-      `<td class="n">±${j.tolerance}</td><td><span class="tag ${tone}">${esc(j.verdict)}</span>` +
+      `<td class="n">±${j.tolerance}</td><td><span class="tag ${tone}">${esc(j.said)}</span>` +
       `${others}</td>` +
       `<td class="soft">${esc(j.hardware)}</td></tr>`;
   });

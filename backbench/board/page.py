@@ -149,6 +149,7 @@ class PageVerdict(TypedDict):
     high: float | None
     tolerance: float
     verdict: str
+    said: str  # the same with what stands beside it
     others: tuple[str, ...]  # in what the trunk is not the printed one
     hardware: str
 
@@ -529,6 +530,7 @@ def _verdict(judged: Judged) -> PageVerdict:
         "high": high,
         "tolerance": judged.tolerance,
         "verdict": judged.verdict,
+        "said": judged.said,
         "others": judged.others,
         "hardware": judged.hardware,
     }

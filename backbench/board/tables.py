@@ -456,7 +456,7 @@ def reproduction_markdown(judged: Sequence[Judged]) -> str:
             f"{j.measured:.2f}",
             interval,
             f"{j.tolerance:g}",
-            "within" if j.within else _bold(j.verdict),
+            j.said if j.within else _bold(j.said),
             _markdown(j.hardware),
         ]
         lines.append(_pipes(cells))

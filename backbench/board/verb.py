@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections import Counter
 
 from backbench.board import export
 from backbench.board.board import Board, Column, add_published, collect, text_of
@@ -57,6 +58,8 @@ def _checked(judged: list[Judged], unjudged: list[str]) -> int:
     said = f"{len(judged)} published numbers judged, {outside} outside their tolerance"
     if others:
         said += f", {others} of another trunk than was printed"
+    for way, count in Counter(verdict.way for verdict in judged if verdict.way).items():
+        said += f", {count} not to the letter ({way})"
     if unjudged:
         said += f", {len(unjudged)} could not be judged"
     if not judged:
@@ -99,7 +102,9 @@ def _write(board: Board, judged: list[Judged], args: argparse.Namespace) -> None
 
 
 def _said(verdict: Judged) -> str:
-    word = verdict.verdict if verdict.within else verdict.verdict.upper()
+    word = verdict.said
+    if not verdict.within:
+        word = word.replace(verdict.verdict, verdict.verdict.upper(), 1)
     interval = ""
     if verdict.ci95 is not None:
         interval = f" [{verdict.ci95[0]:.1f}, {verdict.ci95[1]:.1f}]"

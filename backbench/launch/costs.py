@@ -43,6 +43,9 @@ TOO_FAR = 20.0
 def pretraining_costs(recipe: Mapping[str, Any], root: str) -> str:
     """`Job.costs`, per epoch."""
     decides: dict[str, Any] = {key: recipe.get(key) for key in _DECIDE}
+    # Not among the others: what was told without it, and is without it, stays known
+    if recipe.get("compile"):
+        decides["compile"] = recipe["compile"]
     method = recipe.get("method") or {}
     decides["method"] = {k: v for k, v in method.items() if not isinstance(v, float)}
     return config.fingerprint(["pretrain", decides, root])

@@ -38,6 +38,7 @@ class Sweep:
 
     recipe: str
     overrides: tuple[str, ...] = ()
+    fast: bool | None = None  # `pretrain --fast`; null: as the grid says
     vary: dict[str, Any] = field(default_factory=dict)  # key: list of values
     seeds: tuple[int, ...] = ()
     # The published rows that a point must reproduce, in place of the recipe's own; the last part of
@@ -120,6 +121,7 @@ class Grid:
     evaluate: tuple[Any, ...] = ()  # names (table2, table3, table4, imagenet, all) or Evaluations
     checkpoints: tuple[Any, ...] = ()  # paths, globs, folders, or Sources
     recipes: tuple[Any, ...] = ()  # names, files, or Sweeps
+    fast: bool = False  # `pretrain --fast` for all of its pretrainings
     data: str | None = None
     lists: str | None = None
     engine: Literal["auto", "detectron2", "torchvision"] = "auto"

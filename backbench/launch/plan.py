@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from backbench.launch.grid import Grid
 from backbench.launch.job import Job, finished
 from backbench.launch.view import ACTIVE, Snapshot, State, StateName
 from backbench.runs.folder import seconds
+from backbench.weights import fast
 
 # A run submits these again. Blocked ones stay out below while what they need has failed; failed
 # ones wait for `launch retry`.
@@ -171,13 +173,14 @@ def plan_text(plan: Plan, cluster: Cluster, snapshot: Snapshot) -> str:
         asked = cluster.asks(array.jobs[0])
         for job in array.jobs:
             cost = known.seconds(job, cluster)
+            lines.append(f"  {job.name}  {'unknown' if cost is None else seconds(cost)}")
+            if fast.SWITCH in job.argv:  # its name is like the others'
+                lines.append(f"    backbench {shlex.join(job.argv)}")
             if cost is None:
                 unknown[job.like] += 1
-                lines.append(f"  {job.name}  unknown")
                 continue
             hours += cost / 3600
             gpu_hours += cost / 3600 * asked.gpus * asked.nodes
-            lines.append(f"  {job.name}  {seconds(cost)}")
     done = 0
     for name, state in plan.known.items():
         lines.append(f"skipped ({state.name}): {name}")

@@ -22,7 +22,7 @@ from backbench.launch.grid import Grid, Source, Sweep
 from backbench.launch.job import Job
 from backbench.runs.folder import CHECKPOINT_FILE, RECIPE_FILE, RUN_FILE
 from backbench.untrusted import jsons
-from backbench.weights import header
+from backbench.weights import fast, header
 
 LONGEST_NAME = 80  # characters of what people chose, in a folder's name
 
@@ -125,7 +125,9 @@ class Subjects:
         if seed is not None:
             overrides.append(f"seed={seed}")
         # 3. The folder: readable, and told apart by everything that decides the weights
-        whole = config.apply_overrides(recipe, overrides)
+        is_fast = self.grid.fast if sweep.fast is None else sweep.fast
+        changes = fast.overrides(recipe, overrides, str(path)) if is_fast else overrides
+        whole = config.apply_overrides(recipe, changes)
         identity = {key: value for key, value in whole.items() if key != "probe"}
         if "expected" in identity:
             identity["expected"] = []
@@ -134,9 +136,10 @@ class Subjects:
         self.recipes[name] = whole
         file = str(path.resolve()) if Path(sweep.recipe).is_file() else sweep.recipe
         out = str(self.places.runs / name)
+        switch = (fast.SWITCH,) if is_fast else ()
         return Job(
             name=name,
-            argv=("pretrain", file, *overrides, "--data", self.places.root, "--out", out),
+            argv=("pretrain", file, *overrides, *switch, "--data", self.places.root, "--out", out),
             like=f"pretrain-{path.stem}",
             cells=(name,),
             makes=f"{name}/{CHECKPOINT_FILE}",

@@ -13,7 +13,8 @@ HEAD = """# The papers' tables and figures
 Made by `backbench paper --markdown docs/papers.md` from the grids; a test holds it current. A row's
 grid measures all of it and, started again, what is missing; `backbench paper lorac:2 RUNS` shows
 one table with what is measured, running and missing there, `backbench leaderboard RUNS --latex DIR`
-prints the tables. Choices that are ours, over all of them: [choices.md](choices.md).
+prints the tables. With `fast=true` behind its name a grid pretrains the fast way, and its verdicts say
+so ([fast.md](fast.md)). Choices that are ours, over all of them: [choices.md](choices.md).
 """
 
 

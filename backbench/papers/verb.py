@@ -43,7 +43,7 @@ def _show(item: PrintedItem, args: argparse.Namespace) -> None:
         n = one.number
         told = ""
         for j in one.judged:
-            told += f"  {j.measured:.2f} {j.verdict} ({words.shown(j.row.name, 60)})"
+            told += f"  {j.measured:.2f} {j.said} ({words.shown(j.row.name, 60)})"
         what = f"{n.task}/{n.dataset}/{n.metric}"
         print(f"  {n.printed_row:<56} {what:<34} {n.value:>7g}  {one.state}{told}")
     if not found:

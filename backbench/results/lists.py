@@ -15,6 +15,7 @@ from backbench.datasets.catalog import DATASETS
 from backbench.results import prints
 from backbench.results.store import Result
 from backbench.tasks import TASKS
+from backbench.weights import fast
 
 # Images that detectors train on and are scored on. COCO: cocodataset.org, 2017 train and val. VOC:
 # trainval of 2007 and 2012 together, and test of 2007 (host.robots.ox.ac.uk/pascal/VOC).
@@ -24,6 +25,7 @@ MANNER = ("bank", "labelled_from", "temperature", "shots", "evaluator")
 # What a row holds that is its own: files, and what was found
 _OWN = {"predictions", "per_class", "per_category", "confusion", "notes", "draws", "command"}
 _OWN |= {"trunk_sha256", "trunk_unchanged", "checkpoint", "published", "about", "space"}
+_OWN |= {fast.PRETRAINING}
 _FOUND = {"lr", "lr_used", "trunk_lr_used", "l2", "at_edge", "converged", "scores"}
 
 

@@ -1,8 +1,12 @@
 """Pictures to pretrain on."""
 
+import os
+
 import numpy as np
 import pytest
 from PIL import Image
+
+from backbench.runs.folder import Progress
 
 
 @pytest.fixture(scope="session")
@@ -21,3 +25,20 @@ def shapes(tmp_path_factory):
         return root
 
     return make
+
+
+@pytest.fixture
+def kill_at_step(monkeypatch):
+    """kill_at_step(n, signal): this process gets the signal while the loop is after step n."""
+
+    def arm(step, number):
+        def advance(self, count=1, **info):
+            original(self, count, **info)
+            if self.done == step:
+                monkeypatch.undo()
+                os.kill(os.getpid(), number)
+
+        original = Progress.advance
+        monkeypatch.setattr(Progress, "advance", advance)
+
+    return arm

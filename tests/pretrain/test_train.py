@@ -2,7 +2,6 @@
 exactly."""
 
 import json
-import os
 import shutil
 import signal
 from types import SimpleNamespace
@@ -13,7 +12,7 @@ import torch
 from backbench import cli
 from backbench import config as recipes
 from backbench.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_PREEMPTED, BadInput, Failed
-from backbench.runs.folder import CHECKPOINT_FILE, STATE_FILE, Progress, read_metrics
+from backbench.runs.folder import CHECKPOINT_FILE, STATE_FILE, read_metrics
 from backbench.runs.state import load_state
 from backbench.weights.checkpoint import Checkpoint
 from pretrain import monitor
@@ -65,23 +64,6 @@ def pretrain(root, capsys, caplog):
         return status, capsys.readouterr().err + caplog.text
 
     return run
-
-
-@pytest.fixture
-def kill_at_step(monkeypatch):
-    """kill_at_step(n, signal): this process gets the signal while the loop is after step n."""
-
-    def arm(step, number):
-        def advance(self, count=1, **info):
-            original(self, count, **info)
-            if self.done == step:
-                monkeypatch.undo()
-                os.kill(os.getpid(), number)
-
-        original = Progress.advance
-        monkeypatch.setattr(Progress, "advance", advance)
-
-    return arm
 
 
 def digest(out):

@@ -26,7 +26,7 @@ def test_a_recipe_says_its_probe_and_of_others_the_method_tells():
 def own(trunk, path, protocol, name):
     """The trunk's file as one whose recipe probes `classes` by the file `protocol`."""
     known = Checkpoint.load(trunk)
-    recipe = {"probe": {"classes": str(protocol)}}
+    recipe = {"probe": {"classes": str(protocol)}, "precision": "bf16"}
     state = {key: value + 0.01 if value.is_floating_point() else value
              for key, value in known.state_dict.items()} if name == "second" else known.state_dict  # fmt: skip
     changed = known.replace(state_dict=state, provenance={"name": name, "recipe": recipe})
@@ -59,6 +59,7 @@ def test_one_command_measures_each_by_its_own(trees, trunk, tmp_path, capsys):
         ("first", "knn", "knn-fast-demo-v1"),
         ("second", "linear", "linear-slow-demo-v1"),
     }
+    assert all(r.provenance["pretraining"] == {"precision": "bf16"} for r in rows)
     assert main(command) == 0 and len(store.read(out)[0]) == len(rows), "the same run continued"
     slow.write_text(slow.read_text().replace("0.1", "0.2"))
     assert main(command) == 2 and "recipe" in capsys.readouterr().err

@@ -19,7 +19,7 @@ from backbench.results import store
 from backbench.runs.folder import CHECKPOINT_FILE, open_run
 from backbench.weights.probes import OWN
 from detection import config as detection_config
-from pretrain.config import PretrainConfig
+from pretrain.config import PretrainConfig, overrides_of
 from transfer.config import load_protocol, of_verb
 
 HOME = Path(__file__).parents[2]
@@ -61,7 +61,7 @@ def look_at(args):
     if cli.VERBS[args.verb].check is not None:
         asked.refuse(args)
     if args.verb == "pretrain":
-        config.load(PretrainConfig, args.recipe, args.overrides, kind="pretrain")
+        config.load(PretrainConfig, args.recipe, overrides_of(args), kind="pretrain")
     elif args.verb == "linear" and args.protocol != OWN:
         load_protocol(args.protocol, of_verb("linear"))
     elif args.verb == "detect":

@@ -1,6 +1,7 @@
 """leaderboard.csv as the contract says, what may share a column, and what may be called best."""
 
 import csv
+import dataclasses
 import functools
 import json
 import subprocess
@@ -12,7 +13,7 @@ import pytest
 from support import boards, records
 
 from backbench import cli
-from backbench.board import tables
+from backbench.board import ablation, tables
 from backbench.board.board import Board, add_published, collect, standing
 from backbench.board.export import again, write_csv, write_tidy
 from backbench.board.judge import expected_keys, judge, not_judged
@@ -20,6 +21,7 @@ from backbench.datasets.catalog import DATASETS, TWELVE
 from backbench.errors import BadInput
 from backbench.papers import catalogue
 from backbench.results import published, scored, store
+from backbench.weights import fast
 
 ROOT = Path(__file__).parents[3]
 a_result = functools.partial(
@@ -292,6 +294,66 @@ def test_the_reproduction_gate(tmp_path, capsys, value, status):
     )
     assert cli.main(["leaderboard", str(tmp_path / "runs"), "--check", "-q"]) == status
     assert f"1 published numbers judged, {status} outside" in capsys.readouterr().out
+
+
+FAST = {"views": {"pipeline": "fast"}, "precision": "bf16", "compile": "cuda"}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "value", "said"),
+    [
+        (FAST, 91.9, "within (fast)"),
+        (FAST, 89.9, "OUTSIDE (fast)"),
+        ({**FAST, "precision": "fp32"}, 91.9, "within (views.pipeline=fast)"),
+        ({"views": {"pipeline": "reference"}, "precision": "fp32"}, 91.9, "within 1.5"),
+        (None, 91.9, "within 1.5"),
+    ],
+)
+@pytest.mark.parametrize("old_rows", [False, True])
+def test_a_fast_pretraining_is_judged_with_that_word(
+    tmp_path, capsys, caplog, *, recipe, value, said, old_rows
+):
+    """The rows say it, and where they are older than the word the checkpoint's recipe does."""
+    runs, pages = tmp_path / "runs", tmp_path / "md"
+    row = a_result(value=value)
+    told = {} if old_rows else fast.of_trunk({"recipe": recipe})
+    store.append(runs, [a_result(value=value, provenance={**row.provenance, **told})])
+    about = {"expected": [LORAC_KEY], "recipe": recipe}
+    a_checkpoint_header(runs / "backbone.safetensors", "a" * 64, **about)
+    csv_file = tmp_path / "x.csv"
+    options = ["--check", "--csv", str(csv_file), "--markdown", str(pages)]
+    with caplog.at_level("INFO", logger="backbench"):
+        status = cli.main(["leaderboard", str(runs), *options])
+    assert status == ("OUTSIDE" in said)
+    assert any(r.getMessage().startswith(said) for r in caplog.records), caplog.text
+    out, page = capsys.readouterr().out, (pages / "reproduction.md").read_text()
+    word = said.partition("(")[2].rstrip(")")
+    assert (f"1 not to the letter ({word})" in out) == bool(word)
+    assert (f"({word})" in page) == bool(word) and said.split()[0].lower() in page
+    name = "lorac (fast)" if recipe is FAST else "lorac"
+    assert read_csv(csv_file)[0]["name"] == name and f"\n{name} " in out
+    assert cli.main(["paper", "lorac:2", str(runs)]) == 0
+    verdict = "outside" if status else "within"
+    assert f"{value:.2f} {verdict}{f' ({word})' if word else ''} (lorac)" in capsys.readouterr().out
+
+
+def test_a_fast_trunk_is_no_seed_of_the_other_one_of_its_name(tmp_path):
+    quick = fast.of_trunk({"recipe": FAST})
+    rows = []
+    for n, (beta, provenance) in enumerate([(2, {}), (4, {}), (2, quick), (4, quick)]):
+        row = a_result(checkpoint=str(n) * 64, name=f"lorac beta={beta}", value=90.0 + n)
+        rows.append(dataclasses.replace(row, provenance={**row.provenance, **provenance}))
+    board = board_of(tmp_path, *rows)
+    assert len(board.columns) == 1
+    (found,) = ablation.find(board)
+    assert {setting.name for setting in found.points} == {"lorac", "lorac (fast)"}
+    assert all(len(rows) == 1 for rows in found.points.values())
+    assert sorted(board.labels().values()) == [
+        "lorac beta=2",
+        "lorac beta=2 (fast)",
+        "lorac beta=4",
+        "lorac beta=4 (fast)",
+    ]
 
 
 LORAC_KEY = "lorac:2:lorac:resnet50:200"

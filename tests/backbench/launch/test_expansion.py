@@ -126,6 +126,41 @@ def test_ablation_recipe_times_values_times_seeds(lab):
             assert {"name", "seed", "epochs", "method"} == set(recipe) and "=" not in job.name
 
 
+def test_a_grid_goes_the_fast_way_by_one_key(lab, capsys):
+    def pretrainings(*recipes, **grid):
+        jobs = jobs_of(lab, lab.grid(recipes=list(recipes), **grid))
+        return {j.argv[1] + " ".join(w for w in j.argv if "precision" in w): j for j in jobs}
+
+    plain = pretrainings("demo_simclr", "demo_lorac")
+    quick = pretrainings("demo_simclr", {"recipe": "demo_lorac", "fast": False}, fast=True)
+    one = pretrainings({"recipe": "demo_simclr", "fast": True}, "demo_lorac")
+    assert [quick[n].name == plain[n].name for n in plain] == [False, True]
+    assert [quick[n].name == one[n].name for n in plain] == [True, True]
+    assert [quick[n].costs == plain[n].costs for n in plain] == [False, True]
+    assert "--fast" in quick["demo_simclr"].argv and "--fast" not in quick["demo_lorac"].argv
+    # By hand wins, in the job's command as on a command line, and it is another run
+    exact = {"recipe": "demo_simclr", "overrides": ["precision=fp32"], "fast": True}
+    (by_hand,) = pretrainings(exact).values()
+    assert "precision=fp32" in by_hand.argv and "--fast" in by_hand.argv
+    assert by_hand.name not in (quick["demo_simclr"].name, plain["demo_simclr"].name)
+    # As an override of a grid that is not one's own; the dry run shows the command
+    cluster, grid = lab.cluster("local"), lab.grid(recipes=["demo_simclr"])
+    for said in (["fast=true"], []):
+        assert lab.run(grid, cluster, "runs", "--dry-run", *said) == 0
+        shown = "backbench pretrain demo_simclr --fast --data" in capsys.readouterr().out
+        assert shown == bool(said)
+
+
+def test_a_grid_of_a_recipe_that_demands_a_precision_is_refused(lab, capsys):
+    exact = lab.root / "exact.yaml"
+    exact.write_text(f"base: {config.find_recipe('demo_simclr', 'pretrain')}\nprecision: fp64\n")
+    grid = lab.grid(recipes=[str(exact)], fast=True)
+    assert lab.run(grid, lab.cluster("local"), "runs", "--dry-run") == 2
+    assert (
+        "the recipe demands precision fp64, and --fast computes in bf16" in capsys.readouterr().err
+    )
+
+
 def test_running_pretraining_of_an_earlier_grid_is_waited_for(lab):
     """Its folder is in RUNS and on record: the probes go behind the job. A folder nobody knows is
     only named."""

@@ -1,0 +1,188 @@
+"""`pretrain --fast`: nothing but four keys of the recipe, which the run's own recipe then says."""
+
+import json
+import signal
+
+import pytest
+import torch
+
+from backbench import cli, config
+from backbench.errors import EXIT_BAD_INPUT, EXIT_PREEMPTED
+from backbench.runs.folder import CHECKPOINT_FILE, RECIPE_FILE
+from backbench.weights import fast
+from backbench.weights.checkpoint import Checkpoint
+from pretrain import train
+from pretrain.config import PretrainConfig, check, overrides_of
+
+PAPERS = [
+    "lorac/lorac_imagenet",
+    "jcl/jcl_imagenet",
+    "mio/mio_d_cifar10",
+    "arb/arb_imagenet_8192",
+    "cllr/cllr_nuclear_imagenet100_512",
+]
+# 32 px: torch's bf16 convolution on a CPU can leave its gradient unset where the map before it is
+# 1 x 1
+TINY = """
+name: tiny
+arch: resnet18
+method: {name: simclr, head: {hidden: 32, dim: 16}}
+data: {dataset: shapes, workers: 0}
+views: {pipeline: reference, crops: [{count: 2, size: 32}]}
+optim: {name: sgd, lr: 0.05}
+epochs: 1
+batch_size: 8
+log_every: 1
+"""
+
+
+def arguments(*words):
+    return cli.parser().parse_args(["pretrain", *words, "--data", ".", "--out", "x"])
+
+
+def flat(value, key=""):
+    if not isinstance(value, dict):
+        return {key: value}
+    out = {}
+    for name, inner in value.items():
+        out |= flat(inner, f"{key}.{name}".lstrip("."))
+    return out
+
+
+def recipe_of(*words):
+    args = arguments(*words)
+    check(args)
+    return flat(
+        config.to_dict(
+            config.load(PretrainConfig, args.recipe, overrides_of(args), kind="pretrain")
+        )
+    )
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_the_switch_sets_four_keys_and_no_other(name):
+    letter, quick = recipe_of(name), recipe_of(name, "--fast")
+    assert {key: quick[key] for key in fast.KEYS} == {
+        "views.pipeline": "fast",
+        "precision": "bf16",
+        "channels_last": True,
+        "compile": "cuda",
+    }
+    changed = {key for key in letter if letter[key] != quick[key]}
+    assert changed == {"views.pipeline", "precision", "compile"}  # the layout is every recipe's
+    assert letter.keys() == quick.keys()
+
+
+@pytest.mark.parametrize(
+    ("by_hand", "key", "value"),
+    [
+        ("precision=fp32", "precision", "fp32"),
+        ("views={pipeline: reference}", "views.pipeline", "reference"),
+        ("channels_last=false", "channels_last", False),
+        ("compile=false", "compile", False),
+        ("compile=true", "compile", True),
+    ],
+)
+def test_what_is_given_by_hand_wins(by_hand, key, value):
+    both = recipe_of("demo_simclr", by_hand, "--fast")
+    assert {k: both[k] for k in fast.KEYS} == {**fast.KEYS, key: value}
+
+
+def test_compiled_on_a_gpu_only():
+    def compiled(*words, device):
+        args = arguments("demo_simclr", *words)
+        recipe = config.load(PretrainConfig, args.recipe, overrides_of(args), kind="pretrain")
+        return train.is_compiled(recipe, torch.device(device))
+
+    assert compiled("--fast", device="cuda") and not compiled("--fast", device="cpu")
+    assert compiled("compile=true", device="cpu") and not compiled(device="cuda")
+    assert not compiled("compile=false", "--fast", device="cuda")
+
+
+@pytest.fixture
+def pretrain(shapes, capsys, caplog):
+    """pretrain(recipe, out, *words) -> (exit status, what it said)."""
+    root = shapes()
+
+    def run(recipe, out, *words):
+        caplog.clear()
+        command = ["pretrain", str(recipe), *words, "--data", str(root), "--out", str(out)]
+        status = cli.main(command)
+        return status, capsys.readouterr().err + caplog.text
+
+    return run
+
+
+def one_line(said, *parts):
+    line = said.strip().splitlines()[-1]
+    assert all(part in line for part in parts), line
+    return line
+
+
+@pytest.mark.parametrize("precision", ["fp64", "fp32", "fp16"])
+def test_a_recipe_that_demands_a_precision_is_refused(pretrain, tmp_path, precision):
+    recipe = tmp_path / "exact.yaml"
+    recipe.write_text(TINY + f"precision: {precision}\n")
+    status, said = pretrain(recipe, tmp_path / "run", "--fast")
+    assert status == EXIT_BAD_INPUT and not (tmp_path / "run").exists()
+    assert said.count("\n") == 1
+    one_line(said, f"demands precision {precision}", "leave --fast out", str(recipe))
+    both = recipe_of(str(recipe), f"precision={precision}", "--fast")
+    assert (both["precision"], both["views.pipeline"]) == (precision, "fast")
+    assert fast.word(fast.of_trunk({"recipe": {"precision": precision}})) != fast.WORD
+
+
+def test_a_run_tells_all_and_goes_on_only_as_it_began(
+    pretrain, kill_at_step, tmp_path, monkeypatch
+):
+    # Pictures of curves of one epoch take longer than it
+    monkeypatch.setattr(train.monitor, "plot_curves", lambda *_: None)
+    recipe = tmp_path / "tiny.yaml"
+    recipe.write_text(TINY)
+    out, letter = tmp_path / "fast", tmp_path / "letter"
+    # 1. Stopped in the middle, each: the other way is another run
+    kill_at_step(1, signal.SIGTERM)
+    assert pretrain(recipe, out, "--fast")[0] == EXIT_PREEMPTED
+    kill_at_step(1, signal.SIGTERM)
+    assert pretrain(recipe, letter)[0] == EXIT_PREEMPTED
+    status, said = pretrain(recipe, letter, "--fast")
+    assert status == EXIT_BAD_INPUT
+    one_line(said, "holds another run's state", "recipe.compile (False there, cuda now)")
+    status, said = pretrain(recipe, out)
+    assert status == EXIT_BAD_INPUT
+    one_line(said, "recipe.compile (cuda there, False now)", "with its own recipe")
+    # 2. The run's own recipe says the keys, so it continues without the switch, or with it
+    own = out / RECIPE_FILE
+    saved = flat(config.read_yaml(own))
+    assert {key: saved[key] for key in fast.KEYS} == fast.KEYS
+    assert pretrain(own, out, "--workers", "0")[0] == 0
+    assert "already finished" in pretrain(own, out, "--fast")[1]
+    assert "already finished" in pretrain(recipe, out, "--fast")[1]
+    # 3. So does the checkpoint, and whatever measures it takes them from there
+    provenance = Checkpoint.load(out / CHECKPOINT_FILE).provenance
+    assert fast.of_trunk(provenance) == {"pretraining": dict(fast.KEYS)}
+    assert fast.word(fast.of_trunk(provenance)) == "fast"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "word"),
+    [
+        ({"views": {"pipeline": "fast"}, "precision": "bf16", "compile": "cuda"}, "fast"),
+        ({"views": {"pipeline": "fast"}, "precision": "bf16", "compile": False}, "fast"),
+        ({"views": {"pipeline": "reference"}, "precision": "fp32", "compile": True}, ""),
+        ({"views": {"pipeline": "reference"}, "precision": "fp64"}, ""),
+        ({"views": {"pipeline": "reference"}, "precision": "bf16"}, "precision=bf16"),
+        ({"views": {"pipeline": "fast"}, "precision": "fp32"}, "views.pipeline=fast"),
+        (
+            {"views": {"pipeline": "fast"}, "precision": "fp16"},
+            "views.pipeline=fast, precision=fp16",
+        ),
+        ({"views": ["<script>"], "precision": "<script>"}, ""),
+        ("<script>", ""),
+        (None, ""),
+    ],
+)
+def test_the_word_beside_a_verdict(recipe, word):
+    kept = json.loads(json.dumps(fast.of_trunk({"recipe": recipe})))  # as a row holds it
+    assert fast.word(kept) == word
+    assert fast.word({"pretraining": recipe}) == "" or isinstance(recipe, dict)
