@@ -38,7 +38,12 @@ def datasets_there(args: argparse.Namespace) -> None:
     elif args.verb == "pretrain":
         recipe = config.read_recipe(config.find_recipe(args.recipe, "pretrain"))
         data = config.apply_overrides(recipe, args.overrides).get("data") or {}
-        all_there([str(data.get("dataset"))], args.data)
+        name = str(data.get("dataset"))
+        known = catalog.row(name)
+        folders = (known.folders if known else ()) or (name,)
+        # One split is enough to train on: where the folder is, reading it says what is missing
+        if not any((args.data / folder).is_dir() for folder in folders):
+            all_there([name], args.data)
 
 
 def all_there(names: Sequence[str], root: Path) -> None:
