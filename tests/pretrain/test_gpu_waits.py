@@ -1,6 +1,8 @@
 """Every method on a GPU that is only pretended: nothing mixes the places, the numbers are the CPU's,
 and between two rows of the log no step waits for the device."""
 
+from contextlib import contextmanager
+
 import pytest
 import torch
 from support.methods import CASES, train
@@ -29,7 +31,14 @@ def test_no_step_waits(name):
     expected = train(CASES[name])
     waits: list[str] = []
     with PretendedGpu() as gpu:
-        got = train(CASES[name], gpu, waits)
+
+        @contextmanager
+        def around(step):
+            gpu.take()
+            yield
+            waits.extend(gpu.take() if step else [])
+
+        got = train(CASES[name], device="cuda", around=around)
     assert not waits, "\n".join(waits)
     for key, value in expected.items():
         assert isinstance(got[key], OnGpu), key

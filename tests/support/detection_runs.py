@@ -33,7 +33,7 @@ def asked(
     )
 
 
-def built(run: DetectionRun) -> tuple[Prepared, DetectionEngine]:
-    """What the run has read, and its engine on the CPU."""
+def built(run: DetectionRun, device: str = "cpu") -> tuple[Prepared, DetectionEngine]:
+    """What the run has read, and its engine on the device."""
     prepared = train_net.prepare(run)
-    return prepared, train_net.build_engine(run, prepared, torch.device("cpu"))
+    return prepared, train_net.build_engine(run, prepared, torch.device(device))

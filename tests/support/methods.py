@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +14,6 @@ from torch.nn.parallel import DistributedDataParallel
 from backbench.runs import batchnorm, distributed
 from pretrain.first_step import FirstStep
 from pretrain.method import Batch, Method, Setup, build_method, choose_config
-from support.pretended_gpu import PretendedGpu
 
 HEAD = {"hidden": 12, "dim": 6}
 QUEUE = {"head": HEAD, "queue": 32, "momentum": 0.9, "groups": 2}
@@ -143,15 +144,18 @@ def build(case: dict[str, Any]) -> tuple[Method, list[int]]:
 
 
 def train(
-    case: dict[str, Any], gpu: PretendedGpu | None = None, waits: list[str] | None = None
+    case: dict[str, Any],
+    *,
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float64,
+    around: Callable[[int], AbstractContextManager[object]] = lambda step: nullcontext(),
 ) -> dict[str, torch.Tensor]:
     """Three steps; what was returned, the gradients, and all state at the end.
 
-    On `gpu`; `waits` are then those of the second and third step (in the first the rules look).
+    Each step is made in `around(step)`; in the first the rules look at values.
     """
     method, sizes = build(case)
-    if gpu is not None:
-        method.to("cuda")
+    method.to(device, dtype)
     model = DistributedDataParallel(method) if distributed.world_size() > 1 else method
     optimizer = torch.optim.SGD([p for p in method.parameters() if p.requires_grad], 0.05)
     rules = FirstStep(method, case["name"])
@@ -159,7 +163,8 @@ def train(
     for step in range(3):
         generator = torch.Generator().manual_seed(step)
         views = [
-            torch.randn(BATCH, 3, s, s, dtype=torch.float64, generator=generator) for s in sizes
+            torch.randn(BATCH, 3, s, s, dtype=torch.float64, generator=generator).to(dtype)
+            for s in sizes
         ]
         labels = torch.randint(5, (BATCH,), generator=generator)
         index = torch.randperm(40, generator=generator)[:BATCH]
@@ -172,30 +177,27 @@ def train(
             epochs=3,
             progress=step / 3,
         )
-        if gpu is not None:
-            batch = moved(batch)
-            gpu.take()
-        terms = rules.terms(model(batch))
-        optimizer.zero_grad()
-        terms["loss"].backward()
-        rules.gradients()
-        out[f"{step} loss"] = terms["loss"].detach()
-        for name, parameter in method.named_parameters():
-            if parameter.requires_grad:
-                out[f"{step} grad {name}"] = parameter.grad.clone()
-        optimizer.step()
-        method.after_step((step + 1) / 3)
-        rules.state()
-        if gpu is not None and waits is not None and step:
-            waits += gpu.take()
+        batch = moved(batch, device)
+        with around(step):
+            terms = rules.terms(model(batch))
+            optimizer.zero_grad()
+            terms["loss"].backward()
+            rules.gradients()
+            out[f"{step} loss"] = terms["loss"].detach()
+            for name, parameter in method.named_parameters():
+                if parameter.requires_grad:
+                    out[f"{step} grad {name}"] = parameter.grad.clone()
+            optimizer.step()
+            method.after_step((step + 1) / 3)
+            rules.state()
     return out | {f"state {k}": v.clone() for k, v in method.state_dict().items()}
 
 
-def moved(batch: Batch) -> Batch:
+def moved(batch: Batch, device: str) -> Batch:
     """On the device, as the loop sends it there."""
 
     def sent(x: torch.Tensor) -> torch.Tensor:
-        return x.to("cuda", non_blocking=True)
+        return x.to(device, non_blocking=True)
 
     assert batch.labels is not None
     views = [sent(view) for view in batch.views]

@@ -1,0 +1,107 @@
+"""Training on a real GPU against the CPU: every method, and whole runs of the loop."""
+
+import contextlib
+import signal
+
+import pytest
+import torch
+from support.gpu import DEVICE, REAL, on_gpu
+from support.methods import CASES, train
+
+from backbench import cli
+from backbench.errors import EXIT_PREEMPTED
+from backbench.runs import precision
+from backbench.runs.folder import CHECKPOINT_FILE, Progress, read_metrics
+from backbench.weights.checkpoint import Checkpoint
+
+pytestmark = on_gpu
+
+
+@contextlib.contextmanager
+def no_waits(step):
+    """torch raises where the host would wait for the device; in the first step the rules look."""
+    if REAL and step:
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        if REAL:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.fixture(autouse=True)
+def exact():
+    precision.use("fp32")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_method_equals_the_cpu(name):
+    """Loss, gradients and state of three steps in float64; no step waits."""
+    expected, found = train(CASES[name]), train(CASES[name], device=DEVICE, around=no_waits)
+    for key, value in expected.items():
+        assert found[key].device.type == DEVICE
+        torch.testing.assert_close(found[key].cpu(), value, rtol=1e-7, atol=1e-9, msg=key)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_method_in_float32(name):
+    expected = train(CASES[name], dtype=torch.float32)
+    found = train(CASES[name], dtype=torch.float32, device=DEVICE)
+    # The first step's; behind it rounding is trained on
+    torch.testing.assert_close(found["0 loss"].cpu(), expected["0 loss"], rtol=1e-4, atol=1e-5)
+    assert all(torch.isfinite(value).all() for value in found.values() if value.is_floating_point())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", CASES)
+def test_method_in_mixed_precision_is_finite(name, dtype):
+    def around(step):
+        return torch.autocast(DEVICE, dtype)
+
+    found = train(CASES[name], dtype=torch.float32, device=DEVICE, around=around)
+    assert all(torch.isfinite(found[f"{step} loss"]) for step in range(3))
+
+
+SMALL = ("epochs=2", "data.workers=2", "log_every=1", "knn_every=0")
+
+
+def pretrain(root, out, *more):
+    where = ["--data", root, "--out", out, "--accelerator", DEVICE]
+    return cli.main(["pretrain", *map(str, ["tiny_simclr", *where, *SMALL, *more])])
+
+
+def losses(out):
+    return [row["loss"] for row in read_metrics(out) if "loss" in row]
+
+
+@pytest.mark.parametrize("more", [(), ("precision=bf16",), ("compile=true",)])
+def test_a_run_that_is_stopped_goes_on(more, tiny_root, tmp_path, monkeypatch):
+    """Its losses are those of the run that was left alone, as far as the device repeats itself."""
+    assert pretrain(tiny_root, tmp_path / "whole", *more) == 0
+    advance, count = Progress.advance, 0
+
+    def stopping(self, *args, **shown):
+        nonlocal count
+        count += 1
+        if count == 3:
+            signal.raise_signal(signal.SIGTERM)
+        return advance(self, *args, **shown)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Progress, "advance", stopping)
+        assert pretrain(tiny_root, tmp_path / "parts", *more) == EXIT_PREEMPTED
+    assert pretrain(tiny_root, tmp_path / "parts", *more) == 0
+    assert losses(tmp_path / "parts") == pytest.approx(losses(tmp_path / "whole"), rel=1e-2)
+    # What was saved on the device is a file like any other
+    point = Checkpoint.load(tmp_path / "parts" / CHECKPOINT_FILE)
+    assert all(x.device.type == "cpu" for x in point.state_dict.values())
+    assert point.backbone().eval()(torch.zeros(1, 3, 32, 32)).isfinite().all()
+
+
+@pytest.mark.skipif(not REAL, reason="asks how many GPUs there are")
+def test_more_devices_than_there_are(tiny_root, trunk, tmp_path, capsys):
+    many = str(torch.cuda.device_count() + 1)
+    words = ["linear", trunk, "--datasets", "digits", "--protocol", "knn_demo", "--data", tiny_root]
+    words += ["--out", tmp_path / "x", "--accelerator", "cuda", "--devices", many]
+    assert cli.main(list(map(str, words))) == 2
+    assert "this machine has" in capsys.readouterr().err
