@@ -6,7 +6,7 @@ export OMP_NUM_THREADS ?= 1
 
 DETECTRON2 := git+https://github.com/facebookresearch/detectron2.git@02b5c4e295e990042a714712c21dc79b731e8833
 
-.PHONY: demo test test-full check detectron2 clean
+.PHONY: demo test test-full gpu check detectron2 clean
 
 demo: .venv/ready
 	$(BIN)/backbench demo --out runs/demo
@@ -16,6 +16,11 @@ test: .venv/ready check
 
 test-full: .venv/ready check
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+# What only a GPU can show: everything on it against the CPU, then its speed beside lightly's.
+gpu: .venv/ready
+	$(BIN)/python -m pytest -m gpu tests/gpu
+	$(BIN)/python benchmarks/step.py --gpu --compile
 
 check: .venv/ready
 	$(BIN)/ruff check .
