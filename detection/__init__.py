@@ -9,5 +9,6 @@ engine      what an engine offers: engine_torchvision and engine_detectron2 are 
 data/       annotation files, images, targets   rcnn/       the network of the torchvision engine
 precise_bn  batch norm's last statistics        ranks       the processes of a run
 evaluate    AP and its interval                 scoring     from a detector to its results
+coco_ap     COCO's AP of images drawn anew      voc_ap      VOC's
 pictures    detections beside the ground truth
 """

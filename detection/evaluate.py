@@ -17,6 +17,7 @@ from torch import Tensor
 from backbench.errors import BadInput
 from backbench.results import intervals
 from backbench.runs import seeding
+from detection import coco_ap
 from detection.data.records import Detection
 from detection.data.split import Split
 
@@ -88,9 +89,10 @@ def score(
     with _silent():
         ev.summarize()
     values = {name: _percent(ev.stats[i]) for name, i in stats.items()}
-    samples = bootstrap(ev, split, manifest) if manifest is not None else {}
+    per_category = _per_category(ev, split)
+    samples = bootstrap(ev, found, split, manifest) if manifest is not None else {}
     known = intervals_of(values, samples, len(split.records))
-    return Scores(values, known, _per_category(ev, split), samples)
+    return Scores(values, known, per_category, samples)
 
 
 def matched(
@@ -226,13 +228,14 @@ def _percent(value: float) -> float | None:
     return None if value < 0 or not np.isfinite(value) else 100 * float(value)
 
 
-def bootstrap(ev: hotcoco.COCOeval, split: Split, manifest: str) -> dict[str, np.ndarray]:
-    """AP, AP50 and AP75 in percent of images drawn with replacement; the draws depend on the list
-    of images alone, so two checkpoints are compared draw by draw. Matching is per image: a draw
-    only reweights each image's detections."""
-    ids = list(place_of(split).values())
-    weights = drawn(len(ids), manifest)
-    return summarised(weighted_ap(ev, ids, range(1, 1 + len(split.ids)), weights))
+def bootstrap(
+    ev: hotcoco.COCOeval, found: Sequence[Mapping[str, object]], split: Split, manifest: str
+) -> dict[str, np.ndarray]:
+    """AP, AP50 and AP75 in percent of images drawn with replacement, `found` being what `ev` has
+    matched; the draws depend on the list of images alone, so two checkpoints are compared draw by
+    draw."""
+    weights = drawn(len(split.records), manifest)
+    return summarised(weighted_ap(ev, found, len(split.ids), weights))
 
 
 def drawn(images: int, manifest: str) -> Tensor:
@@ -264,90 +267,97 @@ def intervals_of(
 
 
 def weighted_ap(
-    ev: hotcoco.COCOeval, image_ids: Sequence[int], category_ids: Sequence[int], weights: Tensor
+    ev: hotcoco.COCOeval, found: Sequence[Mapping[str, object]], categories: int, weights: Tensor
 ) -> Tensor:
-    """(draws, images) multiplicities -> (draws, thresholds) AP, mean over the categories that have
-    ground truth.
+    """(draws, images) multiplicities -> (draws, thresholds) AP, the mean over the categories 1, 2,
+    ... that have ground truth.
 
     COCOeval.accumulate for one area range (all) and most detections, with each image counted
-    `weight` times.
+    `weight` times. It leaves `ev` matched for that range and the last category alone.
     """
-    column = {id: i for i, id in enumerate(image_ids)}
-    thresholds = len(ev.params.iou_thrs)
-    total = torch.zeros(len(weights), thresholds, dtype=torch.float64)
+    total = torch.zeros(len(weights), len(ev.params.iou_thrs), dtype=torch.float64)
     counted = torch.zeros(len(weights), 1, dtype=torch.float64)
-    for matches in _matches_by_category(ev, category_ids).values():
-        matches.sort(key=lambda m: column[m["image_id"]])
-        detections = _Ranked(matches, column, thresholds)
+    blocks = coco_ap.in_blocks(weights)
+    matching = _Matching(ev, _Columns.of(found))
+    for category in range(1, 1 + categories):
+        ranked = matching.of(category, weights.shape[1])
         # A category counts in the draws that have ground truth of it.
-        positives = weights @ detections.truths  # (draws,)
-        there = positives > 0
+        there = weights @ torch.from_numpy(ranked.truths) > 0
+        if not there.any():
+            continue
         counted[there] += 1
-        if not detections.found:
-            continue  # precision 0 everywhere
-        weight = weights[:, detections.image]  # (draws, detections)
-        for t in range(thresholds):
-            ap = _average_precision(weight, detections.hit[t], detections.skip[t], positives)
-            total[there, t] += ap[there]
+        total[there] += coco_ap.aps(ranked, blocks)[there]
     return total / counted.masked_fill(counted == 0, float("nan"))
 
 
-def _matches_by_category(
-    ev: hotcoco.COCOeval, category_ids: Sequence[int]
-) -> dict[int, list[ImageMatches]]:
-    """The matching that AP is made from: all areas, not AP by size."""
-    whole = list(ev.params.area_rng[0])
-    out: dict[int, list[ImageMatches]] = {id: [] for id in category_ids}
-    for e in ev.eval_imgs:
-        if e is not None and list(e["aRng"]) == whole:
-            out[e["category_id"]].append(cast(ImageMatches, e))
-    return out
+@dataclass(frozen=True)
+class _Columns:
+    """D detections as columns: numbers of images and categories from 1, and scores."""
+
+    image: np.ndarray
+    category: np.ndarray
+    score: np.ndarray
+
+    @classmethod
+    def of(cls, found: Sequence[Mapping[str, object]]) -> _Columns:
+        image, category, score = (
+            np.array([d[key] for d in found]) for key in ("image_id", "category_id", "score")
+        )
+        return cls(image, category, score)
+
+    def where(self, mask: np.ndarray) -> _Columns:
+        return _Columns(self.image[mask], self.category[mask], self.score[mask])
+
+    def surest(self, most: int) -> _Columns:
+        """The `most` surest of each image, in order of images, the surest first; of equals those
+        that came first."""
+        order = np.lexsort((-self.score, self.image))
+        image = self.image[order]
+        rank = np.arange(len(order)) - np.searchsorted(image, image)
+        return self.where(order[rank < most])
 
 
-class _Ranked:
-    """One category's detections in all N images, D of them, the surest first."""
+class _Matching:
+    """COCOeval's matching of all areas, one category at a time: of every area, image and category
+    at once it is gigabytes of lists."""
 
-    truths: Tensor  # (N,) float64: objects to be found in each image
-    found: bool  # D > 0; only then is there what follows
-    image: Tensor  # (D,): the column of the image that each is in
-    hit: Tensor  # (T, D) bool: it matched an object
-    skip: Tensor  # (T, D) bool: it is ignored
+    def __init__(self, ev: hotcoco.COCOeval, found: _Columns) -> None:
+        self.ev, self.found, self.truth = ev, found, ev.coco_gt
+        ev.params.area_rng, ev.params.area_rng_lbl = ev.params.area_rng[:1], ["all"]
 
-    def __init__(
-        self, matches: Sequence[ImageMatches], column: Mapping[int, int], thresholds: int
-    ) -> None:
-        self.truths = torch.zeros(len(column), dtype=torch.float64)
-        self.found = False
-        scores, image, hit, skip = [], [], [], []
+    def of(self, category: int, images: int) -> coco_ap.CocoFound:
+        """The category's detections in images 1 to `images`, ranked."""
+        ev, thresholds = self.ev, len(self.ev.params.iou_thrs)
+        # 1. In images with objects of the category, as COCOeval matches them
+        there = self.truth.get_img_ids(cat_ids=[category])
+        matches: list[ImageMatches] = []
+        if there:
+            ev.params.cat_ids, ev.params.img_ids = [category], there
+            ev.evaluate()
+            matches = [cast(ImageMatches, m) for m in ev.eval_imgs if m is not None]
+        truths = np.zeros(images)
         for m in matches:
-            at = column[m["image_id"]]
-            self.truths[at] = float((~np.asarray(m["gtIgnore"], bool)).sum())
-            scores.append(np.asarray(m["dtScores"], float))
-            image.append(np.full(len(scores[-1]), at))
-            hit.append(np.asarray(m["dtMatches"]).reshape(thresholds, -1) != 0)
-            skip.append(np.asarray(m["dtIgnore"]).reshape(thresholds, -1) != 0)
-        if not sum(map(len, scores)):
-            return
-        self.found = True
-        # Stable, so that equal scores keep the order of the images: COCOeval's own tie-break.
-        ranking = np.argsort(-np.concatenate(scores), kind="mergesort")
-        self.image = torch.from_numpy(np.concatenate(image)[ranking])
-        self.hit = torch.from_numpy(np.concatenate(hit, 1)[:, ranking])
-        self.skip = torch.from_numpy(np.concatenate(skip, 1)[:, ranking])
+            truths[m["image_id"] - 1] = len(m["gtIgnore"]) - sum(m["gtIgnore"])
+        score = [s for m in matches for s in m["dtScores"]]
+        places = [m["image_id"] for m in matches for _ in m["dtScores"]]
+        hit = _of_thresholds([m["dtMatches"] for m in matches], thresholds)
+        skip = _of_thresholds([m["dtIgnore"] for m in matches], thresholds)
+        # 2. In all others, where nothing can be matched: most detections need no question
+        mine = self.found.where(self.found.category == category)
+        rest = mine.where(~np.isin(mine.image, there)).surest(ev.params.max_dets[-1])
+        misses = np.ones((thresholds, len(rest.score)), bool)
+        image = np.concatenate([np.array(places, int), rest.image])
+        # 3. The surest first; of equals the first image's, as COCOeval breaks ties
+        ranking = np.lexsort((image, -np.concatenate([np.array(score, float), rest.score])))
+        return coco_ap.CocoFound(
+            image=image[ranking] - 1,
+            hit=np.concatenate([hit & ~skip, ~misses], 1)[:, ranking],
+            miss=np.concatenate([~hit & ~skip, misses], 1)[:, ranking],
+            truths=truths,
+        )
 
 
-def _average_precision(weight: Tensor, hit: Tensor, skip: Tensor, positives: Tensor) -> Tensor:
-    """weight (draws, D), hit and skip (D,) of ranked detections, positives (draws,) -> (draws,)."""
-    # 1. Precision and recall after each detection
-    true = (weight * (hit & ~skip)).cumsum(1)
-    false = (weight * (~hit & ~skip)).cumsum(1)
-    recall = true / positives.clamp(min=1)[:, None]
-    precision = true / (true + false + np.spacing(1))
-    # 2. The best precision at that recall or a larger one
-    precision = precision.flip(1).cummax(1).values.flip(1)
-    # 3. Read off at 101 recalls; 0 where a recall is not reached
-    # numpy's, as COCOeval has them: torch's differ in the last bit, which a recall of 0.35 is on.
-    recalls = torch.from_numpy(np.linspace(0, 1, 101)).expand(len(weight), -1)
-    place = torch.searchsorted(recall.contiguous(), recalls.contiguous())
-    reached = place < recall.shape[1]
-    return (precision.gather(1, place.clamp(max=recall.shape[1] - 1)) * reached).mean(1)
+def _of_thresholds(rows: Sequence[Sequence[Sequence[int]]], thresholds: int) -> np.ndarray:
+    """The (T, d) lists of each image -> (T, sum of d) bool."""
+    columns = [[value for of_image in rows for value in of_image[t]] for t in range(thresholds)]
+    return np.array(columns, np.int64).reshape(thresholds, -1) != 0

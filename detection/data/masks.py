@@ -47,13 +47,15 @@ def paste(masks: Tensor, boxes: Tensor, height: int, width: int) -> list[RunLeng
     out: list[RunLength] = []
     for mask, box in zip(masks.cpu(), boxes.cpu()):
         x1, y1, x2, y2 = box.tolist()
-        # 1. The pixels that the box can touch, one more on each side
+        # 1. The pixels that the box can touch, one more on each side: none of a box that is empty or
+        #    beside the image
         left, top = max(int(x1) - 1, 0), max(int(y1) - 1, 0)
         right, bottom = min(math.ceil(x2) + 1, width), min(math.ceil(y2) + 1, height)
+        w, h = max(right - left, 0) * (x2 > x1), max(bottom - top, 0) * (y2 > y1)
         # 2. Their centres on the mask, which reaches from -1 to 1
-        gx = (torch.arange(left, right) + 0.5 - x1) / (x2 - x1) * 2 - 1
-        gy = (torch.arange(top, bottom) + 0.5 - y1) / (y2 - y1) * 2 - 1
-        grid = torch.stack(torch.meshgrid(gx, gy, indexing="xy"), -1)[None]
+        gx = (torch.arange(left, left + w) + 0.5 - x1) / (x2 - x1) * 2 - 1
+        gy = (torch.arange(top, top + h) + 0.5 - y1) / (y2 - y1) * 2 - 1
+        grid = torch.stack((gx.expand(h, w), gy[:, None].expand(h, w)), -1)[None]
         # 3. Bilinear; outside of the mask is 0
         sampled = F.grid_sample(mask[None, None], grid, align_corners=False)[0, 0]
         out.append(encode((sampled >= 0.5).numpy(), left, top, (height, width)))
@@ -66,15 +68,15 @@ def encode(part: np.ndarray, left: int, top: int, size: tuple[int, int]) -> RunL
     from pycocotools import mask
 
     height, width = size
-    # 1. Where a run of ones begins and where it has ended, column by column
-    columns = np.zeros((part.shape[1], part.shape[0] + 2), np.int8)
+    # 1. Where a run of ones begins and where it has ended, in turn: column behind column, each with
+    #    a zero before and behind it
+    columns = np.zeros((part.shape[1], part.shape[0] + 2), bool)
     columns[:, 1:-1] = part.T
-    change = np.diff(columns, axis=1)
-    column, begin = np.nonzero(change == 1)
-    _, end = np.nonzero(change == -1)
+    row = columns.reshape(-1)
+    change = np.flatnonzero(row[1:] != row[:-1])
     # 2. Counted from the first pixel of the image
-    first = (left + column) * height + top
-    edges = np.stack([first + begin, first + end], 1).reshape(-1)
+    column, pixel = np.divmod(change, part.shape[0] + 2)
+    edges = (left + column) * height + top + pixel
     # 3. A run that ends at the bottom goes on in the next column: both edges are one place.
     if len(edges) > 2:
         joined = np.flatnonzero(edges[2::2] == edges[1:-1:2])

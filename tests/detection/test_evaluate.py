@@ -14,6 +14,7 @@ from pycocotools.cocoeval import COCOeval
 
 from backbench.errors import BadInput
 from backbench.results import intervals
+from benchmarks import ap_intervals
 from detection import evaluate
 from detection.data import coco
 from detection.tasks import FASTER_RCNN, KEYPOINT_RCNN, MASK_RCNN
@@ -128,21 +129,15 @@ def test_equals_pycocotools(tmp_path, kind):
 
 
 @pytest.mark.parametrize("kind", TASKS)
-def test_interval_is_of_the_same_ap(tmp_path, kind):
+def test_interval_is_of_the_same_ap(tmp_path, monkeypatch, kind):
     """A draw of every image once is AP itself; a draw with repeats is pycocotools' AP of the
     repeated images."""
-    import hotcoco
-
     split, found = make(tmp_path, TASKS[kind], images=12)
-    truth = hotcoco.COCO(str(split.file))
-    ev = hotcoco.COCOeval(truth, truth.load_res(evaluate.for_kind(found, kind)), kind)
-    if kind == "keypoints":
-        ev.params.kpt_oks_sigmas = SIGMAS
-    ev.evaluate()
-    ids = [r["image_id"] for r in split.records]
     drawn = torch.tensor([[1.0] * 12, [1.0, 0, 2, 0, 1, 3, 1, 0, 2, 1, 1, 0]], dtype=torch.float64)
-    aps = evaluate.weighted_ap(ev, ids, split.ids, drawn).mean(1)
+    monkeypatch.setattr(evaluate, "drawn", lambda images, manifest: drawn)
+    aps = evaluate.score(split, found, kind, SIGMAS, manifest="m").samples["AP"] / 100
     assert float(aps[0]) == pytest.approx(oracle(split, found, kind).stats[0], abs=1e-9)
+    ids = [r["image_id"] for r in split.records]
     data = json.loads(split.file.read_text())
     repeated = {"images": [], "annotations": [], "categories": data["categories"]}
     detections = []
@@ -161,6 +156,29 @@ def test_interval_is_of_the_same_ap(tmp_path, kind):
     assert float(aps[1]) == pytest.approx(
         oracle(split, detections, kind, images).stats[0], abs=1e-9
     )
+
+
+@pytest.mark.parametrize("kind", TASKS)
+def test_draws_are_those_of_all_detections(tmp_path, kind):
+    """Looking at hits alone changes no bit of a draw's AP, whether scores are equal, images empty,
+    a crowd or nothing is found, or an image has more detections than AP counts."""
+    split, found = make(tmp_path, TASKS[kind], images=60, empty=(3, 7), seed=1)
+    rng = np.random.default_rng(2)
+    crowded = [d for d in found if d["image_id"] == 11]
+    for image in (3, 11):
+        for template in (crowded or found[:1]) * 130:
+            score = float(np.round(rng.random(), 2))
+            found.append({**template, "image_id": image, "score": score})
+    truth = evaluate.ground_truth(split, kind)
+    mine = evaluate.for_kind(evaluate.renumbered(found, split), kind)
+    weights = evaluate.drawn(60, "m")
+    weights[0] = 0
+    weights[0, 2] = 60  # a draw without an object
+    ev = evaluate.matched(truth, mine, kind, SIGMAS)
+    expected = ap_intervals.over_all(ev, None, len(split.ids), weights)
+    aps = evaluate.weighted_ap(ev, mine, len(split.ids), weights)
+    assert expected[0].isnan().all() and 0.05 < float(expected[1:].mean()) < 0.95
+    np.testing.assert_array_equal(aps.numpy(), expected.numpy())
 
 
 @pytest.mark.slow

@@ -37,3 +37,41 @@ def test_pasted_as_detectron2_does():
     for ours, reference in zip(paste(masks, boxes, 70, 90), theirs, strict=True):
         # A value at a half may fall on either side.
         assert (mask.decode(ours).astype(bool) != reference).sum() <= 2
+
+
+ODD = {
+    "beside the image": [-30.0, -40.0, -5.0, -4.0],
+    "behind the image": [200.0, 5.0, 230.0, 9.0],
+    "over all edges": [-7.5, -3.2, 130.0, 99.0],
+    "one pixel": [3.0, 4.0, 4.0, 5.0],
+    "the last pixel": [89.0, 69.0, 90.0, 70.0],
+    "less than a pixel": [10.2, 10.3, 10.6, 10.9],
+    "a hair": [20.0, 0.0, 20.01, 70.0],
+    "without width": [5.5, 5.0, 5.5, 9.0],
+    "without height": [5.0, 5.5, 9.0, 5.5],
+    "the whole image": [0.0, 0.0, 90.0, 70.0],
+}
+
+
+@pytest.mark.parametrize("box", ODD.values(), ids=ODD)
+def test_odd_boxes_have_the_codes_of_whole_images(box):
+    """The box's own pixels alone give the codes of sampling every pixel of the image."""
+    generator = torch.Generator().manual_seed(1)
+    masks = torch.rand(4, 28, 28, generator=generator)
+    masks[0] = 1
+    found = paste(masks, torch.tensor([box] * 4), 70, 90)
+    for code, one in zip(found, masks, strict=True):
+        bitmap = np.zeros((70, 90), np.uint8)
+        if box[2] > box[0] and box[3] > box[1]:
+            x1, y1, x2, y2 = torch.tensor(box).tolist()
+            gx = (torch.arange(90) + 0.5 - x1) / (x2 - x1) * 2 - 1
+            gy = (torch.arange(70) + 0.5 - y1) / (y2 - y1) * 2 - 1
+            grid = torch.stack(torch.meshgrid(gx, gy, indexing="xy"), -1)
+            sampled = torch.nn.functional.grid_sample(
+                one[None, None], grid[None], align_corners=False
+            )[0, 0]
+            # So that no machine's last bit decides
+            assert ((sampled - 0.5).abs() > 1e-6).all()
+            bitmap = (sampled >= 0.5).numpy().astype(np.uint8)
+        whole = mask.encode(np.asfortranarray(bitmap))
+        assert code == {"size": [70, 90], "counts": whole["counts"].decode()}
