@@ -7,6 +7,7 @@ Detectron2's.
     engine.step()                           # one iteration: `first`, then first + 1, ...
     engine.losses()                         # or only the losses of the next batch
     engine.predict(record)                  # one image's detections
+    engine.predictions(records, workers=2)  # many images', read ahead by loader workers
 
 An iteration is a pure function of the weights, the optimiser's state, the seed and its number: not
 of what ran before it in this process, nor of the number of workers. That is what makes a continued
@@ -17,13 +18,16 @@ from the iteration's own: the caller seeds them before each step.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
-from backbench.runs import seeding
+from backbench.errors import BadInput
+from backbench.runs import loading, seeding
+from backbench.runs.loading import Unreadable
 from backbench.weights.checkpoint import Checkpoint
 from detection.amp import MixedPrecision
 from detection.data.records import Detection, ImageRecord
@@ -88,5 +92,39 @@ class DetectionEngine(ABC):
         """Train on the next batch at the optimiser's rates; its loss terms, detached."""
 
     @abstractmethod
+    def read(self, record: ImageRecord) -> Any:
+        """One image as `detect` takes it: what can be done of it without the network. Raises
+        BadInput for an image that cannot be read or has another size than stated."""
+
+    @abstractmethod
+    def detect(self, image: Any, record: ImageRecord) -> list[Detection]:
+        """The detections in what `read` made of the record, in pixels of the file; categories are
+        labels from 0."""
+
     def predict(self, record: ImageRecord) -> list[Detection]:
-        """One image's detections, in pixels of the file; categories are labels from 0."""
+        """One image's detections, as `detect` says them."""
+        return self.detect(self.read(record), record)
+
+    def predictions(
+        self, records: Sequence[ImageRecord], *, workers: int
+    ) -> Iterator[list[Detection]]:
+        """`predict` of each record in turn; `workers` read ahead while the network works."""
+        places = [[i] for i in range(len(records))]
+        images = loading.batches(ToDetect(self, records), places, workers=workers, collate=list)
+        for record, image in zip(records, images, strict=True):
+            if isinstance(image, Unreadable):
+                raise BadInput(image.error)
+            yield self.detect(image[0], record)
+
+
+class ToDetect(Dataset[Any]):
+    """Images as an engine reads them."""
+
+    def __init__(self, engine: DetectionEngine, records: Sequence[ImageRecord]) -> None:
+        self.engine, self.records = engine, records
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __getitem__(self, place: int) -> Any:
+        return self.engine.read(self.records[place])

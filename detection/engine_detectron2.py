@@ -156,11 +156,16 @@ class SeededMapper:
         seed = record["seed"]
         random.seed(seed)
         np.random.seed(seed % 2**32)
-        try:
-            return self.mapper(record)
-        except (OSError, SyntaxError, SizeMismatchError) as error:
-            line = " ".join(str(error).split())[:160]
-            raise BadInput(f"{record['file_name']}: {line}") from None
+        return mapped(self.mapper, record)
+
+
+def mapped(mapper: DatasetMapper, record: ImageRecord) -> ModelInput:
+    """What the mapper makes of a record; BadInput where its image cannot be read."""
+    try:
+        return mapper(dict(record))
+    except (OSError, SyntaxError, SizeMismatchError) as error:
+        line = " ".join(str(error).split())[:160]
+        raise BadInput(f"{record['file_name']}: {line}") from None
 
 
 def training_mapper(cfg: CfgNode, flip_map: Sequence[int]) -> DatasetMapper:
@@ -427,14 +432,18 @@ class Detectron2Engine(DetectionEngine):
             maps.append(x)
         return maps
 
-    @torch.no_grad()
-    def predict(self, record: ImageRecord) -> list[Detection]:
-        self.model.eval()
+    def read(self, record: ImageRecord) -> ModelInput:
+        """What Detectron2's mapper makes of it at the size of testing."""
         mapper = DatasetMapper(
             is_train=False,
             augmentations=build_augmentation(self.cfg, is_train=False),
             image_format=self.cfg.INPUT.FORMAT,
         )
-        found = self.model([mapper(dict(record))])[0]["instances"].to("cpu")
+        return mapped(mapper, record)
+
+    @torch.no_grad()
+    def detect(self, image: ModelInput, record: ImageRecord) -> list[Detection]:
+        self.model.eval()
+        found = self.model([image])[0]["instances"].to("cpu")
         # Boxes become x, y, w, h; keypoints go half a pixel back.
         return instances_to_coco_json(found, record["image_id"])

@@ -111,16 +111,19 @@ class TorchvisionEngine(DetectionEngine):
         with torch.no_grad():
             return list(self.model.backbone.body(x.to(self.device)).values())
 
-    @torch.no_grad()
-    def predict(self, record: ImageRecord) -> list[Detection]:
-        self.model.eval()
-        image = load_image(record)
+    def read(self, record: ImageRecord) -> Tensor:
+        """Its pixels at the size of testing, uint8 (3, H, W)."""
         i = self.cfg.INPUT
         height, width = shortest_edge(
             record["height"], record["width"], i.MIN_SIZE_TEST, i.MAX_SIZE_TEST
         )
-        found = self.model([to_uint8(resized(image, height, width))])[0]
-        return to_coco(found, record, height, width)
+        return to_uint8(resized(load_image(record), height, width))
+
+    @torch.no_grad()
+    def detect(self, image: Tensor, record: ImageRecord) -> list[Detection]:
+        self.model.eval()
+        height, width = image.shape[-2:]
+        return to_coco(self.model([image])[0], record, height, width)
 
 
 def on_device(target: TrainTarget, device: torch.device) -> TrainTarget:

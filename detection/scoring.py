@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from backbench.results import store
-from backbench.runs import atomic
+from backbench.runs import atomic, loading
 from backbench.runs.folder import PICTURES, RESULTS_FILE, Progress, log
 from backbench.weights import fast
 from detection import evaluate
@@ -38,8 +38,8 @@ def predict(run: DetectionRun, p: Prepared, engine: DetectionEngine, rank: int) 
     mine = p.val.records[rank :: run.world]
     progress = Progress(run.out, len(mine), "evaluate", unit="image") if rank == 0 else None
     found: list[list[Detection]] = []  # of each image
-    for image in mine:
-        detections = engine.predict(image)
+    workers = min(p.cfg.DATALOADER.NUM_WORKERS, loading.cores(run.world))
+    for detections in engine.predictions(mine, workers=workers):
         for detection in detections:
             detection["category_id"] = p.val.ids[detection["category_id"]]
         found.append(detections)

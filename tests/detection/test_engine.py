@@ -4,6 +4,7 @@ import pytest
 import torch
 from support.detection_runs import asked, built
 
+from backbench.errors import BadInput
 from backbench.runs import seeding
 from detection.data.split import training_records
 
@@ -72,3 +73,19 @@ def test_stages_and_detections_are_those_of_the_file(engine):
         assert 0 <= d["category_id"] < 10
         assert x >= 0 and y >= 0 and x + w <= record["width"] and y + h <= record["height"]
         assert d["segmentation"]["size"] == [record["height"], record["width"]]
+
+
+def test_images_read_by_workers_have_the_same_detections(engine):
+    """In the records' order; an image that cannot be read ends it in one line, after those before
+    it."""
+    engine, records = engine
+    records = records[:3]
+    expected = [engine.predict(record) for record in records]
+    engine.model.train()
+    assert len({len(str(found)) for found in expected}) > 1  # images differ
+    assert list(engine.predictions(records, workers=2)) == expected
+    torn = {**records[1], "file_name": str(records[1]["file_name"]) + ".gone"}
+    found = engine.predictions([records[0], torn], workers=1)
+    assert next(found) == expected[0]
+    with pytest.raises(BadInput, match=r"\.gone"):
+        next(found)

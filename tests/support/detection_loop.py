@@ -34,7 +34,10 @@ class OneNumber(DetectionEngine):
         """A number has no maps."""
         return []
 
-    def predict(self, record):
+    def read(self, record):
+        return record["image_id"]
+
+    def detect(self, image, record):
         """It finds nothing."""
         return []
 
