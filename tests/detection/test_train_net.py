@@ -29,7 +29,10 @@ def x(tmp_path_factory):
     torch.manual_seed(1)
     file = tmp_path_factory.mktemp("checkpoint") / "x.safetensors"
     Checkpoint(
-        arch="resnet18", method="test", state_dict=build_backbone("resnet18").state_dict()
+        arch="resnet18",
+        method="test",
+        state_dict=build_backbone("resnet18").state_dict(),
+        provenance={"recipe": {"precision": "bf16"}},
     ).save(file)
     return file
 
@@ -123,6 +126,7 @@ def test_faster_rcnn_from_start_to_end(tiny_root, x, tmp_path, caplog, capsys):
     assert first.protocol.startswith("detection-") and not first.protocol.endswith("-v1")
     assert len(list((whole / "pictures").glob("*.png"))) == 2
     assert (whole / first.provenance["predictions"]).is_file()
+    assert all(r.provenance["pretraining"] == {"precision": "bf16"} for r in rows)
     assert json.loads((whole / "progress.json").read_text())["done"] == 2
     assert set(json.loads((whole / "per_category.json").read_text())["bbox"]) == set("0123456789")
     # The same command again prints the numbers and adds none.

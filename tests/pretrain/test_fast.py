@@ -142,7 +142,7 @@ def test_a_run_tells_all_and_goes_on_only_as_it_began(
     out, letter = tmp_path / "fast", tmp_path / "letter"
     # 1. Stopped in the middle, each: the other way is another run
     kill_at_step(1, signal.SIGTERM)
-    assert (done := pretrain(recipe, out, "--fast"))[0] == EXIT_PREEMPTED, done
+    assert pretrain(recipe, out, "--fast")[0] == EXIT_PREEMPTED
     kill_at_step(1, signal.SIGTERM)
     assert pretrain(recipe, letter)[0] == EXIT_PREEMPTED
     status, said = pretrain(recipe, letter, "--fast")

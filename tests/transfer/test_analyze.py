@@ -60,7 +60,7 @@ def save(
         method="random",
         state_dict=state,
         heads=heads or {},
-        provenance={"name": name},
+        provenance={"name": name, "recipe": {"precision": "bf16"}},
     ).save(file)
     return file
 
@@ -106,6 +106,8 @@ def test_one_pass_serves_all_checkpoints_and_the_numbers_are_right(
     assert run(given, tiny_root, tmp_path / "out", small) == 0
     # Once each, for three checkpoints and seven views
     assert len(decoder.paths) == len(set(decoder.paths)) == 30
+    rows, _ = store.read(tmp_path / "out")
+    assert all(r.provenance["pretraining"] == {"precision": "bf16"} for r in rows)
     found = values(tmp_path / "out")
     trunk, projector = "analyze-trunk-test-v1", "analyze-projector-test-v1"
     assert {key[:2] for key in found} == {
