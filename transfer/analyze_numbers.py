@@ -18,6 +18,7 @@ from transfer import fewshot
 from transfer.analyze_pass import Space
 from transfer.analyze_recipe import AnalyzeConfig
 from transfer.analyze_summary import MinMaxSummary, SpaceCurves, all_finite
+from transfer.feature_rows import FeatureRows
 
 
 @dataclass(frozen=True)
@@ -170,7 +171,7 @@ def few_labels(
     b = [i for i in test_half if images.labels[i] in known]
     bank, test = images.subset(a), images.subset(b)
     predicted = fewshot.predictions(
-        sample[a],
+        FeatureRows((sample[a],)),
         bank.labels,
         sample[b],
         fewshot.draws(bank, shots=recipe.shots, count=recipe.draws, seed=seed),

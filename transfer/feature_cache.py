@@ -6,7 +6,8 @@ all that decides its content, carries that description beside it, and is refused
 disagree. Its files, by suffix:
 
     .npy         the rows, float32 (N, dim), in the order of the image list
-    .json        description, shape and sha256 of the rows; without it there is no entry
+    .json        description, shape and sha256 of the rows, and the file that was last hashed;
+                 without it there is no entry. Its time of change is that of the entry's last use
     .files       of each image inode, ctime and hash (`feature_contents`)
     .lock        held by the run that looks or computes
     .part        the rows while they are computed (`PartFiles`)
@@ -155,9 +156,11 @@ class FeatureCache:
         fcntl.flock(file, fcntl.LOCK_SH)
         rows = np.load(path, mmap_mode="c")
         rows.lock = file  # which is closed when the last tensor of these rows is gone
-        if list(rows.shape) != found["shape"] or _file_digest(path) != found["sha256"]:
+        if list(rows.shape) != found["shape"] or not _verified(path, found):
             raise BadInput(f"{path}: the cached features are damaged; remove the file")
-        os.utime(path)  # the time of its last use
+        # The time of its last use; the rows' own file stays as it is, since that vouches for it
+        with contextlib.suppress(FileNotFoundError):
+            os.utime(path.with_suffix(".json"))
         return torch.from_numpy(rows)
 
     def finish(self, description: Description, part: Path, seen: Seen) -> None:
@@ -169,7 +172,7 @@ class FeatureCache:
         path.with_suffix(".json").unlink(missing_ok=True)
         feature_contents.write(path.with_suffix(".files"), seen)
         part.replace(path)
-        atomic.write_json(path.with_suffix(".json"), about)
+        atomic.write_json(path.with_suffix(".json"), {**about, "file": _stamp(path)})
 
     def make_room(self, size: int, keep: set[Path]) -> None:
         """Remove the least recently used entries, and what killed runs left of others, until `size`
@@ -190,7 +193,7 @@ class FeatureCache:
                 continue
             with contextlib.suppress(FileNotFoundError):  # another run makes room too
                 about = path.stat()
-                files.append((about.st_mtime, about.st_size, path))
+                files.append((max(about.st_mtime, _last_use(path)), about.st_size, path))
         used = sum(bytes_ for _, bytes_, _ in files)
         for _, bytes_, path in sorted(files):
             if used + size <= self.limit:
@@ -222,6 +225,33 @@ def _taken(file: IO[Any]) -> bool:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    return True
+
+
+def _last_use(path: Path) -> float:
+    """Of an entry, seconds since 1970; 0 where that is not known."""
+    with contextlib.suppress(FileNotFoundError):
+        return path.with_suffix(".json").stat().st_mtime if path.suffix == ".npy" else 0.0
+    return 0.0
+
+
+def _stamp(path: Path) -> list[int]:
+    """Inode, size and time of change (ctime, which no program can set), ns: while they stay, the
+    file holds what it held."""
+    about = path.stat()
+    return [about.st_ino, about.st_size, about.st_ctime_ns]
+
+
+def _verified(path: Path, about: dict[str, Any]) -> bool:
+    """Whether the rows at `path` are those that `about` is of. They are hashed once for every file
+    that they become, by a copy of the cache or a write."""
+    now = _stamp(path)
+    if about.get("file") == now:
+        return True
+    if _file_digest(path) != about["sha256"]:
+        return False
+    with contextlib.suppress(OSError):  # what cannot be noted is hashed again
+        atomic.write_json(path.with_suffix(".json"), {**about, "file": now})
     return True
 
 

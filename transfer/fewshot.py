@@ -14,6 +14,7 @@ from backbench.datasets import splits
 from backbench.images.files import ImageList
 from backbench.runs.state import StopFlag
 from transfer import logreg
+from transfer.feature_rows import FeatureRows
 
 
 def draws(images: ImageList, *, shots: int, count: int, seed: int) -> list[list[int]]:
@@ -26,7 +27,7 @@ def draws(images: ImageList, *, shots: int, count: int, seed: int) -> list[list[
 
 
 def predictions(
-    bank: Tensor,
+    bank: FeatureRows,
     labels: Sequence[int],
     test: Tensor,
     chosen: Sequence[Sequence[int]],
@@ -50,7 +51,7 @@ def predictions(
         if stop is not None:
             stop.end_here("between two draws")
         index = torch.as_tensor(indices)
-        features = F.normalize(bank[index].double(), dim=1)
+        features = F.normalize(bank.take(index).double(), dim=1)
         fitted = logreg.fit(
             [(features, known[index])],
             classes=classes,

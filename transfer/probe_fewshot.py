@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 
 from backbench.datasets import splits
 from backbench.datasets.row import Dataset
@@ -13,6 +12,7 @@ from backbench.results.store import Result
 from backbench.runs.state import StopFlag
 from transfer import fewshot, metrics, scoring
 from transfer.config import FewShot
+from transfer.feature_rows import FeatureRows
 from transfer.features import Extractor
 from transfer.machine import Machine
 from transfer.probe import Probe
@@ -43,7 +43,7 @@ def measure(
     rows = []
     for trunk, train, val, test in zip(extractor.trunks, *features):
         found = fewshot.predictions(
-            torch.cat((train, val)),
+            FeatureRows((train, val)),
             both.labels,
             test,
             chosen,

@@ -31,6 +31,7 @@ from backbench.runs.folder import STATES, log
 from backbench.runs.state import StopFlag
 from transfer import metrics, scoring
 from transfer.config import Sgd
+from transfer.feature_rows import FeatureRows
 from transfer.features import Extractor
 from transfer.frozen import FrozenTrunk
 from transfer.heads import AdamHeads, LinearHeads
@@ -146,7 +147,9 @@ class SgdProbe:
             finals.append(FinalHead(heads, best, grid[best], scores[trunk.digest]))
         return finals
 
-    def train_rows(self, finals: Sequence[FinalHead], trained: Sequence[Tensor]) -> list[Result]:
+    def train_rows(
+        self, finals: Sequence[FinalHead], trained: Sequence[FeatureRows]
+    ) -> list[Result]:
         """Top-1 of each trunk's final head on the images that it was trained on, whose features
         are `trained`; appended to the run's rows."""
         task, splits = self.task, self.task.splits
@@ -198,14 +201,13 @@ class SgdProbe:
         ).run()
         return heads
 
-    def features(self, with_val: bool) -> list[Tensor]:
+    def features(self, with_val: bool) -> list[FeatureRows]:
         """Per trunk, of the images that are trained on, in their order: train, then val."""
         task, name = self.task, self.task.dataset.name
-        train = self.extractor(task.splits.train, f"{name} train features")
-        if not with_val:
-            return train
-        val = self.extractor(task.splits.val, f"{name} val features")
-        return [torch.cat(both) for both in zip(train, val)]
+        parts = [self.extractor(task.splits.train, f"{name} train features")]
+        if with_val:
+            parts.append(self.extractor(task.splits.val, f"{name} val features"))
+        return [FeatureRows(of_trunk) for of_trunk in zip(*parts)]
 
     def _watched(self) -> Watched:
         val = self.task.splits.val
@@ -236,7 +238,9 @@ class SgdProbe:
         return json.loads(self.choice_file.read_text())
 
 
-def rankings(heads: LinearHeads, features: Tensor, places: Sequence[int]) -> list[Tensor]:
+def rankings(
+    heads: LinearHeads, features: Tensor | FeatureRows, places: Sequence[int]
+) -> list[Tensor]:
     """The five best classes (N, 5) of (N, D) `features` by each of the heads at `places`."""
     parts: list[list[Tensor]] = [[] for _ in places]
     for rows in features.split(ROWS):

@@ -16,6 +16,7 @@ from backbench.runs.folder import Progress
 from backbench.runs.state import StopFlag, load_state, save_state
 from transfer.batches import rank_batches, training_pictures
 from transfer.config import Sgd
+from transfer.feature_rows import FeatureRows
 from transfer.frozen import FrozenTrunk, forward_all
 from transfer.heads import BestHeads, LinearHeads
 from transfer.machine import Machine
@@ -42,7 +43,7 @@ class ProbeTraining:
     heads: list[LinearHeads]
     rates: list[Tensor]  # per trunk (H,), as used
     images: ImageList
-    features: list[Tensor] | None  # of the images, where they are not augmented
+    features: list[FeatureRows] | None  # of the images, where they are not augmented
     watched: Watched | None  # for `patience`
     machine: Machine
     stop: StopFlag
@@ -118,7 +119,7 @@ class ProbeTraining:
         if self.features is not None:
             for share in shares:
                 index = torch.tensor([i for _, i in share])
-                mine = [sent(of_trunk[index], machine.device) for of_trunk in self.features]
+                mine = [sent(of_trunk.take(index), machine.device) for of_trunk in self.features]
                 yield mine, sent(self.labels[index], machine.device)
             return
         assert p.augment is not None

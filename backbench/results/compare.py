@@ -7,22 +7,20 @@ with each other.
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from backbench.results import intervals, line
+from backbench.results import intervals
+from backbench.results.predictions import load
 from backbench.runs import seeding
-from backbench.runs.folder import log
-from backbench.untrusted import opening, words
 
 if TYPE_CHECKING:
     import numpy as np
 
-    Arrays = Mapping[str, np.ndarray]  # of one file of predictions: store.keep_predictions
+    from backbench.results.predictions import Arrays
 
 ALPHA = 0.05
 NORMAL_975 = 1.959964  # standard normal quantile: half of a 95% interval, in standard errors
@@ -54,81 +52,6 @@ class Difference:
     @property
     def real(self) -> bool:
         return self.p < ALPHA and not self.ci95[0] <= 0 <= self.ci95[1]
-
-
-@functools.lru_cache(maxsize=4096)
-def load(path: Path) -> Arrays | None:
-    """The arrays of one file of predictions, or None where it is missing or damaged, which is
-    said."""
-    import zipfile
-
-    import numpy as np
-
-    try:
-        with opening.open_regular(path, most=opening.GIGABYTE) as opened:
-            with zipfile.ZipFile(opened) as archive:
-                if sum(member.file_size for member in archive.infolist()) > opening.GIGABYTE:
-                    raise ValueError("more than 1 GB when unpacked")
-            opened.seek(0)
-            with np.load(opened, allow_pickle=False) as file:
-                arrays = {name: file[name] for name in file.files}
-        _refuse_shapes(arrays)
-    except FileNotFoundError:
-        return None
-    except Exception as error:  # whatever a broken file provokes in zipfile or numpy
-        said = words.shown(" ".join(str(error).split()), 100) or type(error).__name__
-        log.warning(f"{words.shown(str(path), 300)}: predictions left out: {said}")
-        return None
-    return arrays
-
-
-def _refuse_shapes(arrays: Arrays) -> None:
-    """ValueError for what cannot be predictions: `store.keep_predictions` says what can."""
-    per_image = {name for name in ("prediction", "label", "hits5") if name in arrays}
-    for name, array in arrays.items():
-        kinds = "U" if name == "manifest" else "iub" if name in per_image else "iufb"
-        if array.dtype.kind not in kinds:
-            raise ValueError(f"'{name}' is of type {array.dtype}")
-        allowed = _dimensions(name)
-        if allowed and array.ndim not in allowed:
-            raise ValueError(f"'{name}' has {array.ndim} dimensions")
-        if allowed and not array.size:
-            raise ValueError(f"'{name}' is empty")
-    if "manifest" not in arrays:
-        raise ValueError("no manifest")
-    if len({arrays[name].shape[-1] for name in per_image}) > 1:
-        raise ValueError(f"{', '.join(sorted(per_image))} have different lengths")
-    _refuse_numbers(arrays)
-
-
-def _dimensions(name: str) -> tuple[int, ...]:
-    """How many dimensions array `name` may have; nothing for one that nobody looks at."""
-    if name in ("manifest", "images"):
-        return (0,)
-    if name == "prediction":
-        return (1, 2)  # what was predicted in each draw of labels is (D, N)
-    return (1,) if name in ("label", "hits5") or _is_score(name) else ()
-
-
-def _is_score(name: str) -> bool:
-    return name == "values" or name.startswith("bootstrap_")
-
-
-def _refuse_numbers(arrays: Arrays) -> None:
-    """ValueError for what is no score and no count: it would spread to tables and page."""
-    import numpy as np
-
-    for name, array in arrays.items():
-        if not _is_score(name):
-            continue
-        known = array.astype(float)
-        if name != "values":
-            known = known[~np.isnan(known)]  # a resample without a ground truth has no AP
-        if not (np.abs(known) <= line.LARGEST).all():
-            raise ValueError(f"'{name}' holds what is no score")
-    images = arrays.get("images")
-    if images is not None and (images.dtype.kind not in "iu" or images < 1):
-        raise ValueError("'images' is no number of images")
 
 
 def compare(a: Sequence[Path], b: Sequence[Path], metric: str) -> Difference | None:

@@ -3,7 +3,9 @@
 import dataclasses
 import fcntl
 import json
+import shutil
 import threading
+import time
 
 import pytest
 import torch
@@ -14,7 +16,9 @@ from backbench.errors import BadInput, Preempted
 from backbench.images import contents
 from backbench.images.preprocess import CIFAR_MEAN, CIFAR_STD, Pixels, eval_geometry, to_input
 from backbench.runs.state import StopFlag
+from transfer import feature_cache
 from transfer.feature_cache import FeatureCache, describe
+from transfer.feature_rows import FeatureRows
 from transfer.frozen import FrozenTrunk
 
 
@@ -105,9 +109,42 @@ def test_damaged_rows_are_refused(images, cache):
     (rows,) = cache.folder.glob("*.npy")
     data = bytearray(rows.read_bytes())
     data[-5] ^= 1
+    time.sleep(0.05)  # longer than a tick of the file system's clock
     rows.write_bytes(data)
     with pytest.raises(BadInput, match="the cached features are damaged; remove the file"):
         make(images)
+
+
+def test_rows_are_hashed_once_for_every_file_that_they_become(images, cache, monkeypatch):
+    hashed = []
+    digest = feature_cache._file_digest
+    monkeypatch.setattr(feature_cache, "_file_digest", lambda p: hashed.append(p) or digest(p))
+    make = extractor(cache, checkpoint())
+    first = make(images)[0]
+    assert [p.suffix for p in hashed] == [".part"], "as they were written"
+    make(images)
+    assert len(hashed) == 1
+    # A copy is another file; and a note from before there was one says nothing.
+    copied = FeatureCache(cache.folder.parent / "copied", 10**8)
+    shutil.copytree(cache.folder, copied.folder)
+    for _ in range(2):
+        assert torch.equal(extractor(copied, checkpoint())(images)[0], first)
+    assert len(hashed) == 2
+    (about,) = cache.folder.glob("*.json")
+    text = json.loads(about.read_text())
+    del text["file"]
+    about.write_text(json.dumps(text))
+    make(images)
+    assert len(hashed) == 3
+
+
+def test_the_least_recently_used_goes_first(images, tmp_path):
+    small = FeatureCache(tmp_path / "small", 2 * (10 * 512 * 4 + 200))
+    names = []
+    for seed in (0, 1, 0, 2):
+        extractor(small, checkpoint(seed))(images)
+        names.append({p.name for p in small.folder.glob("*.npy")})
+    assert names[0] < names[1] == names[2] and names[0] < names[3] != names[1]
 
 
 def test_the_cache_stays_within_its_limit(images, tmp_path):
@@ -205,3 +242,17 @@ def test_killed_between_saves_computes_again_what_was_not_saved(images, cache, d
     elsewhere = FeatureCache(cache.folder.parent / "other", 10**8)
     for one, whole in zip(found, extractor(elsewhere, *points)(images)):
         assert torch.equal(one, whole)
+
+
+@pytest.mark.parametrize("sizes", [(7,), (4, 3), (4, 0, 3)])
+def test_rows_of_several_parts_are_one_table(sizes):
+    whole = torch.arange(14.0).view(7, 2)
+    rows = FeatureRows(whole.split(sizes))
+    index = torch.tensor([6, 0, 3, 4, 3])
+    assert len(rows) == 7 and torch.equal(rows.take(index), whole[index])
+    blocks = list(rows.split(3))
+    assert torch.equal(torch.cat(blocks), whole) and max(map(len, blocks)) == 3
+    parts = [part.untyped_storage().data_ptr() for part in blocks]
+    assert set(parts) == {whole.untyped_storage().data_ptr()}, "views"
+    with pytest.raises(IndexError):
+        rows.take(torch.tensor([7]))

@@ -8,6 +8,7 @@ import torch
 
 from backbench.images.files import ImageList
 from transfer import fewshot
+from transfer.feature_rows import FeatureRows
 
 
 def images(classes=4, per=10):
@@ -36,7 +37,9 @@ def test_accuracy_is_chance_without_and_full_with_separation(separation):
     features[range(200), labels] += separation
     chosen = fewshot.draws(found, shots=2, count=5, seed=0)
     options = {"classes": 4, "l2": 0.01, "max_iterations": 200, "tolerance": 1e-6}
-    predicted = fewshot.predictions(features, found.labels, features, chosen, **options)
+    predicted = fewshot.predictions(
+        FeatureRows((features,)), found.labels, features, chosen, **options
+    )
     assert predicted.shape == (5, 200)
     mean = 100 * (predicted == labels.numpy()).mean()
     assert mean > 95 if separation else 15 < mean < 45

@@ -1,0 +1,122 @@
+"""Kept predictions, read: one file of arrays for a number that was scored (`store.keep_predictions`
+says what is in it)."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from backbench.results import line
+from backbench.runs.folder import log
+from backbench.untrusted import opening, words
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Arrays = Mapping[str, np.ndarray]  # of one file
+
+
+class _Latest:
+    """The files of predictions that were read last, as many as BYTES of arrays hold: of ImageNet's
+    50,000 test images a file is 1 MB, of a thousand bootstrap draws more."""
+
+    BYTES = 1 << 30
+
+    def __init__(self) -> None:
+        self.held: OrderedDict[Path, tuple[Arrays | None, int]] = OrderedDict()
+        self.used = 0
+
+    def get(self, path: Path) -> Arrays | None:
+        if path in self.held:
+            self.held.move_to_end(path)
+            return self.held[path][0]
+        arrays = _read(path)
+        size = _ENTRY + sum(array.nbytes for array in (arrays or {}).values())
+        self.held[path], self.used = (arrays, size), self.used + size
+        while self.used > self.BYTES:  # one that is larger than all of it is not held either
+            self.used -= self.held.popitem(last=False)[1][1]
+        return arrays
+
+
+_ENTRY = 1000  # bytes of a path and what holds it
+_latest = _Latest()
+
+
+def load(path: Path) -> Arrays | None:
+    """The arrays of one file of predictions, or None where it is missing or damaged, which is
+    said."""
+    return _latest.get(path)
+
+
+def _read(path: Path) -> Arrays | None:
+    import zipfile
+
+    import numpy as np
+
+    try:
+        with opening.open_regular(path, most=opening.GIGABYTE) as opened:
+            with zipfile.ZipFile(opened) as archive:
+                if sum(member.file_size for member in archive.infolist()) > opening.GIGABYTE:
+                    raise ValueError("more than 1 GB when unpacked")
+            opened.seek(0)
+            with np.load(opened, allow_pickle=False) as file:
+                arrays = {name: file[name] for name in file.files}
+        _refuse_shapes(arrays)
+    except FileNotFoundError:
+        return None
+    except Exception as error:  # whatever a broken file provokes in zipfile or numpy
+        said = words.shown(" ".join(str(error).split()), 100) or type(error).__name__
+        log.warning(f"{words.shown(str(path), 300)}: predictions left out: {said}")
+        return None
+    return arrays
+
+
+def _refuse_shapes(arrays: Arrays) -> None:
+    """ValueError for what cannot be predictions: `store.keep_predictions` says what can."""
+    per_image = {name for name in ("prediction", "label", "hits5") if name in arrays}
+    for name, array in arrays.items():
+        kinds = "U" if name == "manifest" else "iub" if name in per_image else "iufb"
+        if array.dtype.kind not in kinds:
+            raise ValueError(f"'{name}' is of type {array.dtype}")
+        allowed = _dimensions(name)
+        if allowed and array.ndim not in allowed:
+            raise ValueError(f"'{name}' has {array.ndim} dimensions")
+        if allowed and not array.size:
+            raise ValueError(f"'{name}' is empty")
+    if "manifest" not in arrays:
+        raise ValueError("no manifest")
+    if len({arrays[name].shape[-1] for name in per_image}) > 1:
+        raise ValueError(f"{', '.join(sorted(per_image))} have different lengths")
+    _refuse_numbers(arrays)
+
+
+def _dimensions(name: str) -> tuple[int, ...]:
+    """How many dimensions array `name` may have; nothing for one that nobody looks at."""
+    if name in ("manifest", "images"):
+        return (0,)
+    if name == "prediction":
+        return (1, 2)  # what was predicted in each draw of labels is (D, N)
+    return (1,) if name in ("label", "hits5") or _is_score(name) else ()
+
+
+def _is_score(name: str) -> bool:
+    return name == "values" or name.startswith("bootstrap_")
+
+
+def _refuse_numbers(arrays: Arrays) -> None:
+    """ValueError for what is no score and no count: it would spread to tables and page."""
+    import numpy as np
+
+    for name, array in arrays.items():
+        if not _is_score(name):
+            continue
+        known = array.astype(float)
+        if name != "values":
+            known = known[~np.isnan(known)]  # a resample without a ground truth has no AP
+        if not (np.abs(known) <= line.LARGEST).all():
+            raise ValueError(f"'{name}' holds what is no score")
+    images = arrays.get("images")
+    if images is not None and (images.dtype.kind not in "iu" or images < 1):
+        raise ValueError("'images' is no number of images")
