@@ -80,12 +80,16 @@ def decode_array(data: bytes, name: str | Path) -> np.ndarray:
     # is missing; PIL refuses it
     truncated = data[:2] == b"\xff\xd8" and b"\xff\xd9" not in data[-1024:]
     if data and not truncated:
-        flags = cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
+        # libjpeg itself gives RGB, where OpenCV has a word for that (from 4.11 on)
+        direct = getattr(cv2, "IMREAD_COLOR_RGB", None) if data[:2] == b"\xff\xd8" else None
+        flags = cv2.IMREAD_IGNORE_ORIENTATION | (cv2.IMREAD_COLOR if direct is None else direct)
         pixels = None
         with contextlib.suppress(cv2.error):  # PIL will say what is wrong with it
             pixels = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
-        if pixels is not None:
+        if pixels is not None and direct is None:
             return cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB, dst=pixels)
+        if pixels is not None:
+            return pixels
     return np.asarray(decode_bytes(data, name))
 
 

@@ -13,7 +13,7 @@ from support.pictures import picture, write_pictures, write_shards
 from backbench.datasets import catalog
 from backbench.errors import BadInput
 from backbench.images.archives import CIFAR_FOLDERS
-from backbench.images.files import decode, decode_array
+from backbench.images.files import decode, decode_array, decode_bytes
 
 
 @pytest.fixture
@@ -40,6 +40,28 @@ def test_decoding_is_pils(root, found):
     picture(4, 40).save(rotated, exif=exif)
     for path in (gray, palette, alpha, rotated):
         assert np.array_equal(decode_array(path.read_bytes(), path), np.asarray(decode(path)))
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
+def test_jpeg_pixels_do_not_depend_on_who_makes_them_rgb(mode, monkeypatch):
+    """libjpeg where OpenCV can ask it (from 4.11 on), OpenCV where it cannot: PIL's pixels. Of CMYK,
+    which no set of photographs is in, PIL's differ by rounding."""
+    import cv2
+
+    how = [{"quality": 90}, {"subsampling": 0}, {"subsampling": 1}, {"progressive": True}]
+    files = []
+    for settings in how:
+        for size in ((64, 48), (33, 17), (1, 1)):
+            noise = np.random.default_rng(0).integers(0, 256, (size[1], size[0], 3))
+            buffer = io.BytesIO()
+            image = Image.fromarray(noise.astype(np.uint8)).convert(mode)
+            image.save(buffer, "JPEG", **settings)
+            files.append(buffer.getvalue())
+    found = [decode_array(data, "x") for data in files]
+    monkeypatch.delattr(cv2, "IMREAD_COLOR_RGB", raising=False)
+    for data, pixels in zip(files, found):
+        assert np.array_equal(pixels, decode_array(data, "x"))
+        assert mode == "CMYK" or np.array_equal(pixels, np.asarray(decode_bytes(data, "x")))
 
 
 def write_cifar(folder, hundred=False):
