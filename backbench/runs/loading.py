@@ -89,19 +89,9 @@ class WatchedBatches(Iterator[T]):
             return next(self.batches)
         except (ConnectionError, EOFError) as error:
             # Its files were closed before its death can be seen
-            self._end_workers()
             raise RuntimeError("DataLoader worker (pid ?) exited unexpectedly") from error
-        except RuntimeError:
-            self._end_workers()
-            raise
         finally:
             self._hear(signal.SIG_DFL)
-
-    def _end_workers(self) -> None:
-        """The one that was killed may have held what the others wait for, who hear no signal but
-        this."""
-        for worker in getattr(self.batches, "_workers", ()):
-            worker.kill()
 
     def _hear(self, handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> None:
         if threading.current_thread() is threading.main_thread():

@@ -67,7 +67,8 @@ def test_images_swapped_after_a_stop(verb, tiny_root, trunk, tmp_path):
         for attempt in range(5):
             out, cache = tmp_path / f"run-{attempt}", tmp_path / f"cache-{attempt}"
             argv = command(verb, root, trunk, out)
-            argv += ["--resume"] if verb == "detect" else []
+            if verb == "detect":
+                argv.insert(1, "--resume")
             status, said = stopped(runs, argv, out, cache)
             if status == 75:
                 break

@@ -227,3 +227,9 @@ def test_nt_xent_equals_lightlys_loss():
     assert float(nt_xent_loss(*PAIR, temperature=0.5)) == pytest.approx(
         float(NTXentLoss(0.5)(*PAIR)), rel=1e-9
     )
+
+
+def test_w_mse_of_what_has_no_whitening_is_not_a_number():
+    """Without a look at each step; the loop ends a run whose loss is none."""
+    equal = torch.ones(12, 2, dtype=torch.float64)
+    assert w_mse_loss(equal, equal, torch.arange(12)[None], size=6).isnan()

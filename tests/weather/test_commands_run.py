@@ -158,6 +158,8 @@ def small(line):
     for option in ("--devices", "--num-gpus"):
         if option in words:
             words[words.index(option) + 1] = "1"
+    if words[0] == "analyze":
+        words[words.index("--augmentations") + 1] = "2"
     if words[0] == "detect":
         words = [word for word in words if word not in ("--resume", "--eval-only")]
         overrides = words.index("SEED") if "SEED" in words else len(words)
