@@ -212,7 +212,9 @@ def _images_below(root: Path, name: str) -> list[str]:
     """The images in class folder ROOT/<name>, at any depth, relative to `root` and sorted."""
     # Names as they come from the system: a Path for each of a million files takes ten times as long
     folder, begin = root / name, len(os.path.join(root, ""))  # noqa: PTH118
-    found = sorted(file[begin:] for file in walking.names(folder) if _is_image(file))
+    found = sorted(
+        file[begin:] for file in walking.names(folder, never_folders=_is_image) if _is_image(file)
+    )
     if not found:
         raise BadInput(f"{folder}: class folder without images ({', '.join(EXTENSIONS)})")
     return found

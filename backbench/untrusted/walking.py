@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 
@@ -12,9 +12,14 @@ def files(root: str | Path, *, follow: bool = False) -> Iterator[Path]:
     return map(Path, names(root, follow=follow))
 
 
-def names(root: str | Path, *, follow: bool = False) -> Iterator[str]:
+def names(
+    root: str | Path,
+    *,
+    follow: bool = False,
+    never_folders: Callable[[str], bool] = lambda _: False,
+) -> Iterator[str]:
     """Every file below `root`, its name beginning with that; folders that cannot be listed are
-    passed over.
+    passed over. One of a name that is `never_folders`'s is given too, for its reader to refuse.
 
     Links to folders are taken only with `follow`, and then each real folder once: neither a loop of
     links nor two ways to one folder give a file twice.
@@ -34,9 +39,10 @@ def names(root: str | Path, *, follow: bool = False) -> Iterator[str]:
         except OSError:
             continue
         for entry in found:
-            if _is_folder(entry, follow):
+            folder_here = _is_folder(entry, follow)
+            if folder_here:
                 left.append(entry.path)
-            else:
+            if not folder_here or never_folders(entry.name):
                 yield entry.path
 
 

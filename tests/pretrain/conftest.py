@@ -29,12 +29,13 @@ def shapes(tmp_path_factory):
 
 @pytest.fixture
 def kill_at_step(monkeypatch):
-    """kill_at_step(n, signal): this process gets the signal while the loop is after step n."""
+    """kill_at_step(n, signal): this process gets the signal while the loop is after step n (not
+    what is looked through before it)."""
 
     def arm(step, number):
         def advance(self, count=1, **info):
             original(self, count, **info)
-            if self.done == step:
+            if self.unit == "step" and self.done == step:
                 monkeypatch.undo()
                 os.kill(os.getpid(), number)
 

@@ -200,7 +200,7 @@ def test_a_row_of_metrics_spans_a_restart(pretrain, kill_at_step, tmp_path):
         ),
         (["method.name=simclrr"], "did you mean 'simclr'"),
         (["arch=resnet19"], "did you mean 'resnet18'"),
-        (["data.dataset=shape"], "shape/train: no such folder"),
+        (["data.dataset=shape"], "did you mean 'shapes'"),
         (["epochs=-1"], "epochs"),
         (["batch_size=0"], "batch_size"),
         (["optim.lr=-1"], "lr_1d, momentum, weight_decay and warmup_epochs must not be negative"),

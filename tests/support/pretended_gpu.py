@@ -128,6 +128,10 @@ class PretendedGpu(TorchDispatchMode):
         # A module's parameters cannot become of another class in place
         torch.__future__.set_overwrite_module_params_on_conversion(True)
         self._stack.callback(torch.__future__.set_overwrite_module_params_on_conversion, before)
+        # Which would choose other operations for a GPU, and is whatever an earlier test has left
+        exact = torch.are_deterministic_algorithms_enabled()
+        torch.use_deterministic_algorithms(False)
+        self._stack.callback(torch.use_deterministic_algorithms, exact)
         self._stack.enter_context(_Requests(self))
         super().__enter__()
         return self
