@@ -180,6 +180,8 @@ def main() -> None:
         "--compile", action="store_true", help="also our step with compiled encoders"
     )
     args = parser.parse_args()
+    if args.gpu and not torch.cuda.is_available():
+        parser.error("--gpu: torch finds no GPU here; leave it out to compare on the CPU")
     torch.set_num_threads(1)
     print(describe())
     sizes = Sizes(args.gpu)
