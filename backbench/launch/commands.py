@@ -17,6 +17,7 @@ from backbench.runs.folder import log
 
 # The others name files that may be made before they start, or weigh as much as what they do
 CHECKED = ("pretrain", "linear", "finetune", "semisup", "analyze")
+FREE = ("--seed", "--out")  # options whose values decide nothing here
 
 
 @dataclass(frozen=True)
@@ -34,11 +35,11 @@ class CommandLine:
         for job in jobs:
             if job.verb not in CHECKED:
                 continue
-            args = self.parsed(job.argv)
-            kind = _kind(args)
+            kind = _kind(job.argv)
             if kind in self.seen:
                 continue
             self.seen.add(kind)
+            args = self.parsed(job.argv)
             try:
                 self.check(args)
             except BadInput as error:
@@ -51,8 +52,16 @@ class CommandLine:
                     log.warning("%s and jobs like it would stop here: %s", job.name, error)
 
 
-def _kind(args: argparse.Namespace) -> tuple[str, ...]:
-    """What decides whether it is refused: not its checkpoints, seed or folder."""
-    free = ("checkpoints", "checkpoint", "seed", "out")
-    named = {key: value for key, value in vars(args).items() if key not in free}
-    return tuple(f"{key}={value}" for key, value in sorted(named.items()))
+def _kind(argv: Sequence[str]) -> tuple[str, ...]:
+    """What decides whether it is refused: not its checkpoints, seed or folder. By the words alone,
+    since a grid may have 20,000 jobs and a parser is slow."""
+    verb, *words = argv
+    if verb != "pretrain":  # checkpoints come first
+        first = next((i for i, word in enumerate(words) if word.startswith("--")), len(words))
+        words = words[first:]
+    kept, behind = [verb], ""
+    for word in words:
+        if behind not in FREE and word not in FREE and not word.startswith("seed="):
+            kept.append(word)
+        behind = word
+    return tuple(kept)
