@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,8 +16,10 @@ from detection.data.split import Split
 if TYPE_CHECKING:
     from PIL.Image import Image
     from PIL.ImageDraw import ImageDraw
+    from PIL.ImageFont import FreeTypeFont, ImageFont
 
-COUNT, SIDE = 6, 320
+COUNT, SIDE, LARGER = 6, 320, 4.0  # pictures of a run; pixels of one side, times of a small one
+LETTERS, GAP = 13, 6  # pixels
 COLOURS = (
     (230, 80, 60),
     (60, 160, 230),
@@ -29,7 +32,7 @@ COLOURS = (
 
 def write(folder: Path, split: Split, detections: Sequence[Detection]) -> list[Path]:
     """FOLDER/<image>.png: ground truth on the left; on the right as many of the best detections as
-    there are objects, at least three."""
+    there are objects, at least three. Which is which stands above them."""
     by_image: dict[int | str, list[Detection]] = {}
     for d in detections:
         by_image.setdefault(d["image_id"], []).append(d)
@@ -47,9 +50,9 @@ def write(folder: Path, split: Split, detections: Sequence[Detection]) -> list[P
 def _side_by_side(record: ImageRecord, best: Sequence[Detection], split: Split) -> Image:
     from PIL import Image, ImageDraw
 
-    # At most SIDE pixels, and small images at most twice their size
+    # At most SIDE pixels, and small images at most LARGER times their size
     image = load_image(record)
-    scale = min(SIDE / max(image.size), 2.0)
+    scale = min(SIDE / max(image.size), LARGER)
     size = (round(image.width * scale), round(image.height * scale))
     left = image.resize(size)
     right = left.copy()
@@ -57,15 +60,27 @@ def _side_by_side(record: ImageRecord, best: Sequence[Detection], split: Split) 
     pen = ImageDraw.Draw(left)
     for a in record["annotations"]:
         label = a["category_id"]
-        _draw(pen, a, label, text=split.categories[label], scale=scale, points=_marked(a))
+        _draw(pen, a, label, scale=scale, points=_marked(a))
+    for a in record["annotations"]:
+        label = a["category_id"]
+        _write(pen, split.categories[label], a["bbox"], label, scale)
     pen = ImageDraw.Draw(right)
-    for d in best:
+    # The surest last, so that its label lies on top
+    for d in reversed(best):
+        _draw(pen, d, split.ids.index(d["category_id"]), scale=scale, points=_found(d))
+    for d in reversed(best):
         label = split.ids.index(d["category_id"])
-        text = f"{split.categories[label]} {d['score']:.2f}"
-        _draw(pen, d, label, text=text, scale=scale, points=_found(d))
-    both = Image.new("RGB", (2 * size[0] + 4, size[1]), "white")
-    both.paste(left, (0, 0))
-    both.paste(right, (size[0] + 4, 0))
+        _write(pen, f"{split.categories[label]} {d['score']:.2f}", d["bbox"], label, scale)
+    # A line above says which side is which
+    high = LETTERS + 2 * GAP
+    both = Image.new("RGB", (2 * size[0] + GAP, size[1] + high), "white")
+    pen = ImageDraw.Draw(both)
+    for x, side, text in (
+        (0, left, "ground truth"),
+        (size[0] + GAP, right, "detected" if best else "nothing detected"),
+    ):
+        pen.text((x + GAP, GAP - 1), text, fill="black", font=_font())
+        both.paste(side, (x, high))
     return both
 
 
@@ -86,16 +101,35 @@ def _draw(
     item: Annotation | Detection,
     label: int,
     *,
-    text: str,
     scale: float,
     points: Sequence[tuple[float, float]],
 ) -> None:
+    """Outline, box and keypoints."""
     colour = COLOURS[label % len(COLOURS)]
     for polygon in outlines(item.get("segmentation")):
         draw.polygon([v * scale for v in polygon], outline=colour)
     x, y, w, h = (v * scale for v in item["bbox"])
-    draw.rectangle([x, y, max(x + w, x), max(y + h, y)], outline=colour)
-    draw.text((x + 2, y + 1), text, fill=colour)
+    draw.rectangle([x, y, max(x + w, x), max(y + h, y)], outline=colour, width=2)
     for px, py in points:
-        left, top = px * scale - 2, py * scale - 2
-        draw.ellipse([left, top, px * scale + 2, py * scale + 2], fill=colour)
+        left, top = px * scale - 3, py * scale - 3
+        right, bottom = px * scale + 3, py * scale + 3
+        draw.ellipse([left, top, right, bottom], fill=colour, outline="white")
+
+
+def _write(draw: ImageDraw, text: str, box: Sequence[float], label: int, scale: float) -> None:
+    """The label on a ground of its colour, above the box where there is room, else inside it."""
+    x, y = box[0] * scale, box[1] * scale
+    left, top, right, bottom = draw.textbbox((0, 0), text, font=_font())
+    wide, high = right - left + 4, bottom - top + 4
+    y = y - high if y >= high else y
+    x = max(0.0, min(x, draw.im.size[0] - wide))
+    draw.rectangle([x, y, x + wide, y + high], fill=COLOURS[label % len(COLOURS)])
+    draw.text((x + 2 - left, y + 2 - top), text, fill="black", font=_font())
+
+
+@functools.cache
+def _font() -> FreeTypeFont | ImageFont:
+    """PIL's own, which every machine has."""
+    from PIL import ImageFont as fonts
+
+    return fonts.load_default(size=LETTERS)
