@@ -58,7 +58,8 @@ def test_method_in_mixed_precision_is_finite(name, dtype):
     def around(step):
         return torch.autocast(DEVICE, dtype)
 
-    found = train(CASES[name], dtype=torch.float32, device=DEVICE, around=around)
+    half = dtype == torch.float16
+    found = train(CASES[name], dtype=torch.float32, device=DEVICE, around=around, skips=half)
     assert all(torch.isfinite(found[f"{step} loss"]) for step in range(3))
 
 

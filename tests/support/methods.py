@@ -149,15 +149,18 @@ def train(
     device: str = "cpu",
     dtype: torch.dtype = torch.float64,
     around: Callable[[int], AbstractContextManager[object]] = lambda step: nullcontext(),
+    skips: bool = False,
 ) -> dict[str, torch.Tensor]:
     """Three steps; what was returned, the gradients, and all state at the end.
 
-    Each step is made in `around(step)`; in the first the rules look at values.
+    Each step is made in `around(step)`; in the first the rules look at values. With `skips` one whose
+    gradients overflow is left out, as the loop's scaler leaves it out in half precision.
     """
     method, sizes = build(case)
     method.to(device, dtype)
     model = DistributedDataParallel(method) if distributed.world_size() > 1 else method
     optimizer = torch.optim.SGD([p for p in method.parameters() if p.requires_grad], 0.05)
+    scaler = torch.amp.GradScaler(device, init_scale=1.0, enabled=skips)
     rules = FirstStep(method, case["name"])
     out: dict[str, torch.Tensor] = {}
     for step in range(3):
@@ -181,13 +184,14 @@ def train(
         with around(step):
             terms = rules.terms(model(batch))
             optimizer.zero_grad()
-            terms["loss"].backward()
+            scaler.scale(terms["loss"]).backward()
             rules.gradients()
             out[f"{step} loss"] = terms["loss"].detach()
             for name, parameter in method.named_parameters():
                 if parameter.requires_grad:
                     out[f"{step} grad {name}"] = parameter.grad.clone()
-            optimizer.step()
+            scaler.step(optimizer)
+            scaler.update()
             method.after_step((step + 1) / 3)
             rules.state()
     return out | {f"state {k}": v.clone() for k, v in method.state_dict().items()}

@@ -1,0 +1,125 @@
+"""Fifty steps of each paper's method by its own recipe, in small: the losses, as a file that later
+versions are held to.
+
+    PYTHONPATH=.:tests .venv/bin/python -m support.traces cpu    (or cuda: `make gpu` does it)
+
+writes tests/traces/<device>.json anew. What a number of it depends on is the method, its optimiser,
+the schedules of rates and momenta and the seeds; whoever changes one on purpose writes the files
+again and says so.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from backbench import config as recipes
+from backbench.runs import precision, seeding
+from pretrain import optim
+from pretrain.config import PretrainConfig
+from pretrain.method import Batch, Setup, build_method
+from support.methods import TinyTrunk, moved
+
+FOLDER = Path(__file__).parents[1] / "traces"
+STEPS, EPOCHS, BATCH, IMAGES = 50, 10, 16, 80
+SMALL_QUEUE = ("method.queue=64", "method.head.hidden=12", "method.head.dim=6")
+
+
+class Traced(NamedTuple):
+    recipe: str
+    small: tuple[str, ...]  # of the recipe's widths
+    sizes: tuple[int, ...]  # of the views
+
+
+PAPERS = {
+    "lorac": Traced("lorac/lorac_imagenet", SMALL_QUEUE, (8, 8, 8, 6, 6)),
+    "jcl": Traced("jcl/jcl_imagenet", SMALL_QUEUE, (8, 8, 8, 8, 8, 8)),
+    "mio": Traced("mio/mio_a_cifar10", ("method.head.hidden=12", "method.head.dim=6"), (8, 8)),
+    "arb": Traced(
+        "arb/arb_imagenet_2048",
+        ("method.head.hidden=12", "method.head.dim=12", "method.groups=2"),
+        (8, 8),
+    ),
+    "cllr": Traced(
+        "cllr/cllr_nuclear_cifar10_256_400ep",
+        ("method.inner.head.hidden=12", "method.inner.head.dim=6", "method.kept=6"),
+        (8, 8),
+    ),
+}
+DTYPES = {"float64": torch.float64, "float32": torch.float32}
+# Relative to a trace's largest loss. What is left between two machines is rounding, and what fifty
+# steps make of it: of 1e-16 in float64, of 1e-7 in float32.
+TOLERANCE = {"float64": 1e-8, "float32": 2e-3}
+
+
+def trace(paper: str, dtype: str, device: str = "cpu", nudge: float = 0.0) -> list[float]:
+    """The loss of each step; the images differ by `nudge` of their size from those of the file."""
+    traced = PAPERS[paper]
+    words = [f"epochs={EPOCHS}", f"batch_size={BATCH}", *traced.small]
+    config = recipes.load(PretrainConfig, traced.recipe, words, kind="pretrain")
+    torch.manual_seed(0)
+    setup = Setup(batch_size=BATCH, views=len(traced.sizes), seed=0, images=IMAGES, classes=5)
+    method = build_method(config.method, TinyTrunk(), setup).to(device, DTYPES[dtype])
+    optimizer = optim.of_recipe(config, method)
+    rates = optim.LearningRates(optimizer, config, STEPS // EPOCHS)
+    losses = []
+    for step in range(STEPS):
+        rates.set(step)
+        seeding.seed_everything(0, "step", step)
+        loss = method(_batch(traced, step, dtype, device, nudge))["loss"]
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        method.after_step((step + 1) / STEPS)
+        losses.append(loss.detach())
+    return torch.stack(losses).tolist()
+
+
+def _batch(traced: Traced, step: int, dtype: str, device: str, nudge: float) -> Batch:
+    generator = torch.Generator().manual_seed(step)
+    views = []
+    for size in traced.sizes:
+        view = torch.randn(BATCH, 3, size, size, dtype=torch.float64, generator=generator)
+        views.append((view * (1 + nudge)).to(DTYPES[dtype]))
+    first = step % (IMAGES // BATCH) * BATCH
+    batch = Batch(
+        views=views,
+        labels=torch.randint(5, (BATCH,), generator=generator),
+        index=torch.arange(first, first + BATCH),
+        step=step,
+        epoch=step // (STEPS // EPOCHS),
+        epochs=EPOCHS,
+        progress=step / STEPS,
+    )
+    return moved(batch, device)
+
+
+def far(found: list[float], kept: list[float]) -> float:
+    """The largest difference, relative to the largest loss that was kept."""
+    assert len(found) == len(kept)
+    difference = max(abs(a - b) for a, b in zip(found, kept))
+    return difference / max(map(abs, kept))
+
+
+def file_of(device: str) -> Path:
+    return FOLDER / f"{device}.json"
+
+
+def kept(device: str) -> dict[str, dict[str, list[float]]]:
+    return json.loads(file_of(device).read_text())["losses"]
+
+
+def write(device: str) -> None:
+    precision.use("fp32")
+    on = torch.cuda.get_device_name() if device == "cuda" else "CPU"
+    losses = {p: {dtype: trace(p, dtype, device) for dtype in DTYPES} for p in PAPERS}
+    text = json.dumps({"device": on, "torch": torch.__version__, "losses": losses}, indent=1)
+    file_of(device).write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    write(sys.argv[1])
