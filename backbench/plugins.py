@@ -1,4 +1,5 @@
-"""What a lab's own installed package adds, without a fork: methods, datasets, checkpoint formats.
+"""What a lab's own installed package adds, without a fork: methods, datasets, checkpoint formats,
+trunks.
 
 A package names what it adds in its pyproject.toml, by an entry point:
 
@@ -8,6 +9,8 @@ A package names what it adds in its pyproject.toml, by an entry point:
     my_birds = "my_lab.data:MY_BIRDS"           # a backbench.datasets.row.Dataset of that name
     [project.entry-points."backbench.formats"]
     "my format" = "my_lab.formats:MY_FORMAT"    # a backbench.weights.formats.Format of that name
+    [project.entry-points."backbench.trunks"]
+    my_trunk = "my_lab.trunks:MY_TRUNK"         # a backbench.weights.trunk.InstalledTrunk of that name
 
 Recipes and command lines can name only what is installed in this way, never a module to import: a
 recipe from a stranger runs nothing that was not here before.
@@ -24,7 +27,8 @@ from backbench.errors import BadInput
 
 T = TypeVar("T")
 
-METHODS, DATASETS, FORMATS = "backbench.methods", "backbench.datasets", "backbench.formats"
+METHODS, DATASETS = "backbench.methods", "backbench.datasets"
+FORMATS, TRUNKS = "backbench.formats", "backbench.trunks"
 
 
 @functools.cache

@@ -19,8 +19,8 @@ from backbench.results import store
 from backbench.runs import atomic, batchnorm, distributed, division, loading, seeding
 from backbench.runs.folder import CHECKPOINT_FILE, RECIPE_FILE, RUN_FILE, log, open_run, recognise
 from backbench.runs.state import StopFlag
+from backbench.weights.archs import build_trunk
 from backbench.weights.checkpoint import Checkpoint
-from backbench.weights.resnet import build_backbone
 from backbench.weights.trunk import Trunk
 from pretrain import data, monitor, optim, processes
 from pretrain.config import PretrainConfig, overrides_of
@@ -119,9 +119,7 @@ def build(config: PretrainConfig, found: ImageList) -> Method:
     The trunk first, so that it is the same for all methods.
     """
     seeding.seed_everything(config.seed, "backbone")
-    backbone = build_backbone(
-        config.arch, config.stem, zero_init_residual=config.zero_init_residual
-    )
+    backbone = build_trunk(config.arch, config.stem, zero_init_residual=config.zero_init_residual)
     seeding.seed_everything(config.seed, "method")
     setup = Setup(
         batch_size=config.batch_size,

@@ -55,7 +55,7 @@ class FrozenTrunk:
         precisions.use(precision)
         module = checkpoint.backbone().eval().requires_grad_(False)
         module.fuse()
-        module = module.to(device).to(memory_format=torch.channels_last)
+        module = module.to(device).to(memory_format=module.memory_format)
         follows = kept_head(checkpoint, head).to(device) if head else None
         return FrozenTrunk(checkpoint, module, device, precision, state_digest(module), follows)
 
@@ -75,7 +75,7 @@ class FrozenTrunk:
     @torch.no_grad()
     def __call__(self, images: Tensor) -> Tensor:
         """Normalised images (N, 3, H, W) -> features (N, dim) float32."""
-        images = images.contiguous(memory_format=torch.channels_last)
+        images = images.contiguous(memory_format=self.module.memory_format)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
             features = self.module(images).float()
         return features if self.head is None else self.head(features)

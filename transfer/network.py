@@ -49,7 +49,7 @@ class Network:
             module = batchnorm.convert_sync_batchnorm(module)
         self.module = module.to(machine.device)
         if machine.device.type == "cuda":  # on a CPU small maps train slower with channels last
-            self.module = self.module.to(memory_format=torch.channels_last)
+            self.module = self.module.to(memory_format=trunk.memory_format)
         groups = [list(m.parameters()) for m in self.module.children()]
         self.optimizer = torch.optim.SGD(
             [{"params": g} for g in groups],

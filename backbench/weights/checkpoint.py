@@ -19,9 +19,9 @@ from backbench.errors import BadInput
 from backbench.images.preprocess import Pixels
 from backbench.runs import atomic
 from backbench.untrusted import jsons, words
+from backbench.weights import archs
 from backbench.weights.header import FORMAT
 from backbench.weights.names import first_names, is_counter
-from backbench.weights.resnet import build_backbone, trunk_shapes
 from backbench.weights.trunk import Trunk
 
 SCHEMA = 1
@@ -43,12 +43,18 @@ class Checkpoint:
     method: str
     epochs: int | None = None
     state_dict: Mapping[str, Tensor]
+    reading: str = ""  # what of the trunk's output is the feature (`readings`)
     heads: Mapping[str, Tensor] = field(default_factory=dict)
     pixels: Pixels = field(default_factory=Pixels)
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _check_words(self)
+        # One trunk has one name
+        arch, stem = archs.canonical(self.arch, self.stem)
+        object.__setattr__(self, "arch", arch)
+        object.__setattr__(self, "stem", stem)
+        object.__setattr__(self, "reading", self.reading or archs.default_reading(arch))
         object.__setattr__(self, "state_dict", fit_to_trunk(self.state_dict, self.arch, self.stem))
         heads = {k: v.detach().cpu().contiguous() for k, v in self.heads.items()}
         object.__setattr__(self, "heads", heads)
@@ -57,9 +63,15 @@ class Checkpoint:
     def digest(self) -> str:
         """64 hex: sha256 over the sorted names, shapes and bytes of the trunk's float tensors.
 
-        Computed once: a checkpoint is a value, which nobody trains further.
+        Of a trunk that is no ResNet also over its name and reading: the same tensors with another
+        number of heads, or read otherwise, are another row. Computed once: a checkpoint is a value,
+        which nobody trains further.
         """
-        return _trunk_digest(self.state_dict)
+        return self._digest_of_tensors()
+
+    def _digest_of_tensors(self) -> str:
+        said = "" if archs.is_resnet(self.arch) else f"{self.arch} {self.reading}\n"
+        return _trunk_digest(self.state_dict, said)
 
     @property
     def name(self) -> str:
@@ -69,7 +81,7 @@ class Checkpoint:
     def backbone(self) -> Trunk:
         """The trunk with these weights, in training mode as torch builds it; call .eval() before
         using it frozen."""
-        trunk = build_backbone(self.arch, self.stem)
+        trunk = archs.build_trunk(self.arch, self.stem, self.reading)
         trunk.load_state_dict(dict(self.state_dict), strict=True)
         return trunk
 
@@ -90,8 +102,10 @@ class Checkpoint:
             "pixels": dataclasses.asdict(self.pixels),
             "provenance": dict(self.provenance),
             # Of the bytes that are written, whatever has been done to the tensors since
-            "digest": _trunk_digest(self.state_dict),
+            "digest": self._digest_of_tensors(),
         }
+        if not archs.is_resnet(self.arch):
+            about["reading"] = self.reading
         tensors = {_TRUNK + k: v.contiguous() for k, v in self.state_dict.items()}
         tensors |= {_HEADS + k: v.clone() for k, v in self.heads.items()}
         with atomic.atomic_path(path) as temporary:
@@ -146,8 +160,8 @@ class Checkpoint:
         return checkpoint
 
 
-def _trunk_digest(state_dict: Mapping[str, Tensor]) -> str:
-    sha = hashlib.sha256()
+def _trunk_digest(state_dict: Mapping[str, Tensor], said: str) -> str:
+    sha = hashlib.sha256(said.encode())
     for name, tensor in sorted(state_dict.items()):
         if tensor.is_floating_point():
             sha.update(f"{name} {tuple(tensor.shape)}\n".encode())
@@ -169,6 +183,7 @@ def from_about(
         stem=about["stem"],
         method=about["method"],
         epochs=about["epochs"],
+        reading=about.get("reading", ""),
         state_dict=state_dict,
         heads=heads or {},
         pixels=Pixels(tuple(pixels["mean"]), tuple(pixels["std"]), pixels["order"]),
@@ -197,7 +212,8 @@ def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def fit_to_trunk(state_dict: Mapping[str, Tensor], arch: str, stem: str) -> dict[str, Tensor]:
     """The tensors as a complete trunk of (arch, stem), or BadInput that names what is missing,
     extra or misshaped."""
-    wanted = trunk_shapes(arch, stem)
+    blank = archs.tensors(arch, stem)
+    wanted = {name: tuple(tensor.shape) for name, tensor in blank.items()}
     counters = {k for k in wanted if is_counter(k)}
     missing = sorted(wanted.keys() - state_dict.keys() - counters)
     extra = sorted(state_dict.keys() - wanted.keys())
@@ -219,6 +235,8 @@ def fit_to_trunk(state_dict: Mapping[str, Tensor], arch: str, stem: str) -> dict
     for key in wanted:
         if key in counters:  # how many batches a norm has seen; nothing is computed from it
             value = state_dict.get(key, torch.zeros((), dtype=torch.int64)).to(torch.int64)
+        elif not blank[key].is_floating_point():  # an index that a trunk computes with
+            value = state_dict[key].to(blank[key].dtype)
         else:
             value = state_dict[key].to(torch.float32)
             _refuse_unusable(key, state_dict[key], value)

@@ -29,6 +29,8 @@ class ResNetTrunk(tv.ResNet, Trunk):
     """A torchvision ResNet without its fc; a conv3 stem gives maps at a quarter of the usual
     strides."""
 
+    memory_format = torch.channels_last
+
     conv1: nn.Conv2d
     bn1: nn.Module
     relu: nn.Module
@@ -86,6 +88,9 @@ def build_backbone(
     block, layers = ARCHS[arch]
     trunk = ResNetTrunk(block, list(layers), zero_init_residual=zero_init_residual, **kwargs)
     trunk.feature_dim = trunk.fc.in_features
+    scale = 1 if STEMS[stem] is None else 4  # a conv3 stem keeps the image's size
+    trunk.strides = tuple(stride // scale for stride in (4, 8, 16, 32))
+    trunk.widths = tuple(width * block.expansion for width in (64, 128, 256, 512))
     del trunk.fc
     trunk.arch, trunk.stem = arch, stem
     padding = STEMS[stem]

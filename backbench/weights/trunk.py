@@ -3,20 +3,37 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
+import torch
 from torch import Tensor, nn
+
+from backbench.errors import BadInput
+from backbench.images.preprocess import Pixels
 
 
 class Trunk(nn.Module, ABC):
     """An image encoder without a head.
 
     `arch` and `stem` name it in recipes and checkpoints; its state dict holds these names and
-    nothing else. `feature_dim` is the width of what `forward` gives.
+    nothing else. `reading` says what of its output is the feature (`readings`), and `feature_dim`
+    is that feature's width. `strides` and `widths` are those of the maps that `stages` gives; both
+    are empty where it gives none. `size` is the only side of an image that it takes, in pixels
+    (None: any), and both sides must be multiples of `divisor`.
     """
 
     arch: str
     stem: str
     feature_dim: int
+    reading: str = "pooled"
+    strides: tuple[int, ...] = ()
+    widths: tuple[int, ...] = ()
+    size: int | None = None
+    divisor: int = 1
+    # How its maps lie in memory where it is fastest: channels last pays for convolutions
+    memory_format: torch.memory_format = torch.contiguous_format
 
     @abstractmethod
     def forward(self, x: Tensor) -> Tensor:
@@ -24,7 +41,124 @@ class Trunk(nn.Module, ABC):
 
     @abstractmethod
     def stages(self, x: Tensor) -> list[Tensor]:
-        """Images (N, 3, H, W) -> the maps C2..C5 at strides 4, 8, 16 and 32, each (N, C, h, w)."""
+        """Images (N, 3, H, W) -> its maps, each (N, widths[i], H / strides[i], W / strides[i]).
+
+        C2..C5 of a hierarchical trunk, at strides 4, 8, 16 and 32; the one map of a plain vision
+        transformer, its patch tokens in their grid.
+        """
+
+    def tokens(self, x: Tensor) -> Tensor:
+        """Images (N, 3, H, W) -> (N, h, w, C): the last map, a token for each of its places."""
+        return self.stages(x)[-1].permute(0, 2, 3, 1)
 
     def fuse(self) -> None:
         """Merge, in place, what is one map in eval(): for trunks that only give features."""
+
+    def depths(self) -> dict[str, int]:
+        """Parameter -> which layer it is of, counted from the input: for rates that decay with
+        depth (BEiT, arXiv:2106.08254, appendix)."""
+        raise BadInput(f"{self.arch} does not say which layers its parameters are of")
+
+    def undecayed(self) -> set[str]:
+        """Parameters that weight decay leaves alone by convention: norms, biases, scales, tokens
+        and position embeddings."""
+        return {name for name, parameter in self.named_parameters() if parameter.ndim <= 1}
+
+    def refuse_size(self, height: int, width: int) -> None:
+        """BadInput for images that it does not take."""
+        if self.size is not None and (height, width) != (self.size, self.size):
+            raise BadInput(
+                f"{self.arch} takes images of {self.size} x {self.size} pixels, not {height} x {width}; "
+                f"{self.other_sizes()}"
+            )
+        if height % self.divisor or width % self.divisor:
+            raise BadInput(
+                f"{self.arch} takes images whose sides are multiples of {self.divisor},"
+                f" not {height} x {width}"
+            )
+
+    def other_sizes(self) -> str:
+        """What one would do to use images of another size."""
+        return "use a protocol of that size"
+
+
+class WrappedTrunk(Trunk):
+    """A trunk around somebody else's module, whose state dict has that module's names."""
+
+    model: Any  # nn.Module alone would know none of its attributes
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.register_state_dict_post_hook(_without_prefix)
+        self.register_load_state_dict_pre_hook(_with_prefix)
+
+
+_INSIDE = "model."
+
+
+def _without_prefix(
+    module: nn.Module, state: dict[str, Any], prefix: str, metadata: object
+) -> None:
+    """model.blocks.0 -> blocks.0, in a state dict that is being made."""
+    for key in [k for k in state if k.startswith(prefix + _INSIDE)]:
+        state[prefix + key[len(prefix + _INSIDE) :]] = state.pop(key)
+
+
+def _with_prefix(module: nn.Module, state: dict[str, Any], prefix: str, *others: object) -> None:
+    """blocks.0 -> model.blocks.0, in a state dict that is being loaded."""
+    for key in [k for k in state if k.startswith(prefix)]:
+        state[prefix + _INSIDE + key[len(prefix) :]] = state.pop(key)
+
+
+class ModuleTrunk(WrappedTrunk):
+    """Any torch module as a trunk.
+
+    `features(module, images)` gives (N, feature_dim), by default what the module gives; `stages`
+    the maps, where there are any, with their `strides` and `widths`.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        feature_dim: int,
+        features: Callable[[Any, Tensor], Tensor] | None = None,
+        stages: Callable[[Any, Tensor], list[Tensor]] | None = None,
+        strides: tuple[int, ...] = (),
+        widths: tuple[int, ...] = (),
+        size: int | None = None,
+        divisor: int = 1,
+    ) -> None:
+        super().__init__(module)
+        self.feature_dim, self.size, self.divisor = feature_dim, size, divisor
+        self.strides, self.widths = tuple(strides), tuple(widths)
+        self._features, self._stages = features, stages
+        if len(self.strides) != len(self.widths) or bool(self.strides) != (stages is not None):
+            raise BadInput("a trunk's `stages` come with one stride and one width for each map")
+
+    def forward(self, x: Tensor) -> Tensor:
+        given = self.model(x) if self._features is None else self._features(self.model, x)
+        if given.ndim != 2 or given.shape[1] != self.feature_dim:
+            raise BadInput(
+                f"{self.arch} gives features {tuple(given.shape)} for {len(x)} images, not "
+                f"({len(x)}, {self.feature_dim}); say how to read it by `features`"
+            )
+        return given
+
+    def stages(self, x: Tensor) -> list[Tensor]:
+        if self._stages is None:
+            raise BadInput(f"{self.arch} has no maps: detection needs `stages`")
+        return self._stages(self.model, x)
+
+
+@dataclass(frozen=True, kw_only=True)
+class InstalledTrunk:
+    """A trunk that an installed package adds (`plugins`): `build` draws one with fresh weights.
+
+    `pixels` are those that it was trained with."""
+
+    name: str
+    build: Callable[[], Trunk]
+    pixels: Pixels = field(default_factory=Pixels)
+    about: Mapping[str, str] = field(default_factory=dict)

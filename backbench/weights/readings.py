@@ -1,0 +1,45 @@
+"""What of a trunk's output is the feature: part of every number, named in every row.
+
+    pooled       the network's own pooling: the mean of the last map, normed where it has a norm
+    cls          the class token after the last norm
+    mean         the mean of the patch tokens after the last norm
+    cls+mean     both, one after the other (DINOv2, DINOv3)
+    cls@4        the class tokens of the last four layers, each normed (DINO's linear probe)
+    cls@4+mean   these, then the mean of the last layer's patches (DINOv2's linear probe)
+    map          attention pooling by the trunk's own learned query (SigLIP)
+
+Convolutional trunks have `pooled` alone.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from backbench.errors import BadInput
+
+POOLED, MAP = "pooled", "map"
+_TOKENS = re.compile(r"(?:(cls)(?:@([1-9]\d?))?)?(?:(?:^|\+)(mean))?")
+
+
+class TokenReading(NamedTuple):
+    """Class tokens of the last `layers` layers, and whether the mean of the patches follows."""
+
+    layers: int
+    mean: bool
+
+    @property
+    def parts(self) -> int:
+        """How many vectors of the trunk's width make the feature."""
+        return self.layers + self.mean
+
+
+def tokens(reading: str) -> TokenReading:
+    """'cls@4+mean' -> (4, True); BadInput for what is no reading of tokens."""
+    found = _TOKENS.fullmatch(reading)
+    if not reading or found is None:
+        raise BadInput(
+            f"reading '{reading[:40]}': expected cls, mean, cls+mean, cls@N, cls@N+mean, map or pooled"
+        )
+    layers = int(found[2] or 1) if found[1] else 0
+    return TokenReading(layers, found[3] is not None)

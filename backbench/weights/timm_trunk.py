@@ -1,0 +1,346 @@
+"""Any timm model as a trunk, named `timm:NAME` or `timm:NAME,key=value,...`.
+
+What no weight file holds stands in the name: heads, activation, the norms' eps, the input size, the
+rule by which position embeddings are resized. Nothing is downloaded, and only names that timm
+registers are built.
+
+    timm:convnext_tiny
+    timm:vit_small_patch16_224,num_heads=12              MoCo-v3's ViT-S
+    timm:vit_base_patch14_dinov2,pos=+0.1                takes any multiple of 14 pixels
+    timm:vit_tiny_patch16_224,img_size=32,patch_size=4   for small images
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from backbench.errors import BadInput, nearest
+from backbench.images.preprocess import Pixels
+from backbench.weights import positions, readings
+from backbench.weights.trunk import WrappedTrunk
+
+PREFIX = "timm:"
+_PYRAMID = (4, 8, 16, 32)  # the strides of C2..C5
+_LARGEST = 65_536  # of a whole number in a name: a header may say anything
+
+
+class TimmName(NamedTuple):
+    """`timm:NAME,key=value,...` in parts."""
+
+    model: str
+    options: Mapping[str, str]
+
+    def __str__(self) -> str:
+        options = [f"{key}={value}" for key, value in sorted(self.options.items())]
+        return PREFIX + ",".join([self.model, *options])
+
+
+def parse(arch: str) -> TimmName:
+    """BadInput for a name that timm does not register and for options that do not exist."""
+    import timm
+
+    name, *pairs = arch.removeprefix(PREFIX).split(",")
+    if not re.fullmatch(r"\w{1,80}", name) or not timm.is_model(name):
+        near = nearest(name[:80], timm.list_models()) if re.fullmatch(r"[\w.-]+", name) else ""
+        raise BadInput(f"timm {timm.__version__} has no model '{name[:80]}'; {near}".rstrip("; "))
+    options = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or key not in _OPTIONS:
+            raise BadInput(
+                f"'{arch[:120]}': '{pair[:40]}' is none of {', '.join(_OPTIONS)}, each as key=value"
+            )
+        _OPTIONS[key](value)  # refuses what is no value of it
+        options[key] = value
+    return TimmName(name, options)
+
+
+def _whole(text: str) -> int:
+    if not re.fullmatch(r"[1-9]\d{0,5}", text) or int(text) > _LARGEST:
+        raise BadInput(f"'{text[:40]}' in the trunk's name: expected a whole number above 0")
+    return int(text)
+
+
+def _wholes(text: str) -> list[int]:
+    """'2-2-6-2'"""
+    return [_whole(part) for part in text.split("-", 16)]
+
+
+def _number(text: str) -> float:
+    if not re.fullmatch(r"\d+(\.\d+)?([eE]-?\d{1,2})?", text) or not 0 < float(text) < 1e6:
+        raise BadInput(f"'{text[:40]}' in the trunk's name: expected a number above 0")
+    return float(text)
+
+
+def _of(allowed: tuple[str, ...], text: str) -> str:
+    if text not in allowed:
+        raise BadInput(f"'{text[:40]}' in the trunk's name: expected {' or '.join(allowed)}")
+    return text
+
+
+_ACTIVATIONS = ("gelu", "quick_gelu", "gelu_tanh", "relu", "silu")
+_OPTIONS: dict[str, Callable[[str], Any]] = {
+    "img_size": _whole,
+    "patch_size": _whole,
+    "depth": _whole,
+    "embed_dim": _whole,
+    "num_heads": _whole,
+    "mlp_ratio": _number,
+    "init_values": _number,  # LayerScale's start
+    "reg_tokens": _whole,
+    "depths": _wholes,
+    "dims": _wholes,
+    "act_layer": functools.partial(_of, _ACTIVATIONS),
+    "eps": _number,  # of all layer norms
+    "pos": functools.partial(_of, positions.RULES),
+}
+_OURS = ("eps", "pos")  # the others are timm's own keyword arguments
+
+
+@functools.cache
+def _plain(model: str) -> Any:
+    """The model as timm registers it, without memory: for what it says of itself."""
+    import timm
+
+    with torch.device("meta"):
+        return timm.create_model(model, pretrained=False, num_classes=0)
+
+
+def is_transformer(model: object) -> bool:
+    """Whether it is a plain vision transformer: one grid of tokens from the first block to the
+    last."""
+    from timm.models.eva import Eva
+    from timm.models.vision_transformer import VisionTransformer
+
+    return isinstance(model, VisionTransformer | Eva)
+
+
+def create(name: TimmName) -> Any:
+    """timm's module, its weights freshly drawn. BadInput where the model does not take an
+    option."""
+    import timm
+
+    known = _plain(name.model)
+    keywords: dict[str, Any] = {}
+    for key, text in name.options.items():
+        if key not in _OURS:
+            keywords[key] = _OPTIONS[key](text)
+    if is_transformer(known):
+        # Any grid: our own forward refuses those that no rule was named for
+        keywords["dynamic_img_size"] = True
+        # With `token` the last norm stands before the pooling, where every reading finds it
+        if known.cls_token is not None and known.global_pool != readings.MAP:
+            keywords["global_pool"] = "token"
+    if "eps" in name.options:
+        eps = _number(name.options["eps"])
+        if is_transformer(known):
+            keywords["norm_layer"] = functools.partial(nn.LayerNorm, eps=eps)
+        else:
+            keywords["norm_eps"] = eps
+    try:
+        model = timm.create_model(name.model, pretrained=False, num_classes=0, **keywords)
+    except (TypeError, ValueError, AssertionError, RuntimeError, KeyError, IndexError) as error:
+        said = " ".join(str(error).split())[:120]
+        raise BadInput(f"{str(name)[:120]} cannot be built: {said}") from None
+    if "pos" in name.options:
+        _set_rule(model, name)
+    return model
+
+
+def _set_rule(model: Any, name: TimmName) -> None:
+    from timm.models.vision_transformer import VisionTransformer
+
+    if type(model) is not VisionTransformer or model.pos_embed is None:
+        raise BadInput(
+            f"{name}: it has no position embeddings that could be resized; leave out pos"
+        )
+    ruled: Any = model
+    ruled.__class__ = _with_rule()
+    ruled.position_rule = name.options["pos"]
+
+
+@functools.cache
+def _with_rule() -> type[nn.Module]:
+    """timm's vision transformer whose position embeddings follow `position_rule`; a class once timm
+    has been imported."""
+    from timm.models.vision_transformer import VisionTransformer
+
+    class RuledTransformer(VisionTransformer):
+        position_rule: str
+
+        def _pos_embed(self, x: Tensor) -> Tensor:
+            """Patch tokens (N, h, w, D) -> all tokens (N, prefix + h * w, D), with positions."""
+            n, h, w, _ = x.shape
+            prefix = [
+                t.expand(n, -1, -1) for t in (self.cls_token, self.reg_token) if t is not None
+            ]
+            # Some embed the class token's position too, some the patches' alone
+            placed = 0 if self.no_embed_class else self.num_prefix_tokens
+            assert self.pos_embed is not None
+            positioned = positions.resized(
+                self.pos_embed, (h, w), prefix=placed, rule=self.position_rule
+            )
+            patches = x.flatten(1, 2)
+            if self.no_embed_class:
+                return self.pos_drop(torch.cat([*prefix, patches + positioned], dim=1))
+            return self.pos_drop(torch.cat([*prefix, patches], dim=1) + positioned)
+
+    return RuledTransformer
+
+
+def default_reading(arch: str) -> str:
+    """What timm's own head would read."""
+    known = _plain(parse(arch).model)
+    if not is_transformer(known):
+        return readings.POOLED
+    if known.global_pool == readings.MAP:
+        return readings.MAP
+    if known.cls_token is None:
+        return readings.POOLED
+    return "mean" if known.global_pool == "avg" else "cls"
+
+
+def pixels_of(arch: str) -> Pixels:
+    """The statistics that timm keeps with the model's default weights. Those of imported files are
+    their format's."""
+    about = _plain(parse(arch).model).pretrained_cfg
+    return Pixels(tuple(about["mean"]), tuple(about["std"]))
+
+
+class TimmTrunk(WrappedTrunk):
+    """A timm model without its classifier."""
+
+    def __init__(self, arch: str, reading: str) -> None:
+        name = parse(arch)
+        super().__init__(create(name))
+        self.arch, self.stem, self.reading = str(name), "native", reading
+        self.transformer = is_transformer(self.model)
+        if self.transformer:
+            self._describe_transformer(name)
+        else:
+            self._describe_pyramid(name)
+
+    def _describe_transformer(self, name: TimmName) -> None:
+        model, width = self.model, self.model.embed_dim
+        patch = model.patch_embed.feat_ratio(as_scalar=True)  # of a hybrid: with its convolutions
+        self.strides, self.widths, self.divisor = (patch,), (width,), patch
+        if model.pos_embed is not None and "pos" not in name.options:
+            self.size = model.patch_embed.img_size[0]
+        self.read = None
+        if self.reading in (readings.POOLED, readings.MAP):
+            if self.reading != (readings.MAP if model.attn_pool is not None else readings.POOLED):
+                raise BadInput(f"{self.arch} has no reading '{self.reading}'")
+            self.feature_dim = width
+            return
+        self.read = readings.tokens(self.reading)
+        if self.read.layers and model.cls_token is None:
+            raise BadInput(f"{self.arch} has no class token to read by '{self.reading}'")
+        if self.read.layers > len(model.blocks):
+            raise BadInput(
+                f"{self.arch} has {len(model.blocks)} layers: '{self.reading}' reads more"
+            )
+        self.feature_dim = width * self.read.parts
+
+    def _describe_pyramid(self, name: TimmName) -> None:
+        model = self.model
+        if self.reading != readings.POOLED:
+            raise BadInput(
+                f"{self.arch} is read by '{readings.POOLED}' alone, not by '{self.reading[:40]}'"
+            )
+        self.feature_dim = model.head_hidden_size if _has_hidden(model) else model.num_features
+        self.memory_format = torch.channels_last
+        if model.pretrained_cfg.get("fixed_input_size"):  # windows that are cut for one size
+            self.size = int(name.options.get("img_size", model.pretrained_cfg["input_size"][-1]))
+        about = getattr(model, "feature_info", None)
+        if about is None or not hasattr(model, "forward_intermediates"):
+            return
+        rows = [(i, row["reduction"], row["num_chs"]) for i, row in enumerate(_rows(about))]
+        # Of two maps of one stride the later counts
+        last = {stride: (i, stride, width) for i, stride, width in rows}
+        kept = [last[stride] for stride in _PYRAMID if stride in last]
+        self.indices = [i for i, _, _ in kept]
+        self.strides = tuple(stride for _, stride, _ in kept)
+        self.widths = tuple(width for _, _, width in kept)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.refuse_size(*x.shape[-2:])
+        if not self.transformer or self.read is None:
+            return self.model.forward_head(self.model.forward_features(x), pre_logits=True)
+        last, layers = self._tokens(x, self.read.layers)
+        parts = [layer[:, 0] for layer in layers]
+        if self.read.mean:
+            parts.append(last[:, self.model.num_prefix_tokens :].mean(dim=1))
+        return torch.cat(parts, dim=1)
+
+    def _tokens(self, x: Tensor, layers: int) -> tuple[Tensor, list[Tensor]]:
+        """The last layer's tokens (N, T, D) after the norm, and the prefix tokens of the last
+        `layers` layers, each after it."""
+        if layers <= 1:
+            tokens = self.model.forward_features(x)
+            return tokens, [tokens] * layers
+        pairs = self.model.forward_intermediates(
+            x,
+            indices=layers,
+            return_prefix_tokens=True,
+            norm=True,
+            output_fmt="NLC",
+            intermediates_only=True,
+        )
+        patches, prefix = pairs[-1]
+        return torch.cat([prefix, patches], dim=1), [prefix for _, prefix in pairs]
+
+    def stages(self, x: Tensor) -> list[Tensor]:
+        self.refuse_size(*x.shape[-2:])
+        if not self.transformer:
+            if not self.strides:
+                raise BadInput(f"{self.arch} gives no maps: detection cannot use it")
+            return self.model.forward_intermediates(
+                x, indices=self.indices, intermediates_only=True
+            )
+        h, w = (side // self.divisor for side in x.shape[-2:])
+        patches = self.model.forward_features(x)[:, self.model.num_prefix_tokens :]
+        return [patches.transpose(1, 2).reshape(len(x), -1, h, w)]
+
+    def depths(self) -> dict[str, int]:
+        from timm.models._manipulate import group_parameters
+
+        groups = group_parameters(self.model, self.model.group_matcher(coarse=False), reverse=True)
+        return {f"model.{name}": depth for name, depth in groups.items()}
+
+    def undecayed(self) -> set[str]:
+        said = self.model.no_weight_decay() if hasattr(self.model, "no_weight_decay") else set()
+        tokens = {"pos_embed", "cls_token", "reg_token", "mask_token", "latent", *said}
+        out = super().undecayed()
+        for name, _ in self.model.named_parameters():
+            if name in tokens or name.split(".")[-1] in tokens or "gamma" in name.split(".")[-1]:
+                out.add(f"model.{name}")
+        return out
+
+    def other_sizes(self) -> str:
+        if not self.transformer:
+            return f"use a protocol of that size, or name the trunk with img_size ({self.arch},img_size=N)"
+        rules = " or ".join(positions.RULES)
+        return (
+            f"use a protocol of that size, or `backbench import` it as {self.arch},pos=RULE, which"
+            f" resizes its position embeddings ({rules})"
+        )
+
+
+def _rows(about: Any) -> list[Mapping[str, Any]]:
+    """timm keeps a list of rows, or an object around one."""
+    return about.info if hasattr(about, "info") else list(about)
+
+
+def _has_hidden(model: nn.Module) -> bool:
+    return bool(getattr(model, "head_hidden_size", None))
+
+
+def build(arch: str, reading: str) -> TimmTrunk:
+    """A freshly drawn trunk."""
+    return TimmTrunk(arch, reading)
