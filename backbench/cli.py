@@ -32,6 +32,8 @@ class Verb:
     arguments: Arguments
     # The same of a function without torch, for its recipe, before the target is imported
     check: str | None = None
+    # It imports none of pretrain, transfer, detection, and starts none of their verbs
+    alone: bool = False
 
 
 def _out(p: argparse.ArgumentParser) -> None:
@@ -329,6 +331,39 @@ def _paper(p: argparse.ArgumentParser) -> None:
     p.add_argument("--markdown", type=Path, metavar="F", help="all of them as docs/papers.md")
 
 
+def _reproduce(p: argparse.ArgumentParser) -> None:
+    p.set_defaults(command=command)  # for the jobs that it launches
+    p.add_argument(
+        "list", nargs="?", metavar="LIST", help="short, full or a YAML file; without: what there is"
+    )
+    p.add_argument("overrides", nargs="*", metavar="cluster.a=b")
+    p.add_argument("--data", metavar="ROOT", type=Path, help="folder with one folder per dataset")
+    p.add_argument(
+        "--files",
+        metavar="DIR",
+        type=Path,
+        default=Path("checkpoints"),
+        help="the public files, as DIR/NAME/FILE (default: checkpoints)",
+    )
+    p.add_argument(
+        "--download", action="store_true", help="fetch what is not there; else no network is used"
+    )
+    p.add_argument(
+        "--only", nargs="+", default=[], metavar="NAME", help="of the list's checkpoints"
+    )
+    p.add_argument(
+        "--lists",
+        metavar="DIR",
+        type=Path,
+        default=Path("lists"),
+        help="folder with 1percent.txt and 10percent.txt",
+    )
+    p.add_argument("--cluster", default="local", metavar="slurm|local|debug")
+    p.add_argument("--out", type=Path, default=Path("runs/reproduce"), metavar="RUNS")
+    p.add_argument("--dry-run", action="store_true", help="show files, jobs and cost only")
+    p.add_argument("--check", metavar="ZIP", type=Path, help="whether a bundle holds together")
+
+
 def _data_verb(p: argparse.ArgumentParser) -> None:
     actions = p.add_subparsers(dest="action", required=True, metavar="list|check|fetch-splits")
     listing = actions.add_parser(
@@ -368,16 +403,20 @@ VERBS = {
     "pretrain": Verb(
         "pretrain.train:run", "train a backbone by a recipe", _pretrain, "pretrain.config:check"
     ),
-    "inspect": Verb("backbench.weights.verb:run_inspect", "what a checkpoint file holds", _inspect),
+    "inspect": Verb(
+        "backbench.weights.verb:run_inspect", "what a checkpoint file holds", _inspect, alone=True
+    ),
     "import": Verb(
         "backbench.weights.verb:run_import",
         "a published checkpoint, completely or not at all",
         _import,
+        alone=True,
     ),
     "export": Verb(
         "backbench.weights.verb:run_export",
         "a checkpoint in another library's format",
         _export,
+        alone=True,
     ),
     "linear": Verb(
         "transfer.linear:run", "frozen-backbone probes", _linear, "transfer.config:check"
@@ -407,14 +446,24 @@ VERBS = {
         "backbench.launch.verb:run", "grids of jobs on Slurm or on this machine", _launch
     ),
     "leaderboard": Verb(
-        "backbench.board.verb:run", "results as CSV, page and tables", _leaderboard
+        "backbench.board.verb:run", "results as CSV, page and tables", _leaderboard, alone=True
     ),
     "paper": Verb(
-        "backbench.papers.verb:run", "the papers' tables: measured, running, missing", _paper
+        "backbench.papers.verb:run",
+        "the papers' tables: measured, running, missing",
+        _paper,
+        alone=True,
     ),
-    "data": Verb("backbench.datasets.verb:run", "list and check datasets", _data_verb),
+    "reproduce": Verb(
+        "backbench.reproduce.verb:run",
+        "public checkpoints, held to what is printed of them",
+        _reproduce,
+    ),
+    "data": Verb("backbench.datasets.verb:run", "list and check datasets", _data_verb, alone=True),
     "doctor": Verb("backbench.doctor:run", "what is installed here and what that allows", _doctor),
-    "clean": Verb("backbench.clean:run", "what runs hold on disk, and what can go", _clean),
+    "clean": Verb(
+        "backbench.clean:run", "what runs hold on disk, and what can go", _clean, alone=True
+    ),
 }
 
 
@@ -475,10 +524,30 @@ def _run(args: argparse.Namespace) -> int | None:
     from backbench.datasets import asked
 
     verb = VERBS[args.verb]
+    _say_hidden(verb)
     if verb.check is not None:
         check(args)
         asked.refuse(args)
     return _function(verb.target)(args)
+
+
+def _say_hidden(verb: Verb) -> None:
+    """One line where another package hides one of the three programs: BadInput where the verb needs
+    them, else a warning. `doctor` has a line of its own for it."""
+    if verb is VERBS["doctor"]:
+        return
+    from backbench import plugins
+
+    for why in plugins.hidden().values():
+        if not verb.alone:
+            raise BadInput(why)
+        print(f"backbench: {why}", file=sys.stderr)
+        return
+
+
+def command(argv: Sequence[str]) -> int | None:
+    """Another verb, within one that is under way; what goes wrong is raised."""
+    return _run(parsed(argv))
 
 
 def check(args: argparse.Namespace) -> None:

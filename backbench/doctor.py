@@ -18,6 +18,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from backbench import plugins
 from backbench.datasets import catalog
 from backbench.datasets.catalog import TWELVE
 from backbench.errors import EXIT_FAILED
@@ -44,6 +45,7 @@ def examine(data: Path) -> dict[str, Any]:
         "code": store.code_revision(),
         "python": platform.python_version(),
         "packages": packages(),
+        "hidden": plugins.hidden(),
         "machine": machine(),
         "devices": devices(),
         "slurm": slurm(),
@@ -242,6 +244,8 @@ def _basis(found: dict[str, Any]) -> dict[str, str]:
     lacking = [name for name, about in found["packages"].items() if about["state"] == MISSING]
     if lacking:
         return {"state": MISSING, "why": f"not installed: {', '.join(lacking)}"}
+    for why in found.get("hidden", {}).values():
+        return {"state": BROKEN, "why": why}
     if found["devices"]["state"] != OK:
         return {"state": BROKEN, "why": found["devices"]["why"]}
     gpus = found["devices"]["gpus"]
@@ -280,6 +284,8 @@ def _print(found: dict[str, Any]) -> None:
         outside = f"outside {about['wanted']}, the range that was tested"
         note = {OK: "", MISSING: "MISSING", OUTSIDE: outside}[about["state"]]
         print(f"  {name:<24} {about['version']:<18} {note}".rstrip())
+    for why in found["hidden"].values():
+        print(f"hidden     {why}")
     for name in ("detectron2", "slurm"):
         about = found[name]
         why = f": {about['why']}" if about.get("why") else ""

@@ -1,4 +1,6 @@
-"""What a lab's own installed package adds, without a fork: methods, datasets, checkpoint formats,
+"""Other installed packages: what a lab's own adds, and what one of another's hides.
+
+What a lab's own installed package adds, without a fork: methods, datasets, checkpoint formats,
 trunks.
 
 A package names what it adds in its pyproject.toml, by an entry point:
@@ -19,8 +21,10 @@ recipe from a stranger runs nothing that was not here before.
 from __future__ import annotations
 
 import functools
+import importlib.util
 from collections.abc import Collection
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import TypeVar
 
 from backbench.errors import BadInput
@@ -29,6 +33,37 @@ T = TypeVar("T")
 
 METHODS, DATASETS = "backbench.methods", "backbench.datasets"
 FORMATS, TRUNKS = "backbench.formats", "backbench.trunks"
+
+# Names that others may have, too: whichever comes first on Python's path is imported
+PROGRAMS = ("pretrain", "transfer", "detection")
+
+
+def hidden() -> dict[str, str]:
+    """Of this suite's three programs those that Python would not find, each with one line: what it
+    finds instead, and what to do."""
+    home = Path(__file__).resolve().parent.parent  # a checkout's top, or site-packages
+    found = {}
+    for name in PROGRAMS:
+        where = _where(name)
+        if where is None:
+            found[name] = (
+                f"the package '{name}' is not installed beside backbench: install it again"
+            )
+        elif where != home / name:
+            found[name] = (
+                f"'import {name}' gives {where}, which is not backbench's: rename or uninstall"
+                " that, or give backbench an environment of its own"
+            )
+    return found
+
+
+def _where(package: str) -> Path | None:
+    """The folder that Python would import it from; also one without an __init__.py."""
+    spec = importlib.util.find_spec(package)
+    folders = [] if spec is None else list(spec.submodule_search_locations or ())
+    if spec is not None and spec.origin is not None and not folders:  # a single file
+        return Path(spec.origin).resolve()
+    return Path(folders[0]).resolve() if folders else None
 
 
 @functools.cache

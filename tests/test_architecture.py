@@ -19,7 +19,7 @@ STOREYS = (
     ("weights", "results", "datasets", "knn", "charts"),
     ("board",),
     ("launch",),
-    ("papers",),
+    ("papers", "reproduce"),
     ("cli", "api", "demo", "doctor", "clean", "__main__"),
 )
 

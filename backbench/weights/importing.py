@@ -7,7 +7,7 @@ shape, under the names of one known format, and nothing inside the trunk may be 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,7 +48,7 @@ def read(
     method: str | None = None,
     epochs: int | None = None,
     name: str | None = None,
-    published: str | None = None,
+    published: str | Sequence[str] | None = None,
     stem: str | None = None,
     allow_missing_statistics: bool = False,
 ) -> Checkpoint:
@@ -73,7 +73,8 @@ def read(
         checkpoint = checkpoint.replace(method=method)
     if epochs is not None:
         checkpoint = checkpoint.replace(epochs=epochs)
-    for key, value in (("name", name), ("published", published)):
+    keys = published if published is None or isinstance(published, str) else list(published)
+    for key, value in (("name", name), ("published", keys)):
         if value is not None:
             checkpoint = checkpoint.replace(provenance={**checkpoint.provenance, key: value})
     return checkpoint

@@ -15,6 +15,7 @@ import torch
 from support.foreign_fixtures import known_resnet, moco
 from support.layouts import Trees, trunk_file
 from support.pages import commands, words_of
+from support.small_verbs import smaller
 
 from backbench import cli, config
 from backbench.datasets import verb
@@ -111,27 +112,6 @@ SMALL_DETECTOR = {
 HERE = ("--accelerator", "cpu", "--workers", "0")
 MEASURE = ("linear", "semisup", "analyze", "detect")
 VERBS = ("pretrain", "inspect", "import", *MEASURE, "leaderboard")
-
-
-def smaller(recipe):
-    """An evaluation's recipe on images of 32 pixels, in two steps, with two of its rates."""
-    out = dict(recipe)
-    for name, sizes in (
-        ("geometry", {"resize": 32, "crop": 32}),
-        ("augment", {"size": 32}),
-        ("crops", {"size": 32}),
-    ):
-        if out.get(name):
-            out[name] = {**out[name], **sizes}
-    if "length" in out:
-        out["length"] = {name: {"iterations": 2} for name in out["length"]}
-    if "parts" in out:
-        steps = {"length": {"iterations": 2}, "list": None}
-        out["parts"] = {name: {**part, **steps} for name, part in out["parts"].items()}
-    for rates in ("lr", "head_lr"):
-        if isinstance(out.get(rates), list):
-            out[rates] = out[rates][:2]
-    return out
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,179 @@
+"""Every printed number of a list's files beside the measured one."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from backbench.board.board import Board, Cell, Column, collect, column_of
+from backbench.board.judge import Judged, judge
+from backbench.reproduce.asked import PrintedBeside, PublicFile, ReproductionList, judged_rows
+from backbench.results import scored
+from backbench.results.published import Published
+from backbench.tasks import TASKS
+from backbench.untrusted import words
+
+WITHIN, OUTSIDE, ANOTHER = "within", "outside", "another"  # judged
+UNLIKE, MISSING, NO_FILE = "unlike", "not measured", "no file"  # and why others are not
+Covered = Mapping[str, AbstractSet[tuple[str, str]]]  # checkpoint -> (task, dataset) that it runs
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutcomeLine:
+    """One printed number. Values in percent; `why` says what stands behind the verdict."""
+
+    checkpoint: str  # its name in the list
+    column: str
+    printed: float
+    source: str
+    verdict: str
+    measured: float | None = None
+    ci95: tuple[float, float] | None = None
+    tolerance: float | None = None
+    why: str = ""
+
+    def plain(self) -> dict[str, Any]:
+        values = dataclasses.asdict(self)
+        values["ci95"] = None if self.ci95 is None else list(self.ci95)
+        return values
+
+
+def outcome(
+    asked: ReproductionList,
+    names: Iterable[str],
+    covered: Covered,
+    digests: Mapping[str, str],
+    runs: Sequence[Path],
+) -> list[OutcomeLine]:
+    """The printed numbers that the list measures, of each of `names`: judged, or why not.
+
+    `digests` are those of the checkpoints that are there, by name.
+    """
+    board = collect(runs)
+    lines: list[OutcomeLine] = []
+    for name in names:
+        about = asked.files[name]
+        of_rows = [n for n in judged_rows(about) if (n.task, n.dataset) in covered[name]]
+        of_page = [n for n in about.beside if (n.task, n.dataset) in covered[name]]
+        held = _of_rows(board, name, about, of_rows, digests.get(name))
+        held += [_of_page(board, name, number, digests.get(name)) for number in of_page]
+        lines += held
+    return lines
+
+
+def _of_rows(
+    board: Board, name: str, about: PublicFile, numbers: Sequence[Published], digest: str | None
+) -> list[OutcomeLine]:
+    """The numbers of the papers' tables, as the gate of the leaderboard judges them."""
+    judged: dict[tuple[str, Column], Judged] = {}
+    if any(row.checkpoint == digest for row in board.measured_rows) and digest is not None:
+        judged = {(one.key, one.column): one for one in judge(board, {digest: about.rows})}
+    lines = []
+    for number in numbers:
+        column = column_of(number)
+        line = OutcomeLine(
+            checkpoint=name,
+            column=column.name,
+            printed=scored.as_measured(number).value,
+            source=number.key,
+            verdict=NO_FILE if digest is None else MISSING,
+            tolerance=scored.tolerance(number),
+        )
+        one = judged.get((number.key, column))
+        if one is not None:
+            line = dataclasses.replace(
+                line,
+                verdict=one.verdict,
+                measured=one.measured,
+                ci95=one.ci95,
+                why="; ".join(one.others),
+            )
+        elif digest is not None:
+            line = _measured_otherwise(board, line, column, digest)
+        lines.append(line)
+    return lines
+
+
+def _of_page(board: Board, name: str, number: PrintedBeside, digest: str | None) -> OutcomeLine:
+    """A number of the file's own page."""
+    protocol = scored.protocol_name(number.protocol)
+    column = Column(number.task, number.dataset, number.metric, protocol)
+    line = OutcomeLine(
+        checkpoint=name,
+        column=column.name,
+        printed=number.value,
+        source=number.source,
+        verdict=NO_FILE if digest is None else MISSING,
+        tolerance=TASKS[number.task].tolerance_on(number.dataset),
+    )
+    cell = None if digest is None else board.cells.get((digest, column))
+    if cell is None or cell.value is None:
+        return line if digest is None else _measured_otherwise(board, line, column, digest)
+    line = dataclasses.replace(line, measured=cell.value, ci95=cell.ci95)
+    if number.unlike is not None or line.tolerance is None:
+        return dataclasses.replace(line, verdict=UNLIKE, why=number.unlike or "no tolerance")
+    within = abs(cell.value - number.value) <= line.tolerance
+    return dataclasses.replace(line, verdict=WITHIN if within else OUTSIDE)
+
+
+def _measured_otherwise(
+    board: Board, line: OutcomeLine, column: Column, digest: str
+) -> OutcomeLine:
+    """What was measured under this name, but of other images or by a changed recipe."""
+    for (checkpoint, other), cell in board.cells.items():
+        if checkpoint == digest and _unmarked(other) == _unmarked(column):
+            return _seen_as(line, other, cell)
+    return line
+
+
+def _seen_as(line: OutcomeLine, column: Column, cell: Cell) -> OutcomeLine:
+    if cell.value is None:
+        return dataclasses.replace(line, verdict=UNLIKE, why="undefined")
+    why = f"measured as {column.name}"
+    return dataclasses.replace(line, verdict=UNLIKE, measured=cell.value, ci95=cell.ci95, why=why)
+
+
+def _unmarked(column: Column) -> tuple[object, ...]:
+    """A column without the marks of another recipe, other lists or another split."""
+    protocol = column.protocol.partition("~")[0]
+    return (column.task, column.dataset, column.metric, protocol, column.engine)
+
+
+def summary(lines: Sequence[OutcomeLine]) -> str:
+    """How many of the numbers ended in which way."""
+    count = Counter(line.verdict for line in lines)
+    order = (WITHIN, OUTSIDE, ANOTHER, UNLIKE, MISSING, NO_FILE)
+    parts = [f"{count[word]} {word}" for word in order if count[word]]
+    return f"{len(lines)} printed numbers: {', '.join(parts) or 'none'}"
+
+
+def markdown(asked: ReproductionList, lines: Sequence[OutcomeLine]) -> str:
+    """The reproduction table."""
+    head = ("checkpoint", "column", "printed", "measured", "95% interval", "tolerance", "verdict",
+            "printed in", "why")  # fmt: skip
+    rows = [f"# {asked.name}: {asked.title}", "", summary(lines) + ".", ""]
+    rows += [_pipes(head), _pipes(["---"] * len(head))]
+    for line in lines:
+        low_high = "" if line.ci95 is None else f"{line.ci95[0]:.2f} to {line.ci95[1]:.2f}"
+        cells = (
+            line.checkpoint,
+            line.column,
+            f"{line.printed:g}",
+            "" if line.measured is None else f"{line.measured:.2f}",
+            low_high,
+            "" if line.tolerance is None else f"{line.tolerance:g}",
+            line.verdict,
+            line.source,
+            line.why,
+        )
+        rows.append(_pipes(cells))
+    return "\n".join(rows) + "\n"
+
+
+def _pipes(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(words.shown(cell, 300).replace("|", "\\|") for cell in cells) + " |"

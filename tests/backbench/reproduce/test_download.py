@@ -1,0 +1,187 @@
+"""Downloads from a server of this machine: continued, damaged, another file, no network unasked."""
+
+from __future__ import annotations
+
+import hashlib
+import http.server
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from backbench import cli
+from backbench.errors import BadInput, Failed
+from backbench.reproduce import download
+
+DATA = os.urandom(3 << 20)
+
+
+class Server(http.server.ThreadingHTTPServer):
+    """Serves `data` at any address. `cut`: bytes after which each answer breaks off; `slow`: seconds
+    for each 64 kB."""
+
+    daemon_threads = True
+
+    def __init__(self, data=DATA):
+        super().__init__(("127.0.0.1", 0), Answer)
+        self.data, self.tag, self.cut, self.slow, self.kind = data, '"v1"', None, 0.0, "any/thing"
+        self.asked = []  # the Range of each request
+        threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
+
+    def handle_error(self, *_):
+        return  # whoever asked is gone
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.server_port}/model.pth"
+
+
+class Answer(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        server, data = self.server, self.server.data
+        wanted = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
+        server.asked.append(self.headers.get("Range"))
+        start = 0
+        if wanted and self.headers.get("If-Range", server.tag) == server.tag:
+            start = int(wanted[1])
+            if start >= len(data):
+                return self.send_error(416)
+            self.send_response(206)
+            self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
+        else:
+            self.send_response(200)
+        self.send_header("Content-Type", server.kind)
+        self.send_header("Content-Length", str(len(data) - start))
+        if server.tag:
+            self.send_header("ETag", server.tag)
+        self.end_headers()
+        body = data[start:] if server.cut is None else data[start : start + server.cut]
+        for place in range(0, len(body), 1 << 16):
+            self.wfile.write(body[place : place + (1 << 16)])
+            time.sleep(server.slow)
+        return None
+
+    def log_message(self, *_):
+        return
+
+
+@pytest.fixture
+def server():
+    with Server() as running:
+        yield running
+        running.shutdown()
+
+
+def test_a_file_comes_whole(server, tmp_path):
+    download.fetch(server.url, tmp_path / "a" / "model.pth")
+    assert (tmp_path / "a" / "model.pth").read_bytes() == DATA
+    assert [file.name for file in (tmp_path / "a").iterdir()] == ["model.pth"]
+
+
+def test_what_broke_off_goes_on_where_it_ended(server, tmp_path):
+    server.cut = 1 << 20
+    for _ in range(2):
+        with pytest.raises(Failed, match=r"broke off|IncompleteRead|connection"):
+            download.fetch(server.url, tmp_path / "model.pth")
+    assert not (tmp_path / "model.pth").exists()
+    server.cut = None
+    download.fetch(server.url, tmp_path / "model.pth")
+    assert (tmp_path / "model.pth").read_bytes() == DATA
+    assert server.asked == [None, f"bytes={1 << 20}-", f"bytes={2 << 20}-"]
+
+
+def test_another_version_of_the_file_begins_anew(server, tmp_path):
+    """Never the head of one and the tail of the other."""
+    server.cut = 1 << 20
+    with pytest.raises(Failed):
+        download.fetch(server.url, tmp_path / "model.pth")
+    server.cut, server.data, server.tag = None, DATA[::-1], '"v2"'
+    download.fetch(server.url, tmp_path / "model.pth")
+    assert (tmp_path / "model.pth").read_bytes() == DATA[::-1]
+
+
+@pytest.mark.parametrize("tag", ["", 'W/"weak"'])
+def test_without_a_version_it_begins_anew(server, tmp_path, tag):
+    server.cut, server.tag = 1 << 20, tag
+    with pytest.raises(Failed):
+        download.fetch(server.url, tmp_path / "model.pth")
+    server.cut = None
+    download.fetch(server.url, tmp_path / "model.pth")
+    assert server.asked == [None, None] and (tmp_path / "model.pth").read_bytes() == DATA
+
+
+def test_a_web_page_is_no_checkpoint(server, tmp_path):
+    server.kind = "text/html; charset=utf-8"
+    with pytest.raises(BadInput, match="a web page"):
+        download.fetch(server.url, tmp_path / "model.pth")
+    assert not list(tmp_path.iterdir())
+
+
+def a_list(tmp_path, url, **about):
+    """A list of one file, and an empty ROOT."""
+    (tmp_path / "ROOT").mkdir(exist_ok=True)
+    keys = {"page": "https://x.org", "file": "model.pth", "url": url, **about}
+    text = f"title: t\nestimate: none\ncheckpoints: {{one: {keys}}}\nparts: []\n"
+    (tmp_path / "mine.yaml").write_text(text)
+    where = ["--data", tmp_path / "ROOT", "--files", tmp_path / "files", "--out", tmp_path / "runs"]
+    return ["reproduce", *map(str, (tmp_path / "mine.yaml", *where))]
+
+
+@pytest.mark.parametrize("what", ["sha256", "md5"])
+def test_another_file_than_the_published_one_is_removed(server, tmp_path, capsys, what):
+    words = a_list(tmp_path, server.url, **{what: "0" * 8, "digest_page": "x.org (README)"})
+    assert cli.main([*words, "--download"]) == 2
+    said = capsys.readouterr().err.strip().splitlines()[-1]
+    assert "not the published file" in said and "x.org (README)" in said
+    assert not list((tmp_path / "files" / "one").iterdir())
+
+
+def test_a_damaged_file_on_disk_is_refused(server, tmp_path, capsys):
+    """Also where only the first digits are printed; nothing is fetched in its place."""
+    digest = hashlib.sha256(DATA).hexdigest()[:8]
+    words = a_list(tmp_path, server.url, sha256=digest, digest_page="x.org (README)")
+    file = tmp_path / "files" / "one" / "model.pth"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(DATA[:-1] + bytes([DATA[-1] ^ 1]))
+    assert cli.main([*words, "--download"]) == 2
+    assert f"printed is {digest}" in capsys.readouterr().err
+    assert not server.asked and file.exists()
+
+
+def test_no_network_without_being_asked(server, tmp_path, capsys, caplog, monkeypatch):
+    def refuse(*_, **__):
+        raise AssertionError("the network was asked")
+
+    monkeypatch.setattr(socket, "socket", refuse)
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    assert cli.main(a_list(tmp_path, server.url)) == 2
+    assert "add --download" in capsys.readouterr().err and "https://x.org" in caplog.text
+    assert not server.asked
+
+
+@pytest.mark.slow
+def test_killed_in_the_middle_and_continued(server, tmp_path):
+    """kill -9, then SIGTERM, then to its end: every byte is sent once but those on the way."""
+    server.slow = 0.05  # 48 pieces: 2.4 s
+    words = [*a_list(tmp_path, server.url, md5="0" * 8, digest_page="x"), "--download"]
+    part = tmp_path / "files" / "one" / "model.pth.part"
+    for number, status in ((signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, 75)):
+        before = part.stat().st_size if part.exists() else 0
+        run = subprocess.Popen([sys.executable, "-m", "backbench", *words])
+        while not part.exists() or part.stat().st_size <= before:
+            time.sleep(0.02)
+        run.send_signal(number)
+        assert run.wait() == status
+    server.slow = 0.0
+    done = subprocess.run(
+        [sys.executable, "-m", "backbench", *words], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2 and "not the published file" in done.stderr  # all of it came
+    starts = [int(range_[6:-1]) for range_ in server.asked[1:]]
+    assert 0 < starts[0] < starts[1] < len(DATA)

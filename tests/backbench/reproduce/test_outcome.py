@@ -1,0 +1,212 @@
+"""The table of a list, and the bundle that is sent back: whole, changed, or not following from its
+rows."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import io
+import json
+import zipfile
+
+import pytest
+from support.records import a_result
+
+from backbench import cli, config
+from backbench.reproduce import asked, bundle
+from backbench.reproduce.bundle import Measured
+from backbench.reproduce.files import FoundFile
+from backbench.reproduce.outcome import markdown, outcome
+from backbench.results import store
+from backbench.runs.folder import RESULTS_FILE
+
+SHIPPED = sorted(config.recipe_names(asked.KIND))
+DINO, MOCO = "d" * 64, "e" * 64
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_shipped_list_names_what_there_is(name, tmp_path):
+    """Every page and digest has its source, every row is printed, every part can be launched."""
+    one = asked.read_list(name)
+    for about in one.files.values():
+        assert about.page.startswith("https://") and (about.url or about.by_hand)
+        assert about.rows or about.beside, "nothing is printed of it"
+        for number in asked.judged_rows(about):
+            assert number.arch == "resnet50"
+            assert number.epochs in (None, about.epochs), "of another pretraining"
+    assert len({(about.url, about.by_hand) for about in one.files.values()}) == len(one.files)
+    assert all(part.gpu_hours > 0 for part in one.parts) and "not measured" in one.estimate
+
+
+def test_the_lists_hold_the_methods_that_were_asked_for():
+    methods = {about.method for about in asked.read_list("full").files.values()}
+    wanted = {"moco", "swav", "barlow_twins", "vicreg", "dino", "simsiam", "byol", "supervised"}
+    assert wanted | {"lorac", "moco_m", "jcl"} == methods
+    assert asked.read_list("short").gpu_hours(list(asked.read_list("short").files)) <= 1.0
+
+
+def measured_by(runs, names=("dino", "moco_v2_200", "swav_200")):
+    """What the short list and an ImageNet probe came to in `runs`: dino and moco are there."""
+    one = asked.read_list("short")
+    covered = {name: {("knn", "imagenet"), ("linear", "imagenet")} for name in names}
+    digests = {"dino": DINO, "moco_v2_200": MOCO}
+    lines = outcome(one, covered, covered, digests, [runs])
+    found = {}
+    for name in digests:
+        about = one.files[name]
+        found[name] = FoundFile(
+            name=name, path=runs / about.file, about=about, size=9, sha256="0" * 64, md5="1" * 32
+        )
+    return Measured(one, covered, found, digests, lines)
+
+
+def rows():
+    knn = {"task": "knn", "dataset": "imagenet", "arch": "resnet50"}
+    dino = {"checkpoint": DINO, "name": "dino", "method": "dino", "epochs": None, **knn}
+    moco = {"checkpoint": MOCO, "name": "moco_v2_200", "method": "moco", "arch": "resnet50"}
+    probe = {"task": "linear", "dataset": "imagenet", "protocol": "linear-moco-v1"}
+    return [
+        a_result(**dino, metric="top1_k20", value=67.1, protocol="knn-dino-v1"),
+        a_result(**dino, metric="top1_k10", value=67.9, protocol="knn-dino-v1"),
+        a_result(**moco, **probe, epochs=200, metric="top1", value=65.0, ci95=(64.6, 65.4)),
+        a_result(**moco, **probe, epochs=200, metric="top5", value=87.9),
+        a_result(checkpoint="f" * 64, name="somebody else's"),
+    ]
+
+
+@pytest.fixture
+def runs(tmp_path):
+    store.append(tmp_path / "runs" / "a", rows()[:2])
+    store.append(tmp_path / "runs" / "b", rows()[2:])
+    return tmp_path / "runs"
+
+
+def verdicts(lines):
+    return {(line.checkpoint, line.source, line.column.split("@")[0]): line for line in lines}
+
+
+def test_every_printed_number_has_a_verdict_or_a_reason(runs):
+    lines = measured_by(runs).lines
+    found = verdicts(lines)
+    dino = found["dino", "dino README, Pretrained models, k-nn", "knn/imagenet/top1_k20"]
+    assert (dino.verdict, dino.measured, dino.printed) == ("within", 67.1, 67.5)
+    key = "lorac:1:moco-v2:resnet50:200"
+    assert found["moco_v2_200", key, "linear/imagenet/top1"].verdict == "outside"
+    assert found["moco_v2_200", key, "linear/imagenet/top5"].verdict == "within"
+    readme = found["moco_v2_200", "moco README, Models", "linear/imagenet/top1"]
+    assert (readme.verdict, readme.ci95) == ("outside", (64.6, 65.4))
+    probe = found["dino", "dino README, Pretrained models, linear", "linear/imagenet/top1"]
+    assert (probe.verdict, probe.measured) == ("not measured", None)
+    swav = {line.verdict for line in lines if line.checkpoint == "swav_200"}
+    assert swav == {"no file"}
+    assert "| dino | knn/imagenet/top1\\_k20" not in markdown(asked.read_list("short"), lines)
+
+
+def test_what_was_measured_otherwise_has_no_verdict(runs):
+    """By the protocol's name, but on other images."""
+    row = rows()[0]
+    fewer = {**row.provenance, "images": {"train": 5, "val": 0, "test": 3}}
+    other = dataclasses.replace(row, provenance=fewer)
+    store.append(runs / "c", [other])
+    (runs / "a" / RESULTS_FILE).unlink()
+    (line,) = [one for one in measured_by(runs).lines if "k20" in one.column]
+    assert line.verdict == "unlike" and line.measured == 67.1 and "imagenet:test~" in line.why
+
+
+@pytest.fixture
+def sent(runs, tmp_path):
+    bundle.write(tmp_path / "short.zip", measured_by(runs), runs)
+    return tmp_path / "short.zip"
+
+
+def test_a_bundle_is_whole_and_its_table_follows(sent, capsys):
+    assert cli.main(["reproduce", "--check", str(sent)]) == 0
+    said = capsys.readouterr().out
+    assert "| dino | knn/imagenet/top1_k20@knn-dino-v1 | 67.5 | 67.10 |" in said
+    assert "its table follows from its rows" in said
+    # The file that was measured is not the one whose md5 moco's page prints
+    assert "REMARK moco_v2_200: its md5 begins 11111111, printed is 59fd9945" in said
+
+
+def test_a_bundle_holds_nothing_of_others(sent):
+    with zipfile.ZipFile(sent) as archive:
+        text = b"".join(archive.read(name) for name in archive.namelist())
+    assert b"somebody" not in text and b"f" * 64 not in text
+
+
+def changed(sent, change):
+    """The bundle with its members changed by `change(members)`."""
+    with zipfile.ZipFile(sent) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    change(members)
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+    sent.write_bytes(buffer.getvalue())
+
+
+def better(data):
+    return data.replace(b"65.0", b"67.4")
+
+
+def resealed(members, name, data):
+    """As somebody would who knows of the manifest."""
+    members[name] = data
+    manifest = json.loads(members[bundle.MANIFEST])
+    manifest["files"][name] = hashlib.sha256(data).hexdigest()
+    members[bundle.MANIFEST] = json.dumps(manifest).encode()
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "said"),
+    [
+        (lambda m: m.update({"results/1/results.jsonl": better(m["results/1/results.jsonl"])}),
+         2, "results/1/results.jsonl was changed"),
+        (lambda m: m.pop(bundle.PAGE), 2, "table.md is not in both"),
+        (lambda m: m.update({"../evil.py": b"1"}), 2, "../evil.py is not in both"),
+        (lambda m: m.update({bundle.MANIFEST: b"{}"}), 2, "no bundle of `backbench reproduce`"),
+        (lambda m: m.update({bundle.MANIFEST: b"[" * 9999}), 2, "manifest.json"),
+        (lambda m: resealed(m, bundle.TABLE, better(m[bundle.TABLE])), 1, "does not follow"),
+        (lambda m: resealed(m, bundle.LIST, m[bundle.LIST].replace(b"67.5", b"67.0")), 1,
+         "does not follow"),
+    ],
+    ids=["row", "lost", "more", "no manifest", "nested", "table", "list"],
+)  # fmt: skip
+def test_a_changed_bundle_is_refused(sent, capsys, change, status, said):
+    changed(sent, change)
+    assert cli.main(["reproduce", "--check", str(sent)]) == status
+    err = capsys.readouterr().err.strip()
+    assert said in err and err.count("\n") == 0
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 torn", b"no zip"])
+def test_what_is_no_zip_is_refused(tmp_path, capsys, content):
+    (tmp_path / "x.zip").write_bytes(content)
+    assert cli.main(["reproduce", "--check", str(tmp_path / "x.zip")]) == 2
+    assert "not readable as a bundle" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("page: https://x.org, file: ../a.pth, url: https://x.org", "without a folder"),
+        ("page: https://x.org, file: a.pth", "by_hand"),
+        ("page: https://x.org, file: a.pth, url: https://x.org, md5: ab", "eight or more"),
+        ("page: https://x.org, file: a.pth, url: https://x.org, md5: abcdef01", "digest_page"),
+        ("page: https://x.org, file: a.pth, url: file:///etc/passwd", "https://"),
+        ("page: https://x.org, file: a.pth, url: https://x.org, rows: [lorac:9]", "lorac:9"),
+    ],
+)
+def test_a_list_that_says_too_little_is_refused(tmp_path, capsys, change, said):
+    text = f"title: t\nestimate: e\ncheckpoints: {{one: {{{change}}}}}\nparts: []\n"
+    (tmp_path / "mine.yaml").write_text(text)
+    assert cli.main(["reproduce", str(tmp_path / "mine.yaml"), "--data", str(tmp_path)]) == 2
+    err = capsys.readouterr().err.strip()
+    assert said in err and err.count("\n") == 0
+
+
+def test_what_a_later_part_lacks_is_said_before_the_first_runs(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["reproduce", "full", "--data", str(tmp_path)]) == 2
+    assert "semisup needs `lists: DIR`" in capsys.readouterr().err

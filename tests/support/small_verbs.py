@@ -1,0 +1,46 @@
+"""The suite's own verbs on small images: `python small_verbs.py VERB ...`.
+
+Probes read at 32 pixels, in two steps; files of data sets are not held to their owners' md5, which
+those of `layouts` do not have.
+"""
+
+from backbench import cli, config
+
+
+def smaller(recipe):
+    """An evaluation's recipe on images of 32 pixels, in two steps, with two of its rates."""
+    out = dict(recipe)
+    for name, sizes in (
+        ("geometry", {"resize": 32, "crop": 32}),
+        ("augment", {"size": 32}),
+        ("crops", {"size": 32}),
+    ):
+        if out.get(name):
+            out[name] = {**out[name], **sizes}
+    if out.get("protocol") == "knn-v1":  # a tiny set has no 20 neighbours
+        out["k"] = [5]
+    if "draws" in out:
+        out["draws"] = 2
+    if "length" in out:
+        out["length"] = {name: {"iterations": 2} for name in out["length"]}
+    if "parts" in out:
+        steps = {"length": {"iterations": 2}, "list": None}
+        out["parts"] = {name: {**part, **steps} for name, part in out["parts"].items()}
+    for rates in ("lr", "head_lr"):
+        if isinstance(out.get(rates), list):
+            out[rates] = out[rates][:2]
+    return out
+
+
+def main():
+    from torchvision.datasets import cifar, flowers102
+
+    read = config.read_recipe
+    config.read_recipe = lambda *args, **more: smaller(read(*args, **more))
+    for module in (cifar, flowers102):
+        module.check_integrity = lambda *_, **__: True
+    return cli.main()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
