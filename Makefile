@@ -17,10 +17,10 @@ test: .venv/ready check
 test-full: .venv/ready check
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
-# What only a GPU can show: everything on it against the CPU, then its speed beside lightly's.
+# What only a GPU can show: everything on it against the CPU, then what it costs, beside the peers.
 gpu: .venv/ready
-	$(BIN)/python -m pytest -m gpu tests/gpu
-	$(BIN)/python benchmarks/step.py --gpu --compile
+	$(BIN)/python -m pytest -n 6 --dist loadgroup -m gpu tests/gpu
+	$(BIN)/python benchmarks/gpu.py --keep
 
 check: .venv/ready
 	$(BIN)/ruff check .

@@ -119,7 +119,7 @@ def ours_infonce(q: Tensor, k: Tensor, queue: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _two_products(q: Tensor, queue: Tensor) -> None:
-    for part in queue.split(max(LEAST_KEYS, CHUNK_ELEMENTS["cpu"] // len(q))):
+    for part in queue.split(max(LEAST_KEYS, CHUNK_ELEMENTS[q.device.type] // len(q))):
         (q @ part.T).exp_() @ part
 
 

@@ -1,14 +1,14 @@
 """One pretraining step on the same tensors: ours beside lightly's and solo-learn's MoCo v2,
 ResNet-18, 32 px, batch 64.
 
-    python benchmarks/step.py [--rounds 5] [--gpu]
+    python benchmarks/step.py [--rounds 5]
 
 lightly: its own modules and functions (MoCoProjectionHead, NTXentLoss with a memory bank,
 batch_shuffle, update_momentum), as its MoCo example uses them. solo-learn: its symmetric MoCo v2+
 step, written here after its method (both views through both encoders, the queue cloned, logits of
 positive and queue concatenated, parameters averaged one by one). Times alternate in one process on
-one thread; the figures that count are the ratios. With --gpu: ResNet-50, 224 px, batch 256, bf16.
-The last output is kept in step.txt.
+one thread; the figures that count are the ratios; gpu.py has the same on a GPU. The last output is
+kept in step.txt.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import copy
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -32,11 +33,14 @@ from pretrain.methods._heads import MOCO_HEAD
 Step = Callable[[], object]
 
 
+@dataclass(frozen=True)
 class Sizes:
-    def __init__(self, gpu: bool) -> None:
-        self.device = "cuda" if gpu else "cpu"
-        self.arch, self.stem = ("resnet50", "imagenet") if gpu else ("resnet18", "conv3")
-        self.batch, self.pixels, self.queue = (256, 224, 65536) if gpu else (64, 32, 4096)
+    device: str = "cpu"
+    arch: str = "resnet18"
+    stem: str = "conv3"
+    batch: int = 64
+    pixels: int = 32
+    queue: int = 4096
 
     def trunk(self) -> nn.Module:
         torch.manual_seed(0)
@@ -116,17 +120,12 @@ def solo_step(sizes: Sizes, views: list[Tensor], cast: bool) -> Step:
     return step
 
 
-def our_step(
-    sizes: Sizes, views: list[Tensor], cast: bool, *, symmetric: bool, compiled: bool = False
-) -> Step:
+def our_step(sizes: Sizes, views: list[Tensor], cast: bool, *, symmetric: bool) -> Step:
     config = moco.Config(name="moco", head=MOCO_HEAD, queue=sizes.queue, symmetric=symmetric)
     setup = Setup(batch_size=sizes.batch, views=2, seed=0, images=10_000, classes=10)
     method = build_method(config, sizes.trunk(), setup).to(
         sizes.device, memory_format=torch.channels_last
     )
-    if compiled:
-        for module in (method.backbone, method.key_encoder.encoder[0]):
-            module.compile()
     params = [p for p in method.parameters() if p.requires_grad]
     optimizer = torch.optim.SGD(params, lr=0.03, momentum=0.9, weight_decay=1e-4, fused=True)
     # As views.py delivers them
@@ -151,63 +150,37 @@ def our_step(
 
 
 def compare(sizes: Sizes, base: str, ways: dict[str, Step], rounds: int) -> None:
-    clock = time.process_time if sizes.device == "cpu" else time.perf_counter
     times: dict[str, list[float]] = {name: [] for name in ways}
-    repeat = 1 if sizes.device == "cpu" else 10
     for turn in range(rounds + 1):
         for name, step in ways.items():
-            if sizes.device == "cuda":
-                torch.cuda.synchronize()
-            began = clock()
-            for _ in range(repeat):
-                step()
-            if sizes.device == "cuda":
-                torch.cuda.synchronize()
+            began = time.process_time()
+            step()
             if turn:
-                times[name].append((clock() - began) / repeat)
+                times[name].append(time.process_time() - began)
     medians = {name: statistics.median(seconds) for name, seconds in times.items()}
     for name, seconds in medians.items():
-        print(
-            f"  {name:44} {sizes.batch / seconds:8.1f} images/s   {medians[base] / seconds:5.2f}x"
-        )
+        ratio = medians[base] / seconds
+        print(f"  {name:44} {sizes.batch / seconds:8.1f} images/s   {ratio:5.2f}x")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--gpu", action="store_true")
-    parser.add_argument(
-        "--compile", action="store_true", help="also our step with compiled encoders"
-    )
     args = parser.parse_args()
-    if args.gpu and not torch.cuda.is_available():
-        parser.error("--gpu: torch finds no GPU here; leave it out to compare on the CPU")
     torch.set_num_threads(1)
     print(describe())
-    sizes = Sizes(args.gpu)
+    sizes = Sizes()
     torch.manual_seed(1)
-    views = [
-        torch.randn(sizes.batch, 3, sizes.pixels, sizes.pixels, device=sizes.device)
-        for _ in range(2)
-    ]
-    casts = [True] if args.gpu else [False, True]
+    views = [torch.randn(sizes.batch, 3, sizes.pixels, sizes.pixels) for _ in range(2)]
     names = {False: "fp32", True: "bf16"}
     print(f"\nMoCo v2, {sizes.arch}, {sizes.pixels} px, batch {sizes.batch}, against lightly")
-    ways = {f"lightly, {names[c]}": lightly_step(sizes, views, c) for c in casts}
-    ways |= {f"ours, {names[c]}": our_step(sizes, views, c, symmetric=False) for c in casts}
-    if args.compile:
-        ways |= {
-            "ours, bf16, compiled": our_step(sizes, views, True, symmetric=False, compiled=True)
-        }
+    ways = {f"lightly, {names[c]}": lightly_step(sizes, views, c) for c in names}
+    ways |= {f"ours, {names[c]}": our_step(sizes, views, c, symmetric=False) for c in names}
     compare(sizes, next(iter(ways)), ways, args.rounds)
     print("\nthe symmetric loss, against solo-learn")
-    ways = {f"solo-learn, {names[c]}": solo_step(sizes, views, c) for c in casts}
-    ways |= {f"ours, {names[c]}": our_step(sizes, views, c, symmetric=True) for c in casts}
+    ways = {f"solo-learn, {names[c]}": solo_step(sizes, views, c) for c in names}
+    ways |= {f"ours, {names[c]}": our_step(sizes, views, c, symmetric=True) for c in names}
     compare(sizes, next(iter(ways)), ways, args.rounds)
-    if args.gpu:
-        print(
-            f"\npeak GPU memory {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB (all models of this script)"
-        )
 
 
 if __name__ == "__main__":

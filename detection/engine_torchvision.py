@@ -75,6 +75,7 @@ class TorchvisionEngine(DetectionEngine):
             TrainImages(records, augment, self.flip_map, self.task),
             Slots(order, first=first, last=last, rank=rank, world=world),
             workers=min(cfg.DATALOADER.NUM_WORKERS, loading.cores(world)),
+            pin=self.device.type == "cuda",
             collate=list,
         )
         # Ranks are joined by now. Buffers stay a rank's own: batch norm's are equal on all.
@@ -129,9 +130,10 @@ class TorchvisionEngine(DetectionEngine):
 def on_device(target: TrainTarget, device: torch.device) -> TrainTarget:
     """Its tensors there; polygons stay where they are rasterised, on the CPU."""
     out: TrainTarget = {**target}
-    out["boxes"], out["labels"] = target["boxes"].to(device), target["labels"].to(device)
+    out["boxes"] = distributed.sent(target["boxes"], device)
+    out["labels"] = distributed.sent(target["labels"], device)
     if "keypoints" in target:
-        out["keypoints"] = target["keypoints"].to(device)
+        out["keypoints"] = distributed.sent(target["keypoints"], device)
     return out
 
 

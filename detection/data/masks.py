@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from backbench.runs import distributed
 from detection.data.records import Outline, Polygon, RunLength
 
 
@@ -33,7 +34,7 @@ def rasterise(polygons: Sequence[Sequence[np.ndarray]], boxes: Tensor, size: int
             p[1::2] = (p[1::2] - box[1]) * (size / max(h, 0.1))
             moved.append(p)
         out[i] = torch.from_numpy(mask.decode(mask.merge(mask.frPyObjects(moved, size, size))))
-    return out.to(boxes.device)
+    return distributed.sent(out, boxes.device)
 
 
 def paste(masks: Tensor, boxes: Tensor, height: int, width: int) -> list[RunLength]:

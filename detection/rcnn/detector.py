@@ -102,7 +102,7 @@ class Detector(nn.Module):
         # Padded after it was normalised, so that padding is the mean colour: as in Detectron2.
         out = torch.zeros(len(images), 3, height, width, device=device)
         for i, image in enumerate(images):
-            pixels = normalise(image.to(device), self.pixels)
+            pixels = normalise(distributed.sent(image, device), self.pixels)
             out[i, :, : image.shape[-2], : image.shape[-1]] = pixels
         return ImageList(out, sizes)
 

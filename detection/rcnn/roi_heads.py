@@ -7,7 +7,8 @@ mean share: see `per_rank`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -26,7 +27,7 @@ from torchvision.ops import roi_align
 from backbench.runs import distributed
 from detection.data.images import TrainTarget
 from detection.data.masks import rasterise
-from detection.rcnn.rpn import BalancedSampler, smooth_l1
+from detection.rcnn.rpn import BalancedSampler, places, smooth_l1
 
 if TYPE_CHECKING:
     from fvcore.common.config import CfgNode
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 def per_rank(count: int, device: torch.device) -> Tensor:
     """The mean over ranks of a count, so that the mean over ranks of sum / count is the global
     batch's mean."""
-    value = torch.as_tensor(count, dtype=torch.float32, device=device).detach()
+    value = torch.full((), count, dtype=torch.float32, device=device)
     return distributed.mean_over_ranks(value).clamp(min=1 / distributed.world_size())
 
 
@@ -55,18 +56,15 @@ class LevelPool(nn.Module):
         maps = [features[k] for k in ("0", "1", "2", "3")]
         # 1. (image, x1, y1, x2, y2) of every box
         flat = torch.cat(boxes)
-        image = torch.repeat_interleave(
-            torch.arange(len(boxes), device=flat.device),
-            torch.tensor([len(b) for b in boxes], device=flat.device),
-        )
-        rois = torch.cat([image[:, None].to(flat.dtype), flat], 1)
+        image = torch.cat([b.new_full((len(b), 1), i) for i, b in enumerate(boxes)])
+        rois = torch.cat([image, flat], 1)
         # 2. Its level, P2 is 0. Eq. 1 of FPN (arXiv:1612.03144): 224 pixels belong on level 4.
         side = ((flat[:, 2] - flat[:, 0]) * (flat[:, 3] - flat[:, 1])).sqrt()
         level = torch.floor(4 + torch.log2(side / 224 + 1e-8)).clamp(2, 5).to(torch.int64) - 2
         # 3. Pooled level by level, each result back to its box's row
         out = maps[0].new_zeros(len(flat), maps[0].shape[1], self.size, self.size)
-        for i, feature in enumerate(maps):
-            here = torch.where(level == i)[0]
+        of_level = places([level == i for i in range(len(maps))])
+        for i, (feature, here) in enumerate(zip(maps, of_level)):
             pooled = roi_align(
                 feature,
                 rois[here],
@@ -88,6 +86,9 @@ class RCNNHeads(RoIHeads):
     def has_mask(self) -> bool:  # torchvision's check_targets asks for bitmaps; ours are polygons
         return False
 
+    def subsample(self, labels: list[Tensor]) -> list[Tensor]:
+        return [drawn.sampled for drawn in self.fg_bg_sampler(labels)]
+
     def forward(
         self,
         features: dict[str, Tensor],
@@ -103,7 +104,7 @@ class RCNNHeads(RoIHeads):
         losses = box_losses(logits, deltas, torch.cat(labels), torch.cat(regression), self.beta)
         # The other heads learn from the positive proposals alone: their boxes, the objects that
         # they matched.
-        positive = [torch.where(label > 0)[0] for label in labels]
+        positive = places([label > 0 for label in labels])
         boxes = [p[i] for p, i in zip(proposals, positive)]
         objects = [m[i] for m, i in zip(matched, positive)]
         if self.mask_predictor is not None:
@@ -129,11 +130,11 @@ class RCNNHeads(RoIHeads):
     ) -> Tensor:
         pooled = self.mask_roi_pool(features, boxes)
         logits = self.mask_predictor(self.mask_head(pooled)).float()
-        goal = []
-        for of_image, mine, target in zip(boxes, objects, targets):
-            polygons = [target["polygons"][j] for j in mine.tolist()]
-            goal.append(rasterise(polygons, of_image, logits.shape[-1]))
-        return mask_loss(logits, torch.cat(goal), classes)
+        polygons = []
+        for numbers, target in zip(_lists(objects), targets):
+            polygons += [target["polygons"][j] for j in numbers]
+        goal = rasterise(polygons, torch.cat(boxes), logits.shape[-1])
+        return mask_loss(logits, goal, classes)
 
     def _keypoint_loss(
         self,
@@ -144,12 +145,10 @@ class RCNNHeads(RoIHeads):
     ) -> Tensor:
         # A proposal without a visible keypoint in it has nothing to teach:
         # select_proposals_with_visible_keypoints of detectron2/modeling/roi_heads/roi_heads.py.
-        kept, points = [], []
-        for of_image, mine, target in zip(boxes, objects, targets):
-            marked = target["keypoints"][mine]
-            keep = visible_inside(marked, of_image)
-            kept.append(of_image[keep])
-            points.append(marked[keep])
+        marked = [target["keypoints"][mine] for mine, target in zip(objects, targets)]
+        keep = places([visible_inside(m, b) for m, b in zip(marked, boxes)])
+        kept = [of_image[i] for of_image, i in zip(boxes, keep)]
+        points = [of_image[i] for of_image, i in zip(marked, keep)]
         pooled = self.keypoint_roi_pool(features, kept)
         heat = self.keypoint_predictor(self.keypoint_head(pooled)).float()
         return keypoint_loss(heat, torch.cat(kept), torch.cat(points))
@@ -175,6 +174,13 @@ class RCNNHeads(RoIHeads):
             for found, maps in zip(out, heat.split(counts)):
                 found["keypoints"] = heatmaps_to_keypoints(maps, found["boxes"])[0]
         return out
+
+
+def _lists(numbers: Sequence[Tensor]) -> list[list[int]]:
+    """Each as a list; on a GPU the host waits once for all."""
+    together = torch.cat(list(numbers)).tolist()
+    ends = itertools.accumulate(len(part) for part in numbers)
+    return [together[end - len(part) : end] for part, end in zip(numbers, ends)]
 
 
 def box_losses(

@@ -5,21 +5,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torchvision.models.detection._utils import Matcher
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.rpn import RegionProposalNetwork, RPNHead
 from torchvision.ops import boxes as box_ops
 
 from backbench.errors import BadInput
+from backbench.runs import distributed
 
 if TYPE_CHECKING:
     from fvcore.common.config import CfgNode
 
 LEVELS = 5  # P2 to P6
+
+
+class Drawn(NamedTuple):
+    """Of one image's anchors or proposals: places that rise."""
+
+    positive: Tensor
+    sampled: Tensor  # positives and negatives
 
 
 class BalancedSampler:
@@ -34,28 +43,56 @@ class BalancedSampler:
         self.size, self.fraction = size, fraction
         self.generators: Sequence[torch.Generator] | None = None
 
-    def __call__(self, labels: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """Labels (A,) per image, >= 1 positive, 0 negative, -1 ignored -> boolean masks of
-        positives and negatives."""
-        positives: list[Tensor] = []
-        negatives: list[Tensor] = []
-        for i, label in enumerate(labels):
+    def __call__(self, labels: Sequence[Tensor]) -> list[Drawn]:
+        """Labels (A,) per image, >= 1 positive, 0 negative, -1 ignored. On a GPU the host waits
+        once."""
+        masks = [mask for label in labels for mask in (label >= 1, label == 0)]
+        counts = torch.stack([mask.sum() for mask in masks]).tolist()
+        out = []
+        for i in range(len(labels)):
             generator = self.generators[i] if self.generators is not None else None
-            positive, negative = torch.where(label >= 1)[0], torch.where(label == 0)[0]
+            positives, negatives = counts[2 * i : 2 * i + 2]
             # What positives leave free is filled with negatives.
-            n_positive = min(len(positive), int(self.size * self.fraction))
-            n_negative = min(len(negative), self.size - n_positive)
-            positives.append(_draw(positive, n_positive, label, generator))
-            negatives.append(_draw(negative, n_negative, label, generator))
-        return positives, negatives
+            n_positive = min(positives, int(self.size * self.fraction))
+            n_negative = min(negatives, self.size - n_positive)
+            positive = _draw(masks[2 * i], positives, n_positive, generator)
+            negative = _draw(masks[2 * i + 1], negatives, n_negative, generator)
+            out.append(Drawn(positive, torch.cat([positive, negative]).sort().values))
+        return out
 
 
-def _draw(candidates: Tensor, n: int, label: Tensor, generator: torch.Generator | None) -> Tensor:
-    """`n` of the candidates as a mask of the shape of `label`; drawn on the CPU, so that a GPU's
-    run draws alike."""
-    chosen = torch.randperm(len(candidates), generator=generator)[:n].to(label.device)
-    mask = torch.zeros_like(label, dtype=torch.bool)
-    return mask.index_fill_(0, candidates[chosen], True)
+def _draw(mask: Tensor, count: int, n: int, generator: torch.Generator | None) -> Tensor:
+    """`n` of the `count` places where the mask is true, which rise; drawn on the CPU, so that a
+    GPU's run draws alike."""
+    chosen = torch.randperm(count, generator=generator)[:n].sort().values
+    return _place_of(distributed.sent(chosen, mask.device), mask)
+
+
+def _place_of(numbers: Tensor, mask: Tensor) -> Tensor:
+    """Where the mask (A,) is true for the 0th, 1st, ... time, of each of these numbers."""
+    # Up to that place, and not before it, one more than `number` are true
+    return torch.searchsorted(mask.cumsum(0), numbers + 1)
+
+
+def places(masks: Sequence[Tensor]) -> list[Tensor]:
+    """Where each mask (n,) is true, as torch.where says it; on a GPU the host waits once for
+    all."""
+    counts = torch.stack([mask.sum() for mask in masks]).tolist()
+    numbers = [torch.arange(n, device=mask.device) for n, mask in zip(counts, masks)]
+    return [_place_of(those, mask) for those, mask in zip(numbers, masks)]
+
+
+class QuietMatcher(Matcher):
+    """torchvision's, that does not count out which anchors are an object's best ones."""
+
+    def set_low_quality_matches_(
+        self, matches: Tensor, all_matches: Tensor, match_quality_matrix: Tensor
+    ) -> None:
+        """(objects, anchors) overlaps: an anchor that none overlaps an object more than keeps its
+        own best object, however little that is."""
+        best = match_quality_matrix.amax(1, keepdim=True)
+        chosen = (match_quality_matrix == best).any(0)
+        matches.copy_(torch.where(chosen, all_matches, matches))
 
 
 def smooth_l1(x: Tensor, y: Tensor, beta: float) -> Tensor:
@@ -96,19 +133,23 @@ class RPN(RegionProposalNetwork):
         # 1. The best of each level
         logits = objectness.detach().reshape(len(proposals), -1)
         best = self._get_top_n_idx(logits, num_anchors_per_level)
-        level = torch.repeat_interleave(
-            torch.arange(len(num_anchors_per_level), device=logits.device),
-            torch.tensor(num_anchors_per_level, device=logits.device),
+        level = torch.cat(
+            [
+                torch.full((count,), k, device=logits.device)
+                for k, count in enumerate(num_anchors_per_level)
+            ]
         )
+        # 2. Cut to the image; what is empty then goes
+        cut = [
+            box_ops.clip_boxes_to_image(proposals[i, best[i]], shape)
+            for i, shape in enumerate(image_shapes)
+        ]
+        left = places([(b[:, 2] > b[:, 0]) & (b[:, 3] > b[:, 1]) for b in cut])
         boxes_out, logits_out = [], []
-        for i, shape in enumerate(image_shapes):
-            boxes, sure, of_level = proposals[i, best[i]], logits[i, best[i]], level[best[i]]
-            # 2. Cut to the image; what is empty then goes
-            boxes = box_ops.clip_boxes_to_image(boxes, shape)
-            keep = torch.where((boxes[:, 2] > boxes[:, 0]) & (boxes[:, 3] > boxes[:, 1]))[0]
-            boxes, sure, of_level = boxes[keep], sure[keep], of_level[keep]
+        for i, there in enumerate(left):
+            boxes, sure = cut[i][there], logits[i, best[i]][there]
             # 3. NMS within levels, then the best of all
-            keep = box_ops.batched_nms(boxes, sure, of_level, self.nms_thresh)
+            keep = box_ops.batched_nms(boxes, sure, level[best[i]][there], self.nms_thresh)
             keep = keep[: self.post_nms_top_n()]
             boxes_out.append(boxes[keep])
             logits_out.append(sure[keep])
@@ -123,8 +164,10 @@ class RPN(RegionProposalNetwork):
     ) -> tuple[Tensor, Tensor]:
         """RPN.losses of detectron2/modeling/proposal_generator/rpn.py: both terms are divided by
         the anchors that were asked for, where torchvision divides by those that were found."""
-        positives, negatives = self.fg_bg_sampler(labels)
-        positive, sampled = torch.cat(positives), torch.cat(positives) | torch.cat(negatives)
+        # Places in the whole batch
+        drawn, anchors = self.fg_bg_sampler(labels), len(labels[0])
+        positive = torch.cat([of_image.positive + i * anchors for i, of_image in enumerate(drawn)])
+        sampled = torch.cat([of_image.sampled + i * anchors for i, of_image in enumerate(drawn)])
         count = self.fg_bg_sampler.size * len(labels)
         target = torch.cat(labels)
         cls = F.binary_cross_entropy_with_logits(
@@ -159,6 +202,9 @@ def build_rpn(cfg: CfgNode) -> RPN:
         {"training": m.RPN.PRE_NMS_TOPK_TRAIN, "testing": m.RPN.PRE_NMS_TOPK_TEST},
         {"training": m.RPN.POST_NMS_TOPK_TRAIN, "testing": m.RPN.POST_NMS_TOPK_TEST},
         m.RPN.NMS_THRESH,
+    )
+    rpn.proposal_matcher = QuietMatcher(
+        m.RPN.IOU_THRESHOLDS[1], m.RPN.IOU_THRESHOLDS[0], allow_low_quality_matches=True
     )
     rpn.beta = m.RPN.SMOOTH_L1_BETA
     rpn.fg_bg_sampler = BalancedSampler(m.RPN.BATCH_SIZE_PER_IMAGE, m.RPN.POSITIVE_FRACTION)

@@ -8,7 +8,8 @@ from support.methods import CASES, train
 
 from backbench.runs import precision
 
-pytestmark = on_gpu
+# One process has the ranks, however many run the tests
+pytestmark = [*on_gpu, pytest.mark.xdist_group("ranks")]
 
 
 @pytest.fixture(scope="module")

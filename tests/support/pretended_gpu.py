@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torchvision  # noqa: F401  (its operations)
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -47,6 +48,7 @@ READS = {
     aten._linalg_svd,
     aten._linalg_check_errors,
     aten._linalg_eigvals,
+    torch.ops.torchvision.nms,
 }
 COPIES = {aten._to_copy, aten.copy_, aten._copy_from}
 INDEXING = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_}

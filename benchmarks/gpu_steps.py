@@ -1,0 +1,284 @@
+"""Pretraining on a GPU: steps of the papers' recipes beside the encoders alone, MoCo beside
+lightly's and solo-learn's, and what the losses cost. A part of gpu.py."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import losses as compared
+import step as peers
+import torch
+from gpu_clock import Clock
+from torch import Tensor, nn
+
+from backbench import config as recipes
+from backbench.runs import precision
+from backbench.weights.resnet import build_backbone
+from pretrain import optim
+from pretrain.config import PretrainConfig
+from pretrain.method import Batch, Method, Setup, build_method
+from pretrain.methods.arb import arb_loss
+from pretrain.methods.lorac import lorac_loss, nuclear_norm
+from pretrain.methods.simclr import nt_xent_loss
+from pretrain.train import compile_trunks
+
+RECIPES = {
+    "SimCLR": "lorac/simclr_imagenet",
+    "MoCo v2": "lorac/moco_v2_imagenet",
+    "LORAC, 3 x 224 + 5 x 96": "lorac/lorac_imagenet",
+    "JCL, 5 keys": "jcl/jcl_imagenet",
+    "ARB": "arb/arb_imagenet_2048",
+}
+COMPILED = ("MoCo v2",)  # compiling takes a minute each
+PRECISIONS = ("fp32", "tf32", "bf16", "bf16, compiled")
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Full size, or that of --small."""
+
+    small: bool
+    device: str
+
+    @property
+    def batch(self) -> int:
+        return 8 if self.small else 256
+
+    @property
+    def queue(self) -> int:
+        return 64 if self.small else 65536
+
+    def pixels(self, size: int) -> int:
+        return size // 7 if self.small else size
+
+    @property
+    def words(self) -> list[str]:
+        """What changes in a recipe."""
+        words = [f"batch_size={self.batch}"]
+        return [*words, "arch=resnet18"] if self.small else words
+
+    def recipe(self, name: str) -> PretrainConfig:
+        config = recipes.load(PretrainConfig, name, self.words, kind="pretrain")
+        if self.small and hasattr(config.method, "queue"):
+            tiny = replace(config.method, queue=self.queue, groups=2)
+            return replace(config, method=tiny)
+        return config
+
+
+# Steps
+
+
+@contextlib.contextmanager
+def computing(way: str, device: str) -> Iterator[None]:
+    """In one of PRECISIONS."""
+    precision.use("tf32" if way == "tf32" else "fp32")
+    with torch.autocast(device, torch.bfloat16, enabled=way.startswith("bf16")):
+        yield
+
+
+def drawn_views(config: PretrainConfig, scale: Scale) -> list[Tensor]:
+    out = []
+    for crops in config.views.per_view:
+        side = scale.pixels(crops.size)
+        view = torch.randn(scale.batch, 3, side, side, device=scale.device)
+        out.append(view.contiguous(memory_format=torch.channels_last))
+    return out
+
+
+def method_of(config: PretrainConfig, scale: Scale) -> Method:
+    torch.manual_seed(0)
+    views = len(config.views.per_view)
+    setup = Setup(batch_size=scale.batch, views=views, seed=0, images=10_000, classes=10)
+    method = build_method(config.method, build_backbone(config.arch, config.stem), setup)
+    return method.to(scale.device).to(memory_format=torch.channels_last)
+
+
+def stepper(method: Method, config: PretrainConfig, way: str, scale: Scale) -> Callable[[], object]:
+    """The loop's step on views that are there."""
+    optimizer = optim.of_recipe(config, method)
+    views = drawn_views(config, scale)
+    index = torch.arange(scale.batch, device=scale.device)
+    done = 0
+
+    def step() -> None:
+        nonlocal done
+        batch = Batch(
+            views, labels=None, index=index, step=done, epoch=120, epochs=200, progress=0.6
+        )
+        with computing(way, scale.device):
+            loss = method(batch)["loss"]
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        method.after_step(0.6)
+        done += 1
+
+    return step
+
+
+def bare(config: PretrainConfig, way: str, scale: Scale) -> Callable[[], object]:
+    """No method can do with less: torchvision's ResNet-50 forward and backward on the views that
+    take a gradient, forward on the keys, and SGD."""
+    from torchvision.models import resnet18, resnet50
+
+    torch.manual_seed(0)
+    network: nn.Module = resnet18(num_classes=128) if scale.small else resnet50(num_classes=128)
+    network = network.to(scale.device).to(memory_format=torch.channels_last)
+    optimizer = torch.optim.SGD(network.parameters(), lr=1e-4, momentum=0.9, fused=True)
+    trained, keys = _passes(config)
+    views = drawn_views(config, scale)
+
+    def step() -> None:
+        with computing(way, scale.device):
+            outputs = [network(views[i]).float().square().mean() for i in trained]
+            with torch.no_grad():
+                for i in keys:
+                    network(views[i])
+        torch.stack(outputs).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return step
+
+
+def _passes(config: PretrainConfig) -> tuple[list[int], list[int]]:
+    """Which views take a gradient, and which are keys."""
+    views = list(range(len(config.views.per_view)))
+    if config.method.name == "lorac":
+        return views, views[: config.method.keys]
+    if config.method.name in ("moco", "jcl"):
+        return views[:1], views[1:]
+    return views, []
+
+
+def steps(clock: Clock, scale: Scale) -> dict[str, float]:
+    """Seconds of each recipe's step in bf16."""
+    print(f"\npretraining steps, batch {scale.batch}: images/s, of the encoders alone, peak GiB")
+    seconds = {}
+    for name, recipe in RECIPES.items():
+        config = scale.recipe(recipe)
+        for way in PRECISIONS:
+            compiled = way.endswith("compiled")
+            if compiled and name not in COMPILED:
+                continue
+            method = method_of(config, scale)
+            if compiled and scale.device == "cuda":
+                compile_trunks(method)
+            clock.forget_peak()
+            ours = clock.least({"": stepper(method, config, way, scale)})[""]
+            memory = clock.peak_gib()
+            del method
+            gc.collect()
+            floor = clock.least({"": bare(config, way, scale)})[""]
+            if way == "bf16":
+                seconds[name] = ours
+            print(
+                f"  {name:26}{way:16}{scale.batch / ours:9.0f} images/s"
+                f"{floor / ours:8.1%}{memory:8.1f}",
+                flush=True,
+            )
+    return seconds
+
+
+def beside_lightly(clock: Clock, scale: Scale) -> None:
+    sizes = peers.Sizes(scale.device, "resnet50", "imagenet", scale.batch, 224, scale.queue)
+    if scale.small:
+        sizes = replace(sizes, arch="resnet18", stem="conv3", pixels=16)
+    shape = (sizes.batch, 3, sizes.pixels, sizes.pixels)
+    views = [torch.randn(shape, device=sizes.device) for _ in range(2)]
+    print("\nMoCo v2 beside lightly's and solo-learn's, equal precision (goal: 1.05 of lightly's)")
+    for cast, way in ((False, "tf32"), (True, "bf16")):
+        precision.use("tf32")
+        timed = {
+            f"lightly, {way}": peers.lightly_step(sizes, views, cast),
+            f"ours, {way}": peers.our_step(sizes, views, cast, symmetric=False),
+            f"solo-learn, symmetric, {way}": peers.solo_step(sizes, views, cast),
+            f"ours, symmetric, {way}": peers.our_step(sizes, views, cast, symmetric=True),
+        }
+        found = clock.least(timed)
+        base = ""
+        for name, each in found.items():
+            base = base if name.startswith("ours") else name
+            ratio = found[base] / each
+            print(f"  {name:36}{sizes.batch / each:9.0f} images/s{ratio:7.2f}x", flush=True)
+
+
+# Losses
+
+
+def loss_cases(scale: Scale) -> dict[str, tuple[compared.LossCase, compared.Loss | None]]:
+    """By the recipe whose step they are part of: the loss, and what it cannot do without."""
+    n, k, d = scale.batch, scale.queue, 128
+    wide = 64 if scale.small else 2048
+
+    def lorac(queries: Tensor, keys: Tensor, queue: Tensor) -> Tensor:
+        rows = torch.cat([queries[:3], keys])
+        norms = nuclear_norm(rows.transpose(0, 1))
+        settings = {"temperature": 0.2, "beta": 4.0, "rows": rows, "norms": norms}
+        met = (queries[1:], queries[:-1])
+        parts = [lorac_loss(q, key, queue, **settings) for q, key in zip(met, keys)]
+        return torch.stack(parts).mean()
+
+    def lorac_products(queries: Tensor, keys: Tensor, queue: Tensor) -> Tensor:
+        met = torch.cat([queries[1:], queries[:-1]]).flatten(0, 1)
+        return compared.two_products(met, keys, queue)
+
+    def queries_and_keys() -> compared.Inputs:
+        return (
+            compared.unit(8, n, d),
+            compared.unit(2, n, d, seed=1),
+            compared.unit(k, d, seed=2),
+        )
+
+    def two_views() -> compared.Inputs:
+        return compared.unit(n, d), compared.unit(n, d, seed=1)
+
+    def wide_views() -> compared.Inputs:
+        return compared.unit(n, wide), compared.unit(n, wide, seed=1)
+
+    def keys() -> compared.Inputs:
+        return compared.unit(n, d), compared.unit(5, n, d, seed=1), compared.unit(k, d, seed=2)
+
+    def nt_xent(a: Tensor, b: Tensor) -> Tensor:
+        return nt_xent_loss(a, b, temperature=0.1)
+
+    def arb(a: Tensor, b: Tensor) -> Tensor:
+        return arb_loss(a, b, ridge=1e-4, groups=8, permutation=None)
+
+    naive = compared.naive_infonce  # never called: only `ours` is timed
+    both = 2
+    return {
+        "SimCLR": (compared.LossCase("", "", naive, nt_xent, two_views, gradients=both), None),
+        "MoCo v2": (compared.infonce_case(n, k), compared.two_products),
+        "LORAC, 3 x 224 + 5 x 96": (
+            compared.LossCase("", "", naive, lorac, queries_and_keys),
+            lorac_products,
+        ),
+        "JCL, 5 keys": (
+            compared.LossCase("", "", naive, compared.ours_jcl, keys),
+            compared.two_products,
+        ),
+        "ARB": (compared.LossCase("", "", naive, arb, wide_views, gradients=both), None),
+    }
+
+
+def losses(clock: Clock, scale: Scale, steps_of: dict[str, float]) -> None:
+    print(
+        "\nlosses, forward and backward: ms, two products' share, of the step in bf16 (goal: < 3%)"
+    )
+    for name, (case, products) in loss_cases(scale).items():
+        inputs = tuple(x.to(scale.device) for x in case.inputs())
+
+        def run(function: compared.Loss, inputs=inputs, case=case) -> Callable[[], object]:
+            return lambda: compared.run_once(function, inputs, case.gradients)
+
+        timed = {"ours": run(case.ours)}
+        if products is not None:
+            timed["limit"] = run(products)
+        found = clock.least(timed)
+        share = f"{found['limit'] / found['ours']:8.0%}" if products else f"{'-':>8}"
+        of_step = f"{found['ours'] / steps_of[name]:8.1%}" if name in steps_of else f"{'-':>8}"
+        print(f"  {name:26}{1000 * found['ours']:9.2f}{share}{of_step}", flush=True)
