@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from backbench.weights.trunk import Trunk
 from pretrain.config import PretrainConfig
 
 Group = dict[str, Any]  # a parameter group, as torch's optimisers keep them
@@ -125,13 +126,19 @@ def parameter_groups(
     lr_1d: float | None = None,
 ) -> list[Group]:
     """Trainable parameters as at most two groups: tensors of two or more dimensions, and the rest
-    (biases, norms).
+    (biases, norms, and what else a trunk leaves undecayed: tokens, position embeddings).
 
     Each group keeps what is special about it: `weight_decay`, `adapt` (LARS) and `peak`, its own
     highest learning rate, None where that is the recipe's.
     """
-    params = [p for p in module.parameters() if p.requires_grad]
-    matrices, vectors = [p for p in params if p.ndim > 1], [p for p in params if p.ndim <= 1]
+    special = _undecayed(module)
+    params: list[nn.Parameter] = []
+    matrices: list[nn.Parameter] = []
+    vectors: list[nn.Parameter] = []
+    for name, p in module.named_parameters():
+        if p.requires_grad:
+            params.append(p)
+            (vectors if p.ndim <= 1 or name in special else matrices).append(p)
     if decay_1d and adapt_1d and lr_1d is None:
         return [{"params": params, "weight_decay": weight_decay, "adapt": True, "peak": None}]
     groups = [
@@ -144,6 +151,16 @@ def parameter_groups(
         },
     ]
     return [group for group in groups if group["params"]]
+
+
+def _undecayed(module: nn.Module) -> set[str]:
+    """What the trunks inside say of their own parameters, by the names these have in `module`."""
+    out = set()
+    for prefix, inner in module.named_modules():
+        if isinstance(inner, Trunk):
+            before = f"{prefix}." if prefix else ""
+            out |= {before + name for name in inner.undecayed()}
+    return out
 
 
 def build(

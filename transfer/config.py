@@ -295,7 +295,7 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class Finetune(ScaledRates, Protocol):
-    """All layers trained by SGD, a grid over the head's rate."""
+    """All layers trained by SGD or AdamW, a grid over the head's rate."""
 
     dataset: str | None = None  # which one `backbench semisup` is about
     head_lr: tuple[float, ...]
@@ -308,10 +308,27 @@ class Finetune(ScaledRates, Protocol):
     augment: CropAugment = CropAugment()
     init_std: float = 0.01
     save_minutes: float = 5.0
+    optimizer: Literal["sgd", "adamw"] = config.later("sgd")
+    betas: tuple[float, float] = config.later((0.9, 0.999))  # AdamW's
+    # The rate of each layer of the trunk is that of the next one times this (BEiT, arXiv:2106.08254)
+    layer_decay: float = config.later(1.0)
+    warmup: float = config.later(0.0)  # share of the run in which the rates rise from 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_rates("head_lr", self.head_lr)
+        if not 0 < self.layer_decay <= 1 or not 0 <= self.warmup < 1:
+            raise ValueError(
+                f"layer_decay is a factor up to 1, warmup a share below 1, not {self.layer_decay:g}, "
+                f"{self.warmup:g}"
+            )
+
+    def factor(self, step: int, steps: int, steps_per_epoch: float) -> float:
+        """On the peak rates, at `step` of `steps`: the warm-up, then the schedule over the rest."""
+        rising = round(self.warmup * steps)
+        if step < rising:
+            return (step + 1) / rising
+        return self.schedule.factor(step - rising, steps - rising, steps_per_epoch)
 
 
 # `kind:` -> what its yaml files in configs/transfer are read into

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +20,7 @@ from backbench.runs import batchnorm, distributed, precision, seeding
 from backbench.runs.folder import Progress, log
 from backbench.runs.state import StopFlag, load_state, save_state
 from backbench.weights.checkpoint import Checkpoint
+from backbench.weights.trunk import Trunk
 from transfer import scoring
 from transfer.batches import Pictures, equal_shares, loader, rank_batches, training_pictures
 from transfer.config import Finetune, Part
@@ -33,7 +34,8 @@ SHOW_EVERY = 20  # steps; reading a loss waits for the device
 
 
 class Network:
-    """Trunk and head, with SGD's two parameter groups (trunk, head)."""
+    """Trunk and head with their optimiser, whose groups say of which part they are (`of`) and
+    what their rates are multiplied by (`scale`)."""
 
     def __init__(
         self, checkpoint: Checkpoint, classes: int, p: Finetune, seed: int, machine: Machine
@@ -50,13 +52,11 @@ class Network:
         self.module = module.to(machine.device)
         if machine.device.type == "cuda":  # on a CPU small maps train slower with channels last
             self.module = self.module.to(memory_format=trunk.memory_format)
-        groups = [list(m.parameters()) for m in self.module.children()]
-        self.optimizer = torch.optim.SGD(
-            [{"params": g} for g in groups],
-            lr=0.0,
-            momentum=p.momentum,
-            weight_decay=p.weight_decay,
-        )
+        groups = parameter_groups(trunk, head, p)
+        if p.optimizer == "adamw":
+            self.optimizer: torch.optim.Optimizer = torch.optim.AdamW(groups, lr=0.0, betas=p.betas)
+        else:
+            self.optimizer = torch.optim.SGD(groups, lr=0.0, momentum=p.momentum)
         precision.use(p.precision)
         self.bf16 = p.precision == "bf16"
 
@@ -72,6 +72,34 @@ class Network:
 
     def load(self, state: dict[str, Tensor]) -> None:
         self.module.load_state_dict(state)
+
+
+def parameter_groups(trunk: Trunk, head: nn.Linear, p: Finetune) -> list[dict[str, Any]]:
+    """The optimiser's groups: of the trunk, one for each rate and each weight decay; of the head.
+
+    SGD decays everything alike. AdamW, as vision transformers are finetuned, leaves alone what the
+    trunk says (norms, biases, tokens, positions) and the head's bias.
+    """
+    deepest, depths = 0, {}
+    if p.layer_decay < 1:
+        depths = trunk.depths()
+        deepest = max(depths.values())
+    spared = trunk.undecayed() if p.optimizer == "adamw" else set()
+    groups: dict[tuple[float, float], dict[str, Any]] = {}
+    for name, parameter in trunk.named_parameters():
+        # The head is one layer deeper than the deepest of the trunk
+        scale = p.layer_decay ** (deepest + 1 - depths[name]) if depths else 1.0
+        decay = 0.0 if name in spared else p.weight_decay
+        row = {"params": [], "of": "trunk", "scale": scale, "weight_decay": decay}
+        groups.setdefault((scale, decay), row)["params"].append(parameter)
+    out = list(groups.values())
+    if p.optimizer == "adamw":
+        parts = [([head.weight], p.weight_decay), ([head.bias], 0.0)]
+    else:
+        parts = [(list(head.parameters()), p.weight_decay)]
+    for parameters, decay in parts:
+        out.append({"params": parameters, "of": "head", "scale": 1.0, "weight_decay": decay})
+    return out
 
 
 @dataclass(kw_only=True)
@@ -107,14 +135,14 @@ class NetworkTraining:
             done=first,
         )
         head_lr = p.used(self.lr)
-        peaks = (head_lr / self.part.head_over_trunk, head_lr)  # as the groups: trunk, head
+        peaks = {"trunk": head_lr / self.part.head_over_trunk, "head": head_lr}
         network.module.train()
         saved = time.monotonic()
         for step, (pixels, index) in zip(range(first, steps), self._batches(first, steps)):
             # 1. The rates of this step.
-            factor = p.schedule.factor(step, steps, len(self.images) / batch)
-            for group, peak in zip(network.optimizer.param_groups, peaks):
-                group["lr"] = peak * factor
+            factor = p.factor(step, steps, len(self.images) / batch)
+            for group in network.optimizer.param_groups:
+                group["lr"] = peaks[group["of"]] * group["scale"] * factor
             # 2. The loss, summed over this rank's share and divided by the global batch: gradients
             #    then add up over ranks to those of the whole batch's mean.
             logits = network(pixels.to(machine.device, non_blocking=True))
