@@ -19,7 +19,7 @@ from backbench.results import store
 from backbench.runs import atomic, batchnorm, distributed, division, loading, seeding
 from backbench.runs.folder import CHECKPOINT_FILE, RECIPE_FILE, RUN_FILE, log, open_run, recognise
 from backbench.runs.state import StopFlag
-from backbench.weights.archs import build_trunk
+from backbench.weights import archs
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.trunk import Trunk
 from pretrain import data, monitor, optim, processes
@@ -118,8 +118,11 @@ def build(config: PretrainConfig, found: ImageList) -> Method:
 
     The trunk first, so that it is the same for all methods.
     """
+    archs.refuse_pixels(config.arch, config.views.pixels)
     seeding.seed_everything(config.seed, "backbone")
-    backbone = build_trunk(config.arch, config.stem, zero_init_residual=config.zero_init_residual)
+    backbone = archs.build_trunk(
+        config.arch, config.stem, zero_init_residual=config.zero_init_residual
+    )
     seeding.seed_everything(config.seed, "method")
     setup = Setup(
         batch_size=config.batch_size,

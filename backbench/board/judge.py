@@ -150,7 +150,8 @@ def _others(row: Row, cell: Cell, number: published.Published) -> tuple[str, ...
     said = {(r.arch, r.epochs) for r, _ in cell.parts} or {(row.arch, row.epochs)}
     found = []
     for arch, epochs in sorted(said, key=str):
-        if number.arch and published.slug(arch) != published.slug(number.arch):
+        called = published.slug(published.arch_in_tables(arch))
+        if number.arch and called != published.slug(number.arch):
             found.append(f"arch {arch} instead of {number.arch}")
         if number.epochs is not None and epochs != number.epochs:
             found.append(f"epochs {epochs} instead of {number.epochs}")

@@ -133,6 +133,11 @@ def _with_set(key: str, provenance: Mapping[str, object]) -> str:
     return longer if key not in _by_key() and longer in _by_key() else key
 
 
+def arch_in_tables(arch: str) -> str:
+    """What papers call a trunk: CMC's pair goes by the name of its halves."""
+    return arch.removeprefix("lab:").partition(",")[0] if arch.startswith("lab:") else arch
+
+
 def slug(text: str) -> str:
     """`text` as one part of a key or of a file's name; a dash where nothing is left of it."""
     return _OTHER.sub("-", text.lower()).strip("-") or "-"

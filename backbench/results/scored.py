@@ -18,11 +18,11 @@ SPREAD, QUOTED, UNBUILT, UNIDENTIFIED = "spread", "quoted", "unbuilt", "unidenti
 WHY = {
     SPREAD: "a standard deviation over trials, no score",
     QUOTED: "the table's authors took it from another paper and do not say how it was scored",
-    UNBUILT: "the method is not built: WCoRD, CRCD, and CMC with its colour trunk",
+    UNBUILT: "the method is not built: WCoRD and CRCD",
     UNIDENTIFIED: "the row's label is lost, so nobody can say what was trained",
 }
 # How the names of models begin whose training this suite does not have
-_UNBUILT = ("WCoRD", "CRCD", "CMC", "CLLR (CMC")
+_UNBUILT = ("WCoRD", "CRCD")
 
 
 @dataclass(frozen=True, kw_only=True)

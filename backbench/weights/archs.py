@@ -1,5 +1,5 @@
-"""Name -> trunk: our ResNets, any timm model (`timm:NAME`), those of installed packages, and those
-that this process was handed from Python (`python:NAME`)."""
+"""Name -> trunk: our ResNets, CMC's pairs of them (`lab:ARCH`), any timm model (`timm:NAME`), those
+of installed packages, and those that this process was handed from Python (`python:NAME`)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from backbench import plugins
 from backbench.errors import BadInput, nearest
 from backbench.images.preprocess import Pixels
-from backbench.weights import readings, resnet, timm_trunk
+from backbench.weights import lab_trunk, readings, resnet, timm_trunk
 from backbench.weights.trunk import InstalledTrunk, Trunk
 
 NATIVE = "native"  # the stem of a trunk that has but one
@@ -38,6 +38,8 @@ def canonical(arch: str, stem: str) -> tuple[str, str]:
     """The one way to write a trunk's name and stem. BadInput for a trunk that does not exist."""
     if is_resnet(arch):
         return arch, stem
+    if arch.startswith(lab_trunk.PREFIX):
+        return lab_trunk.canonical(arch), stem
     if stem not in (NATIVE, "imagenet"):  # which recipes say where they say nothing
         raise BadInput(f"{arch[:80]} has no stem '{stem[:40]}'; leave out stem")
     if arch.startswith(timm_trunk.PREFIX):
@@ -58,6 +60,8 @@ def build_trunk(
     if arch.startswith(timm_trunk.PREFIX):
         return timm_trunk.build(arch, reading)
     _refuse_reading(arch, reading)
+    if arch.startswith(lab_trunk.PREFIX):
+        return lab_trunk.LabPair(arch, stem)
     trunk = _builder(arch)()
     trunk.arch, trunk.stem, trunk.reading = arch, stem, reading
     return trunk
@@ -74,6 +78,8 @@ def default_pixels(arch: str) -> Pixels:
     """The statistics of the pixels that it takes where no file says otherwise."""
     if arch.startswith(timm_trunk.PREFIX):
         return timm_trunk.pixels_of(arch)
+    if arch.startswith(lab_trunk.PREFIX):
+        return lab_trunk.PIXELS
     if arch in plugins.installed(plugins.TRUNKS):
         return plugins.load(plugins.TRUNKS, arch, InstalledTrunk).pixels
     return Pixels()
@@ -86,11 +92,20 @@ def tensors(arch: str, stem: str = "imagenet") -> Mapping[str, Tensor]:
 
 @functools.cache
 def _tensors(arch: str, stem: str) -> Mapping[str, Tensor]:
-    if is_resnet(arch) or arch.startswith(timm_trunk.PREFIX):
+    if is_resnet(arch) or arch.startswith((timm_trunk.PREFIX, lab_trunk.PREFIX)):
         with torch.device("meta"):
             return build_trunk(arch, stem).state_dict()
     held = build_trunk(arch, stem).state_dict()
     return {name: tensor.to("meta") for name, tensor in held.items()}
+
+
+def refuse_pixels(arch: str, pixels: Pixels) -> None:
+    """BadInput for a trunk that converts the pixels itself and is given others than it can."""
+    if arch.startswith(lab_trunk.PREFIX) and pixels != lab_trunk.PIXELS:
+        raise BadInput(
+            f"{arch} converts RGB from 0 to 1 itself: its pixels' mean is 0 and their std 1, not "
+            f"{pixels.mean} and {pixels.std} (in a recipe: views.mean, views.std)"
+        )
 
 
 def _refuse_reading(arch: str, reading: str) -> None:

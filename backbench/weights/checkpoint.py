@@ -52,6 +52,7 @@ class Checkpoint:
         _check_words(self)
         # One trunk has one name
         arch, stem = archs.canonical(self.arch, self.stem)
+        archs.refuse_pixels(arch, self.pixels)
         object.__setattr__(self, "arch", arch)
         object.__setattr__(self, "stem", stem)
         object.__setattr__(self, "reading", self.reading or archs.default_reading(arch))

@@ -55,6 +55,20 @@ class ResNetTrunk(tv.ResNet, Trunk):
         """(N, 3, H, W) -> (N, feature_dim), global average pooled."""
         return torch.flatten(self.avgpool(self.stages(x)[-1]), 1)
 
+    def depths(self) -> dict[str, int]:
+        """The stem is layer 0, then every block is one."""
+        # 1. Which layer the first block of each stage is
+        first, deepest = {}, 0
+        for name in ("layer1", "layer2", "layer3", "layer4"):
+            first[name] = deepest + 1
+            deepest += len(getattr(self, name))
+        # 2. layer2.0.conv1.weight: stage, block, the rest
+        out: dict[str, int] = {}
+        for name, _ in self.named_parameters():
+            stage, block, *_ = name.split(".")
+            out[name] = first[stage] + int(block) if stage in first else 0
+        return out
+
     def fuse(self) -> None:
         """Every batch norm into the convolution before it; features change by about 1e-6 of
         theirs."""
@@ -78,27 +92,56 @@ def _fuse_pair(module: nn.Module, conv: str, norm: str) -> None:
 
 
 def build_backbone(
-    arch: str, stem: str = "imagenet", *, zero_init_residual: bool = False, **kwargs: Any
+    arch: str,
+    stem: str = "imagenet",
+    *,
+    zero_init_residual: bool = False,
+    channels: int = 3,
+    width: float = 1.0,
+    **kwargs: Any,
 ) -> ResNetTrunk:
-    """A randomly initialised trunk; `kwargs` go to torchvision's ResNet (norm_layer, say)."""
+    """A randomly initialised trunk for images of that many channels; `kwargs` go to torchvision's
+    ResNet (norm_layer, say). `width` multiplies the channels of all stages, not the stem's."""
     if arch not in ARCHS:
         raise BadInput(f"unknown architecture '{arch}'; {nearest(arch, ARCHS)}")
     if stem not in STEMS:
         raise BadInput(f"unknown stem '{stem}'; {nearest(stem, STEMS)}")
     block, layers = ARCHS[arch]
     trunk = ResNetTrunk(block, list(layers), zero_init_residual=zero_init_residual, **kwargs)
-    trunk.feature_dim = trunk.fc.in_features
+    bases = [int(base * width) for base in (64, 128, 256, 512)]
+    if (channels, width) != (3, 1.0):
+        _resize(trunk, block, list(layers), channels, bases)
     scale = 1 if STEMS[stem] is None else 4  # a conv3 stem keeps the image's size
     trunk.strides = tuple(stride // scale for stride in (4, 8, 16, 32))
-    trunk.widths = tuple(width * block.expansion for width in (64, 128, 256, 512))
+    trunk.widths = tuple(base * block.expansion for base in bases)
+    trunk.feature_dim = trunk.widths[-1]
     del trunk.fc
     trunk.arch, trunk.stem = arch, stem
     padding = STEMS[stem]
     if padding is not None:
-        trunk.conv1 = nn.Conv2d(3, 64, kernel_size=3, stride=1, padding=padding, bias=False)
+        trunk.conv1 = nn.Conv2d(channels, 64, kernel_size=3, stride=1, padding=padding, bias=False)
         nn.init.kaiming_normal_(trunk.conv1.weight, mode="fan_out", nonlinearity="relu")
         trunk.maxpool = nn.Identity()
     return trunk
+
+
+def _resize(
+    trunk: Any,
+    block: type[tv.BasicBlock | tv.Bottleneck],
+    layers: list[int],
+    channels: int,
+    bases: list[int],
+) -> None:
+    """Another number of channels in, other widths of the stages; drawn as torchvision draws
+    them."""
+    trunk.conv1 = nn.Conv2d(channels, 64, kernel_size=7, stride=2, padding=3, bias=False)
+    trunk.inplanes = 64
+    for number, (base, count) in enumerate(zip(bases, layers), 1):
+        stage = trunk._make_layer(block, base, count, stride=1 if number == 1 else 2)
+        setattr(trunk, f"layer{number}", stage)
+    for module in trunk.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
 
 @functools.cache

@@ -1,33 +1,26 @@
 """CMC: contrastive multiview coding (arXiv:1906.05849) of luminance and colour, with a memory bank.
 
-Each sense has an encoder of its own; the luminance encoder is the trunk that is handed on.
-Luminance is the mean of the (normalised) channels, on all three; colour is what is left. The
-paper's Lab split needs raw pixels, and its networks of half width are no torchvision trunk.
+Each sense has an encoder of its own, and both are the trunk that is handed on: `arch: lab:ARCH`
+(`weights.lab_trunk`), whose feature is that of luminance, then that of colour.
 """
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from backbench.errors import BadInput
 from backbench.runs import distributed, seeding
+from backbench.weights.lab_trunk import LabPair
 from backbench.weights.trunk import Trunk
 from pretrain import method
 from pretrain.method import Batch, MethodConfig, Setup
 from pretrain.methods._heads import CMC_HEAD, Head, build_head
 from pretrain.methods._precision import unit
 from pretrain.methods.moco import infonce_loss
-
-
-def split_channels(images: Tensor) -> tuple[Tensor, Tensor]:
-    """(N, 3, h, w) -> luminance and colour, both (N, 3, h, w); their sum is the image."""
-    luminance = images.mean(1, keepdim=True).expand_as(images)
-    return luminance, images - luminance
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,15 +40,16 @@ class Method(method.Method):
             raise BadInput(
                 f"cmc takes one view of each image and splits its channels, not {setup.views}"
             )
+        if not isinstance(backbone, LabPair):
+            raise BadInput(
+                f"cmc trains a pair of networks, on luminance and on colour, not one {backbone.arch}; "
+                "set arch to lab:resnet50,width=0.5 or another pair, with views.mean 0 and views.std 1"
+            )
         self.config, self.seed = config, setup.seed
         self.backbone = backbone
-        self.colour_backbone = copy.deepcopy(backbone)
-        # Drawn anew as torchvision draws it; norms start alike
-        for module in self.colour_backbone.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-        self.projector = build_head(config.head, backbone.feature_dim)
-        self.colour_projector = build_head(config.head, backbone.feature_dim)
+        self.width = backbone.feature_dim // 2
+        self.projector = build_head(config.head, self.width)
+        self.colour_projector = build_head(config.head, self.width)
         generator = seeding.generator(setup.seed, "memory")
         size = (2, setup.images, config.head.dim)  # a vector for each sense of each image
         memory = torch.randn(*size, generator=generator, device="cpu")
@@ -64,10 +58,10 @@ class Method(method.Method):
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         config = self.config
-        luminance, colour = split_channels(batch.views[0])
-        z_luminance = self.projector(self.backbone(luminance))
-        z_colour = self.colour_projector(self.colour_backbone(colour))
-        z = unit(torch.stack([z_luminance, z_colour]))  # (2, n, d)
+        luminance, colour = self.backbone(batch.views[0]).split(self.width, dim=1)
+        z = unit(
+            torch.stack([self.projector(luminance), self.colour_projector(colour)])
+        )  # (2, n, d)
         # Each sense finds its image's other sense in the memory, among images that were drawn
         generator = seeding.generator(self.seed, "negatives", batch.step)
         drawn = torch.randint(self.memory.shape[1], (config.negatives,), generator=generator)

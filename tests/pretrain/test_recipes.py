@@ -13,7 +13,7 @@ from backbench import config
 from backbench.images.files import ImageList
 from backbench.results import published
 from backbench.runs import division
-from backbench.weights.resnet import build_backbone
+from backbench.weights.archs import build_trunk
 from pretrain import data, optim
 from pretrain.config import PretrainConfig
 from pretrain.method import Setup, build_method, method_names
@@ -56,9 +56,7 @@ def build(name: str) -> None:
         accumulate=recipe.accumulate,
     )
     with torch.device("meta"):
-        trunk = build_backbone(
-            recipe.arch, recipe.stem, zero_init_residual=recipe.zero_init_residual
-        )
+        trunk = build_trunk(recipe.arch, recipe.stem, zero_init_residual=recipe.zero_init_residual)
         method = build_method(recipe.method, trunk, setup)
     assert method.backbone is not None
     optimizer = optim.of_recipe(recipe, method)
@@ -76,7 +74,7 @@ def check_expected(recipe: PretrainConfig) -> None:
     for key in recipe.expected:
         found = [row for row in rows if row.key == key]
         assert found, f"{key} is not in published.csv"
-        assert {row.arch for row in found} == {recipe.arch}
+        assert {row.arch for row in found} == {published.arch_in_tables(recipe.arch)}
         trained = recipe.stop_after_epochs or recipe.epochs
         assert {row.epochs for row in found} <= {trained, None}, key
     assert len(set(recipe.expected)) == len(recipe.expected)

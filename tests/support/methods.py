@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from backbench.runs import batchnorm, distributed
+from backbench.weights.lab_trunk import LabPair
 from pretrain.first_step import FirstStep
 from pretrain.method import Batch, Method, Setup, build_method, choose_config
 
@@ -122,11 +123,26 @@ BATCH = 16
 class TinyTrunk(nn.Sequential):
     feature_dim = 8
 
-    def __init__(self) -> None:
+    def __init__(self, channels: int = 3) -> None:
         super().__init__(
-            nn.Conv2d(3, 6, 3, bias=False), nn.BatchNorm2d(6), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+            nn.Conv2d(channels, 6, 3, bias=False), nn.BatchNorm2d(6), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
             nn.Linear(6, 8),
         )  # fmt: skip
+
+
+class TinyPair(LabPair):
+    """CMC's, around two of them."""
+
+    def __init__(self) -> None:
+        nn.Module.__init__(self)
+        self.l_to_ab, self.ab_to_l = TinyTrunk(1), TinyTrunk(2)
+        self.feature_dim = 16
+
+
+def trunk_of(case: dict[str, Any]) -> nn.Module:
+    """The kind of trunk that the case's method trains."""
+    pairs = "cmc" in (case["name"], case.get("inner", {}).get("name"))
+    return TinyPair() if pairs else TinyTrunk()
 
 
 def build(case: dict[str, Any]) -> tuple[Method, list[int]]:
@@ -137,7 +153,7 @@ def build(case: dict[str, Any]) -> tuple[Method, list[int]]:
 
     config = build_config(choose_config(settings, "test", "method"), settings, where="test")
     setup = Setup(batch_size=BATCH, views=len(sizes), seed=0, images=40, classes=5)
-    method = build_method(config, TinyTrunk(), setup).double()
+    method = build_method(config, trunk_of(case), setup).double()
     if method.sync_batchnorm:
         batchnorm.convert_sync_batchnorm(method)
     return method, sizes

@@ -1,0 +1,122 @@
+"""CMC's pair of ResNets (arXiv:1906.05849), one on luminance and one on colour, as one trunk.
+
+Named `lab:ARCH` or `lab:ARCH,width=0.5`: two networks of that width, the first on L, the second on a
+and b of the picture's CIE L*a*b*, their features side by side (HobbitLong/CMC: models/resnet.py,
+MyResNetsCMC; resnet50v1 has width 0.5, resnet50v2 width 1). It takes RGB from 0 to 1 and converts it
+itself, so its pixels' mean is 0 and their standard deviation 1.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+
+import torch
+from torch import Tensor
+
+from backbench.errors import BadInput, nearest
+from backbench.images.preprocess import Pixels
+from backbench.weights import resnet
+from backbench.weights.trunk import Trunk
+
+PREFIX = "lab:"
+PIXELS = Pixels((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+WIDTHS = {"0.125": 0.125, "0.25": 0.25, "0.5": 0.5, "1": 1.0, "2": 2.0}
+
+# sRGB's linear light -> CIE XYZ, and the white that it is relative to (IEC 61966-2-1; D65, 2 degrees)
+_TO_XYZ = (
+    (0.412453, 0.357580, 0.180423),
+    (0.212671, 0.715160, 0.072169),
+    (0.019334, 0.119193, 0.950227),
+)
+_WHITE = (0.95047, 1.0, 1.08883)
+# The middle and the half range of L, a and b (HobbitLong/CMC: train_CMC.py)
+_MIDDLE = (50.0, 6.025, -6.6895)
+_HALF_RANGE = (50.0, 92.208, 101.1675)
+
+
+def parse(arch: str) -> tuple[str, str]:
+    """'lab:resnet50,width=0.5' -> ('resnet50', '0.5'); without a width, '1'."""
+    found = re.fullmatch(r"lab:(\w{1,40})(?:,width=([\d.]{1,8}))?", arch)
+    if found is None or found[1] not in resnet.ARCHS or (found[2] or "1") not in WIDTHS:
+        near = nearest(arch[4:44].split(",", maxsplit=1)[0], resnet.ARCHS)
+        raise BadInput(
+            f"'{arch[:80]}': expected lab:ARCH,width=W, W one of {', '.join(WIDTHS)}; {near}"
+        )
+    return found[1], found[2] or "1"
+
+
+def canonical(arch: str) -> str:
+    name, width = parse(arch)
+    return f"{PREFIX}{name},width={width}"
+
+
+@functools.cache
+def _constants(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """The matrix from linear RGB to shares of the white's XYZ (3, 3), and the middle and half range
+    of L, a, b (3, 1, 1); sent to the device once."""
+    matrix = torch.tensor(_TO_XYZ, dtype=dtype) / torch.tensor(_WHITE, dtype=dtype).unsqueeze(1)
+    middle, half = (torch.tensor(v, dtype=dtype).view(3, 1, 1) for v in (_MIDDLE, _HALF_RANGE))
+    return matrix.to(device), middle.to(device), half.to(device)
+
+
+def rgb_to_lab(images: Tensor) -> Tensor:
+    """RGB (N, 3, H, W) from 0 to 1 -> CIE L*a*b* (N, 3, H, W), L from 0 to 100, white at D65."""
+    # 1. The gamma of sRGB is taken away
+    dark = images / 12.92
+    bright = ((images.clamp_min(0.04045) + 0.055) / 1.055) ** 2.4
+    linear = torch.where(images > 0.04045, bright, dark)
+    # 2. XYZ, each as a share of the white's
+    matrix, _, _ = _constants(images.device, images.dtype)
+    xyz = torch.einsum("ij,njhw->nihw", matrix, linear)
+    # 3. The cube root of seeing, a straight line near black
+    root = xyz.clamp_min(0.008856) ** (1 / 3)
+    x, y, z = torch.where(xyz > 0.008856, root, 7.787 * xyz + 16 / 116).unbind(1)
+    # 4. Lightness, green to red, blue to yellow
+    return torch.stack([116 * y - 16, 500 * (x - y), 200 * (y - z)], dim=1)
+
+
+class LabPair(Trunk):
+    """Two trunks, `l_to_ab` on L and `ab_to_l` on ab, as CMC calls them."""
+
+    memory_format = torch.channels_last
+
+    def __init__(self, arch: str, stem: str) -> None:
+        super().__init__()
+        name, width = parse(arch)
+        self.arch, self.stem = canonical(arch), stem
+        self.l_to_ab = resnet.build_backbone(name, stem, channels=1, width=WIDTHS[width])
+        self.ab_to_l = resnet.build_backbone(name, stem, channels=2, width=WIDTHS[width])
+        self.feature_dim = self.l_to_ab.feature_dim + self.ab_to_l.feature_dim
+        self.strides = self.l_to_ab.strides
+        self.widths = tuple(a + b for a, b in zip(self.l_to_ab.widths, self.ab_to_l.widths))
+
+    def split(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """RGB (N, 3, H, W) from 0 to 1 -> L (N, 1, H, W) and ab (N, 2, H, W), each about -1 to 1."""
+        with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+            precise = x if x.dtype == torch.float64 else x.float()
+            lab = rgb_to_lab(precise)
+            _, middle, half = _constants(lab.device, lab.dtype)
+            lab = ((lab - middle) / half).to(x.dtype)
+        return lab[:, :1], lab[:, 1:]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, 3, H, W) -> (N, feature_dim), the luminance trunk's half first."""
+        luminance, colour = self.split(x)
+        return torch.cat([self.l_to_ab(luminance), self.ab_to_l(colour)], dim=1)
+
+    def stages(self, x: Tensor) -> list[Tensor]:
+        luminance, colour = self.split(x)
+        pairs = zip(self.l_to_ab.stages(luminance), self.ab_to_l.stages(colour))
+        return [torch.cat(pair, dim=1) for pair in pairs]
+
+    def fuse(self) -> None:
+        self.l_to_ab.fuse()
+        self.ab_to_l.fuse()
+
+    def depths(self) -> dict[str, int]:
+        out: dict[str, int] = {}
+        for name in ("l_to_ab", "ab_to_l"):
+            half = getattr(self, name).depths()
+            out |= {f"{name}.{parameter}": depth for parameter, depth in half.items()}
+        return out
