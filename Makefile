@@ -1,12 +1,15 @@
 # `make demo` and `make test` do all set-up from a fresh clone, in .venv.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
+# Where uv is, it installs the versions of uv.lock; else pip installs the newest that pyproject.toml allows.
+UV ?= $(shell command -v uv)
+PIP := $(if $(UV),$(UV) pip install --quiet --python $(BIN)/python,$(BIN)/pip install -qq)
 # Spinning threads of several torch processes on few cores cost more than they give.
 export OMP_NUM_THREADS ?= 1
 
 DETECTRON2 := git+https://github.com/facebookresearch/detectron2.git@02b5c4e295e990042a714712c21dc79b731e8833
 
-.PHONY: demo test test-full gpu check detectron2 clean
+.PHONY: demo test test-full gpu check detectron2 docs dist lock clean
 
 demo: .venv/ready
 	$(BIN)/backbench demo --out runs/demo
@@ -29,13 +32,34 @@ check: .venv/ready
 
 # Upstream's own instruction, pinned to the commit that was built and trained here. Needs g++ and a few minutes.
 detectron2: .venv/ready
-	$(BIN)/pip install -qq "setuptools<81" wheel ninja
-	$(BIN)/pip install -qq --no-build-isolation "detectron2 @ $(DETECTRON2)"
+	$(PIP) "setuptools<81" wheel ninja
+	$(PIP) --no-build-isolation "detectron2 @ $(DETECTRON2)"
+
+# The documentation's site, in site/. Building it asks the network for nothing.
+docs: .venv/docs
+	$(BIN)/mkdocs build --strict
+
+# dist/: what is installed and tried from another folder by tests/test_release.py
+dist: .venv/ready
+	$(BIN)/python tools/dist.py dist
+
+# After a change of the dependencies: uv.lock, and the same versions for pip
+lock:
+	$(UV) lock
+	$(UV) export --quiet --frozen --all-extras --no-hashes --no-emit-project --no-annotate --no-header --output-file constraints.txt
 
 .venv/ready: pyproject.toml
+ifneq ($(UV),)
+	$(UV) sync --quiet --frozen --inexact --extra dev --python $(PYTHON)
+else
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install -qq -e ".[dev]"
+	$(PIP) -e ".[dev]"
+endif
+	touch $@
+
+.venv/docs: .venv/ready
+	$(PIP) -e ".[docs]"
 	touch $@
 
 clean:
-	rm -rf .venv runs .mypy_cache .ruff_cache
+	rm -rf .venv runs dist site .mypy_cache .ruff_cache
