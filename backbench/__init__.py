@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from backbench.api import Results, evaluate
     from backbench.board.board import collect
+    from backbench.images.preprocess import Pixels
     from backbench.results.store import Result
     from backbench.weights.checkpoint import Checkpoint
     from backbench.weights.importing import read as load
+    from backbench.weights.trunk import ModuleTrunk
 
 _NAMES = {
     "evaluate": ("backbench.api", "evaluate"),
@@ -24,10 +26,21 @@ _NAMES = {
     "Checkpoint": ("backbench.weights.checkpoint", "Checkpoint"),
     "Result": ("backbench.results.store", "Result"),
     "load": ("backbench.weights.importing", "read"),  # a Checkpoint file or any published format
+    "ModuleTrunk": ("backbench.weights.trunk", "ModuleTrunk"),  # any torch module, to be evaluated
+    "Pixels": ("backbench.images.preprocess", "Pixels"),
     # run folders -> the board that the leaderboard is written from
     "collect": ("backbench.board.board", "collect"),
 }
-__all__ = ["Checkpoint", "Result", "Results", "collect", "evaluate", "load"]
+__all__ = [
+    "Checkpoint",
+    "ModuleTrunk",
+    "Pixels",
+    "Result",
+    "Results",
+    "collect",
+    "evaluate",
+    "load",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,6 +1,7 @@
 """The suite from Python: a checkpoint or any torch module in, results out.
 
-Each task is the verb's own process.
+Each task is the verb's own process, but for a trunk that only this one has (`ModuleTrunk`): its
+tasks run here.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from backbench.weights import header
 if TYPE_CHECKING:
     from torch import nn
 
+    from backbench.images.preprocess import Pixels
     from backbench.weights.checkpoint import Checkpoint
 
 
@@ -89,36 +91,41 @@ def evaluate(
     lists: str | Path | None = None,
     engine: str = "auto",
     options: Sequence[str] = (),
+    pixels: Pixels | None = None,
 ) -> Results:
-    """Measure a Checkpoint, a checkpoint file in any readable format, or a torch module that holds
-    one ResNet trunk.
+    """Measure a Checkpoint, a checkpoint file in any readable format, a module of timm's, a torch
+    module that holds one ResNet trunk, or any other module as a `weights.trunk.ModuleTrunk`.
 
     A task is `task/dataset[@recipe]`: "linear/cifar10", "linear/all",
     "fewshot/digits@fewshot_demo", "semi_1pct/imagenet" (with `lists`),
     "mask_rcnn/coco2017@demo_mask_rcnn_R_18_FPN". The weights are written to
     OUT/checkpoint.safetensors and each task runs in OUT/<task>, so calling again continues or
-    recognises what is done. `options` go to every verb as they stand ("--devices", "2"). Raises
-    what the verbs do: BadInput, Failed, Preempted.
+    recognises what is done. `options` go to every verb as they stand ("--devices", "2"). `pixels`
+    are the statistics that a module takes; files and Checkpoints say them themselves. Raises what
+    the verbs do: BadInput, Failed, Preempted.
     """
     out = Path(out)
     names = [tasks] if isinstance(tasks, str) else tasks
     wanted = [parse_task(task) for task in names]
     if not wanted:
         raise BadInput("no tasks given; a task is task/dataset[@recipe], as in linear/cifar10")
-    file = _save(checkpoint, out, name=name, method=method, epochs=epochs, encoder=encoder)
+    found = _checkpoint(
+        checkpoint, name=name, method=method, epochs=epochs, encoder=encoder, pixels=pixels
+    )
+    file = _save(found, out)
     lists = lists or Path(data) / "lists"
-    found = Results()
+    results = Results()
     for one in wanted:
         run = out / one.folder
         command = command_of(
             file, one, data=data, run=run, lists=lists, engine=engine, seed=seed, options=options
         )
-        _start(command)
+        _run_here(command) if _lives_here(found) else _start(command)
         measured, problems = store.read(run)
         for problem in problems:
             log.warning(problem)
-        found += [result for result in measured if result.seed == seed]
-    return found
+        results += [result for result in measured if result.seed == seed]
+    return results
 
 
 def parse_task(task: str) -> WantedTask:
@@ -159,33 +166,37 @@ def command_of(
     return [*command, "--seed", str(seed), *where]
 
 
-def _save(
-    checkpoint: Checkpoint | nn.Module | str | Path,
-    out: Path,
+def _checkpoint(
+    given: Checkpoint | nn.Module | str | Path,
     *,
     name: str | None,
     method: str | None,
     epochs: int | None,
     encoder: str | None,
-) -> Path:
-    """OUT/checkpoint.safetensors from whatever was given; one OUT holds one checkpoint."""
+    pixels: Pixels | None,
+) -> Checkpoint:
+    """Whatever was given, as a checkpoint."""
     import torch
 
-    from backbench.weights import importing
+    from backbench.weights import importing, modules
     from backbench.weights.checkpoint import Checkpoint
 
-    if isinstance(checkpoint, Checkpoint):
-        found = _renamed(checkpoint, name=name, method=method, epochs=epochs)
-    elif isinstance(checkpoint, torch.nn.Module):
-        found = _of_module(checkpoint, name=name, method=method, epochs=epochs, encoder=encoder)
-    elif isinstance(checkpoint, str | Path):
-        found = importing.read(
-            Path(checkpoint), encoder=encoder, name=name, method=method, epochs=epochs
-        )
-    else:
+    if isinstance(given, Checkpoint):
+        return _renamed(given, name=name, method=method, epochs=epochs)
+    if isinstance(given, str | Path):
+        return importing.read(Path(given), encoder=encoder, name=name, method=method, epochs=epochs)
+    if not isinstance(given, torch.nn.Module):
         raise BadInput(
-            f"expected a Checkpoint, a torch module or a path, not {type(checkpoint).__name__}"
+            f"expected a Checkpoint, a torch module or a path, not {type(given).__name__}"
         )
+    found = modules.checkpoint_of(given, pixels)
+    if found is None:
+        return _of_module(given, name=name, method=method, epochs=epochs, encoder=encoder)
+    return _renamed(found, name=name, method=method, epochs=epochs)
+
+
+def _save(found: Checkpoint, out: Path) -> Path:
+    """OUT/checkpoint.safetensors; one OUT holds one checkpoint."""
     # One OUT, one set of weights: the tasks' folders below it are recognised by their digest.
     path = out / "checkpoint.safetensors"
     if not path.exists():
@@ -235,13 +246,33 @@ def _of_module(
         except BadInput as error:
             # The file was ours, and is gone when this is read
             said = str(error).replace(str(file), f"module {kind.__qualname__}")
-            raise BadInput(said) from None
+            hint = "a module of another kind is given as backbench.weights.trunk.ModuleTrunk"
+            raise BadInput(f"{said}; {hint}") from None
     # The file is gone by now; what it was is the module.
     provenance = {**found.provenance, "source": f"module {kind.__qualname__}"}
     return found.replace(
         epochs=found.epochs if epochs is None else epochs,
         provenance=provenance,
     )
+
+
+def _lives_here(checkpoint: Checkpoint) -> bool:
+    """Whether no other process can build its trunk."""
+    from backbench.weights import archs
+
+    return checkpoint.arch.startswith(archs.LIVE)
+
+
+def _run_here(command: Sequence[str]) -> None:
+    """One verb in this process; what goes wrong is raised."""
+    from backbench import cli
+
+    try:
+        status = cli.command(command)
+    except SystemExit as error:  # a verb that says how it ended has said why, too
+        status = error.code if isinstance(error.code, int) else EXIT_BAD_INPUT
+    if status:
+        raise Failed(f"{command[0]} ended with status {status}")
 
 
 def _start(command: Sequence[str]) -> None:

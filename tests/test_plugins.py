@@ -1,5 +1,5 @@
 """A lab's own package, really installed: its method trains, its dataset is probed, its checkpoint
-format imports."""
+format imports, its trunk is what is trained."""
 
 import json
 import os
@@ -16,13 +16,14 @@ from PIL import Image
 from backbench import cli, plugins
 from backbench.datasets import catalog
 from backbench.errors import BadInput
+from backbench.weights import archs
 from backbench.weights.formats import all_formats
 from backbench.weights.resnet import build_backbone
 
 LAB = Path(__file__).parent / "example_lab"
 RECIPE = """
 name: from the lab
-arch: resnet18
+arch: squares
 method: {name: spread, push: 0.25}
 views: {crops: [{count: 2, size: 16}]}
 data: {dataset: stripes, workers: 0}
@@ -74,9 +75,9 @@ for words in json.loads(sys.argv[1]):
 """
 
 
-def test_all_three_in_one_life(site, data, tmp_path):
-    """Pretrained by the lab's method on the lab's images, imported from the lab's file, probed on
-    the lab's dataset."""
+def test_all_four_in_one_life(site, data, tmp_path):
+    """The lab's trunk pretrained by the lab's method on the lab's images, another imported from the
+    lab's file, both probed on the lab's dataset."""
     (tmp_path / "recipe.yaml").write_text(RECIPE)
     content = {f"net.trunk.{k}": v for k, v in build_backbone("resnet18").state_dict().items()}
     torch.save({**content, "done": 7}, tmp_path / "lab.pth")
@@ -103,6 +104,7 @@ def test_all_three_in_one_life(site, data, tmp_path):
     ]
     assert {row["method"] for row in rows} == {"spread"}
     assert {row["dataset"] for row in rows} == {"stripes"}
+    assert {row["arch"] for row in rows} == {"squares", "resnet18"}
     assert "stripes" in listed
 
 
@@ -112,6 +114,8 @@ def test_without_the_package_the_names_are_unknown(data, tmp_path, capsys):
     assert cli.main(["pretrain", str(tmp_path / "recipe.yaml"), *out]) == 2
     said = capsys.readouterr().err
     assert "unknown method 'spread'" in said and len(said.splitlines()) == 1
+    with pytest.raises(BadInput, match="unknown architecture 'squares'"):
+        archs.build_trunk("squares")
 
 
 @pytest.mark.parametrize(

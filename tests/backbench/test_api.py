@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import timm
 import torch
 import torchvision
 
@@ -14,6 +15,7 @@ import backbench
 from backbench.api import Results, command_of, parse_task
 from backbench.cli import parser
 from backbench.errors import BadInput
+from backbench.images.preprocess import Pixels
 
 README = Path(__file__).parents[2] / "README.md"
 TASKS = ["knn/digits@knn_demo", "fewshot/digits@fewshot_demo"]
@@ -80,6 +82,53 @@ def test_mistakes_come_before_any_file(tmp_path):
     with pytest.raises(BadInput, match="not int"):
         backbench.evaluate(3, TASKS, data=tmp_path, out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+class Net(torch.nn.Module):
+    """Nobody else's: its features are in a dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = torch.nn.Conv2d(3, 12, 5, stride=3)
+
+    def forward(self, x):
+        return {"pooled": self.conv(x).relu().mean((2, 3))}
+
+
+@pytest.mark.slow
+def test_a_module_of_any_kind_is_measured_where_it_lives(tiny_root, tmp_path):
+    torch.manual_seed(0)
+    net = Net()
+    with pytest.raises(BadInput, match=r"no ResNet trunk.*given as .*ModuleTrunk"):
+        backbench.evaluate(net, TASKS[:1], data=tiny_root, out=tmp_path / "bare")
+    trunk = backbench.ModuleTrunk(net, feature_dim=12, features=lambda m, x: m(x)["pooled"])
+    pixels = Pixels((0.5,) * 3, (0.5,) * 3)
+    out = tmp_path / "out"
+    found = backbench.evaluate(trunk, TASKS, data=tiny_root, out=out, name="mine", pixels=pixels)
+    assert {(r.name, r.arch) for r in found} == {("mine", "python:Net")}
+    assert all(r.value is not None and 15 < r.value <= 100 for r in found)
+    # The file alone is no trunk elsewhere
+    line = [sys.executable, "-m", "backbench", "linear", str(out / "checkpoint.safetensors")]
+    line += ["--datasets", "digits", "--protocol", "knn_demo", "--data", str(tiny_root)]
+    done = subprocess.run(
+        [*line, "--out", str(tmp_path / "b")], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2 and "only the program that gives it can use it" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_model_of_timms_goes_by_its_name_or_not_at_all(tiny_root, tmp_path):
+    torch.manual_seed(0)
+    model = timm.create_model("test_convnext", num_classes=10)
+    found = backbench.evaluate(model, TASKS[0], data=tiny_root, out=tmp_path / "out")
+    assert {r.arch for r in found} == {"timm:test_convnext"}
+    saved = backbench.load(tmp_path / "out" / "checkpoint.safetensors")
+    assert torch.equal(saved.state_dict["stem.0.weight"], model.stem[0].weight)
+    other = timm.create_model("test_vit", num_heads=4)
+    for parameter in other.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    with pytest.raises(BadInput, match="not timm's test_vit as it is registered"):
+        backbench.evaluate(other, TASKS[0], data=tiny_root, out=tmp_path / "other")
 
 
 @pytest.mark.slow
