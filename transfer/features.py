@@ -151,8 +151,8 @@ class Extractor:
         (first,) = self._as_main_says([parts.first if parts else 0])
         progress = Progress(self.run if parts else None, count, what, unit="image", done=first)
         saved = first
-        for begin, features, hashes in self._forwards(trunks, images, first):
-            end = begin + len(features[0])
+        for begin, features, hashes in self._arriving(trunks, images, first):
+            end = begin + len(hashes)
             # 2. A signal reaches one of the ranks; all vote on it after every batch.
             stopping = machine.stopping(self.stop)
             # 3. Rank 0 writes each batch, and saves now and then and before a stop. After the last
@@ -172,6 +172,23 @@ class Extractor:
             parts.finish()
         # 4. No rank goes on before rank 0 has finished the entries.
         self._as_main_says([0])
+
+    def _arriving(
+        self, trunks: Sequence[FrozenTrunk], images: ImageList, first: int
+    ) -> Iterator[tuple[int, list[Tensor], Tensor]]:
+        """What `_forwards` says, on the CPU; each batch while a GPU has the next one to work on."""
+        if self.trunks[0].device.type != "cuda":
+            yield from self._forwards(trunks, images, first)
+            return
+        # On every rank alike: all of them exchange the next batch before they vote on this one.
+        before: tuple[int, distributed.OnTheirWay] | None = None
+        for begin, features, hashes in self._forwards(trunks, images, first):
+            sent = distributed.OnTheirWay([*features, hashes])
+            if before is not None:
+                yield _told(*before)
+            before = begin, sent
+        if before is not None:
+            yield _told(*before)
 
     def _forwards(
         self, trunks: Sequence[FrozenTrunk], images: ImageList, first: int
@@ -199,6 +216,11 @@ class Extractor:
         """Rank 0's numbers on every rank. The others wait here until rank 0 has come."""
         told = torch.tensor(numbers, dtype=torch.int64, device=self.trunks[0].device)
         return distributed.broadcast(told).tolist()
+
+
+def _told(begin: int, sent: distributed.OnTheirWay) -> tuple[int, list[Tensor], Tensor]:
+    *features, hashes = sent.taken()
+    return begin, features, hashes
 
 
 def _unchanged(images: ImageList, named: Named, seen: feature_contents.Seen) -> bool:

@@ -3,7 +3,7 @@
 Objective (scikit-learn's with C = 1 / l2): sum_i CE(W x_i + b, y_i) + l2 / 2 ||W||^2; the
 bias is not penalised. Features are read in chunks of rows, so beside the mapped files the
 working memory is two chunks and about 25 copies of the weights (L-BFGS keeps ten pairs): 1.8M
-x 2048 features with 365 classes need about 1 GB on the CPU.
+x 2048 features with 365 classes need about 1 GB on the CPU. A GPU with room for them keeps them.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+ROOM = 0.5  # of a GPU's free memory, for features
 LabelledFeatures = tuple[Tensor, Tensor]  # (n, d), labels (n,)
 
 
@@ -87,6 +88,20 @@ class Objective:
         return float(loss) / count, (gradient.double() / count).cpu().numpy()
 
 
+def resident(
+    blocks: list[LabelledFeatures], device: torch.device, dtype: torch.dtype
+) -> list[LabelledFeatures]:
+    """The blocks on a GPU that has room for them, where each evaluation would send them anew;
+    elsewhere as they are."""
+    if device.type != "cuda":
+        return blocks
+    need = sum(features.numel() for features, _ in blocks) * dtype.itemsize
+    free, _ = torch.cuda.mem_get_info(device)
+    if need > ROOM * free:
+        return blocks
+    return [(features.to(device, dtype), labels.to(device)) for features, labels in blocks]
+
+
 @torch.no_grad()
 def fit(
     parts: Sequence[LabelledFeatures],
@@ -112,6 +127,7 @@ def fit(
     for features, labels in parts:
         blocks += zip(features.split(chunk), labels.split(chunk))
     dim = parts[0][0].shape[1]
+    blocks = resident(blocks, device, dtype)
     objective = Objective(blocks, classes, dim, l2, device, dtype)
 
     first = np.zeros(objective.size + classes)

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, TypeVar
 
@@ -179,6 +179,23 @@ def unshuffle(x: Tensor, order: Tensor) -> Tensor:
 def sent(x: Tensor, device: torch.device) -> Tensor:
     """`x` on the device; nobody waits until it is there."""
     return x.to(device, non_blocking=True)
+
+
+class OnTheirWay:
+    """Tensors that are copied to the CPU while whoever asked for them goes on."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._copies = [x.to("cpu", non_blocking=True) for x in tensors]
+        self._arrived: torch.cuda.Event | None = None
+        if any(x.is_cuda for x in tensors):
+            self._arrived = torch.cuda.Event()
+            self._arrived.record()
+
+    def taken(self) -> list[Tensor]:
+        """All of them, once the last is there."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        return self._copies
 
 
 class Agreement:

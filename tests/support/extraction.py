@@ -1,5 +1,7 @@
 """Random trunks, and an extractor of their features."""
 
+import functools
+
 import torch
 
 from backbench.weights.checkpoint import Checkpoint
@@ -13,6 +15,7 @@ CPU = torch.device("cpu")
 GEOMETRY = Geometry(resize=40, crop=32)
 
 
+@functools.cache  # nobody changes one
 def checkpoint(seed=0, arch="resnet18", **about):
     torch.manual_seed(seed)
     trunk = build_backbone(arch).train()

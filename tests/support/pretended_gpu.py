@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torchvision  # noqa: F401  (its operations)
@@ -119,6 +120,16 @@ class _Requests(TorchFunctionMode):
         return func(*_mapped(_placeless, args), **_mapped(_placeless, kwargs))
 
 
+class _Event:
+    """Of torch.cuda: what was asked of the device is done by the time that anyone asks."""
+
+    def record(self) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        pass
+
+
 class PretendedGpu(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
@@ -134,6 +145,7 @@ class PretendedGpu(TorchDispatchMode):
         exact = torch.are_deterministic_algorithms_enabled()
         torch.use_deterministic_algorithms(False)
         self._stack.callback(torch.use_deterministic_algorithms, exact)
+        self._stack.enter_context(mock.patch.object(torch.cuda, "Event", _Event))
         self._stack.enter_context(_Requests(self))
         super().__enter__()
         return self
@@ -199,7 +211,7 @@ class PretendedGpu(TorchDispatchMode):
             goal = source if target is None else torch.device(target).type == "meta"
         else:
             source, goal = isinstance(args[1], OnGpu), isinstance(args[0], OnGpu)
-        if source and not goal:
+        if source and not goal and not self._behind(packet, args, kwargs):
             self.waits("copy down")
         # A 0-dim number goes up as a kernel's argument only where it is no copy
         if goal and not source and not self._behind(packet, args, kwargs):

@@ -2,12 +2,16 @@
 
 import pytest
 import torch
-from support.extraction import CPU, checkpoint
+from support.extraction import CPU, GEOMETRY, checkpoint
 from support.pretended_gpu import CUDA, OnGpu, PretendedGpu
 
+from backbench.datasets import catalog
 from backbench.images import preprocess
 from backbench.images.preprocess import CIFAR_MEAN, CIFAR_STD, Pixels
+from transfer import logreg
 from transfer.config import Finetune, Knn
+from transfer.feature_cache import FeatureCache
+from transfer.features import Extractor
 from transfer.frozen import FrozenTrunk, forward_all
 from transfer.heads import AdamHeads, LinearHeads
 from transfer.machine import Machine
@@ -74,6 +78,42 @@ def test_finetuning(gpu):
     networks[1](pixels(1).to("cuda", non_blocking=True)).square().mean().backward()
     assert not gpu.take()
     torch.testing.assert_close(logits[1].detach().host, logits[0].detach(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:'pin_memory'")
+def test_extraction_copies_a_batch_down_while_the_next_one_is_made(gpu, tiny_root, tmp_path):
+    found = catalog.open_split(tiny_root, "digits", "val")
+    rows, size = [], 8
+    for number, device in enumerate((CPU, CUDA)):
+        extract = Extractor(
+            trunks=[FrozenTrunk.build(checkpoint(0), device=device)],
+            geometry=GEOMETRY,
+            cache=FeatureCache(tmp_path / str(number), limit=1 << 30),
+            machine=Machine(device, rank=0, world=1, workers=0),
+            batch=size,
+        )
+        gpu.take()
+        rows.append(extract(found)[0])
+    waits, batches = gpu.take(), -(-len(found) // size)
+    # What rank 0 says, before and after, and constants of the first batch
+    assert len(waits) <= 10 < batches, "\n".join(waits)
+    torch.testing.assert_close(rows[1], rows[0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("room", [1 << 30, 1 << 9])
+def test_logistic_regression_sends_its_features_once(gpu, monkeypatch, room):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (room, room))
+    x, y, blocks = torch.randn(40, 6), torch.arange(40) % 3, 3
+    here = logreg.fit([(x, y)], classes=3, l2=1.0, device=CPU, chunk=16)
+    gpu.take()
+    there = logreg.fit([(x, y)], classes=3, l2=1.0, device=CUDA, chunk=16)
+    waits = gpu.take()
+    sent = sum("copy up" in wait for wait in waits)
+    evaluations = sum("_local_scalar_dense" in wait for wait in waits)
+    # An evaluation sends its point; at the end the best one is sent
+    in_each, once = (1, 2 * blocks + 1) if room > 1 << 20 else (1 + 2 * blocks, 1)
+    assert evaluations >= here.iterations and sent == evaluations * in_each + once
+    torch.testing.assert_close(there.weight.host, here.weight, rtol=1e-3, atol=1e-4)
 
 
 def test_fp32_is_fp32_and_tf32_is_said():
