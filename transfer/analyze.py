@@ -160,7 +160,7 @@ def _row(
         checkpoint=checkpoint.digest,
         name=checkpoint.name,
         method=checkpoint.method,
-        arch=checkpoint.arch,
+        arch=checkpoint.trunk,
         epochs=checkpoint.epochs,
         task="analyze",
         dataset=dataset,

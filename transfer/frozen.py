@@ -17,6 +17,7 @@ from backbench.runs.precision import Precision
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.trunk import Trunk
 from transfer.projector import build_projector, output_dim
+from transfer.trunk_facts import clock
 
 
 def state_digest(module: nn.Module) -> str:
@@ -76,7 +77,10 @@ class FrozenTrunk:
     def __call__(self, images: Tensor) -> Tensor:
         """Normalised images (N, 3, H, W) -> features (N, dim) float32."""
         images = images.contiguous(memory_format=self.module.memory_format)
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
+        autocast = torch.autocast(
+            self.device.type, torch.bfloat16, enabled=self.precision == "bf16"
+        )
+        with autocast, clock.around(self.digest, len(images), self.device):
             features = self.module(images).float()
         return features if self.head is None else self.head(features)
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from backbench import config
 from backbench.results import intervals, store
-from backbench.results.store import Result
+from backbench.results.store import Origin, Result
 from backbench.runs import atomic
 from backbench.runs.folder import RESULTS_FILE, STATES, log
 from backbench.untrusted import words
@@ -202,11 +202,13 @@ def row(
     provenance: Mapping[str, object],
     split: str = "test",
 ) -> Result:
+    from transfer import trunk_facts
+
     return Result(
         checkpoint=checkpoint.digest,
         name=checkpoint.name,
         method=checkpoint.method,
-        arch=checkpoint.arch,
+        arch=checkpoint.trunk,
         epochs=checkpoint.epochs,
         task=task.task,
         dataset=task.dataset.name,
@@ -225,9 +227,20 @@ def row(
             "labelled": task.splits.labelled,
             "val": "held out of train" if task.splits.held_out else "official",
             "notes": list(task.splits.notes),
+            "trunk": trunk_facts.facts(checkpoint, task.protocol.geometry.crop),
             **provenance,
         },
+        origin=_speed(checkpoint),
     )
+
+
+def _speed(checkpoint: Checkpoint) -> Origin:
+    """What was measured of the trunk while this number was made: nothing where its features came
+    from the cache."""
+    from transfer import trunk_facts
+
+    rate = trunk_facts.clock.rate(checkpoint.digest)
+    return {} if rate is None else {"images_per_second": rate}
 
 
 def _write_per_class(

@@ -63,7 +63,8 @@ def _check_provenance(provenance: Mapping[str, Any]) -> None:
 
 
 def _check_origin(origin: Mapping[str, Any]) -> None:
-    _check_number("origin.recorded", origin.get("recorded"))
+    for key in ("recorded", "images_per_second"):
+        _check_number(f"origin.{key}", origin.get(key))
     _check_command("origin.command", origin.get("command"))
     for key in _ORIGIN_TEXTS:
         text = origin.get(key)

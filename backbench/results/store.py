@@ -46,6 +46,7 @@ class Origin(TypedDict, total=False):
     versions: Mapping[str, str]
     hardware: str
     recorded: float  # seconds since 1970, UTC
+    images_per_second: float  # through the frozen trunk alone, on this hardware
 
 
 @dataclass(frozen=True, kw_only=True)

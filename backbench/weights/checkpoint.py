@@ -22,6 +22,7 @@ from backbench.untrusted import jsons, words
 from backbench.weights import archs
 from backbench.weights.header import FORMAT
 from backbench.weights.names import first_names, is_counter
+from backbench.weights.readings import POOLED
 from backbench.weights.trunk import Trunk
 
 SCHEMA = 1
@@ -73,6 +74,11 @@ class Checkpoint:
     def _digest_of_tensors(self) -> str:
         said = "" if archs.is_resnet(self.arch) else f"{self.arch} {self.reading}\n"
         return _trunk_digest(self.state_dict, said)
+
+    @property
+    def trunk(self) -> str:
+        """What its rows call the trunk: with how it is read, where there is more than one way."""
+        return self.arch if self.reading == POOLED else f"{self.arch} {self.reading}"
 
     @property
     def name(self) -> str:

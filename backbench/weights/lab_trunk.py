@@ -68,7 +68,8 @@ def rgb_to_lab(images: Tensor) -> Tensor:
     linear = torch.where(images > 0.04045, bright, dark)
     # 2. XYZ, each as a share of the white's
     matrix, _, _ = _constants(images.device, images.dtype)
-    xyz = torch.einsum("ij,njhw->nihw", matrix, linear)
+    # Element by element: a product of matrices would be taken in half precision under autocast
+    xyz = (linear.unsqueeze(1) * matrix.view(1, 3, 3, 1, 1)).sum(2)
     # 3. The cube root of seeing, a straight line near black
     root = xyz.clamp_min(0.008856) ** (1 / 3)
     x, y, z = torch.where(xyz > 0.008856, root, 7.787 * xyz + 16 / 116).unbind(1)
@@ -93,7 +94,7 @@ class LabPair(Trunk):
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """RGB (N, 3, H, W) from 0 to 1 -> L (N, 1, H, W) and ab (N, 2, H, W), each about -1 to 1."""
-        with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+        with torch.no_grad():
             precise = x if x.dtype == torch.float64 else x.float()
             lab = rgb_to_lab(precise)
             _, middle, half = _constants(lab.device, lab.dtype)
