@@ -37,7 +37,7 @@ detectron2: .venv/ready
 
 # The documentation's site, in site/. Building it asks the network for nothing.
 docs: .venv/docs
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 # dist/: what is installed and tried from another folder by tests/test_release.py
 dist: .venv/ready

@@ -166,6 +166,7 @@ class Board:
         )
 
     def cell(self, row: Row, column: Column) -> Cell | None:
+        """The number of a row in a column; None where there is none."""
         return self.cells.get((row.checkpoint, column))
 
     @property

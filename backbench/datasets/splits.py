@@ -43,6 +43,7 @@ class Splits:
         return hashlib.sha256("".join(lines).encode()).hexdigest()
 
     def items(self) -> Iterable[tuple[str, ImageList]]:
+        """(name, images) of train, val and test."""
         return (("train", self.train), ("val", self.val), ("test", self.test))
 
 

@@ -93,6 +93,7 @@ class Checkpoint:
         return trunk
 
     def replace(self, **changes: Any) -> Checkpoint:
+        """The same with these fields changed."""
         return dataclasses.replace(self, **changes)
 
     def save(self, path: str | Path) -> None:

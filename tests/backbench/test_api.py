@@ -17,7 +17,7 @@ from backbench.cli import parser
 from backbench.errors import BadInput
 from backbench.images.preprocess import Pixels
 
-README = Path(__file__).parents[2] / "README.md"
+README = Path(__file__).parents[2] / "docs" / "index.md"
 TASKS = ["knn/digits@knn_demo", "fewshot/digits@fewshot_demo"]
 
 

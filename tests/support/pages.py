@@ -5,7 +5,9 @@ import shlex
 from pathlib import Path
 
 HOME = Path(__file__).parents[2]
-PAGES = [HOME / "README.md", *sorted((HOME / "docs").glob("*.md"))]
+# From the start on: what a page makes, those behind it go on with
+START = (HOME / "README.md", HOME / "docs" / "index.md")
+PAGES = [*START, *(page for page in sorted((HOME / "docs").glob("*.md")) if page not in START)]
 PROGRAMS = ("backbench ", "python detection/train_net.py", "python tools/convert_to_d2.py")
 # What stands for anything in a usage line -> something that is there
 PLACES = {"X": "x.safetensors", "FILE": "foreign.pth", "NAME": "imagenet", "/datasets": "ROOT"}

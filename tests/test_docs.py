@@ -1,0 +1,137 @@
+"""The documentation: every link leads somewhere, the Python reference is complete, generated pages
+are current; the site itself where mkdocs is installed."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import backbench
+from backbench import plugins
+from backbench.untrusted import yamls
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+PAGES = [*sorted(DOCS.glob("*.md")), *(ROOT / n for n in ("README.md", "CONTRIBUTING.md"))]
+_LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+_CODE = re.compile(r"^```.*?^```$|`[^`\n]*`", re.DOTALL | re.MULTILINE)
+
+
+def anchors(page: Path) -> set[str]:
+    """As mkdocs (and GitHub) make them of headings."""
+    found: set[str] = set()
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    for title in re.findall(r"^#+ (.*)$", text, re.MULTILINE):
+        plain = re.sub(r"[^\w\s-]", "", title.replace("`", "")).strip().lower()
+        found.add(re.sub(r"[-\s]+", "-", plain))
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_leads_somewhere(page):
+    """Files and headings of this repository; other hosts are not asked."""
+    broken = []
+    for link in _LINK.findall(_CODE.sub("", page.read_text())):
+        if re.match(r"https?://", link):
+            continue
+        file, _, anchor = link.partition("#")
+        target = (page.parent / file).resolve() if file else page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            broken.append(link)
+        # A page of the site may lead to its own files only
+        elif page.parent == DOCS and target.parent != DOCS:
+            broken.append(f"{link} (not on the site)")
+    assert not broken
+
+
+def test_a_broken_link_is_seen(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("# One heading\n[a](#one-heading) [b](#two) [c](none.md) `[d](e.md)`\n")
+    with pytest.raises(AssertionError, match=r"#two.*none\.md"):
+        test_every_link_leads_somewhere(page)
+
+
+def test_every_page_is_in_the_sites_contents():
+    listed = re.findall(r"[\w-]+\.md", (ROOT / "mkdocs.yml").read_text())
+    assert sorted(listed) == sorted(page.name for page in DOCS.glob("*.md"))
+
+
+def documented() -> list[str]:
+    """The names that the reference shows."""
+    pages = [DOCS / "python.md", DOCS / "contracts.md"]
+    found = []
+    for page in pages:
+        for name, members in re.findall(
+            r"^::: ([\w.]+)$(?:\n    options:\n      members: \[(.*)\])?", page.read_text(), re.M
+        ):
+            wanted = [f"{name}.{member.strip()}" for member in members.split(",") if member]
+            found += wanted or [name]
+    return found
+
+
+def named(path: str) -> object:
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
+@pytest.mark.parametrize("path", documented())
+def test_what_the_reference_shows_is_there_and_says_what_it_is(path):
+    thing = named(path)
+    assert inspect.getdoc(thing)
+    if inspect.isclass(thing) and issubclass(thing, Exception):
+        return
+    undocumented = []
+    for name, member in vars(thing).items() if inspect.isclass(thing) else ():
+        if inspect.isfunction(member) and not name.startswith("_") and not inspect.getdoc(member):
+            undocumented.append(name)
+    assert not undocumented
+
+
+def test_the_reference_is_complete():
+    """All that `backbench` exports, all that it raises on purpose, and what an entry point's object
+    must be."""
+    shown = [named(path) for path in documented()]
+    for name in backbench.__all__:
+        assert getattr(backbench, name) in shown, name
+    contracts = [
+        *("backbench.errors.BadInput", "backbench.errors.Failed", "backbench.errors.Preempted"),
+        *("pretrain.method.Method", "pretrain.method_config.MethodConfig"),
+        *("backbench.datasets.row.Dataset", "backbench.weights.formats.Format"),
+    ]
+    assert not [path for path in contracts if named(path) not in shown]
+    assert {plugins.METHODS, plugins.DATASETS, plugins.FORMATS} <= set(
+        re.findall(r"backbench\.\w+", (DOCS / "add.md").read_text())
+    )
+
+
+def test_the_page_of_protocols_is_current():
+    made = runpy.run_path(str(ROOT / "tools" / "protocols_page.py"))
+    current = made["PAGE"].read_text() == made["text"]()
+    assert current, "run `python tools/protocols_page.py` and commit docs/protocols.md"
+
+
+def test_nothing_of_the_site_comes_from_elsewhere():
+    """No font, script or style of another host; the theme's own fonts would be Google's."""
+    text = re.sub(r"(?m)^\s*#.*$|  #.*$", "", (ROOT / "mkdocs.yml").read_text())
+    assert yamls.decode(text)["theme"]["font"] is False
+    assert not re.search(r"https?://", text)
+    assert not re.search(r"url\(|@import", (DOCS / "site.css").read_text())
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason="no mkdocs: `make docs`")
+def test_the_site_is_built_strictly(tmp_path):
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet"]
+    subprocess.run([*command, "--site-dir", str(tmp_path / "site")], check=True, cwd=ROOT)
+    pages = list((tmp_path / "site").glob("*.html"))
+    assert len(pages) == len(list(DOCS.glob("*.md"))) + 1  # and 404
+    for page in pages:
+        assert not re.findall(r'(?:src|href)="https?://[^"]*\.(?:js|css|woff2?)"', page.read_text())
