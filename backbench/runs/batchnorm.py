@@ -4,6 +4,7 @@ ranks."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -93,12 +94,52 @@ class SyncBatchNorm(_BatchNorm):
 def _over_ranks(layer: _BatchNorm, input: Tensor, ranks: dist.ProcessGroup) -> Tensor:
     """A layer in training, its statistics over all samples of these ranks, with gradient.
 
-    On a GPU torch's kernel; on a CPU, where torch has none, the mean and then the centred variance
+    On a GPU torch's kernels; on a CPU, where torch has none, the mean and then the centred variance
     are summed over ranks.
     """
     if layer.num_batches_tracked is not None:
         layer.num_batches_tracked.add_(1)
     return _on_gpu(layer, input, ranks) if input.is_cuda else _on_cpu(layer, input, ranks)
+
+
+class _OfEqualCounts(_TorchSyncBatchNorm):
+    """torch's synchronised batch norm for ranks that all bring as much.
+
+    torch looks which ranks have brought nothing, for which the host waits three times a layer: 159
+    times in a pass of ResNet-50. Its backward is taken as it is.
+    """
+
+    @staticmethod
+    def forward(  # noqa: PLR0917  (torch's)
+        ctx: Any,
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        eps: float,
+        momentum: float,
+        ranks: dist.ProcessGroup,
+        world: int,
+    ) -> Tensor:
+        # 1. A layout that the kernels have
+        if not input.is_contiguous(memory_format=torch.channels_last):
+            input = input.contiguous()
+        # 2. Each rank's mean and 1 / deviation (C,), told to all: (ranks, 2 C)
+        mine = torch.cat(torch.batch_norm_stats(input, eps))
+        theirs = [torch.empty_like(mine) for _ in range(world)]
+        dist.all_gather(theirs, mine, group=ranks)
+        means, inverses = torch.stack(theirs).chunk(2, 1)
+        # 3. Together, and what is kept of them
+        count = input.numel() // input.shape[1]
+        kept = mine.dtype if running_mean is None else running_mean.dtype
+        counts = torch.full((world,), count, dtype=kept, device=input.device)
+        mean, inverse = torch.batch_norm_gather_stats_with_counts(
+            input, means, inverses, running_mean, running_var, momentum, eps, counts
+        )
+        ctx.save_for_backward(input, weight, mean, inverse, counts[:, None].to(torch.int32))
+        ctx.process_group = ranks
+        return torch.batch_norm_elemt(input, weight, bias, mean, inverse, eps)
 
 
 def _on_gpu(layer: _BatchNorm, input: Tensor, ranks: dist.ProcessGroup) -> Tensor:
@@ -108,7 +149,7 @@ def _on_gpu(layer: _BatchNorm, input: Tensor, ranks: dist.ProcessGroup) -> Tenso
         dtype = torch.float64 if input.dtype == torch.float64 else torch.float32
         weight = input.new_ones(layer.num_features, dtype=dtype)
         bias = input.new_zeros(layer.num_features, dtype=dtype)
-    return _TorchSyncBatchNorm.apply(
+    return _OfEqualCounts.apply(
         input,
         weight,
         bias,

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -166,15 +167,18 @@ def train(
     dtype: torch.dtype = torch.float64,
     around: Callable[[int], AbstractContextManager[object]] = lambda step: nullcontext(),
     skips: bool = False,
+    wrapped: bool = True,
 ) -> dict[str, torch.Tensor]:
     """Three steps; what was returned, the gradients, and all state at the end.
 
-    Each step is made in `around(step)`; in the first the rules look at values. With `skips` one whose
-    gradients overflow is left out, as the loop's scaler leaves it out in half precision.
+    Each step is made in `around(step)`; in the first the rules look at values. With `skips` one
+    whose gradients overflow is left out, as the loop's scaler leaves it out in half precision. Ranks
+    exchange gradients by DDP, or one after the other where it is not `wrapped`.
     """
     method, sizes = build(case)
     method.to(device, dtype)
-    model = DistributedDataParallel(method) if distributed.world_size() > 1 else method
+    ranks = distributed.world_size()
+    model = DistributedDataParallel(method) if ranks > 1 and wrapped else method
     optimizer = torch.optim.SGD([p for p in method.parameters() if p.requires_grad], 0.05)
     scaler = torch.amp.GradScaler(device, init_scale=1.0, enabled=skips)
     rules = FirstStep(method, case["name"])
@@ -201,6 +205,10 @@ def train(
             terms = rules.terms(model(batch))
             optimizer.zero_grad()
             scaler.scale(terms["loss"]).backward()
+            if not wrapped:
+                for parameter in filter(lambda p: p.requires_grad, method.parameters()):
+                    dist.all_reduce(parameter.grad)
+                    parameter.grad.div_(ranks)
             rules.gradients()
             out[f"{step} loss"] = terms["loss"].detach()
             for name, parameter in method.named_parameters():
