@@ -14,14 +14,17 @@ import torch
 from support import train_network
 from support.interruptions import kill, until_done
 
+from backbench import config
 from backbench.cli import main
 from backbench.datasets import catalog
 from backbench.errors import EXIT_BAD_INPUT, EXIT_PREEMPTED
 from backbench.results import store
+from backbench.weights import archs
 from backbench.weights.checkpoint import Checkpoint
 from transfer import finetune
 from transfer.config import Finetune, load_protocol
 from transfer.machine import Machine
+from transfer.network import Network
 
 ONE = Machine(torch.device("cpu"), 0, 1, 0)
 
@@ -242,3 +245,76 @@ def test_wrong_protocol_for_the_verb(trees, trunk, tmp_path, capsys):
     args = ["semisup", str(trunk), "--percent", "10", "--lists", str(lists), "--data", str(root)]
     assert main([*args, "--out", str(tmp_path / "run"), "--protocol", "finetune"]) == EXIT_BAD_INPUT
     assert "names no dataset; use a semi-supervised protocol" in capsys.readouterr().err
+
+
+# --- layers at rates of their own ---
+
+VIT = "timm:vit_tiny_patch16_224,depth=3,embed_dim=24,img_size=32,num_heads=2,patch_size=8"
+
+
+def of_arch(arch):
+    trunk = archs.build_trunk(arch)
+    return Checkpoint(arch=arch, method="random", state_dict=trunk.state_dict())
+
+
+@pytest.mark.parametrize("arch", [VIT, "timm:test_convnext", "resnet18"])
+def test_each_layer_has_its_share_of_the_rate_and_norms_no_decay(arch):
+    """BEiT: rate x decay^(layers above); tokens, positions, norms and biases are not decayed."""
+    p = load_protocol("finetune_vit_demo", {"finetune": Finetune})
+    network = Network(of_arch(arch), 10, p, 0, ONE)
+    trunk, head = network.module[0], network.module[1]
+    rate = {
+        id(x): (g["scale"], g["weight_decay"])
+        for g in network.optimizer.param_groups
+        for x in g["params"]
+    }
+    assert len(rate) == sum(1 for _ in network.module.parameters())
+    assert rate[id(head.weight)] == (1.0, 0.05) and rate[id(head.bias)] == (1.0, 0.0)
+    depths = trunk.depths()
+    deepest = max(depths.values())
+    for name, parameter in trunk.named_parameters():
+        scale, decay = rate[id(parameter)]
+        assert scale == pytest.approx(0.65 ** (deepest + 1 - depths[name])), name
+        matrix = parameter.ndim > 1 and not name.endswith(("pos_embed", "cls_token"))
+        assert decay == (0.05 if matrix else 0.0), name
+    if arch == VIT:  # stem, three blocks; the last norm goes with the last block
+        assert deepest == 3
+        assert [
+            depths[f"model.{n}"] for n in ("cls_token", "blocks.0.norm1.weight", "norm.weight")
+        ] == [0, 1, 3]
+
+
+def test_the_rates_rise_then_follow_the_schedule():
+    p = load_protocol("finetune_vit", {"finetune": Finetune})
+    shares = [p.factor(step, 100, 10.0) for step in range(100)]
+    assert shares[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
+    assert (
+        shares[5] == 1.0
+        and shares[5 + 95 // 2] == pytest.approx(0.5, abs=0.02)
+        and shares[-1] < 0.001
+    )
+    old = load_protocol("finetune", {"finetune": Finetune})
+    assert old.factor(0, 100, 10.0) == 1.0 and old.factor(50, 100, 10.0) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("arch", [VIT, "timm:test_convnext"])
+def test_a_trunk_of_any_kind_is_finetuned(tiny_root, tmp_path, arch):
+    of_arch(arch).save(tmp_path / "trunk.safetensors")
+    changes = {
+        "base": str(config.configs_dir() / "transfer" / "finetune_vit_demo"),
+        "protocol": "vit-test-v1",
+        "parts": {"100": {"length": {"iterations": 4}, "head_over_trunk": 1}},
+    }
+    (tmp_path / "own.yaml").write_text(json.dumps(changes))
+    line = [
+        "finetune",
+        str(tmp_path / "trunk.safetensors"),
+        "--dataset",
+        "digits",
+        "--protocol",
+        str(tmp_path / "own.yaml"),
+    ]
+    assert main([*line, "--data", str(tiny_root), "--out", str(tmp_path / "run")]) == 0
+    (row,) = [r for r in rows_of(tmp_path / "run") if r.metric == "top1"]
+    assert row.value is not None and row.arch.startswith("timm:")
+    assert row.chosen["trunk_lr_used"] == row.chosen["lr_used"]
