@@ -6,6 +6,7 @@ config      Detectron2's dialect of YAML        protocol    the name that the nu
 tasks       a row per detection task            schedule    the learning rate of every iteration
 lint        what ruins a run in silence         convert     the trunk, and the proof that it arrived
 engine      what an engine offers: engine_torchvision and engine_detectron2 are the two
+trunks      trunks of any kind as backbones of both; engine_detectron2_trunks registers them
 data/       annotation files, images, targets   rcnn/       the network of the torchvision engine
 precise_bn  batch norm's last statistics        ranks       the processes of a run
 evaluate    AP and its interval                 scoring     from a detector to its results

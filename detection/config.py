@@ -25,14 +25,23 @@ KIND = "detection"
 BASE = "_base_rcnn_fpn.yaml"
 DEVICE_KEY = "MODEL.DEVICE"
 
-# Keys that any config may leave out. The checkpoint owns those of the pixels, each here with a value
-# of its type; the device is where it runs.
+# Keys that any config may leave out. The checkpoint owns those of the pixels and the trunk's name,
+# each here with a value of its type; the device is where it runs.
 PIXELS = ("MODEL.PIXEL_MEAN", "MODEL.PIXEL_STD", "INPUT.FORMAT")
 OPTIONAL: dict[str, Value] = {
     "MODEL.PIXEL_MEAN": [0.0],
     "MODEL.PIXEL_STD": [1.0],
     "INPUT.FORMAT": "RGB",
     DEVICE_KEY: "auto",
+    "MODEL.TRUNK.ARCH": "",
+}
+# Keys of trunks that are no ResNet of an engine's own (`trunks`); Detectron2 has none of these.
+OURS: dict[str, Value] = {
+    "MODEL.TRUNK.FROZEN": False,  # else it is trained
+    "MODEL.TRUNK.DROP_PATH": 0.0,  # stochastic depth of its last block
+    "MODEL.TRUNK.MAP_NORM": False,  # a layer norm on each of its maps, trained with the heads
+    "SOLVER.OPTIMIZER": "SGD",  # or ADAMW
+    "SOLVER.LAYER_DECAY": 1.0,  # of the rate, from one of its layers to the one before
 }
 # Others, each with the value that it then has, Detectron2's own: stated so, it changes nothing.
 DEFAULTS: dict[str, Value] = {
@@ -45,6 +54,7 @@ DEFAULTS: dict[str, Value] = {
     "SOLVER.AMP.ENABLED": False,
     "SOLVER.AMP.PRECISION": "fp16",
     "TEST.EVAL_PERIOD": 0,
+    **OURS,
 }
 
 

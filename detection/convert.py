@@ -1,4 +1,4 @@
-"""From a Checkpoint to a detector's trunk, and the proof that it arrived: equal C2..C5."""
+"""From a Checkpoint to a detector's trunk, and the proof that it arrived: equal maps."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from torch import Tensor
 
 from backbench.errors import BadInput
 from backbench.runs import seeding
-from backbench.weights import importing
+from backbench.weights import archs, importing
 from backbench.weights.checkpoint import Checkpoint
-from backbench.weights.resnet import build_backbone
+from detection import trunks
 
-TOLERANCE = 1e-4
+TOLERANCE = 1e-4  # of an engine's own ResNet, whose operations are others
+SAME = 1e-5  # of the trunk itself
+SIDES = (64, 64)
 RANDOM = "random"
 
 
@@ -29,9 +31,9 @@ class TrunkRow(TypedDict):
     epochs: int | None
 
 
-def weights(checkpoint: Path | None, model_weights: str, depth: int, seed: int) -> Checkpoint:
+def weights(checkpoint: Path | None, model_weights: str, fresh: str, seed: int) -> Checkpoint:
     """The trunk to start from: --checkpoint X, MODEL.WEIGHTS FILE, or MODEL.WEIGHTS random for the
-    random row.
+    random row, of the architecture `fresh`.
 
     No weights at all is refused: a detector that trains from scratch by mistake only looks a bit
     low.
@@ -41,11 +43,17 @@ def weights(checkpoint: Path | None, model_weights: str, depth: int, seed: int) 
             f"both --checkpoint {checkpoint} and MODEL.WEIGHTS {model_weights}; give one"
         )
     if model_weights == RANDOM:
-        arch = f"resnet{depth}"
+        if not fresh:
+            raise BadInput(
+                f"MODEL.WEIGHTS {RANDOM}: of which trunk? say MODEL.TRUNK.ARCH timm:NAME"
+            )
         seeding.seed_everything(seed, "random row")
-        trunk = build_backbone(arch)
         return Checkpoint(
-            arch=arch, method=RANDOM, state_dict=trunk.state_dict(), provenance={"name": "random"}
+            arch=fresh,
+            method=RANDOM,
+            state_dict=archs.build_trunk(fresh).state_dict(),
+            pixels=archs.default_pixels(fresh),
+            provenance={"name": "random"},
         )
     if "://" in model_weights:
         raise BadInput(
@@ -61,29 +69,37 @@ def weights(checkpoint: Path | None, model_weights: str, depth: int, seed: int) 
 
 
 def check_features(
-    checkpoint: Checkpoint, stages: Callable[[Tensor], Sequence[Tensor]], engine: str
+    checkpoint: Checkpoint,
+    stages: Callable[[Tensor], Sequence[Tensor]],
+    engine: str,
+    *,
+    sides: tuple[int, int] = SIDES,
+    tolerance: float = TOLERANCE,
+    device: torch.device | None = None,
 ) -> float:
-    """The largest relative difference of C2..C5 between the Checkpoint's own trunk and the loaded
-    detector's.
+    """The largest relative difference of C2..C5, or of a plain trunk's one map, between the
+    Checkpoint's own trunk on `device` and the loaded detector's, for images of `sides` pixels.
 
-    Raises BadInput above 1e-4: a map that matched half of the names, a stride in the other
+    Raises BadInput above the tolerance: a map that matched half of the names, a stride in the other
     convolution.
     """
     # Noise of 64 px reaches every weight, and C5 is still 2 x 2. It is what the trunk sees after
     # normalisation; how the engine normalises is not looked at here.
-    x = torch.randn(2, 3, 64, 64, generator=seeding.generator(0, "feature check"))
+    x = torch.randn(2, 3, *sides, generator=seeding.generator(0, "feature check")).to(device)
     with torch.no_grad():
-        own = checkpoint.backbone().eval().stages(x)
+        trunk = checkpoint.backbone().eval().to(device)
+        own = [stage.cpu().float() for stage in trunk.stages(trunks.scaled(x, trunk))]
     worst = 0.0
     loaded = [stage.detach().cpu().float() for stage in stages(x)]
-    for name, a, b in zip(("C2", "C3", "C4", "C5"), own, loaded, strict=True):
+    names = trunks.MAPS if len(own) == len(trunks.MAPS) else ("map",)
+    for name, a, b in zip(names, own, loaded, strict=True):
         if a.shape != b.shape:
             raise BadInput(
                 f"{engine}: {name} of the detector is {tuple(b.shape)}, "
                 f"the checkpoint's {tuple(a.shape)}"
             )
         difference = float((a - b).abs().max() / a.abs().max().clamp(min=1e-12))
-        if not difference <= TOLERANCE:  # not `>`: NaN is refused too
+        if not difference <= tolerance:  # not `>`: NaN is refused too
             raise BadInput(
                 f"{engine}: the loaded {name} is off from {checkpoint.name}'s by {difference:.2g} "
                 "of its size; weights or stride did not arrive, nothing was trained"

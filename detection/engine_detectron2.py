@@ -1,11 +1,11 @@
 """The reference: Detectron2's model, mapper, data loader, optimiser and trainer, with an exact
 resume around them.
 
-Only this file imports detectron2, which is on no package index (`make detectron2` installs it).
-What is ours here: strict loading (Detectron2 only logs what did not match), the order of images,
-one seed per iteration and per image, and the loop that calls its trainer, so that a killed run
-continues as if it had not been. Its evaluator's own function turns predictions into COCO's format;
-AP comes from evaluate.py, for both engines.
+Only this file and engine_detectron2_trunks.py import detectron2, which is on no package index
+(`make detectron2` installs it). What is ours here: strict loading (Detectron2 only logs what did
+not match), the order of images, one seed per iteration and per image, and the loop that calls its
+trainer, so that a killed run continues as if it had not been. Its evaluator's own function turns
+predictions into COCO's format; AP comes from evaluate.py, for both engines.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -26,20 +26,17 @@ from backbench.errors import BadInput
 from backbench.runs import distributed, loading, seeding
 from backbench.runs.state import signals_blocked
 from backbench.weights import exporting
-from detection import amp, config, evaluate, keys, voc_ap
+from detection import amp, config, evaluate, keys, trunks, voc_ap
 from detection.amp import MixedPrecision
 from detection.data.order import ImageOrder, Slots
 from detection.data.records import Annotation, Detection, ImageRecord
 from detection.data.split import Split
 from detection.engine import DetectionEngine
 
-if TYPE_CHECKING:
-    from fvcore.common.config import CfgNode
-
 try:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch.jit.script and pkg_resources
-        from detectron2.config import get_cfg
+        from detectron2.config import CfgNode, get_cfg
         from detectron2.data import DatasetMapper, build_detection_train_loader
         from detectron2.data.detection_utils import SizeMismatchError, build_augmentation
         from detectron2.data.samplers import RepeatFactorTrainingSampler
@@ -51,8 +48,11 @@ try:
         from detectron2.modeling import build_model
         from detectron2.modeling.roi_heads import ROI_HEADS_REGISTRY, Res5ROIHeads
         from detectron2.solver import build_optimizer
+        from detectron2.solver.build import maybe_add_gradient_clipping
         from detectron2.structures import BoxMode
         from detectron2.utils.events import EventStorage
+
+        from detection import engine_detectron2_trunks  # noqa: F401 - registers its backbones
 except ImportError as error:
     raise BadInput(
         f"--engine detectron2: it is not usable here ({error}); `make detectron2` installs it, "
@@ -76,10 +76,23 @@ class Res5ROIHeadsExtraNorm(Res5ROIHeads):
         return blocks, channels
 
 
-def read_config(given: config.Given) -> CfgNode:
-    """Detectron2's defaults with the given values over them; an unknown key is refused by name."""
+def defaults() -> CfgNode:
+    """Detectron2's, and the keys that are ours."""
     cfg = get_cfg()
-    cfg.SOLVER.AMP.PRECISION = config.DEFAULTS[amp.PRECISION]  # the one key that is ours
+    cfg.SOLVER.AMP.PRECISION = config.DEFAULTS[amp.PRECISION]
+    cfg.MODEL.TRUNK = CfgNode({"ARCH": ""})
+    for key, value in config.OURS.items():
+        group, last = key.rsplit(".", 1)
+        node = cfg
+        for part in group.split("."):
+            node = node[part]
+        node[last] = value
+    return cfg
+
+
+def read_config(given: config.Given) -> CfgNode:
+    """The defaults with the given values over them; an unknown key is refused by name."""
+    cfg = defaults()
     keys.check(given, config.flat(cfg))
     config.merge(cfg, given)
     outlines = cfg.INPUT.CROP.ENABLED and cfg.MODEL.MASK_ON
@@ -342,6 +355,9 @@ class Detectron2Engine(DetectionEngine):
         self.cfg = self.cfg.clone()
         self.cfg.MODEL.DEVICE = str(self.device)
         self.cfg.MODEL.WEIGHTS = ""
+        self.wrapped = trunks.wraps(self.cfg)
+        if self.wrapped:
+            self.cfg.MODEL.TRUNK.ARCH = self.checkpoint.arch
         # torch's SyncBatchNorm has no CPU path; Detectron2's own has, and is equal.
         if self.device.type == "cpu":
             for node in (self.cfg.MODEL.RESNETS, self.cfg.MODEL.FPN):
@@ -350,20 +366,34 @@ class Detectron2Engine(DetectionEngine):
         for module in model.modules():
             if type(module) is NaiveSyncBatchNorm:
                 module.__class__ = WideSyncBatchNorm
-        # An FPN has the trunk inside it; a C4 model is the trunk up to C4, and its head has C5.
-        self.c4 = not hasattr(model.backbone, "bottom_up")
-        self.trunk = "backbone" if self.c4 else "backbone.bottom_up"
+        # A pyramid has the trunk inside it; a C4 model is the trunk up to C4, and its head has C5.
+        inside = [name for name in ("bottom_up", "net") if hasattr(model.backbone, name)]
+        self.c4 = not inside
+        self.trunk = ".".join(["backbone", *inside])
         self._load(model)
         return model
 
     def build_optimizer(self) -> torch.optim.Optimizer:
-        return build_optimizer(self.cfg, self.model)
+        if not self.wrapped:
+            return build_optimizer(self.cfg, self.model)
+        made = trunks.optimizer(self.model, self._body(), self.cfg.SOLVER)
+        return maybe_add_gradient_clipping(self.cfg, made)
+
+    def _body(self) -> trunks.TrunkMaps:
+        body = self.model.get_submodule(self.trunk)
+        assert isinstance(body, trunks.TrunkMaps)
+        return body
 
     def _load(self, model: nn.Module) -> None:
         """Every tensor of the trunk to its place, or BadInput: nothing is matched by likeness."""
         # The model's own heads and FPN stay; load_state_dict below is strict about all of it.
         own = model.state_dict()
-        for name, tensor in exporting.to_detectron2(self.checkpoint.state_dict).items():
+        tensors = self.checkpoint.state_dict
+        if self.wrapped:
+            named = {f"trunk.{name}": tensor for name, tensor in tensors.items()}
+        else:
+            named = exporting.to_detectron2(tensors)
+        for name, tensor in named.items():
             in_head = self.c4 and name.startswith("res5")
             key = f"roi_heads.{name}" if in_head else f"{self.trunk}.{name}"
             if key not in own and name.endswith("num_batches_tracked"):
@@ -420,6 +450,8 @@ class Detectron2Engine(DetectionEngine):
     def stages(self, x: Tensor) -> list[Tensor]:
         self.model.eval()
         x = x.to(self.device)
+        if self.wrapped:
+            return self._body().stages(x)
         maps = []
         for name, part in self.model.get_submodule(self.trunk).named_children():
             x = part(x)

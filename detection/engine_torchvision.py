@@ -28,6 +28,7 @@ from torchvision.ops import boxes as box_ops
 from backbench.errors import BadInput
 from backbench.runs import distributed, loading, seeding
 from backbench.runs.loading import Unreadable
+from detection import trunks
 from detection.data.images import (
     ResizeAndFlip,
     TrainImages,
@@ -59,6 +60,8 @@ class TorchvisionEngine(DetectionEngine):
 
     def build_optimizer(self) -> torch.optim.Optimizer:
         s = self.cfg.SOLVER
+        if trunks.wraps(self.cfg):
+            return trunks.optimizer(self.model, self.model.backbone.body, s)
         return torch.optim.SGD(parameter_groups(self.model, s), lr=s.BASE_LR, momentum=s.MOMENTUM)
 
     def start(self, records: Sequence[ImageRecord], first: int, last: int) -> None:
@@ -109,8 +112,9 @@ class TorchvisionEngine(DetectionEngine):
 
     def stages(self, x: Tensor) -> list[Tensor]:
         self.model.eval()
+        body, x = self.model.backbone.body, x.to(self.device)
         with torch.no_grad():
-            return list(self.model.backbone.body(x.to(self.device)).values())
+            return body.stages(x) if trunks.wraps(self.cfg) else list(body(x).values())
 
     def read(self, record: ImageRecord) -> Tensor:
         """Its pixels at the size of testing, uint8 (3, H, W)."""

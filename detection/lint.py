@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 from backbench.errors import BadInput
 from backbench.runs.folder import log
+from backbench.weights import archs
 from backbench.weights.checkpoint import Checkpoint
-from detection import amp, evaluate, ranks
-from detection.config import Given
+from detection import amp, config, evaluate, ranks, trunks
+from detection.config import Given, Value
 from detection.data import images, voc
 from detection.data.split import Split, training_records
 from detection.run import Prepared
@@ -21,7 +22,20 @@ if TYPE_CHECKING:
     from fvcore.common.config import CfgNode
 
 PIXEL_TOLERANCE = 0.01  # of 255; converters round the statistics
-REFERENCE = (0.02, 16)  # learning rate at this many images per batch
+# Learning rate at this many images per batch
+REFERENCES = {"SGD": (0.02, 16), "ADAMW": (0.0001, 16)}
+OPTIMIZERS = tuple(REFERENCES)
+# What a trunk that is wrapped as it is does not follow -> the values that stand for nothing
+IDLE_KEYS: dict[str, tuple[Value, ...]] = {
+    "MODEL.BACKBONE.FREEZE_AT": (0,),
+    "MODEL.RESNETS.NORM": ("SyncBN", "BN"),
+    "MODEL.RESNETS.STRIDE_IN_1X1": (False,),
+    "MODEL.RESNETS.OUT_FEATURES": (["res2", "res3", "res4", "res5"],),
+    "MODEL.FPN.IN_FEATURES": (["res2", "res3", "res4", "res5"],),
+    "SOLVER.NESTEROV": (False,),
+    "SOLVER.BIAS_LR_FACTOR": (1.0,),
+    "SOLVER.WEIGHT_DECAY_BIAS": (None,),
+}
 NORMS = ("SyncBN", "naiveSyncBN")
 
 
@@ -66,6 +80,68 @@ def files(p: Prepared) -> None:
 def weights(cfg: CfgNode, given: Given, checkpoint: Checkpoint) -> None:
     """The config against the checkpoint: channels, statistics, stride, depth, stem."""
     pixels, name = checkpoint.pixels, checkpoint.name
+    if trunks.wraps(cfg):
+        _wrapped(cfg, given, checkpoint)
+    else:
+        _resnet(cfg, given, checkpoint)
+    order = given.get("INPUT.FORMAT", pixels.order)
+    if order != pixels.order:
+        raise BadInput(
+            f"{given.path}: INPUT.FORMAT is {order} but {name} was trained on {pixels.order} images"
+        )
+    for key, own in (("MODEL.PIXEL_MEAN", pixels.mean), ("MODEL.PIXEL_STD", pixels.std)):
+        stated = given.get(key)
+        wanted = [round(255 * v, 3) for v in own]
+        if stated is not None and not _near(stated, wanted):
+            raise BadInput(
+                f"{given.path}: {key} is {list(stated)} but {name} was trained with {wanted}; "
+                "leave the key out"
+            )
+
+
+def _wrapped(cfg: CfgNode, given: Given, checkpoint: Checkpoint) -> None:
+    """A trunk of any kind, as it is: what it must be, and the keys that it does not follow."""
+    trunks.refuse(checkpoint.backbone(), cfg.MODEL.BACKBONE.NAME)
+    stated = cfg.MODEL.TRUNK.ARCH
+    if stated and archs.canonical(stated, archs.NATIVE)[0] != checkpoint.arch:
+        raise BadInput(
+            f"{given.path}: MODEL.TRUNK.ARCH is {stated} but {checkpoint.name} is {checkpoint.arch}; "
+            f"it is for MODEL.WEIGHTS random, leave it out"
+        )
+    for key, allowed in IDLE_KEYS.items():
+        if key in given.values and _plain(given.values[key]) not in allowed:
+            raise BadInput(
+                f"{given.path}: {key} {given.values[key]!r} would decide nothing for "
+                f"{checkpoint.arch}; it must be {' or '.join(map(repr, allowed))}"
+            )
+    solver, trunk = cfg.SOLVER, cfg.MODEL.TRUNK
+    if solver.OPTIMIZER not in OPTIMIZERS:
+        raise BadInput(
+            f"{given.path}: SOLVER.OPTIMIZER {solver.OPTIMIZER}: {' or '.join(OPTIMIZERS)}"
+        )
+    if not 0 < solver.LAYER_DECAY <= 1 or not 0 <= trunk.DROP_PATH < 1:
+        raise BadInput(
+            f"{given.path}: SOLVER.LAYER_DECAY must be above 0 and at most 1, "
+            "MODEL.TRUNK.DROP_PATH from 0 to below 1"
+        )
+    if cfg.MODEL.BACKBONE.NAME == trunks.SIMPLE and not cfg.MODEL.FPN.NORM:
+        raise BadInput(f"{given.path}: MODEL.FPN.NORM '': the simple feature pyramid needs one, LN")
+
+
+def _resnet(cfg: CfgNode, given: Given, checkpoint: Checkpoint) -> None:
+    """One of our ResNets, as each engine builds it by itself."""
+    name = checkpoint.name
+    for key, value in config.OURS.items():
+        if given.get(key, value) != value:
+            raise BadInput(
+                f"{given.path}: {key} {given.get(key)!r} would decide nothing with MODEL.BACKBONE.NAME "
+                f"{cfg.MODEL.BACKBONE.NAME}; {trunks.FPN} takes ResNets, too"
+            )
+    if not archs.is_resnet(checkpoint.arch):
+        raise BadInput(
+            f"{name} is {checkpoint.arch}, and {given.path} is for ResNets; use a config with "
+            f"MODEL.BACKBONE.NAME {trunks.FPN} (hierarchical) or {trunks.SIMPLE} (plain)"
+        )
     if checkpoint.stem != "imagenet":
         raise BadInput(
             f"{name} has the {checkpoint.stem} stem; "
@@ -86,19 +162,10 @@ def weights(cfg: CfgNode, given: Given, checkpoint: Checkpoint) -> None:
             f"{name} strides in the 3x3 convolution: it would load without a word and compute "
             "other features; set it to False"
         )
-    order = given.get("INPUT.FORMAT", pixels.order)
-    if order != pixels.order:
-        raise BadInput(
-            f"{given.path}: INPUT.FORMAT is {order} but {name} was trained on {pixels.order} images"
-        )
-    for key, own in (("MODEL.PIXEL_MEAN", pixels.mean), ("MODEL.PIXEL_STD", pixels.std)):
-        stated = given.get(key)
-        wanted = [round(255 * v, 3) for v in own]
-        if stated is not None and not _near(stated, wanted):
-            raise BadInput(
-                f"{given.path}: {key} is {list(stated)} but {name} was trained with {wanted}; "
-                "leave the key out"
-            )
+
+
+def _plain(value: Value) -> Value:
+    return list(value) if isinstance(value, tuple) else value
 
 
 def _near(stated: Sequence[float], wanted: Sequence[float]) -> bool:
@@ -159,16 +226,18 @@ def norm_departures(cfg: CfgNode, task: DetectionTask) -> list[str]:
     m = cfg.MODEL
     if m.BACKBONE.FREEZE_AT:
         out.append(f"FREEZE_AT {m.BACKBONE.FREEZE_AT}: the protocol trains all layers (0)")
+    if any(m[head].get("NORM") for head in task.heads):
+        out.append(
+            "norm in the heads: the protocol has it in trunk and FPN only, heads are standard"
+        )
+    if trunks.wraps(cfg):
+        return out
     if m.RESNETS.NORM not in NORMS:
         out.append(f"RESNETS.NORM {m.RESNETS.NORM!r}: the protocol has SyncBN in the trunk")
     if _has_fpn(cfg) and m.FPN.NORM not in NORMS:
         out.append(
             f"FPN.NORM {m.FPN.NORM!r}: the protocol has SyncBN; "
             "without it keypoint training does not converge"
-        )
-    if any(m[head].get("NORM") for head in task.heads):
-        out.append(
-            "norm in the heads: the protocol has it in trunk and FPN only, heads are standard"
         )
     if not cfg.TEST.PRECISE_BN.ENABLED:
         out.append(
@@ -180,7 +249,7 @@ def norm_departures(cfg: CfgNode, task: DetectionTask) -> list[str]:
 def other_departures(cfg: CfgNode, train: Split, val: Split) -> list[str]:
     """The rate for the batch, and what the data lacks."""
     out = []
-    rate, images = REFERENCE
+    rate, images = REFERENCES[cfg.SOLVER.OPTIMIZER]
     lr, batch = cfg.SOLVER.BASE_LR, cfg.SOLVER.IMS_PER_BATCH
     wanted = rate * batch / images
     # C4 has other rates; the embedded scenes are no protocol's.

@@ -6,6 +6,7 @@ shipped protocol's name only where every key that can change the numbers has tha
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 from backbench import config as recipes
@@ -14,6 +15,7 @@ from detection import amp, config
 from detection.config import Given, Value
 
 STATED = "# protocol: "
+FROZEN = "MODEL.TRUNK.FROZEN"
 LOOKING = "TEST.EVAL_PERIOD"  # how often a run is looked at decides nothing
 # What may differ between two runs of one protocol: where it runs, how often it saves, the seed, and
 # the trunk's size, which the row names; and what the checkpoint owns.
@@ -51,20 +53,29 @@ def stated(given: Given) -> dict[str, Value]:
 
 def protocol(given: Given) -> str:
     """A shipped protocol's name where every decisive key is its own, else a fingerprint's. In mixed
-    precision detection-1x-v1 is detection-1x-bf16-v1."""
+    precision detection-1x-v1 is detection-1x-bf16-v1; with a frozen trunk, -frozen-v1."""
     mine = decisive(given)
-    plain = {k: v for k, v in mine.items() if k not in (amp.ENABLED, amp.PRECISION)}
-    for path in sorted((recipes.configs_dir() / config.KIND).glob("[!_]*.yaml")):
-        if decisive(config.shipped(path)) == plain:
-            return _in_precision(_name_of(path), given)
+    plain = {k: v for k, v in mine.items() if k not in (amp.ENABLED, amp.PRECISION, FROZEN)}
+    for path, theirs in _shipped(recipes.configs_dir() / config.KIND):
+        if theirs == plain:
+            return _in_variant(_name_of(path), given)
     return f"detection-{recipes.fingerprint(mine)}"
 
 
-def _in_precision(name: str, given: Given) -> str:
-    if not given.get(amp.ENABLED):
-        return name
+@functools.cache
+def _shipped(folder: Path) -> list[tuple[Path, dict[str, Value]]]:
+    """Every config that is no base, with what decides its protocol."""
+    return [(path, decisive(config.shipped(path))) for path in sorted(folder.glob("[!_]*.yaml"))]
+
+
+def _in_variant(name: str, given: Given) -> str:
     stem, version = name.rsplit("-", 1)
-    return f"{stem}-{given.get(amp.PRECISION, config.DEFAULTS[amp.PRECISION])}-{version}"
+    parts = [stem]
+    if given.get(FROZEN):
+        parts.append("frozen")
+    if given.get(amp.ENABLED):
+        parts.append(given.get(amp.PRECISION, config.DEFAULTS[amp.PRECISION]))
+    return "-".join([*parts, version])
 
 
 def _name_of(path: Path) -> str:

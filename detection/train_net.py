@@ -35,7 +35,7 @@ from backbench.results import store
 from backbench.runs import atomic, distributed, precision, seeding
 from backbench.runs.folder import STATE_FILE, Metrics, Progress, log, open_run
 from backbench.runs.state import StopFlag, load_state, save_state
-from detection import config, convert, lint, precise_bn, ranks, rescore, scoring
+from detection import config, convert, lint, precise_bn, ranks, rescore, scoring, trunks
 from detection.data import coco, voc
 from detection.data.split import Split, join, training_records
 from detection.protocol import decisive, stated
@@ -137,7 +137,9 @@ def prepare(run: DetectionRun) -> Prepared:
     seed = max(int(cfg.SEED), 0)
     # 2. The checkpoint against the config; then it owns the pixels
     named_weights = str(given.get("MODEL.WEIGHTS") or "")
-    checkpoint = convert.weights(run.checkpoint, named_weights, cfg.MODEL.RESNETS.DEPTH, seed)
+    wrapped = trunks.wraps(cfg)
+    fresh = cfg.MODEL.TRUNK.ARCH if wrapped else f"resnet{cfg.MODEL.RESNETS.DEPTH}"
+    checkpoint = convert.weights(run.checkpoint, named_weights, fresh, seed)
     lint.weights(cfg, given, checkpoint)
     cfg.MODEL.PIXEL_MEAN = [255 * v for v in checkpoint.pixels.mean]
     cfg.MODEL.PIXEL_STD = [255 * v for v in checkpoint.pixels.std]
@@ -189,9 +191,24 @@ def ready(run: DetectionRun, p: Prepared) -> DetectionEngine:
     device = ranks.device_of(run.given, 0) if alone else torch.device("cpu")
     engine = build_engine(run, p, device)
     if not run.final.exists():
-        worst = convert.check_features(p.checkpoint, engine.stages, run.engine)
-        log.info(f"{run.engine}: C2..C5 equal those of {p.checkpoint.name} to {worst:.1e}")
+        worst = prove(run, p, engine)
+        log.info(f"{run.engine}: the maps equal those of {p.checkpoint.name} to {worst:.1e}")
     return engine
+
+
+def prove(run: DetectionRun, p: Prepared, engine: DetectionEngine) -> float:
+    """How far the loaded trunk is from the checkpoint's; BadInput where it is another."""
+    if not trunks.wraps(p.cfg):
+        return convert.check_features(p.checkpoint, engine.stages, run.engine)
+    # At the size of detection, where position embeddings are resized
+    return convert.check_features(
+        p.checkpoint,
+        engine.stages,
+        run.engine,
+        sides=trunks.sides(p.cfg),
+        tolerance=convert.SAME,
+        device=engine.device,
+    )
 
 
 def build_engine(run: DetectionRun, p: Prepared, device: torch.device) -> DetectionEngine:

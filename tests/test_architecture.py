@@ -111,7 +111,7 @@ def users(pattern: str) -> set[str]:
     ("package", "home"),
     [
         ("submitit", "backbench/launch/slurm.py"),
-        ("detectron2", "detection/engine_detectron2.py"),
+        ("detectron2", "detection/engine_detectron2"),
         ("hotcoco", "detection/evaluate.py"),
         ("safetensors", "backbench/weights"),
     ],

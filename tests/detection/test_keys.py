@@ -12,11 +12,9 @@ from detection.protocol import protocol
 
 pytest.importorskip("detectron2", reason="Detectron2 is not installed: `make detectron2`")
 
-from detectron2.config import get_cfg
-
 from detection import engine_detectron2
 
-LEAVES = {**config.flat(get_cfg()), "SOLVER.AMP.PRECISION": "fp16"}
+LEAVES = config.flat(engine_detectron2.defaults())
 REFUSED = [key for key in LEAVES if keys.why_refused(key)]
 HONOURED = sorted(keys.HONOURED)
 
@@ -135,6 +133,8 @@ SPECIAL = {
 def base_of(key):
     if "KEYPOINT" in key:
         return "tiny_keypoint_rcnn_R_18_FPN"
+    if key in config.OURS or key == "MODEL.TRUNK.ARCH":
+        return "tiny_faster_rcnn_ConvNeXt_FPN"
     if "CROP" in key:  # outlines are cut with shapely, boxes without
         return "tiny_faster_rcnn_R_18_FPN"
     return "tiny_mask_rcnn_R_18_FPN"

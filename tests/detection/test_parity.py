@@ -13,7 +13,6 @@ from detectron2.utils.events import EventStorage
 from support.detection_runs import asked, built
 
 from backbench.weights import exporting
-from backbench.weights.resnet import build_backbone
 from detection import config, engine_detectron2
 from detection.data.images import load_image, shortest_edge, targets, to_uint8
 from detection.data.split import training_records
@@ -25,16 +24,20 @@ from detection.tasks import DETECTION_TASKS
 def to_detectron2_names(state):
     """The torchvision engine's whole state under Detectron2's names, class order rotated."""
     out = {}
-    trunk = {
+    body = {
         k.removeprefix("backbone.body."): v
         for k, v in state.items()
         if k.startswith("backbone.body.")
     }
-    for name, v in exporting.to_detectron2(trunk).items():
-        out[f"backbone.bottom_up.{name}"] = v
+    wrapped = any(name.startswith("trunk.") for name in body)
+    simple = "backbone.fpn.levels.0.0.weight" in state
+    for name, v in (body if wrapped else exporting.to_detectron2(body)).items():
+        out[f"backbone.{'net' if simple else 'bottom_up'}.{name}"] = v
     for k, v in state.items():
         parts = k.split(".")
-        if k.startswith("backbone.fpn."):
+        if k.startswith("backbone.fpn.levels."):
+            out[simple_name(parts)] = v
+        elif k.startswith("backbone.fpn."):
             kind = {"inner_blocks": "fpn_lateral", "layer_blocks": "fpn_output"}[parts[2]]
             middle = "norm." if parts[4] == "1" else ""
             out[f"backbone.{kind}{int(parts[3]) + 2}.{middle}{parts[5]}"] = v
@@ -48,6 +51,26 @@ def to_detectron2_names(state):
         elif k.startswith("roi_heads."):
             out |= dict([head_name(parts, v)])
     return out
+
+
+RESIZING = (4, 1, 0, 1)  # layers of each level before its two convolutions
+
+
+def simple_name(parts):
+    """Detectron2 has a convolution's norm inside it."""
+    level, layer, last = int(parts[3]), int(parts[4]), parts[5]
+    after = layer - RESIZING[level]
+    if after >= 0:
+        layer, last = RESIZING[level] + after // 2, f"norm.{last}" if after % 2 else last
+    return f"backbone.simfp_{level + 2}.{layer}.{last}"
+
+
+def to_detectron2_names_of(values):
+    """Of what stands for a parameter: class by class it is the same."""
+    indices = {name: torch.full((9, 9), float(i)) for i, name in enumerate(values)}
+    known = list(values.values())
+    named = to_detectron2_names(indices)
+    return {name: known[int(v.flatten()[0])] for name, v in named.items()}
 
 
 def head_name(parts, v):
@@ -74,13 +97,25 @@ def head_name(parts, v):
     raise AssertionError(parts)
 
 
-@pytest.fixture(scope="module", params=DETECTION_TASKS)
+# Trunks as they are: a pyramid, and a plain transformer of another patch, whose images are scaled
+TRUNKS = {
+    "ConvNeXt_FPN": "timm:test_convnext",
+    "ViT_SFP": "timm:vit_tiny_patch16_224,img_size=56,patch_size=14,depth=2,embed_dim=32,"
+    "num_heads=2,init_values=1,reg_tokens=2,pos=+0.1",
+}
+
+
+@pytest.fixture(scope="module", params=[*DETECTION_TASKS, *TRUNKS])
 def pair(request, tiny_root, tmp_path_factory):
-    """Both engines of one task with equal, well-spread weights, and the training split."""
-    name = f"tiny_{request.param}_R_18_FPN"
+    """Both engines of one task, or of one kind of trunk, with equal, well-spread weights, and the
+    training split."""
+    name, words = f"tiny_{request.param}_R_18_FPN", ("MODEL.WEIGHTS", "random")
+    if request.param in TRUNKS:
+        name = f"tiny_faster_rcnn_{request.param}"
+        words = (*words, "MODEL.TRUNK.ARCH", TRUNKS[request.param])
     out = tmp_path_factory.mktemp("run")
-    p, ours = built(asked(name, tiny_root, out))
-    _, theirs = built(asked(name, tiny_root, out, engine="detectron2"))
+    p, ours = built(asked(name, tiny_root, out, words))
+    _, theirs = built(asked(name, tiny_root, out, words, engine="detectron2"))
     generator = torch.Generator().manual_seed(1)
     images = [to_uint8(load_image(r)) for r in p.train.records[:4]]
     norms = [
@@ -92,6 +127,10 @@ def pair(request, tiny_root, tmp_path_factory):
                 value.copy_(
                     torch.randn(value.shape, generator=generator) * (1 / value[0].numel()) ** 0.5
                 )
+        if request.param in TRUNKS:  # scales, tokens and positions begin at next to nothing
+            for value in ours.model.backbone.body.parameters():
+                if value.dim() != 4 and min(value.shape) in (1, max(value.shape)):
+                    value.add_(torch.randn(value.shape, generator=generator) * 0.3)
         for norm in norms:
             norm.momentum = 1.0
         # Statistics that fit: scores spread and do not saturate
@@ -106,14 +145,14 @@ def test_every_weight_has_a_counterpart(pair):
     ours, theirs, _, _ = pair
     assert to_detectron2_names(ours.model.state_dict()).keys() == theirs.model.state_dict().keys()
     groups = [
-        {id(q): g["weight_decay"] for g in e.optimizer.param_groups for q in g["params"]}
+        {id(q): (g["lr"], g["weight_decay"]) for g in e.optimizer.param_groups for q in g["params"]}
         for e in (ours, theirs)
     ]
     decay = [
-        {n: group[id(q)] for n, q in e.model.named_parameters()}
+        {n: group.get(id(q), "not trained") for n, q in e.model.named_parameters()}
         for e, group in zip((ours, theirs), groups)
     ]
-    assert sorted(decay[0].values()) == sorted(decay[1].values())
+    assert to_detectron2_names_of(decay[0]) == decay[1]
 
 
 def batch_for(theirs, record):
@@ -215,6 +254,9 @@ def test_losses_from_the_same_images(pair, monkeypatch):
     sum(reference.values()).backward()
     gradients = to_detectron2_names({k: p.grad for k, p in ours.model.named_parameters()})
     for key, parameter in theirs.model.named_parameters():
+        if not parameter.requires_grad:  # no map depends on it
+            assert parameter.grad is None and gradients[key] is None
+            continue
         difference = float(
             (gradients[key] - parameter.grad).norm() / parameter.grad.norm().clamp(min=1e-4)
         )
@@ -330,11 +372,11 @@ def test_biases_have_a_rate_of_their_own(tiny_root, tmp_path):
 def test_initial_weights_are_drawn_alike(pair):
     """Fresh heads of both engines: the same spread, tensor by tensor."""
     ours, theirs, _, _ = pair
-    fresh = Detector(ours.cfg, build_backbone("resnet18"), ours.model.pixels)
+    fresh = Detector(ours.cfg, ours.checkpoint.backbone(), ours.model.pixels)
     reference = engine_detectron2.build_model(theirs.cfg).state_dict()
     for key, value in to_detectron2_names(fresh.state_dict()).items():
         if (
-            key.startswith("backbone.bottom_up")
+            key.startswith(("backbone.bottom_up", "backbone.net"))
             or value.numel() < 500
             or not value.is_floating_point()
         ):

@@ -87,12 +87,12 @@ def test_weights_must_be_named(tiny_root, tmp_path, trunk):
     with pytest.raises(BadInput, match="no weights: give --checkpoint"):
         train_net.prepare(asked(FASTER, tiny_root, tmp_path, ()))
     with pytest.raises(BadInput, match="nothing is downloaded"):
-        convert.weights(None, "detectron2://ImageNetPretrained/MSRA/R-50.pkl", 50, 0)
+        convert.weights(None, "detectron2://ImageNetPretrained/MSRA/R-50.pkl", "resnet50", 0)
     with pytest.raises(BadInput, match="give one"):
-        convert.weights(tmp_path / "x", "y.pkl", 18, 0)
+        convert.weights(tmp_path / "x", "y.pkl", "resnet18", 0)
     assert (
-        convert.weights(None, "random", 18, 0).digest
-        == convert.weights(None, "random", 18, 0).digest
+        convert.weights(None, "random", "resnet18", 0).digest
+        == convert.weights(None, "random", "resnet18", 0).digest
     )
 
 
@@ -136,7 +136,7 @@ def test_half_matched_pkl_is_refused(tmp_path, trunk):
     half = {k: v.numpy() for k, v in list(names.items())[: len(names) // 2]}
     (tmp_path / "half.pkl").write_bytes(pickle.dumps({"model": half, "__author__": "MOCO"}))
     with pytest.raises(BadInput):
-        convert.weights(None, str(tmp_path / "half.pkl"), 18, 0)
+        convert.weights(None, str(tmp_path / "half.pkl"), "resnet18", 0)
 
 
 @pytest.mark.parametrize(

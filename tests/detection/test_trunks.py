@@ -1,0 +1,220 @@
+"""Trunks of any kind under both engines: that they arrive whole, what is trained of them, what is
+refused."""
+
+import importlib.util
+
+import pytest
+import timm
+import torch
+from support.detection_runs import asked, built
+
+from backbench.errors import BadInput
+from backbench.weights import archs
+from backbench.weights.checkpoint import Checkpoint
+from detection import convert, train_net, trunks
+
+FPN, SIMPLE = "tiny_faster_rcnn_ConvNeXt_FPN", "tiny_faster_rcnn_ViT_SFP"
+SMALL = "timm:vit_tiny_patch16_224,depth=2,embed_dim=32,num_heads=2,init_values=1,reg_tokens=2"
+VIT = f"{SMALL},img_size=64,pos=aa"
+VIT14 = f"{SMALL},img_size=56,patch_size=14,pos=aa"
+CONVNEXT = "timm:test_convnext"
+ENGINES = ["torchvision"]
+if importlib.util.find_spec("detectron2"):
+    ENGINES.append("detectron2")
+
+
+def spread(arch, seed=0):
+    """A checkpoint in which every tensor matters: scales, tokens and biases begin at next to
+    nothing."""
+    draw = torch.Generator().manual_seed(seed)
+    trunk = archs.build_trunk(arch)
+    with torch.no_grad():
+        for value in trunk.parameters():
+            value.add_(
+                torch.randn(value.shape, generator=draw) * (0.3 if value.dim() < 2 else 0.03)
+            )
+    return Checkpoint(arch=arch, method="test", state_dict=trunk.state_dict())
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory):
+    """Trunk's name -> its file."""
+    folder, known = tmp_path_factory.mktemp("trunks"), {}
+
+    def file(arch):
+        if arch not in known:
+            known[arch] = folder / f"{len(known)}.safetensors"
+            spread(arch).save(known[arch])
+        return known[arch]
+
+    return file
+
+
+def run_of(tiny_root, out, checkpoints, arch, *words, name=None, engine="torchvision"):
+    name = name or (FPN if arch == CONVNEXT else SIMPLE)
+    return asked(name, tiny_root, out, words, engine=engine, checkpoint=checkpoints(arch))
+
+
+# What timm itself makes of the same weights: its transformers resize position embeddings by `aa`,
+# its pyramids give maps by `features_only`
+def of_timm(arch, state, x):
+    name, *options = arch.removeprefix("timm:").split(",")
+    if arch == CONVNEXT:
+        model = timm.create_model(name, features_only=True).eval()
+        named = {
+            key.replace("stages.", "stages_").replace("stem.", "stem_"): v
+            for key, v in state.items()
+        }
+        model.load_state_dict({k: v for k, v in named.items() if not k.startswith("head.")})
+        return model(x)
+    keywords = {"num_classes": 0, "dynamic_img_size": True}
+    for option in options:
+        key, value = option.split("=")
+        if key != "pos":
+            keywords[key] = int(value)
+    model = timm.create_model(name, **keywords).eval()
+    model.load_state_dict(dict(state))
+    h, w = (side // model.patch_embed.patch_size[0] for side in x.shape[-2:])
+    patches = model.forward_features(x)[:, model.num_prefix_tokens :]
+    return [patches.transpose(1, 2).reshape(len(x), -1, h, w)]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("arch", [CONVNEXT, VIT, VIT14])
+def test_the_trunk_arrives_whole(tiny_root, tmp_path, checkpoints, engine, arch):
+    """Its maps at detection's size are timm's own; a tensor that did not arrive is found."""
+    run = run_of(tiny_root, tmp_path, checkpoints, arch, engine=engine)
+    p, built_engine = built(run)
+    assert train_net.prove(run, p, built_engine) <= convert.SAME
+    # 1. Against timm: of patch 14, 96 x 128 pixels are 84 x 112
+    x = torch.randn(1, 3, 96, 128, generator=torch.Generator().manual_seed(1))
+    seen = x
+    if arch == VIT14:
+        seen = torch.nn.functional.interpolate(x, size=(84, 112), mode="bilinear", antialias=True)
+    with torch.no_grad():
+        reference = of_timm(arch, p.checkpoint.state_dict, seen)
+    found = built_engine.stages(x)
+    assert [tuple(m.shape[-2:]) for m in found] == (
+        [(24, 32), (12, 16), (6, 8), (3, 4)] if arch == CONVNEXT else [(6, 8)]
+    )
+    for mine, theirs in zip(found, reference, strict=True):
+        assert float((mine - theirs).abs().max() / theirs.abs().max()) < 1e-5
+    # 2. What other wrappers drop in silence
+    trunk = built_engine.model.get_submodule(
+        "backbone.body" if engine == "torchvision" else built_engine.trunk
+    ).trunk
+    last = {name.split(".")[-1]: value for name, value in trunk.named_parameters()}
+    for name in ("gamma", "reg_token", "pos_embed", "cls_token"):
+        if name in last:
+            value = last[name]
+            kept = value.detach().clone()
+            with torch.no_grad():
+                value.zero_()
+            with pytest.raises(BadInput, match="is off from"):
+                train_net.prove(run, p, built_engine)
+            with torch.no_grad():
+                value.copy_(kept)
+
+
+@pytest.mark.parametrize("patch", [8, 14, 16])
+def test_a_place_of_the_image_is_its_place_on_the_map(patch):
+    """Every patch size gives a map of stride 16 in pixels of boxes."""
+    arch = f"{SMALL},img_size={4 * patch},patch_size={patch},pos=size"
+    trunk = spread(arch).backbone().eval()
+    for row, column in ((0, 0), (2, 5), (3, 7)):
+        x = torch.zeros(2, 3, 64, 128)
+        x[1, :, 16 * row : 16 * row + 16, 16 * column : 16 * column + 16] = 3.0
+        with torch.no_grad():
+            (found,) = trunk.stages(trunks.scaled(x, trunk))
+        assert found.shape[-2:] == (4, 8)
+        changed = (found[1] - found[0]).square().sum(0)
+        assert divmod(int(changed.argmax()), 8) == (row, column)
+
+
+def test_rates_and_decay_by_layer(tiny_root, tmp_path, checkpoints):
+    """ViTDet's rule: 0.75 of the rate for each layer from the heads down; none decays that is a
+    norm, a bias, a scale, a token or a position."""
+    for engine in ENGINES:
+        run = run_of(tiny_root, tmp_path, checkpoints, VIT, engine=engine)
+        p, e = built(run)
+        table = {}
+        for group in e.optimizer.param_groups:
+            for value in group["params"]:
+                table[id(value)] = (group["lr"] / p.cfg.SOLVER.BASE_LR, group["weight_decay"])
+        said = {name: table[id(value)] for name, value in e.model.named_parameters()}
+        rates = {name.split("trunk.model.")[1]: v for name, v in said.items() if ".trunk." in name}
+        assert rates["patch_embed.proj.weight"] == (pytest.approx(0.75**3), 0.05)
+        for name in ("pos_embed", "cls_token", "reg_token"):
+            assert rates[name] == (pytest.approx(0.75**3), 0.0)
+        assert rates["blocks.0.attn.qkv.weight"] == (pytest.approx(0.75**2), 0.05)
+        assert rates["blocks.0.ls1.gamma"] == (pytest.approx(0.75**2), 0.0)
+        assert rates["blocks.1.mlp.fc1.weight"] == (pytest.approx(0.75), 0.05)
+        assert rates["norm.weight"] == (pytest.approx(0.75), 0.0)
+        heads = {v for name, v in said.items() if ".trunk." not in name}
+        assert heads == {(1.0, 0.05), (1.0, 0.0)}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("frozen", [False, True])
+def test_frozen_or_trained(tiny_root, tmp_path, checkpoints, engine, frozen):
+    """A step moves everything that a map depends on, or, frozen, nothing of the trunk."""
+    words = ("MODEL.TRUNK.FROZEN", str(frozen), "SOLVER.WARMUP_ITERS", "0")
+    run = run_of(tiny_root, tmp_path, checkpoints, CONVNEXT, *words, engine=engine)
+    p, e = built(run)
+    before = {name: value.clone() for name, value in e.model.state_dict().items()}
+    e.start(p.train.records, 0, 1)
+    e.model.train()
+    e.step()
+    for name, value in e.model.state_dict().items():
+        if ".trunk." in name:
+            moved = not torch.equal(value, before[name])
+            assert moved != (frozen or ".head.norm." in name), name
+    body = next(m for m in e.model.modules() if isinstance(m, trunks.TrunkMaps))
+    assert body.trunk.training != frozen and body.training
+
+
+def test_stochastic_depth_in_training_alone(tiny_root, tmp_path, checkpoints):
+    words = ("MODEL.TRUNK.DROP_PATH", "0.5")
+    _, e = built(run_of(tiny_root, tmp_path, checkpoints, VIT, *words))
+    body, x = e.model.backbone.body, torch.randn(4, 3, 64, 64)
+    blocks = body.trunk.model.blocks
+    assert [getattr(b.drop_path2, "drop_prob", 0.0) for b in blocks] == [0.0, 0.5]
+    with torch.no_grad():
+        assert torch.equal(body.eval().stages(x)[0], body.eval().stages(x)[0])
+        assert not torch.equal(body.train().stages(x)[0], body.train().stages(x)[0])
+
+
+REFUSALS = [
+    ((f"{SMALL},img_size=64", SIMPLE, ()), "64 x 64 pixels alone.*pos=RULE"),
+    ((VIT, FPN, ()), "is plain: .* must be build_trunk_simple_fpn_backbone"),
+    ((CONVNEXT, SIMPLE, ()), "is hierarchical: .* must be build_trunk_fpn_backbone"),
+    ((VIT, "tiny_faster_rcnn_R_18_FPN", ()), "is for ResNets; use a config with"),
+    ((VIT, SIMPLE, ("MODEL.TRUNK.ARCH", CONVNEXT)), "ARCH is timm:test_convnext but"),
+    ((VIT, SIMPLE, ("SOLVER.BIAS_LR_FACTOR", "2.0")), "BIAS_LR_FACTOR 2.0 would decide nothing"),
+    ((VIT, SIMPLE, ("MODEL.RESNETS.NORM", "")), "RESNETS.NORM is ''"),
+    ((VIT, SIMPLE, ("SOLVER.OPTIMIZER", "ADAM")), "OPTIMIZER ADAM: SGD or ADAMW"),
+    ((VIT, SIMPLE, ("SOLVER.LAYER_DECAY", "0.0")), "LAYER_DECAY must be above 0"),
+    ((VIT, SIMPLE, ("MODEL.FPN.NORM", "")), "the simple feature pyramid needs one"),
+]
+
+
+@pytest.mark.parametrize(("asked_for", "words"), REFUSALS)
+def test_refused_in_one_line(tiny_root, tmp_path, checkpoints, asked_for, words):
+    arch, name, opts = asked_for
+    with pytest.raises(BadInput, match=words) as caught:
+        train_net.prepare(run_of(tiny_root, tmp_path, checkpoints, arch, *opts, name=name))
+    assert "\n" not in str(caught.value)
+
+
+def test_other_refusals(tiny_root, tmp_path):
+    random = ("MODEL.WEIGHTS", "random")
+    with pytest.raises(BadInput, match=r"say MODEL.TRUNK.ARCH"):
+        train_net.prepare(asked(SIMPLE, tiny_root, tmp_path, random))
+    with pytest.raises(BadInput, match=r"LAYER_DECAY 0.5 would decide nothing"):
+        given = (*random, "SOLVER.LAYER_DECAY", "0.5")
+        train_net.prepare(asked("tiny_faster_rcnn_R_18_FPN", tiny_root, tmp_path, given))
+    # A ResNet whose first maps are too fine for boxes
+    with pytest.raises(BadInput, match=r"conv3 stem.*maps of stride 1, 2, 4, 8"):
+        trunks.refuse(archs.build_trunk("resnet18", "conv3"), trunks.FPN)
+    # Positions that rotate need no rule
+    trunks.refuse(archs.build_trunk("timm:vit_small_patch16_dinov3_qkvb,depth=1"), trunks.SIMPLE)
