@@ -19,6 +19,7 @@ from pathlib import Path
 
 from backbench.datasets import embedded
 from backbench.results import store
+from backbench.runs.folder import CHECKPOINT_FILE
 
 RECIPES = {
     "ResNet-18": ("demo_supervised", "finetune_demo"),
@@ -46,7 +47,7 @@ def main() -> None:
             folder = out / f"{recipe}-{kind}"
             title = f"name={name} {kind}"
             run("pretrain", recipe, *changes, title, "--data", data, "--out", folder)
-            files[name, kind] = folder / "backbone.safetensors"
+            files[name, kind] = folder / CHECKPOINT_FILE
     # 2. All of them in one pass, then each by itself
     for protocol in PROTOCOLS:
         words = ("--datasets", "digits", "--protocol", protocol, "--data", data)

@@ -77,7 +77,14 @@ def test_programs_are_apart(name):
 
 
 def test_nobody_imports_a_verb_or_the_command_line():
-    doors = ("backbench.__main__", "tools.convert_to_d2", "detection.train_net", "detection.ranks")
+    # The api runs a verb here, where only this process has the trunk
+    doors = (
+        "backbench.__main__",
+        "backbench.api",
+        "tools.convert_to_d2",
+        "detection.train_net",
+        "detection.ranks",
+    )
     for name, others in GRAPH.items():
         verbs = {other for other in others if other.endswith(".verb")}
         if name.startswith("benchmarks."):

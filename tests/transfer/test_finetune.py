@@ -303,7 +303,7 @@ def test_a_trunk_of_any_kind_is_finetuned(tiny_root, tmp_path, arch):
     changes = {
         "base": str(config.configs_dir() / "transfer" / "finetune_vit_demo"),
         "protocol": "vit-test-v1",
-        "parts": {"100": {"length": {"iterations": 4}, "head_over_trunk": 1}},
+        "parts": {"100": {"length": {"epochs": None, "iterations": 4}, "head_over_trunk": 1}},
     }
     (tmp_path / "own.yaml").write_text(json.dumps(changes))
     line = [
