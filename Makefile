@@ -7,8 +7,6 @@ PIP := $(if $(UV),$(UV) pip install --quiet --python $(BIN)/python,$(BIN)/pip in
 # Spinning threads of several torch processes on few cores cost more than they give.
 export OMP_NUM_THREADS ?= 1
 
-DETECTRON2 := git+https://github.com/facebookresearch/detectron2.git@02b5c4e295e990042a714712c21dc79b731e8833
-
 .PHONY: demo test test-full gpu check detectron2 docs dist lock clean
 
 demo: .venv/ready
@@ -32,8 +30,7 @@ check: .venv/ready
 
 # Upstream's own instruction, pinned to the commit that was built and trained here. Needs g++ and a few minutes.
 detectron2: .venv/ready
-	$(PIP) "setuptools<81" wheel ninja
-	$(PIP) --no-build-isolation "detectron2 @ $(DETECTRON2)"
+	PIP="$(PIP)" sh tools/install.sh detectron2
 
 # The documentation's site, in site/. Building it asks the network for nothing.
 docs: .venv/docs
