@@ -27,7 +27,8 @@ from backbench.weights.trunk import WrappedTrunk
 
 PREFIX = "timm:"
 _PYRAMID = (4, 8, 16, 32)  # the strides of C2..C5
-_LARGEST = 65_536  # of a whole number in a name: a header may say anything
+# Of whole numbers in a name, and of layers: a header may say anything, and building takes time
+_LARGEST, _DEEPEST = 65_536, 200
 
 
 class TimmName(NamedTuple):
@@ -67,9 +68,18 @@ def _whole(text: str) -> int:
     return int(text)
 
 
-def _wholes(text: str) -> list[int]:
-    """'2-2-6-2'"""
-    return [_whole(part) for part in text.split("-", 16)]
+def _layers(text: str) -> int:
+    if _whole(text) > _DEEPEST:
+        raise BadInput(f"'{text}' layers in the trunk's name: expected at most {_DEEPEST}")
+    return int(text)
+
+
+def _each(number: Callable[[str], int], text: str) -> list[int]:
+    """'2-2-6-2', a number for each stage."""
+    parts = text.split("-")
+    if len(parts) > 8:
+        raise BadInput(f"'{text[:40]}' in the trunk's name: expected a number for each stage")
+    return [number(part) for part in parts]
 
 
 def _number(text: str) -> float:
@@ -88,14 +98,14 @@ _ACTIVATIONS = ("gelu", "quick_gelu", "gelu_tanh", "relu", "silu")
 _OPTIONS: dict[str, Callable[[str], Any]] = {
     "img_size": _whole,
     "patch_size": _whole,
-    "depth": _whole,
+    "depth": _layers,
     "embed_dim": _whole,
     "num_heads": _whole,
     "mlp_ratio": _number,
     "init_values": _number,  # LayerScale's start
     "reg_tokens": _whole,
-    "depths": _wholes,
-    "dims": _wholes,
+    "depths": functools.partial(_each, _layers),
+    "dims": functools.partial(_each, _whole),
     "act_layer": functools.partial(_of, _ACTIVATIONS),
     "eps": _number,  # of all layer norms
     "pos": functools.partial(_of, positions.RULES),
