@@ -83,7 +83,7 @@ def _checkpoints(p: argparse.ArgumentParser) -> None:
         metavar="X",
         nargs="+",
         type=Path,
-        help="checkpoint file(s); published formats too",
+        help="checkpoint file(s), published formats too; timm:NAME from the local cache",
     )
 
 
@@ -125,6 +125,22 @@ def _import(p: argparse.ArgumentParser) -> None:
         "--stem",
         metavar="NAME",
         help="conv3, conv3_p0 or conv3_p2: the padding of a 3x3 first convolution",
+    )
+    p.add_argument(
+        "--arch",
+        metavar="timm:NAME[,k=v]",
+        help="which model a ViT or ConvNeXt is, where its format does not tell",
+    )
+    p.add_argument(
+        "--reading",
+        metavar="R",
+        help="what is read of a ViT: cls, mean, cls+mean, cls@4, cls@4+mean, map",
+    )
+    p.add_argument("--pixels", metavar="NAME", help="imagenet, half (mean and std 0.5) or clip")
+    p.add_argument(
+        "--pos",
+        metavar="RULE",
+        help="take images of any size; a ViT's position embeddings are resized by +0.1, aa or size",
     )
     p.add_argument(
         "--method", metavar="NAME", help="the method's name, where the file does not tell it"

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 SWAV_STD = (0.228, 0.224, 0.225)  # SwAV's released code has .228, and LORAC's, built on it, too
+# CLIP's own: openai/CLIP, clip/clip.py
+CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
+CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+HALF = (0.5, 0.5, 0.5)  # SigLIP's and many of Google's, mean and deviation
 CIFAR_MEAN = (0.4914, 0.4822, 0.4465)
 CIFAR_STD = (0.2470, 0.2435, 0.2616)
 

@@ -48,6 +48,14 @@ def canonical(arch: str, stem: str) -> tuple[str, str]:
     return arch, NATIVE
 
 
+def with_options(arch: str, options: Mapping[str, str]) -> str:
+    """A timm trunk's name with other options. BadInput for a trunk that has none."""
+    if not arch.startswith(timm_trunk.PREFIX):
+        raise BadInput(f"{arch} takes images of any size; leave out --pos")
+    name = timm_trunk.parse(arch)
+    return str(timm_trunk.parse(str(name._replace(options={**name.options, **options}))))
+
+
 def build_trunk(
     arch: str, stem: str = "imagenet", reading: str = "", *, zero_init_residual: bool = False
 ) -> Trunk:

@@ -16,6 +16,7 @@ from torch import Tensor
 from backbench.errors import BadInput
 from backbench.images.preprocess import Pixels
 from backbench.runs import atomic
+from backbench.weights import archs
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.names import detectron2_name, find_trunks, first_names
 
@@ -25,7 +26,7 @@ AUTHOR = "backbench"
 def about(checkpoint: Checkpoint) -> dict[str, object]:
     """Everything but the tensors, as plain values: what an exported file carries, or has beside
     it."""
-    values = {
+    values: dict[str, object] = {
         "digest": checkpoint.digest,
         "name": checkpoint.name,
         "method": checkpoint.method,
@@ -35,6 +36,8 @@ def about(checkpoint: Checkpoint) -> dict[str, object]:
         "pixels": dataclasses.asdict(checkpoint.pixels),
         "provenance": dict(checkpoint.provenance),
     }
+    if not archs.is_resnet(checkpoint.arch):
+        values["reading"] = checkpoint.reading
     return json.loads(json.dumps(values))
 
 

@@ -1,5 +1,5 @@
-"""The published formats as data: where each keeps its trunks, what it calls the tensors, what else
-it implies.
+"""The published formats of ResNets as data: where each keeps its trunks, what it calls the tensors,
+what else it implies. `timm_formats` has those of other trunks.
 
 `recognise` says which format accounts for every trunk in a file. The rows have no order: where two
 fit, one of them must say that it is a special case of the other (`refines`), or the file is
@@ -10,45 +10,19 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 
 from backbench import plugins
 from backbench.errors import BadInput
 from backbench.images.preprocess import CIFAR_MEAN, SWAV_STD, Pixels
 from backbench.runs.folder import log
+from backbench.weights import timm_formats
+from backbench.weights.format_row import Format
 from backbench.weights.names import FoundTrunk, Tables, Tree, unwrapped
 
 # The CIFAR statistics that ARB's CIFAR/main.py and solo-learn's classification_dataloader.py share
 _CIFAR_ROUNDED = Pixels(CIFAR_MEAN, (0.247, 0.243, 0.261))
 _SWAV = Pixels(std=SWAV_STD)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Format:
-    """`encoders`: name -> places 'table:prefix' of that trunk; several places are the same weights
-    written twice.
-
-    A place without a table stands for the usual ones (`_USUAL`). `needs`: patterns of other keys,
-    or of '@key' at the file's top, that must be there. `refines`: formats that this one's files
-    would pass for too; it is meant then.
-    """
-
-    name: str
-    source: str  # repository: file that builds the modules, file that saves them
-    method: str  # what Checkpoint.method becomes, unless --method says otherwise
-    also: str = ""  # whose files look just the same
-    encoders: Mapping[str, tuple[str, ...]]
-    default: str
-    needs: tuple[str, ...] = ()
-    refines: tuple[str, ...] = ()
-    test: Callable[[Tables, list[FoundTrunk]], bool] | None = None
-    dialects: tuple[str, ...] = ("torchvision",)
-    pixels: Pixels = field(default_factory=Pixels)
-    small_pixels: Pixels | None = None  # with a 3x3 conv1
-    # The stem that a 3x3 conv1 means, where it is known: no file tells its padding
-    conv3: str | None = None
-    epoch: tuple[str, int] = ("epoch", 0)  # where the finished epochs are counted, and what to add
 
 
 # Lightning counts finished epochs here; its `epoch` was one more before version 1.6
@@ -370,7 +344,7 @@ def all_formats() -> dict[str, Format]:
 
     A package that cannot be loaded is named and left out: the shipped formats do not need it.
     """
-    rows = {row.name: row for row in FORMATS}
+    rows = {row.name: row for row in (*FORMATS, *timm_formats.TIMM_FORMATS)}
     for name in plugins.names(plugins.FORMATS, rows):
         try:
             rows[name] = plugins.load(plugins.FORMATS, name, Format)
@@ -410,6 +384,12 @@ def recognise(trunks: list[FoundTrunk], found: Tables, tree: Tree) -> Recognised
             f"it fits the formats {names} alike; convert it with the tool of one of them"
         )
     return special[0] if special else None
+
+
+def placed(form: Format, trunks: list[FoundTrunk]) -> Recognised | None:
+    """This format's encoders, where every trunk has a place in it."""
+    encoders = _encoders(form, trunks)
+    return None if encoders is None else (form, encoders)
 
 
 def _encoders(form: Format, trunks: list[FoundTrunk]) -> dict[str, list[FoundTrunk]] | None:

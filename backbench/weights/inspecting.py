@@ -11,13 +11,14 @@ from typing import Any, TypedDict
 from torch import Tensor
 
 from backbench.errors import BadInput
+from backbench.weights import archs, timm_weights
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.exporting import about
 from backbench.weights.files import open_file
+from backbench.weights.found import Found, stored
 from backbench.weights.header import FORMAT
-from backbench.weights.importing import Found, stored
 from backbench.weights.names import FoundTrunk, is_counter
-from backbench.weights.resnet import trunk_shapes
+from backbench.weights.told import Told
 
 
 class EncoderReport(TypedDict):
@@ -36,6 +37,17 @@ class EncoderReport(TypedDict):
     missing_statistics: str
     problems: dict[str, list[str]]
     untrained: list[str]
+
+
+class Allows(TypedDict):
+    """What can be done with the trunk."""
+
+    reading: str
+    feature_dim: int
+    size: int | None  # the only side of an image that it takes
+    divisor: int
+    strides: list[int]  # of its maps; none: no detection
+    positions: str  # the rule by which its authors resize position embeddings, if it is known
 
 
 class Report(TypedDict, total=False):
@@ -57,15 +69,24 @@ class Report(TypedDict, total=False):
     method: str
     epochs: int | None
     pixels: dict[str, Any]
+    allows: Allows
 
 
 def inspect(path: str | Path) -> Report:
     """What a file holds. BadInput only where it cannot be opened as weights at all."""
+    told = Told()
+    if timm_weights.is_name(path):
+        drawn = timm_weights.random(path, told)
+        if drawn is not None:
+            return _of_random(str(path), drawn)
+        path, told = timm_weights.cached(path, told)
     opened = open_file(path)
     own = Checkpoint.load(path) if opened.metadata.get("format") == FORMAT else None
     if own is not None:
         opened = dataclasses.replace(opened, tree=dict(own.state_dict))
-    found = Found(opened)
+        if not archs.is_resnet(own.arch):
+            told = Told(arch=own.arch, pixels=own.pixels)
+    found = Found(opened, told)
     form = found.form if own is None else None
     report: Report = {
         "file": str(opened.path),
@@ -84,7 +105,38 @@ def inspect(path: str | Path) -> Report:
         checkpoint = own or found.checkpoint(found.choose(None), None, False, copy=False)
     except BadInput as error:
         return {**report, "importable": False, "why_not": str(error)}
-    return {**report, "importable": True, **about(checkpoint)}  # type: ignore[typeddict-item]
+    return {**report, "importable": True, **_about(checkpoint)}  # type: ignore[typeddict-item]
+
+
+def _of_random(name: str, drawn: Checkpoint) -> Report:
+    """Of a trunk that no file holds."""
+    report: Report = {
+        "file": name,
+        "bytes": sum(t.numel() * t.element_size() for t in drawn.state_dict.values()),
+        "container": "no file: drawn anew",
+        "format": "timm" if not archs.is_resnet(drawn.arch) else "backbench",
+        "source": None,
+        "also": None,
+        "encoders": [],
+        "leftovers": [],
+    }
+    return {**report, "importable": True, **_about(drawn)}  # type: ignore[typeddict-item]
+
+
+def _about(checkpoint: Checkpoint) -> dict[str, object]:
+    return {**about(checkpoint), "allows": allows(checkpoint)}
+
+
+def allows(checkpoint: Checkpoint) -> Allows:
+    trunk = archs.build_trunk(checkpoint.arch, checkpoint.stem, checkpoint.reading)
+    return {
+        "reading": checkpoint.reading,
+        "feature_dim": trunk.feature_dim,
+        "size": trunk.size,
+        "divisor": trunk.divisor,
+        "strides": list(trunk.strides),
+        "positions": str(checkpoint.provenance.get("positions", "")),
+    }
 
 
 def _encoders(found: Found) -> list[EncoderReport]:
@@ -98,7 +150,7 @@ def _encoders(found: Found) -> list[EncoderReport]:
 def _encoder(found: Found, name: str, trunk: FoundTrunk, *, default: bool) -> EncoderReport:
     tensors = found.tables[trunk.table]
     here = {ours: tensors[key] for ours, key in trunk.keys.items() if stored(tensors[key])}
-    shapes = trunk_shapes(trunk.arch)
+    shapes = trunk.shapes()
     return {
         "encoder": name,
         "default": default,
@@ -135,5 +187,5 @@ def untrained_signs(state_dict: Mapping[str, Tensor]) -> list[str]:
     # Norms start at 1 (or at 0, the last of a block with zero_init_residual).
     scales = [v for k, v in state_dict.items() if k.endswith("weight") and v.dim() == 1]
     if scales and all(bool(((v == 1) | (v == 0)).all()) for v in scales):
-        signs.append("every batch-norm weight is 1 or 0")
+        signs.append("every norm's weight is 1 or 0")
     return signs

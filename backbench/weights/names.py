@@ -169,12 +169,25 @@ class FoundTrunk:
 
     @property
     def missing(self) -> list[str]:
-        """Our names of the tensors that the file does not have; a counter is never missed."""
+        """Names (as in `keys`) of the tensors that the file does not have; a counter is never
+        missed."""
         out = []
-        for key in trunk_shapes(self.arch):
+        for key in self.shapes():
             if key not in self.keys and not is_counter(key):
                 out.append(key)
         return out
+
+    def shapes(self, small: bool = False) -> Mapping[str, tuple[int, ...]]:
+        """Of each tensor that a whole trunk has, named as in `keys`; `small` with a 3x3 conv1."""
+        return trunk_shapes(self.arch, "conv3" if small else "imagenet")
+
+    def named(self, key: str) -> str:
+        """What the file would call a tensor, below the prefix."""
+        return self.dialect.rename(key)
+
+    def assembled(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The trunk's own state dict from those of its table."""
+        return {ours: tensors[key].detach() for ours, key in self.keys.items()}
 
 
 # Parts of the longest names: layer1.0.downsample.0.weight, res2.0.conv1.norm.running_mean

@@ -136,6 +136,18 @@ def create(name: TimmName) -> Any:
     option."""
     import timm
 
+    try:
+        model = timm.create_model(name.model, pretrained=False, num_classes=0, **_keywords(name))
+    except (TypeError, ValueError, AssertionError, RuntimeError, KeyError, IndexError) as error:
+        said = " ".join(str(error).split())[:120]
+        raise BadInput(f"{str(name)[:120]} cannot be built: {said}") from None
+    if "pos" in name.options:
+        _set_rule(model, name)
+    return model
+
+
+def _keywords(name: TimmName) -> dict[str, Any]:
+    """timm's own arguments for it."""
     known = _plain(name.model)
     keywords: dict[str, Any] = {}
     for key, text in name.options.items():
@@ -153,14 +165,18 @@ def create(name: TimmName) -> Any:
             keywords["norm_layer"] = functools.partial(nn.LayerNorm, eps=eps)
         else:
             keywords["norm_eps"] = eps
-    try:
-        model = timm.create_model(name.model, pretrained=False, num_classes=0, **keywords)
-    except (TypeError, ValueError, AssertionError, RuntimeError, KeyError, IndexError) as error:
-        said = " ".join(str(error).split())[:120]
-        raise BadInput(f"{str(name)[:120]} cannot be built: {said}") from None
-    if "pos" in name.options:
-        _set_rule(model, name)
-    return model
+    return keywords
+
+
+def call(name: TimmName) -> str:
+    """How one builds it with timm itself."""
+    words = [f"'{name.model}'", "num_classes=0"]
+    for key, value in _keywords(name).items():
+        if key == "norm_layer":
+            words.append(f"norm_layer=partial(nn.LayerNorm, eps={name.options['eps']})")
+        elif key != "dynamic_img_size":
+            words.append(f"{key}={value!r}")
+    return f"timm.create_model({', '.join(words)})"
 
 
 def _set_rule(model: Any, name: TimmName) -> None:

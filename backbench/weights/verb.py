@@ -7,10 +7,18 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from backbench.errors import BadInput
 from backbench.runs.folder import log
-from backbench.weights import exporting
+from backbench.weights import archs, exporting, timm_trunk
+from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.importing import read
-from backbench.weights.inspecting import EncoderReport, Report, inspect, untrained_signs
+from backbench.weights.inspecting import (
+    Allows,
+    EncoderReport,
+    Report,
+    inspect,
+    untrained_signs,
+)
 from backbench.weights.names import first_names, shown
 
 
@@ -52,11 +60,30 @@ def _print_report(report: Report) -> None:
         console.print(f"cannot be imported as it is: {report['why_not']}")
         return
     pixels = report["pixels"]
+    for line in _allowed(report["allows"]):
+        console.print(line)
     console.print(f"pixels    {pixels['order']}, mean {pixels['mean']}, std {pixels['std']}")
     console.print(
         f"method    {report['method']}, epochs {_known(report['epochs'], 'not in the file')}"
     )
     console.print(f"digest    {report['digest']}")
+
+
+def _allowed(allows: Allows) -> list[str]:
+    """What can be done with the trunk, a line each."""
+    out = [f"reading   {allows['reading']}: {allows['feature_dim']} numbers an image"]
+    if allows["size"] is not None:
+        rule = allows["positions"] or "RULE"
+        by = f"; of others with `import --pos {rule}`" if allows["positions"] else ""
+        out.append(f"takes     images of {allows['size']} x {allows['size']} pixels{by}")
+    else:
+        steps = f", in multiples of {allows['divisor']}" if allows["divisor"] > 1 else ""
+        out.append(f"takes     images of any size{steps}")
+    strides = ", ".join(map(str, allows["strides"]))
+    out.append(
+        f"detection {f'on maps at strides {strides}' if strides else 'none: it has no maps'}"
+    )
+    return out
 
 
 def _notes(row: EncoderReport) -> list[str]:
@@ -81,13 +108,18 @@ def run_import(args: argparse.Namespace) -> int:
         published=args.published,
         stem=args.stem,
         allow_missing_statistics=args.allow_missing_statistics,
+        arch=args.arch,
+        reading=args.reading,
+        pixels=args.pixels,
+        pos=args.pos,
     )
     for sign in untrained_signs(checkpoint.state_dict):
         log.warning("warning: %s looks untrained: %s", args.file, sign)
     checkpoint.save(args.out)
     about = checkpoint.provenance
+    how = f"{checkpoint.stem} stem" if archs.is_resnet(checkpoint.arch) else checkpoint.reading
     print(
-        f"{args.out}: '{checkpoint.name}', method {checkpoint.method}, {checkpoint.arch}, {checkpoint.stem} stem, "
+        f"{args.out}: '{checkpoint.name}', method {checkpoint.method}, {checkpoint.arch}, {how}, "
         f"{len(checkpoint.state_dict)} tensors; format {about.get('format', 'backbench')}, encoder "
         f"{about.get('encoder', 'trunk')} from '{about.get('prefix', '')}'; "
         f"epochs {_known(checkpoint.epochs, 'unknown')}; "
@@ -99,6 +131,8 @@ def run_import(args: argparse.Namespace) -> int:
 def run_export(args: argparse.Namespace) -> int:
     checkpoint = read(args.checkpoint)
     out: Path = args.out
+    if not archs.is_resnet(checkpoint.arch):
+        return _export_other(checkpoint, args.format, out)
     if args.format == "detectron2":
         exporting.write_detectron2(checkpoint, out)
         units = exporting.detectron2_pixels(checkpoint.pixels)
@@ -114,6 +148,22 @@ def run_export(args: argparse.Namespace) -> int:
         load = f"timm.create_model('{checkpoint.arch}', num_classes=0)"
     print(
         f"{out}: {len(checkpoint.state_dict)} tensors for {load}; pixel statistics in {out.name}.json"
+    )
+    return 0
+
+
+def _export_other(checkpoint: Checkpoint, form: str, out: Path) -> int:
+    """A trunk that is no ResNet of ours: under timm's names or not at all."""
+    if form != "timm" or not checkpoint.arch.startswith(timm_trunk.PREFIX):
+        raise BadInput(
+            f"'{checkpoint.name}' is a {checkpoint.arch}, which {form} does not have;"
+            " a timm trunk goes out with --format timm"
+        )
+    exporting.write_state_dict(checkpoint, out)
+    print(
+        f"{out}: {len(checkpoint.state_dict)} tensors for"
+        f" {timm_trunk.call(timm_trunk.parse(checkpoint.arch))}; reading, pixel statistics in"
+        f" {out.name}.json"
     )
     return 0
 

@@ -236,7 +236,7 @@ def test_other_networks_are_not_trunks(tmp_path):
     ):
         found.checkpoint(found.choose(None), None, False)
     found = importing.Found(opened(mobilenet_v3_small().state_dict(), tmp_path))
-    with pytest.raises(BadInput, match="no ResNet trunk in it; it holds 244 tensors"):
+    with pytest.raises(BadInput, match="no trunk in it; it holds 244 tensors"):
         found.choose(None)
     found = importing.Found(opened({"epoch": 3}, tmp_path))
     with pytest.raises(BadInput, match="it holds no tensors"):
@@ -443,7 +443,7 @@ def test_inspect_recognises_an_untrained_trunk(tmp_path):
     report = inspecting.inspect(write(model.state_dict(), tmp_path / "seen.pth"))
     assert [sign.split(":")[0] for sign in report["encoders"][0]["untrained"]] == [
         "every convolution has the scale of its initialisation",
-        "every batch-norm weight is 1 or 0",
+        "every norm's weight is 1 or 0",
     ]
 
 
