@@ -51,6 +51,7 @@ def examine(data: Path) -> dict[str, Any]:
         "slurm": slurm(),
         "detectron2": detectron2(),
         "data": datasets(data),
+        "trunks": trunks(),
     }
     found["allows"] = allows(found)
     return found
@@ -213,6 +214,21 @@ def datasets(data: Path) -> dict[str, Any]:
     }
 
 
+def trunks() -> dict[str, Any]:
+    """What may stand where a trunk is named: packages' own, and those of timm whose weights are in
+    the Hub's local cache."""
+    out: dict[str, Any] = {"installed": sorted(plugins.installed(plugins.TRUNKS)), "cached": []}
+    if importlib.util.find_spec("huggingface_hub") is None:
+        return out
+    from huggingface_hub import constants
+
+    cache = Path(constants.HF_HUB_CACHE)
+    for folder in sorted(cache.glob("models--timm--*")):
+        if any(folder.glob("snapshots/*/model.safetensors")):
+            out["cached"].append(f"timm:{folder.name.removeprefix('models--timm--')}")
+    return out
+
+
 def allows(found: dict[str, Any]) -> dict[str, dict[str, str]]:
     """Verb -> whether it can run here, and what it lacks."""
     base = _basis(found)
@@ -298,6 +314,10 @@ def _print(found: dict[str, Any]) -> None:
     print(f"           COCO {data['coco'] or 'not found'}; lists {lists}")
     advice = "`backbench data list` says where each belongs, `backbench data check NAME` whether it is right"
     print(f"           {advice}")
+    cached = ", ".join(found["trunks"]["cached"]) or "no weights of timm's in the local cache"
+    print(f"trunks     ResNets, timm:NAME ({cached}); `backbench inspect X` says what one allows")
+    if found["trunks"]["installed"]:
+        print(f"           from packages: {', '.join(found['trunks']['installed'])}")
     print("this allows")
     for verb, about in found["allows"].items():
         can = "yes" if about["state"] == OK else "no"

@@ -23,7 +23,8 @@ TABLE4 = tuple(TASKS[name].recipe for name in DETECTION)
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A checkpoint of the grid: a file, a glob, or the folder of a pretraining, finished or not."""
+    """A checkpoint of the grid: a file, a glob, timm:NAME, or the folder of a pretraining, finished
+    or not."""
 
     path: str
     name: str | None = None

@@ -158,6 +158,12 @@ class Subjects:
             where = f"{self.places.where}: checkpoints[{i}]"
             given = {"path": entry} if isinstance(entry, str) else entry
             source = config.build(Source, given, where=where)
+            if source.path.startswith(header.NAMED):
+                named, maker = self._named(source, where)
+                if named.label not in seen:
+                    seen.add(named.label)
+                    yield named, maker
+                continue
             magic = glob.has_magic(source.path)
             for path in self._files(source, where):
                 # One of ours is known by its digest, so the same weights in two files are one
@@ -177,6 +183,17 @@ class Subjects:
                 if pair is not None and identity not in seen:
                     seen.add(identity)
                     yield pair
+
+    def _named(self, source: Source, where: str) -> tuple[Subject, Job | None]:
+        """`timm:NAME`, which no file stands for: as it is, or imported under what is said of it."""
+        if source.encoder is not None:
+            raise BadInput(f"{where}: {source.path} names one trunk; leave out encoder")
+        named = source.path.removeprefix(header.NAMED).replace("@", "-")
+        stem = folder_name(source.name or f"timm-{named}")[:LONGEST_NAME]
+        label = f"{stem}-{config.fingerprint(source.path)[:8]}"
+        if not (source.name or source.method or source.epochs is not None):
+            return Subject(label=label, file=source.path), None
+        return self._imported(source, source.path, label)
 
     def _files(self, source: Source, where: str) -> Iterator[Path]:
         """What an entry names: checkpoint files, and the folders of pretrainings."""
@@ -226,18 +243,22 @@ class Subjects:
         self, source: Source, path: Path, label: str, digest: str | None
     ) -> tuple[Subject, Job | None]:
         """A file: as it is where it is one of ours and nothing is said about it, else imported."""
+        told = source.name or source.method or source.encoder or source.epochs is not None
+        if digest is not None and not told:
+            return Subject(label=label, file=str(path), recipe=_recipe_of(path)), None
+        return self._imported(source, str(path), label)
+
+    def _imported(self, source: Source, what: str, label: str) -> tuple[Subject, Job]:
+        """By a job of the grid, with what the grid says of it."""
         options: list[str] = []
         for option in ("name", "method", "encoder", "epochs"):
             value = getattr(source, option)
             if value is not None:
                 options += [f"--{option}", str(value)]
-        told = source.name or source.method or source.encoder or source.epochs is not None
-        if digest is not None and not told:
-            return Subject(label=label, file=str(path), recipe=_recipe_of(path)), None
         name = f"imported/{label}"
         makes = f"{name}/{CHECKPOINT_FILE}"
         file = str(self.places.runs / makes)
-        argv = ("import", str(path), *options, "--out", file)
+        argv = ("import", what, *options, "--out", file)
         costs = config.fingerprint("import")
         job = Job(name=name, argv=argv, like="import", cells=(name,), makes=makes, costs=costs)
         return Subject(label=label, file=file, maker=name), job

@@ -222,6 +222,7 @@ def _check_zip(path: Path) -> None:
         if any(name.endswith("constants.pkl") for name in names):
             raise BadInput(
                 "a TorchScript program, not a state dict; save model.state_dict() instead"
+                " (of CLIP, take the Hub's or OpenCLIP's file)"
             )
         packed = [
             r.filename for r in records if r.compress_type != zipfile.ZIP_STORED or r.flag_bits & 1

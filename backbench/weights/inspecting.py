@@ -85,7 +85,7 @@ def inspect(path: str | Path) -> Report:
     if own is not None:
         opened = dataclasses.replace(opened, tree=dict(own.state_dict))
         if not archs.is_resnet(own.arch):
-            told = Told(arch=own.arch, pixels=own.pixels)
+            told = Told(arch=own.arch, pixels=own.pixels, names=True)
     found = Found(opened, told)
     form = found.form if own is None else None
     report: Report = {

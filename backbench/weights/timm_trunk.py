@@ -23,9 +23,10 @@ from torch import Tensor, nn
 from backbench.errors import BadInput, nearest
 from backbench.images.preprocess import Pixels
 from backbench.weights import positions, readings
+from backbench.weights.header import NAMED
 from backbench.weights.trunk import WrappedTrunk
 
-PREFIX = "timm:"
+PREFIX = NAMED
 _PYRAMID = (4, 8, 16, 32)  # the strides of C2..C5
 # Of whole numbers in a name, and of layers: a header may say anything, and building takes time
 _LARGEST, _DEEPEST = 65_536, 200

@@ -1,0 +1,500 @@
+"""One file of each published format of vision transformers and ConvNeXts, from a timm model's state
+dict.
+
+The names are those that each project's code gives its modules, written down once more here: from
+timm's to theirs, by substitution. Each maker returns what the project saves.
+"""
+
+import argparse
+import re
+
+import torch
+
+from backbench.weights import archs
+
+VIT = "timm:vit_small_patch16_224,depth=2,embed_dim=32,img_size=32,num_heads=2,patch_size=8"
+SMALL_VIT = ",depth=2,embed_dim=32,img_size=32,num_heads=2,patch_size=8"
+SMALL_NEXT = ",depths=1-1-2-1,dims=8-16-24-32"
+
+
+def known(arch, seed=0):
+    """Every tensor of the trunk with random values of its own; scales between 0.5 and 1.5: a
+    LayerScale at its start would hide whatever comes before it."""
+    generator = torch.Generator().manual_seed(seed)
+    out = {}
+    for name, blank in archs.tensors(arch).items():
+        value = torch.randn(blank.shape, generator=generator)
+        scale = "norm" in name or "gamma" in name or name.startswith("stem.1")
+        if scale and name.endswith(("weight", "gamma", "gamma_1", "gamma_2")):
+            value = torch.rand(blank.shape, generator=generator) + 0.5
+        out[name] = value if value.dim() < 2 else value * 0.2
+    return out
+
+
+def shaped(arch):
+    """The same tensors without memory, for what is told from shapes alone."""
+    return {name: torch.ones(1).expand(blank.shape) for name, blank in archs.tensors(arch).items()}
+
+
+def renamed(state, *pairs):
+    out = {}
+    for key, tensor in state.items():
+        name = key
+        for pattern, new in pairs:
+            name = re.sub(pattern, new, name)
+        out[name] = tensor
+    return out
+
+
+def prefixed(prefix, state):
+    return {prefix + key: tensor for key, tensor in state.items()}
+
+
+def split(state, pattern, *names):
+    """`x.qkv.weight` -> three tensors, `pattern` being replaced by each of `names` in turn."""
+    out = {}
+    for key, tensor in state.items():
+        if re.search(pattern, key):
+            for name, part in zip(names, tensor.chunk(len(names)), strict=True):
+                out[re.sub(pattern, name, key)] = part.clone() if tensor.is_contiguous() else part
+        else:
+            out[key] = tensor
+    return out
+
+
+def other(state):
+    """A second trunk, told by its first norm."""
+    return {k: v + 1 if k.endswith("blocks.0.norm1.bias") else v for k, v in state.items()}
+
+
+# --- the authors' own files ---
+
+
+def dino(state):
+    return dict(state)
+
+
+def dino_training(state):
+    head = {"head.mlp.0.weight": torch.ones(3, 3)}
+    return {
+        "student": prefixed("module.", prefixed("backbone.", other(state)) | head),
+        "teacher": prefixed("backbone.", state) | head,
+        "epoch": 100,
+        "args": argparse.Namespace(arch="vit_small"),
+        "dino_loss": {"center": torch.zeros(1, 3)},
+    }
+
+
+def ibot(state):
+    return {"state_dict": state | {"masked_embed": torch.ones(1, 32)}}
+
+
+def ibot_training(state):
+    made = dino_training(state)
+    made["ibot_loss"] = made.pop("dino_loss")
+    made["student"]["module.backbone.masked_embed"] = torch.ones(1, 32)
+    return made
+
+
+def moco_v3(state):
+    head = {f"head.{i}.weight": torch.ones(3) for i in range(8)}
+    tensors = prefixed("module.base_encoder.", state | head)
+    tensors |= prefixed("module.momentum_encoder.", other(state) | head)
+    tensors |= {"module.predictor.0.weight": torch.ones(3, 3)}
+    return {"epoch": 300, "arch": "vit_small", "state_dict": tensors, "optimizer": {}}
+
+
+def mae(state):
+    decoder = {"decoder_blocks.0.norm1.weight": torch.ones(8), "decoder_embed.bias": torch.ones(8)}
+    return {"model": state | decoder | {"mask_token": torch.ones(1, 1, 8)}}
+
+
+def dinov2(state):
+    state = renamed(state, ("^reg_token", "register_tokens"))
+    return state | {"mask_token": torch.ones(1, 32)}
+
+
+def dinov2_registers(state):
+    """timm's model has the class token's position within the token."""
+    made = dinov2(state)
+    position = torch.full_like(state["cls_token"], 0.25)
+    made["cls_token"] = state["cls_token"] - position
+    made["pos_embed"] = torch.cat([position, state["pos_embed"]], dim=1)
+    return made
+
+
+def dinov2_chunked(state):
+    made = renamed(dinov2(state), (r"^blocks\.1", "blocks.1.1"), (r"^blocks\.0\.", "blocks.0.0."))
+    return {"teacher": prefixed("backbone.", made)}
+
+
+def dinov2_giant(state):
+    return renamed(dinov2(state), (r"mlp\.fc1", "mlp.w12"), (r"mlp\.fc2", "mlp.w3"))
+
+
+def dinov3(state):
+    out = {}
+    for key, tensor in state.items():
+        if key.endswith("q_bias"):
+            start = key.removesuffix("q_bias")
+            bias = [tensor, torch.full_like(tensor, 7.0), state[start + "v_bias"]]
+            out[start + "qkv.bias"] = torch.cat(bias)
+            ones = torch.ones(len(tensor))
+            out[start + "qkv.bias_mask"] = torch.cat([ones, 0 * ones, ones])
+        elif not key.endswith("v_bias"):
+            out[key] = tensor
+    out = renamed(
+        out,
+        ("^reg_token", "storage_tokens"),
+        (r"gamma_([12])$", r"ls\1.gamma"),
+        (r"mlp\.fc1_g", "mlp.w1"),
+        (r"mlp\.fc1_x", "mlp.w2"),
+        (r"mlp\.fc2", "mlp.w3") if any("fc1_g" in key for key in out) else ("^$", ""),
+    )
+    width = state["cls_token"].shape[-1]
+    heads = 2 if width == 32 else width // 64
+    count = width // heads // 4
+    periods = (100 ** (torch.arange(count) / count)).bfloat16()
+    return out | {"rope_embed.periods": periods, "mask_token": torch.ones(1, width)}
+
+
+def convnext(state):
+    made = _convnext(state)
+    return {"model": made | {"head.weight": torch.ones(3, 32), "head.bias": torch.ones(3)}}
+
+
+def dinov3_convnext(state):
+    made = _convnext(state)
+    return made | {f"norms.3.{part}": made[f"norm.{part}"] for part in ("weight", "bias")}
+
+
+def _convnext(state):
+    made = renamed(
+        state,
+        (r"^stem\.", "downsample_layers.0."),
+        (r"^stages\.(\d)\.downsample", r"downsample_layers.\1"),
+        (r"\.blocks\.", "."),
+        ("conv_dw", "dwconv"),
+        (r"mlp\.fc", "pwconv"),
+        (r"mlp\.grn\.weight", "grn.gamma"),
+        (r"mlp\.grn\.bias", "grn.beta"),
+        (r"^head\.norm", "norm"),
+    )
+    return _linears(made, "grn.")
+
+
+def _linears(made, grn):
+    """As linear layers, and the channels of a response norm last of four."""
+    for key, tensor in made.items():
+        if "pwconv" in key and tensor.dim() == 4:
+            made[key] = tensor[:, :, 0, 0]
+        elif grn in key:
+            made[key] = tensor.reshape(1, 1, 1, -1)
+    return made
+
+
+def clip(state):
+    made = renamed(
+        state,
+        (r"^patch_embed\.proj", "conv1"),
+        (r"^blocks", "transformer.resblocks"),
+        (r"^norm_pre", "ln_pre"),
+        (r"^norm\.", "ln_post."),
+        (r"\.norm([12])", r".ln_\1"),
+        (r"attn\.qkv\.", "attn.in_proj_"),
+        (r"attn\.proj", "attn.out_proj"),
+        (r"mlp\.fc1", "mlp.c_fc"),
+        (r"mlp\.fc2", "mlp.c_proj"),
+        ("^cls_token", "class_embedding"),
+        ("^pos_embed", "positional_embedding"),
+    )
+    made["class_embedding"] = made["class_embedding"][0, 0]
+    made["positional_embedding"] = made["positional_embedding"][0]
+    text = {
+        f"transformer.resblocks.0.ln_{i}.{p}": torch.ones(4)
+        for i in (1, 2)
+        for p in ("weight", "bias")
+    }
+    text |= {"token_embedding.weight": torch.ones(9, 4), "ln_final.weight": torch.ones(4)}
+    text |= {f"transformer.resblocks.{i}.mlp.c_fc.weight": torch.ones(4, 4) for i in range(12)}
+    return (
+        prefixed("visual.", made | {"proj": torch.ones(32, 8)})
+        | text
+        | {"logit_scale": torch.ones(())}
+    )
+
+
+def siglip_openclip(state):
+    return prefixed("visual.trunk.", state) | {"text.token_embedding.weight": torch.ones(9, 4)}
+
+
+# --- the Hub's ---
+
+
+def hub_vit(state):
+    made = split(state, r"attn\.qkv", "attn.query", "attn.key", "attn.value")
+    return renamed(
+        made,
+        (r"attn\.(query|key|value)", r"attention.attention.\1"),
+        (r"attn\.proj", "attention.output.dense"),
+        (r"^blocks", "encoder.layer"),
+        (r"mlp\.fc1", "intermediate.dense"),
+        (r"mlp\.fc2", "output.dense"),
+        ("norm1", "layernorm_before"),
+        ("norm2", "layernorm_after"),
+        (r"^norm\.", "layernorm."),
+        (r"^patch_embed\.proj", "embeddings.patch_embeddings.projection"),
+        ("^cls_token", "embeddings.cls_token"),
+        ("^pos_embed", "embeddings.position_embeddings"),
+    )
+
+
+def hub_mae(state):
+    return prefixed("vit.", hub_vit(state)) | {"decoder.mask_token": torch.ones(1, 1, 8)}
+
+
+def hub_dinov2(state):
+    made = renamed(
+        hub_vit(state),
+        ("intermediate.dense", "mlp.fc1"),
+        (r"(\d)\.output\.dense", r"\1.mlp.fc2"),
+        ("layernorm_before", "norm1"),
+        ("layernorm_after", "norm2"),
+        (r"ls([12])\.gamma", r"layer_scale\1.lambda1"),
+        ("^reg_token", "embeddings.register_tokens"),
+    )
+    return made | {"embeddings.mask_token": torch.ones(1, 32)}
+
+
+def hub_dinov3(state):
+    made = split(state, r"attn\.qkv\.", "attn.q_proj.", "attn.k_proj.", "attn.v_proj.")
+    made = renamed(
+        made,
+        (r"attn\.([qv])_bias", r"attention.\1_proj.bias"),
+        (r"attn\.([qkv])_proj", r"attention.\1_proj"),
+        (r"attn\.proj", "attention.o_proj"),
+        (r"mlp\.fc1_g", "mlp.gate_proj"),
+        (r"mlp\.fc1(_x)?\.", "mlp.up_proj."),
+        (r"mlp\.fc2", "mlp.down_proj"),
+        (r"gamma_([12])$", r"layer_scale\1.lambda1"),
+        (r"^blocks", "layer"),
+        (r"^patch_embed\.proj", "embeddings.patch_embeddings"),
+        ("^cls_token", "embeddings.cls_token"),
+        ("^reg_token", "embeddings.register_tokens"),
+    )
+    return made | {"embeddings.mask_token": torch.ones(1, 1, 32)}
+
+
+def _hub_towers(state):
+    made = split(state, r"attn\.qkv", "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    made = renamed(
+        made,
+        (r"^(blocks.*)attn\.proj", r"\1self_attn.out_proj"),
+        (r"^blocks", "encoder.layers"),
+        (r"(\d)\.norm([12])", r"\1.layer_norm\2"),
+        (r"^norm_pre", "pre_layrnorm"),
+        (r"^norm\.", "post_layernorm."),
+        (r"^patch_embed\.proj", "embeddings.patch_embedding"),
+    )
+    made["embeddings.position_embedding.weight"] = made.pop("pos_embed")[0]
+    return made
+
+
+def hub_clip(state):
+    made = _hub_towers(state)
+    made["embeddings.class_embedding"] = made.pop("cls_token")[0, 0]
+    text = {"text_model.encoder.layers.0.layer_norm1.weight": torch.ones(4)}
+    return prefixed("vision_model.", made) | text | {"visual_projection.weight": torch.ones(8, 32)}
+
+
+def _below(parts):
+    """One below the other; without memory where they have none."""
+    if all(part.is_contiguous() for part in parts):
+        return torch.cat(parts)
+    rows = sum(len(part) for part in parts)
+    return torch.ones(1).expand(rows, *parts[0].shape[1:])
+
+
+def hub_siglip(state):
+    made = {}
+    for key, tensor in _hub_towers(state).items():
+        if not re.match(r"attn_pool\.(q|kv)\.", key):
+            made[key] = tensor
+    for part in ("weight", "bias"):
+        thirds = [state[f"attn_pool.{each}.{part}"] for each in ("q", "kv")]
+        made[f"head.attention.in_proj_{part}"] = _below(thirds)
+    made = renamed(
+        made,
+        (r"^attn_pool\.latent", "head.probe"),
+        (r"^attn_pool\.proj", "head.attention.out_proj"),
+        (r"^attn_pool\.norm", "head.layernorm"),
+        (r"^attn_pool\.mlp", "head.mlp"),
+    )
+    return prefixed("vision_model.", made) | {"text_model.head.bias": torch.ones(4)}
+
+
+def hub_convnext(state):
+    made = renamed(
+        state,
+        (r"^stem\.0", "embeddings.patch_embeddings"),
+        (r"^stem\.1", "embeddings.layernorm"),
+        (r"^stages\.(\d)\.downsample", r"encoder.stages.\1.downsampling_layer"),
+        (r"^stages\.(\d)\.blocks", r"encoder.stages.\1.layers"),
+        ("conv_dw", "dwconv"),
+        (r"mlp\.fc", "pwconv"),
+        (r"mlp\.grn", "grn"),
+        ("gamma$", "layer_scale_parameter"),
+        (r"^head\.norm", "layernorm"),
+        (r"layers\.(\d+)\.norm", r"layers.\1.layernorm"),
+    )
+    made = prefixed("convnext.", _linears(made, ".grn."))
+    return made | {"classifier.weight": torch.ones(3, 32)}
+
+
+def hub_dinov3_convnext(state):
+    made = renamed(
+        state,
+        (r"^stem", "stages.0.downsample_layers"),
+        (r"\.downsample\.", ".downsample_layers."),
+        (r"\.blocks\.", ".layers."),
+        ("conv_dw", "depthwise_conv"),
+        (r"mlp\.fc", "pwconv"),
+        (r"(layers\.\d+)\.norm", r"\1.layer_norm"),
+        (r"^head\.norm", "layer_norm"),
+    )
+    return renamed(_linears(made, ".grn."), ("pwconv", "pointwise_conv"))
+
+
+# maker -> (format, small model, published model, options of import, reading, mean of red pixels)
+_V, _N = SMALL_VIT, SMALL_NEXT
+S, IN = "timm:vit_small_patch16_224", 0.485
+CASES = {
+    dino: ("dino vit", S + _V, S, {}, "cls@4", IN),
+    dino_training: ("dino vit", S + _V, S, {}, "cls@4", IN),
+    ibot: ("ibot, released", S + _V, S, {}, "cls@4", IN),
+    ibot_training: ("ibot", S + _V, S, {}, "cls@4", IN),
+    moco_v3: ("moco-v3 vit", S + _V, f"{S},num_heads=12", {}, "cls", IN),
+    mae: ("mae", S + _V, "timm:vit_base_patch16_224", {}, "cls", IN),
+    dinov2: (
+        "dinov2",
+        f"timm:vit_small_patch14_dinov2{_V}",
+        "timm:vit_small_patch14_dinov2",
+        {},
+        "cls+mean",
+        IN,
+    ),
+    dinov2_registers: (
+        "dinov2",
+        f"timm:vit_small_patch14_reg4_dinov2{_V}",
+        "timm:vit_base_patch14_reg4_dinov2",
+        {},
+        "cls+mean",
+        IN,
+    ),
+    dinov2_chunked: (
+        "dinov2",
+        f"timm:vit_small_patch14_dinov2{_V}",
+        "",
+        {},
+        "cls+mean",
+        IN,
+    ),
+    dinov2_giant: (
+        "dinov2",
+        f"timm:vit_giant_patch14_dinov2{_V}",
+        "timm:vit_giant_patch14_dinov2",
+        {},
+        "cls+mean",
+        IN,
+    ),
+    dinov3: (
+        "dinov3",
+        f"timm:vit_small_plus_patch16_dinov3_qkvb{_V.replace(',img_size=32', '')}",
+        "timm:vit_small_patch16_dinov3_qkvb",
+        {},
+        "cls+mean",
+        IN,
+    ),
+    dinov3_convnext: (
+        "dinov3 convnext",
+        f"timm:convnext_tiny{_N}",
+        "timm:convnext_small",
+        {},
+        "pooled",
+        IN,
+    ),
+    convnext: (
+        "convnext",
+        f"timm:convnextv2_tiny{_N}",
+        "timm:convnextv2_atto",
+        {},
+        "pooled",
+        IN,
+    ),
+    clip: (
+        "clip",
+        f"timm:vit_base_patch16_clip_quickgelu_224{_V}",
+        "",
+        {},
+        "cls",
+        0.48145466,
+    ),
+    siglip_openclip: (
+        "siglip, openclip",
+        f"timm:vit_base_patch16_siglip_224,act_layer=gelu_tanh{_V}",
+        "timm:vit_base_patch16_siglip_224,act_layer=gelu_tanh",
+        {},
+        "map",
+        0.5,
+    ),
+    hub_vit: ("vit, hub", S + _V, "", {"pixels": "half"}, "cls", 0.5),
+    hub_mae: ("mae, hub", S + _V, "timm:vit_base_patch16_224", {}, "cls", IN),
+    hub_dinov2: (
+        "dinov2, hub",
+        f"timm:vit_small_patch14_dinov2{_V}",
+        "timm:vit_large_patch14_dinov2",
+        {},
+        "cls+mean",
+        IN,
+    ),
+    hub_dinov3: (
+        "dinov3, hub",
+        f"timm:vit_small_patch16_dinov3_qkvb{_V.replace(',img_size=32', '')}",
+        "timm:vit_small_plus_patch16_dinov3_qkvb",
+        {},
+        "cls+mean",
+        IN,
+    ),
+    hub_clip: (
+        "clip, hub",
+        f"timm:vit_base_patch16_clip_quickgelu_224{_V}",
+        "",
+        {},
+        "cls",
+        0.48145466,
+    ),
+    hub_siglip: (
+        "siglip",
+        f"timm:vit_base_patch16_siglip_224,act_layer=gelu_tanh{_V}",
+        "timm:vit_base_patch16_siglip_224,act_layer=gelu_tanh",
+        {},
+        "map",
+        0.5,
+    ),
+    hub_convnext: (
+        "convnext, hub",
+        f"timm:convnextv2_tiny{_N}",
+        "timm:convnext_tiny",
+        {},
+        "pooled",
+        IN,
+    ),
+    hub_dinov3_convnext: (
+        "dinov3 convnext, hub",
+        f"timm:convnext_tiny{_N}",
+        "timm:convnext_base",
+        {},
+        "pooled",
+        IN,
+    ),
+}
