@@ -105,9 +105,10 @@ def test_the_reference_is_complete():
         *("backbench.errors.BadInput", "backbench.errors.Failed", "backbench.errors.Preempted"),
         *("pretrain.method.Method", "pretrain.method_config.MethodConfig"),
         *("backbench.datasets.row.Dataset", "backbench.weights.formats.Format"),
+        "backbench.weights.trunk.InstalledTrunk",
     ]
     assert not [path for path in contracts if named(path) not in shown]
-    assert {plugins.METHODS, plugins.DATASETS, plugins.FORMATS} <= set(
+    assert {plugins.METHODS, plugins.DATASETS, plugins.FORMATS, plugins.TRUNKS} <= set(
         re.findall(r"backbench\.\w+", (DOCS / "add.md").read_text())
     )
 

@@ -169,4 +169,4 @@ def test_the_pages_from_top_to_bottom(field, capsys):
             rows, problems = store.read(Path(words[words.index("--out") + 1]))
             assert rows and not problems, line
             measured.append(words[0])
-    assert measured == ["linear", "linear", "semisup", "detect", "analyze", "detect"]
+    assert measured == ["linear", "linear", "semisup", "detect", "analyze", "detect", "linear"]
