@@ -4,6 +4,7 @@ BIN := .venv/bin
 # Where uv is, it installs the versions of uv.lock; else pip installs the newest that pyproject.toml allows.
 UV ?= $(shell command -v uv)
 PIP := $(if $(UV),$(UV) pip install --quiet --python $(BIN)/python,$(BIN)/pip install -qq)
+WITH_PIP := { $(PYTHON) -m venv --clear .venv && $(BIN)/pip install -qq -e ".[dev]"; }
 # Spinning threads of several torch processes on few cores cost more than they give.
 export OMP_NUM_THREADS ?= 1
 
@@ -47,10 +48,9 @@ lock:
 
 .venv/ready: pyproject.toml
 ifneq ($(UV),)
-	$(UV) sync --quiet --frozen --inexact --extra dev --python $(PYTHON)
+	$(UV) sync --quiet --frozen --inexact --extra dev --python $(PYTHON) || $(WITH_PIP)  # behind a mirror
 else
-	$(PYTHON) -m venv .venv
-	$(PIP) -e ".[dev]"
+	$(WITH_PIP)
 endif
 	touch $@
 
