@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Where uv is, it installs the versions of uv.lock; else pip installs the newest that pyproject.toml allows.
 UV ?= $(shell command -v uv)
 PIP := $(if $(UV),$(UV) pip install --quiet --python $(BIN)/python,$(BIN)/pip install -qq)
-WITH_PIP := { $(PYTHON) -m venv --clear .venv && $(BIN)/pip install -qq -e ".[dev]"; }
+WITH_PIP := { $(PYTHON) -m venv .venv && $(BIN)/pip install -qq -e ".[dev]"; }
 # Spinning threads of several torch processes on few cores cost more than they give.
 export OMP_NUM_THREADS ?= 1
 
