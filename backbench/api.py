@@ -99,7 +99,7 @@ def evaluate(
     A task is `task/dataset[@recipe]`: "linear/cifar10", "linear/all",
     "fewshot/digits@fewshot_demo", "semi_1pct/imagenet" (with `lists`),
     "mask_rcnn/coco2017@demo_mask_rcnn_R_18_FPN". The weights are written to
-    OUT/checkpoint.safetensors and each task runs in OUT/<task>, so calling again continues or
+    OUT/checkpoint.safetensors and each task runs in `OUT/<task>`, so calling again continues or
     recognises what is done. `options` go to every verb as they stand ("--devices", "2"). `pixels`
     are the statistics that a module takes; files and Checkpoints say them themselves. Raises what
     the verbs do: BadInput, Failed, Preempted.

@@ -93,6 +93,8 @@ def test_what_the_reference_shows_is_there_and_says_what_it_is(path):
         if inspect.isfunction(member) and not name.startswith("_") and not inspect.getdoc(member):
             undocumented.append(name)
     assert not undocumented
+    # What Markdown would take for a tag is not shown
+    assert not re.search(r"<\w[^>\n]*>", _CODE.sub("", inspect.getdoc(thing) or ""))
 
 
 def test_the_reference_is_complete():
