@@ -79,11 +79,11 @@ class Found:
         """Vision transformers and ConvNeXts, and whatever the command or a file beside names."""
         try:
             self.told = self.told.over(beside(self.path))
+            if not self.told.arch:
+                self.told = replace(self.told, arch=timm_files.training_arch(self.tree))
+            self.trunks = list(timm_files.find(self.tables, self.told))
         except BadInput as error:
             raise BadInput(f"{self.path}: {error}") from None
-        if not self.told.arch:
-            self.told = replace(self.told, arch=timm_files.training_arch(self.tree))
-        self.trunks = list(timm_files.find(self.tables, self.told))
 
     def _recognise(self) -> None:
         """The format, and what each trunk is called in it."""
