@@ -9,6 +9,7 @@ from pathlib import Path
 from backbench import config
 from backbench.datasets import catalog
 from backbench.errors import BadInput
+from backbench.weights import header
 from backbench.weights.probes import OWN
 
 
@@ -19,7 +20,8 @@ def refuse(args: argparse.Namespace) -> None:
         raise BadInput(f"{args.out}: is a file; --out needs a folder")
     files = getattr(args, "checkpoints", None) or [getattr(args, "checkpoint", None)]
     for file in files:
-        if file is not None and not file.exists():
+        named = str(file).startswith(header.NAMED)
+        if file is not None and not named and not file.exists():
             raise BadInput(f"{file}: no such file")
     if not args.data.is_dir():
         raise BadInput(

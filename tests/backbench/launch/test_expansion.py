@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from backbench import config
+from backbench.errors import BadInput
 from backbench.launch.expansion import expand
 from backbench.launch.grid import TABLE2, read_grid
 
@@ -72,6 +75,18 @@ def test_what_a_checkpoint_is_told_goes_through_an_import(lab):
         )
         assert [j.verb for j in jobs] == ["import", "linear"]
         assert jobs[0].argv[2:4] == (f"--{key}", str(value))
+
+
+def test_a_name_of_timms_is_a_checkpoint_without_a_file(lab):
+    told = {"path": "timm:test_vit@random", "name": "V"}
+    grid = lab.grid(checkpoints=["timm:test_convnext@random", told], evaluate=lab.linear("digits"))
+    plan = jobs_of(lab, grid)
+    (made,) = [job for job in plan if job.argv[0] == "import"]
+    assert made.argv[1:4] == ("timm:test_vit@random", "--name", "V")
+    files = {word for job in plan if job.argv[0] == "linear" for word in job.argv[1:]}
+    assert {"timm:test_convnext@random", str(lab.root / "runs" / made.makes)} <= files
+    with pytest.raises(BadInput, match="names one trunk; leave out encoder"):
+        jobs_of(lab, lab.grid(checkpoints=[told | {"encoder": "x"}], evaluate=lab.linear("digits")))
 
 
 def test_packs_share_a_pass_and_new_checkpoints_do_not_repack_old_ones(lab):
