@@ -12,6 +12,8 @@ import tempfile
 import time
 from pathlib import Path
 
+import backbench  # noqa: F401  (before tests/backbench can be taken for it)
+
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 from support import boards, browser
