@@ -52,12 +52,17 @@ _HEADS = ("head.weight", "head.bias", "fc_norm.weight", "norm_pre.weight", "attn
 _plain = _with(without=(*_SCALES, *_REGISTERS, *_HEADS))
 
 
+_WIDEST = 100_000  # of a token: a file may pretend to any size
+
+
 def _learned(found: Tables, trunks: list[FoundTrunk]) -> bool:
     """A ViT without LayerScale, registers and head whose positions are not MoCo-v3's or MAE's
     fixed ones, in which the class token's is 0: bare files of those do not tell the heads."""
     for trunk in trunks:
         position = found[trunk.table].get(f"{trunk.prefix}pos_embed")
-        if position is not None and position.dim() == 3 and not bool((position[:, 0] != 0).any()):
+        if position is None or position.dim() != 3 or not 0 < position[:1, :1].numel() < _WIDEST:
+            continue
+        if not bool((position[0, 0] != 0).any()):
             return False
     return _plain(found, trunks)
 
