@@ -12,9 +12,9 @@ import tempfile
 import time
 from pathlib import Path
 
-import backbench  # noqa: F401  (before tests/backbench can be taken for it)
-
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+# The project before its tests, whose folders have the names of what they test
+sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from support import boards, browser
 
