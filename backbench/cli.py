@@ -337,6 +337,29 @@ def _leaderboard(p: argparse.ArgumentParser) -> None:
     )
 
 
+def _rank(p: argparse.ArgumentParser) -> None:
+    p.add_argument("file", metavar="FILE.csv", type=Path, help="a row for each competitor")
+    p.add_argument("--name", metavar="COLUMN", help="which column names them (default: the first)")
+    p.add_argument(
+        "--lower",
+        metavar="COLUMN",
+        action="append",
+        default=[],
+        help="in this column less is better; may be repeated",
+    )
+    p.add_argument("--csv", type=Path, metavar="F", help="the ranks as CSV")
+
+
+def _merge(p: argparse.ArgumentParser) -> None:
+    p.add_argument(
+        "folders",
+        nargs="+",
+        metavar="[LAB=]RUNS",
+        help="run folders of each lab; without LAB= the folder's name is the lab's",
+    )
+    p.add_argument("--out", metavar="C", type=Path, required=True, help="a new folder of runs")
+
+
 def _paper(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "item", nargs="?", metavar="PAPER:TABLE", help="lorac:2, arb:fig.7; without: all"
@@ -464,6 +487,10 @@ VERBS = {
     "leaderboard": Verb(
         "backbench.board.verb:run", "results as CSV, page and tables", _leaderboard, alone=True
     ),
+    "rank": Verb(
+        "backbench.board.foreign:run", "who leads any CSV of results, and how surely", _rank
+    ),
+    "merge": Verb("backbench.board.merge:run", "the records of several labs as one folder", _merge),
     "paper": Verb(
         "backbench.papers.verb:run",
         "the papers' tables: measured, running, missing",

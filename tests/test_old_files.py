@@ -267,7 +267,12 @@ def test_leaderboard_of_old_results(tmp_path, say, monkeypatch):
         expected = (OLD / "leaderboard" / name).read_text()
         for old, new in (RENAMED | TOLD_APART).items():
             expected = expected.replace(old, new)
-        assert (tmp_path / name).read_text() == expected, name
+        found = (tmp_path / name).read_text()
+        if name == "tables/board.md":  # the answer and the ranks stand before the table
+            above, bar, table = found.partition("| column |")
+            assert "Ranks over all" in above and "nothing separates" in above
+            found = bar + table
+        assert found == expected, name
     page = (tmp_path / "page.html").read_text()
     (data,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)
     pairs = [list(pair) for pair in zip(*json.loads(data)["pairs"].values(), strict=True)]

@@ -1,9 +1,9 @@
 """The papers' figures from the summary that `backbench analyze` writes:
 svg and png, all checkpoints in each figure.
 
-`kept-*` shows each checkpoint in the space where its loss was at work (its projector's output where
-that was kept, the trunk's otherwise; the legend says which), each panel also alone;
-`trunk-overview` shows all of them in the trunk's.
+`kept-*` shows those checkpoints whose projector was kept, in its output, where the loss was at work,
+each panel also alone; `trunk-overview` shows all of them in the trunk's. The two spaces have other
+dimensions and scales, so no panel has both.
 """
 
 from __future__ import annotations
@@ -27,16 +27,15 @@ BARS = 40  # of a histogram in a picture, about
 def draw(summary: Summary, folder: Path) -> list[Path]:
     """Every figure of analysis.json into `folder`; returns the svg files."""
     trunk = [s for s in summary["spaces"] if s["space"] == TRUNK]
-    projected = {s["checkpoint"]: s for s in summary["spaces"] if s["space"] == PROJECTOR}
+    projected = [s for s in summary["spaces"] if s["space"] == PROJECTOR]
     what = (
         f"{summary['dataset']}, {summary['images']} images, {summary['augmentations']} views each"
     )
     out = []
     if projected:
-        kept = [projected.get(s["checkpoint"], s) for s in trunk]
-        title = f"Features of {what} (where the loss works)"
-        out.append(_overview(kept, title, folder / "kept-overview"))
-        out += _single_panels(kept, folder, "kept")
+        title = f"Features of {what} (projector, where the loss works)"
+        out.append(_overview(projected, title, folder / "kept-overview"))
+        out += _single_panels(projected, folder, "kept")
     out.append(_overview(trunk, f"Features of {what} (trunk)", folder / "trunk-overview"))
     if not projected:
         out += _single_panels(trunk, folder, "trunk")

@@ -85,7 +85,6 @@ class Column:
     @property
     def order(self) -> tuple[object, ...]:
         """Its place in every table: by task, protocol, dataset, then the metrics of one family."""
-        family, short = self._metric
         return (
             ORDER[self.task],
             self.protocol,
@@ -93,10 +92,21 @@ class Column:
             _place(self.dataset, _DATASET_ORDER),
             self.dataset,
             self.split or "",
-            family,
-            _METRIC_ORDER.get(short, _OTHER_METRIC),
-            self.metric,
+            *self.weight,
         )
+
+    @property
+    def setting(self) -> tuple[str, str, str, str, str]:
+        """What columns share that differ in their metric only: one measurement, told by several."""
+        return self.task, self.dataset, self.split or "", self.protocol, self.engine or ""
+
+    @property
+    def weight(self) -> tuple[int, int, str]:
+        """Its place among the columns of its setting: the smallest is the main one."""
+        family, short = self._metric
+        ious = TASKS[self.task].ious
+        place = _place(family.removesuffix("_"), ious) if family else 0
+        return place, _METRIC_ORDER.get(short, _OTHER_METRIC), self.metric
 
     @property
     def _metric(self) -> tuple[str, str]:
@@ -150,6 +160,7 @@ class Cell:
 @dataclass
 class Board:
     """`cells` by (Row.checkpoint, column); `problems` are lines for whoever reads the board;
+    `labs` has whose numbers a checkpoint's are, where the records say so (backbench merge);
     `ways` has the word (weights/fast.py) for checkpoints that were not pretrained to the letter."""
 
     rows: list[Row] = field(default_factory=list)
@@ -157,6 +168,7 @@ class Board:
     cells: dict[tuple[str, Column], Cell] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     ways: dict[str, str] = field(default_factory=dict)
+    labs: dict[str, list[str]] = field(default_factory=dict)
 
     def name(self, row: Row) -> str:
         """The row's name, and `(fast)` behind that of a trunk that went the fast way: it is not
@@ -257,9 +269,23 @@ def fill(found: Iterable[Measurement], problems: Iterable[str] = ()) -> Board:
     for (result, _), _ in counted:
         if way := fast.word(result.provenance):
             board.ways[result.checkpoint] = way
+        for lab in _labs_of(result):
+            known = board.labs.setdefault(result.checkpoint, [])
+            if lab not in known:
+                known.append(lab)
     board.columns = _in_order({column for _, column in counted})
     _add_averages(board)
     return board
+
+
+def _labs_of(result: Result) -> list[str]:
+    """Who measured this number; nobody is named where records were not merged."""
+    origin = result.origin
+    if "lab" not in origin:
+        return []
+    also = origin.get("also")
+    others = [one.get("lab") for one in also if isinstance(one, dict)] if also else []
+    return [words.shown(str(lab), 60) for lab in (origin["lab"], *others) if lab]
 
 
 def _in_order(columns: Iterable[Column]) -> list[Column]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 import tempfile
 from pathlib import Path
 from typing import TypedDict
@@ -23,6 +24,8 @@ OVERVIEWS = {  # file in RUN/pictures -> what it shows
 class PageFigure(TypedDict):
     title: str
     src: str  # data URI
+    width: int  # points
+    height: int
 
 
 def write(board: Board, folder: Path) -> list[tuple[str, Path]]:
@@ -66,6 +69,14 @@ def for_page(board: Board) -> list[PageFigure]:
     out: list[PageFigure] = []
     with tempfile.TemporaryDirectory() as folder:
         for title, file in (*write(board, Path(folder)), *analyses(board)):
-            data = base64.b64encode(file.read_bytes()).decode()
-            out.append({"title": title, "src": "data:image/svg+xml;base64," + data})
+            content = file.read_bytes()
+            source = "data:image/svg+xml;base64," + base64.b64encode(content).decode()
+            width, height = _size(content)
+            out.append({"title": title, "src": source, "width": width, "height": height})
     return out
+
+
+def _size(svg: bytes) -> tuple[int, int]:
+    """Of a drawing in points, as its first tag says it; 4 to 3 where it does not."""
+    found = re.search(rb'viewBox="0 0 (\d+)[\d.]* (\d+)[\d.]*"', svg[:2000])
+    return (int(found[1]) or 4, int(found[2]) or 3) if found else (4, 3)

@@ -17,13 +17,13 @@ function record(table, i) {
   for (const field in table) out[field] = table[field][i];
   return out;
 }
-const records = table => Object.values(table)[0].map((_, i) => record(table, i));
+const records = table => (Object.values(table)[0] ?? []).map((_, i) => record(table, i));
 
 const columns = records(D.columns);
 const rows = records(D.rows).map((row, i) => ({
   ...row,
   i,
-  text: [row.checkpoint, row.name, row.method, row.arch].join(" ").toLowerCase(),
+  text: [row.checkpoint, row.name, row.method, row.arch, ...row.labs].join(" ").toLowerCase(),
 }));
 const measured = rows.filter(r => !r.published);
 const cell = D.cells.map(table => new Map(records(table).map(x => [x.row, x])));
@@ -67,9 +67,14 @@ const meanRank = rows.map(r => {
   const all = (complete.length ? complete : rank).map(m => m.get(r.i)).filter(Boolean);
   return all.length ? all.reduce((a, b) => a + b) / all.length : NO_RANK;
 });
+// By their rank over the widest set of columns; who has none there comes after, by mean rank.
+const sets = D.sets.map(s => ({...s, ranks: records(s.ranks)}));
+const ranked = rows.map(() => NO_RANK);
+for (const x of sets[0]?.ranks ?? []) ranked[x.row] = x.rank;
 const order = []; // row -> its place in the table
 [...rows]
-  .sort((a, b) => a.published - b.published || meanRank[a.i] - meanRank[b.i] || a.i - b.i)
+  .sort((a, b) => a.published - b.published || ranked[a.i] - ranked[b.i] ||
+    meanRank[a.i] - meanRank[b.i] || a.i - b.i)
   .forEach((r, n) => order[r.i] = n);
 
 // ---- words and colours
@@ -115,12 +120,18 @@ const state = {
   tasks: new Set(shownFirst.map(c => c.task)),
   published: true,
   only: !D.numbers, // columns that nobody measured
+  every: !columns.some(c => c.measured && c.main), // all metrics, or each setting's first
+  dataset: "",
+  protocol: "",
   minor: false, // AP by size
   limit: PAGE,
 };
 
 function isShown(c) {
   if (!state.tasks.has(c.task)) return false;
+  if (!state.every && c.measured && !c.main) return false;
+  if (state.dataset && datasetName(c) !== state.dataset) return false;
+  if (state.protocol && protocolName(c) !== state.protocol) return false;
   if (!state.minor && MINOR.test(c.metric)) return false;
   return c.measured > 0 || (state.published && state.only);
 }
@@ -172,7 +183,8 @@ function line(r, shown) {
   const paper = r.published ? /\(([^()]*)\)$/.exec(r.name)?.[1] : null;
   const method = r.published || r.method === r.name ? null : r.method;
   const epochs = r.epochs == null ? null : r.epochs + " ep";
-  const about = [paper, method, r.arch, epochs].filter(Boolean).join(" · ");
+  const labs = r.labs.length ? "by " + r.labs.join(", ") : null;
+  const about = [paper, method, r.arch, epochs, labs].filter(Boolean).join(" · ");
   const dot = r.published ? "" : `<span class="dot" style="--c:${colour(r.i)}"></span>`;
   const name = `${dot}${esc(r.published ? r.method : r.label)}<small>${esc(about)}</small>`;
   const numbers = shown.map((k, n) => `<td class="${edge(shown, n)}">${number(k, r)}</td>`);
@@ -204,7 +216,8 @@ function heading(shown) {
     `<th class="g" colspan="${g.length}">${esc(taskName(columns[g[0]].task))}</th>`);
   const settings = groups(shown, SETTING).map(g => {
     const c = columns[g[0]];
-    const protocol = `<span class="soft" style="font-size:.74rem">${esc(protocolName(c))}</span>`;
+    const protocol =
+      `<span class="soft protocol" title="${esc(protocolName(c))}">${esc(protocolName(c))}</span>`;
     return `<th class="${edge(shown, shown.indexOf(g[0]))}" colspan="${g.length}">` +
       `${esc(datasetName(c))}<br>${protocol}</th>`;
   });
@@ -246,6 +259,7 @@ function draw() {
   const text = `Show ${Math.min(left, MORE)} more of ${left}`;
   $("more").innerHTML = left ? `<button class="plain" id="show-more">${text}</button>` : "";
   if (left) $("show-more").onclick = () => { state.limit += MORE; draw(); };
+  sideways();
 }
 
 function sortBy(k) {
@@ -299,8 +313,46 @@ function listenToTable() {
   document.addEventListener("keydown", e => {
     if (e.key !== "/" || /INPUT|SELECT|TEXTAREA/.test(document.activeElement.tagName)) return;
     e.preventDefault();
+    $("filters").open = true;
     $("filter").focus();
   });
+}
+
+// What of the table lies beyond the right edge.
+function sideways() {
+  const frame = $("frame"), hint = $("sideways");
+  const beyond = frame.scrollWidth - frame.clientWidth > 4;
+  hint.hidden = !beyond;
+  if (!beyond) return;
+  const count = places.filter(k => isShown(columns[k])).length;
+  hint.textContent = `${plural(count, "column")}; more to the right: scroll sideways →`;
+}
+
+// A list of what columns may be narrowed to, where there is a choice.
+function choice(id, name, of, key) {
+  const all = [...new Set(columns.filter(c => c.measured).map(of))];
+  if (all.length < 2) return "";
+  const list = [["", `all ${name}s`], ...all.map(x => [esc(x), cut(x, 40)])];
+  return `<label>${name} <select id="${id}" data-key="${key}">${options(list, "")}</select></label>`;
+}
+
+function columnControls() {
+  $("choices").innerHTML = choice("by-dataset", "dataset", datasetName, "dataset") +
+    choice("by-protocol", "protocol", protocolName, "protocol");
+  $("choices").querySelectorAll("select").forEach(list => list.onchange = () => {
+    state[list.dataset.key] = list.value;
+    draw();
+  });
+  if (columns.some(c => c.measured && !c.main) && columns.some(c => c.measured && c.main)) {
+    const title = ` title="AP50, top-5 and the like, beside each task's main metric"`;
+    $("metrics").innerHTML = button(state.every, title, "All metrics");
+    $("metrics").firstChild.onclick = e => {
+      state.every = !state.every;
+      press(e.target, state.every);
+      draw();
+    };
+  }
+  $("filters").open = innerWidth > 640;
 }
 
 const press = (element, on) => element.setAttribute("aria-pressed", String(on));
@@ -323,6 +375,7 @@ function tableControls() {
     $("minor").innerHTML = button(false, title, "AP by size");
     $("minor").firstChild.onclick = e => {
       state.minor = !state.minor;
+      if (state.minor && !state.every) $("metrics").firstChild?.click();
       press(e.target, state.minor);
       draw();
     };
@@ -462,12 +515,28 @@ function ticks(a, b, n = 5) {
   return out;
 }
 
-function spread(ys, gap) { // labels pushed apart, in order
-  const list = ys.map((y, i) => [y, i]).sort((a, b) => a[0] - b[0]);
-  for (let n = 1; n < list.length; n++) list[n][0] = Math.max(list[n][0], list[n - 1][0] + gap);
-  const out = [];
-  list.forEach(([y, i]) => out[i] = y);
-  return out;
+// Where labels of points go: beside, above or below, the first place where they cover neither
+// a point nor a label; null where there is none, and the point's title says it alone.
+const LETTER = 6.3, LINE = 13; // pixels of 11px text
+function placed(points, texts, w, h) {
+  const dots = points.map(([x, y]) => [x - 6, y - 6, x + 6, y + 6]), taken = [];
+  const hits = (a, b) => a[0] < b[2] && b[0] < a[2] && a[1] < b[3] && b[1] < a[3];
+  return points.map(([x, y], i) => {
+    if (points.length > 60) return null;
+    const wide = LETTER * texts[i].length;
+    const corners = [[x + 6, y - 18], [x + 6, y + 5], [x - 6 - wide, y - 18], [x - 6 - wide, y + 5],
+      [x + 9, y - 7], [x - 9 - wide, y - 7], [x - wide / 2, y - 24], [x - wide / 2, y + 11]];
+    for (const [left, top] of corners) {
+      const box = [left, top, left + wide, top + LINE];
+      const inside = left > 0 && box[2] < w && top > 0 && box[3] < h;
+      const free = !taken.some(b => hits(b, box)) && !dots.some((b, j) => j !== i && hits(b, box));
+      if (inside && free) {
+        taken.push(box);
+        return [left, top + 10, texts[i]];
+      }
+    }
+    return null;
+  });
 }
 
 // A frame of w x h with room for axes on the left, right, top and bottom, and what lies where in it.
@@ -482,6 +551,52 @@ function frame(w, h, [left, right, top, bottom], [xa, xb], [ya, yb]) {
     `<text class="soft" x="${left - 7}" y="${Y(v) + 4}" text-anchor="end">${tick(v)}</text>`;
   const rulesY = () => ticks(ya, yb).map(v => across(v) + beside(v)).join("");
   return {X, Y, down, under, rulesY};
+}
+
+// -- rank over a set of columns
+
+const RANKED = 25; // rows of that table at first
+function overall() {
+  if (!sets.length) return hide("overall");
+  const list = sets.map((s, n) => [n, s.title]);
+  $("overall-controls").innerHTML = sets.length < 2 ? ""
+    : `<label>over <select id="over">${options(list, 0)}</select></label>`;
+  if (sets.length > 1) $("over").onchange = () => paintOverall(RANKED);
+  paintOverall(RANKED);
+}
+
+function paintOverall(limit) {
+  const s = sets[+($("over")?.value ?? 0)], n = s.ranks.length;
+  const right = `style="text-align:right"`;
+  const lines = s.ranks.slice(0, limit).map(x => overallLine(x, n));
+  const left = n - lines.length;
+  $("overall-table").innerHTML =
+    `<div class="frame"><table class="data"><thead><tr><th ${right}>rank</th>` +
+    `<th>95% interval</th><th>Checkpoint</th><th class="hide-small" ${right}>mean of its ranks</th>` +
+    `<th ${right}>should win</th><th class="hide-small" ${right}>columns</th></tr></thead>` +
+    `<tbody>${lines.join("")}</tbody></table></div>` +
+    (left > 0 ? `<p><button class="plain" id="all-ranks">Show ${left} more</button></p>` : "") +
+    `<p class="soft small">Over ${esc(s.title)}. Intervals are ${esc(s.basis)}, for all rows ` +
+    `together: nobody in bold is surely below another. Two rows are compared on the columns that ` +
+    `both have; nothing is filled in. Should win: the share of comparisons with the others, by ` +
+    `Bradley and Terry's model.</p>`;
+  if (left > 0) $("all-ranks").onclick = () => paintOverall(n);
+}
+
+function overallLine(x, n) {
+  const r = rows[x.row], W = 150;
+  const X = v => n < 2 ? W / 2 : 8 + (W - 16) * (v - 1) / (n - 1);
+  const words = x.low === x.high ? String(x.low) : `${x.low} to ${x.high}`;
+  const strip = `<svg class="hide-small" width="${W}" height="14" aria-hidden="true">` +
+    `<line class="axis" x1="8" x2="${W - 8}" y1="7" y2="7"/>` +
+    `<line x1="${X(x.low)}" x2="${X(x.high)}" y1="7" y2="7"` +
+    ` style="stroke:${colour(r.i)};stroke-width:4;stroke-linecap:round"/>` +
+    `<circle cx="${X(x.rank)}" cy="7" r="5" style="fill:${colour(r.i)}"/></svg>`;
+  const name = `<span class="dot" style="--c:${colour(r.i)}"></span>${esc(r.label)}`;
+  return `<tr><td class="n">${x.rank}</td><td style="white-space:nowrap">${strip} ${words}</td>` +
+    `<td>${x.group === 1 ? `<strong>${name}</strong>` : name}</td>` +
+    `<td class="n hide-small">${num(x.average, 2)}</td><td class="n">${num(x.win_rate, 0)}%</td>` +
+    `<td class="n hide-small">${x.columns}</td></tr>`;
 }
 
 // -- rank of each checkpoint in each main column
@@ -501,9 +616,10 @@ function ranks() {
   for (let v = 1; v <= n; v++) {
     body += `<text class="soft" x="12" y="${Y(v) + 4}" text-anchor="end">${v}</text>`;
   }
-  const place = rank.map(m => { // row -> its place among those of the list, which have no ties
-    const having = list.filter(r => m.has(r.i)).sort((a, b) => m.get(a.i) - m.get(b.i));
-    return new Map(having.map((r, at) => [r.i, at + 1]));
+  const place = rank.map(m => { // row -> its place among those of the list; equals share one
+    const having = list.filter(r => m.has(r.i));
+    const before = r => having.filter(q => m.get(q.i) < m.get(r.i)).length;
+    return new Map(having.map(r => [r.i, before(r) + 1]));
   });
   for (const r of list) {
     const points = [];
@@ -588,17 +704,15 @@ function scatter(kx, ky) {
     return;
   }
   const w = between($("transfer-chart").clientWidth - 26, 300, 900), h = Math.min(430, w * .8);
-  const L = 52, R = 110, T = 14, B = 44;
+  const L = 52, R = 60, T = 14, B = 44;
   const xs = extent(points.map(p => p.x)), ys = extent(points.map(p => p.y));
   const {X, Y, down, under, rulesY} = frame(w, h, [L, R, T, B], xs, ys);
   let body = ticks(...xs).map(v => down(v) + under(v, 16)).join("") + rulesY();
   body += `<text class="soft" x="${(L + w - R) / 2}" y="${h - 6}" text-anchor="middle">` +
     `${esc(shortLabel(columns[kx]))}</text>`;
-  const labelY = spread(points.map(p => Y(p.y.value) - 5), 13);
-  points.forEach((p, i) => {
-    const label = points.length <= 25 ? labelY[i] : null; // more than these would cover each other
-    body += scatterPoint(p, X, Y, label);
-  });
+  const at = points.map(p => [X(p.x.value), Y(p.y.value)]);
+  const labels = placed(at, points.map(p => cut(p.r.label, 22)), w, h - B);
+  points.forEach((p, i) => body += scatterPoint(p, X, Y, labels[i]));
   const up = `<span class="soft">Upwards: ${esc(shortLabel(columns[ky]))}.</span>`;
   $("transfer-chart").innerHTML = `<p class="small">${correlation(points)} ${up}</p>` +
     svg(w, h, body, "Scatter of two tasks");
@@ -611,7 +725,7 @@ function extent(numbers) {
   return [a - room, b + room];
 }
 
-function scatterPoint({r, x, y}, X, Y, labelY) {
+function scatterPoint({r, x, y}, X, Y, place) {
   const c = r.published ? "var(--soft)" : colour(r.i), px = X(x.value), py = Y(y.value);
   const bar = (x1, x2, y1, y2) =>
     `<line x1="${x1}" x2="${x2}" y1="${y1}" y2="${y2}" style="stroke:${c};opacity:.5"/>`;
@@ -620,9 +734,10 @@ function scatterPoint({r, x, y}, X, Y, labelY) {
   const style = r.published ? `fill:none;stroke:${c}` : `fill:${c}`;
   const title = `${esc(r.label)}: ${num(x.value, 2)}, ${num(y.value, 2)}`;
   let label = "";
-  if (labelY != null) {
-    label = `<text x="${px + 9}" y="${labelY}" style="fill:${c};font-size:11px">` +
-      `${esc(r.label.slice(0, 22))}</text>`;
+  if (place) {
+    const [left, top, text] = place;
+    label = `<text class="name" x="${left}" y="${top}" style="fill:${c};font-size:11px">` +
+      `${esc(text)}</text>`;
   }
   return `<g class="s">${bars}<circle cx="${px}" cy="${py}" r="5" style="${style}">` +
     `<title>${title}</title></circle>${label}</g>`;
@@ -802,6 +917,12 @@ function curveLines(on, metric, w, h) {
   let body = ticks(0, xb).map(v => under(v, 17)).join("") + rulesY() +
     `<text class="soft" x="${(L + w) / 2}" y="${h - 4}" text-anchor="middle">step</text>`;
   for (const [c, i] of on) {
+    for (const m of c.marks) {
+      body += `<line class="mark" x1="${X(m.x)}" x2="${X(m.x)}" y1="${T}" y2="${h - B}"` +
+        ` style="stroke:${curveColour(c, i)};stroke-dasharray:4 3"/>` +
+        `<text x="${X(m.x) + 5}" y="${T + 11}" style="fill:${curveColour(c, i)};font-size:11px">` +
+        `${esc(c.name)}: ${esc(m.text)}</text>`;
+    }
     let pen = "M", path = ""; // M begins anew after a gap, L goes on
     c.x.forEach((x, j) => {
       const y = c.y[metric][j], there = isNumber(y);
@@ -819,8 +940,8 @@ function curveLines(on, metric, w, h) {
 function pictures() {
   if (!D.pictures.length) return hide("detections");
   $("pictures").innerHTML = D.pictures.map(p =>
-    `<figure><img alt="${esc(p.alt)}" src="${p.src}" loading="lazy">` +
-    `<figcaption>${esc(p.title)}<div class="soft small">${esc(p.note)}</div></figcaption></figure>`,
+    `<figure><img alt="${esc(p.alt)}" src="${p.src}" width="${p.width}" height="${p.height}"` +
+    ` loading="lazy"><figcaption>${esc(p.title)}: ground truth left, detected right<div class="soft small">${esc(p.note)}</div></figcaption></figure>`,
   ).join("");
 }
 
@@ -828,7 +949,8 @@ function figures() {
   if (!D.figures.length) return hide("figures");
   $("figure-list").innerHTML = D.figures.map(p =>
     `<figure><a href="#figures" data-full>` +
-    `<img alt="${esc(p.title)}" src="${p.src}" loading="lazy"></a>` +
+    `<img alt="${esc(p.title)}" src="${p.src}" width="${p.width}" height="${p.height}"` +
+    ` loading="lazy"></a>` +
     `<figcaption>${esc(p.title)}</figcaption></figure>`,
   ).join("");
   $("figure-list").querySelectorAll("[data-full]").forEach(a => a.onclick = e => {
@@ -863,7 +985,8 @@ function reproduction() {
 
 const SECTIONS = {
   table: "Leaderboard",
-  ranks: "Ranks",
+  overall: "Ranks",
+  ranks: "Rank per task",
   transfer: "Task against task",
   compare: "Compare two",
   curves: "Pretraining",
@@ -887,12 +1010,13 @@ function words() {
     plural(D.numbers, "measured number"),
     plural(columns.filter(c => c.measured).length, "column"),
   ];
+  $("answer").textContent = D.answer;
   $("summary").textContent =
     `${counts.join(", ")}${published}. Made ${D.made} by backbench ${D.version}.`;
   const key = Object.keys(KEY).filter(mark => marks.has(mark)).map(mark => KEY[mark]).join("");
   $("key").innerHTML =
     `Percent; ± is half the 95% interval, the bar under a number shows it within its column's ` +
-    `range. ${key}Rows are in the order of their mean rank over the main columns that all have; ` +
+    `range. ${key}Rows are in the order of their rank over all columns, see below; ` +
     `click a heading to sort by it, a number for where it comes from and the command that measures ` +
     `it again. Arrow keys move between numbers, / filters.`;
   if (D.problems.length) {
@@ -924,6 +1048,7 @@ function words() {
 
 listenToTable();
 tableControls();
+columnControls();
 $("detail").addEventListener("click", e => { if (e.target === $("detail")) $("detail").close(); });
 words();
 draw();
@@ -933,7 +1058,7 @@ reproduction();
 
 // Charts of a large board are drawn when they come into view, or before printing.
 const later = new Map([
-  ["ranks", ranks], ["transfer", transfer], ["compare", compare], ["curves", curves],
+  ["overall", overall], ["ranks", ranks], ["transfer", transfer], ["compare", compare], ["curves", curves],
 ]);
 function paintSection(id) {
   const paint = later.get(id);
@@ -949,6 +1074,8 @@ if (measured.length * columns.length > 5000) {
   }), {rootMargin: "300px"});
   [...later.keys()].forEach(id => seen.observe($(id)));
   addEventListener("beforeprint", paintAll);
+  // What is painted on the way moves what is below it: a link goes to where its section stays.
+  $("nav").addEventListener("click", e => e.target.closest("a") && paintAll());
 } else {
   paintAll();
 }
@@ -958,6 +1085,7 @@ let pause;
 addEventListener("resize", () => {
   clearTimeout(pause);
   pause = setTimeout(() => {
+    sideways();
     if (isDrawn("ranks")) ranks();
     if (isDrawn("transfer")) paintTransfer();
     if (isDrawn("curves")) paintCurves();

@@ -37,6 +37,7 @@ from backbench.board.board import (
 )
 from backbench.board.export import again
 from backbench.board.judge import Judged
+from backbench.board.overall import Overall, answer, overall
 from backbench.errors import BadInput
 from backbench.images.files import readable
 from backbench.results.compare import Difference
@@ -48,7 +49,7 @@ from backbench.untrusted import jsons, walking, words
 from backbench.weights import header
 
 HERE = Path(__file__).parent
-CURVE_POINTS = 300
+CURVE_POINTS, LEAST_POINTS = 300, 3  # a line between two points has no shape
 MOST_PICTURES, PICTURE_WIDTH, PICTURES_PER_RUN = 12, 720, 2
 PAIRS = 6000  # tests computed in advance: about ten seconds
 # Of provenance in the page; with many results each long value is cut to its share.
@@ -69,6 +70,7 @@ class PageRow(NamedTuple):
     epochs: int | None
     published: bool
     label: str
+    labs: list[str]  # whose numbers these are, where they were merged
 
 
 class PageColumn(NamedTuple):
@@ -80,6 +82,7 @@ class PageColumn(NamedTuple):
     engine: str | None
     split: str | None
     measured: int  # rows that have a value here
+    main: bool  # the first metric of its setting
 
 
 class PageCell(NamedTuple):
@@ -125,11 +128,19 @@ class PageOrigins(TypedDict):
     texts: list[str]
 
 
+class PageMark(TypedDict):
+    """What began within a pretraining."""
+
+    x: float  # step
+    text: str
+
+
 class PageCurve(TypedDict):
     name: str
     row: int | None
     x: list[float]  # steps
     y: dict[str, list[float | None]]  # metric -> means
+    marks: list[PageMark]
 
 
 class PagePicture(TypedDict):
@@ -137,6 +148,8 @@ class PagePicture(TypedDict):
     note: str
     alt: str
     src: str  # data URI
+    width: int  # pixels
+    height: int
 
 
 class PageVerdict(TypedDict):
@@ -154,7 +167,29 @@ class PageVerdict(TypedDict):
     hardware: str
 
 
+class PageRank(NamedTuple):
+    row: int
+    rank: int
+    low: int
+    high: int
+    average: float | None
+    win_rate: float
+    columns: int
+    group: int
+
+
+class PageSet(TypedDict):
+    """Ranks over a named set of columns, the best first."""
+
+    title: str
+    basis: str
+    columns: list[int]
+    ranks: Table  # PageRank
+
+
 class PageData(TypedDict):
+    answer: str
+    sets: list[PageSet]
     rows: Table  # PageRow
     columns: Table  # PageColumn
     cells: list[Table]  # PageCell, of each column
@@ -174,11 +209,17 @@ class PageData(TypedDict):
 
 
 def write_page(
-    board: Board, path: Path, *, runs: Iterable[str | Path], judged: Sequence[Judged] = ()
+    board: Board,
+    path: Path,
+    *,
+    runs: Iterable[str | Path],
+    judged: Sequence[Judged] = (),
+    sets: Sequence[Overall] | None = None,
 ) -> None:
     """Write the page for `board`; curves and pictures are looked for below `runs`."""
     with many_objects():
-        data, origins = _data(board, runs, judged)
+        sets = overall(board) if sets is None else sets
+        data, origins = _data(board, runs, judged, sets)
         filled = {
             "STYLE": (HERE / "page.css").read_text(),
             "SCRIPT": (HERE / "page.js").read_text(),
@@ -197,14 +238,16 @@ def _json(value: object) -> str:
 
 
 def _data(
-    board: Board, runs: Iterable[str | Path], judged: Sequence[Judged]
+    board: Board, runs: Iterable[str | Path], judged: Sequence[Judged], sets: Sequence[Overall]
 ) -> tuple[PageData, PageOrigins]:
     labels, places = board.labels(), _places(board)
     numbers = sum(len(cell.parts) for cell in board.cells.values())
     origins = _Origins(longest=max(SHORTEST_TEXT, TEXT_BYTES // max(1, numbers)))
     columns, cells = _columns_and_cells(board, places, origins)
     data: PageData = {
-        "rows": _by_field(PageRow._fields, [_row(row, labels) for row in board.rows]),
+        "answer": answer(board, sets),
+        "sets": [_set(of, board, places) for of in sets],
+        "rows": _by_field(PageRow._fields, [_row(row, labels, board) for row in board.rows]),
         "columns": _by_field(PageColumn._fields, columns),
         "cells": cells,
         "pairs": _by_field(PagePair._fields, _pairs(board, places)),
@@ -239,6 +282,21 @@ def _ends(interval: tuple[float, float] | None) -> tuple[float | None, float | N
     return _round(low), _round(high)
 
 
+def _set(of: Overall, board: Board, places: Mapping[str, int]) -> PageSet:
+    which = {column: k for k, column in enumerate(board.columns)}
+    found = []
+    for row, p in zip(of.rows, of.standing.places, strict=True):
+        average, rate = _round(p.average), round(p.win_rate, 2)
+        at = places[row.checkpoint]
+        found.append(PageRank(at, p.rank, *p.interval, average, rate, p.columns, p.group))
+    return {
+        "title": of.title,
+        "basis": of.basis,
+        "columns": [which[column] for column in of.columns],
+        "ranks": _by_field(PageRank._fields, found),
+    }
+
+
 # ---- the table
 
 
@@ -247,10 +305,11 @@ def _places(board: Board) -> dict[str, int]:
     return {row.checkpoint: i for i, row in enumerate(board.rows)}
 
 
-def _row(row: Row, labels: Mapping[str, str]) -> PageRow:
+def _row(row: Row, labels: Mapping[str, str], board: Board) -> PageRow:
     published = row.source != MEASURED
-    label = labels[row.checkpoint]
-    return PageRow(row.checkpoint, row.name, row.method, row.arch, row.epochs, published, label)
+    label, labs = labels[row.checkpoint], board.labs.get(row.checkpoint, [])
+    about = (row.checkpoint, row.name, row.method, row.arch, row.epochs)
+    return PageRow(*about, published, label, labs)
 
 
 def _columns_and_cells(
@@ -262,6 +321,7 @@ def _columns_and_cells(
     for (checkpoint, column), cell in board.cells.items():
         by_column[column].append((checkpoint, cell))
     columns, tables = [], []
+    settings: set[tuple[str, ...]] = set()  # those that a column was met of: the first is the main
     for column, found in by_column.items():
         marks = standing(board, column)
         cells = []
@@ -272,12 +332,15 @@ def _columns_and_cells(
             place = places[checkpoint]
             cells.append(PageCell(place, _round(cell.value), low, high, mark, cell.note, parts))
         tables.append(_by_field(PageCell._fields, cells))
-        columns.append(_column(column, len(board.measured(column))))
+        first = column.setting not in settings or not TASKS[column.task].ranked
+        settings.add(column.setting)
+        columns.append(_column(column, len(board.measured(column)), main=first))
     return columns, tables
 
 
-def _column(c: Column, measured: int) -> PageColumn:
-    return PageColumn(c.name, c.task, c.dataset, c.metric, c.protocol, c.engine, c.split, measured)
+def _column(c: Column, measured: int, *, main: bool) -> PageColumn:
+    what = (c.name, c.task, c.dataset, c.metric, c.protocol, c.engine, c.split)
+    return PageColumn(*what, measured, main)
 
 
 class _Origins:
@@ -399,7 +462,7 @@ def curves(board: Board, runs: Iterable[str | Path]) -> list[PageCurve]:
     out: list[PageCurve] = []
     for run in _pretrainings(runs):
         logged = [line for line in read_metrics(run) if math.isfinite(line.get("step", math.nan))]
-        if len(logged) < 2:
+        if len(logged) < LEAST_POINTS:
             continue
         # A pretraining without results has no row: its checkpoint, or else its folder, names it.
         about = header.about(run / CHECKPOINT_FILE)
@@ -411,7 +474,8 @@ def curves(board: Board, runs: Iterable[str | Path]) -> list[PageCurve]:
         x, y = _thin(logged)
         if y:
             name = labels.get(digest) or str(own_name)
-            out.append({"name": name, "row": places.get(digest), "x": x, "y": y})
+            marks = _marks(run, logged)
+            out.append({"name": name, "row": places.get(digest), "x": x, "y": y, "marks": marks})
     return out
 
 
@@ -449,9 +513,22 @@ def _thin(
     y = {}
     for name in sorted(names):
         means = [_mean(part, name) for part in bins]
-        if len(means) - means.count(None) > 1:
+        if len(means) - means.count(None) >= LEAST_POINTS:
             y[name] = means
     return [part[-1]["step"] for part in bins], y
+
+
+def _marks(run: Path, logged: Sequence[Mapping[str, float]]) -> list[PageMark]:
+    """Where LORAC's prior begins, as the run's recipe says: at a share of the epochs."""
+    try:
+        recipe = jsons.read(run / RUN_FILE)["identity"]["recipe"]
+        begins = float(recipe["method"]["prior_from"]) * float(recipe["epochs"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+    for before, line in itertools.pairwise(logged):
+        if before.get("epoch", math.nan) < begins <= line.get("epoch", math.nan):
+            return [{"x": line["step"], "text": "prior on"}]
+    return []
 
 
 def _mean(part: Sequence[Mapping[str, float]], name: str) -> float | None:
@@ -482,26 +559,34 @@ def pictures(board: Board) -> list[PagePicture]:
             if nth >= len(files) or len(out) >= MOST_PICTURES:
                 continue
             file = sorted(files)[nth]
-            source = _small_image(file)
-            if source is not None:
+            small = _small_image(file)
+            if small is not None:
                 name = labels.get(result.checkpoint, result.name)
-                out.append(_picture(file, source, result, name))
+                out.append(_picture(file, small, result, name))
     return out
 
 
-def _picture(file: Path, source: str, result: Result, name: str) -> PagePicture:
+class _Small(NamedTuple):
+    source: str  # data URI
+    width: int
+    height: int
+
+
+def _picture(file: Path, small: _Small, result: Result, name: str) -> PagePicture:
     task = TASKS[result.task].title
     how = joined(" + ", result.protocol, result.engine)
     return {
         "title": name,
         "note": f"{task}, {result.dataset}, {how}",
-        "alt": f"{task} of {name} on image {file.stem}: predictions beside ground truth",
-        "src": source,
+        "alt": f"{task} of {name} on image {file.stem}: ground truth left, detected right",
+        "src": small.source,
+        "width": small.width,
+        "height": small.height,
     }
 
 
-def _small_image(file: Path) -> str | None:
-    """The image as a data URI, PICTURE_WIDTH wide at most; None where it cannot be read."""
+def _small_image(file: Path) -> _Small | None:
+    """The image, PICTURE_WIDTH wide at most; None where it cannot be read."""
     from PIL import Image
 
     try:
@@ -515,7 +600,8 @@ def _small_image(file: Path) -> str | None:
             image.save(buffer, "WEBP", quality=82)
     except BadInput:
         return None
-    return "data:image/webp;base64," + base64.b64encode(buffer.getvalue()).decode()
+    source = "data:image/webp;base64," + base64.b64encode(buffer.getvalue()).decode()
+    return _Small(source, width, height)
 
 
 def _verdict(judged: Judged) -> PageVerdict:

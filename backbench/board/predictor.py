@@ -195,7 +195,7 @@ def draw(table: Sequence[Correlation], stem: Path, *, limit: int = COLUMNS) -> P
     values = np.full((len(cheap), len(downstream)), np.nan)
     for c in shown:
         values[cheap.index(c.cheap), downstream.index(c.downstream)] = c.rho
-    height, width = 1.9 + 0.3 * len(cheap), 4.2 + 0.72 * len(downstream)
+    height, width = 2.6 + 0.42 * len(cheap), 3.6 + 0.8 * len(downstream)
     figure, (ax,) = charts.grid(1, width=width, height=height)
     image = ax.imshow(values, cmap="RdBu", vmin=-1, vmax=1, aspect="auto")
     ax.grid(visible=False)
@@ -205,8 +205,8 @@ def draw(table: Sequence[Correlation], stem: Path, *, limit: int = COLUMNS) -> P
     names = list(map(_label, downstream))
     ax.set_xticks(range(len(downstream)), names, fontsize=7, rotation=40, ha="right")
     most = max(c.n for c in table)
-    ax.set_title(f"Spearman's rho over {most} checkpoints, 95% interval", fontsize=10)
-    figure.colorbar(image, ax=ax, shrink=0.6)
+    figure.suptitle(f"Rank correlation over {most} checkpoints, 95% interval", fontsize=10)
+    figure.colorbar(image, ax=ax, shrink=0.6, label="Spearman's rho")
     return charts.save(figure, stem)
 
 

@@ -6,7 +6,7 @@ ever bold, and only where a paired test puts them above every other measured val
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from backbench.board.board import (
     text_of,
 )
 from backbench.board.judge import Judged
+from backbench.board.overall import Overall, answer
 from backbench.datasets.catalog import DATASETS, TWELVE
 from backbench.results import places, published, scored
 from backbench.runs import atomic
@@ -175,14 +176,19 @@ Columns = Sequence[Column | None]  # one for each Wanted of a table; None where 
 
 
 def write(
-    board: Board, judged: Sequence[Judged], *, latex: Path | None, markdown: Path | None
+    board: Board,
+    judged: Sequence[Judged],
+    sets: Sequence[Overall] = (),
+    *,
+    latex: Path | None,
+    markdown: Path | None,
 ) -> None:
     """DIR/<table>.tex and DIR/<table>.md; one of each per set of protocols, where several were used
     for one table."""
     for table in TABLES:
         # A table of which nothing was measured is written too, with the paper's rows alone.
-        sets = protocol_sets(board, table) or [()]
-        for n, columns in enumerate(sets):
+        ways = protocol_sets(board, table) or [()]
+        for n, columns in enumerate(ways):
             # The first of them has the table's own name, the others say by what they were measured.
             name = joined("_", table.name, _slug(columns) if n else None)
             lines = measured_lines(board, columns)
@@ -191,7 +197,7 @@ def write(
             if markdown:
                 atomic.write_text(markdown / f"{name}.md", to_markdown(table, columns, lines))
     if markdown:
-        atomic.write_text(markdown / "board.md", board_markdown(board))
+        atomic.write_text(markdown / "board.md", board_markdown(board, sets))
         atomic.write_text(markdown / "reproduction.md", reproduction_markdown(judged))
     for folder in dict.fromkeys((latex, markdown)):
         if folder:
@@ -398,19 +404,21 @@ _MARKDOWN = str.maketrans(
 )
 
 
-def _markdown(text: str) -> str:
+def _markdown(text: str, most: int = 400) -> str:
     """`text` on one line, with what Markdown would take for a tag, a link or emphasis escaped."""
-    return words.shown(" ".join(text.split()), 400).translate(_MARKDOWN)
+    return words.shown(" ".join(text.split()), most).translate(_MARKDOWN)
 
 
 def _bold(text: str, really: bool = True) -> str:
     return f"**{text}**" if really else text
 
 
-def board_markdown(board: Board) -> str:
-    """Every measured column, as it stands in the csv, with half-widths of the intervals."""
+def board_markdown(board: Board, sets: Sequence[Overall]) -> str:
+    """The answer, the ranks over each set of columns, and every measured column as it stands in
+    the csv, with half-widths of the intervals."""
     rows, labels = board.measured_rows, board.labels()
-    lines = [
+    lines = [_markdown(answer(board, sets), 2000), "", *_ranks_markdown(sets, labels), "", BOLD, ""]
+    lines += [
         _pipes(["column", *(_markdown(labels[row.checkpoint]) for row in rows)]),
         _pipes(["---", *["---:"] * len(rows)]),
     ]
@@ -423,6 +431,27 @@ def board_markdown(board: Board) -> str:
             cells.append(_board_cell(board.cell(row, column), best))
         lines.append(_pipes(cells))
     return "\n".join(lines) + "\n"
+
+
+def _ranks_markdown(sets: Sequence[Overall], labels: Mapping[str, str]) -> list[str]:
+    """A table for each set: rank, its interval, the mean of ranks, and what should be won."""
+    lines: list[str] = []
+    for of in sets:
+        lines += [
+            "",
+            f"Ranks over {of.title}, {of.basis}:",
+            "",
+            _pipes(["rank", "95% interval", "average rank", "wins %", "columns", "checkpoint"]),
+            _pipes([*["---:"] * 5, "---"]),
+        ]
+        for row, place in zip(of.rows, of.standing.places, strict=True):
+            low, high = place.interval
+            cells = [str(place.rank), f"{low} to {high}", text_of(place.average, ".2f")]
+            cells += [f"{place.win_rate:.0f}", str(place.columns)]
+            lines.append(
+                _pipes([*cells, _bold(_markdown(labels[row.checkpoint]), place.group == 1)])
+            )
+    return lines[1:]
 
 
 def _board_cell(cell: Cell | None, best: bool) -> str:

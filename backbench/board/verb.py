@@ -6,9 +6,10 @@ import argparse
 import time
 from collections import Counter
 
-from backbench.board import export
-from backbench.board.board import Board, Column, add_published, collect, text_of
+from backbench.board import export, overall
+from backbench.board.board import Board, Column, Row, add_published, collect, text_of
 from backbench.board.judge import Judged, expected_keys, judge, not_judged, not_measured
+from backbench.board.overall import Overall
 from backbench.errors import EXIT_FAILED, BadInput
 from backbench.runs.folder import RESULTS_FILE, log
 from backbench.untrusted import words
@@ -37,8 +38,11 @@ def run(args: argparse.Namespace) -> int:
         add_published(board)
     for problem in board.problems:
         log.warning(words.shown(problem, 1000))
-    _write(board, judged, args)
-    _print(board)
+    sets = overall.overall(board)
+    said = overall.answer(board, sets)
+    _write(board, judged, sets, args)
+    print(words.shown(said, 2000))
+    _print(board, sets)
     for verdict in judged:
         log.info(_said(verdict))
     log.debug(f"took {time.perf_counter() - start:.1f} s")
@@ -68,7 +72,9 @@ def _checked(judged: list[Judged], unjudged: list[str]) -> int:
     return EXIT_FAILED if outside or others or unjudged or not judged else 0
 
 
-def _write(board: Board, judged: list[Judged], args: argparse.Namespace) -> None:
+def _write(
+    board: Board, judged: list[Judged], sets: list[Overall], args: argparse.Namespace
+) -> None:
     """Every file that the command asks for; what it does not ask for is not imported."""
     if args.csv:
         export.write_csv(board, args.csv)
@@ -79,12 +85,12 @@ def _write(board: Board, judged: list[Judged], args: argparse.Namespace) -> None
     if args.html:
         from backbench.board.page import write_page
 
-        write_page(board, args.html, runs=args.runs, judged=judged)
+        write_page(board, args.html, runs=args.runs, judged=judged, sets=sets)
         log.info(f"wrote {args.html}: the page")
     if args.latex or args.markdown:
         from backbench.board import tables
 
-        tables.write(board, judged, latex=args.latex, markdown=args.markdown)
+        tables.write(board, judged, sets, latex=args.latex, markdown=args.markdown)
         for folder in (args.latex, args.markdown):
             if folder:
                 log.info(f"wrote {folder}: the papers' tables")
@@ -115,18 +121,24 @@ def _said(verdict: Judged) -> str:
     )
 
 
-def _print(board: Board) -> None:
-    """The table on standard output: a line per checkpoint, a column per dataset's first metric."""
-    rows, columns, labels = board.measured_rows, _shown(board), board.labels()
+def _print(board: Board, sets: list[Overall]) -> None:
+    """The table on standard output: a line per checkpoint, the best rank first, a column per
+    dataset's first metric."""
+    rows, columns, labels = _ordered(board, sets), _shown(board), board.labels()
     wide = max((len(labels[row.checkpoint]) for row in rows), default=4)
     # Names of columns are too long for a heading: a number stands there, and for what, above.
     head = " " * wide
+    if sets:
+        print(f"[rank] over {sets[0].title}, with its 95% interval")
+        head += f"{'[rank]':>12}"
     for n, column in enumerate(columns, 1):
         print(f"[{n}] {column.name}")
         head += f"{f'[{n}]':>8}"
     print(head)
     for row in rows[:ROWS]:
         line = f"{labels[row.checkpoint]:<{wide}}"
+        if sets:
+            line += f"{sets[0].rank_of(row):>12}"
         for column in columns:
             cell = board.cell(row, column)
             value = "" if cell is None else text_of(cell.value, ".1f", missing="-")
@@ -134,6 +146,14 @@ def _print(board: Board) -> None:
         print(line)
     if len(rows) > ROWS:
         print(f"... and {len(rows) - ROWS} more")
+
+
+def _ordered(board: Board, sets: list[Overall]) -> list[Row]:
+    """The measured rows, those of the widest set by their rank, then the others by name."""
+    if not sets:
+        return board.measured_rows
+    ranked = {row.checkpoint for row in sets[0].rows}
+    return [*sets[0].rows, *(r for r in board.measured_rows if r.checkpoint not in ranked)]
 
 
 def _shown(board: Board) -> list[Column]:

@@ -76,7 +76,7 @@ def compare(a: Sequence[Path], b: Sequence[Path], metric: str) -> Difference | N
         return of_draws(np.concatenate([x - y for x, y in drawn]))  # older files kept no more
     differences = []
     for x, y in pairs:
-        hits_x, hits_y = _hits(x, metric), _hits(y, metric)
+        hits_x, hits_y = hits(x, metric), hits(y, metric)
         if hits_x is None or hits_y is None or hits_x.shape != hits_y.shape:
             return None
         differences.append(np.atleast_2d(hits_x.astype(float) - hits_y))
@@ -126,7 +126,7 @@ def _both(
     return found if len(shapes) == 1 else None
 
 
-def _hits(x: Arrays, metric: str) -> np.ndarray | None:
+def hits(x: Arrays, metric: str) -> np.ndarray | None:
     """(N,) bool: which images count as right; None where this file cannot say it for `metric`."""
     if metric.startswith("top5"):
         return x.get("hits5")

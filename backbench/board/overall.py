@@ -1,0 +1,248 @@
+"""Who leads the board: its columns in named sets, the rank of every checkpoint over each of them
+(backbench/results/ranks.py), and the answer in one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from backbench.board.board import AVERAGE, BEST, Board, Column, Row, predictions, standing
+from backbench.datasets.catalog import TWELVE
+from backbench.results import ranks
+from backbench.tasks import TASKS
+
+if TYPE_CHECKING:
+    import numpy as np
+
+ALL, OF_TWELVE, OF_DETECTION = "all columns", "LORAC's twelve", "detection"
+NAMED = 4  # checkpoints that a sentence names; of more, how many others
+PLACES = 4  # and columns
+
+
+@dataclass(frozen=True)
+class Overall:
+    """The checkpoints (`rows`) that have a value in one of the set's `columns`, best rank first."""
+
+    name: str
+    columns: list[Column]
+    rows: list[Row]
+    standing: ranks.Ranking
+
+    def leaders(self) -> list[Row]:
+        return [self.rows[i] for i in self.standing.leaders]
+
+    def place(self, row: Row) -> ranks.RankPlace:
+        return self.standing.places[self.rows.index(row)]
+
+    def rank_of(self, row: Row) -> str:
+        """2 (1-4): a row's rank and its interval; nothing where it has none."""
+        if row not in self.rows:
+            return ""
+        place = self.place(row)
+        low, high = place.interval
+        return f"{place.rank} ({low}-{high})" if low < high else f"{place.rank} ({low})"
+
+    @property
+    def title(self) -> str:
+        """The set as a sentence names it: how many of the twelve, say."""
+        count = len(self.columns)
+        if self.name == OF_TWELVE:
+            return self.name if count == len(TWELVE) else f"{count} of {self.name}"
+        if self.name == OF_DETECTION:
+            return f"{count} columns of detection"
+        return f"all {count} columns" if count > 1 else "the one column"
+
+    @property
+    def basis(self) -> str:
+        """What the intervals are for."""
+        of = self.standing
+        if of.over == "datasets":
+            return f"for other datasets like these {of.units}"
+        if of.over == "columns":
+            return f"for other columns like these {of.units}, on other images"
+        return "for these columns on other images"
+
+
+def main_columns(board: Board) -> list[Column]:
+    """One column for each way of measuring that two checkpoints share: its main metric."""
+    best: dict[tuple[str, ...], Column] = {}
+    for column in board.measured_columns():
+        if TASKS[column.task].ranked and column.dataset != AVERAGE:
+            known = best.setdefault(column.setting, column)
+            if column.weight < known.weight:
+                best[column.setting] = column
+    values: dict[Column, int] = dict.fromkeys(best.values(), 0)
+    measured = {row.checkpoint for row in board.measured_rows}
+    for (checkpoint, column), cell in board.cells.items():
+        if column in values and cell.value is not None and checkpoint in measured:
+            values[column] += 1
+    return [column for column, count in values.items() if count > 1]
+
+
+def column_sets(board: Board) -> dict[str, list[Column]]:
+    """Name -> its columns; the widest first. A set that is another one is left out."""
+    main = main_columns(board)
+    sets = {ALL: main, OF_TWELVE: _twelve(board, main)}
+    sets[OF_DETECTION] = [column for column in main if TASKS[column.task].detects]
+    out: dict[str, list[Column]] = {}
+    for name, columns in sets.items():
+        if columns and columns not in out.values() and (name == ALL or len(columns) > 1):
+            out[name] = columns
+    return out
+
+
+def _twelve(board: Board, main: Sequence[Column]) -> list[Column]:
+    """Linear probes on LORAC's twelve by the protocol that most numbers were made by."""
+    ways: dict[tuple[str, str], list[Column]] = {}
+    for column in main:
+        if column.task == "linear" and column.dataset in TWELVE and column.split is None:
+            ways.setdefault((column.protocol, column.engine or ""), []).append(column)
+    count = {way: sum(len(board.measured(c)) for c in columns) for way, columns in ways.items()}
+    most = max(ways, key=lambda way: (count[way], way), default=None)
+    return [] if most is None else ways[most]
+
+
+def overall(board: Board) -> list[Overall]:
+    """Every set's ranks; none where no column has two checkpoints."""
+    return [_ranked(board, name, columns) for name, columns in column_sets(board).items()]
+
+
+def _ranked(board: Board, name: str, columns: list[Column]) -> Overall:
+    import numpy as np
+
+    place = {row.checkpoint: n for n, row in enumerate(board.measured_rows)}
+    values = np.full((len(place), len(columns)), np.nan)
+    which = {column: n for n, column in enumerate(columns)}
+    for (checkpoint, column), cell in board.cells.items():
+        if column in which and checkpoint in place and cell.value is not None:
+            values[place[checkpoint], which[column]] = cell.value
+    there = np.flatnonzero(~np.isnan(values).all(1))
+    rows, values = [board.measured_rows[i] for i in there], values[there]
+    datasets = [f"{c.dataset}:{c.split or ''}" for c in columns]
+    noise = None
+    if len(set(datasets)) < ranks.FEWEST and len(rows) <= ranks.MOST:
+        noise = _noise(board, rows, columns)
+    found = ranks.ranking(values, datasets, noise)
+    order = sorted(range(len(rows)), key=lambda i: (found.places[i].rank, i))
+    return Overall(name, columns, [rows[i] for i in order], found.taken(order))
+
+
+def _noise(board: Board, rows: Sequence[Row], columns: Sequence[Column]) -> np.ndarray:
+    """(rows, columns, resamples); nan where no predictions were kept."""
+    import numpy as np
+
+    from backbench.results import resamples
+
+    out = np.full((len(rows), len(columns), resamples.COUNT), np.nan)
+    for r, row in enumerate(rows):
+        for c, column in enumerate(columns):
+            cell = board.cell(row, column)
+            if cell is None or cell.value is None:
+                continue
+            kept = predictions(cell)
+            if len(kept) == len(cell.parts):
+                moved = resamples.moved(list(kept.values()), column.metric)
+                if moved is not None:
+                    out[r, c] = moved
+    return out
+
+
+# ---- the answer
+
+
+def answer(board: Board, sets: Sequence[Overall]) -> str:
+    """Who leads, where, and what cannot be told apart: one sentence."""
+    count = len(board.measured_rows)
+    if not count:
+        return "Nothing is measured here."
+    if count == 1:
+        return f"{board.labels()[board.measured_rows[0].checkpoint]} is alone here: nothing to compare it with."
+    if not sets:
+        return "No two checkpoints share a column: nothing here can be compared."
+    labels = board.labels()
+    said = [_leaders(sets[0], labels)]
+    said += [_elsewhere(other, sets[0], labels) for other in sets[1:]]
+    said.append(_single(board, sets[0].columns, labels))
+    return "; ".join(filter(None, said)) + "."
+
+
+def _names(rows: Sequence[Row], labels: dict[str, str]) -> str:
+    names = [labels[row.checkpoint] for row in rows[:NAMED]]
+    if len(rows) > NAMED:
+        return f"{', '.join(names)} and {len(rows) - NAMED} others"
+    return _listed(names)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
+def _rank(of: Overall, row: Row) -> str:
+    low, high = of.place(row).interval
+    return str(low) if low == high else f"{low} to {high}"
+
+
+def _leaders(of: Overall, labels: dict[str, str]) -> str:
+    """The clause of the widest set."""
+    first, total = of.leaders(), len(of.rows)
+    if len(first) == total:
+        why = "" if of.standing.tested else ", as too little was measured or kept to test it"
+        return f"Over {of.title} nothing separates {_all(first, labels)}{why}"
+    if len(first) == 1:
+        said = f"{labels[first[0].checkpoint]} leads alone over {of.title}"
+        return f"{said}: rank 1 of {total} with 95% confidence, {of.basis}"
+    ranks_said = ", ".join(_rank(of, row) for row in first[:NAMED])
+    return (
+        f"{_names(first, labels)} lead over {of.title} and nothing separates them:"
+        f" ranks {ranks_said} of {total} with 95% confidence, {of.basis}"
+    )
+
+
+def _all(rows: Sequence[Row], labels: dict[str, str]) -> str:
+    return _names(rows, labels) if len(rows) <= NAMED else f"the {len(rows)} checkpoints"
+
+
+def _elsewhere(of: Overall, widest: Overall, labels: dict[str, str]) -> str:
+    """The clause of another set, where it says something else."""
+    first = of.leaders()
+    if len(first) == len(of.rows):
+        return f"over {of.title} nothing separates {_all(first, labels)}"
+    if first == widest.leaders():
+        return f"over {of.title} too"
+    verb = "leads" if len(first) == 1 else "lead"
+    return f"over {of.title} {_names(first, labels)} {verb}"
+
+
+def _single(board: Board, columns: Sequence[Column], labels: dict[str, str]) -> str:
+    """In which single columns somebody is best by a paired test, and in how many nobody is."""
+    if len(columns) < 2:
+        return ""
+    best: dict[str, list[Column]] = {}
+    for column in columns:
+        for checkpoint, mark in standing(board, column).items():
+            if mark == BEST:
+                best.setdefault(checkpoint, []).append(column)
+    won = sum(map(len, best.values()))
+    if not won:
+        return "in no single column is any checkpoint best by a paired test"
+    said = []
+    for checkpoint in sorted(best, key=lambda c: -len(best[c]))[:NAMED]:
+        said.append(f"{labels[checkpoint]} in {_where(best[checkpoint], columns)}")
+    rest = len(columns) - won
+    tied = f", nobody in the other {rest}" if rest else ""
+    return f"best by a paired test: {', '.join(said)}{tied}"
+
+
+def _where(won: Sequence[Column], columns: Sequence[Column]) -> str:
+    """Some columns in words, as short as tells them from the others."""
+    if len(won) == len(columns):
+        return f"each of the {len(won)} columns"
+    if len(won) > PLACES:
+        return f"{len(won)} columns"
+    tasks = [column.task for column in columns]
+    names = []
+    for column in won:
+        title = TASKS[column.task].title
+        names.append(title if tasks.count(column.task) == 1 else f"{title} on {column.dataset}")
+    return _listed(names)

@@ -1,0 +1,129 @@
+"""Who leads: in one sentence on the terminal, in Markdown and on the page; and of any CSV."""
+
+import csv
+
+import pytest
+from support import boards
+
+from backbench import cli
+from backbench.board.board import collect
+from backbench.board.overall import answer, column_sets, overall
+from backbench.errors import BadInput
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    root = tmp_path_factory.mktemp("board")
+    boards.synthetic(root, ["random", "moco", "lorac"], boards.PAPER, gap=6, images=300)
+    return root
+
+
+def test_one_sentence_says_who_leads_and_where(runs, tmp_path, capsys):
+    assert cli.main(["leaderboard", str(runs), "--markdown", str(tmp_path), "-q"]) == 0
+    out = capsys.readouterr().out
+    said = out.splitlines()[0]
+    assert said.startswith("lorac leads alone over all 18 columns: rank 1 of 3 with 95% confidence")
+    assert "LORAC's twelve too" in said and "over 3 columns of detection" in said
+    assert said.count(".") == 1 and said.endswith(".")
+    assert "[rank] over all 18 columns" in out
+    rows = [line.split() for line in out.splitlines()[-3:]]
+    assert [(row[0], row[1], row[2]) for row in rows] == [
+        ("lorac", "1", "(1)"),
+        ("moco", "2", "(2)"),
+        ("random", "3", "(3)"),
+    ]
+    text = (tmp_path / "board.md").read_text()
+    assert text.splitlines()[0] == said
+    assert "| 1 | 1 to 1 | 1.00 |" in text and "**lorac** |" in text
+
+
+def test_equals_are_said_to_be(tmp_path):
+    boards.synthetic(tmp_path, ["one", "two"], boards.DEMO[:4], gap=0, images=200)
+    board = collect([tmp_path])
+    sets = overall(board)
+    assert [of.name for of in sets] == ["all columns"]
+    assert answer(board, sets).startswith("Over all 4 columns nothing separates one and two")
+    assert sets[0].standing.over == "images" and sets[0].standing.tested
+
+
+def test_sets_have_one_main_column_for_each_setting(runs):
+    board = collect([runs])
+    sets = column_sets(board)
+    assert list(sets) == ["all columns", "LORAC's twelve", "detection"]
+    assert [c.metric for c in sets["detection"]] == ["bbox_AP", "segm_AP", "keypoints_AP"]
+    assert len(sets["LORAC's twelve"]) == 12
+    assert not [c for c in sets["all columns"] if c.metric in ("top5", "average")]
+
+
+def test_one_checkpoint_or_none_in_common(tmp_path):
+    boards.synthetic(tmp_path / "a", ["one"], boards.DEMO[:1], images=50)
+    board = collect([tmp_path])
+    assert "alone" in answer(board, overall(board))
+    boards.synthetic(tmp_path / "b", ["two"], boards.DEMO[1:2], images=50)
+    board = collect([tmp_path])
+    assert "No two checkpoints share a column" in answer(board, overall(board))
+
+
+TABLE = "model,size,a,b,c,d,e,f,g,loss\n"
+
+
+def write(path, *lines):
+    path.write_text(TABLE + "\n".join(lines) + "\n")
+    return path
+
+
+def test_a_csv_of_somebody_else(tmp_path, capsys):
+    file = write(
+        tmp_path / "x.csv",
+        "good,1M,90,80 ± 0.2,70%,60,50,40,30,1",
+        "equal,2M,90,80,70,60,50,40,30,1",
+        "bad,3M,20,19,18,-,18.5,20,19.2,9",
+    )
+    out = tmp_path / "ranks.csv"
+    args = ["rank", str(file), "--lower", "loss", "--csv", str(out), "-q"]
+    assert cli.main(args) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == (
+        "Of 3 rows over 8 columns, good, equal lead and nothing separates them,"
+        " with 95% confidence for other columns like these 8."
+    )
+    with out.open(newline="") as found:
+        rows = {row["name"]: row for row in csv.DictReader(found)}
+    assert rows["good"]["rank"] == rows["equal"]["rank"] == "1", "exact ties share a rank"
+    assert (rows["bad"]["rank_low"], rows["bad"]["rank_high"], rows["bad"]["columns"]) == (
+        "3",
+        "3",
+        "7",
+    )
+
+
+def test_our_own_csv_is_ranked_by_main_columns(runs, tmp_path, capsys):
+    file = tmp_path / "l.csv"
+    assert cli.main(["leaderboard", str(runs), "--csv", str(file), "--published", "-q"]) == 0
+    capsys.readouterr()
+    assert cli.main(["rank", str(file), "-q"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith("Of 3 rows over 18 columns, lorac leads alone")
+    assert "for other datasets like these 14" in said[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("name,a\nx,1\n", "two rows at least"),
+        ("name,a\nx,1\ny,2,3\n", "3 fields, the heading has 2"),
+        ("name,a,a\nx,1,2\ny,2,3\n", "two columns are called 'a'"),
+        ("name,a\nx,one\ny,two\n", "no column of numbers"),
+        ("a,b\n1,2\n3,4\n", "no column of names"),
+        ("name,a\nx,1\ny,2\nz,?!\n", "'?!' in column 'a' is no number"),
+        ("name,a\nx,1\ny,1e999\n", "is no number"),
+    ],
+)
+def test_what_cannot_be_ranked_is_said(tmp_path, text, said):
+    file = tmp_path / "x.csv"
+    file.write_text(text)
+    with pytest.raises(BadInput, match=said.replace("?", r"\?")) as caught:
+        from backbench.board.foreign import read
+
+        read(file)
+    assert "\n" not in str(caught.value)
