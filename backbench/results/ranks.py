@@ -24,10 +24,10 @@ FEWEST = 6  # units of which anything is said of others; of fewer, these alone o
 FLIPS = 2000
 # For each pair of rows, outcomes of the signs of so many units that flips can tell it apart; of
 # fewer, a t-test of each pair. The columns' own units, estimated from the same few rows, make
-# differences more alike than they are: without a factor flips told two apart on 5 to 6% of boards of
+# differences more alike than they are: without a factor flips told two apart on 5 to 8% of boards of
 # equals, and t-tests on 9.4% of those of three equals and 6% of those of five to twenty.
 _OUTCOMES = 40
-_ALIKE_FLIPS, _ALIKE_ONE, _ALIKE_MANY = 1.25, 7.0, 1.3
+_ALIKE_FLIPS, _ALIKE_ONE, _ALIKE_MANY = 1.6, 7.0, 1.4
 MOST = 100  # rows whose pairs are tested by flips; of more, by a t-test of each pair
 _TURNS, _STEP = 100, 2.0  # of Newton's iteration for Bradley and Terry's strengths
 _SURE = 1 - 1e-12
