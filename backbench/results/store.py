@@ -46,13 +46,10 @@ class Origin(TypedDict, total=False):
     versions: Mapping[str, str]
     hardware: str
     recorded: float  # seconds since 1970, UTC
-<<<<<<< HEAD
     images_per_second: float  # through the frozen trunk alone, on this hardware
-=======
     # Of merged records (backbench merge): whose it is, and who else measured this number
     lab: str
     also: list[dict[str, object]]
->>>>>>> b4f604b (Who leads in one sentence, ranks over many columns with intervals; backbench rank and merge; a page with each task's main metric, readable on a phone)
 
 
 @dataclass(frozen=True, kw_only=True)
