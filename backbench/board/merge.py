@@ -37,7 +37,7 @@ class Lab(NamedTuple):
     folder: Path
 
 
-class Record(NamedTuple):
+class LabRecord(NamedTuple):
     """One line of one lab, and its run folder below the lab's."""
 
     lab: str
@@ -84,7 +84,7 @@ def _labs(given: Sequence[str]) -> list[Lab]:
     return labs
 
 
-def _fitting(lab: Lab, problems: list[str]) -> Iterator[Record]:
+def _fitting(lab: Lab, problems: list[str]) -> Iterator[LabRecord]:
     """The records of a lab that fit what they kept; the others are named."""
     for file in store.files_below(lab.folder):
         for line in store.read_file(file):
@@ -96,7 +96,7 @@ def _fitting(lab: Lab, problems: list[str]) -> Iterator[Record]:
             if why is None:
                 whose = line.origin.get("lab") or lab.name
                 below = Path(os.path.relpath(file.parent, lab.folder))
-                yield Record(str(whose), measurement, lab.name / below)
+                yield LabRecord(str(whose), measurement, lab.name / below)
             else:
                 what = f"{line.name}: {line.column}, seed {line.seed}"
                 problems.append(f"{what} ({file}) is left out: {why}")
@@ -123,10 +123,10 @@ def misfit(measurement: Measurement) -> str | None:
     return None
 
 
-def _merged(records: Sequence[Record], problems: list[str]) -> list[Record]:
+def _merged(records: Sequence[LabRecord], problems: list[str]) -> list[LabRecord]:
     """One record for each number, in the order in which they came."""
     found = places.of_rows([record.measurement.result for record in records])
-    numbers: dict[tuple[object, ...], list[Record]] = {}
+    numbers: dict[tuple[object, ...], list[LabRecord]] = {}
     strange: set[str] = set()
     for record, place in zip(records, found, strict=True):
         r = record.measurement.result
@@ -140,7 +140,7 @@ def _merged(records: Sequence[Record], problems: list[str]) -> list[Record]:
     return [_newest(same, problems) for same in numbers.values()]
 
 
-def _newest(same: Sequence[Record], problems: list[str]) -> Record:
+def _newest(same: Sequence[LabRecord], problems: list[str]) -> LabRecord:
     """The record that counts, with the origins of the others; those that disagree are named."""
     ordered = sorted(same, key=lambda record: record.measurement.recorded)
     *others, newest = ordered
@@ -173,15 +173,15 @@ def agree(a: Result, b: Result) -> bool:
     return any(ci95 is not None and ci95[0] <= value <= ci95[1] for ci95, value in held)
 
 
-def _told(record: Record) -> dict[str, object]:
+def _told(record: LabRecord) -> dict[str, object]:
     result = record.measurement.result
     about = {**result.origin, "lab": record.lab, "value": result.value, "ci95": result.ci95}
     return {key: about[key] for key in TOLD if about.get(key) is not None}
 
 
-def _write(out: Path, merged: Sequence[Record]) -> None:
+def _write(out: Path, merged: Sequence[LabRecord]) -> None:
     """Each run's lines in one write, after the predictions that they name."""
-    runs: dict[Path, list[Record]] = {}
+    runs: dict[Path, list[LabRecord]] = {}
     for record in merged:
         runs.setdefault(record.below, []).append(record)
     for below, records in runs.items():
