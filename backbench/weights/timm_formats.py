@@ -14,6 +14,7 @@ from backbench.weights.format_row import Format
 from backbench.weights.names import FoundTrunk, Tables
 
 _APACHE, _MIT, _NC = "Apache-2.0", "MIT", "CC-BY-NC-4.0"
+_CONVNEXT_LICENCES = "MIT (ConvNeXt V2: CC-BY-NC-4.0)"
 _DINOV3 = "DINOv3 License (https://ai.meta.com/resources/models-and-libraries/dinov3-license)"
 _CLIP_PIXELS = Pixels(CLIP_MEAN, CLIP_STD)
 _HALF = Pixels(HALF, HALF)
@@ -275,14 +276,14 @@ TIMM_FORMATS: tuple[Format, ...] = (
     Format(
         name="convnext",
         source="facebookresearch/ConvNeXt: models/convnext.py; facebookresearch/ConvNeXt-V2: models/convnextv2.py",
-        also="ConvNeXt V2, whose weights are CC-BY-NC-4.0",
+        also="ConvNeXt V2",
         method="supervised",
         encoders={"model": ("model:",), "ema": ("model_ema:",)},
         default="model",
         dialects=("convnext",),
         timm=_CONVNEXTS | _CONVNEXTS_V2,
         beside=("head.*",),
-        licence=_MIT,
+        licence=_CONVNEXT_LICENCES,
     ),
     Format(
         name="clip",
@@ -419,6 +420,7 @@ TIMM_FORMATS: tuple[Format, ...] = (
         default="encoder",
         dialects=("hub convnext",),
         timm=_CONVNEXTS | _CONVNEXTS_V2,
+        licence=_CONVNEXT_LICENCES,
     ),
 )
 
