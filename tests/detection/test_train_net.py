@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.detection_ranks import OTHER_TRUNKS
 
 from backbench import cli
 from backbench.results import store
 from backbench.runs.folder import read_metrics
+from backbench.weights import archs
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.resnet import build_backbone
 
@@ -35,6 +37,18 @@ def x(tmp_path_factory):
         provenance={"recipe": {"precision": "bf16"}},
     ).save(file)
     return file
+
+
+@pytest.fixture(scope="module")
+def others(tmp_path_factory):
+    """Config -> a checkpoint of another kind of trunk."""
+    files = {}
+    for config, arch in OTHER_TRUNKS.items():
+        torch.manual_seed(1)
+        state = archs.build_trunk(arch).state_dict()
+        files[config] = tmp_path_factory.mktemp("checkpoint") / "other.safetensors"
+        Checkpoint(arch=arch, method="test", state_dict=state).save(files[config])
+    return files
 
 
 def command(config, data, out, *more):
@@ -92,11 +106,11 @@ def assert_same_run(a, b):
     assert numbers(a) == numbers(b)
 
 
-def stop_and_kill(config, tiny_root, x, tmp_path, *flags):
+def stop_and_kill(config, tiny_root, x, tmp_path, *flags, words=()):
     """Uninterrupted, against stopped by SIGTERM after one iteration, killed -9 later, and
     resumed."""
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    more = (*flags, "--checkpoint", x, "--resume", *SIX)
+    more = (*flags, "--checkpoint", x, "--resume", *SIX, *words)
     assert detect_here(config, tiny_root, whole, *more) == 0
     assert interrupted(signal.SIGTERM, 1, config, tiny_root, broken, *more) == 75
     assert interrupted(signal.SIGKILL, 4, config, tiny_root, broken, *more) == -9
@@ -159,6 +173,19 @@ def test_killed_and_resumed(tiny_root, x, tmp_path, task):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("engine", ["torchvision", "detectron2"])
+def test_killed_and_resumed_with_a_transformer(tiny_root, others, tmp_path, engine):
+    """AdamW's state, a rate for each layer, stochastic depth."""
+    if engine == "detectron2":
+        pytest.importorskip("detectron2", reason="Detectron2 is not installed: `make detectron2`")
+    config = "tiny_faster_rcnn_ViT_SFP"
+    flags, words = ("--engine", engine), ("MODEL.TRUNK.DROP_PATH", "0.3")
+    whole = stop_and_kill(config, tiny_root, others[config], tmp_path, *flags, words=words)
+    rows, _ = store.read(whole / "results.jsonl")
+    assert {r.arch for r in rows} == {Checkpoint.load(others[config]).arch}
+
+
+@pytest.mark.slow
 def test_killed_and_resumed_in_detectron2(tiny_root, x, tmp_path):
     pytest.importorskip("detectron2", reason="Detectron2 is not installed: `make detectron2`")
     whole = stop_and_kill(
@@ -168,10 +195,11 @@ def test_killed_and_resumed_in_detectron2(tiny_root, x, tmp_path):
 
 
 @pytest.mark.slow
-def test_two_processes_are_one(tiny_root, x, tmp_path):
+@pytest.mark.parametrize("config", ["tiny_mask_rcnn_R_18_FPN", *OTHER_TRUNKS])
+def test_two_processes_are_one(tiny_root, x, others, tmp_path, config):
     """The same global batch on two gloo ranks: the same weights and AP, and a signal saves the
     state of both."""
-    config = "tiny_mask_rcnn_R_18_FPN"
+    x = others.get(config, x)
     one, two = tmp_path / "one", tmp_path / "two"
     assert detect(config, tiny_root, one, "--checkpoint", x).returncode == 0
     assert (

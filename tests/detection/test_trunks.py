@@ -218,3 +218,17 @@ def test_other_refusals(tiny_root, tmp_path):
         trunks.refuse(archs.build_trunk("resnet18", "conv3"), trunks.FPN)
     # Positions that rotate need no rule
     trunks.refuse(archs.build_trunk("timm:vit_small_patch16_dinov3_qkvb,depth=1"), trunks.SIMPLE)
+
+
+@pytest.mark.skipif("detectron2" not in ENGINES, reason="Detectron2 is not installed")
+def test_detectron2_pads_what_a_transformer_sees(tiny_root, tmp_path, checkpoints):
+    """Its own simple pyramid leaves images as they are, and levels of odd sizes."""
+    run = run_of(tiny_root, tmp_path, checkpoints, VIT14, engine="detectron2")
+    _, e = built(run)
+    image = torch.zeros(3, 100, 70, dtype=torch.uint8)
+    images = e.model.preprocess_image([{"image": image}])
+    assert images.tensor.shape == (1, 3, 128, 96)
+    with torch.no_grad():
+        levels = e.model.backbone(images.tensor)
+    sides = [tuple(level.shape[-2:]) for level in levels.values()]
+    assert sides == [(32, 24), (16, 12), (8, 6), (4, 3), (2, 2)]

@@ -22,7 +22,15 @@ CONFIGS = (
     "tiny_mask_rcnn_R_18_FPN",
     "tiny_keypoint_rcnn_R_18_FPN",
     "tiny_faster_rcnn_R_50_C4",
+    "tiny_faster_rcnn_ConvNeXt_FPN",
+    "tiny_faster_rcnn_ViT_SFP",
 )
+# Of configs for trunks of any kind
+OTHER_TRUNKS = {
+    "tiny_faster_rcnn_ConvNeXt_FPN": "timm:test_convnext",
+    "tiny_faster_rcnn_ViT_SFP": "timm:vit_tiny_patch16_224,depth=2,embed_dim=32,img_size=56,"
+    "num_heads=2,patch_size=14,pos=aa",
+}
 # Every anchor and every proposal is taken, so that nothing is drawn; small, as are the images
 EVERY = (
     *("MODEL.RPN.BATCH_SIZE_PER_IMAGE", "20000", "MODEL.RPN.POSITIVE_FRACTION", "1.0"),
@@ -36,6 +44,8 @@ def run_of(name: str, root: Path, out: Path, world: int) -> DetectionRun:
     out.mkdir(parents=True, exist_ok=True)
     # C4 sends every box through a stage of its trunk
     small = ("MODEL.ROI_BOX_HEAD.POOLER_RESOLUTION", "4") if "C4" in name else ()
+    if name in OTHER_TRUNKS:
+        small = ("MODEL.TRUNK.ARCH", OTHER_TRUNKS[name])
     return asked(name, root, out, (*EVERY, *small), engine="detectron2", world=world)
 
 
