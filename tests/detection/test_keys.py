@@ -69,6 +69,7 @@ def test_neutral_keys_name_no_protocol():
 CROP, CLIP = ("INPUT.CROP.ENABLED", "True"), ("SOLVER.CLIP_GRADIENTS.ENABLED", "True")
 COSINE = ("SOLVER.LR_SCHEDULER_NAME", "WarmupCosineLR", "SOLVER.MAX_ITER", "9")
 REPEATED = ("DATALOADER.SAMPLER_TRAIN", "RepeatFactorTrainingSampler")
+TRUNK = ("MODEL.TRUNK.ARCH", "timm:test_convnext")
 CASCADE = (
     *("MODEL.ROI_HEADS.NAME", "CascadeROIHeads"),
     *("MODEL.ROI_BOX_HEAD.CLS_AGNOSTIC_BBOX_REG", "True"),
@@ -127,6 +128,12 @@ SPECIAL = {
     "SOLVER.AMP.ENABLED": ("True", "SOLVER.AMP.PRECISION", "bf16"),
     "SOLVER.AMP.PRECISION": ("bf16", "SOLVER.AMP.ENABLED", "True"),
     "TEST.DETECTIONS_PER_IMAGE": ("3",),
+    "MODEL.TRUNK.ARCH": ("timm:test_convnext2", *TRUNK),
+    "MODEL.TRUNK.FROZEN": ("True", *TRUNK),
+    "MODEL.TRUNK.DROP_PATH": ("0.5", *TRUNK),
+    "MODEL.TRUNK.MAP_NORM": ("False", *TRUNK),
+    "SOLVER.OPTIMIZER": ("SGD", *TRUNK),
+    "SOLVER.LAYER_DECAY": ("0.5", *TRUNK),
 }
 
 
