@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from backbench.datasets.catalog import DATASETS, TWELVE
-from backbench.results import intervals, places, published, scored, store
+from backbench.results import costs, intervals, places, published, scored, store
 from backbench.results.compare import Difference, compare, seeds_interval, tied_with_first
+from backbench.results.costs import TrunkCost
 from backbench.results.store import Result
 from backbench.tasks import ORDER, TASKS
 from backbench.untrusted import words
@@ -161,7 +162,8 @@ class Cell:
 class Board:
     """`cells` by (Row.checkpoint, column); `problems` are lines for whoever reads the board;
     `labs` has whose numbers a checkpoint's are, where the records say so (backbench merge);
-    `ways` has the word (weights/fast.py) for checkpoints that were not pretrained to the letter."""
+    `ways` has the word (weights/fast.py) for checkpoints that were not pretrained to the letter;
+    `costs` what the trunks of checkpoints cost, where their rows say so."""
 
     rows: list[Row] = field(default_factory=list)
     columns: list[Column] = field(default_factory=list)
@@ -169,6 +171,7 @@ class Board:
     problems: list[str] = field(default_factory=list)
     ways: dict[str, str] = field(default_factory=dict)
     labs: dict[str, list[str]] = field(default_factory=dict)
+    costs: dict[str, TrunkCost] = field(default_factory=dict)
 
     def name(self, row: Row) -> str:
         """The row's name, and `(fast)` behind that of a trunk that went the fast way: it is not
@@ -273,6 +276,7 @@ def fill(found: Iterable[Measurement], problems: Iterable[str] = ()) -> Board:
             known = board.labs.setdefault(result.checkpoint, [])
             if lab not in known:
                 known.append(lab)
+    board.costs = costs.of_results(measurement.result for measurement, _ in counted)
     board.columns = _in_order({column for _, column in counted})
     _add_averages(board)
     return board

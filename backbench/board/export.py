@@ -10,7 +10,7 @@ import shlex
 from pathlib import Path
 
 from backbench.board.board import PUBLISHED, Board, Column, Measurement, Row, text_of
-from backbench.results import places
+from backbench.results import costs, places
 from backbench.results.store import Result
 from backbench.runs import atomic
 from backbench.untrusted import words
@@ -18,18 +18,23 @@ from backbench.untrusted import words
 ABOUT = ("checkpoint", "name", "method", "arch", "epochs", "source")
 WHAT = ("task", "dataset", "split", "metric", "protocol", "engine", "seed")
 ORIGIN = ("code", "hardware", "recorded")
-TIDY = (*ABOUT, *WHAT, "value", "ci95_low", "ci95_high", "chosen", *ORIGIN, "command", "run")
+# What the trunk costs; "hardware" stands among ORIGIN already where each number has a line
+COST = tuple(name for name in costs.FIELDS if name not in ORIGIN)
+TIDY = (*ABOUT, *WHAT, "value", "ci95_low", "ci95_high", "chosen", *COST, *ORIGIN, "command", "run")
 Line = dict[str, object]  # field -> what stands in it; fields that are left out stay empty
 
 
 def write_csv(board: Board, path: Path) -> None:
     """leaderboard.csv: one row per checkpoint, one column per
-    `task/dataset/metric@protocol[+engine]`, in percent; empty where not run or undefined."""
+    `task/dataset/metric@protocol[+engine]`, in percent; empty where not run or undefined. Before
+    them what the trunks cost, where any row says it."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*ABOUT, *(column.name for column in board.columns)])
+    cost = costs.FIELDS if board.costs else ()
+    writer.writerow([*ABOUT, *cost, *(column.name for column in board.columns)])
     for row in board.rows:
         line = list(_about(board, row).values())
+        line += [getattr(board.costs.get(row.checkpoint), name, None) for name in cost]
         for column in board.columns:
             cell = board.cell(row, column)
             line.append(_number(cell.value) if cell is not None else None)
@@ -89,6 +94,9 @@ def _measured(measurement: Measurement) -> Line:
         line["chosen"] = json.dumps(result.chosen, sort_keys=True)
     for name in ORIGIN:
         line[name] = result.origin.get(name)
+    cost = costs.of_result(result)
+    if cost is not None:
+        line |= {name: getattr(cost, name) for name in COST}
     return line
 
 

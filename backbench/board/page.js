@@ -184,11 +184,11 @@ function line(r, shown) {
   const method = r.published || r.method === r.name ? null : r.method;
   const epochs = r.epochs == null ? null : r.epochs + " ep";
   const labs = r.labs.length ? "by " + r.labs.join(", ") : null;
-  const about = [paper, method, r.arch, epochs, labs].filter(Boolean).join(" · ");
+  const about = [paper, method, r.arch, epochs, r.cost, labs].filter(Boolean).join(" · ");
   const dot = r.published ? "" : `<span class="dot" style="--c:${colour(r.i)}"></span>`;
   const name = `${dot}${esc(r.published ? r.method : r.label)}<small>${esc(about)}</small>`;
   const numbers = shown.map((k, n) => `<td class="${edge(shown, n)}">${number(k, r)}</td>`);
-  return `<tr><th scope="row" class="first" title="${esc(r.checkpoint)}">${name}</th>` +
+  return `<tr><th scope="row" class="first" title="${esc([r.checkpoint, r.hardware].filter(Boolean).join("\n"))}">${name}</th>` +
     numbers.join("") + "</tr>";
 }
 

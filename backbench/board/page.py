@@ -71,6 +71,8 @@ class PageRow(NamedTuple):
     published: bool
     label: str
     labs: list[str]  # whose numbers these are, where they were merged
+    cost: str  # of its trunk, where trunks of several kinds are compared
+    hardware: str  # that its images a second were measured on
 
 
 class PageColumn(NamedTuple):
@@ -309,7 +311,10 @@ def _row(row: Row, labels: Mapping[str, str], board: Board) -> PageRow:
     published = row.source != MEASURED
     label, labs = labels[row.checkpoint], board.labs.get(row.checkpoint, [])
     about = (row.checkpoint, row.name, row.method, row.arch, row.epochs)
-    return PageRow(*about, published, label, labs)
+    cost = board.costs.get(row.checkpoint)
+    compared = len({one.parameters for one in board.costs.values()}) > 1
+    text, hardware = (cost.text, cost.hardware or "") if cost and compared else ("", "")
+    return PageRow(*about, published, label, labs, text, hardware)
 
 
 def _columns_and_cells(

@@ -1,0 +1,91 @@
+"""Parameters, multiply-adds and speed of trunks on the board, and rows that say nonsense of them."""
+
+import csv
+
+import pytest
+from support.records import a_result
+
+from backbench.board import export, page
+from backbench.board.board import collect
+from backbench.results import store
+
+R18 = {"reading": "pooled", "parameters": 11_176_512, "side": 224, "gflops": 1.8186}
+VIT = {"reading": "cls", "parameters": 21_665_664, "side": 224, "gflops": 4.5985}
+
+
+def row(checkpoint, trunk, *, dataset="cifar10", speed=None, recorded=1.0, **more):
+    origin = {"hardware": "2 x CPU", "recorded": recorded}
+    if speed is not None:
+        origin["images_per_second"] = speed
+    provenance = {} if trunk is None else {"trunk": trunk}
+    return a_result(
+        checkpoint=checkpoint * 64, name=f"trunk {checkpoint}", dataset=dataset,
+        provenance=provenance, origin=origin, **more,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def runs(tmp_path):
+    store.append(
+        tmp_path,
+        [
+            row("a", {**R18, "side": 32, "gflops": 0.037}, speed=900.0, recorded=9.0),
+            row("a", R18, dataset="dtd", speed=20.0, recorded=2.0),
+            row("a", R18, dataset="pets", speed=25.0, recorded=3.0),
+            row("a", R18, dataset="food", recorded=4.0),  # its features came from the cache
+            row("b", VIT, speed=10.5),
+            row("c", None),
+        ],
+    )
+    return tmp_path
+
+
+def test_the_table_has_what_each_trunk_costs(runs):
+    board = collect([runs])
+    export.write_csv(board, runs / "leaderboard.csv")
+    rows = {r["name"]: r for r in csv.DictReader((runs / "leaderboard.csv").open())}
+    a, b, c = rows["trunk a"], rows["trunk b"], rows["trunk c"]
+    # At the largest size, the last speed that was measured there
+    assert (a["parameters"], a["side"], a["gflops"]) == ("11176512", "224", "1.8186")
+    assert (a["images_per_second"], a["hardware"]) == ("25.0", "2 x CPU")
+    assert (b["parameters"], b["images_per_second"]) == ("21665664", "10.5")
+    assert {c[name] for name in ("parameters", "side", "gflops", "images_per_second")} == {""}
+
+
+def test_every_number_has_the_speed_of_its_own_run(runs):
+    export.write_tidy(collect([runs]), runs / "results.csv")
+    lines = list(csv.DictReader((runs / "results.csv").open()))
+    found = {(r["name"], r["dataset"]): r["images_per_second"] for r in lines}
+    assert found["trunk a", "cifar10"] == "900.0" and found["trunk a", "food"] == ""
+
+
+def test_the_page_says_it_where_trunks_are_compared(runs):
+    board = collect([runs])
+    labels = board.labels()
+    texts = {r.name: page._row(r, labels, board).cost for r in board.rows}
+    assert texts["trunk a"] == "11.2M parameters · 1.8 GFLOPs at 224 px · 25 images/s"
+    assert texts["trunk c"] == ""
+
+
+def test_boards_of_one_kind_of_trunk_are_as_they_were(tmp_path):
+    store.append(tmp_path, [row("c", None)])
+    board = collect([tmp_path])
+    export.write_csv(board, tmp_path / "leaderboard.csv")
+    assert "parameters" not in (tmp_path / "leaderboard.csv").read_text()
+
+
+@pytest.mark.parametrize(
+    "trunk",
+    [
+        "resnet", [1], {"parameters": "many", "side": 224}, {"parameters": 5, "side": 0},
+        {"parameters": -1, "side": 3}, {"parameters": True, "side": 3},
+        {"parameters": 5, "side": 224, "gflops": float("nan")},
+        {"parameters": 5, "side": 224, "gflops": "=1+1"},
+    ],
+)  # fmt: skip
+def test_nonsense_about_a_trunk_takes_nothing_down(tmp_path, trunk):
+    store.append(tmp_path, [row("a", trunk), row("b", VIT)])
+    board = collect([tmp_path])
+    assert len(board.measured_rows) == 2
+    cost = board.costs.get("a" * 64)
+    assert cost is None or cost.gflops is None
