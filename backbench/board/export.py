@@ -20,7 +20,7 @@ WHAT = ("task", "dataset", "split", "metric", "protocol", "engine", "seed")
 ORIGIN = ("code", "hardware", "recorded")
 # What the trunk costs; "hardware" stands among ORIGIN already where each number has a line
 COST = tuple(name for name in costs.FIELDS if name not in ORIGIN)
-TIDY = (*ABOUT, *WHAT, "value", "ci95_low", "ci95_high", "chosen", *COST, *ORIGIN, "command", "run")
+VALUE, AGAIN = ("value", "ci95_low", "ci95_high", "chosen"), ("command", "run")
 Line = dict[str, object]  # field -> what stands in it; fields that are left out stay empty
 
 
@@ -46,7 +46,9 @@ def write_tidy(board: Board, path: Path) -> None:
     """results.csv: one row per number that counts, with where it comes from; published numbers have
     a source only."""
     text = io.StringIO()
-    writer = csv.DictWriter(text, TIDY, restval="", lineterminator="\n")
+    cost = COST if board.costs else ()
+    fields = (*ABOUT, *WHAT, *VALUE, *cost, *ORIGIN, *AGAIN)
+    writer = csv.DictWriter(text, fields, restval="", lineterminator="\n")
     writer.writeheader()
     # What is said of a checkpoint stands on each of its lines, and of a column: made once for all.
     about = {row.checkpoint: _cells(_about(board, row)) for row in board.rows}

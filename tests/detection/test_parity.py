@@ -113,6 +113,8 @@ def pair(request, tiny_root, tmp_path_factory):
     if request.param in TRUNKS:
         name = f"tiny_faster_rcnn_{request.param}"
         words = (*words, "MODEL.TRUNK.ARCH", TRUNKS[request.param])
+        # As large as they are: what the tests read themselves is not resized
+        words = (*words, "INPUT.MIN_SIZE_TEST", "128", "INPUT.MAX_SIZE_TEST", "256")
     out = tmp_path_factory.mktemp("run")
     p, ours = built(asked(name, tiny_root, out, words))
     _, theirs = built(asked(name, tiny_root, out, words, engine="detectron2"))

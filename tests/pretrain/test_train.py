@@ -175,6 +175,7 @@ def test_a_signal_saves_and_the_same_command_continues_exactly(pretrain, kill_at
     assert numbers(out) == numbers(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_a_row_of_metrics_spans_a_restart(pretrain, kill_at_step, tmp_path):
     assert pretrain(tmp_path / "whole", "log_every=4")[0] == 0
     kill_at_step(1, signal.SIGTERM)

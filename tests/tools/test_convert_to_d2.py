@@ -20,6 +20,7 @@ def run(*arguments):
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 
+@pytest.mark.slow
 def test_converts_any_importable_file_and_refuses_others(tmp_path, monkeypatch, capsys):
     torch.manual_seed(0)
     state = {f"module.encoder_q.{k}": v for k, v in resnet18().state_dict().items()}

@@ -92,6 +92,7 @@ def values(out: Path) -> dict[tuple[str, str, str], float | None]:
     return {(r.name, r.protocol, r.metric): r.value for r in rows}
 
 
+@pytest.mark.slow
 def test_one_pass_serves_all_checkpoints_and_the_numbers_are_right(
     tiny_root, tmp_path, decoder, monkeypatch
 ) -> None:

@@ -15,6 +15,7 @@ from support.interruptions import Killed, kill
 from backbench.errors import BadInput, Preempted
 from backbench.images import contents
 from backbench.images.preprocess import CIFAR_MEAN, CIFAR_STD, Pixels, eval_geometry, to_input
+from backbench.runs.folder import log
 from backbench.runs.state import StopFlag
 from transfer import feature_cache
 from transfer.feature_cache import FeatureCache, describe
@@ -180,7 +181,7 @@ def test_what_a_run_is_using_is_not_removed(images, tmp_path):
 
 def test_what_another_run_computes_is_waited_for(images, cache, caplog, monkeypatch):
     monkeypatch.setattr("transfer.features.WAIT_SECONDS", 0.05)
-    caplog.set_level("INFO")
+    caplog.set_level("INFO", logger=log.name)
     make = extractor(cache, checkpoint())
     wanted = describe(make.trunks[0], contents.named(images).digest, GEOMETRY)
     held = cache.try_lock([wanted])

@@ -152,6 +152,7 @@ def test_training_is_torchs_sgd(trees, trunk, tmp_path):
     assert float((network[1].weight.detach() - weight).norm() / weight.norm()) < 1e-5
 
 
+@pytest.mark.slow
 def test_two_processes_give_the_weights_of_one(trees, trunk, tmp_path):
     root = trees("classes")
     with socket.socket() as s:
@@ -172,6 +173,7 @@ def test_two_processes_give_the_weights_of_one(trees, trunk, tmp_path):
             assert float((two[name] - value).norm() / value.norm().clamp(min=1e-3)) < 1e-5, name
 
 
+@pytest.mark.slow
 def test_killed_after_any_save_ends_with_the_same_rows(trees, trunk, tmp_path, decoder):
     root = trees("classes")
     assert main(semisup(root, trunk, tmp_path / "whole", tmp_path)) == 0
@@ -204,6 +206,7 @@ def test_signal_ends_with_75_and_the_same_command_continues(
     assert main(semisup(root, trunk, tmp_path / "run", tmp_path)) == 0
 
 
+@pytest.mark.slow
 def test_hold_out_is_refitted_on_the_whole_list(trees, trunk, tmp_path):
     root = trees("classes", sizes=(("train", 6), ("test", 4)))
     assert main(semisup(root, trunk, tmp_path / "run", tmp_path)) == 0
@@ -216,6 +219,7 @@ def test_hold_out_is_refitted_on_the_whole_list(trees, trunk, tmp_path):
     assert "5 labelled images from 10percent.txt" in row.provenance["notes"]
 
 
+@pytest.mark.slow
 def test_finetune_verb_learns(trees, trunk, tmp_path):
     root = trees("classes", sizes=(("train", 12), ("val", 4), ("test", 10)))
     changes = {

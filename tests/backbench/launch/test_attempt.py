@@ -48,6 +48,7 @@ def test_failing_job_stops_says_so_and_blocks_what_needs_it(lab, capsys, fault, 
     assert lab.values("runs") == lab.reference(grid)
 
 
+@pytest.mark.slow
 def test_time_limit_saves_and_continues_until_no_progress_is_made(lab):
     lab.dataset("steady", steps=30, step_s=0.2)
     lab.dataset("stuck", steps=2, step_s=0.5)

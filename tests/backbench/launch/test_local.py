@@ -116,6 +116,7 @@ def test_debug_hands_on_a_signal(lab):
     assert len(list(lab.root.glob("runs/*/*/state.json"))) == 1, "it saved"
 
 
+@pytest.mark.slow
 def test_next_launcher_waits_for_what_a_killed_one_left_running(lab):
     """kill -9 while a pretraining runs: its probes come after it, and it is not started twice."""
     lab.dataset("pretrain", steps=100, step_s=0.1)

@@ -50,6 +50,7 @@ def test_twelve_jobs_run_as_one_array_and_again_submits_nothing(lab, shell):
     assert lab.values("runs") == lab.reference(grid)
 
 
+@pytest.mark.slow
 def test_preempted_and_requeued_jobs_end_with_the_same_numbers(lab, shell):
     slow = {"steps": 40, "step_s": 0.1, "save_every": 5}
     for name in ("preempted", "requeued"):
