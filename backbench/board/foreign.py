@@ -100,6 +100,8 @@ def read(file: Path, *, name: str | None = None, lower: Sequence[str] = ()) -> F
     ranked."""
     try:
         text = opening.read_bytes(file, most=opening.GIGABYTE).decode("utf-8-sig")
+    except FileNotFoundError:
+        raise BadInput(f"{file}: no such file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"{file}: not read as CSV: {error}; give a file of text") from error
     lines = [line for line in csv.reader(io.StringIO(text)) if any(map(str.strip, line))]
@@ -113,6 +115,7 @@ def read(file: Path, *, name: str | None = None, lower: Sequence[str] = ()) -> F
     if "source" in head:  # the published rows of our own tables are never ranked with others
         body = [line for line in body if line[head.index("source")] != "published"]
     numeric = [n for n, h in enumerate(head) if h != name and _is_numeric(line[n] for line in body)]
+    _say_left_out(head, body, numeric, name)
     numeric = _of_our_own(head, numeric)
     text_columns = [n for n in range(len(head)) if n not in numeric and head[n] != "checkpoint"]
     named = head.index(name) if name else next(iter(text_columns), None)
@@ -126,6 +129,22 @@ def read(file: Path, *, name: str | None = None, lower: Sequence[str] = ()) -> F
         values.append([None if v is None else s * v for s, v in zip(sign, row)])
     columns = [head[n] for n in numeric]
     return ForeignTable([line[named] for line in body], columns, _datasets(columns), values)
+
+
+def _say_left_out(
+    head: Sequence[str], body: Sequence[Sequence[str]], numeric: Sequence[int], name: str | None
+) -> None:
+    """A line for each column that holds numbers and is not ranked, with what else is in it."""
+    for n, column in enumerate(head):
+        if n in numeric or column in (name, "checkpoint"):
+            continue
+        fields = [line[n].strip() for line in body]
+        others = [f for f in fields if f.lower() not in _MISSING and not _NUMBER.fullmatch(f)]
+        if others and any(_NUMBER.fullmatch(field) for field in fields):
+            log.warning(
+                f"column '{words.shown(column, 60)}' is not ranked:"
+                f" '{words.shown(others[0], 60)}' is no number"
+            )
 
 
 def _refuse_shape(file: Path, head: Sequence[str], body: Sequence[Sequence[str]]) -> None:

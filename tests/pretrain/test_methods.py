@@ -1,13 +1,18 @@
 """What methods refuse, what their options change, and the state they keep."""
 
+import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from support.methods import CASES
+from support.methods import build as small_build
 from torch import nn
 
 from backbench import config as recipes
 from backbench.errors import BadInput
+from backbench.runs import seeding
 from pretrain.method import Batch, Method, Setup, build_method, choose_config
 from pretrain.monitor import warn_if_collapsed
 
@@ -287,6 +292,32 @@ def test_cllr_as_released_starts_at_randn_and_passes_views_one_by_one():
     assert method.backbone.passes == [(BATCH, 3, 8, 8)] * 2
     assert 0 < float(terms["kept_L"]) < 1
     assert method.heads()["lphi.0.weight"].shape == (4, 8)
+
+
+def test_cmc_finds_each_sense_in_the_memory_of_the_other():
+    """Against a loop in float64: the positive is the image's other sense, the negatives those drawn
+    from it; after the step both memories move by their own."""
+    method, _ = small_build({**CASES["cmc"], "temperature": 0.2, "momentum": 0.25})
+    given = batch([8])
+    given = replace(given, views=[given.views[0].double()], index=torch.arange(BATCH) + 3)
+    memory = method.memory.clone()
+    with torch.no_grad():
+        phi = method.backbone(given.views[0])
+        senses = [method.projector(phi[:, :8]), method.colour_projector(phi[:, 8:])]
+    z = [sense / sense.norm(dim=1, keepdim=True) for sense in senses]
+    drawn = torch.randint(40, (7,), generator=seeding.generator(0, "negatives", 0))
+    total = 0.0
+    for own, other in ((0, 1), (1, 0)):
+        for i in range(BATCH):
+            others = [memory[other, int(n)] for n in drawn]
+            scores = [float(z[own][i] @ k) / 0.2 for k in [memory[other, i + 3], *others]]
+            total += (math.log(sum(map(math.exp, scores))) - scores[0]) / BATCH
+    assert float(method(given)["loss"]) == pytest.approx(total, rel=1e-9)
+    method.after_step(0.5)
+    for sense in (0, 1):
+        moved = 0.25 * memory[sense, 3] + 0.75 * z[sense][0]
+        torch.testing.assert_close(method.memory[sense, 3], moved / moved.norm())
+        assert torch.equal(method.memory[sense, 0], memory[sense, 0])
 
 
 def test_supervised_needs_labels():

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from backbench.weights import archs
 from pretrain import optim
 from pretrain.config import Data, Optim, PretrainConfig
 from pretrain.method import MethodConfig
@@ -183,3 +184,16 @@ def test_steps_and_constant():
     have = shares(name="step", milestones=(12, 16))
     assert [have[0], have[119], have[120], have[160]] == pytest.approx([1, 1, 0.1, 0.01])
     assert set(shares(name="constant")) == {1.0}
+
+
+def test_a_trunks_tokens_and_positions_go_with_the_biases():
+    """The trunk says which they are, wherever it stands in the method."""
+    arch = "timm:vit_tiny_patch16_224,depth=1,embed_dim=24,img_size=32,num_heads=2,patch_size=8"
+    method = nn.ModuleDict({"backbone": archs.build_trunk(arch), "head": nn.Linear(24, 3)})
+    groups = optim.parameter_groups(method, weight_decay=0.1, decay_1d=False)
+    decay = {id(p): g["weight_decay"] for g in groups for p in g["params"]}
+    found = {name: decay[id(p)] for name, p in method.named_parameters()}
+    assert len(found) == len(decay)
+    spared = {name for name, value in found.items() if value == 0.0}
+    assert {"backbone.model.cls_token", "backbone.model.pos_embed", "head.bias"} <= spared
+    assert found["head.weight"] == found["backbone.model.blocks.0.attn.qkv.weight"] == 0.1

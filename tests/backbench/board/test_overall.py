@@ -6,6 +6,7 @@ import pytest
 from support import boards
 
 from backbench import cli
+from backbench.board import foreign
 from backbench.board.board import collect
 from backbench.board.overall import answer, column_sets, overall
 from backbench.errors import BadInput
@@ -127,3 +128,13 @@ def test_what_cannot_be_ranked_is_said(tmp_path, text, said):
 
         read(file)
     assert "\n" not in str(caught.value)
+
+
+def test_a_column_that_is_half_numbers_is_named(tmp_path, caplog):
+    caplog.set_level("WARNING", logger="backbench")
+    file = tmp_path / "odd.csv"
+    file.write_text("name,a,b\nx,1,2\ny,3,zwei\n")
+    assert foreign.read(file).columns == ["a"]
+    assert "column 'b' is not ranked: 'zwei' is no number" in caplog.text
+    with pytest.raises(BadInput, match=r"nothere\.csv: no such file$"):
+        foreign.read(tmp_path / "nothere.csv")
