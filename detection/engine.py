@@ -27,6 +27,7 @@ from torch.utils.data import Dataset
 
 from backbench.errors import BadInput
 from backbench.runs import loading, seeding
+from backbench.runs.forward_clock import ForwardClock
 from backbench.runs.loading import Unreadable
 from backbench.weights.checkpoint import Checkpoint
 from detection.amp import MixedPrecision
@@ -64,6 +65,7 @@ class DetectionEngine(ABC):
         self.optimizer = self.build_optimizer()
         self.amp = MixedPrecision(cfg, device)
         self.parallel = self.model
+        self._clock = ForwardClock()
 
     @abstractmethod
     def build(self) -> nn.Module:
@@ -114,7 +116,15 @@ class DetectionEngine(ABC):
         for record, image in zip(records, images, strict=True):
             if isinstance(image, Unreadable):
                 raise BadInput(image.error)
-            yield self.detect(image[0], record)
+            # Detections are lists: whatever the device, they are there when it returns
+            with self._clock.around(self.checkpoint.digest, 1, torch.device("cpu")):
+                found = self.detect(image[0], record)
+            yield found
+
+    @property
+    def images_per_second(self) -> float | None:
+        """Through the whole detector, one by one, in the last `predictions` of this process."""
+        return self._clock.rate(self.checkpoint.digest)
 
 
 class ToDetect(Dataset[Any]):

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from backbench.results import store
 from backbench.runs import atomic, loading
 from backbench.runs.folder import PICTURES, RESULTS_FILE, Progress, log
-from backbench.weights import fast
-from detection import evaluate
+from backbench.weights import fast, trunk_facts
+from detection import evaluate, trunks
 from detection.convert import about
 from detection.data import voc
 from detection.data.records import Detection
@@ -83,8 +83,11 @@ def scored(run: DetectionRun, rank: int) -> None:
         clear(run)
 
 
-def record(run: DetectionRun, p: Prepared, detections: list[Detection]) -> None:
-    """AP with intervals, AP per category, pictures; all numbers appended in one write, once."""
+def record(
+    run: DetectionRun, p: Prepared, detections: list[Detection], speed: float | None
+) -> None:
+    """AP with intervals, AP per category, pictures; all numbers appended in one write, once.
+    `speed` is how many images a second the detector took on this rank."""
     from detection import pictures
 
     # 1. What was found
@@ -104,7 +107,7 @@ def record(run: DetectionRun, p: Prepared, detections: list[Detection]) -> None:
     per_category = {kind: of_kind.per_category for kind, of_kind in scores.items()}
     atomic.write_json(run.out / PER_CATEGORY_FILE, per_category)
     pictures.write(run.out / PICTURES, p.val, detections)
-    rows = results(run, p, scores, kept)
+    rows = results(run, p, scores, kept, speed)
     store.owe(run.out, len(rows))
     store.append_missing(run.out, rows)
 
@@ -149,11 +152,16 @@ def _scores(
 
 
 def results(
-    run: DetectionRun, p: Prepared, scores: dict[str, evaluate.Scores], kept: str
+    run: DetectionRun,
+    p: Prepared,
+    scores: dict[str, evaluate.Scores],
+    kept: str,
+    speed: float | None,
 ) -> list[store.Result]:
     """A row for every AP; `kept` is the file of the draws."""
     checkpoint = about(p.checkpoint)
     name = protocol(run.given)
+    given = trunks.scaled if trunks.wraps(p.cfg) else lambda images, trunk: images
     provenance = {
         **fast.of_trunk(p.checkpoint.provenance),
         "config": run.given.path.stem,
@@ -162,8 +170,10 @@ def results(
         "val": p.val.fingerprint,
         "predictions": kept,
         "per_category": PER_CATEGORY_FILE,
+        "trunk": trunk_facts.of_maps(p.checkpoint, trunks.sides(p.cfg), given),
         "evaluator": "detectron2 voc_eval" if p.val.name in voc.VOC else "hotcoco",
     }
+    origin: store.Origin = {} if speed is None else {"images_per_second": speed}
     rows = []
     for kind, of_kind in scores.items():
         for metric, value in of_kind.values.items():
@@ -179,6 +189,7 @@ def results(
                 engine=run.engine,
                 seed=p.seed,
                 provenance=provenance,
+                origin=origin,
             )
             rows.append(row)
     return rows

@@ -254,7 +254,7 @@ def work(run: DetectionRun, p: Prepared, engine: DetectionEngine, rank: int = 0)
     engine.model.load_state_dict(load_final(run.final))
     detections = scoring.predict(run, p, engine, rank)
     if rank == 0:
-        scoring.record(run, p, detections)
+        scoring.record(run, p, detections, engine.images_per_second)
     scoring.scored(run, rank)
 
 

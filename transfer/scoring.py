@@ -202,7 +202,7 @@ def row(
     provenance: Mapping[str, object],
     split: str = "test",
 ) -> Result:
-    from transfer import trunk_facts
+    from backbench.weights import trunk_facts
 
     return Result(
         checkpoint=checkpoint.digest,
@@ -237,9 +237,9 @@ def row(
 def _speed(checkpoint: Checkpoint) -> Origin:
     """What was measured of the trunk while this number was made: nothing where its features came
     from the cache."""
-    from transfer import trunk_facts
+    from backbench.runs.forward_clock import clock
 
-    rate = trunk_facts.clock.rate(checkpoint.digest)
+    rate = clock.rate(checkpoint.digest)
     return {} if rate is None else {"images_per_second": rate}
 
 

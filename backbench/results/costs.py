@@ -12,7 +12,8 @@ class TrunkCost(NamedTuple):
     """Of one checkpoint, at the largest of the image sizes that it was measured at.
 
     `gflops` are billions of multiply-adds an image; `images_per_second` is the last that was
-    measured, on `hardware`. None where no row says it.
+    measured, on `hardware`. None where no row says it. With `detector`, `side` is the shorter
+    one, `gflops` are those of the maps below the detector, and the speed is the whole detector's.
     """
 
     parameters: int
@@ -20,6 +21,7 @@ class TrunkCost(NamedTuple):
     gflops: float | None
     images_per_second: float | None = None
     hardware: str | None = None
+    detector: bool = False
 
     @property
     def text(self) -> str:
@@ -32,7 +34,7 @@ class TrunkCost(NamedTuple):
         return " · ".join(parts)
 
 
-FIELDS = TrunkCost._fields
+FIELDS = TrunkCost._fields[:-1]  # of a table
 
 
 def of_result(result: Result) -> TrunkCost | None:
@@ -40,7 +42,10 @@ def of_result(result: Result) -> TrunkCost | None:
     said = result.provenance.get("trunk")
     if not isinstance(said, Mapping):
         return None
-    parameters, side = said.get("parameters"), said.get("side")
+    parameters, side, sides = (said.get(key) for key in ("parameters", "side", "sides"))
+    detector = False
+    if side is None and isinstance(sides, list) and sides:
+        side, detector = min(sides, key=lambda s: s if type(s) is int else 0), True
     if type(parameters) is not int or type(side) is not int or parameters < 0 or side < 1:
         return None
     speed, hardware = _number(result.origin.get("images_per_second")), result.origin.get("hardware")
@@ -50,6 +55,7 @@ def of_result(result: Result) -> TrunkCost | None:
         _number(said.get("gflops")),
         speed,
         str(hardware) if speed is not None and hardware else None,
+        detector,
     )
 
 
@@ -60,7 +66,8 @@ def _number(value: Any) -> float | None:
 
 
 def of_results(results: Iterable[Result]) -> dict[str, TrunkCost]:
-    """Checkpoint -> what its rows say; a speed is that of the last row that has one."""
+    """Checkpoint -> what its rows say; a speed is that of the last row that has one. What a detector
+    says counts where nothing else does: its images have a size of their own."""
     out: dict[str, TrunkCost] = {}
     recorded: dict[str, float] = {}
     for result in results:
@@ -70,12 +77,17 @@ def of_results(results: Iterable[Result]) -> dict[str, TrunkCost]:
         if new is None:
             continue
         known = out.get(digest)
-        if known is not None and new.side < known.side:
+        if known is not None and _rank(new) < _rank(known):
             continue
         when = float(result.origin.get("recorded") or 0.0)
-        if known is not None and new.side == known.side:
+        if known is not None and _rank(new) == _rank(known):
             older = new.images_per_second is None or when < recorded[digest]
             if older and known.images_per_second is not None:
                 continue
         out[digest], recorded[digest] = new, when
     return out
+
+
+def _rank(cost: TrunkCost) -> tuple[bool, int]:
+    """Of two costs of one checkpoint the greater stands for it."""
+    return not cost.detector, cost.side

@@ -141,6 +141,12 @@ def test_faster_rcnn_from_start_to_end(tiny_root, x, tmp_path, caplog, capsys):
     assert len(list((whole / "pictures").glob("*.png"))) == 2
     assert (whole / first.provenance["predictions"]).is_file()
     assert all(r.provenance["pretraining"] == {"precision": "bf16"} for r in rows)
+    cost = first.provenance[
+        "trunk"
+    ]  # a ResNet-18 has 1.814 billion at 224 x 224, without its classifier
+    assert (cost["parameters"], cost["sides"]) == (11_176_512, [128, 192])
+    assert cost["gflops"] == pytest.approx(1.814 * 128 * 192 / 224**2, rel=1e-3)
+    assert first.origin["images_per_second"] > 0
     assert json.loads((whole / "progress.json").read_text())["done"] == 2
     assert set(json.loads((whole / "per_category.json").read_text())["bbox"]) == set("0123456789")
     # The same command again prints the numbers and adds none.

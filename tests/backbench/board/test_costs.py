@@ -67,6 +67,26 @@ def test_the_page_says_it_where_trunks_are_compared(runs):
     assert texts["trunk c"] == ""
 
 
+def test_what_a_detector_says_counts_where_nothing_else_does(tmp_path):
+    below = {"parameters": 11_176_512, "sides": [1088, 800], "gflops": 33.1}
+    store.append(
+        tmp_path,
+        [
+            row("a", R18, speed=20.0),
+            row("a", below, dataset="coco", speed=2.0),
+            row("b", {**below, "parameters": 5}, dataset="coco", speed=3.0),
+        ],
+    )
+    board = collect([tmp_path])
+    export.write_tidy(board, tmp_path / "results.csv")
+    lines = list(csv.DictReader((tmp_path / "results.csv").open()))
+    found = {(r["name"], r["dataset"]): (r["side"], r["images_per_second"]) for r in lines}
+    assert found["trunk a", "coco"] == ("800", "2.0") and found["trunk a", "cifar10"][0] == "224"
+    texts = {digest[0]: cost.text for digest, cost in board.costs.items()}
+    assert texts["a"] == "11.2M parameters · 1.8 GFLOPs at 224 px · 20 images/s"
+    assert texts["b"] == "0.0M parameters · 33 GFLOPs at 800 px · 3 images/s"
+
+
 def test_boards_of_one_kind_of_trunk_are_as_they_were(tmp_path):
     store.append(tmp_path, [row("c", None)])
     board = collect([tmp_path])
@@ -81,6 +101,8 @@ def test_boards_of_one_kind_of_trunk_are_as_they_were(tmp_path):
         {"parameters": -1, "side": 3}, {"parameters": True, "side": 3},
         {"parameters": 5, "side": 224, "gflops": float("nan")},
         {"parameters": 5, "side": 224, "gflops": "=1+1"},
+        {"parameters": 5, "sides": []}, {"parameters": 5, "sides": [8, "="]},
+        {"parameters": 5, "sides": [True, 9]}, {"parameters": 5, "sides": "224"},
     ],
 )  # fmt: skip
 def test_nonsense_about_a_trunk_takes_nothing_down(tmp_path, trunk):

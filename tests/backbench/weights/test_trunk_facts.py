@@ -9,10 +9,12 @@ from fvcore.nn import FlopCountAnalysis, parameter_count
 from fvcore.nn.jit_handles import get_shape
 
 from backbench import cli
+from backbench.runs.forward_clock import ForwardClock
 from backbench.weights import archs
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.trunk import ModuleTrunk
-from transfer.trunk_facts import ForwardClock, facts
+from backbench.weights.trunk_facts import facts, of_maps
+from detection import trunks
 
 VIT = "timm:vit_tiny_patch16_224,depth=2,embed_dim=48,img_size=64,num_heads=3"
 
@@ -43,6 +45,20 @@ def test_costs_are_those_that_fvcore_counts(arch):
     assert (found["side"], found["reading"]) == (64, trunk.reading)
 
 
+@pytest.mark.parametrize("patch", [14, 16])
+def test_of_a_detector_the_maps_are_counted_at_the_size_that_the_trunk_sees(patch):
+    side = 8 * patch
+    arch = VIT.replace("img_size=64", f"img_size={side}") + f",patch_size={patch},pos=aa"
+    trunk = archs.build_trunk(arch).eval()
+    kept = Checkpoint(arch=arch, method="random", state_dict=trunk.state_dict())
+    # 128 x 128 pixels of the detector are 8 x 8 patches, whatever their size
+    found = of_maps(kept, (128, 128), trunks.scaled)
+    features = facts(kept, side)
+    assert found == {k: features[k] for k in ("parameters", "gflops")} | {"sides": [128, 128]}
+    twice = of_maps(kept, (128, 256), trunks.scaled)
+    assert twice["gflops"] > 2 * found["gflops"] > 0
+
+
 def test_a_module_that_cannot_be_counted_has_no_cost():
     trunk = ModuleTrunk(
         torch.nn.Conv2d(3, 4, 3),
@@ -61,7 +77,7 @@ def test_a_module_that_cannot_be_counted_has_no_cost():
 
 def test_the_first_batch_is_not_timed(monkeypatch):
     now = iter([0.0, 90.0, 100.0, 101.0, 200.0, 203.0])
-    monkeypatch.setattr("transfer.trunk_facts.time.perf_counter", lambda: next(now))
+    monkeypatch.setattr("backbench.runs.forward_clock.time.perf_counter", lambda: next(now))
     clock, cpu = ForwardClock(), torch.device("cpu")
     for images in (64, 64, 32):
         assert clock.rate("a") is None or images == 32

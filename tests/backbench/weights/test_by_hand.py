@@ -1,0 +1,136 @@
+"""Features of the authors' own files of vision transformers against the equations that their papers
+and code state, in float64 on the file's keys, without timm.
+
+    tokens = [class token, patches] + positions                       arXiv:2010.11929, eq. 1
+    x = x + attention(LN(x));  x = x + W2 gelu(W1 LN(x))              eq. 2, 3
+    attention = softmax(q k^T / sqrt(d)) v, d = width / heads         eq. 5 to 8 (A)
+
+with gelu by the error function and LN's epsilon 1e-6: facebookresearch/mae, models_mae.py;
+facebookresearch/moco-v3, vits.py; bytedance/ibot, models/vision_transformer.py.
+"""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from support import timm_fixtures as fx
+
+from backbench.weights import archs, importing
+
+EPS = 1e-6
+_erf = np.vectorize(math.erf)
+
+
+def layer_norm(x, weight, bias):
+    centred = x - x.mean(-1, keepdims=True)
+    return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + EPS) * weight + bias
+
+
+def attention(x, file, at, heads):
+    """(N, T, D) -> (N, T, D)."""
+    n, t, width = x.shape
+    qkv = x @ file[f"{at}.qkv.weight"].T + file[f"{at}.qkv.bias"]
+    # Three thirds, queries first, each of whole heads
+    q, k, v = (
+        part.reshape(n, t, heads, width // heads).transpose(0, 2, 1, 3)
+        for part in np.split(qkv, 3, axis=-1)
+    )
+    logits = q @ k.transpose(0, 1, 3, 2) / math.sqrt(width // heads)
+    shares = np.exp(logits - logits.max(-1, keepdims=True))
+    shares /= shares.sum(-1, keepdims=True)
+    mixed = (shares @ v).transpose(0, 2, 1, 3).reshape(n, t, width)
+    return mixed @ file[f"{at}.proj.weight"].T + file[f"{at}.proj.bias"]
+
+
+def layers(file, images, heads):
+    """Images (N, 3, H, W), normalised -> the tokens (N, 1 + T, D) of every layer, each normed."""
+    kernel = file["patch_embed.proj.weight"]
+    width, _, p, _ = kernel.shape
+    n, _, h, w = images.shape
+    # A convolution whose stride is its size: a product with each patch
+    patches = images.reshape(n, 3, h // p, p, w // p, p).transpose(0, 2, 4, 1, 3, 5)
+    patches = patches.reshape(n, -1, 3 * p * p) @ kernel.reshape(width, -1).T
+    patches = patches + file["patch_embed.proj.bias"]
+    first = np.repeat(file["cls_token"], n, axis=0)
+    x = np.concatenate([first, patches], axis=1) + file["pos_embed"]
+    out = []
+    while (block := f"blocks.{len(out)}") + ".norm1.weight" in file:
+        norms = [
+            (file[f"{block}.{k}.weight"], file[f"{block}.{k}.bias"]) for k in ("norm1", "norm2")
+        ]
+        x = x + attention(layer_norm(x, *norms[0]), file, f"{block}.attn", heads)
+        inner = layer_norm(x, *norms[1]) @ file[f"{block}.mlp.fc1.weight"].T
+        inner = inner + file[f"{block}.mlp.fc1.bias"]
+        inner = inner * (1 + _erf(inner / math.sqrt(2))) / 2
+        x = x + inner @ file[f"{block}.mlp.fc2.weight"].T + file[f"{block}.mlp.fc2.bias"]
+        out.append(x)
+    return [layer_norm(x, file["norm.weight"], file["norm.bias"]) for x in out]
+
+
+# What each project saves: the table and prefix of the trunk, and its feature of the layers
+FILES = {
+    fx.mae: ("model", "", lambda all_of: all_of[-1][:, 0]),
+    fx.moco_v3: ("state_dict", "module.base_encoder.", lambda all_of: all_of[-1][:, 0]),
+    fx.ibot: (
+        "state_dict",
+        "",
+        lambda all_of: np.concatenate([one[:, 0] for one in all_of[-4:]], axis=1),
+    ),
+}
+maker_of = pytest.mark.parametrize("maker", [pytest.param(m, id=m.__name__) for m in FILES])
+
+
+def drawn(arch):
+    """A state dict in which every tensor matters and attention is neither even nor on one token."""
+    out, generator = {}, torch.Generator().manual_seed(2)
+    for name, blank in archs.tensors(arch).items():
+        value = torch.randn(blank.shape, generator=generator)
+        if "norm" in name and name.endswith("weight"):
+            value = 1 + 0.2 * value
+        elif value.dim() == 2 or value.dim() == 4:
+            value = 1.5 * value / math.sqrt(value[0].numel())
+        out[name] = value
+    return out
+
+
+def difference(maker, of, heads, tmp_path, **said):
+    """The largest difference of features over the largest feature; the file is of the trunk `of`, and
+    `said` is what the command says of it."""
+    made = maker(drawn(of))
+    torch.save(made, tmp_path / "file.pth")
+    checkpoint = importing.read(tmp_path / "file.pth", **said)
+    table, prefix, read = FILES[maker]
+    file = {
+        key.removeprefix(prefix): value.double().numpy()
+        for key, value in made[table].items()
+        if key.startswith(prefix)
+    }
+    trunk = checkpoint.backbone().eval()
+    images = torch.randn(2, 3, trunk.size, trunk.size, generator=torch.Generator().manual_seed(1))
+    expected = read(layers(file, images.double().numpy(), heads))
+    with torch.no_grad():
+        found = trunk(images).numpy()
+    assert found.shape == expected.shape
+    return np.abs(found - expected).max() / np.abs(expected).max()
+
+
+SMALL = fx.VIT.replace("depth=2", "depth=4")
+
+
+@maker_of
+def test_features_are_those_of_the_equations(maker, tmp_path):
+    read = {"reading": "cls@4"} if maker is fx.ibot else {}  # by itself that of width 384 alone
+    assert difference(maker, SMALL, 2, tmp_path, arch=SMALL, **read) < 1e-5
+    four = SMALL.replace("num_heads=2", "num_heads=4")
+    assert difference(maker, SMALL, 4, tmp_path, arch=four, **read) < 1e-5
+    assert difference(maker, SMALL, 2, tmp_path, arch=four, **read) > 1e-2
+
+
+@pytest.mark.slow
+@maker_of
+def test_a_file_of_full_size_needs_nothing_said(maker, tmp_path):
+    """MoCo-v3's ViT-S has 12 heads (vits.py: vit_small), of which its file does not tell."""
+    heads = {fx.mae: 12, fx.moco_v3: 12, fx.ibot: 6}[maker]
+    arch = "timm:vit_base_patch16_224" if maker is fx.mae else "timm:vit_small_patch16_224"
+    assert difference(maker, arch, heads, tmp_path) < 1e-5
