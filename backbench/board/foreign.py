@@ -13,7 +13,7 @@ from pathlib import Path
 
 from backbench.board.board import AVERAGE
 from backbench.errors import BadInput, nearest
-from backbench.results import ranks
+from backbench.results import rank_tests, ranks
 from backbench.runs import atomic
 from backbench.runs.folder import log
 from backbench.untrusted import opening, words
@@ -66,7 +66,7 @@ def said(table: ForeignTable, found: ranks.Ranking) -> str:
     of = f"{len(table.names)} rows over {len(table.columns)} columns"
     if not found.tested:
         return (
-            f"Of {of} nothing can be told apart: that takes {ranks.FEWEST} columns at least,"
+            f"Of {of} nothing can be told apart: that takes {rank_tests.FEWEST} columns at least,"
             " of as many datasets."
         )
     what = "columns" if table.datasets == table.columns else found.over

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from backbench.board.board import AVERAGE, BEST, Board, Column, Row, predictions, standing
 from backbench.datasets.catalog import TWELVE
-from backbench.results import ranks
+from backbench.results import rank_tests, ranks
 from backbench.tasks import TASKS
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def _ranked(board: Board, name: str, columns: list[Column]) -> Overall:
     rows, values = [board.measured_rows[i] for i in there], values[there]
     datasets = [f"{c.dataset}:{c.split or ''}" for c in columns]
     noise = None
-    if len(set(datasets)) < ranks.FEWEST and len(rows) <= ranks.MOST:
+    if len(set(datasets)) < rank_tests.FEWEST and len(rows) <= rank_tests.MOST:
         noise = _noise(board, rows, columns)
     found = ranks.ranking(values, datasets, noise)
     order = sorted(range(len(rows)), key=lambda i: (found.places[i].rank, i))
