@@ -358,6 +358,11 @@ def _merge(p: argparse.ArgumentParser) -> None:
         help="run folders of each lab; without LAB= the folder's name is the lab's",
     )
     p.add_argument("--out", metavar="C", type=Path, required=True, help="a new folder of runs")
+    p.add_argument(
+        "--public",
+        action="store_true",
+        help="leave out the machine's folders: a corpus to publish (one RUNS is enough)",
+    )
 
 
 def _paper(p: argparse.ArgumentParser) -> None:

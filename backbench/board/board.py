@@ -172,6 +172,8 @@ class Board:
     ways: dict[str, str] = field(default_factory=dict)
     labs: dict[str, list[str]] = field(default_factory=dict)
     costs: dict[str, TrunkCost] = field(default_factory=dict)
+    # How rows stand in a column, once it was tested: the answer, the page and the tables all ask.
+    standings: dict[Column, dict[str, str]] = field(default_factory=dict, repr=False)
 
     def name(self, row: Row) -> str:
         """The row's name, and `(fast)` behind that of a trunk that went the fast way: it is not
@@ -465,6 +467,12 @@ def standing(board: Board, column: Column) -> dict[str, str]:
     and all that no test tells from it. `untested` is the highest value where predictions to test it
     with are missing. Rows that are not named are behind.
     """
+    if column not in board.standings:
+        board.standings[column] = _tested(board, column)
+    return board.standings[column]
+
+
+def _tested(board: Board, column: Column) -> dict[str, str]:
     ranked = board.measured(column)
     if len(ranked) < 2 or not TASKS[column.task].ranked:
         return {}

@@ -2,7 +2,8 @@
 
 C/<lab>/<run>/results.jsonl has the lines that count, each with `lab` in its origin; what was
 measured twice is one line, of the measurement recorded last, with the others under `also`. Every
-record is held to what it kept; what does not fit is named and left out.
+record is held to what it kept; what does not fit is named and left out. With --public, which also
+makes sense of one lab's records, they say nothing of the machines' folders.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from backbench.board import public
 from backbench.board.board import Column, Measurement
 from backbench.errors import BadInput
 from backbench.results import places, resamples, store
@@ -57,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     if not records:
         raise BadInput(f"no {RESULTS_FILE} with a record that fits below {', '.join(args.folders)}")
     merged = _merged(records, problems)
-    _write(args.out, merged)
+    _write(args.out, merged, hide=args.public)
     for problem in problems:
         log.warning(words.shown(problem, 1000))
     twice = sum("also" in r.measurement.result.origin for r in merged)
@@ -179,8 +181,9 @@ def _told(record: LabRecord) -> dict[str, object]:
     return {key: about[key] for key in TOLD if about.get(key) is not None}
 
 
-def _write(out: Path, merged: Sequence[LabRecord]) -> None:
-    """Each run's lines in one write, after the predictions that they name."""
+def _write(out: Path, merged: Sequence[LabRecord], *, hide: bool) -> None:
+    """Each run's lines in one write, after the predictions that they name; `hide`: what they say of
+    the machine's folders."""
     runs: dict[Path, list[LabRecord]] = {}
     for record in merged:
         runs.setdefault(record.below, []).append(record)
@@ -196,5 +199,7 @@ def _write(out: Path, merged: Sequence[LabRecord]) -> None:
                     raise BadInput(f"{run}: predictions '{name}' lie outside of their run")
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(run / str(name), copy)
-            lines.append(json.dumps(dataclasses.asdict(result), sort_keys=True) + "\n")
+            line = dataclasses.asdict(result)
+            line = public.shown(line) if hide else line
+            lines.append(json.dumps(line, sort_keys=True) + "\n")
         atomic.write_text(target / RESULTS_FILE, "".join(lines))

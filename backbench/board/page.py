@@ -1,9 +1,9 @@
 """leaderboard.html: one self-contained file of the table, the charts and every number's origin.
 
-The page is page.html beside this file with page.css, page.js and its data filled in. It asks the
-network for nothing. Its data are two blocks of JSON: what is drawn at once, and where the numbers
+The page is page.html beside this file with page.css, the scripts page_*.js and its data filled in.
+It asks the network for nothing. Its data are two blocks of JSON: what is drawn at once, and where the numbers
 come from, which is most of the page and is read when the first of them is opened. A table is
-written as one list per field of the tuples below, and page.js reads it by those names.
+written as one list per field of the tuples below, and page_data.js reads it by those names.
 """
 
 from __future__ import annotations
@@ -49,6 +49,8 @@ from backbench.untrusted import jsons, walking, words
 from backbench.weights import header
 
 HERE = Path(__file__).parent
+# page_*.js as they stand one after the other in the page; the last one draws it
+SCRIPTS = ("data", "table", "number", "charts", "ranks", "pairs", "curves", "sections")
 CURVE_POINTS, LEAST_POINTS = 300, 3  # a line between two points has no shape
 MOST_PICTURES, PICTURE_WIDTH, PICTURES_PER_RUN = 12, 720, 2
 PAIRS = 6000  # tests computed in advance: about ten seconds
@@ -56,10 +58,12 @@ PAIRS = 6000  # tests computed in advance: about ten seconds
 TEXT_BYTES = 20_000_000
 SHORTEST_TEXT = 150
 
+_IN_ORDER = json.JSONEncoder(sort_keys=True).encode  # json.dumps would make an encoder each time
+
 Table = dict[str, list[object]]  # field -> its value in every record
 
 
-# ---- what page.js reads
+# ---- what the scripts read
 
 
 class PageRow(NamedTuple):
@@ -203,7 +207,7 @@ class PageData(TypedDict):
     judged: list[PageVerdict]
     problems: list[str]
     tasks: dict[str, str]  # name -> title
-    made: str
+    newest: str  # the day of the newest measurement, UTC
     version: str
 
 
@@ -224,7 +228,7 @@ def write_page(
         data, origins = _data(board, runs, judged, sets)
         filled = {
             "STYLE": (HERE / "page.css").read_text(),
-            "SCRIPT": (HERE / "page.js").read_text(),
+            "SCRIPT": "\n".join((HERE / f"page_{name}.js").read_text() for name in SCRIPTS),
             "DATA": _json(data),
             "ORIGINS": _json(origins),
         }
@@ -260,10 +264,17 @@ def _data(
         "judged": [_verdict(j) for j in judged],
         "problems": board.problems,
         "tasks": {name: task.title for name, task in TASKS.items()},
-        "made": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+        "newest": _newest(board),
         "version": importlib.metadata.version("backbench"),
     }
     return data, origins.written()
+
+
+def _newest(board: Board) -> str:
+    """The day of the newest measurement: the same records make the same page, whenever it is made."""
+    times = [part.recorded for cell in board.cells.values() for part in cell.parts]
+    newest = max(times, default=0.0)
+    return time.strftime("%Y-%m-%d", time.gmtime(newest)) if 0 < newest < 1e11 else ""
 
 
 def _by_field(fields: Sequence[str], records: Sequence[tuple[object, ...]]) -> Table:
@@ -326,11 +337,13 @@ def _columns_and_cells(
     for (checkpoint, column), cell in board.cells.items():
         by_column[column].append((checkpoint, cell))
     columns, tables = [], []
+    measured = {row.checkpoint for row in board.measured_rows}
     settings: set[tuple[str, ...]] = set()  # those that a column was met of: the first is the main
     for column, found in by_column.items():
         marks = standing(board, column)
-        cells = []
+        cells, count = [], 0
         for checkpoint, cell in found:
+            count += cell.value is not None and checkpoint in measured
             low, high = _ends(cell.ci95)
             parts = [origins.add(measurement) for measurement in cell.parts]
             mark = marks.get(checkpoint, "")
@@ -339,7 +352,7 @@ def _columns_and_cells(
         tables.append(_by_field(PageCell._fields, cells))
         first = column.setting not in settings or not TASKS[column.task].ranked
         settings.add(column.setting)
-        columns.append(_column(column, len(board.measured(column)), main=first))
+        columns.append(_column(column, count, main=first))
     return columns, tables
 
 
@@ -365,7 +378,7 @@ class _Origins:
         for key, value in _about(measurement).items():
             if value is None:
                 continue
-            text = value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+            text = value if isinstance(value, str) else _IN_ORDER(value)
             if key != "command":  # which would not run when it is cut
                 text = self._cut(text)
             keys.append(self._text(key))
@@ -527,6 +540,8 @@ def _marks(run: Path, logged: Sequence[Mapping[str, float]]) -> list[PageMark]:
     """Where LORAC's prior begins, as the run's recipe says: at a share of the epochs."""
     try:
         recipe = jsons.read(run / RUN_FILE)["identity"]["recipe"]
+        if recipe["method"]["prior"] == "none":  # MoCo-M: no prior ever
+            return []
         begins = float(recipe["method"]["prior_from"]) * float(recipe["epochs"])
     except (OSError, ValueError, KeyError, TypeError):
         return []

@@ -7,7 +7,6 @@ import re
 from dataclasses import replace
 
 import pytest
-from PIL import Image
 from support import boards
 from support.browser import browse, chromium, sort_in_browser
 from support.records import a_result
@@ -19,35 +18,6 @@ from backbench.board.page import CURVE_POINTS, write_page
 from backbench.results import store
 
 browser = pytest.mark.skipif(chromium() is None, reason="Chromium is not installed")
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    """Five checkpoints through the demo's columns, with pretraining curves and detection
-    pictures."""
-    root = tmp_path_factory.mktemp("board") / "runs"
-    boards.synthetic(root, ["random", "simclr", "moco_v2", "moco_m", "lorac"], boards.DEMO, gap=4)
-    for nth, name in enumerate(("simclr", "lorac")):
-        run = root / "pretrain" / name
-        run.mkdir(parents=True)
-        (run / "run.json").write_text(json.dumps({"verb": "pretrain", "identity": {}}))
-        lines = [
-            json.dumps({"step": s, "loss": 5 - s / 500 + nth, "epoch": s // 100})
-            for s in range(1000)
-        ]
-        (run / "metrics.jsonl").write_text("\n".join([*lines, '{"step": 10']))
-    for run in (root / "mask_rcnn-scenes").iterdir():
-        (run / "pictures").mkdir()
-        Image.new("RGB", (1200, 400), (20, 90, 160)).save(run / "pictures" / "000001.png")
-        (run / "pictures" / "000002.png").write_text("not an image")
-    return root
-
-
-@pytest.fixture(scope="module")
-def page(runs):
-    path = runs.parent / "leaderboard.html"
-    assert cli.main(["leaderboard", str(runs), "--html", str(path), "-q"]) == 0
-    return path
 
 
 def data_of(page):
@@ -114,11 +84,16 @@ def test_every_number_leads_to_a_command(page):
 
 def test_curves_and_pictures(page):
     data = data_of(page)
-    assert sorted(c["name"] for c in data["curves"]) == ["lorac", "simclr"]
+    # `two_steps` too has a log, but two points are no curve
+    assert sorted(c["name"] for c in data["curves"]) == ["lorac", "moco_m", "simclr"]
     for curve in data["curves"]:
         assert len(curve["x"]) == len(curve["y"]["loss"]) <= CURVE_POINTS
         assert curve["x"][-1] == 999
+    # LORAC's prior begins half-way; MoCo-M, the same recipe without a prior, has no such mark
+    marks = {c["name"]: [(m["x"], m["text"]) for m in c["marks"]] for c in data["curves"]}
+    assert marks == {"lorac": [(500, "prior on")], "moco_m": [], "simclr": []}
     assert len(data["pictures"]) == 5
+    assert {(p["width"], p["height"]) for p in data["pictures"]} == {(720, 240)}
     assert all(
         p["src"].startswith("data:image/webp;base64,") and len(p["src"]) < 100_000
         for p in data["pictures"]
@@ -252,7 +227,7 @@ def test_in_a_real_browser(page, tmp_path, width):
     assert {"table", "ranks", "transfer", "compare", "curves", "detections", "notes"} <= set(
         seen["sections"]
     )
-    assert (seen["paths"], seen["ranks"], seen["dots"], seen["pictures"]) == (2, 5, 5, 5)
+    assert (seen["paths"], seen["ranks"], seen["dots"], seen["pictures"]) == (3, 5, 5, 5)
     assert seen["verdicts"] > 0
 
 
