@@ -206,6 +206,10 @@ class Board:
         used = {column for checkpoint, column in self.cells if checkpoint in digests}
         return [column for column in self.columns if column in used]
 
+    def places(self) -> dict[str, int]:
+        """Checkpoint -> the place of its row."""
+        return {row.checkpoint: i for i, row in enumerate(self.rows)}
+
     def labels(self) -> dict[str, str]:
         """Checkpoint -> a name for its row; where two measured ones share a name, the start of the
         digest is added."""

@@ -8,20 +8,17 @@ written as one list per field of the tuples below, and page_data.js reads it by 
 
 from __future__ import annotations
 
-import base64
 import importlib.metadata
-import io
 import itertools
 import json
 import math
-import os
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypedDict
 
-from backbench.board import figures
+from backbench.board import figures, page_beside
 from backbench.board.board import (
     MEASURED,
     Board,
@@ -30,7 +27,6 @@ from backbench.board.board import (
     Measurement,
     Row,
     difference,
-    joined,
     many_objects,
     predictions,
     standing,
@@ -38,21 +34,13 @@ from backbench.board.board import (
 from backbench.board.export import again
 from backbench.board.judge import Judged
 from backbench.board.overall import Overall, answer, overall
-from backbench.errors import BadInput
-from backbench.images.files import readable
 from backbench.results.compare import Difference
-from backbench.results.store import Result
 from backbench.runs import atomic
-from backbench.runs.folder import CHECKPOINT_FILE, METRICS_FILE, PICTURES, RUN_FILE, read_metrics
 from backbench.tasks import TASKS
-from backbench.untrusted import jsons, walking, words
-from backbench.weights import header
 
 HERE = Path(__file__).parent
 # page_*.js as they stand one after the other in the page; the last one draws it
 SCRIPTS = ("data", "table", "number", "charts", "ranks", "pairs", "curves", "sections")
-CURVE_POINTS, LEAST_POINTS = 300, 3  # a line between two points has no shape
-MOST_PICTURES, PICTURE_WIDTH, PICTURES_PER_RUN = 12, 720, 2
 PAIRS = 6000  # tests computed in advance: about ten seconds
 # Of provenance in the page; with many results each long value is cut to its share.
 TEXT_BYTES = 20_000_000
@@ -134,30 +122,6 @@ class PageOrigins(TypedDict):
     texts: list[str]
 
 
-class PageMark(TypedDict):
-    """What began within a pretraining."""
-
-    x: float  # step
-    text: str
-
-
-class PageCurve(TypedDict):
-    name: str
-    row: int | None
-    x: list[float]  # steps
-    y: dict[str, list[float | None]]  # metric -> means
-    marks: list[PageMark]
-
-
-class PagePicture(TypedDict):
-    title: str
-    note: str
-    alt: str
-    src: str  # data URI
-    width: int  # pixels
-    height: int
-
-
 class PageVerdict(TypedDict):
     name: str
     column: str
@@ -201,8 +165,8 @@ class PageData(TypedDict):
     cells: list[Table]  # PageCell, of each column
     pairs: Table  # PagePair
     numbers: int
-    curves: list[PageCurve]
-    pictures: list[PagePicture]
+    curves: list[page_beside.PageCurve]
+    pictures: list[page_beside.PagePicture]
     figures: list[figures.PageFigure]
     judged: list[PageVerdict]
     problems: list[str]
@@ -246,7 +210,7 @@ def _json(value: object) -> str:
 def _data(
     board: Board, runs: Iterable[str | Path], judged: Sequence[Judged], sets: Sequence[Overall]
 ) -> tuple[PageData, PageOrigins]:
-    labels, places = board.labels(), _places(board)
+    labels, places = board.labels(), board.places()
     numbers = sum(len(cell.parts) for cell in board.cells.values())
     origins = _Origins(longest=max(SHORTEST_TEXT, TEXT_BYTES // max(1, numbers)))
     columns, cells = _columns_and_cells(board, places, origins)
@@ -258,8 +222,8 @@ def _data(
         "cells": cells,
         "pairs": _by_field(PagePair._fields, _pairs(board, places)),
         "numbers": numbers,
-        "curves": curves(board, runs),
-        "pictures": pictures(board),
+        "curves": page_beside.curves(board, runs),
+        "pictures": page_beside.pictures(board),
         "figures": figures.for_page(board),
         "judged": [_verdict(j) for j in judged],
         "problems": board.problems,
@@ -311,11 +275,6 @@ def _set(of: Overall, board: Board, places: Mapping[str, int]) -> PageSet:
 
 
 # ---- the table
-
-
-def _places(board: Board) -> dict[str, int]:
-    """Checkpoint -> the place of its row."""
-    return {row.checkpoint: i for i, row in enumerate(board.rows)}
 
 
 def _row(row: Row, labels: Mapping[str, str], board: Board) -> PageRow:
@@ -465,163 +424,6 @@ def _pair(column: int, a: int, b: int, d: Difference) -> PagePair:
     low, high = _ends(d.ci95)
     p = float(f"{d.p:.3g}")
     return PagePair(column, a, b, _round(d.value), low, high, p, d.real, d.paired, d.n)
-
-
-# ---- beside the table
-
-
-def curves(board: Board, runs: Iterable[str | Path]) -> list[PageCurve]:
-    """RUN/metrics.jsonl of every pretraining below `runs`, thinned to means of CURVE_POINTS bins.
-
-    A pretraining is a run whose run.json says so; where its checkpoint has results, the curve takes
-    that row's name.
-    """
-    labels, places = board.labels(), _places(board)
-    out: list[PageCurve] = []
-    for run in _pretrainings(runs):
-        logged = [line for line in read_metrics(run) if math.isfinite(line.get("step", math.nan))]
-        if len(logged) < LEAST_POINTS:
-            continue
-        # A pretraining without results has no row: its checkpoint, or else its folder, names it.
-        about = header.about(run / CHECKPOINT_FILE)
-        digest = str(about.get("digest"))
-        provenance = about.get("provenance")
-        own_name = run.name
-        if isinstance(provenance, Mapping) and provenance.get("name"):
-            own_name = words.shown(str(provenance["name"]))
-        x, y = _thin(logged)
-        if y:
-            name = labels.get(digest) or str(own_name)
-            marks = _marks(run, logged)
-            out.append({"name": name, "row": places.get(digest), "x": x, "y": y, "marks": marks})
-    return out
-
-
-def _pretrainings(runs: Iterable[str | Path]) -> list[Path]:
-    """The folders below `runs` that hold a pretraining's metrics, each once."""
-    files: dict[str, Path] = {}  # real path -> as it was found
-    for run in map(Path, runs):
-        if run.is_dir():
-            for file in walking.files(run):
-                if file.name == METRICS_FILE:
-                    files[os.path.realpath(file)] = file
-    out = []
-    for file in sorted(files.values()):
-        try:
-            about = jsons.read(file.parent / RUN_FILE)
-        except (OSError, ValueError):
-            continue
-        if isinstance(about, dict) and about.get("verb") == "pretrain":
-            out.append(file.parent)
-    return out
-
-
-def _thin(
-    logged: Sequence[Mapping[str, float]],
-) -> tuple[list[float], dict[str, list[float | None]]]:
-    """(steps, {metric: means}) of bins of equal size, each at its last step; numbers only, and only
-    those that are there more than once."""
-    # Means of neighbours keep a curve's shape; every tenth point of it would keep its noise.
-    size = math.ceil(len(logged) / CURVE_POINTS)
-    bins = [logged[i : i + size] for i in range(0, len(logged), size)]
-    names: dict[str, None] = {}  # as a set; a metric may be logged now and then only
-    for line in logged:
-        names |= dict.fromkeys(line)
-    names.pop("step")
-    y = {}
-    for name in sorted(names):
-        means = [_mean(part, name) for part in bins]
-        if len(means) - means.count(None) >= LEAST_POINTS:
-            y[name] = means
-    return [part[-1]["step"] for part in bins], y
-
-
-def _marks(run: Path, logged: Sequence[Mapping[str, float]]) -> list[PageMark]:
-    """Where LORAC's prior begins, as the run's recipe says: at a share of the epochs."""
-    try:
-        recipe = jsons.read(run / RUN_FILE)["identity"]["recipe"]
-        if recipe["method"]["prior"] == "none":  # MoCo-M: no prior ever
-            return []
-        begins = float(recipe["method"]["prior_from"]) * float(recipe["epochs"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return []
-    for before, line in itertools.pairwise(logged):
-        if before.get("epoch", math.nan) < begins <= line.get("epoch", math.nan):
-            return [{"x": line["step"], "text": "prior on"}]
-    return []
-
-
-def _mean(part: Sequence[Mapping[str, float]], name: str) -> float | None:
-    """The mean of a metric over some lines, where it is a number; five digits."""
-    values = []
-    for line in part:
-        value = line.get(name)
-        if isinstance(value, int | float) and math.isfinite(value):
-            values.append(value)
-    mean = sum(values) / len(values) if values else math.nan
-    return float(f"{mean:.5g}") if math.isfinite(mean) else None
-
-
-def pictures(board: Board) -> list[PagePicture]:
-    """RUN/pictures/* of the detection runs behind the board, as small images inside the page."""
-    labels = board.labels()
-    runs: dict[Path, Result] = {}  # any result of each: they tell of one checkpoint and one task
-    for cell in board.cells.values():
-        for result, run in cell.parts:
-            if TASKS[result.task].detects:
-                runs.setdefault(run, result)
-    ordered = sorted(runs.items(), key=lambda item: (item[1].task, item[1].name))
-    out: list[PagePicture] = []
-    # The first of every run before the second of any.
-    for nth in range(PICTURES_PER_RUN):
-        for run, result in ordered:
-            files = [p for p in (run / PICTURES).glob("*") if p.suffix in (".png", ".jpg")]
-            if nth >= len(files) or len(out) >= MOST_PICTURES:
-                continue
-            file = sorted(files)[nth]
-            small = _small_image(file)
-            if small is not None:
-                name = labels.get(result.checkpoint, result.name)
-                out.append(_picture(file, small, result, name))
-    return out
-
-
-class _Small(NamedTuple):
-    source: str  # data URI
-    width: int
-    height: int
-
-
-def _picture(file: Path, small: _Small, result: Result, name: str) -> PagePicture:
-    task = TASKS[result.task].title
-    how = joined(" + ", result.protocol, result.engine)
-    return {
-        "title": name,
-        "note": f"{task}, {result.dataset}, {how}",
-        "alt": f"{task} of {name} on image {file.stem}: ground truth left, detected right",
-        "src": small.source,
-        "width": small.width,
-        "height": small.height,
-    }
-
-
-def _small_image(file: Path) -> _Small | None:
-    """The image, PICTURE_WIDTH wide at most; None where it cannot be read."""
-    from PIL import Image
-
-    try:
-        with readable(file) as data, Image.open(data, formats=("PNG", "JPEG")) as opened:
-            image = opened.convert("RGB")
-            width = min(image.width, PICTURE_WIDTH)
-            # A strip is cut short rather than refused by WEBP
-            height = min(max(1, round(image.height * width / image.width)), 10 * PICTURE_WIDTH)
-            image = image.resize((width, height))
-            buffer = io.BytesIO()
-            image.save(buffer, "WEBP", quality=82)
-    except BadInput:
-        return None
-    source = "data:image/webp;base64," + base64.b64encode(buffer.getvalue()).decode()
-    return _Small(source, width, height)
 
 
 def _verdict(judged: Judged) -> PageVerdict:

@@ -172,6 +172,7 @@ def test_one_pass_serves_all_checkpoints_and_the_numbers_are_right(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(charts, "legend_below", lambda figure, names: named.append(names))
         analyze_pictures.draw(summary, tmp_path / "drawn")
+    assert len(named) >= 5
     for names in named:
         spaces = {"projector" in name for name, _ in names if "-d)" in name}
         assert len(spaces) <= 1, "two spaces in one panel"
@@ -189,6 +190,22 @@ def test_one_pass_serves_all_checkpoints_and_the_numbers_are_right(
     completed = (tmp_path / "out" / "results.jsonl").read_bytes()
     assert completed.startswith(half) and completed.count(b"\n") == lines.count(b"\n")
     assert values(tmp_path / "out") == before
+
+
+def test_projector_and_trunk_never_share_a_panel(tmp_path, monkeypatch) -> None:
+    """Also where only some checkpoints have kept theirs."""
+    panels: list[list[tuple[str, str]]] = []
+
+    def panel(ax, spaces, colors) -> None:
+        panels.append([(s["name"], s["space"]) for s in spaces])
+
+    monkeypatch.setattr(analyze_pictures, "PANELS", {"one": panel})
+    spaces = [("plain", "trunk"), ("headed", "trunk"), ("headed", "projector"), ("flat", "trunk")]
+    about = [{"name": name, "space": space, "checkpoint": name, "dim": 8} for name, space in spaces]
+    summary = {"spaces": about, "dataset": "digits", "images": 30, "augmentations": 4}
+    analyze_pictures.draw(summary, tmp_path)
+    alone, trunks = [("headed", "projector")], [s for s in spaces if s[1] == "trunk"]
+    assert sorted(panels) == sorted([alone, alone, trunks])
 
 
 def test_a_stopped_run_continues_to_the_same_numbers(

@@ -14,7 +14,8 @@ from support.records import a_result
 from backbench import cli
 from backbench.board.board import collect
 from backbench.board.judge import Judged
-from backbench.board.page import CURVE_POINTS, write_page
+from backbench.board.page import write_page
+from backbench.board.page_beside import CURVE_POINTS
 from backbench.results import store
 
 browser = pytest.mark.skipif(chromium() is None, reason="Chromium is not installed")
@@ -249,8 +250,11 @@ def test_a_hundred_thousand_results_sort_within_two_seconds(tmp_path, capsys):
     # Other work on the machine costs time
     probes = [sort_in_browser(tmp_path / "l.html") for _ in range(3)]
     best = min(p["sorted_ms"] for p in probes)
+    alone = min(p["sort_ms"] for p in probes)
     with capsys.disabled():
-        print(f"\n10^5 results: page of {size:.1f} MB, sorted {best / 1000:.2f} s after navigation")
+        print(
+            f"\n10^5 results: {size:.1f} MB, sorted in {alone / 1000:.2f} s, {best / 1000:.2f} s after navigation"
+        )
     assert size < 20
     assert all(p["ok"] and p["requests"] == 0 for p in probes)
     load = os.getloadavg()[0]
@@ -259,3 +263,4 @@ def test_a_hundred_thousand_results_sort_within_two_seconds(tmp_path, capsys):
             f"{best / 1000:.1f} s with a load of {load:.0f}: the limit is for a machine that has a core free"
         )
     assert best < 2000
+    assert alone < 1000

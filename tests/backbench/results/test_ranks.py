@@ -116,6 +116,15 @@ def test_the_best_is_seen():
     assert simulated.look(shape, [0.0, 0, 0, 0, 0.2], 40).alone <= 5
 
 
+def test_of_six_columns_the_other_pairs_say_how_much_one_varies():
+    """By its own six differences alone no pair of ten rows is ever sure; of two rows there is no
+    other pair to ask."""
+    shape = simulated.Shape(10, 6)
+    assert simulated.look(shape, [0.0] * 9 + [5.0], 40).beats >= 60
+    uneven = simulated.Shape(10, 6, uneven=True)
+    assert simulated.look(uneven, [0.0] * 10, 60).together >= 95 - 3 * 2.8
+
+
 def test_images_alone():
     equal = simulated.of_images(2, 3, 0.0, 30)
     assert equal.together >= 95 - 3 * 4
