@@ -1,7 +1,7 @@
 // ---- the table
 
 const shownFirst = columns.filter(c => c.measured || !D.numbers); // all, where nothing is measured
-const PAGE = Math.max(20, Math.min(100, Math.floor(4000 / columns.filter(c => c.measured).length)));
+const PAGE = Math.max(20, Math.min(100, Math.floor(3000 / columns.filter(c => c.measured).length)));
 const MORE = 500; // rows that a click adds
 const MINOR = /_AP[sml]$/;
 const state = {
