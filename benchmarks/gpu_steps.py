@@ -21,6 +21,7 @@ from pretrain import optim
 from pretrain.config import PretrainConfig
 from pretrain.method import Batch, Method, Setup, build_method
 from pretrain.methods.arb import arb_loss
+from pretrain.methods.cllr import cllr_regularizer
 from pretrain.methods.lorac import lorac_loss, nuclear_norm
 from pretrain.methods.simclr import nt_xent_loss
 from pretrain.train import compile_trunks
@@ -248,6 +249,12 @@ def loss_cases(scale: Scale) -> dict[str, tuple[compared.LossCase, compared.Loss
     def arb(a: Tensor, b: Tensor) -> Tensor:
         return arb_loss(a, b, ridge=1e-4, groups=8, permutation=None)
 
+    def cllr(phi: Tensor, projection: Tensor) -> Tensor:
+        return cllr_regularizer(phi, projection, alpha=10.0, norm="nuclear")
+
+    def square() -> compared.Inputs:
+        return compared.unit(n, wide), compared.unit(wide, wide, seed=1)
+
     naive = compared.naive_infonce  # never called: only `ours` is timed
     both = 2
     return {
@@ -262,6 +269,10 @@ def loss_cases(scale: Scale) -> dict[str, tuple[compared.LossCase, compared.Loss
             compared.two_products,
         ),
         "ARB": (compared.LossCase("", "", naive, arb, wide_views, gradients=both), None),
+        "CLLR's regulariser": (
+            compared.LossCase("", "", naive, cllr, square, gradients=both),
+            None,
+        ),
     }
 
 

@@ -23,7 +23,7 @@ from pretrain.method import Batch, MethodConfig, Setup
 from pretrain.methods._autograd import GradientContext
 from pretrain.methods._crops import forward_crops
 from pretrain.methods._heads import MOCO_HEAD, Head, build_head
-from pretrain.methods._linalg import MOST_ROWS, polar_by_rotations
+from pretrain.methods._linalg import MOST_ROWS, polar_by_products, polar_by_rotations
 from pretrain.methods._momentum import KeyEncoder, Queue, check_queue
 from pretrain.methods._precision import full_precision, unit
 from pretrain.methods.moco import queue_logsumexp
@@ -63,9 +63,10 @@ class _NuclearNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: GradientContext, matrices: Tensor) -> Tensor:
         wide = matrices.shape[-2] <= matrices.shape[-1]
-        if matrices.is_cuda and min(matrices.shape[-2:]) <= MOST_ROWS:
+        if matrices.is_cuda:
             x = matrices.double()
-            norms, polar = polar_by_rotations(x if wide else x.mT)
+            few = min(matrices.shape[-2:]) <= MOST_ROWS
+            norms, polar = (polar_by_rotations if few else polar_by_products)(x if wide else x.mT)
             ctx.save_for_backward((polar if wide else polar.mT).to(matrices.dtype))
             return norms.to(matrices.dtype)
         # How much of the Gram matrix's spectrum is to be trusted: to the digits of the answer

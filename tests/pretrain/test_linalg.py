@@ -3,7 +3,12 @@
 import pytest
 import torch
 
-from pretrain.methods._linalg import MOST_ROWS, inverse_root, polar_by_rotations
+from pretrain.methods._linalg import (
+    MOST_ROWS,
+    inverse_root,
+    polar_by_products,
+    polar_by_rotations,
+)
 from pretrain.methods.arb import standardise
 
 
@@ -36,6 +41,24 @@ def test_polar_by_rotations(m, kind):
     torch.testing.assert_close(
         polar, (left * kept.unsqueeze(-2)) @ right, rtol=0, atol=1e-14 / least + 1e-12
     )
+
+
+@pytest.mark.parametrize("shape", [(24, 24), (40, 96), (64, 64)])
+@pytest.mark.parametrize("condition", [1.0, 1e3, 1e6, 1e9])
+@pytest.mark.parametrize("zeros", [0, 1, 10])
+def test_polar_by_products(shape, condition, zeros):
+    m, n = shape
+    generator = torch.Generator().manual_seed(m)
+    u = torch.linalg.qr(torch.randn(m, m, dtype=torch.float64, generator=generator)).Q
+    v = torch.linalg.qr(torch.randn(n, m, dtype=torch.float64, generator=generator)).Q
+    s = 7 * condition ** -torch.linspace(0, 1, m, dtype=torch.float64)
+    s[m - zeros :] = 0
+    norms, polar = polar_by_products(torch.stack([(u * s) @ v.mT, torch.zeros(m, n).double()]))
+    assert norms[0] == pytest.approx(float(s.sum()), rel=1e-13)
+    expected = (u * (s > 0)) @ v.mT
+    torch.testing.assert_close(polar[0], expected, rtol=0, atol=1e-14 * condition + 1e-13)
+    assert not norms[1]
+    assert not polar[1].any()
 
 
 @pytest.mark.parametrize("ridge", [1e-2, 1e-4, 1e-8])
