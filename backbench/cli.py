@@ -438,6 +438,8 @@ def _clean(p: argparse.ArgumentParser) -> None:
     p.add_argument("--yes", action="store_true", help="remove what can go; without it, only list")
 
 
+WEIGHT_FILES = "backbench.datasets.asked:weight_files"
+
 VERBS = {
     "demo": Verb(
         "backbench.demo:run",
@@ -448,18 +450,24 @@ VERBS = {
         "pretrain.train:run", "train a backbone by a recipe", _pretrain, "pretrain.config:check"
     ),
     "inspect": Verb(
-        "backbench.weights.verb:run_inspect", "what a checkpoint file holds", _inspect, alone=True
+        "backbench.weights.verb:run_inspect",
+        "what a checkpoint file holds",
+        _inspect,
+        WEIGHT_FILES,
+        alone=True,
     ),
     "import": Verb(
         "backbench.weights.verb:run_import",
         "a published checkpoint, completely or not at all",
         _import,
+        WEIGHT_FILES,
         alone=True,
     ),
     "export": Verb(
         "backbench.weights.verb:run_export",
         "a checkpoint in another library's format",
         _export,
+        WEIGHT_FILES,
         alone=True,
     ),
     "linear": Verb(
@@ -484,7 +492,10 @@ VERBS = {
         "transfer.analyze_recipe:check",
     ),
     "detect": Verb(
-        "detection.train_net:run", "Faster, Mask or Keypoint R-CNN on COCO", detect_arguments
+        "detection.train_net:run",
+        "Faster, Mask or Keypoint R-CNN on COCO",
+        detect_arguments,
+        "detection.config:check",
     ),
     "launch": Verb(
         "backbench.launch.verb:run", "grids of jobs on Slurm or on this machine", _launch
@@ -575,7 +586,8 @@ def _run(args: argparse.Namespace) -> int | None:
     _say_hidden(verb)
     if verb.check is not None:
         check(args)
-        asked.refuse(args)
+        if getattr(args, "data", None) is not None:
+            asked.refuse(args)
     return _function(verb.target)(args)
 
 

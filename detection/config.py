@@ -11,6 +11,7 @@ in).
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from pathlib import Path
 from fvcore.common.config import CfgNode
 
 from backbench import config
+from backbench.datasets import asked
 from backbench.detector_files import Value, flat, read_flat
 from backbench.errors import BadInput, nearest
 
@@ -88,6 +90,13 @@ def read(name: str, opts: Sequence[str]) -> Given:
             )
         values[key] = CfgNode._decode_cfg_value(text)
     return Given(path, values)
+
+
+def check(args: argparse.Namespace) -> None:
+    """BadInput for the config, the overrides or the checkpoint of `detect`, before torch is
+    imported."""
+    read(args.config_file, args.opts)
+    asked.weight_files(args)
 
 
 def _of_imagenet() -> dict[str, Value]:

@@ -14,21 +14,26 @@ from backbench.weights.probes import OWN
 
 
 def refuse(args: argparse.Namespace) -> None:
-    """BadInput for a folder, file or dataset on the command line of `pretrain` and of the probes that
-    is not there."""
-    if args.out.exists() and not args.out.is_dir():
+    """BadInput for a folder, file or dataset on the command line of a verb that reads images that is
+    not there."""
+    if args.out is not None and args.out.exists() and not args.out.is_dir():
         raise BadInput(f"{args.out}: is a file; --out needs a folder")
-    files = getattr(args, "checkpoints", None) or [getattr(args, "checkpoint", None)]
-    for file in files:
-        named = str(file).startswith(header.NAMED)
-        if file is not None and not named and not file.exists():
-            raise BadInput(f"{file}: no such file")
+    weight_files(args)
     if not args.data.is_dir():
         raise BadInput(
             f"--data {args.data}: no such folder; it holds one folder per dataset "
             "(`backbench data list`)"
         )
     datasets_there(args)
+
+
+def weight_files(args: argparse.Namespace) -> None:
+    """BadInput for a file of weights on the command line that is not there."""
+    one = [getattr(args, name, None) for name in ("file", "checkpoint")]
+    for file in (*getattr(args, "checkpoints", ()), *one):
+        named = str(file).startswith(header.NAMED)
+        if file is not None and not named and not file.exists():
+            raise BadInput(f"{file}: no such file")
 
 
 def datasets_there(args: argparse.Namespace) -> None:
