@@ -26,6 +26,7 @@ from unittest import mock
 
 import torch
 import torchvision  # noqa: F401  (its operations)
+from packaging import version
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -54,6 +55,7 @@ READS = {
     torch.ops.torchvision.nms,
 }
 COPIES = {aten._to_copy, aten.copy_, aten._copy_from}
+OLDER = version.parse(torch.__version__) < version.parse("2.15")  # of x[mask] = number
 INDEXING = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_}
 
 
@@ -236,9 +238,12 @@ class PretendedGpu(TorchDispatchMode):
             if any(isinstance(i, OnGpu) for i in args[1]):
                 raise RuntimeError(f"{func}: a tensor on the CPU, indices on cuda:0")
             return
-        for index in args[1]:
-            if index is None:
-                continue
+        # x[mask] = 1.0: torch 2.15 calls masked_fill_ itself. Older ones come through here with the
+        # number as a tensor without dimensions, and fill in ATen (canDispatchToMaskedFill)
+        given = [i for i in args[1] if i is not None]
+        number = OLDER and len(args) > 2 and not args[2].ndim
+        filled = number and len(given) == 1 and given[0].dtype == torch.bool
+        for index in [] if filled else given:
             if index.dtype in (torch.bool, torch.uint8):
                 self.waits(f"{func.overloadpacket} by a mask")
             if not isinstance(index, OnGpu):
