@@ -26,8 +26,8 @@ RECIPES = {
     "ViT": ("demo_supervised_vit", "finetune_vit_demo"),
     "ConvNeXt": ("demo_supervised_convnext", "finetune_vit_demo"),
 }
-RANDOM = ("method.name=random", "epochs=0")
-KINDS = {"drawn": RANDOM, "trained": ()}
+DRAWN = ("epochs=0",)
+KINDS = {"drawn": DRAWN, "trained": ()}
 PROTOCOLS = {"logreg_demo": "logistic regression", "knn_demo": "20 neighbours"}
 
 

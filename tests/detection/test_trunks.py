@@ -173,6 +173,37 @@ def test_frozen_or_trained(tiny_root, tmp_path, checkpoints, engine, frozen):
     assert body.trunk.training != frozen and body.training
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    ("task", "arch", "backbone", "norm"),
+    [("mask", CONVNEXT, trunks.FPN, ""), ("keypoint", VIT, trunks.SIMPLE, "LN")],
+)
+def test_masks_and_keypoints_too(
+    tiny_root, tmp_path, checkpoints, engine, task, arch, backbone, norm
+):
+    """A step teaches every part of the detector, the task's own head among them; then it finds."""
+    words = ("MODEL.BACKBONE.NAME", backbone, "MODEL.FPN.NORM", norm, "SOLVER.OPTIMIZER", "ADAMW")
+    words += ("SOLVER.WARMUP_ITERS", "0", "TEST.PRECISE_BN.ENABLED", "False")
+    words += ("SOLVER.BASE_LR", "0.0001")
+    name = f"tiny_{task}_rcnn_R_18_FPN"
+    run = run_of(tiny_root, tmp_path, checkpoints, arch, *words, name=name, engine=engine)
+    p, e = built(run)
+    assert train_net.prove(run, p, e) <= convert.SAME
+    before = {key: value.clone() for key, value in e.model.named_parameters()}
+    e.start(p.train.records, 0, 1)
+    e.model.train()
+    losses = e.step()
+    assert f"loss_{task}" in losses and all(value.isfinite() for value in losses.values())
+    for key, value in e.model.named_parameters():
+        assert value.isfinite().all()
+        assert torch.equal(value, before[key]) != value.requires_grad, key
+    e.model.eval()
+    found = e.predict(p.val.records[0])
+    assert found and all(
+        {"mask": "segmentation", "keypoint": "keypoints"}[task] in d for d in found
+    )
+
+
 def test_stochastic_depth_in_training_alone(tiny_root, tmp_path, checkpoints):
     words = ("MODEL.TRUNK.DROP_PATH", "0.5")
     _, e = built(run_of(tiny_root, tmp_path, checkpoints, VIT, *words))
