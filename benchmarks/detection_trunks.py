@@ -1,8 +1,8 @@
-"""A small vision transformer and a small ConvNeXt, frozen under Faster R-CNN, as drawn and trained on
-the labels of the embedded digits, by both engines. Frozen, because a hundred iterations at a rate
-for new heads teach any trunk of this size what there is in the scenes.
+"""A small vision transformer, a small ConvNeXt and a ResNet-18, frozen under Faster R-CNN, as drawn and
+trained on the labels of the embedded digits, by both engines. Frozen, because a hundred iterations at
+a rate for new heads teach any trunk of this size what there is in the scenes.
 
-Kept in detection_trunks.txt; about five minutes of one core beside the pretraining, which
+Kept in detection_trunks.txt; about twenty minutes of one core beside the pretraining, which
 trunks_on_digits.py shares (what lies in --out is not trained again):
 
     python benchmarks/detection_trunks.py --out runs/trunks
@@ -24,6 +24,7 @@ from backbench.runs.folder import CHECKPOINT_FILE
 RECIPES = {
     "ViT": ("demo_supervised_vit", "demo_faster_rcnn_ViT_SFP"),
     "ConvNeXt": ("demo_supervised_convnext", "demo_faster_rcnn_ConvNeXt_FPN"),
+    "ResNet-18": ("demo_supervised", "demo_faster_rcnn_ConvNeXt_FPN"),  # as any other trunk
 }
 DRAWN = ("epochs=0",)
 KINDS = {"drawn": DRAWN, "trained": ()}
@@ -50,6 +51,13 @@ def trunks(out: Path, data: Path) -> dict[tuple[str, str], Path]:
     return files
 
 
+def cell(row: store.Result) -> str:
+    """'17.0 [12.9, 21.9]'"""
+    assert row.value is not None and row.ci95 is not None
+    low, high = row.ci95
+    return f"{row.value:.1f} [{low:.1f}, {high:.1f}]"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("runs/trunks"))
@@ -68,8 +76,8 @@ def main() -> None:
             run("detect", *words, "--engine", engine, "--out", folder, *FROZEN)
             rows, problems = store.read(folder)
             assert not problems, problems
-            values = {row.metric: row.value for row in rows}
-            line += "".join(f"{values[metric]:>24.1f}" for metric in METRICS)
+            of = {row.metric: row for row in rows}
+            line += "".join(f"{cell(of[metric]):>24}" for metric in METRICS)
         lines.append(line)
     print("\n".join(lines))
 

@@ -174,14 +174,11 @@ def test_frozen_or_trained(tiny_root, tmp_path, checkpoints, engine, frozen):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize(
-    ("task", "arch", "backbone", "norm"),
-    [("mask", CONVNEXT, trunks.FPN, ""), ("keypoint", VIT, trunks.SIMPLE, "LN")],
-)
-def test_masks_and_keypoints_too(
-    tiny_root, tmp_path, checkpoints, engine, task, arch, backbone, norm
-):
+@pytest.mark.parametrize("of", [("mask", CONVNEXT), ("keypoint", VIT)], ids=lambda of: of[0])
+def test_masks_and_keypoints_too(tiny_root, tmp_path, checkpoints, engine, of):
     """A step teaches every part of the detector, the task's own head among them; then it finds."""
+    task, arch = of
+    backbone, norm = (trunks.FPN, "") if arch == CONVNEXT else (trunks.SIMPLE, "LN")
     words = ("MODEL.BACKBONE.NAME", backbone, "MODEL.FPN.NORM", norm, "SOLVER.OPTIMIZER", "ADAMW")
     words += ("SOLVER.WARMUP_ITERS", "0", "TEST.PRECISE_BN.ENABLED", "False")
     words += ("SOLVER.BASE_LR", "0.0001")
