@@ -1,8 +1,8 @@
-"""A small vision transformer, a small ConvNeXt and a ResNet-18, frozen under Faster R-CNN, as drawn and
-trained on the labels of the embedded digits, by both engines. Frozen, because a hundred iterations at
-a rate for new heads teach any trunk of this size what there is in the scenes.
+"""A small vision transformer and a small ConvNeXt, frozen under Faster R-CNN, as drawn and trained on
+the labels of the embedded digits, by both engines. Frozen, because a hundred iterations at a rate
+for new heads teach any trunk of this size what there is in the scenes.
 
-Kept in detection_trunks.txt; about twenty minutes of one core beside the pretraining, which
+Kept in detection_trunks.txt; about fifteen minutes of one core beside the pretraining, which
 trunks_on_digits.py shares (what lies in --out is not trained again):
 
     python benchmarks/detection_trunks.py --out runs/trunks
@@ -24,7 +24,6 @@ from backbench.runs.folder import CHECKPOINT_FILE
 RECIPES = {
     "ViT": ("demo_supervised_vit", "demo_faster_rcnn_ViT_SFP"),
     "ConvNeXt": ("demo_supervised_convnext", "demo_faster_rcnn_ConvNeXt_FPN"),
-    "ResNet-18": ("demo_supervised", "demo_faster_rcnn_ConvNeXt_FPN"),  # as any other trunk
 }
 DRAWN = ("epochs=0",)
 KINDS = {"drawn": DRAWN, "trained": ()}

@@ -15,6 +15,7 @@ from backbench.weights.names import FoundTrunk, Tables
 
 _APACHE, _MIT, _NC = "Apache-2.0", "MIT", "CC-BY-NC-4.0"
 _CONVNEXT_LICENCES = "MIT (ConvNeXt V2: CC-BY-NC-4.0)"
+_ITS_OWN = "the file's own: see the page that it is from"  # anybody's, in a layout that many share
 _DINOV3 = "DINOv3 License (https://ai.meta.com/resources/models-and-libraries/dinov3-license)"
 _CLIP_PIXELS = Pixels(CLIP_MEAN, CLIP_STD)
 _HALF = Pixels(HALF, HALF)
@@ -359,6 +360,7 @@ TIMM_FORMATS: tuple[Format, ...] = (
         beside=("pooler.*",),
         reading="cls",
         asks=("pixels",),
+        licence=_ITS_OWN,
     ),
     Format(
         name="mae, hub",
@@ -438,4 +440,5 @@ TIMM = Format(
     dialects=("timm's", "timm's convnext"),
     beside=_TIMM_HEADS,
     asks=("pixels",),
+    licence=_ITS_OWN,
 )

@@ -43,7 +43,7 @@ def test_protocol_names():
 STATED = {
     "demo_faster_rcnn_ConvNeXt_FPN": "detection-demo-fpn-v1",
     "demo_faster_rcnn_R_18_FPN": "detection-demo-v1",
-    "demo_faster_rcnn_ViT_SFP": "detection-demo-simple-fpn-v1",
+    "demo_faster_rcnn_ViT_SFP": "detection-demo-simple-fpn-v2",
     "demo_keypoint_rcnn_R_18_FPN": "detection-demo-v1",
     "demo_mask_rcnn_R_18_FPN": "detection-demo-v1",
     "faster_rcnn_R_50_C4_VOC": "detection-c4-voc-v2",

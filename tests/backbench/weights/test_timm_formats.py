@@ -55,6 +55,7 @@ def test_goes_in_bit_equal(maker, tmp_path):
         assert torch.equal(checkpoint.state_dict[name], tensor), name
     assert checkpoint.pixels.mean[0] == red
     assert checkpoint.reading == said.get("reading", reading)
+    assert checkpoint.provenance["licence"]
     assert checkpoint.arch == archs.canonical(arch, "native")[0]
 
 
