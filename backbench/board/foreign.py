@@ -43,6 +43,11 @@ def run(args: argparse.Namespace) -> int:
     import numpy as np
 
     table = read(args.file, name=args.name, lower=args.lower)
+    if len(table.names) > ranks.MOST_ROWS:
+        raise BadInput(
+            f"{args.file}: {len(table.names)} rows; at most {ranks.MOST_ROWS} are ranked, as every"
+            " pair of them is compared: leave the others out"
+        )
     values = np.array([[math.nan if v is None else v for v in row] for row in table.values])
     found = ranks.ranking(values, table.datasets)
     order = sorted(range(len(table.names)), key=lambda i: (found.places[i].rank, table.names[i]))

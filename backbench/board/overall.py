@@ -104,7 +104,9 @@ def _twelve(board: Board, main: Sequence[Column]) -> list[Column]:
 
 
 def overall(board: Board) -> list[Overall]:
-    """Every set's ranks; none where no column has two checkpoints."""
+    """Every set's ranks; none where no column has two checkpoints, nor of very many of these."""
+    if len(board.measured_rows) > ranks.MOST_ROWS:
+        return []
     return [_ranked(board, name, columns) for name, columns in column_sets(board).items()]
 
 
@@ -158,6 +160,8 @@ def answer(board: Board, sets: Sequence[Overall]) -> str:
         return "Nothing is measured here."
     if count == 1:
         return f"{board.labels()[board.measured_rows[0].checkpoint]} is alone here: nothing to compare it with."
+    if count > ranks.MOST_ROWS:
+        return f"{count} checkpoints are too many to rank: at most {ranks.MOST_ROWS} are."
     if not sets:
         return "No two checkpoints share a column: nothing here can be compared."
     labels = board.labels()

@@ -19,6 +19,7 @@ from backbench.results import rank_tests
 if TYPE_CHECKING:
     import numpy as np
 
+MOST_ROWS = 2000  # every pair is compared: 4 s and half a gigabyte
 _TURNS, _STEP = 100, 2.0  # of Newton's iteration for Bradley and Terry's strengths
 
 

@@ -10,6 +10,7 @@ from backbench.board import foreign
 from backbench.board.board import collect
 from backbench.board.overall import answer, column_sets, overall
 from backbench.errors import BadInput
+from backbench.results import ranks
 
 
 @pytest.fixture(scope="module")
@@ -128,6 +129,20 @@ def test_what_cannot_be_ranked_is_said(tmp_path, text, said):
 
         read(file)
     assert "\n" not in str(caught.value)
+
+
+def test_very_many_are_not_ranked(tmp_path, capsys, monkeypatch):
+    """All pairs are compared: a hundred thousand rows would fill any memory."""
+    file = tmp_path / "x.csv"
+    lines = [f"m{n},{n}" for n in range(ranks.MOST_ROWS + 1)]
+    file.write_text("\n".join(["name,a", *lines]))
+    assert cli.main(["rank", str(file)]) == 2
+    assert f"{ranks.MOST_ROWS + 1} rows; at most {ranks.MOST_ROWS}" in capsys.readouterr().err
+    boards.synthetic(tmp_path / "runs", ["one", "two"], boards.DEMO[:1], images=50)
+    monkeypatch.setattr(ranks, "MOST_ROWS", 1)
+    board = collect([tmp_path / "runs"])
+    assert overall(board) == []
+    assert answer(board, []) == "2 checkpoints are too many to rank: at most 1 are."
 
 
 def test_a_column_that_is_half_numbers_is_named(tmp_path, caplog):
