@@ -258,7 +258,7 @@ def test_a_hundred_thousand_results_sort_within_two_seconds(tmp_path, capsys):
     assert size < 20
     assert all(p["ok"] and p["requests"] == 0 for p in probes)
     load = os.getloadavg()[0]
-    if best >= 2000 and load > (os.cpu_count() or 1):
+    if (best >= 2000 or alone >= 1000) and load > (os.cpu_count() or 1):
         pytest.skip(
             f"{best / 1000:.1f} s with a load of {load:.0f}: the limit is for a machine that has a core free"
         )
