@@ -3,7 +3,7 @@ ConvNeXt, each as drawn and trained on the labels.
 
 All six are scored by one command, which decodes each image once: logistic regression and neighbours.
 Each is finetuned by the protocol of its kind. Kept in trunks_on_digits.txt; about ten minutes on two
-cores:
+cores (what lies in --out is not trained again):
 
     python benchmarks/trunks_on_digits.py --out runs/trunks
 
@@ -46,8 +46,9 @@ def main() -> None:
         for kind, changes in KINDS.items():
             folder = out / f"{recipe}-{kind}"
             title = f"name={name} {kind}"
-            run("pretrain", recipe, *changes, title, "--data", data, "--out", folder)
             files[name, kind] = folder / CHECKPOINT_FILE
+            if not files[name, kind].exists():
+                run("pretrain", recipe, *changes, title, "--data", data, "--out", folder)
     # 2. All of them in one pass, then each by itself
     for protocol in PROTOCOLS:
         words = ("--datasets", "digits", "--protocol", protocol, "--data", data)
