@@ -27,6 +27,7 @@ from backbench.weights.header import NAMED
 from backbench.weights.trunk import WrappedTrunk
 
 PREFIX = NAMED
+TOKENS = ("pos_embed", "cls_token", "reg_token", "mask_token")  # beside the patches
 _PYRAMID = (4, 8, 16, 32)  # the strides of C2..C5
 # Of whole numbers in a name, and of layers: a header may say anything, and building takes time
 _LARGEST, _DEEPEST = 65_536, 200
@@ -338,11 +339,13 @@ class TimmTrunk(WrappedTrunk):
         from timm.models._manipulate import group_parameters
 
         groups = group_parameters(self.model, self.model.group_matcher(coarse=False), reverse=True)
-        return {f"model.{name}": depth for name, depth in groups.items()}
+        # Tokens and positions are the stem's; timm before 1.0.29 had register tokens behind the last
+        # block, and so a layer more
+        return {f"model.{n}": 0 if n in TOKENS else depth for n, depth in groups.items()}
 
     def undecayed(self) -> set[str]:
         said = self.model.no_weight_decay() if hasattr(self.model, "no_weight_decay") else set()
-        tokens = {"pos_embed", "cls_token", "reg_token", "mask_token", "latent", *said}
+        tokens = {*TOKENS, "latent", *said}
         out = super().undecayed()
         for name, _ in self.model.named_parameters():
             if name in tokens or name.split(".")[-1] in tokens or "gamma" in name.split(".")[-1]:

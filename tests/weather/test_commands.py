@@ -51,7 +51,7 @@ def _lay_out():
     Path("lists").mkdir()
     for percent in (1, 10):
         Path(f"lists/{percent}percent.txt").write_text("n01440764_1.JPEG\n")
-    for folder in ("runs/linear", "runs/beta/one"):
+    for folder in ("runs/linear", "runs/beta/one", "corpus/LAB"):
         Path(folder).mkdir(parents=True)
         store.append(folder, [a_result()])
 
