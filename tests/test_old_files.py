@@ -119,7 +119,7 @@ def the_same_command(run):
     return words + (["MODEL.DEVICE", "cpu"] if words[0] == "detect" else [])
 
 
-@pytest.mark.parametrize("name", ["simclr", "lorac"])
+@pytest.mark.parametrize("name", [pytest.param("simclr", marks=pytest.mark.slow), "lorac"])
 def test_pretraining_continues(name, tmp_path, say):
     run = unpacked(name, tmp_path / name)
     before = {

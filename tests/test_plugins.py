@@ -75,6 +75,7 @@ for words in json.loads(sys.argv[1]):
 """
 
 
+@pytest.mark.slow
 def test_all_four_in_one_life(site, data, tmp_path):
     """The lab's trunk pretrained by the lab's method on the lab's images, another imported from the
     lab's file, both probed on the lab's dataset."""

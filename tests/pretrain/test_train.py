@@ -317,7 +317,11 @@ def test_a_corrupt_image_ends_the_run_by_name_or_is_left_out(pretrain, root, tmp
     [
         # 32 px: torch's bf16 convolution on a CPU can leave its gradient unset where the map before
         # it is 1 x 1
-        pytest.param([*MOCO, "accumulate=2", "precision=bf16", *LARGER], id="accumulated bf16"),
+        pytest.param(
+            [*MOCO, "accumulate=2", "precision=bf16", *LARGER],
+            id="accumulated bf16",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             ["precision=fp16", "optim.clip_norm=1.0", *LARGER], id="fp16", marks=pytest.mark.slow
         ),

@@ -248,6 +248,7 @@ def command(root, trunks, out, protocol, *more):
     return [*args, "--protocol", protocol, "--workers", "0", *more]
 
 
+@pytest.mark.slow
 def test_killed_after_any_save_ends_with_the_same_rows(trees, two_trunks, tmp_path, decoder):
     root, file = trees("classes"), protocol_file(tmp_path)
     assert main(command(root, two_trunks, tmp_path / "whole", file)) == 0

@@ -12,7 +12,9 @@ import pytest
 from backbench.launch.verdict import Ending, decide
 
 
-@pytest.mark.parametrize(("fault", "attempts"), [("broken", 3), ("bad", 1)])
+@pytest.mark.parametrize(
+    ("fault", "attempts"), [("broken", 3), pytest.param("bad", 1, marks=pytest.mark.slow)]
+)
 def test_failing_job_stops_says_so_and_blocks_what_needs_it(lab, capsys, fault, attempts):
     lab.dataset("pretrain", steps=1, fault=fault)
     lab.dataset("flaky", steps=1, fault="now and then", times=2)

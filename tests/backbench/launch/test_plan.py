@@ -7,6 +7,8 @@ import json
 import re
 import time
 
+import pytest
+
 from backbench.launch.clusters import read_cluster
 from backbench.launch.expansion import expand
 from backbench.launch.grid import Grid, read_grid
@@ -125,6 +127,7 @@ def test_cost_of_a_detector_is_scaled_by_its_iterations(lab, capsys):
         assert cost(lab, capsys, detector(lab, *other), cluster) == "unknown"
 
 
+@pytest.mark.slow
 def test_ten_thousand_jobs_expand_quickly(lab):
     pattern = lab.checkpoints(*(f"c{i}" for i in range(250)))
     grid = Grid(

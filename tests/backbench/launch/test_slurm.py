@@ -35,6 +35,7 @@ def one(names, text):
     return found
 
 
+@pytest.mark.slow
 def test_twelve_jobs_run_as_one_array_and_again_submits_nothing(lab, shell):
     grid = lab.grid(
         checkpoints=[lab.checkpoints("a", "b", "c")], evaluate=lab.linear("d1", "d2", "d3", "d4")
