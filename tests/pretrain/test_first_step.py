@@ -203,6 +203,7 @@ def told_on_ranks() -> dict[str, str]:
     return told
 
 
+@pytest.mark.slow
 def test_ranks_are_told_alike_and_at_once(tmp_path):
     children = [subprocess.Popen([sys.executable, __file__, str(r), str(tmp_path)]) for r in (0, 1)]
     assert [child.wait(timeout=120) for child in children] == [0, 0]

@@ -196,6 +196,7 @@ def test_killed_after_any_save_ends_with_the_same_rows(trees, trunk, tmp_path, d
     assert not list((tmp_path / "killed" / "state").iterdir())
 
 
+@pytest.mark.slow
 def test_signal_ends_with_75_and_the_same_command_continues(
     trees, trunk, tmp_path, decoder, capsys
 ):
