@@ -210,22 +210,36 @@ def beside_lightly(clock: Clock, scale: Scale) -> None:
 # Losses
 
 
+def _lorac(queries: Tensor, keys: Tensor, queue: Tensor) -> Tensor:
+    rows = torch.cat([queries[:3], keys])
+    norms = nuclear_norm(rows.transpose(0, 1))
+    settings = {"temperature": 0.2, "beta": 4.0, "rows": rows, "norms": norms}
+    met = (queries[1:], queries[:-1])
+    parts = [lorac_loss(q, key, queue, **settings) for q, key in zip(met, keys)]
+    return torch.stack(parts).mean()
+
+
+def _lorac_products(queries: Tensor, keys: Tensor, queue: Tensor) -> Tensor:
+    met = torch.cat([queries[1:], queries[:-1]]).flatten(0, 1)
+    return compared.two_products(met, keys, queue)
+
+
+def _nt_xent(a: Tensor, b: Tensor) -> Tensor:
+    return nt_xent_loss(a, b, temperature=0.1)
+
+
+def _arb(a: Tensor, b: Tensor) -> Tensor:
+    return arb_loss(a, b, ridge=1e-4, groups=8, permutation=None)
+
+
+def _cllr(phi: Tensor, projection: Tensor) -> Tensor:
+    return cllr_regularizer(phi, projection, alpha=10.0, norm="nuclear")
+
+
 def loss_cases(scale: Scale) -> dict[str, tuple[compared.LossCase, compared.Loss | None]]:
     """By the recipe whose step they are part of: the loss, and what it cannot do without."""
     n, k, d = scale.batch, scale.queue, 128
     wide = 64 if scale.small else 2048
-
-    def lorac(queries: Tensor, keys: Tensor, queue: Tensor) -> Tensor:
-        rows = torch.cat([queries[:3], keys])
-        norms = nuclear_norm(rows.transpose(0, 1))
-        settings = {"temperature": 0.2, "beta": 4.0, "rows": rows, "norms": norms}
-        met = (queries[1:], queries[:-1])
-        parts = [lorac_loss(q, key, queue, **settings) for q, key in zip(met, keys)]
-        return torch.stack(parts).mean()
-
-    def lorac_products(queries: Tensor, keys: Tensor, queue: Tensor) -> Tensor:
-        met = torch.cat([queries[1:], queries[:-1]]).flatten(0, 1)
-        return compared.two_products(met, keys, queue)
 
     def queries_and_keys() -> compared.Inputs:
         return (
@@ -243,34 +257,25 @@ def loss_cases(scale: Scale) -> dict[str, tuple[compared.LossCase, compared.Loss
     def keys() -> compared.Inputs:
         return compared.unit(n, d), compared.unit(5, n, d, seed=1), compared.unit(k, d, seed=2)
 
-    def nt_xent(a: Tensor, b: Tensor) -> Tensor:
-        return nt_xent_loss(a, b, temperature=0.1)
-
-    def arb(a: Tensor, b: Tensor) -> Tensor:
-        return arb_loss(a, b, ridge=1e-4, groups=8, permutation=None)
-
-    def cllr(phi: Tensor, projection: Tensor) -> Tensor:
-        return cllr_regularizer(phi, projection, alpha=10.0, norm="nuclear")
-
     def square() -> compared.Inputs:
         return compared.unit(n, wide), compared.unit(wide, wide, seed=1)
 
     naive = compared.naive_infonce  # never called: only `ours` is timed
     both = 2
     return {
-        "SimCLR": (compared.LossCase("", "", naive, nt_xent, two_views, gradients=both), None),
+        "SimCLR": (compared.LossCase("", "", naive, _nt_xent, two_views, gradients=both), None),
         "MoCo v2": (compared.infonce_case(n, k), compared.two_products),
         "LORAC, 3 x 224 + 5 x 96": (
-            compared.LossCase("", "", naive, lorac, queries_and_keys),
-            lorac_products,
+            compared.LossCase("", "", naive, _lorac, queries_and_keys),
+            _lorac_products,
         ),
         "JCL, 5 keys": (
             compared.LossCase("", "", naive, compared.ours_jcl, keys),
             compared.two_products,
         ),
-        "ARB": (compared.LossCase("", "", naive, arb, wide_views, gradients=both), None),
+        "ARB": (compared.LossCase("", "", naive, _arb, wide_views, gradients=both), None),
         "CLLR's regulariser": (
-            compared.LossCase("", "", naive, cllr, square, gradients=both),
+            compared.LossCase("", "", naive, _cllr, square, gradients=both),
             None,
         ),
     }

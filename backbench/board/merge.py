@@ -63,8 +63,9 @@ def run(args: argparse.Namespace) -> int:
     for problem in problems:
         log.warning(words.shown(problem, 1000))
     twice = sum("also" in r.measurement.result.origin for r in merged)
+    labs_said = f"{len(labs)} lab{'s' * (len(labs) > 1)}"
     print(
-        f"{len(records)} records of {len(labs)} labs: {len(merged)} numbers, {twice} of them measured"
+        f"{len(records)} records of {labs_said}: {len(merged)} numbers, {twice} of them measured"
         f" more than once, {len(problems)} lines to look at; backbench leaderboard {args.out}"
     )
     return 0
