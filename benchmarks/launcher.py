@@ -147,13 +147,15 @@ def everything_ended(root: Path, found: list[Job], base: float) -> None:
         "end": time.time(),
         "how": "done",
         "host": "n1",
-        "pid": 1,
+        "pid": 2,
         "gpus": 1,
     }
     for i, job in enumerate(found):
         state = ("done", "failed", *("done", "cancelled") * 4)[i % 10]
         text = json.dumps({"name": job.name, "state": state, "reason": None, "attempts": [attempt]})
         (ledger.root / "status" / f"{job.key}.json").write_text(text)
+    states = [state.name for state in Snapshot(ledger).states().values()]
+    assert states.count("done") == len(found) // 2  # every file is read
     with timed("status, all ended (a status file each)", 2, base):
         quiet("launch", "status", "--once", "--out", str(ledger.runs))
 
