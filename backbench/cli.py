@@ -20,7 +20,7 @@ from backbench.errors import (
     Preempted,
     Stopped,
 )
-from backbench.weights import fast
+from backbench.recipes import fast
 
 Arguments = Callable[[argparse.ArgumentParser], None]
 
@@ -438,52 +438,52 @@ def _clean(p: argparse.ArgumentParser) -> None:
     p.add_argument("--yes", action="store_true", help="remove what can go; without it, only list")
 
 
-WEIGHT_FILES = "backbench.datasets.asked:weight_files"
+WEIGHT_FILES = "backbench.datasets.availability:weight_files"
 
 VERBS = {
     "demo": Verb(
-        "backbench.demo:run",
+        "backbench.verbs.demo:run",
         "the whole path on embedded data, from pretraining to the leaderboard",
         _demo,
     ),
     "pretrain": Verb(
-        "pretrain.train:run", "train a backbone by a recipe", _pretrain, "pretrain.config:check"
+        "pretrain.train:run", "train a backbone by a recipe", _pretrain, "pretrain.recipe:check"
     ),
     "inspect": Verb(
-        "backbench.weights.verb:run_inspect",
+        "backbench.verbs.convert_weights:run_inspect",
         "what a checkpoint file holds",
         _inspect,
         WEIGHT_FILES,
         alone=True,
     ),
     "import": Verb(
-        "backbench.weights.verb:run_import",
+        "backbench.verbs.convert_weights:run_import",
         "a published checkpoint, completely or not at all",
         _import,
         WEIGHT_FILES,
         alone=True,
     ),
     "export": Verb(
-        "backbench.weights.verb:run_export",
+        "backbench.verbs.convert_weights:run_export",
         "a checkpoint in another library's format",
         _export,
         WEIGHT_FILES,
         alone=True,
     ),
     "linear": Verb(
-        "transfer.linear:run", "frozen-backbone probes", _linear, "transfer.config:check"
+        "transfer.linear:run", "frozen-backbone probes", _linear, "transfer.protocols:check"
     ),
     "semisup": Verb(
         "transfer.finetune:run_semisup",
         "finetune on 1%% or 10%% of the labels",
         _semisup,
-        "transfer.config:check",
+        "transfer.protocols:check",
     ),
     "finetune": Verb(
         "transfer.finetune:run",
         "finetune on a whole dataset",
         _finetune,
-        "transfer.config:check",
+        "transfer.protocols:check",
     ),
     "analyze": Verb(
         "transfer.analyze:run",
@@ -495,33 +495,40 @@ VERBS = {
         "detection.train_net:run",
         "Faster, Mask or Keypoint R-CNN on COCO",
         detect_arguments,
-        "detection.config:check",
+        "detection.dialect:check",
     ),
     "launch": Verb(
-        "backbench.launch.verb:run", "grids of jobs on Slurm or on this machine", _launch
+        "backbench.verbs.launch:run", "grids of jobs on Slurm or on this machine", _launch
     ),
     "leaderboard": Verb(
-        "backbench.board.verb:run", "results as CSV, page and tables", _leaderboard, alone=True
+        "backbench.verbs.write_leaderboard:run",
+        "results as CSV, page and tables",
+        _leaderboard,
+        alone=True,
     ),
     "rank": Verb(
-        "backbench.board.foreign:run", "who leads any CSV of results, and how surely", _rank
+        "backbench.board.rank_csv:run", "who leads any CSV of results, and how surely", _rank
     ),
     "merge": Verb("backbench.board.merge:run", "the records of several labs as one folder", _merge),
     "paper": Verb(
-        "backbench.papers.verb:run",
+        "backbench.verbs.paper:run",
         "the papers' tables: measured, running, missing",
         _paper,
         alone=True,
     ),
     "reproduce": Verb(
-        "backbench.reproduce.verb:run",
+        "backbench.verbs.reproduce:run",
         "public checkpoints, held to what is printed of them",
         _reproduce,
     ),
-    "data": Verb("backbench.datasets.verb:run", "list and check datasets", _data_verb, alone=True),
-    "doctor": Verb("backbench.doctor:run", "what is installed here and what that allows", _doctor),
+    "data": Verb(
+        "backbench.verbs.list_data:run", "list and check datasets", _data_verb, alone=True
+    ),
+    "doctor": Verb(
+        "backbench.verbs.doctor:run", "what is installed here and what that allows", _doctor
+    ),
     "clean": Verb(
-        "backbench.clean:run", "what runs hold on disk, and what can go", _clean, alone=True
+        "backbench.verbs.clean:run", "what runs hold on disk, and what can go", _clean, alone=True
     ),
 }
 
@@ -580,14 +587,14 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def _run(args: argparse.Namespace) -> int | None:
-    from backbench.datasets import asked
+    from backbench.datasets import availability
 
     verb = VERBS[args.verb]
     _say_hidden(verb)
     if verb.check is not None:
         check(args)
         if getattr(args, "data", None) is not None:
-            asked.refuse(args)
+            availability.refuse(args)
     return _function(verb.target)(args)
 
 

@@ -26,7 +26,7 @@ from typing import Any, Literal
 import torch
 from machine import describe
 
-from backbench import config
+from backbench.recipes import config
 from backbench.runs import atomic
 from backbench.weights.resnet import build_backbone
 from pretrain.method import Batch, Setup, build_method, choose_config

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from backbench.datasets import embedded
 from backbench.runs import seeding
-from detection import config, train_net
+from detection import dialect, train_net
 from detection.data.images import load_image, targets, to_uint8
 from detection.data.masks import paste
 from detection.data.split import training_records
@@ -53,7 +53,7 @@ Timed = Mapping[str, Callable[[], object]]
 
 def built(root: Path, engine: str) -> tuple[Prepared, DetectionEngine]:
     words = ("MODEL.WEIGHTS", "random", "SOLVER.IMS_PER_BATCH", "2", *WIDTHS)
-    given = config.read(NAME, words)
+    given = dialect.read(NAME, words)
     run = DetectionRun(given=given, engine=engine, checkpoint=None, root=root, out=root / "run")
     p = train_net.prepare(run)
     network = train_net.build_engine(run, p, torch.device("cpu"))

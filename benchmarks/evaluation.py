@@ -24,13 +24,13 @@ from probe import least
 from sklearn.linear_model import LogisticRegression
 from torchvision import datasets, transforms
 
-from backbench.images.files import ImageList, scan_folder
+from backbench.images.image_list import ImageList, scan_folder
 from backbench.images.preprocess import Pixels, normalise
 from backbench.knn import knn_scores
 from transfer import logreg
 from transfer.batches import Pictures, equal_shares, loader
-from transfer.config import Geometry
-from transfer.machine import Machine
+from transfer.devices import Machine
+from transfer.protocols import Geometry
 
 BATCH = 32
 STRENGTHS = (1e2, 1e1, 1e0, 1e-1)  # l2, from the strongest

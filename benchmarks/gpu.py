@@ -41,12 +41,13 @@ from machine import describe
 from probe import checkpoint
 
 from backbench import cli
-from backbench import config as recipes
 from backbench.images.crops import Crops
-from backbench.runs import atomic, precision
-from backbench.weights import fast
+from backbench.parallel import precision
+from backbench.recipes import config as recipes
+from backbench.recipes import fast
+from backbench.runs import atomic
 from detection import evaluate
-from pretrain.config import PretrainConfig
+from pretrain.recipe import PretrainConfig
 from transfer.frozen import FrozenTrunk, forward_all
 from transfer.heads import LinearHeads
 

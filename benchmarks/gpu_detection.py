@@ -22,7 +22,7 @@ from torch import nn
 
 from backbench.datasets import embedded
 from backbench.runs import seeding
-from detection import config, train_net
+from detection import dialect, train_net
 from detection.data.split import training_records
 from detection.engine import DetectionEngine
 from detection.run import DetectionRun, Prepared
@@ -53,7 +53,7 @@ def built(
     root: Path, task: str, engine: str, device: str, *, bf16: bool, small: bool
 ) -> tuple[Prepared, DetectionEngine]:
     name, words = words_of(task, small=small)
-    given = config.read(name, (*words, *(AMP if bf16 else ())))
+    given = dialect.read(name, (*words, *(AMP if bf16 else ())))
     run = DetectionRun(given=given, engine=engine, checkpoint=None, root=root, out=root / "run")
     prepared = train_net.prepare(run)
     network = train_net.build_engine(run, prepared, torch.device(device))

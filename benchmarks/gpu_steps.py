@@ -14,16 +14,16 @@ import torch
 from gpu_clock import Clock
 from torch import Tensor, nn
 
-from backbench import config as recipes
-from backbench.runs import precision
+from backbench.parallel import precision
+from backbench.recipes import config as recipes
 from backbench.weights.resnet import build_backbone
 from pretrain import optim
-from pretrain.config import PretrainConfig
 from pretrain.method import Batch, Method, Setup, build_method
 from pretrain.methods.arb import arb_loss
 from pretrain.methods.cllr import cllr_regularizer
 from pretrain.methods.lorac import lorac_loss, nuclear_norm
 from pretrain.methods.simclr import nt_xent_loss
+from pretrain.recipe import PretrainConfig
 from pretrain.train import compile_trunks
 
 RECIPES = {

@@ -23,7 +23,8 @@ from scipy.stats import binom, norm
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from backbench.results import compare, intervals
+from backbench.results import paired_tests
+from backbench.stats import confidence
 
 IMAGES = (100, 500, 10_000)
 TESTED = (100, 500, 1_000, 10_000)
@@ -38,7 +39,7 @@ OWN, SHARED_DRAW, OWN_DRAW, LEFT = 0.6, 0.2, 0.15, 0.6  # spreads beside the ima
 RESAMPLES = 500  # of a detector's images
 WINDOW = 5_000  # more normals than this at once are a window of the bank
 
-Interval = intervals.Interval | None
+Interval = confidence.Interval | None
 
 
 class Population:
@@ -102,9 +103,9 @@ def _edges(trunks: int, share: float, gap: float) -> np.ndarray:
 
 
 @functools.cache
-def of_count(hits: int, n: int) -> intervals.Interval:
+def of_count(hits: int, n: int) -> confidence.Interval:
     """The interval of so many hits of n images."""
-    return intervals.of_hits(np.arange(n) < hits)
+    return confidence.of_hits(np.arange(n) < hits)
 
 
 def covers(found: Interval, share: float) -> bool:
@@ -123,7 +124,7 @@ def top1(n: int, share: float) -> float:
 def per_class(p: Population, n: int, share: float) -> Interval:
     label = p.labels(n)
     spread = _spread_around(share, p.rng.normal(size=CLASSES[n]))
-    return intervals.of_hits(p.rng.random(n) < spread[label], label)
+    return confidence.of_hits(p.rng.random(n) < spread[label], label)
 
 
 def _spread_around(share: float, z: np.ndarray) -> np.ndarray:
@@ -137,32 +138,32 @@ def _spread_around(share: float, z: np.ndarray) -> np.ndarray:
 
 
 def few_labels(p: Population, n: int, share: float) -> Interval:
-    return intervals.of_draws(p.drawn(1, n, share, DRAWS)[0])
+    return confidence.of_draws(p.drawn(1, n, share, DRAWS)[0])
 
 
 def few_labels_per_class(p: Population, n: int, share: float) -> Interval:
-    return intervals.of_draws(p.drawn(1, n, share, DRAWS)[0], p.labels(n))
+    return confidence.of_draws(p.drawn(1, n, share, DRAWS)[0], p.labels(n))
 
 
 def detection(p: Population, n: int, share: float) -> Interval:
     value = p.rng.binomial(n, share) / n
-    return intervals.of_resamples(value, p.rng.binomial(n, value, RESAMPLES) / n, n)
+    return confidence.of_resamples(value, p.rng.binomial(n, value, RESAMPLES) / n, n)
 
 
 def average(p: Population, n: int, share: float) -> Interval:
     """The mean of twelve datasets, one seed each."""
     counts = [int(k) for k in p.rng.binomial(n, share, 12)]
     ends = [of_count(k, n) for k in counts]
-    return intervals.of_mean([100 * k / n for k in counts], ends, [math.inf] * 12)
+    return confidence.of_mean([100 * k / n for k in counts], ends, [math.inf] * 12)
 
 
 def average_of_seeds(p: Population, n: int, share: float) -> Interval:
     """The same, with SEEDS seeds each, of which the images are as given."""
     shares = p.rng.normal(100 * share, 100 * (share * (1 - share) / n) ** 0.5, (12, SEEDS))
-    ends = [compare.seeds_interval(list(of_seeds)) for of_seeds in shares]
+    ends = [paired_tests.seeds_interval(list(of_seeds)) for of_seeds in shares]
     assert None not in ends
     means = [float(mean) for mean in shares.mean(1)]
-    return intervals.of_mean(means, [e for e in ends if e], [SEEDS - 1.0] * 12)
+    return confidence.of_mean(means, [e for e in ends if e], [SEEDS - 1.0] * 12)
 
 
 VALUES: dict[str, Callable[[Population, int, float], Interval]] = {
@@ -197,7 +198,7 @@ def coverage(repeats: int) -> None:
             print(f"{name:32}{n:8}{shown}{np.mean(found):8.1f}{error:>6}", flush=True)
     for seeds in (2, 3, 5, 10):
         values = Population(seeds).rng.normal(70, 0.5, size=(4 * repeats, seeds))
-        share = 100 * np.mean([covers(compare.seeds_interval(list(v)), 0.7) for v in values])
+        share = 100 * np.mean([covers(paired_tests.seeds_interval(list(v)), 0.7) for v in values])
         print(
             f"{f'mean of {seeds} seeds (new seeds)':70}{share:8.1f}{_error(95, 4 * repeats):6.1f}"
         )
@@ -227,41 +228,41 @@ def _error(percent: float, times: int) -> float:
 
 # ---- differences
 
-Pair = Callable[[Population, int, float, float], compare.Difference]
+Pair = Callable[[Population, int, float, float], paired_tests.Difference]
 
 
-def pair_top1(p: Population, n: int, share: float, gap: float) -> compare.Difference:
+def pair_top1(p: Population, n: int, share: float, gap: float) -> paired_tests.Difference:
     a, b = p.hits(2, n, share, gap)
-    return compare.of_images(b.astype(float) - a)
+    return paired_tests.of_images(b.astype(float) - a)
 
 
-def pair_per_class(p: Population, n: int, share: float, gap: float) -> compare.Difference:
+def pair_per_class(p: Population, n: int, share: float, gap: float) -> paired_tests.Difference:
     a, b = p.hits(2, n, share, gap)
-    return compare.of_images(b.astype(float) - a, p.labels(n))
+    return paired_tests.of_images(b.astype(float) - a, p.labels(n))
 
 
-def pair_few_labels(p: Population, n: int, share: float, gap: float) -> compare.Difference:
+def pair_few_labels(p: Population, n: int, share: float, gap: float) -> paired_tests.Difference:
     a, b = p.drawn(2, n, share, DRAWS, gap)
-    return compare.of_draws_and_images(b.astype(float) - a)
+    return paired_tests.of_draws_and_images(b.astype(float) - a)
 
 
 def pair_few_labels_per_class(
     p: Population, n: int, share: float, gap: float
-) -> compare.Difference:
+) -> paired_tests.Difference:
     a, b = p.drawn(2, n, share, DRAWS, gap)
-    return compare.of_draws_and_images(b.astype(float) - a, p.labels(n))
+    return paired_tests.of_draws_and_images(b.astype(float) - a, p.labels(n))
 
 
-def pair_seeds(p: Population, n: int, share: float, gap: float) -> compare.Difference:
+def pair_seeds(p: Population, n: int, share: float, gap: float) -> paired_tests.Difference:
     a, b = p.drawn(2, n, share, SEEDS, gap)
-    return compare.of_draws_and_images(b.astype(float) - a)
+    return paired_tests.of_draws_and_images(b.astype(float) - a)
 
 
-def pair_detection(p: Population, n: int, share: float, gap: float) -> compare.Difference:
+def pair_detection(p: Population, n: int, share: float, gap: float) -> paired_tests.Difference:
     a, b = p.hits(2, n, share, gap)
     won, lost = float((b & ~a).mean()), float((a & ~b).mean())
     counts = p.rng.multinomial(n, [won, lost, max(1 - won - lost, 0)], size=RESAMPLES)
-    return compare.of_resamples(100 * (counts[:, 0] - counts[:, 1]) / n, n)
+    return paired_tests.of_resamples(100 * (counts[:, 0] - counts[:, 1]) / n, n)
 
 
 PAIRS: dict[str, Pair] = {
@@ -299,7 +300,7 @@ def _is_called(won: int, differ: int, n: int) -> bool:
     """Whether `won` of the `differ` images that two trunks of n disagree on tell them apart."""
     d = np.zeros(n)
     d[:won], d[won:differ] = 1, -1
-    return compare.of_images(d).real
+    return paired_tests.of_images(d).real
 
 
 def called(name: str, n: int, share: float, repeats: int, gap: float = 0.0) -> float:
@@ -348,14 +349,14 @@ def _left_out(name: str, n: int, trunks: int, repeats: int, gap: float) -> list[
     p, found = Population(trunks + n), []
     for _ in range(repeats):
         if name == "top-1":
-            hits, test = p.hits(trunks, n, 0.7, gap), compare.of_images
+            hits, test = p.hits(trunks, n, 0.7, gap), paired_tests.of_images
         else:
-            hits, test = p.drawn(trunks, n, 0.7, DRAWS, gap), compare.of_draws_and_images
+            hits, test = p.drawn(trunks, n, 0.7, DRAWS, gap), paired_tests.of_draws_and_images
         means = hits.reshape(trunks, -1).mean(1)
         first, *others = hits[np.argsort(-means)].astype(float)
         tests = [test(first - other) for other in others]
         values = [d.p if d.real and d.value > 0 else 1.0 for d in tests]
-        found.append(len(others) - compare.tied_with_first(values))
+        found.append(len(others) - paired_tests.tied_with_first(values))
     return found
 
 

@@ -42,12 +42,12 @@ from backbench import cli
 from backbench.board.board import collect
 from backbench.board.export import write_csv
 from backbench.board.page import write_page
-from backbench.images.files import scan_folder
-from transfer.config import Geometry
+from backbench.images.image_list import scan_folder
+from transfer.devices import Machine
 from transfer.feature_cache import FeatureCache
 from transfer.features import Extractor
 from transfer.frozen import FrozenTrunk
-from transfer.machine import Machine
+from transfer.protocols import Geometry
 
 CPU = torch.device("cpu")
 LINKS = 30_000  # of one file: some file systems have no more than 65,000

@@ -29,8 +29,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from backbench.config import configs_dir
 from backbench.datasets import embedded
+from backbench.recipes.config import configs_dir
 from backbench.runs import atomic, seeding
 from backbench.runs.folder import CHECKPOINT_FILE, read_metrics
 from backbench.weights.checkpoint import Checkpoint

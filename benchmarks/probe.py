@@ -27,14 +27,14 @@ from machine import describe
 from PIL import Image
 from torch import nn
 
-from backbench.images.files import scan_folder
+from backbench.images.image_list import scan_folder
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.resnet import build_backbone
 from transfer.batches import global_batches, training_pictures
-from transfer.config import CropAugment
+from transfer.devices import Machine
 from transfer.frozen import FrozenTrunk, forward_all
 from transfer.heads import LinearHeads
-from transfer.machine import Machine
+from transfer.protocols import CropAugment
 
 CPU = torch.device("cpu")
 RATES = torch.tensor([0.1, 0.316, 1.0, 3.16, 10.0, 31.6, 100.0])

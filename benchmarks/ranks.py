@@ -19,13 +19,14 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from backbench.results import ranks, resamples
+from backbench.results import resamples
+from backbench.stats import rank_intervals
 
 OWN = 1.5  # points: the spread of the difference of two equals between datasets
 GAPS = (1.0, 2.0, 5.0)  # points
 SHARED = 0.5  # part of an image's variance that all rows share
 IMAGES = (500, 10_000)  # of a dataset, between these
-# Margins (_ALIKE_... in backbench/results/rank_tests.py) were chosen on boards of the first seed; what
+# Margins (_ALIKE_... in backbench/stats/rank_tests.py) were chosen on boards of the first seed; what
 # is printed here is of boards of the second, which nothing was chosen on.
 TUNED, FRESH = 21, 22
 NAIVE, NAIVE_BOARDS = 300, 8  # resamples of the plain two-level bootstrap beside, of some boards
@@ -96,7 +97,7 @@ def naive(rng: np.random.Generator, b: Simulated) -> np.ndarray:
     for n in range(NAIVE):
         drawn = rng.integers(0, columns, columns)
         values = b.values[:, drawn] + b.error[:, drawn] * rng.standard_normal((rows, columns))
-        mean = np.nanmean(ranks.column_ranks(values), axis=1)
+        mean = np.nanmean(rank_intervals.column_ranks(values), axis=1)
         found[n] = 1 + (mean[:, None] > mean[None, :]).sum(1)
     return np.percentile(found, [2.5, 97.5], axis=0).T
 
@@ -140,9 +141,9 @@ def look(
     seen = []
     for n in range(repeats):
         b = board(rng, shape, truth)
-        found = ranks.ranking(b.values, datasets)
+        found = rank_intervals.ranking(b.values, datasets)
         intervals = np.array([place.interval for place in found.places])
-        mean = np.nanmean(ranks.column_ranks(b.values), axis=1)
+        mean = np.nanmean(rank_intervals.column_ranks(b.values), axis=1)
         naively = covered(naive(rng, b), true) if beside and n < NAIVE_BOARDS else np.nan
         alone = found.leaders == [shape.rows - 1]
         first = mean.argmin() == shape.rows - 1
@@ -174,9 +175,9 @@ def of_images(rows: int, columns: int, gap: float, repeats: int, *, seed: int = 
                 assert values is not None
                 moved[r, c] = values - values.mean()
         values = 100 * right.mean(2)
-        found = ranks.ranking(values, ["one"] * columns, moved)
+        found = rank_intervals.ranking(values, ["one"] * columns, moved)
         intervals = np.array([place.interval for place in found.places])
-        first = np.nanmean(ranks.column_ranks(values), axis=1).argmin() == rows - 1
+        first = np.nanmean(rank_intervals.column_ranks(values), axis=1).argmin() == rows - 1
         alone = found.leaders == [rows - 1]
         together, beats = not found.above.any(), found.above[-1, :-1].mean()
         seen.append((covered(intervals, true), together, alone, beats, first, np.nan))

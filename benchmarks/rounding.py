@@ -32,7 +32,7 @@ from backbench.runs.folder import read_metrics
 from backbench.runs.state import StopFlag
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.resnet import build_backbone
-from detection import config, scoring, train_net
+from detection import dialect, measure, train_net
 from detection.run import DetectionRun
 
 SHOWN = (1, 10, 50, 100, 200)  # iterations
@@ -70,7 +70,7 @@ def trained(
     torch.set_num_threads(variant.threads)
     torch.backends.mkldnn.enabled = variant.onednn
     words = ["SOLVER.MAX_ITER", str(iterations), "SOLVER.STEPS", f"({int(0.8 * iterations)},)"]
-    given = config.read(f"demo_{task}_rcnn_R_18_FPN", [*words, *opts, "SEED", str(variant.seed)])
+    given = dialect.read(f"demo_{task}_rcnn_R_18_FPN", [*words, *opts, "SEED", str(variant.seed)])
     out = folder / variant.name.replace("'", "").replace(" ", "_")
     out.mkdir()
     trunk, root = folder / "trunk.safetensors", folder / "data"
@@ -83,9 +83,9 @@ def trained(
             for weight in engine.model.parameters():
                 weight.mul_(1 + 1e-7 * torch.randn(weight.shape, generator=noise))
     train_net.train(run, p, engine, 0, StopFlag())
-    found = scoring.predict(run, p, engine, 0)
+    found = measure.predict(run, p, engine, 0)
     kind = p.task.aps[0]
-    ap = scoring._scores(kind, p, found, None).values["AP"]
+    ap = measure._scores(kind, p, found, None).values["AP"]
     return {"losses": [row["loss"] for row in read_metrics(out)], "kind": kind, "AP": ap}
 
 

@@ -25,11 +25,11 @@ from machine import describe
 from PIL import Image, ImageFilter
 from torchvision import transforms as T
 
+from backbench.images.augmentations import draw, render_fast, render_geometry, render_reference
 from backbench.images.crops import Crops
-from backbench.images.files import decode_array
+from backbench.images.image_list import decode_array
 from backbench.images.preprocess import IMAGENET_MEAN, IMAGENET_STD, Pixels, normalise
-from backbench.images.views import draw, render_fast, render_geometry, render_reference
-from pretrain.config import ViewsConfig
+from pretrain.recipe import ViewsConfig
 
 PIXELS = Pixels()
 MOCO = (Crops(count=1),)

@@ -26,13 +26,14 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from backbench.errors import BadInput
-from backbench.runs import loading, seeding
+from backbench.parallel import loading
+from backbench.parallel.loading import Unreadable
+from backbench.runs import seeding
 from backbench.runs.forward_clock import ForwardClock
-from backbench.runs.loading import Unreadable
 from backbench.weights.checkpoint import Checkpoint
 from detection.amp import MixedPrecision
-from detection.data.records import Detection, ImageRecord
-from detection.tasks import DetectionTask
+from detection.data.dataset_dicts import Detection, ImageRecord
+from detection.task_rows import DetectionTask
 
 if TYPE_CHECKING:
     from fvcore.common.config import CfgNode

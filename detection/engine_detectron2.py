@@ -23,13 +23,14 @@ import torch
 from torch import Tensor, nn
 
 from backbench.errors import BadInput
-from backbench.runs import distributed, loading, seeding
+from backbench.parallel import distributed, loading
+from backbench.runs import seeding
 from backbench.runs.state import signals_blocked
 from backbench.weights import exporting
-from detection import amp, config, evaluate, keys, trunks, voc_ap
+from detection import amp, dialect, evaluate, keys, trunks, voc_ap
 from detection.amp import MixedPrecision
+from detection.data.dataset_dicts import Annotation, Detection, ImageRecord
 from detection.data.order import ImageOrder, Slots
-from detection.data.records import Annotation, Detection, ImageRecord
 from detection.data.split import Split
 from detection.engine import DetectionEngine
 
@@ -79,9 +80,9 @@ class Res5ROIHeadsExtraNorm(Res5ROIHeads):
 def defaults() -> CfgNode:
     """Detectron2's, and the keys that are ours."""
     cfg = get_cfg()
-    cfg.SOLVER.AMP.PRECISION = config.DEFAULTS[amp.PRECISION]
+    cfg.SOLVER.AMP.PRECISION = dialect.DEFAULTS[amp.PRECISION]
     cfg.MODEL.TRUNK = CfgNode({"ARCH": ""})
-    for key, value in config.OURS.items():
+    for key, value in dialect.OURS.items():
         group, last = key.rsplit(".", 1)
         node = cfg
         for part in group.split("."):
@@ -90,11 +91,11 @@ def defaults() -> CfgNode:
     return cfg
 
 
-def read_config(given: config.Given) -> CfgNode:
+def read_config(given: dialect.Given) -> CfgNode:
     """The defaults with the given values over them; an unknown key is refused by name."""
     cfg = defaults()
-    keys.check(given, config.flat(cfg))
-    config.merge(cfg, given)
+    keys.check(given, dialect.flat(cfg))
+    dialect.merge(cfg, given)
     outlines = cfg.INPUT.CROP.ENABLED and cfg.MODEL.MASK_ON
     if outlines and importlib.util.find_spec("shapely") is None:
         raise BadInput(

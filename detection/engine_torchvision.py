@@ -26,9 +26,11 @@ from torch import Tensor, nn
 from torchvision.ops import boxes as box_ops
 
 from backbench.errors import BadInput
-from backbench.runs import distributed, loading, seeding
-from backbench.runs.loading import Unreadable
+from backbench.parallel import distributed, loading
+from backbench.parallel.loading import Unreadable
+from backbench.runs import seeding
 from detection import trunks
+from detection.data.dataset_dicts import Detection, ImageRecord
 from detection.data.images import (
     ResizeAndFlip,
     TrainImages,
@@ -41,7 +43,6 @@ from detection.data.images import (
 )
 from detection.data.masks import paste
 from detection.data.order import ImageOrder, Slots
-from detection.data.records import Detection, ImageRecord
 from detection.engine import DetectionEngine
 from detection.rcnn.detector import Detector
 

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from backbench.errors import BadInput
-from backbench.results import intervals
 from backbench.runs import seeding
+from backbench.stats import confidence
 from detection import coco_ap
-from detection.data.records import Detection
+from detection.data.dataset_dicts import Detection
 from detection.data.split import Split
 
 if TYPE_CHECKING:
@@ -261,7 +261,7 @@ def intervals_of(
     for name, draws in samples.items():
         value = values[name]
         known[name] = (
-            None if value is None else intervals.of_resamples(value / 100, draws / 100, images)
+            None if value is None else confidence.of_resamples(value / 100, draws / 100, images)
         )
     return known
 

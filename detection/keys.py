@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from backbench.errors import BadInput, nearest
-from detection.config import Given, Value
+from detection.dialect import Given, Value
 
 # Group -> its honoured keys, as they are written after it
 HONOURED_IN: dict[str, str] = {

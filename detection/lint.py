@@ -11,12 +11,12 @@ from backbench.errors import BadInput
 from backbench.runs.folder import log
 from backbench.weights import archs
 from backbench.weights.checkpoint import Checkpoint
-from detection import amp, config, evaluate, ranks, trunks
-from detection.config import Given, Value
+from detection import amp, dialect, evaluate, process_group, trunks
 from detection.data import images, voc
 from detection.data.split import Split, training_records
+from detection.dialect import Given, Value
 from detection.run import Prepared
-from detection.tasks import DetectionTask
+from detection.task_rows import DetectionTask
 
 if TYPE_CHECKING:
     from fvcore.common.config import CfgNode
@@ -52,7 +52,11 @@ def check(
         )
     if min(batch, cfg.SOLVER.MAX_ITER) < 1 or lr <= 0:
         raise BadInput(f"{given.path}: SOLVER.IMS_PER_BATCH, MAX_ITER and BASE_LR must be positive")
-    if cfg.SOLVER.AMP.ENABLED and cfg.SOLVER.AMP.PRECISION == "fp16" and not ranks.gpus(given):
+    if (
+        cfg.SOLVER.AMP.ENABLED
+        and cfg.SOLVER.AMP.PRECISION == "fp16"
+        and not process_group.gpus(given)
+    ):
         raise BadInput(
             f"{amp.PRECISION} fp16: a CPU takes a hundred times as long with it; bf16, or a GPU"
         )
@@ -131,7 +135,7 @@ def _wrapped(cfg: CfgNode, given: Given, checkpoint: Checkpoint) -> None:
 def _resnet(cfg: CfgNode, given: Given, checkpoint: Checkpoint) -> None:
     """One of our ResNets, as each engine builds it by itself."""
     name = checkpoint.name
-    for key, value in config.OURS.items():
+    for key, value in dialect.OURS.items():
         if given.get(key, value) != value:
             raise BadInput(
                 f"{given.path}: {key} {given.get(key)!r} would decide nothing with MODEL.BACKBONE.NAME "

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from backbench.runs import atomic
+from detection.data.dataset_dicts import Annotation, Detection, ImageRecord
 from detection.data.images import load_image
 from detection.data.masks import outlines
-from detection.data.records import Annotation, Detection, ImageRecord
 from detection.data.split import Split
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from backbench.runs import seeding
-from detection.data.records import ImageRecord
+from detection.data.dataset_dicts import ImageRecord
 from detection.engine import DetectionEngine
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
-from backbench import config as recipes
 from backbench.errors import Failed
-from detection import amp, config
-from detection.config import Given, Value
+from backbench.recipes import config as recipes
+from detection import amp, dialect
+from detection.dialect import Given, Value
 
 STATED = "# protocol: "
 FROZEN = "MODEL.TRUNK.FROZEN"
@@ -28,7 +28,7 @@ FREE = (
     "OUTPUT_DIR",
     "SEED",
     "VERSION",
-    *config.OPTIONAL,
+    *dialect.OPTIONAL,
 )
 
 
@@ -36,7 +36,7 @@ def decisive(given: Given) -> dict[str, Value]:
     """Every key that decides the protocol, sorted, as plain values. A key stated with the value
     that it has anyway is left out, like one that is not stated."""
     out = stated(given)
-    for key, value in config.DEFAULTS.items():
+    for key, value in dialect.DEFAULTS.items():
         if key == LOOKING or (key in out and out[key] == value):
             out.pop(key, None)
     return out
@@ -56,7 +56,7 @@ def protocol(given: Given) -> str:
     precision detection-1x-v1 is detection-1x-bf16-v1; with a frozen trunk, -frozen-v1."""
     mine = decisive(given)
     plain = {k: v for k, v in mine.items() if k not in (amp.ENABLED, amp.PRECISION, FROZEN)}
-    for path, theirs in _shipped(recipes.configs_dir() / config.KIND):
+    for path, theirs in _shipped(recipes.configs_dir() / dialect.KIND):
         if theirs == plain:
             return _in_variant(_name_of(path), given)
     return f"detection-{recipes.fingerprint(mine)}"
@@ -65,7 +65,7 @@ def protocol(given: Given) -> str:
 @functools.cache
 def _shipped(folder: Path) -> list[tuple[Path, dict[str, Value]]]:
     """Every config that is no base, with what decides its protocol."""
-    return [(path, decisive(config.shipped(path))) for path in sorted(folder.glob("[!_]*.yaml"))]
+    return [(path, decisive(dialect.shipped(path))) for path in sorted(folder.glob("[!_]*.yaml"))]
 
 
 def _in_variant(name: str, given: Given) -> str:
@@ -74,7 +74,7 @@ def _in_variant(name: str, given: Given) -> str:
     if given.get(FROZEN):
         parts.append("frozen")
     if given.get(amp.ENABLED):
-        parts.append(given.get(amp.PRECISION, config.DEFAULTS[amp.PRECISION]))
+        parts.append(given.get(amp.PRECISION, dialect.DEFAULTS[amp.PRECISION]))
     return "-".join([*parts, version])
 
 

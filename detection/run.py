@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from backbench.weights.checkpoint import Checkpoint
-from detection.config import Given
 from detection.data.split import Split
+from detection.dialect import Given
 from detection.schedule import SolverSchedule
-from detection.tasks import DetectionTask
+from detection.task_rows import DetectionTask
 
 if TYPE_CHECKING:
     from fvcore.common.config import CfgNode

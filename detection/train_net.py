@@ -31,17 +31,18 @@ import torch
 from torch import Tensor
 
 from backbench.errors import BadInput, Failed, Preempted
+from backbench.parallel import distributed, precision
 from backbench.results import store
-from backbench.runs import atomic, distributed, precision, seeding
+from backbench.runs import atomic, seeding
 from backbench.runs.folder import STATE_FILE, Metrics, Progress, log, open_run
 from backbench.runs.state import StopFlag, load_state, save_state
-from detection import config, convert, lint, precise_bn, ranks, rescore, scoring, trunks
+from detection import convert, dialect, lint, measure, precise_bn, process_group, rescore, trunks
 from detection.data import coco, voc
 from detection.data.split import Split, join, training_records
 from detection.protocol import decisive, stated
 from detection.run import DetectionRun, Prepared
 from detection.schedule import SolverSchedule
-from detection.tasks import DetectionTask, task_of
+from detection.task_rows import DetectionTask, task_of
 
 if TYPE_CHECKING:
     from fvcore.common.config import CfgNode
@@ -66,30 +67,30 @@ def run(args: argparse.Namespace) -> int:
         lint.files(prepared)
     engine = None if finished else ready(asked, prepared)
     with open_run(asked.out, verb="detect", identity=who, added=rescore.IMAGES):
-        if scoring.report(asked.out):
+        if measure.report(asked.out):
             log.info(f"{asked.out}: already finished")
             return 0
         if asked.world > 1:
             # The engine was built for its errors: each rank builds its own.
             del engine
-            scoring.clear(asked)
-            with ranks.handing_over(asked, prepared.train, prepared.val) as handed:
-                ranks.spawn(take_part, handed)
+            measure.clear(asked)
+            with process_group.handing_over(asked, prepared.train, prepared.val) as handed:
+                process_group.spawn(take_part, handed)
         else:
             work(asked, prepared, engine or ready(asked, prepared))
-    scoring.report(asked.out)
+    measure.report(asked.out)
     return 0
 
 
 def from_arguments(args: argparse.Namespace) -> DetectionRun:
     """The command line and the config, read once for all processes."""
-    given = config.read(args.config_file, args.opts)
+    given = dialect.read(args.config_file, args.opts)
     out = args.out or given.get("OUTPUT_DIR")
     if not out:
         raise BadInput("no run folder: give --out RUN (or OUTPUT_DIR RUN)")
     if args.num_gpus < 1:
         raise BadInput(f"--num-gpus {args.num_gpus}: at least 1")
-    gpus = ranks.gpus(given)
+    gpus = process_group.gpus(given)
     if gpus and args.num_gpus > gpus:
         raise BadInput(
             f"--num-gpus {args.num_gpus}: this machine has {gpus} GPUs; or MODEL.DEVICE cpu"
@@ -105,7 +106,7 @@ def from_arguments(args: argparse.Namespace) -> DetectionRun:
     )
 
 
-def choose_engine(name: str, given: config.Given) -> str:
+def choose_engine(name: str, given: dialect.Given) -> str:
     """auto is torchvision's wherever it can run the config, so that a command means the same on
     every machine."""
     if name != "auto":
@@ -145,7 +146,7 @@ def prepare(run: DetectionRun) -> Prepared:
     cfg.MODEL.PIXEL_STD = [255 * v for v in checkpoint.pixels.std]
     cfg.INPUT.FORMAT = checkpoint.pixels.order
     # 3. The data against itself
-    train, val = ranks.handed_over(run) if run.splits else read_splits(run, cfg, task)
+    train, val = process_group.handed_over(run) if run.splits else read_splits(run, cfg, task)
     if val.name in voc.VOC and run.engine != "detectron2":
         raise BadInput(f"{given.path}: VOC's AP is Detectron2's; add --engine detectron2")
     # 4. All of it together
@@ -164,19 +165,19 @@ def read_splits(run: DetectionRun, cfg: CfgNode, task: DetectionTask) -> tuple[S
     return train, coco.read(test[0], run.root, task=task)
 
 
-def read_for_engine(engine: str, given: config.Given) -> CfgNode:
+def read_for_engine(engine: str, given: dialect.Given) -> CfgNode:
     if engine == "detectron2":
         from detection import engine_detectron2
 
         return engine_detectron2.read_config(given)
     from detection.rcnn import detector
 
-    cfg = config.embedded(given)
+    cfg = dialect.embedded(given)
     detector.check(cfg, given.path)
     return cfg
 
 
-def dataset_names(cfg: CfgNode, given: config.Given, part: str) -> list[str]:
+def dataset_names(cfg: CfgNode, given: dialect.Given, part: str) -> list[str]:
     names = list(cfg.DATASETS[part])
     if not names:
         raise BadInput(f"{given.path}: DATASETS.{part} is empty")
@@ -188,7 +189,7 @@ def ready(run: DetectionRun, p: Prepared) -> DetectionEngine:
     is made."""
     # In a run of several processes the GPUs are theirs; this one only looks.
     alone = run.world == 1
-    device = ranks.device_of(run.given, 0) if alone else torch.device("cpu")
+    device = process_group.device_of(run.given, 0) if alone else torch.device("cpu")
     engine = build_engine(run, p, device)
     if not run.final.exists():
         worst = prove(run, p, engine)
@@ -226,15 +227,15 @@ def build_engine(run: DetectionRun, p: Prepared, device: torch.device) -> Detect
     return build(p.cfg, p.checkpoint, flip_map=flip_map, task=p.task, seed=p.seed, device=device)
 
 
-def take_part(run: DetectionRun, seat: ranks.Seat) -> int:
+def take_part(run: DetectionRun, seat: process_group.Seat) -> int:
     """A rank's process, as ranks.spawn starts it; its errors are one line, from rank 0 or from
     whoever fails."""
     from backbench.cli import guarded
 
     def action() -> int:
-        with ranks.joined(run, seat):
+        with process_group.joined(run, seat):
             prepared = prepare(run)
-            engine = build_engine(run, prepared, ranks.device_of(run.given, seat.rank))
+            engine = build_engine(run, prepared, process_group.device_of(run.given, seat.rank))
             work(run, prepared, engine, seat.rank)
         return 0
 
@@ -250,12 +251,12 @@ def work(run: DetectionRun, p: Prepared, engine: DetectionEngine, rank: int = 0)
     if not run.final.exists():
         with StopFlag() as stop:
             train(run, p, engine, rank, stop)
-        ranks.barrier()
+        process_group.barrier()
     engine.model.load_state_dict(load_final(run.final))
-    detections = scoring.predict(run, p, engine, rank)
+    detections = measure.predict(run, p, engine, rank)
     if rank == 0:
-        scoring.record(run, p, detections, engine.images_per_second)
-    scoring.scored(run, rank)
+        measure.record(run, p, detections, engine.images_per_second)
+    measure.scored(run, rank)
 
 
 def train(
@@ -270,8 +271,8 @@ def train(
     first = continue_from(state_file, engine)
     records = training_records(p.train, p.task)
     engine.start(records, first, last)
-    if first and schedule.scores_after(first) and not scoring.was_scored(run, first):
-        scoring.on_the_way(run, p, engine, rank, first)
+    if first and schedule.scores_after(first) and not measure.was_scored(run, first):
+        measure.on_the_way(run, p, engine, rank, first)
     engine.model.train()
     agree = distributed.Agreement()
     every = max(1, last // LOGGED)
@@ -316,7 +317,7 @@ def train(
             saved = time.monotonic()
             keep_state(state_file, engine, iteration + 1)
         if stopping:
-            ranks.barrier()  # a rank that ends is what the others are killed for: see ranks._watch
+            process_group.barrier()  # a rank that ends is what the others are killed for: see ranks._watch
             by = stop.requested or "a signal"
             raise Preempted(
                 f"{run.out}: stopped by {by} after iteration {iteration + 1}; "
@@ -325,7 +326,7 @@ def train(
         # 4. Look at it on the way, which takes long: with the state saved, and again by a run that
         # was ended before its line was written.
         if to_score:
-            scoring.on_the_way(run, p, engine, rank, iteration + 1)
+            measure.on_the_way(run, p, engine, rank, iteration + 1)
             engine.model.train()
     if schedule.precise_bn is not None:
         precise_bn.reestimate(engine, records, batches=schedule.precise_bn, after=last)

@@ -23,7 +23,8 @@ from torch import Tensor, nn
 from torchvision.models.convnext import LayerNorm2d
 
 from backbench.errors import BadInput
-from backbench.runs import batchnorm, seeding
+from backbench.parallel import batchnorm
+from backbench.runs import seeding
 from backbench.weights.trunk import Trunk
 from detection.data.images import shortest_edge
 

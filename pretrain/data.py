@@ -18,13 +18,14 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from backbench.errors import BadInput
-from backbench.images import views
+from backbench.images import augmentations
+from backbench.images.augmentations import DeviceColour, DrawnView
 from backbench.images.crops import Crops
-from backbench.images.files import ImageList
+from backbench.images.image_list import ImageList
 from backbench.images.preprocess import normalise
-from backbench.images.views import DeviceColour, DrawnView
-from backbench.runs import loading, seeding
-from pretrain.config import PretrainConfig, ViewsConfig
+from backbench.parallel import loading
+from backbench.runs import seeding
+from pretrain.recipe import PretrainConfig, ViewsConfig
 
 CACHE_BYTES = 512 << 20  # decoded images kept in memory, over all loader workers of a process
 
@@ -154,7 +155,7 @@ def finish_views(loaded: LoadedBatch, recipe: ViewsConfig, form: InputFormat) ->
         # The bytes travel, a quarter of the floats; (N, h, w, 3) is (N, 3, h, w), channels last
         images = made.to(form.device, non_blocking=True).permute(0, 3, 1, 2)
         if loaded.colour:
-            images = views.apply_colour(images, loaded.colour[v].to(form.device), crops)
+            images = augmentations.apply_colour(images, loaded.colour[v].to(form.device), crops)
         images = normalise(images, recipe.pixels)
         out.append(images.to(form.dtype).contiguous(memory_format=form.layout))
     return out
@@ -222,10 +223,10 @@ class ViewBatches(Dataset[LoadedBatch]):
     def render(self, image: np.ndarray, view: DrawnView, crops: Crops) -> np.ndarray:
         """What of a view is made here: uint8 (size, size, 3)."""
         if self.device_colour:
-            return views.render_geometry(image, view, crops)
+            return augmentations.render_geometry(image, view, crops)
         if self.recipe.pipeline == "reference":
-            return views.render_reference(views.to_pil(image), view, crops)
-        return views.render_fast(image, view, crops)
+            return augmentations.render_reference(augmentations.to_pil(image), view, crops)
+        return augmentations.render_fast(image, view, crops)
 
     def __getitems__(self, items: Sequence[tuple[int, int]]) -> LoadedBatch:
         groups = self.recipe.per_view
@@ -245,7 +246,7 @@ class ViewBatches(Dataset[LoadedBatch]):
             generator.manual_seed(seeding.seed_of(self.seed, "views", epoch, i))
             height, width = image.shape[:2]
             for v, crops in enumerate(groups):
-                view = views.draw(generator, height, width, crops)
+                view = augmentations.draw(generator, height, width, crops)
                 pixels[v][n] = self.render(image, view, crops)
                 drawn[v].append(view)
         colour: list[DeviceColour] = []

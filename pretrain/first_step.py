@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from torch import Tensor, nn
 
 from backbench.errors import Failed
-from backbench.runs import distributed
+from backbench.parallel import distributed
 from pretrain.method import Method
 
 # Ranks compute an equal loss from equal numbers; other processors may round otherwise

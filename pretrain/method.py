@@ -18,7 +18,7 @@ first step of a run; the others are kept by whoever writes the method.
                to it: a mean over this rank's samples goes through `distributed.mean_over_ranks`
                before it is returned, a loss over gathered samples is equal already. The loss
                functions know of no ranks, the loop of no losses. Whatever crosses ranks goes through
-               backbench/runs/distributed.py, in the same order on all of them.
+               backbench/parallel/distributed.py, in the same order on all of them.
 5. State.      What one step leaves for the next is a parameter or a buffer, which is what state.pt
                holds; anything else is lost when a run continues. What `forward` hands to
                `after_step` may lie in an attribute, and is gone when `after_step` returns.

@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from backbench.errors import BadInput
-from backbench.images.files import ImageList
+from backbench.images.image_list import ImageList
 from backbench.images.preprocess import Pixels, eval_geometry, to_input
 from backbench.knn import knn_scores
-from backbench.runs import atomic, loading
+from backbench.parallel import loading
+from backbench.runs import atomic
 from backbench.runs.folder import Metrics, log, read_metrics
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from backbench.weights.trunk import Trunk
-from pretrain.config import PretrainConfig
+from pretrain.recipe import PretrainConfig
 
 Group = dict[str, Any]  # a parameter group, as torch's optimisers keep them
 

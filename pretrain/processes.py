@@ -14,7 +14,7 @@ from lightning_fabric.strategies import DDPStrategy
 
 from backbench.errors import BadInput
 from backbench.runs.folder import log
-from pretrain.config import PretrainConfig
+from pretrain.recipe import PretrainConfig
 
 T = TypeVar("T")
 # Fabric's names of the precisions that autocast; fp32 and fp64 are the method's own dtype

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from backbench.runs.folder import Progress, log
 from pretrain import monitor
-from pretrain.config import PretrainConfig
 from pretrain.data import LoadedBatch
+from pretrain.recipe import PretrainConfig
 
 Terms = Mapping[str, Tensor]  # "loss" and what else a method logs, 0-dim
 

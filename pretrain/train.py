@@ -11,21 +11,22 @@ from typing import Any, NamedTuple
 import torch
 from lightning_fabric import Fabric
 
-from backbench import config as recipes
 from backbench.datasets import catalog
 from backbench.errors import BadInput, Failed, Preempted
-from backbench.images.files import ImageList
+from backbench.images.image_list import ImageList
+from backbench.parallel import batchnorm, distributed, division, loading
+from backbench.recipes import config as recipes
 from backbench.results import store
-from backbench.runs import atomic, batchnorm, distributed, division, loading, seeding
+from backbench.runs import atomic, seeding
 from backbench.runs.folder import CHECKPOINT_FILE, RECIPE_FILE, RUN_FILE, log, open_run, recognise
 from backbench.runs.state import StopFlag
 from backbench.weights import archs
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.trunk import Trunk
 from pretrain import data, monitor, optim, processes
-from pretrain.config import PretrainConfig, overrides_of
 from pretrain.first_step import FirstStep
 from pretrain.method import Batch, Method, Setup, build_method
+from pretrain.recipe import PretrainConfig, overrides_of
 from pretrain.record import RecentTerms, RunLog
 from pretrain.resume import SavedState
 

@@ -14,13 +14,13 @@ SOURCES = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("
 
 # The one rule: a room imports only its own storey and those before it.
 STOREYS = (
-    ("errors", "tasks", "config", "detector_files", "plugins", "untrusted"),
-    ("runs", "images"),
+    ("errors", "tasks", "recipes", "plugins", "untrusted"),
+    ("runs", "parallel", "images", "stats"),
     ("weights", "results", "datasets", "knn", "charts"),
     ("board",),
     ("launch",),
     ("papers", "reproduce"),
-    ("cli", "api", "demo", "doctor", "clean", "__main__"),
+    ("cli", "api", "verbs", "__main__"),
 )
 
 
@@ -83,10 +83,10 @@ def test_nobody_imports_a_verb_or_the_command_line():
         "backbench.api",
         "tools.convert_to_d2",
         "detection.train_net",
-        "detection.ranks",
+        "detection.process_group",
     )
     for name, others in GRAPH.items():
-        verbs = {other for other in others if other.endswith(".verb")}
+        verbs = {other for other in others if other.startswith("backbench.verbs.")}
         if name.startswith("benchmarks."):
             continue  # they time the commands
         assert not verbs, f"{name} imports {verbs}"
@@ -137,7 +137,10 @@ HOMES = [
     (r'"backbone\.safetensors"', "backbench/runs/folder.py"),
     (r'"__metadata__"', "backbench/weights/header.py"),  # the header of a safetensors file
     (r'"sun397"', "backbench/datasets/catalog.py"),  # the twelve datasets
-    (r"class StopFlag|class Agreement", "backbench/runs"),  # how a run stops
+    (
+        r"class StopFlag|class Agreement",
+        ("backbench/runs", "backbench/parallel"),
+    ),  # how a run stops
 ]
 
 
@@ -147,12 +150,12 @@ def test_a_fact_has_one_home(pattern, home):
 
 
 def test_names_of_protocols_are_bound_to_their_recipes():
-    """backbench/results/prints.py: rows under a shipped name are held to what is bound here."""
-    from backbench.results import prints
+    """backbench/results/protocol_fingerprints.py: rows under a shipped name are held to what is bound here."""
+    from backbench.results import protocol_fingerprints
 
     tool = runpy.run_path(str(ROOT / "tools" / "bind_protocols.py"))
     now = tool["text_of"](tool["bound"]())
-    assert prints.FILE.read_text() == now, (
+    assert protocol_fingerprints.FILE.read_text() == now, (
         "a recipe in configs/ or a default is not what backbench/results/shipped.json binds: "
         "run `python tools/bind_protocols.py` and commit the file; a protocol that measures "
         "something else than before needs another name"

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from backbench import config  # noqa: E402 - as a script, from any folder
-from backbench.results import prints  # noqa: E402
-from backbench.results.prints import Leaves, Shipped  # noqa: E402
+from backbench.recipes import config  # noqa: E402 - as a script, from any folder
+from backbench.results import protocol_fingerprints  # noqa: E402
+from backbench.results.protocol_fingerprints import Leaves, Shipped  # noqa: E402
 from backbench.runs import atomic  # noqa: E402
 
 SPACES = ("trunk", "projector")  # of `analyze`, each with a name of its own
@@ -43,12 +43,14 @@ def bound() -> Shipped:
     names: dict[str, dict[str, str]] = {}
     files: dict[tuple[str, str], str] = {}
     for r in recipes:
-        kind = prints.kind_of(r.task, r.recipe)
-        what = prints.measures(r.task)
+        kind = protocol_fingerprints.kind_of(r.task, r.recipe)
+        what = protocol_fingerprints.measures(r.task)
         other = files.setdefault((r.name, what), r.file)
         if other != r.file:
             raise SystemExit(f"{other} and {r.file} are both called {r.name}; rename one")
-        names.setdefault(r.name, {})[what] = prints.print_of(r.recipe, kind, defaults)
+        names.setdefault(r.name, {})[what] = protocol_fingerprints.print_of(
+            r.recipe, kind, defaults
+        )
     return {"defaults": defaults, "prints": names}
 
 
@@ -56,7 +58,7 @@ def _probes() -> tuple[dict[str, Leaves], list[Recipe]]:
     """Every recipe of configs/transfer by the dataclass of its kind."""
     from backbench.tasks import TASKS
     from transfer.analyze_recipe import AnalyzeConfig
-    from transfer.config import PROTOCOLS
+    from transfer.protocols import PROTOCOLS
 
     classes: dict[str, Any] = {**PROTOCOLS, "analyze": AnalyzeConfig}
     tasks = {"analyze": "analyze"}  # kind -> a task
@@ -89,26 +91,26 @@ def _defaults(cls: Any, prefix: str = "") -> Leaves:
         if field.default is not dataclasses.MISSING:
             group = dataclasses.is_dataclass(field.default)
             value = config.to_dict(field.default) if group else field.default
-            out |= prints.leaves(value, path)
+            out |= protocol_fingerprints.leaves(value, path)
         elif field.default_factory is not dataclasses.MISSING:
-            out |= prints.leaves(field.default_factory(), path)
+            out |= protocol_fingerprints.leaves(field.default_factory(), path)
     return out
 
 
 def _detectors() -> tuple[dict[str, Leaves], list[Recipe]]:
     """Every config of configs/detection; a base states the defaults of those with its backbone."""
-    from detection import config as detection
-    from detection import protocol, tasks
+    from detection import dialect as detection
+    from detection import protocol, task_rows
 
     defaults: dict[str, Leaves] = {}
     found: list[Recipe] = []
     for path in sorted((config.configs_dir() / detection.KIND).glob("*.yaml")):
         given = detection.shipped(path)
         recipe = protocol.decisive(given)
-        task = tasks.task_of(given).name
+        task = task_rows.task_of(given).name
         if path.name.startswith("_"):
-            kind = prints.kind_of(task, recipe)
-            defaults[kind] = _shared(defaults.get(kind), prints.leaves(recipe))
+            kind = protocol_fingerprints.kind_of(task, recipe)
+            defaults[kind] = _shared(defaults.get(kind), protocol_fingerprints.leaves(recipe))
         else:
             found.append(Recipe(protocol.protocol(given), path.stem, task, recipe))
     return defaults, found
@@ -127,5 +129,7 @@ def text_of(data: Shipped) -> str:
 
 
 if __name__ == "__main__":
-    atomic.write_text(prints.FILE, text_of(bound()))
-    print(f"{prints.FILE.relative_to(ROOT)}: {len(bound()['prints'])} protocols bound")
+    atomic.write_text(protocol_fingerprints.FILE, text_of(bound()))
+    print(
+        f"{protocol_fingerprints.FILE.relative_to(ROOT)}: {len(bound()['prints'])} protocols bound"
+    )

@@ -14,11 +14,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from backbench import config  # noqa: E402 - as a script, from any folder
-from backbench.detector_files import read_flat  # noqa: E402
-from backbench.results import published, scored  # noqa: E402
+from backbench.recipes import config, own_probe  # noqa: E402
+from backbench.recipes.detector_files import read_flat  # noqa: E402
+from backbench.results import judging_rules, published  # noqa: E402
 from backbench.runs import atomic  # noqa: E402
-from backbench.weights import probes  # noqa: E402
 
 PAGE = ROOT / "docs" / "protocols.md"
 NOT_COMPARED = ("kind", "protocol", "bootstrap", "workers", "save_minutes")
@@ -131,14 +130,14 @@ def _scores(name: str) -> str:
     """Which printed tables it scores."""
     found = {}
     for number in published.rows():
-        if scored.recipe(number) == name:
+        if judging_rules.recipe(number) == name:
             found[f"{number.paper} Table {number.table}".replace("Table Fig.", "Fig. ")] = True
     return f" Scores {', '.join(found)}." if found else ""
 
 
 def _own(name: str) -> str:
     """Which methods are probed by it under `--protocol own`."""
-    methods = [m for m, of_set in probes.BY_METHOD.items() if name in of_set.values()]
+    methods = [m for m, of_set in own_probe.BY_METHOD.items() if name in of_set.values()]
     return f" `--protocol own` of {', '.join(methods)}." if methods else ""
 
 

@@ -15,16 +15,15 @@ from pathlib import Path
 
 import torch
 
-from backbench import config
 from backbench.datasets import catalog, splits
 from backbench.errors import BadInput
 from backbench.images import contents
-from backbench.images.files import ImageList
+from backbench.images.image_list import ImageList
+from backbench.recipes import config, fast
 from backbench.results import store
 from backbench.results.store import Result
 from backbench.runs import atomic, seeding
 from backbench.runs.folder import PICTURES, open_run
-from backbench.weights import fast
 from backbench.weights.checkpoint import Checkpoint
 from transfer import analyze_pictures
 from transfer.analyze_curves import training_curves
@@ -32,7 +31,7 @@ from transfer.analyze_numbers import Number, summarise
 from transfer.analyze_pass import STATE, Space, accumulate
 from transfer.analyze_recipe import AnalyzeConfig, load_config
 from transfer.analyze_summary import CheckpointCurve, SpaceSummary, Summary, finite
-from transfer.machine import Machine, read_checkpoints, start_for
+from transfer.devices import Machine, read_checkpoints, start_for
 from transfer.scoring import recorded
 
 SUMMARY = "analysis.json"

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from backbench.images.files import ImageList
+from backbench.images.image_list import ImageList
 from backbench.knn import knn_scores
-from backbench.results import intervals
 from backbench.runs import seeding
+from backbench.stats import confidence
 from transfer import feature_statistics as stats
 from transfer import fewshot
 from transfer.analyze_pass import Space
@@ -148,7 +148,7 @@ def neighbours(sample: Tensor, images: ImageList, recipe: AnalyzeConfig) -> Numb
         right.append(scores[k].argmax(1) == labels[queries])
         truth.append(labels[queries])
     hits, known = torch.cat(right).numpy(), torch.cat(truth).numpy()
-    interval = intervals.of_hits(hits)
+    interval = confidence.of_hits(hits)
     about = f"k {k}, each half of {len(known)} images by the other"
     return Number("knn", 100 * float(hits.mean()), interval, about)
 
@@ -184,4 +184,4 @@ def few_labels(
         f"{recipe.shots} labels of {len(known)} classes, {recipe.draws} draws, {len(b)} test images"
     )
     hits = predicted == np.asarray(test.labels)
-    return Number("fewshot", 100 * float(hits.mean()), intervals.of_draws(hits), about)
+    return Number("fewshot", 100 * float(hits.mean()), confidence.of_draws(hits), about)

@@ -13,18 +13,19 @@ import torch
 from torch import Tensor, nn
 
 from backbench.errors import Preempted
-from backbench.images import views
-from backbench.images.files import ImageList, Images
-from backbench.runs import loading, seeding
+from backbench.images import augmentations
+from backbench.images.image_list import ImageList, Images
+from backbench.parallel import loading
+from backbench.parallel.loading import Unreadable
+from backbench.runs import seeding
 from backbench.runs.folder import STATES, Progress
-from backbench.runs.loading import Unreadable
 from backbench.runs.state import StopFlag, load_state, save_state
 from backbench.weights.checkpoint import Checkpoint
 from transfer import feature_statistics as stats
 from transfer.analyze_recipe import AnalyzeConfig
 from transfer.analyze_summary import PROJECTOR, TRUNK
+from transfer.devices import Machine
 from transfer.frozen import FrozenTrunk, forward_all
-from transfer.machine import Machine
 from transfer.projector import build_projector, output_dim
 
 if TYPE_CHECKING:
@@ -49,8 +50,8 @@ class AnalyzedViews:
         height, width = pixels.shape[:2]
         out = [np.asarray(self.plain(image))]
         for _ in range(self.recipe.augmentations):
-            view = views.draw(generator, height, width, self.recipe.crops)
-            out.append(views.render_fast(pixels, view, self.recipe.crops))
+            view = augmentations.draw(generator, height, width, self.recipe.crops)
+            out.append(augmentations.render_fast(pixels, view, self.recipe.crops))
         return torch.from_numpy(np.stack(out)).permute(0, 3, 1, 2)
 
 

@@ -6,9 +6,9 @@ import argparse
 from dataclasses import dataclass
 from typing import Literal
 
-from backbench import config
 from backbench.images.crops import Crops
-from transfer.config import Geometry, above_zero, at_least
+from backbench.recipes import config
+from transfer.protocols import Geometry, above_zero, at_least
 
 
 @dataclass(frozen=True, kw_only=True)

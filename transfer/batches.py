@@ -14,11 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from backbench.images.files import ImageList
-from backbench.images.views import crop_box
-from backbench.runs import loading, seeding
-from transfer.config import CropAugment
-from transfer.machine import Machine
+from backbench.images.augmentations import crop_box
+from backbench.images.image_list import ImageList
+from backbench.parallel import loading
+from backbench.runs import seeding
+from transfer.devices import Machine
+from transfer.protocols import CropAugment
 
 if TYPE_CHECKING:
     from PIL import Image

@@ -32,15 +32,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from backbench import config
 from backbench.errors import EXIT_BAD_INPUT, BadInput, Failed
+from backbench.recipes import config
 from backbench.runs import atomic, failures
 from backbench.runs.folder import log
 from backbench.untrusted import jsons
 from transfer import feature_contents
-from transfer.config import Geometry
 from transfer.feature_contents import Seen
 from transfer.frozen import FrozenTrunk, state_digest
+from transfer.protocols import Geometry
 
 Description = Mapping[str, object]  # JSON-able
 

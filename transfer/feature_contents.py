@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from backbench.images import contents
-from backbench.images.files import ArrayList, ImageList
+from backbench.images.image_list import ArrayList, ImageList
 from backbench.runs import atomic
 from transfer.batches import Pictures
 

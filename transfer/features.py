@@ -21,17 +21,17 @@ from backbench.datasets.splits import Splits
 from backbench.errors import Preempted
 from backbench.images import contents
 from backbench.images.contents import Named
-from backbench.images.files import ImageList
-from backbench.runs import distributed
+from backbench.images.image_list import ImageList
+from backbench.parallel import distributed
 from backbench.runs.folder import Progress, log
 from backbench.runs.state import StopFlag
 from transfer import feature_contents
 from transfer.batches import equal_shares, loader
-from transfer.config import Geometry
+from transfer.devices import Machine
 from transfer.feature_cache import Description, FeatureCache, PartFiles, describe
 from transfer.feature_contents import HashedPictures
 from transfer.frozen import FrozenTrunk, forward_all
-from transfer.machine import Machine
+from transfer.protocols import Geometry
 
 if TYPE_CHECKING:
     from PIL import Image

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from backbench.datasets import splits
-from backbench.images.files import ImageList
+from backbench.images.image_list import ImageList
 from backbench.runs.state import StopFlag
 from transfer import logreg
 from transfer.feature_rows import FeatureRows

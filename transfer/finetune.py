@@ -16,12 +16,12 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from backbench import config
 from backbench.datasets import catalog, splits
 from backbench.datasets.splits import Splits
 from backbench.errors import BadInput
 from backbench.images import contents
-from backbench.images.files import ImageList
+from backbench.images.image_list import ImageList
+from backbench.recipes import config
 from backbench.results import store
 from backbench.results.store import Result
 from backbench.runs.folder import STATES, log, open_run
@@ -29,9 +29,9 @@ from backbench.runs.state import StopFlag, load_state, save_state
 from backbench.tasks import TASKS
 from backbench.weights.checkpoint import Checkpoint
 from transfer import metrics, scoring
-from transfer.config import Finetune, Part, load_protocol
-from transfer.machine import Machine, read_checkpoints, start_for
+from transfer.devices import Machine, read_checkpoints, start_for
 from transfer.network import Network, NetworkTraining, predict
+from transfer.protocols import Finetune, Part, load_protocol
 from transfer.scoring import Assignment, CheckpointPredictions, best_of
 
 

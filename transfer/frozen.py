@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from backbench.errors import BadInput, Failed
 from backbench.images.preprocess import Pixels, normalise
-from backbench.runs import precision as precisions
+from backbench.parallel import precision as precisions
+from backbench.parallel.precision import Precision
 from backbench.runs.forward_clock import clock
-from backbench.runs.precision import Precision
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.trunk import Trunk
 from transfer.projector import build_projector, output_dim

@@ -8,7 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from backbench.runs import distributed, seeding
+from backbench.parallel import distributed
+from backbench.runs import seeding
 
 # A confident head gives most classes less than 1e-38, where a product on a CPU takes many times as
 # long per number. Beside a gradient that can move a float32 weight, exp(-70) = 4e-31 is nothing.

@@ -11,23 +11,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from backbench import config
 from backbench.datasets import catalog, splits
 from backbench.images import contents
+from backbench.recipes import config, own_probe
 from backbench.results import store
 from backbench.results.store import Result
 from backbench.runs.folder import log, open_run
 from backbench.runs.state import StopFlag
 from backbench.tasks import by_kind
-from backbench.weights import probes
 from backbench.weights.checkpoint import Checkpoint
 from transfer import scoring
-from transfer.config import Protocol, load_protocol, of_verb
+from transfer.devices import Machine, read_checkpoints, start_for
 from transfer.feature_cache import FeatureCache
 from transfer.features import Extractor
 from transfer.frozen import FrozenTrunk, kept_head
-from transfer.machine import Machine, read_checkpoints, start_for
-from transfer.probe import probe_of
+from transfer.probe_kind import probe_of
+from transfer.protocols import Protocol, load_protocol, of_verb
 from transfer.scoring import Assignment
 
 TASKS = by_kind("linear")  # kind of protocol -> task
@@ -45,7 +44,7 @@ class ProbeGroup:
 def run(args: argparse.Namespace) -> int:
     """The verb `linear`."""
     # A protocol or dataset that does not exist is said before files are read
-    named = None if args.protocol == probes.OWN else _protocol(args.protocol)
+    named = None if args.protocol == own_probe.OWN else _protocol(args.protocol)
     names = catalog.names(args.datasets)
     checkpoints = read_checkpoints(args.checkpoints)
     if named is not None:
@@ -70,7 +69,7 @@ def own_groups(checkpoints: Sequence[Checkpoint], names: Sequence[str]) -> list[
     for dataset in names:
         of_protocol: dict[str, list[Checkpoint]] = {}
         for c in checkpoints:
-            own = probes.of_checkpoint(c.name, c.method, c.provenance, dataset)
+            own = own_probe.of_checkpoint(c.name, c.method, c.provenance, dataset)
             log.info(f"{c.name}: {dataset} by its own probe, {own}")
             of_protocol.setdefault(own, []).append(c)
         for own, together in of_protocol.items():

@@ -1,4 +1,4 @@
-"""Predictions -> numbers in percent; their errors are in backbench/results/intervals.py."""
+"""Predictions -> numbers in percent; their errors are in backbench/stats/confidence.py."""
 
 from __future__ import annotations
 

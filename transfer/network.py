@@ -14,17 +14,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbench.errors import BadInput, Preempted
-from backbench.images.files import ImageList
+from backbench.images.image_list import ImageList
 from backbench.images.preprocess import normalise
-from backbench.runs import batchnorm, distributed, precision, seeding
+from backbench.parallel import batchnorm, distributed, precision
+from backbench.runs import seeding
 from backbench.runs.folder import Progress, log
 from backbench.runs.state import StopFlag, load_state, save_state
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.trunk import Trunk
 from transfer import scoring
 from transfer.batches import Pictures, equal_shares, loader, rank_batches, training_pictures
-from transfer.config import Finetune, Part
-from transfer.machine import Machine
+from transfer.devices import Machine
+from transfer.protocols import Finetune, Part
 from transfer.scoring import Assignment
 
 if TYPE_CHECKING:

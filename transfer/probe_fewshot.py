@@ -7,15 +7,16 @@ import numpy as np
 from backbench.datasets import splits
 from backbench.datasets.row import Dataset
 from backbench.datasets.splits import Splits
-from backbench.results import intervals, store
+from backbench.results import store
 from backbench.results.store import Result
 from backbench.runs.state import StopFlag
+from backbench.stats import confidence
 from transfer import fewshot, metrics, scoring
-from transfer.config import FewShot
+from transfer.devices import Machine
 from transfer.feature_rows import FeatureRows
 from transfer.features import Extractor
-from transfer.machine import Machine
-from transfer.probe import Probe
+from transfer.probe_kind import Probe
+from transfer.protocols import FewShot
 from transfer.scoring import Assignment
 
 
@@ -71,7 +72,7 @@ def measure(
                 trunk.checkpoint,
                 metric=task.dataset.metric,
                 value=float(np.mean(values)),
-                ci95=intervals.of_draws(found == truth, truth if by_class else None),
+                ci95=confidence.of_draws(found == truth, truth if by_class else None),
                 chosen=None,
                 provenance={
                     "predictions": kept,

@@ -11,10 +11,10 @@ from backbench.knn import knn_scores
 from backbench.results.store import Result
 from backbench.runs.state import StopFlag
 from transfer import scoring
-from transfer.config import Knn
+from transfer.devices import Machine
 from transfer.features import Extractor
-from transfer.machine import Machine
-from transfer.probe import Probe
+from transfer.probe_kind import Probe
+from transfer.protocols import Knn
 from transfer.scoring import Assignment, CheckpointPredictions
 
 

@@ -14,11 +14,11 @@ from backbench.results.store import Result
 from backbench.runs.folder import Progress
 from backbench.runs.state import StopFlag, load_state, save_state
 from transfer import logreg, metrics, scoring
-from transfer.config import LogReg
+from transfer.devices import Machine
 from transfer.features import Extractor
 from transfer.logreg import Fit, LabelledFeatures
-from transfer.machine import Machine
-from transfer.probe import Probe
+from transfer.probe_kind import Probe
+from transfer.protocols import LogReg
 from transfer.scoring import Assignment, CheckpointPredictions, best_of
 
 

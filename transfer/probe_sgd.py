@@ -24,20 +24,20 @@ import torch
 from torch import Tensor
 
 from backbench.datasets.row import Dataset
-from backbench.results import intervals
 from backbench.results.store import Result
 from backbench.runs import atomic
 from backbench.runs.folder import STATES, log
 from backbench.runs.state import StopFlag
+from backbench.stats import confidence
 from transfer import metrics, scoring
-from transfer.config import Sgd
+from transfer.devices import Machine
 from transfer.feature_rows import FeatureRows
 from transfer.features import Extractor
 from transfer.frozen import FrozenTrunk
 from transfer.heads import AdamHeads, LinearHeads
-from transfer.machine import Machine
-from transfer.probe import Probe
+from transfer.probe_kind import Probe
 from transfer.probe_training import ProbeTraining, Watched
+from transfer.protocols import Sgd
 from transfer.scoring import Assignment, CheckpointPredictions, best_of
 
 TRAIN_SCORE = "train_top1"  # the metric of `train_score`
@@ -165,7 +165,7 @@ class SgdProbe:
                     split="train",
                     metric=TRAIN_SCORE,
                     value=100.0 * float(right.mean()),
-                    ci95=intervals.of_hits(right),
+                    ci95=confidence.of_hits(right),
                     chosen=_chosen(task, trunk, final),
                     provenance={"trunk_sha256": trunk.state},
                 )

@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 
 from backbench.errors import Preempted
-from backbench.images.files import ImageList
-from backbench.runs.distributed import sent
+from backbench.images.image_list import ImageList
+from backbench.parallel.distributed import sent
 from backbench.runs.folder import Progress
 from backbench.runs.state import StopFlag, load_state, save_state
 from transfer.batches import rank_batches, training_pictures
-from transfer.config import Sgd
+from transfer.devices import Machine
 from transfer.feature_rows import FeatureRows
 from transfer.frozen import FrozenTrunk, forward_all
 from transfer.heads import BestHeads, LinearHeads
-from transfer.machine import Machine
+from transfer.protocols import Sgd
 from transfer.scoring import Assignment
 
 SHOW_EVERY = 50  # steps; reading a loss waits for the device

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 
-from backbench import config
-from backbench.results import intervals, store
+from backbench.recipes import config, fast
+from backbench.results import store
 from backbench.results.store import Origin, Result
 from backbench.runs import atomic
 from backbench.runs.folder import RESULTS_FILE, STATES, log
-from backbench.untrusted import words
-from backbench.weights import fast
+from backbench.stats import confidence
+from backbench.untrusted import printable
 from transfer import metrics
-from transfer.config import Protocol
+from transfer.protocols import Protocol
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -159,7 +159,7 @@ def _value(
         hits, value = found.hits5, 100.0 * float(found.hits5.mean())
     else:
         value = metrics.score(metric, found.prediction, label, classes)
-    return value, intervals.of_hits(hits, label if metric == "mean_per_class" else None)
+    return value, confidence.of_hits(hits, label if metric == "mean_per_class" else None)
 
 
 def _keep_beside(
@@ -251,7 +251,7 @@ def _write_per_class(
     table.writerow(("class", "images", "right", "accuracy"))
     for name, good, count in zip(names, right, total):
         table.writerow(
-            (words.spreadsheet(name), count, good, f"{100 * good / count:.2f}" if count else "")
+            (printable.spreadsheet(name), count, good, f"{100 * good / count:.2f}" if count else "")
         )
     atomic.write_text(path, text.getvalue())
 

@@ -19,7 +19,7 @@ from backbench import charts
 from backbench.board.board import Board, Column, Row, joined, text_of
 from backbench.runs import atomic
 from backbench.tasks import ORDER, TASKS
-from backbench.untrusted import words
+from backbench.untrusted import printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -277,7 +277,7 @@ def _write_csv(ablation: Ablation, board: Board, path: Path) -> None:
             each = " ".join(f"{v:.6g}" for v in p.values)
             what = [setting.name, *setting.values, column.name]
             line = [*what, len(p.values), f"{p.mean:.6g}", text_of(p.std, ".6g"), each]
-            writer.writerow(map(words.spreadsheet, line))
+            writer.writerow(map(printable.spreadsheet, line))
     atomic.write_text(path, text.getvalue())
 
 

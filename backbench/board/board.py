@@ -1,7 +1,7 @@
 """The board: results found below some folders as rows, columns and cells, and what they tell.
 
 A row is a checkpoint, a column is `task/dataset[:split]/metric@protocol[~print][+engine]`: what was
-measured differently stands elsewhere (backbench/results/places.py). Published rows stand beside the
+measured differently stands elsewhere (backbench/results/column_keys.py). Published rows stand beside the
 measured ones and are marked; they are never averaged or ranked with them. What is written from a
 board lies in the files beside this one, and none of them is imported here.
 """
@@ -19,13 +19,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from backbench.datasets.catalog import DATASETS, TWELVE
-from backbench.results import costs, intervals, places, published, scored, store
-from backbench.results.compare import Difference, compare, seeds_interval, tied_with_first
-from backbench.results.costs import TrunkCost
+from backbench.recipes import fast
+from backbench.results import column_keys, judging_rules, published, store, trunk_costs
+from backbench.results.paired_tests import Difference, compare, seeds_interval, tied_with_first
 from backbench.results.store import Result
+from backbench.results.trunk_costs import TrunkCost
+from backbench.stats import confidence
 from backbench.tasks import ORDER, TASKS
-from backbench.untrusted import words
-from backbench.weights import fast
+from backbench.untrusted import printable
 
 MEASURED, PUBLISHED = "measured", "published"  # Row.source
 BEST, TIED, UNTESTED = "best", "tied", "untested"  # how a row stands in a column
@@ -61,7 +62,7 @@ def _place(name: str, known: Sequence[str]) -> int:
 
 @dataclass(frozen=True)
 class Column:
-    """What was measured. `protocol` and `split` are as backbench/results/places.py says them."""
+    """What was measured. `protocol` and `split` are as backbench/results/column_keys.py says them."""
 
     task: str
     dataset: str
@@ -73,10 +74,10 @@ class Column:
     @property
     def name(self) -> str:
         # A split's marks (test~n500+50) are ours, and stand between : and /
-        split = None if self.split is None else words.part(self.split).replace("%2B", "+")
-        dataset = joined(":", words.part(self.dataset), split)
-        how = joined("+", *map(words.part, filter(None, (self.protocol, self.engine))))
-        return f"{self.task}/{dataset}/{words.part(self.metric)}@{how}"
+        split = None if self.split is None else printable.part(self.split).replace("%2B", "+")
+        dataset = joined(":", printable.part(self.dataset), split)
+        how = joined("+", *map(printable.part, filter(None, (self.protocol, self.engine))))
+        return f"{self.task}/{dataset}/{printable.part(self.metric)}@{how}"
 
     @property
     def family(self) -> str:
@@ -282,7 +283,7 @@ def fill(found: Iterable[Measurement], problems: Iterable[str] = ()) -> Board:
             known = board.labs.setdefault(result.checkpoint, [])
             if lab not in known:
                 known.append(lab)
-    board.costs = costs.of_results(measurement.result for measurement, _ in counted)
+    board.costs = trunk_costs.of_results(measurement.result for measurement, _ in counted)
     board.columns = _in_order({column for _, column in counted})
     _add_averages(board)
     return board
@@ -295,7 +296,7 @@ def _labs_of(result: Result) -> list[str]:
         return []
     also = origin.get("also")
     others = [one.get("lab") for one in also if isinstance(one, dict)] if also else []
-    return [words.shown(str(lab), 60) for lab in (origin["lab"], *others) if lab]
+    return [printable.shown(str(lab), 60) for lab in (origin["lab"], *others) if lab]
 
 
 def _in_order(columns: Iterable[Column]) -> list[Column]:
@@ -332,7 +333,7 @@ def _columns(found: Sequence[Measurement]) -> list[Column]:
     results = [measurement.result for measurement in found]
     made: dict[tuple[object, ...], Column] = {}
     columns = []
-    for r, place in zip(results, places.of_rows(results)):
+    for r, place in zip(results, column_keys.of_rows(results)):
         key = (r.task, r.dataset, r.metric, place, r.engine)
         if key not in made:
             made[key] = Column(r.task, r.dataset, r.metric, place.protocol, r.engine, place.split)
@@ -410,7 +411,7 @@ def _average(cells: Iterable[Cell | None]) -> Cell | None:
             seeds = sum(result.value is not None for result, _ in cell.parts)
             known.append(seeds - 1 if seeds > 1 else math.inf)
     # Errors on different test sets are independent.
-    ci95 = intervals.of_mean(values, ends, known) if len(ends) == len(values) else None
+    ci95 = confidence.of_mean(values, ends, known) if len(ends) == len(values) else None
     return Cell(sum(values) / len(values), ci95, note="mean of the twelve datasets")
 
 
@@ -421,14 +422,14 @@ def add_published(board: Board) -> None:
     rows: dict[str, Row] = {}
     for number in published.rows():
         # Spreads are not columns of a leaderboard.
-        if scored.reason(number) == scored.SPREAD:
+        if judging_rules.reason(number) == judging_rules.SPREAD:
             continue
         column = column_of(number)
         columns.add(column)
         name = f"{number.model} ({number.paper} Table {number.table})"
         row = Row(number.key, name, number.model, number.arch, number.epochs, PUBLISHED)
         rows.setdefault(number.key, row)
-        value = scored.as_measured(number).value
+        value = judging_rules.as_measured(number).value
         board.cells[number.key, column] = Cell(value, note=number.note)
     board.rows.extend(rows.values())
     board.columns = _in_order(columns)
@@ -436,10 +437,10 @@ def add_published(board: Board) -> None:
 
 def column_of(number: published.Published) -> Column:
     """The column that a printed number stands in."""
-    protocol, engine = scored.protocol(number)
-    measured = scored.as_measured(number)
+    protocol, engine = judging_rules.protocol(number)
+    measured = judging_rules.as_measured(number)
     split = measured.split or TASKS[number.task].split
-    named = None if split == places.USUAL_SPLIT else split
+    named = None if split == column_keys.USUAL_SPLIT else split
     return Column(number.task, number.dataset, measured.metric, protocol, engine, named)
 
 

@@ -10,16 +10,16 @@ import shlex
 from pathlib import Path
 
 from backbench.board.board import PUBLISHED, Board, Column, Measurement, Row, text_of
-from backbench.results import costs, places
+from backbench.results import column_keys, trunk_costs
 from backbench.results.store import Result
 from backbench.runs import atomic
-from backbench.untrusted import words
+from backbench.untrusted import printable
 
 ABOUT = ("checkpoint", "name", "method", "arch", "epochs", "source")
 WHAT = ("task", "dataset", "split", "metric", "protocol", "engine", "seed")
 ORIGIN = ("code", "hardware", "recorded")
 # What the trunk costs; "hardware" stands among ORIGIN already where each number has a line
-COST = tuple(name for name in costs.FIELDS if name not in ORIGIN)
+COST = tuple(name for name in trunk_costs.FIELDS if name not in ORIGIN)
 VALUE, AGAIN = ("value", "ci95_low", "ci95_high", "chosen"), ("command", "run")
 Line = dict[str, object]  # field -> what stands in it; fields that are left out stay empty
 
@@ -30,7 +30,7 @@ def write_csv(board: Board, path: Path) -> None:
     them what the trunks cost, where any row says it."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    cost = costs.FIELDS if board.costs else ()
+    cost = trunk_costs.FIELDS if board.costs else ()
     writer.writerow([*ABOUT, *cost, *(column.name for column in board.columns)])
     for row in board.rows:
         line = list(_about(board, row).values())
@@ -38,7 +38,7 @@ def write_csv(board: Board, path: Path) -> None:
         for column in board.columns:
             cell = board.cell(row, column)
             line.append(_number(cell.value) if cell is not None else None)
-        writer.writerow(map(words.spreadsheet, line))
+        writer.writerow(map(printable.spreadsheet, line))
     atomic.write_text(path, text.getvalue())
 
 
@@ -60,13 +60,13 @@ def write_tidy(board: Board, path: Path) -> None:
         if line["source"] == PUBLISHED:
             writer.writerow({**line, "value": _number(cell.value)})
         for measurement in cell.parts:
-            line["split"] = words.spreadsheet(column.split or places.USUAL_SPLIT)
+            line["split"] = printable.spreadsheet(column.split or column_keys.USUAL_SPLIT)
             writer.writerow({**line, **_cells(_measured(measurement))})
     atomic.write_text(path, text.getvalue())
 
 
 def _cells(line: Line) -> Line:
-    return {key: words.spreadsheet(value) for key, value in line.items()}
+    return {key: printable.spreadsheet(value) for key, value in line.items()}
 
 
 def _about(board: Board, row: Row) -> Line:
@@ -96,7 +96,7 @@ def _measured(measurement: Measurement) -> Line:
         line["chosen"] = json.dumps(result.chosen, sort_keys=True)
     for name in ORIGIN:
         line[name] = result.origin.get(name)
-    cost = costs.of_result(result)
+    cost = trunk_costs.of_result(result)
     if cost is not None:
         line |= {name: getattr(cost, name) for name in COST}
     return line
@@ -121,7 +121,7 @@ def again(result: Result, out: str = "runs/again") -> str | None:
 @functools.lru_cache(maxsize=65536)  # a run's numbers share their command, and splitting it is slow
 def _elsewhere(command: str, out: str) -> str:
     """The command with another run folder, named as verbs do or as a detector's config does."""
-    said = words.of_command(command)
+    said = printable.of_command(command)
     # Changed in place: the word after one that names the folder, or the word that holds it.
     for i, word in enumerate(said):
         if word in ("--out", "OUTPUT_DIR") and i + 1 < len(said):

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from backbench.board.board import Board, Cell, Column, Row, column_of
 from backbench.errors import BadInput
-from backbench.results import published, scored
-from backbench.untrusted import walking, words
-from backbench.weights import fast, header
+from backbench.recipes import fast
+from backbench.results import judging_rules, published
+from backbench.untrusted import printable, walking
+from backbench.weights import header
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ def _checkpoints_named(board: Board) -> set[Path]:
             commands.add((result.origin.get("cwd") or ".", command))
     files: set[Path] = set()
     for cwd, command in commands:
-        for word in words.of_command(command):
+        for word in printable.of_command(command):
             if word.endswith(".safetensors"):
                 files.add(Path(cwd) / word)
     return files
@@ -127,14 +128,14 @@ def _judge(board: Board, row: Row, number: published.Published) -> Judged | None
     """One printed number against the row's; None where it was not measured or is not judged."""
     column = column_of(number)
     cell = board.cell(row, column)
-    tolerance = scored.tolerance(number)
+    tolerance = judging_rules.tolerance(number)
     if cell is None or cell.value is None or tolerance is None:
         return None
     return Judged(
         row,
         column,
         number.key,
-        scored.as_measured(number).value,
+        judging_rules.as_measured(number).value,
         cell.value,
         cell.ci95,
         tolerance,
@@ -167,7 +168,7 @@ def not_judged(board: Board, expected: Mapping[str, Sequence[str]]) -> list[str]
             lines.append(f"{row.name}: {numbers}")
             continue
         for number in numbers:
-            if scored.tolerance(number) is not None:
+            if judging_rules.tolerance(number) is not None:
                 lines += _unlike(board, row, number)
     return lines
 
@@ -178,7 +179,7 @@ def not_measured(board: Board, expected: Mapping[str, Sequence[str]]) -> list[st
     for row, key, numbers in _printed(board, expected):
         if isinstance(numbers, BadInput):
             continue  # `not_judged` says it
-        judged = [n for n in numbers if scored.tolerance(n) is not None]
+        judged = [n for n in numbers if judging_rules.tolerance(n) is not None]
         missing = [n for n in judged if board.cell(row, column_of(n)) is None]
         if missing:
             first = column_of(missing[0]).name

@@ -18,15 +18,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from backbench.board import public
+from backbench.board import redact
 from backbench.board.board import Column, Measurement
 from backbench.errors import BadInput
-from backbench.results import places, resamples, store
+from backbench.results import column_keys, resamples, store
 from backbench.results.predictions import load
 from backbench.results.store import Origin, Result
 from backbench.runs import atomic
 from backbench.runs.folder import RESULTS_FILE, log
-from backbench.untrusted import words
+from backbench.untrusted import printable
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _LAB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,60}")
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     merged = _merged(records, problems)
     _write(args.out, merged, hide=args.public)
     for problem in problems:
-        log.warning(words.shown(problem, 1000))
+        log.warning(printable.shown(problem, 1000))
     twice = sum("also" in r.measurement.result.origin for r in merged)
     labs_said = f"{len(labs)} lab{'s' * (len(labs) > 1)}"
     print(
@@ -79,7 +79,7 @@ def _labs(given: Sequence[str]) -> list[Lab]:
         path = Path(folder if equals else text)
         name = name if equals else path.resolve().name
         if not _LAB.fullmatch(name):
-            raise BadInput(f"'{words.shown(name)}' is no lab's name; give NAME=FOLDER")
+            raise BadInput(f"'{printable.shown(name)}' is no lab's name; give NAME=FOLDER")
         labs.append(Lab(name, path))
     names = [lab.name for lab in labs]
     if twice := next((name for name in names if names.count(name) > 1), None):
@@ -110,7 +110,7 @@ def misfit(measurement: Measurement) -> str | None:
     computed again from the predictions it kept. None where everything fits."""
     result, run = measurement
     if not _DIGEST.fullmatch(result.checkpoint):
-        return f"checkpoint '{words.shown(result.checkpoint, 20)}' is no digest"
+        return f"checkpoint '{printable.shown(result.checkpoint, 20)}' is no digest"
     name = result.provenance.get("predictions")
     arrays = load(run / str(name)) if name else None
     if arrays is None:
@@ -128,7 +128,7 @@ def misfit(measurement: Measurement) -> str | None:
 
 def _merged(records: Sequence[LabRecord], problems: list[str]) -> list[LabRecord]:
     """One record for each number, in the order in which they came."""
-    found = places.of_rows([record.measurement.result for record in records])
+    found = column_keys.of_rows([record.measurement.result for record in records])
     numbers: dict[tuple[object, ...], list[LabRecord]] = {}
     strange: set[str] = set()
     for record, place in zip(records, found, strict=True):
@@ -201,6 +201,6 @@ def _write(out: Path, merged: Sequence[LabRecord], *, hide: bool) -> None:
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(run / str(name), copy)
             line = dataclasses.asdict(result)
-            line = public.shown(line) if hide else line
+            line = redact.shown(line) if hide else line
             lines.append(json.dumps(line, sort_keys=True) + "\n")
         atomic.write_text(target / RESULTS_FILE, "".join(lines))

@@ -1,5 +1,5 @@
 """Who leads the board: its columns in named sets, the rank of every checkpoint over each of them
-(backbench/results/ranks.py), and the answer in one sentence."""
+(backbench/stats/rank_intervals.py), and the answer in one sentence."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from backbench.board.board import AVERAGE, BEST, Board, Column, Row, predictions, standing
 from backbench.datasets.catalog import TWELVE
-from backbench.results import rank_tests, ranks
+from backbench.stats import rank_intervals, rank_tests
 from backbench.tasks import TASKS
 
 if TYPE_CHECKING:
@@ -27,12 +27,12 @@ class Overall:
     name: str
     columns: list[Column]
     rows: list[Row]
-    standing: ranks.Ranking
+    standing: rank_intervals.Ranking
 
     def leaders(self) -> list[Row]:
         return [self.rows[i] for i in self.standing.leaders]
 
-    def place(self, row: Row) -> ranks.RankPlace:
+    def place(self, row: Row) -> rank_intervals.RankPlace:
         return self.standing.places[self.rows.index(row)]
 
     def rank_of(self, row: Row) -> str:
@@ -105,7 +105,7 @@ def _twelve(board: Board, main: Sequence[Column]) -> list[Column]:
 
 def overall(board: Board) -> list[Overall]:
     """Every set's ranks; none where no column has two checkpoints, nor of very many of these."""
-    if len(board.measured_rows) > ranks.MOST_ROWS:
+    if len(board.measured_rows) > rank_intervals.MOST_ROWS:
         return []
     return [_ranked(board, name, columns) for name, columns in column_sets(board).items()]
 
@@ -125,7 +125,7 @@ def _ranked(board: Board, name: str, columns: list[Column]) -> Overall:
     noise = None
     if len(set(datasets)) < rank_tests.FEWEST and len(rows) <= rank_tests.MOST:
         noise = _noise(board, rows, columns)
-    found = ranks.ranking(values, datasets, noise)
+    found = rank_intervals.ranking(values, datasets, noise)
     order = sorted(range(len(rows)), key=lambda i: (found.places[i].rank, i))
     return Overall(name, columns, [rows[i] for i in order], found.taken(order))
 
@@ -160,8 +160,8 @@ def answer(board: Board, sets: Sequence[Overall]) -> str:
         return "Nothing is measured here."
     if count == 1:
         return f"{board.labels()[board.measured_rows[0].checkpoint]} is alone here: nothing to compare it with."
-    if count > ranks.MOST_ROWS:
-        return f"{count} checkpoints are too many to rank: at most {ranks.MOST_ROWS} are."
+    if count > rank_intervals.MOST_ROWS:
+        return f"{count} checkpoints are too many to rank: at most {rank_intervals.MOST_ROWS} are."
     if not sets:
         return "No two checkpoints share a column: nothing here can be compared."
     labels = board.labels()

@@ -34,7 +34,7 @@ from backbench.board.board import (
 from backbench.board.export import again
 from backbench.board.judge import Judged
 from backbench.board.overall import Overall, answer, overall
-from backbench.results.compare import Difference
+from backbench.results.paired_tests import Difference
 from backbench.runs import atomic
 from backbench.tasks import TASKS
 

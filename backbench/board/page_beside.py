@@ -14,11 +14,11 @@ from typing import NamedTuple, TypedDict
 
 from backbench.board.board import Board, joined
 from backbench.errors import BadInput
-from backbench.images.files import readable
+from backbench.images.image_list import readable
 from backbench.results.store import Result
 from backbench.runs.folder import CHECKPOINT_FILE, METRICS_FILE, PICTURES, RUN_FILE, read_metrics
 from backbench.tasks import TASKS
-from backbench.untrusted import jsons, walking, words
+from backbench.untrusted import jsons, printable, walking
 from backbench.weights import header
 
 CURVE_POINTS, LEAST_POINTS = 300, 3  # a line between two points has no shape
@@ -67,7 +67,7 @@ def curves(board: Board, runs: Iterable[str | Path]) -> list[PageCurve]:
         provenance = about.get("provenance")
         own_name = run.name
         if isinstance(provenance, Mapping) and provenance.get("name"):
-            own_name = words.shown(str(provenance["name"]))
+            own_name = printable.shown(str(provenance["name"]))
         x, y = _thin(logged)
         if y:
             name = labels.get(digest) or str(own_name)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from backbench import charts
 from backbench.board.board import AVERAGE, Board, Column, text_of
-from backbench.results.compare import NORMAL_975
+from backbench.results.paired_tests import NORMAL_975
 from backbench.runs import atomic
 from backbench.tasks import TASKS
 

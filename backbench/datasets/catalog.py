@@ -17,9 +17,9 @@ from backbench.datasets import readers, splits, walk
 from backbench.datasets.row import Dataset
 from backbench.datasets.splits import Splits
 from backbench.errors import BadInput, nearest
-from backbench.images.files import ImageList, scan_folder
+from backbench.images.image_list import ImageList, scan_folder
 from backbench.runs.folder import log
-from backbench.untrusted import jsons, words
+from backbench.untrusted import jsons, printable
 
 RECORD = "backbench-splits.json"
 
@@ -360,7 +360,7 @@ def _layout_of(base: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, LookupError, TypeError, ArithmeticError, RecursionError) as error:
-        said = words.shown(" ".join(f"{type(error).__name__}: {error}".split()), 150)
+        said = printable.shown(" ".join(f"{type(error).__name__}: {error}".split()), 150)
         raise BadInput(f"{base}: not in the layout of this data set ({said})") from error
 
 

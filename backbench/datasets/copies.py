@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from backbench.images.files import ImageList
+from backbench.images.image_list import ImageList
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from backbench.errors import BadInput
-from backbench.untrusted import opening, words
+from backbench.untrusted import opening, printable
 
 LARGEST = 8 * opening.GIGABYTE  # bytes of an annotation file; COCO's have half of one
 
@@ -45,7 +45,7 @@ def _coco(base: Path) -> Iterator[tuple[str, str]]:
             needed = [folder / image["file_name"] for image in about["images"]]
             objects = len(about.get("annotations", ()))
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            what = words.shown(f"{type(error).__name__}: {error}", 100)
+            what = printable.shown(f"{type(error).__name__}: {error}", 100)
             raise BadInput(f"{file}: not COCO's format ({what})") from None
         said = f"{file.name}: {len(needed)} images, {objects} objects"
         yield said, _missing(needed)
@@ -67,5 +67,5 @@ def _voc(base: Path) -> Iterator[tuple[str, str]]:
 
 def _missing(files: list[Path]) -> str:
     absent = [file for file in files if not os.path.isfile(file)]  # noqa: PTH113 - any name at all
-    first = words.shown(str(absent[0]), 300) if absent else ""
+    first = printable.shown(str(absent[0]), 300) if absent else ""
     return f"; {len(absent)} files are missing, {first} first" if absent else ""

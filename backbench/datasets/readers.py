@@ -19,8 +19,8 @@ from backbench.datasets import splits
 from backbench.datasets.row import Reader, SplitReader
 from backbench.datasets.splits import Splits
 from backbench.errors import BadInput
-from backbench.images.files import ArrayList, ImageList, scan_folder
-from backbench.untrusted import opening, words
+from backbench.images.image_list import ArrayList, ImageList, scan_folder
+from backbench.untrusted import opening, printable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -70,7 +70,7 @@ def _listed(
 def _refuse_outside(base: Path, paths: Iterable[str]) -> None:
     for path in paths:
         if path.startswith("/") or ".." in path.split("/"):
-            raise BadInput(f"{base}: its lists name {words.shown(path, 200)}, outside of it")
+            raise BadInput(f"{base}: its lists name {printable.shown(path, 200)}, outside of it")
 
 
 def _rows_of_array(
@@ -335,7 +335,7 @@ def _text(file: Path) -> str:
         text = opening.read_bytes(file, most=opening.GIGABYTE).decode()
     except (OSError, ValueError) as error:
         raise BadInput(f"{file}: not readable as a text ({error})") from None
-    if found := words.control_in(text, allowed="\n\r\t"):
+    if found := printable.control_in(text, allowed="\n\r\t"):
         raise BadInput(f"{file}: holds the control character {found}")
     return text
 

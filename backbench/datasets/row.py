@@ -9,7 +9,7 @@ from typing import Literal
 
 from backbench.datasets.splits import Splits
 from backbench.errors import BadInput
-from backbench.images.files import ImageList
+from backbench.images.image_list import ImageList
 
 Metric = Literal["top1", "mean_per_class"]
 # (the folder that holds what `needs` names, seed of the hold-out)

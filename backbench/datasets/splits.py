@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from backbench.errors import BadInput
-from backbench.images.files import ArrayList, ImageList
+from backbench.images.image_list import ArrayList, ImageList
 from backbench.runs import atomic
 
 HOLDOUT = 0.2

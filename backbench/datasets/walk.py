@@ -13,7 +13,7 @@ from pathlib import Path
 
 from backbench.datasets.splits import Splits
 from backbench.errors import BadInput
-from backbench.images.files import ArrayList, ImageList
+from backbench.images.image_list import ArrayList, ImageList
 from backbench.runs.folder import QUIET_SECONDS, Progress
 
 Sizes = Mapping[str, "array[int]"]  # by split, bytes of its files in their order; without arrays

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from backbench.errors import BadInput, nearest
-from backbench.images.files import (
+from backbench.images.image_list import (
     EXTENSIONS,
     ArrayList,
     ImageList,
@@ -21,7 +21,7 @@ from backbench.images.files import (
     decode_bytes,
     taken,
 )
-from backbench.untrusted import jsons, opening, pickles, words
+from backbench.untrusted import jsons, opening, pickles, printable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -281,14 +281,14 @@ def _samples(shard: Path) -> dict[str, dict[str, Span]]:
             raw.seek(tar.offset)
             whole = raw.read(512) == bytes(512)
     except Exception as error:  # tarfile's own errors, and whatever a crafted header makes of it
-        said = words.shown(" ".join(str(error).split()), 100)
+        said = printable.shown(" ".join(str(error).split()), 100)
         raise BadInput(f"{shard}: not readable as an uncompressed tar file ({said})") from None
     if not whole:
         raise BadInput(
             f"{shard}: the tar file is cut short (no end mark after {len(samples)} samples)"
         )
     for key, parts in samples.items():
-        if found := words.control_in(key + "".join(parts)):
+        if found := printable.control_in(key + "".join(parts)):
             raise BadInput(f"{shard}: a member's name holds the control character {found}")
     return samples
 

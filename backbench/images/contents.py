@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from backbench.errors import BadInput
-from backbench.images import files
-from backbench.images.files import ArrayList, ImageList
+from backbench.images import image_list
+from backbench.images.image_list import ArrayList, ImageList
 from backbench.runs import seeding
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def read(images: ImageList, index: int) -> bytes:
     """A file's bytes, or the pixels of a row of an array. BadInput that names a missing file."""
     if isinstance(images, ArrayList):
         return images.pixels[index].tobytes()
-    return files.contents(images.file(index))
+    return image_list.contents(images.file(index))
 
 
 def _stat(images: ImageList, path: str) -> os.stat_result:

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from backbench import config
 from backbench.errors import BadInput, nearest
 from backbench.launch.job import Job
 from backbench.launch.slurm_client import Node, nodes
+from backbench.recipes import config
 from backbench.tasks import VERBS
 
 # Options of sbatch that come from `resources`

@@ -10,7 +10,7 @@ import argparse
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from backbench.datasets import asked
+from backbench.datasets import availability
 from backbench.errors import BadInput
 from backbench.launch.job import Job
 from backbench.runs.folder import log
@@ -45,7 +45,7 @@ class CommandLine:
             except BadInput as error:
                 raise BadInput(f"{where}: {job.name}: {error}") from None
             try:
-                asked.datasets_there(args)
+                availability.datasets_there(args)
             except BadInput as error:
                 if (said := (str(error),)) not in self.seen:
                     self.seen.add(said)

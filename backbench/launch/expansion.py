@@ -13,13 +13,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from backbench import config
 from backbench.errors import BadInput
-from backbench.launch.costs import evaluation_costs, evaluation_units
 from backbench.launch.grid import Evaluation, Grid, evaluations
 from backbench.launch.job import Job
+from backbench.launch.price import evaluation_costs, evaluation_units
 from backbench.launch.subjects import GridPlaces, Subject, Subjects, folder_name
-from backbench.weights import probes
+from backbench.recipes import config, own_probe
 
 
 @dataclass(frozen=True)
@@ -83,11 +82,11 @@ class _Measuring:
         """
         alike: dict[tuple[str | None, str | None], list[Subject]] = {}
         for subject in self.subjects:
-            trained_on = probes.pretrained_on(subject.recipe)
+            trained_on = own_probe.pretrained_on(subject.recipe)
             if evaluation.pretrained_on and trained_on not in evaluation.pretrained_on:
                 continue
             dataset = next(iter(evaluation.datasets), None)
-            if dataset == probes.OWN:
+            if dataset == own_probe.OWN:
                 if trained_on is None:
                     raise BadInput(
                         f"{self.places.where}: nobody knows what {subject.file} was pretrained on;"
@@ -95,8 +94,8 @@ class _Measuring:
                     )
                 dataset = trained_on
             protocol = evaluation.protocol
-            if protocol == probes.OWN and dataset is not None and subject.recipe is not None:
-                protocol = probes.of_recipe(subject.recipe, dataset) or protocol
+            if protocol == own_probe.OWN and dataset is not None and subject.recipe is not None:
+                protocol = own_probe.of_recipe(subject.recipe, dataset) or protocol
             alike.setdefault((dataset, protocol), []).append(subject)
         for (dataset, protocol), subjects in alike.items():
             datasets = () if dataset is None else (dataset,)
@@ -216,7 +215,7 @@ def _geometry(protocol: str | None) -> str | None:
 
     None where augmentation makes them anew for every epoch, or where nobody knows it yet.
     """
-    if protocol == probes.OWN:
+    if protocol == own_probe.OWN:
         return None
     recipe = config.read_recipe(config.find_recipe(protocol or "lorac", "transfer"))
     if recipe.get("kind") == "sgd" and recipe.get("augment", {}) is not None:

@@ -11,11 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from backbench import config
 from backbench.datasets.catalog import TWELVE
 from backbench.errors import BadInput, nearest
+from backbench.recipes import config
+from backbench.recipes.own_probe import OWN
 from backbench.tasks import DETECTION, TASKS, VERBS
-from backbench.weights.probes import OWN
 
 TABLE2 = tuple(TWELVE)
 TABLE4 = tuple(TASKS[name].recipe for name in DETECTION)

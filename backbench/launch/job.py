@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from backbench import config
+from backbench.recipes import config
 from backbench.results import store
 
 

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from backbench.launch.clusters import Cluster
-from backbench.launch.costs import Estimates
 from backbench.launch.expansion import expand
 from backbench.launch.grid import Grid
 from backbench.launch.job import Job, finished
+from backbench.launch.price import Estimates
 from backbench.launch.view import ACTIVE, Snapshot, State, StateName
+from backbench.recipes import fast
 from backbench.runs.folder import seconds
-from backbench.weights import fast
 
 # A run submits these again. Blocked ones stay out below while what they need has failed; failed
 # ones wait for `launch retry`.

@@ -32,7 +32,7 @@ from backbench.launch import stored
 from backbench.launch.clusters import Cluster
 from backbench.launch.job import Job
 from backbench.runs import atomic
-from backbench.untrusted import jsons, words
+from backbench.untrusted import jsons, printable
 
 LOOK_S = 0.5  # a look holds a lock for some microseconds: whoever wants it tries for so long
 
@@ -150,7 +150,7 @@ class Ledger:
             try:
                 found.append(Submission(**stored.submission(data, path.stem)))
             except (ValueError, TypeError, KeyError) as error:
-                stored.left_out(str(path), f"no submission ({words.shown(str(error), 120)})")
+                stored.left_out(str(path), f"no submission ({printable.shown(str(error), 120)})")
         # In order of time, so that of a job's submissions the last one stays
         out: dict[str, Record] = {}
         for submission in sorted(found, key=lambda s: s.time):
@@ -365,7 +365,7 @@ def _status(path: str) -> Status | None:
     try:
         return cast(Status, stored.status(data))
     except ValueError as error:
-        stored.left_out(path, f"no status ({words.shown(str(error), 120)})")
+        stored.left_out(path, f"no status ({printable.shown(str(error), 120)})")
         return None
 
 

@@ -14,12 +14,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from backbench import config
 from backbench.errors import BadInput
 from backbench.launch.clusters import ROWS, Cluster, read_cluster
 from backbench.launch.job import Job
+from backbench.recipes import config
 from backbench.runs.folder import log
-from backbench.untrusted import words
+from backbench.untrusted import printable
 
 # Keys of a cluster that decide how many and how large, never what is run
 HARMLESS = ("jobs", "max_array", "signal_s", "gpus", "resources")
@@ -31,7 +31,7 @@ STATES = ("new", "queued", "running", "done", "failed", "stopped", "cancelled")
 
 @functools.cache  # once for each: records are read again at every look
 def left_out(path: str, why: str) -> None:
-    log.warning(f"{words.shown(path, 300)}: left out: {why}")
+    log.warning(f"{printable.shown(path, 300)}: left out: {why}")
 
 
 def submission(data: Mapping[str, Any], uid: str) -> dict[str, Any]:
@@ -95,7 +95,7 @@ def status(data: Mapping[str, Any]) -> Mapping[str, Any]:
     if data.get("forgiven") is not None:
         _whole("forgiven", data["forgiven"], least=0)
     if data.get("reason"):
-        data = {**data, "reason": words.shown(data["reason"], 1000)}
+        data = {**data, "reason": printable.shown(data["reason"], 1000)}
     return data
 
 
@@ -118,7 +118,7 @@ def _said(key: str, value: Any) -> None:
 def _text(key: str, value: Any) -> None:
     if not isinstance(value, str) or len(value) > 4096:
         raise ValueError(f"'{key}' is no text")
-    if found := words.control_in(value):
+    if found := printable.control_in(value):
         raise ValueError(f"'{key}' holds the control character {found}")
 
 
@@ -144,9 +144,9 @@ def _whole(key: str, value: Any, least: int = 1) -> None:
 def _inside(name: str) -> None:
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or not path.parts or path.parts[0] == OURS:
-        raise ValueError(f"'{words.shown(name, 80)}' is not below RUNS")
+        raise ValueError(f"'{printable.shown(name, 80)}' is not below RUNS")
     if len(os.fsencode(name)) > LONGEST or max(len(os.fsencode(p)) for p in path.parts) > 255:
-        raise ValueError(f"'{words.shown(name, 80)}' is too long for a folder's name")
+        raise ValueError(f"'{printable.shown(name, 80)}' is too long for a folder's name")
 
 
 # --- what a record may still decide when its jobs are submitted again ---
@@ -165,7 +165,7 @@ def cluster_of(
     shipped = path.resolve().parent == (config.configs_dir() / "clusters").resolve()
     if not (named or shipped):
         raise BadInput(
-            f"these jobs were submitted to the cluster {words.shown(file, 200)}; what a record in"
+            f"these jobs were submitted to the cluster {printable.shown(file, 200)}; what a record in"
             " RUNS says never becomes a command: name it, --cluster FILE"
         )
     said = {text.partition("=")[0] for text in given_overrides}
@@ -176,9 +176,9 @@ def cluster_of(
             continue
         if key.split(".")[0] not in HARMLESS:
             raise BadInput(
-                f"these jobs were submitted with cluster.{words.shown(key, 80)} changed; what a"
+                f"these jobs were submitted with cluster.{printable.shown(key, 80)} changed; what a"
                 " record in RUNS says never becomes a command: say it again, cluster."
-                f"{words.shown(text, 200)}"
+                f"{printable.shown(text, 200)}"
             )
         kept.append(text)
     together = (*kept, *given_overrides)
@@ -198,10 +198,10 @@ def check_command(job: Job, runs: Path) -> None:
     # argparse takes the last of several, and Detectron2's own key stands for it too
     others = [w for w in job.argv[1:] if w in ("OUTPUT_DIR", "--") or w.startswith("--out=")]
     if len(out) != 1 or others:
-        said = words.shown(others[0] if others else f"{len(out)} x --out", 80)
+        said = printable.shown(others[0] if others else f"{len(out)} x --out", 80)
         raise BadInput(f"{job.name}: its stored command says where it writes by {said}; {again}")
     if Path(out[0]).resolve() not in [path.resolve() for path in own]:
         raise BadInput(
-            f"{job.name}: its stored command writes to {words.shown(out[0], 200)}, outside of its"
+            f"{job.name}: its stored command writes to {printable.shown(out[0], 200)}, outside of its"
             f" own folder below {runs}; {again}"
         )

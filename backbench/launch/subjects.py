@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from backbench import config
 from backbench.errors import BadInput
-from backbench.launch.costs import pretraining_costs
 from backbench.launch.grid import Grid, Source, Sweep
 from backbench.launch.job import Job
+from backbench.launch.price import pretraining_costs
+from backbench.recipes import config, fast
 from backbench.runs.folder import CHECKPOINT_FILE, RECIPE_FILE, RUN_FILE
 from backbench.untrusted import jsons
-from backbench.weights import fast, header
+from backbench.weights import header
 
 LONGEST_NAME = 80  # characters of what people chose, in a folder's name
 

@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from backbench import config
 from backbench.errors import BadInput, nearest
 from backbench.launch.grid import Grid, Sweep, read_grid
-from backbench.results import published, scored
+from backbench.recipes import config
+from backbench.results import judging_rules, published
 from backbench.results.published import Published
 
 PAPERS = ("lorac", "jcl", "mio", "arb", "cllr")
@@ -50,7 +50,7 @@ class PrintedItem:
 
     def why_not(self, number: Published) -> str | None:
         """The one word for why a number is not judged; None where it is."""
-        return scored.reason(number) or (None if number.key in self.keys else UNEXPECTED)
+        return judging_rules.reason(number) or (None if number.key in self.keys else UNEXPECTED)
 
     @property
     def command(self) -> str:

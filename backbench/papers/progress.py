@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from backbench import config
 from backbench.board.board import collect
 from backbench.board.judge import Judged, expected_keys, judge
 from backbench.errors import BadInput
 from backbench.papers.catalogue import PrintedItem, sweeps
+from backbench.recipes import config
+from backbench.results.judging_rules import as_measured
 from backbench.results.published import Published, keys_in
-from backbench.results.scored import as_measured
 from backbench.runs.folder import RECIPE_FILE, read_metrics
 
 MEASURED, RUNNING, MISSING = "measured", "running", "missing"

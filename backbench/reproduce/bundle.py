@@ -23,11 +23,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from backbench import config
 from backbench.errors import BadInput, Failed
-from backbench.reproduce.asked import ReproductionList
-from backbench.reproduce.files import FoundFile
+from backbench.recipes import config
+from backbench.reproduce.local_files import FoundFile
 from backbench.reproduce.outcome import Covered, OutcomeLine, markdown, outcome
+from backbench.reproduce.selection import ReproductionList
 from backbench.results import store
 from backbench.runs import atomic
 from backbench.runs.folder import RESULTS_FILE
@@ -221,7 +221,7 @@ def _same(a: object, b: object) -> bool:
 
 
 def _about_list(asked: ReproductionList) -> list[str]:
-    from backbench.reproduce.asked import KIND, read_list
+    from backbench.reproduce.selection import KIND, read_list
 
     if asked.name not in config.recipe_names(KIND):
         return [f"the list '{asked.name}' is none that is shipped here"]
@@ -233,7 +233,7 @@ def _about_list(asked: ReproductionList) -> list[str]:
 
 def _about_files(asked: ReproductionList, checkpoints: Mapping[str, Any]) -> list[str]:
     """Files whose digests, as the sender states them, are not the printed ones."""
-    from backbench.reproduce.files import unlike
+    from backbench.reproduce.local_files import unlike
 
     found = []
     for name, stated in checkpoints.items():

@@ -19,7 +19,7 @@ from typing import Any
 from backbench.errors import BadInput, Failed
 from backbench.runs import atomic, failures
 from backbench.runs.folder import log
-from backbench.untrusted import jsons, words
+from backbench.untrusted import jsons, printable
 
 PIECE = 1 << 20  # bytes
 PATIENCE_S = 60
@@ -118,7 +118,9 @@ def _rest(answer: Any, known: RemoteFile | None, have: int, url: str) -> RemoteF
     said = answer.headers.get("Content-Range", "")
     found = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+|\*)", said)
     if known is None or found is None or int(found[1]) != have:
-        raise Failed(f"{url}: sends {words.shown(said, 60)} where bytes from {have} were asked for")
+        raise Failed(
+            f"{url}: sends {printable.shown(said, 60)} where bytes from {have} were asked for"
+        )
     total = known.length if found[3] == "*" else int(found[3])
     return RemoteFile(url, total, known.tag)
 
@@ -149,7 +151,7 @@ def _why(error: Exception) -> str:
     if isinstance(error, urllib.error.HTTPError):
         return f"the server answers {error.code} {error.reason}"
     reason = getattr(error, "reason", None) or error
-    return f"cannot be fetched ({words.shown(str(reason), 120) or type(error).__name__})"
+    return f"cannot be fetched ({printable.shown(str(reason), 120) or type(error).__name__})"
 
 
 def _size(count: int | None) -> str:

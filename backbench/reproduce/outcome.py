@@ -12,11 +12,11 @@ from typing import Any
 
 from backbench.board.board import Board, Cell, Column, collect, column_of
 from backbench.board.judge import Judged, judge
-from backbench.reproduce.asked import PrintedBeside, PublicFile, ReproductionList, judged_rows
-from backbench.results import scored
+from backbench.reproduce.selection import PrintedBeside, PublicFile, ReproductionList, judged_rows
+from backbench.results import judging_rules
 from backbench.results.published import Published
 from backbench.tasks import TASKS
-from backbench.untrusted import words
+from backbench.untrusted import printable
 
 WITHIN, OUTSIDE, ANOTHER = "within", "outside", "another"  # judged
 UNLIKE, MISSING, NO_FILE = "unlike", "not measured", "no file"  # and why others are not
@@ -79,10 +79,10 @@ def _of_rows(
         line = OutcomeLine(
             checkpoint=name,
             column=column.name,
-            printed=scored.as_measured(number).value,
+            printed=judging_rules.as_measured(number).value,
             source=number.key,
             verdict=NO_FILE if digest is None else MISSING,
-            tolerance=scored.tolerance(number),
+            tolerance=judging_rules.tolerance(number),
         )
         one = judged.get((number.key, column))
         if one is not None:
@@ -101,7 +101,7 @@ def _of_rows(
 
 def _of_page(board: Board, name: str, number: PrintedBeside, digest: str | None) -> OutcomeLine:
     """A number of the file's own page."""
-    protocol = scored.protocol_name(number.protocol)
+    protocol = judging_rules.protocol_name(number.protocol)
     column = Column(number.task, number.dataset, number.metric, protocol)
     line = OutcomeLine(
         checkpoint=name,
@@ -176,4 +176,6 @@ def markdown(asked: ReproductionList, lines: Sequence[OutcomeLine]) -> str:
 
 
 def _pipes(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(words.shown(cell, 300).replace("|", "\\|") for cell in cells) + " |"
+    return (
+        "| " + " | ".join(printable.shown(cell, 300).replace("|", "\\|") for cell in cells) + " |"
+    )

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from backbench.results import line
+from backbench.results import row_schema
 from backbench.runs.folder import log
-from backbench.untrusted import opening, words
+from backbench.untrusted import opening, printable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -67,8 +67,8 @@ def _read(path: Path) -> Arrays | None:
     except FileNotFoundError:
         return None
     except Exception as error:  # whatever a broken file provokes in zipfile or numpy
-        said = words.shown(" ".join(str(error).split()), 100) or type(error).__name__
-        log.warning(f"{words.shown(str(path), 300)}: predictions left out: {said}")
+        said = printable.shown(" ".join(str(error).split()), 100) or type(error).__name__
+        log.warning(f"{printable.shown(str(path), 300)}: predictions left out: {said}")
         return None
     return arrays
 
@@ -115,7 +115,7 @@ def _refuse_numbers(arrays: Arrays) -> None:
         known = array.astype(float)
         if name != "values":
             known = known[~np.isnan(known)]  # a resample without a ground truth has no AP
-        if not (np.abs(known) <= line.LARGEST).all():
+        if not (np.abs(known) <= row_schema.LARGEST).all():
             raise ValueError(f"'{name}' holds what is no score")
     images = arrays.get("images")
     if images is not None and (images.dtype.kind not in "iu" or images < 1):

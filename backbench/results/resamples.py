@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from backbench.results import intervals
-from backbench.results.compare import hits
+from backbench.results.paired_tests import hits
 from backbench.results.predictions import load
 from backbench.runs import seeding
+from backbench.stats import confidence
 
 if TYPE_CHECKING:
     import numpy as np
@@ -50,7 +50,7 @@ def value_again(x: Arrays, metric: str) -> float | None:
     if right is None:
         return None
     if metric.startswith("mean_per_class"):
-        weight = intervals.Classes(x["label"]).weight
+        weight = confidence.Classes(x["label"]).weight
         return 100 * float((np.atleast_2d(right) @ weight).mean())
     return 100 * float(right.mean())
 
@@ -79,7 +79,7 @@ def _scored(right: np.ndarray, x: Arrays, metric: str) -> np.ndarray:
     draws, n = right.shape
     weight = np.full(n, 1 / n)
     if metric.startswith("mean_per_class"):
-        weight = intervals.Classes(x["label"]).weight
+        weight = confidence.Classes(x["label"]).weight
     times = _times(str(x["manifest"]), n)
     by_draw = np.empty((draws, COUNT))
     some = max(1, _ENTRIES // n)

@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from backbench.errors import BadInput, nearest
-from backbench.results.line import check
+from backbench.results.row_schema import check
 from backbench.runs import atomic, failures
 from backbench.runs.folder import OWED_FILE, PREDICTIONS, RESULTS_FILE, RUN_FILE
 from backbench.tasks import TASKS
-from backbench.untrusted import jsons, opening, walking, words
+from backbench.untrusted import jsons, opening, printable, walking
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -95,9 +95,9 @@ class Result:
     @property
     def column(self) -> str:
         """The leaderboard column this number belongs to: task/dataset/metric@protocol[+engine]."""
-        engine = f"+{words.part(self.engine)}" if self.engine else ""
-        what = "/".join(map(words.part, (self.task, self.dataset, self.metric)))
-        return f"{what}@{words.part(self.protocol)}{engine}"
+        engine = f"+{printable.part(self.engine)}" if self.engine else ""
+        what = "/".join(map(printable.part, (self.task, self.dataset, self.metric)))
+        return f"{what}@{printable.part(self.protocol)}{engine}"
 
 
 def append(run: str | Path, results: Iterable[Result]) -> None:
@@ -318,7 +318,7 @@ def files_below(path: str | Path) -> list[Path]:
 
 def read_file(file: Path) -> Iterator[Result | str]:
     """Each line as a Result, or as one line of text about why it could not be read."""
-    where = words.shown(str(file), 300)
+    where = printable.shown(str(file), 300)
     try:
         # A FIFO in the place of a file would keep its reader waiting
         opened = opening.open_regular(file, most=LARGEST_FILE)
@@ -332,12 +332,12 @@ def read_file(file: Path) -> Iterator[Result | str]:
             try:
                 yield parse(jsons.decode(line))
             except ValueError as error:
-                start = words.shown(line.rstrip(b"\n")[:60].decode(errors="replace"))
+                start = printable.shown(line.rstrip(b"\n")[:60].decode(errors="replace"))
                 # What does not end as JSON ends was cut off; what is too deep is whole
                 what = "truncated line" if isinstance(error, json.JSONDecodeError) else str(error)
-                yield f"{where}:{number}: {words.shown(what)}, not counted: {start}"
+                yield f"{where}:{number}: {printable.shown(what)}, not counted: {start}"
             except (BadInput, TypeError, KeyError, AttributeError) as error:
-                yield f"{where}:{number}: {words.shown(str(error))}"
+                yield f"{where}:{number}: {printable.shown(str(error))}"
 
 
 def read(path: str | Path) -> tuple[list[Result], list[str]]:

@@ -1,1 +1,1 @@
-"""A run: its folder and the names of its files, its state and stop flag, its ranks."""
+"""A run: its folder and the names of its files, its state and stop flag."""

@@ -16,7 +16,7 @@ from typing import TextIO, TypedDict
 
 from backbench.errors import BadInput
 from backbench.runs import atomic, failures, lock
-from backbench.untrusted import jsons, opening, words
+from backbench.untrusted import jsons, opening, printable
 
 log = logging.getLogger("backbench")
 # Every file that a run's folder may hold, by the name that all of the suite knows it by
@@ -322,10 +322,10 @@ def read_progress(run: str | Path) -> ProgressNote | None:
         note = jsons.read(Path(run) / PROGRESS_FILE)
         left = note["eta_s"]
         out = ProgressNote(
-            what=words.shown(str(note["what"])),
+            what=printable.shown(str(note["what"])),
             done=int(note["done"]),
             total=int(note["total"]),
-            unit=words.shown(str(note["unit"])),
+            unit=printable.shown(str(note["unit"])),
             eta_s=None if left is None else float(left),
             time=float(note["time"]),
         )

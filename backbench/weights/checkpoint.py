@@ -18,7 +18,7 @@ from torch import Tensor
 from backbench.errors import BadInput
 from backbench.images.preprocess import Pixels
 from backbench.runs import atomic
-from backbench.untrusted import jsons, words
+from backbench.untrusted import jsons, printable
 from backbench.weights import archs
 from backbench.weights.header import FORMAT
 from backbench.weights.names import first_names, is_counter
@@ -205,7 +205,7 @@ def _check_words(checkpoint: Checkpoint) -> None:
     for what, text in said.items():
         if text is not None and not isinstance(text, str):
             raise BadInput(f"the checkpoint's {what} is no text but {str(text)[:40]!r}")
-        if text and (found := words.control_in(text)):
+        if text and (found := printable.control_in(text)):
             raise BadInput(f"the checkpoint's {what} holds the control character {found}")
     epochs = checkpoint.epochs
     if epochs is not None and (type(epochs) is not int or not 0 <= epochs < 10**9):

@@ -9,10 +9,10 @@ from pathlib import Path
 from backbench.errors import BadInput
 from backbench.weights import archs, timm_weights
 from backbench.weights.checkpoint import Checkpoint
-from backbench.weights.files import open_file
-from backbench.weights.found import Found
+from backbench.weights.checkpoint_contents import Found
 from backbench.weights.header import FORMAT
-from backbench.weights.told import Told, on_the_command_line
+from backbench.weights.sidecar_metadata import Told, on_the_command_line
+from backbench.weights.weight_file import open_file
 
 
 def read(

@@ -13,12 +13,12 @@ from torch import Tensor
 from backbench.errors import BadInput
 from backbench.weights import archs, timm_weights
 from backbench.weights.checkpoint import Checkpoint
+from backbench.weights.checkpoint_contents import Found, stored
 from backbench.weights.exporting import about
-from backbench.weights.files import open_file
-from backbench.weights.found import Found, stored
 from backbench.weights.header import FORMAT
 from backbench.weights.names import FoundTrunk, is_counter
-from backbench.weights.told import Told
+from backbench.weights.sidecar_metadata import Told
+from backbench.weights.weight_file import open_file
 
 
 class EncoderReport(TypedDict):

@@ -16,8 +16,8 @@ from backbench.weights import archs, layouts, timm_trunk
 from backbench.weights.format_row import Format
 from backbench.weights.layouts import FoundTimm, Piece
 from backbench.weights.names import Tables, Tree
+from backbench.weights.sidecar_metadata import Told
 from backbench.weights.timm_formats import TIMM
-from backbench.weights.told import Told
 
 Tensors = Mapping[str, Tensor]
 

@@ -20,7 +20,7 @@ from backbench.images.preprocess import Pixels
 from backbench.runs import seeding
 from backbench.weights import archs, timm_trunk
 from backbench.weights.checkpoint import Checkpoint
-from backbench.weights.told import Told
+from backbench.weights.sidecar_metadata import Told
 
 RANDOM = "@random"
 _FILE = "model.safetensors"

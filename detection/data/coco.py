@@ -12,11 +12,11 @@ from typing import Any, TypedDict, cast
 
 from backbench.datasets.detection_check import LARGEST
 from backbench.errors import BadInput, nearest
-from backbench.untrusted import opening, words
+from backbench.untrusted import opening, printable
 from detection.data import rows, voc
-from detection.data.records import XYWH, Annotation, ImageRecord, Polygon
+from detection.data.dataset_dicts import XYWH, Annotation, ImageRecord, Polygon
 from detection.data.split import Split, is_marked
-from detection.tasks import DetectionTask
+from detection.task_rows import DetectionTask
 
 # Folder below ROOT -> how its datasets' names begin: Detectron2's, and the embedded scenes'
 STEMS = {"coco": "coco_2017", "scenes": "scenes"}
@@ -108,7 +108,7 @@ def _read_json(file: Path, folder: Path, name: str) -> CocoFile:
             f"{file}: no such file; COCO is ROOT/coco/{{annotations,train2017,val2017}}"
         ) from None
     except (ValueError, RecursionError, OSError) as error:
-        raise BadInput(f"{file}: not JSON ({words.shown(str(error), 100)})") from None
+        raise BadInput(f"{file}: not JSON ({printable.shown(str(error), 100)})") from None
     if not isinstance(data, dict):
         raise BadInput(f"{file}: expected COCO's format, found a {type(data).__name__}")
     if not folder.is_dir():

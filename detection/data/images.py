@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from backbench.errors import BadInput
-from backbench.images.files import FORMATS, decode, readable
+from backbench.images.image_list import FORMATS, decode, readable
 from backbench.runs import seeding
-from detection.data.records import ImageRecord
-from detection.tasks import DetectionTask
+from detection.data.dataset_dicts import ImageRecord
+from detection.task_rows import DetectionTask
 
 if TYPE_CHECKING:
     from fvcore.common.config import CfgNode

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from backbench.runs import distributed
-from detection.data.records import Outline, Polygon, RunLength
+from backbench.parallel import distributed
+from detection.data.dataset_dicts import Outline, Polygon, RunLength
 
 
 def rasterise(polygons: Sequence[Sequence[np.ndarray]], boxes: Tensor, size: int) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from backbench.runs import seeding
-from detection.data.records import ImageRecord
+from detection.data.dataset_dicts import ImageRecord
 
 
 class ImageOrder:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeAlias, TypeGuard
 
 from backbench.errors import BadInput
-from backbench.untrusted import words
+from backbench.untrusted import printable
 
 Json: TypeAlias = object  # whatever a JSON file can hold
 Row: TypeAlias = Mapping[str, Json]
@@ -30,7 +30,7 @@ def is_number(value: Json) -> TypeGuard[float]:
 def is_identifier(value: Json) -> TypeGuard[int | str]:
     """A whole number or a text, as it can stand in a line: of at most 200 digits or characters."""
     if isinstance(value, str):
-        return len(value) <= 200 and words.control_in(value) is None
+        return len(value) <= 200 and printable.control_in(value) is None
     return isinstance(value, int) and not isinstance(value, bool) and value.bit_length() < 600
 
 
@@ -97,7 +97,7 @@ def image_file(row: Row, folder: Path, where: str) -> str:
     name = row.get("file_name")
     if not isinstance(name, str) or not name:
         raise BadInput(f"{where}: file_name {_shown(name)} is not the name of a file")
-    if found := words.control_in(name):
+    if found := printable.control_in(name):
         raise BadInput(f"{where}: file_name holds the control character {found}")
     root = os.path.normpath(folder)
     path = os.path.normpath(Path(root) / name)
@@ -191,4 +191,4 @@ def _uncompressed(text: str) -> list[int] | None:
 
 
 def _shown(value: Json) -> str:
-    return words.shown(repr(value), 60)
+    return printable.shown(repr(value), 60)

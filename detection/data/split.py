@@ -10,9 +10,9 @@ from pathlib import Path
 
 from backbench.errors import BadInput
 from backbench.images import contents
-from backbench.images.files import ImageList
-from detection.data.records import Annotation, ImageRecord
-from detection.tasks import DetectionTask
+from backbench.images.image_list import ImageList
+from detection.data.dataset_dicts import Annotation, ImageRecord
+from detection.task_rows import DetectionTask
 
 LEFT_RIGHT = (("left", "right"), ("right", "left"))
 # Folder of the data -> the dataset's name in results, where they differ

@@ -7,11 +7,11 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 from backbench.errors import BadInput
-from backbench.untrusted import opening, words
+from backbench.untrusted import opening, printable
 from detection.data import rows
-from detection.data.records import XYWH, Annotation, ImageRecord
+from detection.data.dataset_dicts import XYWH, Annotation, ImageRecord
 from detection.data.split import Split
-from detection.tasks import DetectionTask
+from detection.task_rows import DetectionTask
 
 # fmt: off
 VOC_CLASSES = (
@@ -64,7 +64,7 @@ def _record(folder: Path, image: str) -> ImageRecord:
             raise ValueError(f"{width} x {height} pixels")
         objects = [_object(node) for node in tree.iter("object")]
     except (OSError, ET.ParseError, ValueError, LookupError) as error:
-        where, said = words.shown(str(path), 300), words.shown(str(error), 100)
+        where, said = printable.shown(str(path), 300), printable.shown(str(error), 100)
         raise BadInput(f"{where}: not a VOC annotation file ({said})") from None
     return {
         "file_name": str(folder / "JPEGImages" / f"{image}.jpg"),

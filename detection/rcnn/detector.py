@@ -15,7 +15,7 @@ from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 
 from backbench.errors import BadInput
 from backbench.images.preprocess import Pixels, normalise
-from backbench.runs import batchnorm, distributed
+from backbench.parallel import batchnorm, distributed
 from backbench.weights.trunk import Trunk
 from detection import trunks
 from detection.data.images import TrainTarget

@@ -24,7 +24,7 @@ from torchvision.models.detection.roi_heads import (
 )
 from torchvision.ops import roi_align
 
-from backbench.runs import distributed
+from backbench.parallel import distributed
 from detection.data.images import TrainTarget
 from detection.data.masks import rasterise
 from detection.rcnn.rpn import BalancedSampler, places, smooth_l1

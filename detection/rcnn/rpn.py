@@ -16,7 +16,7 @@ from torchvision.models.detection.rpn import RegionProposalNetwork, RPNHead
 from torchvision.ops import boxes as box_ops
 
 from backbench.errors import BadInput
-from backbench.runs import distributed
+from backbench.parallel import distributed
 
 if TYPE_CHECKING:
     from fvcore.common.config import CfgNode

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbench.errors import BadInput
-from backbench.runs import batchnorm, distributed, seeding
+from backbench.parallel import batchnorm, distributed
+from backbench.runs import seeding
 from pretrain.methods._precision import unit
 
 

@@ -11,9 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbench.config import later
 from backbench.errors import BadInput
-from backbench.runs import distributed, seeding
+from backbench.parallel import distributed
+from backbench.recipes.config import later
+from backbench.runs import seeding
 from backbench.weights.trunk import Trunk
 from pretrain import method
 from pretrain.method import Batch, MethodConfig, Setup, build_method, choose_config

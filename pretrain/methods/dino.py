@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbench.errors import BadInput
-from backbench.runs import distributed
+from backbench.parallel import distributed
 from backbench.weights.trunk import Trunk
 from pretrain import method
 from pretrain.method import Batch, MethodConfig, Setup

@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbench.errors import BadInput
-from backbench.runs import distributed, division, seeding
+from backbench.parallel import distributed, division
+from backbench.runs import seeding
 from backbench.weights.trunk import Trunk
 from pretrain import method
 from pretrain.method import Batch, MethodConfig, Setup

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbench.errors import BadInput
-from backbench.runs import batchnorm, distributed, division, seeding
+from backbench.parallel import batchnorm, distributed, division
+from backbench.runs import seeding
 from backbench.weights.trunk import Trunk
 from pretrain import method
 from pretrain.method import Batch, MethodConfig, Setup

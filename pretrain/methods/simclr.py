@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from backbench.config import later
 from backbench.errors import BadInput
-from backbench.runs import distributed
+from backbench.parallel import distributed
+from backbench.recipes.config import later
 from backbench.weights.trunk import Trunk
 from pretrain import method
 from pretrain.method import Batch, MethodConfig, Setup

@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from backbench.errors import BadInput
-from backbench.runs import distributed, seeding
+from backbench.parallel import distributed
+from backbench.runs import seeding
 from backbench.weights.trunk import Trunk
 from pretrain.method import Batch, Setup
 from pretrain.methods._heads import WMSE_HEAD, Head

@@ -17,20 +17,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from backbench import config
 from backbench.board import ablation
 from backbench.board.board import Measurement, collect, fill
 from backbench.datasets import embedded
 from backbench.launch.expansion import expand
 from backbench.launch.grid import read_grid
+from backbench.recipes import config, own_probe
 from backbench.results import published, store
 from backbench.results.store import Result
-from backbench.weights import probes
 from backbench.weights.resnet import build_backbone
-from pretrain.config import PretrainConfig
 from pretrain.method import Setup, build_method
+from pretrain.recipe import PretrainConfig
 from transfer.analyze import load_config
-from transfer.config import load_protocol, of_verb
+from transfer.protocols import load_protocol, of_verb
 
 FILES = sorted((config.configs_dir() / "grids").glob("*.yaml"))
 # Those of a paper, and those that vary something: an ablation is drawn of them
@@ -100,7 +99,7 @@ def test_what_a_grid_measures_with_is_there(name) -> None:
             continue
         if entry["verb"] == "analyze":
             load_config(entry["args"][1], None)
-        elif entry["protocol"] != probes.OWN:
+        elif entry["protocol"] != own_probe.OWN:
             load_protocol(entry["protocol"], of_verb("linear"))
 
 

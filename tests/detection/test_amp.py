@@ -8,7 +8,7 @@ from support.detection_runs import asked, built
 from backbench.errors import BadInput, Preempted
 from backbench.runs.folder import read_metrics
 from backbench.runs.state import StopFlag, load_state
-from detection import config, ranks, train_net
+from detection import dialect, process_group, train_net
 from detection.protocol import protocol
 
 ENGINES = ["torchvision", "detectron2"]
@@ -44,7 +44,7 @@ def test_near_to_float32(tiny_root, tmp_path, engine):
 def test_batch_norm_of_two_ranks_is_summed_in_float32(tiny_root, tmp_path):
     pytest.importorskip("detectron2", reason="Detectron2 is not installed: `make detectron2`")
     run = asked("tiny_mask_rcnn_R_18_FPN", tiny_root, tmp_path, PLAIN, world=2)
-    ranks.spawn(normalised_in_bfloat16, run)
+    process_group.spawn(normalised_in_bfloat16, run)
 
 
 def in_float16(root, out):
@@ -86,15 +86,18 @@ def test_an_overflow_is_no_step(tiny_root, tmp_path):
 def test_named_in_the_protocol():
     on = ["SOLVER.AMP.ENABLED", "True"]
     name = "mask_rcnn_R_50_FPN_1x"
-    assert protocol(config.read(name, on)) == "detection-1x-fp16-v1"
+    assert protocol(dialect.read(name, on)) == "detection-1x-fp16-v1"
     assert (
-        protocol(config.read(name, [*on, "SOLVER.AMP.PRECISION", "bf16"])) == "detection-1x-bf16-v1"
+        protocol(dialect.read(name, [*on, "SOLVER.AMP.PRECISION", "bf16"]))
+        == "detection-1x-bf16-v1"
     )
     assert (
-        protocol(config.read(name, ["SOLVER.AMP.ENABLED", "False", "SOLVER.BIAS_LR_FACTOR", "1.0"]))
+        protocol(
+            dialect.read(name, ["SOLVER.AMP.ENABLED", "False", "SOLVER.BIAS_LR_FACTOR", "1.0"])
+        )
         == "detection-1x-v1"
     )
-    other = protocol(config.read(name, [*on, "SOLVER.BASE_LR", "0.3"]))
+    other = protocol(dialect.read(name, [*on, "SOLVER.BASE_LR", "0.3"]))
     assert "1x" not in other and other.startswith("detection-")
 
 

@@ -12,7 +12,7 @@ from support.detection_runs import asked
 from backbench.errors import BadInput
 from detection import evaluate, lint, train_net
 from detection.data import coco, images
-from detection.tasks import FASTER_RCNN
+from detection.task_rows import FASTER_RCNN
 
 NAN = float("nan")
 

@@ -11,7 +11,7 @@ from detection.data import coco
 from detection.data.split import join, training_records
 from detection.data.voc import VOC_CLASSES
 from detection.protocol import protocol
-from detection.tasks import FASTER_RCNN, MASK_RCNN
+from detection.task_rows import FASTER_RCNN, MASK_RCNN
 
 pytest.importorskip("detectron2", reason="Detectron2 is not installed: `make detectron2`")
 

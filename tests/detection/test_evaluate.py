@@ -13,11 +13,11 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from backbench.errors import BadInput
-from backbench.results import intervals
+from backbench.stats import confidence
 from benchmarks import ap_intervals
 from detection import evaluate
 from detection.data import coco
-from detection.tasks import FASTER_RCNN, KEYPOINT_RCNN, MASK_RCNN
+from detection.task_rows import FASTER_RCNN, KEYPOINT_RCNN, MASK_RCNN
 
 TASKS = {"bbox": FASTER_RCNN, "segm": MASK_RCNN, "keypoints": KEYPOINT_RCNN}
 SIGMAS = [0.107, 0.05, 0.2, 0.107, 0.079]
@@ -201,7 +201,7 @@ def test_interval_is_that_of_a_bootstrap_by_force(tmp_path, monkeypatch):
             by_force[name].append(100 * stats[place])
     for name, values in by_force.items():
         np.testing.assert_allclose(scores.samples[name], values, atol=1e-9)
-        own = intervals.of_resamples(scores.values[name] / 100, np.array(values) / 100, 200)
+        own = confidence.of_resamples(scores.values[name] / 100, np.array(values) / 100, 200)
         assert scores.ci95[name] == pytest.approx(own, abs=1e-9)
         print(f"{name} {scores.values[name]:.2f} {scores.ci95[name]}")
 

@@ -6,7 +6,7 @@ import torch
 from support.detection_runs import asked, built
 
 from backbench.errors import BadInput
-from detection import config, evaluate, keys
+from detection import dialect, evaluate, keys
 from detection.data.split import training_records
 from detection.protocol import protocol
 
@@ -14,7 +14,7 @@ pytest.importorskip("detectron2", reason="Detectron2 is not installed: `make det
 
 from detection import engine_detectron2
 
-LEAVES = config.flat(engine_detectron2.defaults())
+LEAVES = dialect.flat(engine_detectron2.defaults())
 REFUSED = [key for key in LEAVES if keys.why_refused(key)]
 HONOURED = sorted(keys.HONOURED)
 
@@ -50,19 +50,21 @@ def test_every_key_is_in_one_table(capsys):
 
 @pytest.mark.parametrize("key", REFUSED)
 def test_refused_by_name(key):
-    given = config.Given(config.read("mask_rcnn_R_50_FPN_1x", []).path, {key: another(LEAVES[key])})
+    given = dialect.Given(
+        dialect.read("mask_rcnn_R_50_FPN_1x", []).path, {key: another(LEAVES[key])}
+    )
     with pytest.raises(BadInput, match=f"{key} .* would decide nothing here"):
         engine_detectron2.read_config(given)
-    same = config.Given(given.path, {key: LEAVES[key]})
+    same = dialect.Given(given.path, {key: LEAVES[key]})
     engine_detectron2.read_config(same)
 
 
 def test_neutral_keys_name_no_protocol():
     for key in sorted(keys.NEUTRAL - {"VERSION"}):
         value = "cpu" if key == "MODEL.DEVICE" else str(another(LEAVES[key]))
-        assert protocol(config.read("mask_rcnn_R_50_FPN_1x", [key, value])) == "detection-1x-v1"
+        assert protocol(dialect.read("mask_rcnn_R_50_FPN_1x", [key, value])) == "detection-1x-v1"
     with pytest.raises(BadInput, match="VERSION 1"):
-        engine_detectron2.read_config(config.read("mask_rcnn_R_50_FPN_1x", ["VERSION", "1"]))
+        engine_detectron2.read_config(dialect.read("mask_rcnn_R_50_FPN_1x", ["VERSION", "1"]))
 
 
 # Where the general other value says nothing: another, and what must be set for the key to matter
@@ -140,7 +142,7 @@ SPECIAL = {
 def base_of(key):
     if "KEYPOINT" in key:
         return "tiny_keypoint_rcnn_R_18_FPN"
-    if key in config.OURS or key == "MODEL.TRUNK.ARCH":
+    if key in dialect.OURS or key == "MODEL.TRUNK.ARCH":
         return "tiny_faster_rcnn_ConvNeXt_FPN"
     if "CROP" in key:  # outlines are cut with shapely, boxes without
         return "tiny_faster_rcnn_R_18_FPN"
@@ -212,7 +214,7 @@ def known():
 @pytest.mark.parametrize("key", HONOURED)
 def test_honoured(tiny_root, tmp_path, monkeypatch, known, key):
     name = base_of(key)
-    value = config.read(name, []).get(key, LEAVES[key])
+    value = dialect.read(name, []).get(key, LEAVES[key])
     new, *context = SPECIAL.get(key, (str(another(value)),))
     words = (name, *context)
     if words not in known:

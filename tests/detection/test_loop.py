@@ -16,7 +16,7 @@ from backbench.errors import Failed, Preempted
 from backbench.results import store
 from backbench.runs.folder import read_metrics
 from backbench.runs.state import StopFlag, load_state
-from detection import ranks, scoring, train_net
+from detection import measure, process_group, train_net
 
 SHORT = ("SOLVER.MAX_ITER", "12", "SOLVER.STEPS", "(8,)", "TEST.PRECISE_BN.ENABLED", "False")
 
@@ -141,7 +141,7 @@ def test_no_rank_is_killed_while_another_saves(prepared):
     run, _ = prepared("SOLVER.IMS_PER_BATCH", "2")
     run = dataclasses.replace(run, world=2)
     with pytest.raises(SystemExit) as ended:
-        ranks.spawn(stopped_while_saving, run)
+        process_group.spawn(stopped_while_saving, run)
     assert ended.value.code == 75
     assert load_state(run.out / "state.pt")["iteration"] == 4
 
@@ -156,9 +156,9 @@ def test_a_stop_comes_before_a_look_on_the_way(prepared, monkeypatch):
         looked.append((step, int(engine.iteration)))
         if len(looked) == 2:
             raise KeyboardInterrupt  # as good as killed
-        (run.out / scoring.EVALUATIONS_FILE).write_text(f'{{"step": {step}}}\n')
+        (run.out / measure.EVALUATIONS_FILE).write_text(f'{{"step": {step}}}\n')
 
-    monkeypatch.setattr(scoring, "on_the_way", look)
+    monkeypatch.setattr(measure, "on_the_way", look)
     stop = StopFlag()
 
     def at(iteration):
@@ -181,8 +181,8 @@ def test_ranks_wait_as_long_as_scoring_takes(prepared):
     run = dataclasses.replace(run, world=2)
     for rank in (1, 2):  # it had three ranks
         (run.out / f".predictions.{rank}.json").write_text("[[1]]")
-    scoring.clear(run)
-    ranks.spawn(long_scored, run)
+    measure.clear(run)
+    process_group.spawn(long_scored, run)
     assert store.complete(run.out)
     assert not list(run.out.glob(".predictions*"))
 
@@ -202,7 +202,7 @@ def test_a_signal_while_the_ranks_import(prepared, capfd, to_ranks, after_s):
     sender = threading.Thread(target=send)
     with pytest.raises(SystemExit) as ended:
         sender.start()
-        ranks.spawn(stays, run)
+        process_group.spawn(stays, run)
     sender.join()
     assert ended.value.code == 75
     said = capfd.readouterr().err

@@ -13,12 +13,12 @@ from detectron2.utils.events import EventStorage
 from support.detection_runs import asked, built
 
 from backbench.weights import exporting
-from detection import config, engine_detectron2
+from detection import dialect, engine_detectron2
 from detection.data.images import load_image, shortest_edge, targets, to_uint8
 from detection.data.split import training_records
 from detection.rcnn.detector import Detector
 from detection.schedule import SolverSchedule
-from detection.tasks import DETECTION_TASKS
+from detection.task_rows import DETECTION_TASKS
 
 
 def to_detectron2_names(state):
@@ -341,7 +341,7 @@ def test_rates_are_detectron2s(words):
     """Every iteration's rate of every group, the edges of warm-up and steps included, exactly."""
     from detectron2.solver import build_lr_scheduler, build_optimizer
 
-    cfg = engine_detectron2.read_config(config.read("faster_rcnn_R_50_FPN_1x", words))
+    cfg = engine_detectron2.read_config(dialect.read("faster_rcnn_R_50_FPN_1x", words))
     ours = SolverSchedule.of(cfg)
     optimizer = build_optimizer(cfg, torch.nn.Linear(2, 2))
     bases = [group["lr"] for group in optimizer.param_groups]

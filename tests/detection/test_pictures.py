@@ -7,7 +7,7 @@ from PIL import Image
 from backbench.datasets import embedded
 from detection import pictures
 from detection.data import coco
-from detection.tasks import FASTER_RCNN, KEYPOINT_RCNN
+from detection.task_rows import FASTER_RCNN, KEYPOINT_RCNN
 
 
 @pytest.fixture(scope="module")

@@ -2,9 +2,9 @@
 
 import pytest
 
-from backbench import config as recipes
 from backbench.images.preprocess import IMAGENET_MEAN, IMAGENET_STD
-from detection import config
+from backbench.recipes import config as recipes
+from detection import dialect
 from detection.protocol import protocol
 
 TINY = "tiny_faster_rcnn_R_18_FPN"
@@ -12,7 +12,7 @@ TINY = "tiny_faster_rcnn_R_18_FPN"
 
 def test_protocol_names():
     def name(recipe, *opts):
-        return protocol(config.read(recipe, opts))
+        return protocol(dialect.read(recipe, opts))
 
     assert name("faster_rcnn_R_50_FPN_1x") == "detection-1x-v1"
     assert (
@@ -69,10 +69,10 @@ STATED = {
 
 def test_every_shipped_config_states_its_protocol():
     """Under the names that rows on users' disks carry."""
-    folder = recipes.configs_dir() / config.KIND
+    folder = recipes.configs_dir() / dialect.KIND
     assert {path.stem for path in folder.glob("[!_]*.yaml")} == set(STATED)
     for stem, name in STATED.items():
-        assert protocol(config.read(stem, [])) == name
+        assert protocol(dialect.read(stem, [])) == name
 
 
 def test_detectron2_by_itself_reads_the_right_pixels():
@@ -85,7 +85,7 @@ def test_detectron2_by_itself_reads_the_right_pixels():
         if "_R_" not in stem:
             continue
         cfg = get_cfg()
-        cfg.merge_from_file(str(recipes.configs_dir() / config.KIND / f"{stem}.yaml"))
+        cfg.merge_from_file(str(recipes.configs_dir() / dialect.KIND / f"{stem}.yaml"))
         assert cfg.INPUT.FORMAT == "RGB"
         assert pytest.approx([255 * v for v in IMAGENET_MEAN], abs=0.01) == cfg.MODEL.PIXEL_MEAN
         assert pytest.approx([255 * v for v in IMAGENET_STD], abs=0.01) == cfg.MODEL.PIXEL_STD

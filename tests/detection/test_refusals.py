@@ -14,7 +14,7 @@ from backbench.images.preprocess import Pixels
 from backbench.weights import exporting
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.resnet import build_backbone
-from detection import config, convert, train_net
+from detection import convert, dialect, train_net
 from detection.data import images
 from detection.data.split import training_records
 
@@ -262,4 +262,4 @@ def test_a_config_must_state_what_the_engine_reads(tmp_path):
     file = tmp_path / "own.yaml"
     file.write_text("MODEL:\n  MASK_ON: True\n")
     with pytest.raises(BadInput, match=r"does not state .*_BASE_"):
-        config.embedded(config.read(str(file), []))
+        dialect.embedded(dialect.read(str(file), []))

@@ -4,9 +4,9 @@ import pytest
 
 from backbench.errors import BadInput
 from backbench.tasks import DETECTION
-from detection import config
+from detection import dialect
 from detection.evaluate import AP_KINDS
-from detection.tasks import DETECTION_TASKS, task_of
+from detection.task_rows import DETECTION_TASKS, task_of
 
 SHIPPED = {
     "faster_rcnn_R_50_FPN_1x": "faster_rcnn",
@@ -25,10 +25,10 @@ def test_every_detection_task_has_its_row():
 
 @pytest.mark.parametrize(("recipe", "name"), SHIPPED.items())
 def test_a_config_says_its_task_by_a_switch(recipe, name):
-    assert task_of(config.read(recipe, [])).name == name
+    assert task_of(dialect.read(recipe, [])).name == name
 
 
 def test_two_switches_are_refused():
-    given = config.read("mask_rcnn_R_50_FPN_1x", ["MODEL.KEYPOINT_ON", "True"])
+    given = dialect.read("mask_rcnn_R_50_FPN_1x", ["MODEL.KEYPOINT_ON", "True"])
     with pytest.raises(BadInput, match="MASK_ON and KEYPOINT_ON together; choose one"):
         task_of(given)

@@ -10,7 +10,7 @@ from support.detection_runs import asked, built
 from backbench.runs import seeding
 from backbench.runs.folder import read_metrics
 from backbench.runs.state import StopFlag
-from detection import scoring, train_net
+from detection import measure, train_net
 from detection.data.split import training_records
 
 pytest.importorskip("detectron2", reason="Detectron2 is not installed: `make detectron2`")
@@ -117,10 +117,10 @@ def test_equals_upstream(tiny_root, tmp_path, monkeypatch, name):
     )
     loader = build_detection_test_loader(cfg, f"ours_{name}", num_workers=0)
     theirs = inference_on_dataset(model, loader, evaluator)
-    found = scoring.predict(run, p, engine, 0)
+    found = measure.predict(run, p, engine, 0)
     assert found
     for kind in tasks:
-        for metric, value in scoring._scores(kind, p, found, None).values.items():
+        for metric, value in measure._scores(kind, p, found, None).values.items():
             reference = theirs[kind][metric]
             if value is None:
                 assert math.isnan(reference) or reference < 0

@@ -8,8 +8,8 @@ from support.gpu import DEVICE, on_gpu
 
 from backbench import cli
 from backbench.knn import knn_scores
+from backbench.parallel import precision
 from backbench.results import store
-from backbench.runs import precision
 from detection import convert
 from detection.data.split import training_records
 from transfer.frozen import FrozenTrunk, forward_all

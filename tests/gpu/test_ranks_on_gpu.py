@@ -6,7 +6,7 @@ from support import gpu_ranks
 from support.gpu import DEVICE, on_gpu
 from support.methods import CASES, train
 
-from backbench.runs import precision
+from backbench.parallel import precision
 
 # One process has the ranks, however many run the tests
 pytestmark = [*on_gpu, pytest.mark.xdist_group("ranks")]

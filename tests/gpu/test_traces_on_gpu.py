@@ -4,7 +4,7 @@ import pytest
 from support import traces
 from support.gpu import DEVICE, REAL, on_gpu
 
-from backbench.runs import precision
+from backbench.parallel import precision
 
 pytestmark = on_gpu
 

@@ -10,7 +10,7 @@ from support.methods import CASES, train
 
 from backbench import cli
 from backbench.errors import EXIT_PREEMPTED
-from backbench.runs import precision
+from backbench.parallel import precision
 from backbench.runs.folder import CHECKPOINT_FILE, Progress, read_metrics
 from backbench.weights.checkpoint import Checkpoint
 

@@ -20,9 +20,9 @@ import torch
 from support.boards import DEMO, synthetic
 from support.strangers import Calls, door, write_cifar10
 
-from backbench import config
 from backbench.datasets import catalog
 from backbench.errors import BadInput
+from backbench.recipes import config
 from backbench.weights.resnet import build_backbone
 
 SECRET = "hunter2-of-the-environment"

@@ -15,7 +15,7 @@ from support.strangers import Said, door, refused, write_cifar10
 
 from backbench.datasets import catalog
 from backbench.errors import BadInput
-from backbench.images import files
+from backbench.images import image_list
 
 
 def class_folder(root, split="train", count=3):
@@ -95,10 +95,10 @@ def test_an_image_of_a_gigapixel(tmp_path):
     data = png(14_000, 14_000)
     assert len(data) < 2_000_000
     with pytest.raises(BadInput, match="corrupt image"):
-        files.decode_array(data, "x.png")
+        image_list.decode_array(data, "x.png")
     (tmp_path / "x.png").write_bytes(data)
     with pytest.raises(BadInput, match="corrupt image"):
-        files.decode(tmp_path / "x.png")
+        image_list.decode(tmp_path / "x.png")
 
 
 EXIF = b"MM\x00\x2a\x00\x00\x00\x08"
@@ -116,7 +116,7 @@ def test_an_orientation_that_is_none(tmp_path, case):
     file = tmp_path / "x.png"
     file.write_bytes(png(8, 8, chunk(b"eXIf", TAGS[case])))
     try:
-        assert files.decode(file, upright=True).size == (8, 8)
+        assert image_list.decode(file, upright=True).size == (8, 8)
     except BadInput as error:
         assert "corrupt image" in str(error)
 

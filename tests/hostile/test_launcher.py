@@ -42,7 +42,7 @@ def record(runs, **changes):
     base = Submission(
         uid="abc123", grid="g", cluster="", cluster_overrides=(), kind="local", time=1.0, jobs=()
     )
-    from backbench import config
+    from backbench.recipes import config
 
     data = dataclasses.asdict(base)
     data["cluster"] = str(config.configs_dir() / "clusters" / "local.yaml")

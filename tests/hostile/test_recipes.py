@@ -4,7 +4,7 @@ allows, of nothing but the file itself."""
 import pytest
 from support.strangers import door, refused
 
-from backbench import config
+from backbench.recipes import config
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]\n"

@@ -9,9 +9,9 @@ from support import timm_fixtures as fx
 
 from backbench.errors import BadInput
 from backbench.weights import importing
-from backbench.weights.files import Opened
-from backbench.weights.found import Found
-from backbench.weights.told import Told
+from backbench.weights.checkpoint_contents import Found
+from backbench.weights.sidecar_metadata import Told
+from backbench.weights.weight_file import Opened
 
 TIMM = {"architecture": "test_vit"}
 HUB = {"model_type": "clip"}

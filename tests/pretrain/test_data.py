@@ -13,14 +13,14 @@ from torchvision.transforms.functional import resized_crop, to_tensor
 
 from backbench.datasets import catalog
 from backbench.errors import BadInput
+from backbench.images.augmentations import apply_colour, draw
 from backbench.images.crops import Crops
-from backbench.images.files import ArrayList, ImageList
+from backbench.images.image_list import ArrayList, ImageList
 from backbench.images.preprocess import Pixels, normalise
-from backbench.images.views import apply_colour, draw
 from backbench.runs import seeding
 from pretrain import data
-from pretrain.config import Data, Optim, PretrainConfig, ViewsConfig
 from pretrain.methods.random import Config as RandomConfig
+from pretrain.recipe import Data, Optim, PretrainConfig, ViewsConfig
 
 CROPS = (Crops(count=2, size=24), Crops(count=1, size=16, scale=(0.05, 0.3)))
 

@@ -6,13 +6,13 @@ import signal
 import pytest
 import torch
 
-from backbench import cli, config
+from backbench import cli
 from backbench.errors import EXIT_BAD_INPUT, EXIT_PREEMPTED
+from backbench.recipes import config, fast
 from backbench.runs.folder import CHECKPOINT_FILE, RECIPE_FILE
-from backbench.weights import fast
 from backbench.weights.checkpoint import Checkpoint
 from pretrain import train
-from pretrain.config import PretrainConfig, check, overrides_of
+from pretrain.recipe import PretrainConfig, check, overrides_of
 
 PAPERS = [
     "lorac/lorac_imagenet",

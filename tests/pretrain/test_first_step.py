@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from backbench import cli, plugins
 from backbench.errors import EXIT_FAILED, Failed
-from backbench.runs import distributed
+from backbench.parallel import distributed
 from pretrain.first_step import FirstStep
 from pretrain.method import Batch, Method
 

@@ -9,11 +9,11 @@ from support.methods import CASES, train
 from support.pretended_gpu import CUDA, OnGpu, PretendedGpu
 from torch import nn
 
-from backbench import config as recipes
 from backbench.datasets import catalog
 from backbench.images import preprocess
+from backbench.recipes import config as recipes
 from pretrain import data, optim
-from pretrain.config import ViewsConfig
+from pretrain.recipe import ViewsConfig
 from pretrain.record import RecentTerms
 
 CPU = torch.device("cpu")

@@ -3,12 +3,7 @@
 import pytest
 import torch
 
-from pretrain.methods._linalg import (
-    MOST_ROWS,
-    inverse_root,
-    polar_by_products,
-    polar_by_rotations,
-)
+from pretrain.methods._linalg import MOST_ROWS, inverse_root, polar_by_products, polar_by_rotations
 from pretrain.methods.arb import standardise
 
 

@@ -10,8 +10,8 @@ from support.methods import CASES
 from support.methods import build as small_build
 from torch import nn
 
-from backbench import config as recipes
 from backbench.errors import BadInput
+from backbench.recipes import config as recipes
 from backbench.runs import seeding
 from pretrain.method import Batch, Method, Setup, build_method, choose_config
 from pretrain.monitor import warn_if_collapsed

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from support.methods import CASES, train
 
 from backbench.errors import BadInput
-from backbench.runs import division
+from backbench.parallel import division
 
 # Batch norm in the papers' groups: as many as ranks, more, and fewer, where a group spans ranks
 GROUPED = ("lorac", "moco_m", "moco", "jcl", "supervised", "co2")

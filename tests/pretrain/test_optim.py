@@ -9,8 +9,8 @@ from torch import nn
 
 from backbench.weights import archs
 from pretrain import optim
-from pretrain.config import Data, Optim, PretrainConfig
 from pretrain.method import MethodConfig
+from pretrain.recipe import Data, Optim, PretrainConfig
 
 
 def network():

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from backbench import config
-from backbench.images.files import ImageList
+from backbench.images.image_list import ImageList
+from backbench.parallel import division
+from backbench.recipes import config
 from backbench.results import published
-from backbench.runs import division
 from backbench.weights.archs import build_trunk
 from pretrain import data, optim
-from pretrain.config import PretrainConfig
 from pretrain.method import Setup, build_method, method_names
+from pretrain.recipe import PretrainConfig
 
 FOLDER = config.configs_dir() / "pretrain"
 FILES = [p for p in sorted(FOLDER.rglob("*.yaml")) if not p.name.startswith("_")]

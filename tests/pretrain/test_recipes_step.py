@@ -8,11 +8,11 @@ import json
 
 import pytest
 
-from backbench import config
 from backbench.cli import main
+from backbench.recipes import config
 from backbench.runs.folder import read_metrics
 from backbench.weights.checkpoint import Checkpoint
-from pretrain.config import PretrainConfig
+from pretrain.recipe import PretrainConfig
 
 NAMES = sorted(config.recipe_names("pretrain"))
 CHEAPEST = ("jcl/jcl_imagenet", "mio/mio_d_cifar10_code")  # for the fast tests

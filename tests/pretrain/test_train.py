@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from backbench import cli
-from backbench import config as recipes
 from backbench.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_PREEMPTED, BadInput, Failed
+from backbench.recipes import config as recipes
 from backbench.runs.folder import CHECKPOINT_FILE, STATE_FILE, read_metrics
 from backbench.runs.state import load_state
 from backbench.weights.checkpoint import Checkpoint

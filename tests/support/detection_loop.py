@@ -8,7 +8,7 @@ import torch
 
 from backbench.errors import EXIT_PREEMPTED, Preempted
 from backbench.runs.state import StopFlag
-from detection import ranks, scoring, train_net
+from detection import measure, process_group, train_net
 from detection.engine import DetectionEngine
 
 
@@ -58,7 +58,7 @@ class OneNumber(DetectionEngine):
 
 class SlowToSave(torch.nn.Linear):
     def state_dict(self, *args, **kwargs):
-        time.sleep(2 * ranks.GRACE_SECONDS)
+        time.sleep(2 * process_group.GRACE_SECONDS)
         return super().state_dict(*args, **kwargs)
 
 
@@ -76,7 +76,7 @@ def stopped_while_saving(run, seat):
         if iteration == 3 and seat.rank == 1:
             stop.requested = "SIGTERM"
 
-    with ranks.joined(run, seat):
+    with process_group.joined(run, seat):
         p = train_net.prepare(run)
         engine = SlowOneNumber(p, at)
         try:
@@ -88,8 +88,8 @@ def stopped_while_saving(run, seat):
 
 def long_scored(run, seat):
     """For ranks.spawn: rank 0 scores, twice, for longer than a collective would wait for it."""
-    ranks.JOIN_MINUTES = 1 / 20
-    record, values = scoring.record, scoring._scores
+    process_group.JOIN_MINUTES = 1 / 20
+    record, values = measure.record, measure._scores
 
     def slow(action):
         def after_a_while(*args):
@@ -98,8 +98,8 @@ def long_scored(run, seat):
 
         return after_a_while
 
-    scoring.record, scoring._scores = slow(record), slow(values)
-    with ranks.joined(run, seat):
+    measure.record, measure._scores = slow(record), slow(values)
+    with process_group.joined(run, seat):
         p = train_net.prepare(run)
         train_net.work(run, p, OneNumber(p), seat.rank)
     return 0
@@ -112,7 +112,7 @@ def normalised_in_bfloat16(run, seat):
 
     torch.manual_seed(seat.rank)
     x = (20 + torch.randn(8, 4, 9, 9)).bfloat16()
-    with ranks.joined(run, seat):
+    with process_group.joined(run, seat):
         y = WideSyncBatchNorm(4).train()(x)
         wide = WideSyncBatchNorm(4).train()(x.float())
     return int(y.dtype is not torch.bfloat16 or not torch.allclose(y.float(), wide, atol=0.02))

@@ -13,7 +13,7 @@ import torch
 
 from backbench.errors import Preempted
 from backbench.runs.state import StopFlag
-from detection import ranks, train_net
+from detection import process_group, train_net
 from detection.run import DetectionRun
 from support.detection_runs import asked, built
 
@@ -64,14 +64,14 @@ def stopped(run: DetectionRun, rank: int = 0) -> None:
         train_net.train(run, p, engine, rank, stop)
 
 
-def two_ranks(run: DetectionRun, seat: ranks.Seat) -> int:
+def two_ranks(run: DetectionRun, seat: process_group.Seat) -> int:
     """For ranks.spawn. Below `run.out` there is one_two/<config>, stopped by one process, to be
     continued; there will be
 
     two/<config>: never stopped; two_two/: stopped, continued; two_one/: stopped.
     """
     torch.use_deterministic_algorithms(True)
-    with ranks.joined(run, seat):
+    with process_group.joined(run, seat):
         for name in sorted(folder.name for folder in (run.out / "one_two").iterdir()):
             at = {k: run.out / k / name for k in ("two", "two_two", "two_one", "one_two")}
             runs = {k: run_of(name, run.root, out, 2) for k, out in at.items()}
@@ -79,7 +79,7 @@ def two_ranks(run: DetectionRun, seat: ranks.Seat) -> int:
             stopped(runs["two_two"], seat.rank)
             if seat.rank == 0:
                 shutil.copytree(at["two_two"], at["two_one"], dirs_exist_ok=True)
-            ranks.barrier()
+            process_group.barrier()
             whole(runs["two_two"], seat.rank)
             whole(runs["one_two"], seat.rank)
     return 0
@@ -92,6 +92,6 @@ def all_runs(root: Path, out: Path, configs: Sequence[str] = CONFIGS) -> None:
         whole(run_of(name, root, out / "one" / name, 1))
         stopped(run_of(name, root, out / "one_two" / name, 1))
     first = run_of(configs[0], root, out, 2)
-    ranks.spawn(two_ranks, replace(first, out=out))
+    process_group.spawn(two_ranks, replace(first, out=out))
     for name in configs:
         whole(run_of(name, root, out / "two_one" / name, 1))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from detection import config, train_net
+from detection import dialect, train_net
 from detection.engine import DetectionEngine
 from detection.run import DetectionRun, Prepared
 
@@ -24,7 +24,7 @@ def asked(
     world: int = 1,
 ) -> DetectionRun:
     return DetectionRun(
-        given=config.read(name, opts),
+        given=dialect.read(name, opts),
         engine=engine,
         checkpoint=checkpoint,
         root=root,

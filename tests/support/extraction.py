@@ -6,10 +6,10 @@ import torch
 
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.resnet import build_backbone
-from transfer.config import Geometry
+from transfer.devices import Machine
 from transfer.features import Extractor
 from transfer.frozen import FrozenTrunk
-from transfer.machine import Machine
+from transfer.protocols import Geometry
 
 CPU = torch.device("cpu")
 GEOMETRY = Geometry(resize=40, crop=32)

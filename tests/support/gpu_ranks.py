@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from backbench.runs import precision
+from backbench.parallel import precision
 from support.gpu import DEVICE
 from support.methods import CASES, train
 

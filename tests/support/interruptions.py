@@ -16,7 +16,7 @@ def terminate():
 
 
 class WatchedDecoder:
-    """`backbench.images.files.decode`, with the paths that it was asked for; `at[n]` is called
+    """`backbench.images.image_list.decode`, with the paths that it was asked for; `at[n]` is called
     before image n, from 1.
 
     Only what this process decodes is seen, so runs have --workers 0.

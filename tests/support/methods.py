@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from backbench.runs import batchnorm, distributed
+from backbench.parallel import batchnorm, distributed
 from backbench.weights.lab_trunk import LabPair
 from pretrain.first_step import FirstStep
 from pretrain.method import Batch, Method, Setup, build_method, choose_config
@@ -150,7 +150,7 @@ def build(case: dict[str, Any]) -> tuple[Method, list[int]]:
     torch.manual_seed(0)
     settings = dict(case)
     sizes = settings.pop("views", [8, 8])
-    from backbench.config import build as build_config
+    from backbench.recipes.config import build as build_config
 
     config = build_config(choose_config(settings, "test", "method"), settings, where="test")
     setup = Setup(batch_size=BATCH, views=len(sizes), seed=0, images=40, classes=5)

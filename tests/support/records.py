@@ -4,10 +4,10 @@ import functools
 import hashlib
 import sys
 
-from backbench import config
 from backbench.datasets.catalog import DATASETS
+from backbench.recipes import config
 from backbench.results import store
-from backbench.results.lists import DETECTION_SIZES
+from backbench.results.data_manifests import DETECTION_SIZES
 from backbench.results.store import Result
 from backbench.tasks import TASKS
 
@@ -73,10 +73,10 @@ def recipe_of(protocol, task):
 @functools.cache
 def shipped_recipes():
     """(name, what it measures) -> resolved recipe, as a row of it holds it."""
-    from detection import config as detection
-    from detection import protocol, tasks
+    from detection import dialect as detection
+    from detection import protocol, task_rows
     from transfer.analyze_recipe import AnalyzeConfig
-    from transfer.config import PROTOCOLS, load_protocol
+    from transfer.protocols import PROTOCOLS, load_protocol
 
     found = {}
     for name in config.recipe_names("transfer"):
@@ -89,7 +89,7 @@ def shipped_recipes():
             found[recipe.name, recipe.kind] = config.to_dict(recipe)
     for path in (config.configs_dir() / detection.KIND).glob("[!_]*.yaml"):
         given = detection.shipped(path)
-        found[protocol.protocol(given), tasks.task_of(given).name] = protocol.decisive(given)
+        found[protocol.protocol(given), task_rows.task_of(given).name] = protocol.decisive(given)
     return found
 
 

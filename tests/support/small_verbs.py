@@ -4,7 +4,8 @@ Probes read at 32 pixels, in two steps; files of data sets are not held to their
 those of `layouts` do not have.
 """
 
-from backbench import cli, config
+from backbench import cli
+from backbench.recipes import config
 
 
 def smaller(recipe):

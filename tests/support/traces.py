@@ -17,11 +17,12 @@ from typing import NamedTuple
 
 import torch
 
-from backbench import config as recipes
-from backbench.runs import precision, seeding
+from backbench.parallel import precision
+from backbench.recipes import config as recipes
+from backbench.runs import seeding
 from pretrain import optim
-from pretrain.config import PretrainConfig
 from pretrain.method import Batch, Setup, build_method
+from pretrain.recipe import PretrainConfig
 from support.methods import TinyTrunk, moved
 
 FOLDER = Path(__file__).parents[1] / "traces"

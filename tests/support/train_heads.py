@@ -14,11 +14,11 @@ import torch.distributed as dist
 from backbench.datasets import catalog, splits
 from backbench.runs.state import StopFlag
 from backbench.weights.checkpoint import Checkpoint
-from transfer.config import CropAugment, Geometry, Length, Sgd
+from transfer.devices import Machine
 from transfer.frozen import FrozenTrunk
 from transfer.heads import LinearHeads
-from transfer.machine import Machine
 from transfer.probe_training import ProbeTraining
+from transfer.protocols import CropAugment, Geometry, Length, Sgd
 from transfer.scoring import Assignment
 
 RATES = (0.1, 0.316, 1.0, 3.16, 10.0, 31.6, 100.0)

@@ -16,9 +16,9 @@ from backbench.runs import seeding
 from backbench.runs.state import StopFlag
 from backbench.weights.checkpoint import Checkpoint
 from transfer.batches import CropFlip, global_batches
-from transfer.config import CropAugment, Finetune, Geometry, Length, Part, RateSchedule
-from transfer.machine import Machine
+from transfer.devices import Machine
 from transfer.network import Network, NetworkTraining
+from transfer.protocols import CropAugment, Finetune, Geometry, Length, Part, RateSchedule
 from transfer.scoring import Assignment
 
 LR, BATCH = 0.02, 8

@@ -7,15 +7,15 @@ import pytest
 from PIL import Image
 from support.interruptions import WatchedDecoder
 
-from backbench.images import files
-from backbench.images.files import scan_folder
+from backbench.images import image_list
+from backbench.images.image_list import scan_folder
 from transfer.feature_cache import FeatureCache
 
 
 @pytest.fixture
 def decoder(monkeypatch):
-    watched = WatchedDecoder(files.decode)
-    monkeypatch.setattr(files, "decode", watched)
+    watched = WatchedDecoder(image_list.decode)
+    monkeypatch.setattr(image_list, "decode", watched)
     return watched
 
 

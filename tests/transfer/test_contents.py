@@ -11,7 +11,7 @@ from support.extraction import checkpoint, extractor
 
 from backbench.errors import Preempted
 from backbench.images import contents
-from backbench.images.files import scan_folder
+from backbench.images.image_list import scan_folder
 from backbench.runs.state import StopFlag
 from transfer import feature_contents
 from transfer.feature_cache import FeatureCache

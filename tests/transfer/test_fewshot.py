@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from backbench.images.files import ImageList
+from backbench.images.image_list import ImageList
 from transfer import fewshot
 from transfer.feature_rows import FeatureRows
 

@@ -14,17 +14,17 @@ import torch
 from support import train_network
 from support.interruptions import kill, until_done
 
-from backbench import config
 from backbench.cli import main
 from backbench.datasets import catalog
 from backbench.errors import EXIT_BAD_INPUT, EXIT_PREEMPTED
+from backbench.recipes import config
 from backbench.results import store
 from backbench.weights import archs
 from backbench.weights.checkpoint import Checkpoint
 from transfer import finetune
-from transfer.config import Finetune, load_protocol
-from transfer.machine import Machine
+from transfer.devices import Machine
 from transfer.network import Network
+from transfer.protocols import Finetune, load_protocol
 
 ONE = Machine(torch.device("cpu"), 0, 1, 0)
 

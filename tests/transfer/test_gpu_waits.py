@@ -9,13 +9,13 @@ from backbench.datasets import catalog
 from backbench.images import preprocess
 from backbench.images.preprocess import CIFAR_MEAN, CIFAR_STD, Pixels
 from transfer import logreg
-from transfer.config import Finetune, Knn
+from transfer.devices import Machine
 from transfer.feature_cache import FeatureCache
 from transfer.features import Extractor
 from transfer.frozen import FrozenTrunk, forward_all
 from transfer.heads import AdamHeads, LinearHeads
-from transfer.machine import Machine
 from transfer.network import Network
+from transfer.protocols import Finetune, Knn
 
 
 @pytest.fixture

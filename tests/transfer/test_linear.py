@@ -28,10 +28,10 @@ from backbench.runs.state import StopFlag
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.resnet import build_backbone
 from transfer.batches import CropFlip, equal_shares, global_batches, rank_share
-from transfer.config import PROTOCOLS, Sgd, load_protocol
+from transfer.devices import Machine, read_checkpoints
 from transfer.frozen import FrozenTrunk
 from transfer.heads import AdamHeads, BestHeads, LinearHeads
-from transfer.machine import Machine, read_checkpoints
+from transfer.protocols import PROTOCOLS, Sgd, load_protocol
 
 ONE = Machine(torch.device("cpu"), 0, 1, 0)
 RATES = train_heads.RATES
@@ -530,7 +530,7 @@ def test_one_set_of_weights_with_two_stems_is_refused(tmp_path, trunk):
 
 
 def test_every_shipped_protocol_loads_and_has_its_own_name():
-    from backbench.config import configs_dir
+    from backbench.recipes.config import configs_dir
 
     names = {}
     for file in sorted((configs_dir() / "transfer").glob("*.yaml")):

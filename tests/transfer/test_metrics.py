@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from backbench.results import intervals
+from backbench.stats import confidence
 from transfer import metrics
 
 LABEL = np.array([0, 0, 0, 0, 1, 1, 2])
@@ -35,7 +35,7 @@ def test_bootstrap_equals_resampling_of_images(metric):
     # The interval is no bootstrap any more, but Jeffreys' with the variance that a bootstrap within
     # the classes has: test images of every class are as many as they are.
     by_class = metric == "mean_per_class"
-    low, high = intervals.of_hits(right, label if by_class else None)
+    low, high = confidence.of_hits(right, label if by_class else None)
     values = []
     for _ in range(4000):
         index = draw.integers(0, 300, 300)

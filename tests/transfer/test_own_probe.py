@@ -7,20 +7,20 @@ import pytest
 from backbench import Checkpoint
 from backbench.cli import main
 from backbench.errors import BadInput
+from backbench.recipes import own_probe
 from backbench.results import store
-from backbench.weights import probes
 
 
 def test_a_recipe_says_its_probe_and_of_others_the_method_tells():
     jcl = {"method": {"name": "jcl"}, "data": {"dataset": "imagenet100"}}
-    assert probes.of_recipe(jcl, "imagenet100") == "imagenet100_jcl"
-    assert probes.of_recipe({**jcl, "probe": {"imagenet100": "mine"}}, "imagenet100") == "mine"
-    assert probes.of_checkpoint("x", "moco", {}, "imagenet") == "imagenet_moco"
-    assert probes.of_checkpoint("x", "lorac", {}, "imagenet") == "imagenet_lorac"
-    assert probes.of_checkpoint("x", "unknown", {}, "imagenet") == "imagenet_grid"
-    assert probes.of_checkpoint("x", "moco", {"recipe": jcl}, "imagenet100") == "imagenet100_jcl"
+    assert own_probe.of_recipe(jcl, "imagenet100") == "imagenet100_jcl"
+    assert own_probe.of_recipe({**jcl, "probe": {"imagenet100": "mine"}}, "imagenet100") == "mine"
+    assert own_probe.of_checkpoint("x", "moco", {}, "imagenet") == "imagenet_moco"
+    assert own_probe.of_checkpoint("x", "lorac", {}, "imagenet") == "imagenet_lorac"
+    assert own_probe.of_checkpoint("x", "unknown", {}, "imagenet") == "imagenet_grid"
+    assert own_probe.of_checkpoint("x", "moco", {"recipe": jcl}, "imagenet100") == "imagenet100_jcl"
     with pytest.raises(BadInput, match="x: neither its recipe nor its method 'moco' has a probe"):
-        probes.of_checkpoint("x", "moco", {}, "cars")
+        own_probe.of_checkpoint("x", "moco", {}, "cars")
 
 
 def own(trunk, path, protocol, name):
@@ -66,8 +66,8 @@ def test_one_command_measures_each_by_its_own(trees, trunk, tmp_path, capsys):
 
 
 def test_a_recipes_probe_decides_no_training():
-    from backbench import config
-    from pretrain.config import PretrainConfig
+    from backbench.recipes import config
+    from pretrain.recipe import PretrainConfig
     from pretrain.train import what_decides
 
     recipe = config.load(PretrainConfig, "lorac/lorac_imagenet", kind="pretrain")

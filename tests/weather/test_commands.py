@@ -13,14 +13,15 @@ from support.layouts import trunk_file
 from support.pages import commands, words_of
 from support.records import a_result
 
-from backbench import cli, config
-from backbench.datasets import asked, catalog
+from backbench import cli
+from backbench.datasets import availability, catalog
+from backbench.recipes import config
+from backbench.recipes.own_probe import OWN
 from backbench.results import store
 from backbench.runs.folder import CHECKPOINT_FILE, open_run
-from backbench.weights.probes import OWN
-from detection import config as detection_config
-from pretrain.config import PretrainConfig, overrides_of
-from transfer.config import load_protocol, of_verb
+from detection import dialect as detection_config
+from pretrain.recipe import PretrainConfig, overrides_of
+from transfer.protocols import load_protocol, of_verb
 
 HOME = Path(__file__).parents[2]
 RUN = ("inspect", "import", "export", "leaderboard", "launch")  # seconds; the others are looked at
@@ -59,7 +60,7 @@ def _lay_out():
 def look_at(args):
     """What a verb that takes hours would read first."""
     if cli.VERBS[args.verb].check is not None:
-        asked.refuse(args)
+        availability.refuse(args)
     if args.verb == "pretrain":
         config.load(PretrainConfig, args.recipe, overrides_of(args), kind="pretrain")
     elif args.verb == "linear" and args.protocol != OWN:

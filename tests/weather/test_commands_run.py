@@ -17,10 +17,11 @@ from support.layouts import Trees, trunk_file
 from support.pages import commands, words_of
 from support.small_verbs import smaller
 
-from backbench import cli, config
-from backbench.datasets import verb
+from backbench import cli
 from backbench.datasets.catalog import TWELVE
+from backbench.recipes import config
 from backbench.results import store
+from backbench.verbs import list_data
 
 # Its eight processes have a test of their own
 ELSEWHERE = "tests/pretrain/test_train_processes.py"
@@ -67,7 +68,7 @@ def test_fetch_splits(line, tmp_path, monkeypatch, capsys):
     with http.server.HTTPServer(("127.0.0.1", 0), Lists) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         address = f"http://127.0.0.1:{server.server_port}/{{percent}}percent.txt"
-        monkeypatch.setattr(verb, "LISTS_URL", address)
+        monkeypatch.setattr(list_data, "LISTS_URL", address)
         words = words_of(line)
         monkeypatch.chdir(tmp_path)
         assert cli.main(words) == 0, capsys.readouterr().err

@@ -14,12 +14,13 @@ from support.holding import holder
 from support.records import a_result
 
 import backbench
-from backbench import cli, doctor
+from backbench import cli
 from backbench.errors import STOP_SIGNALS, BadInput, nearest
 from backbench.results import store
 from backbench.runs import folder
 from backbench.runs.folder import Progress
 from backbench.runs.state import StopFlag
+from backbench.verbs import doctor
 from backbench.weights.checkpoint import Checkpoint
 
 KNN = "kind: knn\nprotocol: near-test-v1\nk: [1]\ngeometry: {resize: 16, crop: 16}\nbootstrap: 10\n"

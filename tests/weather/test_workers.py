@@ -14,7 +14,7 @@ import torch
 from support.weather import VERBS, command, numbers, warm
 
 from backbench import cli
-from backbench.runs import loading
+from backbench.parallel import loading
 
 TRIES = 3  # of each verb
 

@@ -6,11 +6,11 @@ import pytest
 from support import boards
 
 from backbench import cli
-from backbench.board import foreign
+from backbench.board import rank_csv
 from backbench.board.board import collect
 from backbench.board.overall import answer, column_sets, overall
 from backbench.errors import BadInput
-from backbench.results import ranks
+from backbench.stats import rank_intervals
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +125,7 @@ def test_what_cannot_be_ranked_is_said(tmp_path, text, said):
     file = tmp_path / "x.csv"
     file.write_text(text)
     with pytest.raises(BadInput, match=said.replace("?", r"\?")) as caught:
-        from backbench.board.foreign import read
+        from backbench.board.rank_csv import read
 
         read(file)
     assert "\n" not in str(caught.value)
@@ -134,12 +134,15 @@ def test_what_cannot_be_ranked_is_said(tmp_path, text, said):
 def test_very_many_are_not_ranked(tmp_path, capsys, monkeypatch):
     """All pairs are compared: a hundred thousand rows would fill any memory."""
     file = tmp_path / "x.csv"
-    lines = [f"m{n},{n}" for n in range(ranks.MOST_ROWS + 1)]
+    lines = [f"m{n},{n}" for n in range(rank_intervals.MOST_ROWS + 1)]
     file.write_text("\n".join(["name,a", *lines]))
     assert cli.main(["rank", str(file)]) == 2
-    assert f"{ranks.MOST_ROWS + 1} rows; at most {ranks.MOST_ROWS}" in capsys.readouterr().err
+    assert (
+        f"{rank_intervals.MOST_ROWS + 1} rows; at most {rank_intervals.MOST_ROWS}"
+        in capsys.readouterr().err
+    )
     boards.synthetic(tmp_path / "runs", ["one", "two"], boards.DEMO[:1], images=50)
-    monkeypatch.setattr(ranks, "MOST_ROWS", 1)
+    monkeypatch.setattr(rank_intervals, "MOST_ROWS", 1)
     board = collect([tmp_path / "runs"])
     assert overall(board) == []
     assert answer(board, []) == "2 checkpoints are too many to rank: at most 1 are."
@@ -149,7 +152,7 @@ def test_a_column_that_is_half_numbers_is_named(tmp_path, caplog):
     caplog.set_level("WARNING", logger="backbench")
     file = tmp_path / "odd.csv"
     file.write_text("name,a,b\nx,1,2\ny,3,zwei\n")
-    assert foreign.read(file).columns == ["a"]
+    assert rank_csv.read(file).columns == ["a"]
     assert "column 'b' is not ranked: 'zwei' is no number" in caplog.text
     with pytest.raises(BadInput, match=r"nothere\.csv: no such file$"):
-        foreign.read(tmp_path / "nothere.csv")
+        rank_csv.read(tmp_path / "nothere.csv")

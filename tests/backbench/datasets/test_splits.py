@@ -9,7 +9,7 @@ import pytest
 
 from backbench.datasets import splits
 from backbench.errors import BadInput
-from backbench.images.files import ImageList
+from backbench.images.image_list import ImageList
 
 
 def image_list(counts, root="/data"):

@@ -9,7 +9,7 @@ import pytest
 
 from backbench.datasets import splits, walk
 from backbench.errors import BadInput
-from backbench.images.files import ImageList, scan_folder
+from backbench.images.image_list import ImageList, scan_folder
 from backbench.runs import folder
 
 

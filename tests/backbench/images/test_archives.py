@@ -13,7 +13,7 @@ from support.pictures import picture, write_pictures, write_shards
 from backbench.datasets import catalog
 from backbench.errors import BadInput
 from backbench.images.archives import CIFAR_FOLDERS
-from backbench.images.files import decode, decode_array, decode_bytes
+from backbench.images.image_list import decode, decode_array, decode_bytes
 
 
 @pytest.fixture

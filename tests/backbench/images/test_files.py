@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from backbench.errors import BadInput
-from backbench.images.files import ArrayList, Images, decode, scan_folder
+from backbench.images.image_list import ArrayList, Images, decode, scan_folder
 
 
 @pytest.fixture

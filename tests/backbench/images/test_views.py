@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torchvision.transforms import ColorJitter, RandomResizedCrop
 
-from backbench.images.views import (
+from backbench.images.augmentations import (
     HUE,
     Crops,
     DeviceColour,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from backbench import config
 from backbench.errors import BadInput
 from backbench.launch.clusters import ROWS, Resources, read_cluster
 from backbench.launch.job import Job
+from backbench.recipes import config
 
 
 def test_two_clusters_of_one_name(lab):

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from backbench import config
 from backbench.errors import BadInput
 from backbench.launch.expansion import expand
 from backbench.launch.grid import TABLE2, read_grid
+from backbench.recipes import config
 
 
 def jobs_of(lab, grid, **options):

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from backbench import config
 from backbench.launch.grid import evaluations, read_grid
+from backbench.recipes import config
 
 
 @pytest.mark.parametrize(

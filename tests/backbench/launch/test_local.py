@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from backbench import cli
-from backbench.config import configs_dir
 from backbench.launch.records import Ledger
+from backbench.recipes.config import configs_dir
 
 
 def test_grid_runs_n_at_a_time_and_again_runs_nothing(lab):

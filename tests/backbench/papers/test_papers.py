@@ -7,14 +7,13 @@ from pathlib import Path
 import pytest
 from support.records import a_result, held
 
-from backbench import config
 from backbench.cli import main
 from backbench.datasets import catalog
-from backbench.papers import catalogue, page
+from backbench.papers import catalogue, papers_page
 from backbench.papers.progress import states
-from backbench.results import published, scored, store
+from backbench.recipes import config, own_probe
+from backbench.results import judging_rules, published, store
 from backbench.tasks import TASKS
-from backbench.weights import probes
 
 ROOT = Path(__file__).parents[3]
 RECIPES = [name for name in config.recipe_names("pretrain") if "/" in name]
@@ -23,17 +22,17 @@ RECIPES = [name for name in config.recipe_names("pretrain") if "/" in name]
 def test_how_many_of_the_numbers_are_judged():
     assert catalogue.coverage() == {
         None: 579,
-        scored.SPREAD: 44,
-        scored.QUOTED: 37,
-        scored.UNBUILT: 24,
-        scored.UNIDENTIFIED: 8,
+        judging_rules.SPREAD: 44,
+        judging_rules.QUOTED: 37,
+        judging_rules.UNBUILT: 24,
+        judging_rules.UNIDENTIFIED: 8,
     }
     assert len(published.rows()) == 692
 
 
 def test_every_grid_of_a_table_covers_that_tables_own_rows():
     for item in catalogue.items():
-        own = {n.key for n in item.numbers if scored.reason(n) is None}
+        own = {n.key for n in item.numbers if judging_rules.reason(n) is None}
         assert own <= item.keys, item.prints
         assert not any("fig." in key for key in item.keys - own), item.prints
     tables = {(n.paper, n.table) for n in published.rows()}
@@ -60,25 +59,25 @@ def test_what_is_expected_is_measured_by_the_grid(item):
 
 
 def check_measured(number, recipe, explicit, whole):
-    if scored.reason(number) is not None:
+    if judging_rules.reason(number) is not None:
         return
     assert number.trained_on in (recipe["data"]["dataset"], None), number.key
     if TASKS[number.task].detects or TASKS[number.task].percent or number.table == "2":
         assert whole & {"table2", "table3", "table4"} or number.paper == "ARB", number.key
     if TASKS[number.task].kind not in ("sgd", "knn") or whole:
         return
-    wanted = scored.recipe(number)
+    wanted = judging_rules.recipe(number)
     ways = set()
     for protocol, dataset in explicit:
-        on = recipe["data"]["dataset"] if dataset == probes.OWN else dataset
+        on = recipe["data"]["dataset"] if dataset == own_probe.OWN else dataset
         if on == number.dataset:
-            ways.add(probes.of_recipe(recipe, on) if protocol == probes.OWN else protocol)
+            ways.add(own_probe.of_recipe(recipe, on) if protocol == own_probe.OWN else protocol)
     assert wanted in ways, (number.key, number.dataset, ways)
     assert TASKS[number.task].kind == config.read_recipe(
         config.find_recipe(wanted, "transfer")
     ).get("kind"), wanted
     metrics = {*catalog.find(number.dataset).metrics, "train_top1"}
-    assert scored.as_measured(number).metric.removesuffix("_k5") in metrics
+    assert judging_rules.as_measured(number).metric.removesuffix("_k5") in metrics
 
 
 def test_every_expected_key_maps_to_a_protocol_that_ships():
@@ -87,8 +86,12 @@ def test_every_expected_key_maps_to_a_protocol_that_ships():
         recipe = catalogue._recipe(name)
         for key in recipe.get("expected") or ():
             for number in published.lookup(key):
-                assert scored.reason(number) in (None, scored.QUOTED, scored.SPREAD), (name, key)
-                if (protocol := scored.recipe(number)) is not None:
+                assert judging_rules.reason(number) in (
+                    None,
+                    judging_rules.QUOTED,
+                    judging_rules.SPREAD,
+                ), (name, key)
+                if (protocol := judging_rules.recipe(number)) is not None:
                     config.find_recipe(protocol, "transfer")
                 expected += 1
         for dataset, protocol in (recipe.get("probe") or {}).items():
@@ -99,7 +102,7 @@ def test_every_expected_key_maps_to_a_protocol_that_ships():
 
 def test_the_page_is_current():
     """Otherwise: backbench paper --markdown docs/papers.md"""
-    assert (ROOT / "docs" / "papers.md").read_text() == page.markdown()
+    assert (ROOT / "docs" / "papers.md").read_text() == papers_page.markdown()
 
 
 def measure(runs, key, protocol, **changes):

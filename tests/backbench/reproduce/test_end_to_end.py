@@ -19,9 +19,10 @@ from support import foreign_fixtures as made
 from support import small_verbs
 from support.layouts import Trees
 
-from backbench import cli, config
+from backbench import cli
 from backbench.launch.records import Ledger
-from backbench.reproduce import asked
+from backbench.recipes import config
+from backbench.reproduce import selection
 from backbench.results import store
 
 LAYOUTS = {
@@ -48,7 +49,7 @@ DATA = ("imagenet", "cifar10", "dtd", "flowers", "pets")
 def fabricate(folder: Path) -> dict[str, Path]:
     """FILES/NAME/FILE of every checkpoint of the short list."""
     paths = {}
-    for seed, (name, about) in enumerate(asked.read_list("short").files.items()):
+    for seed, (name, about) in enumerate(selection.read_list("short").files.items()):
         torch.manual_seed(seed)
         net = made.BUILDERS["resnet50" if name in LARGE else "resnet18"]()
         paths[name] = about.where(folder, name)
@@ -59,9 +60,9 @@ def fabricate(folder: Path) -> dict[str, Path]:
 
 def with_digests_of(paths: dict[str, Path], folder: Path) -> Path:
     """The short list, with the digests of these files in place of the printed ones."""
-    shipped = config.configs_dir() / asked.KIND
+    shipped = config.configs_dir() / selection.KIND
     text = (shipped / "_checkpoints.yaml").read_text()
-    for name, about in asked.read_list("short").files.items():
+    for name, about in selection.read_list("short").files.items():
         for what in ("md5", "sha256"):
             if printed := getattr(about, what):
                 own = hashlib.new(what, paths[name].read_bytes()).hexdigest()[: len(printed)]

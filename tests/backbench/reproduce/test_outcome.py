@@ -12,26 +12,27 @@ import zipfile
 import pytest
 from support.records import a_result
 
-from backbench import cli, config
-from backbench.reproduce import asked, bundle
+from backbench import cli
+from backbench.recipes import config
+from backbench.reproduce import bundle, selection
 from backbench.reproduce.bundle import Measured
-from backbench.reproduce.files import FoundFile
+from backbench.reproduce.local_files import FoundFile
 from backbench.reproduce.outcome import markdown, outcome
 from backbench.results import store
 from backbench.runs.folder import RESULTS_FILE
 
-SHIPPED = sorted(config.recipe_names(asked.KIND))
+SHIPPED = sorted(config.recipe_names(selection.KIND))
 DINO, MOCO = "d" * 64, "e" * 64
 
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_a_shipped_list_names_what_there_is(name, tmp_path):
     """Every page and digest has its source, every row is printed, every part can be launched."""
-    one = asked.read_list(name)
+    one = selection.read_list(name)
     for about in one.files.values():
         assert about.page.startswith("https://") and (about.url or about.by_hand)
         assert about.rows or about.beside, "nothing is printed of it"
-        for number in asked.judged_rows(about):
+        for number in selection.judged_rows(about):
             assert number.arch == "resnet50"
             assert number.epochs in (None, about.epochs), "of another pretraining"
     assert len({(about.url, about.by_hand) for about in one.files.values()}) == len(one.files)
@@ -39,15 +40,15 @@ def test_a_shipped_list_names_what_there_is(name, tmp_path):
 
 
 def test_the_lists_hold_the_methods_that_were_asked_for():
-    methods = {about.method for about in asked.read_list("full").files.values()}
+    methods = {about.method for about in selection.read_list("full").files.values()}
     wanted = {"moco", "swav", "barlow_twins", "vicreg", "dino", "simsiam", "byol", "supervised"}
     assert wanted | {"lorac", "moco_m", "jcl"} == methods
-    assert asked.read_list("short").gpu_hours(list(asked.read_list("short").files)) <= 1.0
+    assert selection.read_list("short").gpu_hours(list(selection.read_list("short").files)) <= 1.0
 
 
 def measured_by(runs, names=("dino", "moco_v2_200", "swav_200")):
     """What the short list and an ImageNet probe came to in `runs`: dino and moco are there."""
-    one = asked.read_list("short")
+    one = selection.read_list("short")
     covered = {name: {("knn", "imagenet"), ("linear", "imagenet")} for name in names}
     digests = {"dino": DINO, "moco_v2_200": MOCO}
     lines = outcome(one, covered, covered, digests, [runs])
@@ -99,7 +100,7 @@ def test_every_printed_number_has_a_verdict_or_a_reason(runs):
     assert (probe.verdict, probe.measured) == ("not measured", None)
     swav = {line.verdict for line in lines if line.checkpoint == "swav_200"}
     assert swav == {"no file"}
-    assert "| dino | knn/imagenet/top1\\_k20" not in markdown(asked.read_list("short"), lines)
+    assert "| dino | knn/imagenet/top1\\_k20" not in markdown(selection.read_list("short"), lines)
 
 
 def test_what_was_measured_otherwise_has_no_verdict(runs):

@@ -17,7 +17,7 @@ from support import foreign_fixtures as fx
 from backbench import cli
 from backbench.errors import BadInput
 from backbench.weights import importing
-from backbench.weights.files import STAND_INS, Opened, open_file
+from backbench.weights.weight_file import STAND_INS, Opened, open_file
 
 
 class Attack:

@@ -11,9 +11,9 @@ from torch import nn
 from backbench import cli
 from backbench.errors import BadInput
 from backbench.weights import importing, inspecting
-from backbench.weights.files import Opened, open_file
 from backbench.weights.formats import FORMATS
 from backbench.weights.resnet import trunk_shapes
+from backbench.weights.weight_file import Opened, open_file
 
 MAKERS = list(fx.EXPECTED)
 with_all_makers = pytest.mark.parametrize("maker", MAKERS, ids=lambda maker: maker.__name__)

@@ -12,10 +12,10 @@ from support import timm_fixtures as fx
 from backbench import cli
 from backbench.errors import BadInput
 from backbench.weights import archs, importing, inspecting
-from backbench.weights.files import Opened
-from backbench.weights.found import Found
+from backbench.weights.checkpoint_contents import Found
+from backbench.weights.sidecar_metadata import Told
 from backbench.weights.timm_formats import TIMM, TIMM_FORMATS
-from backbench.weights.told import Told
+from backbench.weights.weight_file import Opened
 
 MAKERS = list(fx.CASES)
 # Told from others by one name or two; some of them build large models to look at

@@ -8,7 +8,7 @@ from pathlib import Path
 from backbench.datasets import splits
 from backbench.datasets.row import Dataset
 from backbench.datasets.splits import Splits
-from backbench.images.files import ImageList
+from backbench.images.image_list import ImageList
 
 CLASSES = ("across", "down")
 

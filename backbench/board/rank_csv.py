@@ -1,0 +1,198 @@
+"""`backbench rank FILE.csv`: who leads a table of somebody else's, and how well that is known."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from backbench.board.board import AVERAGE
+from backbench.errors import BadInput, nearest
+from backbench.runs import atomic
+from backbench.runs.folder import log
+from backbench.stats import rank_intervals, rank_tests
+from backbench.untrusted import opening, printable
+
+_MISSING = {"", "-", "–", "—", "nan", "n/a", "na", "none", "null", "?"}
+# A number, perhaps with % behind it, perhaps with its spread: 91.2 ± 0.3, 91.2 (0.3)
+_NUMBER = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?) *%? *((±|\+-|\+/-|\().*)?", re.I)
+# task/dataset[:split]/metric@protocol[+engine], as leaderboard.csv names a column
+_OURS = re.compile(r"(?P<task>[^/]+)/(?P<dataset>[^/]+)/(?P<metric>[^/@]+)@(?P<how>[^@]+)")
+HEAD = ("rank", "rank_low", "rank_high", "average_rank", "win_rate", "columns", "group", "name")
+SHOWN = 50  # rows on standard output
+
+
+@dataclass(frozen=True)
+class ForeignTable:
+    """Names of rows and of columns, the dataset of each column, and values (None: missing), all
+    of them such that more is better."""
+
+    names: list[str]
+    columns: list[str]
+    datasets: list[str]
+    values: list[list[float | None]]
+
+
+def run(args: argparse.Namespace) -> int:
+    """The verb `rank`."""
+    import numpy as np
+
+    table = read(args.file, name=args.name, lower=args.lower)
+    if len(table.names) > rank_intervals.MOST_ROWS:
+        raise BadInput(
+            f"{args.file}: {len(table.names)} rows; at most {rank_intervals.MOST_ROWS} are ranked, as every"
+            " pair of them is compared: leave the others out"
+        )
+    values = np.array([[math.nan if v is None else v for v in row] for row in table.values])
+    found = rank_intervals.ranking(values, table.datasets)
+    order = sorted(range(len(table.names)), key=lambda i: (found.places[i].rank, table.names[i]))
+    lines = [_line(found.places[i], table.names[i]) for i in order]
+    print(said(table, found))
+    _print(lines)
+    if args.csv:
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(HEAD)
+        writer.writerows([printable.spreadsheet(value) for value in line] for line in lines)
+        atomic.write_text(args.csv, text.getvalue())
+        log.info(f"wrote {args.csv}")
+    return 0
+
+
+def said(table: ForeignTable, found: rank_intervals.Ranking) -> str:
+    """The answer in one sentence."""
+    names = [printable.shown(table.names[i]) for i in found.leaders]
+    some = f"{', '.join(names[:4])}{f' and {len(names) - 4} others' if len(names) > 4 else ''}"
+    of = f"{len(table.names)} rows over {len(table.columns)} columns"
+    if not found.tested:
+        return (
+            f"Of {of} nothing can be told apart: that takes {rank_tests.FEWEST} columns at least,"
+            " of as many datasets."
+        )
+    what = "columns" if table.datasets == table.columns else found.over
+    for_others = f"95% confidence for other {what} like these {found.units}"
+    if len(names) == 1:
+        return f"Of {of}, {some} leads alone, with {for_others}."
+    return f"Of {of}, {some} lead and nothing separates them, with {for_others}."
+
+
+def _line(place: rank_intervals.RankPlace, name: str) -> tuple[object, ...]:
+    average = "" if place.average is None else f"{place.average:.2f}"
+    low, high = place.interval
+    rate = f"{place.win_rate:.1f}"
+    return place.rank, low, high, average, rate, place.columns, place.group, name
+
+
+def _print(lines: Sequence[tuple[object, ...]]) -> None:
+    print(f"{'rank':>6} {'95%':>9} {'average':>8} {'wins %':>7} {'columns':>8}  name")
+    for rank, low, high, average, rate, columns, _, name in lines[:SHOWN]:
+        interval = f"{low}-{high}"
+        print(
+            f"{rank:>6} {interval:>9} {average:>8} {rate:>7} {columns:>8}  {printable.shown(str(name))}"
+        )
+    if len(lines) > SHOWN:
+        print(f"... and {len(lines) - SHOWN} more; --csv F writes all")
+
+
+def read(file: Path, *, name: str | None = None, lower: Sequence[str] = ()) -> ForeignTable:
+    """A CSV with a row for each competitor. Its first column of text names them, or `name`; what
+    holds numbers is ranked, more being better but in `lower`. BadInput where nothing can be
+    ranked."""
+    try:
+        text = opening.read_bytes(file, most=opening.GIGABYTE).decode("utf-8-sig")
+    except FileNotFoundError:
+        raise BadInput(f"{file}: no such file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"{file}: not read as CSV: {error}; give a file of text") from error
+    lines = [line for line in csv.reader(io.StringIO(text)) if any(map(str.strip, line))]
+    if len(lines) < 3:
+        raise BadInput(f"{file}: {len(lines)} lines; ranking takes a heading and two rows at least")
+    head, body = [h.strip() for h in lines[0]], lines[1:]
+    _refuse_shape(file, head, body)
+    for given in (*lower, *([name] if name else [])):
+        if given not in head:
+            raise BadInput(f"{file}: no column '{given}'; {nearest(given, head)}")
+    if "source" in head:  # the published rows of our own tables are never ranked with others
+        body = [line for line in body if line[head.index("source")] != "published"]
+    numeric = [n for n, h in enumerate(head) if h != name and _is_numeric(line[n] for line in body)]
+    _say_left_out(head, body, numeric, name)
+    numeric = _of_our_own(head, numeric)
+    text_columns = [n for n in range(len(head)) if n not in numeric and head[n] != "checkpoint"]
+    named = head.index(name) if name else next(iter(text_columns), None)
+    if named is None or not numeric:
+        what = "column of names" if numeric else "column of numbers"
+        raise BadInput(f"{file}: no {what}; name one with --name, numbers in the others")
+    sign = [-1 if head[n] in lower else 1 for n in numeric]
+    values = []
+    for at, line in enumerate(body, 2):
+        row = [_value(line[n], file, at, head[n]) for n in numeric]
+        values.append([None if v is None else s * v for s, v in zip(sign, row)])
+    columns = [head[n] for n in numeric]
+    return ForeignTable([line[named] for line in body], columns, _datasets(columns), values)
+
+
+def _say_left_out(
+    head: Sequence[str], body: Sequence[Sequence[str]], numeric: Sequence[int], name: str | None
+) -> None:
+    """A line for each column that holds numbers and is not ranked, with what else is in it."""
+    for n, column in enumerate(head):
+        if n in numeric or column in (name, "checkpoint"):
+            continue
+        fields = [line[n].strip() for line in body]
+        others = [f for f in fields if f.lower() not in _MISSING and not _NUMBER.fullmatch(f)]
+        if others and any(_NUMBER.fullmatch(field) for field in fields):
+            log.warning(
+                f"column '{printable.shown(column, 60)}' is not ranked:"
+                f" '{printable.shown(others[0], 60)}' is no number"
+            )
+
+
+def _refuse_shape(file: Path, head: Sequence[str], body: Sequence[Sequence[str]]) -> None:
+    twice = next((h for h in head if h and head.count(h) > 1), None)
+    if twice is not None:
+        raise BadInput(f"{file}: two columns are called '{twice}'; name each once")
+    for at, line in enumerate(body, 2):
+        if len(line) != len(head):
+            raise BadInput(f"{file}:{at}: {len(line)} fields, the heading has {len(head)}")
+
+
+def _is_numeric(fields: Iterable[str]) -> bool:
+    """Whether most of what stands in a column is numbers."""
+    there = [f.strip() for f in fields if f.strip().lower() not in _MISSING]
+    numbers = sum(_NUMBER.fullmatch(field) is not None for field in there)
+    return 2 * numbers > len(there)
+
+
+def _value(field: str, file: Path, at: int, column: str) -> float | None:
+    text = field.strip()
+    if text.lower() in _MISSING:
+        return None
+    found = _NUMBER.fullmatch(text)
+    value = float(found[1]) if found else math.nan
+    if not math.isfinite(value):
+        raise BadInput(
+            f"{file}:{at}: '{printable.shown(text, 60)}' in column '{column}' is no number;"
+            " leave it empty where nothing was measured"
+        )
+    return value
+
+
+def _of_our_own(head: Sequence[str], numeric: list[int]) -> list[int]:
+    """Of a leaderboard.csv the columns of measured numbers, and of each setting its main one,
+    which stands first; of another table all."""
+    ours = {n: found for n in numeric if (found := _OURS.fullmatch(head[n]))}
+    main: dict[tuple[str, str, str], int] = {}
+    for n, found in ours.items():
+        if found["dataset"] != AVERAGE and found["task"] != "analyze":
+            main.setdefault((found["task"], found["dataset"], found["how"]), n)
+    return list(main.values()) or numeric
+
+
+def _datasets(columns: Sequence[str]) -> list[str]:
+    """Of our own columns what they say, of others the column itself."""
+    return [found["dataset"] if (found := _OURS.fullmatch(c)) else c for c in columns]

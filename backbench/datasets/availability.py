@@ -1,0 +1,73 @@
+"""What a command line names, looked for before anything heavy is imported."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from backbench.datasets import catalog
+from backbench.errors import BadInput
+from backbench.recipes import config
+from backbench.recipes.own_probe import OWN
+from backbench.weights import header
+
+
+def refuse(args: argparse.Namespace) -> None:
+    """BadInput for a folder, file or dataset on the command line of a verb that reads images that is
+    not there."""
+    if args.out is not None and args.out.exists() and not args.out.is_dir():
+        raise BadInput(f"{args.out}: is a file; --out needs a folder")
+    weight_files(args)
+    if not args.data.is_dir():
+        raise BadInput(
+            f"--data {args.data}: no such folder; it holds one folder per dataset "
+            "(`backbench data list`)"
+        )
+    datasets_there(args)
+
+
+def weight_files(args: argparse.Namespace) -> None:
+    """BadInput for a file of weights on the command line that is not there."""
+    one = [getattr(args, name, None) for name in ("file", "checkpoint")]
+    for file in (*getattr(args, "checkpoints", ()), *one):
+        named = str(file).startswith(header.NAMED)
+        if file is not None and not named and not file.exists():
+            raise BadInput(f"{file}: no such file")
+
+
+def datasets_there(args: argparse.Namespace) -> None:
+    """BadInput for datasets that the command names and that are not below its --data."""
+    if args.verb == "linear":
+        all_there([name for name in catalog.names(args.datasets) if name != OWN], args.data)
+    elif args.verb in ("finetune", "analyze"):
+        all_there([args.dataset], args.data)
+    elif args.verb == "pretrain":
+        recipe = config.read_recipe(config.find_recipe(args.recipe, "pretrain"))
+        data = config.apply_overrides(recipe, args.overrides).get("data") or {}
+        name = str(data.get("dataset"))
+        known = catalog.row(name)
+        folders = (known.folders if known else ()) or (name,)
+        # One split is enough to train on: where the folder is, reading it says what is missing
+        if not any((args.data / folder).is_dir() for folder in folders):
+            all_there([name], args.data)
+
+
+def all_there(names: Sequence[str], root: Path) -> None:
+    """Refuse datasets that are not below `root`: all of them at once, with what would run."""
+    missing: dict[str, str] = {}
+    for name in names:
+        try:
+            catalog.present(name, root)
+        except BadInput as error:
+            missing[name] = str(error)
+    if not missing:
+        return
+    if len(names) == 1:
+        raise BadInput(*missing.values())
+    there = [name for name in names if name not in missing]
+    line = (
+        f"{root}: {len(missing)} of {len(names)} datasets are missing: {', '.join(missing)}; "
+        f"`backbench data list --data {root}` says what to get"
+    )
+    raise BadInput(f"{line}; what is there: --datasets {','.join(there)}" if there else line)

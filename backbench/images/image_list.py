@@ -1,0 +1,253 @@
+"""Images on disk: decoding, and lists of images with labels from class folders or arrays."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, Generic, TypeVar
+
+from backbench.errors import BadInput
+from backbench.runs.folder import QUIET_SECONDS, Progress
+from backbench.untrusted import opening, printable, walking
+
+if TYPE_CHECKING:
+    import numpy as np
+    from PIL import Image
+
+T = TypeVar("T")
+
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+# What an image may be, whatever its name says: PIL would give PostScript to Ghostscript
+FORMATS = ("JPEG", "PNG", "GIF", "BMP", "PPM", "TIFF", "WEBP")
+LARGEST = opening.GIGABYTE  # bytes of a file
+
+
+def contents(path: Path) -> bytes:
+    """The bytes of an image file. BadInput that names one that is missing or no file."""
+    try:
+        with opening.open_regular(path, most=LARGEST) as file:
+            return file.read()
+    except FileNotFoundError:
+        raise BadInput(f"{path}: no such image file") from None
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise BadInput(f"{printable.shown(str(path), 300)}: not readable ({why})") from None
+
+
+@contextlib.contextmanager
+def readable(path: str | Path) -> Iterator[BinaryIO]:
+    """The image file, open; whatever its decoder stumbles over in the block is BadInput that names
+    it."""
+    try:
+        with opening.open_regular(path, most=LARGEST) as file:
+            yield file
+    except FileNotFoundError:
+        raise BadInput(f"{path}: no such image file") from None
+    except (MemoryError, BadInput):
+        raise
+    except Exception as error:  # a damaged file raises whatever its decoder happens to do with it
+        raise corrupt(path, error) from None
+
+
+def corrupt(path: str | Path, error: Exception) -> BadInput:
+    return BadInput(f"{path}: corrupt image ({' '.join(str(error).split())[:100]})")
+
+
+def decode(path: str | Path, *, upright: bool = False) -> Image.Image:
+    """An image file as PIL RGB, turned as its EXIF orientation says where `upright`. Raises
+    BadInput that names a missing, empty or corrupt file."""
+    from PIL import Image, ImageOps
+
+    with readable(path) as file:
+        image = Image.open(file, formats=FORMATS)
+        return (ImageOps.exif_transpose(image) if upright else image).convert("RGB")
+
+
+def decode_array(data: bytes, name: str | Path) -> np.ndarray:
+    """The bytes of an image file as uint8 RGB (H, W, 3), by OpenCV where it can and PIL where it
+    cannot.
+
+    The pixels are PIL's (both use libjpeg-turbo; EXIF orientation is ignored by both). Raises
+    BadInput that names a corrupt or truncated image.
+    """
+    import cv2
+    import numpy as np
+
+    # A JPEG starts with FF D8 and ends with FF D9. Some versions of OpenCV fill up with gray what
+    # is missing; PIL refuses it
+    truncated = data[:2] == b"\xff\xd8" and b"\xff\xd9" not in data[-1024:]
+    if data and not truncated:
+        # libjpeg itself gives RGB, where OpenCV has a word for that (from 4.11 on)
+        direct = getattr(cv2, "IMREAD_COLOR_RGB", None) if data[:2] == b"\xff\xd8" else None
+        flags = cv2.IMREAD_IGNORE_ORIENTATION | (cv2.IMREAD_COLOR if direct is None else direct)
+        pixels = None
+        with contextlib.suppress(cv2.error):  # PIL will say what is wrong with it
+            pixels = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
+        if pixels is not None and direct is None:
+            return cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB, dst=pixels)
+        if pixels is not None:
+            return pixels
+    return np.asarray(decode_bytes(data, name))
+
+
+def decode_bytes(data: bytes, name: str | Path) -> Image.Image:
+    """The bytes of an image file as PIL RGB.
+
+    Raises BadInput that names a corrupt or truncated image.
+    """
+    import io
+
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        return Image.open(io.BytesIO(data), formats=FORMATS).convert("RGB")
+    except UnidentifiedImageError:
+        raise BadInput(f"{name}: corrupt image (no known image format)") from None
+    except MemoryError:
+        raise
+    except Exception as error:  # as in `readable`
+        raise corrupt(name, error) from None
+
+
+def taken(values: Sequence[T], indices: Sequence[int]) -> tuple[T, ...]:
+    """values[i] for every i of `indices`, in that order."""
+    return tuple(values[i] for i in indices)
+
+
+@dataclass(frozen=True)
+class ImageList:
+    """Files and labels in a fixed order.
+
+    `label` -1 means unlabelled; `classes` are names in label order.
+    """
+
+    root: Path
+    paths: tuple[str, ...]  # relative to root, '/' between parts
+    labels: tuple[int, ...]
+    classes: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def file(self, index: int) -> Path:
+        return self.root / self.paths[index]
+
+    def open(self, index: int) -> Image.Image:
+        """Image `index` as PIL RGB."""
+        return decode(self.file(index))
+
+    def array(self, index: int) -> np.ndarray:
+        """Image `index` as uint8 RGB (H, W, 3), the fast way."""
+        path = self.file(index)
+        return decode_array(contents(path), path)
+
+    def subset(self, indices: Sequence[int]) -> ImageList:
+        """The images at `indices`, in that order."""
+        paths, labels = taken(self.paths, indices), taken(self.labels, indices)
+        return ImageList(self.root, paths, labels, self.classes)
+
+
+@dataclass(frozen=True)
+class ArrayList(ImageList):
+    """Images that are rows of one array (CIFAR, STL-10); `paths` are made-up names, one per row."""
+
+    pixels: np.ndarray  # (N, H, W, 3) uint8
+
+    def open(self, index: int) -> Image.Image:
+        from PIL import Image
+
+        return Image.fromarray(self.pixels[index])
+
+    def array(self, index: int) -> np.ndarray:
+        import numpy as np
+
+        return np.ascontiguousarray(self.pixels[index])
+
+    def subset(self, indices: Sequence[int]) -> ArrayList:
+        paths, labels = taken(self.paths, indices), taken(self.labels, indices)
+        return ArrayList(self.root, paths, labels, self.classes, self.pixels[list(indices)])
+
+
+def scan_folder(root: str | Path, *, classes: Sequence[str] | None = None) -> ImageList:
+    """A class folder ROOT/<class>/**/<image>, sorted by class and path: the same order everywhere.
+
+    With `classes` given, those folders must be there, in that label order, and others are ignored.
+    Images directly in ROOT with no class folder at all are an unlabelled set. Raises BadInput for a
+    missing or empty folder, by name.
+    """
+    root = Path(root)
+    if not root.is_dir():
+        raise BadInput(f"{root}: no such folder; expected images as {root}/<class>/<image>")
+    if classes is None:
+        classes = sorted(p.name for p in root.iterdir() if p.is_dir())
+    missing = [name for name in classes if not (root / name).is_dir()]
+    if missing:
+        many = f"; is {root} a subset? Under a name of its own it is a class folder like any other"
+        raise BadInput(
+            f"{root}: {len(missing)} of {len(classes)} class folders are missing,"
+            f" '{missing[0]}' first{many if len(missing) > 1 else ''}"
+        )
+    paths: list[str] = []
+    labels: list[int] = []
+    progress = Progress(None, len(classes), f"{root}: listing", unit="folder", after=QUIET_SECONDS)
+    for label, name in enumerate(classes):
+        found = _images_below(root, name)
+        paths += found
+        labels += [label] * len(found)
+        progress.advance()
+    if not classes:
+        paths = sorted(p.name for p in root.iterdir() if _is_image(p.name))
+        labels = [-1] * len(paths)
+    if not paths:
+        raise BadInput(
+            f"{root}: no images found; expected {root}/<class>/<image> ({', '.join(EXTENSIONS)})"
+        )
+    return ImageList(root, tuple(paths), tuple(labels), tuple(classes))
+
+
+def _images_below(root: Path, name: str) -> list[str]:
+    """The images in class folder ROOT/<name>, at any depth, relative to `root` and sorted."""
+    # Names as they come from the system: a Path for each of a million files takes ten times as long
+    folder, begin = root / name, len(os.path.join(root, ""))  # noqa: PTH118
+    found = sorted(
+        file[begin:] for file in walking.names(folder, never_folders=_is_image) if _is_image(file)
+    )
+    if not found:
+        raise BadInput(f"{folder}: class folder without images ({', '.join(EXTENSIONS)})")
+    return found
+
+
+def ignored(root: Path) -> list[str]:
+    """Files below `root` that `scan_folder` passes over: of no known kind, or beside the class
+    folders."""
+    folders = any(p.is_dir() for p in root.iterdir())
+    out = []
+    for path in sorted(root.rglob("*")):
+        beside = folders and path.parent == root
+        odd = beside or not _is_image(path.name)
+        if path.is_file() and not path.name.startswith(".") and odd:
+            out.append(path.relative_to(root).as_posix())
+    return out
+
+
+def _is_image(path: str) -> bool:
+    # "._1.png" is what a Mac leaves beside 1.png
+    name = path.rpartition("/")[2]
+    return name.lower().endswith(EXTENSIONS) and not name.startswith(".")
+
+
+class Images(Generic[T]):
+    """A map-style dataset over an ImageList: item i is (transform(PIL image, i), label, i)."""
+
+    def __init__(self, images: ImageList, transform: Callable[[Image.Image, int], T]) -> None:
+        self.images = images
+        self.transform = transform
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> tuple[T, int, int]:
+        return self.transform(self.images.open(index), index), self.images.labels[index], index

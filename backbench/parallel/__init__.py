@@ -1,0 +1,1 @@
+"""Processes, devices and ranks: everything that crosses them."""

@@ -1,0 +1,82 @@
+"""The fast way to pretrain: the keys of a recipe that `--fast` stands for, and what is said of a
+trunk that was trained by them.
+
+The papers' recipes say `reference` views and fp32, as their authors' code has it. The fast way
+shows the same crops of the same images in the same order, and computes them and the network in less
+time (docs/fast.md). Which way a run went is stored nowhere but in its recipe.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from backbench.errors import BadInput
+
+KEYS: Mapping[str, str | bool] = {
+    "views.pipeline": "fast",  # its colour and blur on the GPU, where there is one
+    "precision": "bf16",
+    "channels_last": True,
+    "compile": "cuda",  # on a GPU only: elsewhere it takes minutes and gains nothing
+}
+SWITCH = "--fast"
+WORD = "fast"  # beside a name and a verdict
+PRETRAINING = "pretraining"  # in a result's provenance: these keys of its trunk's recipe
+
+# What moves a number by more than rounding, and is not the papers' letter. Layout and compilation
+# only change the order of sums.
+_NOT_THE_LETTER: Mapping[str, Sequence[str]] = {
+    "views.pipeline": ("fast",),
+    "precision": ("bf16", "fp16"),
+}
+
+
+def spelled() -> list[str]:
+    """The keys as overrides: views.pipeline=fast."""
+    return [f"{key}={v if isinstance(v, str) else json.dumps(v)}" for key, v in KEYS.items()]
+
+
+def overrides(recipe: Mapping[str, Any], by_hand: Sequence[str], where: str) -> list[str]:
+    """What `--fast` and then the overrides `by_hand`, which win, change of a recipe.
+
+    BadInput for a recipe that itself demands another precision, unless one was given by hand.
+    """
+    from backbench.recipes import config  # the command line's --help needs the keys alone
+
+    demanded = recipe.get("precision")
+    chosen = config.apply_overrides({}, by_hand).get("precision")
+    if demanded is not None and chosen is None and demanded != KEYS["precision"]:
+        raise BadInput(
+            f"{where}: the recipe demands precision {demanded}, and --fast computes in"
+            f" {KEYS['precision']}; leave --fast out, or give precision=... by hand"
+        )
+    return [*spelled(), *by_hand]
+
+
+def of_trunk(provenance: Mapping[str, Any]) -> dict[str, Any]:
+    """{"pretraining": the keys} for a result of this checkpoint, by its recipe; nothing where it
+    has none."""
+    recipe = provenance.get("recipe")
+    found = {key: value for key in KEYS if (value := _at(recipe, key)) is not None}
+    return {PRETRAINING: found} if found else {}
+
+
+def word(provenance: Mapping[str, Any]) -> str:
+    """What must stand beside a verdict on a trunk, by a provenance with `of_trunk`: fast; what else
+    its recipe does otherwise than the papers (precision=fp16); nothing for their letter, and where
+    nobody knows."""
+    keys = provenance.get(PRETRAINING)
+    if not isinstance(keys, Mapping):
+        return ""
+    otherwise = {k: keys[k] for k, values in _NOT_THE_LETTER.items() if keys.get(k) in values}
+    if otherwise == {key: KEYS[key] for key in _NOT_THE_LETTER}:
+        return WORD
+    return ", ".join(f"{key}={value}" for key, value in otherwise.items())
+
+
+def _at(recipe: object, key: str) -> object:
+    """The value at a.b of nested mappings, None where there is none."""
+    for part in key.split("."):
+        recipe = recipe.get(part) if isinstance(recipe, Mapping) else None
+    return recipe

@@ -1,0 +1,171 @@
+"""The verbs inspect, import and export."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from backbench.errors import BadInput
+from backbench.runs.folder import log
+from backbench.weights import archs, exporting, timm_trunk
+from backbench.weights.checkpoint import Checkpoint
+from backbench.weights.importing import read
+from backbench.weights.inspecting import Allows, EncoderReport, Report, inspect, untrained_signs
+from backbench.weights.names import first_names, shown
+
+
+def run_inspect(args: argparse.Namespace) -> int:
+    report = inspect(args.file)
+    if args.json:
+        print(json.dumps(report, indent=1))
+    else:
+        _print_report(report)
+    return 0
+
+
+def _print_report(report: Report) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    console = Console(highlight=False, soft_wrap=True, markup=False)
+    console.print(f"{report['file']}  {report['bytes'] / 1e6:.1f} MB, {report['container']}")
+    also = f" (files that look the same: {report['also']})" if report["also"] else ""
+    console.print(f"format    {report['format'] or 'not recognised'}{also}")
+    table = Table("encoder", "prefix", "arch", "stem", "trunk", "", box=box.SIMPLE, pad_edge=False)
+    remarks = []
+    for row in report["encoders"]:
+        prefix = f"{row['table']}: {row['prefix']}" if row["table"] else row["prefix"]
+        trunk = f"{row['matched']}/{row['expected']}"
+        taken = "taken by default" if row["default"] else ""
+        cells = (row["encoder"], shown(prefix), row["arch"], row["stem"], trunk, taken)
+        table.add_row(*map(escape, cells))
+        remarks += [f"{row['encoder']}: {note}" for note in _notes(row)]
+    console.print(table, soft_wrap=False)
+    for remark in remarks:
+        console.print(remark)
+    for left in report["leftovers"]:
+        size = f"{left['tensors']} tensors, {left['elements']} elements"
+        console.print(f"beside    {left['group']}: {size} ({shown(left['example'])})")
+    if not report["importable"]:
+        console.print(f"cannot be imported as it is: {report['why_not']}")
+        return
+    pixels = report["pixels"]
+    for line in _allowed(report["allows"]):
+        console.print(line)
+    console.print(f"pixels    {pixels['order']}, mean {pixels['mean']}, std {pixels['std']}")
+    console.print(
+        f"method    {report['method']}, epochs {_known(report['epochs'], 'not in the file')}"
+    )
+    console.print(f"digest    {report['digest']}")
+
+
+def _allowed(allows: Allows) -> list[str]:
+    """What can be done with the trunk, a line each."""
+    out = [f"reading   {allows['reading']}: {allows['feature_dim']} numbers an image"]
+    if allows["size"] is not None:
+        rule = allows["positions"] or "RULE"
+        by = f"; of others with `import --pos {rule}`" if allows["positions"] else ""
+        out.append(f"takes     images of {allows['size']} x {allows['size']} pixels{by}")
+    else:
+        steps = f", in multiples of {allows['divisor']}" if allows["divisor"] > 1 else ""
+        out.append(f"takes     images of any size{steps}")
+    strides = ", ".join(map(str, allows["strides"]))
+    out.append(
+        f"detection {f'on maps at strides {strides}' if strides else 'none: it has no maps'}"
+    )
+    return out
+
+
+def _notes(row: EncoderReport) -> list[str]:
+    """What is odd about one trunk."""
+    notes = []
+    for what, keys in row["problems"].items():
+        notes.append(f"{len(keys)} {what}: {first_names(keys)}")
+    if row["missing_statistics"] == "all":
+        notes.append("no batch-norm statistics")
+    if row["absent_counters"]:
+        notes.append(f"{row['absent_counters']} batch counters are not in the file and become 0")
+    return [*notes, *(f"untrained? {sign}" for sign in row["untrained"])]
+
+
+def run_import(args: argparse.Namespace) -> int:
+    checkpoint = read(
+        args.file,
+        encoder=args.encoder,
+        method=args.method,
+        epochs=args.epochs,
+        name=args.name,
+        published=args.published,
+        stem=args.stem,
+        allow_missing_statistics=args.allow_missing_statistics,
+        arch=args.arch,
+        reading=args.reading,
+        pixels=args.pixels,
+        pos=args.pos,
+    )
+    for sign in untrained_signs(checkpoint.state_dict):
+        log.warning("warning: %s looks untrained: %s", args.file, sign)
+    checkpoint.save(args.out)
+    about = checkpoint.provenance
+    how = f"{checkpoint.stem} stem" if archs.is_resnet(checkpoint.arch) else checkpoint.reading
+    print(
+        f"{args.out}: '{checkpoint.name}', method {checkpoint.method}, {checkpoint.arch}, {how}, "
+        f"{len(checkpoint.state_dict)} tensors; format {about.get('format', 'backbench')}, encoder "
+        f"{about.get('encoder', 'trunk')} from '{about.get('prefix', '')}'; "
+        f"epochs {_known(checkpoint.epochs, 'unknown')}; "
+        f"digest {checkpoint.digest[:12]}"
+    )
+    return 0
+
+
+def run_export(args: argparse.Namespace) -> int:
+    checkpoint = read(args.checkpoint)
+    out: Path = args.out
+    if not archs.is_resnet(checkpoint.arch):
+        return _export_other(checkpoint, args.format, out)
+    if args.format == "detectron2":
+        exporting.write_detectron2(checkpoint, out)
+        units = exporting.detectron2_pixels(checkpoint.pixels)
+        print(
+            f"MODEL.WEIGHTS {out} MODEL.PIXEL_MEAN {_numbers(units['pixel_mean'])} "
+            f"MODEL.PIXEL_STD {_numbers(units['pixel_std'])} INPUT.FORMAT {units['input_format']} "
+            f"MODEL.RESNETS.DEPTH {checkpoint.arch.removeprefix('resnet')} MODEL.RESNETS.STRIDE_IN_1X1 False"
+        )
+        return 0
+    exporting.write_state_dict(checkpoint, out)
+    load = "fc = Identity()"
+    if args.format == "timm":
+        load = f"timm.create_model('{checkpoint.arch}', num_classes=0)"
+    print(
+        f"{out}: {len(checkpoint.state_dict)} tensors for {load}; pixel statistics in {out.name}.json"
+    )
+    return 0
+
+
+def _export_other(checkpoint: Checkpoint, form: str, out: Path) -> int:
+    """A trunk that is no ResNet of ours: under timm's names or not at all."""
+    if form != "timm" or not checkpoint.arch.startswith(timm_trunk.PREFIX):
+        raise BadInput(
+            f"'{checkpoint.name}' is a {checkpoint.arch}, which {form} does not have;"
+            " a timm trunk goes out with --format timm"
+        )
+    exporting.write_state_dict(checkpoint, out)
+    print(
+        f"{out}: {len(checkpoint.state_dict)} tensors for"
+        f" {timm_trunk.call(timm_trunk.parse(checkpoint.arch))}; reading, pixel statistics in"
+        f" {out.name}.json"
+    )
+    return 0
+
+
+def _numbers(values: Sequence[float]) -> str:
+    return "[" + ",".join(f"{v:.3f}" for v in values) + "]"
+
+
+def _known(epochs: int | None, otherwise: str) -> str:
+    """0 epochs are known: a random trunk has them."""
+    return otherwise if epochs is None else str(epochs)

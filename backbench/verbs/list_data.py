@@ -1,0 +1,221 @@
+"""`backbench data`: what is there, whether it is right, and SimCLR's lists."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+from backbench.datasets import catalog, copies, detection_check, splits
+from backbench.datasets.copies import Look
+from backbench.datasets.splits import Splits
+from backbench.errors import BadInput
+from backbench.images import image_list
+from backbench.images.image_list import ArrayList, ImageList
+from backbench.recipes import config
+from backbench.runs import atomic
+
+
+def run(args: argparse.Namespace) -> int:
+    """The verb `data`."""
+    if args.action == "list":
+        _list(args.data)
+        return 0
+    if args.action == "fetch-splits":
+        _fetch(args.out)
+        return 0
+    return _check(args.name, args.data, args.record)
+
+
+# data list
+
+
+def _list(root: Path) -> None:
+    line = "{:<12} {:>7} {:>9} {:>6} {:>6}  {:<14} {:<8} {}"
+    print(line.format("name", "classes", "train", "val", "test", "metric", "on disk", "licence"))
+    for name in catalog.known():
+        try:
+            row = catalog.find(name)
+        except BadInput as error:  # an installed package that cannot be loaded
+            print(f"{name:<12} {error}")
+            continue
+        wrong = None
+        try:
+            row.base(root)
+            wrong = catalog.found(name, root)
+            where = "unusable" if wrong else "found"
+        except BadInput:
+            where = "missing"
+        train, val, test = (_size(n) for n in row.sizes)
+        if row.sizes[1] is None:
+            val = "held"
+        print(
+            line.format(
+                row.name, _size(row.classes), train, val, test, row.metric, where, row.licence
+            )
+        )
+        if wrong:
+            print(f"{'':<12} {wrong}")
+        if where == "missing":
+            print(f"{'':<12} get {row.get}; it belongs in {root / row.name}")
+    print("Any other name is a class folder: ROOT/NAME/{train,val,test}/<class>/<image>.")
+
+
+def _size(images: int | None) -> str:
+    return "-" if images is None else str(images)
+
+
+# data check
+
+
+def _check(name: str, root: Path, record: bool) -> int:
+    """Print what is there and everything that is wrong; 1 when something is."""
+    if name not in catalog.known():
+        said = detection_check.check(name, root)
+        if said is not None:
+            return said
+    # 1. What makes the data unusable is refused, as every evaluation would refuse it.
+    dataset = catalog.find(name)
+    found = catalog.read_lists(dataset, root)
+    if not record:
+        catalog.compare_record(name, root, found, 0)
+    # 2. What can be used is described, and everything odd about it is a problem.
+    problems = catalog.odd_sizes(dataset, found)
+    classes = found.train.classes
+    print(f"{name}: {len(classes)} classes, {classes[0]} .. {classes[-1]}")
+    for note in found.notes:
+        print(f"{name}: {note}")
+    if name not in catalog.known():
+        problems += _ignored(root / name)
+    problems += _content_problems(name, found)
+    for line in problems:
+        print(f"{name}: PROBLEM: {line}")
+    # 3. The record is what there is, problems included: it is there to tell a change, not to judge.
+    if record:
+        file = catalog.record_file(name, root)
+        atomic.write_json(file, {"seed": 0, "splits": catalog.record_of(found)})
+        print(f"{name}: recorded in {file}")
+    print(f"{name}: {len(problems)} problems" if problems else f"{name}: all right")
+    return 1 if problems else 0
+
+
+def _ignored(base: Path) -> list[str]:
+    """A line per split with files that no evaluation looks at."""
+    out = []
+    for split in ("train", "val", "test"):
+        left = image_list.ignored(base / split) if (base / split).is_dir() else []
+        if left:
+            kinds = Counter(Path(name).suffix.lower() or "without a suffix" for name in left)
+            counts = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+            out.append(f"{split}: {len(left)} files are ignored ({counts}), {left[0]} first")
+    return out
+
+
+def _content_problems(name: str, found: Splits) -> list[str]:
+    """Reads every image: a line per problem within a split, then of two splits together."""
+    problems = []
+    by_content: dict[str, dict[str, str]] = {}  # split -> digest of an image's pixels -> its path
+    looks: dict[str, list[Look | None]] = {}
+    by_name = dict(found.items())
+    for which, images in found.items():
+        print(f"{name} {which}: {len(images)} images, sha256 of the list {splits.digest(images)}")
+        problems += _list_problems(which, images)
+        looks[which], unreadable = _read_all(images)
+        contents = {}
+        for path, look in zip(images.paths, looks[which]):
+            if look is not None:
+                contents[path] = look.pixels
+        problems += [f"{which}: unreadable {line}" for line in unreadable[:5]]
+        if len(unreadable) > 5:
+            problems.append(f"{which}: {len(unreadable) - 5} more unreadable images")
+        twice = len(contents) - len(set(contents.values()))
+        if twice:
+            problems.append(f"{which} holds {twice} copies of other images of it")
+        by_content[which] = {content: path for path, content in contents.items()}
+    # The worst first: what a model has trained on must not be what it is scored on.
+    for a, b in (("train", "test"), ("val", "test"), ("train", "val")):
+        shared = sorted(by_content[a].keys() & by_content[b].keys())
+        if shared:
+            one, other = by_content[a][shared[0]], by_content[b][shared[0]]
+            problems.append(f"{a} and {b} share {len(shared)} images: {one} is {other}")
+        again = copies.rewritten(by_name[b], looks[b], by_name[a], looks[a])
+        if again:
+            other, one = again[0]
+            problems.append(
+                f"{a} and {b} share {len(again)} images in another format: {one} shows {other}"
+            )
+    return problems
+
+
+def _list_problems(which: str, images: ImageList) -> list[str]:
+    """What is odd about a split's list, before any image is read."""
+    problems = []
+    empty = sorted(set(range(len(images.classes))) - set(images.labels))
+    if empty:
+        first = images.classes[empty[0]]
+        problems.append(f"{which} has no image of {len(empty)} classes, '{first}' first")
+    twice = [path for path, count in Counter(images.paths).items() if count > 1]
+    if twice:
+        problems.append(f"{which} lists {len(twice)} images twice, {twice[0]} first")
+    return problems
+
+
+def _read_all(images: ImageList) -> tuple[list[Look | None], list[str]]:
+    """What every image looks like, None where it cannot be decoded, and a line for each of those."""
+
+    def read(index: int) -> tuple[Look | None, str | None]:
+        try:
+            # As PIL reads it: what OpenCV fills up with gray must not pass for whole
+            pixels = images.pixels[index] if isinstance(images, ArrayList) else None
+            if pixels is None:
+                pixels = np.asarray(images.open(index))
+            return copies.look_at(pixels), None
+        except BadInput as error:
+            return None, str(error)
+
+    with ThreadPoolExecutor(8) as pool:
+        rows = list(pool.map(read, range(len(images))))
+    return [look for look, _ in rows], [wrong for _, wrong in rows if wrong]
+
+
+# data fetch-splits
+
+LISTS_URL = "https://raw.githubusercontent.com/google-research/simclr/master/imagenet_subsets/{percent}percent.txt"
+
+
+def _fetch(out: Path) -> None:
+    """SimCLR's lists, verified before they are written."""
+    # The protocol says what the lists must be: a run that uses
+    # another one is refused by the same hash.
+    parts = config.read_recipe(config.find_recipe("semisup", "transfer"))["parts"]
+    for percent, part in parts.items():
+        wanted = part["list"]
+        file = out / f"{percent}percent.txt"
+        if file.exists() and hashlib.sha256(file.read_bytes()).hexdigest() == wanted["sha256"]:
+            print(f"{file}: there already, {wanted['lines']} lines")
+            continue
+        url = LISTS_URL.format(percent=percent)
+        data = _download(url, file)
+        if hashlib.sha256(data).hexdigest() != wanted["sha256"]:
+            raise BadInput(
+                f"{url}: not the published list (its sha256 differs); nothing was written"
+            )
+        atomic.write_bytes(file, data)
+        print(f"{file}: {wanted['lines']} lines")
+
+
+def _download(url: str, file: Path) -> bytes:
+    import urllib.error
+    import urllib.request
+
+    try:
+        with urllib.request.urlopen(url, timeout=60) as answer:
+            return answer.read()
+    except (urllib.error.URLError, OSError) as error:
+        raise BadInput(
+            f"{url}: cannot be fetched ({error}); copy the file to {file} by other means"
+        ) from None

@@ -1,0 +1,170 @@
+"""Detectron2's dialect: YAML with `_BASE_`, `KEY VALUE` overrides, read with fvcore's CfgNode.
+
+There is no copy of Detectron2's defaults here. configs/detection/_base_rcnn_fpn.yaml states every
+key that the torchvision engine reads; a config that has others, or leaves one out, is refused by
+name. The Detectron2 engine merges the same files over its own defaults.
+
+A config goes through three forms: a file and overrides -> Given (flat, as the user said it) ->
+CfgNode (nested, checked against an engine's keys and types, with the checkpoint's pixels filled
+in).
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fvcore.common.config import CfgNode
+
+from backbench.datasets import availability
+from backbench.errors import BadInput, nearest
+from backbench.recipes import config
+from backbench.recipes.detector_files import Value, flat, read_flat
+
+KIND = "detection"
+BASE = "_base_rcnn_fpn.yaml"
+DEVICE_KEY = "MODEL.DEVICE"
+
+# Keys that any config may leave out. The checkpoint owns those of the pixels and the trunk's name,
+# each here with a value of its type; the device is where it runs.
+PIXELS = ("MODEL.PIXEL_MEAN", "MODEL.PIXEL_STD", "INPUT.FORMAT")
+OPTIONAL: dict[str, Value] = {
+    "MODEL.PIXEL_MEAN": [0.0],
+    "MODEL.PIXEL_STD": [1.0],
+    "INPUT.FORMAT": "RGB",
+    DEVICE_KEY: "auto",
+    "MODEL.TRUNK.ARCH": "",
+}
+# Keys of trunks that are no ResNet of an engine's own (`trunks`); Detectron2 has none of these.
+OURS: dict[str, Value] = {
+    "MODEL.TRUNK.FROZEN": False,  # else it is trained
+    "MODEL.TRUNK.DROP_PATH": 0.0,  # stochastic depth of its last block
+    "MODEL.TRUNK.MAP_NORM": False,  # a layer norm on each of its maps, trained with the heads
+    "SOLVER.OPTIMIZER": "SGD",  # or ADAMW
+    "SOLVER.LAYER_DECAY": 1.0,  # of the rate, from one of its layers to the one before
+}
+# Others, each with the value that it then has, Detectron2's own: stated so, it changes nothing.
+DEFAULTS: dict[str, Value] = {
+    "SOLVER.LR_SCHEDULER_NAME": "WarmupMultiStepLR",
+    "SOLVER.WARMUP_METHOD": "linear",
+    "SOLVER.BASE_LR_END": 0.0,
+    "SOLVER.NUM_DECAYS": 3,
+    "SOLVER.RESCALE_INTERVAL": False,
+    "SOLVER.BIAS_LR_FACTOR": 1.0,
+    "SOLVER.AMP.ENABLED": False,
+    "SOLVER.AMP.PRECISION": "fp16",
+    "TEST.EVAL_PERIOD": 0,
+    **OURS,
+}
+
+
+@dataclass(frozen=True)
+class Given:
+    """What the user's file and overrides say, before any engine has looked at it."""
+
+    path: Path
+    values: Mapping[str, Value]  # flat: MODEL.RPN.NMS_THRESH -> 0.7
+
+    def get(self, key: str, default: Value = None) -> Value:
+        return self.values.get(key, default)
+
+
+def read(name: str, opts: Sequence[str]) -> Given:
+    """The config by path or name, with `KEY VALUE` overrides. Raises BadInput that names the file
+    or the key."""
+    path = config.find_recipe(name, KIND)
+    values = read_flat(path)
+    for key, value in _of_imagenet().items():
+        if key in values and list(values[key]) == list(value):
+            del values[key]  # the shipped bases say it for Detectron2 by itself
+    opts = [o for o in opts if o != "--"]
+    if len(opts) % 2:
+        raise BadInput(f"overrides come as KEY VALUE pairs; '{opts[-1]}' has no value")
+    for key, text in zip(opts[::2], opts[1::2]):
+        if not _is_key(key):
+            raise BadInput(
+                f"override '{key} {text}': expected KEY VALUE as in SOLVER.BASE_LR 0.01; "
+                "flags go before them"
+            )
+        values[key] = CfgNode._decode_cfg_value(text)
+    return Given(path, values)
+
+
+def check(args: argparse.Namespace) -> None:
+    """BadInput for the config, the overrides or the checkpoint of `detect`, before torch is
+    imported."""
+    read(args.config_file, args.opts)
+    availability.weight_files(args)
+
+
+def _of_imagenet() -> dict[str, Value]:
+    """The pixels that the shipped bases state."""
+    base = read_flat(config.configs_dir() / KIND / BASE)
+    return {key: base[key] for key in PIXELS}
+
+
+def shipped(path: Path) -> Given:
+    """A config file as it stands, without overrides."""
+    return Given(path, read_flat(path))
+
+
+def _is_key(text: str) -> bool:
+    """MODEL.RPN.NMS_THRESH, and no flag or file that slipped between the overrides."""
+    return all(part.replace("_", "").isalnum() and part.isupper() for part in text.split("."))
+
+
+def _tree(flat: Mapping[str, Value]) -> dict[str, Value]:
+    """The way back: nested groups again."""
+    out: dict[str, Value] = {}
+    for key, value in flat.items():
+        *groups, last = key.split(".")
+        node = out
+        for group in groups:
+            node = node.setdefault(group, {})
+        node[last] = value
+    return out
+
+
+def accepted() -> dict[str, Value]:
+    """The keys of the torchvision engine with a value of their type."""
+    return {**read_flat(config.configs_dir() / KIND / BASE), **OPTIONAL, **DEFAULTS}
+
+
+def embedded(given: Given) -> CfgNode:
+    """The config as the torchvision engine reads it. Raises BadInput for an unknown, missing or
+    mistyped key."""
+    known = accepted()
+    for key in given.values:
+        if key not in known:
+            raise BadInput(
+                f"{given.path}: the torchvision engine has no key '{key}'; {nearest(key, known)}"
+            )
+    for key in known:
+        if key not in given.values and key not in OPTIONAL and key not in DEFAULTS:
+            raise BadInput(
+                f"{given.path}: does not state {key}; begin the file with `_BASE_: {BASE}`"
+            )
+    cfg = CfgNode(_tree(known))
+    merge(cfg, given)
+    return cfg
+
+
+def merge(cfg: CfgNode, given: Given) -> None:
+    """The given values over `cfg`; types must agree, whole numbers may stand for fractions."""
+    for key, value in given.values.items():
+        # 1. The key must be there: walk down its groups.
+        *groups, last = key.split(".")
+        node = cfg
+        for group in groups:
+            node = node.get(group) if isinstance(node, CfgNode) else None
+        if not isinstance(node, CfgNode) or last not in node:
+            raise BadInput(f"{given.path}: no such key '{key}'; {nearest(key, flat(cfg))}")
+        # 2. CfgNode compares types, and has `SOLVER.BASE_LR 1` for a mistake.
+        whole = isinstance(node[last], float) and type(value) is int
+        try:
+            cfg.merge_from_list([key, float(value) if whole else value])
+        except (ValueError, AssertionError, KeyError, RecursionError, MemoryError) as error:
+            said = " ".join(str(error).split())[:160] or type(error).__name__
+            raise BadInput(f"{given.path}: {key}: {said}") from None

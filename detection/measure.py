@@ -1,0 +1,209 @@
+"""From a trained detector to its numbers: detections of all ranks, AP, and what is kept of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from backbench.parallel import loading
+from backbench.recipes import fast
+from backbench.results import store
+from backbench.runs import atomic
+from backbench.runs.folder import PICTURES, RESULTS_FILE, Progress, log
+from backbench.weights import trunk_facts
+from detection import evaluate, trunks
+from detection.convert import about
+from detection.data import voc
+from detection.data.dataset_dicts import Detection
+from detection.engine import DetectionEngine
+from detection.process_group import wait_until
+from detection.protocol import decisive, protocol
+from detection.run import (
+    DETECTIONS_FILE,
+    EVALUATIONS_FILE,
+    PER_CATEGORY_FILE,
+    DetectionRun,
+    Prepared,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+
+SHARE = ".predictions.{}.json"  # a rank's detections, until they are scored
+
+
+def predict(run: DetectionRun, p: Prepared, engine: DetectionEngine, rank: int) -> list[Detection]:
+    """All images' detections in the order of the split on rank 0, none on the others. Their
+    category ids are the file's own."""
+    mine = p.val.records[rank :: run.world]
+    progress = Progress(run.out, len(mine), "evaluate", unit="image") if rank == 0 else None
+    found: list[list[Detection]] = []  # of each image
+    workers = min(p.cfg.DATALOADER.NUM_WORKERS, loading.cores(run.world))
+    for detections in engine.predictions(mine, workers=workers):
+        for detection in detections:
+            detection["category_id"] = p.val.ids[detection["category_id"]]
+        found.append(detections)
+        if progress is not None:
+            progress.advance()
+    if run.world > 1:
+        found = _gather(run, found, rank, images=len(p.val.records))
+    return [detection for detections in found for detection in detections]
+
+
+def _gather(
+    run: DetectionRun, mine: list[list[Detection]], rank: int, *, images: int
+) -> list[list[Detection]]:
+    """Every rank's images on rank 0, through files: masks of 5,000 images are no tensor. They lie
+    there until rank 0 is through with them: see `scored`."""
+    if rank:
+        atomic.write_text(run.out / SHARE.format(rank), json.dumps(mine))
+        return []
+    shares = [mine]
+    for r in range(1, run.world):
+        file = run.out / SHARE.format(r)
+        wait_until(file.exists)
+        shares.append(json.loads(file.read_text()))
+    # Rank r had the images r, r + world, r + 2 world, ...
+    return [shares[i % run.world][i // run.world] for i in range(images)]
+
+
+def clear(run: DetectionRun) -> None:
+    """Take the ranks' shares away: those of a killed run, which may have had more ranks, before its
+    ranks start again."""
+    for file in run.out.glob(SHARE.format("*")):
+        file.unlink(missing_ok=True)
+
+
+def scored(run: DetectionRun, rank: int) -> None:
+    """Rank 0 has scored what `predict` gave it; the others have waited here for that."""
+    if rank:
+        share = run.out / SHARE.format(rank)
+        wait_until(lambda: not share.exists())
+    else:
+        clear(run)
+
+
+def record(
+    run: DetectionRun, p: Prepared, detections: list[Detection], speed: float | None
+) -> None:
+    """AP with intervals, AP per category, pictures; all numbers appended in one write, once.
+    `speed` is how many images a second the detector took on this rank."""
+    from detection import pictures
+
+    # 1. What was found
+    atomic.write_text(run.out / DETECTIONS_FILE, json.dumps(detections))
+    # 2. Its AP. The intervals' draws depend on the images alone: checkpoints are compared by them.
+    manifest = hashlib.sha256(p.val.fingerprint.encode()).hexdigest()
+    scores = {kind: _scores(kind, p, detections, manifest) for kind in p.task.aps}
+    samples: dict[str, np.ndarray] = {}
+    for kind, of_kind in scores.items():
+        for name, draws in of_kind.samples.items():
+            samples[f"bootstrap_{kind}_{name}"] = draws
+    # 3. Files first, rows last: a run that has rows is finished.
+    stem = f"{p.task.name}_{run.engine}"
+    kept = store.keep_predictions(
+        run.out, stem, manifest=manifest, images=len(p.val.records), **samples
+    )
+    per_category = {kind: of_kind.per_category for kind, of_kind in scores.items()}
+    atomic.write_json(run.out / PER_CATEGORY_FILE, per_category)
+    pictures.write(run.out / PICTURES, p.val, detections)
+    rows = results(run, p, scores, kept, speed)
+    store.owe(run.out, len(rows))
+    store.append_missing(run.out, rows)
+
+
+def on_the_way(
+    run: DetectionRun, p: Prepared, engine: DetectionEngine, rank: int, step: int
+) -> None:
+    """AP after `step` iterations, to look at: a line of EVALUATIONS_FILE. The training goes on as
+    if it had not been, and no row of results is made of it."""
+    detections = predict(run, p, engine, rank)
+    if rank == 0:
+        values: dict[str, float | None] = {}
+        for kind in p.task.aps:
+            for metric, value in _scores(kind, p, detections, None).values.items():
+                values[f"{kind}_{metric}"] = value
+        file = run.out / EVALUATIONS_FILE
+        lines = file.read_text().splitlines() if file.exists() else []
+        # What a lost future had written goes.
+        lines = [line for line in lines if json.loads(line)["step"] < step]
+        lines.append(json.dumps({"step": step, **values}))
+        atomic.write_text(file, "".join(line + "\n" for line in lines))
+        log.info(f"after iteration {step}: {values}")
+    scored(run, rank)
+
+
+def was_scored(run: DetectionRun, step: int) -> bool:
+    """Whether EVALUATIONS_FILE has the line of `step`."""
+    file = run.out / EVALUATIONS_FILE
+    lines = file.read_text().splitlines() if file.exists() else []
+    return any(json.loads(line)["step"] == step for line in lines)
+
+
+def _scores(
+    kind: str, p: Prepared, detections: list[Detection], manifest: str | None
+) -> evaluate.Scores:
+    if p.val.name in voc.VOC:
+        from detection.engine_detectron2 import voc_scores
+
+        return voc_scores(p.val, detections, manifest)
+    sigmas = p.cfg.TEST.KEYPOINT_OKS_SIGMAS
+    return evaluate.score(p.val, detections, kind, sigmas, manifest=manifest)
+
+
+def results(
+    run: DetectionRun,
+    p: Prepared,
+    scores: dict[str, evaluate.Scores],
+    kept: str,
+    speed: float | None,
+) -> list[store.Result]:
+    """A row for every AP; `kept` is the file of the draws."""
+    checkpoint = about(p.checkpoint)
+    name = protocol(run.given)
+    given = trunks.scaled if trunks.wraps(p.cfg) else lambda images, trunk: images
+    provenance = {
+        **fast.of_trunk(p.checkpoint.provenance),
+        "config": run.given.path.stem,
+        "recipe": decisive(run.given),
+        "train": p.train.fingerprint,
+        "val": p.val.fingerprint,
+        "predictions": kept,
+        "per_category": PER_CATEGORY_FILE,
+        "trunk": trunk_facts.of_maps(p.checkpoint, trunks.sides(p.cfg), given),
+        "evaluator": "detectron2 voc_eval" if p.val.name in voc.VOC else "hotcoco",
+    }
+    origin: store.Origin = {} if speed is None else {"images_per_second": speed}
+    rows = []
+    for kind, of_kind in scores.items():
+        for metric, value in of_kind.values.items():
+            row = store.Result(
+                **checkpoint,
+                task=p.task.name,
+                dataset=p.val.dataset,
+                split=p.val.part,
+                metric=f"{kind}_{metric}",
+                value=value,
+                ci95=of_kind.ci95.get(metric),
+                protocol=name,
+                engine=run.engine,
+                seed=p.seed,
+                provenance=provenance,
+                origin=origin,
+            )
+            rows.append(row)
+    return rows
+
+
+def report(out: Path) -> bool:
+    """Print the numbers that the run holds; whether they are all that it owes."""
+    if not store.complete(out):
+        return False
+    rows, _ = store.read(out / RESULTS_FILE)
+    for r in rows:
+        interval = f"  [{r.ci95[0]:.1f}, {r.ci95[1]:.1f}]" if r.ci95 else ""
+        value = "undefined" if r.value is None else f"{r.value:.2f}"
+        log.info(f"{r.metric:16} {value}{interval}")
+    return True

@@ -1,0 +1,185 @@
+"""The processes of a run: one per GPU, or per CPU rank, begun and ended with one command."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import pickle
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from multiprocessing import resource_tracker
+from multiprocessing.process import BaseProcess
+from typing import TypeAlias
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from backbench.__main__ import NUMBERS, listen
+from backbench.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_PREEMPTED
+from backbench.parallel.parent import die_with_parent
+from backbench.runs import atomic
+from backbench.runs.folder import log
+from backbench.runs.state import StopFlag, signals_blocked
+from detection.data.split import Split
+from detection.dialect import DEVICE_KEY, Given
+from detection.run import DetectionRun
+
+HOST = "127.0.0.1"
+GRACE_SECONDS = 2
+POLL_SECONDS = 0.2
+JOIN_MINUTES = 30  # how long a rank waits for another in a collective
+SPLITS_FILE = ".splits.pkl"  # in the run's folder, while its ranks are at work
+# What the run exits with is the first of these that a rank did. Where one was stopped by a signal,
+# its state is saved, however the others ended.
+STATUSES = (EXIT_PREEMPTED, EXIT_BAD_INPUT, EXIT_FAILED)
+
+
+@dataclass(frozen=True)
+class Seat:
+    """A child's place in the run."""
+
+    rank: int
+    port: int
+    parent: int  # process id
+    log_level: int
+
+
+Body: TypeAlias = Callable[[DetectionRun, Seat], int]  # what a rank does; returns its exit status
+
+
+def gpus(given: Given) -> int:
+    """How many GPUs the run may use; 0 for a run on the CPU."""
+    return 0 if given.get(DEVICE_KEY) == "cpu" else torch.cuda.device_count()
+
+
+def device_of(given: Given, rank: int) -> torch.device:
+    return torch.device("cuda", rank) if gpus(given) else torch.device("cpu")
+
+
+def spawn(body: Body, run: DetectionRun) -> None:
+    """Run `body` in `run.world` processes. Signals to this process reach all of them; its death
+    ends them. Raises SystemExit with their status where it is not 0.
+
+    `body` must be importable by its name: a child starts as a fresh interpreter.
+    """
+    port = _free_port()
+    context = mp.get_context("spawn")
+    children: list[BaseProcess] = []
+    for rank in range(run.world):
+        seat = Seat(rank, port, parent=os.getpid(), log_level=log.level)
+        children.append(context.Process(target=_child, args=(body, run, seat)))
+    resource_tracker.ensure_running()  # by whom the signals would come through again
+    with StopFlag() as stop:
+        with signals_blocked():
+            for child in children:
+                child.start()
+        _watch(children, stop)
+    ended = {child.exitcode or 0 for child in children}
+    if ended == {0}:
+        return
+    for status in STATUSES:
+        if status in ended:
+            raise SystemExit(status)
+    raise SystemExit(EXIT_FAILED)  # killed
+
+
+def _free_port() -> int:
+    with socket.socket() as s:
+        s.bind((HOST, 0))
+        return s.getsockname()[1]
+
+
+def _watch(children: Sequence[BaseProcess], stop: StopFlag) -> None:
+    """Until all have ended. From state to state:
+
+    running          -- a signal to this process -->   told: each rank stops after its iteration
+    running, told    -- a rank ends badly -->          the others get GRACE_SECONDS, are then killed
+
+    A rank that was told ends with the status of a stopped run, so `told` goes on the same way. One
+    whose neighbour died would wait for it in a collective.
+    """
+    told = False
+    while alive := [child for child in children if child.is_alive()]:
+        alive[0].join(0.2)
+        if stop.requested and not told:
+            told = True
+            for child in children:
+                if child.pid and child.is_alive():
+                    os.kill(child.pid, signal.SIGTERM)
+        if any(child.exitcode not in (None, 0) for child in children):
+            time.sleep(GRACE_SECONDS)
+            for child in children:
+                child.kill()
+                child.join()
+
+
+def _child(body: Body, run: DetectionRun, seat: Seat) -> None:
+    # No orphan writes to the run after its parent. Where it died before this line, our parent is
+    # another by now.
+    die_with_parent()
+    if os.getppid() != seat.parent:
+        raise SystemExit(EXIT_FAILED)
+    # A signal that came while this process was importing has waited; later ones end it plainly,
+    # until what `body` does with them is in place
+    listen()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, NUMBERS)
+    if gpus(run.given):
+        torch.cuda.set_device(seat.rank)
+    else:
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    raise SystemExit(body(run, seat))
+
+
+@contextlib.contextmanager
+def joined(run: DetectionRun, seat: Seat) -> Iterator[None]:
+    """Inside, this process is one of the run's ranks."""
+    os.environ |= {"MASTER_ADDR": HOST, "MASTER_PORT": str(seat.port)}
+    dist.init_process_group(
+        "nccl" if gpus(run.given) else "gloo",
+        rank=seat.rank,
+        world_size=run.world,
+        timeout=datetime.timedelta(minutes=JOIN_MINUTES),
+    )
+    try:
+        yield
+    finally:
+        with contextlib.suppress(Exception):
+            dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def handing_over(run: DetectionRun, train: Split, val: Split) -> Iterator[DetectionRun]:
+    """The run with what it is trained on and scored by in a file beside it, until the end of the
+    block: the ranks load that instead of parsing the annotation files once more each. A fork would
+    share it without a file, but not with a process that has seen a GPU."""
+    file = run.out / SPLITS_FILE
+    atomic.write_bytes(file, pickle.dumps((train, val), protocol=pickle.HIGHEST_PROTOCOL))
+    try:
+        yield replace(run, splits=file)
+    finally:
+        file.unlink(missing_ok=True)
+
+
+def handed_over(run: DetectionRun) -> tuple[Split, Split]:
+    """What `handing_over`, in this rank's own parent, has written."""
+    assert run.splits is not None
+    train, val = pickle.loads(run.splits.read_bytes())  # its parent wrote it
+    return train, val
+
+
+def barrier() -> None:
+    """Wait for the other ranks; nothing in a run of one process."""
+    if dist.is_initialized():
+        dist.barrier()
+
+
+def wait_until(there: Callable[[], bool]) -> None:
+    """For what takes one rank alone as long as it takes: the scoring of COCO's val set. A collective
+    ends the run after JOIN_MINUTES; this ends with a signal, and with the parent: see _watch."""
+    while not there():
+        time.sleep(POLL_SECONDS)

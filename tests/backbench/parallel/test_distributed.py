@@ -1,0 +1,186 @@
+"""Two real gloo ranks against one process, in float64: every exchange, its gradient, and batch
+norm."""
+
+import copy
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from backbench.parallel import batchnorm, distributed
+from backbench.runs import seeding
+
+
+def data() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return (
+        torch.randn(8, 3, 5, 5, dtype=torch.float64, generator=generator) * 3 + 100,
+        torch.randn(8, 4, dtype=torch.float64, generator=generator),
+    )
+
+
+def network() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(36, 4)
+    ).double()
+
+
+def pairwise(z: torch.Tensor) -> torch.Tensor:
+    """A loss in which every sample meets every other."""
+    return (z @ z.T).logsumexp(1).mean()
+
+
+def train_step(kind: str) -> dict[str, torch.Tensor]:
+    """One loss over the global batch on this rank's slice, gradients averaged as DDP does."""
+    images, weights = data()
+    model = network()
+    if kind == "sync":
+        model = batchnorm.convert_sync_batchnorm(model)
+    else:
+        model = batchnorm.convert_group_batchnorm(model, 2)
+    z = model(distributed.local_slice(images))
+    gathered = distributed.gather(z)
+    local = distributed.mean_over_ranks((distributed.local_slice(weights) * z).square().mean())
+    loss = pairwise(gathered) + local
+    loss.backward()
+    out = {"loss": loss.detach(), "z": distributed.gather_without_gradient(z)}
+    for name, parameter in model.named_parameters():
+        out[f"grad {name}"] = distributed.mean_over_ranks(parameter.grad)
+    if kind == "sync":
+        out["naive"] = naive_gradient(images)
+    batchnorm.average_batchnorm(model)
+    return out | {f"buffer {k}": v.clone() for k, v in model.named_buffers()}
+
+
+def naive_gradient(images: torch.Tensor) -> torch.Tensor:
+    """The trap: keys gathered without gradient. The loss is right, the gradient is not."""
+    model = batchnorm.convert_sync_batchnorm(network())
+    z = model(distributed.local_slice(images))
+    everything = list(distributed.gather_without_gradient(z).chunk(distributed.world_size()))
+    everything[distributed.rank()] = z
+    pairwise(torch.cat(everything)).backward()
+    return distributed.mean_over_ranks(model[4].weight.grad)
+
+
+def exchanges() -> dict[str, torch.Tensor]:
+    images, _ = data()
+    mine = distributed.local_slice(images)
+    shuffled, order = distributed.shuffle(mine, seeding.generator(0, "order"))
+    return {
+        "shuffled": distributed.gather_without_gradient(shuffled),
+        "restored": distributed.unshuffle(shuffled, order),
+        "broadcast": distributed.broadcast(torch.full((2,), float(distributed.rank() + 5))),
+        "sum": distributed.sum_over_ranks(mine.sum()),
+    }
+
+
+def votes() -> dict[str, object]:
+    """Rank 1 alone has something to say, then both have, then none."""
+    agree, rank = distributed.Agreement(), distributed.rank()
+    last = rank == distributed.world_size() - 1
+    return {
+        "any": agree.any(last, False, not last),
+        "one": agree.first(f"rank {rank} found it" if last else None),
+        "both": agree.first(f"rank {rank} found it"),
+        "none": agree.first(None),
+        "group": agree.group is not None,
+        "shares": agree.group is dist.group.WORLD if agree.group is not None else None,
+    }
+
+
+def everything() -> dict[str, dict[str, torch.Tensor]]:
+    return {"sync": train_step("sync"), "groups": train_step("groups"), "exchanges": exchanges()}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """What two ranks saved, RANK.pt and votes-RANK.json."""
+    folder = tmp_path_factory.mktemp("ranks")
+    children = [subprocess.Popen([sys.executable, __file__, str(r), str(folder)]) for r in (0, 1)]
+    assert [child.wait(timeout=120) for child in children] == [0, 0]
+    return folder
+
+
+@pytest.fixture(scope="module")
+def ranks(folder) -> list[dict[str, dict[str, torch.Tensor]]]:
+    return [torch.load(folder / f"{r}.pt") for r in (0, 1)]
+
+
+@pytest.mark.parametrize("part", ["sync", "groups", "exchanges"])
+def test_two_ranks_equal_one_process(ranks, part):
+    alone = everything()[part]
+    for rank in ranks:
+        assert rank[part].keys() == alone.keys()
+        for name, expected in alone.items():
+            if name != "naive":
+                torch.testing.assert_close(
+                    rank[part][name], expected, rtol=1e-9, atol=1e-9, msg=lambda m, n=name: n + m
+                )
+
+
+def test_what_one_rank_finds_all_ranks_know(folder):
+    told = [json.loads((folder / f"votes-{rank}.json").read_text()) for rank in (0, 1)]
+    assert told[0] == told[1]
+    assert told[0]["any"] == [True, False, True]
+    assert (told[0]["one"], told[0]["both"]) == ("rank 1 found it", "rank 0 found it")
+    assert told[0]["none"] is None
+    assert told[0]["shares"] is True  # the default group is gloo's: no second one
+
+
+def test_one_process_agrees_with_itself_without_an_exchange():
+    alone = votes()
+    assert alone["any"] == (True, False, False)
+    assert (alone["one"], alone["none"]) == ("rank 0 found it", None)
+    assert alone["group"] is False
+
+
+def test_gathering_without_gradient_is_wrong(ranks):
+    """What the two-rank comparison is there to catch."""
+    assert (ranks[0]["sync"]["naive"] - everything()["sync"]["naive"]).abs().max() > 1e-3
+
+
+def test_sync_batchnorm_is_batch_norm_in_one_process():
+    images, _ = data()
+    plain, sync = network(), batchnorm.convert_sync_batchnorm(network())
+    for _ in range(2):
+        assert torch.equal(plain(images), sync(images))
+    for (name, a), (_, b) in zip(plain.named_buffers(), sync.named_buffers()):
+        assert torch.equal(a, b), name
+    assert torch.equal(plain.eval()(images), sync.eval()(images))
+    assert list(plain.state_dict()) == list(sync.state_dict())
+
+
+def test_groups_are_normalised_as_if_alone():
+    images, _ = data()
+    plain, grouped = network(), batchnorm.convert_group_batchnorm(network(), 4)
+    # The convolution runs over 8 images at once or over 2 at a time: equal up to rounding, not to
+    # the bit
+    alone = torch.cat([copy.deepcopy(plain)(part) for part in images.chunk(4)])
+    torch.testing.assert_close(grouped(images), alone, rtol=1e-10, atol=1e-10)
+    kept = []
+    for part in images.chunk(4):
+        alone = copy.deepcopy(plain)
+        alone(part)
+        kept.append(alone[1].running_var)
+    torch.testing.assert_close(grouped[1].running_var, torch.stack(kept).mean(0))
+
+
+def test_local_modules_are_left_alone_by_the_conversion():
+    model = nn.ModuleDict({"a": network(), "b": network()})
+    model["b"].local_batchnorm = True
+    batchnorm.convert_sync_batchnorm(model)
+    assert type(model["a"][1]) is batchnorm.SyncBatchNorm and type(model["b"][1]) is nn.BatchNorm2d
+
+
+if __name__ == "__main__":
+    rank, folder = int(sys.argv[1]), Path(sys.argv[2])
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    torch.save(everything(), folder / f"{rank}.pt")
+    (folder / f"votes-{rank}.json").write_text(json.dumps(votes()))
+    dist.destroy_process_group()

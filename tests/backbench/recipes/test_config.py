@@ -1,0 +1,165 @@
+"""Recipes: bases, overrides, types; every mistake is one line that names the file, the key and what
+was allowed."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+import pytest
+
+from backbench.errors import BadInput
+from backbench.recipes import config
+
+
+@dataclass(frozen=True, kw_only=True)
+class Head:
+    width: int = 8
+    norm: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cat:
+    name: str
+    lives: int = 9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dog:
+    name: str
+    tricks: tuple[str, ...] = ()
+
+
+def choose(data, where, path):
+    kinds = {"cat": Cat, "dog": Dog}
+    if data.get("name") not in kinds:
+        raise BadInput(f"{where}: '{path}.name' is {data.get('name')!r}; allowed: cat, dog")
+    return kinds[data["name"]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    name: str
+    lr: float = 0.1
+    pet: Cat | Dog = field(default=Cat(name="cat"), metadata={"choose": choose})
+    heads: tuple[Head, ...] = (Head(),)
+    pair: tuple[float, float] = (0.0, 1.0)
+    limit: int | None = None
+    mode: Literal["plain", "fancy"] = "plain"
+    table: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self):
+        if self.lr < 0:
+            raise ValueError(f"lr must not be negative, not {self.lr}")
+
+
+def write(folder, name, text):
+    path = folder / f"{name}.yaml"
+    path.write_text(text)
+    return path
+
+
+def load(path, *overrides):
+    return config.load(Recipe, path, overrides, kind="pretrain")
+
+
+def test_bases_merge_from_low_to_high(tmp_path):
+    write(
+        tmp_path, "low", "name: low\nlr: 1e-4\npet: {name: dog, tricks: [sit]}\ntable: {a: 1, b: 2}"
+    )
+    write(tmp_path, "side", "lr: 0.5\nheads: [{width: 1}, {norm: true}]")
+    top = write(tmp_path, "top", "base: [low, side]\nname: top\ntable: {b: 3}")
+    found = load(top)
+    assert found == Recipe(
+        name="top",
+        lr=0.5,
+        pet=Dog(name="dog", tricks=("sit",)),
+        heads=(Head(width=1), Head(norm=True)),
+        table={"a": 1.0, "b": 3.0},
+    )
+
+
+def test_numbers_are_read_as_people_write_them(tmp_path):
+    path = write(tmp_path, "r", "name: r\nlr: 1e-4")
+    assert load(path).lr == 1e-4
+    assert load(path, "lr=3").lr == 3.0
+    assert load(path, "lr=inf").lr == math.inf
+    assert load(path, "limit=4").limit == 4
+    assert load(path, "limit=4", "limit=null").limit is None
+    assert load(path, "pair=[1, 2e-3]").pair == (1.0, 0.002)
+
+
+def test_overrides_reach_into_groups_and_the_last_one_wins(tmp_path):
+    path = write(tmp_path, "r", "name: r\npet: {name: cat}")
+    assert load(path, "pet.lives=7", "pet.lives=3").pet == Cat(name="cat", lives=3)
+    assert load(path, "heads=[{width: 2}]", "table.x=1").table == {"x": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides", "message"),
+    [
+        ("name: r\nlrr: 1", [], "unknown key 'lrr'; did you mean 'lr'"),
+        ("lr: 1", [], "key 'name' is missing"),
+        ("name: r\nlr: fast", [], "'lr' must be a number, not 'fast'"),
+        ("name: r\nlr: true", [], "'lr' must be a number"),
+        ("name: r\nlimit: 1.5", [], "'limit' must be"),
+        ("name: r\nmode: plian", [], "did you mean 'plain'"),
+        ("name: r\npair: [1]", [], "'pair' must be"),
+        ("name: r\nheads: [{width: x}]", [], r"'heads\[0\].width' must be a whole number"),
+        ("name: r\npet: {name: cow}", [], "allowed: cat, dog"),
+        ("name: r\npet: {name: dog, lives: 3}", [], "unknown key 'pet.lives'"),
+        ("name: r\nlr: -1", [], "lr must not be negative"),
+        ("name: r", ["lr"], "override 'lr': expected key=value"),
+        ("name: r", ["pet.nmae=cat"], "allowed: cat, dog"),
+        ("name: [r", [], "not readable as YAML"),
+        ("- a\n- b", [], "expected `key: value` lines"),
+        ("name: r\nbase: 7", [], "must be a name or a list"),
+        ("name: r\nbase: nobody", [], "base 'nobody' is not there"),
+        ("name: r\nbase: recipe", [], "goes in a circle"),
+    ],
+)
+def test_every_mistake_is_one_line_with_the_file(tmp_path, text, overrides, message):
+    path = write(tmp_path, "recipe", text)
+    with pytest.raises(BadInput, match=message) as caught:
+        load(path, *overrides)
+    assert "\n" not in str(caught.value)
+    assert overrides or "recipe.yaml" in str(caught.value)
+
+
+def test_unknown_recipe_names_the_nearest():
+    with pytest.raises(BadInput, match="lorac"):
+        config.find_recipe("lorak/lorac_imagenet_r50_200ep", "pretrain")
+
+
+def test_a_recipe_written_out_reads_back_as_itself(tmp_path):
+    recipe = Recipe(name="r", lr=math.inf, pet=Dog(name="dog", tricks=("roll",)), limit=3)
+    assert load(write(tmp_path, "again", config.to_yaml(recipe))) == recipe
+
+
+def test_fingerprints_are_equal_exactly_when_the_values_are():
+    a, b = Recipe(name="r"), Recipe(name="r", pair=(0.0, 1.0))
+    assert (
+        config.fingerprint(a)
+        == config.fingerprint(b)
+        != config.fingerprint(Recipe(name="r", lr=0.2))
+    )
+    assert config.fingerprint({"x": 1, "y": 2}) == config.fingerprint({"y": 2, "x": 1})
+
+
+@dataclass(frozen=True, kw_only=True)
+class WithLater:
+    first: int
+    second: float = config.later(0.5)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outer:
+    inner: WithLater
+    third: str | None = config.later(None)
+
+
+def test_a_later_key_at_its_default_changes_nothing_that_was_written():
+    plain = config.build(Outer, {"inner": {"first": 1}}, where="x")
+    assert config.without_later(plain) == {"inner": {"first": 1}}
+    assert config.to_dict(plain) == {"inner": {"first": 1, "second": 0.5}, "third": None}
+    used = config.build(Outer, {"inner": {"first": 1, "second": 2}, "third": "a"}, where="x")
+    assert config.without_later(used) == config.to_dict(used)

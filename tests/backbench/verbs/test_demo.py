@@ -1,0 +1,151 @@
+"""The demo, run as its user runs it: once through, again, and killed in every stage."""
+
+import contextlib
+import csv
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from backbench.board.export import again
+from backbench.results import store
+from backbench.verbs import demo
+
+pytestmark = pytest.mark.slow
+SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGINT, signal.SIGKILL, signal.SIGTERM)
+TINY = ("demo", "--size", "tiny", "--out")
+
+
+def start(out: Path) -> subprocess.Popen:
+    command = [sys.executable, "-m", "backbench", *TINY, str(out)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def finish(process: subprocess.Popen) -> str:
+    try:
+        output, _ = process.communicate(timeout=900)
+    finally:
+        process.kill()  # where it took too long; a stage dies with its demo
+    assert process.returncode == 0, output[-3000:]
+    return output
+
+
+def board(out: Path) -> list[dict[str, str]]:
+    with (out / "leaderboard.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    out = tmp_path_factory.mktemp("demo") / "whole"
+    finish(start(out))
+    return out
+
+
+def test_fills_the_table(whole):
+    rows = board(whole)
+    assert sorted(row["name"] for row in rows) and len(rows) == len(demo.CHECKPOINTS)
+    assert len({row["checkpoint"] for row in rows}) == len(rows), "five different trunks"
+    columns = set(rows[0])
+    expected = ["linear/digits/", "fewshot/digits/", "knn/digits/", "semi_10pct/digits/"]
+    for measured in ("faster_rcnn/scenes:val/bbox", "mask_rcnn/scenes:val/segm"):
+        expected += [f"{measured}_{ap}@" for ap in ("AP", "AP50", "AP75")]
+    expected += [f"keypoint_rcnn/scenes:val/keypoints_{ap}@" for ap in ("AP", "AP50", "AP75")]
+    for start_of in expected:
+        named = [c for c in columns if c.startswith(start_of)]
+        assert named, f"no column {start_of}; there are {sorted(columns)}"
+        assert any(row[named[0]] for row in rows), f"{named[0]} is empty"
+        small = ("-demo-v1", "-tiny-v1")  # tiny detection has other iterations, so another protocol
+        assert all(c.split("@")[1].removesuffix("+torchvision").endswith(small) for c in named), (
+            named
+        )
+    page = (whole / "leaderboard.html").read_text()
+    assert "<table" in page and 'src="http' not in page and 'href="http://fonts' not in page
+
+
+def test_again_skips_everything_in_seconds(whole):
+    before = {p: p.stat().st_mtime_ns for p in whole.rglob("results.jsonl")}
+    began = time.monotonic()
+    output = finish(start(whole))
+    assert "finished stages recognised and skipped" in output
+    assert time.monotonic() - began < 20
+    assert before == {p: p.stat().st_mtime_ns for p in whole.rglob("results.jsonl")}
+
+
+def test_a_removed_table_is_made_again(whole):
+    before = board(whole)
+    (whole / "leaderboard.csv").unlink()
+    finish(start(whole))
+    assert board(whole) == before
+
+
+@pytest.mark.timeout(1800)
+def test_killed_in_every_stage_ends_with_the_same_numbers(whole, tmp_path):
+    """kill -9 for every stage as it runs, Ctrl-C or SIGTERM for every third; then one run to the
+    end."""
+    out = tmp_path / "killed"
+    pending = [stage.name for stage in demo.stages(out, "tiny")]
+    killed: list[str] = []
+    for attempt in range(3 * len(pending)):
+        process = start(out)
+        victim = None
+        assert process.stdout is not None
+        for line in process.stdout:
+            name = line.split()[-1] if "  start  " in line else None
+            if name in pending:
+                victim = name
+                break
+        if victim is None:
+            assert process.wait() == 0
+            break
+        time.sleep((1.5, 3.5, 6.0)[attempt % 3])  # while it imports, while it runs, while it writes
+        process.send_signal(SIGNALS[attempt % len(SIGNALS)])
+        process.stdout.read()
+        process.wait()
+        pending.remove(victim)
+        killed.append(victim)
+        _wait_for_orphans(out)
+    finish(start(out))
+    assert len(killed) >= 10, killed
+    assert board(out) == board(whole)
+
+
+def _wait_for_orphans(out: Path) -> None:
+    """Stages die with a killed demo (Linux); nothing may still write below `out`."""
+    end = time.monotonic() + 10
+    while alive := _mentioning(str(out)):
+        assert time.monotonic() < end, f"still running: {alive}"
+        time.sleep(0.1)
+
+
+def _mentioning(text: str) -> list[Path]:
+    """The processes whose command line holds `text`, without this one."""
+    out = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it has ended since
+            if text in file.read_text() and file.parent.name != str(os.getpid()):
+                out.append(file)
+    return out
+
+
+def test_a_rows_command_measures_the_same_value(whole, tmp_path):
+    """The command that the page shows for a number gives that number."""
+    for part in ("semisup/lorac", "detection/faster/random"):
+        rows, _ = store.read(whole / part)
+        command = again(rows[0], out=str(tmp_path / part))
+        assert command is not None and command.startswith("backbench ")
+        arguments = shlex.split(command)[1:]
+        cwd = (rows[0].origin or {})["cwd"]
+        subprocess.run(
+            [sys.executable, "-m", "backbench", *arguments],
+            cwd=cwd,
+            check=True,
+            capture_output=True,
+        )
+        repeated, _ = store.read(tmp_path / part)
+        assert {(r.column, r.value) for r in repeated} == {(r.column, r.value) for r in rows}

@@ -1,0 +1,134 @@
+"""Processes and devices of an evaluation, and the checkpoints it reads."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from backbench.errors import BadInput
+from backbench.parallel import distributed
+from backbench.parallel.distributed import Agreement
+from backbench.parallel.loading import Unreadable, default_workers
+from backbench.runs.folder import log
+
+if TYPE_CHECKING:
+    from backbench.runs.state import StopFlag
+    from backbench.weights.checkpoint import Checkpoint
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """This process's place among those of an evaluation, and how they agree."""
+
+    device: torch.device
+    rank: int
+    world: int
+    workers: int  # loader processes of this process
+    watched: bool = False  # whether Fabric started the other processes and watches them
+    # Made once, when all processes are up: making it is itself an exchange among them. Its votes go
+    # over the CPU, so none of them waits for a GPU; of one process they do nothing.
+    agreement: Agreement = field(default_factory=Agreement, compare=False, repr=False)
+
+    @property
+    def main(self) -> bool:
+        return self.rank == 0
+
+    def stopping(self, stop: StopFlag | None) -> str | None:
+        """The signal, on all ranks as soon as one has it. All ranks must ask in the same step."""
+        # Only the ranks that have it know its name.
+        asked = stop.requested if stop is not None else None
+        (anyone,) = self.agreement.any(asked is not None)
+        return (asked or "a signal") if anyone else None
+
+    def readable(self, batch: T | Unreadable) -> T:
+        """The batch; BadInput on all ranks where one of them could not read its own. All must ask
+        in the same step."""
+        mine = batch.error if isinstance(batch, Unreadable) else None
+        error = self.agreement.first(mine)
+        if error is not None or isinstance(batch, Unreadable):
+            raise BadInput(error or "")
+        return batch
+
+    def rank_0_tells(self) -> AbstractContextManager[None]:
+        """Around all that comes to the same end in every process."""
+        return distributed.rank_0_tells(watched=self.watched)
+
+    def alone(self) -> Machine:
+        """Leave the group of processes: nothing after this waits for the others."""
+        # The agreement's own group goes with the processes', so a new one is made: of one process.
+        if self.world > 1:
+            dist.destroy_process_group()
+        return replace(self, world=1, agreement=Agreement())
+
+
+def start(
+    *, devices: int = 1, nodes: int = 1, accelerator: str = "auto", workers: int | None = None
+) -> Machine:
+    """This process's place among `devices` x `nodes`; the other processes are started by Fabric."""
+    if devices < 1 or nodes < 1:
+        raise BadInput(f"--devices {devices} --nodes {nodes}: both must be at least 1")
+    if workers is not None and workers < 0:
+        raise BadInput(f"--workers {workers}: 0 (in this process) or more")
+    if accelerator == "cuda" and not torch.cuda.is_available():
+        raise BadInput(
+            "--accelerator cuda: torch finds no GPU; use --accelerator cpu,"
+            " or see `backbench doctor`"
+        )
+    kind = accelerator
+    if accelerator == "auto":
+        kind = "cuda" if torch.cuda.is_available() else "cpu"
+    if kind == "cuda" and devices > torch.cuda.device_count():
+        raise BadInput(f"--devices {devices}: this machine has {torch.cuda.device_count()} GPUs")
+    if workers is None:
+        workers = default_workers(devices)
+    if devices * nodes == 1:
+        device = torch.device("cuda", 0) if kind == "cuda" else torch.device("cpu")
+        return Machine(device, rank=0, world=1, workers=workers)
+    from lightning_fabric import Fabric
+
+    fabric = Fabric(accelerator=kind, devices=devices, num_nodes=nodes, strategy="ddp")
+    fabric.launch()
+    if fabric.global_rank:
+        log.setLevel("ERROR")  # one process speaks
+    watched = distributed.started_by_fabric(fabric)
+    return Machine(fabric.device, fabric.global_rank, fabric.world_size, workers, watched)
+
+
+def start_for(args: argparse.Namespace) -> Machine:
+    return start(
+        devices=args.devices, nodes=args.nodes, accelerator=args.accelerator, workers=args.workers
+    )
+
+
+def read_checkpoints(paths: Sequence[Path]) -> list[Checkpoint]:
+    """The files as checkpoints, each set of weights once."""
+    from backbench.weights.importing import read
+
+    # Rows are named by the weights. Two stems of one set of weights would share their rows.
+    out: dict[str, Checkpoint] = {}
+    names: dict[str, Path] = {}
+    for path in paths:
+        checkpoint = read(path)
+        known = out.get(checkpoint.digest)
+        if known is not None:
+            there = names[checkpoint.digest]
+            if known.stem != checkpoint.stem:
+                raise BadInput(
+                    f"{path}: the weights of {there},"
+                    f" with stem {checkpoint.stem} instead of {known.stem}; "
+                    "leave out the wrong one"
+                )
+            log.warning(f"{path}: the same weights as {there}; measured once")
+            continue
+        out[checkpoint.digest] = checkpoint
+        names[checkpoint.digest] = path
+    return list(out.values())
