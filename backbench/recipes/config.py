@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from backbench.errors import BadInput, nearest
-from backbench.untrusted import printable, yamls
+from backbench.untrusted import opening, printable, yamls
 
 T = TypeVar("T")
 # As read: text, numbers, lists and groups of them; `build` gives it its types
@@ -40,14 +40,18 @@ def configs_dir() -> Path:
 
 
 def find_recipe(name: str | Path, kind: str) -> Path:
-    """A recipe by path, or by its name under configs/<kind>/ (with or without .yaml)."""
+    """Return a recipe's path; `name` is a path, or a name under configs/<kind> (.yaml or not).
+
+    The path of a variant is that of its family's file and its name: FILE.yaml/NAME.
+    """
     path = Path(name)
-    if path.suffix in (".yaml", ".yml") and path.is_file():
+    is_yaml = path.suffix in (".yaml", ".yml")
+    if (is_yaml and path.is_file()) or (path.parent.suffix == ".yaml" and path.parent.is_file()):
         return path
     stem = str(name).removesuffix(".yaml")
-    shipped = configs_dir() / kind / f"{stem}.yaml"
-    if shipped.is_file():
-        return shipped
+    for beside in [configs_dir() / kind / stem, *([Path(stem)] if is_yaml else [])]:
+        if (found := _file_or_variant(beside)) is not None:
+            return found
     if path.is_file():
         raise BadInput(f"{path}: recipes are .yaml files; give one, or a name under configs/{kind}")
     hint = nearest(stem, recipe_names(kind))
@@ -55,10 +59,47 @@ def find_recipe(name: str | Path, kind: str) -> Path:
 
 
 def recipe_names(kind: str) -> list[str]:
-    """The names under configs/<kind>; files that begin with _ are bases only."""
+    """Return the names under configs/<kind>: of files and of variants. What begins with _ is a base
+    only."""
     folder = configs_dir() / kind
-    files = [path for path in folder.rglob("*.yaml") if not path.name.startswith("_")]
-    return [str(path.relative_to(folder).with_suffix("")) for path in files]
+    names = []
+    for file in sorted(folder.rglob("*.yaml")):
+        for name in (file.stem, *_variant_names(file)):
+            if not name.startswith("_"):
+                names.append((file.parent / name).relative_to(folder).as_posix())
+    return names
+
+
+def _file_or_variant(stem: Path) -> Path | None:
+    """STEM.yaml, else the variant of that name in a family's file beside it."""
+    file = stem.parent / f"{stem.name}.yaml"
+    if file.is_file():
+        return file
+    if stem.parent.is_file():  # FILE.yaml/NAME already
+        return stem
+    for family in sorted(stem.parent.glob("*.yaml")):
+        if stem.name in _variant_names(family):
+            return family / stem.name
+    return None
+
+
+def _variant_names(file: Path) -> list[str]:
+    """The names under the file's `variants:`."""
+    try:
+        # Most files are no families, which their text says in a thousandth of the time
+        if b"\nvariants:" not in opening.read_bytes(file, most=yamls.LARGEST):
+            return []
+    except OSError:
+        return []
+    return list(_variants(file))
+
+
+def _variants(file: Path) -> dict[str, Recipe]:
+    """The file's `variants:`, name -> keys."""
+    found = read_yaml(file, trusted=True).get("variants", {})
+    if not isinstance(found, dict) or not all(isinstance(v, dict) for v in found.values()):
+        raise BadInput(f"{file}: `variants:` must map each name to its keys")
+    return {str(name): keys for name, keys in found.items()}
 
 
 def read_yaml(path: str | Path, *, trusted: bool = False) -> Recipe:
@@ -83,22 +124,47 @@ def read_yaml(path: str | Path, *, trusted: bool = False) -> Recipe:
 
 
 def read_recipe(path: Path, *, trusted: bool = False) -> Recipe:
-    """The file with its bases below it. `base:` is one name or a list, relative to the file, later
-    over earlier."""
-    return _over_bases(path, (), {}, trusted=trusted)
+    """Read a recipe with its bases below it.
+
+    `base:` is one name or a list, relative to the file, later over earlier. A file with `variants:`
+    is a family: each variant is a recipe over what stands beside `variants:`. A base may also be a
+    variant, of the same family or of one in the same folder.
+    """
+    return _whole(path.resolve(), (), {}, trusted=trusted)
+
+
+def _whole(
+    path: Path, seen: tuple[Path, ...], done: dict[Path, Recipe], *, trusted: bool
+) -> Recipe:
+    """A file over its bases; a variant over its bases, over its family's file."""
+    above = _over_bases(path, seen, done, trusted=trusted)
+    if not path.parent.is_file():
+        return above
+    shared = _over_bases(path.parent, (*seen, path), done, trusted=trusted)
+    return merge(shared, above)
 
 
 def _over_bases(
     path: Path, seen: tuple[Path, ...], done: dict[Path, Recipe], *, trusted: bool
 ) -> Recipe:
-    """`done` has what was read on the way: a file that many name is read once."""
-    path = path.resolve()
+    """The keys of a file, or of a variant without its family's, over its bases.
+
+    `done` has what was read on the way: what many name is read once.
+    """
     if path in done:
         return done[path]
     if path in seen:
         circle = " -> ".join(p.name for p in (*seen, path))
         raise BadInput(f"{path}: `base:` goes in a circle: {circle}")
-    own = read_yaml(path, trusted=trusted)
+    family = path.parent if path.parent.is_file() else None
+    own = read_yaml(family or path, trusted=trusted)
+    if family is None:
+        own.pop("variants", None)
+    else:
+        variants = _variants(family)
+        if path.name not in variants:
+            raise BadInput(f"{family}: no variant '{path.name}'; {nearest(path.name, variants)}")
+        own = variants[path.name]
     bases = own.pop("base", [])
     if isinstance(bases, str):
         bases = [bases]
@@ -106,10 +172,14 @@ def _over_bases(
         raise BadInput(f"{path}: `base:` must be a name or a list of names, not {bases!r}")
     out: Recipe = {}
     for base in bases:
-        file = path.parent / f"{str(base).removesuffix('.yaml')}.yaml"
-        if not file.is_file():
-            raise BadInput(f"{path}: base '{base}' is not there (looked for {file})")
-        out = merge(out, _over_bases(file, (*seen, path), done, trusted=trusted))
+        stem = (family or path).parent / str(base).removesuffix(".yaml")
+        file = _file_or_variant(stem)
+        if file is None:
+            raise BadInput(f"{path}: base '{base}' is not there (looked for {stem}.yaml)")
+        file = file.resolve()
+        # What the family shares lies below all of the variant already
+        read = _over_bases if family is not None and file.parent == family else _whole
+        out = merge(out, read(file, (*seen, path), done, trusted=trusted))
     done[path] = merge(out, own)
     return done[path]
 

@@ -1,6 +1,7 @@
 """Recipes: bases, overrides, types; every mistake is one line that names the file, the key and what
 was allowed."""
 
+import dataclasses
 import math
 from dataclasses import dataclass, field
 from typing import Literal
@@ -123,6 +124,60 @@ def test_every_mistake_is_one_line_with_the_file(tmp_path, text, overrides, mess
         load(path, *overrides)
     assert "\n" not in str(caught.value)
     assert overrides or "recipe.yaml" in str(caught.value)
+
+
+FAMILY = """
+base: low
+lr: 0.5
+variants:
+  _dog:
+    pet: {name: dog}
+  rex:
+    base: [side, _dog]
+    name: rex
+  old_rex:
+    base: rex
+    pet: {tricks: [sit]}
+"""
+
+
+def test_a_family_holds_several_recipes(tmp_path):
+    """A variant lies over its bases, they over what the family shares, that over the file's base."""
+    write(tmp_path, "low", "lr: 0.1\nlimit: 3\ntable: {a: 1}")
+    write(tmp_path, "side", "lr: 0.7\nmode: fancy")
+    family = write(tmp_path, "_family", FAMILY)
+    other = write(tmp_path, "other", "base: old_rex\nname: other")
+    rex = Recipe(name="rex", lr=0.7, pet=Dog(name="dog"), limit=3, mode="fancy", table={"a": 1.0})
+    assert load(family / "rex") == rex
+    assert load(tmp_path / "rex.yaml") == rex, "as if it stood in a file of its own"
+    old = dataclasses.replace(rex, pet=Dog(name="dog", tricks=("sit",)))
+    assert load(family / "old_rex") == old
+    assert load(other) == dataclasses.replace(old, name="other")
+
+
+@pytest.mark.parametrize(
+    ("text", "variant", "message"),
+    [
+        ("variants:\n  rex: {name: r}", "rx", "family.yaml: no variant 'rx'; did you mean 'rex'"),
+        ("a: 1\nvariants: [rex]", "rex", "family.yaml: `variants:` must map each name to its keys"),
+        ("variants:\n  rex: {base: rex}", "rex", "family.yaml/rex: `base:` goes in a circle"),
+        ("variants:\n  rex: {name: r, lr: x}", "rex", "family.yaml/rex: 'lr' must be a number"),
+    ],
+)
+def test_a_mistake_in_a_family_names_the_variant(tmp_path, text, variant, message):
+    family = write(tmp_path, "family", f"name: all\n{text}")
+    with pytest.raises(BadInput, match=message):
+        load(family / variant)
+
+
+def test_every_name_is_found_once():
+    """A name is a file's or a variant's, and never two recipes in one folder have it."""
+    for kind in ("pretrain", "transfer", "grids", "clusters", "reproduce"):
+        names = config.recipe_names(kind)
+        assert len(names) == len(set(names)) > 0
+        for name in names:
+            found = config.find_recipe(name, kind)
+            assert found.stem == name.rpartition("/")[2]
 
 
 def test_unknown_recipe_names_the_nearest():
