@@ -17,7 +17,7 @@ from backbench.board.board import Board, Cell, Measurement, fill
 from backbench.errors import EXIT_BAD_INPUT, EXIT_PREEMPTED, BadInput, Failed, Preempted, nearest
 from backbench.results import store
 from backbench.results.store import Result
-from backbench.runs.folder import log
+from backbench.runs.terminal import log
 from backbench.tasks import TASKS
 from backbench.weights import header
 

@@ -633,8 +633,8 @@ def guarded(action: Callable[[], int | None], args: argparse.Namespace) -> int:
     """Run a verb; its errors become one line on stderr and an exit status, with the traceback under
     --debug."""
     from backbench.runs import failures
-    from backbench.runs.folder import end_live_line, setup_logging
     from backbench.runs.state import stops_at_once
+    from backbench.runs.terminal import end_live_line, setup_logging
 
     setup_logging(-1 if args.quiet else args.verbosity)
     stopped_by: list[str] = []
@@ -667,7 +667,7 @@ def guarded(action: Callable[[], int | None], args: argparse.Namespace) -> int:
 
 
 def _stopped(by: str) -> int:
-    from backbench.runs.folder import end_live_line
+    from backbench.runs.terminal import end_live_line
 
     end_live_line()
     print(f"backbench: stopped by {by}; the same command continues", file=sys.stderr)

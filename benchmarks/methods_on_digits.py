@@ -32,7 +32,8 @@ import torch
 from backbench.datasets import embedded
 from backbench.recipes.config import configs_dir
 from backbench.runs import atomic, seeding
-from backbench.runs.folder import CHECKPOINT_FILE, read_metrics
+from backbench.runs.folder import CHECKPOINT_FILE
+from backbench.runs.step_metrics import read_metrics
 from backbench.weights.checkpoint import Checkpoint
 
 HEAD = {"hidden": 512, "dim": 128, "last_batchnorm": True}

@@ -28,8 +28,8 @@ import torch
 from machine import describe
 
 from backbench.datasets import embedded
-from backbench.runs.folder import read_metrics
 from backbench.runs.state import StopFlag
+from backbench.runs.step_metrics import read_metrics
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.resnet import build_backbone
 from detection import dialect, measure, train_net

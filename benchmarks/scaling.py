@@ -25,7 +25,8 @@ import torch
 from machine import describe
 
 from backbench.datasets import embedded
-from backbench.runs.folder import CHECKPOINT_FILE, read_metrics
+from backbench.runs.folder import CHECKPOINT_FILE
+from backbench.runs.step_metrics import read_metrics
 from backbench.weights.checkpoint import Checkpoint
 
 # SGD: Adam turns a rounding error where the gradient is nearly zero into a step of full length

@@ -30,7 +30,8 @@ from torch import Tensor
 
 from backbench.datasets import embedded
 from backbench.runs import atomic
-from backbench.runs.folder import CHECKPOINT_FILE, read_metrics
+from backbench.runs.folder import CHECKPOINT_FILE
+from backbench.runs.step_metrics import read_metrics
 from backbench.weights.checkpoint import Checkpoint
 from pretrain.methods.cllr import LPHI, alive, kept_projection
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from backbench.errors import BadInput
-from backbench.runs.folder import log
+from backbench.runs.terminal import log
 from backbench.weights import archs
 from backbench.weights.checkpoint import Checkpoint
 from detection import amp, dialect, evaluate, process_group, trunks

@@ -11,7 +11,9 @@ from backbench.parallel import loading
 from backbench.recipes import fast
 from backbench.results import store
 from backbench.runs import atomic
-from backbench.runs.folder import PICTURES, RESULTS_FILE, Progress, log
+from backbench.runs.folder import PICTURES, RESULTS_FILE
+from backbench.runs.run_progress import Progress
+from backbench.runs.terminal import log
 from backbench.weights import trunk_facts
 from detection import evaluate, trunks
 from detection.convert import about

@@ -23,8 +23,8 @@ from backbench.__main__ import NUMBERS, listen
 from backbench.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_PREEMPTED
 from backbench.parallel.parent import die_with_parent
 from backbench.runs import atomic
-from backbench.runs.folder import log
 from backbench.runs.state import StopFlag, signals_blocked
+from backbench.runs.terminal import log
 from detection.data.split import Split
 from detection.dialect import DEVICE_KEY, Given
 from detection.run import DetectionRun

@@ -33,8 +33,6 @@ def evaluation(run: DetectionRun, identity: Mapping[str, object]) -> DetectionRu
         )
     now = json.loads(json.dumps(identity))
     then = _trained(run.out)
-    if then is not None:
-        then = {key: now[key] for key in IMAGES} | then  # once it did not say
     if then is None or then == now or _training(then) != _training(now):
         return run  # and the folder says what differs, if anything does
     named = {key: value for key, value in now.items() if key not in IMAGES}

@@ -34,8 +34,11 @@ from backbench.errors import BadInput, Failed, Preempted
 from backbench.parallel import distributed, precision
 from backbench.results import store
 from backbench.runs import atomic, seeding
-from backbench.runs.folder import STATE_FILE, Metrics, Progress, log, open_run
+from backbench.runs.folder import STATE_FILE, open_run
+from backbench.runs.run_progress import Progress
 from backbench.runs.state import StopFlag, load_state, save_state
+from backbench.runs.step_metrics import Metrics
+from backbench.runs.terminal import log
 from detection import convert, dialect, lint, measure, precise_bn, process_group, rescore, trunks
 from detection.data import coco, voc
 from detection.data.split import Split, join, training_records
@@ -66,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     if not finished and not (asked.out / STATE_FILE).exists():
         lint.files(prepared)
     engine = None if finished else ready(asked, prepared)
-    with open_run(asked.out, verb="detect", identity=who, added=rescore.IMAGES):
+    with open_run(asked.out, verb="detect", identity=who):
         if measure.report(asked.out):
             log.info(f"{asked.out}: already finished")
             return 0

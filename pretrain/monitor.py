@@ -19,7 +19,8 @@ from backbench.images.preprocess import Pixels, eval_geometry, to_input
 from backbench.knn import knn_scores
 from backbench.parallel import loading
 from backbench.runs import atomic
-from backbench.runs.folder import Metrics, log, read_metrics
+from backbench.runs.step_metrics import Metrics, read_metrics
+from backbench.runs.terminal import log
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -13,7 +13,7 @@ from lightning_fabric.plugins.precision.amp import MixedPrecision
 from lightning_fabric.strategies import DDPStrategy
 
 from backbench.errors import BadInput
-from backbench.runs.folder import log
+from backbench.runs.terminal import log
 from pretrain.recipe import PretrainConfig
 
 T = TypeVar("T")

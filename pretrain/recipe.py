@@ -12,7 +12,6 @@ from typing import Any, Literal
 from backbench.images.crops import Crops
 from backbench.images.preprocess import IMAGENET_MEAN, IMAGENET_STD, Pixels
 from backbench.recipes import config, fast
-from backbench.recipes.config import later
 from pretrain.method_config import MethodConfig, check_name, choose_config
 
 
@@ -53,7 +52,7 @@ class Data:
     skip_corrupt: bool = False
     workers: int = 8
     # This share of the images, drawn once and for all seeds alike, is not trained on
-    hold_out: float = later(0.0)
+    hold_out: float = 0.0
 
     def __post_init__(self) -> None:
         if self.workers < 0:

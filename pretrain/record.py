@@ -12,7 +12,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from backbench.runs.folder import Progress, log
+from backbench.runs.run_progress import Progress
+from backbench.runs.terminal import log
 from pretrain import monitor
 from pretrain.data import LoadedBatch
 from pretrain.recipe import PretrainConfig

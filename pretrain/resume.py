@@ -9,8 +9,9 @@ import torch
 from lightning_fabric import Fabric
 
 from backbench.errors import BadInput, Failed
-from backbench.runs.folder import STATE_FILE, log
+from backbench.runs.folder import STATE_FILE
 from backbench.runs.state import load_state, save_state
+from backbench.runs.terminal import log
 from pretrain.method import Method
 from pretrain.record import RecentTerms
 

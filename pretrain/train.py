@@ -18,8 +18,9 @@ from backbench.parallel import batchnorm, distributed, division, loading
 from backbench.recipes import config as recipes
 from backbench.results import store
 from backbench.runs import atomic, seeding
-from backbench.runs.folder import CHECKPOINT_FILE, RECIPE_FILE, RUN_FILE, log, open_run, recognise
+from backbench.runs.folder import CHECKPOINT_FILE, RECIPE_FILE, RUN_FILE, open_run, recognise
 from backbench.runs.state import StopFlag
+from backbench.runs.terminal import log
 from backbench.weights import archs
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.trunk import Trunk
@@ -29,9 +30,6 @@ from pretrain.method import Batch, Method, Setup, build_method
 from pretrain.recipe import PretrainConfig, overrides_of
 from pretrain.record import RecentTerms, RunLog
 from pretrain.resume import SavedState
-
-# What run.json said of every run before version 2; now only where it decides numbers
-ONCE_IDENTITY = ("processes",)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -52,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
             division.check_nesting(groups, ranks)
 
     if (args.out / CHECKPOINT_FILE).exists():
-        if not recognise(args.out, verb="pretrain", identity=identity, dropped=ONCE_IDENTITY):
+        if not recognise(args.out, verb="pretrain", identity=identity):
             raise BadInput(
                 f"{args.out / CHECKPOINT_FILE}: not made by a pretraining in this folder, which has"
                 f" no {RUN_FILE}; choose another --out, or move the file away"
@@ -75,10 +73,9 @@ def run(args: argparse.Namespace) -> int:
         if args.workers is not None:
             workers = args.workers
         # Only rank 0 writes in RUN, and makes sure that nobody else does
-        opening = open_run(args.out, verb="pretrain", identity=identity, dropped=ONCE_IDENTITY)
+        opening = open_run(args.out, verb="pretrain", identity=identity)
         agree = distributed.Agreement()
         with agree.together(opening if fabric.is_global_zero else None):
-            # As the run began: keys that came later are not written into it
             if fabric.is_global_zero and not (args.out / RECIPE_FILE).exists():
                 atomic.write_text(args.out / RECIPE_FILE, recipes.to_yaml(config))
             train(
@@ -107,7 +104,7 @@ def refuse_too_few(config: PretrainConfig, found: ImageList) -> None:
 def what_decides(config: PretrainConfig) -> dict[str, Any]:
     """The recipe without what may change while a run goes on: how it is fed and watched, not what
     it computes."""
-    recipe = recipes.without_later(config)
+    recipe = recipes.to_dict(config)
     recipe["data"].pop("workers")
     for name in ("save_minutes", "log_every", "knn_every", "probe", "expected"):
         recipe.pop(name)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from backbench.runs.folder import read_metrics
+from backbench.runs.step_metrics import read_metrics
 from backbench.weights import header
 from backbench.weights.checkpoint import Checkpoint
 from transfer.analyze_summary import CheckpointCurve, finite

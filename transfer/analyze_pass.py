@@ -18,7 +18,8 @@ from backbench.images.image_list import ImageList, Images
 from backbench.parallel import loading
 from backbench.parallel.loading import Unreadable
 from backbench.runs import seeding
-from backbench.runs.folder import STATES, Progress
+from backbench.runs.folder import STATES
+from backbench.runs.run_progress import Progress
 from backbench.runs.state import StopFlag, load_state, save_state
 from backbench.weights.checkpoint import Checkpoint
 from transfer import feature_statistics as stats

@@ -16,7 +16,7 @@ from backbench.errors import BadInput
 from backbench.parallel import distributed
 from backbench.parallel.distributed import Agreement
 from backbench.parallel.loading import Unreadable, default_workers
-from backbench.runs.folder import log
+from backbench.runs.terminal import log
 
 if TYPE_CHECKING:
     from backbench.runs.state import StopFlag

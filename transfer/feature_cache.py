@@ -35,7 +35,7 @@ from torch import Tensor
 from backbench.errors import EXIT_BAD_INPUT, BadInput, Failed
 from backbench.recipes import config
 from backbench.runs import atomic, failures
-from backbench.runs.folder import log
+from backbench.runs.terminal import log
 from backbench.untrusted import jsons
 from transfer import feature_contents
 from transfer.feature_contents import Seen

@@ -23,8 +23,9 @@ from backbench.images import contents
 from backbench.images.contents import Named
 from backbench.images.image_list import ImageList
 from backbench.parallel import distributed
-from backbench.runs.folder import Progress, log
+from backbench.runs.run_progress import Progress
 from backbench.runs.state import StopFlag
+from backbench.runs.terminal import log
 from transfer import feature_contents
 from transfer.batches import equal_shares, loader
 from transfer.devices import Machine

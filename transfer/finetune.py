@@ -24,8 +24,9 @@ from backbench.images.image_list import ImageList
 from backbench.recipes import config
 from backbench.results import store
 from backbench.results.store import Result
-from backbench.runs.folder import STATES, log, open_run
+from backbench.runs.folder import STATES, open_run
 from backbench.runs.state import StopFlag, load_state, save_state
+from backbench.runs.terminal import log
 from backbench.tasks import TASKS
 from backbench.weights.checkpoint import Checkpoint
 from transfer import metrics, scoring
@@ -102,7 +103,7 @@ def _run(
     machine = start_for(args)
     hashes = splits.digests(found)
     identity = {
-        "recipe": config.without_later(protocol),
+        "recipe": config.to_dict(protocol),
         "task": task_name,
         "checkpoints": [c.digest for c in checkpoints],
         "datasets": {name: hashes},
@@ -119,7 +120,7 @@ def _run(
         seed=args.seed,
     )
     verb = TASKS[task_name].verb
-    opening = open_run(args.out, verb=verb, identity=identity, added=(contents.KEY,))
+    opening = open_run(args.out, verb=verb, identity=identity)
     with (
         machine.rank_0_tells(),
         machine.agreement.together(opening if machine.main else None),

@@ -16,8 +16,9 @@ from backbench.images import contents
 from backbench.recipes import config, own_probe
 from backbench.results import store
 from backbench.results.store import Result
-from backbench.runs.folder import log, open_run
+from backbench.runs.folder import open_run
 from backbench.runs.state import StopFlag
+from backbench.runs.terminal import log
 from backbench.tasks import by_kind
 from backbench.weights.checkpoint import Checkpoint
 from transfer import scoring
@@ -96,7 +97,7 @@ def evaluate(
             for checkpoint in group.checkpoints:
                 kept_head(checkpoint, group.protocol.head)
     # 2. The folder is this run's, or becomes it.
-    opening = open_run(out, verb="linear", identity=_identity(work, seed), added=(contents.KEY,))
+    opening = open_run(out, verb="linear", identity=_identity(work, seed))
     together = [pair for pair in work if probe_of(pair[1].protocol.kind).together]
     alone = [pair for pair in work if not probe_of(pair[1].protocol.kind).together]
     with machine.agreement.together(opening if machine.main else None), StopFlag() as stop:
@@ -145,7 +146,7 @@ def _identity(
     recipes: list[dict[str, object]] = []
     digests: list[str] = []
     for task, group in work:
-        recipe = config.without_later(task.protocol)
+        recipe = config.to_dict(task.protocol)
         if recipe not in recipes:
             recipes.append(recipe)
         digests += [c.digest for c in group.checkpoints]

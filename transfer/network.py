@@ -18,8 +18,9 @@ from backbench.images.image_list import ImageList
 from backbench.images.preprocess import normalise
 from backbench.parallel import batchnorm, distributed, precision
 from backbench.runs import seeding
-from backbench.runs.folder import Progress, log
+from backbench.runs.run_progress import Progress
 from backbench.runs.state import StopFlag, load_state, save_state
+from backbench.runs.terminal import log
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.trunk import Trunk
 from transfer import scoring

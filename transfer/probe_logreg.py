@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from backbench.results.store import Result
-from backbench.runs.folder import Progress
+from backbench.runs.run_progress import Progress
 from backbench.runs.state import StopFlag, load_state, save_state
 from transfer import logreg, metrics, scoring
 from transfer.devices import Machine

@@ -26,8 +26,9 @@ from torch import Tensor
 from backbench.datasets.row import Dataset
 from backbench.results.store import Result
 from backbench.runs import atomic
-from backbench.runs.folder import STATES, log
+from backbench.runs.folder import STATES
 from backbench.runs.state import StopFlag
+from backbench.runs.terminal import log
 from backbench.stats import confidence
 from transfer import metrics, scoring
 from transfer.devices import Machine

@@ -12,7 +12,7 @@ from torch import Tensor
 from backbench.errors import Preempted
 from backbench.images.image_list import ImageList
 from backbench.parallel.distributed import sent
-from backbench.runs.folder import Progress
+from backbench.runs.run_progress import Progress
 from backbench.runs.state import StopFlag, load_state, save_state
 from transfer.batches import rank_batches, training_pictures
 from transfer.devices import Machine

@@ -138,7 +138,7 @@ class Protocol:
     bootstrap: int = 2000  # of an older version's intervals; nothing reads it now
     # A head that the checkpoint has kept (lphi: CLLR's L), whose output is the feature; null: the
     # trunk's
-    head: str | None = config.later(None)
+    head: str | None = None
 
     def __post_init__(self) -> None:
         if not self.protocol:
@@ -184,7 +184,7 @@ class Sgd(ScaledRates, Protocol):
 
     lr: tuple[float, ...]
     # adam: torch's, whose first beta is `momentum`
-    optimizer: Literal["sgd", "adam"] = config.later("sgd")
+    optimizer: Literal["sgd", "adam"] = "sgd"
     reference_batch: int = 256
     batch_size: int = 256
     momentum: float = 0.9
@@ -197,7 +197,7 @@ class Sgd(ScaledRates, Protocol):
     # test: the best on the reported split, only under a protocol of that name
     select: Literal["val", "test"] = "val"
     # also top-1 on the images that were trained on, centre crops, as a row of the split `train`
-    train_score: bool = config.later(False)
+    train_score: bool = False
     save_minutes: float = 5.0
 
     def __post_init__(self) -> None:
@@ -308,11 +308,11 @@ class Finetune(ScaledRates, Protocol):
     augment: CropAugment = CropAugment()
     init_std: float = 0.01
     save_minutes: float = 5.0
-    optimizer: Literal["sgd", "adamw"] = config.later("sgd")
-    betas: tuple[float, float] = config.later((0.9, 0.999))  # AdamW's
+    optimizer: Literal["sgd", "adamw"] = "sgd"
+    betas: tuple[float, float] = (0.9, 0.999)  # AdamW's
     # The rate of each layer of the trunk is that of the next one times this (BEiT, arXiv:2106.08254)
-    layer_decay: float = config.later(1.0)
-    warmup: float = config.later(0.0)  # share of the run in which the rates rise from 0
+    layer_decay: float = 1.0
+    warmup: float = 0.0  # share of the run in which the rates rise from 0
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -15,7 +15,8 @@ from backbench.recipes import config, fast
 from backbench.results import store
 from backbench.results.store import Origin, Result
 from backbench.runs import atomic
-from backbench.runs.folder import RESULTS_FILE, STATES, log
+from backbench.runs.folder import RESULTS_FILE, STATES
+from backbench.runs.terminal import log
 from backbench.stats import confidence
 from backbench.untrusted import printable
 from transfer import metrics

@@ -27,7 +27,7 @@ from backbench.board.overall import Overall, answer
 from backbench.datasets.catalog import DATASETS, TWELVE
 from backbench.results import column_keys, judging_rules, published
 from backbench.runs import atomic
-from backbench.runs.folder import log
+from backbench.runs.terminal import log
 from backbench.tasks import TASKS
 from backbench.untrusted import printable
 

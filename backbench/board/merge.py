@@ -25,7 +25,8 @@ from backbench.results import column_keys, resamples, store
 from backbench.results.predictions import load
 from backbench.results.store import Origin, Result
 from backbench.runs import atomic
-from backbench.runs.folder import RESULTS_FILE, log
+from backbench.runs.folder import RESULTS_FILE
+from backbench.runs.terminal import log
 from backbench.untrusted import printable
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")

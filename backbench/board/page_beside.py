@@ -16,7 +16,8 @@ from backbench.board.board import Board, joined
 from backbench.errors import BadInput
 from backbench.images.image_list import readable
 from backbench.results.store import Result
-from backbench.runs.folder import CHECKPOINT_FILE, METRICS_FILE, PICTURES, RUN_FILE, read_metrics
+from backbench.runs.folder import CHECKPOINT_FILE, METRICS_FILE, PICTURES, RUN_FILE
+from backbench.runs.step_metrics import read_metrics
 from backbench.tasks import TASKS
 from backbench.untrusted import jsons, printable, walking
 from backbench.weights import header

@@ -14,7 +14,7 @@ from pathlib import Path
 from backbench.board.board import AVERAGE
 from backbench.errors import BadInput, nearest
 from backbench.runs import atomic
-from backbench.runs.folder import log
+from backbench.runs.terminal import log
 from backbench.stats import rank_intervals, rank_tests
 from backbench.untrusted import opening, printable
 

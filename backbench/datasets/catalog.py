@@ -18,7 +18,7 @@ from backbench.datasets.row import Dataset
 from backbench.datasets.splits import Splits
 from backbench.errors import BadInput, nearest
 from backbench.images.image_list import ImageList, scan_folder
-from backbench.runs.folder import log
+from backbench.runs.terminal import log
 from backbench.untrusted import jsons, printable
 
 RECORD = "backbench-splits.json"

@@ -14,7 +14,7 @@ from pathlib import Path
 from backbench.datasets.splits import Splits
 from backbench.errors import BadInput
 from backbench.images.image_list import ArrayList, ImageList
-from backbench.runs.folder import QUIET_SECONDS, Progress
+from backbench.runs.run_progress import QUIET_SECONDS, Progress
 
 Sizes = Mapping[str, "array[int]"]  # by split, bytes of its files in their order; without arrays
 AT_ONCE = 1000  # files between two looks at the clock

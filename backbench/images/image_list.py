@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Generic, TypeVar
 
 from backbench.errors import BadInput
-from backbench.runs.folder import QUIET_SECONDS, Progress
+from backbench.runs.run_progress import QUIET_SECONDS, Progress
 from backbench.untrusted import opening, printable, walking
 
 if TYPE_CHECKING:

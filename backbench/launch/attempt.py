@@ -41,7 +41,7 @@ from backbench.launch.clusters import Cluster
 from backbench.launch.job import Job, finished
 from backbench.launch.records import AttemptNote, Ledger, Status, StatusName
 from backbench.launch.verdict import Ending, Outcome, decide
-from backbench.runs.folder import read_progress
+from backbench.runs.run_progress import read_progress
 
 EXIT_STOPPED = 3  # of an attempt: cancelled, not to be started again
 PEER_LOST = re.compile("gloo|nccl|connection|socket|broken pipe|timed? ?out", re.IGNORECASE)

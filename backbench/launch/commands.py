@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from backbench.datasets import availability
 from backbench.errors import BadInput
 from backbench.launch.job import Job
-from backbench.runs.folder import log
+from backbench.runs.terminal import log
 
 # The others name files that may be made before they start, or weigh as much as what they do
 CHECKED = ("pretrain", "linear", "finetune", "semisup", "analyze")

@@ -17,7 +17,7 @@ from backbench.launch.job import Job, finished
 from backbench.launch.price import Estimates
 from backbench.launch.view import ACTIVE, Snapshot, State, StateName
 from backbench.recipes import fast
-from backbench.runs.folder import seconds
+from backbench.runs.run_progress import seconds
 
 # A run submits these again. Blocked ones stay out below while what they need has failed; failed
 # ones wait for `launch retry`.

@@ -19,7 +19,7 @@ from typing import Literal, NamedTuple, Protocol
 from backbench.errors import EXIT_FAILED, EXIT_PREEMPTED
 from backbench.launch.attempt import EXIT_STOPPED, Attempt
 from backbench.launch.records import Ledger
-from backbench.runs.folder import log
+from backbench.runs.terminal import log
 
 
 class Process(Protocol):

@@ -24,7 +24,7 @@ from backbench.launch.view import Snapshot
 from backbench.recipes import config
 from backbench.recipes.detector_files import read_flat
 from backbench.recipes.own_probe import OWN
-from backbench.runs.folder import read_progress
+from backbench.runs.run_progress import read_progress
 from backbench.weights import header
 
 # Of a pretraining's recipe, what decides how long an epoch takes. Of its method's keys, those that

@@ -29,7 +29,7 @@ from backbench.launch.records import Ledger, Submission, Target
 from backbench.launch.verdict import Ending
 from backbench.launch.view import Snapshot
 from backbench.runs import atomic
-from backbench.runs.folder import log
+from backbench.runs.terminal import log
 
 if TYPE_CHECKING:
     from submitit.core.utils import DelayedSubmission

@@ -18,7 +18,7 @@ from backbench.errors import BadInput
 from backbench.launch.clusters import ROWS, Cluster, read_cluster
 from backbench.launch.job import Job
 from backbench.recipes import config
-from backbench.runs.folder import log
+from backbench.runs.terminal import log
 from backbench.untrusted import printable
 
 # Keys of a cluster that decide how many and how large, never what is run

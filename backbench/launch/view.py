@@ -15,7 +15,7 @@ from backbench.errors import BadInput, Failed
 from backbench.launch.job import Job, finished
 from backbench.launch.records import Ledger, Record, Status, Submission
 from backbench.launch.slurm_client import Queued, queue
-from backbench.runs.folder import read_progress, seconds
+from backbench.runs.run_progress import read_progress, seconds
 
 StateName = Literal[
     "done", "running", "queued", "waiting", "blocked", "failed", "cancelled", "stopped", "lost"

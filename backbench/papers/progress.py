@@ -16,7 +16,8 @@ from backbench.papers.catalogue import PrintedItem, sweeps
 from backbench.recipes import config
 from backbench.results.judging_rules import as_measured
 from backbench.results.published import Published, keys_in
-from backbench.runs.folder import RECIPE_FILE, read_metrics
+from backbench.runs.folder import RECIPE_FILE
+from backbench.runs.step_metrics import read_metrics
 
 MEASURED, RUNNING, MISSING = "measured", "running", "missing"
 

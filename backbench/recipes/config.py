@@ -369,24 +369,6 @@ def to_dict(config: Any) -> Recipe:
     return json.loads(json.dumps(dataclasses.asdict(config)).replace("Infinity", '"inf"'))
 
 
-def later(default: Any) -> Any:
-    """A field that came after its dataclass was in use: where it stands at `default`, what was
-    written without it is the same (`without_later`)."""
-    return dataclasses.field(default=default, metadata={"later": True})
-
-
-def without_later(config: Any) -> Recipe:
-    """`to_dict`, but without `later` fields that stand at their defaults."""
-    out = to_dict(config)
-    for each in dataclasses.fields(config):
-        value = getattr(config, each.name)
-        if each.metadata.get("later") and value == each.default:
-            del out[each.name]
-        elif dataclasses.is_dataclass(value):
-            out[each.name] = without_later(value)
-    return out
-
-
 def to_yaml(config: Any) -> str:
     from omegaconf import OmegaConf
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from backbench.errors import BadInput, Failed
 from backbench.runs import atomic, failures
-from backbench.runs.folder import log
+from backbench.runs.terminal import log
 from backbench.untrusted import jsons, printable
 
 PIECE = 1 << 20  # bytes

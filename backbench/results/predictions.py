@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from backbench.results import row_schema
-from backbench.runs.folder import log
+from backbench.runs.terminal import log
 from backbench.untrusted import opening, printable
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from backbench.errors import BadInput
-from backbench.runs.folder import log
+from backbench.runs.terminal import log
 from backbench.weights import archs, exporting, timm_trunk
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.importing import read

@@ -26,8 +26,10 @@ from backbench.errors import EXIT_PREEMPTED, BadInput, Failed, Preempted
 from backbench.launch.pool import ProcessPool
 from backbench.parallel.parent import die_with_parent
 from backbench.runs import atomic, lock
-from backbench.runs.folder import CHECKPOINT_FILE, log, read_progress, seconds
+from backbench.runs.folder import CHECKPOINT_FILE
+from backbench.runs.run_progress import read_progress, seconds
 from backbench.runs.state import StopFlag
+from backbench.runs.terminal import log
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -36,8 +36,9 @@ from backbench.launch.pool import JobPool
 from backbench.launch.records import Ledger, Target
 from backbench.launch.slurm import catch_up, submit
 from backbench.launch.view import ACTIVE, UNSUCCESSFUL, Snapshot, status_text
-from backbench.runs.folder import CHECKPOINT_FILE, log
+from backbench.runs.folder import CHECKPOINT_FILE
 from backbench.runs.state import StopFlag
+from backbench.runs.terminal import log
 
 CLEAR = "\x1b[H\x1b[2J"  # the terminal
 

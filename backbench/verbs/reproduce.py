@@ -26,7 +26,7 @@ from backbench.reproduce.local_files import FoundFile
 from backbench.reproduce.outcome import Covered
 from backbench.reproduce.selection import ListPart, ReproductionList
 from backbench.runs import atomic
-from backbench.runs.folder import log
+from backbench.runs.terminal import log
 from backbench.weights import header
 
 FOLDER = "reproduce"  # below RUNS

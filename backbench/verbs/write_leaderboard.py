@@ -11,7 +11,8 @@ from backbench.board.board import Board, Column, Row, add_published, collect, te
 from backbench.board.judge import Judged, expected_keys, judge, not_judged, not_measured
 from backbench.board.overall import Overall
 from backbench.errors import EXIT_FAILED, BadInput
-from backbench.runs.folder import RESULTS_FILE, log
+from backbench.runs.folder import RESULTS_FILE
+from backbench.runs.terminal import log
 from backbench.untrusted import printable
 
 ROWS = 30  # of the table on standard output

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from backbench import plugins
 from backbench.errors import BadInput
 from backbench.images.preprocess import CIFAR_MEAN, SWAV_STD, Pixels
-from backbench.runs.folder import log
+from backbench.runs.terminal import log
 from backbench.weights import timm_formats
 from backbench.weights.format_row import Format
 from backbench.weights.names import FoundTrunk, Tables, Tree, unwrapped

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from backbench.errors import BadInput
 from backbench.parallel import distributed
-from backbench.recipes.config import later
 from backbench.runs import seeding
 from backbench.weights.trunk import Trunk
 from pretrain import method
@@ -131,8 +130,8 @@ class Config(MethodConfig):
     normalize: bool = False  # phi to unit length; alpha = 10 then has L = 0 as its best
     reconstruction: Literal["paper", "released"] = "paper"
     # Columns of L that are kept when it is done: the dimension of L phi; null: all
-    kept: int | None = later(None)
-    start: Literal["orthonormal", "randn"] = later("orthonormal")  # randn: the released code's
+    kept: int | None = None
+    start: Literal["orthonormal", "randn"] = "orthonormal"  # randn: the released code's
 
 
 class Method(method.Method):

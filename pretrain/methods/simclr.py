@@ -11,7 +11,6 @@ from torch import Tensor
 
 from backbench.errors import BadInput
 from backbench.parallel import distributed
-from backbench.recipes.config import later
 from backbench.weights.trunk import Trunk
 from pretrain import method
 from pretrain.method import Batch, MethodConfig, Setup
@@ -86,7 +85,7 @@ class Config(TwoViewsConfig):
     head: Head = SIMCLR_HEAD
     temperature: float = 0.1
     # false: a forward pass for each view, with batch norm statistics of its own (CLLR's code)
-    together: bool = later(True)
+    together: bool = True
 
 
 class Method(TwoViews[Config]):

@@ -6,8 +6,8 @@ from support.detection_loop import OneNumber, normalised_in_bfloat16
 from support.detection_runs import asked, built
 
 from backbench.errors import BadInput, Preempted
-from backbench.runs.folder import read_metrics
 from backbench.runs.state import StopFlag, load_state
+from backbench.runs.step_metrics import read_metrics
 from detection import dialect, process_group, train_net
 from detection.protocol import protocol
 

@@ -14,8 +14,8 @@ from support.detection_runs import asked
 
 from backbench.errors import Failed, Preempted
 from backbench.results import store
-from backbench.runs.folder import read_metrics
 from backbench.runs.state import StopFlag, load_state
+from backbench.runs.step_metrics import read_metrics
 from detection import measure, process_group, train_net
 
 SHORT = ("SOLVER.MAX_ITER", "12", "SOLVER.STEPS", "(8,)", "TEST.PRECISE_BN.ENABLED", "False")

@@ -14,7 +14,7 @@ from support.detection_ranks import OTHER_TRUNKS
 
 from backbench import cli
 from backbench.results import store
-from backbench.runs.folder import read_metrics
+from backbench.runs.step_metrics import read_metrics
 from backbench.weights import archs
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.resnet import build_backbone

@@ -6,7 +6,7 @@ import torch
 from support.detection_ranks import CONFIGS, all_runs
 
 from backbench.results import store
-from backbench.runs.folder import read_metrics
+from backbench.runs.step_metrics import read_metrics
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 

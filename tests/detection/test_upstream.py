@@ -8,8 +8,8 @@ import torch
 from support.detection_runs import asked, built
 
 from backbench.runs import seeding
-from backbench.runs.folder import read_metrics
 from backbench.runs.state import StopFlag
+from backbench.runs.step_metrics import read_metrics
 from detection import measure, train_net
 from detection.data.split import training_records
 

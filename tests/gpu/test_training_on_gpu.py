@@ -11,7 +11,9 @@ from support.methods import CASES, train
 from backbench import cli
 from backbench.errors import EXIT_PREEMPTED
 from backbench.parallel import precision
-from backbench.runs.folder import CHECKPOINT_FILE, Progress, read_metrics
+from backbench.runs.folder import CHECKPOINT_FILE
+from backbench.runs.run_progress import Progress
+from backbench.runs.step_metrics import read_metrics
 from backbench.weights.checkpoint import Checkpoint
 
 pytestmark = on_gpu

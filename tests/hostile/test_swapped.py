@@ -13,7 +13,8 @@ import pytest
 from PIL import Image
 from support.weather import command, warm
 
-from backbench.runs.folder import CHECKPOINT_FILE, read_progress
+from backbench.runs.folder import CHECKPOINT_FILE
+from backbench.runs.run_progress import read_progress
 
 # Those that keep a state of their own; what the others keep is in the cache of features
 CONTINUED = ("pretrain", "linear", "finetune", "semisup", "analyze", "detect")

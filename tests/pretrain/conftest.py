@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from backbench.runs.folder import Progress
+from backbench.runs.run_progress import Progress
 
 
 @pytest.fixture(scope="session")

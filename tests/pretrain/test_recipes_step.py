@@ -10,7 +10,7 @@ import pytest
 
 from backbench.cli import main
 from backbench.recipes import config
-from backbench.runs.folder import read_metrics
+from backbench.runs.step_metrics import read_metrics
 from backbench.weights.checkpoint import Checkpoint
 from pretrain.recipe import PretrainConfig
 

@@ -12,8 +12,9 @@ import torch
 from backbench import cli
 from backbench.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_PREEMPTED, BadInput, Failed
 from backbench.recipes import config as recipes
-from backbench.runs.folder import CHECKPOINT_FILE, STATE_FILE, read_metrics
+from backbench.runs.folder import CHECKPOINT_FILE, STATE_FILE
 from backbench.runs.state import load_state
+from backbench.runs.step_metrics import read_metrics
 from backbench.weights.checkpoint import Checkpoint
 from pretrain import monitor
 from pretrain.record import RecentTerms

@@ -12,7 +12,7 @@ import torch
 
 from backbench.cli import main
 from backbench.errors import EXIT_BAD_INPUT, EXIT_PREEMPTED
-from backbench.runs.folder import read_metrics
+from backbench.runs.step_metrics import read_metrics
 from backbench.weights.checkpoint import Checkpoint
 
 RECIPE = """

@@ -23,7 +23,8 @@ from backbench import cli
 from backbench.errors import BadInput, Failed, Preempted
 from backbench.results import store
 from backbench.runs import atomic
-from backbench.runs.folder import CHECKPOINT_FILE, Progress, open_run
+from backbench.runs.folder import CHECKPOINT_FILE, open_run
+from backbench.runs.run_progress import Progress
 from backbench.runs.state import StopFlag
 from backbench.weights import header
 

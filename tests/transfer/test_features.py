@@ -15,8 +15,8 @@ from support.interruptions import Killed, kill
 from backbench.errors import BadInput, Preempted
 from backbench.images import contents
 from backbench.images.preprocess import CIFAR_MEAN, CIFAR_STD, Pixels, eval_geometry, to_input
-from backbench.runs.folder import log
 from backbench.runs.state import StopFlag
+from backbench.runs.terminal import log
 from transfer import feature_cache
 from transfer.feature_cache import FeatureCache, describe
 from transfer.feature_rows import FeatureRows

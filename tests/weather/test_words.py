@@ -17,8 +17,9 @@ import backbench
 from backbench import cli
 from backbench.errors import STOP_SIGNALS, BadInput, nearest
 from backbench.results import store
-from backbench.runs import folder
-from backbench.runs.folder import Progress
+from backbench.runs import run_progress
+from backbench.runs import terminal as terminal_output
+from backbench.runs.run_progress import Progress
 from backbench.runs.state import StopFlag
 from backbench.verbs import doctor
 from backbench.weights.checkpoint import Checkpoint
@@ -331,15 +332,17 @@ def test_the_live_line_fits_and_messages_have_their_own(monkeypatch):
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("COLUMNS", "40")
-    monkeypatch.setattr(folder, "TERMINAL_SECONDS", 0.0)
-    monkeypatch.setattr(folder.log, "level", 20)
+    monkeypatch.setattr(run_progress, "TERMINAL_SECONDS", 0.0)
+    monkeypatch.setattr(terminal_output.log, "level", 20)
     progress = Progress(None, 3, "a name that is rather long for it", unit="image")
     progress.advance(loss=1.0, and_more=2.0)
     assert len(terminal.text.removeprefix("\r\x1b[K")) < 40
-    folder._OwnLines(terminal).handle(folder.log.makeRecord("x", 30, "", 0, "a word", (), None))
+    terminal_output._Handler(terminal).handle(
+        terminal_output.log.makeRecord("x", 30, "", 0, "a word", (), None)
+    )
     assert "\na word\n" in terminal.text
     progress.advance()
-    folder.end_live_line()
+    terminal_output.end_live_line()
     assert terminal.text.endswith("\n")
 
 

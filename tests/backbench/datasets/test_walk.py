@@ -10,7 +10,7 @@ import pytest
 from backbench.datasets import splits, walk
 from backbench.errors import BadInput
 from backbench.images.image_list import ImageList, scan_folder
-from backbench.runs import folder
+from backbench.runs import run_progress
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ def test_only_a_long_look_says_how_far_it_is(tmp_path, monkeypatch, capsys):
     walk.look("long", found)
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(walk, "QUIET_SECONDS", 0.0)
-    monkeypatch.setattr(folder, "LOG_SECONDS", 0.0)
+    monkeypatch.setattr(run_progress, "LOG_SECONDS", 0.0)
     walk.look("long", found)
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].startswith("long: looking for files: 1000/6003 files")

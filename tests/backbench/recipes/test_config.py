@@ -198,23 +198,3 @@ def test_fingerprints_are_equal_exactly_when_the_values_are():
         != config.fingerprint(Recipe(name="r", lr=0.2))
     )
     assert config.fingerprint({"x": 1, "y": 2}) == config.fingerprint({"y": 2, "x": 1})
-
-
-@dataclass(frozen=True, kw_only=True)
-class WithLater:
-    first: int
-    second: float = config.later(0.5)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outer:
-    inner: WithLater
-    third: str | None = config.later(None)
-
-
-def test_a_later_key_at_its_default_changes_nothing_that_was_written():
-    plain = config.build(Outer, {"inner": {"first": 1}}, where="x")
-    assert config.without_later(plain) == {"inner": {"first": 1}}
-    assert config.to_dict(plain) == {"inner": {"first": 1, "second": 0.5}, "third": None}
-    used = config.build(Outer, {"inner": {"first": 1, "second": 2}, "third": "a"}, where="x")
-    assert config.without_later(used) == config.to_dict(used)

@@ -5,16 +5,10 @@ import json
 import pytest
 
 from backbench.errors import BadInput
-from backbench.runs.folder import (
-    PROGRESS_FILE,
-    RUN_FILE,
-    Metrics,
-    Progress,
-    open_run,
-    read_metrics,
-    seconds,
-    setup_logging,
-)
+from backbench.runs.folder import PROGRESS_FILE, RUN_FILE, open_run
+from backbench.runs.run_progress import Progress, seconds
+from backbench.runs.step_metrics import Metrics, read_metrics
+from backbench.runs.terminal import setup_logging
 
 IDENTITY = {"recipe": {"optim": {"lr": 0.1}, "epochs": 3}, "data": "abc"}
 
@@ -34,23 +28,6 @@ def test_a_run_folder_knows_its_run(tmp_path):
         opened(out, recipe={"optim": {"lr": 0.2}, "epochs": 3})
     with pytest.raises(BadInput, match=r"data \(abc there, abd now\)"):
         opened(out, data="abd")
-
-
-def test_a_key_that_came_later_binds_only_who_has_it(tmp_path):
-    with_key = {"identity": IDENTITY | {"images": "a"}, "verb": "linear", "added": ("images",)}
-    older = opened(tmp_path / "older", "linear")
-    with open_run(older, **with_key):
-        pass
-    with open_run(tmp_path / "newer", **with_key):
-        pass
-    with_key["identity"]["images"] = "b"
-    with open_run(older, **with_key):
-        pass
-    with (
-        pytest.raises(BadInput, match=r"images \(a there, b now\)"),
-        open_run(tmp_path / "newer", **with_key),
-    ):
-        pass
 
 
 def test_a_file_or_a_damaged_run_is_refused(tmp_path):
