@@ -1,4 +1,4 @@
-"""What a training step is fed: which images, in which order, made into which views.
+"""Feeds a training step: which images, in which order, made into which views.
 
 All of it is a pure function of (recipe, dataset): the order of (seed, epoch), each image's views of
 (seed, epoch, image). A batch is made in two places: a loader worker decodes, crops and resizes
@@ -221,7 +221,7 @@ class ViewBatches(Dataset[LoadedBatch]):
         raise BadInput(f"{self.found.root}: not one readable image")
 
     def render(self, image: np.ndarray, view: DrawnView, crops: Crops) -> np.ndarray:
-        """What of a view is made here: uint8 (size, size, 3)."""
+        """Make the part of a view that a worker makes: uint8 (size, size, 3)."""
         if self.device_colour:
             return augmentations.render_geometry(image, view, crops)
         if self.recipe.pipeline == "reference":

@@ -1,5 +1,5 @@
-"""The rules of method.py, held to in the first step of a run: a method that breaks one is told
-which, before hours are spent on it."""
+"""Checks the rules of method.py in the first step of a run: a method that breaks one is told which,
+before hours are spent on it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class FirstStep:
         self.before = dict(_plain_attributes(method))
 
     def terms(self, terms: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Rules 2 and 4, of what `forward` has returned; returns it."""
+        """Check rules 2 and 4 on the result of `forward`, and return it."""
         if self.over:
             return terms
         if not isinstance(terms, Mapping) or "loss" not in terms:
@@ -56,7 +56,7 @@ class FirstStep:
         return terms
 
     def gradients(self) -> None:
-        """Rule 3."""
+        """Check rule 3."""
         if self.over:
             return
         missing = []
@@ -72,7 +72,7 @@ class FirstStep:
             )
 
     def state(self) -> None:
-        """Rule 5."""
+        """Check rule 5."""
         if self.over:
             return
         self.over = True
@@ -102,8 +102,8 @@ def _own_attributes(method: nn.Module) -> Iterator[tuple[str, object]]:
 
 
 def _made_anew(module: nn.Module) -> list[str]:
-    """What torch's weight_norm (of `weight_v`) and spectral_norm (of `weight_orig`) compute in every
-    forward and leave in an attribute."""
+    """Name the attributes that torch's weight_norm (from `weight_v`) and spectral_norm (from
+    `weight_orig`) compute in every forward."""
     names = module._parameters
     return [n.removesuffix(end) for n in names for end in ("_v", "_orig") if n.endswith(end)]
 

@@ -1,4 +1,4 @@
-"""What a pretraining method is: a module that turns a batch of views into a loss.
+"""A pretraining method is a module that turns a batch of views into a loss.
 
 One file each in pretrain/methods, or a module that an installed package adds (see
 backbench/plugins.py). It holds the loss as a pure function, a frozen `Config(MethodConfig)` and a
@@ -70,7 +70,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Setup:
-    """What a method is told about the run it is built for.
+    """Tells a method about the run that it is built for.
 
     `batch_size` is the global one, over all ranks and the `accumulate` micro-batches of a step;
     `seed` is the recipe's; `views` is the number of views per image; `images` the dataset's length;

@@ -26,7 +26,7 @@ def shipped_names() -> list[str]:
 
 
 def method_names() -> list[str]:
-    """What `method.name` may be: the shipped ones, and those of installed packages."""
+    """List the allowed values of `method.name`: shipped ones, and those of installed packages."""
     shipped = shipped_names()
     return shipped + plugins.names(plugins.METHODS, shipped)
 

@@ -1,11 +1,14 @@
-"""What a person watches during pretraining: are the features alive, what are they worth, what do
-the curves do."""
+"""Watches a pretraining: the terms of its loss, rows of metrics.jsonl, the progress line; whether the
+features are alive (`feature_statistics`), what they are worth (`knn_score`), and the curves.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable
+import resource
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,8 +22,12 @@ from backbench.images.preprocess import Pixels, eval_geometry, to_input
 from backbench.knn import knn_scores
 from backbench.parallel import loading
 from backbench.runs import atomic
+from backbench.runs.run_progress import Progress
+from backbench.runs.state import StopFlag
 from backbench.runs.step_metrics import Metrics, read_metrics
 from backbench.runs.terminal import log
+from pretrain.data import LoadedBatch
+from pretrain.recipe import ViewsConfig
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,6 +39,173 @@ if TYPE_CHECKING:
 COLLAPSED_STD, COLLAPSED_RANK = 1e-3, 1.5
 DEAD = 0.01  # share of phi that CLLR's L gives back
 KNN_IMAGES = 10_000  # at most so many images are encoded for one kNN score
+
+
+Terms = Mapping[str, Tensor]  # "loss" and what else a method logs, 0-dim
+
+
+class RecentTerms:
+    """The terms of the steps since the last row of metrics.jsonl, which will be their mean.
+
+    They stay on the device, because reading one waits for all that was asked of it before. Part of
+    the saved state, so that a row may span a restart.
+    """
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Tensor]] = []
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def add(self, parts: Sequence[Terms], device: torch.device) -> None:
+        """Add one step's terms: their mean over its micro-batches."""
+        row = {}
+        for name in parts[0]:
+            row[name] = (
+                torch.stack([terms[name] for terms in parts]).mean(0).to(device, non_blocking=True)
+            )
+        self.rows.append(row)
+
+    def first_not_finite(self) -> int | None:
+        """Return the place of the first loss that is infinite or nan; waits for the device."""
+        # One read for all steps since the last row
+        finite = torch.stack([row["loss"] for row in self.rows]).isfinite().tolist()
+        return None if all(finite) else finite.index(False)
+
+    def mean(self) -> dict[str, float]:
+        """Average each term over the steps; waits for the device."""
+        means = {}
+        for name in self.rows[0]:
+            means[name] = float(torch.stack([row[name].double() for row in self.rows]).mean())
+        return means
+
+
+class RunLog:
+    """Rows and progress, where `rank` is 0; on other ranks nothing is written.
+
+    A row is the mean of the terms since the last one, the features' statistics, and of the time
+    since then images per second and the share that was spent waiting for batches.
+    """
+
+    def __init__(
+        self,
+        run: Path,
+        name: str,
+        batch_size: int,
+        *,
+        rank: int,
+        step: int,
+        last: int,
+        tensorboard: bool,
+    ) -> None:
+        self.metrics: Metrics | None = None
+        self.events: SummaryWriter | None = None
+        self.progress: Progress | None = None
+        if rank == 0:
+            self.metrics = Metrics(run, from_step=step)
+            self.progress = Progress(run, last, name, done=step)
+            if tensorboard:
+                from torch.utils.tensorboard import SummaryWriter
+
+                self.events = SummaryWriter(str(run / "tensorboard"), purge_step=step)
+        self.batch_size = batch_size
+        self.shown: dict[str, float] = {}  # beside the progress, from the last row
+        self.left_out: set[str] = set()
+        self.since = time.monotonic()  # of the last row, without pauses
+        self.waited, self.made = 0.0, 0  # since then: seconds waiting for batches, steps
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Time the wait for a batch."""
+        began = time.monotonic()
+        yield
+        self.waited += time.monotonic() - began
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave the time inside out of the training speed."""
+        began = time.monotonic()
+        yield
+        # Time that is not training passes before the row's time begins
+        self.since += time.monotonic() - began
+
+    def warn_of_skipped(self, parts: Sequence[LoadedBatch]) -> None:
+        """Name each image that was left out, once."""
+        for part in parts:
+            for line in part.skipped:
+                if line not in self.left_out:
+                    log.warning("left out: %s", line)
+                    self.left_out.add(line)
+
+    def step(
+        self,
+        recent: RecentTerms,
+        features: Features,
+        *,
+        done: int,
+        epoch: int,
+        lr: float,
+        row_due: bool,
+    ) -> None:
+        """Count a step: `done` are made, the last of them in `epoch` and at `lr`.
+
+        A due row is written, and the terms start anew.
+        """
+        self.made += 1
+        if row_due:
+            self._row(recent, features, done=done, epoch=epoch, lr=lr)
+        if self.progress is not None:
+            self.progress.advance(1, **self.shown)
+
+    def _row(
+        self, recent: RecentTerms, features: Features, *, done: int, epoch: int, lr: float
+    ) -> None:
+        if self.metrics is None:  # nothing is told by this rank
+            recent.rows.clear()
+            return
+        # 1. What the steps came to: the only place that waits for the device.
+        now = time.monotonic()
+        means = recent.mean() | features.statistics()
+        recent.rows.clear()
+        # 2. How fast they were; the clock starts anew for the next row.
+        speed = {
+            "images_per_s": self.made * self.batch_size / (now - self.since),
+            "waiting": self.waited / (now - self.since),
+            "memory_gib": _peak_memory(),
+        }
+        self.since, self.waited, self.made = now, 0.0, 0
+        # 3. What the progress line shows until then.
+        self.shown = {
+            "loss": means["loss"],
+            "lr": lr,
+            "img/s": speed["images_per_s"],
+            "waiting": speed["waiting"],
+        }
+        # 4. Rows count steps from 0: the row after step number `done` is that of step done - 1.
+        self._write(done - 1, epoch=epoch, lr=lr, **means, **speed)
+        warn_if_collapsed(means, done)
+
+    def knn(self, score: float | None, *, done: int, epoch: int) -> None:
+        """Log the score after `done` steps, at the end of `epoch`; None means that there is none."""
+        if score is not None:
+            self._write(done - 1, epoch=epoch, knn=score)
+            log.info("epoch %d: kNN %.2f%%", epoch + 1, score)
+
+    def _write(self, step: int, **values: float) -> None:
+        """Append a row to metrics.jsonl, and the same numbers to TensorBoard's events."""
+        assert self.metrics is not None
+        self.metrics.write(step, **values)
+        if self.events is not None:
+            for name, value in values.items():
+                self.events.add_scalar(name, value, step)
+            self.events.flush()
+
+
+def _peak_memory() -> float:
+    """The most that this process has held so far, in GiB: of the GPU, or of main memory."""
+    if torch.cuda.is_available() and torch.cuda.max_memory_allocated():
+        return torch.cuda.max_memory_allocated() / 2**30
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # Linux counts in KiB
 
 
 class Features:
@@ -92,41 +266,22 @@ def warn_if_collapsed(row: dict[str, float], step: int) -> None:
         )
 
 
-class MetricsWriter:
-    """metrics.jsonl, and with `tensorboard` the same numbers as event files in RUN/tensorboard."""
-
-    def __init__(self, run: Path, *, from_step: int, tensorboard: bool) -> None:
-        self.metrics = Metrics(run, from_step=from_step)
-        self.events: SummaryWriter | None = None
-        if tensorboard:
-            from torch.utils.tensorboard import SummaryWriter
-
-            self.events = SummaryWriter(str(run / "tensorboard"), purge_step=from_step)
-
-    def write(self, step: int, **values: float) -> None:
-        self.metrics.write(step, **values)
-        if self.events is not None:
-            for name, value in values.items():
-                self.events.add_scalar(name, value, step)
-            self.events.flush()
-
-
 @torch.no_grad()
 def knn_score(
     backbone: nn.Module,
     found: ImageList,
-    pixels: Pixels,
-    *,
-    size: int,
+    views: ViewsConfig,
     device: torch.device,
+    *,
     workers: int = 0,
-    stop: Callable[[], bool] = lambda: False,
+    stop: StopFlag | None = None,
 ) -> float | None:
-    """Percent of every second labelled training image that its 20 neighbours among the others
-    classify rightly (Wu et al. 2018).
+    """Classify every second labelled training image by its 20 neighbours among the others, and return
+    the percentage of right ones (Wu et al. 2018).
 
-    Evenly spaced images, centre crops of `size`; None without labels, or once `stop()`. An
-    unreadable image is left out, the backbone is left as it was.
+    The images are evenly spaced, their centre crops have the first view's size. The score is None
+    without labels, or once a stop is requested. An unreadable image is left out; the backbone is left
+    as it was.
     """
     labelled = [i for i, label in enumerate(found.labels) if label >= 0]
     if len(labelled) < 4 or len(found.classes) < 2:
@@ -135,7 +290,7 @@ def knn_score(
     training = backbone.training
     backbone.eval()
     try:
-        centred = _Centred(found, pixels, size)
+        centred = _Centred(found, views.pixels, views.per_view[0].size)
         encoded = _encode(backbone, centred, chosen, device=device, workers=workers, stop=stop)
     finally:
         backbone.train(training)
@@ -173,18 +328,18 @@ def _encode(
     *,
     device: torch.device,
     workers: int,
-    stop: Callable[[], bool],
+    stop: StopFlag | None,
 ) -> tuple[Tensor, list[int]] | None:
     """Features (N, d) of the chosen images that can be read, and which they are.
 
-    None once `stop()`.
+    None once a stop is requested.
     """
     dtype = next(backbone.parameters()).dtype
     features: list[Tensor] = []
     read: list[int] = []
     parts = [chosen[start : start + 256] for start in range(0, len(chosen), 256)]
     for batch in loading.batches(centred, parts, workers=workers, collate=list):
-        if stop():
+        if stop is not None and stop.requested is not None:
             return None
         assert not isinstance(batch, loading.Unreadable)
         seen = [(index, view) for index, view in batch if view is not None]

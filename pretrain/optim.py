@@ -154,7 +154,7 @@ def parameter_groups(
 
 
 def _undecayed(module: nn.Module) -> set[str]:
-    """What the trunks inside say of their own parameters, by the names these have in `module`."""
+    """Name the parameters of `module` that its trunks leave without weight decay."""
     out = set()
     for prefix, inner in module.named_modules():
         if isinstance(inner, Trunk):
@@ -210,7 +210,7 @@ def of_recipe(config: PretrainConfig, method: nn.Module) -> torch.optim.Optimize
 
 
 def _scale(config: PretrainConfig) -> float:
-    """What the recipe's rates are multiplied by at its batch size (Goyal et al., 2017)."""
+    """Return the factor on the recipe's rates at its batch size (Goyal et al., 2017)."""
     reference = config.optim.reference_batch
     return config.batch_size / reference if reference else 1.0
 
@@ -234,7 +234,7 @@ class PretrainSchedule:
     gamma: float = 0.1
 
     def share(self, step: int) -> float:
-        """At optimiser step `step`, counted from 0."""
+        """Return the share of the peak at optimiser step `step`, counted from 0."""
         # 1. Everything in steps
         now, total = float(step), self.epochs * self.steps_per_epoch
         warmup = self.warmup_epochs * self.steps_per_epoch

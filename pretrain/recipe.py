@@ -150,7 +150,7 @@ class _AnyMethod(PretrainConfig):
 
 
 def overrides_of(args: argparse.Namespace) -> list[str]:
-    """What the command line changes of its recipe: by hand, over what --fast stands for."""
+    """List what the command line changes of its recipe: keys by hand, over those of --fast."""
     if not args.fast:
         return args.overrides
     path = config.find_recipe(args.recipe, "pretrain")

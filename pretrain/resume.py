@@ -13,7 +13,7 @@ from backbench.runs.folder import STATE_FILE
 from backbench.runs.state import load_state, save_state
 from backbench.runs.terminal import log
 from pretrain.method import Method
-from pretrain.record import RecentTerms
+from pretrain.monitor import RecentTerms
 
 # At the end of an epoch the state is written, unless the last one is younger than this
 EPOCH_END_SECONDS = 30

@@ -28,7 +28,6 @@ from pretrain import data, monitor, optim, processes
 from pretrain.first_step import FirstStep
 from pretrain.method import Batch, Method, Setup, build_method
 from pretrain.recipe import PretrainConfig, overrides_of
-from pretrain.record import RecentTerms, RunLog
 from pretrain.resume import SavedState
 
 
@@ -84,6 +83,7 @@ def run(args: argparse.Namespace) -> int:
                 method,
                 found,
                 args.out,
+                recipe=recipes.fingerprint(identity["recipe"]),
                 agree=agree,
                 workers=workers,
                 tensorboard=args.tensorboard,
@@ -102,8 +102,7 @@ def refuse_too_few(config: PretrainConfig, found: ImageList) -> None:
 
 
 def what_decides(config: PretrainConfig) -> dict[str, Any]:
-    """The recipe without what may change while a run goes on: how it is fed and watched, not what
-    it computes."""
+    """The part of the recipe that decides the numbers: without how the run is fed and watched."""
     recipe = recipes.to_dict(config)
     recipe["data"].pop("workers")
     for name in ("save_minutes", "log_every", "knn_every", "probe", "expected"):
@@ -134,7 +133,7 @@ def build(config: PretrainConfig, found: ImageList) -> Method:
 
 
 class Verdict(NamedTuple):
-    """What all ranks do in this step, because one of them has found it."""
+    """All ranks act upon these in this step, because one of them has found them."""
 
     interrupted: bool  # a signal came: save and leave
     failed: bool  # a loss is not finite
@@ -149,11 +148,15 @@ def train(
     found: ImageList,
     run: Path,
     *,
+    recipe: str,
     agree: distributed.Agreement,
     workers: int,
     tensorboard: bool = False,
 ) -> None:
-    """From the state in RUN, or from the beginning, to RUN/backbone.safetensors."""
+    """Train from the state in RUN, or from the beginning, and write RUN/backbone.safetensors.
+
+    `recipe` is the fingerprint of what decides the run's numbers; only a state that has it continues.
+    """
     device, rank, ranks = fabric.device, fabric.global_rank, fabric.world_size
     on_gpu = device.type == "cuda"
     steps_per_epoch = len(found) // config.batch_size
@@ -168,17 +171,26 @@ def train(
     optimizer = optim.of_recipe(config, method)
     rates = optim.LearningRates(optimizer, config, steps_per_epoch)
     features = monitor.Features(method.backbone)
-    if is_compiled(config, device):
-        compile_trunks(method)
+    if config.compile in (True, device.type):
+        for module in method.modules():  # every trunk: query, key and teacher
+            if isinstance(module, Trunk):
+                module.compile()
     model, stepper = fabric.setup(method, optimizer)
 
-    recipe = recipes.fingerprint(what_decides(config))
     state = SavedState(run, recipe, fabric, method, optimizer, save_minutes=config.save_minutes)
     step, recent = state.resume(last)
     batches = data.loader(
         found, config, first=step, last=last, workers=workers, rank=rank, ranks=ranks, on_gpu=on_gpu
     )
-    record = RunLog(run, config, step=step, last=last, rank=rank, tensorboard=tensorboard)
+    record = monitor.RunLog(
+        run,
+        config.name,
+        config.batch_size,
+        rank=rank,
+        step=step,
+        last=last,
+        tensorboard=tensorboard,
+    )
     rules = FirstStep(method, config.method.name)  # checked in the first step, then silent
     method.train()
 
@@ -240,10 +252,11 @@ def train(
             # 5. The log
             record.step(recent, features, done=step, epoch=epoch, lr=lr, row_due=row_due)
             epoch_ends = step % steps_per_epoch == 0
-            if epoch_ends and rank == 0 and knn_due(config, epoch, is_last=step == last):
+            knn_due = config.knn_every > 0 and (step == last or (epoch + 1) % config.knn_every == 0)
+            if epoch_ends and knn_due and rank == 0:
                 with record.paused():  # the other ranks wait in their next exchange
-                    score = knn_score(
-                        config, method, found, device=device, workers=workers, stop=stop
+                    score = monitor.knn_score(
+                        method.backbone, found, config.views, device, workers=workers, stop=stop
                     )
                 record.knn(score, done=step, epoch=epoch)
 
@@ -266,16 +279,21 @@ def train(
     fabric.barrier()
 
 
+def knn_due(config: PretrainConfig, epoch: int, *, is_last: bool) -> bool:
+    """Is a kNN score taken at the end of `epoch`?"""
+    return config.knn_every > 0 and ((epoch + 1) % config.knn_every == 0 or is_last)
+
+
 def loss_failure(
-    recent: RecentTerms,
+    recent: monitor.RecentTerms,
     bad: int | None,
     step: int,
     rates: optim.LearningRates,
     state: SavedState,
 ) -> Failed:
-    """`bad` is the place among the recent terms of a loss that is not finite.
+    """The error for a loss that is not finite, with its value, its step and what may help.
 
-    None where only other ranks have found one, in this `step`.
+    `bad` is its place among the recent terms, or None if only other ranks have found one, in `step`.
     """
     value = float("nan")
     if bad is not None:
@@ -284,47 +302,6 @@ def loss_failure(
     return Failed(
         f"the loss is {value} at step {step} (lr {rates.at(step):.4g}); {state.last_good()}; "
         "a lower optim.lr, a longer optim.warmup_epochs or precision=fp32 may help"
-    )
-
-
-def is_compiled(config: PretrainConfig, device: torch.device) -> bool:
-    """Whether the recipe's `compile` holds on this device."""
-    return config.compile is True or config.compile == device.type
-
-
-def compile_trunks(method: Method) -> None:
-    """torch.compile for every trunk of the method, in place: query, key and teacher."""
-    for module in method.modules():
-        if isinstance(module, Trunk):
-            module.compile()
-
-
-def knn_due(config: PretrainConfig, epoch: int, *, is_last: bool) -> bool:
-    """Is a kNN score taken at the end of `epoch`?"""
-    return config.knn_every > 0 and ((epoch + 1) % config.knn_every == 0 or is_last)
-
-
-def knn_score(
-    config: PretrainConfig,
-    method: Method,
-    found: ImageList,
-    *,
-    device: torch.device,
-    workers: int,
-    stop: StopFlag,
-) -> float | None:
-    """What the trunk's features are worth now, at the size of the first view.
-
-    None once asked to stop.
-    """
-    return monitor.knn_score(
-        method.backbone,
-        found,
-        config.views.pixels,
-        size=config.views.per_view[0].size,
-        device=device,
-        workers=workers,
-        stop=lambda: stop.requested is not None,
     )
 
 
@@ -356,7 +333,7 @@ def save_checkpoint(
 def provenance(
     config: PretrainConfig, found: ImageList, ranks: int, device: torch.device
 ) -> dict[str, Any]:
-    """What is needed to repeat the run: recipe, code, versions, data."""
+    """Recipe, code, versions and data: all that is needed to repeat the run."""
     from importlib.metadata import version
 
     on_gpu = device.type == "cuda"

@@ -33,7 +33,7 @@ class Recipe(NamedTuple):
 
 
 def bound() -> Shipped:
-    """What shipped.json must hold, from the recipes and the dataclasses as they are."""
+    """Compute the contents of shipped.json from the recipes and dataclasses as they are."""
     defaults: dict[str, Leaves] = {}
     recipes: list[Recipe] = []
     for read in (_probes, _detectors):
@@ -117,7 +117,7 @@ def _detectors() -> tuple[dict[str, Leaves], list[Recipe]]:
 
 
 def _shared(known: Leaves | None, more: Leaves) -> Leaves:
-    """What several bases of one backbone agree on: nothing else is every such config's default."""
+    """Keep what several bases of one backbone agree on: nothing else is every such config's default."""
     if known is None:
         return more
     return {key: value for key, value in known.items() if key in more and more[key] == value}

@@ -1,4 +1,4 @@
-"""What a command line names, looked for before anything heavy is imported."""
+"""Checks that the files and names of a command line are there, before anything heavy is imported."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class Look:
 
 
 def look_at(pixels: NDArray[np.uint8]) -> Look:
-    """Of an image (H, W, 3)."""
+    """Describe an image (H, W, 3)."""
     import cv2
 
     height, width = pixels.shape[:2]
@@ -80,7 +80,7 @@ def _of(looks: Sequence[Look | None], index: int) -> Look:
 
 
 def _unlike(a: str, b: str) -> bool:
-    """Whether the two files are of different formats, by their names."""
+    """Are the two files of different formats, by their names?"""
     kinds = [PurePosixPath(name).suffix.lower().replace("jpeg", "jpg") for name in (a, b)]
     return kinds[0] != kinds[1]
 

@@ -1,4 +1,4 @@
-"""What a dataset is: one row that says what it holds, where it lies, and how it is read."""
+"""A dataset is one row: what it holds, where it lies, and how it is read."""
 
 from __future__ import annotations
 

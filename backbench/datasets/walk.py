@@ -1,5 +1,5 @@
-"""What is found out of a dataset's files before any is decoded: that all are there, that no two
-splits share one, by name or by content. Each file is asked once, with one call of the system."""
+"""Checks a dataset's files before any is decoded: all are there, and no two splits share one, by name
+or by content. Each file costs one system call."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _settle(dataset: str, home: dict[str, str], key: str, name: str, path: str) 
 
 
 def _regular(file: str) -> os.stat_result | None:
-    """What lstat says of a file or of a link to one; None where there is neither."""
+    """Return lstat of a file or of a link to one; None if there is neither."""
     try:
         about = os.lstat(file)
     except OSError:

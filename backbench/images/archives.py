@@ -54,7 +54,7 @@ def _read_pickle(path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _CifarFiles:
-    """Of one of the two data sets: its folder, its files, and the keys inside them."""
+    """One of the two CIFAR sets: its folder, its files, and the keys inside them."""
 
     folder: str
     splits: dict[str, tuple[str, ...]]

@@ -35,7 +35,7 @@ _SOLARIZE = np.where(_LEVELS < 128, _LEVELS, 255 - _LEVELS).astype(np.uint8)
 
 @dataclass(frozen=True)
 class DrawnView:
-    """What was decided for one view.
+    """The decisions for one view.
 
     box: top, left, height, width; jitter: (operation, factor) in order of use; blur: sigma in
     pixels, 0 for none.
@@ -230,7 +230,7 @@ def to_pil(image: np.ndarray) -> Image.Image:
 
 @dataclass(frozen=True)
 class DeviceColour:
-    """What the device needs to finish N fast views of one crop group that only have their geometry.
+    """Finishes N fast views of one crop group, which only have their geometry, on the device.
 
     matrix (N, 3, 4) float32, `colour_matrix` of each; sigma (N,) float32, the blur's in pixels, 0
     for none; solarize (N,) bool. A loader worker makes it, `apply_colour` uses it.
@@ -242,7 +242,7 @@ class DeviceColour:
 
     @staticmethod
     def of(drawn: Sequence[DrawnView], pixels: np.ndarray) -> DeviceColour:
-        """Of N views and their geometry, uint8 (N, h, w, 3), which gives the mean colours."""
+        """Make it from N views and their geometry, uint8 (N, h, w, 3), whose mean colours it needs."""
         matrix = np.tile(np.eye(3, 4, dtype=np.float32), (len(drawn), 1, 1))
         for n, view in enumerate(drawn):
             if view.jitter or view.gray:

@@ -1,4 +1,4 @@
-"""What a list of images holds, by its contents, without reading all of it.
+"""Names a list of images by its contents, without reading all of it.
 
 A name for the list costs one stat per file and the reading of SAMPLE files. It sees another number,
 order, path or size of files, and other contents of a share f of them with probability

@@ -199,8 +199,8 @@ class OnTheirWay:
 
 
 class Agreement:
-    """What one rank finds and all ranks act upon in the same step: a signal, an unreadable image, a
-    bad loss.
+    """Shares what one rank finds, so that all act upon it in the same step: a signal, an unreadable
+    image, a bad loss.
 
     Every rank must make it at the same point, and call `any` and `first` equally often and in the
     same order. The exchange runs on the CPU over gloo, so that it never waits for a GPU. One
@@ -269,7 +269,7 @@ def started_by_fabric(fabric: Fabric) -> bool:
 
 @contextlib.contextmanager
 def rank_0_tells(*, watched: bool) -> Iterator[None]:
-    """What ends all ranks alike is told by rank 0; the others end without a word.
+    """Let rank 0 alone report an error that ends all ranks; the others exit silently.
 
     `watched`: by Fabric, which takes a process of its own that does not exit 0 for a crash, and
     kills rank 0 within seconds, perhaps before it has saved.

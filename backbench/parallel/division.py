@@ -1,5 +1,4 @@
-"""What a global batch is divided into: micro-batches, then ranks, and groups of batch norm across
-them.
+"""Divides a global batch into micro-batches, then ranks, with groups of batch norm across them.
 
 One step is `accumulate` micro-batches, each an equal and contiguous part of the global batch; a
 micro-batch is spread over the ranks in the same way. So the images that meet in a batch norm or in

@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 def cores(devices: int = 1) -> int:
-    """Of this machine, for each of `devices` processes."""
+    """Count the CPU cores for each of `devices` processes."""
     return max(1, len(os.sched_getaffinity(0)) // max(1, devices))
 
 
@@ -34,13 +34,13 @@ def default_workers(devices: int = 1, most: int = 12) -> int:
 
 
 def one_thread(_: int) -> None:
-    """Of a loader's worker: its parallelism is the number of workers."""
+    """Give a loader's worker one thread: the workers are the parallelism."""
     torch.set_num_threads(1)
 
 
 class _Flag:
-    """Of multiprocessing's Event what a loader asks of it, without its lock: a worker that is
-    killed inside that lock would hold it for ever, and the loader's end wait for it."""
+    """A lock-free stand-in for multiprocessing.Event: a killed worker cannot leave it locked, for
+    which the loader's end would wait for ever."""
 
     def __init__(self) -> None:
         self.byte = multiprocessing.RawValue("b", 0)  # in memory that all processes share

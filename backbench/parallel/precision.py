@@ -1,4 +1,4 @@
-"""What float32 means on a GPU."""
+"""Decides what float32 means on a GPU."""
 
 from __future__ import annotations
 

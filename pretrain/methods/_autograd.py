@@ -1,4 +1,4 @@
-"""What the loss kernels ask of autograd.
+"""Connects the loss kernels with autograd.
 
 Three losses (the queue's log-sum-exp, the nuclear norm, MIO's pairs) know their gradient once they
 know their value: forward computes it along the way and saves it, and backward only scales it by

@@ -128,7 +128,7 @@ def ablation_loss(
     off_diagonal_weight: float = 0.0051,
     over: Over = "features",
 ) -> Tensor:
-    """What the paper compares `arb_loss` with; the defaults are it.
+    """The variants that the paper compares `arb_loss` with; the defaults give `arb_loss` itself.
 
     align `direct`: each view with the other instead of with its base (Table 3), both with gradient.
     loss `mse`: the sum of squared distances of unit columns; `off_diagonal`: Barlow Twins' second

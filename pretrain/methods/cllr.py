@@ -64,7 +64,7 @@ def soft_rank(matrix: Tensor) -> Tensor:
 
 @torch.no_grad()
 def alive(phi: Tensor, projection: Tensor, *, scaled: bool) -> dict[str, Tensor]:
-    """What is left of L: rank_L, its effective rank, and kept_L, the share of phi's squared length
+    """Measure what is left of L: rank_L, its effective rank, and kept_L, the share of phi's squared length
     that L^T L phi gives back (1: all, 0: L is dead).
 
     `scaled`: of its best multiple, where L's scale is free.

@@ -266,7 +266,7 @@ class Method(method.Method):
         return {"loss": loss, "nuclear_norm": norm}
 
     def queue(self, c: int) -> Queue:
-        """Of key position `c`."""
+        """Return the queue of key position `c`."""
         queue = self.queues[c]
         assert isinstance(queue, Queue)
         return queue

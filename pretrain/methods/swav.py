@@ -69,7 +69,7 @@ class Method(method.Method):
         return self.projector(self.backbone(images))
 
     def queue(self, view: int) -> Queue:
-        """Of an assigned view."""
+        """Return the queue of an assigned view."""
         queue = self.queues[view]
         assert isinstance(queue, Queue)
         return queue

@@ -13,8 +13,8 @@ from backbench.datasets import catalog
 from backbench.images import preprocess
 from backbench.recipes import config as recipes
 from pretrain import data, optim
+from pretrain.monitor import RecentTerms
 from pretrain.recipe import ViewsConfig
-from pretrain.record import RecentTerms
 
 CPU = torch.device("cpu")
 

@@ -11,13 +11,15 @@ import torch
 
 from backbench import cli
 from backbench.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_PREEMPTED, BadInput, Failed
+from backbench.images.crops import Crops
 from backbench.recipes import config as recipes
 from backbench.runs.folder import CHECKPOINT_FILE, STATE_FILE
 from backbench.runs.state import load_state
 from backbench.runs.step_metrics import read_metrics
 from backbench.weights.checkpoint import Checkpoint
 from pretrain import monitor
-from pretrain.record import RecentTerms
+from pretrain.monitor import RecentTerms
+from pretrain.recipe import ViewsConfig
 from pretrain.resume import SavedState
 
 BASE = """
@@ -410,13 +412,13 @@ def test_feature_statistics_know_collapse(caplog):
 
 def test_the_knn_score_leaves_the_backbone_alone(root):
     from backbench.datasets import catalog
-    from backbench.images.preprocess import Pixels
     from backbench.weights.resnet import build_backbone
 
     found = catalog.open_split(root, "shapes", "train")
     backbone = build_backbone("resnet18")
     before = {k: v.clone() for k, v in backbone.state_dict().items()}
-    score = monitor.knn_score(backbone, found, Pixels(), size=16, device=torch.device("cpu"))
+    views, cpu = ViewsConfig(crops=(Crops(size=16),)), torch.device("cpu")
+    score = monitor.knn_score(backbone, found, views, cpu)
     assert score is not None
     assert 0 <= score <= 100
     assert backbone.training
@@ -424,18 +426,12 @@ def test_the_knn_score_leaves_the_backbone_alone(root):
     broken = type(found)(
         found.root, (found.paths[0] + ".gone", *found.paths[1:]), found.labels, found.classes
     )
-    assert (
-        monitor.knn_score(backbone, broken, Pixels(), size=16, device=torch.device("cpu"))
-        is not None
-    )
+    assert monitor.knn_score(backbone, broken, views, cpu) is not None
     unlabelled = type(found)(found.root, found.paths, (-1,) * 24, ())
-    assert (
-        monitor.knn_score(backbone, unlabelled, Pixels(), size=16, device=torch.device("cpu"))
-        is None
-    )
-    asked = {"size": 16, "device": torch.device("cpu")}
-    assert monitor.knn_score(backbone.double(), found, Pixels(), **asked) is not None
-    assert monitor.knn_score(backbone, found, Pixels(), **asked, stop=lambda: True) is None
+    assert monitor.knn_score(backbone, unlabelled, views, cpu) is None
+    assert monitor.knn_score(backbone.double(), found, views, cpu) is not None
+    stopped = SimpleNamespace(requested="SIGTERM")
+    assert monitor.knn_score(backbone, found, views, cpu, stop=stopped) is None
 
 
 def test_a_queue_that_is_not_finite_replaces_no_state(tmp_path):
