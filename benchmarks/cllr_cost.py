@@ -48,7 +48,7 @@ def stepper(of: dict[str, Any], batch_size: int) -> Callable[[], None]:
     """What makes one step of these settings of a method."""
     torch.manual_seed(0)
     setup = Setup(batch_size=batch_size, views=2, seed=0, images=10_000, classes=10)
-    recipe = config.build(choose_config(of, "benchmark", "method"), of, where="benchmark")
+    recipe = config.build(choose_config(of), of, where="benchmark")
     method = build_method(recipe, build_backbone("resnet18", "conv3"), setup)
     optimizer = torch.optim.Adam(method.parameters(), lr=1e-3, weight_decay=1e-6)
     views = [torch.randn(batch_size, 3, PIXELS, PIXELS) for _ in range(2)]

@@ -21,7 +21,7 @@ from fvcore.common.config import CfgNode
 from backbench.datasets import availability
 from backbench.errors import BadInput, nearest
 from backbench.recipes import config
-from backbench.recipes.detector_files import Value, flat, read_flat
+from backbench.recipes.config import Value, flat, read_detector
 
 KIND = "detection"
 BASE = "_base_rcnn_fpn.yaml"
@@ -75,7 +75,7 @@ def read(name: str, opts: Sequence[str]) -> Given:
     """The config by path or name, with `KEY VALUE` overrides. Raises BadInput that names the file
     or the key."""
     path = config.find_recipe(name, KIND)
-    values = read_flat(path)
+    values = read_detector(path)
     for key, value in _of_imagenet().items():
         if key in values and list(values[key]) == list(value):
             del values[key]  # the shipped bases say it for Detectron2 by itself
@@ -101,13 +101,13 @@ def check(args: argparse.Namespace) -> None:
 
 def _of_imagenet() -> dict[str, Value]:
     """The pixels that the shipped bases state."""
-    base = read_flat(config.configs_dir() / KIND / BASE)
+    base = read_detector(config.configs_dir() / KIND / BASE)
     return {key: base[key] for key in PIXELS}
 
 
 def shipped(path: Path) -> Given:
     """A config file as it stands, without overrides."""
-    return Given(path, read_flat(path))
+    return Given(path, read_detector(path))
 
 
 def _is_key(text: str) -> bool:
@@ -129,7 +129,7 @@ def _tree(flat: Mapping[str, Value]) -> dict[str, Value]:
 
 def accepted() -> dict[str, Value]:
     """The keys of the torchvision engine with a value of their type."""
-    return {**read_flat(config.configs_dir() / KIND / BASE), **OPTIONAL, **DEFAULTS}
+    return {**read_detector(config.configs_dir() / KIND / BASE), **OPTIONAL, **DEFAULTS}
 
 
 def embedded(given: Given) -> CfgNode:

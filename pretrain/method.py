@@ -36,10 +36,17 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from backbench.weights.trunk import Trunk
-from pretrain.method_config import MethodConfig, choose_config, method_module, method_names
+from pretrain.method_config import (
+    AnyMethodConfig,
+    MethodConfig,
+    choose_config,
+    method_module,
+    method_names,
+)
 
 # What a method's file, or an installed package's, imports from here
 __all__ = [
+    "AnyMethodConfig",
     "Batch",
     "Method",
     "MethodConfig",

@@ -7,10 +7,12 @@ import importlib
 import pkgutil
 from dataclasses import dataclass
 from types import ModuleType
+from typing import Annotated
 
 import pretrain.methods
 from backbench import plugins
 from backbench.errors import BadInput, nearest
+from backbench.recipes.config import ChosenBy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,22 +49,22 @@ def _known(name: str) -> None:
         raise BadInput(f"unknown method '{name}'; {nearest(name, method_names())}")
 
 
-def check_name(data: object, where: str, path: str) -> str:
+def check_name(data: object) -> str:
     """The name of the method that the group of keys `data` is about, a known one."""
     name = data.get("name") if isinstance(data, dict) else None
     if not isinstance(name, str):
-        raise BadInput(f"{where}: '{path}' needs a name; allowed: {', '.join(method_names())}")
-    try:
-        _known(name)
-    except BadInput as error:
-        raise BadInput(f"{where}: '{path}.name': {error}") from None
+        raise BadInput(f"needs a name; allowed: {', '.join(method_names())}")
+    _known(name)
     return name
 
 
-def choose_config(data: object, where: str, path: str) -> type[MethodConfig]:
-    """For config.py: the Config class that `method.name` selects."""
-    name = check_name(data, where, path)
+def choose_config(data: object) -> type[MethodConfig]:
+    """The Config class that `method.name` selects; ValueError where it selects none."""
     try:
-        return method_module(name).Config
-    except BadInput as error:  # an installed package's
-        raise BadInput(f"{where}: '{path}.name': {error}") from None
+        return method_module(check_name(data)).Config
+    except BadInput as error:
+        raise ValueError(str(error)) from None
+
+
+# The type of a recipe's `method`
+AnyMethodConfig = Annotated[MethodConfig, ChosenBy(choose_config)]

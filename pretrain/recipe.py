@@ -9,10 +9,11 @@ import argparse
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from backbench.errors import BadInput
 from backbench.images.crops import Crops
 from backbench.images.preprocess import IMAGENET_MEAN, IMAGENET_STD, Pixels
 from backbench.recipes import config, fast
-from pretrain.method_config import MethodConfig, check_name, choose_config
+from pretrain.method_config import AnyMethodConfig, check_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +112,7 @@ class PretrainConfig:
     arch: str = "resnet50"
     stem: str = "imagenet"
     zero_init_residual: bool = False
-    method: MethodConfig = field(metadata={"choose": choose_config})
+    method: AnyMethodConfig
     views: ViewsConfig = ViewsConfig()
     data: Data
     optim: Optim
@@ -163,5 +164,8 @@ def check(args: argparse.Namespace) -> None:
     path = config.find_recipe(args.recipe, "pretrain")
     data = config.apply_overrides(config.read_recipe(path), overrides_of(args))
     if "method" in data:
-        check_name(data["method"], str(path), "method")
+        try:
+            check_name(data["method"])
+        except BadInput as error:
+            raise BadInput(f"{path}: method: {error}") from None
     config.build(_AnyMethod, data, where=str(path))

@@ -15,7 +15,6 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from backbench.recipes import config, own_probe  # noqa: E402
-from backbench.recipes.detector_files import read_flat  # noqa: E402
 from backbench.results import judging_rules, published  # noqa: E402
 from backbench.runs import atomic  # noqa: E402
 
@@ -82,7 +81,7 @@ def text() -> str:
         "",
     ]
     detectors = sorted((ROOT / "configs" / "detection").glob("[!_]*.yaml"))
-    lines += [*_apart({path.stem: read_flat(path) for path in detectors}), ""]
+    lines += [*_apart({path.stem: config.read_detector(path) for path in detectors}), ""]
     for path in sorted((ROOT / "configs" / "detection").glob("*.yaml")):
         lines += [f"### {path.stem}", "", *_yaml(path), ""]
     return "\n".join(lines).rstrip() + "\n"

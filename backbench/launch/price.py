@@ -22,7 +22,6 @@ from backbench.launch.job import Job
 from backbench.launch.records import AttemptNote, Record, Status
 from backbench.launch.view import Snapshot
 from backbench.recipes import config
-from backbench.recipes.detector_files import read_flat
 from backbench.recipes.own_probe import OWN
 from backbench.runs.run_progress import read_progress
 from backbench.weights import header
@@ -93,7 +92,7 @@ def _plain(text: str) -> object:
 
 @functools.cache
 def _config_file(path: Path) -> dict[str, Any]:
-    return read_flat(path)
+    return config.read_detector(path)
 
 
 @functools.cache

@@ -1,9 +1,8 @@
 """Recipes: small YAML files with `base:` inheritance and `a.b=c` overrides, read into frozen
-dataclasses.
+dataclasses by pydantic.
 
-A dataclass field may hold another dataclass, a tuple of them, or -- where one key chooses the type,
-as `method.name` does -- a class found by the `choose` function in the field's metadata. Every
-mistake is a BadInput that names the file or override, the key, and what was allowed.
+Every mistake is a BadInput in one line that names the file or override, the key, its value and what
+is allowed.
 """
 
 from __future__ import annotations
@@ -16,17 +15,20 @@ import json
 import math
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
 
 from backbench.errors import BadInput, nearest
 from backbench.untrusted import opening, printable, yamls
 
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter, ValidationError
+
 T = TypeVar("T")
-# As read: text, numbers, lists and groups of them; `build` gives it its types
-Recipe = dict[str, Any]
-Hint = Any  # a type annotation, of any kind that typing knows
+Value: TypeAlias = Any  # whatever YAML can say: text, numbers, lists and groups of them
+Recipe: TypeAlias = dict[str, Value]  # as read; `build` gives it its types
+Hint: TypeAlias = Any  # a type annotation, of any kind that typing knows
 
 
 # --- files ---
@@ -105,15 +107,16 @@ def _variants(file: Path) -> dict[str, Recipe]:
 def read_yaml(path: str | Path, *, trusted: bool = False) -> Recipe:
     """One YAML file as a plain dict (1e-4 is a number here, unlike in plain PyYAML).
 
-    `${a.b}` is the value of that key of the file, and no other `${...}` is resolved. Text of
-    several lines, and other control characters, only a `trusted` file may have (a cluster's set-up).
+    Text of several lines, and other control characters, only a `trusted` file may have (a cluster's
+    set-up).
     """
     try:
         data = yamls.read(path)
     except FileNotFoundError:
         raise BadInput(f"{path}: no such file") from None
-    except Exception as error:
-        raise BadInput(f"{path}: not readable as YAML: {' '.join(str(error).split())}") from None
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{path}: not readable as YAML: {error}") from None
+    data = {} if data is None else data  # an empty file
     if not isinstance(data, dict):
         raise BadInput(f"{path}: expected `key: value` lines, found {type(data).__name__}")
     if not trusted and (found := printable.control_below(data)):
@@ -123,65 +126,87 @@ def read_yaml(path: str | Path, *, trusted: bool = False) -> Recipe:
     return {str(k): v for k, v in data.items()}
 
 
-def read_recipe(path: Path, *, trusted: bool = False) -> Recipe:
+def read_recipe(path: Path, *, trusted: bool = False, base_key: str = "base") -> Recipe:
     """Read a recipe with its bases below it.
 
     `base:` is one name or a list, relative to the file, later over earlier. A file with `variants:`
     is a family: each variant is a recipe over what stands beside `variants:`. A base may also be a
     variant, of the same family or of one in the same folder.
     """
-    return _whole(path.resolve(), (), {}, trusted=trusted)
+    return _Bases(base_key, trusted).whole(path.resolve(), ())
 
 
-def _whole(
-    path: Path, seen: tuple[Path, ...], done: dict[Path, Recipe], *, trusted: bool
-) -> Recipe:
-    """A file over its bases; a variant over its bases, over its family's file."""
-    above = _over_bases(path, seen, done, trusted=trusted)
-    if not path.parent.is_file():
-        return above
-    shared = _over_bases(path.parent, (*seen, path), done, trusted=trusted)
-    return merge(shared, above)
+def read_detector(path: Path) -> Recipe:
+    """Read a file in Detectron2's dialect, YAML over `_BASE_`: MODEL.RPN.NMS_THRESH -> 0.7."""
+    return flat(read_recipe(path, base_key="_BASE_"))
 
 
-def _over_bases(
-    path: Path, seen: tuple[Path, ...], done: dict[Path, Recipe], *, trusted: bool
-) -> Recipe:
-    """The keys of a file, or of a variant without its family's, over its bases.
-
-    `done` has what was read on the way: what many name is read once.
-    """
-    if path in done:
-        return done[path]
-    if path in seen:
-        circle = " -> ".join(p.name for p in (*seen, path))
-        raise BadInput(f"{path}: `base:` goes in a circle: {circle}")
-    family = path.parent if path.parent.is_file() else None
-    own = read_yaml(family or path, trusted=trusted)
-    if family is None:
-        own.pop("variants", None)
-    else:
-        variants = _variants(family)
-        if path.name not in variants:
-            raise BadInput(f"{family}: no variant '{path.name}'; {nearest(path.name, variants)}")
-        own = variants[path.name]
-    bases = own.pop("base", [])
-    if isinstance(bases, str):
-        bases = [bases]
-    if not isinstance(bases, list):
-        raise BadInput(f"{path}: `base:` must be a name or a list of names, not {bases!r}")
+def flat(tree: Mapping[str, Value], prefix: str = "") -> Recipe:
+    """{"MODEL": {"MASK_ON": True}} -> {"MODEL.MASK_ON": True}."""
     out: Recipe = {}
-    for base in bases:
-        stem = (family or path).parent / str(base).removesuffix(".yaml")
-        file = _file_or_variant(stem)
-        if file is None:
-            raise BadInput(f"{path}: base '{base}' is not there (looked for {stem}.yaml)")
-        file = file.resolve()
-        # What the family shares lies below all of the variant already
-        read = _over_bases if family is not None and file.parent == family else _whole
-        out = merge(out, read(file, (*seen, path), done, trusted=trusted))
-    done[path] = merge(out, own)
-    return done[path]
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            out |= flat(value, f"{prefix}{key}.")
+        else:
+            out[f"{prefix}{key}"] = value
+    return out
+
+
+class _Bases:
+    """Reads a recipe over its bases, each file and variant once, however many name it."""
+
+    def __init__(self, key: str, trusted: bool) -> None:
+        self.key = key  # of the bases
+        self.trusted = trusted
+        self.done: dict[Path, Recipe] = {}
+
+    def whole(self, path: Path, seen: tuple[Path, ...]) -> Recipe:
+        """A file over its bases; a variant over its bases, over its family's file."""
+        above = self.over_bases(path, seen)
+        if not path.parent.is_file():
+            return above
+        shared = self.over_bases(path.parent, (*seen, path))
+        return merge(shared, above)
+
+    def over_bases(self, path: Path, seen: tuple[Path, ...]) -> Recipe:
+        """The keys of a file, or of a variant without its family's, over its bases."""
+        if path in self.done:
+            return self.done[path]
+        if path in seen:
+            circle = " -> ".join(p.name for p in (*seen, path))
+            raise BadInput(f"{path}: `{self.key}:` goes in a circle: {circle}")
+        family = path.parent if path.parent.is_file() else None
+        own = read_yaml(family or path, trusted=self.trusted)
+        if family is None:
+            own.pop("variants", None)
+        else:
+            variants = _variants(family)
+            if path.name not in variants:
+                raise BadInput(
+                    f"{family}: no variant '{path.name}'; {nearest(path.name, variants)}"
+                )
+            own = variants[path.name]
+        bases = own.pop(self.key, [])
+        if isinstance(bases, str):
+            bases = [bases]
+        if not isinstance(bases, list):
+            raise BadInput(
+                f"{path}: `{self.key}:` must be a name or a list of names, not {bases!r}"
+            )
+        out: Recipe = {}
+        for base in bases:
+            name = Path(str(base).removesuffix(".yaml")).expanduser()
+            stem = (family or path).parent / name
+            file = _file_or_variant(stem)
+            if file is None:
+                raise BadInput(f"{path}: base '{base}' is not there (looked for {stem}.yaml)")
+            file = file.resolve()
+            # What the family shares lies below all of the variant already
+            shares = family is not None and file.parent == family
+            read = self.over_bases if shares else self.whole
+            out = merge(out, read(file, (*seen, path)))
+        self.done[path] = merge(out, own)
+        return self.done[path]
 
 
 def merge(low: Mapping[str, Any], high: Mapping[str, Any]) -> Recipe:
@@ -201,28 +226,25 @@ def apply_overrides(recipe: Mapping[str, Any], overrides: Sequence[str]) -> Reci
     `x=null` work."""
     out = dict(recipe)
     for text in overrides:
-        out = merge(out, copy.deepcopy(_override(text)))
+        out = merge(out, _override(text))
     return out
 
 
-@functools.lru_cache(maxsize=4096)
 def _override(text: str) -> Recipe:
     """One `a.b=c` as nested mappings."""
-    from omegaconf import OmegaConf
-
     key, equals, value = text.partition("=")
-    if not equals or not key:
+    names = key.split(".")
+    if not equals or not all(names):
         raise BadInput(f"override '{text}': expected key=value, as in optim.lr=0.1")
     if found := printable.control_in(text):
         raise BadInput(f"override {ascii(text)[:80]} holds the control character {found}")
     try:
-        yamls.check(value)
-        tree = OmegaConf.to_container(OmegaConf.from_dotlist([text]))
-        yamls.refuse_long_numbers(tree)
-    except Exception as error:
-        raise BadInput(f"override '{text}': {' '.join(str(error).split())}") from None
-    assert isinstance(tree, dict)
-    return {str(k): v for k, v in tree.items()}
+        tree = yamls.decode(value)
+    except ValueError as error:
+        raise BadInput(f"override '{text}': {error}") from None
+    for name in reversed(names):
+        tree = {name: tree}
+    return tree
 
 
 # --- types ---
@@ -234,131 +256,144 @@ def load(cls: type[T], recipe: str | Path, overrides: Sequence[str] = (), *, kin
     return build(cls, apply_overrides(read_recipe(path), overrides), where=str(path))
 
 
-def build(cls: type[T], data: Mapping[str, Any], *, where: str) -> T:
-    """A nested mapping as the dataclass `cls`; unknown, missing and mistyped keys are refused by
-    name."""
-    return _dataclass(cls, data, where, "")
+def build(cls: type[T], data: Mapping[str, Value], *, where: str) -> T:
+    """Make the dataclass `cls` of nested plain values, strictly: unknown, missing and mistyped keys
+    are refused by name. `where` is the file that messages name."""
+    from pydantic import ValidationError
 
-
-def _dataclass(cls: type[T], data: object, where: str, path: str) -> T:
-    """`data` as `cls`; `where` is the file and `path` the key that messages name."""
-    if not isinstance(data, Mapping):
-        raise BadInput(f"{where}: '{path or 'recipe'}' must be a group of keys, not {data!r}")
-    # 1. Every key is known.
-    fields = {f.name: f for f in dataclasses.fields(cls) if f.init}  # type: ignore[arg-type]
-    hints = typing.get_type_hints(cls)
-    for key in data:
-        if key not in fields:
-            raise BadInput(
-                f"{where}: unknown key '{_join(path, str(key))}'; {nearest(str(key), fields)}"
-            )
-    # 2. Every field gets the value of its key, as its type; without a key its own default.
-    values: dict[str, Any] = {}
-    for name, field in fields.items():
-        here = _join(path, name)
-        if name in data:
-            choose = field.metadata.get("choose")
-            hint = choose(data[name], where, here) if choose else hints[name]
-            values[name] = _value(hint, data[name], where, here)
-        elif _needed(field):
-            raise BadInput(f"{where}: key '{here}' is missing ({_type_name(hints[name])})")
-    # 3. What fields must be together, the dataclass says itself.
     try:
-        return cls(**values)
-    except ValueError as error:  # a dataclass's own __post_init__ check
-        group = f"{path}: " if path else ""
-        raise BadInput(f"{where}: {group}{error}") from None
+        return _parse(cls, data)
+    except ValidationError as error:
+        raise BadInput(f"{where}: {_first_mistake(error, cls, data)}") from None
 
 
-def _needed(field: dataclasses.Field[Any]) -> bool:
-    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+@dataclasses.dataclass(frozen=True)
+class ChosenBy:
+    """`Annotated[Base, ChosenBy(choose)]`: the field's type is the class that `choose` finds by a
+    key of the group, as `method.name`. `choose` raises ValueError where it has no class."""
+
+    choose: Callable[[Value], type]
+
+    def __get_pydantic_core_schema__(self, source: object, handler: object) -> Value:
+        from pydantic_core import core_schema
+
+        def parse(data: Value) -> object:
+            return _parse(self.choose(data), data)
+
+        return core_schema.no_info_plain_validator_function(parse)
 
 
-def _value(hint: Hint, value: Any, where: str, path: str) -> Any:
-    """`value` as the type that `hint` says, or BadInput that names the key."""
-    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-        return _dataclass(hint, value, where, path)
-    if hint is Any:
-        return value
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    wrong = BadInput(f"{where}: '{path}' must be {_type_name(hint)}, not {value!r}")
-    if origin in (typing.Union, types.UnionType):
-        return _one_of(args, value, where, path, wrong)
-    if origin is typing.Literal:
-        if value not in args:
-            raise BadInput(f"{where}: '{path}' is {value!r}; {nearest(str(value), map(str, args))}")
-        return value
-    if origin is tuple:
-        return _tuple(args, value, where, path, wrong)
-    if origin in (dict, Mapping):
-        if not isinstance(value, Mapping):
-            raise wrong
-        return {str(k): _value(args[1], v, where, _join(path, str(k))) for k, v in value.items()}
-    return _scalar(hint, value, wrong)
+@functools.cache
+def _adapter(cls: Hashable) -> TypeAdapter[tuple[Value]]:
+    from pydantic import ConfigDict, TypeAdapter
+
+    # The tuple's configuration holds for all dataclasses in it, which have none of their own
+    alone: Hint = types.GenericAlias(tuple, (cls,))
+    return TypeAdapter(alone, config=ConfigDict(extra="forbid", strict=True))
 
 
-def _one_of(args: tuple[Hint, ...], value: Any, where: str, path: str, wrong: BadInput) -> Any:
-    """A union: the first of its types that takes the value."""
-    if value is None:
-        if type(None) in args:
-            return None
-        raise wrong
-    # With one type its own message is the better one: it names the key below
-    choices = [arg for arg in args if arg is not type(None)]
-    for arg in choices:
-        try:
-            return _value(arg, value, where, path)
-        except BadInput as error:
-            inner = error
-    raise wrong if len(choices) > 1 else inner
+def _parse(cls: type[T], data: Value) -> T:
+    """Plain values as `cls`, or pydantic's ValidationError."""
+    from pydantic import ValidationError
+
+    adapter = _adapter(cls)  # type: ignore[arg-type]
+
+    # Strict JSON is what a recipe means: a list may be a tuple, 3 a float, and true is no number
+    try:
+        return adapter.validate_json(json.dumps([data]))[0]
+    except ValidationError as error:
+        # JSON and YAML 1.1 have no word for infinity: "inf" is a number where one is wanted
+        wrong = [e["loc"] for e in error.errors() if e["input"] in ("inf", "infinity")]
+        if not wrong:
+            raise
+        changed = copy.deepcopy(data)
+        for place in wrong:
+            *groups, last = _keys_of(place, data)
+            group = changed
+            for key in groups:
+                group = group[key]
+            group[last] = math.inf
+        return adapter.validate_json(json.dumps([changed]))[0]
 
 
-def _tuple(args: tuple[Hint, ...], value: Any, where: str, path: str, wrong: BadInput) -> Any:
-    if not isinstance(value, list | tuple):
-        raise wrong
-    if len(args) == 2 and args[1] is Ellipsis:  # tuple[X, ...]
-        args = (args[0],) * len(value)
-    if len(value) != len(args):
-        raise wrong
-    pairs = enumerate(zip(args, value))
-    return tuple(_value(arg, each, where, f"{path}[{i}]") for i, (arg, each) in pairs)
+# pydantic's types of errors -> what is allowed
+_ALLOWED = {
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "string_type": "text",
+    "bool_type": "true or false",
+    "tuple_type": "a list",
+    "missing": "a longer list",
+    "too_long": "a shorter list",
+    "dict_type": "a group of keys",
+    "dataclass_type": "a group of keys",
+}
 
 
-def _scalar(hint: Hint, value: Any, wrong: BadInput) -> Any:
-    # bool is an int to Python, but `epochs: true` is a mistake
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if hint is float and number:
-        return float(value)
-    if hint is float and value in ("inf", "infinity"):
-        return math.inf
-    if hint is int and number and isinstance(value, int):
-        return value
-    if hint in (str, bool) and isinstance(value, hint):
-        return value
-    raise wrong
+def _first_mistake(error: ValidationError, cls: type, data: Value) -> str:
+    """One line about the first mistake: the key, the value and what is allowed."""
+    mistakes = error.errors(include_url=False)
+    # A misspelt key first: it explains the one that is missing
+    first = next((e for e in mistakes if e["type"] == "unexpected_keyword_argument"), mistakes[0])
+    if first["type"] == "json_invalid":  # half a character, which JSON cannot write
+        return "holds text that is no text"
+    keys = _keys_of(first["loc"], data)
+    path = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in keys)[1:]
+    kind, missing = first["type"], first["loc"][-1]
+    if kind == "unexpected_keyword_argument":
+        return f"unknown key '{path}'; {nearest(str(keys[-1]), _fields_at(cls, data, keys))}"
+    if kind == "missing" and isinstance(missing, str):
+        return f"key '{path}.{missing}' is missing".replace("'.", "'")
+    if kind == "value_error":  # a dataclass's own check, or `choose`
+        said = str(first["ctx"]["error"])
+        return f"{path}: {said}" if path else said
+    allowed: list[str] = []
+    for each in mistakes:  # a union has one for each of its types
+        if _keys_of(each["loc"], data) == keys:
+            expected = each.get("ctx", {}).get("expected")
+            allowed.append(expected or _ALLOWED.get(each["type"], each["msg"]))
+    if kind == "literal_error" and len(allowed) == 1:
+        values = allowed[0].replace("'", "").replace(" or ", ", ").split(", ")
+        return f"'{path}' is {first['input']!r:.200}; {nearest(str(first['input']), values)}"
+    wanted = " or ".join(allowed)
+    return f"'{path or 'recipe'}' must be {wanted}, not {first['input']!r:.200}"
 
 
-def _join(path: str, key: str) -> str:
-    return f"{path}.{key}" if path else key
+def _keys_of(place: Sequence[str | int], data: Value) -> list[str | int]:
+    """pydantic's place of a mistake as the keys that lead to it, without its words for types."""
+    keys: list[str | int] = []
+    for part in place[1:]:  # the first is the tuple of `_adapter`
+        if isinstance(data, Mapping):
+            named = {str(key): value for key, value in data.items()}
+            if part not in named:
+                continue
+            data = named[str(part)]
+        elif isinstance(data, list | tuple) and isinstance(part, int) and part < len(data):
+            data = data[part]
+        else:
+            continue
+        keys.append(part)
+    return keys
 
 
-_PLAIN_NAMES = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
-
-
-def _type_name(hint: Hint) -> str:
-    if hint in _PLAIN_NAMES:
-        return _PLAIN_NAMES[hint]
-    if typing.get_origin(hint) is tuple:
-        return "a list"
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        return " or ".join(map(_type_name, typing.get_args(hint)))
-    if typing.get_origin(hint) is typing.Literal:
-        return " or ".join(map(str, typing.get_args(hint)))
-    if hint is type(None):
-        return "null"
-    if dataclasses.is_dataclass(hint) or typing.get_origin(hint) in (dict, Mapping):
-        return "a group of keys"
-    return str(getattr(hint, "__name__", hint) if isinstance(hint, type) else hint)
+def _fields_at(hint: Hint, data: Value, keys: Sequence[str | int]) -> list[str]:
+    """The names that the last of `keys` may be, with the type `hint` for all of `data`."""
+    for depth in range(len(keys)):
+        origin, args = typing.get_origin(hint), typing.get_args(hint)
+        if origin in (typing.Union, types.UnionType):
+            hint = next(arg for arg in args if arg is not type(None))
+            origin, args = typing.get_origin(hint), typing.get_args(hint)
+        if origin is Annotated and isinstance(args[1], ChosenBy):
+            hint = args[1].choose(data)
+        if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+            hints = typing.get_type_hints(hint, include_extras=True)
+            if depth == len(keys) - 1:
+                return [field.name for field in dataclasses.fields(hint) if field.init]
+            hint = hints[str(keys[depth])]
+        else:  # dict[str, X] or tuple[X, ...]
+            hint = args[1] if origin is dict else args[0]
+        data = data[keys[depth]]
+    return []
 
 
 # --- back to plain values ---
@@ -370,9 +405,7 @@ def to_dict(config: Any) -> Recipe:
 
 
 def to_yaml(config: Any) -> str:
-    from omegaconf import OmegaConf
-
-    return OmegaConf.to_yaml(OmegaConf.create(to_dict(config)))
+    return yamls.encode(to_dict(config))
 
 
 def fingerprint(value: Any) -> str:

@@ -3,7 +3,7 @@ method."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -16,7 +16,7 @@ from backbench.parallel import distributed
 from backbench.runs import seeding
 from backbench.weights.trunk import Trunk
 from pretrain import method
-from pretrain.method import Batch, MethodConfig, Setup, build_method, choose_config
+from pretrain.method import AnyMethodConfig, Batch, MethodConfig, Setup, build_method
 from pretrain.methods._precision import full_precision
 from pretrain.methods.lorac import nuclear_norm
 
@@ -122,7 +122,7 @@ class Config(MethodConfig):
     for both terms).
     """
 
-    inner: MethodConfig = field(metadata={"choose": choose_config})
+    inner: AnyMethodConfig
     weight: float = 0.1  # the paper's lambda
     alpha: float = 10.0
     norm: Literal["nuclear", "l21", "none"] = "nuclear"

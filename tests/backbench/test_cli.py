@@ -24,7 +24,7 @@ def test_help_imports_nothing_heavy():
         "for verb in ([], *([v] for v in cli.VERBS)):\n"
         "    with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):\n"
         "        cli.main([*verb, '--help'])\n"
-        "heavy = {'torch', 'torchvision', 'numpy', 'omegaconf', 'submitit', 'rich', 'matplotlib', 'yaml', 'cv2'}\n"
+        "heavy = {'torch', 'torchvision', 'numpy', 'pydantic', 'submitit', 'rich', 'matplotlib', 'yaml', 'cv2'}\n"
         "print(sorted(heavy & set(sys.modules)))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -34,7 +34,7 @@ class TinyTrunk(nn.Sequential):
 
 def build(views: int, classes: int = 5, **settings: Any) -> Method:
     torch.manual_seed(0)
-    config = recipes.build(choose_config(settings, "test", "method"), settings, where="test")
+    config = recipes.build(choose_config(settings), settings, where="test")
     setup = Setup(batch_size=BATCH, views=views, seed=0, images=40, classes=classes)
     return build_method(config, TinyTrunk(), setup)
 

@@ -152,7 +152,7 @@ def build(case: dict[str, Any]) -> tuple[Method, list[int]]:
     sizes = settings.pop("views", [8, 8])
     from backbench.recipes.config import build as build_config
 
-    config = build_config(choose_config(settings, "test", "method"), settings, where="test")
+    config = build_config(choose_config(settings), settings, where="test")
     setup = Setup(batch_size=BATCH, views=len(sizes), seed=0, images=40, classes=5)
     method = build_method(config, trunk_of(case), setup).double()
     if method.sync_batchnorm:

@@ -221,7 +221,7 @@ def test_the_table_of_datasets_is_cheap_to_import():
     """The leaderboard and the launcher take it, and start in a fraction of a second."""
     code = "import sys, backbench.datasets.catalog; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    heavy = {"torch", "torchvision", "numpy", "PIL", "scipy", "omegaconf"}
+    heavy = {"torch", "torchvision", "numpy", "PIL", "scipy", "pydantic"}
     assert not heavy & set(done.stdout.split())
 
 

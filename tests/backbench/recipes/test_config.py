@@ -4,7 +4,7 @@ was allowed."""
 import dataclasses
 import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 import pytest
 
@@ -30,10 +30,10 @@ class Dog:
     tricks: tuple[str, ...] = ()
 
 
-def choose(data, where, path):
+def choose(data):
     kinds = {"cat": Cat, "dog": Dog}
     if data.get("name") not in kinds:
-        raise BadInput(f"{where}: '{path}.name' is {data.get('name')!r}; allowed: cat, dog")
+        raise ValueError(f"{data.get('name')!r} is no pet; allowed: cat, dog")
     return kinds[data["name"]]
 
 
@@ -41,7 +41,7 @@ def choose(data, where, path):
 class Recipe:
     name: str
     lr: float = 0.1
-    pet: Cat | Dog = field(default=Cat(name="cat"), metadata={"choose": choose})
+    pet: Annotated[Cat | Dog, config.ChosenBy(choose)] = Cat(name="cat")
     heads: tuple[Head, ...] = (Head(),)
     pair: tuple[float, float] = (0.0, 1.0)
     limit: int | None = None
