@@ -33,7 +33,7 @@ from detection.data.images import load_image, targets, to_uint8
 from detection.data.masks import paste
 from detection.data.split import training_records
 from detection.engine import DetectionEngine
-from detection.run import DetectionRun, Prepared
+from detection.run import Prepared
 
 NAME = "demo_mask_rcnn_R_18_FPN"
 WIDTHS = (
@@ -54,7 +54,7 @@ Timed = Mapping[str, Callable[[], object]]
 def built(root: Path, engine: str) -> tuple[Prepared, DetectionEngine]:
     words = ("MODEL.WEIGHTS", "random", "SOLVER.IMS_PER_BATCH", "2", *WIDTHS)
     given = dialect.read(NAME, words)
-    run = DetectionRun(given=given, engine=engine, checkpoint=None, root=root, out=root / "run")
+    run = train_net.new_run(given, engine=engine, root=root, out=root / "run")
     p = train_net.prepare(run)
     network = train_net.build_engine(run, p, torch.device("cpu"))
     for group in network.optimizer.param_groups:

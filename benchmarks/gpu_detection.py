@@ -25,7 +25,7 @@ from backbench.runs import seeding
 from detection import dialect, train_net
 from detection.data.split import training_records
 from detection.engine import DetectionEngine
-from detection.run import DetectionRun, Prepared
+from detection.run import Prepared
 
 TASKS = ("faster", "mask", "keypoint")
 IMAGES = 4  # of an iteration
@@ -54,7 +54,7 @@ def built(
 ) -> tuple[Prepared, DetectionEngine]:
     name, words = words_of(task, small=small)
     given = dialect.read(name, (*words, *(AMP if bf16 else ())))
-    run = DetectionRun(given=given, engine=engine, checkpoint=None, root=root, out=root / "run")
+    run = train_net.new_run(given, engine=engine, root=root, out=root / "run")
     prepared = train_net.prepare(run)
     network = train_net.build_engine(run, prepared, torch.device(device))
     for group in network.optimizer.param_groups:

@@ -33,7 +33,6 @@ from backbench.runs.step_metrics import read_metrics
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.resnet import build_backbone
 from detection import dialect, measure, train_net
-from detection.run import DetectionRun
 
 SHOWN = (1, 10, 50, 100, 200)  # iterations
 
@@ -74,7 +73,7 @@ def trained(
     out = folder / variant.name.replace("'", "").replace(" ", "_")
     out.mkdir()
     trunk, root = folder / "trunk.safetensors", folder / "data"
-    run = DetectionRun(given=given, engine="torchvision", checkpoint=trunk, root=root, out=out)
+    run = train_net.new_run(given, engine="torchvision", checkpoint=trunk, root=root, out=out)
     p = train_net.prepare(run)
     engine = train_net.build_engine(run, p, torch.device("cpu"))
     if variant.nudge:

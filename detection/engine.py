@@ -33,6 +33,7 @@ from backbench.runs.forward_clock import ForwardClock
 from backbench.weights.checkpoint import Checkpoint
 from detection.amp import MixedPrecision
 from detection.data.dataset_dicts import Detection, ImageRecord
+from detection.dialect import Given
 from detection.task_rows import DetectionTask
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 class DetectionEngine(ABC):
     """A detector with its trunk loaded, its optimiser and its stream of training images."""
 
+    name: str  # in commands and results
     model: nn.Module  # the whole network; its state dict is what is saved and scored
     optimizer: torch.optim.Optimizer  # the caller sets its groups' rates before each step
     amp: MixedPrecision  # of `step`; its scaler is saved with the optimiser
@@ -67,6 +69,12 @@ class DetectionEngine(ABC):
         self.amp = MixedPrecision(cfg, device)
         self.parallel = self.model
         self._clock = ForwardClock()
+
+    @staticmethod
+    @abstractmethod
+    def read_config(given: Given) -> CfgNode:
+        """The engine's defaults with the given values over them. Raises BadInput for a key or a
+        value that this engine does not have."""
 
     @abstractmethod
     def build(self) -> nn.Module:

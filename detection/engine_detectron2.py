@@ -1,21 +1,20 @@
 """The reference: Detectron2's model, mapper, data loader, optimiser and trainer, with an exact
 resume around them.
 
-Only this file and engine_detectron2_trunks.py import detectron2, which is on no package index
-(`make detectron2` installs it). What is ours here: strict loading (Detectron2 only logs what did
-not match), the order of images, one seed per iteration and per image, and the loop that calls its
-trainer, so that a killed run continues as if it had not been. Its evaluator's own function turns
-predictions into COCO's format; AP comes from evaluate.py, for both engines.
+This file and engine_detectron2_backbones.py import detectron2, which is on no package index (`make
+detectron2` installs it); voc_ap.py uses its VOC evaluator. What is ours here: strict loading
+(Detectron2 only logs what did not match), the order of images, one seed per iteration and per
+image, and the loop that calls its trainer, so that a killed run continues as if it had not been.
+Its evaluator's own function turns predictions into COCO's format; AP comes from evaluate.py, for
+both engines.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import random
-import tempfile
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -26,12 +25,10 @@ from backbench.errors import BadInput
 from backbench.parallel import distributed, loading
 from backbench.runs import seeding
 from backbench.runs.state import signals_blocked
-from backbench.weights import exporting
-from detection import amp, dialect, evaluate, keys, trunks, voc_ap
+from detection import amp, dialect, keys
 from detection.amp import MixedPrecision
 from detection.data.dataset_dicts import Annotation, Detection, ImageRecord
 from detection.data.order import ImageOrder, Slots
-from detection.data.split import Split
 from detection.engine import DetectionEngine
 
 try:
@@ -44,16 +41,13 @@ try:
         from detectron2.data.transforms import RandomCrop
         from detectron2.engine import SimpleTrainer, create_ddp_model
         from detectron2.evaluation.coco_evaluation import instances_to_coco_json
-        from detectron2.evaluation.pascal_voc_evaluation import parse_rec, voc_eval
         from detectron2.layers import NaiveSyncBatchNorm, get_norm
         from detectron2.modeling import build_model
         from detectron2.modeling.roi_heads import ROI_HEADS_REGISTRY, Res5ROIHeads
-        from detectron2.solver import build_optimizer
-        from detectron2.solver.build import maybe_add_gradient_clipping
         from detectron2.structures import BoxMode
         from detectron2.utils.events import EventStorage
 
-        from detection import engine_detectron2_trunks  # noqa: F401 - registers its backbones
+        from detection.engine_detectron2_backbones import trunk_of  # which registers ours
 except ImportError as error:
     raise BadInput(
         f"--engine detectron2: it is not usable here ({error}); `make detectron2` installs it, "
@@ -62,7 +56,6 @@ except ImportError as error:
 
 
 ModelInput: TypeAlias = dict[str, object]  # image, instances, ...: what Detectron2's models take
-VOC_THRESHOLDS = [0.5 + 0.05 * t for t in range(10)]
 
 
 @ROI_HEADS_REGISTRY.register()
@@ -88,25 +81,6 @@ def defaults() -> CfgNode:
         for part in group.split("."):
             node = node[part]
         node[last] = value
-    return cfg
-
-
-def read_config(given: dialect.Given) -> CfgNode:
-    """The defaults with the given values over them; an unknown key is refused by name."""
-    cfg = defaults()
-    keys.check(given, dialect.flat(cfg))
-    dialect.merge(cfg, given)
-    outlines = cfg.INPUT.CROP.ENABLED and cfg.MODEL.MASK_ON
-    if outlines and importlib.util.find_spec("shapely") is None:
-        raise BadInput(
-            f"{given.path}: INPUT.CROP cuts outlines with the package shapely, which is not "
-            "installed: pip install shapely"
-        )
-    if cfg.MODEL.META_ARCHITECTURE != "GeneralizedRCNN":
-        raise BadInput(
-            f"{given.path}: MODEL.META_ARCHITECTURE {cfg.MODEL.META_ARCHITECTURE}: "
-            "only GeneralizedRCNN"
-        )
     return cfg
 
 
@@ -245,101 +219,6 @@ class LossKeepingTrainer(SimpleTrainer):
         self.losses = {k: v.detach() for k, v in loss_dict.items()}
 
 
-def voc_scores(
-    split: Split, detections: Sequence[Detection], manifest: str | None = None
-) -> evaluate.Scores:
-    """VOC's AP by Detectron2's evaluator: 11-point for 2007; AP is the mean over 0.5 to 0.95. The
-    intervals' draws are decided by `manifest`; None leaves them out."""
-    aps = np.zeros((len(VOC_THRESHOLDS), len(split.categories)))
-    annotations = _voc_annotations(split)
-    elevens = "2007" in split.name
-    lines = _voc_lines(detections)
-    with tempfile.TemporaryDirectory() as folder:
-        files = f"{folder}/{{}}.txt"
-        for label, name in enumerate(split.categories):
-            if label not in lines:
-                continue  # nothing found: AP 0
-            Path(files.format(name)).write_text("\n".join(lines[label]))
-            for t, overlap in enumerate(VOC_THRESHOLDS):
-                with np.errstate(invalid="ignore"):
-                    _, _, ap = voc_eval(files, annotations, str(split.file), name, overlap, elevens)
-                aps[t, label] = 100 * ap
-    means = {"AP": float(aps.mean()), "AP50": float(aps[0].mean()), "AP75": float(aps[5].mean())}
-    of_category = {name: float(aps[:, label].mean()) for label, name in enumerate(split.categories)}
-    if not detections:
-        return evaluate.Scores(dict.fromkeys(means), {}, dict.fromkeys(of_category), {})
-    samples = voc_bootstrap(split, lines, manifest) if manifest is not None else {}
-    known = evaluate.intervals_of(means, samples, len(split.records))
-    return evaluate.Scores(means, known, of_category, samples)
-
-
-def voc_rehearse(split: Split) -> None:
-    """Score nothing found. Raises BadInput where the evaluator cannot read what it scores by, which
-    would otherwise be learnt after the training."""
-    with tempfile.TemporaryDirectory() as folder:
-        files = f"{folder}/{{}}.txt"
-        name = split.categories[0]
-        Path(files.format(name)).touch()
-        try:
-            voc_eval(files, _voc_annotations(split), str(split.file), name)
-        except (ValueError, TypeError, AttributeError, OSError, SyntaxError) as error:
-            line = " ".join(str(error).split())[:160]
-            raise BadInput(
-                f"{split.file}: VOC's evaluator cannot score it ({line}); it wants a name in every "
-                "line, and in every object whole numbers for box, truncated and difficult"
-            ) from None
-
-
-def _voc_annotations(split: Split) -> str:
-    return str(split.folder.parent / "Annotations" / "{}.xml")
-
-
-def voc_bootstrap(
-    split: Split, lines: Mapping[int, Sequence[str]], manifest: str
-) -> dict[str, np.ndarray]:
-    """AP, AP50 and AP75 in percent of images drawn with replacement, `lines` as the evaluator reads
-    them."""
-    place = {str(r["image_id"]): i for i, r in enumerate(split.records)}
-    weights = evaluate.drawn(len(place), manifest)
-    objects = _voc_objects(split, place)
-    total = torch.zeros(len(weights), len(VOC_THRESHOLDS), dtype=weights.dtype)
-    for label, of_label in lines.items():
-        words = [line.split() for line in of_label]
-        found = voc_ap.VocFound(
-            image=np.array([place[w[0]] for w in words]),
-            scores=np.array([float(w[1]) for w in words]),
-            boxes=np.array([[float(v) for v in w[2:]] for w in words]),
-        )
-        total += voc_ap.aps(
-            found, objects[label], weights, VOC_THRESHOLDS, elevens="2007" in split.name
-        )
-    return evaluate.summarised(total / len(split.categories))
-
-
-def _voc_objects(split: Split, place: Mapping[str, int]) -> list[dict[int, voc_ap.VocObjects]]:
-    """Label -> image -> its objects, as the evaluator parses them."""
-    out: list[dict[int, voc_ap.VocObjects]] = [{} for _ in split.categories]
-    for image, number in place.items():
-        rows = parse_rec(_voc_annotations(split).format(image))
-        for label, name in enumerate(split.categories):
-            mine = [row for row in rows if row["name"] == name]
-            if mine:
-                boxes = np.array([row["bbox"] for row in mine], float)
-                difficult = np.array([row["difficult"] for row in mine], bool)
-                out[label][number] = voc_ap.VocObjects(boxes, difficult)
-    return out
-
-
-def _voc_lines(detections: Sequence[Detection]) -> dict[int, list[str]]:
-    """Label -> VOC's lines: image, score, box with corners 1-based and inclusive."""
-    lines: dict[int, list[str]] = {}
-    for d in detections:
-        x, y, w, h = d["bbox"]
-        text = f"{d['image_id']} {d['score']:.3f} {x + 1:.1f} {y + 1:.1f} {x + w:.1f} {y + h:.1f}"
-        lines.setdefault(d["category_id"], []).append(text)
-    return lines
-
-
 class WideSyncBatchNorm(NaiveSyncBatchNorm):
     """Sums a bfloat16 batch's statistics over several processes in float32, as Detectron2 by itself
     does for float16 and torch's SyncBatchNorm for both: of E[x^2] - E[x]^2, 8 bits leave nothing."""
@@ -351,14 +230,32 @@ class WideSyncBatchNorm(NaiveSyncBatchNorm):
 
 
 class Detectron2Engine(DetectionEngine):
+    name = "detectron2"
+
+    @staticmethod
+    def read_config(given: dialect.Given) -> CfgNode:
+        cfg = defaults()
+        keys.check(given, dialect.flat(cfg))
+        dialect.merge(cfg, given)
+        outlines = cfg.INPUT.CROP.ENABLED and cfg.MODEL.MASK_ON
+        if outlines and importlib.util.find_spec("shapely") is None:
+            raise BadInput(
+                f"{given.path}: INPUT.CROP cuts outlines with the package shapely, which is not "
+                "installed: pip install shapely"
+            )
+        if cfg.MODEL.META_ARCHITECTURE != "GeneralizedRCNN":
+            raise BadInput(
+                f"{given.path}: MODEL.META_ARCHITECTURE {cfg.MODEL.META_ARCHITECTURE}: "
+                "only GeneralizedRCNN"
+            )
+        return cfg
+
     def build(self) -> nn.Module:
-        # What is said to Detectron2 stays here: the caller's config is that of the run
+        # Changes that only Detectron2 needs are made in a copy: the caller's config is the run's
         self.cfg = self.cfg.clone()
         self.cfg.MODEL.DEVICE = str(self.device)
         self.cfg.MODEL.WEIGHTS = ""
-        self.wrapped = trunks.wraps(self.cfg)
-        if self.wrapped:
-            self.cfg.MODEL.TRUNK.ARCH = self.checkpoint.arch
+        self.cfg.MODEL.TRUNK.ARCH = self.checkpoint.arch
         # torch's SyncBatchNorm has no CPU path; Detectron2's own has, and is equal.
         if self.device.type == "cpu":
             for node in (self.cfg.MODEL.RESNETS, self.cfg.MODEL.FPN):
@@ -367,44 +264,28 @@ class Detectron2Engine(DetectionEngine):
         for module in model.modules():
             if type(module) is NaiveSyncBatchNorm:
                 module.__class__ = WideSyncBatchNorm
-        # A pyramid has the trunk inside it; a C4 model is the trunk up to C4, and its head has C5.
-        inside = [name for name in ("bottom_up", "net") if hasattr(model.backbone, name)]
-        self.c4 = not inside
-        self.trunk = ".".join(["backbone", *inside])
+        self.trunk = trunk_of(model)
         self._load(model)
         return model
 
     def build_optimizer(self) -> torch.optim.Optimizer:
-        if not self.wrapped:
-            return build_optimizer(self.cfg, self.model)
-        made = trunks.optimizer(self.model, self._body(), self.cfg.SOLVER)
-        return maybe_add_gradient_clipping(self.cfg, made)
-
-    def _body(self) -> trunks.TrunkMaps:
-        body = self.model.get_submodule(self.trunk)
-        assert isinstance(body, trunks.TrunkMaps)
-        return body
+        return self.trunk.optimizer(self.cfg)
 
     def _load(self, model: nn.Module) -> None:
-        """Every tensor of the trunk to its place, or BadInput: nothing is matched by likeness."""
+        """Put every tensor of the trunk in its place, or raise BadInput: nothing is matched by
+        likeness."""
         # The model's own heads and FPN stay; load_state_dict below is strict about all of it.
-        own = model.state_dict()
-        tensors = self.checkpoint.state_dict
-        if self.wrapped:
-            named = {f"trunk.{name}": tensor for name, tensor in tensors.items()}
-        else:
-            named = exporting.to_detectron2(tensors)
-        for name, tensor in named.items():
-            in_head = self.c4 and name.startswith("res5")
-            key = f"roi_heads.{name}" if in_head else f"{self.trunk}.{name}"
-            if key not in own and name.endswith("num_batches_tracked"):
+        state = model.state_dict()
+        for key, tensor in self.trunk.named(self.checkpoint.state_dict).items():
+            if key not in state and key.endswith("num_batches_tracked"):
                 continue  # frozen batch norm does not count
-            if key not in own or own[key].shape != tensor.shape:
+            if key not in state or state[key].shape != tensor.shape:
                 raise BadInput(
-                    f"detectron2: no place for {name} {tuple(tensor.shape)} in the model ({key})"
+                    f"detectron2: the model has no place for {key} {tuple(tensor.shape)} of "
+                    f"{self.checkpoint.name}"
                 )
-            own[key] = tensor
-        model.load_state_dict(own)
+            state[key] = tensor
+        model.load_state_dict(state)
 
     def start(self, records: Sequence[ImageRecord], first: int, last: int) -> None:
         """Detectron2's loader and mapper over our order."""
@@ -450,20 +331,7 @@ class Detectron2Engine(DetectionEngine):
     @torch.no_grad()
     def stages(self, x: Tensor) -> list[Tensor]:
         self.model.eval()
-        x = x.to(self.device)
-        if self.wrapped:
-            return self._body().stages(x)
-        maps = []
-        for name, part in self.model.get_submodule(self.trunk).named_children():
-            x = part(x)
-            if name != "stem":
-                maps.append(x)
-        if self.c4:
-            # C5 is the head's res5, without MoCo's extra norm after it.
-            for name, block in self.model.get_submodule("roi_heads.res5").named_children():
-                x = x if name == "norm" else block(x)
-            maps.append(x)
-        return maps
+        return self.trunk.stages(x.to(self.device))
 
     def read(self, record: ImageRecord) -> ModelInput:
         """What Detectron2's mapper makes of it at the size of testing."""

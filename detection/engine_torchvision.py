@@ -29,7 +29,8 @@ from backbench.errors import BadInput
 from backbench.parallel import distributed, loading
 from backbench.parallel.loading import Unreadable
 from backbench.runs import seeding
-from detection import trunks
+from detection import backbones, dialect
+from detection.backbones import FPN, RESNET_FPN, SIMPLE
 from detection.data.dataset_dicts import Detection, ImageRecord
 from detection.data.images import (
     ResizeAndFlip,
@@ -43,27 +44,62 @@ from detection.data.images import (
 )
 from detection.data.masks import paste
 from detection.data.order import ImageOrder, Slots
+from detection.dialect import Given, Value
 from detection.engine import DetectionEngine
 from detection.rcnn.detector import Detector
 
 if TYPE_CHECKING:
     from fvcore.common.config import CfgNode
 
-NORMS = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm)
+# Keys of the dialect whose other values this engine does not implement.
+IMPLEMENTED: dict[str, tuple[Value, ...]] = {
+    "MODEL.META_ARCHITECTURE": ("GeneralizedRCNN",),
+    "MODEL.BACKBONE.NAME": (RESNET_FPN, FPN, SIMPLE),
+    "MODEL.BACKBONE.FREEZE_AT": (0,),
+    "MODEL.RESNETS.DEPTH": (18, 34, 50, 101, 152),
+    "MODEL.RESNETS.NORM": ("SyncBN", "BN"),
+    "MODEL.RESNETS.STRIDE_IN_1X1": (False,),
+    "MODEL.RESNETS.OUT_FEATURES": (["res2", "res3", "res4", "res5"],),
+    "MODEL.FPN.IN_FEATURES": (["res2", "res3", "res4", "res5"],),
+    "MODEL.FPN.NORM": ("SyncBN", "BN", "LN", ""),
+    "MODEL.RPN.IN_FEATURES": (["p2", "p3", "p4", "p5", "p6"],),
+    "MODEL.ROI_HEADS.NAME": ("StandardROIHeads",),
+    "MODEL.ROI_HEADS.IN_FEATURES": (["p2", "p3", "p4", "p5"],),
+    "MODEL.ROI_BOX_HEAD.NAME": ("FastRCNNConvFCHead",),
+    "MODEL.ROI_BOX_HEAD.NORM": ("",),
+    "MODEL.ROI_BOX_HEAD.NUM_FC": (2,),
+    "MODEL.ROI_MASK_HEAD.NAME": ("MaskRCNNConvUpsampleHead",),
+    "MODEL.ROI_MASK_HEAD.NORM": ("",),
+    "MODEL.ROI_KEYPOINT_HEAD.NAME": ("KRCNNConvDeconvUpsampleHead",),
+    "INPUT.MIN_SIZE_TRAIN_SAMPLING": ("choice", "range"),
+    "INPUT.RANDOM_FLIP": ("horizontal", "none"),
+}
 
 
 class TorchvisionEngine(DetectionEngine):
+    name = "torchvision"
     model: Detector
+
+    @staticmethod
+    def read_config(given: Given) -> CfgNode:
+        cfg = dialect.embedded(given)
+        values = dialect.flat(cfg)
+        for key, allowed in IMPLEMENTED.items():
+            value = list(values[key]) if isinstance(values[key], tuple) else values[key]
+            if value not in allowed:
+                raise BadInput(
+                    f"{given.path}: {key} is {value!r}; "
+                    f"the torchvision engine has {' or '.join(map(repr, allowed))} "
+                    "(Detectron2 may have it: --engine detectron2)"
+                )
+        return cfg
 
     def build(self) -> Detector:
         trunk, pixels = self.checkpoint.backbone(), self.checkpoint.pixels
         return Detector(self.cfg, trunk, pixels).to(self.device)
 
     def build_optimizer(self) -> torch.optim.Optimizer:
-        s = self.cfg.SOLVER
-        if trunks.wraps(self.cfg):
-            return trunks.optimizer(self.model, self.model.backbone.body, s)
-        return torch.optim.SGD(parameter_groups(self.model, s), lr=s.BASE_LR, momentum=s.MOMENTUM)
+        return backbones.optimizer(self.model, self.model.backbone.body, self.cfg)
 
     def start(self, records: Sequence[ImageRecord], first: int, last: int) -> None:
         cfg = self.cfg
@@ -111,11 +147,10 @@ class TorchvisionEngine(DetectionEngine):
         self.amp.descend(total, self.optimizer)
         return {k: v.detach() for k, v in losses.items()}
 
+    @torch.no_grad()
     def stages(self, x: Tensor) -> list[Tensor]:
         self.model.eval()
-        body, x = self.model.backbone.body, x.to(self.device)
-        with torch.no_grad():
-            return body.stages(x) if trunks.wraps(self.cfg) else list(body(x).values())
+        return self.model.backbone.body.stages(x.to(self.device))
 
     def read(self, record: ImageRecord) -> Tensor:
         """Its pixels at the size of testing, uint8 (3, H, W)."""
@@ -174,29 +209,4 @@ def to_coco(
         scale, half = torch.tensor([sx, sy, 1.0]), torch.tensor([0.5, 0.5, 0.0])
         for item, points in zip(out, found["keypoints"][keep]):
             item["keypoints"] = (points * scale - half).flatten().tolist()
-    return out
-
-
-def parameter_groups(model: nn.Module, solver: CfgNode) -> list[dict[str, object]]:
-    """All parameters but those of norm layers; those, which have a weight decay of their own; and,
-    where biases have a rate of their own, the biases of each: Detectron2's
-    get_default_optimizer_params."""
-    groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
-    for bias, norm in ((False, False), (False, True), (True, False), (True, True)):
-        groups[bias, norm] = []
-    for module in model.modules():
-        for name, parameter in module.named_parameters(recurse=False):
-            bias = name == "bias" and solver.BIAS_LR_FACTOR != 1
-            groups[bias, isinstance(module, NORMS)].append(parameter)
-    out: list[dict[str, object]] = []
-    for (bias, norm), parameters in groups.items():
-        if not parameters:
-            continue
-        group: dict[str, object] = {
-            "params": parameters,
-            "weight_decay": solver.WEIGHT_DECAY_NORM if norm else solver.WEIGHT_DECAY,
-        }
-        if bias:
-            group["lr"] = solver.BASE_LR * solver.BIAS_LR_FACTOR
-        out.append(group)
     return out

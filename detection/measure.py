@@ -15,8 +15,7 @@ from backbench.runs.folder import PICTURES, RESULTS_FILE
 from backbench.runs.run_progress import Progress
 from backbench.runs.terminal import log
 from backbench.weights import trunk_facts
-from detection import evaluate, trunks
-from detection.convert import about
+from detection import backbones, evaluate, trunk_weights, voc_ap
 from detection.data import voc
 from detection.data.dataset_dicts import Detection
 from detection.engine import DetectionEngine
@@ -148,9 +147,7 @@ def _scores(
     kind: str, p: Prepared, detections: list[Detection], manifest: str | None
 ) -> evaluate.Scores:
     if p.val.name in voc.VOC:
-        from detection.engine_detectron2 import voc_scores
-
-        return voc_scores(p.val, detections, manifest)
+        return voc_ap.score(p.val, detections, manifest)
     sigmas = p.cfg.TEST.KEYPOINT_OKS_SIGMAS
     return evaluate.score(p.val, detections, kind, sigmas, manifest=manifest)
 
@@ -163,9 +160,8 @@ def results(
     speed: float | None,
 ) -> list[store.Result]:
     """A row for every AP; `kept` is the file of the draws."""
-    checkpoint = about(p.checkpoint)
+    columns = trunk_weights.columns(p.checkpoint)
     name = protocol(run.given)
-    given = trunks.scaled if trunks.wraps(p.cfg) else lambda images, trunk: images
     provenance = {
         **fast.of_trunk(p.checkpoint.provenance),
         "config": run.given.path.stem,
@@ -174,7 +170,9 @@ def results(
         "val": p.val.fingerprint,
         "predictions": kept,
         "per_category": PER_CATEGORY_FILE,
-        "trunk": trunk_facts.of_maps(p.checkpoint, trunks.sides(p.cfg), given),
+        "trunk": trunk_facts.of_maps(
+            p.checkpoint, backbones.padded_test_size(p.cfg), backbones.scaled
+        ),
         "evaluator": "detectron2 voc_eval" if p.val.name in voc.VOC else "hotcoco",
     }
     origin: store.Origin = {} if speed is None else {"images_per_second": speed}
@@ -182,7 +180,7 @@ def results(
     for kind, of_kind in scores.items():
         for metric, value in of_kind.values.items():
             row = store.Result(
-                **checkpoint,
+                **columns,
                 task=p.task.name,
                 dataset=p.val.dataset,
                 split=p.val.part,

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing import resource_tracker
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import TypeAlias
 
 import torch
@@ -165,10 +166,9 @@ def handing_over(run: DetectionRun, train: Split, val: Split) -> Iterator[Detect
         file.unlink(missing_ok=True)
 
 
-def handed_over(run: DetectionRun) -> tuple[Split, Split]:
-    """What `handing_over`, in this rank's own parent, has written."""
-    assert run.splits is not None
-    train, val = pickle.loads(run.splits.read_bytes())  # its parent wrote it
+def handed_over(file: Path) -> tuple[Split, Split]:
+    """Load the train and val splits that `handing_over`, in this rank's own parent, has written."""
+    train, val = pickle.loads(file.read_bytes())
     return train, val
 
 

@@ -1,5 +1,5 @@
-"""A detection run as data: what was asked, what has been read for it, and the files that it leaves
-beside those of every run (backbench.runs.folder names them)."""
+"""A detection run as data: its command, the weights and data that it reads, and the files that it
+leaves beside those of every run (backbench.runs.folder names them)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from backbench.weights.checkpoint import Checkpoint
+from backbench.weights.trunk import Trunk
 from detection.data.split import Split
 from detection.dialect import Given
 from detection.schedule import SolverSchedule
@@ -24,10 +25,11 @@ PER_CATEGORY_FILE = "per_category.json"
 
 @dataclass(frozen=True)
 class DetectionRun:
-    """What was asked. Every process of the run gets it as it is: the config is read once, by the
-    first."""
+    """The command and its config, which the first process reads and checks once for all of them."""
 
-    given: Given
+    given: Given  # the config as the user stated it
+    cfg: CfgNode  # the same over the engine's defaults, checked against its keys
+    task: DetectionTask
     engine: str
     checkpoint: Path | None  # None: MODEL.WEIGHTS names the weights
     root: Path
@@ -45,15 +47,13 @@ class DetectionRun:
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a process has read, checked and found to fit together."""
+    """The weights and the data that a process has read, and which fit the config and each other."""
 
     cfg: CfgNode  # the engine's, with the checkpoint's pixels filled in
     task: DetectionTask
     seed: int
     checkpoint: Checkpoint
+    trunk: Trunk  # the checkpoint's own, which the detector's must equal
     train: Split
     val: Split
-
-    @property
-    def schedule(self) -> SolverSchedule:
-        return SolverSchedule.of(self.cfg)
+    schedule: SolverSchedule

@@ -39,17 +39,24 @@ from backbench.runs.run_progress import Progress
 from backbench.runs.state import StopFlag, load_state, save_state
 from backbench.runs.step_metrics import Metrics
 from backbench.runs.terminal import log
-from detection import convert, dialect, lint, measure, precise_bn, process_group, rescore, trunks
-from detection.data import coco, voc
-from detection.data.split import Split, join, training_records
+from detection import (
+    backbones,
+    dialect,
+    lint,
+    measure,
+    precise_bn,
+    process_group,
+    rescore,
+    trunk_weights,
+)
+from detection.data import coco
+from detection.data.split import training_records
 from detection.protocol import decisive, stated
 from detection.run import DetectionRun, Prepared
 from detection.schedule import SolverSchedule
-from detection.task_rows import DetectionTask, task_of
+from detection.task_rows import task_of
 
 if TYPE_CHECKING:
-    from fvcore.common.config import CfgNode
-
     from detection.engine import DetectionEngine
 
 SAVE_SECONDS = 300
@@ -59,34 +66,34 @@ LOGGED = 4500  # rows of metrics.jsonl in a long run
 def run(args: argparse.Namespace) -> int:
     """The verb `detect`: train, evaluate, record. A finished run prints its numbers and changes
     nothing."""
-    asked = from_arguments(args)
-    prepared = prepare(asked)
-    who = identity(asked, prepared)
-    if asked.eval_only:
-        asked = rescore.evaluation(asked, who)
+    run = from_arguments(args)
+    prepared = prepare(run)
+    who = identity(run, prepared)
+    if run.eval_only:
+        run = rescore.evaluation(run, who)
     # The weights are proven before the folder is made; a finished run needs no engine.
-    finished = store.complete(asked.out)
-    if not finished and not (asked.out / STATE_FILE).exists():
+    finished = store.complete(run.out)
+    if not finished and not (run.out / STATE_FILE).exists():
         lint.files(prepared)
-    engine = None if finished else ready(asked, prepared)
-    with open_run(asked.out, verb="detect", identity=who):
-        if measure.report(asked.out):
-            log.info(f"{asked.out}: already finished")
+    engine = None if finished else ready(run, prepared)
+    with open_run(run.out, verb="detect", identity=who):
+        if measure.report(run.out):
+            log.info(f"{run.out}: already finished")
             return 0
-        if asked.world > 1:
+        if run.world > 1:
             # The engine was built for its errors: each rank builds its own.
             del engine
-            measure.clear(asked)
-            with process_group.handing_over(asked, prepared.train, prepared.val) as handed:
+            measure.clear(run)
+            with process_group.handing_over(run, prepared.train, prepared.val) as handed:
                 process_group.spawn(take_part, handed)
         else:
-            work(asked, prepared, engine or ready(asked, prepared))
-    measure.report(asked.out)
+            work(run, prepared, engine or ready(run, prepared))
+    measure.report(run.out)
     return 0
 
 
 def from_arguments(args: argparse.Namespace) -> DetectionRun:
-    """The command line and the config, read once for all processes."""
+    """The command line and the config, read and checked once for all processes."""
     given = dialect.read(args.config_file, args.opts)
     out = args.out or given.get("OUTPUT_DIR")
     if not out:
@@ -98,9 +105,9 @@ def from_arguments(args: argparse.Namespace) -> DetectionRun:
         raise BadInput(
             f"--num-gpus {args.num_gpus}: this machine has {gpus} GPUs; or MODEL.DEVICE cpu"
         )
-    return DetectionRun(
-        given=given,
-        engine=choose_engine(args.engine, given),
+    return new_run(
+        given,
+        engine=args.engine,
         checkpoint=args.checkpoint,
         root=coco.root_folder(args.data),
         out=Path(out),
@@ -109,17 +116,38 @@ def from_arguments(args: argparse.Namespace) -> DetectionRun:
     )
 
 
-def choose_engine(name: str, given: dialect.Given) -> str:
-    """auto is torchvision's wherever it can run the config, so that a command means the same on
-    every machine."""
-    if name != "auto":
-        return name
-    c4 = "fpn" not in str(given.get("MODEL.BACKBONE.NAME", ""))
-    return "detectron2" if c4 else "torchvision"
+def new_run(
+    given: dialect.Given,
+    *,
+    engine: str,
+    root: Path,
+    out: Path,
+    checkpoint: Path | None = None,
+    world: int = 1,
+    eval_only: bool = False,
+) -> DetectionRun:
+    """A run of this config, its task and its engine chosen, its keys checked."""
+    task = task_of(given)
+    if engine == "auto":  # torchvision's wherever it can run the config: the same on every machine
+        fpn = "fpn" in str(given.get("MODEL.BACKBONE.NAME", ""))
+        engine = "torchvision" if fpn else "detectron2"
+    cfg = engine_class(engine).read_config(given)
+    return DetectionRun(given, cfg, task, engine, checkpoint, root, out, world, eval_only)
+
+
+def engine_class(name: str) -> type[DetectionEngine]:
+    """The engine of that name; importing Detectron2's raises BadInput where it is not installed."""
+    if name == "detectron2":
+        from detection.engine_detectron2 import Detectron2Engine
+
+        return Detectron2Engine
+    from detection.engine_torchvision import TorchvisionEngine
+
+    return TorchvisionEngine
 
 
 def identity(run: DetectionRun, p: Prepared) -> dict[str, object]:
-    """What decides the numbers: another value is another run."""
+    """The values that decide the numbers: with another value it is another run."""
     return {
         "config": stated(run.given) | {"MODEL.RESNETS.DEPTH": p.cfg.MODEL.RESNETS.DEPTH},
         "seed": p.seed,
@@ -133,58 +161,29 @@ def identity(run: DetectionRun, p: Prepared) -> dict[str, object]:
 
 
 def prepare(run: DetectionRun) -> Prepared:
-    """Everything that can be wrong is found here, before a folder is made or a process started."""
-    given = run.given
-    task = task_of(given)
-    # 1. The config against the engine
-    cfg = read_for_engine(run.engine, given)
-    seed = max(int(cfg.SEED), 0)
-    # 2. The checkpoint against the config; then it owns the pixels
-    named_weights = str(given.get("MODEL.WEIGHTS") or "")
-    wrapped = trunks.wraps(cfg)
-    fresh = cfg.MODEL.TRUNK.ARCH if wrapped else f"resnet{cfg.MODEL.RESNETS.DEPTH}"
-    checkpoint = convert.weights(run.checkpoint, named_weights, fresh, seed)
-    lint.weights(cfg, given, checkpoint)
+    """Read the weights and the data and check that they fit the config: everything that can be
+    wrong is found here, before a folder is made or a process started."""
+    cfg, seed = run.cfg.clone(), max(int(run.cfg.SEED), 0)
+    # 1. The trunk, and whether it goes with the config
+    rules = backbones.rules_of(cfg)
+    named = str(run.given.get("MODEL.WEIGHTS") or "")
+    checkpoint = trunk_weights.read(run.checkpoint, named, rules.arch(cfg), seed)
+    trunk = checkpoint.backbone()
+    rules.refuse(cfg, run.given, checkpoint, trunk)
+    # 2. Its pixels, which are the checkpoint's to say
+    lint.pixels(run.given, checkpoint)
     cfg.MODEL.PIXEL_MEAN = [255 * v for v in checkpoint.pixels.mean]
     cfg.MODEL.PIXEL_STD = [255 * v for v in checkpoint.pixels.std]
     cfg.INPUT.FORMAT = checkpoint.pixels.order
-    # 3. The data against itself
-    train, val = process_group.handed_over(run) if run.splits else read_splits(run, cfg, task)
-    if val.name in voc.VOC and run.engine != "detectron2":
-        raise BadInput(f"{given.path}: VOC's AP is Detectron2's; add --engine detectron2")
+    # 3. The data: minutes for COCO, so read once on each machine
+    if run.splits is not None:
+        train, val = process_group.handed_over(run.splits)
+    else:
+        train, val = coco.read_splits(cfg, run.given.path, run.root, run.task)
     # 4. All of it together
-    lint.check(cfg, given, train, val, task=task, world=run.world)
-    SolverSchedule.of(cfg)
-    return Prepared(cfg, task, seed, checkpoint, train, val)
-
-
-def read_splits(run: DetectionRun, cfg: CfgNode, task: DetectionTask) -> tuple[Split, Split]:
-    """What is trained on and what is scored: minutes for COCO, so once on each machine."""
-    names = dataset_names(cfg, run.given, "TRAIN")
-    train = join([coco.read(name, run.root, task=task) for name in names])
-    test = dataset_names(cfg, run.given, "TEST")
-    if len(test) != 1:
-        raise BadInput(f"{run.given.path}: DATASETS.TEST {test}: one dataset is scored in a run")
-    return train, coco.read(test[0], run.root, task=task)
-
-
-def read_for_engine(engine: str, given: dialect.Given) -> CfgNode:
-    if engine == "detectron2":
-        from detection import engine_detectron2
-
-        return engine_detectron2.read_config(given)
-    from detection.rcnn import detector
-
-    cfg = dialect.embedded(given)
-    detector.check(cfg, given.path)
-    return cfg
-
-
-def dataset_names(cfg: CfgNode, given: dialect.Given, part: str) -> list[str]:
-    names = list(cfg.DATASETS[part])
-    if not names:
-        raise BadInput(f"{given.path}: DATASETS.{part} is empty")
-    return names
+    lint.check(cfg, run, train, val)
+    schedule = SolverSchedule.of(cfg)
+    return Prepared(cfg, run.task, seed, checkpoint, trunk, train, val, schedule)
 
 
 def ready(run: DetectionRun, p: Prepared) -> DetectionEngine:
@@ -195,37 +194,15 @@ def ready(run: DetectionRun, p: Prepared) -> DetectionEngine:
     device = process_group.device_of(run.given, 0) if alone else torch.device("cpu")
     engine = build_engine(run, p, device)
     if not run.final.exists():
-        worst = prove(run, p, engine)
+        sides = backbones.padded_test_size(p.cfg)
+        worst = trunk_weights.check_features(p.checkpoint, p.trunk, engine, sides)
         log.info(f"{run.engine}: the maps equal those of {p.checkpoint.name} to {worst:.1e}")
     return engine
 
 
-def prove(run: DetectionRun, p: Prepared, engine: DetectionEngine) -> float:
-    """How far the loaded trunk is from the checkpoint's; BadInput where it is another."""
-    if not trunks.wraps(p.cfg):
-        return convert.check_features(p.checkpoint, engine.stages, run.engine)
-    # At the size of detection, where position embeddings are resized
-    return convert.check_features(
-        p.checkpoint,
-        engine.stages,
-        run.engine,
-        sides=trunks.sides(p.cfg),
-        tolerance=convert.SAME,
-        device=engine.device,
-    )
-
-
 def build_engine(run: DetectionRun, p: Prepared, device: torch.device) -> DetectionEngine:
     precision.use("fp32")  # faster is what SOLVER.AMP asks for
-    build: type[DetectionEngine]
-    if run.engine == "detectron2":
-        from detection.engine_detectron2 import Detectron2Engine
-
-        build = Detectron2Engine
-    else:
-        from detection.engine_torchvision import TorchvisionEngine
-
-        build = TorchvisionEngine
+    build = engine_class(run.engine)
     flip_map = p.train.flip
     return build(p.cfg, p.checkpoint, flip_map=flip_map, task=p.task, seed=p.seed, device=device)
 
@@ -370,7 +347,7 @@ def keep_state(state_file: Path, engine: DetectionEngine, iteration: int) -> Non
 
 def keep_final(run: DetectionRun, p: Prepared, engine: DetectionEngine) -> None:
     about = {
-        **convert.about(p.checkpoint),
+        **trunk_weights.columns(p.checkpoint),
         "task": p.task.name,
         "engine": run.engine,
         "config": decisive(run.given),

@@ -1,19 +1,28 @@
-"""Intervals for VOC's AP: the images drawn anew, many times.
+"""AP by VOC's rules, with its interval.
 
-The numbers themselves are Detectron2's evaluator's (engine_detectron2.voc_scores), which keeps no
-account of which detection matched what; so here they are matched once more, by its rules, each
-image apart. A test holds the AP of every image once to the evaluator's own.
+The numbers are those of Detectron2's evaluator: 11-point AP for 2007, the area for later years. It
+keeps no account of which detection matched what, so for the interval's draws of images the
+detections are matched once more, by its rules, each image apart. A test holds the AP of every image
+once to the evaluator's own.
 """
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from backbench.errors import BadInput
+from detection import evaluate
+from detection.data.dataset_dicts import Detection
+from detection.data.split import Split
+
+THRESHOLDS = [0.5 + 0.05 * t for t in range(10)]  # of overlap; AP is the mean over them
 CHUNK = 50  # draws at a time: 25,000 detections of a category are 10 MB for 50
 
 
@@ -32,6 +41,109 @@ class VocFound:
     image: np.ndarray  # (D,): the image's place in the list
     scores: np.ndarray  # (D,)
     boxes: np.ndarray  # (D, 4), as VocObjects'
+
+
+def score(split: Split, detections: Sequence[Detection], manifest: str | None) -> evaluate.Scores:
+    """AP, AP50 and AP75 of detections in COCO's format. `manifest` decides the draws of the
+    intervals; None leaves them out."""
+    from detectron2.evaluation.pascal_voc_evaluation import voc_eval
+
+    aps = np.zeros((len(THRESHOLDS), len(split.categories)))
+    lines = lines_by_label(detections)
+    with tempfile.TemporaryDirectory() as folder:
+        files = f"{folder}/{{}}.txt"
+        for label, name in enumerate(split.categories):
+            if label not in lines:
+                continue  # nothing found: AP 0
+            Path(files.format(name)).write_text("\n".join(lines[label]))
+            for t, overlap in enumerate(THRESHOLDS):
+                with np.errstate(invalid="ignore"):
+                    _, _, ap = voc_eval(
+                        files,
+                        _annotation_files(split),
+                        str(split.file),
+                        name,
+                        overlap,
+                        _eleven_points(split),
+                    )
+                aps[t, label] = 100 * ap
+    means = {"AP": float(aps.mean()), "AP50": float(aps[0].mean()), "AP75": float(aps[5].mean())}
+    of_category = {name: float(aps[:, label].mean()) for label, name in enumerate(split.categories)}
+    if not detections:
+        return evaluate.Scores(dict.fromkeys(means), {}, dict.fromkeys(of_category), {})
+    samples = bootstrap(split, lines, manifest) if manifest is not None else {}
+    intervals = evaluate.intervals_of(means, samples, len(split.records))
+    return evaluate.Scores(means, intervals, of_category, samples)
+
+
+def rehearse(split: Split) -> None:
+    """Score nothing found. Raises BadInput where the evaluator cannot read what it scores by, which
+    would otherwise fail after the training."""
+    from detectron2.evaluation.pascal_voc_evaluation import voc_eval
+
+    with tempfile.TemporaryDirectory() as folder:
+        files = f"{folder}/{{}}.txt"
+        name = split.categories[0]
+        Path(files.format(name)).touch()
+        try:
+            voc_eval(files, _annotation_files(split), str(split.file), name)
+        except (ValueError, TypeError, AttributeError, OSError, SyntaxError) as error:
+            cause = " ".join(str(error).split())[:160]
+            raise BadInput(
+                f"{split.file}: VOC's evaluator cannot score it ({cause}); it needs a name in every "
+                "line, and in every object whole numbers for box, truncated and difficult"
+            ) from None
+
+
+def _annotation_files(split: Split) -> str:
+    return str(split.folder.parent / "Annotations" / "{}.xml")
+
+
+def _eleven_points(split: Split) -> bool:
+    return "2007" in split.name
+
+
+def lines_by_label(detections: Sequence[Detection]) -> dict[int, list[str]]:
+    """Label -> VOC's lines: image, score, box with corners 1-based and inclusive."""
+    lines: dict[int, list[str]] = {}
+    for d in detections:
+        x, y, w, h = d["bbox"]
+        text = f"{d['image_id']} {d['score']:.3f} {x + 1:.1f} {y + 1:.1f} {x + w:.1f} {y + h:.1f}"
+        lines.setdefault(d["category_id"], []).append(text)
+    return lines
+
+
+def bootstrap(
+    split: Split, lines: Mapping[int, Sequence[str]], manifest: str
+) -> dict[str, np.ndarray]:
+    """AP, AP50 and AP75 in percent of images drawn with replacement, `lines` as the evaluator reads
+    them."""
+    place = {str(r["image_id"]): i for i, r in enumerate(split.records)}
+    weights = evaluate.drawn(len(place), manifest)
+    objects = _objects_by_label(split)
+    total = torch.zeros(len(weights), len(THRESHOLDS), dtype=weights.dtype)
+    for label, of_label in lines.items():
+        words = [line.split() for line in of_label]
+        found = VocFound(
+            image=np.array([place[w[0]] for w in words]),
+            scores=np.array([float(w[1]) for w in words]),
+            boxes=np.array([[float(v) for v in w[2:]] for w in words]),
+        )
+        total += aps(found, objects[label], weights, THRESHOLDS, elevens=_eleven_points(split))
+    return evaluate.summarised(total / len(split.categories))
+
+
+def _objects_by_label(split: Split) -> list[dict[int, VocObjects]]:
+    """Label -> place of an image in the list -> its objects."""
+    out: list[dict[int, VocObjects]] = [{} for _ in split.categories]
+    for image, record in enumerate(split.records):
+        for label in {a["category_id"] for a in record["annotations"]}:
+            mine = [a for a in record["annotations"] if a["category_id"] == label]
+            # Corners again, 1-based and inclusive: from x, y, width, height
+            corners = [[x + 1, y + 1, x + w, y + h] for x, y, w, h in (a["bbox"] for a in mine)]
+            difficult = [a["difficult"] for a in mine]
+            out[label][image] = VocObjects(np.array(corners), np.array(difficult))
+    return out
 
 
 def aps(

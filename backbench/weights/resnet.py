@@ -25,6 +25,11 @@ ARCHS = {
 STEMS = {"imagenet": None, "conv3": 1, "conv3_p0": 0, "conv3_p2": 2}
 
 
+def arch_of_depth(depth: int) -> str:
+    """Detectron2 names a ResNet by its number of layers."""
+    return f"resnet{depth}"
+
+
 class ResNetTrunk(tv.ResNet, Trunk):
     """A torchvision ResNet without its fc; a conv3 stem gives maps at a quarter of the usual
     strides."""

@@ -8,15 +8,18 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypedDict, cast
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from backbench.datasets.detection_check import LARGEST
 from backbench.errors import BadInput, nearest
 from backbench.untrusted import opening, printable
 from detection.data import rows, voc
 from detection.data.dataset_dicts import XYWH, Annotation, ImageRecord, Polygon
-from detection.data.split import Split, is_marked
+from detection.data.split import Split, is_marked, join
 from detection.task_rows import DetectionTask
+
+if TYPE_CHECKING:
+    from fvcore.common.config import CfgNode
 
 # Folder below ROOT -> how its datasets' names begin: Detectron2's, and the embedded scenes'
 STEMS = {"coco": "coco_2017", "scenes": "scenes"}
@@ -62,6 +65,18 @@ def find(name: str, root: Path) -> tuple[Path, Path, int | None]:
         raise BadInput(f"DATASETS: unknown dataset '{name}'; {nearest(name, (*known, *voc.VOC))}")
     folder, file, part = known[key]
     return root / folder / "annotations" / file, root / folder / part, limit
+
+
+def read_splits(cfg: CfgNode, config: Path, root: Path, task: DetectionTask) -> tuple[Split, Split]:
+    """Read the images that DATASETS of a config file train on and score on."""
+    parts = {"TRAIN": list(cfg.DATASETS.TRAIN), "TEST": list(cfg.DATASETS.TEST)}
+    for part, datasets in parts.items():
+        if not datasets:
+            raise BadInput(f"{config}: DATASETS.{part} is empty")
+    if len(parts["TEST"]) != 1:
+        raise BadInput(f"{config}: DATASETS.TEST {parts['TEST']}: one dataset is scored in a run")
+    train = join([read(name, root, task=task) for name in parts["TRAIN"]])
+    return train, read(parts["TEST"][0], root, task=task)
 
 
 def read(name: str, root: Path, *, task: DetectionTask) -> Split:

@@ -28,6 +28,7 @@ class Annotation(TypedDict):
     bbox_mode: int
     category_id: int  # a label: contiguous from 0, a place in Split.categories
     iscrowd: int
+    difficult: NotRequired[bool]  # VOC's: trained on; neither hit nor miss when scored
     segmentation: NotRequired[list[Polygon]]
     keypoints: NotRequired[list[float]]  # x, y, visibility of each; a pixel's middle is at .5
 

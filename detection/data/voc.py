@@ -1,4 +1,4 @@
-"""PASCAL VOC's files as records. AP by VOC's rules is in engine_detectron2.voc_scores."""
+"""PASCAL VOC's files as records. AP by VOC's rules is in detection/voc_ap.py."""
 
 from __future__ import annotations
 
@@ -87,4 +87,11 @@ def _object(node: ET.Element) -> Annotation:
     x1, y1, x2, y2 = corners
     label = VOC_CLASSES.index(str(node.findtext("name")))
     box = [x1 - 1, y1 - 1, x2 - x1 + 1, y2 - y1 + 1]
-    return {"bbox": box, "bbox_mode": XYWH, "category_id": label, "iscrowd": 0}
+    difficult = bool(int(str(node.findtext("difficult"))))
+    return {
+        "bbox": box,
+        "bbox_mode": XYWH,
+        "category_id": label,
+        "iscrowd": 0,
+        "difficult": difficult,
+    }

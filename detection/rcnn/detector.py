@@ -1,70 +1,26 @@
-"""The network of the torchvision engine, and the values of the dialect that it implements."""
+"""The network of the torchvision engine."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from torchvision.models.detection.backbone_utils import BackboneWithFPN
 from torchvision.models.detection.image_list import ImageList
-from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 
-from backbench.errors import BadInput
 from backbench.images.preprocess import Pixels, normalise
-from backbench.parallel import batchnorm, distributed
+from backbench.parallel import distributed
 from backbench.weights.trunk import Trunk
-from detection import trunks
+from detection.backbones import STRIDE
 from detection.data.images import TrainTarget
-from detection.rcnn.pyramids import NORM_LAYERS, TrunkPyramid
+from detection.rcnn.pyramids import TrunkPyramid
 from detection.rcnn.roi_heads import build_heads
 from detection.rcnn.rpn import BalancedSampler, build_rpn
-from detection.trunks import STRIDE
 
 if TYPE_CHECKING:
     from fvcore.common.config import CfgNode
-
-# Keys of the dialect whose other values this engine does not implement.
-FIXED: dict[str, tuple[object, ...]] = {
-    "MODEL.META_ARCHITECTURE": ("GeneralizedRCNN",),
-    "MODEL.BACKBONE.NAME": ("build_resnet_fpn_backbone", *trunks.NAMES),
-    "MODEL.BACKBONE.FREEZE_AT": (0,),
-    "MODEL.RESNETS.DEPTH": (18, 34, 50, 101, 152),
-    "MODEL.RESNETS.NORM": ("SyncBN", "BN"),
-    "MODEL.RESNETS.STRIDE_IN_1X1": (False,),
-    "MODEL.RESNETS.OUT_FEATURES": (["res2", "res3", "res4", "res5"],),
-    "MODEL.FPN.IN_FEATURES": (["res2", "res3", "res4", "res5"],),
-    "MODEL.FPN.NORM": ("SyncBN", "BN", "LN", ""),
-    "MODEL.RPN.IN_FEATURES": (["p2", "p3", "p4", "p5", "p6"],),
-    "MODEL.ROI_HEADS.NAME": ("StandardROIHeads",),
-    "MODEL.ROI_HEADS.IN_FEATURES": (["p2", "p3", "p4", "p5"],),
-    "MODEL.ROI_BOX_HEAD.NAME": ("FastRCNNConvFCHead",),
-    "MODEL.ROI_BOX_HEAD.NORM": ("",),
-    "MODEL.ROI_BOX_HEAD.NUM_FC": (2,),
-    "MODEL.ROI_MASK_HEAD.NAME": ("MaskRCNNConvUpsampleHead",),
-    "MODEL.ROI_MASK_HEAD.NORM": ("",),
-    "MODEL.ROI_KEYPOINT_HEAD.NAME": ("KRCNNConvDeconvUpsampleHead",),
-    "INPUT.MIN_SIZE_TRAIN_SAMPLING": ("choice", "range"),
-    "INPUT.RANDOM_FLIP": ("horizontal", "none"),
-}
-
-
-def check(cfg: CfgNode, where: Path) -> None:
-    """Refuse by name the values that this engine does not implement."""
-    for key, allowed in FIXED.items():
-        node = cfg
-        for part in key.split("."):
-            node = node[part]
-        value = list(node) if isinstance(node, tuple) else node
-        if value not in allowed:
-            raise BadInput(
-                f"{where}: {key} is {value!r}; "
-                f"the torchvision engine has {' or '.join(map(repr, allowed))} "
-                "(Detectron2 may have it: --engine detectron2)"
-            )
 
 
 class Detector(nn.Module):
@@ -73,10 +29,7 @@ class Detector(nn.Module):
     def __init__(self, cfg: CfgNode, trunk: Trunk, pixels: Pixels) -> None:
         super().__init__()
         self.pixels = pixels
-        wraps = trunks.wraps(cfg)
-        self.backbone = TrunkPyramid(trunk, cfg) if wraps else resnet_fpn(trunk, cfg)
-        if cfg.MODEL.FPN.NORM == "SyncBN":
-            batchnorm.convert_sync_batchnorm(self.backbone.fpn)
+        self.backbone = TrunkPyramid(trunk, cfg)
         self.rpn = build_rpn(cfg)
         self.roi_heads = build_heads(cfg)
 
@@ -117,20 +70,3 @@ class Detector(nn.Module):
     def samplers(self) -> dict[str, BalancedSampler]:
         """What draws at random, by the name that its generators are seeded with."""
         return {"rpn": self.rpn.fg_bg_sampler, "roi": self.roi_heads.fg_bg_sampler}
-
-
-def resnet_fpn(trunk: Trunk, cfg: CfgNode) -> BackboneWithFPN:
-    """One of our ResNets, layer by layer. torchvision's detectors have no norm in their FPN. P6 is
-    every second place of P5 in both."""
-    m, width = cfg.MODEL, trunk.feature_dim
-    backbone = BackboneWithFPN(
-        trunk,
-        {"layer1": "0", "layer2": "1", "layer3": "2", "layer4": "3"},
-        [width // 8, width // 4, width // 2, width],
-        m.FPN.OUT_CHANNELS,
-        extra_blocks=LastLevelMaxPool(),
-        norm_layer=NORM_LAYERS[m.FPN.NORM],
-    )
-    if m.RESNETS.NORM == "SyncBN":
-        batchnorm.convert_sync_batchnorm(backbone.body)
-    return backbone

@@ -1,4 +1,4 @@
-"""P2..P6 of a trunk of any kind, in the torchvision engine."""
+"""P2..P6 of a trunk, in the torchvision engine."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torchvision.models.convnext import LayerNorm2d
 from torchvision.ops.feature_pyramid_network import FeaturePyramidNetwork, LastLevelMaxPool
 
+from backbench.parallel import batchnorm
 from backbench.weights.trunk import Trunk
-from detection.trunks import TrunkMaps, is_plain
+from detection.backbones import TrunkMaps, is_plain
 
 if TYPE_CHECKING:
     from fvcore.common.config import CfgNode
@@ -41,9 +42,12 @@ class TrunkPyramid(nn.Module):
             assert norm is not None
             self.fpn = SimplePyramid(trunk.widths[0], self.out_channels, norm)
         else:
+            # torchvision's detectors have no norm here. P6 is every second place of P5 in both.
             self.fpn = FeaturePyramidNetwork(
                 list(trunk.widths), self.out_channels, LastLevelMaxPool(), norm_layer=norm
             )
+        if cfg.MODEL.FPN.NORM == "SyncBN":
+            batchnorm.convert_sync_batchnorm(self.fpn)
 
     def forward(self, x: Tensor) -> OrderedDict[str, Tensor]:
         maps = self.body(x).values()

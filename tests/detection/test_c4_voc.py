@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 from PIL import Image
-from support.detection_runs import asked, built
+from support.detection_runs import asked, built, near_its_checkpoint
 
 from backbench.errors import BadInput
-from detection import convert, lint, train_net
+from detection import lint, train_net, voc_ap
 from detection.data import coco
 from detection.data.split import join, training_records
 from detection.data.voc import VOC_CLASSES
@@ -67,8 +67,6 @@ def test_records_are_detectron2s(voc):
 
 
 def test_perfect_and_missing_detections(voc):
-    from detection.engine_detectron2 import voc_scores
-
     split = coco.read("voc_2007_test", voc, task=FASTER_RCNN)
     exact = [
         {
@@ -80,11 +78,11 @@ def test_perfect_and_missing_detections(voc):
         for r in split.records
         for a in r["annotations"]
     ]
-    scores = voc_scores(split, exact)
+    scores = voc_ap.score(split, exact, None)
     assert scores.per_category["dog"] == pytest.approx(100)
     assert scores.values["AP"] == pytest.approx(2 * 100 / 20)  # two of the twenty classes are there
     assert split.part == "test" and (split.dataset, scores.ci95) == ("voc2007", {})
-    none = voc_scores(split, [])
+    none = voc_ap.score(split, [], None)
     assert set(none.values.values()) == {None}
 
 
@@ -94,7 +92,7 @@ def test_the_interval_is_of_the_evaluators_ap(voc, monkeypatch, year):
     image has AP 0."""
     import torch
 
-    from detection import engine_detectron2, evaluate
+    from detection import evaluate
 
     split = coco.read(f"voc_{year}_trainval", voc, task=FASTER_RCNN)
     rng = np.random.default_rng(year)
@@ -107,19 +105,19 @@ def test_the_interval_is_of_the_evaluators_ap(voc, monkeypatch, year):
                 row["category_id"] = int(rng.choice([a["category_id"], VOC_CLASSES.index("dog")]))
                 row["score"] = float(np.round(rng.random(), 1))  # ties on purpose
                 found.append(row)
-    scores = engine_detectron2.voc_scores(split, found, "m")
+    scores = voc_ap.score(split, found, "m")
     assert scores.values["AP50"] > 0
     for name, value in scores.values.items():
         low, high = scores.ci95[name]
         assert low <= value <= high
-    lines = engine_detectron2._voc_lines(found)
+    lines = voc_ap.lines_by_label(found)
     once = torch.ones(1, len(split.records), dtype=torch.float64)
     monkeypatch.setattr(evaluate, "drawn", lambda images, manifest: once)
-    samples = engine_detectron2.voc_bootstrap(split, lines, "m")
+    samples = voc_ap.bootstrap(split, lines, "m")
     for name, value in scores.values.items():
         assert samples[name].tolist() == pytest.approx([value], abs=1e-9)
     monkeypatch.setattr(evaluate, "drawn", lambda images, manifest: 0 * once)
-    assert engine_detectron2.voc_bootstrap(split, lines, "m")["AP"].tolist() == [0]
+    assert voc_ap.bootstrap(split, lines, "m")["AP"].tolist() == [0]
 
 
 def test_voc_config(voc, tmp_path):
@@ -128,7 +126,7 @@ def test_voc_config(voc, tmp_path):
     p = train_net.prepare(run)
     assert (len(p.train.records), len(p.val.records)) == (6, 3)
     lint.files(p)
-    assert train_net.choose_engine("auto", run.given) == "detectron2"
+    assert asked(name, voc, tmp_path / "auto", engine="auto").engine == "detectron2"
     assert protocol(run.given) == "detection-c4-voc-v2"
     with pytest.raises(BadInput, match=r"no key|does not state"):
         train_net.prepare(asked(name, voc, tmp_path / "run"))
@@ -158,7 +156,7 @@ def test_c4_trunk_arrives(tiny_root, tmp_path):
 
     run = asked("tiny_faster_rcnn_R_50_C4", tiny_root, tmp_path, engine="detectron2")
     p, engine = built(run)
-    assert convert.check_features(p.checkpoint, engine.stages, "detectron2") <= 1e-5
+    assert near_its_checkpoint(p, engine) <= 1e-5
     assert any("res5.norm" in k for k in engine.model.state_dict())
     engine.start(training_records(p.train, p.task), 0, 1)
     losses = engine.step()

@@ -54,9 +54,9 @@ def test_refused_by_name(key):
         dialect.read("mask_rcnn_R_50_FPN_1x", []).path, {key: another(LEAVES[key])}
     )
     with pytest.raises(BadInput, match=f"{key} .* would decide nothing here"):
-        engine_detectron2.read_config(given)
+        engine_detectron2.Detectron2Engine.read_config(given)
     same = dialect.Given(given.path, {key: LEAVES[key]})
-    engine_detectron2.read_config(same)
+    engine_detectron2.Detectron2Engine.read_config(same)
 
 
 def test_neutral_keys_name_no_protocol():
@@ -64,7 +64,9 @@ def test_neutral_keys_name_no_protocol():
         value = "cpu" if key == "MODEL.DEVICE" else str(another(LEAVES[key]))
         assert protocol(dialect.read("mask_rcnn_R_50_FPN_1x", [key, value])) == "detection-1x-v1"
     with pytest.raises(BadInput, match="VERSION 1"):
-        engine_detectron2.read_config(dialect.read("mask_rcnn_R_50_FPN_1x", ["VERSION", "1"]))
+        engine_detectron2.Detectron2Engine.read_config(
+            dialect.read("mask_rcnn_R_50_FPN_1x", ["VERSION", "1"])
+        )
 
 
 # Where the general other value says nothing: another, and what must be set for the key to matter

@@ -29,9 +29,12 @@ def to_detectron2_names(state):
         for k, v in state.items()
         if k.startswith("backbone.body.")
     }
-    wrapped = any(name.startswith("trunk.") for name in body)
+    wrapped = not any(name.startswith("trunk.layer4.") for name in body)
     simple = "backbone.fpn.levels.0.0.weight" in state
-    for name, v in (body if wrapped else exporting.to_detectron2(body)).items():
+    if not wrapped:  # Detectron2's own ResNet
+        trunk = {k.removeprefix("trunk."): v for k, v in body.items()}
+        body = exporting.to_detectron2(trunk)
+    for name, v in body.items():
         out[f"backbone.{'net' if simple else 'bottom_up'}.{name}"] = v
     for k, v in state.items():
         parts = k.split(".")
@@ -341,7 +344,9 @@ def test_rates_are_detectron2s(words):
     """Every iteration's rate of every group, the edges of warm-up and steps included, exactly."""
     from detectron2.solver import build_lr_scheduler, build_optimizer
 
-    cfg = engine_detectron2.read_config(dialect.read("faster_rcnn_R_50_FPN_1x", words))
+    cfg = engine_detectron2.Detectron2Engine.read_config(
+        dialect.read("faster_rcnn_R_50_FPN_1x", words)
+    )
     ours = SolverSchedule.of(cfg)
     optimizer = build_optimizer(cfg, torch.nn.Linear(2, 2))
     bases = [group["lr"] for group in optimizer.param_groups]

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 import torch
-from support.detection_runs import asked, built
+from support.detection_runs import asked, built, near_its_checkpoint
 
 from backbench.datasets import embedded
 from backbench.errors import BadInput
@@ -14,7 +14,7 @@ from backbench.images.preprocess import Pixels
 from backbench.weights import exporting
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.resnet import build_backbone
-from detection import convert, dialect, train_net
+from detection import dialect, train_net, trunk_weights
 from detection.data import images
 from detection.data.split import training_records
 
@@ -87,12 +87,12 @@ def test_weights_must_be_named(tiny_root, tmp_path, trunk):
     with pytest.raises(BadInput, match="no weights: give --checkpoint"):
         train_net.prepare(asked(FASTER, tiny_root, tmp_path, ()))
     with pytest.raises(BadInput, match="nothing is downloaded"):
-        convert.weights(None, "detectron2://ImageNetPretrained/MSRA/R-50.pkl", "resnet50", 0)
+        trunk_weights.read(None, "detectron2://ImageNetPretrained/MSRA/R-50.pkl", "resnet50", 0)
     with pytest.raises(BadInput, match="give one"):
-        convert.weights(tmp_path / "x", "y.pkl", "resnet18", 0)
+        trunk_weights.read(tmp_path / "x", "y.pkl", "resnet18", 0)
     assert (
-        convert.weights(None, "random", "resnet18", 0).digest
-        == convert.weights(None, "random", "resnet18", 0).digest
+        trunk_weights.read(None, "random", "resnet18", 0).digest
+        == trunk_weights.read(None, "random", "resnet18", 0).digest
     )
 
 
@@ -116,17 +116,17 @@ def test_feature_check(tiny_root, tmp_path, trunk):
     file = tmp_path / "x.safetensors"
     trunk.save(file)
     p, engine = built(asked(FASTER, tiny_root, tmp_path, (), checkpoint=file))
-    assert convert.check_features(p.checkpoint, engine.stages, "torchvision") <= 1e-6
-    body = engine.model.backbone.body
+    assert near_its_checkpoint(p, engine) <= 1e-6
+    body = engine.model.backbone.body.trunk
     with torch.no_grad():
         body.layer3[0].conv1.weight.mul_(1.01)
     with pytest.raises(BadInput, match="the loaded C4 is off"):
-        convert.check_features(p.checkpoint, engine.stages, "torchvision")
+        near_its_checkpoint(p, engine)
     body.load_state_dict(trunk.state_dict)
     with torch.no_grad():
         body.conv1.weight.copy_(body.conv1.weight.flip(1))
     with pytest.raises(BadInput, match="the loaded C2 is off"):
-        convert.check_features(p.checkpoint, engine.stages, "torchvision")
+        near_its_checkpoint(p, engine)
 
 
 def test_half_matched_pkl_is_refused(tmp_path, trunk):
@@ -136,7 +136,7 @@ def test_half_matched_pkl_is_refused(tmp_path, trunk):
     half = {k: v.numpy() for k, v in list(names.items())[: len(names) // 2]}
     (tmp_path / "half.pkl").write_bytes(pickle.dumps({"model": half, "__author__": "MOCO"}))
     with pytest.raises(BadInput):
-        convert.weights(None, str(tmp_path / "half.pkl"), "resnet18", 0)
+        trunk_weights.read(None, str(tmp_path / "half.pkl"), "resnet18", 0)
 
 
 @pytest.mark.parametrize(

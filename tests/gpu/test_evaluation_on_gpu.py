@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.detection_runs import asked, built
+from support.detection_runs import asked, built, near_its_checkpoint
 from support.extraction import CPU, checkpoint
 from support.gpu import DEVICE, on_gpu
 
@@ -10,7 +10,6 @@ from backbench import cli
 from backbench.knn import knn_scores
 from backbench.parallel import precision
 from backbench.results import store
-from detection import convert
 from detection.data.split import training_records
 from transfer.frozen import FrozenTrunk, forward_all
 
@@ -98,7 +97,7 @@ def test_detectors_take_steps(engine, task, amp, tiny_root, tmp_path):
         name = f"tiny_{task}_rcnn_R_18_FPN"
         run = asked(name, tiny_root, tmp_path / device, words, engine=engine)
         p, made = built(run, device)
-        convert.check_features(p.checkpoint, made.stages, engine)
+        near_its_checkpoint(p, made)
         made.start(training_records(p.train, p.task), 0, 3)
         made.model.train()
         terms = [made.step() for _ in range(3 if device == DEVICE else 1)]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from detection import dialect, train_net
+from detection import backbones, dialect, train_net, trunk_weights
 from detection.engine import DetectionEngine
 from detection.run import DetectionRun, Prepared
 
@@ -23,13 +23,9 @@ def asked(
     checkpoint: Path | None = None,
     world: int = 1,
 ) -> DetectionRun:
-    return DetectionRun(
-        given=dialect.read(name, opts),
-        engine=engine,
-        checkpoint=checkpoint,
-        root=root,
-        out=out,
-        world=world,
+    given = dialect.read(name, opts)
+    return train_net.new_run(
+        given, engine=engine, checkpoint=checkpoint, root=root, out=out, world=world
     )
 
 
@@ -37,3 +33,10 @@ def built(run: DetectionRun, device: str = "cpu") -> tuple[Prepared, DetectionEn
     """What the run has read, and its engine on the device."""
     prepared = train_net.prepare(run)
     return prepared, train_net.build_engine(run, prepared, torch.device(device))
+
+
+def near_its_checkpoint(p: Prepared, engine: DetectionEngine) -> float:
+    """How far the detector's maps are from the checkpoint's, as the command finds it before it
+    trains."""
+    sides = backbones.padded_test_size(p.cfg)
+    return trunk_weights.check_features(p.checkpoint, p.trunk, engine, sides)

@@ -14,7 +14,7 @@ from backbench.weights import archs
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.trunk import ModuleTrunk
 from backbench.weights.trunk_facts import facts, of_maps
-from detection import trunks
+from detection import backbones
 
 VIT = "timm:vit_tiny_patch16_224,depth=2,embed_dim=48,img_size=64,num_heads=3"
 
@@ -52,10 +52,10 @@ def test_of_a_detector_the_maps_are_counted_at_the_size_that_the_trunk_sees(patc
     trunk = archs.build_trunk(arch).eval()
     kept = Checkpoint(arch=arch, method="random", state_dict=trunk.state_dict())
     # 128 x 128 pixels of the detector are 8 x 8 patches, whatever their size
-    found = of_maps(kept, (128, 128), trunks.scaled)
+    found = of_maps(kept, (128, 128), backbones.scaled)
     features = facts(kept, side)
     assert found == {k: features[k] for k in ("parameters", "gflops")} | {"sides": [128, 128]}
-    twice = of_maps(kept, (128, 256), trunks.scaled)
+    twice = of_maps(kept, (128, 256), backbones.scaled)
     assert twice["gflops"] > 2 * found["gflops"] > 0
 
 

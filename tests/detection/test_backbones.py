@@ -6,12 +6,12 @@ import importlib.util
 import pytest
 import timm
 import torch
-from support.detection_runs import asked, built
+from support.detection_runs import asked, built, near_its_checkpoint
 
 from backbench.errors import BadInput
 from backbench.weights import archs
 from backbench.weights.checkpoint import Checkpoint
-from detection import convert, train_net, trunks
+from detection import backbones, train_net, trunk_weights
 
 FPN, SIMPLE = "tiny_faster_rcnn_ConvNeXt_FPN", "tiny_faster_rcnn_ViT_SFP"
 SMALL = "timm:vit_tiny_patch16_224,depth=2,embed_dim=32,num_heads=2,init_values=1,reg_tokens=2"
@@ -55,6 +55,10 @@ def run_of(tiny_root, out, checkpoints, arch, *words, name=None, engine="torchvi
     return asked(name, tiny_root, out, words, engine=engine, checkpoint=checkpoints(arch))
 
 
+def body_of(engine):
+    return next(m for m in engine.model.modules() if isinstance(m, backbones.TrunkMaps))
+
+
 # What timm itself makes of the same weights: its transformers resize position embeddings by `aa`,
 # its pyramids give maps by `features_only`
 def of_timm(arch, state, x):
@@ -85,7 +89,7 @@ def test_the_trunk_arrives_whole(tiny_root, tmp_path, checkpoints, engine, arch)
     """Its maps at detection's size are timm's own; a tensor that did not arrive is found."""
     run = run_of(tiny_root, tmp_path, checkpoints, arch, engine=engine)
     p, built_engine = built(run)
-    assert train_net.prove(run, p, built_engine) <= convert.SAME
+    assert near_its_checkpoint(p, built_engine) <= trunk_weights.TOLERANCE
     # 1. Against timm: of patch 14, 96 x 128 pixels are 84 x 112
     x = torch.randn(1, 3, 96, 128, generator=torch.Generator().manual_seed(1))
     seen = x
@@ -100,9 +104,7 @@ def test_the_trunk_arrives_whole(tiny_root, tmp_path, checkpoints, engine, arch)
     for mine, theirs in zip(found, reference, strict=True):
         assert float((mine - theirs).abs().max() / theirs.abs().max()) < 1e-5
     # 2. What other wrappers drop in silence
-    trunk = built_engine.model.get_submodule(
-        "backbone.body" if engine == "torchvision" else built_engine.trunk
-    ).trunk
+    trunk = body_of(built_engine).trunk
     last = {name.split(".")[-1]: value for name, value in trunk.named_parameters()}
     for name in ("gamma", "reg_token", "pos_embed", "cls_token"):
         if name in last:
@@ -111,7 +113,7 @@ def test_the_trunk_arrives_whole(tiny_root, tmp_path, checkpoints, engine, arch)
             with torch.no_grad():
                 value.zero_()
             with pytest.raises(BadInput, match="is off from"):
-                train_net.prove(run, p, built_engine)
+                near_its_checkpoint(p, built_engine)
             with torch.no_grad():
                 value.copy_(kept)
 
@@ -125,7 +127,7 @@ def test_a_place_of_the_image_is_its_place_on_the_map(patch):
         x = torch.zeros(2, 3, 64, 128)
         x[1, :, 16 * row : 16 * row + 16, 16 * column : 16 * column + 16] = 3.0
         with torch.no_grad():
-            (found,) = trunk.stages(trunks.scaled(x, trunk))
+            (found,) = trunk.stages(backbones.scaled(x, trunk))
         assert found.shape[-2:] == (4, 8)
         changed = (found[1] - found[0]).square().sum(0)
         assert divmod(int(changed.argmax()), 8) == (row, column)
@@ -169,7 +171,7 @@ def test_frozen_or_trained(tiny_root, tmp_path, checkpoints, engine, frozen):
         if ".trunk." in name:
             moved = not torch.equal(value, before[name])
             assert moved != (frozen or ".head.norm." in name), name
-    body = next(m for m in e.model.modules() if isinstance(m, trunks.TrunkMaps))
+    body = body_of(e)
     assert body.trunk.training != frozen and body.training
 
 
@@ -178,14 +180,14 @@ def test_frozen_or_trained(tiny_root, tmp_path, checkpoints, engine, frozen):
 def test_masks_and_keypoints_too(tiny_root, tmp_path, checkpoints, engine, of):
     """A step teaches every part of the detector, the task's own head among them; then it finds."""
     task, arch = of
-    backbone, norm = (trunks.FPN, "") if arch == CONVNEXT else (trunks.SIMPLE, "LN")
+    backbone, norm = (backbones.FPN, "") if arch == CONVNEXT else (backbones.SIMPLE, "LN")
     words = ("MODEL.BACKBONE.NAME", backbone, "MODEL.FPN.NORM", norm, "SOLVER.OPTIMIZER", "ADAMW")
     words += ("SOLVER.WARMUP_ITERS", "0", "TEST.PRECISE_BN.ENABLED", "False")
     words += ("SOLVER.BASE_LR", "0.0001")
     name = f"tiny_{task}_rcnn_R_18_FPN"
     run = run_of(tiny_root, tmp_path, checkpoints, arch, *words, name=name, engine=engine)
     p, e = built(run)
-    assert train_net.prove(run, p, e) <= convert.SAME
+    assert near_its_checkpoint(p, e) <= trunk_weights.TOLERANCE
     before = {key: value.clone() for key, value in e.model.named_parameters()}
     e.start(p.train.records, 0, 1)
     e.model.train()
@@ -216,7 +218,10 @@ REFUSALS = [
     ((f"{SMALL},img_size=64", SIMPLE, ()), "64 x 64 pixels alone.*pos=RULE"),
     ((VIT, FPN, ()), "is plain: .* must be build_trunk_simple_fpn_backbone"),
     ((CONVNEXT, SIMPLE, ()), "is hierarchical: .* must be build_trunk_fpn_backbone"),
-    ((VIT, "tiny_faster_rcnn_R_18_FPN", ()), "is for ResNets; use a config with"),
+    (
+        (VIT, "tiny_faster_rcnn_R_18_FPN", ()),
+        "is plain: .* must be build_trunk_simple_fpn_backbone",
+    ),
     ((VIT, SIMPLE, ("MODEL.TRUNK.ARCH", CONVNEXT)), "ARCH is timm:test_convnext but"),
     ((VIT, SIMPLE, ("SOLVER.BIAS_LR_FACTOR", "2.0")), "BIAS_LR_FACTOR 2.0 would decide nothing"),
     ((VIT, SIMPLE, ("MODEL.RESNETS.NORM", "")), "RESNETS.NORM is ''"),
@@ -243,9 +248,11 @@ def test_other_refusals(tiny_root, tmp_path):
         train_net.prepare(asked("tiny_faster_rcnn_R_18_FPN", tiny_root, tmp_path, given))
     # A ResNet whose first maps are too fine for boxes
     with pytest.raises(BadInput, match=r"conv3 stem.*maps of stride 1, 2, 4, 8"):
-        trunks.refuse(archs.build_trunk("resnet18", "conv3"), trunks.FPN)
+        backbones.refuse_shape(archs.build_trunk("resnet18", "conv3"), backbones.FPN)
     # Positions that rotate need no rule
-    trunks.refuse(archs.build_trunk("timm:vit_small_patch16_dinov3_qkvb,depth=1"), trunks.SIMPLE)
+    backbones.refuse_shape(
+        archs.build_trunk("timm:vit_small_patch16_dinov3_qkvb,depth=1"), backbones.SIMPLE
+    )
 
 
 @pytest.mark.skipif("detectron2" not in ENGINES, reason="Detectron2 is not installed")

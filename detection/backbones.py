@@ -1,0 +1,346 @@
+"""The trunk below a detector: one path for all of them, in both engines.
+
+MODEL.BACKBONE.NAME says what stands on the trunk, and by whose rules it is trained:
+
+    build_resnet_fpn_backbone         a ResNet under an FPN, by Detectron2's own rules
+    build_resnet_backbone             a ResNet without one (C4), the same
+    build_trunk_fpn_backbone          a hierarchical trunk of any kind, C2..C5 under an FPN
+    build_trunk_simple_fpn_backbone   a plain vision transformer under the simple feature pyramid of
+                                      ViTDet (arXiv:2203.16527), attention global in every block
+
+The trunk is the `Trunk` that probes and finetuning use. Nothing of it is built again, so nothing of
+it can be lost on the way (Detectron2's own ViT has neither LayerScale nor registers nor a last
+norm). The one exception is a ResNet under Detectron2's engine, which builds its own: that engine is
+the reference of the published numbers (engine_detectron2_backbones.py).
+
+A plain trunk's map must have stride 16 in pixels of the image: the pyramid makes 4 to 32 of it. A
+trunk of another patch size p is given the image scaled by p / 16. Patch 14: 896 pixels become 784,
+56 x 56 patches; its weights are as they were.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torchvision.models.convnext import LayerNorm2d
+
+from backbench.errors import BadInput
+from backbench.parallel import batchnorm
+from backbench.runs import seeding
+from backbench.weights import archs, resnet
+from backbench.weights.checkpoint import Checkpoint
+from backbench.weights.trunk import Trunk
+from detection import dialect
+from detection.data.images import shortest_edge
+from detection.dialect import Given, Value
+
+if TYPE_CHECKING:
+    from fvcore.common.config import CfgNode
+
+FPN, SIMPLE = "build_trunk_fpn_backbone", "build_trunk_simple_fpn_backbone"
+RESNET_FPN = "build_resnet_fpn_backbone"
+STRIDES = (4, 8, 16, 32)  # of the maps that an FPN stands on
+STRIDE = STRIDES[-1]  # levels only add up where an image is a multiple of it
+PLAIN_STRIDE = 16  # of a plain trunk's map, in pixels of the image
+PROBE_SIDE = 64  # of the noise that tells which parameters a map depends on: 4 x 4 patches
+SYNC_NORMS = ("SyncBN", "naiveSyncBN")
+NORM_LAYERS = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm)
+OPTIMIZERS = ("SGD", "ADAMW")
+
+
+class BackboneRules(ABC):
+    """What a value of MODEL.BACKBONE.NAME asks of the config and of the trunk."""
+
+    # Keys that decide nothing under these rules -> the values that they may be stated with
+    idle_keys: ClassVar[Mapping[str, tuple[Value, ...]]]
+    decays_biases: bool  # biases, scales and tokens have WEIGHT_DECAY, as weights have
+
+    def refuse(self, cfg: CfgNode, given: Given, checkpoint: Checkpoint, trunk: Trunk) -> None:
+        """Raise BadInput for a trunk or a key that does not go with this backbone."""
+        name = cfg.MODEL.BACKBONE.NAME
+        for key, allowed in self.idle_keys.items():
+            value = given.get(key, allowed[0])
+            value = list(value) if isinstance(value, tuple) else value
+            if value not in allowed:
+                raise BadInput(
+                    f"{given.path}: {key} {value!r} would decide nothing with MODEL.BACKBONE.NAME "
+                    f"{name}; it must be {' or '.join(map(repr, allowed))}"
+                )
+        refuse_shape(trunk, name)
+        self._refuse_config(cfg, given, checkpoint)
+
+    @abstractmethod
+    def arch(self, cfg: CfgNode) -> str:
+        """The trunk that the config names, for the random row; empty where it names none."""
+
+    @abstractmethod
+    def departures(self, cfg: CfgNode) -> list[str]:
+        """How the norms differ from the published protocol's, a warning each."""
+
+    @abstractmethod
+    def _refuse_config(self, cfg: CfgNode, given: Given, checkpoint: Checkpoint) -> None: ...
+
+
+class ResNetRules(BackboneRules):
+    """Detectron2's names: a ResNet of MODEL.RESNETS.DEPTH with batch norm, trained as Detectron2
+    trains it."""
+
+    idle_keys: ClassVar[Mapping[str, tuple[Value, ...]]] = {
+        key: (value,) for key, value in dialect.OURS.items()
+    }
+    decays_biases = True
+
+    def arch(self, cfg: CfgNode) -> str:
+        return resnet.arch_of_depth(cfg.MODEL.RESNETS.DEPTH)
+
+    def _refuse_config(self, cfg: CfgNode, given: Given, checkpoint: Checkpoint) -> None:
+        wanted = self.arch(cfg)
+        if checkpoint.arch != wanted:
+            raise BadInput(
+                f"{given.path}: MODEL.RESNETS.DEPTH is {cfg.MODEL.RESNETS.DEPTH} but "
+                f"{checkpoint.name} is {checkpoint.arch}; state its depth, or for a trunk that is no "
+                f"ResNet use a config with MODEL.BACKBONE.NAME {FPN} or {SIMPLE}"
+            )
+        # MSRA's ResNet-50, which Detectron2's own configs start from, strides in the first 1x1
+        # convolution of a stage; torchvision's, and with it every checkpoint here, in the 3x3. Both
+        # have the same names and shapes.
+        if cfg.MODEL.RESNETS.STRIDE_IN_1X1:
+            raise BadInput(
+                f"{given.path}: MODEL.RESNETS.STRIDE_IN_1X1 is True, as MSRA's weights need it, but "
+                f"{checkpoint.name} strides in the 3x3 convolution: it would load without an error "
+                "and compute other features; set it to False"
+            )
+
+    def departures(self, cfg: CfgNode) -> list[str]:
+        out, m = [], cfg.MODEL
+        if m.RESNETS.NORM not in SYNC_NORMS:
+            out.append(f"RESNETS.NORM {m.RESNETS.NORM!r}: the protocol has SyncBN in the trunk")
+        if has_fpn(cfg) and m.FPN.NORM not in SYNC_NORMS:
+            out.append(
+                f"FPN.NORM {m.FPN.NORM!r}: the protocol has SyncBN; "
+                "without it keypoint training does not converge"
+            )
+        if not cfg.TEST.PRECISE_BN.ENABLED:
+            out.append(
+                "TEST.PRECISE_BN off: the protocol re-estimates batch norm statistics before testing"
+            )
+        return out
+
+
+class TrunkRules(BackboneRules):
+    """Our names: a trunk of any kind with the norms that it has, trained as ViTDet trains."""
+
+    idle_keys: ClassVar[Mapping[str, tuple[Value, ...]]] = {
+        "MODEL.BACKBONE.FREEZE_AT": (0,),
+        "MODEL.RESNETS.NORM": ("SyncBN", "BN"),
+        "MODEL.RESNETS.STRIDE_IN_1X1": (False,),
+        "MODEL.RESNETS.OUT_FEATURES": (["res2", "res3", "res4", "res5"],),
+        "MODEL.FPN.IN_FEATURES": (["res2", "res3", "res4", "res5"],),
+        "SOLVER.NESTEROV": (False,),
+        "SOLVER.BIAS_LR_FACTOR": (1.0,),
+        "SOLVER.WEIGHT_DECAY_BIAS": (None,),
+    }
+    decays_biases = False
+
+    def arch(self, cfg: CfgNode) -> str:
+        return cfg.MODEL.TRUNK.ARCH
+
+    def _refuse_config(self, cfg: CfgNode, given: Given, checkpoint: Checkpoint) -> None:
+        stated = cfg.MODEL.TRUNK.ARCH
+        if stated and archs.canonical(stated, archs.NATIVE)[0] != checkpoint.arch:
+            raise BadInput(
+                f"{given.path}: MODEL.TRUNK.ARCH is {stated} but {checkpoint.name} is "
+                f"{checkpoint.arch}; it is for MODEL.WEIGHTS random, leave it out"
+            )
+        solver, trunk = cfg.SOLVER, cfg.MODEL.TRUNK
+        if solver.OPTIMIZER not in OPTIMIZERS:
+            raise BadInput(
+                f"{given.path}: SOLVER.OPTIMIZER {solver.OPTIMIZER}: {' or '.join(OPTIMIZERS)}"
+            )
+        if not 0 < solver.LAYER_DECAY <= 1 or not 0 <= trunk.DROP_PATH < 1:
+            raise BadInput(
+                f"{given.path}: SOLVER.LAYER_DECAY must be above 0 and at most 1, "
+                "MODEL.TRUNK.DROP_PATH from 0 to below 1"
+            )
+        if cfg.MODEL.BACKBONE.NAME == SIMPLE and not cfg.MODEL.FPN.NORM:
+            raise BadInput(
+                f"{given.path}: MODEL.FPN.NORM '': the simple feature pyramid needs one, LN"
+            )
+
+    def departures(self, cfg: CfgNode) -> list[str]:
+        return []  # no published protocol has them
+
+
+def rules_of(cfg: CfgNode) -> BackboneRules:
+    """The one place where a backbone's name is looked at for its rules."""
+    return TrunkRules() if cfg.MODEL.BACKBONE.NAME in (FPN, SIMPLE) else ResNetRules()
+
+
+def has_fpn(cfg: CfgNode) -> bool:
+    """C4 configs have none."""
+    return "fpn" in cfg.MODEL.BACKBONE.NAME
+
+
+def is_plain(trunk: Trunk) -> bool:
+    """A plain vision transformer gives one map; a hierarchical trunk gives C2..C5."""
+    return len(trunk.strides) == 1
+
+
+def refuse_shape(trunk: Trunk, backbone: str) -> None:
+    """Raise BadInput for a trunk whose maps this backbone cannot stand on."""
+    plain = is_plain(trunk)
+    if not plain and trunk.strides != STRIDES:
+        strides = ", ".join(map(str, trunk.strides)) or "none"
+        raise BadInput(
+            f"{trunk.arch} ({trunk.stem} stem) has maps of stride {strides}: detection needs those "
+            "of 4, 8, 16 and 32, or the one map of a plain vision transformer"
+        )
+    if plain != (backbone == SIMPLE):
+        kind, wanted = ("plain", SIMPLE) if plain else ("hierarchical", FPN)
+        raise BadInput(
+            f"{trunk.arch} is {kind}: MODEL.BACKBONE.NAME must be {wanted}, not {backbone}"
+        )
+    if trunk.size is not None:
+        raise BadInput(
+            f"{trunk.arch} takes images of {trunk.size} x {trunk.size} pixels alone, and detection's "
+            f"have many sizes; {trunk.other_sizes()}"
+        )
+
+
+def scaled(x: Tensor, trunk: Trunk) -> Tensor:
+    """The detector's images (N, 3, H, W), both sides multiples of 32, as the trunk takes them: a
+    plain trunk of patch size p takes them scaled by p / 16, all others as they are."""
+    if not is_plain(trunk) or trunk.strides[0] == PLAIN_STRIDE:
+        return x
+    patch = trunk.strides[0]
+    size = [side * patch // PLAIN_STRIDE for side in x.shape[-2:]]
+    return F.interpolate(x, size=size, mode="bilinear", antialias=True)
+
+
+def padded_test_size(cfg: CfgNode) -> tuple[int, int]:
+    """(height, width) of an image of four by three at the size of testing, padded."""
+    i = cfg.INPUT
+    height, width = shortest_edge(3, 4, i.MIN_SIZE_TEST, i.MAX_SIZE_TEST)
+    return -(-height // STRIDE) * STRIDE, -(-width // STRIDE) * STRIDE
+
+
+class TrunkMaps(nn.Module):
+    """The trunk inside a detector, as MODEL.TRUNK says: frozen or trained, with stochastic depth,
+    with a layer norm on each of its maps."""
+
+    def __init__(self, trunk: Trunk, cfg: CfgNode) -> None:
+        super().__init__()
+        options = cfg.MODEL.TRUNK
+        self.trunk, self.frozen = trunk, bool(options.FROZEN)
+        # In pixels of the detector's image
+        self.strides = (PLAIN_STRIDE,) if is_plain(trunk) else STRIDES
+        self.keys = [f"c{stride.bit_length() - 1}" for stride in self.strides]
+        if cfg.MODEL.RESNETS.NORM != "BN":
+            batchnorm.convert_sync_batchnorm(trunk)  # where there is batch norm
+        if options.DROP_PATH:
+            set_drop_paths(trunk, options.DROP_PATH)
+        stop_gradients(trunk, all_of_it=self.frozen)
+        self.norms = nn.ModuleList()
+        for width in trunk.widths:
+            self.norms.append(LayerNorm2d(width, eps=1e-6) if options.MAP_NORM else nn.Identity())
+        self.train(self.training)
+
+    def train(self, mode: bool = True) -> TrunkMaps:
+        super().train(mode)
+        if self.frozen:
+            self.trunk.eval()
+        return self
+
+    def stages(self, x: Tensor) -> list[Tensor]:
+        """Images (N, 3, H, W) -> the trunk's own maps, each (N, C, H / stride, W / stride)."""
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
+            return self.trunk.stages(scaled(x, self.trunk))
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        maps = self.stages(x)
+        return {key: norm(m) for key, norm, m in zip(self.keys, self.norms, maps, strict=True)}
+
+
+def set_drop_paths(trunk: Trunk, last: float) -> None:
+    """Give the blocks stochastic depth: 0 in the first, rising evenly to `last` in the last, as
+    timm's models have it of `drop_path_rate`."""
+    from timm.layers import DropPath
+
+    names = ("drop_path", "drop_path1", "drop_path2")
+    blocks = [m for m in trunk.modules() if any(hasattr(m, name) for name in names)]
+    if not blocks:
+        raise BadInput(f"MODEL.TRUNK.DROP_PATH {last}: {trunk.arch} has no paths to drop; say 0.0")
+    rates = torch.linspace(0, last, len(blocks)).tolist()
+    for block, rate in zip(blocks, rates):
+        for name in names:
+            if hasattr(block, name):
+                setattr(block, name, DropPath(rate) if rate else nn.Identity())
+
+
+def stop_gradients(trunk: Trunk, *, all_of_it: bool) -> None:
+    """Stop the gradients of what is not trained: everything, or what no map depends on (a pooling
+    head, a mask token), which DDP would wait for and weight decay shrink."""
+    if not all_of_it:
+        training, draw = trunk.training, seeding.generator(0, "which parameters")
+        noise = torch.randn(1, 3, PROBE_SIDE, PROBE_SIDE, generator=draw)
+        maps = trunk.eval().stages(scaled(noise, trunk))
+        torch.stack([m.square().mean() for m in maps]).sum().backward()
+        trunk.train(training)
+    for parameter in trunk.parameters():
+        parameter.requires_grad_(parameter.grad is not None)
+        parameter.grad = None
+
+
+def optimizer(model: nn.Module, body: TrunkMaps, cfg: CfgNode) -> torch.optim.Optimizer:
+    """The optimiser of the whole detector, `body` being its trunk."""
+    solver = cfg.SOLVER
+    groups = parameter_groups(model, body, cfg)
+    if solver.OPTIMIZER == "SGD":
+        return torch.optim.SGD(groups, lr=solver.BASE_LR, momentum=solver.MOMENTUM)
+    # MOMENTUM is the decay of the first moment; 0.999 is that of the second in every recipe here
+    return torch.optim.AdamW(groups, lr=solver.BASE_LR, betas=(solver.MOMENTUM, 0.999))
+
+
+def parameter_groups(model: nn.Module, body: TrunkMaps, cfg: CfgNode) -> list[dict[str, object]]:
+    """A group for each rate and decay, the trunk's deepest layers last.
+
+    The rate of layer d of a trunk whose last is D is LAYER_DECAY ** (D + 1 - d) of the heads': BEiT
+    (arXiv:2106.08254) and ViTDet have it so. Norms have WEIGHT_DECAY_NORM. By TrunkRules biases,
+    scales, tokens and position embeddings have it, too; by Detectron2's get_default_optimizer_params
+    biases have WEIGHT_DECAY and a factor on their rate, BIAS_LR_FACTOR.
+    """
+    solver, trunk = cfg.SOLVER, body.trunk
+    depths: Mapping[str, int] = {}
+    if solver.LAYER_DECAY != 1 and not body.frozen:
+        depths = trunk.depths()
+    heads = max(depths.values(), default=0) + 1  # the depth of what stands on the trunk
+    spared = {
+        id(p) for m in model.modules() if isinstance(m, NORM_LAYERS) for p in m.parameters(False)
+    }
+    if not rules_of(cfg).decays_biases:
+        spared |= {id(p) for p in model.parameters() if p.ndim <= 1}
+        undecayed = trunk.undecayed()
+        spared |= {id(p) for name, p in trunk.named_parameters() if name in undecayed}
+    trunk_names = {id(parameter): name for name, parameter in trunk.named_parameters()}
+    groups: dict[tuple[int, bool, bool], list[nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            depth = depths.get(trunk_names.get(id(parameter), ""), heads)
+            bias = name.endswith("bias") and solver.BIAS_LR_FACTOR != 1
+            groups.setdefault((depth, bias, id(parameter) in spared), []).append(parameter)
+    out: list[dict[str, object]] = []
+    for depth, bias, norm in sorted(groups):
+        factor = solver.LAYER_DECAY ** (heads - depth) * (solver.BIAS_LR_FACTOR if bias else 1)
+        out.append(
+            {
+                "params": groups[depth, bias, norm],
+                "lr": solver.BASE_LR * factor,
+                "weight_decay": solver.WEIGHT_DECAY_NORM if norm else solver.WEIGHT_DECAY,
+            }
+        )
+    return out

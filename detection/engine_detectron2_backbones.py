@@ -1,0 +1,164 @@
+"""The trunk inside Detectron2's models: its own ResNet, or a trunk of ours under its own pyramids.
+
+`trunk_of` is the one place that tells them apart; the engine asks it for everything else.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from detectron2.layers import ShapeSpec
+from detectron2.modeling import BACKBONE_REGISTRY, Backbone
+from detectron2.modeling.backbone import FPN, SimpleFeaturePyramid
+from detectron2.modeling.backbone.fpn import LastLevelMaxPool
+from detectron2.solver import build_optimizer
+from detectron2.solver.build import maybe_add_gradient_clipping
+from torch import Tensor, nn
+
+from backbench.weights import archs, exporting
+from detection import backbones
+from detection.backbones import STRIDE, TrunkMaps
+
+if TYPE_CHECKING:
+    from fvcore.common.config import CfgNode
+
+SCALES = (4.0, 2.0, 1.0, 0.5)  # of the map of stride 16: projects/ViTDet, mask_rcnn_vitdet.py
+
+
+class DetectorTrunk(ABC):
+    """The trunk of one of Detectron2's models."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+    @abstractmethod
+    def named(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """A checkpoint's tensors under the names that they have in the whole model."""
+
+    @abstractmethod
+    def stages(self, x: Tensor) -> list[Tensor]:
+        """Normalised images (N, 3, H, W) -> the trunk's maps."""
+
+    @abstractmethod
+    def optimizer(self, cfg: CfgNode) -> torch.optim.Optimizer:
+        """The optimiser of the whole model."""
+
+
+class OwnResNet(DetectorTrunk):
+    """Detectron2's ResNet. Under an FPN it is whole; a C4 model has its last stage in the head."""
+
+    @property
+    def in_head(self) -> bool:
+        return not hasattr(self.model.backbone, "bottom_up")
+
+    def named(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        out = {}
+        for name, tensor in exporting.to_detectron2(state).items():
+            if not self.in_head:
+                key = f"backbone.bottom_up.{name}"
+            elif name.startswith("res5"):
+                key = f"roi_heads.{name}"
+            else:
+                key = f"backbone.{name}"
+            out[key] = tensor
+        return out
+
+    def stages(self, x: Tensor) -> list[Tensor]:
+        path = "backbone" if self.in_head else "backbone.bottom_up"
+        maps = []
+        for name, part in self.model.get_submodule(path).named_children():
+            x = part(x)
+            if name != "stem":
+                maps.append(x)
+        if self.in_head:
+            # C5 is the head's res5, without MoCo's extra norm after it.
+            for name, block in self.model.get_submodule("roi_heads.res5").named_children():
+                x = x if name == "norm" else block(x)
+            maps.append(x)
+        return maps
+
+    def optimizer(self, cfg: CfgNode) -> torch.optim.Optimizer:
+        return build_optimizer(cfg, self.model)
+
+
+class WholeTrunk(DetectorTrunk):
+    """A trunk of ours, as it is."""
+
+    def __init__(self, model: nn.Module, path: str, body: TrunkMaps) -> None:
+        super().__init__(model)
+        self.path, self.body = path, body
+
+    def named(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {f"{self.path}.trunk.{name}": tensor for name, tensor in state.items()}
+
+    def stages(self, x: Tensor) -> list[Tensor]:
+        return self.body.stages(x)
+
+    def optimizer(self, cfg: CfgNode) -> torch.optim.Optimizer:
+        made = backbones.optimizer(self.model, self.body, cfg)
+        return maybe_add_gradient_clipping(cfg, made)
+
+
+def trunk_of(model: nn.Module) -> DetectorTrunk:
+    """The trunk that Detectron2 has built into the model."""
+    for path, module in model.named_modules():
+        if isinstance(module, TrunkMaps):
+            return WholeTrunk(model, path, module)
+    return OwnResNet(model)
+
+
+class TrunkBackbone(TrunkMaps, Backbone):
+    """A trunk with fresh weights; the engine loads the checkpoint's."""
+
+    def __init__(self, cfg: CfgNode) -> None:
+        trunk = archs.build_trunk(cfg.MODEL.TRUNK.ARCH)
+        super().__init__(trunk, cfg)
+        self._out_features = self.keys
+        self._out_feature_channels = dict(zip(self.keys, trunk.widths, strict=True))
+        self._out_feature_strides = dict(zip(self.keys, self.strides, strict=True))
+
+    @property
+    def size_divisibility(self) -> int:
+        return STRIDE
+
+
+class PaddedSimplePyramid(SimpleFeaturePyramid):
+    """Detectron2's says what images are padded to under a misspelt key, so that they are not
+    (facebookresearch/detectron2#4676)."""
+
+    @property
+    def size_divisibility(self) -> int:
+        return STRIDE
+
+    @property
+    def padding_constraints(self) -> dict[str, int]:
+        return {"size_divisibility": STRIDE, "square_size": 0}
+
+
+@BACKBONE_REGISTRY.register()
+def build_trunk_fpn_backbone(cfg: CfgNode, input_shape: ShapeSpec) -> FPN:
+    body, fpn = TrunkBackbone(cfg), cfg.MODEL.FPN
+    return FPN(
+        bottom_up=body,
+        in_features=body.keys,
+        out_channels=fpn.OUT_CHANNELS,
+        norm=fpn.NORM,
+        top_block=LastLevelMaxPool(),
+        fuse_type=fpn.FUSE_TYPE,
+    )
+
+
+@BACKBONE_REGISTRY.register()
+def build_trunk_simple_fpn_backbone(cfg: CfgNode, input_shape: ShapeSpec) -> SimpleFeaturePyramid:
+    body, fpn = TrunkBackbone(cfg), cfg.MODEL.FPN
+    return PaddedSimplePyramid(
+        net=body,
+        in_feature=body.keys[0],
+        out_channels=fpn.OUT_CHANNELS,
+        scale_factors=SCALES,
+        top_block=LastLevelMaxPool(),
+        norm=fpn.NORM,
+    )
