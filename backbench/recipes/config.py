@@ -79,10 +79,10 @@ def _file_or_variant(stem: Path) -> Path | None:
         return file
     if stem.parent.is_file():  # FILE.yaml/NAME already
         return stem
-    for family in sorted(stem.parent.glob("*.yaml")):
-        if stem.name in _variant_names(family):
-            return family / stem.name
-    return None
+    families = [f for f in sorted(stem.parent.glob("*.yaml")) if stem.name in _variant_names(f)]
+    if len(families) > 1:
+        raise BadInput(f"two families have a variant '{stem.name}': {families[0]}, {families[1]}")
+    return families[0] / stem.name if families else None
 
 
 def _variant_names(file: Path) -> list[str]:
@@ -93,12 +93,12 @@ def _variant_names(file: Path) -> list[str]:
             return []
     except OSError:
         return []
-    return list(_variants(file))
+    return list(_variants(file, trusted=True))
 
 
-def _variants(file: Path) -> dict[str, Recipe]:
+def _variants(file: Path, *, trusted: bool) -> dict[str, Recipe]:
     """The file's `variants:`, name -> keys."""
-    found = read_yaml(file, trusted=True).get("variants", {})
+    found = read_yaml(file, trusted=trusted).get("variants", {})
     if not isinstance(found, dict) or not all(isinstance(v, dict) for v in found.values()):
         raise BadInput(f"{file}: `variants:` must map each name to its keys")
     return {str(name): keys for name, keys in found.items()}
@@ -130,8 +130,8 @@ def read_recipe(path: Path, *, trusted: bool = False, base_key: str = "base") ->
     """Read a recipe with its bases below it.
 
     `base:` is one name or a list, relative to the file, later over earlier. A file with `variants:`
-    is a family: each variant is a recipe over what stands beside `variants:`. A base may also be a
-    variant, of the same family or of one in the same folder.
+    is a family: each variant is a recipe over what stands beside `variants:`. A base is a
+    variant of the same family, a file, or a variant of another family in the file's folder.
     """
     return _Bases(base_key, trusted).whole(path.resolve(), ())
 
@@ -176,11 +176,12 @@ class _Bases:
             circle = " -> ".join(p.name for p in (*seen, path))
             raise BadInput(f"{path}: `{self.key}:` goes in a circle: {circle}")
         family = path.parent if path.parent.is_file() else None
-        own = read_yaml(family or path, trusted=self.trusted)
+        variants: dict[str, Recipe] = {}
         if family is None:
+            own = read_yaml(path, trusted=self.trusted)
             own.pop("variants", None)
         else:
-            variants = _variants(family)
+            variants = _variants(family, trusted=self.trusted)
             if path.name not in variants:
                 raise BadInput(
                     f"{family}: no variant '{path.name}'; {nearest(path.name, variants)}"
@@ -194,17 +195,17 @@ class _Bases:
                 f"{path}: `{self.key}:` must be a name or a list of names, not {bases!r}"
             )
         out: Recipe = {}
-        for base in bases:
-            name = Path(str(base).removesuffix(".yaml")).expanduser()
+        for base in map(str, bases):
+            if family is not None and base in variants:
+                # What the family shares lies below all of the variant already
+                out = merge(out, self.over_bases(family / base, (*seen, path)))
+                continue
+            name = Path(base.removesuffix(".yaml")).expanduser()
             stem = (family or path).parent / name
             file = _file_or_variant(stem)
             if file is None:
                 raise BadInput(f"{path}: base '{base}' is not there (looked for {stem}.yaml)")
-            file = file.resolve()
-            # What the family shares lies below all of the variant already
-            shares = family is not None and file.parent == family
-            read = self.over_bases if shares else self.whole
-            out = merge(out, read(file, (*seen, path)))
+            out = merge(out, self.whole(file.resolve(), (*seen, path)))
         self.done[path] = merge(out, own)
         return self.done[path]
 
