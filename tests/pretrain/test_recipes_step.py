@@ -32,7 +32,9 @@ def smaller(recipe):
     crops = [
         {**dataclasses.asdict(crops), "size": tiny[crops.size]} for crops in recipe.views.crops
     ]
-    out = {"views.crops": crops, "batch_size": BATCH, "arch": "resnet18", "log_every": 1}
+    # CMC's trunk is a pair of networks, and stays one
+    arch = "lab:resnet18,width=0.5" if recipe.arch.startswith("lab:") else "resnet18"
+    out = {"views.crops": crops, "batch_size": BATCH, "arch": arch, "log_every": 1}
     # One step: the loop's own end, the schedule's length stays
     out |= {"epochs": recipe.epochs and 1, "stop_after_epochs": None, "optim.warmup_epochs": 0.0}
     out |= method_overrides("method", dataclasses.asdict(recipe.method))
