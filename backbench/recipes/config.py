@@ -79,19 +79,23 @@ def _file_or_variant(stem: Path) -> Path | None:
         return file
     if stem.parent.is_file():  # FILE.yaml/NAME already
         return stem
-    families = [f for f in sorted(stem.parent.glob("*.yaml")) if stem.name in _variant_names(f)]
+    families = []
+    for other in sorted(stem.parent.glob("*.yaml")):
+        if stem.name in _variant_names(other, stem.name):
+            families.append(other)
     if len(families) > 1:
         raise BadInput(f"two families have a variant '{stem.name}': {families[0]}, {families[1]}")
     return families[0] / stem.name if families else None
 
 
-def _variant_names(file: Path) -> list[str]:
-    """The names under the file's `variants:`."""
+def _variant_names(file: Path, word: str = "") -> list[str]:
+    """The names under the file's `variants:`; none of a file that does not contain `word`."""
     try:
-        # Most files are no families, which their text says in a thousandth of the time
-        if b"\nvariants:" not in opening.read_bytes(file, most=yamls.LARGEST):
-            return []
+        text = opening.read_bytes(file, most=yamls.LARGEST)
     except OSError:
+        return []
+    # Most files are no families, which their text says in a thousandth of the time
+    if b"\nvariants:" not in text or word.encode(errors="replace") not in text:
         return []
     return list(_variants(file, trusted=True))
 

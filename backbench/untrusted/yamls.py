@@ -7,6 +7,7 @@ it is built of mappings, lists, text, numbers, true, false and null, and no othe
 
 from __future__ import annotations
 
+import copy
 import functools
 import re
 from pathlib import Path
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     import yaml
 
 LARGEST = opening.MEGABYTE // 2  # bytes of a file
+REMEMBERED = 1 << 14  # characters of the longest text whose values are kept for the next time
 DEEPEST = 40  # levels
 MOST = 20_000  # values and characters / 100, with every alias written out
 MOST_BITS = 128  # of a whole number: one of 1024 is no float, and ends arithmetic
@@ -35,6 +37,18 @@ def read(path: str | Path) -> Any:
 
 def decode(text: str) -> Any:
     """Read one YAML document as plain values; ValueError for anything else."""
+    if len(text) > REMEMBERED:
+        return _decode(text)
+    return copy.deepcopy(_remembered(text))
+
+
+@functools.lru_cache(maxsize=256)
+def _remembered(text: str) -> Any:
+    # A base and a family stand below many recipes, and a grid names many of them
+    return _decode(text)
+
+
+def _decode(text: str) -> Any:
     import yaml
 
     try:
