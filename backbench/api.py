@@ -1,7 +1,7 @@
-"""The suite from Python: a checkpoint or any torch module in, results out.
+"""The suite from Python: it takes a checkpoint or any torch module and returns results.
 
-Each task is the verb's own process, but for a trunk that only this one has (`ModuleTrunk`): its
-tasks run here.
+Each task runs as a verb in a process of its own. A trunk that only this process holds
+(`ModuleTrunk`) is measured here.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _html_cell(cell: Cell | None) -> str:
 
 
 class WantedTask(NamedTuple):
-    """What `task/dataset[@recipe]` names."""
+    """A task to measure, `task/dataset[@recipe]`."""
 
     task: str
     dataset: str
@@ -104,15 +104,22 @@ def evaluate(
     are the statistics that a module takes; files and Checkpoints say them themselves. Raises what
     the verbs do: BadInput, Failed, Preempted.
     """
+    from backbench.weights import archs
+
     out = Path(out)
     names = [tasks] if isinstance(tasks, str) else tasks
     wanted = [parse_task(task) for task in names]
     if not wanted:
         raise BadInput("no tasks given; a task is task/dataset[@recipe], as in linear/cifar10")
-    found = _checkpoint(
-        checkpoint, name=name, method=method, epochs=epochs, encoder=encoder, pixels=pixels
+    found = _checkpoint(checkpoint, encoder, pixels)
+    found = found.replace(
+        method=found.method if method is None else method,
+        epochs=found.epochs if epochs is None else epochs,
+        provenance={**found.provenance, **({"name": name} if name else {})},
     )
     file = _save(found, out)
+    # Only this process can build a module that it alone holds
+    start = _run_here if found.arch.startswith(archs.LIVE) else _start
     lists = lists or Path(data) / "lists"
     results = Results()
     for one in wanted:
@@ -120,7 +127,7 @@ def evaluate(
         command = command_of(
             file, one, data=data, run=run, lists=lists, engine=engine, seed=seed, options=options
         )
-        _run_here(command) if _lives_here(found) else _start(command)
+        start(command)
         measured, problems = store.read(run)
         for problem in problems:
             log.warning(problem)
@@ -167,67 +174,26 @@ def command_of(
 
 
 def _checkpoint(
-    given: Checkpoint | nn.Module | str | Path,
-    *,
-    name: str | None,
-    method: str | None,
-    epochs: int | None,
-    encoder: str | None,
-    pixels: Pixels | None,
+    given: Checkpoint | nn.Module | str | Path, encoder: str | None, pixels: Pixels | None
 ) -> Checkpoint:
-    """Whatever was given, as a checkpoint."""
+    """Turn a Checkpoint, a file or a module into a Checkpoint."""
     import torch
 
     from backbench.weights import importing, modules
     from backbench.weights.checkpoint import Checkpoint
 
     if isinstance(given, Checkpoint):
-        return _renamed(given, name=name, method=method, epochs=epochs)
+        return given
     if isinstance(given, str | Path):
-        return importing.read(Path(given), encoder=encoder, name=name, method=method, epochs=epochs)
+        return importing.read(Path(given), encoder=encoder)
     if not isinstance(given, torch.nn.Module):
         raise BadInput(
             f"expected a Checkpoint, a torch module or a path, not {type(given).__name__}"
         )
-    found = modules.checkpoint_of(given, pixels)
-    if found is None:
-        return _of_module(given, name=name, method=method, epochs=epochs, encoder=encoder)
-    return _renamed(found, name=name, method=method, epochs=epochs)
+    return modules.checkpoint_of(given, pixels) or _of_module(given, encoder)
 
 
-def _save(found: Checkpoint, out: Path) -> Path:
-    """OUT/checkpoint.safetensors; one OUT holds one checkpoint."""
-    # One OUT, one set of weights: the tasks' folders below it are recognised by their digest.
-    path = out / "checkpoint.safetensors"
-    if not path.exists():
-        found.save(path)
-    elif header.digest(path) != found.digest:
-        raise BadInput(f"{out}: holds results of other weights ({path.name}); choose another out")
-    return path
-
-
-def _renamed(
-    checkpoint: Checkpoint, *, name: str | None, method: str | None, epochs: int | None
-) -> Checkpoint:
-    """The checkpoint with what was said of it; what was not said stays."""
-    provenance = dict(checkpoint.provenance)
-    if name:
-        provenance["name"] = name
-    return checkpoint.replace(
-        method=checkpoint.method if method is None else method,
-        epochs=checkpoint.epochs if epochs is None else epochs,
-        provenance=provenance,
-    )
-
-
-def _of_module(
-    module: nn.Module,
-    *,
-    name: str | None,
-    method: str | None,
-    epochs: int | None,
-    encoder: str | None,
-) -> Checkpoint:
+def _of_module(module: nn.Module, encoder: str | None) -> Checkpoint:
     """The one trunk that the module's weights hold: read as a file of them would be."""
     import tempfile
 
@@ -236,53 +202,51 @@ def _of_module(
     from backbench.weights import importing
 
     kind = type(module)
+    source = f"module {kind.__qualname__}"
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "module.pt"
         torch.save(module.state_dict(), file)
         try:
-            found = importing.read(
-                file, encoder=encoder, name=name or kind.__name__, method=method or "module"
-            )
+            found = importing.read(file, encoder=encoder, name=kind.__name__, method="module")
         except BadInput as error:
-            # The file was ours, and is gone when this is read
-            said = str(error).replace(str(file), f"module {kind.__qualname__}")
+            # The reader names a temporary file, which is gone by now
+            said = str(error).replace(str(file), source)
             hint = "a module of another kind is given as backbench.weights.trunk.ModuleTrunk"
             raise BadInput(f"{said}; {hint}") from None
-    # The file is gone by now; what it was is the module.
-    provenance = {**found.provenance, "source": f"module {kind.__qualname__}"}
-    return found.replace(
-        epochs=found.epochs if epochs is None else epochs,
-        provenance=provenance,
-    )
+    return found.replace(provenance={**found.provenance, "source": source})
 
 
-def _lives_here(checkpoint: Checkpoint) -> bool:
-    """Whether no other process can build its trunk."""
-    from backbench.weights import archs
-
-    return checkpoint.arch.startswith(archs.LIVE)
+def _save(found: Checkpoint, out: Path) -> Path:
+    """Write OUT/checkpoint.safetensors; BadInput where it holds other weights."""
+    # The tasks' folders below OUT are recognised by the digest: one OUT, one set of weights
+    path = out / "checkpoint.safetensors"
+    if not path.exists():
+        found.save(path)
+    elif header.digest(path) != found.digest:
+        raise BadInput(f"{out}: holds results of other weights ({path.name}); choose another out")
+    return path
 
 
 def _run_here(command: Sequence[str]) -> None:
-    """One verb in this process; what goes wrong is raised."""
+    """Run a verb in this process; its errors are raised."""
     from backbench import cli
 
     try:
         status = cli.command(command)
-    except SystemExit as error:  # a verb that says how it ended has said why, too
+    except SystemExit as error:  # the verb has said why
         status = error.code if isinstance(error.code, int) else EXIT_BAD_INPUT
     if status:
         raise Failed(f"{command[0]} ended with status {status}")
 
 
 def _start(command: Sequence[str]) -> None:
-    """One verb in a process of its own; its progress goes to this one's stderr, its error becomes
+    """Run a verb in a process of its own; its progress goes to this one's stderr, its error becomes
     an exception."""
     line = [sys.executable, "-m", "backbench", *command]
     process = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
-    # A verb's last line is its error, where it ends with one. Whatever ends this process (in a
-    # notebook, an interrupt) ends the verb too; the same call continues what it has saved.
+    # A verb's last line is its error, if it fails. Whatever ends this process (in a notebook, an
+    # interrupt) ends the verb too; the same call continues what it has saved
     last = ""
     try:
         for text in process.stderr:

@@ -100,7 +100,7 @@ class FeatureCache:
         try:
             yield
         except OSError as error:
-            told = failures.told(error)
+            told = failures.explain(error)
             if told is None:
                 raise
             line, status = told

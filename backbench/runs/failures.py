@@ -69,7 +69,7 @@ def _errno_in(text: str) -> int | None:
     return number if number in _DISK else None
 
 
-def told(error: BaseException) -> tuple[str, int] | None:
+def explain(error: BaseException) -> tuple[str, int] | None:
     """(the line, the exit status); None for what the world is not to blame for."""
     text = " ".join(str(error).split())
     if isinstance(error, OSError):

@@ -74,7 +74,7 @@ def test_what_is_no_disks_doing_stays_a_fault(capsys):
 def test_libraries_that_write_by_themselves_are_understood(tmp_path, text):
     with pytest.raises(OSError) as found, atomic.atomic_path(tmp_path / "x.safetensors"):
         raise RuntimeError(text)
-    line, status = failures.told(found.value)
+    line, status = failures.explain(found.value)
     assert line.startswith(f"{tmp_path / 'x.safetensors'}: the disk is full; make room")
     assert status == 1
     assert not list(tmp_path.iterdir())
@@ -86,7 +86,7 @@ def test_a_full_disk_keeps_what_was_there(tmp_path):
         fill(small)
         with pytest.raises(OSError) as found:
             atomic.write_bytes(small / "state", bytes(100_000))
-        assert failures.told(found.value)[0].startswith(f"{small / 'state'}: the disk is full")
+        assert failures.explain(found.value)[0].startswith(f"{small / 'state'}: the disk is full")
         assert (small / "state").read_text() == "old"
         (small / "filling").unlink()
         atomic.write_text(small / "state", "new")
@@ -97,7 +97,7 @@ def test_a_read_only_disk_is_bad_input(tmp_path):
     with disk(tmp_path / "small", options="ro") as small:
         with pytest.raises(OSError) as found, lock.held(small):
             pass
-        line, status = failures.told(found.value)
+        line, status = failures.explain(found.value)
         assert status == 2
         assert "the disk is read-only; choose a place that can be written to" in line
 
