@@ -9,6 +9,7 @@ figures: benchmarks/launcher.txt.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import json
 import os
@@ -60,8 +61,7 @@ def main(jobs: int = 10_000) -> None:
         found = expand(read_grid(grid), runs, where="grid").jobs
         assert len(found) == jobs
         with timed(f"baseline: {jobs} jobs to JSON and back") as base:
-            text = json.dumps([job.to_json() for job in found])
-            [Job.from_json(data) for data in json.loads(text)]
+            json.loads(json.dumps([dataclasses.asdict(job) for job in found]))
         with timed("expand and deduplicate (each checkpoint named twice)", 10, base[0]):
             expand(read_grid(grid), runs, where="grid")
         reason = slurm_cluster.why_not()

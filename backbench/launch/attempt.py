@@ -3,29 +3,30 @@
 Everything that is known about a job lies in RUNS/.launch, written by whoever runs it: whoever
 watches, retries or comes after a crash needs no live process to ask.
 
-A job's life, as its status file tells it. An attempt makes two steps: `_begin` the first one,
-`_conclude` the one after; between them lie the child and what its end means (`_meaning`).
+This is a job's life, as its status file tells it. `_begin` makes the first step of an attempt and
+`_conclude` the last; between them run the child and `_meaning`, which reads its exit status.
 
     new, queued, stopped -> running    another attempt begins; without one where a mark says
                                        cancelled, or where the job was done all along
     running -> done                    exit 0, and the files are there
-    running -> queued                  "again": preempted, out of time, or failed with hope; whoever
-                                       ran it starts it anew
+    running -> queued                  "again": preempted, out of time, or failed and worth another
+                                       attempt; whoever ran it starts it anew
     running -> failed                  bad input, or the limits in `verdict` are reached
     running -> stopped                 told to save by its launcher, or by Slurm, which ends
     running -> cancelled               it ended under a mark
     failed, stopped, cancelled -> queued    submitted again, by `retry` or (not failed) by `run`:
                                        `Ledger.forgive`
 
-A process that is killed leaves `running` behind; who looks sees that nobody holds the lock.
+A process that is killed leaves `running` behind; whoever looks sees that nobody holds the lock, and
+the next attempt notes that the one before it was killed.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import os
+import pickle
 import re
 import shlex
 import signal
@@ -34,7 +35,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
-from typing import IO, ClassVar, Self
+from typing import IO, Self
 
 from backbench.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_PREEMPTED, Failed
 from backbench.launch.clusters import Cluster
@@ -43,11 +44,11 @@ from backbench.launch.records import AttemptNote, Ledger, Status, StatusName
 from backbench.launch.verdict import Ending, Outcome, decide
 from backbench.runs.run_progress import read_progress
 
-EXIT_STOPPED = 3  # of an attempt: cancelled, not to be started again
+EXIT_STOPPED = 3  # an attempt's process: cancelled, not to be started again
 PEER_LOST = re.compile("gloo|nccl|connection|socket|broken pipe|timed? ?out", re.IGNORECASE)
-PEER_S = 5.0  # so long a failing rank's words may take to where this one reads them
+PEER_S = 5.0  # seconds until this rank can read why another one failed
 # A command that ends by one of these had no handler for it yet: nothing was lost, nothing failed
-_ASKING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
 
 # How the attempt's own process (`main`) tells its outcome to the pool above it
 EXITS: dict[Outcome, int] = {
@@ -63,10 +64,10 @@ EXITS: dict[Outcome, int] = {
 class Attempt:
     """Runs a job's command as a child process, once, and writes down how it went.
 
-    Picklable before it starts. A signal to this process is handed to the child, which saves and
-    exits 75. `command` is what stands before the verb, `machine` the options that fit it to the
-    place (--devices). `limit_s` is a time limit of our own; `grace_s` is how long a child may take
-    to save before it is killed (what it had saved earlier stays).
+    It can be pickled before it starts. A signal to this process is handed to the child, which saves
+    and exits 75. `command` is what stands before the verb, `machine` the options that fit it to the
+    place (--devices). `limit_s` is a time limit that this process keeps; `grace_s` is how long a
+    child may take to save before it is killed (what it had saved earlier stays).
     """
 
     job: Job
@@ -80,13 +81,11 @@ class Attempt:
     place: str = "local"  # written beside the attempt: slurm:12_3, local
     show: bool = False  # the child's output to the terminal, not to the log
 
-    watches_clock: ClassVar[bool] = True  # whether `limit_s` is ours to keep
-
     def __post_init__(self) -> None:
-        self._rank = 0  # among the tasks of one Slurm job
+        self._rank = 0  # of this task in its Slurm job
         self._child: subprocess.Popen[bytes] | None = None
-        self._asked: tuple[str, float] | None = None  # why the child was asked to stop, and when
-        self._sibling: Ending | None = None  # of another task that failed
+        self._stop: tuple[str, float] | None = None  # why the child was asked to stop, and when
+        self._sibling: Ending | None = None  # how another task of the job failed
         self._status: Status = {"name": self.job.name, "state": "new", "attempts": []}
         self._outcome: Outcome | None = None
 
@@ -96,7 +95,7 @@ class Attempt:
 
     @classmethod
     def on(cls, cluster: Cluster, job: Job, ledger: Ledger) -> Self:
-        """The job as this cluster runs it."""
+        """Make the attempt at a job as this cluster runs it."""
         asked = cluster.asks(job)
         return cls(
             job=job,
@@ -117,7 +116,7 @@ class Attempt:
         self.__post_init__()
 
     def run(self) -> Outcome:
-        """The whole attempt: lock, child, status."""
+        """Make the whole attempt: lock, child, status."""
         with self.ledger.alone(self.job) as lock:
             self._begin()
             if self._outcome is None:
@@ -131,21 +130,22 @@ class Attempt:
             return self._outcome
 
     def ask_to_stop(self, why: str, number: signal.Signals = signal.SIGUSR2) -> None:
-        """Hand a signal to the child; it saves its state and exits 75."""
-        self._asked = self._asked or (why, time.monotonic())
+        """Hand a signal to the child; it saves its state and exits 75. The first reason counts."""
+        self._stop = self._stop or (why, time.monotonic())
         if self._child is not None:
             # os.kill, not Popen.send_signal, which would reap it under the hands of `_wait`
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._child.pid, number)
 
-    # Before the child: is there anything to run?
+    # 1. Before the child
 
     def _begin(self) -> None:
+        """Note the end of an attempt that was killed, and begin this one if there is need."""
         status = self._status = self.ledger.status(self.job)
         attempts = status["attempts"]
         if attempts and attempts[-1].get("end") is None:
-            # Its process was killed, or its node lost: it had no time to say how it ended. The last
-            # that was seen of it is the nearest to its end
+            # Its process was killed, or its node lost: it had no time to say how it ended. Its last
+            # progress note is the nearest to its end
             note = read_progress(self.ledger.runs / self.job.name)
             start = attempts[-1]["start"]
             attempts[-1] |= {
@@ -175,7 +175,7 @@ class Attempt:
             "gpu_ids": self.env.get("CUDA_VISIBLE_DEVICES", ""),
         }
 
-    # The child
+    # 2. The child
 
     def _start_child(self, lock: int | None = None) -> None:
         prefix = self.command or (sys.executable, "-m", "backbench")
@@ -196,14 +196,14 @@ class Attempt:
                 env=self._environment(),
                 pass_fds=() if lock is None else (lock,),
             )
-        if self._asked is not None:  # the signal came while the child was being made
-            self.ask_to_stop(self._asked[0])
+        if self._stop is not None:  # the signal came while the child was being made
+            self.ask_to_stop(self._stop[0])
 
     def _environment(self) -> dict[str, str]:
-        """What the command sees.
+        """Return the command's environment, without Slurm's variables.
 
-        Slurm's variables are left out, or its own processes would be taken for Slurm's tasks; only
-        where Slurm's configuration is stays, for a command that calls Slurm's clients.
+        With them its own processes would be taken for Slurm's tasks. SLURM_CONF stays, for a
+        command that calls Slurm's clients.
         """
         out = {}
         for key, value in os.environ.items():
@@ -213,9 +213,10 @@ class Attempt:
         return {**out, "PYTHONUNBUFFERED": "1", **self.env}
 
     def _wait(self) -> int:
-        """The child's exit status, negative for a signal.
+        """Wait for the child and return its exit status, negative for a signal.
 
-        Does not reap it (WNOWAIT): what a signal handler sends to its number reaches nobody else.
+        It is not reaped (WNOWAIT), so that a signal handler cannot signal another process that got
+        its number.
         """
         assert self._child is not None
         start = time.monotonic()
@@ -227,10 +228,11 @@ class Attempt:
                 return info.si_status if exited else -info.si_status
             # 2. Its time is nearly up: it is asked, once, while there is time left to save
             now = time.monotonic()
-            if self._time_is_up(now - start):
+            asked = self._stop is not None
+            if self.limit_s is not None and not asked and now - start > self.limit_s - self.grace_s:
                 self.ask_to_stop("time limit")
             # 3. It was asked, by us or by a signal, and has not ended in time
-            if self._asked is not None and now > self._asked[1] + self.grace_s:
+            if self._stop is not None and now > self._stop[1] + self.grace_s:
                 self._child.kill()
             # 4. Another rank has failed: this one would wait for it in a collective, for long
             if self._sibling is None and (sibling := self._sibling_failure()) is not None:
@@ -238,24 +240,19 @@ class Attempt:
                 self._child.kill()
             time.sleep(0.05)
 
-    def _time_is_up(self, spent_s: float) -> bool:
-        if not self.watches_clock or self.limit_s is None or self._asked is not None:
-            return False
-        return spent_s > self.limit_s - self.grace_s
-
     def _has_peers(self) -> bool:
-        """Whether other tasks of the same job work with this one."""
+        """Say whether other tasks of the same job work with this one."""
         return False
 
     def _sibling_failure(self) -> Ending | None:
-        """Of another task of the same job that failed; None where there is one task only."""
+        """Return how another task of the same job failed; None where none did."""
         return None
 
-    # After it: what its exit status means, and what follows
+    # 3. After it: what its exit status means, and what follows
 
     def _meaning(self, code: int) -> Ending:
-        """How the attempt ended, by the child's exit status and by what it was asked."""
-        why = self._asked[0] if self._asked else None
+        """Say how the attempt ended, by the child's exit status and by what it was asked."""
+        why = self._stop[0] if self._stop else None
         # We killed it because of another rank: that one's words are the reason
         if self._sibling is not None and code not in (0, EXIT_PREEMPTED):
             return self._sibling
@@ -275,10 +272,10 @@ class Attempt:
         return Ending("bad input" if code == EXIT_BAD_INPUT else "failed", reason)
 
     def _peers_words(self) -> Ending | None:
-        """Of the task whose loss this one has felt: it is about to write down why it failed.
+        """Wait for the words of the task whose loss this one has felt.
 
-        None where no task of this job says anything: then its node is gone, and that is no fault of
-        the job.
+        None where no task of this job says anything: then its node is gone, and that is no failure
+        of the job.
         """
         end = time.monotonic() + PEER_S
         while time.monotonic() < end:
@@ -288,7 +285,7 @@ class Attempt:
         return None
 
     def _meaning_of_signal(self, number: int, why: str | None) -> Ending:
-        if number in _ASKING:
+        if number in _STOP_SIGNALS:
             return Ending(why or "preempted", "stopped before it could save")
         if why is not None and number == signal.SIGKILL:
             return Ending(why, f"did not save within {self.grace_s:.0f} s")
@@ -299,6 +296,7 @@ class Attempt:
         return None if self.show else self.ledger.last_line(self.job, self._rank)
 
     def _conclude(self, ending: Ending) -> None:
+        """Decide what follows (`verdict.decide`) and write it down."""
         how, reason = ending
         status = self._status
         status["attempts"][-1] |= {
@@ -315,7 +313,7 @@ class Attempt:
         self.ledger.write_status(self.job, {**status, "state": state, "reason": reason})
 
     def _position(self) -> str | None:
-        """Where the run is, as far as its progress file tells."""
+        """Return where the run is, as far as its progress file tells."""
         note = read_progress(self.ledger.runs / self.job.name)
         if note is None:
             return None
@@ -323,14 +321,12 @@ class Attempt:
 
 
 def main() -> int:
-    """`python -m backbench.launch.attempt`: one attempt, described on stdin (`JobPool`).
+    """Make the attempt that `JobPool` pickled to stdin: `python -m backbench.launch.attempt`.
 
     SIGTERM and SIGINT: its launcher stops, so the job is left as `stopped`. SIGUSR1 and SIGUSR2:
     somebody wants the place back; it counts as preempted.
     """
-    data = json.load(sys.stdin)
-    lists = {k: tuple(data[k]) for k in ("command", "machine")}
-    attempt = Attempt(**{**data, **lists, "job": Job.from_json(data["job"])})
+    attempt = pickle.load(sys.stdin.buffer)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: attempt.ask_to_stop("stopped", signal.SIGTERM))
     for number in (signal.SIGUSR1, signal.SIGUSR2):

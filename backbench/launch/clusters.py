@@ -1,4 +1,4 @@
-"""configs/clusters: where jobs run and what they ask for; what nothing offers is refused early."""
+"""configs/clusters: where jobs run and what they ask for. What nothing offers is refused early."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ from backbench.launch.job import Job
 from backbench.launch.slurm_client import Node, nodes
 from backbench.recipes import config
 from backbench.tasks import VERBS
+from backbench.untrusted import printable
 
+Kind = Literal["slurm", "local", "debug"]
+# Keys of a cluster that decide how many and how large, never what is run
+HARMLESS = ("jobs", "max_array", "signal_s", "gpus", "resources")
 # Options of sbatch that come from `resources`
 FROM_RESOURCES = {"account", "constraint", "cpus-per-task", "gpus-per-node", "mem", "nodes"}
 FROM_RESOURCES |= {"ntasks-per-node", "partition", "qos", "time"}
@@ -108,7 +112,7 @@ class Cluster:
     """
 
     name: str
-    kind: Literal["slurm", "local", "debug"]
+    kind: Kind
     jobs: int = 2  # at a time: of each array on Slurm, in all on this machine
     all_jobs: int | None = None  # at a time on Slurm, over all arrays of a grid
     max_array: int = 1000
@@ -149,10 +153,7 @@ class Cluster:
 
 
 def read_cluster(name: str | Path, overrides: Sequence[str] = ()) -> Cluster:
-    """A cluster by path or by name.
-
-    Two files that claim one name are refused, for job numbers would be mixed up.
-    """
+    """Read a cluster by path or by name."""
     path = config.find_recipe(name, "clusters")
     recipe = config.read_recipe(path, trusted=True)  # its set-up may have several lines
     data = {"name": path.stem, **config.apply_overrides(recipe, overrides)}
@@ -168,15 +169,40 @@ def read_cluster(name: str | Path, overrides: Sequence[str] = ()) -> Cluster:
             f"{path}: 'sbatch.{taken[0]}' is set by the launcher itself, from `resources` or for"
             " its own use"
         )
-    for other in sorted((config.configs_dir() / "clusters").glob("*.yaml")):
-        if other.resolve() == path.resolve():
-            continue
-        if config.read_recipe(other, trusted=True).get("name", other.stem) == cluster.name:
-            raise BadInput(
-                f"two clusters are called '{cluster.name}': {path} and {other}; give one another"
-                " `name:`"
-            )
     return cluster
+
+
+def recorded_cluster(
+    file: str, overrides: Sequence[str], given: Cluster | None, given_overrides: Sequence[str] = ()
+) -> tuple[Cluster, tuple[str, ...]]:
+    """Return the cluster that recorded jobs were submitted to, with its overrides.
+
+    BadInput where only the record says so: it must be a shipped cluster, or the one `given` on the
+    command line, and its overrides may only change numbers and sizes.
+    """
+    path = Path(file)
+    named = given is not None and Path(given.file).resolve() == path.resolve()
+    shipped = path.resolve().parent == (config.configs_dir() / "clusters").resolve()
+    if not (named or shipped):
+        raise BadInput(
+            f"these jobs were submitted to the cluster {printable.shown(file, 200)}; what a record"
+            " in RUNS says never becomes a command: name it, --cluster FILE"
+        )
+    given_keys = {text.partition("=")[0] for text in given_overrides}
+    kept = []
+    for text in overrides:
+        key = text.partition("=")[0]
+        if key in given_keys:
+            continue
+        if key.split(".")[0] not in HARMLESS:
+            raise BadInput(
+                f"these jobs were submitted with cluster.{printable.shown(key, 80)} changed; what a"
+                " record in RUNS says never becomes a command: say it again, cluster."
+                f"{printable.shown(text, 200)}"
+            )
+        kept.append(text)
+    together = (*kept, *given_overrides)
+    return read_cluster(path, together), together
 
 
 def check_resources(cluster: Cluster, jobs: Iterable[Job]) -> None:

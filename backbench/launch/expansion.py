@@ -16,7 +16,6 @@ from pathlib import Path
 from backbench.errors import BadInput
 from backbench.launch.grid import Evaluation, Grid, evaluations
 from backbench.launch.job import Job
-from backbench.launch.price import evaluation_costs, evaluation_units
 from backbench.launch.subjects import GridPlaces, Subject, Subjects, folder_name
 from backbench.recipes import config, own_probe
 
@@ -157,9 +156,8 @@ class _Measuring:
             after=self._after(evaluation, name, labels),
             expects=len(pack),
             resources=evaluation.resources,
-            costs=evaluation_costs(evaluation, self.places.root),
             arch=pack[0].arch,
-            units=len(pack) * evaluation_units(evaluation),
+            units=len(pack),
         )
 
     def _after(self, evaluation: Evaluation, name: str, labels: Sequence[str]) -> tuple[str, ...]:

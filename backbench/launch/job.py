@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
+from backbench.errors import BadInput
 from backbench.recipes import config
 from backbench.results import store
+from backbench.untrusted import printable
+
+# Options of a command that change neither what it computes for how long nor whether it is refused
+_FREE_OPTIONS = ("--seed", "--out", "--checkpoint")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
     """One command of the suite. `name` is unique and is its run folder below RUNS.
 
-    `cells` are the (checkpoint, evaluation) pairs it delivers: one run may serve several
+    `cells` are the (checkpoint, evaluation) pairs that it delivers: one run may serve several
     checkpoints. It is done when the file `makes` exists, or else when its results.jsonl has all
     rows that the run owes, of `expects` (checkpoint, dataset) pairs. `needs` must have succeeded
-    before it starts, `after` should be over (they fill a cache). `like` names its kind.
-
-    What it costs is told by jobs of the same `costs` (a fingerprint of the recipe and data, without
-    what changes no time) on trunks of the same `arch`, times `units`: epochs of a pretraining,
-    iterations of a detector, checkpoints of another evaluation. None: not known, as for jobs of older records.
+    before it starts, `after` should be over (they fill a cache). `like` names its kind for people.
+    `arch` and `units` (epochs, or checkpoints of an evaluation) are for the estimate of its cost.
     """
 
     name: str
@@ -35,7 +35,6 @@ class Job:
     makes: str | None = None
     expects: int = 1
     resources: Mapping[str, object] = field(default_factory=dict)  # over the cluster's for its verb
-    costs: str | None = None
     arch: str | None = None
     units: float = 1.0
 
@@ -48,21 +47,53 @@ class Job:
         """The name as a short file name."""
         return config.fingerprint(self.name)
 
-    def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
-
-    @staticmethod
-    def from_json(data: Mapping[str, Any]) -> Job:
-        lists = {k: tuple(data[k]) for k in ("argv", "cells", "needs", "after")}
-        return Job(**{**data, **lists})
-
 
 def finished(job: Job, runs: Path) -> bool:
-    """Whether the run folder already holds what the job delivers."""
+    """Say whether the run folder already holds what the job delivers."""
     if job.makes is not None:
         return (runs / job.makes).is_file()
     run = runs / job.name
-    # The run says how many rows it owes; one of an older version at least a row for every pair of
-    # checkpoint and dataset
+    # A run that died before it wrote how many rows it owes has at least a pair missing
     pairs = {(number.checkpoint, number.dataset) for number in store.numbers(run)}
     return len(pairs) >= job.expects and store.complete(run)
+
+
+def command_kind(argv: Sequence[str]) -> tuple[str, ...]:
+    """Return the command without its checkpoints, seed and folders: jobs of one kind work alike.
+
+    It looks at the words alone, since a grid may have 20,000 jobs and a parser is slow.
+    """
+    verb, *words = argv
+    if verb != "pretrain":  # checkpoints come first
+        first = next((i for i, word in enumerate(words) if word.startswith("--")), len(words))
+        words = words[first:]
+    kept, previous = [verb], ""
+    for word in words:
+        free = previous in _FREE_OPTIONS or word in _FREE_OPTIONS or word.startswith("seed=")
+        if not free:
+            kept.append(word)
+        previous = word
+    return tuple(kept)
+
+
+def check_recorded_command(job: Job, runs: Path) -> None:
+    """Refuse a recorded command that does not write to its job's own folder, named once, plainly.
+
+    Its verb was checked when the record was read; what stands before the verb, the environment and
+    the resources come from the cluster. It may read no more than what a grid may name.
+    """
+    again = "`backbench launch run` with its grid makes it anew"
+    folders = [value for word, value in zip(job.argv, job.argv[1:]) if word == "--out"]
+    # argparse takes the last of several, and Detectron2's own key stands for it too
+    others = [w for w in job.argv[1:] if w in ("OUTPUT_DIR", "--") or w.startswith("--out=")]
+    if len(folders) != 1 or others:
+        wrong = printable.shown(others[0] if others else f"{len(folders)} x --out", 80)
+        raise BadInput(f"{job.name}: its recorded command says where it writes by {wrong}; {again}")
+    own = [(runs / job.name).resolve()]
+    if job.makes is not None:
+        own.append((runs / job.makes).resolve())
+    if Path(folders[0]).resolve() not in own:
+        raise BadInput(
+            f"{job.name}: its recorded command writes to {printable.shown(folders[0], 200)}, outside"
+            f" of its own folder below {runs}; {again}"
+        )

@@ -9,6 +9,10 @@
 
 A launcher that dies leaves all of this; the next one reads it, asks squeue, and goes on. Reading
 writes nothing and creates nothing.
+
+Whoever can write to RUNS can write a record. So a record is parsed once, into the types below, and
+is left out with a warning where no launcher can have written it. Nothing that it says becomes a
+command, a set-up or an environment: those come from a cluster's file (`clusters.recorded_cluster`).
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import contextlib
 import dataclasses
 import errno
 import fcntl
+import functools
 import json
 import os
 import re
@@ -24,17 +29,23 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import IO, Any, Literal, NotRequired, TypedDict, cast
+from pathlib import Path, PurePosixPath
+from typing import IO, Any, Literal, NotRequired, Required, TypeVar
+
+from typing_extensions import TypedDict  # pydantic reads no other before Python 3.12
 
 from backbench.errors import BadInput, Failed
-from backbench.launch import stored
-from backbench.launch.clusters import Cluster
+from backbench.launch.clusters import ROWS, Cluster, Kind
 from backbench.launch.job import Job
 from backbench.runs import atomic
+from backbench.runs.terminal import log
 from backbench.untrusted import jsons, printable
 
-LOOK_S = 0.5  # a look holds a lock for some microseconds: whoever wants it tries for so long
+OURS = ".launch"  # below RUNS
+LONGEST_NAME = 2000  # bytes of a job's name, which is a folder's
+LARGEST = 1e12  # of a number in a record: far beyond any time or count
+T = TypeVar("T")
+LOOK_S = 0.5  # a look holds a lock for microseconds: whoever wants it tries for so long
 
 # How the last attempt left the job: what its status file says. `queued` is "again": it failed or
 # was preempted and is to start anew. How the job stands *now* also depends on Slurm's queue, on
@@ -43,9 +54,9 @@ StatusName = Literal["new", "queued", "running", "done", "failed", "stopped", "c
 
 
 class AttemptNote(TypedDict, total=False):
-    """One attempt, as it stands in a status file. `start` is always there; `end` None: not over."""
+    """One attempt, as it stands in a status file. `end` None: not over."""
 
-    start: float  # seconds since 1970
+    start: Required[float]  # seconds since 1970
     end: float | None
     host: str
     pid: int  # of the process above the command
@@ -76,7 +87,7 @@ class Submission:
     grid: str
     cluster: str  # file of the cluster
     cluster_overrides: tuple[str, ...]
-    kind: str
+    kind: Kind
     time: float
     jobs: tuple[Job, ...]
     ids: tuple[str, ...] = ()  # Slurm's, one per job
@@ -117,43 +128,29 @@ class Ledger:
 
     def __init__(self, runs: str | Path) -> None:
         self.runs = Path(runs).resolve()
-        self.root = self.runs / stored.OURS
+        self.root = self.runs / OURS
 
     # What was submitted
 
     def write_submission(self, submission: Submission) -> None:
-        """One line of JSON: with thousands of jobs, indenting would cost more than all the rest."""
-        data = dataclasses.asdict(submission)
-        # A record of an older version stays as it was: what it does not say is not said for it
-        for part, new in ((data, ("at_once",)), *((j, ("costs", "arch")) for j in data["jobs"])):
-            for key in new:
-                if part[key] is None:
-                    del part[key]
-        for job in data["jobs"]:
-            if "costs" not in job:
-                del job["units"]
-        text = json.dumps(data)
+        # One line of JSON: with thousands of jobs, indenting would cost more than all the rest
+        text = json.dumps(dataclasses.asdict(submission))
         atomic.write_text(self._submission(submission.uid), text + "\n")
 
     def drop_submission(self, submission: Submission) -> None:
-        """Nothing came of it: Slurm refused it."""
+        """Remove the record: Slurm refused the array."""
         self._submission(submission.uid).unlink(missing_ok=True)
 
     def records(self) -> dict[str, Record]:
-        """Job name -> its latest submission."""
-        found = []
+        """Return job name -> its latest submission."""
+        submissions = []
         for path in (self.root / "submissions").glob("*.json"):
-            data = _read_json(path)
-            if data is None:
-                stored.left_out(str(path), "no JSON that can be read")
-                continue
-            try:
-                found.append(Submission(**stored.submission(data, path.stem)))
-            except (ValueError, TypeError, KeyError) as error:
-                stored.left_out(str(path), f"no submission ({printable.shown(str(error), 120)})")
+            submission = _read(path, _parse_submission)
+            if submission is not None:
+                submissions.append(submission)
         # In order of time, so that of a job's submissions the last one stays
         out: dict[str, Record] = {}
-        for submission in sorted(found, key=lambda s: s.time):
+        for submission in sorted(submissions, key=lambda s: s.time):
             ids = submission.ids or (None,) * len(submission.jobs)
             for job, number in zip(submission.jobs, ids):
                 out[job.name] = Record(job, submission, number)
@@ -165,23 +162,23 @@ class Ledger:
     # How a job stands
 
     def status(self, job: Job) -> Status:
-        """State "new" for a job that never started."""
-        status = _status(str(self._file("status", job, ".json")))
+        """Return its status; state "new" for a job that never started."""
+        status = _read(self._file("status", job, ".json"), _parse_status)
         if status is None:
             return {"name": job.name, "state": "new", "attempts": []}
         return status
 
     def statuses(self) -> dict[str, Status]:
-        """Job name -> status, for every job that ever started."""
+        """Return job name -> status, for every job that ever started."""
         out = {}
-        with contextlib.suppress(FileNotFoundError), os.scandir(self.root / "status") as entries:
-            for entry in entries:
-                if entry.name.endswith(".json") and (status := _status(entry.path)):
-                    out[status["name"]] = status
+        for path in (self.root / "status").glob("*.json"):
+            status = _read(path, _parse_status)
+            if status is not None:
+                out[status["name"]] = status
         return out
 
     def write_status(self, job: Job, status: Status) -> None:
-        """A status that cannot be written (a full disk) must not end the job that it speaks of."""
+        """Write it; a status that cannot be written (a full disk) must not end its job."""
         try:
             atomic.write_json(self._file("status", job, ".json"), status)
         except OSError as error:
@@ -211,27 +208,26 @@ class Ledger:
         return self._file("logs", job, f".{rank}.log" if rank else ".log")
 
     def last_line(self, job: Job, rank: int = 0) -> str | None:
-        """The last line of its log that says something."""
-        # A progress line ends in a carriage return; `$ ` begins the command, which is the first
-        # line of every attempt.
+        """Return the last line of its log that says something."""
+        # `$ ` begins the command, which is the first line of every attempt
         for line in _last_lines(self.log(job, rank)):
             if not line.startswith("$ "):
                 return line[:300]
         return None
 
     def submitit(self, submission: Submission) -> Path:
-        """submitit's files. One folder per submission: another cluster would number its jobs from 1
-        again, and find this one's results."""
+        """Return the folder of submitit's files, one per submission: another cluster would number
+        its jobs from 1 again, and find this one's results."""
         return self.root / "submitit" / submission.uid
 
     def wrapper_line(self, record: Record) -> str | None:
-        """The last line of what Slurm's script printed around the job; None where it is empty.
+        """Return the last line that Slurm's script printed around the job; None where it is empty.
 
         srun and Slurm only repeat that something ended, so what was said before them counts more.
         """
-        found = list(_last_lines(self.submitit(record.submission) / f"{record.id}_0_log.out"))
-        said = [line for line in found if not line.startswith(("srun: ", "slurmstepd: "))]
-        return next(iter(said or found), None)
+        lines = list(_last_lines(self.submitit(record.submission) / f"{record.id}_0_log.out"))
+        own = [line for line in lines if not line.startswith(("srun: ", "slurmstepd: "))]
+        return next(iter(own or lines), None)
 
     def _file(self, folder: str, job: Job, suffix: str = "") -> Path:
         return self.root / folder / f"{job.key}{suffix}"
@@ -239,18 +235,17 @@ class Ledger:
     # Who is at work here
 
     def running(self, job: Job) -> bool:
-        """Whether a live process holds the job's lock."""
-        return _held(self._file("locks", job)) is not None
+        """Say whether a live process holds the job's lock."""
+        return _holder(self._file("locks", job)) is not None
 
     def runs_it(self, pid: int, job: Job) -> bool:
-        """Whether this process of this machine has the job's lock open: what a status says is not
-        enough to send a signal to somebody's process."""
-        files = Path(f"/proc/{pid}/fd")
+        """Say whether this process of this machine has the job's lock open: a number in a status
+        file is not enough to send a signal to somebody's process."""
         if not Path("/proc/self/fd").is_dir():  # not Linux: the lock is held, and this is its host
             return True
         with contextlib.suppress(OSError):
             lock = self._file("locks", job).stat()
-            for file in files.iterdir():
+            for file in Path(f"/proc/{pid}/fd").iterdir():
                 with contextlib.suppress(FileNotFoundError):  # closed meanwhile, or a socket
                     if os.path.samestat(file.stat(), lock):
                         return True
@@ -272,30 +267,26 @@ class Ledger:
                 )
             yield handle.fileno()
 
-    @contextlib.contextmanager
-    def submitting(self) -> Iterator[None]:
-        """One launcher at a time: two would submit the same jobs."""
+    def submitting(self) -> contextlib.AbstractContextManager[None]:
+        """Hold the lock of whoever submits: two launchers would submit the same jobs."""
         refusal = f"{self.runs}: another launcher is submitting; wait for it"
-        with _hold(self.root / "launcher.lock", "", refusal):
-            yield
+        return _hold(self.root / "launcher.lock", "", refusal)
 
-    @contextlib.contextmanager
-    def running_pool(self, number: str) -> Iterator[None]:
-        """One pool at a time; its number is for whoever looks (`pool`)."""
+    def running_pool(self, number: str) -> contextlib.AbstractContextManager[None]:
+        """Hold the lock of this machine's pool; its number is for whoever looks (`pool`)."""
         refusal = (
             f"{self.runs}: another launcher is running jobs here; wait for it or choose another"
             " --out"
         )
-        with _hold(self.root / "pool.lock", number, refusal):
-            yield
+        return _hold(self.root / "pool.lock", number, refusal)
 
     def pool(self) -> str | None:
-        """The number of the pool that runs jobs here: its submissions' uids begin with it."""
-        return _held(self.root / "pool.lock")
+        """Return the number of the pool that runs jobs here: its submissions' uids begin with it."""
+        return _holder(self.root / "pool.lock")
 
 
 def _lock(handle: IO[str], kind: int = fcntl.LOCK_EX, *, without: bool) -> bool:
-    """Whether the lock was to be had; `without` is the answer for a file system without locks."""
+    """Try the lock; `without` is the answer for a file system without locks."""
     try:
         fcntl.flock(handle, kind | fcntl.LOCK_NB)
     except OSError as error:
@@ -303,11 +294,11 @@ def _lock(handle: IO[str], kind: int = fcntl.LOCK_EX, *, without: bool) -> bool:
     return True
 
 
-def _held(path: Path) -> str | None:
-    """What the process that holds this lock wrote into it; None when nobody does.
+def _holder(path: Path) -> str | None:
+    """Return what the process that holds this lock wrote into it; None when nobody does.
 
-    Asked by a shared lock on a file opened for reading: it changes nothing, works on NFS, and two
-    who look do not take each other for the holder.
+    A shared lock on a file opened for reading changes nothing, works on NFS, and two who look do
+    not take each other for the holder.
     """
     try:
         with path.open() as handle:
@@ -332,7 +323,7 @@ def _hold(path: Path, text: str, refusal: str) -> Iterator[None]:
 
 
 def _patiently(condition: Callable[[], bool], patience_s: float, *, pause_s: float) -> bool:
-    """Whether the condition came true within `patience_s`."""
+    """Wait until the condition holds; False where it does not within `patience_s`."""
     end = time.monotonic() + patience_s
     while not condition():
         if time.monotonic() > end:
@@ -342,36 +333,93 @@ def _patiently(condition: Callable[[], bool], patience_s: float, *, pause_s: flo
 
 
 def _last_lines(path: Path) -> Iterator[str]:
-    """The lines of a log that say something, the last one first; of its last 4 KiB, for logs grow
-    long."""
+    """Yield the lines of a log that say something, the last one first, from its last 4 KiB."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - 4096))
             text = file.read().decode(errors="replace")
     except OSError:
         return
+    # A progress line ends in a carriage return
     for line in reversed(re.split(r"[\r\n]+", text)):
         if line.strip():
             yield line.strip()
 
 
-def _status(path: str) -> Status | None:
-    """A status file; None where there is none, or none that an attempt wrote, which is said."""
-    data = _read_json(path)
-    if data is None:
-        if os.path.lexists(path):
-            stored.left_out(path, "no JSON that can be read")
-        return None
+# Parsing: what is no record of ours is named and left out
+
+
+def _read(path: Path, parse: Callable[[dict[str, Any], Path], T]) -> T | None:
+    """Read one record; None where there is none, or where no launcher or attempt wrote it."""
     try:
-        return cast(Status, stored.status(data))
-    except ValueError as error:
-        stored.left_out(path, f"no status ({printable.shown(str(error), 120)})")
+        return parse(jsons.read(path), path)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError) as error:
+        # pydantic's message has a line for the key and one for what is wrong there
+        words = " ".join(str(error).split("\n", 3)[:3])
+        _warn(str(path), printable.shown(words, 200))
         return None
 
 
-def _read_json(path: str | Path) -> dict[str, Any] | None:
-    try:
-        value = jsons.read(path)
-    except (OSError, ValueError):
-        return None
-    return value if isinstance(value, dict) else None
+@functools.cache  # once for each: records are read again at every look
+def _warn(path: str, why: str) -> None:
+    log.warning(f"{printable.shown(path, 300)}: left out: {why}")
+
+
+@functools.cache
+def _typed(cls: Any) -> Callable[[object], Any]:
+    """Return pydantic's parser of a type, which is imported only where there is a record."""
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(cls).validate_python
+
+
+def _parse_submission(data: dict[str, Any], path: Path) -> Submission:
+    if control := printable.control_below(data):
+        raise ValueError(f"'{control[0]}' holds the control character {control[1]}")
+    submission: Submission = _typed(Submission)(data)
+    if submission.uid != path.stem or not re.fullmatch(r"[\w-]{1,80}", submission.uid):
+        raise ValueError("its uid is not its file's name")
+    if not re.fullmatch(r"[\w.+-]*", submission.grid):
+        raise ValueError("'grid' is no grid's name")
+    if not all(re.fullmatch(r"\d+(_\d+)?", number) for number in submission.ids):
+        raise ValueError("'ids' are not Slurm's numbers")
+    if len(submission.ids) not in (0, len(submission.jobs)):
+        raise ValueError("'ids' are not one for each job")
+    _check_number("time", submission.time)
+    _check_number("at_once", submission.at_once or 1, least=1)
+    for job in submission.jobs:
+        if not job.argv or job.verb not in ROWS[1:]:
+            raise ValueError(f"'{job.argv[:1]}' is no verb of a grid")
+        _check_number("units", job.units)
+        _check_below_runs(job.name)
+        if job.makes is not None:
+            _check_below_runs(job.makes)
+    return submission
+
+
+def _parse_status(data: dict[str, Any], path: Path) -> Status:
+    status: Status = _typed(Status)(data)
+    for attempt in status["attempts"]:
+        _check_number("start", attempt["start"])
+        _check_number("end", attempt.get("end") or 0.0)
+        # 0 and -1 are many processes, 1 is all of them
+        _check_number("pid", attempt.get("pid", 2), least=2)
+    if status.get("reason"):
+        status["reason"] = printable.shown(str(status["reason"]), 1000)
+    return status
+
+
+def _check_number(key: str, value: float, least: float = -LARGEST) -> None:
+    if not least <= value <= LARGEST:  # which nan is not
+        raise ValueError(f"'{key}' is {value:g}")
+
+
+def _check_below_runs(name: str) -> None:
+    """Raise ValueError for a name that is no folder below RUNS, or that is the launcher's own."""
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or not path.parts or path.parts[0] == OURS:
+        raise ValueError(f"'{printable.shown(name, 80)}' is not below RUNS")
+    if len(os.fsencode(name)) > LONGEST_NAME or max(len(os.fsencode(p)) for p in path.parts) > 255:
+        raise ValueError(f"'{printable.shown(name, 80)}' is too long for a folder's name")

@@ -1,6 +1,22 @@
 """The launcher on Slurm, through submitit: what a job runs there, and how arrays are submitted.
 
 The only file that imports submitit.
+
+How a killed job continues, from the signal to the next start:
+
+1. Slurm sends SIGUSR2 (the time is nearly up, or preemption) or SIGTERM (the grace before a
+   preemption, scancel). `SlurmTask._listen` hands it to the command, which saves and exits 75.
+2. `Attempt._meaning` reads the exit status, `verdict.decide` says what follows: "again", "stopped"
+   or "cancelled". It is written to the job's status file.
+3. "again": `SlurmTask._requeue` sends the job back to the queue under its number, so what waits for
+   it goes on waiting. "stopped": `_await_end` first learns from Slurm what it has in mind.
+   Without scontrol, Slurm's own kill requeues the job, or the next attempt begins in it.
+4. A kill -9, a lost node or `scontrol requeue` give no word. Slurm starts the job anew by itself
+   (`requeue` in `_parameters`); `Attempt._begin` notes that the attempt before was killed.
+5. The job starts: the same pickle, the same command, the same folder. The command finds its own
+   state there and continues. `Attempt.run` counts the attempts by the status file.
+6. Nothing started it (a time limit on a node without scontrol): the job is `stopped`, and the next
+   `launch run` or look of --watch submits it again.
 """
 
 from __future__ import annotations
@@ -13,19 +29,19 @@ import signal
 import socket
 import time
 import uuid
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, Self
 
 from backbench.errors import EXIT_PREEMPTED, BadInput, Failed
-from backbench.launch import slurm_client, stored
+from backbench.launch import slurm_client
 from backbench.launch.attempt import Attempt
-from backbench.launch.caps import Caps
-from backbench.launch.clusters import Cluster
+from backbench.launch.clusters import Cluster, recorded_cluster
 from backbench.launch.job import Job
 from backbench.launch.plan import arrays
-from backbench.launch.records import Ledger, Submission, Target
+from backbench.launch.records import Ledger, Record, Submission, Target
 from backbench.launch.verdict import Ending
 from backbench.launch.view import Snapshot
 from backbench.runs import atomic
@@ -34,18 +50,20 @@ from backbench.runs.terminal import log
 if TYPE_CHECKING:
     from submitit.core.utils import DelayedSubmission
 
-# submitit counts the time limits that it lets a job continue after; ours are counted by `Attempt`
+# submitit counts the time limits that it lets a job continue after; ours are counted by `verdict`
 TIME_LIMITS = 1_000_000
-# After SIGTERM, with the state saved: so long until a job that nobody ends goes on. By what Slurm
-# says of it; and where it cannot be asked, longer than the grace before a preemption is as a rule.
+# After SIGTERM, with the state saved, wait this long for Slurm to end the job, then go on in it:
+# where Slurm can be asked, and where it cannot (longer than most graces before a preemption)
 LOOK_S = 60.0
 GRACE_S = 900.0
+# Slurm looks at the clock once a minute, so its warning may come that much too early
+CLOCK_S = 60.0
+MEET_S = 120.0  # for the tasks of a job to find each other
 
-
-# A signal that comes while Python still starts kills it: to Slurm a failed job, in the midst of a
-# preemption's grace. This line of the job's script sends it back to the queue, where it still counts
-# as running (after scancel it does not). Without scontrol it waits for Slurm's kill, which does that.
-# 138, 140, 143: what srun says of a task that died of SIGUSR1, SIGUSR2, SIGTERM.
+# A signal that comes while Python still starts kills it, which Slurm takes for a failed job. This
+# line of the job's script sends such a job back to the queue, if it still counts as running (after
+# scancel it does not). Without scontrol it waits for Slurm's kill, which requeues the job.
+# 138, 140, 143: srun's exit status for a task that died of SIGUSR1, SIGUSR2, SIGTERM.
 EARLY_SIGNAL = (
     'BACKBENCH_JOB="${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_}${SLURM_ARRAY_TASK_ID:-$SLURM_JOB_ID}";'
     " trap 'case $? in 138|140|143) if ! command -v scontrol > /dev/null; then sleep 900;"
@@ -58,37 +76,34 @@ EARLY_SIGNAL = (
 class SlurmTask(Attempt):
     """One task of a Slurm job, run by submitit. Task 0 keeps the status; the others run their rank.
 
-    What reaches task 0 from outside, and what follows:
+    These signals reach task 0 from outside:
 
         SIGUSR2   the time is nearly up (`signal_s` before it), or preemption where Slurm sends the
                   user's signal. The child saves, the outcome is "again".
         SIGTERM   the start of a grace before preemption, scancel, a node that is shut down. The
-                  child saves, the outcome is "stopped", or "cancelled" under our mark. What Slurm
-                  has in mind it says itself (`_await_end`); never is the job ended by us, which
-                  would be a failed job to Slurm and block what waits for it.
-        SIGKILL, a lost node, `scontrol requeue`   no word: the job starts anew, and its command
-                  continues from its own files.
+                  child saves, the outcome is "stopped", or "cancelled" under our mark. Slurm says
+                  itself which it is (`_await_end`). We never end the job: Slurm would call it
+                  failed and block what waits for it.
 
-    "again", also after a failure with hope: the job is requeued (`scontrol requeue`), so that it
-    keeps its number and what waits for it. A node without scontrol cannot: there the next attempt
-    begins in the same job, as long as it has time. The other tasks save at a signal and end.
+    The other tasks save at a signal and end.
     """
 
     tasks: int = 1
 
-    _began = 0.0  # by the monotonic clock: when Slurm started this process
-    _told = False  # whether the user's signal came: Slurm wants the place
+    slurm_limit_s: float | None = None  # the time limit that Slurm keeps
 
-    watches_clock: ClassVar[bool] = False  # Slurm does
+    _began = 0.0  # by the monotonic clock: when Slurm started this process
+    _got_usr2 = False  # the user's signal came: Slurm wants the place
 
     @classmethod
     def on(cls, cluster: Cluster, job: Job, ledger: Ledger) -> Self:
         task = super().on(cluster, job, ledger)
         task.tasks = cluster.asks(job).tasks
+        task.slurm_limit_s, task.limit_s = task.limit_s, None
         return task
 
     def __call__(self) -> str:
-        """What submitit runs in every task of the job."""
+        """Run the job: submitit calls this in every task."""
         import submitit
 
         self._began = time.monotonic()
@@ -115,71 +130,69 @@ class SlurmTask(Attempt):
         signal.signal(signal.SIGUSR2, self._on_users_signal)
 
     def _on_users_signal(self, *_: object) -> None:
-        self._told = True
+        self._got_usr2 = True
         self.ask_to_stop("time limit" if self._late() else "preempted")
 
     def checkpoint(self) -> DelayedSubmission:
-        """Called by submitit at a signal before `__call__`: nothing has begun."""
+        """Hand submitit, at a signal before `__call__`, the job as it is: nothing has begun."""
         import submitit
 
         return submitit.helpers.DelayedSubmission(self)
 
     def _late(self) -> bool:
-        """Whether SIGUSR2 is the warning before the time limit, by when the job began.
-
-        Slurm looks at the clock once a minute, so its signal may come that much too early.
-        """
-        if self.limit_s is None:
+        """Say whether SIGUSR2 is the warning before the time limit, by when the job began."""
+        if self.slurm_limit_s is None:
             return False
-        return time.monotonic() > self._began + self.limit_s - self.grace_s - 60
+        return time.monotonic() > self._began + self.slurm_limit_s - self.grace_s - CLOCK_S
 
     # The end of an attempt that is not done: everything is saved, the place is Slurm's
 
     def _begins_again_here(self, outcome: str) -> bool:
-        """Whether the next attempt begins in this very job; else Slurm ends it or starts it anew.
+        """Say whether the next attempt begins in this very job; else Slurm ends or restarts it.
 
-        That is for jobs of one task: of several, the others have ended.
+        That is for jobs of one task: where there are several, the others have ended.
         """
         if outcome not in ("stopped", "again"):
             return False
-        alone, late = self.tasks == 1, self._late()
+        late = self._late()
         how = self._status["attempts"][-1].get("how")
+        # 1. With scontrol: back to the queue
         if outcome == "again" and self._requeue():
             return False
-        # Somebody wants the place: without scontrol, Slurm's kill says so, and requeues the job
+        # 2. Somebody wants the place: wait for what Slurm does about it
         if how in ("stopped", "preempted") and self._await_end():
             return False
-        # Nobody did: the signal came by hand
-        if not alone:
+        # 3. Nobody does: the signal was sent by hand, or the attempt failed
+        if self.tasks > 1:
             self._requeue()
             return False
         return not late
 
     def _await_end(self) -> bool:
-        """Wait until Slurm kills this process, or no longer counts the job as running (True).
+        """Wait until Slurm kills this process, or ends or requeues the job (True).
 
-        After scancel, a requeue or a node failure it is COMPLETING, and lingering beyond the
-        job's new start would drain the node: this process ends. In a grace before preemption it is
+        After scancel, a requeue or a node failure the job is COMPLETING, and lingering beyond its
+        new start would drain the node: this process ends. In a grace before preemption the job is
         RUNNING with a PreemptTime: it is requeued at once, which ends the grace early. False where
         neither comes.
         """
         began = time.monotonic()
         while True:
-            found = slurm_client.standing(slurm_client.own_number())
-            if found is not None and not found.running:
+            now = slurm_client.standing(slurm_client.own_number())
+            if now is not None and not now.running:
                 return True
-            wanted = self._told or (found is not None and found.preempted)
+            wanted = self._got_usr2 or (now is not None and now.preempted)
             if wanted and self._requeue():
                 return True
-            # Who cannot ask must wait for as long as a grace may be
-            if time.monotonic() - began > (GRACE_S if found is None else LOOK_S):
+            # Without an answer, wait for as long as a grace may be
+            if time.monotonic() - began > (GRACE_S if now is None else LOOK_S):
                 return False
             time.sleep(1.0)
 
     def _requeue(self) -> bool:
-        """`scontrol requeue`, and the end that it brings; False where it is not to be had."""
-        # Nothing is left to save; and where a job lingers beyond its requeue, Slurm drains the
-        # node. So SIGTERM, which the requeue brings, ends this process at once.
+        """Send the job back to the queue, which ends this process; False where that fails."""
+        # Nothing is left to save, and a job that lingers beyond its requeue drains the node. So
+        # the SIGTERM that the requeue brings ends this process at once
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if not slurm_client.requeue(slurm_client.own_number()):
             return False
@@ -189,14 +202,14 @@ class SlurmTask(Attempt):
     # Several tasks
 
     def _folder(self) -> Path:
-        """Where the tasks of this start of this job meet."""
+        """Return the folder in which the tasks of this start of this job meet."""
         start = f"{os.environ['SLURM_JOB_ID']}-{os.environ.get('SLURM_RESTART_COUNT', '0')}"
         return self.ledger.root / "meet" / f"{self.job.key}-{start}"
 
     def _meet(self) -> None:
-        """Agree on a free port of task 0's node; a requeued job finds one anew."""
+        """Agree on a free port of task 0's node; a requeued job gets a new one."""
         file = self._folder() / "address.json"
-        # Found by asking the system for one and giving it back: nobody else takes it so soon
+        # The system is asked for a free port, which is given back: nobody else takes it so soon
         if self._rank == 0:
             one_node = int(os.environ.get("SLURM_JOB_NUM_NODES", "1")) == 1
             with socket.socket() as probe:
@@ -205,16 +218,16 @@ class SlurmTask(Attempt):
             address = {"host": "127.0.0.1" if one_node else socket.gethostname(), "port": port}
             atomic.write_json(file, address)
         else:
-            end = time.monotonic() + 120
+            end = time.monotonic() + MEET_S
             while not file.exists():
                 if time.monotonic() > end:
-                    raise Failed(f"rank {self._rank}: task 0 did not come up within 120 s")
+                    raise Failed(f"rank {self._rank}: task 0 did not come up within {MEET_S:.0f} s")
                 time.sleep(0.1)
             address = json.loads(file.read_text())
         self.env |= {"MASTER_ADDR": str(address["host"]), "MASTER_PORT": str(address["port"])}
 
     def _environment(self) -> dict[str, str]:
-        """The ranks of one job see Slurm's variables: they tell which rank each of them is."""
+        """Add Slurm's variables for the ranks of one job: they tell each its rank."""
         environment = super()._environment()
         if self.tasks > 1:
             for key, value in os.environ.items():
@@ -223,7 +236,7 @@ class SlurmTask(Attempt):
         return environment
 
     def _follow(self) -> str:
-        """A rank but the first: no status, no retries; a failure is left for task 0 to find."""
+        """Run a rank but the first: without status or retries; task 0 finds its failure in a file."""
         self._start_child()
         code = self._wait()
         if code not in (0, EXIT_PREEMPTED):
@@ -245,22 +258,25 @@ class SlurmTask(Attempt):
         return None
 
 
+# --- submission --------------------------------------------------------------------------------
+
+
 def submit(ledger: Ledger, target: Target, jobs: Sequence[Job], active: Mapping[str, str]) -> int:
     """Submit the jobs as arrays; returns how many arrays.
 
-    Each is on record before Slurm hears of it. `active`: name -> number of the jobs that are on
-    Slurm already. Failed where Slurm takes only some of them: those run, the others are for later.
+    `active`: name -> number of the jobs that are on Slurm already. Failed where Slurm takes only
+    some of the jobs: those run, the others are for later.
     """
     # For every array: on record, to Slurm, its numbers on record. A launcher that dies in between
     # leaves an array that the next one recognises (`Snapshot`) and completes (`adopt`).
     ids = dict(active)
     array_ids: list[str] = []
     went = 0
-    made = list(arrays(target.cluster, _reachable(jobs, active)))
-    sizes = [len(part) for part, _, _ in made]
+    planned = list(arrays(target.cluster, _reachable(jobs, active)))
+    sizes = [len(array.jobs) for array in planned]
     room = _room(target.cluster, sizes)
-    caps = Caps.of(target, ledger.records(), active, sizes)
-    for number, (part, needs, after) in enumerate(made):
+    caps = shared_caps(target, ledger.records(), active, sizes)
+    for number, (part, needs, after) in enumerate(planned):
         uid = uuid.uuid4().hex[:12]
         submission = replace(target.submission(uid, part), at_once=caps.at_once[number])
         # Single jobs that must succeed; whole arrays that should be over, well or not
@@ -275,9 +291,8 @@ def submit(ledger: Ledger, target: Target, jobs: Sequence[Job], active: Mapping[
         except Failed as error:
             if not went and "limit" not in str(error).lower():
                 raise
-            wanted = sum(len(array.jobs) for array in made)
             raise Failed(
-                f"{error}; {went} of {wanted} jobs went: run this again later for the others"
+                f"{error}; {went} of {sum(sizes)} jobs went: run this again later for the others"
             ) from None
         ledger.write_submission(replace(submission, ids=tuple(numbers)))
         went += len(part)
@@ -286,26 +301,73 @@ def submit(ledger: Ledger, target: Target, jobs: Sequence[Job], active: Mapping[
     return len(array_ids)
 
 
+@dataclass(frozen=True)
+class Caps:
+    """The share of `all_jobs` that each new array gets.
+
+    Slurm limits each array for itself, when it is submitted. So the cluster's `all_jobs` is shared
+    out among the arrays that may run side by side (lanes); further arrays wait behind those.
+    """
+
+    at_once: list[int | None]  # jobs of each array at a time; None: the cluster's own `jobs`
+    lanes: int  # so many arrays side by side
+    first: list[str]  # arrays on Slurm that must be over before any of these
+
+    def behind(self, number: int, array_ids: Sequence[str]) -> list[str]:
+        """Return the arrays after whose end array `number` may start."""
+        if number < self.lanes:
+            return self.first
+        return [array_ids[number - self.lanes]]
+
+
+def shared_caps(
+    target: Target, records: Mapping[str, Record], active: Mapping[str, str], sizes: Sequence[int]
+) -> Caps:
+    """Share `all_jobs` out among new arrays of these sizes. `active`: job -> Slurm's number."""
+    most, each = target.cluster.all_jobs, target.cluster.jobs
+    if most is None or not sizes:
+        return Caps([None] * len(sizes), lanes=len(sizes), first=[])
+    # 1. The grid's earlier arrays keep what they may still take
+    left: Counter[str] = Counter()
+    limits: dict[str, int] = {}
+    for name, number in active.items():
+        submission = records[name].submission
+        if submission.grid == target.grid:
+            array = number.split("_")[0]
+            left[array] += 1
+            limits[array] = submission.at_once or each
+    free = most - sum(min(count, limits[array]) for array, count in left.items())
+    # 2. Where that is everything, the new arrays come after them
+    first = sorted(left) if free < 1 else []
+    free = most if first else free
+    # 3. One job for each lane, and the rest by size
+    lanes = min(free, len(sizes))
+    if lanes < len(sizes):
+        return Caps([1] * len(sizes), lanes, first)
+    shares = [1 + (free - lanes) * size // sum(sizes) for size in sizes]
+    return Caps([min(each, share) for share in shares], lanes, first)
+
+
 def _room(cluster: Cluster, sizes: Sequence[int]) -> float:
-    """How many jobs Slurm takes now. BadInput for an array that it never would.
+    """Return how many jobs Slurm takes now. BadInput for an array that it never would.
 
     sbatch itself would try for two minutes, in silence, and then not say why.
     """
-    known = slurm_client.limits() if sizes else None
-    if known is None:
+    limits = slurm_client.limits() if sizes else None
+    if limits is None:
         return math.inf
     largest = max(sizes)
-    for most, name in ((known.array, "MaxArraySize"), (known.jobs, "MaxJobCount")):
+    for most, name in ((limits.array, "MaxArraySize"), (limits.jobs, "MaxJobCount")):
         if largest > most:
             raise BadInput(
                 f"{cluster.file}: an array of {largest} jobs, and this Slurm takes at most {most}"
                 f" ({name}); lower max_array"
             )
-    return max(0, known.jobs - slurm_client.jobs_in_memory())
+    return max(0, limits.jobs - slurm_client.jobs_in_memory())
 
 
 def _reachable(jobs: Sequence[Job], active: Mapping[str, str]) -> list[Job]:
-    """Without the jobs that need one which this Slurm does not know and is not given now."""
+    """Leave out the jobs that need one which this Slurm does not know and is not given now."""
     here: dict[str, Job] = {}
     for job in jobs:  # needs come earlier in the list
         elsewhere = [name for name in job.needs if name not in active and name not in here]
@@ -320,7 +382,7 @@ def _reachable(jobs: Sequence[Job], active: Mapping[str, str]) -> list[Job]:
 
 
 def _sbatch(ledger: Ledger, cluster: Cluster, submission: Submission, dependency: str) -> list[str]:
-    """One array; Slurm's numbers, one per job."""
+    """Submit one array; returns Slurm's numbers, one per job."""
     import submitit
 
     executor = submitit.SlurmExecutor(ledger.submitit(submission), max_num_timeout=TIME_LIMITS)
@@ -328,33 +390,35 @@ def _sbatch(ledger: Ledger, cluster: Cluster, submission: Submission, dependency
     try:
         jobs = executor.submit_array(_tasks(ledger, cluster, submission))
     except (submitit.core.utils.FailedJobError, submitit.core.utils.FailedSubmissionError) as error:
-        said = str(error).strip().splitlines()[-1:] or [""]  # sbatch's own words come last
-        return _in_spite_of(said[0].strip(), ledger, cluster, submission)
+        words = str(error).strip().rpartition("\n")[2].strip()  # sbatch's own words come last
+        return _taken_after_all(words, ledger, cluster, submission)
     return [job.job_id for job in jobs]
 
 
-# Of what sbatch says, what leaves open whether the array was taken
+# Words of sbatch that leave open whether the array was taken
 _UNSURE = re.compile("timed? ?out|unable to contact|connect|communicat", re.IGNORECASE)
 
 
-def _in_spite_of(words: str, ledger: Ledger, cluster: Cluster, submission: Submission) -> list[str]:
-    """Slurm's numbers of an array that it took although sbatch failed: its answer was lost.
+def _taken_after_all(
+    words: str, ledger: Ledger, cluster: Cluster, submission: Submission
+) -> list[str]:
+    """Return Slurm's numbers of an array that it took although sbatch failed: its answer was lost.
 
-    Failed where it has none. The record stays where nobody can tell yet: the next launcher finds
-    the array by its comment, or submits its jobs again.
+    Failed where Slurm has no such array. The record stays where nobody can tell yet: the next
+    launcher finds the array by its comment, or submits its jobs again.
     """
     snapshot = Snapshot(ledger)
-    for found in snapshot.unnumbered:
-        if found.uid == submission.uid:
-            adopt(ledger, found, cluster)
-            return list(found.ids)
+    for numbered in snapshot.unnumbered:
+        if numbered.uid == submission.uid:
+            adopt(ledger, numbered, cluster)
+            return list(numbered.ids)
     if not snapshot.trouble and not _UNSURE.search(words):
         ledger.drop_submission(submission)
     raise Failed(f"sbatch refused {submission.jobs[0].like}: {words}")
 
 
 def _parameters(cluster: Cluster, submission: Submission, dependency: str) -> dict[str, object]:
-    """What submitit calls sbatch's options; what is not asked for is left out."""
+    """Return sbatch's options in submitit's names, without those that nobody asked for."""
     asked = cluster.asks(submission.jobs[0])
     parameters: dict[str, object] = {
         "job_name": f"backbench-{submission.grid}",
@@ -385,20 +449,20 @@ def _tasks(ledger: Ledger, cluster: Cluster, submission: Submission) -> list[Slu
     return [SlurmTask.on(cluster, job, ledger) for job in submission.jobs]
 
 
-# What only whoever acts may write down
+# --- records that only a launcher that acts writes ---------------------------------------------
 
 
 def catch_up(ledger: Ledger, given: Target | None = None) -> Snapshot:
-    """A look, and on record afterwards what Slurm will have forgotten in some minutes.
+    """Take a snapshot, and write down what Slurm will have forgotten in some minutes.
 
     `given` is the cluster of the command line.
     """
     snapshot = Snapshot(ledger)
     for submission in snapshot.unnumbered:
-        was, overrides = submission.cluster, submission.cluster_overrides
-        told = (given.cluster, given.overrides) if given else (None, ())
+        was = (submission.cluster, submission.cluster_overrides)
+        of_command_line = (given.cluster, given.overrides) if given else (None, ())
         try:
-            cluster, _ = stored.cluster_of(was, overrides, *told)
+            cluster, _ = recorded_cluster(*was, *of_command_line)
         except BadInput as error:
             log.warning(f"array {submission.ids[0]}: {error}")
         else:
@@ -408,9 +472,9 @@ def catch_up(ledger: Ledger, given: Target | None = None) -> Snapshot:
 
 
 def adopt(ledger: Ledger, submission: Submission, cluster: Cluster) -> None:
-    """Bring an array on record whose launcher died during sbatch.
+    """Complete the record of an array whose launcher died during sbatch.
 
-    1. Slurm has the array, the record has no numbers: the look found them by the comment.
+    1. Slurm has the array, the record has no numbers: the snapshot found them by the comment.
     2. submitit moves its pickles to the jobs' numbers only after sbatch: where it did not come to
        that, the jobs wait for them, and get them made anew.
     3. Then the record is completed; a launcher that dies before that has lost nothing either.
@@ -422,14 +486,14 @@ def adopt(ledger: Ledger, submission: Submission, cluster: Cluster) -> None:
         path = submitit.core.utils.JobPaths(folder, job_id=job_id).submitted_pickle
         if not path.exists():
             delayed = submitit.helpers.DelayedSubmission(task)
-            delayed.set_timeout(math.ceil((task.limit_s or 300) / 60), TIME_LIMITS)
+            delayed.set_timeout(math.ceil((task.slurm_limit_s or 300) / 60), TIME_LIMITS)
             with atomic.atomic_path(path) as temporary:
                 delayed.dump(temporary)
     ledger.write_submission(submission)
 
 
 def settle(snapshot: Snapshot) -> None:
-    """Write down that jobs were cancelled, by whomever: squeue tells it for some minutes only."""
+    """Write down which jobs were cancelled: squeue shows it for some minutes only."""
     for name, record in snapshot.records.items():
         status = snapshot.status(name)
         if snapshot.state(name).name == "cancelled" and status["state"] != "cancelled":

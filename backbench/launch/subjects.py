@@ -18,7 +18,6 @@ from typing import Any
 from backbench.errors import BadInput
 from backbench.launch.grid import Grid, Source, Sweep
 from backbench.launch.job import Job
-from backbench.launch.price import pretraining_costs
 from backbench.recipes import config, fast
 from backbench.runs.folder import CHECKPOINT_FILE, RECIPE_FILE, RUN_FILE
 from backbench.untrusted import jsons
@@ -144,7 +143,6 @@ class Subjects:
             cells=(name,),
             makes=f"{name}/{CHECKPOINT_FILE}",
             resources=sweep.resources,
-            costs=pretraining_costs(identity, self.places.root),
             arch=identity.get("arch"),
             units=float(identity.get("epochs", 0)),
         )
@@ -259,8 +257,7 @@ class Subjects:
         makes = f"{name}/{CHECKPOINT_FILE}"
         file = str(self.places.runs / makes)
         argv = ("import", what, *options, "--out", file)
-        costs = config.fingerprint("import")
-        job = Job(name=name, argv=argv, like="import", cells=(name,), makes=makes, costs=costs)
+        job = Job(name=name, argv=argv, like="import", cells=(name,), makes=makes)
         return Subject(label=label, file=file, maker=name), job
 
 

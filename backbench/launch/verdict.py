@@ -1,4 +1,4 @@
-"""What follows from how an attempt at a job ended, and how those before it did."""
+"""The rules for what follows an attempt at a job: done, again, failed, stopped or cancelled."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Outcome = Literal["done", "failed", "again", "stopped", "cancelled"]
 
 
 class Ending(NamedTuple):
-    """How an attempt ended, in a word that counts (`decide`), and why, in words to read."""
+    """How an attempt ended: a code that `decide` uses, and a reason for people."""
 
     how: str  # done, failed, bad input, preempted, time limit, stopped, lost peer
     reason: str | None
@@ -24,7 +24,7 @@ class Ending(NamedTuple):
 def decide(
     ending: Ending, attempts: Sequence[AttemptNote], *, cancelled: bool
 ) -> tuple[Outcome, str | None]:
-    """The outcome and its reason. `attempts` are those that count, this one last."""
+    """Return the outcome and its reason. `attempts` are those that count, this one last."""
     how, reason = ending
     # 1. It is over, well or by somebody's wish. A cancelled job ends like one that was stopped or
     #    preempted, so the mark is asked for before those.
@@ -40,15 +40,15 @@ def decide(
     # 3. It came to the same end often enough and got nowhere in between.
     if (verdict := _often_enough(ending, since_progress(attempts))) is not None:
         return "failed", verdict
-    # 4. Failed with hope or with progress, a node lost, preempted however often.
+    # 4. Failed but not often, or with progress; a node lost; preempted however often.
     return "again", reason
 
 
 def since_progress(attempts: Sequence[AttemptNote]) -> Sequence[AttemptNote]:
-    """The last attempt that got farther than all before it, and those after it.
+    """Return the last attempt that got farther than all before it, and those after it.
 
-    What stopped the job earlier is behind it: three kills in three places are three accidents, at
-    one place they are a fault.
+    Earlier failures no longer count: three kills in three places are three accidents, three at one
+    place are a defect of the job.
     """
     farthest: dict[str, int] = {}  # of each part of the run: the most steps that were done
     first = 0
@@ -63,7 +63,7 @@ def since_progress(attempts: Sequence[AttemptNote]) -> Sequence[AttemptNote]:
 
 
 def _often_enough(ending: Ending, attempts: Sequence[AttemptNote]) -> str | None:
-    """Why the job ends here; None while it may try again. `attempts`: those since progress."""
+    """Say why the job ends here; None while it may try again. `attempts`: those since progress."""
     how, reason = ending
     same = [attempt for attempt in attempts if attempt.get("how") == how]
     if how == "failed":
@@ -72,7 +72,7 @@ def _often_enough(ending: Ending, attempts: Sequence[AttemptNote]) -> str | None
             return f"failed {len(same)} times for the same reason: {reason}"
         if len(same) >= ANY_REASON:
             return f"failed {len(same)} times, at last: {reason}"
-    # A lost node is no fault of the job; nodes that never find each other are one of its settings
+    # A lost node is not the job's failure; nodes that never find each other are a wrong setting
     if how == "lost peer" and len(same) >= ANY_REASON:
         return (
             f"its tasks lost each other {len(same)} times at the same point (see"
@@ -86,5 +86,5 @@ def _often_enough(ending: Ending, attempts: Sequence[AttemptNote]) -> str | None
 
 
 def _shape(reason: str | None) -> str:
-    """A reason without its numbers: `tried to allocate 2.1 GiB` and 2.4 GiB are one failure."""
+    """Remove numbers from a reason: `tried to allocate 2.1 GiB` and 2.4 GiB are one failure."""
     return re.sub(r"\d+", "#", reason or "")

@@ -259,6 +259,10 @@ def _eta(ledger: Ledger, job: Job) -> str:
     return f"{note['what']} {note['done']}/{note['total']} {note['unit']}s{ends}"
 
 
+def counted(counts: Counter[str]) -> list[str]:
+    return [f"{count} {name}" for name, count in sorted(counts.items())]
+
+
 # What `launch status` shows: every job of these states with its detail, and the others by kind
 ONE_BY_ONE: tuple[StateName, ...] = ("running", "failed", "lost", "cancelled")
 BY_KIND: tuple[StateName, ...] = ("waiting", "queued", "stopped")

@@ -184,7 +184,6 @@ BAD = {
     "newline": {"job": {"like": "a\nb"}},
     "time-digits": {"time": 10**4000},
     "units-digits": {"job": {"units": 10**400}},
-    "costs-group": {"job": {"costs": {"a": 1}}},
     "arch-list": {"job": {"arch": ["resnet18"]}},
     "name-long": {"job": {"name": "x/" + "y" * 300}},
     "name-records": {"job": {"name": ".launch/status"}},

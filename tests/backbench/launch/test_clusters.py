@@ -4,18 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from backbench.errors import BadInput
 from backbench.launch.clusters import ROWS, Resources, read_cluster
 from backbench.launch.job import Job
 from backbench.recipes import config
-
-
-def test_two_clusters_of_one_name(lab):
-    path = lab.cluster("local", name="slurm")
-    with pytest.raises(
-        BadInput, match=r"two clusters are called 'slurm': .*local0\.yaml and .*slurm\.yaml"
-    ):
-        read_cluster(path)
 
 
 @pytest.mark.parametrize(

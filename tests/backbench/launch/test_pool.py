@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import subprocess
-import time
 
-import pytest
-
+from backbench.launch import local
 from backbench.launch.attempt import Attempt
 from backbench.launch.job import Job
-from backbench.launch.pool import JobPool, ProcessPool
+from backbench.launch.local import JobPool
 
 
 def test_gpus_asked_for_where_none_are_handed_out(lab):
@@ -49,51 +47,44 @@ def test_pool_runs_any_list_of_verbs(lab):
     assert pool.outcomes == {"first": "done", "second": "done", "third": "blocked"}
 
 
-def sleep(seconds, status=0):
-    return subprocess.Popen(["sh", "-c", f"sleep {seconds}; exit {status}"])
+def test_order_of_jobs(lab):
+    """Added first, started first; needs must end well, after must be over; the blocked say so."""
+    runs = lab.root / "runs"
+    lab.dataset("bad", fault="bad")
+
+    def probe(name, dataset="d1", **more):
+        argv = ("linear", file, "--datasets", dataset, "--data", str(lab.data))
+        argv += ("--protocol", "lorac", "--out", str(runs / name))
+        return Job(name=name, argv=argv, like="linear", cells=(name,), **more)
+
+    lab.checkpoints("a")
+    file = str(lab.root / "ck" / "a.safetensors")
+    pool = JobPool(runs, at_once=1)
+    for job in (
+        probe("last", after=("bad", "good")),
+        probe("user", needs=("bad",)),
+        probe("user's user", needs=("user",)),
+        probe("bad", "bad"),
+        probe("good"),
+    ):
+        pool.add(Attempt(job=job, runs=str(runs), command=tuple(lab.command)))
+    assert pool.run()
+    over = {"bad": "failed", "user": "blocked", "user's user": "blocked"}
+    assert pool.outcomes == {**over, "good": "done", "last": "done"}
+    starts = {name: s["attempts"][0]["start"] for name, s in lab.statuses("runs").items()}
+    assert sorted(starts, key=starts.get) == ["bad", "good", "last"]
 
 
-def run_all(pool, start):
-    """Start whatever may start until nothing is left; the order in which names began and ended."""
-    began, over = [], {}
-    while len(pool):
-        for name in pool.ready():
-            began.append(name)
-            pool.start(name, start(name))
-        over.update(pool.ended())
-        over.update(pool.blocked())
-        time.sleep(0.01)
-    return began, over
-
-
-def test_order_of_processes():
-    """Added first, started first; needs must end well, after must end; who cannot start says
-    why."""
-    pool = ProcessPool(1, done=["earlier"])
-    pool.add("last", after=["bad", "good"])
-    pool.add("user", needs=["bad"])
-    pool.add("user's user", needs=["user"])
-    pool.add("bad", needs=["earlier"])
-    pool.add("good")
-    began, over = run_all(pool, lambda name: sleep(0, 7 if name == "bad" else 0))
-    assert began == ["bad", "good", "last"]
-    assert over == {"bad": 7, "good": 0, "last": 0, "user": "bad", "user's user": "user"}
-
-
-@pytest.mark.parametrize("kill", [True, False])
-def test_end_waits_and_then_kills_or_leaves(kill):
-    """One process ends when it is told to, one would not."""
-    pool = ProcessPool(2)
-    polite = sleep(60)
+def test_a_stopped_pool_waits_and_leaves_the_deaf_to_end_by_themselves(monkeypatch, tmp_path):
+    monkeypatch.setattr(local, "PATIENCE_S", 0.5)
+    pool = JobPool(tmp_path, at_once=2)
+    polite = subprocess.Popen(["sleep", "60"])
     deaf = subprocess.Popen(
         ["sh", "-c", "trap '' TERM; echo; exec sleep 60"], stdout=subprocess.PIPE
     )
     deaf.stdout.readline()
-    for name, process in (("polite", polite), ("deaf", deaf)):
-        pool.add(name)
-        pool.start(name, process)
-    pool.end(0.5, kill=kill)
-    assert len(pool) == 0 and polite.poll() is not None
-    assert (deaf.poll() is not None) == kill
+    pool.running = {"polite": polite, "deaf": deaf}
+    assert not pool.run(stopped=lambda: True)
+    assert not pool.running and polite.poll() is not None and deaf.poll() is None
     deaf.kill()
     deaf.wait()

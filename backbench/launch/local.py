@@ -1,0 +1,288 @@
+"""Jobs of this machine: processes side by side, in order of their dependencies.
+
+`JobPool` runs attempts at jobs, with their GPUs, their retries, and the jobs that a killed launcher
+left running. `run_here` is `launch run` on this machine.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import pickle
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Literal, Protocol
+
+from backbench.errors import EXIT_FAILED, EXIT_PREEMPTED, Failed
+from backbench.launch.attempt import EXIT_STOPPED, Attempt
+from backbench.launch.clusters import Cluster
+from backbench.launch.job import Job
+from backbench.launch.records import Ledger, Target
+from backbench.launch.view import Snapshot, counted
+from backbench.runs.state import StopFlag
+from backbench.runs.terminal import log
+
+PATIENCE_S = 60.0  # for running jobs to save when the pool is stopped
+
+
+class Process(Protocol):
+    """The part of subprocess.Popen that a pool uses."""
+
+    def poll(self) -> int | None: ...
+    def send_signal(self, sig: int, /) -> None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+
+
+class _Adopted:
+    """A job that a launcher left running when it was killed: waited for, and left alone."""
+
+    def __init__(self, attempt: Attempt) -> None:
+        self.job, self.ledger = attempt.job, attempt.ledger
+
+    def poll(self) -> int | None:
+        """Return how the attempt's own process would have exited: nobody can ask a stranger."""
+        if self.ledger.running(self.job):
+            return None
+        exits = {"done": 0, "failed": EXIT_FAILED, "cancelled": EXIT_STOPPED}
+        return exits.get(self.ledger.status(self.job)["state"], EXIT_PREEMPTED)
+
+    def send_signal(self, sig: int, /) -> None:
+        pass
+
+    def wait(self, timeout: float | None = None) -> int:
+        return 0
+
+
+class JobPool:
+    """Runs jobs as processes of this machine, at most `at_once`, in the order of their adding.
+
+    A job is waiting -> running -> over (`outcomes`), or again waiting where its attempt says so.
+    Each attempt is a small process of its own, so a killed pool leaves running jobs to finish, and
+    the next pool waits for them instead of starting a second copy. `gpus` are handed out by
+    CUDA_VISIBLE_DEVICES.
+    """
+
+    def __init__(self, runs: str | Path, *, at_once: int, gpus: int = 0) -> None:
+        self.ledger = Ledger(runs)
+        self.at_once = at_once
+        self.running: dict[str, Process] = {}
+        self.outcomes: dict[str, Literal["done", "failed", "cancelled", "blocked"]] = {}
+        self._waiting: dict[str, Attempt] = {}
+        self._attempts: dict[str, Attempt] = {}
+        self._gpus = gpus
+        self._free_gpus = set(range(gpus))
+        self._held_gpus: dict[str, set[int]] = {}
+
+    def add(self, attempt: Attempt) -> None:
+        self._attempts[attempt.job.name] = self._waiting[attempt.job.name] = attempt
+
+    def adopt(self, attempt: Attempt) -> bool:
+        """Wait for the job where it runs already, on the GPUs that it was given.
+
+        False where it does not run.
+        """
+        job = attempt.job
+        if not self.ledger.running(job):
+            return False
+        # It still uses the GPUs that its own launcher handed out: nobody else gets them meanwhile
+        given: set[int] = set()
+        for attempt_note in self.ledger.status(job)["attempts"][-1:]:
+            ids = attempt_note.get("gpu_ids", "")
+            # GPUs that the cluster's `env` names by UUID are not among those handed out here
+            given.update(int(word) for word in ids.split(",") if word.isdecimal())
+        self._attempts[job.name] = attempt
+        self._begin(job.name, _Adopted(attempt), given & self._free_gpus)
+        log.info(f"runs already: {job.name}")
+        return True
+
+    def run(
+        self,
+        stopped: Callable[[], bool] = lambda: False,
+        refill: Callable[[], bool] = lambda: False,
+    ) -> bool:
+        """Run until nothing can run any more (True) or `stopped()` says so (False).
+
+        `refill` is called before every step and may add jobs; while it says True the pool waits
+        for more, even when all are over.
+        """
+        while refill() or self._waiting or self.running:
+            # In this order: what has ended frees a place and GPUs, and may be what others wait for
+            self._collect()
+            self._set_aside()
+            self._start_ready()
+            if stopped():
+                self._end()
+                return False
+            time.sleep(0.05)
+        return True
+
+    def _collect(self) -> None:
+        """Note the outcome of every attempt that has ended."""
+        for name, process in list(self.running.items()):
+            exit_status = process.poll()
+            if exit_status is None:
+                continue
+            del self.running[name]
+            self._free_gpus |= self._held_gpus.pop(name)
+            attempt = self._attempts[name]
+            status = self.ledger.status(attempt.job)
+            if exit_status == EXIT_PREEMPTED:
+                # Failed and may try again, or preempted: behind those that wait already
+                why = status.get("reason") or status["attempts"][-1].get("how")
+                log.info(f"again  {name}: {why}")
+                self.add(attempt)
+            elif exit_status in (0, EXIT_STOPPED):
+                self.outcomes[name] = "cancelled" if exit_status else "done"
+                log.info(f"{self.outcomes[name]:6} {name}")
+            else:
+                self.outcomes[name] = "failed"
+                log.info(f"failed {name}: {status.get('reason')}")
+
+    def _set_aside(self) -> None:
+        """Take out what can never start: a job that it needs is neither done nor on its way."""
+        hopeful = {name for name, outcome in self.outcomes.items() if outcome == "done"}
+        hopeful |= self._waiting.keys() | self.running.keys()
+        for name, attempt in list(self._waiting.items()):
+            missing = [need for need in attempt.job.needs if need not in hopeful]
+            if missing:
+                del self._waiting[name]
+                hopeful.discard(name)  # so that what needs it is blocked as well
+                self.outcomes[name] = "blocked"
+                log.info(f"blocked {name}: needs {missing[0]}")
+
+    def _start_ready(self) -> None:
+        for attempt in list(self._waiting.values()):
+            if len(self.running) >= self.at_once:
+                return
+            # A pool without GPUs hands none out: the job sees those of the machine
+            attempt.gpus = min(attempt.gpus, self._gpus)
+            # `after` must only be over: blocked, or never added, is over as well
+            unfinished = self._waiting.keys() | self.running.keys()
+            ready = unfinished.isdisjoint((*attempt.job.needs, *attempt.job.after))
+            if ready and attempt.gpus <= len(self._free_gpus) and not self.adopt(attempt):
+                self._start(attempt)
+
+    def _start(self, attempt: Attempt) -> None:
+        gpus = set(sorted(self._free_gpus)[: attempt.gpus])
+        if self._gpus:
+            attempt.env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, sorted(gpus)))
+        process = subprocess.Popen(
+            [sys.executable, "-m", "backbench.launch.attempt"],
+            stdin=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C reaches this pool alone, which passes it on in order
+        )
+        assert process.stdin is not None
+        pickle.dump(attempt, process.stdin)
+        process.stdin.close()
+        self._begin(attempt.job.name, process, gpus)
+        log.info(f"start  {attempt.job.name}")
+
+    def _begin(self, name: str, process: Process, gpus: set[int]) -> None:
+        self._waiting.pop(name, None)
+        self.running[name] = process
+        self._held_gpus[name] = gpus
+        self._free_gpus -= gpus
+
+    def _end(self) -> None:
+        """Ask all that run to save and stop; those that take too long end by themselves."""
+        # All are asked before any is waited for, so that they save side by side
+        for process in self.running.values():
+            process.send_signal(signal.SIGTERM)
+        limit = time.monotonic() + PATIENCE_S
+        for process in self.running.values():
+            try:
+                process.wait(max(0.1, limit - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                continue
+        self.running.clear()
+
+
+def run_here(
+    ledger: Ledger,
+    target: Target,
+    find: Callable[[], tuple[list[Job], bool]],
+    *,
+    interval: float | None = None,
+    watch: Callable[[JobPool], None] = lambda pool: None,
+) -> int:
+    """Run jobs on this machine and return the exit status.
+
+    kind local: N processes at a time; kind debug: one job after the other, on the terminal. `find`
+    gives the jobs to run, and whether there are more to wait for; with an `interval` it is asked
+    again and again, until there are not and all are over. `watch` is called after every step.
+    """
+    cluster = target.cluster
+    number = uuid.uuid4().hex[:12]  # the pool's, as its lock tells it to others
+    looks = itertools.count()
+    pool = JobPool(ledger.runs, at_once=cluster.jobs, gpus=cluster.gpus)
+    more_to_come = True
+    next_look = -math.inf
+
+    def missing() -> list[Job]:
+        """Find the jobs that this pool does not know; on record they go with a clean slate."""
+        nonlocal more_to_come
+        found, more_to_come = find()
+        known = pool.outcomes.keys() | pool.running.keys()
+        jobs = [job for job in found if job.name not in known]
+        if jobs:
+            ledger.write_submission(target.submission(f"{number}-{next(looks)}", jobs))
+        for job in jobs:
+            ledger.forgive(job)
+        return jobs
+
+    def refill() -> bool:
+        nonlocal next_look
+        if time.monotonic() > next_look:
+            next_look = math.inf if interval is None else time.monotonic() + interval
+            for job in missing():
+                pool.add(Attempt.on(cluster, job, ledger))
+        watch(pool)
+        return interval is not None and more_to_come
+
+    with ledger.running_pool(number), StopFlag() as stop:
+        _adopt_left_running(pool, cluster)
+        if cluster.kind == "debug":
+            return _run_in_front(ledger, cluster, missing(), stop)
+        if not pool.run(stopped=lambda: bool(stop.requested), refill=refill):
+            log.info(
+                f"stopped by {stop.requested}: running jobs have saved; the same command continues"
+            )
+            return EXIT_PREEMPTED
+        outcomes: Counter[str] = Counter(pool.outcomes.values())
+        log.info(", ".join(counted(outcomes)) or "nothing to do")
+        return EXIT_FAILED if outcomes.keys() - {"done"} else 0
+
+
+def _adopt_left_running(pool: JobPool, cluster: Cluster) -> None:
+    """Adopt the jobs of a launcher that was killed: they run on, and count among `at_once`."""
+    snapshot = Snapshot(pool.ledger)
+    for name, record in snapshot.records.items():
+        if record.submission.kind == "local" and snapshot.status(name)["state"] == "running":
+            job = dataclasses.replace(record.job, needs=(), after=())  # it has started already
+            pool.adopt(Attempt.on(cluster, job, pool.ledger))
+
+
+def _run_in_front(ledger: Ledger, cluster: Cluster, jobs: Sequence[Job], stop: StopFlag) -> int:
+    """Run one job after the other with its output on the terminal; the first failure ends it."""
+    for job in jobs:
+        outcome = "stopped"
+        if not stop.requested:
+            log.info(f"start  {job.name}")
+            attempt = Attempt.on(cluster, job, ledger)
+            attempt.show = True
+            with stop.told_to(partial(attempt.ask_to_stop, "stopped", signal.SIGTERM)):
+                outcome = attempt.run()
+        if stop.requested and outcome != "done":
+            log.info(f"stopped by {stop.requested}; the same command continues")
+            return EXIT_PREEMPTED
+        if outcome != "done":
+            raise Failed(f"{job.name}: {outcome}: {ledger.status(job).get('reason')}")
+    return 0
