@@ -104,7 +104,6 @@ def evaluate(
     are the statistics that a module takes; files and Checkpoints say them themselves. Raises what
     the verbs do: BadInput, Failed, Preempted.
     """
-    from backbench.weights import archs
 
     out = Path(out)
     names = [tasks] if isinstance(tasks, str) else tasks
@@ -119,7 +118,7 @@ def evaluate(
     )
     file = _save(found, out)
     # Only this process can build a module that it alone holds
-    start = _run_here if found.arch.startswith(archs.LIVE) else _start
+    start = _start if found.family.elsewhere else _run_here
     lists = lists or Path(data) / "lists"
     results = Results()
     for one in wanted:

@@ -28,7 +28,7 @@ from machine import describe
 
 from backbench.recipes import config
 from backbench.runs import atomic
-from backbench.weights.resnet import build_backbone
+from backbench.weights.families.resnet_trunk import build_backbone
 from pretrain.method import Batch, Setup, build_method, choose_config
 from pretrain.methods.cllr import cllr_regularizer
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from backbench.parallel import precision
 from backbench.recipes import config as recipes
-from backbench.weights.resnet import build_backbone
+from backbench.weights.families.resnet_trunk import build_backbone
 from pretrain import optim
 from pretrain.method import Batch, Method, Setup, build_method
 from pretrain.methods.arb import arb_loss

@@ -18,7 +18,7 @@ import torch
 from machine import describe
 from torch import Tensor
 
-from backbench.weights.resnet import build_backbone
+from backbench.weights.families.resnet_trunk import build_backbone
 from pretrain import optim
 from pretrain.methods._momentum import momentum_update
 

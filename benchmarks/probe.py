@@ -29,7 +29,7 @@ from torch import nn
 
 from backbench.images.image_list import scan_folder
 from backbench.weights.checkpoint import Checkpoint
-from backbench.weights.resnet import build_backbone
+from backbench.weights.families.resnet_trunk import build_backbone
 from transfer.batches import global_batches, training_pictures
 from transfer.devices import Machine
 from transfer.frozen import FrozenTrunk, forward_all

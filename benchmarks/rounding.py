@@ -31,7 +31,7 @@ from backbench.datasets import embedded
 from backbench.runs.state import StopFlag
 from backbench.runs.step_metrics import read_metrics
 from backbench.weights.checkpoint import Checkpoint
-from backbench.weights.resnet import build_backbone
+from backbench.weights.families.resnet_trunk import build_backbone
 from detection import dialect, measure, train_net
 
 SHOWN = (1, 10, 50, 100, 200)  # iterations

@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from machine import describe
 from torch import Tensor, nn
 
-from backbench.weights.resnet import build_backbone
+from backbench.weights.families.resnet_trunk import build_backbone
 from pretrain.method import Batch, Setup, build_method
 from pretrain.methods import moco
 from pretrain.methods._heads import MOCO_HEAD

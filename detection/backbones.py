@@ -32,8 +32,9 @@ from torchvision.models.convnext import LayerNorm2d
 from backbench.errors import BadInput
 from backbench.parallel import batchnorm
 from backbench.runs import seeding
-from backbench.weights import archs, resnet
+from backbench.weights import archs
 from backbench.weights.checkpoint import Checkpoint
+from backbench.weights.families.resnet_tables import arch_of_depth
 from backbench.weights.trunk import Trunk
 from detection import dialect
 from detection.data.images import shortest_edge
@@ -96,7 +97,7 @@ class ResNetRules(BackboneRules):
     decays_biases = True
 
     def arch(self, cfg: CfgNode) -> str:
-        return resnet.arch_of_depth(cfg.MODEL.RESNETS.DEPTH)
+        return arch_of_depth(cfg.MODEL.RESNETS.DEPTH)
 
     def _refuse_config(self, cfg: CfgNode, given: Given, checkpoint: Checkpoint) -> None:
         wanted = self.arch(cfg)
@@ -152,7 +153,7 @@ class TrunkRules(BackboneRules):
 
     def _refuse_config(self, cfg: CfgNode, given: Given, checkpoint: Checkpoint) -> None:
         stated = cfg.MODEL.TRUNK.ARCH
-        if stated and archs.canonical(stated, archs.NATIVE)[0] != checkpoint.arch:
+        if stated and archs.canonical(stated)[0] != checkpoint.arch:
             raise BadInput(
                 f"{given.path}: MODEL.TRUNK.ARCH is {stated} but {checkpoint.name} is "
                 f"{checkpoint.arch}; it is for MODEL.WEIGHTS random, leave it out"

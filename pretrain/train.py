@@ -115,7 +115,7 @@ def build(config: PretrainConfig, found: ImageList) -> Method:
 
     The trunk first, so that it is the same for all methods.
     """
-    archs.refuse_pixels(config.arch, config.views.pixels)
+    archs.family_of(config.arch).refuse_pixels(config.arch, config.views.pixels)
     seeding.seed_everything(config.seed, "backbone")
     backbone = archs.build_trunk(
         config.arch, config.stem, zero_init_residual=config.zero_init_residual

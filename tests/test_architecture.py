@@ -149,6 +149,23 @@ def test_a_fact_has_one_home(pattern, home):
     assert all(file.startswith(home) for file in users(pattern)), users(pattern)
 
 
+def test_no_file_but_its_own_asks_for_a_kind_of_trunk():
+    """The prefix of a family's names, and its classes, stand in backbench/weights/families."""
+    from backbench.weights.archs import FAMILIES
+
+    prefixes = {family.prefix for family in FAMILIES} - {""}
+    classes = {type(family).__name__ for family in FAMILIES}
+    for path in SOURCES:
+        where = path.relative_to(ROOT).as_posix()
+        if where.startswith(("backbench/weights/families/", "benchmarks/")):
+            continue
+        nodes = list(ast.walk(ast.parse(path.read_text())))
+        texts = {node.value for node in nodes if isinstance(node, ast.Constant)}
+        assert not texts & prefixes, f"{where} asks for a prefix"
+        names = {node.id for node in nodes if isinstance(node, ast.Name)}
+        assert where == "backbench/weights/archs.py" or not names & classes, where
+
+
 def test_names_of_protocols_are_bound_to_their_recipes():
     """backbench/results/protocol_fingerprints.py: rows under a shipped name are held to what is bound here."""
     from backbench.results import protocol_fingerprints

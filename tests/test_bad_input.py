@@ -11,7 +11,7 @@ import pytest
 
 from backbench import cli
 from backbench.weights.checkpoint import Checkpoint
-from backbench.weights.resnet import build_backbone
+from backbench.weights.families.resnet_trunk import build_backbone
 
 
 @pytest.fixture

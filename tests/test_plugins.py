@@ -17,8 +17,8 @@ from backbench import cli, plugins
 from backbench.datasets import catalog
 from backbench.errors import BadInput
 from backbench.weights import archs
+from backbench.weights.families.resnet_trunk import build_backbone
 from backbench.weights.formats import all_formats
-from backbench.weights.resnet import build_backbone
 
 LAB = Path(__file__).parent / "example_lab"
 RECIPE = """

@@ -10,7 +10,7 @@ from backbench.datasets import catalog
 from backbench.errors import BadInput
 from backbench.recipes import config
 from backbench.recipes.own_probe import OWN
-from backbench.weights import header
+from backbench.weights import archs
 
 
 def refuse(args: argparse.Namespace) -> None:
@@ -31,7 +31,7 @@ def weight_files(args: argparse.Namespace) -> None:
     """BadInput for a file of weights on the command line that is not there."""
     one = [getattr(args, name, None) for name in ("file", "checkpoint")]
     for file in (*getattr(args, "checkpoints", ()), *one):
-        named = str(file).startswith(header.NAMED)
+        named = archs.is_name(file)
         if file is not None and not named and not file.exists():
             raise BadInput(f"{file}: no such file")
 

@@ -21,7 +21,7 @@ from backbench.launch.job import Job
 from backbench.recipes import config, fast
 from backbench.runs.folder import CHECKPOINT_FILE, RECIPE_FILE, RUN_FILE
 from backbench.untrusted import jsons
-from backbench.weights import header
+from backbench.weights import archs, header
 
 LONGEST_NAME = 80  # characters of what people chose, in a folder's name
 
@@ -156,7 +156,7 @@ class Subjects:
             where = f"{self.places.where}: checkpoints[{i}]"
             given = {"path": entry} if isinstance(entry, str) else entry
             source = config.build(Source, given, where=where)
-            if source.path.startswith(header.NAMED):
+            if archs.is_name(source.path):
                 named, maker = self._named(source, where)
                 if named.label not in seen:
                     seen.add(named.label)
@@ -183,11 +183,10 @@ class Subjects:
                     yield pair
 
     def _named(self, source: Source, where: str) -> tuple[Subject, Job | None]:
-        """`timm:NAME`, which no file stands for: as it is, or imported under what is said of it."""
+        """The weights that a name stands for: as they are, or imported with what the grid says."""
         if source.encoder is not None:
             raise BadInput(f"{where}: {source.path} names one trunk; leave out encoder")
-        named = source.path.removeprefix(header.NAMED).replace("@", "-")
-        stem = folder_name(source.name or f"timm-{named}")[:LONGEST_NAME]
+        stem = folder_name(source.name or source.path.replace("@", "-"))[:LONGEST_NAME]
         label = f"{stem}-{config.fingerprint(source.path)[:8]}"
         if not (source.name or source.method or source.epochs is not None):
             return Subject(label=label, file=source.path), None

@@ -134,8 +134,13 @@ def _with_set(key: str, provenance: Mapping[str, object]) -> str:
 
 
 def arch_in_tables(arch: str) -> str:
-    """What papers call a trunk: CMC's pair goes by the name of its halves."""
-    return arch.removeprefix("lab:").partition(",")[0] if arch.startswith("lab:") else arch
+    """The name that papers print for a trunk; a row's own name where no family knows it."""
+    from backbench.weights import archs
+
+    try:
+        return archs.family_of(arch).name_in_papers(arch)
+    except BadInput:
+        return arch
 
 
 def slug(text: str) -> str:

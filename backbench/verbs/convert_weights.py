@@ -9,11 +9,10 @@ from pathlib import Path
 
 from backbench.errors import BadInput
 from backbench.runs.terminal import log
-from backbench.weights import archs, exporting, timm_trunk
-from backbench.weights.checkpoint import Checkpoint
+from backbench.weights import exporting
 from backbench.weights.importing import read
 from backbench.weights.inspecting import Allows, EncoderReport, Report, inspect, untrained_signs
-from backbench.weights.names import first_names, shown
+from backbench.weights.tensor_names import first_names, shown
 
 
 def run_inspect(args: argparse.Namespace) -> int:
@@ -64,7 +63,7 @@ def _print_report(report: Report) -> None:
 
 
 def _allowed(allows: Allows) -> list[str]:
-    """What can be done with the trunk, a line each."""
+    """The uses of the trunk, a line each."""
     out = [f"reading   {allows['reading']}: {allows['feature_dim']} numbers an image"]
     if allows["size"] is not None:
         rule = allows["positions"] or "RULE"
@@ -81,7 +80,7 @@ def _allowed(allows: Allows) -> list[str]:
 
 
 def _notes(row: EncoderReport) -> list[str]:
-    """What is odd about one trunk."""
+    """Remarks about one trunk."""
     notes = []
     for what, keys in row["problems"].items():
         notes.append(f"{len(keys)} {what}: {first_names(keys)}")
@@ -111,7 +110,9 @@ def run_import(args: argparse.Namespace) -> int:
         log.warning("warning: %s looks untrained: %s", args.file, sign)
     checkpoint.save(args.out)
     about = checkpoint.provenance
-    how = f"{checkpoint.stem} stem" if archs.is_resnet(checkpoint.arch) else checkpoint.reading
+    how = checkpoint.reading
+    if checkpoint.family.tensors_say_all:
+        how = f"{checkpoint.stem} stem"
     print(
         f"{args.out}: '{checkpoint.name}', method {checkpoint.method}, {checkpoint.arch}, {how}, "
         f"{len(checkpoint.state_dict)} tensors; format {about.get('format', 'backbench')}, encoder "
@@ -125,38 +126,24 @@ def run_import(args: argparse.Namespace) -> int:
 def run_export(args: argparse.Namespace) -> int:
     checkpoint = read(args.checkpoint)
     out: Path = args.out
-    if not archs.is_resnet(checkpoint.arch):
-        return _export_other(checkpoint, args.format, out)
+    load = checkpoint.family.loaded_by(checkpoint.arch, args.format)
+    if load is None:
+        raise BadInput(
+            f"'{checkpoint.name}' is a {checkpoint.arch}, which {args.format} does not have;"
+            " a timm trunk goes out with --format timm"
+        )
     if args.format == "detectron2":
         exporting.write_detectron2(checkpoint, out)
         units = exporting.detectron2_pixels(checkpoint.pixels)
         print(
             f"MODEL.WEIGHTS {out} MODEL.PIXEL_MEAN {_numbers(units['pixel_mean'])} "
-            f"MODEL.PIXEL_STD {_numbers(units['pixel_std'])} INPUT.FORMAT {units['input_format']} "
-            f"MODEL.RESNETS.DEPTH {checkpoint.arch.removeprefix('resnet')} MODEL.RESNETS.STRIDE_IN_1X1 False"
+            f"MODEL.PIXEL_STD {_numbers(units['pixel_std'])} INPUT.FORMAT {units['input_format']} {load}"
         )
         return 0
     exporting.write_state_dict(checkpoint, out)
-    load = "fc = Identity()"
-    if args.format == "timm":
-        load = f"timm.create_model('{checkpoint.arch}', num_classes=0)"
+    reading = "" if checkpoint.family.tensors_say_all else "reading, "
     print(
-        f"{out}: {len(checkpoint.state_dict)} tensors for {load}; pixel statistics in {out.name}.json"
-    )
-    return 0
-
-
-def _export_other(checkpoint: Checkpoint, form: str, out: Path) -> int:
-    """A trunk that is no ResNet of ours: under timm's names or not at all."""
-    if form != "timm" or not checkpoint.arch.startswith(timm_trunk.PREFIX):
-        raise BadInput(
-            f"'{checkpoint.name}' is a {checkpoint.arch}, which {form} does not have;"
-            " a timm trunk goes out with --format timm"
-        )
-    exporting.write_state_dict(checkpoint, out)
-    print(
-        f"{out}: {len(checkpoint.state_dict)} tensors for"
-        f" {timm_trunk.call(timm_trunk.parse(checkpoint.arch))}; reading, pixel statistics in"
+        f"{out}: {len(checkpoint.state_dict)} tensors for {load}; {reading}pixel statistics in"
         f" {out.name}.json"
     )
     return 0

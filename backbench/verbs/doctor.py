@@ -23,6 +23,7 @@ from backbench.datasets import catalog
 from backbench.datasets.catalog import TWELVE
 from backbench.errors import EXIT_FAILED
 from backbench.results import store
+from backbench.weights import archs
 
 OK, MISSING, BROKEN = "ok", "missing", "broken"
 OUTSIDE = "outside"  # of the range of versions that was tested
@@ -218,14 +219,8 @@ def trunks() -> dict[str, Any]:
     """What may stand where a trunk is named: packages' own, and those of timm whose weights are in
     the Hub's local cache."""
     out: dict[str, Any] = {"installed": sorted(plugins.installed(plugins.TRUNKS)), "cached": []}
-    if importlib.util.find_spec("huggingface_hub") is None:
-        return out
-    from huggingface_hub import constants
-
-    cache = Path(constants.HF_HUB_CACHE)
-    for folder in sorted(cache.glob("models--timm--*")):
-        if any(folder.glob("snapshots/*/model.safetensors")):
-            out["cached"].append(f"timm:{folder.name.removeprefix('models--timm--')}")
+    for family in archs.FAMILIES:
+        out["cached"] += family.cached_names()
     return out
 
 

@@ -13,16 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from backbench.errors import BadInput
 from backbench.images.preprocess import Pixels
 from backbench.runs import atomic
 from backbench.untrusted import jsons, printable
 from backbench.weights import archs
+from backbench.weights.family import TrunkFamily
 from backbench.weights.header import FORMAT
-from backbench.weights.names import first_names, is_counter
 from backbench.weights.readings import POOLED
+from backbench.weights.tensor_names import first_names, is_counter
 from backbench.weights.trunk import Trunk
 
 SCHEMA = 1
@@ -52,14 +53,31 @@ class Checkpoint:
     def __post_init__(self) -> None:
         _check_words(self)
         # One trunk has one name
-        arch, stem = archs.canonical(self.arch, self.stem)
-        archs.refuse_pixels(arch, self.pixels)
+        family = archs.family_of(self.arch)
+        arch, stem = family.canonical(self.arch, self.stem)
+        family.refuse_pixels(arch, self.pixels)
         object.__setattr__(self, "arch", arch)
         object.__setattr__(self, "stem", stem)
-        object.__setattr__(self, "reading", self.reading or archs.default_reading(arch))
-        object.__setattr__(self, "state_dict", fit_to_trunk(self.state_dict, self.arch, self.stem))
+        object.__setattr__(self, "reading", self.reading or family.default_reading(arch))
+        blank = family.tensors(arch, stem)
+        tensors = fit_to_trunk(self.state_dict, blank, f"{arch} ({stem} stem)")
+        object.__setattr__(self, "state_dict", tensors)
         heads = {k: v.detach().cpu().contiguous() for k, v in self.heads.items()}
         object.__setattr__(self, "heads", heads)
+
+    @functools.cached_property
+    def family(self) -> TrunkFamily:
+        """The kind of its trunk."""
+        return archs.family_of(self.arch)
+
+    @functools.cached_property
+    def parameters(self) -> int:
+        """How many numbers of the trunk are trained, known from its names and shapes."""
+        # A parameter with two names counts once
+        known = {
+            id(tensor): tensor for tensor in self.family.tensors(self.arch, self.stem).values()
+        }
+        return sum(tensor.numel() for tensor in known.values() if isinstance(tensor, nn.Parameter))
 
     @functools.cached_property
     def digest(self) -> str:
@@ -72,8 +90,8 @@ class Checkpoint:
         return self._digest_of_tensors()
 
     def _digest_of_tensors(self) -> str:
-        said = "" if archs.is_resnet(self.arch) else f"{self.arch} {self.reading}\n"
-        return _trunk_digest(self.state_dict, said)
+        first = "" if self.family.tensors_say_all else f"{self.arch} {self.reading}\n"
+        return _trunk_digest(self.state_dict, first)
 
     @property
     def trunk(self) -> str:
@@ -88,13 +106,20 @@ class Checkpoint:
     def backbone(self) -> Trunk:
         """The trunk with these weights, in training mode as torch builds it; call .eval() before
         using it frozen."""
-        trunk = archs.build_trunk(self.arch, self.stem, self.reading)
+        trunk = self.family.build(self.arch, self.stem, self.reading)
         trunk.load_state_dict(dict(self.state_dict), strict=True)
         return trunk
 
     def replace(self, **changes: Any) -> Checkpoint:
         """The same with these fields changed."""
         return dataclasses.replace(self, **changes)
+
+    def read_otherwise(self, reading: str, options: Mapping[str, str]) -> Checkpoint:
+        """The same weights read otherwise or at other sizes: another row."""
+        if not reading and not options:
+            return self
+        arch = self.family.with_options(self.arch, options) if options else self.arch
+        return self.replace(reading=reading or self.reading, arch=arch)
 
     def save(self, path: str | Path) -> None:
         """Write atomically. The header carries everything but the tensors, and the digest that
@@ -112,7 +137,7 @@ class Checkpoint:
             # Of the bytes that are written, whatever has been done to the tensors since
             "digest": self._digest_of_tensors(),
         }
-        if not archs.is_resnet(self.arch):
+        if not self.family.tensors_say_all:
             about["reading"] = self.reading
         tensors = {_TRUNK + k: v.contiguous() for k, v in self.state_dict.items()}
         tensors |= {_HEADS + k: v.clone() for k, v in self.heads.items()}
@@ -168,8 +193,8 @@ class Checkpoint:
         return checkpoint
 
 
-def _trunk_digest(state_dict: Mapping[str, Tensor], said: str) -> str:
-    sha = hashlib.sha256(said.encode())
+def _trunk_digest(state_dict: Mapping[str, Tensor], first: str) -> str:
+    sha = hashlib.sha256(first.encode())
     for name, tensor in sorted(state_dict.items()):
         if tensor.is_floating_point():
             sha.update(f"{name} {tuple(tensor.shape)}\n".encode())
@@ -217,10 +242,11 @@ def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
 
 
-def fit_to_trunk(state_dict: Mapping[str, Tensor], arch: str, stem: str) -> dict[str, Tensor]:
-    """The tensors as a complete trunk of (arch, stem), or BadInput that names what is missing,
-    extra or misshaped."""
-    blank = archs.tensors(arch, stem)
+def fit_to_trunk(
+    state_dict: Mapping[str, Tensor], blank: Mapping[str, Tensor], trunk: str
+) -> dict[str, Tensor]:
+    """The tensors as a complete state dict like `blank` (names and shapes), or BadInput that names
+    what is missing, extra or misshaped in `trunk`."""
     wanted = {name: tuple(tensor.shape) for name, tensor in blank.items()}
     counters = {k for k in wanted if is_counter(k)}
     missing = sorted(wanted.keys() - state_dict.keys() - counters)
@@ -236,9 +262,7 @@ def fit_to_trunk(state_dict: Mapping[str, Tensor], arch: str, stem: str) -> dict
     ):
         if names:
             shown = first_names(names)
-            raise BadInput(
-                f"{arch} ({stem} stem): {len(names)} of {len(wanted)} tensors {what}: {shown}"
-            )
+            raise BadInput(f"{trunk}: {len(names)} of {len(wanted)} tensors {what}: {shown}")
     out = {}
     for key in wanted:
         if key in counters:  # how many batches a norm has seen; nothing is computed from it
@@ -262,7 +286,7 @@ def _refuse_unusable(key: str, given: Tensor, value: Tensor) -> None:
 
 
 def finite(tensor: Tensor) -> bool:
-    """Whether every element is."""
+    """True where every element is finite."""
     # A sum carries every nan and inf at a fraction of isfinite's cost; a finite tensor may still
     # overflow it
     return math.isfinite(float(tensor.sum())) or bool(torch.isfinite(tensor).all())

@@ -16,9 +16,9 @@ from torch import Tensor
 from backbench.errors import BadInput
 from backbench.images.preprocess import Pixels
 from backbench.runs import atomic
-from backbench.weights import archs
 from backbench.weights.checkpoint import Checkpoint
-from backbench.weights.names import detectron2_name, find_trunks, first_names
+from backbench.weights.families.resnet_names import detectron2_name, find_trunks
+from backbench.weights.tensor_names import first_names
 
 AUTHOR = "backbench"
 
@@ -36,7 +36,7 @@ def about(checkpoint: Checkpoint) -> dict[str, object]:
         "pixels": dataclasses.asdict(checkpoint.pixels),
         "provenance": dict(checkpoint.provenance),
     }
-    if not archs.is_resnet(checkpoint.arch):
+    if not checkpoint.family.tensors_say_all:
         values["reading"] = checkpoint.reading
     return json.loads(json.dumps(values))
 
@@ -83,7 +83,7 @@ def from_detectron2(model: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Detectron2's names, bare or under a prefix such as `backbone.bottom_up.` -> ours. BadInput
     unless whole."""
     tensors = dict(model)
-    trunks = [t for t in find_trunks({"": tensors}) if t.dialect.name == "detectron2"]
+    trunks = [t for t in find_trunks({"": tensors}) if t.dialect == "detectron2"]
     if len(trunks) != 1:
         raise BadInput(
             f"{len(trunks)} Detectron2 trunks among {len(tensors)} tensors; expected one"

@@ -1,342 +1,26 @@
-"""The published formats of ResNets as data: where each keeps its trunks, what it calls the tensors,
-what else it implies. `timm_formats` has those of other trunks.
+"""Which published format a file has.
 
-`recognise` says which format accounts for every trunk in a file. The rows have no order: where two
-fit, one of them must say that it is a special case of the other (`refines`), or the file is
-refused.
+`recognise` says which format accounts for every trunk in a file. Where two fit, one of them must say
+that it is a special case of the other (`refines`), or the file is refused.
 """
 
 from __future__ import annotations
 
 import difflib
 import fnmatch
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from backbench import plugins
 from backbench.errors import BadInput
-from backbench.images.preprocess import CIFAR_MEAN, SWAV_STD, Pixels
 from backbench.runs.terminal import log
-from backbench.weights import timm_formats
-from backbench.weights.format_row import Format
-from backbench.weights.names import FoundTrunk, Tables, Tree, unwrapped
+from backbench.weights.archs import FAMILIES
+from backbench.weights.family import Format, Tables, Tree, TrunkInFile
+from backbench.weights.tensor_names import unwrapped
 
-# The CIFAR statistics that ARB's CIFAR/main.py and solo-learn's classification_dataloader.py share
-_CIFAR_ROUNDED = Pixels(CIFAR_MEAN, (0.247, 0.243, 0.261))
-_SWAV = Pixels(std=SWAV_STD)
+__all__ = ["Format", "all_formats", "nearest_format", "placed", "recognise"]
 
-
-# Lightning counts finished epochs here; its `epoch` was one more before version 1.6
-_LIGHTNING = ("loops.fit_loop.epoch_progress.current.processed", 0)
-_USUAL = ("", "state_dict", "model", "model_state_dict", "net")
-_SEQUENTIAL = ("sequential",)
-
-
-def _queue_per_crop(found: Tables, trunks: list[FoundTrunk]) -> bool:
-    """LORAC and MoCo-M keep one queue for each assigned crop: (2, d, K) where MoCo has (d, K)."""
-    for tensors in found.values():
-        for key, tensor in tensors.items():
-            if unwrapped(key) == "queue" and tensor.dim() == 3:
-                return True
-    return False
-
-
-def _small_stem(found: Tables, trunks: list[FoundTrunk]) -> bool:
-    return all(stem_shape(found, trunk) == (64, 3, 3, 3) for trunk in trunks)
-
-
-def stem_shape(found: Tables, trunk: FoundTrunk) -> tuple[int, ...] | None:
-    tensor = found[trunk.table].get(trunk.keys.get("conv1.weight", ""))
-    return None if tensor is None else tuple(tensor.shape)
-
-
-def _below(tables: Sequence[str], prefixes: Sequence[str]) -> tuple[str, ...]:
-    """Every place of the kind 'table:prefix'."""
-    return tuple(f"{table}:{prefix}" for table in tables for prefix in prefixes)
-
-
-FORMATS: tuple[Format, ...] = (
-    Format(
-        name="detectron2",
-        source="facebookresearch/detectron2: modeling/backbone/resnet.py, tools/convert-torchvision-to-d2.py",
-        also="facebookresearch/moco detection/convert-pretrain-to-detectron2.py",
-        method="unknown",
-        encoders={"backbone": ("", "backbone.bottom_up.", "backbone.")},
-        default="backbone",
-        dialects=("detectron2",),
-        epoch=("", 0),
-    ),
-    Format(
-        name="lorac",
-        source="ssl-codelab/lorac: models/moco_m.py, main_lorac.py; pixels: src/multicropdataset.py",
-        also="MoCo-M (--method moco_m)",
-        method="lorac",
-        encoders={"query": ("encoder_q.",), "key": ("encoder_k.",)},
-        default="query",
-        refines=("moco",),
-        test=_queue_per_crop,
-        pixels=_SWAV,
-    ),
-    Format(
-        name="moco",
-        source="facebookresearch/moco: moco/builder.py, main_moco.py",
-        also="JCL (--method jcl), MoCo v1",
-        method="moco",
-        encoders={"query": ("encoder_q.",), "key": ("encoder_k.",)},
-        default="query",
-    ),
-    Format(
-        name="moco-v3",
-        source="facebookresearch/moco-v3: moco/builder.py, main_moco.py",
-        method="moco_v3",
-        encoders={"query": ("base_encoder.",), "key": ("momentum_encoder.",)},
-        default="query",
-        refines=("mio",),
-        needs=("predictor.*",),
-    ),
-    Format(
-        name="mio",
-        source="miossl/miossl: miossl/mio.py, miossl/trainer.py, miossl/utils.py; pixels: miossl/dataloader_modules.py",
-        method="mio",
-        encoders={"encoder": ("base_encoder.", "net.base_encoder.")},
-        default="encoder",
-        conv3="conv3_p0",
-        epoch=("", 0),
-    ),
-    Format(
-        name="deepcluster-v2",
-        source="facebookresearch/swav: src/resnet50.py, main_deepclusterv2.py",
-        method="deepcluster_v2",
-        encoders={"trunk": ("",)},
-        default="trunk",
-        refines=("swav",),
-        needs=("prototypes.prototypes*",),
-        pixels=_SWAV,
-    ),
-    Format(
-        name="swav",
-        source="facebookresearch/swav: src/resnet50.py, main_swav.py; pixels: src/multicropdataset.py",
-        method="swav",
-        encoders={"trunk": ("",)},
-        default="trunk",
-        refines=("plain trunk",),
-        needs=("prototypes.*",),
-        pixels=_SWAV,
-    ),
-    Format(
-        name="dino",
-        source="facebookresearch/dino: utils.py (MultiCropWrapper), main_dino.py",
-        method="dino",
-        encoders={"student": ("student:backbone.",), "teacher": ("teacher:backbone.",)},
-        default="teacher",
-    ),
-    Format(
-        name="simsiam",
-        source="facebookresearch/simsiam: simsiam/builder.py, main_simsiam.py",
-        method="simsiam",
-        encoders={"encoder": ("encoder.",)},
-        default="encoder",
-        needs=("encoder.fc.*", "predictor.*"),
-    ),
-    Format(
-        name="arb-cifar",
-        source="Sherrylone/Align_Representation_with_Base: CIFAR/main.py",
-        method="arb",
-        encoders={"backbone": ("model:backbone.",)},
-        default="backbone",
-        refines=("barlow-twins", "vicreg"),
-        needs=("projector.*",),
-        test=_small_stem,
-        small_pixels=_CIFAR_ROUNDED,
-        conv3="conv3_p2",
-    ),
-    Format(
-        name="barlow-twins",
-        source="facebookresearch/barlowtwins: main.py",
-        also="ARB on ImageNet (Sherrylone/Align_Representation_with_Base: ImageNet/main.py; --method arb)",
-        method="barlow_twins",
-        encoders={"backbone": ("model:backbone.",)},
-        default="backbone",
-        refines=("vicreg",),
-        needs=("projector.*", "bn.running_mean"),
-    ),
-    Format(
-        name="vicreg",
-        source="facebookresearch/vicreg: resnet.py, main_vicreg.py",
-        method="vicreg",
-        encoders={"backbone": ("model:backbone.",)},
-        default="backbone",
-        needs=("projector.*",),
-    ),
-    Format(
-        name="cllr",
-        source="functioncs/CLLR: model.py, cl_train.py; pixels: utils.py",
-        method="cllr",
-        encoders={"encoder": ("f.",)},
-        default="encoder",
-        needs=("g.*", "r"),
-        dialects=("sequential without max-pool",),
-        pixels=Pixels(CIFAR_MEAN, (0.2023, 0.1994, 0.2010)),
-        conv3="conv3",
-        epoch=("", 0),
-    ),
-    Format(
-        name="vissl",
-        source="facebookresearch/vissl: vissl/models/trunks/resnext.py, vissl/hooks/{log,moco,swav_momentum}_hooks.py",
-        method="vissl",
-        encoders={
-            "trunk": _below(
-                ("classy_state_dict.base_model.model.trunk", "model_state_dict", ""),
-                ("_feature_blocks.", "base_model._feature_blocks."),
-            ),
-            "momentum": _below(
-                ("loss", "classy_state_dict.loss"),
-                (
-                    "moco_encoder.trunk._feature_blocks.",
-                    "momentum_encoder.trunk._feature_blocks.",
-                    "momentum_teacher.trunk._feature_blocks.",
-                    "momentum_teacher.module.trunk._feature_blocks.",
-                ),
-            ),
-        },
-        default="trunk",
-        epoch=("train_phase_idx", 1),
-    ),
-    Format(
-        name="solo-learn",
-        source="vturrisi/solo-learn: solo/methods/base.py (a CIFAR conv1 has padding 2)",
-        method="solo_learn",
-        encoders={
-            "online": ("state_dict:backbone.", "state_dict:encoder."),
-            "momentum": ("state_dict:momentum_backbone.", "state_dict:momentum_encoder."),
-        },
-        default="online",
-        refines=("lightly",),
-        needs=("@pytorch-lightning_version", "classifier.*"),
-        small_pixels=_CIFAR_ROUNDED,
-        conv3="conv3_p2",
-        epoch=_LIGHTNING,
-    ),
-    Format(
-        name="lightly",
-        source="lightly-ai/lightly: examples/pytorch_lightning, benchmarks/imagenet/resnet50",
-        method="lightly",
-        encoders={
-            "online": ("state_dict:backbone.",),
-            "student": ("state_dict:student_backbone.",),
-            "momentum": (
-                "state_dict:backbone_momentum.",
-                "state_dict:key_backbone.",
-                "state_dict:teacher_backbone.",
-            ),
-        },
-        default="online",
-        needs=("@pytorch-lightning_version",),
-        dialects=("torchvision", "sequential"),
-        epoch=_LIGHTNING,
-    ),
-    Format(
-        name="mmselfsup",
-        source="open-mmlab/mmselfsup: mmselfsup/models/algorithms (0.9, 1.0); open-mmlab/mmpretrain: models/selfsup",
-        also="mmpretrain",
-        method="mmselfsup",
-        encoders={
-            "online": _below(
-                ("state_dict",),
-                ("backbone.", "encoder_q.0.", "online_net.0.", "base_encoder.0.", "encoder.0."),
-            ),
-            "momentum": _below(
-                ("state_dict",),
-                (
-                    *("encoder_k.0.", "encoder_k.module.0."),
-                    *("target_net.0.", "target_net.module.0."),
-                    *("momentum_encoder.0.", "momentum_encoder.module.0."),
-                ),
-            ),
-        },
-        default="online",
-        needs=("@meta",),
-        conv3="conv3",  # mmpretrain/models/backbones/resnet_cifar.py: padding 1
-        epoch=("meta.epoch", 0),
-    ),
-    Format(
-        name="byol (sthalles)",
-        source="sthalles/PyTorch-BYOL: models/resnet_base_network.py, trainer.py",
-        method="byol",
-        encoders={
-            "online": ("online_network_state_dict:encoder.",),
-            "target": ("target_network_state_dict:encoder.",),
-        },
-        default="online",
-        dialects=_SEQUENTIAL,
-        epoch=("", 0),
-    ),
-    Format(
-        name="byol (yaox12)",
-        source="yaox12/BYOL-PyTorch: model/byol_model.py, model/basic_modules.py, trainer/byol_trainer.py",
-        method="byol",
-        encoders={
-            "online": ("model:online_network.encoder.",),
-            "target": ("model:target_network.encoder.",),
-        },
-        default="online",
-        dialects=_SEQUENTIAL,
-    ),
-    Format(
-        name="byol (lucidrains)",
-        source="lucidrains/byol-pytorch: byol_pytorch/byol_pytorch.py",
-        method="byol",
-        encoders={"online": ("online_encoder.net.", "net."), "target": ("target_encoder.net.",)},
-        default="online",
-        needs=("online_predictor.*",),
-        epoch=("", 0),
-    ),
-    Format(
-        name="byol (DeepMind, converted)",
-        source="yaox12/BYOL-PyTorch: utils/load_and_convert.py",
-        method="byol",
-        encoders={"online": ("online_backbone:",), "target": ("target_backbone:",)},
-        default="online",
-        epoch=("", 0),
-    ),
-    Format(
-        name="timm training",
-        source="huggingface/pytorch-image-models: timm/utils/checkpoint_saver.py",
-        method="supervised",
-        encoders={"model": ("state_dict:",), "ema": ("state_dict_ema:",)},
-        default="ema",
-        refines=("torchvision", "plain trunk"),
-        needs=("@state_dict_ema",),
-        epoch=("epoch", 1),
-    ),
-    Format(
-        name="torchvision training",
-        source="pytorch/vision: references/classification/train.py",
-        method="supervised",
-        encoders={"model": ("model:",), "ema": ("model_ema:",)},
-        default="ema",
-        refines=("torchvision", "plain trunk"),
-        needs=("@model_ema",),
-        epoch=("epoch", 1),
-    ),
-    Format(
-        name="torchvision",
-        source="pytorch/vision: torchvision/models/resnet.py",
-        also="timm (huggingface/pytorch-image-models: timm/models/resnet.py)",
-        method="supervised",
-        encoders={"trunk": ("",)},
-        default="trunk",
-        refines=("plain trunk",),
-        needs=("fc.weight",),
-    ),
-    Format(
-        name="plain trunk",
-        source="facebookresearch/barlowtwins: main.py, facebookresearch/vicreg: main_vicreg.py (the trunk alone)",
-        also="ARB, DINO, mmselfsup's extracted backbones, lucidrains/byol-pytorch's trainer",
-        method="unknown",
-        encoders={"trunk": ("",)},
-        default="trunk",
-    ),
-)
+# Where a place without a table is looked for
+USUAL_TABLES = ("", "state_dict", "model", "model_state_dict", "net")
 
 
 def all_formats() -> dict[str, Format]:
@@ -344,7 +28,7 @@ def all_formats() -> dict[str, Format]:
 
     A package that cannot be loaded is named and left out: the shipped formats do not need it.
     """
-    rows = {row.name: row for row in (*FORMATS, *timm_formats.TIMM_FORMATS)}
+    rows = {row.name: row for family in FAMILIES for row in family.formats}
     for name in plugins.names(plugins.FORMATS, rows):
         try:
             rows[name] = plugins.load(plugins.FORMATS, name, Format)
@@ -354,10 +38,10 @@ def all_formats() -> dict[str, Format]:
 
 
 # A format and its encoders: name -> trunks
-Recognised = tuple[Format, dict[str, list[FoundTrunk]]]
+Recognised = tuple[Format, dict[str, list[TrunkInFile]]]
 
 
-def recognise(trunks: list[FoundTrunk], found: Tables, tree: Tree) -> Recognised | None:
+def recognise(trunks: list[TrunkInFile], tables: Tables, tree: Tree) -> Recognised | None:
     """The format that accounts for every trunk in the file, with its encoders; None where there is
     none.
 
@@ -365,15 +49,15 @@ def recognise(trunks: list[FoundTrunk], found: Tables, tree: Tree) -> Recognised
     """
     if not trunks:
         return None
-    # 1. What the file shows besides its trunks: the names of all tensors, and `@` of all entries.
-    marks = {unwrapped(key) for tensors in found.values() for key in tensors}
+    # 1. The file's other marks: the names of all tensors, and `@` of all entries.
+    marks = {unwrapped(key) for tensors in tables.values() for key in tensors}
     if isinstance(tree, Mapping):
         marks |= {f"@{key}" for key in tree}
     # 2. All formats that have a place for every trunk, and whose other marks are there.
     fitting: dict[str, Recognised] = {}
     for form in all_formats().values():
         encoders = _encoders(form, trunks)
-        if encoders is not None and _has_marks(form, marks, found, trunks):
+        if encoders is not None and _has_marks(form, marks, tables, trunks):
             fitting[form.name] = form, encoders
     # 3. A format gives way to those that refine it; if two are left, nothing here can choose.
     general = {name for form, _ in fitting.values() for name in form.refines}
@@ -386,52 +70,52 @@ def recognise(trunks: list[FoundTrunk], found: Tables, tree: Tree) -> Recognised
     return special[0] if special else None
 
 
-def placed(form: Format, trunks: list[FoundTrunk]) -> Recognised | None:
+def placed(form: Format, trunks: list[TrunkInFile]) -> Recognised | None:
     """This format's encoders, where every trunk has a place in it."""
     encoders = _encoders(form, trunks)
     return None if encoders is None else (form, encoders)
 
 
-def _encoders(form: Format, trunks: list[FoundTrunk]) -> dict[str, list[FoundTrunk]] | None:
+def _encoders(form: Format, trunks: list[TrunkInFile]) -> dict[str, list[TrunkInFile]] | None:
     """Encoder -> the trunks that stand in its places; None where a trunk of the file has no place
     in this format."""
-    out: dict[str, list[FoundTrunk]] = {}
+    out: dict[str, list[TrunkInFile]] = {}
     for trunk in trunks:
-        if trunk.dialect.name not in form.dialects:
+        if trunk.dialect not in form.dialects:
             return None
-        for name, specs in form.encoders.items():
-            if _stands_in(trunk, specs):
-                out.setdefault(name, []).append(trunk)
-                break
-        else:
+        encoder = _encoder_at(trunk.place, form)
+        if encoder is None:
             return None
+        out.setdefault(encoder, []).append(trunk)
     return out
 
 
-def _stands_in(trunk: FoundTrunk, specs: tuple[str, ...]) -> bool:
-    return any(trunk.place in _places(spec) for spec in specs)
+def _encoder_at(place: str, form: Format) -> str | None:
+    """The encoder that a format keeps in this place."""
+    for name, places in form.encoders.items():
+        for each in places:
+            usual = [each] if ":" in each else [f"{table}:{each}" for table in USUAL_TABLES]
+            if place in usual:
+                return name
+    return None
 
 
-def _places(spec: str) -> tuple[str, ...]:
-    return (spec,) if ":" in spec else _below(_USUAL, (spec,))
-
-
-def _has_marks(form: Format, marks: set[str], found: Tables, trunks: list[FoundTrunk]) -> bool:
-    """Whether everything else that tells this format from others is there."""
+def _has_marks(form: Format, marks: set[str], tables: Tables, trunks: list[TrunkInFile]) -> bool:
+    """True where everything else is there that tells this format from others."""
     for need in form.needs:
         if not fnmatch.filter(marks, need):
             return False
-    return form.test is None or form.test(found, trunks)
+    return form.test is None or form.test(tables, trunks)
 
 
-def nearest_format(found: Tables) -> Format | None:
+def nearest_format(tables: Tables) -> Format | None:
     """The format whose places look most like the prefixes in this file, for error messages."""
     prefixes: dict[str, None] = {}  # in order, each once
-    for tensors in found.values():
+    for tensors in tables.values():
         for key in tensors:
             prefixes[unwrapped(key[:200]).split(".")[0]] = None
     best, score = None, 0.6  # a likeness below that is none
-    for form in FORMATS:
+    for form in (form for family in FAMILIES for form in family.formats):
         for start in _starts(form):
             for prefix in list(prefixes)[:100]:
                 ratio = difflib.SequenceMatcher(None, start, prefix).ratio()

@@ -16,7 +16,6 @@ from typing import Any
 from backbench.untrusted import jsons, opening
 
 FORMAT = "backbench-checkpoint"
-NAMED = "timm:"  # where a checkpoint is expected, what begins so is a name and no file
 LONGEST = 100_000_000  # bytes; no real header comes near
 
 

@@ -1,18 +1,38 @@
-"""Published checkpoint formats -> Checkpoint: what a file, or a name of timm's, becomes (`found` says
-how)."""
+"""Published checkpoint files, and names of weights -> Checkpoint.
+
+A file is imported completely or not at all: every tensor of the trunk must be there, of the right
+shape, under the names of one known format, and nothing inside the trunk may be left over.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from backbench.errors import BadInput
-from backbench.weights import archs, timm_weights
-from backbench.weights.checkpoint import Checkpoint
-from backbench.weights.checkpoint_contents import Found
+import torch
+from torch import Tensor
+
+from backbench.errors import BadInput, nearest
+from backbench.images.preprocess import CLIP_MEAN, CLIP_STD, HALF, Pixels
+from backbench.runs import seeding
+from backbench.weights import archs, formats, readings
+from backbench.weights.checkpoint import Checkpoint, finite
+from backbench.weights.exporting import own_detectron2
+from backbench.weights.family import Format, Shape, Tables, Tree, TrunkInFile, TrunkMetadata
 from backbench.weights.header import FORMAT
-from backbench.weights.sidecar_metadata import Told, on_the_command_line
-from backbench.weights.weight_file import open_file
+from backbench.weights.tensor_names import first_names, is_counter, is_statistic, shown, unwrapped
+from backbench.weights.weight_file import Opened, open_file
+
+# The choices of --pixels
+PIXELS = {"imagenet": Pixels(), "half": Pixels(HALF, HALF), "clip": Pixels(CLIP_MEAN, CLIP_STD)}
+DEEPEST = 20  # levels of nesting that are looked at
+# Only this verb has options for what a file does not tell; the others take what it writes
+_IN_IMPORT = "in `backbench import FILE --out X.safetensors`"
+# Detectron2's own weights: BGR pixels and the stride in the 1x1 convolution, neither of which shows
+# in the tensors
+_FOREIGN_AUTHORS = ("Detectron2 Model Zoo", "Caffe2", "MSRA")
 
 
 def read(
@@ -34,56 +54,472 @@ def read(
     executed.
 
     `encoder` chooses among several trunks and `stem` among the paddings of a 3x3 first convolution;
-    `arch`, `reading`, `pixels` (`told.PIXELS`) and `pos` say what no file of a vision transformer
-    does; `method`, `epochs`, `name` and `published` override or add what the file tells. Raises
-    BadInput that names the tensor, key or prefix for anything that is not exactly one whole trunk.
+    `arch`, `reading`, `pixels` (`PIXELS`) and `pos` say what no file of a vision transformer does;
+    `method`, `epochs`, `name` and `published` override or add what the file tells. Raises BadInput
+    that names the tensor, key or prefix for anything that is not exactly one whole trunk.
     """
-    told = on_the_command_line(arch, reading, pixels, pos)
-    if timm_weights.is_name(path):
-        if encoder is not None or stem is not None or arch:
-            raise BadInput(f"{path}: names one trunk; leave out the choice of encoder, stem, arch")
-        drawn = timm_weights.random(path, told)
-        if drawn is not None:
-            return _renamed(drawn, method, epochs, name, published)
-        name = name or timm_weights.name_of(path)
-        path, told = timm_weights.cached(path, told)
-    opened = open_file(path)
-    if opened.metadata.get("format") == FORMAT:
-        if encoder is not None or stem is not None or arch or pixels:
+    metadata = _metadata(arch, reading, pixels, pos)
+    named = archs.named_weights(path, metadata)
+    if named is not None and (encoder is not None or stem is not None or arch):
+        raise BadInput(f"{path}: names one trunk; leave out the choice of encoder, stem, arch")
+    if named is not None and named.file is None:
+        checkpoint = drawn(named.name, named.metadata)
+    else:
+        if named is not None and named.file is not None:
+            path, metadata, name = named.file, named.metadata, name or named.name
+        opened = open_file(path)
+        if opened.metadata.get("format") != FORMAT:
+            contents = FileContents(opened, metadata)
+            trunk = contents.choose(encoder)
+            checkpoint = contents.checkpoint(trunk, stem, allow_missing_statistics)
+        elif encoder is not None or stem is not None or arch or pixels:
             raise BadInput(
                 f"{path}: a backbench checkpoint holds one trunk; leave out the choice of encoder,"
                 " stem, arch and pixels"
             )
-        checkpoint = _retold(Checkpoint.load(path), told)
-    else:
-        found = Found(opened, told)
-        checkpoint = found.checkpoint(found.choose(encoder), stem, allow_missing_statistics)
-    return _renamed(checkpoint, method, epochs, name, published)
+        else:
+            checkpoint = Checkpoint.load(path).read_otherwise(metadata.reading, metadata.options)
+    # Options override what the file tells
+    added: dict[str, object] = {} if name is None else {"name": name}
+    if published is not None:
+        added["published"] = published if isinstance(published, str) else list(published)
+    return checkpoint.replace(
+        method=checkpoint.method if method is None else method,
+        epochs=checkpoint.epochs if epochs is None else epochs,
+        provenance={**checkpoint.provenance, **added},
+    )
 
 
-def _renamed(
-    checkpoint: Checkpoint,
-    method: str | None,
-    epochs: int | None,
-    name: str | None,
-    published: str | Sequence[str] | None,
-) -> Checkpoint:
-    """With what was said instead of what the file tells."""
-    if method is not None:
-        checkpoint = checkpoint.replace(method=method)
-    if epochs is not None:
-        checkpoint = checkpoint.replace(epochs=epochs)
-    keys = published if published is None or isinstance(published, str) else list(published)
-    for key, value in (("name", name), ("published", keys)):
-        if value is not None:
-            checkpoint = checkpoint.replace(provenance={**checkpoint.provenance, key: value})
-    return checkpoint
+def _metadata(
+    arch: str | None, reading: str | None, pixels: str | None, pos: str | None
+) -> TrunkMetadata:
+    """The metadata on the command line. BadInput for values that do not exist."""
+    if arch and not archs.family_of(arch).named_for_files:
+        raise BadInput(
+            f"--arch {arch[:80]}: a trunk of this kind is known by its tensors; leave out --arch"
+        )
+    if reading and reading not in (readings.POOLED, readings.MAP):
+        readings.tokens(reading)
+    if pixels and pixels not in PIXELS:
+        raise BadInput(f"--pixels {pixels[:40]}: expected {', '.join(PIXELS)}")
+    return TrunkMetadata(
+        arch=arch or "",
+        reading=reading or "",
+        pixels=PIXELS[pixels] if pixels else None,
+        options={"pos": pos} if pos else {},
+    )
 
 
-def _retold(checkpoint: Checkpoint, told: Told) -> Checkpoint:
-    """Our own checkpoint, read otherwise or at other sizes: another row."""
-    if told.reading:
-        checkpoint = checkpoint.replace(reading=told.reading)
-    if told.options:
-        checkpoint = checkpoint.replace(arch=archs.with_options(checkpoint.arch, told.options))
-    return checkpoint
+def drawn(name: str, metadata: TrunkMetadata) -> Checkpoint:
+    """A checkpoint of random weights, the same each time."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seeding.seed_of("timm@random"))
+        trunk = archs.build_trunk(metadata.arch, reading=metadata.reading)
+    return Checkpoint(
+        arch=metadata.arch,
+        method="random",
+        epochs=0,
+        reading=trunk.reading,
+        state_dict=trunk.state_dict(),
+        pixels=metadata.pixels or Pixels(),
+        provenance={"name": name},
+    )
+
+
+@dataclass
+class Leftover:
+    """Tensors outside the trunks that belong together."""
+
+    group: str
+    tensors: int = 0
+    elements: int = 0
+    example: str = ""
+
+
+class FileContents:
+    """An opened file's tables of tensors, its trunks, and the format that accounts for them."""
+
+    def __init__(self, opened: Opened, metadata: TrunkMetadata = TrunkMetadata()) -> None:  # noqa: B008 - frozen
+        self.opened, self.path, self.tree = opened, opened.path, opened.tree
+        self.tables = tables_of(opened.tree)
+        self.form: Format | None = None
+        self.encoders: dict[str, list[TrunkInFile]] = {}
+        self.trunks: list[TrunkInFile] = []
+        self.unknown = ""  # why a trunk is none that can be built
+        self._problems: dict[str, dict[str, list[str]]] = {}
+        try:
+            self._find(metadata)
+            self._recognise()
+        except BadInput as error:
+            raise BadInput(f"{self.path}: {error}") from None
+
+    def _find(self, metadata: TrunkMetadata) -> None:
+        """The trunks, of the first family that has one here."""
+        families = [archs.family_of(metadata.arch)] if metadata.arch else archs.FAMILIES
+        for family in families:
+            self.trunks = family.find(self.tables, self.tree, self.path, metadata)
+            if self.trunks:
+                return
+
+    def _recognise(self) -> None:
+        """The format, the name of each trunk in it, and the model that each is."""
+        known = self.trunks[0].form if self.trunks else None
+        if known is not None:
+            recognised = formats.placed(known, self.trunks)
+        else:
+            recognised = formats.recognise(self.trunks, self.tables, self.tree)
+        if recognised is not None:
+            self.form, self.encoders = recognised
+        for trunk in self.trunks if recognised is None else ():  # each is called by its prefix
+            name = unwrapped(trunk.prefix).rstrip(".") or trunk.table or "trunk"
+            if name in self.encoders:
+                name = f"{trunk.table}.{name}"
+            self.encoders.setdefault(name, []).append(trunk)
+        try:
+            identified = {}
+            for trunk in self.trunks:
+                tensors = self.tables[trunk.table]
+                identified[id(trunk)] = trunk.identified(tensors, self.form)
+        except BadInput as error:
+            self.unknown, self.encoders, self.trunks = str(error), {}, []
+            return
+        for name, trunks in self.encoders.items():
+            self.encoders[name] = [identified[id(trunk)] for trunk in trunks]
+        self.trunks = list(identified.values())
+
+    # --- which trunk ---
+
+    def default_encoder(self) -> str | None:
+        """The encoder that is taken without being asked for; None where that would be a guess."""
+        if self.form is not None:
+            return self.form.default if self.form.default in self.encoders else None
+        return next(iter(self.encoders)) if len(self.trunks) == 1 else None
+
+    def choose(self, encoder: str | None) -> TrunkInFile:
+        """The trunk to import, or BadInput that says why there is not exactly one."""
+        if self.unknown:
+            raise BadInput(f"{self.path}: {self.unknown}")
+        if not self.trunks:
+            raise BadInput(f"{self.path}: no trunk in it; {self._content()}{self._hint()}")
+        author = self._at_top("__author__")
+        if author in _FOREIGN_AUTHORS:
+            raise BadInput(
+                f"{self.path}: weights of '{author}' take BGR pixels and have their stride in the 1x1 convolution; "
+                "such a network is not one of backbench's trunks"
+            )
+        encoder = encoder or self.default_encoder()
+        if encoder is None:
+            raise BadInput(f"{self.path}: {self._undecided()}")
+        if encoder not in self.encoders:
+            raise BadInput(
+                f"{self.path}: no encoder '{encoder}' in it; {nearest(encoder, self.encoders)}"
+            )
+        first, *again = self.encoders[encoder]
+        for other in again:  # the same weights written twice: they must be
+            self._refuse_difference(first, other)
+        return first
+
+    def _undecided(self) -> str:
+        """Why no encoder is taken without being asked for."""
+        labels = []
+        for trunks in self.encoders.values():
+            labels += [f"'{trunk.label}'" for trunk in trunks]
+        what = "in no known format"
+        if self.form is not None:
+            what = f"format {self.form.name} without its {self.form.default}"
+        choices = " or ".join(map(shown, self.encoders))
+        return (
+            f"holds a trunk under {' and '.join(labels)}, {what}{self._hint()}; "
+            f"choose with --encoder {choices} {_IN_IMPORT}"
+        )
+
+    def _refuse_difference(self, first: TrunkInFile, other: TrunkInFile) -> None:
+        table, copy = self.tables[first.table], self.tables[other.table]
+        for name, key in first.keys.items():
+            if name not in other.keys or not torch.equal(table[key], copy[other.keys[name]]):
+                where = f"'{first.label}' and '{other.label}'"
+                raise BadInput(
+                    f"{self.path}: {where} should be the same trunk but differ in {shown(key)}"
+                )
+
+    # --- the whole trunk, or why not ---
+
+    def checkpoint(
+        self,
+        trunk: TrunkInFile,
+        stem: str | None,
+        allow_missing_statistics: bool,
+        *,
+        copy: bool = True,
+    ) -> Checkpoint:
+        """The whole trunk as a Checkpoint, or BadInput that names the first tensors that do not
+        fit.
+
+        With `copy` False the tensors may still be the file's own memory.
+        """
+        self._refuse_unless_whole(trunk, allow_missing_statistics)
+        stem = self._stem(trunk, stem)
+        pixels = trunk.pixels(self.form)
+        if pixels is None:
+            raise BadInput(
+                f"{self.path}: neither the file nor one beside it tells the statistics of its"
+                f" pixels; choose --pixels {' or '.join(PIXELS)} {_IN_IMPORT}"
+            )
+        tensors = trunk.assembled(self.tables[trunk.table])
+        if copy and self.opened.container == "torch zip":  # the others are not mapped from the file
+            tensors = {ours: tensor.clone() for ours, tensor in tensors.items()}
+        no_statistics = self.missing_statistics(trunk) == "all"
+        if no_statistics:
+            tensors |= _fresh_statistics(trunk.shapes())
+        own = self._at_top("backbench")
+        if isinstance(own, Mapping) and self.form is not None and self.form.name == "detectron2":
+            return own_detectron2(self.path, own, trunk.arch, tensors)
+        return Checkpoint(
+            arch=trunk.arch,
+            stem=stem,
+            method=self.form.method if self.form else "unknown",
+            epochs=self.epochs(),
+            reading=trunk.reading(self.form),
+            state_dict=tensors,
+            heads=self._heads(trunk) if copy else {},
+            pixels=pixels,
+            provenance=self._provenance(trunk, no_statistics),
+        )
+
+    def _refuse_unless_whole(self, trunk: TrunkInFile, allow_missing_statistics: bool) -> None:
+        problems = self.problems(trunk)
+        if self.missing_statistics(trunk) == "all" and not allow_missing_statistics:
+            raise BadInput(
+                f"{self.path}: '{trunk.label}' has no batch-norm statistics (running_mean, running_var), so its "
+                f"frozen features would be noise; --allow-missing-statistics {_IN_IMPORT} takes it for finetuning"
+            )
+        wrong = []
+        for what, keys in problems.items():
+            if keys:
+                wrong.append(f"{len(keys)} {what}: {first_names(keys)}")
+        if wrong:
+            form = f"format {self.form.name}" if self.form else f"no known format{self._hint()}"
+            near = self._near(problems["missing"])
+            raise BadInput(
+                f"{self.path}: '{trunk.label}' is not a whole {trunk.arch} ({form}): {'; '.join(wrong)}{near}"
+            )
+
+    def _stem(self, trunk: TrunkInFile, wanted: str | None) -> str:
+        try:
+            stem = trunk.stem(self.form, wanted)
+        except BadInput as error:
+            raise BadInput(f"{self.path}: {error}") from None
+        if stem is None:
+            raise BadInput(
+                f"{self.path}: the first convolution is 3x3 and the file does not tell its padding; choose --stem "
+                f"conv3 (padding 1: SimCLR, CLLR), conv3_p0 (MIO) or conv3_p2 (ARB, solo-learn) {_IN_IMPORT}"
+            )
+        return stem
+
+    def _provenance(self, trunk: TrunkInFile, no_statistics: bool) -> dict[str, str]:
+        about = {
+            "name": self.path.name.split(".")[0],
+            "source": self.path.name,
+            "sha256": self.opened.sha256,
+            "format": self.form.name if self.form else "unrecognised",
+            "encoder": next(name for name, trunks in self.encoders.items() if trunk in trunks),
+            "prefix": f"{trunk.table}:{trunk.prefix}" if trunk.table else trunk.prefix,
+        }
+        if no_statistics:
+            about["statistics"] = "missing in the file: mean 0 and variance 1"
+        return about | trunk.provenance(self.form)
+
+    def problems(self, trunk: TrunkInFile) -> dict[str, list[str]]:
+        """Keys of the file (for `missing`: as they would be called) that keep the trunk from being
+        whole."""
+        if trunk.label in self._problems:
+            return self._problems[trunk.label]
+        shapes = trunk.shapes()
+        tensors = self.tables[trunk.table]
+        misshaped, unusable = [], []
+        for ours, key in trunk.keys.items():
+            tensor = tensors[key]
+            if tuple(tensor.shape) != shapes[ours]:
+                misshaped.append(f"{key} {tuple(tensor.shape)} instead of {shapes[ours]}")
+            elif reason := _unusable(ours, tensor):
+                unusable.append(f"{key} ({reason})")
+        unusable += trunk.contradictions(tensors)
+        missing = trunk.missing
+        if self.missing_statistics(trunk) == "all":  # refused or allowed as a whole, elsewhere
+            missing = [k for k in missing if not is_statistic(k)]
+        self._problems[trunk.label] = {
+            "missing": [trunk.prefix + trunk.name_in_file(k) for k in missing],
+            "extra inside the trunk": list(trunk.extra),
+            "of the wrong shape": misshaped,
+            "not usable": unusable,
+        }
+        return self._problems[trunk.label]
+
+    def missing_statistics(self, trunk: TrunkInFile) -> str:
+        """'all' where the file keeps no running mean and variance at all, 'none' or 'some'."""
+        wanted = [k for k in trunk.shapes() if is_statistic(k)]
+        absent = sum(k not in trunk.keys for k in wanted)
+        if not absent:
+            return "none"
+        return "all" if absent == len(wanted) else "some"
+
+    def epochs(self) -> int | None:
+        """Finished epochs, where the format counts them."""
+        if self.form is None:
+            return None
+        key, add = self.form.epoch
+        value = self.tree
+        for part in key.split("."):
+            value = value.get(part) if isinstance(value, Mapping) else None
+        if isinstance(value, int) and not isinstance(value, bool) and 0 < value + add < 100_000:
+            return value + add
+        return None
+
+    # --- the rest of the file ---
+
+    def _heads(self, trunk: TrunkInFile) -> dict[str, Tensor]:
+        """The tensors to keep beside the trunk: projector, predictor."""
+        prefixes = []
+        for other in self.trunks:
+            if other is not trunk and other.table == trunk.table and other.prefix:
+                prefixes.append(other.prefix)
+        tensors = self.tables[trunk.table]
+        keys = trunk.head_keys(tensors, tuple(prefixes))
+        return {
+            unwrapped(key): tensors[key].detach().clone() for key in keys if in_file(tensors[key])
+        }
+
+    def leftovers(self) -> list[Leftover]:
+        """Tensors outside the trunks, by what they are for."""
+        groups: dict[str, Leftover] = {}
+        for table, key in self._free():
+            name = _group(table, key)
+            row = groups.setdefault(name, Leftover(name))
+            row.tensors += 1
+            row.elements += self.tables[table][key].numel()
+            row.example = row.example or (f"{table}: {key}" if table else key)
+        return sorted(groups.values(), key=lambda row: row.group)
+
+    def _free(self) -> list[tuple[str, str]]:
+        """(table, key) of every tensor that belongs to no trunk."""
+        taken = set()
+        for trunk in self.trunks:
+            taken |= {(trunk.table, key) for key in trunk.keys.values()}
+        out = []
+        for table, tensors in self.tables.items():
+            out += [(table, key) for key in tensors if (table, key) not in taken]
+        return out
+
+    def _at_top(self, key: str) -> object:
+        """A value at the top of the file; None where it is not there."""
+        return self.tree.get(key) if isinstance(self.tree, Mapping) else None
+
+    # --- for messages ---
+
+    def _content(self) -> str:
+        keys = [key for tensors in self.tables.values() for key in tensors]
+        return (
+            f"it holds {len(keys)} tensors: {first_names(keys)}" if keys else "it holds no tensors"
+        )
+
+    def _hint(self) -> str:
+        form = formats.nearest_format(self.tables) if self.form is None else None
+        if form is None:
+            return ""
+        places = []
+        for specs in form.encoders.values():
+            places += [f"{spec.split(':')[-1]}*" for spec in specs[:2]]
+        return f" (nearest format: {form.name}, with {', '.join(places)})"
+
+    def _near(self, missing: list[str]) -> str:
+        """The file's own key that looks most like the first missing one."""
+        if not missing:
+            return ""
+        # What a trunk of another table has taken is not meant either
+        taken = {key for trunk in self.trunks for key in trunk.keys.values()}
+        free = [key for _, key in self._free() if key not in taken]
+        close = difflib.get_close_matches(missing[0], free[:5000], n=1, cutoff=0.8)
+        return f" (is '{shown(close[0])}' meant?)" if close else ""
+
+
+def _unusable(name: str, tensor: Tensor) -> str:
+    """Why a tensor cannot be `name` of a trunk; empty where it can."""
+    if not in_file(tensor):
+        return "its elements are not all in the file"
+    if is_counter(name):
+        return ""
+    if not tensor.is_floating_point():
+        return str(tensor.dtype).removeprefix("torch.")
+    if not finite(tensor):
+        return "not finite"
+    if not finite(tensor.to(torch.float32)):
+        return "beyond float32"
+    if name.endswith("running_var") and bool((tensor < 0).any()):
+        return "negative"
+    return ""
+
+
+def in_file(tensor: Tensor) -> bool:
+    """True for a plain CPU tensor whose elements are all in the file (strides cannot pretend to more)."""
+    if tensor.device.type != "cpu" or tensor.layout != torch.strided or tensor.is_quantized:
+        return False
+    return tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes()
+
+
+def _fresh_statistics(shapes: Mapping[str, Shape]) -> dict[str, Tensor]:
+    """Mean 0 and variance 1 for every batch norm: as before the first batch."""
+    out = {}
+    for key, shape in shapes.items():
+        if is_statistic(key):
+            out[key] = torch.ones(shape) if key.endswith("var") else torch.zeros(shape)
+    return out
+
+
+_GROUPS = (
+    ("queue", ("queue", "memory_bank", "feature_bank")),
+    ("predictor", ("predict",)),
+    ("prototypes", ("prototype", "center", "last_layer")),
+    ("classifier", ("classifier", "linear_", "cls_head")),
+    ("projector", ("proj", "fc.", "head", "neck", "mlp", "g.", "bn.")),
+)
+
+
+def _group(table: str, key: str) -> str:
+    """What a tensor outside the trunk belongs to, judged by its name."""
+    if any(part in table.lower() for part in ("optim", "scheduler", "scaler", "amp")):
+        return "optimiser"
+    name = unwrapped(key).lower()
+    for group, words in _GROUPS:
+        if any(word in name for word in words):
+            return group
+    return "other"
+
+
+def tables_of(tree: Tree) -> Tables:
+    """Every dict in the file that holds tensors under text keys, by its dotted path ('' for the
+    file itself)."""
+    out: Tables = {}
+    seen: set[int] = set()  # a file may refer to one object many times, or to itself
+
+    def walk(value: Tree, path: str, depth: int) -> None:
+        if id(value) in seen or depth > DEEPEST:
+            return
+        if isinstance(value, Mapping):
+            seen.add(id(value))
+            tensors = {
+                k: v for k, v in value.items() if isinstance(k, str) and isinstance(v, Tensor)
+            }
+            if tensors:
+                out[path] = tensors
+            children: Iterable[tuple[object, object]] = value.items()
+        elif isinstance(value, list | tuple):
+            seen.add(id(value))
+            children = enumerate(value)
+        else:
+            return
+        for key, child in children:
+            if isinstance(child, Mapping | list | tuple):
+                walk(child, f"{path}.{key}" if path else str(key), depth + 1)
+
+    walk(tree, "", 0)
+    return out

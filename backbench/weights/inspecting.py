@@ -11,13 +11,13 @@ from typing import Any, TypedDict
 from torch import Tensor
 
 from backbench.errors import BadInput
-from backbench.weights import archs, timm_weights
+from backbench.weights import archs, importing
 from backbench.weights.checkpoint import Checkpoint
-from backbench.weights.checkpoint_contents import Found, stored
 from backbench.weights.exporting import about
+from backbench.weights.family import TrunkInFile, TrunkMetadata
 from backbench.weights.header import FORMAT
-from backbench.weights.names import FoundTrunk, is_counter
-from backbench.weights.sidecar_metadata import Told
+from backbench.weights.importing import FileContents, in_file
+from backbench.weights.tensor_names import is_counter
 from backbench.weights.weight_file import open_file
 
 
@@ -73,48 +73,49 @@ class Report(TypedDict, total=False):
 
 
 def inspect(path: str | Path) -> Report:
-    """What a file holds. BadInput only where it cannot be opened as weights at all."""
-    told = Told()
-    if timm_weights.is_name(path):
-        drawn = timm_weights.random(path, told)
-        if drawn is not None:
-            return _of_random(str(path), drawn)
-        path, told = timm_weights.cached(path, told)
+    """The report on a file. BadInput only where it cannot be opened as weights at all."""
+    named = archs.named_weights(path, TrunkMetadata())
+    if named is not None and named.file is None:
+        return _of_random(str(path), importing.drawn(named.name, named.metadata))
+    metadata = TrunkMetadata()
+    if named is not None and named.file is not None:
+        path, metadata = named.file, named.metadata
     opened = open_file(path)
-    own = Checkpoint.load(path) if opened.metadata.get("format") == FORMAT else None
-    if own is not None:
-        opened = dataclasses.replace(opened, tree=dict(own.state_dict))
-        if not archs.is_resnet(own.arch):
-            told = Told(arch=own.arch, pixels=own.pixels, names=True)
-    found = Found(opened, told)
-    form = found.form if own is None else None
     report: Report = {
         "file": str(opened.path),
         "bytes": opened.size,
         "sha256": opened.sha256,
         "container": opened.container,
-        "format": "backbench" if own is not None else None,
+        "format": None,
         "source": None,
         "also": None,
-        "encoders": _encoders(found),
-        "leftovers": [dataclasses.asdict(row) for row in found.leftovers()],
+        "encoders": [],
+        "leftovers": [],
     }
+    if opened.metadata.get("format") == FORMAT:
+        own = Checkpoint.load(path)
+        report |= {"format": "backbench", "encoders": [_own_encoder(own)]}
+        return {**report, "importable": True, **_about(own)}  # type: ignore[typeddict-item]
+    contents = FileContents(opened, metadata)
+    report["encoders"] = _encoders(contents)
+    report["leftovers"] = [dataclasses.asdict(row) for row in contents.leftovers()]
+    form = contents.form
     if form is not None:
         report |= {"format": form.name, "source": form.source, "also": form.also or None}
     try:
-        checkpoint = own or found.checkpoint(found.choose(None), None, False, copy=False)
+        checkpoint = contents.checkpoint(contents.choose(None), None, False, copy=False)
     except BadInput as error:
         return {**report, "importable": False, "why_not": str(error)}
     return {**report, "importable": True, **_about(checkpoint)}  # type: ignore[typeddict-item]
 
 
 def _of_random(name: str, drawn: Checkpoint) -> Report:
-    """Of a trunk that no file holds."""
+    """The report on a trunk that no file holds."""
     report: Report = {
         "file": name,
         "bytes": sum(t.numel() * t.element_size() for t in drawn.state_dict.values()),
         "container": "no file: drawn anew",
-        "format": "timm" if not archs.is_resnet(drawn.arch) else "backbench",
+        "format": "backbench" if drawn.family.tensors_say_all else "timm",
         "source": None,
         "also": None,
         "encoders": [],
@@ -128,7 +129,8 @@ def _about(checkpoint: Checkpoint) -> dict[str, object]:
 
 
 def allows(checkpoint: Checkpoint) -> Allows:
-    trunk = archs.build_trunk(checkpoint.arch, checkpoint.stem, checkpoint.reading)
+    """The uses of a checkpoint's trunk."""
+    trunk = checkpoint.family.blank(checkpoint.arch, checkpoint.stem, checkpoint.reading)
     return {
         "reading": checkpoint.reading,
         "feature_dim": trunk.feature_dim,
@@ -139,32 +141,54 @@ def allows(checkpoint: Checkpoint) -> Allows:
     }
 
 
-def _encoders(found: Found) -> list[EncoderReport]:
-    default = found.default_encoder()
+def _encoders(contents: FileContents) -> list[EncoderReport]:
+    default = contents.default_encoder()
     out = []
-    for name, trunks in found.encoders.items():
-        out += [_encoder(found, name, trunk, default=name == default) for trunk in trunks]
+    for name, trunks in contents.encoders.items():
+        for trunk in trunks:
+            out.append(_encoder(contents, name, trunk, default=name == default))
     return out
 
 
-def _encoder(found: Found, name: str, trunk: FoundTrunk, *, default: bool) -> EncoderReport:
-    tensors = found.tables[trunk.table]
-    here = {ours: tensors[key] for ours, key in trunk.keys.items() if stored(tensors[key])}
+def _encoder(
+    contents: FileContents, name: str, trunk: TrunkInFile, *, default: bool
+) -> EncoderReport:
+    tensors = contents.tables[trunk.table]
+    here = {ours: tensors[key] for ours, key in trunk.keys.items() if in_file(tensors[key])}
     shapes = trunk.shapes()
     return {
         "encoder": name,
         "default": default,
         "table": trunk.table,
         "prefix": trunk.prefix,
-        "names": trunk.dialect.name,
+        "names": trunk.dialect,
         "arch": trunk.arch,
-        "stem": found.stem(trunk) or "3x3, padding unknown",
+        "stem": trunk.stem(contents.form) or "3x3, padding unknown",
         "matched": len(trunk.keys),
         "expected": len(shapes),
         "absent_counters": sum(is_counter(k) and k not in trunk.keys for k in shapes),
-        "missing_statistics": found.missing_statistics(trunk),
-        "problems": {what: keys for what, keys in found.problems(trunk).items() if keys},
+        "missing_statistics": contents.missing_statistics(trunk),
+        "problems": {what: keys for what, keys in contents.problems(trunk).items() if keys},
         "untrained": untrained_signs(here),
+    }
+
+
+def _own_encoder(own: Checkpoint) -> EncoderReport:
+    """The one trunk of a Checkpoint file, which is whole."""
+    return {
+        "encoder": "trunk",
+        "default": True,
+        "table": "",
+        "prefix": "",
+        "names": own.family.dialect(own.arch),
+        "arch": own.arch,
+        "stem": own.stem,
+        "matched": len(own.state_dict),
+        "expected": len(own.state_dict),
+        "absent_counters": 0,
+        "missing_statistics": "none",
+        "problems": {},
+        "untrained": untrained_signs(own.state_dict),
     }
 
 

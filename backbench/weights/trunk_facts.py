@@ -1,4 +1,4 @@
-"""What a comparison across trunks needs beside the score: size and cost of an image."""
+"""Costs that a comparison of trunks needs beside the score: parameters, multiply-adds an image."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from backbench.weights.trunk import Trunk
 
 
 class TrunkFacts(TypedDict):
-    """Of features: `gflops` are billions of multiply-adds for one image of `side` x `side` pixels,
+    """Costs of features: `gflops` are billions of multiply-adds for one image of `side` x `side` pixels,
     as fvcore counts them (a ResNet-50 at 224: 4.1); None where the trunk cannot be counted."""
 
     reading: str
@@ -25,7 +25,7 @@ class TrunkFacts(TypedDict):
 
 
 class MapFacts(TypedDict):
-    """Of the trunk below a detector: `gflops` are those of its maps alone, for one image of `sides`
+    """Costs of the trunk below a detector: `gflops` are those of its maps alone, for one image of `sides`
     = [height, width] pixels."""
 
     parameters: int
@@ -34,48 +34,35 @@ class MapFacts(TypedDict):
 
 
 def facts(checkpoint: Checkpoint, side: int) -> TrunkFacts:
-    """Of a checkpoint's trunk, for images of side x side pixels."""
-    parameters, gflops = _counted(checkpoint.arch, checkpoint.stem, checkpoint.reading, side)
+    """The costs of a checkpoint's features, for images of side x side pixels."""
     return {
         "reading": checkpoint.reading,
-        "parameters": parameters,
+        "parameters": checkpoint.parameters,
         "side": side,
-        "gflops": gflops,
+        "gflops": _of_features(checkpoint.arch, checkpoint.stem, checkpoint.reading, side),
     }
 
 
 def of_maps(
     checkpoint: Checkpoint, sides: tuple[int, int], given: Callable[[Tensor, Trunk], Tensor]
 ) -> MapFacts:
-    """Of a checkpoint's trunk in a detector; `given` makes of the detector's images what the trunk
-    is given."""
-    trunk = _blank(checkpoint.arch, checkpoint.stem, checkpoint.reading)
+    """The costs of a checkpoint's trunk in a detector; `given` makes the trunk's input of the
+    detector's images."""
+    trunk = checkpoint.family.blank(checkpoint.arch, checkpoint.stem, checkpoint.reading)
     image = torch.empty(1, 3, *sides, device="meta")
-    gflops = _gflops(trunk, lambda: trunk.stages(given(image, trunk)))
-    return {"parameters": _size(trunk), "sides": list(sides), "gflops": gflops}
+    gflops = _gflops(lambda: trunk.stages(given(image, trunk)))
+    return {"parameters": checkpoint.parameters, "sides": list(sides), "gflops": gflops}
 
 
 @functools.cache
-def _counted(arch: str, stem: str, reading: str, side: int) -> tuple[int, float | None]:
-    """Parameters, and billions of multiply-adds."""
-    trunk = _blank(arch, stem, reading)
+def _of_features(arch: str, stem: str, reading: str, side: int) -> float | None:
+    """Billions of multiply-adds of one image's features, counted once."""
+    trunk = archs.family_of(arch).blank(arch, stem, reading)
     image = torch.empty(1, 3, side, side, device="meta")
-    return _size(trunk), _gflops(trunk, lambda: trunk(image))
+    return _gflops(lambda: trunk(image))
 
 
-def _blank(arch: str, stem: str, reading: str) -> Trunk:
-    """The trunk without elements, so that counting takes no time."""
-    if arch.startswith(archs.LIVE):
-        return archs.build_trunk(arch, stem, reading).to("meta").eval()
-    with torch.device("meta"):
-        return archs.build_trunk(arch, stem, reading).eval()
-
-
-def _size(trunk: Trunk) -> int:
-    return sum(parameter.numel() for parameter in trunk.parameters())
-
-
-def _gflops(trunk: Trunk, call: Callable[[], object]) -> float | None:
+def _gflops(call: Callable[[], object]) -> float | None:
     """Billions of multiply-adds of `call`, on tensors without elements."""
     from torch.utils.flop_counter import FlopCounterMode
 

@@ -1,7 +1,7 @@
 """CMC: contrastive multiview coding (arXiv:1906.05849) of luminance and colour, with a memory bank.
 
 Each sense has an encoder of its own, and both are the trunk that is handed on: `arch: lab:ARCH`
-(`weights.lab_trunk`), whose feature is that of luminance, then that of colour.
+(`backbench.weights.families.pair`), whose feature is that of luminance, then that of colour.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 from backbench.errors import BadInput
 from backbench.parallel import distributed
 from backbench.runs import seeding
-from backbench.weights.lab_trunk import LabPair
+from backbench.weights.families.pair_trunk import LabPair
 from backbench.weights.trunk import Trunk
 from pretrain import method
 from pretrain.method import Batch, MethodConfig, Setup

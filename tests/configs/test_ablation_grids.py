@@ -25,7 +25,7 @@ from backbench.launch.grid import read_grid
 from backbench.recipes import config, own_probe
 from backbench.results import published, store
 from backbench.results.store import Result
-from backbench.weights.resnet import build_backbone
+from backbench.weights.families.resnet_trunk import build_backbone
 from pretrain.method import Setup, build_method
 from pretrain.recipe import PretrainConfig
 from transfer.analyze import load_config

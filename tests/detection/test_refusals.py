@@ -13,7 +13,7 @@ from backbench.errors import BadInput
 from backbench.images.preprocess import Pixels
 from backbench.weights import exporting
 from backbench.weights.checkpoint import Checkpoint
-from backbench.weights.resnet import build_backbone
+from backbench.weights.families.resnet_trunk import build_backbone
 from detection import dialect, train_net, trunk_weights
 from detection.data import images
 from detection.data.split import training_records

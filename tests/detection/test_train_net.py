@@ -17,7 +17,7 @@ from backbench.results import store
 from backbench.runs.step_metrics import read_metrics
 from backbench.weights import archs
 from backbench.weights.checkpoint import Checkpoint
-from backbench.weights.resnet import build_backbone
+from backbench.weights.families.resnet_trunk import build_backbone
 
 ROOT = Path(__file__).parent.parent.parent
 SIX = ("SOLVER.MAX_ITER", "6", "SOLVER.STEPS", "(4,)")

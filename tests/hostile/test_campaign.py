@@ -23,7 +23,7 @@ from support.strangers import Calls, door, write_cifar10
 from backbench.datasets import catalog
 from backbench.errors import BadInput
 from backbench.recipes import config
-from backbench.weights.resnet import build_backbone
+from backbench.weights.families.resnet_trunk import build_backbone
 
 SECRET = "hunter2-of-the-environment"
 COUNTS = {

@@ -9,8 +9,8 @@ from support import timm_fixtures as fx
 
 from backbench.errors import BadInput
 from backbench.weights import importing
-from backbench.weights.checkpoint_contents import Found
-from backbench.weights.sidecar_metadata import Told
+from backbench.weights.family import TrunkMetadata
+from backbench.weights.importing import FileContents
 from backbench.weights.weight_file import Opened
 
 TIMM = {"architecture": "test_vit"}
@@ -74,7 +74,7 @@ def mutated(table, dice):
 def test_mutated_files_are_whole_or_refused(maker, tmp_path):
     """Whatever is changed: refused in one line, or every weight is what it was."""
     arch, state = fx.CASES[maker][1], fx.known(fx.CASES[maker][1])
-    told = Told(arch=arch)
+    metadata = TrunkMetadata(arch=arch)
     for seed in range(15):
         dice = random.Random(seed)
         made = {k: dict(v) if isinstance(v, dict) else v for k, v in maker(state).items()}
@@ -82,7 +82,7 @@ def test_mutated_files_are_whole_or_refused(maker, tmp_path):
         kinds = [mutated(tables[0], dice) for _ in range(dice.choice([1, 1, 2]))]
         opened = Opened(tmp_path / "x.pth", "torch zip", "0" * 64, 0, made, {})
         try:
-            found = Found(opened, told)
+            found = FileContents(opened, metadata)
             checkpoint = found.checkpoint(found.choose(None), None, False)
         except BadInput as error:
             assert "\n" not in str(error), kinds

@@ -9,7 +9,7 @@ import torch
 from support.strangers import Calls, Pointers, cut_record, door, opened, refused, write_cifar10
 
 from backbench.weights.checkpoint import Checkpoint
-from backbench.weights.resnet import build_backbone
+from backbench.weights.families.resnet_trunk import build_backbone
 
 
 def state_dict():

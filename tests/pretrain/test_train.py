@@ -412,7 +412,7 @@ def test_feature_statistics_know_collapse(caplog):
 
 def test_the_knn_score_leaves_the_backbone_alone(root):
     from backbench.datasets import catalog
-    from backbench.weights.resnet import build_backbone
+    from backbench.weights.families.resnet_trunk import build_backbone
 
     found = catalog.open_split(root, "shapes", "train")
     backbone = build_backbone("resnet18")

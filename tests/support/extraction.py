@@ -5,7 +5,7 @@ import functools
 import torch
 
 from backbench.weights.checkpoint import Checkpoint
-from backbench.weights.resnet import build_backbone
+from backbench.weights.families.resnet_trunk import build_backbone
 from transfer.devices import Machine
 from transfer.features import Extractor
 from transfer.frozen import FrozenTrunk

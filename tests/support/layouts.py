@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from backbench.weights.checkpoint import Checkpoint
-from backbench.weights.resnet import build_backbone
+from backbench.weights.families.resnet_trunk import build_backbone
 
 
 def picture(path, seed, *, size=(20, 16), mode="RGB"):

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from backbench.parallel import batchnorm, distributed
-from backbench.weights.lab_trunk import LabPair
+from backbench.weights.families.pair_trunk import LabPair
 from pretrain.first_step import FirstStep
 from pretrain.method import Batch, Method, Setup, build_method, choose_config
 

@@ -19,7 +19,7 @@ from backbench.images.preprocess import normalise
 from backbench.results import store
 from backbench.runs import seeding
 from backbench.weights.checkpoint import Checkpoint
-from backbench.weights.resnet import build_backbone
+from backbench.weights.families.resnet_trunk import build_backbone
 from pretrain.methods import _heads
 from transfer import analyze, analyze_pictures
 from transfer.analyze_pass import AnalyzedViews

@@ -26,7 +26,7 @@ from backbench.results import store
 from backbench.runs import seeding
 from backbench.runs.state import StopFlag
 from backbench.weights.checkpoint import Checkpoint
-from backbench.weights.resnet import build_backbone
+from backbench.weights.families.resnet_trunk import build_backbone
 from transfer.batches import CropFlip, equal_shares, global_batches, rank_share
 from transfer.devices import Machine, read_checkpoints
 from transfer.frozen import FrozenTrunk

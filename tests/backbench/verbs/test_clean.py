@@ -13,7 +13,7 @@ from backbench.results.store import Result
 from backbench.runs.folder import open_run
 from backbench.verbs import clean
 from backbench.weights.checkpoint import Checkpoint
-from backbench.weights.resnet import build_backbone
+from backbench.weights.families.resnet_trunk import build_backbone
 
 
 def a_run(root, verb):

@@ -9,8 +9,8 @@ import torch
 
 from backbench.errors import BadInput
 from backbench.images.preprocess import Pixels
-from backbench.weights.checkpoint import Checkpoint, fit_to_trunk
-from backbench.weights.resnet import build_backbone, trunk_shapes
+from backbench.weights.checkpoint import Checkpoint
+from backbench.weights.families.resnet_trunk import build_backbone, trunk_shapes
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +92,7 @@ def test_only_absent_counters_are_forgiven(trunk):
 
 def test_values_become_float32_on_the_cpu(trunk):
     half = {k: v.to(torch.float16) if v.is_floating_point() else v for k, v in trunk.items()}
-    fitted = fit_to_trunk(half, "resnet18", "imagenet")
+    fitted = make(half).state_dict
     assert fitted["conv1.weight"].dtype == torch.float32
     assert torch.equal(fitted["conv1.weight"], half["conv1.weight"].float())
     sideways = trunk | {"layer1.0.conv1.weight": trunk["layer1.0.conv1.weight"].transpose(0, 1)}

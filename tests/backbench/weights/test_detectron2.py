@@ -13,7 +13,7 @@ from backbench.errors import BadInput
 from backbench.images.preprocess import Pixels
 from backbench.weights import exporting, importing
 from backbench.weights.checkpoint import Checkpoint
-from backbench.weights.resnet import ARCHS, trunk_shapes
+from backbench.weights.families.resnet_trunk import ARCHS, trunk_shapes
 
 needs_detectron2 = pytest.mark.skipif(
     importlib.util.find_spec("detectron2") is None, reason="Detectron2 is not installed"

@@ -11,8 +11,8 @@ from torch import nn
 from backbench import cli
 from backbench.errors import BadInput
 from backbench.weights import importing, inspecting
-from backbench.weights.formats import FORMATS
-from backbench.weights.resnet import trunk_shapes
+from backbench.weights.families.resnet_tables import FORMATS
+from backbench.weights.families.resnet_trunk import trunk_shapes
 from backbench.weights.weight_file import Opened, open_file
 
 MAKERS = list(fx.EXPECTED)
@@ -91,7 +91,7 @@ def test_every_format_has_a_fixture():
 )
 def test_the_other_encoder_can_be_chosen(maker, tmp_path):
     model = fx.known_resnet("resnet18")
-    found = importing.Found(opened(maker(model), tmp_path))
+    found = importing.FileContents(opened(maker(model), tmp_path))
     trunk = fx.trunk_of(model)
     one = found.checkpoint(found.choose(None), None, False)
     other = found.checkpoint(found.choose(fx.EXPECTED[maker][2]), None, False)
@@ -127,7 +127,7 @@ def reshaped(tensors, key):
 @with_all_makers
 def test_damage_is_refused_by_name(maker, tmp_path):
     made = maker(fx.known_resnet("resnet18"))
-    trunk = importing.Found(opened(made, tmp_path)).choose(None)
+    trunk = importing.FileContents(opened(made, tmp_path)).choose(None)
     for name in ("conv1.weight", "layer3.1.conv2.weight", "layer4.0.downsample.1.running_mean"):
         for damage in (renamed, removed, reshaped):
             content = copy_tables(made)
@@ -135,7 +135,7 @@ def test_damage_is_refused_by_name(maker, tmp_path):
             for part in trunk.table.split(".") if trunk.table else ():
                 table = table[part]
             key = damage(table, trunk.keys[name])
-            found = importing.Found(opened(content, tmp_path))
+            found = importing.FileContents(opened(content, tmp_path))
             with pytest.raises(BadInput) as error:
                 found.checkpoint(found.choose(None), None, False)
             assert key in str(error.value), error.value
@@ -185,7 +185,7 @@ def test_recognised_format_with_a_stray_trunk_is_refused(tmp_path):
     model = fx.known_resnet("resnet18")
     made = fx.moco(model)
     made["state_dict"] |= fx.prefixed("module.encoder_x.", model)
-    found = importing.Found(opened(made, tmp_path))
+    found = importing.FileContents(opened(made, tmp_path))
     with pytest.raises(BadInput, match="in no known format"):
         found.choose(None)
 
@@ -193,7 +193,7 @@ def test_recognised_format_with_a_stray_trunk_is_refused(tmp_path):
 def test_key_encoder_alone_is_not_taken_for_the_query(tmp_path):
     made = fx.moco(fx.known_resnet("resnet18"))
     made["state_dict"] = {k: v for k, v in made["state_dict"].items() if "encoder_q" not in k}
-    found = importing.Found(opened(made, tmp_path))
+    found = importing.FileContents(opened(made, tmp_path))
     with pytest.raises(BadInput, match="format moco without its query; choose with --encoder key"):
         found.choose(None)
 
@@ -220,7 +220,7 @@ def test_unrecognised_file_with_one_trunk_goes_in(tmp_path):
 )
 def test_extra_tensor_inside_the_trunk_is_refused(extra, tmp_path):
     state = fx.known_resnet("resnet18").state_dict() | {extra: torch.ones(3)}
-    found = importing.Found(opened(state, tmp_path))
+    found = importing.FileContents(opened(state, tmp_path))
     with pytest.raises(BadInput, match=f"1 extra inside the trunk: {extra}"):
         found.checkpoint(found.choose(None), None, False)
 
@@ -230,15 +230,15 @@ def test_other_networks_are_not_trunks(tmp_path):
 
     with torch.device("meta"):
         wide = {k: torch.zeros(v.shape) for k, v in wide_resnet50_2().state_dict().items()}
-    found = importing.Found(opened(wide, tmp_path))
+    found = importing.FileContents(opened(wide, tmp_path))
     with pytest.raises(
         BadInput, match=r"of the wrong shape: layer1.0.conv1.weight \(128, 64, 1, 1\)"
     ):
         found.checkpoint(found.choose(None), None, False)
-    found = importing.Found(opened(mobilenet_v3_small().state_dict(), tmp_path))
+    found = importing.FileContents(opened(mobilenet_v3_small().state_dict(), tmp_path))
     with pytest.raises(BadInput, match="no trunk in it; it holds 244 tensors"):
         found.choose(None)
-    found = importing.Found(opened({"epoch": 3}, tmp_path))
+    found = importing.FileContents(opened({"epoch": 3}, tmp_path))
     with pytest.raises(BadInput, match="it holds no tensors"):
         found.choose(None)
 
@@ -247,7 +247,7 @@ def test_two_copies_that_should_be_one_trunk_must_agree(tmp_path):
     made = fx.mmselfsup_09(fx.known_resnet("resnet18"))
     key = "encoder_q.0.layer2.0.conv1.weight"
     made["state_dict"][key] = made["state_dict"][key] + 1
-    found = importing.Found(opened(made, tmp_path))
+    found = importing.FileContents(opened(made, tmp_path))
     with pytest.raises(
         BadInput, match=r"should be the same trunk but differ in .*layer2.0.conv1.weight"
     ):
@@ -286,7 +286,7 @@ def test_missing_statistics_are_refused_unless_asked_for(tmp_path, capsys):
 def test_one_missing_statistic_is_a_missing_tensor(tmp_path):
     state = fx.known_resnet("resnet18").state_dict()
     del state["layer1.0.bn1.running_var"]
-    found = importing.Found(opened(state, tmp_path))
+    found = importing.FileContents(opened(state, tmp_path))
     with pytest.raises(BadInput, match=r"1 missing: layer1\.0\.bn1\.running_var"):
         found.checkpoint(found.choose(None), None, True)
 
@@ -325,7 +325,7 @@ def test_other_float_types_become_float32(dtype, tmp_path):
 def test_unusable_values_are_refused(key, change, word, tmp_path):
     state = dict(fx.known_resnet("resnet18").state_dict())
     state[key] = change(state[key].clone())
-    found = importing.Found(opened(state, tmp_path))
+    found = importing.FileContents(opened(state, tmp_path))
     with pytest.raises(BadInput, match=rf"1 not usable: {key} \(.*{word}"):
         found.checkpoint(found.choose(None), None, False)
 
@@ -333,7 +333,7 @@ def test_unusable_values_are_refused(key, change, word, tmp_path):
 def test_large_but_finite_weights_are_finite(tmp_path):
     state = dict(fx.known_resnet("resnet18").state_dict())
     state["layer1.0.conv1.weight"] = torch.full((64, 64, 3, 3), 3e38)  # their sum overflows float32
-    found = importing.Found(opened(state, tmp_path))
+    found = importing.FileContents(opened(state, tmp_path))
     found.checkpoint(found.choose(None), None, False)
 
 

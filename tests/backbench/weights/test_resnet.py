@@ -6,7 +6,7 @@ import torchvision
 from torch import nn
 
 from backbench.errors import BadInput
-from backbench.weights.resnet import ARCHS, STEMS, build_backbone, trunk_shapes
+from backbench.weights.families.resnet_trunk import ARCHS, STEMS, build_backbone, trunk_shapes
 
 
 @pytest.mark.parametrize("arch", ARCHS)

@@ -12,9 +12,9 @@ from support import timm_fixtures as fx
 from backbench import cli
 from backbench.errors import BadInput
 from backbench.weights import archs, importing, inspecting
-from backbench.weights.checkpoint_contents import Found
-from backbench.weights.sidecar_metadata import Told
-from backbench.weights.timm_formats import TIMM, TIMM_FORMATS
+from backbench.weights.families.timm_formats import TIMM, TIMM_FORMATS
+from backbench.weights.family import TrunkMetadata
+from backbench.weights.importing import FileContents
 from backbench.weights.weight_file import Opened
 
 MAKERS = list(fx.CASES)
@@ -70,12 +70,12 @@ SHAPES = [
 @pytest.mark.parametrize("maker", SHAPES)
 def test_the_model_is_told_from_shapes(maker, tmp_path):
     form, _, arch, _, reading, _ = fx.CASES[maker]
-    found = Found(opened(maker(fx.shaped(arch)), tmp_path))
+    found = FileContents(opened(maker(fx.shaped(arch)), tmp_path))
     trunk = found.choose(None)
     assert (found.form.name, trunk.arch) == (form, archs.canonical(arch, "native")[0])
     assert not trunk.missing and not trunk.extra
     if "small" in arch or reading != "cls@4":
-        assert (found.reading(trunk) or "pooled") == reading
+        assert (trunk.reading(found.form) or "pooled") == reading
 
 
 def test_every_format_has_a_fixture():
@@ -87,8 +87,8 @@ def test_damage_is_refused_by_name(maker, tmp_path):
     """One tensor missing, misspelt or of another shape: the first, one of the last block, the last."""
     arch = fx.CASES[maker][1]
     made = maker(fx.known(arch))
-    told = Told(arch=arch)
-    trunk = Found(opened(made, tmp_path), told).choose(None)
+    metadata = TrunkMetadata(arch=arch)
+    trunk = FileContents(opened(made, tmp_path), metadata).choose(None)
     keys = [key for name, key in trunk.keys.items() if "bias_mask" not in name]
     middle = keys[len(keys) // 2]
     damages = [(keys[0], "missing"), (keys[0], "reshaped"), (middle, "renamed")]
@@ -103,7 +103,7 @@ def test_damage_is_refused_by_name(maker, tmp_path):
         elif damage == "not finite":
             table[key] = torch.full_like(value, float("nan"))
         with pytest.raises(BadInput) as error:
-            found = Found(opened(content, tmp_path), told)
+            found = FileContents(opened(content, tmp_path), metadata)
             found.checkpoint(found.choose(None), None, False)
         said = str(error.value)
         assert "\n" not in said
@@ -116,18 +116,18 @@ def test_damage_is_refused_by_name(maker, tmp_path):
 def test_another_tensor_inside_is_refused(maker, tmp_path):
     arch = fx.CASES[maker][1]
     made = maker(fx.known(arch))
-    trunk = Found(opened(made, tmp_path), Told(arch=arch)).choose(None)
+    trunk = FileContents(opened(made, tmp_path), TrunkMetadata(arch=arch)).choose(None)
     table = made[trunk.table] if trunk.table else made
     block = next(key for key in trunk.keys.values() if re.search("(norm|ln_).*weight", key))
     table[f"{block}_scale"] = torch.ones(3)
-    found = Found(opened(made, tmp_path), Told(arch=arch))
+    found = FileContents(opened(made, tmp_path), TrunkMetadata(arch=arch))
     with pytest.raises(BadInput, match=f"1 extra inside the trunk: {block}_scale"):
         found.checkpoint(found.choose(None), None, False)
 
 
 def test_a_file_without_its_last_block_is_no_shallower_model(tmp_path):
     state = {k: v for k, v in fx.shaped("timm:vit_small_patch16_224").items() if ".11." not in k}
-    found = Found(opened(state, tmp_path))
+    found = FileContents(opened(state, tmp_path))
     with pytest.raises(BadInput, match=r"12 missing: blocks\.11"):
         found.checkpoint(found.choose(None), None, False)
 
@@ -139,7 +139,7 @@ def test_what_dinov3_masks_and_turns_must_be_as_in_timm(tmp_path):
         ("rope_embed.periods", made["rope_embed.periods"] * 2),
         ("blocks.0.attn.qkv.bias_mask", torch.ones(96)),
     ):
-        found = Found(opened(made | {key: value}, tmp_path), Told(arch=arch))
+        found = FileContents(opened(made | {key: value}, tmp_path), TrunkMetadata(arch=arch))
         with pytest.raises(
             BadInput, match=r"1 not usable: (rope_embed|blocks\.0\.attn\.qkv\.bias)"
         ):
@@ -162,7 +162,7 @@ def test_nothing_is_guessed(tmp_path, capsys):
         importing.read(saved(clip, tmp_path))
     clip = fx.clip(fx.shaped("timm:vit_base_patch32_clip_224"))
     with pytest.raises(BadInput, match="tells the activation; say it by --arch"):
-        Found(opened(clip, tmp_path)).choose(None)
+        FileContents(opened(clip, tmp_path)).choose(None)
     out = tmp_path / "x.safetensors"
     words = ["import", str(saved(fixed, tmp_path)), "--out", str(out), "--arch"]
     assert cli.main([*words, "resnet50"]) == 2
@@ -215,7 +215,9 @@ def test_the_hub_says_heads_and_activation(tmp_path):
         "vision_config": {"hidden_act": "quick_gelu", "num_attention_heads": 6},
     }
     (tmp_path / "config.json").write_text(json.dumps(config))
-    found = Found(Opened(tmp_path / "model.safetensors", "safetensors", "0" * 64, 0, made, {}))
+    found = FileContents(
+        Opened(tmp_path / "model.safetensors", "safetensors", "0" * 64, 0, made, {})
+    )
     arch = "timm:vit_base_patch32_clip_quickgelu_224,num_heads=6"
     assert found.choose(None).arch == arch
 

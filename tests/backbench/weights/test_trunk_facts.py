@@ -12,6 +12,7 @@ from backbench import cli
 from backbench.runs.forward_clock import ForwardClock
 from backbench.weights import archs
 from backbench.weights.checkpoint import Checkpoint
+from backbench.weights.modules import checkpoint_of
 from backbench.weights.trunk import ModuleTrunk
 from backbench.weights.trunk_facts import facts, of_maps
 from detection import backbones
@@ -65,9 +66,7 @@ def test_a_module_that_cannot_be_counted_has_no_cost():
         feature_dim=4,
         features=lambda module, x: module(x).mean((2, 3)) * float(x.sum()),  # reads an element
     )
-    arch = archs.register("Reader", trunk)
-    checkpoint = Checkpoint(arch=arch, method="m", state_dict=trunk.state_dict())
-    assert facts(checkpoint, 32) == {
+    assert facts(checkpoint_of(trunk), 32) == {
         "reading": "pooled",
         "parameters": 112,
         "side": 32,

@@ -10,8 +10,12 @@ from torch import nn
 
 from backbench.errors import BadInput
 from backbench.images.preprocess import Pixels
-from backbench.weights import archs, lab_trunk, positions
+from backbench.weights import archs
 from backbench.weights.checkpoint import Checkpoint
+from backbench.weights.families import pair_trunk
+from backbench.weights.families.timm_model_names import POSITION_RULES
+from backbench.weights.families.timm_trunk import resized
+from backbench.weights.modules import checkpoint_of
 from backbench.weights.trunk import ModuleTrunk
 
 VIT = "timm:vit_tiny_patch16_224,depth=3,embed_dim=24,img_size=32,num_heads=2,patch_size=8"
@@ -143,7 +147,7 @@ def test_attention_pooling_is_read_by_its_own_name():
 def test_positions_are_resized_by_request_and_rule_only():
     with pytest.raises(BadInput, match=r"takes images of 32 x 32 pixels, not 48 x 48; .*pos=RULE"):
         archs.build_trunk(VIT)(torch.rand(1, 3, 48, 48))
-    ruled = {rule: randomised(f"{VIT},pos={rule}") for rule in positions.RULES}
+    ruled = {rule: randomised(f"{VIT},pos={rule}") for rule in POSITION_RULES}
     plain = randomised(VIT)
     small, large = torch.rand(1, 3, 32, 32), torch.rand(1, 3, 48, 64)
     with torch.no_grad():
@@ -165,13 +169,13 @@ def test_positions_are_resized_by_request_and_rule_only():
         ruled["aa"](torch.rand(1, 3, 50, 64))
 
 
-@pytest.mark.parametrize("rule", positions.RULES)
+@pytest.mark.parametrize("rule", POSITION_RULES)
 def test_rules_of_positions_sample_where_their_authors_do(rule):
     """Against a loop over the samples: cubic convolution with a = -0.75, as torch's bicubic."""
     torch.manual_seed(0)
     old, new = 6, (4, 9)
     embedding = torch.randn(1, 1 + old * old, 3, dtype=torch.float64).float()
-    got = positions.resized(embedding, new, prefix=1, rule=rule)
+    got = resized(embedding, new, prefix=1, rule=rule)
     assert torch.equal(got[:, :1], embedding[:, :1])
     grid = embedding[0, 1:].reshape(old, old, 3).double()
     for axis, n in enumerate(new):
@@ -234,13 +238,16 @@ def test_names_that_are_no_trunk_are_refused_in_one_line(arch, message):
 
 
 def test_a_module_of_ones_own_is_a_trunk_in_this_process():
-    net = nn.Sequential(nn.Conv2d(3, 5, 4, stride=4), nn.BatchNorm2d(5))
+    class TwoLayers(nn.Sequential):
+        pass
+
+    net = TwoLayers(nn.Conv2d(3, 5, 4, stride=4), nn.BatchNorm2d(5))
     trunk = ModuleTrunk(
         net, feature_dim=5, features=lambda module, x: module(x).mean((2, 3)),
         stages=lambda module, x: [module(x)], strides=(4,), widths=(5,),
     )  # fmt: skip
-    arch = archs.register("TwoLayers", trunk)
-    kept = Checkpoint(arch=arch, method="mine", state_dict=trunk.state_dict())
+    kept = checkpoint_of(trunk)
+    assert kept.arch == "python:TwoLayers"
     assert set(kept.state_dict) == set(net.state_dict())  # the module's own names
     x = torch.rand(2, 3, 16, 16)
     with torch.no_grad():
@@ -266,7 +273,7 @@ def test_lab_has_the_values_of_known_colours():
     }
     for colour, wanted in known.items():
         pixel = (torch.tensor(colour, dtype=torch.float64) / 255).view(1, 3, 1, 1)
-        found = lab_trunk.rgb_to_lab(pixel).flatten()
+        found = pair_trunk.rgb_to_lab(pixel).flatten()
         torch.testing.assert_close(
             found, torch.tensor(wanted, dtype=torch.float64), rtol=0, atol=0.01
         )

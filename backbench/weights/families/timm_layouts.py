@@ -12,13 +12,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from backbench.weights.names import Dialect as _Dialect
-from backbench.weights.names import FoundTrunk, Tables, first_names
-
-Shape = tuple[int, ...]
+from backbench.weights.family import Shape
 
 
 def _as_it_is(shape: Shape) -> Shape:
@@ -377,120 +373,3 @@ def _pieces(text: str, shape: Shape) -> list[Piece]:
         return [Piece(part[1], whole, start, stop, parts)]
     keys = _keys(text)
     return [Piece(key, (shape[0] // len(keys), *shape[1:]) if shape else ()) for key in keys]
-
-
-# --- trunks of a layout in a file ---
-
-FEWEST = 12  # names of blocks before a prefix is looked at
-MOST = 16  # prefixes looked at in a table
-_LONGEST = 300  # characters of a name that is looked at
-
-
-@dataclass(frozen=True)
-class FoundTimm(FoundTrunk):
-    """A vision transformer or ConvNeXt under one prefix of one table.
-
-    `local`: the file's names below the prefix -> its keys. Its `arch` is empty until a format or
-    the command line has said it; then `sources` says what makes each of timm's tensors, and `keys`
-    (the file's names -> its keys) what of them is there.
-    """
-
-    layout: Layout
-    local: Mapping[str, str]
-    sources: Mapping[str, list[Piece]]
-    folds: bool = False
-
-    def shapes(self, small: bool = False) -> Mapping[str, Shape]:
-        return {each.key: each.shape for parts in self.sources.values() for each in parts}
-
-    def named(self, ours: str) -> str:
-        return ours
-
-    def assembled(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        from backbench.weights import archs
-
-        blank = archs.tensors(self.arch)
-        out = {}
-        for ours, parts in self.sources.items():
-            there = [each for each in parts if each.key in self.keys]
-            if len(there) < len(parts):  # a counter, or what is allowed to be missing
-                continue
-            taken = [each.taken(tensors[self.keys[each.key]].detach()) for each in there]
-            if self.folds and ours in ("cls_token", "pos_embed"):
-                out[ours] = _folded(ours, [tensor.float() for tensor in taken])
-                continue
-            whole = taken[0] if len(taken) == 1 else torch.cat(taken)
-            out[ours] = whole.reshape(blank[ours].shape)
-        return out
-
-
-def _folded(ours: str, taken: list[Tensor]) -> Tensor:
-    """The class token with its position added, and the positions without it: (1, 1, D), (1, n, D).
-
-    timm's model has no position of its class token, so its sum is the token."""
-    if ours == "cls_token":
-        token, positions = taken
-        return token + positions[:, :1]
-    return taken[0][:, 1:]
-
-
-def find(found: Tables) -> list[FoundTimm]:
-    """All trunks of the file in one of the layouts, in the file's order; nothing is known of them
-    yet but their names."""
-    out = []
-    for table, tensors in found.items():
-        votes: Counter[tuple[str, Layout]] = Counter()
-        for key in tensors:
-            if len(key) > _LONGEST:
-                continue
-            for layout in LAYOUTS:
-                match = re.match(rf"(.*?\.)??{layout.blocks}\.\d", key)
-                if match is not None:
-                    votes[match[1] or "", layout] += 1
-        best: dict[str, tuple[int, FoundTimm]] = {}
-        for (prefix, layout), count in votes.most_common(MOST):
-            trunk = of_layout(table, prefix, layout, tensors)
-            score = sum(name in trunk.local for name in layout.outside)
-            if count < FEWEST or 2 * score < len(layout.outside):
-                continue
-            if prefix not in best or score > best[prefix][0]:
-                best[prefix] = score, trunk
-        place = {key: position for position, key in enumerate(tensors)}
-        trunks = [trunk for _, trunk in best.values()]
-        out += sorted(trunks, key=lambda t: min(map(place.__getitem__, t.local.values())))
-    return out
-
-
-def of_layout(table: str, prefix: str, layout: Layout, tensors: Mapping[str, Tensor]) -> FoundTimm:
-    local: dict[str, str] = {}
-    for key in tensors:
-        if key.startswith(prefix):
-            name = layout.local(key[len(prefix) :])
-            # Two chunks may not hold one block: the second stays under its own name, as extra
-            local[key[len(prefix) :] if name in local else name] = key
-    dialect = _Dialect(layout.name, str, "")
-    return FoundTimm(table, prefix, dialect, "", {}, (), (), layout, local, {})
-
-
-def by_names(found: Tables, names: Mapping[str, Tensor]) -> list[FoundTimm]:
-    """All trunks of the file that have at least half of these names, whatever their layout."""
-    out = []
-    plain = Layout("timm's", "", ())
-    for table, tensors in found.items():
-        votes: Counter[str] = Counter()
-        for key in tensors:
-            if len(key) > _LONGEST:
-                continue
-            parts = key.split(".")
-            for i in range(len(parts)):
-                if ".".join(parts[i:]) in names:
-                    votes["".join(f"{part}." for part in parts[:i])] += 1
-                    break
-        for prefix, count in votes.most_common(MOST):
-            if 2 * count >= len(names):
-                out.append(of_layout(table, prefix, plain, tensors))
-    return out
-
-
-def described(trunk: FoundTimm) -> str:
-    return f"'{trunk.label}' ({first_names(list(trunk.local), 2)})"

@@ -1,27 +1,14 @@
-"""CMC's pair of ResNets (arXiv:1906.05849), one on luminance and one on colour, as one trunk.
-
-Named `lab:ARCH` or `lab:ARCH,width=0.5`: two networks of that width, the first on L, the second on a
-and b of the picture's CIE L*a*b*, their features side by side (HobbitLong/CMC: models/resnet.py,
-MyResNetsCMC; resnet50v1 has width 0.5, resnet50v2 width 1). It takes RGB from 0 to 1 and converts it
-itself, so its pixels' mean is 0 and their standard deviation 1.
-"""
+"""The network of CMC's pair: a ResNet on luminance and one on colour."""
 
 from __future__ import annotations
 
 import functools
-import re
 
 import torch
 from torch import Tensor
 
-from backbench.errors import BadInput, nearest
-from backbench.images.preprocess import Pixels
-from backbench.weights import resnet
+from backbench.weights.families.resnet_trunk import build_backbone
 from backbench.weights.trunk import Trunk
-
-PREFIX = "lab:"
-PIXELS = Pixels((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
-WIDTHS = {"0.125": 0.125, "0.25": 0.25, "0.5": 0.5, "1": 1.0, "2": 2.0}
 
 # sRGB's linear light -> CIE XYZ, and the white that it is relative to (IEC 61966-2-1; D65, 2 degrees)
 _TO_XYZ = (
@@ -33,22 +20,6 @@ _WHITE = (0.95047, 1.0, 1.08883)
 # The middle and the half range of L, a and b (HobbitLong/CMC: train_CMC.py)
 _MIDDLE = (50.0, 6.025, -6.6895)
 _HALF_RANGE = (50.0, 92.208, 101.1675)
-
-
-def parse(arch: str) -> tuple[str, str]:
-    """'lab:resnet50,width=0.5' -> ('resnet50', '0.5'); without a width, '1'."""
-    found = re.fullmatch(r"lab:(\w{1,40})(?:,width=([\d.]{1,8}))?", arch)
-    if found is None or found[1] not in resnet.ARCHS or (found[2] or "1") not in WIDTHS:
-        near = nearest(arch[4:44].split(",", maxsplit=1)[0], resnet.ARCHS)
-        raise BadInput(
-            f"'{arch[:80]}': expected lab:ARCH,width=W, W one of {', '.join(WIDTHS)}; {near}"
-        )
-    return found[1], found[2] or "1"
-
-
-def canonical(arch: str) -> str:
-    name, width = parse(arch)
-    return f"{PREFIX}{name},width={width}"
 
 
 @functools.cache
@@ -82,12 +53,11 @@ class LabPair(Trunk):
 
     memory_format = torch.channels_last
 
-    def __init__(self, arch: str, stem: str) -> None:
+    def __init__(self, half: str, stem: str, width: float) -> None:
         super().__init__()
-        name, width = parse(arch)
-        self.arch, self.stem = canonical(arch), stem
-        self.l_to_ab = resnet.build_backbone(name, stem, channels=1, width=WIDTHS[width])
-        self.ab_to_l = resnet.build_backbone(name, stem, channels=2, width=WIDTHS[width])
+        self.stem = stem
+        self.l_to_ab = build_backbone(half, stem, channels=1, width=width)
+        self.ab_to_l = build_backbone(half, stem, channels=2, width=width)
         self.feature_dim = self.l_to_ab.feature_dim + self.ab_to_l.feature_dim
         self.strides = self.l_to_ab.strides
         self.widths = tuple(a + b for a, b in zip(self.l_to_ab.widths, self.ab_to_l.widths))

@@ -1,4 +1,4 @@
-"""The published formats of vision transformers and ConvNeXts, as `formats` has those of ResNets.
+"""The published formats of vision transformers and ConvNeXts, as data.
 
 A model's key is its width and patch, with `+reg` for register tokens, `+glu` for a gated MLP, and
 for a ConvNeXt the width and the blocks of its third stage. Depth is not part of it: a file that
@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from backbench.images.preprocess import CLIP_MEAN, CLIP_STD, HALF, Pixels
-from backbench.weights.format_row import Format
-from backbench.weights.names import FoundTrunk, Tables
+from backbench.weights.family import Format, Tables, TrunkInFile
 
 _APACHE, _MIT, _NC = "Apache-2.0", "MIT", "CC-BY-NC-4.0"
 _CONVNEXT_LICENCES = "MIT (ConvNeXt V2: CC-BY-NC-4.0)"
@@ -20,25 +19,25 @@ _DINOV3 = "DINOv3 License (https://ai.meta.com/resources/models-and-libraries/di
 _CLIP_PIXELS = Pixels(CLIP_MEAN, CLIP_STD)
 _HALF = Pixels(HALF, HALF)
 
-Test = Callable[[Tables, list[FoundTrunk]], bool]
+Test = Callable[[Tables, list[TrunkInFile]], bool]
 
 
-def _inside(found: Tables, trunks: list[FoundTrunk]) -> set[str]:
+def _inside(tables: Tables, trunks: list[TrunkInFile]) -> set[str]:
     """The names below the prefixes of all trunks."""
     out = set()
     for trunk in trunks:
-        for key in found[trunk.table]:
+        for key in tables[trunk.table]:
             if key.startswith(trunk.prefix):
                 out.add(key[len(trunk.prefix) :])
     return out
 
 
 def _with(*ends: str, without: tuple[str, ...] = ()) -> Test:
-    """Whether names with one of these ends are in every trunk, and none with the others."""
+    """A test that names with one of these ends are in every trunk, and none with the others."""
 
-    def test(found: Tables, trunks: list[FoundTrunk]) -> bool:
+    def test(tables: Tables, trunks: list[TrunkInFile]) -> bool:
         for trunk in trunks:
-            names = _inside(found, [trunk])
+            names = _inside(tables, [trunk])
             if ends and not any(name.endswith(ends) for name in names):
                 return False
             if without and any(name.endswith(without) for name in names):
@@ -49,24 +48,24 @@ def _with(*ends: str, without: tuple[str, ...] = ()) -> Test:
 
 
 _SCALES = ("ls1.gamma", "gamma_1", "lambda1", "ls2.gamma", "gamma_2")
-_REGISTERS = ("reg_token", "register_tokens", "storage_tokens")
+REGISTERS = ("reg_token", "register_tokens", "storage_tokens")
 _HEADS = ("head.weight", "head.bias", "fc_norm.weight", "norm_pre.weight", "attn_pool.latent")
-_plain = _with(without=(*_SCALES, *_REGISTERS, *_HEADS))
+_plain = _with(without=(*_SCALES, *REGISTERS, *_HEADS))
 
 
 _WIDEST = 100_000  # of a token: a file may pretend to any size
 
 
-def _learned(found: Tables, trunks: list[FoundTrunk]) -> bool:
+def _learned(tables: Tables, trunks: list[TrunkInFile]) -> bool:
     """A ViT without LayerScale, registers and head whose positions are not MoCo-v3's or MAE's
     fixed ones, in which the class token's is 0: bare files of those do not tell the heads."""
     for trunk in trunks:
-        position = found[trunk.table].get(f"{trunk.prefix}pos_embed")
+        position = tables[trunk.table].get(f"{trunk.prefix}pos_embed")
         if position is None or position.dim() != 3 or not 0 < position[:1, :1].numel() < _WIDEST:
             continue
         if not bool((position[0, 0] != 0).any()):
             return False
-    return _plain(found, trunks)
+    return _plain(tables, trunks)
 
 
 _VITS = {

@@ -1,4 +1,4 @@
-"""(arch, stem) -> a ResNet trunk: torchvision's modules and key names, no fc."""
+"""The network of a ResNet: torchvision's modules and key names, no fc."""
 
 from __future__ import annotations
 
@@ -11,18 +11,8 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 from torchvision.models import resnet as tv
 
 from backbench.errors import BadInput, nearest
+from backbench.weights.families.resnet_tables import ARCHS, STEMS, check_stem
 from backbench.weights.trunk import Trunk
-
-ARCHS = {
-    "resnet18": (tv.BasicBlock, (2, 2, 2, 2)),
-    "resnet34": (tv.BasicBlock, (3, 4, 6, 3)),
-    "resnet50": (tv.Bottleneck, (3, 4, 6, 3)),
-    "resnet101": (tv.Bottleneck, (3, 4, 23, 3)),
-    "resnet152": (tv.Bottleneck, (3, 8, 36, 3)),
-}
-# conv3: 3x3 stride 1 and no max-pool, for small images. The padding differs between papers:
-# 1 is SimCLR's (appendix B.9), 0 is what MIO's released code has, 2 what ARB's has.
-STEMS = {"imagenet": None, "conv3": 1, "conv3_p0": 0, "conv3_p2": 2}
 
 
 def arch_of_depth(depth: int) -> str:
@@ -109,9 +99,9 @@ def build_backbone(
     ResNet (norm_layer, say). `width` multiplies the channels of all stages, not the stem's."""
     if arch not in ARCHS:
         raise BadInput(f"unknown architecture '{arch}'; {nearest(arch, ARCHS)}")
-    if stem not in STEMS:
-        raise BadInput(f"unknown stem '{stem}'; {nearest(stem, STEMS)}")
-    block, layers = ARCHS[arch]
+    check_stem(stem)
+    kind, layers = ARCHS[arch]
+    block = getattr(tv, kind)
     trunk = ResNetTrunk(block, list(layers), zero_init_residual=zero_init_residual, **kwargs)
     bases = [int(base * width) for base in (64, 128, 256, 512)]
     if (channels, width) != (3, 1.0):

@@ -1,5 +1,4 @@
-"""How a ResNet's tensors are called by those who publish them, and where in a file such names are
-found.
+"""A ResNet's tensors as published files call them, and where in a file such names stand.
 
 A trunk is found by its names, never by the file's extension: `find_trunks` looks under every prefix
 of every table of tensors for a ResNet in one of four dialects.
@@ -10,27 +9,22 @@ from __future__ import annotations
 import functools
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from backbench.weights.resnet import ARCHS, trunk_shapes
-
-Tables = dict[str, dict[str, Tensor]]  # dotted path in the file -> its tensors by key
-# What a file holds: nested dicts and lists with tensors and plain values at the leaves
-Tree = object
-
-DEEPEST = 20  # levels of nesting that are looked at
-
-
-def is_counter(name: str) -> bool:
-    return name.endswith("num_batches_tracked")
-
-
-def is_statistic(name: str) -> bool:
-    return name.endswith(("running_mean", "running_var"))
-
+from backbench.errors import BadInput
+from backbench.images.preprocess import Pixels
+from backbench.weights.families.resnet_tables import (
+    ARCHS,
+    SMALL_CONV1,
+    check_stem,
+    conv1_shape,
+)
+from backbench.weights.families.resnet_trunk import trunk_shapes
+from backbench.weights.family import Format, Shape, Tables, TrunkInFile
+from backbench.weights.tensor_names import is_counter
 
 # --- dialects ---
 
@@ -106,88 +100,58 @@ def _all_names(dialect: Dialect) -> frozenset[str]:
     return frozenset(names(dialect, "resnet34")) | frozenset(names(dialect, "resnet152"))
 
 
-# --- tables ---
-
-
-def tables(tree: Tree) -> Tables:
-    """Every dict in the file that holds tensors under text keys, by its dotted path ('' for the
-    file itself)."""
-    out: Tables = {}
-    seen: set[int] = set()  # a file may refer to one object many times, or to itself
-
-    def walk(value: Tree, path: str, depth: int) -> None:
-        if id(value) in seen or depth > DEEPEST:
-            return
-        if isinstance(value, Mapping):
-            seen.add(id(value))
-            found = {k: v for k, v in value.items() if isinstance(k, str) and isinstance(v, Tensor)}
-            if found:
-                out[path] = found
-            children: Iterable[tuple[object, object]] = value.items()
-        elif isinstance(value, list | tuple):
-            seen.add(id(value))
-            children = enumerate(value)
-        else:
-            return
-        for key, child in children:
-            if isinstance(child, Mapping | list | tuple):
-                walk(child, f"{path}.{key}" if path else str(key), depth + 1)
-
-    walk(tree, "", 0)
-    return out
-
-
-def unwrapped(key: str) -> str:
-    """The key without what DistributedDataParallel and torch.compile put before it."""
-    return re.sub(r"^((module|_orig_mod)\.)+", "", key)
-
-
 # --- trunks ---
 
 
-@dataclass(frozen=True)
-class FoundTrunk:
-    """A ResNet under one prefix of one table. `keys`: our name -> the file's key."""
+@dataclass(frozen=True, kw_only=True)
+class ResNetInFile(TrunkInFile):
+    """A ResNet under one prefix of one table. `conv1` is the shape of its first convolution."""
 
-    table: str
-    prefix: str
-    dialect: Dialect
-    arch: str
-    keys: Mapping[str, str]
-    extra: tuple[str, ...]  # keys inside the trunk that no ResNet of this architecture has
-    heads: tuple[str, ...]  # the other keys under the prefix
+    names: Dialect
+    conv1: Shape
+    stated_pixels: Pixels | None
 
     @property
-    def place(self) -> str:
-        """'table:prefix', the prefix without `module.`: what formats are recognised by."""
-        return f"{self.table}:{unwrapped(self.prefix)}"
+    def small(self) -> bool:
+        return self.conv1 == SMALL_CONV1
 
-    @property
-    def label(self) -> str:
-        table = f"{self.table}: " if self.table else ""
-        return shown(f"{table}{self.prefix or '(no prefix)'}")
+    def shapes(self) -> Mapping[str, Shape]:
+        return trunk_shapes(self.arch, "conv3" if self.small else "imagenet")
 
-    @property
-    def missing(self) -> list[str]:
-        """Names (as in `keys`) of the tensors that the file does not have; a counter is never
-        missed."""
-        out = []
-        for key in self.shapes():
-            if key not in self.keys and not is_counter(key):
-                out.append(key)
-        return out
-
-    def shapes(self, small: bool = False) -> Mapping[str, tuple[int, ...]]:
-        """Of each tensor that a whole trunk has, named as in `keys`; `small` with a 3x3 conv1."""
-        return trunk_shapes(self.arch, "conv3" if small else "imagenet")
-
-    def named(self, key: str) -> str:
-        """What the file would call a tensor, below the prefix."""
-        return self.dialect.rename(key)
+    def name_in_file(self, key: str) -> str:
+        return self.names.rename(key)
 
     def assembled(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The trunk's own state dict from those of its table."""
         return {ours: tensors[key].detach() for ours, key in self.keys.items()}
+
+    def stem(self, form: Format | None, wanted: str | None = None) -> str | None:
+        """The stem from the shape of conv1; None for a 3x3 one whose padding nothing tells."""
+        if wanted is not None:
+            check_stem(wanted)
+            if (wanted == "imagenet") == self.small:
+                raise BadInput(f"its conv1 has shape {self.conv1}, not '{wanted}'")
+            return wanted
+        if not self.small:
+            return "imagenet"
+        return form.conv3 if form else None
+
+    def pixels(self, form: Format | None) -> Pixels | None:
+        if self.stated_pixels is not None:
+            return self.stated_pixels
+        if form is None:
+            return Pixels()
+        if self.small and form.small_pixels is not None:
+            return form.small_pixels
+        return form.pixels
+
+    def head_keys(self, tensors: Mapping[str, Tensor], others: tuple[str, ...]) -> list[str]:
+        """Everything in the table beside the trunks: projector, predictor; no queues."""
+        inside = set(self.keys.values())
+        out = []
+        for key in tensors:
+            if key not in inside and "queue" not in key and not key.startswith(others):
+                out.append(key)
+        return out
 
 
 # Parts of the longest names: layer1.0.downsample.0.weight, res2.0.conv1.norm.running_mean
@@ -196,20 +160,20 @@ FEWEST = 20  # names under a prefix before it is looked at
 MOST = 32  # prefixes looked at in a table: a file may have been made to delay
 
 
-def find_trunks(found: Tables) -> list[FoundTrunk]:
+def find_trunks(tables: Tables, pixels: Pixels | None = None) -> list[ResNetInFile]:
     """All ResNets in the file of which at least half the tensors are there, in the file's order."""
     out = []
-    for table, tensors in found.items():
+    for table, tensors in tables.items():
         # 1. Each key that ends in a name of some dialect votes for what stands before that name.
         votes: Counter[tuple[str, Dialect]] = Counter()
         for key in tensors:
             votes.update(_candidates(key))
         # 2. Of the dialects of one prefix, the one that explains most counts.
-        best: dict[str, tuple[int, FoundTrunk]] = {}
+        best: dict[str, tuple[int, ResNetInFile]] = {}
         for (prefix, dialect), count in votes.most_common(MOST):
             if count < FEWEST:
                 break
-            score, trunk = _fit(table, prefix, dialect, tensors)
+            score, trunk = _fit(table, prefix, dialect, tensors, pixels)
             if score > 0 and (prefix not in best or score > best[prefix][0]):
                 best[prefix] = score, trunk
         # 3. In the order in which their first tensors stand in the file.
@@ -248,8 +212,12 @@ def _ends(key: str) -> list[str]:
 
 
 def _fit(
-    table: str, prefix: str, dialect: Dialect, tensors: Mapping[str, Tensor]
-) -> tuple[int, FoundTrunk]:
+    table: str,
+    prefix: str,
+    dialect: Dialect,
+    tensors: Mapping[str, Tensor],
+    pixels: Pixels | None,
+) -> tuple[int, ResNetInFile]:
     """The architecture that explains most of the names under the prefix; score: tensors there minus
     tensors absent."""
     local = {key[len(prefix) :]: key for key in tensors if key.startswith(prefix)}
@@ -274,21 +242,16 @@ def _fit(
             extra.append(key)
         else:
             heads.append(key)
-    trunk = FoundTrunk(table, prefix, dialect, arch, keys, tuple(extra), tuple(heads))
+    trunk = ResNetInFile(
+        table=table,
+        prefix=prefix,
+        dialect=dialect.name,
+        names=dialect,
+        arch=arch,
+        keys=keys,
+        extra=tuple(extra),
+        heads=tuple(heads),
+        conv1=conv1_shape(keys, tensors),
+        stated_pixels=pixels,
+    )
     return there_minus_absent(arch), trunk
-
-
-# --- a stranger's names in messages ---
-
-
-def shown(text: str) -> str:
-    """A stranger's text for the terminal: printable, and not longer than a line."""
-    text = text if text.isprintable() else ascii(text)[1:-1]
-    return text if len(text) <= 160 else f"{text[:150]}..."
-
-
-def first_names(items: Iterable[str], count: int = 3) -> str:
-    """'a, b, c and 7 more'"""
-    listed = [shown(item) for item in items]
-    more = f" and {len(listed) - count} more" if len(listed) > count else ""
-    return ", ".join(listed[:count]) + more

@@ -1,122 +1,34 @@
-"""Any timm model as a trunk, named `timm:NAME` or `timm:NAME,key=value,...`.
-
-What no weight file holds stands in the name: heads, activation, the norms' eps, the input size, the
-rule by which position embeddings are resized. Nothing is downloaded, and only names that timm
-registers are built.
-
-    timm:convnext_tiny
-    timm:vit_small_patch16_224,num_heads=12              MoCo-v3's ViT-S
-    timm:vit_base_patch14_dinov2,pos=+0.1                takes any multiple of 14 pixels
-    timm:vit_tiny_patch16_224,img_size=32,patch_size=4   for small images
-"""
+"""The network of a timm model: its features, maps, and position embeddings."""
 
 from __future__ import annotations
 
 import functools
-import re
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbench.errors import BadInput, nearest
-from backbench.images.preprocess import Pixels
-from backbench.weights import positions, readings
-from backbench.weights.header import NAMED
+from backbench.errors import BadInput
+from backbench.weights import readings
+from backbench.weights.families.timm_model_names import (
+    OPTIONS,
+    OURS,
+    POSITION_RULES,
+    TimmName,
+    number,
+    parse,
+)
 from backbench.weights.trunk import WrappedTrunk
 
-PREFIX = NAMED
 TOKENS = ("pos_embed", "cls_token", "reg_token", "mask_token")  # beside the patches
 _PYRAMID = (4, 8, 16, 32)  # the strides of C2..C5
-# Of whole numbers in a name, and of layers: a header may say anything, and building takes time
-_LARGEST, _DEEPEST = 65_536, 200
-
-
-class TimmName(NamedTuple):
-    """`timm:NAME,key=value,...` in parts."""
-
-    model: str
-    options: Mapping[str, str]
-
-    def __str__(self) -> str:
-        options = [f"{key}={value}" for key, value in sorted(self.options.items())]
-        return PREFIX + ",".join([self.model, *options])
-
-
-def parse(arch: str) -> TimmName:
-    """BadInput for a name that timm does not register and for options that do not exist."""
-    import timm
-
-    name, *pairs = arch.removeprefix(PREFIX).split(",")
-    if not re.fullmatch(r"\w{1,80}", name) or not timm.is_model(name):
-        near = nearest(name[:80], timm.list_models()) if re.fullmatch(r"[\w.-]+", name) else ""
-        raise BadInput(f"timm {timm.__version__} has no model '{name[:80]}'; {near}".rstrip("; "))
-    options = {}
-    for pair in pairs:
-        key, equals, value = pair.partition("=")
-        if not equals or key not in _OPTIONS:
-            raise BadInput(
-                f"'{arch[:120]}': '{pair[:40]}' is none of {', '.join(_OPTIONS)}, each as key=value"
-            )
-        _OPTIONS[key](value)  # refuses what is no value of it
-        options[key] = value
-    return TimmName(name, options)
-
-
-def _whole(text: str) -> int:
-    if not re.fullmatch(r"[1-9]\d{0,5}", text) or int(text) > _LARGEST:
-        raise BadInput(f"'{text[:40]}' in the trunk's name: expected a whole number above 0")
-    return int(text)
-
-
-def _layers(text: str) -> int:
-    if _whole(text) > _DEEPEST:
-        raise BadInput(f"'{text}' layers in the trunk's name: expected at most {_DEEPEST}")
-    return int(text)
-
-
-def _each(number: Callable[[str], int], text: str) -> list[int]:
-    """'2-2-6-2', a number for each stage."""
-    parts = text.split("-")
-    if len(parts) > 8:
-        raise BadInput(f"'{text[:40]}' in the trunk's name: expected a number for each stage")
-    return [number(part) for part in parts]
-
-
-def _number(text: str) -> float:
-    if not re.fullmatch(r"\d+(\.\d+)?([eE]-?\d{1,2})?", text) or not 0 < float(text) < 1e6:
-        raise BadInput(f"'{text[:40]}' in the trunk's name: expected a number above 0")
-    return float(text)
-
-
-def _of(allowed: tuple[str, ...], text: str) -> str:
-    if text not in allowed:
-        raise BadInput(f"'{text[:40]}' in the trunk's name: expected {' or '.join(allowed)}")
-    return text
-
-
-_ACTIVATIONS = ("gelu", "quick_gelu", "gelu_tanh", "relu", "silu")
-_OPTIONS: dict[str, Callable[[str], Any]] = {
-    "img_size": _whole,
-    "patch_size": _whole,
-    "depth": _layers,
-    "embed_dim": _whole,
-    "num_heads": _whole,
-    "mlp_ratio": _number,
-    "init_values": _number,  # LayerScale's start
-    "reg_tokens": _whole,
-    "depths": functools.partial(_each, _layers),
-    "dims": functools.partial(_each, _whole),
-    "act_layer": functools.partial(_of, _ACTIVATIONS),
-    "eps": _number,  # of all layer norms
-    "pos": functools.partial(_of, positions.RULES),
-}
-_OURS = ("eps", "pos")  # the others are timm's own keyword arguments
+_OFFSET = 0.1  # of the rule "+0.1"
 
 
 @functools.cache
-def _plain(model: str) -> Any:
+def registered(model: str) -> Any:
     """The model as timm registers it, without memory: for what it says of itself."""
     import timm
 
@@ -125,8 +37,7 @@ def _plain(model: str) -> Any:
 
 
 def is_transformer(model: object) -> bool:
-    """Whether it is a plain vision transformer: one grid of tokens from the first block to the
-    last."""
+    """True for a plain vision transformer: one grid of tokens from the first block to the last."""
     from timm.models.eva import Eva
     from timm.models.vision_transformer import VisionTransformer
 
@@ -150,11 +61,11 @@ def create(name: TimmName) -> Any:
 
 def _keywords(name: TimmName) -> dict[str, Any]:
     """timm's own arguments for it."""
-    known = _plain(name.model)
+    known = registered(name.model)
     keywords: dict[str, Any] = {}
     for key, text in name.options.items():
-        if key not in _OURS:
-            keywords[key] = _OPTIONS[key](text)
+        if key not in OURS:
+            keywords[key] = OPTIONS[key](text)
     if is_transformer(known):
         # Any grid: our own forward refuses those that no rule was named for
         keywords["dynamic_img_size"] = True
@@ -162,7 +73,7 @@ def _keywords(name: TimmName) -> dict[str, Any]:
         if known.cls_token is not None and known.global_pool != readings.MAP:
             keywords["global_pool"] = "token"
     if "eps" in name.options:
-        eps = _number(name.options["eps"])
+        eps = number(name.options["eps"])
         if is_transformer(known):
             keywords["norm_layer"] = functools.partial(nn.LayerNorm, eps=eps)
         else:
@@ -211,9 +122,7 @@ def _with_rule() -> type[nn.Module]:
             # Some embed the class token's position too, some the patches' alone
             placed = 0 if self.no_embed_class else self.num_prefix_tokens
             assert self.pos_embed is not None
-            positioned = positions.resized(
-                self.pos_embed, (h, w), prefix=placed, rule=self.position_rule
-            )
+            positioned = resized(self.pos_embed, (h, w), prefix=placed, rule=self.position_rule)
             patches = x.flatten(1, 2)
             if self.no_embed_class:
                 return self.pos_drop(torch.cat([*prefix, patches + positioned], dim=1))
@@ -222,23 +131,35 @@ def _with_rule() -> type[nn.Module]:
     return RuledTransformer
 
 
-def default_reading(arch: str) -> str:
-    """What timm's own head would read."""
-    known = _plain(parse(arch).model)
-    if not is_transformer(known):
-        return readings.POOLED
-    if known.global_pool == readings.MAP:
-        return readings.MAP
-    if known.cls_token is None:
-        return readings.POOLED
-    return "mean" if known.global_pool == "avg" else "cls"
+def resized(embedding: Tensor, grid: tuple[int, int], *, prefix: int, rule: str) -> Tensor:
+    """Position embeddings for another grid of patches, by the rule of those who trained them:
+    (1, prefix + s * s, D) of a square grid -> (1, prefix + h * w, D) for `grid` = (h, w).
 
+    The first `prefix` embeddings belong to class and register tokens and stay as they are. Every
+    rule is bicubic; they differ in where the samples lie and in what is done before (features of a
+    ViT at 224 instead of 518 pixels move by up to 2% from one rule to another):
 
-def pixels_of(arch: str) -> Pixels:
-    """The statistics that timm keeps with the model's default weights. Those of imported files are
-    their format's."""
-    about = _plain(parse(arch).model).pretrained_cfg
-    return Pixels(tuple(about["mean"]), tuple(about["std"]))
+        +0.1   the scale is (n + 0.1) / M, no antialiasing: DINO, iBOT, DINOv2 without registers
+               (facebookresearch/dinov2: dinov2/models/vision_transformer.py, interpolate_pos_encoding)
+        aa     to the size, antialiased: DINOv2 with registers, timm
+        size   to the size, no antialiasing: MAE (facebookresearch/mae: util/pos_embed.py), Detectron2
+    """
+    first, patches = embedding[:, :prefix], embedding[:, prefix:]
+    side = round(patches.shape[1] ** 0.5)
+    if grid == (side, side):
+        return embedding
+    # 1. (1, s * s, D) -> (1, D, s, s), in float32: weights in bf16 would lose their places
+    maps = patches.float().reshape(1, side, side, -1).permute(0, 3, 1, 2)
+    # 2. The new grid
+    if rule == "+0.1":
+        scale = tuple((n + _OFFSET) / side for n in grid)
+        maps = F.interpolate(maps, scale_factor=scale, mode="bicubic", antialias=False)
+        assert maps.shape[-2:] == grid, f"{maps.shape[-2:]} instead of {grid}"
+    else:
+        maps = F.interpolate(maps, size=grid, mode="bicubic", antialias=rule == "aa")
+    # 3. Back in a row
+    rows = maps.permute(0, 2, 3, 1).reshape(1, grid[0] * grid[1], -1).to(embedding.dtype)
+    return torch.cat([first, rows], dim=1)
 
 
 class TimmTrunk(WrappedTrunk):
@@ -355,7 +276,7 @@ class TimmTrunk(WrappedTrunk):
     def other_sizes(self) -> str:
         if not self.transformer:
             return f"use a protocol of that size, or name the trunk with img_size ({self.arch},img_size=N)"
-        rules = " or ".join(positions.RULES)
+        rules = " or ".join(POSITION_RULES)
         return (
             f"use a protocol of that size, or `backbench import` it as {self.arch},pos=RULE, which"
             f" resizes its position embeddings ({rules})"
@@ -371,6 +292,22 @@ def _has_hidden(model: nn.Module) -> bool:
     return bool(getattr(model, "head_hidden_size", None))
 
 
-def build(arch: str, reading: str) -> TimmTrunk:
-    """A freshly drawn trunk."""
-    return TimmTrunk(arch, reading)
+def refuse_other_module(
+    module: nn.Module, trunk: TimmTrunk, state: Mapping[str, Tensor], side: int
+) -> None:
+    """Load `state` into the trunk; BadInput unless it then has the module's features: arguments
+    that leave no tensor (heads, an activation) would change them unseen."""
+    trunk.load_state_dict(dict(state), strict=True)
+    x = torch.rand(1, 3, side, side, generator=torch.Generator().manual_seed(0))
+    device = next(module.parameters()).device
+    training = module.training
+    with torch.no_grad():
+        model: Any = module.eval()
+        theirs = model.forward_features(x.to(device)).cpu()
+        ours = trunk.eval().model.forward_features(x)
+    module.train(training)
+    if theirs.shape != ours.shape or not torch.allclose(theirs, ours, rtol=1e-3, atol=1e-4):
+        raise BadInput(
+            f"this module is not timm's {trunk.arch} as it is registered: its features differ;"
+            " give it as backbench.weights.trunk.ModuleTrunk"
+        )

@@ -1,0 +1,69 @@
+"""CMC's pairs of ResNets (arXiv:1906.05849), named `lab:ARCH` or `lab:ARCH,width=0.5`.
+
+Two networks of that width, the first on L, the second on a and b of the picture's CIE L*a*b*, their
+features side by side (HobbitLong/CMC: models/resnet.py, MyResNetsCMC; resnet50v1 has width 0.5,
+resnet50v2 width 1).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from backbench.errors import BadInput, nearest
+from backbench.images.preprocess import Pixels
+from backbench.weights.families.resnet_tables import ARCHS
+from backbench.weights.family import TrunkFamily, refuse_other_readings
+
+if TYPE_CHECKING:
+    from backbench.weights.trunk import Trunk
+
+# The pair takes RGB from 0 to 1 and converts it itself
+PIXELS = Pixels((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+WIDTHS = {"0.125": 0.125, "0.25": 0.25, "0.5": 0.5, "1": 1.0, "2": 2.0}
+
+
+class PairFamily(TrunkFamily):
+    """A pair by the architecture of its halves and their width."""
+
+    prefix = "lab:"
+
+    def parse(self, arch: str) -> tuple[str, str]:
+        """'lab:resnet50,width=0.5' -> ('resnet50', '0.5'); without a width, '1'."""
+        parts = re.fullmatch(r"(\w{1,40})(?:,width=([\d.]{1,8}))?", arch[len(self.prefix) :])
+        if parts is None or parts[1] not in ARCHS or (parts[2] or "1") not in WIDTHS:
+            half = arch[len(self.prefix) :][:40].split(",", maxsplit=1)[0]
+            raise BadInput(
+                f"'{arch[:80]}': expected {self.prefix}ARCH,width=W, W one of {', '.join(WIDTHS)};"
+                f" {nearest(half, ARCHS)}"
+            )
+        return parts[1], parts[2] or "1"
+
+    def canonical(self, arch: str, stem: str) -> tuple[str, str]:
+        half, width = self.parse(arch)
+        return f"{self.prefix}{half},width={width}", stem
+
+    def name_in_papers(self, arch: str) -> str:
+        """The name of its halves."""
+        return arch.removeprefix(self.prefix).partition(",")[0]
+
+    def build(
+        self, arch: str, stem: str, reading: str, *, zero_init_residual: bool = False
+    ) -> Trunk:
+        from backbench.weights.families.pair_trunk import LabPair
+
+        refuse_other_readings(arch, reading)
+        half, width = self.parse(arch)
+        pair = LabPair(half, stem, WIDTHS[width])
+        pair.arch = arch
+        return pair
+
+    def default_pixels(self, arch: str) -> Pixels:
+        return PIXELS
+
+    def refuse_pixels(self, arch: str, pixels: Pixels) -> None:
+        if pixels != PIXELS:
+            raise BadInput(
+                f"{arch} converts RGB from 0 to 1 itself: its pixels' mean is 0 and their std 1,"
+                f" not {pixels.mean} and {pixels.std} (in a recipe: views.mean, views.std)"
+            )

@@ -1,0 +1,62 @@
+"""torchvision's ResNets, under their own names: `resnet18` to `resnet152`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from backbench.weights.families.resnet_tables import ARCHS, FORMATS
+from backbench.weights.family import (
+    Tables,
+    Tree,
+    TrunkFamily,
+    TrunkInFile,
+    TrunkMetadata,
+    refuse_other_readings,
+)
+
+if TYPE_CHECKING:
+    from backbench.weights.trunk import Trunk
+
+
+class ResNetFamily(TrunkFamily):
+    """ResNets: their files tell everything but the padding of a 3x3 first convolution."""
+
+    tensors_say_all = True
+    formats = FORMATS
+
+    def owns(self, arch: str) -> bool:
+        return arch in ARCHS
+
+    def suggestions(self) -> Collection[str]:
+        return ARCHS
+
+    def canonical(self, arch: str, stem: str) -> tuple[str, str]:
+        return arch, stem
+
+    def dialect(self, arch: str) -> str:
+        return "torchvision"
+
+    def build(
+        self, arch: str, stem: str, reading: str, *, zero_init_residual: bool = False
+    ) -> Trunk:
+        from backbench.weights.families.resnet_trunk import build_backbone
+
+        refuse_other_readings(arch, reading)
+        return build_backbone(arch, stem, zero_init_residual=zero_init_residual)
+
+    def find(
+        self, tables: Tables, tree: Tree, path: Path, metadata: TrunkMetadata
+    ) -> list[TrunkInFile]:
+        from backbench.weights.families import resnet_names
+
+        return list(resnet_names.find_trunks(tables, metadata.pixels))
+
+    def loaded_by(self, arch: str, library: str) -> str | None:
+        if library == "detectron2":
+            depth = arch.removeprefix("resnet")
+            return f"MODEL.RESNETS.DEPTH {depth} MODEL.RESNETS.STRIDE_IN_1X1 False"
+        if library == "timm":
+            return f"timm.create_model('{arch}', num_classes=0)"
+        return "fc = Identity()"

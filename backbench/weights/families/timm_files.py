@@ -1,0 +1,437 @@
+"""Vision transformers and ConvNeXts in files: where they stand, and which timm model each is."""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from backbench.errors import BadInput
+from backbench.images.preprocess import Pixels
+from backbench.weights.families.timm_formats import REGISTERS, TIMM
+from backbench.weights.families.timm_layouts import LAYOUTS, Layout, Piece, pieces
+from backbench.weights.families.timm_model_names import PREFIX, parse
+from backbench.weights.families.timm_trunk import create
+from backbench.weights.family import (
+    NATIVE,
+    Format,
+    Shape,
+    Tables,
+    TrunkFamily,
+    TrunkInFile,
+    TrunkMetadata,
+)
+from backbench.weights.tensor_names import first_names
+
+Tensors = Mapping[str, Tensor]
+
+FEWEST = 12  # names of blocks before a prefix is looked at
+MOST = 16  # prefixes looked at in a table
+_LONGEST = 300  # characters of a name that is looked at
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimmInFile(TrunkInFile):
+    """A vision transformer or ConvNeXt under one prefix of one table.
+
+    `local`: the file's names below the prefix -> its keys. `arch` is empty until `identified`; then
+    `sources` says which pieces of the file make each of timm's tensors, and `keys` (the file's
+    names -> its keys) which of them are there.
+    """
+
+    family: TrunkFamily
+    metadata: TrunkMetadata
+    layout: Layout
+    local: Mapping[str, str]
+    sources: Mapping[str, list[Piece]] = field(default_factory=dict)
+    folds: bool = False
+
+    @property
+    def blank(self) -> Tensors:
+        """The model's own tensors, without elements."""
+        return self.family.tensors(self.arch, NATIVE)
+
+    @property
+    def has_registers(self) -> bool:
+        return any(name.endswith(REGISTERS) for name in self.local)
+
+    def shapes(self) -> Mapping[str, Shape]:
+        return {each.key: each.shape for parts in self.sources.values() for each in parts}
+
+    def assembled(self, tensors: Tensors) -> dict[str, Tensor]:
+        blank = self.blank
+        out = {}
+        for ours, parts in self.sources.items():
+            there = [each for each in parts if each.key in self.keys]
+            if len(there) < len(parts):  # a counter, or what is allowed to be missing
+                continue
+            taken = [each.taken(tensors[self.keys[each.key]].detach()) for each in there]
+            if self.folds and ours in ("cls_token", "pos_embed"):
+                out[ours] = _folded(ours, [tensor.float() for tensor in taken])
+                continue
+            whole = taken[0] if len(taken) == 1 else torch.cat(taken)
+            out[ours] = whole.reshape(blank[ours].shape)
+        return out
+
+    def identified(self, tensors: Tensors, form: Format | None) -> TimmInFile:
+        folds = form is not None and form.folds and self.has_registers
+        arch = self.metadata.arch
+        if not arch:
+            if form is None or not form.timm:
+                raise BadInput(
+                    f"holds {self._described()}, in no known format; say what it is with"
+                    f" --arch {PREFIX}NAME (and --pixels, --reading)"
+                    " in `backbench import FILE --out X.safetensors`"
+                )
+            arch = _known(self, tensors, form, folds)
+        if "pos" in self.metadata.options:
+            arch = self.family.with_options(arch, {"pos": self.metadata.options["pos"]})
+        arch, _ = self.family.canonical(arch, NATIVE)
+        return _fitted(replace(self, arch=arch, folds=folds), form)
+
+    def _described(self) -> str:
+        return f"'{self.label}' ({first_names(list(self.local), 2)})"
+
+    def contradictions(self, tensors: Tensors) -> list[str]:
+        return contradictions(self, tensors)
+
+    def stem(self, form: Format | None, wanted: str | None = None) -> str | None:
+        if wanted is not None:
+            raise BadInput(f"{self.arch} has no choice of stem; leave out --stem")
+        return NATIVE
+
+    def pixels(self, form: Format | None) -> Pixels | None:
+        if self.metadata.pixels is not None:
+            return self.metadata.pixels
+        return None if form is None or "pixels" in form.asks else form.pixels
+
+    def reading(self, form: Format | None) -> str:
+        if form is None or self.metadata.reading:
+            return self.metadata.reading
+        return form.readings.get(self._width(), form.reading)
+
+    def _width(self) -> int:
+        """The width of a transformer, or of a ConvNeXt's last stage."""
+        for name in ("norm.weight", "head.norm.weight"):
+            if name in self.blank:
+                return self.blank[name].shape[0]
+        return 0
+
+    def head_keys(self, tensors: Tensors, others: tuple[str, ...]) -> list[str]:
+        """The model's own heads; text towers and decoders are not kept."""
+        return list(self.heads)
+
+    def provenance(self, form: Format | None) -> dict[str, str]:
+        about = {
+            "licence": self.metadata.licence or (form.licence if form else ""),
+            "positions": self._position_rule(form),
+            "told by": self.metadata.source,
+        }
+        if self.folds:
+            about["changed"] = "the class token's position is added to it, as timm's model has it"
+        return {key: value for key, value in about.items() if value}
+
+    def _position_rule(self, form: Format | None) -> str:
+        """The rule by which its authors resize its position embeddings; empty where it has none,
+        or nobody says."""
+        if form is None or "pos_embed" not in self.blank:
+            return ""
+        if form.positions_with_registers and self.has_registers:
+            return form.positions_with_registers
+        return form.positions
+
+
+# --- where they stand ---
+
+
+def find(
+    family: TrunkFamily, tables: Tables, metadata: TrunkMetadata, form: Format | None
+) -> list[TimmInFile]:
+    """The trunks of a file by layout, or by the names of the model that `metadata` has where no
+    layout fits."""
+    trunks = _by_layout(family, tables)
+    if not trunks and metadata.arch:
+        arch, _ = family.canonical(metadata.arch, NATIVE)
+        trunks = _by_names(family, tables, family.tensors(arch, NATIVE))
+    return [replace(trunk, metadata=metadata, form=form) for trunk in trunks]
+
+
+def _by_layout(family: TrunkFamily, tables: Tables) -> list[TimmInFile]:
+    """All trunks of the file in one of the layouts, in the file's order; only their names are known
+    yet."""
+    out = []
+    for table, tensors in tables.items():
+        votes: Counter[tuple[str, Layout]] = Counter()
+        for key in tensors:
+            if len(key) > _LONGEST:
+                continue
+            for layout in LAYOUTS:
+                match = re.match(rf"(.*?\.)??{layout.blocks}\.\d", key)
+                if match is not None:
+                    votes[match[1] or "", layout] += 1
+        best: dict[str, tuple[int, TimmInFile]] = {}
+        for (prefix, layout), count in votes.most_common(MOST):
+            trunk = _of_layout(family, table, prefix, layout, tensors)
+            score = sum(name in trunk.local for name in layout.outside)
+            if count < FEWEST or 2 * score < len(layout.outside):
+                continue
+            if prefix not in best or score > best[prefix][0]:
+                best[prefix] = score, trunk
+        place = {key: position for position, key in enumerate(tensors)}
+        trunks = [trunk for _, trunk in best.values()]
+        out += sorted(trunks, key=lambda t: min(map(place.__getitem__, t.local.values())))
+    return out
+
+
+def _of_layout(
+    family: TrunkFamily, table: str, prefix: str, layout: Layout, tensors: Tensors
+) -> TimmInFile:
+    """All names below a prefix, as one trunk."""
+    local: dict[str, str] = {}
+    for key in tensors:
+        if key.startswith(prefix):
+            name = layout.local(key[len(prefix) :])
+            # Two chunks may not hold one block: the second stays under its own name, as extra
+            local[key[len(prefix) :] if name in local else name] = key
+    return TimmInFile(
+        table=table,
+        prefix=prefix,
+        dialect=layout.name,
+        family=family,
+        metadata=TrunkMetadata(),
+        layout=layout,
+        local=local,
+    )
+
+
+def _by_names(family: TrunkFamily, tables: Tables, names: Tensors) -> list[TimmInFile]:
+    """All trunks of the file that have at least half of these names, whatever their layout."""
+    out = []
+    plain = Layout("timm's", "", ())
+    for table, tensors in tables.items():
+        votes: Counter[str] = Counter()
+        for key in tensors:
+            if len(key) > _LONGEST:
+                continue
+            parts = key.split(".")
+            for i in range(len(parts)):
+                if ".".join(parts[i:]) in names:
+                    votes["".join(f"{part}." for part in parts[:i])] += 1
+                    break
+        for prefix, count in votes.most_common(MOST):
+            if 2 * count >= len(names):
+                out.append(_of_layout(family, table, prefix, plain, tensors))
+    return out
+
+
+# --- which model ---
+
+
+def signature(trunk: TimmInFile, tensors: Tensors) -> str:
+    """'384/16', '1536/14+reg+glu', '96x27+grn': what tells the models of a format apart."""
+    names = list(trunk.local)
+    if "stages" in trunk.layout.blocks:
+        return _stages(trunk, tensors)
+    # Most vectors of a block are as wide as the trunk
+    widths: Counter[int] = Counter()
+    patches = []
+    for key in trunk.local.values():
+        if tensors[key].dim() == 1:
+            widths[tensors[key].shape[0]] += 1
+        elif tensors[key].dim() == 4:
+            patches.append(tensors[key].shape[-1])
+    width = widths.most_common(1)[0][0] if widths else 0
+    out = f"{width}/{patches[0] if patches else 16}"
+    if trunk.has_registers:
+        out += "+reg"
+    gates = ("mlp.w3.weight", "mlp.weights_in.weight", "mlp.gate_proj.weight", "mlp.fc1_g.weight")
+    return out + ("+glu" if any(name.endswith(gates) for name in names) else "")
+
+
+def _stages(trunk: TimmInFile, tensors: Tensors) -> str:
+    widths: Counter[int] = Counter()
+    third = set()
+    for name, key in trunk.local.items():
+        parts = name.removeprefix("encoder.").split(".")
+        if parts[0] == "stages" and parts[1] == "0" and tensors[key].dim() == 1:
+            widths[tensors[key].shape[0]] += 1
+        if parts[0] == "stages" and parts[1] == "2" and "downsampl" not in name:
+            third.add(next((part for part in parts[2:] if part.isdigit()), ""))
+    width = widths.most_common(1)[0][0] if widths else 0
+    grn = "+grn" if any(".grn." in name for name in trunk.local) else ""
+    # A file without one block is no smaller model: what is missing is told of the next larger one
+    depth = next((depth for depth in (6, 8, 9, 27) if len(third) <= depth), 27)
+    if not grn or width >= 96:
+        depth = 9 if len(third) <= 9 and width == 96 else 27
+    return f"{width}x{depth}{grn}"
+
+
+def _known(trunk: TimmInFile, tensors: Tensors, form: Format, folds: bool) -> str:
+    """The format's model of this width and patch, with the facts that the file and its metadata add."""
+    key = signature(trunk, tensors)
+    model = form.timm.get(key)
+    if model is None:  # the patch or a mark may be what is damaged
+        like = [name for each, name in form.timm.items() if each.split("/")[0] == key.split("/")[0]]
+        if not like or "/" not in key or _has_patch(trunk, tensors):
+            raise BadInput(
+                f"holds {trunk._described()}, format {form.name}, of width and patch {key};"
+                f" known are {', '.join(form.timm)}; say which model it is with --arch timm:NAME"
+            )
+        model = like[0]
+    if "{}" in model:
+        model = model.format(_clip(form, trunk.metadata.activation))
+    arch = PREFIX + model
+    name = parse(arch)
+    options = {**_size(trunk, tensors, arch, folds), **_differences(arch, trunk.metadata.options)}
+    return str(name._replace(options={**name.options, **options}))
+
+
+def _has_patch(trunk: TimmInFile, tensors: Tensors) -> bool:
+    return any(tensors[key].dim() == 4 for key in trunk.local.values())
+
+
+def _clip(form: Format, activation: str) -> str:
+    kinds = {"quick_gelu": "clip_quickgelu", "gelu": "clip"}
+    if activation in kinds:
+        return kinds[activation]
+    raise BadInput(
+        f"format {form.name}: neither the file nor one beside it tells the activation; say it by"
+        " --arch timm:vit_base_patch16_clip_quickgelu_224 (OpenAI's, MetaCLIP's, DFN's) or"
+        " --arch timm:vit_base_patch16_clip_224 (LAION's, DataComp's), or the like of its size"
+    )
+
+
+def _size(trunk: TimmInFile, tensors: Tensors, arch: str, folds: bool) -> dict[str, str]:
+    """`img_size` where the file has position embeddings for images of another size than the
+    model's."""
+    blank = trunk.family.tensors(*trunk.family.canonical(arch, NATIVE))
+    if "pos_embed" not in blank or "patch_embed.proj.weight" not in blank:
+        return {}
+    sources = pieces(trunk.layout, blank, trunk.local)
+    key = trunk.local.get(sources["pos_embed"][0].key)
+    if key is None or tensors[key].dim() < 2:
+        return {}
+    ours = blank["pos_embed"].shape[1]
+    prefix = ours - math.isqrt(ours) ** 2
+    patches = tensors[key].shape[-2] - (1 if folds else prefix)
+    side = math.isqrt(max(patches, 0))
+    if side == 0 or side**2 != patches or patches == ours - prefix:
+        return {}
+    return {"img_size": str(side * blank["patch_embed.proj.weight"].shape[-1])}
+
+
+def _differences(arch: str, options: Mapping[str, str]) -> dict[str, str]:
+    """Heads and eps where a configuration says others than the model has.
+
+    Not a smaller eps: the Hub's conversions took its default, 1e-12, for what was trained with
+    1e-6.
+    """
+    if not options.keys() & {"num_heads", "eps"}:
+        return {}
+    with torch.device("meta"):
+        model: torch.nn.Module = create(parse(arch))
+    out = {}
+    heads, eps = options.get("num_heads"), options.get("eps")
+    blocks = getattr(model, "blocks", None)
+    if heads is not None and blocks is not None and int(heads) != blocks[0].attn.num_heads:
+        out["num_heads"] = heads
+    norm = getattr(model, "norm", None)
+    if eps is not None and isinstance(norm, torch.nn.LayerNorm) and float(eps) > 1.5 * norm.eps:
+        out["eps"] = eps
+    return out
+
+
+# --- which tensors ---
+
+
+def _fitted(trunk: TimmInFile, form: Format | None) -> TimmInFile:
+    """The trunk with its keys sorted: those of the model, heads, and those left over inside it."""
+    sources = pieces(trunk.layout, trunk.blank, trunk.local)
+    if trunk.folds and "pos_embed" in trunk.blank and "cls_token" in trunk.blank:
+        (position,) = sources["pos_embed"]
+        one, rows, width = position.shape
+        whole = Piece(position.key, (one, rows + 1, width))
+        sources["pos_embed"] = [whole]
+        sources["cls_token"] = [*sources["cls_token"], whole]
+    wanted = {each.key for parts in sources.values() for each in parts}
+    beside = form.beside if form is not None else TIMM.beside
+    known = form is not None and form is not TIMM
+    insides = {name.split(".")[0] for name in wanted}
+    keys, extra, heads = {}, [], []
+    for name, key in trunk.local.items():
+        if name in wanted:
+            keys[name] = key
+        elif any(fnmatch.fnmatchcase(name, pattern) for pattern in beside):
+            heads.append(key)
+        elif known or name.split(".")[0] in insides:
+            extra.append(key)
+        else:
+            heads.append(key)
+    return replace(trunk, keys=keys, extra=tuple(extra), heads=tuple(heads), sources=sources)
+
+
+def _folded(ours: str, taken: list[Tensor]) -> Tensor:
+    """The class token with its position added, and the positions without it: (1, 1, D), (1, n, D).
+
+    timm's model has no position of its class token, so its sum is the token."""
+    if ours == "cls_token":
+        token, positions = taken
+        return token + positions[:, :1]
+    return taken[0][:, 1:]
+
+
+# --- contradictions of the model ---
+
+
+def contradictions(trunk: TimmInFile, tensors: Tensors) -> list[str]:
+    """Keys that the trunk leaves out, though they would change its features."""
+    out = []
+    for name, key in trunk.local.items():
+        if not name.endswith(_LOOKED_INTO) and not name.startswith("norms.3."):
+            continue
+        if tensors[key].numel() > _SMALL:  # a file may pretend to any size
+            out.append(f"{key} ({tensors[key].numel()} elements)")
+        elif name.endswith("rope_embed.periods") and not _usual_periods(tensors[key]):
+            out.append(f"{key} (not 100 ** (i / n), the periods of timm's model)")
+        elif name.endswith("attn.qkv.bias") and _two_thirds(trunk, name):
+            if not _masked(tensors[key], tensors.get(f"{key}_mask")):
+                out.append(f"{key} (not its keys' third alone is masked)")
+        elif name.startswith("norms.3."):
+            twin = trunk.local.get(name.replace("norms.3.", "norm."))
+            if twin is not None and not torch.equal(tensors[key], tensors[twin]):
+                out.append(f"{key} (differs from {twin}, whose copy it should be)")
+    return out
+
+
+_LOOKED_INTO = ("rope_embed.periods", "attn.qkv.bias", "attn.qkv.bias_mask")
+_SMALL = 1_000_000  # elements
+
+
+def _usual_periods(periods: Tensor) -> bool:
+    """facebookresearch/dinov3: dinov3/layers/rope_position_encoding.py, base 100; kept in bf16."""
+    count = periods.numel()
+    expected = 100 ** (torch.arange(count) / max(count, 1))
+    same = periods.shape == expected.shape
+    return same and torch.allclose(periods.float(), expected, rtol=1e-2)
+
+
+def _two_thirds(trunk: TimmInFile, name: str) -> bool:
+    """True where the model takes the queries' and the values' third of this bias alone."""
+    pieces = [each for parts in trunk.sources.values() for each in parts]
+    return any(each.key == name and each.parts == 3 for each in pieces)
+
+
+def _masked(bias: Tensor, mask: Tensor | None) -> bool:
+    """True where all of a bias (3 * D) counts but the keys' third."""
+    if mask is None:
+        return not bool((bias.chunk(3)[1] != 0).any())
+    if mask.shape != bias.shape:
+        return False
+    queries, keys, values = mask.float().chunk(3)
+    return bool((queries == 1).all() and (keys == 0).all() and (values == 1).all())

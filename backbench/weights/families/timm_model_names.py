@@ -1,0 +1,109 @@
+"""Names of timm's models: `timm:NAME` or `timm:NAME,key=value,...`.
+
+What no weight file holds stands in the name: heads, activation, the norms' eps, the input size, the
+rule by which position embeddings are resized. Only names that timm registers are taken.
+
+    timm:convnext_tiny
+    timm:vit_small_patch16_224,num_heads=12              MoCo-v3's ViT-S
+    timm:vit_base_patch14_dinov2,pos=+0.1                takes any multiple of 14 pixels
+    timm:vit_tiny_patch16_224,img_size=32,patch_size=4   for small images
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from backbench.errors import BadInput, nearest
+
+PREFIX = "timm:"
+# Rules by which authors resize position embeddings (`timm_trunk.resized`)
+POSITION_RULES = ("+0.1", "aa", "size")
+# The largest whole number in a name, and the most layers: a header may say anything, and building
+# takes time
+_LARGEST, _DEEPEST = 65_536, 200
+
+
+class TimmName(NamedTuple):
+    """`timm:NAME,key=value,...` in parts."""
+
+    model: str
+    options: Mapping[str, str]
+
+    def __str__(self) -> str:
+        options = [f"{key}={value}" for key, value in sorted(self.options.items())]
+        return PREFIX + ",".join([self.model, *options])
+
+
+def parse(arch: str) -> TimmName:
+    """BadInput for a name that timm does not register and for options that do not exist."""
+    import timm
+
+    name, *pairs = arch.removeprefix(PREFIX).split(",")
+    if not re.fullmatch(r"\w{1,80}", name) or not timm.is_model(name):
+        near = nearest(name[:80], timm.list_models()) if re.fullmatch(r"[\w.-]+", name) else ""
+        raise BadInput(f"timm {timm.__version__} has no model '{name[:80]}'; {near}".rstrip("; "))
+    options = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or key not in OPTIONS:
+            raise BadInput(
+                f"'{arch[:120]}': '{pair[:40]}' is none of {', '.join(OPTIONS)}, each as key=value"
+            )
+        OPTIONS[key](value)  # refuses what is no value of it
+        options[key] = value
+    return TimmName(name, options)
+
+
+def _whole(text: str) -> int:
+    if not re.fullmatch(r"[1-9]\d{0,5}", text) or int(text) > _LARGEST:
+        raise BadInput(f"'{text[:40]}' in the trunk's name: expected a whole number above 0")
+    return int(text)
+
+
+def _layers(text: str) -> int:
+    if _whole(text) > _DEEPEST:
+        raise BadInput(f"'{text}' layers in the trunk's name: expected at most {_DEEPEST}")
+    return int(text)
+
+
+def _each(number: Callable[[str], int], text: str) -> list[int]:
+    """'2-2-6-2', a number for each stage."""
+    parts = text.split("-")
+    if len(parts) > 8:
+        raise BadInput(f"'{text[:40]}' in the trunk's name: expected a number for each stage")
+    return [number(part) for part in parts]
+
+
+def number(text: str) -> float:
+    """A number above 0 of a name's option."""
+    if not re.fullmatch(r"\d+(\.\d+)?([eE]-?\d{1,2})?", text) or not 0 < float(text) < 1e6:
+        raise BadInput(f"'{text[:40]}' in the trunk's name: expected a number above 0")
+    return float(text)
+
+
+def _of(allowed: tuple[str, ...], text: str) -> str:
+    if text not in allowed:
+        raise BadInput(f"'{text[:40]}' in the trunk's name: expected {' or '.join(allowed)}")
+    return text
+
+
+_ACTIVATIONS = ("gelu", "quick_gelu", "gelu_tanh", "relu", "silu")
+OPTIONS: dict[str, Callable[[str], Any]] = {
+    "img_size": _whole,
+    "patch_size": _whole,
+    "depth": _layers,
+    "embed_dim": _whole,
+    "num_heads": _whole,
+    "mlp_ratio": number,
+    "init_values": number,  # LayerScale's start
+    "reg_tokens": _whole,
+    "depths": functools.partial(_each, _layers),
+    "dims": functools.partial(_each, _whole),
+    "act_layer": functools.partial(_of, _ACTIVATIONS),
+    "eps": number,  # of all layer norms
+    "pos": functools.partial(_of, POSITION_RULES),
+}
+OURS = ("eps", "pos")  # the others are timm's own keyword arguments

@@ -1,0 +1,334 @@
+"""A kind of trunk as one typed object: everything that the suite asks about it.
+
+`families/` has a file for each kind and `archs.FAMILIES` lists them; no other file tests what kind
+a trunk is. A family's own file imports no torch, so that planning and `--help` stay fast; its
+network stands in a second file.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from backbench.errors import BadInput
+from backbench.images.preprocess import Pixels
+from backbench.weights.readings import POOLED
+from backbench.weights.tensor_names import is_counter, shown, unwrapped
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from backbench.weights.trunk import Trunk
+
+Shape = tuple[int, ...]
+Tables = dict[str, dict[str, "Tensor"]]  # dotted path in a file -> its tensors by key
+# What a file holds: nested dicts and lists with tensors and plain values at the leaves
+Tree = object
+
+NATIVE = "native"  # the stem of a trunk that has but one
+
+
+# --- a trunk in a file ---
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrunkMetadata:
+    """What is known of a file's trunk besides its tensors: from the command line, or from a small
+    file beside the weights.
+
+    `arch` is a trunk's whole name; `options` change the name that the format has for it.
+    """
+
+    arch: str = ""
+    reading: str = ""
+    pixels: Pixels | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
+    activation: str = ""  # timm's name of it
+    licence: str = ""
+    source: str = ""  # the file that says it; empty for the command line
+    names_model: bool = False  # that file names the model
+
+    def over(self, other: TrunkMetadata) -> TrunkMetadata:
+        """This metadata, completed by the other."""
+        return TrunkMetadata(
+            arch=self.arch or other.arch,
+            reading=self.reading or other.reading,
+            pixels=self.pixels or other.pixels,
+            options={**other.options, **self.options},
+            activation=self.activation or other.activation,
+            licence=self.licence or other.licence,
+            source=self.source or other.source,
+            names_model=self.names_model or other.names_model,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrunkInFile(ABC):
+    """A trunk under one prefix of one table of a file; each family has its own subclass.
+
+    `keys`: name of a tensor -> the file's key. `extra`: keys inside the trunk that a trunk of this
+    architecture does not have; `heads`: the other keys under the prefix.
+    """
+
+    table: str
+    prefix: str
+    dialect: str  # which project's names it has
+    arch: str = ""
+    keys: Mapping[str, str] = field(default_factory=dict)
+    extra: tuple[str, ...] = ()
+    heads: tuple[str, ...] = ()
+    form: Format | None = None  # its format, where a file beside it named the model
+
+    @property
+    def place(self) -> str:
+        """'table:prefix', the prefix without `module.`: formats are recognised by it."""
+        return f"{self.table}:{unwrapped(self.prefix)}"
+
+    @property
+    def label(self) -> str:
+        """The table and prefix, for messages."""
+        table = f"{self.table}: " if self.table else ""
+        return shown(f"{table}{self.prefix or '(no prefix)'}")
+
+    @property
+    def missing(self) -> list[str]:
+        """Names (as in `keys`) of the tensors that the file does not have; a counter is never
+        missed."""
+        return [key for key in self.shapes() if key not in self.keys and not is_counter(key)]
+
+    @abstractmethod
+    def shapes(self) -> Mapping[str, Shape]:
+        """The shape of each tensor that a whole trunk has, named as in `keys`."""
+
+    def name_in_file(self, key: str) -> str:
+        """The file's name, below the prefix, for a tensor of `keys`."""
+        return key
+
+    @abstractmethod
+    def assembled(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The trunk's own state dict, made of the tensors of its table."""
+
+    def identified(self, tensors: Mapping[str, Tensor], form: Format | None) -> TrunkInFile:
+        """The trunk with its model's name, now that its format is known."""
+        return self
+
+    def contradictions(self, tensors: Mapping[str, Tensor]) -> list[str]:
+        """Keys that the trunk leaves out, though they would change its features."""
+        return []
+
+    @abstractmethod
+    def stem(self, form: Format | None, wanted: str | None = None) -> str | None:
+        """The stem, checked against the `wanted` one; None where nothing tells it."""
+
+    @abstractmethod
+    def pixels(self, form: Format | None) -> Pixels | None:
+        """The statistics of the pixels that it was trained with; None where nothing tells them."""
+
+    def reading(self, form: Format | None) -> str:
+        """The reading of its authors, or the one that was asked for; empty for the default."""
+        return ""
+
+    @abstractmethod
+    def head_keys(self, tensors: Mapping[str, Tensor], others: tuple[str, ...]) -> list[str]:
+        """Keys to keep as the checkpoint's heads; `others` are prefixes of the file's other
+        trunks."""
+
+    def provenance(self, form: Format | None) -> dict[str, str]:
+        """Decisions about this trunk that are not in the file."""
+        return {}
+
+
+# --- published formats ---
+
+
+@dataclass(frozen=True, kw_only=True)
+class Format:
+    """A published checkpoint format: one row of a family's table.
+
+    `encoders`: name -> places 'table:prefix' of that trunk; several places are the same weights
+    written twice. A place without a table stands for the usual ones (`formats.USUAL_TABLES`).
+    `needs`: patterns of other keys, or of '@key' at the file's top, that must be there. `refines`:
+    more general formats that this one's files would also fit.
+
+    The fields after `timm` are for vision transformers and ConvNeXts: much of such a network stands
+    in no file, so its format's row has it.
+    """
+
+    name: str
+    source: str  # repository: file that builds the modules, file that saves them
+    method: str  # Checkpoint.method, unless --method says otherwise
+    also: str = ""  # other projects whose files look just the same
+    encoders: Mapping[str, tuple[str, ...]]
+    default: str
+    needs: tuple[str, ...] = ()
+    refines: tuple[str, ...] = ()
+    test: Callable[[Tables, list[TrunkInFile]], bool] | None = None
+    dialects: tuple[str, ...] = ("torchvision",)
+    pixels: Pixels = field(default_factory=Pixels)
+    small_pixels: Pixels | None = None  # with a 3x3 conv1
+    # The stem that a 3x3 conv1 means, where it is known: no file tells its padding
+    conv3: str | None = None
+    epoch: tuple[str, int] = ("epoch", 0)  # where the finished epochs are counted, and what to add
+    # 'width', 'width/patch' and more (`timm_files.signature`) -> timm's model with its options
+    timm: Mapping[str, str] = field(default_factory=dict)
+    # Patterns of keys that may stand below the trunk's prefix without being part of it
+    beside: tuple[str, ...] = ()
+    reading: str = ""  # the authors' reading; empty: the model's default
+    readings: Mapping[int, str] = field(default_factory=dict)  # for trunks of some width
+    positions: str = ""  # the rule by which its authors resize position embeddings
+    positions_with_registers: str = ""  # where they changed it
+    # Its position embeddings begin with one of the class token, which timm's model has not
+    folds: bool = False
+    asks: tuple[str, ...] = ()  # neither file nor format tells it: "activation", "pixels"
+    licence: str = ""
+
+
+# --- the kind itself ---
+
+
+class NamedWeights(NamedTuple):
+    """Weights that a name stands for: a file of a local cache, or without one a trunk to be drawn
+    anew (`metadata.arch`)."""
+
+    name: str  # of its row
+    metadata: TrunkMetadata
+    file: Path | None = None
+
+
+class GivenModule(NamedTuple):
+    """A module that a program holds, as a trunk of a family."""
+
+    arch: str
+    state_dict: Mapping[str, Tensor]
+    pixels: Pixels
+    name: str
+
+
+class TrunkFamily(ABC):
+    """One kind of trunk. Names and stems that its methods are given are canonical ones.
+
+    `prefix` begins the names of its trunks. `tensors_say_all`: the digest of a checkpoint is over
+    its tensors alone, and there is but one reading. `named_for_files`: `import --arch` may name a
+    trunk of this family. `elsewhere`: no process but this one can build its trunks.
+    """
+
+    prefix: str = ""
+    tensors_say_all: bool = False
+    named_for_files: bool = False
+    elsewhere: bool = True
+    formats: tuple[Format, ...] = ()
+
+    def __init__(self) -> None:
+        # Trunks without memory by (arch, stem, reading), and their tensors by (arch, stem)
+        self._blanks: dict[tuple[str, str, str], Trunk] = {}
+        self._tensors: dict[tuple[str, str], Mapping[str, Tensor]] = {}
+
+    # Names
+
+    def owns(self, arch: str) -> bool:
+        """True for the name of a trunk of this kind, or for what can only be meant as one."""
+        return bool(self.prefix) and arch.startswith(self.prefix)
+
+    def suggestions(self) -> Collection[str]:
+        """Names for "did you mean"."""
+        return ()
+
+    @abstractmethod
+    def canonical(self, arch: str, stem: str) -> tuple[str, str]:
+        """The one way to write a trunk's name and stem. BadInput for a trunk that does not
+        exist."""
+
+    def with_options(self, arch: str, options: Mapping[str, str]) -> str:
+        """The name with other options (`--pos`). BadInput where the trunk has none."""
+        raise BadInput(f"{arch} takes images of any size; leave out --pos")
+
+    def name_in_papers(self, arch: str) -> str:
+        """The name that papers print for this trunk."""
+        return arch
+
+    def dialect(self, arch: str) -> str:
+        """Whose names its state dict has."""
+        return "its own"
+
+    # The trunk
+
+    @abstractmethod
+    def build(
+        self, arch: str, stem: str, reading: str, *, zero_init_residual: bool = False
+    ) -> Trunk:
+        """A trunk with fresh weights. BadInput for a reading that it does not have."""
+
+    def default_reading(self, arch: str) -> str:
+        """The reading of its features where nobody says otherwise."""
+        return POOLED
+
+    def default_pixels(self, arch: str) -> Pixels:
+        """The statistics of its pixels where no file says otherwise."""
+        return Pixels()
+
+    def refuse_pixels(self, arch: str, pixels: Pixels) -> None:  # noqa: B027 - most take any
+        """BadInput for a trunk that converts pixels itself and is given others than it takes."""
+
+    def blank(self, arch: str, stem: str, reading: str) -> Trunk:
+        """The trunk in eval() without memory for its elements, built once: for names, shapes and
+        costs."""
+        key = arch, stem, reading
+        if key not in self._blanks:
+            self._blanks[key] = self.build_blank(arch, stem, reading).eval()
+        return self._blanks[key]
+
+    def build_blank(self, arch: str, stem: str, reading: str) -> Trunk:
+        """A trunk on the meta device. To be overridden where building needs real elements."""
+        import torch
+
+        with torch.device("meta"):
+            return self.build(arch, stem, reading)
+
+    def tensors(self, arch: str, stem: str) -> Mapping[str, Tensor]:
+        """Every tensor of its state dict without elements; parameters are `nn.Parameter`."""
+        key = arch, stem
+        if key not in self._tensors:
+            blank = self.blank(arch, stem, self.default_reading(arch))
+            self._tensors[key] = blank.state_dict(keep_vars=True)
+        return self._tensors[key]
+
+    # Files, modules and names that hold weights
+
+    def find(
+        self, tables: Tables, tree: Tree, path: Path, metadata: TrunkMetadata
+    ) -> list[TrunkInFile]:
+        """The trunks of this family in an opened file, in the file's order."""
+        return []
+
+    def named_weights(self, name: str, metadata: TrunkMetadata) -> NamedWeights | None:
+        """The weights that a name stands for; None for a name that is none of this family's."""
+        return None
+
+    def cached_names(self) -> list[str]:
+        """Names whose weights are on this machine already."""
+        return []
+
+    def of_module(self, module: nn.Module) -> GivenModule | None:
+        """A torch module as a trunk of this family; None where it is none."""
+        return None
+
+    def loaded_by(self, arch: str, library: str) -> str | None:
+        """The words that load an exported file in torchvision, timm or Detectron2; None where the
+        library has no such trunk."""
+        return None
+
+
+def refuse_other_readings(arch: str, reading: str) -> None:
+    """BadInput for another reading than the trunk's own pooling."""
+    if reading != POOLED:
+        raise BadInput(f"{arch} is read by '{POOLED}' alone, not by '{reading[:40]}'")
+
+
+def native_stem(arch: str, stem: str) -> str:
+    """The stem of a trunk that has but one. BadInput where another is asked for."""
+    if stem not in (NATIVE, "imagenet"):  # recipes say imagenet where they say nothing
+        raise BadInput(f"{arch[:80]} has no stem '{stem[:40]}'; leave out stem")
+    return NATIVE
