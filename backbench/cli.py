@@ -232,7 +232,7 @@ def _finetune(p: argparse.ArgumentParser) -> None:
     "analyze",
     "transfer.analyze:run",
     "what the features look like: the papers' figures",
-    check="transfer.analyze_recipe:check",
+    check="transfer.protocols:check_analysis",
 )
 def _analyze(p: argparse.ArgumentParser) -> None:
     _checkpoints(p)

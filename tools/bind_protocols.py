@@ -57,8 +57,7 @@ def bound() -> Shipped:
 def _probes() -> tuple[dict[str, Leaves], list[Recipe]]:
     """Every recipe of configs/transfer by the dataclass of its kind."""
     from backbench.tasks import TASKS
-    from transfer.analyze_recipe import AnalyzeConfig
-    from transfer.protocols import PROTOCOLS
+    from transfer.protocols import PROTOCOLS, AnalyzeConfig
 
     classes: dict[str, Any] = {**PROTOCOLS, "analyze": AnalyzeConfig}
     tasks = {"analyze": "analyze"}  # kind -> a task

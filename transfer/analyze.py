@@ -1,53 +1,77 @@
 """`backbench analyze`: what checkpoints do to features, in the papers' figures and numbers.
 
-One pass over the images (`analyze_pass`) keeps sums, histograms and the plain features of a bounded
-sample of images, so memory does not grow with the dataset; from these come the numbers
-(`analyze_numbers`) and pictures (`analyze_pictures`). Every statistic is taken on the trunk's
-features and, where the checkpoint has kept it, on its projector's.
+One pass over the images (`accumulate`): each is decoded once and seen by every checkpoint in 1 + N
+views. The pass keeps sums, histograms and the plain features of a bounded sample of images, so
+memory does not grow with the dataset. From these come the numbers (`summarise`) and the pictures
+(`analyze_pictures`). Every statistic is taken on the trunk's features and, where the checkpoint has
+kept it, on its projector's.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, TypedDict
 
+import numpy as np
 import torch
+from torch import Tensor, nn
 
 from backbench.datasets import catalog, splits
-from backbench.errors import BadInput
-from backbench.images import contents
-from backbench.images.image_list import ImageList
+from backbench.errors import BadInput, Preempted
+from backbench.images import augmentations, contents
+from backbench.images.image_list import ImageList, Images
+from backbench.knn import knn_scores
+from backbench.parallel import loading
+from backbench.parallel.loading import Unreadable
 from backbench.recipes import config, fast
 from backbench.results import store
 from backbench.results.store import Result
 from backbench.runs import atomic, seeding
-from backbench.runs.folder import PICTURES, open_run
+from backbench.runs.folder import PICTURES, STATES, open_run
+from backbench.runs.run_progress import Progress
+from backbench.runs.state import StopFlag, load_state, save_state
+from backbench.stats import confidence
 from backbench.weights.checkpoint import Checkpoint
-from transfer import analyze_pictures
-from transfer.analyze_curves import training_curves
-from transfer.analyze_numbers import Number, summarise
-from transfer.analyze_pass import STATE, Space, accumulate
-from transfer.analyze_recipe import AnalyzeConfig, load_config
-from transfer.analyze_summary import CheckpointCurve, SpaceSummary, Summary, finite
+from transfer import analyze_pictures, probe_fewshot
+from transfer import feature_statistics as stats
+from transfer.analyze_pictures import (
+    PROJECTOR,
+    TRUNK,
+    MinMaxSummary,
+    SpaceCurves,
+    Summary,
+    finite,
+    training_curves,
+)
 from transfer.devices import Machine, read_checkpoints, start_for
+from transfer.features import FeatureRows
+from transfer.frozen import FrozenTrunk, build_projector, forward_all, output_dim
+from transfer.protocols import AnalyzeConfig, FewShot, load_analysis
 from transfer.scoring import recorded
 
+if TYPE_CHECKING:
+    from PIL import Image
+
 SUMMARY = "analysis.json"
+STATE = f"{STATES}/analyze.state"  # below the run's folder
 
 
 def run(args: argparse.Namespace) -> int:
     """The verb `analyze`."""
-    recipe = load_config(args.recipe, args.augmentations)
+    recipe = load_analysis(args.recipe, args.augmentations)
     if args.devices * args.nodes > 1:
         raise BadInput(
             "--devices: analyze runs in one process; analyze other checkpoints beside it instead"
         )
-    found = catalog.load(args.dataset, args.data, seed=args.seed)
-    images = choose_images(dict(found.items())[recipe.split], recipe.images, args.seed)
+    dataset = catalog.load(args.dataset, args.data, seed=args.seed)
+    images = choose_images(dict(dataset.items())[recipe.split], recipe.images, args.seed)
     checkpoints = read_checkpoints(args.checkpoints)
-    # What decides the numbers: the list of images, and what they hold.
+    # All that decides the numbers: the list of images, and what they hold.
     identity = {
         "recipe": config.to_dict(recipe),
         "checkpoints": [c.digest for c in checkpoints],
@@ -57,24 +81,11 @@ def run(args: argparse.Namespace) -> int:
         "seed": args.seed,
     }
     machine = start_for(args)
-    # Once it was what the file system said of the images
-    keys = {"dropped": ("content",), "added": (contents.KEY,)}
-    with open_run(args.out, verb="analyze", identity=identity, **keys) as out:
+    with open_run(args.out, verb="analyze", identity=identity) as out:
+        if not store.complete(out):
+            analyze(args, checkpoints, images, recipe, machine)
+        (out / STATE).unlink(missing_ok=True)
         rows = recorded(out)
-        if store.complete(out):
-            (out / STATE).unlink(missing_ok=True)
-        else:
-            curves = training_curves(args.checkpoints, checkpoints)
-            rows = analyze(
-                checkpoints,
-                images,
-                recipe,
-                dataset=args.dataset,
-                out=out,
-                seed=args.seed,
-                machine=machine,
-                curves=curves,
-            )
     show(rows, args.out)
     return 0
 
@@ -88,17 +99,14 @@ def choose_images(images: ImageList, count: int | None, seed: int) -> ImageList:
 
 
 def analyze(
+    args: argparse.Namespace,
     checkpoints: Sequence[Checkpoint],
     images: ImageList,
     recipe: AnalyzeConfig,
-    *,
-    dataset: str,
-    out: Path,
-    seed: int,
     machine: Machine,
-    curves: Sequence[CheckpointCurve] = (),
-) -> list[Result]:
+) -> None:
     """Everything for `checkpoints` on `images`: OUT/analysis.json, OUT/pictures and the rows."""
+    out, seed = args.out, args.seed
     # 1. The pass over the images, which can be stopped and continued.
     spaces, sample = accumulate(checkpoints, images, recipe, out=out, seed=seed, machine=machine)
     # 2. The numbers of each space, as rows and as what the pictures are drawn from.
@@ -109,68 +117,58 @@ def analyze(
         "images": len(images),
         "sample": len(sample),
     }
-    rows: list[Result] = []
+    curves = training_curves(args.checkpoints, names)
     summary: Summary = {
-        "dataset": dataset,
+        "dataset": args.dataset,
         "images": len(images),
         "augmentations": recipe.augmentations,
         "spaces": [],
-        "training": [{**curve, "name": names[curve["checkpoint"]]} for curve in curves],
+        "training": curves,
     }
+    rows: list[Result] = []
     for space in spaces:
+        checkpoint = space.checkpoint
         numbers, drawn = summarise(space, sample, recipe, seed)
-        one: SpaceSummary = {
-            "name": names[space.checkpoint.digest],
-            "checkpoint": space.checkpoint.digest,
-            "method": space.checkpoint.method,
-            "space": space.name,
-            "dim": space.dim,
-            "numbers": {n.metric: finite(n.value) for n in numbers},
-            **drawn,
+        summary["spaces"].append(
+            {
+                "name": names[checkpoint.digest],
+                "checkpoint": checkpoint.digest,
+                "method": checkpoint.method,
+                "space": space.name,
+                "dim": space.dim,
+                "numbers": {n.metric: finite(n.value) for n in numbers},
+                **drawn,
+            }
+        )
+        of_space = {
+            **about,
+            **fast.of_trunk(checkpoint.provenance),
+            "space": f"{space.name}, {space.dim} dimensions",
         }
-        summary["spaces"].append(one)
         for number in numbers:
-            rows.append(_row(space, number, recipe, dataset=dataset, seed=seed, about=about))
+            row = Result(
+                checkpoint=checkpoint.digest,
+                name=checkpoint.name,
+                method=checkpoint.method,
+                arch=checkpoint.trunk,
+                epochs=checkpoint.epochs,
+                task="analyze",
+                dataset=args.dataset,
+                split=recipe.split,
+                metric=number.metric,
+                value=number.value,
+                ci95=number.ci95,
+                protocol=recipe.name(space.name),
+                seed=seed,
+                provenance={**of_space, "about": number.about} if number.about else of_space,
+            )
+            rows.append(row)
     # 3. The files; the rows last, as a run with rows is done. What is undefined is null by now, and
     #    must be: JSON has no nan.
     atomic.write_json(out / SUMMARY, json.loads(json.dumps(summary, allow_nan=False)))
     analyze_pictures.draw(summary, out / PICTURES)
     store.owe(out, len(rows))
     store.append_missing(out, rows)
-    (out / STATE).unlink(missing_ok=True)
-    return rows
-
-
-def _row(
-    space: Space,
-    number: Number,
-    recipe: AnalyzeConfig,
-    *,
-    dataset: str,
-    seed: int,
-    about: Mapping[str, object],
-) -> Result:
-    checkpoint = space.checkpoint
-    of_trunk = fast.of_trunk(checkpoint.provenance)
-    provenance = {**about, **of_trunk, "space": f"{space.name}, {space.dim} dimensions"}
-    if number.about:
-        provenance["about"] = number.about
-    return Result(
-        checkpoint=checkpoint.digest,
-        name=checkpoint.name,
-        method=checkpoint.method,
-        arch=checkpoint.trunk,
-        epochs=checkpoint.epochs,
-        task="analyze",
-        dataset=dataset,
-        split=recipe.split,
-        metric=number.metric,
-        value=number.value,
-        ci95=number.ci95,
-        protocol=recipe.name(space.name),
-        seed=seed,
-        provenance=provenance,
-    )
 
 
 def unique_names(checkpoints: Sequence[Checkpoint]) -> dict[str, str]:
@@ -184,26 +182,348 @@ def unique_names(checkpoints: Sequence[Checkpoint]) -> dict[str, str]:
 
 
 def show(rows: Sequence[Result], out: Path) -> None:
-    """A line per metric and space, a column per checkpoint, on standard output."""
+    """Print a line per metric and space, a column per checkpoint."""
     names = {r.checkpoint: r.name[:16] for r in rows}  # digests in their order
-    lines: dict[tuple[str, str], dict[str, Result]] = {}
+    table: dict[tuple[str, str], dict[str, str]] = {}
     for r in rows:
-        lines.setdefault((r.protocol, r.metric), {})[r.checkpoint] = r
+        cell = "undefined" if r.value is None else f"{r.value:.4g}"
+        table.setdefault((r.protocol, r.metric), {})[r.checkpoint] = cell
     shown = None
-    for (protocol, metric), found in lines.items():
+    for (protocol, metric), cells in table.items():
         if protocol != shown:
             shown = protocol
-            print(_line(f"{protocol:<28}", names.values()))
-        cells = [_cell(found.get(digest)) for digest in names]
-        print(_line(f"  {metric:<26}", cells))
+            print(f"{protocol:<28}" + "".join(f"{name:>18}" for name in names.values()))
+        columns = "".join(f"{cells.get(digest, ''):>18}" for digest in names)
+        print(f"  {metric:<26}{columns}")
     print(f"pictures: {out / PICTURES}")
 
 
-def _line(start: str, cells: Iterable[str]) -> str:
-    return start + "".join(f"{cell:>18}" for cell in cells)
+# The pass over the images
 
 
-def _cell(r: Result | None) -> str:
-    if r is None:
-        return ""
-    return "undefined" if r.value is None else f"{r.value:.4g}"
+class AnalyzedViews:
+    """PIL image, index -> uint8 (1 + N, 3, s, s): the plain view, then N augmented ones.
+
+    The views are a function of the seed and of the image's path alone.
+    """
+
+    def __init__(self, images: ImageList, recipe: AnalyzeConfig, seed: int) -> None:
+        self.images, self.recipe, self.seed = images, recipe, seed
+        self.plain = recipe.geometry.transform()
+
+    def __call__(self, image: Image.Image, index: int) -> Tensor:
+        generator = seeding.generator(self.seed, "views to analyze", self.images.paths[index])
+        pixels = np.asarray(image)
+        height, width = pixels.shape[:2]
+        out = [np.asarray(self.plain(image))]
+        for _ in range(self.recipe.augmentations):
+            view = augmentations.draw(generator, height, width, self.recipe.crops)
+            out.append(augmentations.render_fast(pixels, view, self.recipe.crops))
+        return torch.from_numpy(np.stack(out)).permute(0, 3, 1, 2)
+
+
+class SpaceState(TypedDict):
+    views: stats.ViewState
+    moments: stats.MomentState
+    sample: Tensor
+
+
+class Space:
+    """The sums over one checkpoint's features in one space, and the sample of its features."""
+
+    def __init__(
+        self, checkpoint: Checkpoint, name: str, dim: int, recipe: AnalyzeConfig, sample: int
+    ) -> None:
+        self.checkpoint, self.name, self.dim = checkpoint, name, dim
+        self.views = stats.ViewStatistics(recipe.augmentations, dim)
+        self.moments = stats.Moments(dim)
+        self.sample = torch.zeros(sample, dim)
+
+    def add(self, features: Tensor, rows: Tensor) -> None:
+        """(B, 1 + N, dim) of B images; `rows` (B,) is each image's place in the sample, or -1."""
+        self.views.add(features[:, 1:])
+        self.moments.add(features[:, 0])
+        chosen = rows >= 0
+        self.sample[rows[chosen]] = features[:, 0].cpu()[chosen]
+
+    def state(self) -> SpaceState:
+        return {"views": self.views.state(), "moments": self.moments.state(), "sample": self.sample}
+
+    def restore(self, state: SpaceState) -> None:
+        self.views.restore(state["views"])
+        self.moments.restore(state["moments"])
+        self.sample = state["sample"]
+
+
+@dataclass(frozen=True)
+class AnalyzedCheckpoint:
+    """A trunk, the projector that the checkpoint has kept, and the sums over each one's output."""
+
+    trunk: FrozenTrunk
+    projector: nn.Sequential | None
+    spaces: list[Space]  # trunk, projector
+
+    @staticmethod
+    def build(
+        checkpoint: Checkpoint, recipe: AnalyzeConfig, sample: int, device: torch.device
+    ) -> AnalyzedCheckpoint:
+        trunk = FrozenTrunk.build(checkpoint, device=device)
+        spaces = [Space(checkpoint, TRUNK, trunk.dim, recipe, sample)]
+        projector = build_projector(checkpoint.heads, trunk.dim)
+        if projector is not None:
+            projector = projector.to(device)
+            dim = output_dim(projector)
+            spaces.append(Space(checkpoint, PROJECTOR, dim, recipe, sample))
+        return AnalyzedCheckpoint(trunk, projector, spaces)
+
+    def add(self, features: Tensor, images: int, rows: Tensor) -> None:
+        """The trunk's (B (1 + N), dim) features of B images; `rows` as in `Space.add`."""
+        outputs = [features]
+        if self.projector is not None:
+            outputs.append(self.projector(features))
+        for space, output in zip(self.spaces, outputs):
+            space.add(output.view(images, -1, output.shape[1]), rows)
+
+
+def accumulate(
+    checkpoints: Sequence[Checkpoint],
+    images: ImageList,
+    recipe: AnalyzeConfig,
+    *,
+    out: Path,
+    seed: int,
+    machine: Machine,
+) -> tuple[list[Space], ImageList]:
+    """One pass -> the filled spaces (trunk, then projector, of each checkpoint) and the sample."""
+    # 1. A seeded choice of images whose plain features are kept, in their order; `row_of` is an
+    #    image's row of the sample, or -1.
+    generator = seeding.generator(seed, "sample to analyze")
+    picked = sorted(torch.randperm(len(images), generator=generator)[: recipe.sample].tolist())
+    row_of = torch.full((len(images),), -1)
+    row_of[picked] = torch.arange(len(picked))
+    analyzed: list[AnalyzedCheckpoint] = []
+    spaces: list[Space] = []
+    for checkpoint in checkpoints:
+        one = AnalyzedCheckpoint.build(checkpoint, recipe, len(picked), machine.device)
+        analyzed.append(one)
+        spaces += one.spaces
+    trunks = [one.trunk for one in analyzed]
+
+    # 2. Sums do not depend on where a pass was cut, so the state is the
+    #    sums and how many images are in them.
+    file = out / STATE
+    first = 0
+    if file.exists():
+        stopped = load_state(file)
+        for space, state in zip(spaces, stopped["spaces"], strict=True):
+            space.restore(state)
+        first = int(stopped["images"])
+    progress = Progress(out, len(images), "analyze", unit="image", done=first)
+    saved = time.monotonic()
+    with StopFlag() as stop, torch.no_grad():
+        for pixels, index in _pictures(images, recipe, seed, first, machine):
+            # 3. All views of all images of the batch at once, (B (1 + N), 3, s, s), through every
+            #    trunk.
+            flat = pixels.flatten(0, 1).to(machine.device, non_blocking=True)
+            for one, features in zip(analyzed, forward_all(trunks, flat)):
+                one.add(features, len(pixels), row_of[index])
+            progress.advance(len(pixels))
+            # 4. The state, now and then and before a stop.
+            done = int(index[-1]) + 1
+            due = time.monotonic() - saved > 60 * recipe.save_minutes
+            if done < len(images) and (stop.requested or due):
+                _save(file, spaces, done)
+                saved = time.monotonic()
+                if stop.requested:
+                    raise Preempted(
+                        f"stopped by {stop.requested} after {done} images;"
+                        " the same command continues"
+                    )
+    for trunk in trunks:
+        trunk.verify()
+    _save(file, spaces, len(images))  # what follows takes minutes too
+    return spaces, images.subset(picked)
+
+
+def _pictures(
+    images: ImageList, recipe: AnalyzeConfig, seed: int, first: int, machine: Machine
+) -> Iterable[tuple[Tensor, Tensor]]:
+    """From image `first` on: (uint8 (B, 1 + N, 3, s, s), indices (B,))."""
+    starts = range(first, len(images), recipe.batch)
+    batches = [list(range(i, min(i + recipe.batch, len(images)))) for i in starts]
+    loaded: Iterator[tuple[Tensor, Tensor, Tensor] | Unreadable] = loading.batches(
+        Images(images, AnalyzedViews(images, recipe, seed)),  # type: ignore[arg-type]
+        batches,
+        workers=machine.workers,
+        pin=machine.device.type == "cuda",
+    )
+    for batch in loaded:
+        pixels, _, index = machine.readable(batch)
+        yield pixels, index
+
+
+def _save(file: Path, spaces: Sequence[Space], done: int) -> None:
+    save_state(file, {"images": done, "spaces": [space.state() for space in spaces]})
+
+
+# From the sums of a space to its numbers, and to the curves of its pictures
+
+
+@dataclass(frozen=True)
+class Number:
+    """One metric of one space; `about` goes to the provenance."""
+
+    metric: str
+    value: float
+    ci95: tuple[float, float] | None = None
+    about: str = ""
+
+
+def summarise(
+    space: Space, images: ImageList, recipe: AnalyzeConfig, seed: int
+) -> tuple[list[Number], SpaceCurves]:
+    """The numbers of one space, and the curves of its pictures. `images` is the sample."""
+    sample, labels = space.sample, torch.tensor(images.labels)
+    # 1. Over pairs of images of the sample; beside their contrast that of Gaussian noise, which is
+    #    what no structure at all gives in as many dimensions.
+    distances = stats.pairs(sample, labels)
+    order = torch.randperm(space.dim, generator=seeding.generator(seed, "coordinates", space.dim))
+    contrast = stats.min_max(sample, order)
+    noise = torch.randn(sample.shape, generator=seeding.generator(seed, "gaussian", *sample.shape))
+    gaussian = stats.min_max(noise, order)
+    # 2. Over all images.
+    spectrum = space.moments.spectrum()
+
+    numbers = [
+        *_view_numbers(space.views),
+        *_pair_numbers(distances, contrast),
+        *_rank_numbers(space.moments, spectrum),
+    ]
+    # 3. Over the labels of the sample, where there are enough.
+    for probe in (neighbours(sample, images, recipe), few_labels(sample, images, recipe, seed)):
+        if probe is not None:
+            numbers.append(probe)
+    curves: SpaceCurves = {
+        "histograms": {name: h.to_json() for name, h in space.views.histograms.items()},
+        "within": distances.within.to_json(),
+        "between": distances.between.to_json(),
+        "spectrum": [finite(share) for share in (spectrum / spectrum.sum()).tolist()],
+        "min_max": _min_max_summary(contrast),
+        "min_max_gaussian": _min_max_summary(gaussian),
+    }
+    return numbers, curves
+
+
+def _view_numbers(views: stats.ViewStatistics) -> list[Number]:
+    numbers = []
+    for name in stats.PER_IMAGE:
+        mean = views.mean(name)
+        if name == "covariance_diagonal":
+            mean = mean.times(1e4)
+            numbers.append(Number(f"{name}_e4", mean.value, mean.ci95, "in units of 1e-4"))
+        else:
+            numbers.append(Number(name, mean.value, mean.ci95))
+    return numbers
+
+
+def _pair_numbers(distances: stats.Pairs, contrast: stats.MinMax) -> list[Number]:
+    shared = "shared area of the two histograms, percent"
+    ratio = "(D_max - D_min) / D_min, mean over anchors"
+    return [
+        Number("uniformity", distances.uniformity),
+        Number("within_class_distance", distances.within_mean),
+        Number("between_class_distance", distances.between_mean),
+        Number("class_overlap", 100 * distances.overlap, about=shared),
+        Number("min_max_contrast", contrast.contrast[-1], about=ratio),  # in all dimensions
+    ]
+
+
+def _rank_numbers(moments: stats.Moments, spectrum: Tensor) -> list[Number]:
+    collapse = stats.collapse(moments)
+    live = 100 * collapse.live / collapse.possible
+    return [
+        Number("rankme", stats.entropy_rank(moments.singular_values())),
+        # Roots of the covariance's eigenvalues: the singular values of the centred features, up to
+        # a factor that no rank notices.
+        Number("effective_rank", stats.entropy_rank(spectrum.sqrt())),
+        Number("live_directions", live, about=f"percent of {collapse.possible}"),
+        Number("collapse", float(collapse.kind), about="0 none, 1 dimensional, 2 complete"),
+    ]
+
+
+def _min_max_summary(curve: stats.MinMax) -> MinMaxSummary:
+    return {
+        "dims": curve.dims,
+        "contrast": [finite(value) for value in curve.contrast],
+        "variance": [finite(value) for value in curve.variance],
+    }
+
+
+# Probes on the sample: one half of it predicts the other
+
+
+def halves(labels: Sequence[int]) -> tuple[list[int], list[int]]:
+    """The sample's labelled images in two halves, every other image of each class."""
+    count: dict[int, int] = {}
+    parts: tuple[list[int], list[int]] = ([], [])
+    for i, label in enumerate(labels):
+        if label >= 0:
+            parts[count.get(label, 0) % 2].append(i)
+            count[label] = count.get(label, 0) + 1
+    return parts
+
+
+def neighbours(sample: Tensor, images: ImageList, recipe: AnalyzeConfig) -> Number | None:
+    """Weighted kNN accuracy of each half of the sample by the other, in percent."""
+    a, b = halves(images.labels)
+    if not a or not b:
+        return None
+    k = min(recipe.neighbours, len(a), len(b))
+    labels = torch.tensor(images.labels)
+    right = []
+    for bank, queries in ((a, b), (b, a)):
+        scores = knn_scores(
+            sample[queries],
+            sample[bank],
+            labels[bank],
+            classes=len(images.classes),
+            k=(k,),
+            temperature=recipe.temperature,
+        )
+        right.append(scores[k].argmax(1) == labels[queries])
+    hits = torch.cat(right).numpy()
+    about = f"k {k}, each half of {len(hits)} images by the other"
+    return Number("knn", 100 * float(hits.mean()), confidence.of_hits(hits), about)
+
+
+def few_labels(
+    sample: Tensor, images: ImageList, recipe: AnalyzeConfig, seed: int
+) -> Number | None:
+    """Accuracy on one half of the sample with `shots` labels per class of the other half."""
+    bank_half, test_half = halves(images.labels)
+    # The classes that the test half has, and the bank enough of. Fewer than two leave nothing to
+    # tell apart.
+    banked = [images.labels[i] for i in bank_half]
+    counts = np.bincount(banked, minlength=len(images.classes))
+    tested = {images.labels[i] for i in test_half}
+    known = {label for label in tested if counts[label] >= recipe.shots}
+    if len(known) < 2:
+        return None
+    a = [i for i in bank_half if images.labels[i] in known]
+    b = [i for i in test_half if images.labels[i] in known]
+    bank, label = images.subset(a), np.asarray(images.subset(b).labels)
+    p = FewShot(
+        kind="fewshot", protocol="sample", shots=recipe.shots, draws=recipe.draws, l2=recipe.l2
+    )
+    drawn = probe_fewshot.draws(bank, shots=p.shots, count=p.draws, seed=seed)
+    predicted = probe_fewshot.predictions(
+        FeatureRows((sample[a],)),
+        bank.labels,
+        sample[b],
+        drawn,
+        classes=len(images.classes),
+        p=p,
+    )
+    hits = predicted == label
+    about = f"{p.shots} labels of {len(known)} classes, {p.draws} draws, {len(b)} test images"
+    return Number("fewshot", 100 * float(hits.mean()), confidence.of_draws(hits), about)

@@ -1,5 +1,5 @@
-"""The papers' figures from the summary that `backbench analyze` writes:
-svg and png, all checkpoints in each figure.
+"""RUN/analysis.json as types, and the papers' figures that are drawn from it: svg and png, all
+checkpoints in each figure.
 
 `kept-*` shows those checkpoints whose projector was kept, in its output, where the loss was at work,
 each panel also alone; `trunk-overview` shows all of them in the trunk's. The two spaces have other
@@ -11,17 +11,76 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypedDict
 
 import numpy as np
 from matplotlib.axes import Axes
 
 from backbench import charts
-from transfer.analyze_summary import PROJECTOR, TRUNK, SpaceSummary, Summary, TrainingCurve
+from backbench.runs.step_metrics import read_metrics
+from backbench.weights import header
 from transfer.feature_statistics import HistogramSummary
 
-Panel = Callable[[Axes, Sequence[SpaceSummary], Sequence[str]], None]  # one colour per space
 BARS = 40  # of a histogram in a picture, about
+NOT_DRAWN = ("step", "epoch", "images_per_s", "waiting")  # of metrics.jsonl: time, not training
+CURVE_BINS = 300
+
+
+# RUN/analysis.json; null stands for what is undefined
+
+TRUNK, PROJECTOR = "trunk", "projector"  # the two spaces
+
+
+class MinMaxSummary(TypedDict):
+    """CLLR's Theorem 1: contrast and relative variance of distances, by number of dimensions."""
+
+    dims: list[int]
+    contrast: list[float | None]
+    variance: list[float | None]
+
+
+class SpaceCurves(TypedDict):
+    histograms: dict[str, HistogramSummary]  # of the statistics of an image's views
+    within: HistogramSummary  # distances between images of one class
+    between: HistogramSummary
+    spectrum: list[float | None]  # shares of the variance
+    min_max: MinMaxSummary
+    min_max_gaussian: MinMaxSummary
+
+
+class SpaceSummary(SpaceCurves):
+    """One checkpoint in one space."""
+
+    name: str  # as figures call it
+    checkpoint: str
+    method: str
+    space: str
+    dim: int
+    numbers: dict[str, float | None]
+
+
+class TrainingCurve(TypedDict):
+    """metrics.jsonl of a checkpoint's pretraining, as the means of some 300 bins."""
+
+    checkpoint: str
+    step: list[int]  # the last of each bin
+    terms: dict[str, list[float | None]]
+    name: str
+
+
+class Summary(TypedDict):
+    dataset: str
+    images: int
+    augmentations: int
+    spaces: list[SpaceSummary]
+    training: list[TrainingCurve]
+
+
+def finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+Panel = Callable[[Axes, Sequence[SpaceSummary], Sequence[str]], None]  # one colour per space
 
 
 def draw(summary: Summary, folder: Path) -> list[Path]:
@@ -40,8 +99,8 @@ def draw(summary: Summary, folder: Path) -> list[Path]:
     if not projected:
         out += _single_panels(trunk, folder, "trunk")
     if summary.get("training"):
-        place = {s["checkpoint"]: i for i, s in enumerate(trunk)}
-        out.append(_training(summary["training"], place, folder))
+        order = {s["checkpoint"]: i for i, s in enumerate(trunk)}
+        out.append(_training(summary["training"], order, folder))
     return out
 
 
@@ -95,8 +154,8 @@ def _histogram(
 
 
 def _per_image(name: str, title: str, xlabel: str, number: str, scale: float = 1.0) -> Panel:
-    """The histogram over images of a statistic of their views, with a
-    line at its mean, `number` times `scale`."""
+    """The histogram over images of a statistic of their views, with a line at its mean, which is
+    `number` times `scale`."""
 
     def panel(ax: Axes, spaces: Sequence[SpaceSummary], colors: Sequence[str]) -> None:
         for space, color in zip(spaces, colors):
@@ -228,24 +287,65 @@ PANELS: dict[str, Panel] = {
 # Training curves
 
 
-def _training(curves: Sequence[TrainingCurve], place: Mapping[str, int], folder: Path) -> Path:
+def training_curves(files: Sequence[Path], names: Mapping[str, str]) -> list[TrainingCurve]:
+    """metrics.jsonl beside each checkpoint file, where it is still in its pretraining's folder.
+
+    `names` are those of the analyzed checkpoints, by digest; each has one curve at most.
+    """
+    out: list[TrainingCurve] = []
+    wanted = set(names)
+    for file in files:
+        rows = [row for row in read_metrics(file.parent) if "step" in row]
+        digest = header.digest(file)
+        if len(rows) < 2 or digest is None or digest not in wanted:
+            continue
+        wanted.remove(digest)
+        # 1. At most CURVE_BINS groups of neighbouring rows.
+        size = math.ceil(len(rows) / CURVE_BINS)
+        bins = [rows[i : i + size] for i in range(0, len(rows), size)]
+        # 2. The names of all numbers; not every row has every term.
+        terms: set[str] = set()
+        for row in rows:
+            terms |= {name for name, value in row.items() if isinstance(value, int | float)}
+        curve: TrainingCurve = {
+            "checkpoint": digest,
+            "step": [int(part[-1]["step"]) for part in bins],
+            "terms": {name: _bin_means(bins, name) for name in sorted(terms - set(NOT_DRAWN))},
+            "name": names[digest],
+        }
+        out.append(curve)
+    return out
+
+
+def _bin_means(bins: Sequence[Sequence[Mapping[str, object]]], name: str) -> list[float | None]:
+    """The mean of a term over each bin's rows that have it; None where none has."""
+    out: list[float | None] = []
+    for rows in bins:
+        values = [v for row in rows if isinstance(v := row.get(name), int | float)]
+        out.append(finite(sum(values) / len(values)) if values else None)
+    return out
+
+
+def _training(curves: Sequence[TrainingCurve], order: Mapping[str, int], folder: Path) -> Path:
     """Each term of metrics.jsonl over the steps (ARB Fig. 3).
-    `place` is a checkpoint's in the other figures."""
-    # What the papers draw comes first, the rest by name.
+
+    `order` are the checkpoints' numbers, which decide their colours in the other figures.
+    """
+    # The terms that the papers draw come first, the rest by name.
     first = ("loss", "embedding_distance", "base_distance", "variance")
     there: set[str] = set()
     for curve in curves:
         there |= curve["terms"].keys()
     terms = [t for t in first if t in there] + sorted(there - set(first))
-    colors = charts.colors(max(place.values()) + 1)
+    colors = charts.colors(max(order.values()) + 1)
     figure, axes = charts.grid(len(terms), columns=3)
     for ax, term in zip(axes, terms, strict=True):
         for curve in curves:
             values = curve["terms"].get(term)
             if values:
-                color = colors[place[curve["checkpoint"]]]
+                color = colors[order[curve["checkpoint"]]]
                 # None becomes nan, which is a gap in the line.
                 ax.plot(curve["step"], np.array(values, float), color=color, linewidth=1.3)
         ax.set(title=term.replace("_", " "), xlabel="step")
-    charts.legend_below(figure, [(c["name"], colors[place[c["checkpoint"]]]) for c in curves])
+    charts.legend_below(figure, [(c["name"], colors[order[c["checkpoint"]]]) for c in curves])
     return charts.save(figure, folder / "training")

@@ -1,4 +1,4 @@
-"""Features on disk, under names that say exactly what they are of.
+"""Features on disk, under names that say exactly what they are features of.
 
 The cache is $BACKBENCH_CACHE (default ~/.cache/backbench), at most $BACKBENCH_CACHE_GB (default 50)
 large; the least recently used entries go first. An entry is named by the hash of a description of
@@ -8,11 +8,18 @@ disagree. Its files, by suffix:
     .npy         the rows, float32 (N, dim), in the order of the image list
     .json        description, shape and sha256 of the rows, and the file that was last hashed;
                  without it there is no entry. Its time of change is that of the entry's last use
-    .files       of each image inode, ctime and hash (`feature_contents`)
+    .files       inode, ctime and hash of each image (`Seen`)
     .lock        held by the run that looks or computes
     .part        the rows while they are computed (`PartFiles`)
     .rows.json   how many rows of the .part files hold; beside the first of them
-    .files.part  the images' inodes, ctimes and hashes so far; beside the first of them
+    .files.part  inodes, ctimes and hashes of the images so far; beside the first of them
+
+The contents of the images decide whether an entry is theirs, and no list is read twice for it. The
+description names the list cheaply: paths, sizes and the contents of a few files (`contents.named`).
+While features are computed, each file is hashed as it is decoded. On a hit a file whose inode and
+time of change (ctime, which no program can set) are as they were is the same file. The others are
+hashed again: all of them where they are few, and where they are many, as on another disk, a seeded
+2% of them.
 """
 
 from __future__ import annotations
@@ -21,28 +28,33 @@ import contextlib
 import dataclasses
 import fcntl
 import hashlib
+import io
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TypedDict
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from backbench.errors import EXIT_BAD_INPUT, BadInput, Failed
+from backbench.images import contents
+from backbench.images.image_list import ArrayList, ImageList
 from backbench.recipes import config
 from backbench.runs import atomic, failures
 from backbench.runs.terminal import log
 from backbench.untrusted import jsons
-from transfer import feature_contents
-from transfer.feature_contents import Seen
 from transfer.frozen import FrozenTrunk, state_digest
 from transfer.protocols import Geometry
 
 Description = Mapping[str, object]  # JSON-able
+Seen = NDArray[np.int64]  # one row per image: inode, ctime in ns, hash
+COLUMNS, HASH = 3, 2
+UNKNOWN = 0  # a hash that is not known
 
 
 def describe(trunk: FrozenTrunk, images: str, geometry: Geometry) -> dict[str, object]:
@@ -60,6 +72,69 @@ def describe(trunk: FrozenTrunk, images: str, geometry: Geometry) -> dict[str, o
         "torch": torch.__version__.split("+")[0],
         **head,
     }
+
+
+# Images that were looked at
+
+
+def file_hash(images: ImageList, index: int) -> int:
+    """64 bits of a file's sha256, as a signed integer that is not UNKNOWN."""
+    digest = hashlib.sha256(contents.read(images, index)).digest()
+    return int.from_bytes(digest[:8], "little", signed=True) or 1
+
+
+def not_yet_seen(named: contents.Named) -> Seen:
+    """The table of images that are about to be looked at; hashes are filled in as they come."""
+    out = np.full((len(named.inodes), COLUMNS), UNKNOWN, dtype=np.int64)
+    out[:, 0], out[:, 1] = named.inodes, named.changed
+    return out
+
+
+def changed_file(images: ImageList, named: contents.Named, seen: Seen) -> str | None:
+    """The first file that holds something else than `seen` says, or None.
+
+    Rows of `seen` without a hash are left out, and it may be shorter than the list.
+    """
+    if isinstance(images, ArrayList):
+        return None
+    now = not_yet_seen(named)[: len(seen), :2]
+    moved = np.flatnonzero((now != seen[:, :2]).any(axis=1) & (seen[:, HASH] != UNKNOWN))
+    most = max(contents.SAMPLE, len(images) // 50)  # 2% of what an extraction reads
+    if len(moved) > most:
+        moved = moved[contents.chosen(len(moved), most)]
+    for index in moved.tolist():
+        if file_hash(images, index) != seen[index, HASH]:
+            return images.paths[index]
+    return None
+
+
+def _write_seen(path: Path, seen: Seen) -> None:
+    buffer = io.BytesIO()
+    np.save(buffer, seen)
+    atomic.write_bytes(path, buffer.getvalue())
+
+
+def _read_seen(path: Path, count: int) -> Seen | None:
+    """The table of `count` images; None where there is none, or only part of one."""
+    try:
+        with path.open("rb") as file:
+            seen = np.load(file, allow_pickle=False)
+    except (OSError, ValueError, EOFError):
+        return None
+    right = isinstance(seen, np.ndarray) and seen.shape == (count, COLUMNS)
+    return seen if right and seen.dtype == np.int64 else None
+
+
+# Entries
+
+
+class About(TypedDict, total=False):
+    """The .json of an entry."""
+
+    description: Description
+    shape: list[int]
+    sha256: str
+    file: list[int]  # `_stamp` of the rows that were last hashed
 
 
 @dataclass(frozen=True)
@@ -96,7 +171,7 @@ class FeatureCache:
 
     @contextlib.contextmanager
     def elsewhere(self) -> Iterator[None]:
-        """What the disk refuses inside is told with what the cache can do about it."""
+        """An error of the disk inside says that the cache may be put on another disk."""
         try:
             yield
         except OSError as error:
@@ -108,25 +183,24 @@ class FeatureCache:
             raise kind(f"{line}; or set BACKBENCH_CACHE to another disk") from None
 
     def has(self, description: Description) -> bool:
-        """Whether there is an entry; one whose .json is torn is named, and is none."""
+        """True if there is an entry; one whose .json is torn is named, and is none."""
         path = self.path(description)
         return path.exists() and self._about(path) is not None
 
     def seen(self, description: Description) -> Seen | None:
-        """What the entry's images were; None where that is not known."""
+        """The images of an entry, as they were; None where that is not known."""
         path = self.path(description)
         about = self._about(path)
-        count = about["shape"][0] if about else 0
-        return feature_contents.read(path.with_suffix(".files"), count)
+        return _read_seen(path.with_suffix(".files"), about["shape"][0] if about else 0)
 
-    def _about(self, path: Path) -> dict[str, Any] | None:
-        """What lies beside the rows at `path`; None where nothing does, or only a part of it."""
+    def _about(self, path: Path) -> About | None:
+        """The .json beside the rows at `path`; None where there is none, or only a part of it."""
         file = path.with_suffix(".json")
         try:
-            found = jsons.read(file)
-            whole = isinstance(found["description"], dict) and isinstance(found["sha256"], str)
-            if whole and isinstance(found["shape"], list) and len(found["shape"]) == 2:
-                return dict(found)
+            about = jsons.read(file)
+            whole = isinstance(about["description"], dict) and isinstance(about["sha256"], str)
+            if whole and isinstance(about["shape"], list) and len(about["shape"]) == 2:
+                return about
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError):
@@ -140,10 +214,10 @@ class FeatureCache:
         Raises BadInput for an entry of something else, and for damaged rows.
         """
         path = self.path(description)
-        found = self._about(path)
-        if not path.exists() or found is None:
+        about = self._about(path)
+        if not path.exists() or about is None:
             return None
-        there = found["description"]
+        there = about["description"]
         keys = sorted({*there, *description})
         differing = [key for key in keys if there.get(key) != description.get(key)]
         if differing:
@@ -156,7 +230,7 @@ class FeatureCache:
         fcntl.flock(file, fcntl.LOCK_SH)
         rows = np.load(path, mmap_mode="c")
         rows.lock = file  # which is closed when the last tensor of these rows is gone
-        if list(rows.shape) != found["shape"] or not _verified(path, found):
+        if list(rows.shape) != about["shape"] or not _verified(path, about):
             raise BadInput(f"{path}: the cached features are damaged; remove the file")
         # The time of its last use; the rows' own file stays as it is, since that vouches for it
         with contextlib.suppress(FileNotFoundError):
@@ -170,7 +244,7 @@ class FeatureCache:
         about = {"description": dict(description), "shape": shape, "sha256": _file_digest(part)}
         # The .json goes first and comes last: a kill in between leaves rows that are no entry.
         path.with_suffix(".json").unlink(missing_ok=True)
-        feature_contents.write(path.with_suffix(".files"), seen)
+        _write_seen(path.with_suffix(".files"), seen)
         part.replace(path)
         atomic.write_json(path.with_suffix(".json"), {**about, "file": _stamp(path)})
 
@@ -193,7 +267,11 @@ class FeatureCache:
                 continue
             with contextlib.suppress(FileNotFoundError):  # another run makes room too
                 about = path.stat()
-                files.append((max(about.st_mtime, _last_use(path)), about.st_size, path))
+                used_at = about.st_mtime
+                json_file = path.with_suffix(".json")
+                if path.suffix == ".npy" and json_file.exists():
+                    used_at = max(used_at, json_file.stat().st_mtime)
+                files.append((used_at, about.st_size, path))
         used = sum(bytes_ for _, bytes_, _ in files)
         for _, bytes_, path in sorted(files):
             if used + size <= self.limit:
@@ -219,7 +297,7 @@ def _remove_unused(path: Path) -> bool:
         return True
 
 
-def _taken(file: IO[Any]) -> bool:
+def _taken(file: IO[str] | IO[bytes]) -> bool:
     """Lock the file for this run alone; False where another has it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -228,23 +306,16 @@ def _taken(file: IO[Any]) -> bool:
     return True
 
 
-def _last_use(path: Path) -> float:
-    """Of an entry, seconds since 1970; 0 where that is not known."""
-    with contextlib.suppress(FileNotFoundError):
-        return path.with_suffix(".json").stat().st_mtime if path.suffix == ".npy" else 0.0
-    return 0.0
-
-
 def _stamp(path: Path) -> list[int]:
-    """Inode, size and time of change (ctime, which no program can set), ns: while they stay, the
+    """Inode, size and time of change (ctime, which no program can set) in ns. While they stay, the
     file holds what it held."""
     about = path.stat()
     return [about.st_ino, about.st_size, about.st_ctime_ns]
 
 
-def _verified(path: Path, about: dict[str, Any]) -> bool:
-    """Whether the rows at `path` are those that `about` is of. They are hashed once for every file
-    that they become, by a copy of the cache or a write."""
+def _verified(path: Path, about: About) -> bool:
+    """True if the rows at `path` are those of `about`. A file is hashed once; a copy of the cache
+    is another file."""
     now = _stamp(path)
     if about.get("file") == now:
         return True
@@ -286,8 +357,9 @@ class PartFiles:
         seen: Seen,
         still: Callable[[Seen], bool],
     ) -> None:
-        """Of `count` rows each, of the images `seen`, whose hashes are not known yet. Making room
-        for them spares the entries of `keep`."""
+        """Begin or continue parts of `count` rows each, for images `seen` without hashes yet.
+
+        Making room for them spares the entries of `keep`."""
         self.cache, self.descriptions = cache, descriptions
         self.parts = [cache.path(d).with_suffix(".part") for d in descriptions]
         self.marker = self.parts[0].with_suffix(".rows.json")
@@ -295,7 +367,7 @@ class PartFiles:
         self.names = sorted(part.name for part in self.parts)
         self.first, self.seen = 0, seen
         saved = self._saved_rows()
-        before = feature_contents.read(self.table, count)
+        before = _read_seen(self.table, count)
         if saved and before is not None and still(before[:saved]):
             self.first, self.seen = saved, before  # where to begin
         if self.first:
@@ -312,7 +384,7 @@ class PartFiles:
         self._allocate()
 
     def _allocate(self) -> None:
-        """The parts get their place on the disk: a row that finds none when it is written through
+        """Reserve the parts' place on the disk. A row that finds none when it is written through
         the map would end the process by SIGBUS, without a word."""
         try:
             for part in self.parts:
@@ -335,14 +407,14 @@ class PartFiles:
 
     def write(self, begin: int, end: int, features: Sequence[Tensor], hashes: Tensor) -> None:
         """Rows begin..end-1 of each entry, (end - begin, dim), and their images' hashes."""
-        self.seen[begin:end, feature_contents.HASH] = hashes.cpu().numpy()
+        self.seen[begin:end, HASH] = hashes.cpu().numpy()
         for rows, feature in zip(self.rows, features):
             rows[begin:end] = feature.cpu().numpy()
 
     def save(self, end: int) -> None:
         """From now on a new run starts at row `end`."""
         self._flush()  # the rows reach the disk before the marker that vouches for them
-        feature_contents.write(self.table, self.seen)
+        _write_seen(self.table, self.seen)
         atomic.write_json(self.marker, {"rows": end, "parts": self.names})
 
     def finish(self) -> None:

@@ -1,4 +1,4 @@
-"""What features look like, as numbers: the statistics behind the papers' figures, in float64.
+"""The statistics of features behind the papers' figures, in float64.
 
 Statistics over all images are sums, cross-products and histograms of fixed size (`ViewStatistics`,
 `Moments`); statistics over pairs of images are taken on a sample of bounded size. So memory does
@@ -106,6 +106,11 @@ class Mean:
     value: float
     ci95: tuple[float, float] | None
     n: int
+
+    def times(self, factor: float) -> Mean:
+        """The same in other units."""
+        ci95 = None if self.ci95 is None else (factor * self.ci95[0], factor * self.ci95[1])
+        return Mean(factor * self.value, ci95, self.n)
 
     @staticmethod
     def of(n: float, total: float, squares: float) -> Mean:
@@ -340,7 +345,7 @@ def dimension_grid(dim: int) -> list[int]:
 
 @dataclass(frozen=True)
 class MinMax:
-    """Of the distances D from an anchor to all others, for each number H of dimensions.
+    """Statistics of the distances D from an anchor to all others, for each number H of dimensions.
 
     nan where no anchor has a positive least distance.
     """

@@ -21,16 +21,15 @@ from backbench.datasets.splits import Splits
 from backbench.errors import Preempted
 from backbench.images import contents
 from backbench.images.contents import Named
-from backbench.images.image_list import ImageList
+from backbench.images.image_list import ArrayList, ImageList
 from backbench.parallel import distributed
 from backbench.runs.run_progress import Progress
 from backbench.runs.state import StopFlag
 from backbench.runs.terminal import log
-from transfer import feature_contents
-from transfer.batches import equal_shares, loader
+from transfer import feature_cache
+from transfer.batches import Pictures, equal_shares, loader
 from transfer.devices import Machine
-from transfer.feature_cache import Description, FeatureCache, PartFiles, describe
-from transfer.feature_contents import HashedPictures
+from transfer.feature_cache import Description, FeatureCache, PartFiles, Seen, describe
 from transfer.frozen import FrozenTrunk, forward_all
 from transfer.protocols import Geometry
 
@@ -39,6 +38,54 @@ if TYPE_CHECKING:
 
 SAVE_EVERY = 20  # batches
 WAIT_SECONDS = 1.0  # between two looks at whether another run has finished
+
+
+@dataclass(frozen=True)
+class FeatureRows:
+    """Features in several files as one table (N, D): the rows of the first part, then of the second.
+
+    Never copied as a whole: ImageNet's train and val would be 10 GB again.
+    """
+
+    parts: Sequence[Tensor]
+
+    def __len__(self) -> int:
+        return sum(map(len, self.parts))
+
+    def take(self, index: Tensor) -> Tensor:
+        """The rows at `index` (n,), in that order: (n, D)."""
+        if len(self.parts) == 1:
+            return self.parts[0][index]
+        first = self.parts[0]
+        out = first.new_empty(len(index), first.shape[1])
+        begin, taken = 0, 0
+        for part in self.parts:
+            # Part p holds rows begin_p .. begin_p + n_p - 1 of the table
+            (here,) = torch.where((index >= begin) & (index < begin + len(part)))
+            out[here] = part[index[here] - begin]
+            begin, taken = begin + len(part), taken + len(here)
+        if taken != len(index):
+            raise IndexError(f"a row outside 0..{len(self) - 1}")
+        return out
+
+    def split(self, rows: int) -> Iterator[Tensor]:
+        """All rows in order, at most `rows` at a time, as views."""
+        for part in self.parts:
+            yield from part.split(rows)
+
+
+class HashedPictures(Pictures[None]):
+    """Item (no key, index) -> (uint8 (3, H, W), the file's hash).
+
+    Rows of an array have no hash, as their pixels name the entry.
+    """
+
+    def __getitem__(self, item: tuple[None, int]) -> tuple[Tensor, int]:
+        picture, index = super().__getitem__(item)
+        if isinstance(self.images, ArrayList):
+            return picture, feature_cache.UNKNOWN
+        # Decoded a moment ago, so the file comes from memory and not from the disk
+        return picture, feature_cache.file_hash(self.images, index)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,30 +127,32 @@ class Extractor:
         return out
 
     def of_splits(
-        self, found: Splits, name: str
+        self, splits: Splits, name: str
     ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
         """Features of train, val and test, each per trunk; the trunks are verified after."""
-        train = self(found.train, f"{name} train features")
-        val = self(found.val, f"{name} val features")
-        test = self(found.test, f"{name} test features")
+        train = self(splits.train, f"{name} train features")
+        val = self(splits.val, f"{name} val features")
+        test = self(splits.test, f"{name} test features")
         for trunk in self.trunks:
             trunk.verify()
         return train, val, test
 
     def _locked(self, described: Sequence[Description]) -> AbstractContextManager[object]:
-        """Alone with these entries. Another run that computes one of them is waited for, a second
-        at a time: no rank is in a collective for long, and all of them hear a signal."""
-        told = False
+        """Lock these entries for this run alone, and wait while another run computes one of them.
+
+        It waits a second at a time: no rank is in a collective for long, and all hear a signal.
+        """
+        waiting = False
         while True:
             locks = self.cache.try_lock(described) if self.machine.main else None
             (taken,) = self._as_main_says([int(locks is not None)])
             if taken:
                 return locks or contextlib.nullcontext()
-            if self.machine.main and not told:
+            if self.machine.main and not waiting:
                 log.info(
                     f"{self.cache.folder}: waiting for another run, which computes these features"
                 )
-                told = True
+                waiting = True
             if stopping := self.machine.stopping(self.stop):
                 raise Preempted(
                     f"stopped by {stopping} while another run computed the features;"
@@ -112,7 +161,7 @@ class Extractor:
             time.sleep(WAIT_SECONDS)
 
     def _holds(self, description: Description, images: ImageList, named: Named) -> bool:
-        """Whether the cache has features of these very images."""
+        """True if the cache has features of these very images."""
         if not self.cache.has(description):
             return False
         seen = self.cache.seen(description)
@@ -121,7 +170,7 @@ class Extractor:
     def _compute(
         self,
         there: list[int],
-        described: list[dict[str, object]],
+        described: Sequence[Description],
         images: ImageList,
         named: Named,
         what: str,
@@ -145,7 +194,7 @@ class Extractor:
                 dims,
                 count,
                 keep=described,
-                seen=feature_contents.begun(named),
+                seen=feature_cache.not_yet_seen(named),
                 still=lambda seen: _unchanged(images, named, seen),
             )
         # 1. Where to begin, on all ranks.
@@ -177,7 +226,7 @@ class Extractor:
     def _arriving(
         self, trunks: Sequence[FrozenTrunk], images: ImageList, first: int
     ) -> Iterator[tuple[int, list[Tensor], Tensor]]:
-        """What `_forwards` says, on the CPU; each batch while a GPU has the next one to work on."""
+        """The batches of `_forwards`, on the CPU; a GPU works on the next one meanwhile."""
         if self.trunks[0].device.type != "cuda":
             yield from self._forwards(trunks, images, first)
             return
@@ -186,10 +235,10 @@ class Extractor:
         for begin, features, hashes in self._forwards(trunks, images, first):
             sent = distributed.OnTheirWay([*features, hashes])
             if before is not None:
-                yield _told(*before)
+                yield _arrived(*before)
             before = begin, sent
         if before is not None:
-            yield _told(*before)
+            yield _arrived(*before)
 
     def _forwards(
         self, trunks: Sequence[FrozenTrunk], images: ImageList, first: int
@@ -210,23 +259,23 @@ class Extractor:
             mine = forward_all(trunks, pixels.to(device, non_blocking=True))
             gathered = map(distributed.gather_without_gradient, mine)
             size = min(batch, count - begin)  # the rest is padding
-            told = distributed.gather_without_gradient(distributed.sent(hashes, device))
-            yield begin, [features[:size] for features in gathered], told[:size]
+            of_files = distributed.gather_without_gradient(distributed.sent(hashes, device))
+            yield begin, [features[:size] for features in gathered], of_files[:size]
 
     def _as_main_says(self, numbers: list[int]) -> list[int]:
         """Rank 0's numbers on every rank. The others wait here until rank 0 has come."""
-        told = torch.tensor(numbers, dtype=torch.int64, device=self.trunks[0].device)
-        return distributed.broadcast(told).tolist()
+        values = torch.tensor(numbers, dtype=torch.int64, device=self.trunks[0].device)
+        return distributed.broadcast(values).tolist()
 
 
-def _told(begin: int, sent: distributed.OnTheirWay) -> tuple[int, list[Tensor], Tensor]:
+def _arrived(begin: int, sent: distributed.OnTheirWay) -> tuple[int, list[Tensor], Tensor]:
     *features, hashes = sent.taken()
     return begin, features, hashes
 
 
-def _unchanged(images: ImageList, named: Named, seen: feature_contents.Seen) -> bool:
-    """Whether the images are those that were `seen`; where they are not, it is said."""
-    path = feature_contents.changed(images, named, seen)
+def _unchanged(images: ImageList, named: Named, seen: Seen) -> bool:
+    """True if the images are those that were `seen`; one that is not is named in the log."""
+    path = feature_cache.changed_file(images, named, seen)
     if path is not None:
         log.warning(f"{images.root / path}: not what it was; its list's features are made anew")
     return path is None

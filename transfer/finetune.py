@@ -9,31 +9,46 @@ so the result does not depend on the number of processes.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import json
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch import Tensor
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from backbench.datasets import catalog, splits
 from backbench.datasets.splits import Splits
-from backbench.errors import BadInput
+from backbench.errors import BadInput, Preempted
 from backbench.images import contents
 from backbench.images.image_list import ImageList
+from backbench.images.preprocess import normalise
+from backbench.parallel import batchnorm, distributed, precision
 from backbench.recipes import config
 from backbench.results import store
 from backbench.results.store import Result
+from backbench.runs import seeding
 from backbench.runs.folder import STATES, open_run
+from backbench.runs.run_progress import Progress
 from backbench.runs.state import StopFlag, load_state, save_state
 from backbench.runs.terminal import log
 from backbench.tasks import TASKS
 from backbench.weights.checkpoint import Checkpoint
-from transfer import metrics, scoring
+from backbench.weights.trunk import Trunk
+from transfer import scoring
+from transfer.batches import Pictures, equal_shares, loader, rank_batches, training_pictures
 from transfer.devices import Machine, read_checkpoints, start_for
-from transfer.network import Network, NetworkTraining, predict
 from transfer.protocols import Finetune, Part, load_protocol
 from transfer.scoring import Assignment, CheckpointPredictions, best_of
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+SHOW_EVERY = 20  # steps; reading a loss waits for the device
 
 
 def run_semisup(args: argparse.Namespace) -> int:
@@ -53,10 +68,10 @@ def run_semisup(args: argparse.Namespace) -> int:
         listed = splits.read_list(file)
     else:
         listed = splits.read_list(file, lines=published.lines, sha256=published.sha256)
-    found = catalog.load(protocol.dataset, args.data, seed=args.seed)
-    labelled = labelled_part(found, listed, file, args.seed)
-    task_name = f"semi_{args.percent}pct"
-    return _run(args, protocol, part, labelled, task_name=task_name, name=protocol.dataset)
+    images = catalog.load(protocol.dataset, args.data, seed=args.seed)
+    labelled = labelled_part(images, listed, file, args.seed)
+    task = f"semi_{args.percent}pct"
+    return _run(args, protocol, part, labelled, task_name=task, dataset=protocol.dataset)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -68,8 +83,8 @@ def run(args: argparse.Namespace) -> int:
             f"--protocol {args.protocol}: has no part for all labels; use `finetune`,"
             " or `backbench semisup`"
         )
-    found = catalog.load(args.dataset, args.data, seed=args.seed)
-    return _run(args, protocol, part, found, task_name="finetune", name=args.dataset)
+    images = catalog.load(args.dataset, args.data, seed=args.seed)
+    return _run(args, protocol, part, images, task_name="finetune", dataset=args.dataset)
 
 
 def _protocol(name: str) -> Finetune:
@@ -78,111 +93,121 @@ def _protocol(name: str) -> Finetune:
     return protocol
 
 
-def labelled_part(found: Splits, listed: Sequence[str], file: Path, seed: int) -> Splits:
+def labelled_part(images: Splits, listed: Sequence[str], file: Path, seed: int) -> Splits:
     """The listed labels only: never more labels than the list has are used, also for the choice."""
     # Without an official val a fifth of the list is given up for the choice of the rate. An
     # official one chooses, and trains nothing.
-    train = found.both() if found.held_out else found.train
+    train = images.both() if images.held_out else images.train
     part = train.subset(splits.select(train, listed, where=str(file)))
-    note = (*found.notes, f"{len(part)} labelled images from {file.name}")
-    if found.held_out:
-        return splits.with_hold_out(part, found.test, seed=seed, notes=note)
-    return Splits(part, found.val, found.test, False, note)
+    note = (*images.notes, f"{len(part)} labelled images from {file.name}")
+    if images.held_out:
+        return splits.with_hold_out(part, images.test, seed=seed, notes=note)
+    return Splits(part, images.val, images.test, False, note)
 
 
 def _run(
     args: argparse.Namespace,
     protocol: Finetune,
     part: Part,
-    found: Splits,
+    images: Splits,
     *,
     task_name: str,
-    name: str,
+    dataset: str,
 ) -> int:
-    checkpoints = read_checkpoints([args.checkpoint])
+    (checkpoint,) = read_checkpoints([args.checkpoint])
     machine = start_for(args)
-    hashes = splits.digests(found)
-    identity = {
-        "recipe": config.to_dict(protocol),
-        "task": task_name,
-        "checkpoints": [c.digest for c in checkpoints],
-        "datasets": {name: hashes},
-        "seed": args.seed,
-        contents.KEY: {name: contents.of_splits(found.items())},
-    }
     task = Assignment(
         run=args.out,
         task=task_name,
-        dataset=catalog.find(name),
-        splits=found,
-        hashes=hashes,
+        dataset=catalog.find(dataset),
+        splits=images,
+        hashes=splits.digests(images),
         protocol=protocol,
         seed=args.seed,
+        checkpoints=(checkpoint,),
     )
-    verb = TASKS[task_name].verb
-    opening = open_run(args.out, verb=verb, identity=identity)
+    identity = {
+        "recipe": config.to_dict(protocol),
+        "task": task_name,
+        "checkpoints": [checkpoint.digest],
+        "datasets": {dataset: task.hashes},
+        "seed": args.seed,
+        contents.KEY: {dataset: contents.of_splits(images.items())},
+    }
+    opening = open_run(args.out, verb=TASKS[task_name].verb, identity=identity)
     with (
         machine.rank_0_tells(),
         machine.agreement.together(opening if machine.main else None),
     ):
         if machine.main:
-            splits.write_manifests(args.out, name, found)
-            store.owe(args.out, len(catalog.find(name).metrics))
-        rows = finetune(task, part, checkpoints[0], machine)
+            splits.write_manifests(args.out, dataset, images)
+            store.owe(args.out, len(task.dataset.metrics))
+        rows = finetune(task, part, machine)
     if machine.main:
         scoring.show(rows)
     return 0
 
 
-@dataclass
-class TriedRates:
-    """What has been done of the grid."""
-
-    scores: list[float] = field(default_factory=list)  # on val, of each finished rate
-    best: dict[str, Tensor] = field(default_factory=dict)  # weights; none where the best refits
-
-
-def finetune(
-    task: Assignment[Finetune], part: Part, checkpoint: Checkpoint, machine: Machine
-) -> list[Result]:
-    """Every rate of the grid, the choice, the final network, the test -> the rows."""
-    done = task.done([checkpoint], task.dataset.metrics)
+def finetune(task: Assignment[Finetune], part: Part, machine: Machine) -> list[Result]:
+    """Try every rate of the grid, choose one, train the final network, score test -> the rows."""
+    (checkpoint,) = task.checkpoints
+    done = task.done(task.dataset.metrics)
     if checkpoint.digest in done:
         return done[checkpoint.digest]
+    p = task.protocol
     with StopFlag() as stop:
-        work = Finetuning(task, part, checkpoint, machine, stop)
+        work = Finetuning(task, part, machine, stop)
         if machine.main:
-            work.say_rates()
+            work.log_rates()
         # 1. Each rate is tried on train and scored on val, unless there is nothing to choose.
         tried = work.try_rates()
-        best = best_of(tried.scores) if tried.scores else 0
-        lr = task.protocol.head_lr[best]
+        lr = p.head_lr[best_of(tried.scores)] if tried.scores else p.head_lr[0]
         # 2. The network that counts: trained again with val, or the one that was best.
-        network = work.final_network(lr, tried)
+        network = work.new_network()
+        if work.refits:
+            work.train(network, task.splits.both(), lr, "final")
+        else:
+            network.load(tried.best)
         # 3. The one look at test.
-        ranking = predict(network, task.splits.test, task.protocol, machine, stop)
+        ranking = work.predict(network, task.splits.test)
     if not machine.main:
         return []
-    predictions = CheckpointPredictions(
-        checkpoint=checkpoint, ranking=ranking, chosen=work.chosen(lr, tried)
-    )
+    chosen = {
+        "lr": lr,
+        "lr_used": p.used(lr),
+        "trunk_lr_used": p.used(lr) / part.head_over_trunk,
+        "reference_batch": p.reference_batch,
+        "batch_size": p.batch_size,
+        "on": "val" if tried.scores else None,
+        "trained_on": "train+val" if work.refits else "train",
+        "scores": {f"{rate:g}": score for rate, score in zip(p.head_lr, tried.scores)},
+        "at_edge": scoring.warn_edge(task, checkpoint, "head rate", lr, p.head_lr),
+    }
+    predictions = CheckpointPredictions(checkpoint=checkpoint, ranking=ranking, chosen=chosen)
     rows = scoring.write(task, [predictions])
     work.tried_file.unlink(missing_ok=True)
     work.training_file.unlink(missing_ok=True)
     return rows
 
 
+@dataclass
+class TriedRates:
+    """The part of the grid that is done."""
+
+    scores: list[float] = field(default_factory=list)  # on val, of each finished rate
+    best: dict[str, Tensor] = field(default_factory=dict)  # weights; none where the best refits
+
+
 @dataclass(frozen=True)
 class Finetuning:
-    """One checkpoint on one part of the labels.
+    """The trainings of one checkpoint on one part of the labels; each can be stopped at any step.
 
-    RUN/state holds two files: `tried_file` what is done of the grid, `training_file` where the
-    training in progress is. That one names its rate and images, so that no other is taken for it.
+    RUN/state holds two files: `tried_file` the part of the grid that is done, `training_file` the
+    training in progress. That one names its rate and images, so that no other continues from it.
     """
 
     task: Assignment[Finetune]
     part: Part
-    checkpoint: Checkpoint
     machine: Machine
     stop: StopFlag
 
@@ -196,23 +221,26 @@ class Finetuning:
 
     @property
     def refits(self) -> bool:
-        """Whether the best rate trains again, with val."""
+        """True if the best rate trains again, with val."""
         # A hold-out is a part of what may be trained on; so is finetuning's official val. With an
         # official val, semi-supervised training has used the whole list already.
         return self.task.splits.held_out or self.task.task == "finetune"
 
-    def say_rates(self) -> None:
-        p, task = self.task.protocol, self.task
-        pairs = ", ".join(
-            f"{p.used(lr):g}/{p.used(lr) / self.part.head_over_trunk:g}" for lr in p.head_lr
-        )
+    def log_rates(self) -> None:
+        p, task, ratio = self.task.protocol, self.task, self.part.head_over_trunk
+        pairs = ", ".join(f"{p.used(lr):g}/{p.used(lr) / ratio:g}" for lr in p.head_lr)
         log.info(
             f"{task.dataset.name} {task.task}: head/trunk rates as used {pairs}"
             f" (declared for {p.reference_batch} images, times {p.batch_size}/{p.reference_batch})"
         )
 
+    def new_network(self) -> Network:
+        task = self.task
+        classes = len(task.splits.train.classes)
+        return Network(task.checkpoints[0], classes, task.protocol, task.seed, self.machine)
+
     def try_rates(self) -> TriedRates:
-        """The rates that are left, trained on train and scored on val; saved after each."""
+        """Train the rates that are left on train and score them on val; saved after each."""
         task, p = self.task, self.task.protocol
         tried = TriedRates()
         if self.tried_file.exists():
@@ -222,56 +250,199 @@ class Finetuning:
         label = np.asarray(task.splits.val.labels)
         classes = len(task.splits.train.classes)
         for index in range(len(tried.scores), len(p.head_lr)):
-            lr, what = p.head_lr[index], f"rate {index + 1} of {len(p.head_lr)}"
-            network = self._train(task.splits.train, lr, what)
-            ranking = predict(network, task.splits.val, p, self.machine, self.stop)
-            prediction = ranking[:, 0].numpy()
-            score = metrics.score(task.dataset.metric, prediction, label, classes)
+            lr = p.head_lr[index]
+            network = self.new_network()
+            self.train(network, task.splits.train, lr, f"rate {index + 1} of {len(p.head_lr)}")
+            prediction = self.predict(network, task.splits.val)[:, 0].numpy()
+            score = scoring.score(task.dataset.metric, prediction, label, classes)
             tried.scores.append(score)
             if not self.refits and best_of(tried.scores) == index:
                 tried.best = network.state()
             if self.machine.main:
-                log.info(f"{self.checkpoint.name}: head rate {lr:g}: val {score:.2f}")
+                log.info(f"{task.checkpoints[0].name}: head rate {lr:g}: val {score:.2f}")
                 save_state(self.tried_file, {"scores": tried.scores, "best": tried.best})
         return tried
 
-    def final_network(self, lr: float, tried: TriedRates) -> Network:
-        if self.refits:
-            return self._train(self.task.splits.both(), lr, "final")
-        network = self._network()
-        network.load(tried.best)
-        return network
+    def train(self, network: Network, images: ImageList, lr: float, what: str) -> None:
+        """Train at the head rate `lr` (as declared), from where a stopped training ended."""
+        task, p, machine = self.task, self.task.protocol, self.machine
+        batch = p.batch_size
+        if batch % machine.world:
+            raise BadInput(
+                f"a batch of {batch} images on {machine.world} processes:"
+                " use a number that divides it"
+            )
+        steps = self.part.length.steps(len(images), batch)
+        key = json.dumps([what, lr, len(images)])  # a state of another training is not continued
+        first, shown = self._resume(network, key), 0.0
+        labels = torch.tensor(images.labels, device=machine.device)
+        run = task.run if machine.main else None
+        progress = Progress(run, steps, f"{task.task} {what}", done=first)
+        peaks = {"trunk": p.used(lr) / self.part.head_over_trunk, "head": p.used(lr)}
+        network.module.train()
+        saved = time.monotonic()
+        for step, (pixels, index) in zip(range(first, steps), self._batches(images, first, steps)):
+            # 1. The rates of this step.
+            factor = p.factor(step, steps, len(images) / batch)
+            for group in network.optimizer.param_groups:
+                group["lr"] = peaks[group["of"]] * group["scale"] * factor
+            # 2. The loss, summed over this rank's share and divided by the global batch: gradients
+            #    then add up over ranks to those of the whole batch's mean.
+            logits = network(pixels.to(machine.device, non_blocking=True))
+            share = labels[distributed.sent(index, machine.device)]
+            loss = F.cross_entropy(logits, share, reduction="sum") / batch
+            network.optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            network.sum_gradients(machine)
+            network.optimizer.step()
+            if machine.main:
+                if step % SHOW_EVERY == first % SHOW_EVERY:
+                    shown = float(loss.detach()) * machine.world
+                progress.advance(1, loss=shown)
+            # 3. A signal reaches one of the ranks; all vote on it in every step, and rank 0 saves.
+            stopping = machine.stopping(self.stop)
+            if stopping or time.monotonic() - saved > 60 * p.save_minutes:
+                self._save(network, key, step + 1)
+                saved = time.monotonic()
+            if stopping and step + 1 < steps:
+                raise Preempted(
+                    f"stopped by {stopping} at step {step + 1} of {steps};"
+                    " the same command continues"
+                )
 
-    def _train(self, images: ImageList, lr: float, what: str) -> Network:
-        network = self._network()
-        NetworkTraining(
-            network=network,
-            task=self.task,
-            part=self.part,
-            images=images,
-            lr=lr,
-            what=what,
-            machine=self.machine,
-            stop=self.stop,
-            file=self.training_file,
-        ).run()
-        return network
+    def _batches(
+        self, images: ImageList, first: int, steps: int
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """This rank's share of each global batch: augmented pixels and the images' indices."""
+        p, machine, seed = self.task.protocol, self.machine, self.task.seed
+        shares = rank_batches(
+            seed,
+            len(images),
+            p.batch_size,
+            first,
+            steps,
+            rank=machine.rank,
+            world=machine.world,
+        )
+        return training_pictures(images, p.augment, shares, seed=seed, machine=machine)
 
-    def _network(self) -> Network:
-        classes = len(self.task.splits.train.classes)
-        return Network(self.checkpoint, classes, self.task.protocol, self.task.seed, self.machine)
+    def _save(self, network: Network, key: str, step: int) -> None:
+        if self.machine.main:
+            momentum = network.optimizer.state_dict()["state"]
+            state = {"key": key, "step": step, "network": network.state(), "momentum": momentum}
+            save_state(self.training_file, state)
 
-    def chosen(self, lr: float, tried: TriedRates) -> dict[str, object]:
-        """`chosen` of the rows."""
-        p = self.task.protocol
-        return {
-            "lr": lr,
-            "lr_used": p.used(lr),
-            "trunk_lr_used": p.used(lr) / self.part.head_over_trunk,
-            "reference_batch": p.reference_batch,
-            "batch_size": p.batch_size,
-            "on": "val" if tried.scores else None,
-            "trained_on": "train+val" if self.refits else "train",
-            "scores": {f"{rate:g}": score for rate, score in zip(p.head_lr, tried.scores)},
-            "at_edge": scoring.warn_edge(self.task, self.checkpoint, "head rate", lr, p.head_lr),
-        }
+    def _resume(self, network: Network, key: str) -> int:
+        """The step to start at: 0, or where a saved state of this training ends."""
+        if not self.training_file.exists():
+            return 0
+        state = load_state(self.training_file)
+        if state["key"] != key:
+            return 0
+        network.load(state["network"])
+        whole = network.optimizer.state_dict()
+        network.optimizer.load_state_dict({**whole, "state": state["momentum"]})
+        return int(state["step"])
+
+    @torch.no_grad()
+    def predict(self, network: Network, images: ImageList) -> Tensor:
+        """The five best classes (N, 5) of every image; the ranks share the images."""
+        p, machine = self.task.protocol, self.machine
+        network.module.eval()
+        geometric = p.geometry.transform()
+
+        def view(picture: Image.Image, _: None) -> Image.Image:
+            return geometric(picture)
+
+        size, count = p.feature_batch, len(images)
+        shares = equal_shares(0, count, size, machine.rank, machine.world)
+        pictures = loader(Pictures(images, view), shares, machine=machine)
+        out = []
+        for begin, (pixels, _) in zip(range(0, count, size), pictures):
+            mine = network(pixels.to(machine.device, non_blocking=True))
+            logits = distributed.gather_without_gradient(mine)
+            real = min(size, count - begin)  # the rest is padding
+            out.append(scoring.rank_classes(logits[:real]))
+            if stopping := machine.stopping(self.stop):
+                raise Preempted(f"stopped by {stopping} while scoring; the same command continues")
+        ranking = torch.cat(out)
+        if bool((ranking < 0).all()):
+            log.warning(f"{images.root}: the network's scores are not finite; this rate diverged")
+        return ranking
+
+
+class Network:
+    """A trunk and a linear head, with their optimiser."""
+
+    def __init__(
+        self, checkpoint: Checkpoint, classes: int, p: Finetune, seed: int, machine: Machine
+    ) -> None:
+        self.pixels = checkpoint.pixels
+        trunk = checkpoint.backbone()
+        head = nn.Linear(trunk.feature_dim, classes)
+        generator = seeding.generator(seed, "head", classes, trunk.feature_dim)
+        nn.init.normal_(head.weight, 0, p.init_std, generator=generator)
+        nn.init.zeros_(head.bias)
+        module: nn.Module = nn.Sequential(trunk, head)
+        if machine.world > 1:
+            module = batchnorm.convert_sync_batchnorm(module)
+        self.module = module.to(machine.device)
+        if machine.device.type == "cuda":  # on a CPU small maps train slower with channels last
+            self.module = self.module.to(memory_format=trunk.memory_format)
+        groups = parameter_groups(trunk, head, p)
+        if p.optimizer == "adamw":
+            self.optimizer: torch.optim.Optimizer = torch.optim.AdamW(groups, lr=0.0, betas=p.betas)
+        else:
+            self.optimizer = torch.optim.SGD(groups, lr=0.0, momentum=p.momentum)
+        precision.use(p.precision)
+        self.bf16 = p.precision == "bf16"
+
+    def __call__(self, pixels: Tensor) -> Tensor:
+        """uint8 (N, 3, H, W) -> logits (N, C) float32."""
+        images = normalise(pixels, self.pixels)
+        with torch.autocast(images.device.type, torch.bfloat16, enabled=self.bf16):
+            return self.module(images).float()
+
+    def sum_gradients(self, machine: Machine) -> None:
+        """Add up the gradients of all ranks, in one exchange."""
+        if machine.world == 1:
+            return
+        gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
+        flat = torch.cat([g.reshape(-1) for g in gradients])
+        torch.distributed.all_reduce(flat)
+        for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients])):
+            gradient.copy_(part.view_as(gradient))
+
+    def state(self) -> dict[str, Tensor]:
+        whole = self.module.state_dict()
+        return {name: value.detach().cpu().clone() for name, value in whole.items()}
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        self.module.load_state_dict(state)
+
+
+def parameter_groups(trunk: Trunk, head: nn.Linear, p: Finetune) -> list[dict[str, Any]]:
+    """The optimiser's groups: for the trunk one for each rate and each weight decay; for the head.
+
+    `of` names the part whose rate a group has, `scale` is a factor on it.
+    SGD decays everything alike. AdamW, as vision transformers are finetuned, leaves alone the
+    parameters that the trunk names (norms, biases, tokens, positions) and the head's bias.
+    """
+    deepest, depths = 0, {}
+    if p.layer_decay < 1:
+        depths = trunk.depths()
+        deepest = max(depths.values())
+    adamw = p.optimizer == "adamw"
+    spared = trunk.undecayed() if adamw else set()
+    groups: dict[tuple[float, float], dict[str, Any]] = {}
+    for name, parameter in trunk.named_parameters():
+        # The head is one layer deeper than the deepest of the trunk
+        scale = p.layer_decay ** (deepest + 1 - depths[name]) if depths else 1.0
+        decay = 0.0 if name in spared else p.weight_decay
+        new = {"params": [], "of": "trunk", "scale": scale, "weight_decay": decay}
+        groups.setdefault((scale, decay), new)["params"].append(parameter)
+    out = list(groups.values())
+    bias_decay = 0.0 if adamw else p.weight_decay
+    for of_head, decay in ((head.weight, p.weight_decay), (head.bias, bias_decay)):
+        out.append({"params": [of_head], "of": "head", "scale": 1.0, "weight_decay": decay})
+    return out

@@ -1,10 +1,11 @@
-"""Trunks that only give features: eval(), batch norm folded into
-the convolutions, no gradients, and a guard."""
+"""Frozen trunks, which only give features: eval(), batch norm folded into the convolutions, no
+gradients, and a guard; and the heads that checkpoints have kept."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +18,11 @@ from backbench.parallel.precision import Precision
 from backbench.runs.forward_clock import clock
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.trunk import Trunk
-from transfer.projector import build_projector, output_dim
+
+# How the published files call it, the surest name first
+NAMES = ("projector", "projection_head", "projection", "fc", "head", "mlp", "g")
+_KEY = re.compile(r"(.*?)\.(\d+)\.(weight|bias|running_mean|running_var|num_batches_tracked)")
+Layers = dict[int, dict[str, Tensor]]  # position in the chain -> the module's tensors
 
 
 def state_digest(module: nn.Module) -> str:
@@ -116,3 +121,78 @@ def forward_all(trunks: Sequence[FrozenTrunk], pixels: Tensor) -> list[Tensor]:
             ready[trunk.pixels] = normalise(pixels, trunk.pixels)
         out.append(trunk(ready[trunk.pixels]))
     return out
+
+
+# The head that a checkpoint has kept, built from its tensors alone
+
+
+def build_projector(
+    heads: Mapping[str, Tensor], width: int, names: Sequence[str] = NAMES
+) -> nn.Sequential | None:
+    """The head NAME.0.weight, NAME.1..., on features (N, width), in eval mode; None if there is none.
+
+    It is a chain: two-dimensional weights are linear maps, running statistics batch norms, and a
+    missing position is a ReLU, the only module without tensors in these heads. Heads with anything
+    else under their name (DINO's) are left alone.
+    """
+    chains: dict[str, Layers] = {}
+    for key, tensor in heads.items():
+        match = _KEY.fullmatch(key)
+        if match:
+            root, index, part = match.groups()
+            chains.setdefault(root, {}).setdefault(int(index), {})[part] = tensor
+    for name in names:
+        for root, layers in sorted(chains.items()):
+            if root.rpartition(".")[2] != name or not _is_whole(root, layers, heads):
+                continue
+            module = _chain(layers, width)
+            if module is not None:
+                return module
+    return None
+
+
+def output_dim(projector: nn.Sequential) -> int:
+    return next(m.out_features for m in reversed(projector) if isinstance(m, nn.Linear))
+
+
+def _is_whole(root: str, layers: Layers, heads: Mapping[str, Tensor]) -> bool:
+    """True if `layers` are all that there is below `root`."""
+    below = sum(key == root or key.startswith(f"{root}.") for key in heads)
+    return below == sum(len(tensors) for tensors in layers.values())
+
+
+def _chain(layers: Layers, width: int) -> nn.Sequential | None:
+    modules: list[nn.Module] = []
+    for index in range(max(layers) + 1):
+        tensors = layers.get(index)
+        if tensors is None:
+            modules.append(nn.ReLU())
+            continue
+        module = _module(tensors, width)
+        if module is None or not _fill(module, tensors):
+            return None
+        modules.append(module)
+        if isinstance(module, nn.Linear):
+            width = module.out_features
+    return nn.Sequential(*modules).eval().requires_grad_(False)
+
+
+def _module(tensors: Mapping[str, Tensor], width: int) -> nn.Module | None:
+    """The module that takes (N, width) and has tensors of these shapes, still to be filled."""
+    weight = tensors.get("weight")
+    if "running_mean" in tensors and len(tensors["running_mean"]) == width:
+        return nn.BatchNorm1d(width, affine=weight is not None)
+    if weight is not None and weight.ndim == 2 and weight.shape[1] == width:
+        return nn.Linear(width, len(weight), bias="bias" in tensors)
+    return None
+
+
+def _fill(module: nn.Module, tensors: Mapping[str, Tensor]) -> bool:
+    """Load the tensors; False if one is missing or left over. Only the counter of batches may be
+    missing, as it changes nothing."""
+    state = module.state_dict()
+    counter = {name: value for name, value in state.items() if name == "num_batches_tracked"}
+    if state.keys() - counter.keys() - tensors.keys() or tensors.keys() - state.keys():
+        return False
+    module.load_state_dict({**counter, **tensors})
+    return True

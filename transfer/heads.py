@@ -77,8 +77,8 @@ class LinearHeads:
     def _update(
         self, gradient: Tensor, features: Tensor, rates: Tensor, *, momentum: float, decay: float
     ) -> None:
-        """By the gradient (n, H C) of this rank's logits: v <- m v + (gradient + decay * w), then
-        w <- w - rate * v, as torch.optim.SGD has it."""
+        """One step of torch.optim.SGD, by the gradient (n, H C) of this rank's logits:
+        v <- m v + (gradient + decay * w), then w <- w - rate * v."""
         # logits = F W^T + b, so by W the gradient is G^T F, and by b the sum of G's rows; those of
         # all ranks add up. A matrix of 1,000 classes is larger than a cache, so what counts beside
         # the product is how often the weights and the momentum are gone through.
@@ -164,7 +164,7 @@ class AdamHeads(LinearHeads):
 
 
 class BestHeads:
-    """Of each of a trunk's heads the weights with the lowest validation loss so far, and when."""
+    """The weights of each head at its lowest validation loss so far, and the epoch of that."""
 
     def __init__(self, heads: LinearHeads) -> None:
         self.loss = torch.full((heads.count,), torch.inf)

@@ -7,11 +7,11 @@ the file of its probe, `transfer/probe_<kind>.py`.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from backbench.datasets import catalog, splits
+from backbench.datasets.splits import Splits
 from backbench.images import contents
 from backbench.recipes import config, own_probe
 from backbench.results import store
@@ -31,190 +31,164 @@ from transfer.protocols import Protocol, load_protocol, of_verb
 from transfer.scoring import Assignment
 
 TASKS = by_kind("linear")  # kind of protocol -> task
-
-
-@dataclass(frozen=True)
-class ProbeGroup:
-    """Checkpoints that are probed together: by one protocol on some datasets."""
-
-    protocol: Protocol
-    checkpoints: tuple[Checkpoint, ...]
-    datasets: tuple[str, ...]
+# Checkpoints that are measured together on one dataset, by the same protocol
+Group = tuple[str, Protocol, tuple[Checkpoint, ...]]
 
 
 def run(args: argparse.Namespace) -> int:
     """The verb `linear`."""
-    # A protocol or dataset that does not exist is said before files are read
-    named = None if args.protocol == own_probe.OWN else _protocol(args.protocol)
+    # 1. A protocol or dataset that does not exist is reported before any file is read.
+    own = args.protocol == own_probe.OWN
+    named = None if own else load_protocol(args.protocol, of_verb("linear"))
     names = catalog.names(args.datasets)
     checkpoints = read_checkpoints(args.checkpoints)
-    if named is not None:
-        groups = [ProbeGroup(named, tuple(checkpoints), tuple(names))]
-    else:
-        groups = own_groups(checkpoints, names)
+    chosen: list[Group] = []
+    for name in names:
+        if named is not None:
+            chosen.append((name, named, tuple(checkpoints)))
+        else:
+            chosen += own_groups(checkpoints, name)
     machine = start_for(args)
     with machine.rank_0_tells():
-        rows = evaluate(groups, data=args.data, out=args.out, seed=args.seed, machine=machine)
+        # 2. Everything is read and refused before the first feature is computed.
+        groups = read_groups(chosen, data=args.data, out=args.out, seed=args.seed)
+        # 3. The folder is this run's, or becomes it.
+        opening = open_run(args.out, verb="linear", identity=_identity(groups, args.seed))
+        with machine.agreement.together(opening if machine.main else None), StopFlag() as stop:
+            rows = evaluate(groups, machine, stop)
     if machine.main:
         scoring.show(rows)
     return 0
 
 
-def _protocol(name: str) -> Protocol:
-    return load_protocol(name, of_verb("linear"))
-
-
-def own_groups(checkpoints: Sequence[Checkpoint], names: Sequence[str]) -> list[ProbeGroup]:
-    """`--protocol own`: for each dataset, the checkpoints that share a protocol together."""
-    groups = []
-    for dataset in names:
-        of_protocol: dict[str, list[Checkpoint]] = {}
-        for c in checkpoints:
-            own = own_probe.of_checkpoint(c.name, c.method, c.provenance, dataset)
-            log.info(f"{c.name}: {dataset} by its own probe, {own}")
-            of_protocol.setdefault(own, []).append(c)
-        for own, together in of_protocol.items():
-            groups.append(ProbeGroup(_protocol(own), tuple(together), (dataset,)))
+def own_groups(checkpoints: Sequence[Checkpoint], dataset: str) -> list[Group]:
+    """`--protocol own`: the checkpoints by the protocol of their recipe or method."""
+    of_protocol: dict[str, list[Checkpoint]] = {}
+    for c in checkpoints:
+        own = own_probe.of_checkpoint(c.name, c.method, c.provenance, dataset)
+        log.info(f"{c.name}: {dataset} by its own probe, {own}")
+        of_protocol.setdefault(own, []).append(c)
+    groups: list[Group] = []
+    for own, together in of_protocol.items():
+        groups.append((dataset, load_protocol(own, of_verb("linear")), tuple(together)))
     return groups
 
 
-def evaluate(
-    groups: Sequence[ProbeGroup], *, data: Path, out: Path, seed: int, machine: Machine
-) -> list[Result]:
-    """Every group's checkpoints on its datasets -> the rows of OUT/results.jsonl."""
-    # 1. Everything is read and refused before the first feature is computed.
-    work: list[tuple[Assignment[Protocol], ProbeGroup]] = []
-    read: dict[str, splits.Splits] = {}
+def read_groups(
+    chosen: Iterable[Group], *, data: Path, out: Path, seed: int
+) -> list[Assignment[Protocol]]:
+    """The groups with their images; BadInput for data or a checkpoint that a protocol refuses."""
+    read: dict[str, Splits] = {}
+    groups = []
+    for name, protocol, checkpoints in chosen:
+        if name not in read:
+            read[name] = catalog.load(name, data, seed=seed)
+        group = Assignment(
+            run=out,
+            task=TASKS[protocol.kind],
+            dataset=catalog.find(name),
+            splits=read[name],
+            hashes=splits.digests(read[name]),
+            protocol=protocol,
+            seed=seed,
+            checkpoints=checkpoints,
+        )
+        groups.append(group)
     for group in groups:
-        for name in group.datasets:
-            if name not in read:
-                read[name] = catalog.load(name, data, seed=seed)
-            work.append((_assignment(name, read[name], group.protocol, out=out, seed=seed), group))
-    for task, group in work:
-        probe_of(group.protocol.kind).refuse(group.protocol, task.dataset.name, task.splits)
-    for group in groups:
+        probe_of(group.protocol.kind).refuse(group.protocol, group.dataset.name, group.splits)
         if group.protocol.head:
             for checkpoint in group.checkpoints:
                 kept_head(checkpoint, group.protocol.head)
-    # 2. The folder is this run's, or becomes it.
-    opening = open_run(out, verb="linear", identity=_identity(work, seed))
-    together = [pair for pair in work if probe_of(pair[1].protocol.kind).together]
-    alone = [pair for pair in work if not probe_of(pair[1].protocol.kind).together]
-    with machine.agreement.together(opening if machine.main else None), StopFlag() as stop:
-        if machine.main:
-            for task, _ in work:
-                splits.write_manifests(out, task.dataset.name, task.splits)
-            store.owe(out, sum(_owed(task, group) for task, group in work))
-        # 3. One dataset after the other; first what all processes train together.
-        rows: list[Result] = []
-        for task, group in together:
-            rows += _one_dataset(task, group.checkpoints, machine, stop)
-        if machine.world > 1 and alone:
-            machine = _share_features(alone, machine, stop)
-            if not machine.main:
-                return []
-        for task, group in alone:
-            rows += _one_dataset(task, group.checkpoints, machine, stop)
-    return rows
+    return groups
 
 
-def _assignment(
-    name: str, found: splits.Splits, protocol: Protocol, *, out: Path, seed: int
-) -> Assignment[Protocol]:
-    return Assignment(
-        run=out,
-        task=TASKS[protocol.kind],
-        dataset=catalog.find(name),
-        splits=found,
-        hashes=splits.digests(found),
-        protocol=protocol,
-        seed=seed,
-    )
-
-
-def _owed(task: Assignment[Protocol], group: ProbeGroup) -> int:
-    """How many rows a group owes of one dataset."""
-    kinds = probe_of(task.protocol.kind).metrics(task.protocol, task.dataset)
-    return len(kinds) * len({c.digest for c in group.checkpoints})
-
-
-def _identity(
-    work: Sequence[tuple[Assignment[Protocol], ProbeGroup]], seed: int
-) -> dict[str, object]:
-    """What decides the numbers of a run: one recipe, or where `own` means several, each dataset's
-    with the checkpoints that it is for."""
+def _identity(groups: Sequence[Assignment[Protocol]], seed: int) -> dict[str, object]:
+    """All that decides a run's numbers. `own` may give several recipes; others give one."""
     recipes: list[dict[str, object]] = []
     digests: list[str] = []
-    for task, group in work:
-        recipe = config.to_dict(task.protocol)
+    for group in groups:
+        recipe = config.to_dict(group.protocol)
         if recipe not in recipes:
             recipes.append(recipe)
         digests += [c.digest for c in group.checkpoints]
-    identity: dict[str, object] = {
+    images = {g.dataset.name: contents.of_splits(g.splits.items()) for g in groups}
+    return {
         "recipe": recipes[0] if len(recipes) == 1 else recipes,
         "checkpoints": list(dict.fromkeys(digests)),
-        "datasets": {task.dataset.name: task.hashes for task, _ in work},
+        "datasets": {g.dataset.name: g.hashes for g in groups},
         "seed": seed,
-        contents.KEY: {
-            task.dataset.name: contents.of_splits(task.splits.items()) for task, _ in work
-        },
+        contents.KEY: images,
     }
-    return identity
 
 
-def _share_features(
-    work: Sequence[tuple[Assignment[Protocol], ProbeGroup]], machine: Machine, stop: StopFlag
-) -> Machine:
-    """All features into the cache, by all ranks together; then each is alone."""
-    for task, group in work:
-        names = probe_of(task.protocol.kind).metrics(task.protocol, task.dataset)
-        pending = task.pending(group.checkpoints, names)
-        if pending:
-            extractor = _extractor(task, pending, machine, stop)
-            extractor.of_splits(task.splits, task.dataset.name)
-    # What follows is rank 0's work, and may outlast the patience of an exchange.
-    return machine.alone()
-
-
-def _one_dataset(
-    task: Assignment[Protocol],
-    checkpoints: Sequence[Checkpoint],
-    machine: Machine,
-    stop: StopFlag,
+def evaluate(
+    groups: Sequence[Assignment[Protocol]], machine: Machine, stop: StopFlag
 ) -> list[Result]:
-    """The rows of all checkpoints, in their order; what RUN has already is not measured again."""
-    probe = probe_of(task.protocol.kind)
-    by_digest = task.done(checkpoints, probe.metrics(task.protocol, task.dataset))
-    digests = [c.digest for c in checkpoints]
-    pending = [c for c, digest in zip(checkpoints, digests) if digest not in by_digest]
-    if pending:
-        extractor = _extractor(task, pending, machine, stop)
-        for r in probe.measure(task, extractor, machine, stop):
-            by_digest.setdefault(r.checkpoint, []).append(r)
-        task.state_file.unlink(missing_ok=True)
+    """Measure all groups, one after the other; returns the rows of RUN/results.jsonl."""
+    # 1. Write down the lists of images, and how many rows the run must deliver.
+    rows_due = 0
+    for group in groups:
+        metrics = probe_of(group.protocol.kind).metrics(group.protocol, group.dataset)
+        rows_due += len(metrics) * len(group.checkpoints)
+    if machine.main:
+        for group in groups:
+            splits.write_manifests(group.run, group.dataset.name, group.splits)
+        store.owe(groups[0].run, rows_due)
+    # 2. Probes that all processes train together come first.
+    together = [g for g in groups if probe_of(g.protocol.kind).together]
+    alone = [g for g in groups if not probe_of(g.protocol.kind).together]
     rows: list[Result] = []
-    for digest in digests:
-        rows += by_digest.get(digest, [])  # ranks other than 0 have none of the fresh ones
+    for group in together:
+        rows += measure(group, machine, stop)
+    # 3. For the others all processes compute the features, into the cache. The rest is rank 0's
+    #    work alone, and may take longer than an exchange between processes waits.
+    if machine.world > 1 and alone:
+        for group in alone:
+            done = group.done(probe_of(group.protocol.kind).metrics(group.protocol, group.dataset))
+            pending = [c for c in group.checkpoints if c.digest not in done]
+            if pending:
+                extractor = _extractor(group, pending, machine, stop)
+                extractor.of_splits(group.splits, group.dataset.name)
+        machine = machine.alone()
+        if not machine.main:
+            return []
+    for group in alone:
+        rows += measure(group, machine, stop)
+    return rows
+
+
+def measure(group: Assignment[Protocol], machine: Machine, stop: StopFlag) -> list[Result]:
+    """The rows of a group's checkpoints, in their order; rows that RUN has are not made again."""
+    probe = probe_of(group.protocol.kind)
+    by_digest = group.done(probe.metrics(group.protocol, group.dataset))
+    pending = [c for c in group.checkpoints if c.digest not in by_digest]
+    if pending:
+        extractor = _extractor(group, pending, machine, stop)
+        for row in probe.measure(group, extractor, machine, stop):
+            by_digest.setdefault(row.checkpoint, []).append(row)
+        group.state_file.unlink(missing_ok=True)
+    rows: list[Result] = []
+    for checkpoint in group.checkpoints:
+        rows += by_digest.get(checkpoint.digest, [])  # only rank 0 has the new ones
     return rows
 
 
 def _extractor(
-    task: Assignment[Protocol],
-    checkpoints: Sequence[Checkpoint],
-    machine: Machine,
-    stop: StopFlag,
+    group: Assignment[Protocol], pending: Sequence[Checkpoint], machine: Machine, stop: StopFlag
 ) -> Extractor:
-    p = task.protocol
-    trunks = [
-        FrozenTrunk.build(c, device=machine.device, precision=p.precision, head=p.head)
-        for c in checkpoints
-    ]
+    p = group.protocol
+    trunks = []
+    for checkpoint in pending:
+        trunk = FrozenTrunk.build(
+            checkpoint, device=machine.device, precision=p.precision, head=p.head
+        )
+        trunks.append(trunk)
     return Extractor(
         trunks=trunks,
         geometry=p.geometry,
         cache=FeatureCache.default(),
         machine=machine,
         batch=p.feature_batch,
-        run=task.run,
+        run=group.run,
         stop=stop,
     )

@@ -1,20 +1,29 @@
-"""The few-label probe: a logistic regression on each of many draws; the row is their mean."""
+"""The few-label probe: k labels per class, a logistic regression on each of many seeded draws.
+
+Features are made unit vectors. The row is the mean over the draws.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
 
 from backbench.datasets import splits
 from backbench.datasets.row import Dataset
 from backbench.datasets.splits import Splits
+from backbench.images.image_list import ImageList
 from backbench.results import store
 from backbench.results.store import Result
 from backbench.runs.state import StopFlag
 from backbench.stats import confidence
-from transfer import fewshot, metrics, scoring
+from transfer import logreg, scoring
 from transfer.devices import Machine
-from transfer.feature_rows import FeatureRows
-from transfer.features import Extractor
+from transfer.features import Extractor, FeatureRows
 from transfer.probe_kind import Probe
 from transfer.protocols import FewShot
 from transfer.scoring import Assignment
@@ -25,7 +34,7 @@ def metric_names(p: FewShot, dataset: Dataset) -> list[str]:
 
 
 def refuse(p: FewShot, name: str, found: Splits) -> None:
-    """A class with fewer images than shots."""
+    """BadInput if a class has fewer images than shots."""
     splits.draw(found.both(), p.shots, 0, what=f"{p.shots} shots")
 
 
@@ -35,55 +44,85 @@ def measure(
     features = extractor.of_splits(task.splits, task.dataset.name)
     if not machine.main:
         return []
-    p, name = task.protocol, task.dataset.name
-    both = task.splits.both()
-    chosen = fewshot.draws(both, shots=p.shots, count=p.draws, seed=task.seed)
+    p, both, metric = task.protocol, task.splits.both(), task.dataset.metric
+    label, classes = np.asarray(task.splits.test.labels), len(both.classes)
     # The draws are the same for every checkpoint, so that checkpoints can be compared draw by draw.
-    truth = np.asarray(task.splits.test.labels)
-    by_class = task.dataset.metric == "mean_per_class"
+    drawn = draws(both, shots=p.shots, count=p.draws, seed=task.seed)
     rows = []
     for trunk, train, val, test in zip(extractor.trunks, *features):
-        found = fewshot.predictions(
-            FeatureRows((train, val)),
-            both.labels,
-            test,
-            chosen,
-            classes=len(both.classes),
-            l2=p.l2,
-            max_iterations=p.max_iterations,
-            tolerance=p.tolerance,
-            stop=stop,
-        )
-        values = [
-            metrics.score(task.dataset.metric, drawn, truth, len(both.classes)) for drawn in found
-        ]
-        stem = f"fewshot-{name}-{p.name}-s{task.seed}-{trunk.digest[:12]}"
+        bank = FeatureRows((train, val))
+        predicted = predictions(bank, both.labels, test, drawn, classes=classes, p=p, stop=stop)
+        values = [scoring.score(metric, one, label, classes) for one in predicted]
         kept = store.keep_predictions(
             task.run,
-            stem,
+            f"fewshot-{task.dataset.name}-{p.name}-s{task.seed}-{trunk.digest[:12]}",
             manifest=task.hashes["test"],
             values=np.asarray(values),
-            prediction=found.astype(np.int32),
-            label=truth,
+            prediction=predicted.astype(np.int32),
+            label=label,
         )
-        rows.append(
-            scoring.row(
-                task,
-                trunk.checkpoint,
-                metric=task.dataset.metric,
-                value=float(np.mean(values)),
-                ci95=confidence.of_draws(found == truth, truth if by_class else None),
-                chosen=None,
-                provenance={
-                    "predictions": kept,
-                    "draws": values,
-                    "shots": p.shots,
-                    "labelled_from": "train+val",
-                },
-            )
+        by_class = label if metric == "mean_per_class" else None
+        about = scoring.row(
+            task,
+            trunk.checkpoint,
+            metric=metric,
+            value=float(np.mean(values)),
+            ci95=confidence.of_draws(predicted == label, by_class),
+            chosen=None,
+            provenance={
+                "predictions": kept,
+                "draws": values,
+                "shots": p.shots,
+                "labelled_from": "train+val",
+            },
         )
-    task.keep(rows)
+        rows.append(about)
+    store.append_missing(task.run, rows)
     return rows
+
+
+def draws(images: ImageList, *, shots: int, count: int, seed: int) -> list[list[int]]:
+    """`count` lists of indices with `shots` images of each class; the same for every checkpoint."""
+    out = []
+    for i in range(count):
+        chosen, _ = splits.draw(images, shots, seed * 1_000_003 + i, what=f"{shots} shots")
+        out.append(chosen)
+    return out
+
+
+def predictions(
+    bank: FeatureRows,
+    labels: Sequence[int],
+    test: Tensor,
+    drawn: Sequence[Sequence[int]],
+    *,
+    classes: int,
+    p: FewShot,
+    stop: StopFlag | None = None,
+) -> NDArray[np.int64]:
+    """(draws, M): the class of each row of `test` (M, d), in each draw.
+
+    A draw is a list of indices of `bank` (N, d) and `labels`. All is in float64: few labels leave
+    nearly equal scores, whose order single precision would decide.
+    """
+    known = torch.as_tensor(labels)
+    queries = F.normalize(test.double(), dim=1)
+    predicted = []
+    for indices in drawn:
+        if stop is not None:
+            stop.end_here("between two draws")
+        index = torch.as_tensor(indices)
+        features = F.normalize(bank.take(index).double(), dim=1)
+        fitted = logreg.fit(
+            [(features, known[index])],
+            classes=classes,
+            l2=p.l2,
+            dtype=torch.float64,
+            max_iterations=p.max_iterations,
+            tolerance=p.tolerance,
+        )
+        predicted.append(fitted.logits(queries).argmax(1).numpy())
+    return np.stack(predicted)
 
 
 PROBE = Probe(measure=measure, metrics=metric_names, refuse=refuse)

@@ -1,12 +1,15 @@
-"""What one kind of linear probe is: its task's row in backbench/tasks.py says its `kind`, and
-`transfer/probe_<kind>.py` holds the rest as `PROBE`."""
+"""The seam for kinds of linear probes, readings of a frozen trunk.
+
+A kind is a file `transfer/probe_<kind>.py` with a `PROBE`, and a task in backbench/tasks.py with
+that `kind`. Its protocol is a dataclass in `transfer/protocols.py`.
+"""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from backbench.datasets.row import Dataset
 from backbench.datasets.splits import Splits
@@ -24,25 +27,26 @@ def _metrics_of_the_dataset(p: Protocol, dataset: Dataset) -> list[str]:
     return list(dataset.metrics)
 
 
-def _accept(p: Protocol, name: str, found: Splits) -> None:
+def _accept(p: Protocol, name: str, splits: Splits) -> None:
     pass
 
 
 @dataclass(frozen=True, kw_only=True)
 class Probe(Generic[P]):
+    """How one kind of probe measures."""
+
     # The rows of all trunks of the extractor, written to the run's folder
     measure: Callable[[Assignment[P], Extractor, Machine, StopFlag], list[Result]]
     # The metrics of the rows that it writes for each checkpoint
     metrics: Callable[[P, Dataset], list[str]] = _metrics_of_the_dataset
     # Raises BadInput for data that would fail only after hours of features
     refuse: Callable[[P, str, Splits], None] = _accept
-    # Whether the processes train together too; otherwise they only share
-    # computing the features, and rank 0 does the rest alone
+    # True: the processes train together. False: they only share computing the features, and rank 0
+    # does the rest alone
     together: bool = False
 
 
-def probe_of(kind: str) -> Probe[Any]:
+def probe_of(kind: str) -> Probe[Protocol]:
     """The probe of a `kind` that backbench/tasks.py has."""
-    probe = importlib.import_module(f"transfer.probe_{kind}").PROBE
-    assert isinstance(probe, Probe)
+    probe: Probe[Protocol] = importlib.import_module(f"transfer.probe_{kind}").PROBE
     return probe

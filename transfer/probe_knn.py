@@ -19,19 +19,17 @@ from transfer.scoring import Assignment, CheckpointPredictions
 
 
 def metric_names(p: Knn, dataset: Dataset) -> list[str]:
+    """Every metric of the dataset for every k: top1_k5, top1_k20, ..."""
     names = []
     for k in p.k:
-        names += [f"{metric}{_suffix(k)}" for metric in dataset.metrics]
+        names += [f"{metric}_k{k}" for metric in dataset.metrics]
     return names
 
 
-def _suffix(k: int) -> str:
-    return f"_k{k}"
-
-
-def refuse(p: Knn, name: str, found: Splits) -> None:
-    """More neighbours than there are images."""
-    if max(p.k) > (count := len(found.train) + len(found.val)):
+def refuse(p: Knn, name: str, splits: Splits) -> None:
+    """BadInput if there are fewer images than neighbours."""
+    count = len(splits.train) + len(splits.val)
+    if max(p.k) > count:
         raise BadInput(f"{name}: k = {max(p.k)} neighbours of {count} images; use a smaller k")
 
 
@@ -56,14 +54,13 @@ def measure(
         )
         # Every k is a row of its own: none is chosen.
         for k in p.k:
-            measured.append(
-                CheckpointPredictions(
-                    checkpoint=trunk.checkpoint,
-                    ranking=scoring.rank_classes(votes[k]),
-                    provenance={"k": k, "temperature": p.temperature, "bank": "train+val"},
-                    suffix=_suffix(k),
-                )
+            one = CheckpointPredictions(
+                checkpoint=trunk.checkpoint,
+                ranking=scoring.rank_classes(votes[k]),
+                provenance={"k": k, "temperature": p.temperature, "bank": "train+val"},
+                suffix=f"_k{k}",
             )
+            measured.append(one)
     return scoring.write(task, measured)
 
 

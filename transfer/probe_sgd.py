@@ -15,7 +15,8 @@ Where `patience` stops a training early, val is what it watches, so val trains n
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,33 +25,38 @@ import torch
 from torch import Tensor
 
 from backbench.datasets.row import Dataset
+from backbench.errors import Preempted
+from backbench.images.image_list import ImageList
+from backbench.parallel.distributed import sent
+from backbench.results import store
 from backbench.results.store import Result
 from backbench.runs import atomic
 from backbench.runs.folder import STATES
-from backbench.runs.state import StopFlag
+from backbench.runs.run_progress import Progress
+from backbench.runs.state import StopFlag, load_state, save_state
 from backbench.runs.terminal import log
 from backbench.stats import confidence
-from transfer import metrics, scoring
+from transfer import scoring
+from transfer.batches import rank_batches, training_pictures
 from transfer.devices import Machine
-from transfer.feature_rows import FeatureRows
-from transfer.features import Extractor
-from transfer.frozen import FrozenTrunk
-from transfer.heads import AdamHeads, LinearHeads
+from transfer.features import Extractor, FeatureRows
+from transfer.frozen import FrozenTrunk, forward_all
+from transfer.heads import AdamHeads, BestHeads, LinearHeads
 from transfer.probe_kind import Probe
-from transfer.probe_training import ProbeTraining, Watched
 from transfer.protocols import Sgd
 from transfer.scoring import Assignment, CheckpointPredictions, best_of
 
 TRAIN_SCORE = "train_top1"  # the metric of `train_score`
 ROWS = 8192  # of features whose logits are held at a time
+SHOW_EVERY = 50  # steps; reading a loss waits for the device
 
 
 @dataclass(frozen=True)
 class FinalHead:
-    """What a way of training ends with: one head of `heads`, and how its rate was found."""
+    """The head that a trunk is scored by: one of `heads`, and how its rate was chosen."""
 
     heads: LinearHeads
-    place: int  # of the head among them
+    index: int  # of the head among them
     lr: float  # as declared
     scores: list[float] | None = None  # of every rate, where one was chosen
 
@@ -79,20 +85,19 @@ def measure(
     measured = []
     for trunk, final, features in zip(extractor.trunks, finals, test):
         trunk.verify()
-        (ranking,) = rankings(final.heads, features, [final.place])
-        measured.append(
-            CheckpointPredictions(
-                checkpoint=trunk.checkpoint,
-                ranking=ranking,
-                chosen=_chosen(task, trunk, final),
-                provenance={"trunk_sha256": trunk.state, "trunk_unchanged": True},
-            )
+        (ranking,) = rankings(final.heads, features, [final.index])
+        one = CheckpointPredictions(
+            checkpoint=trunk.checkpoint,
+            ranking=ranking,
+            chosen=_chosen(task, trunk, final),
+            provenance={"trunk_sha256": trunk.state, "trunk_unchanged": True},
         )
+        measured.append(one)
     # Features are computed by all ranks together.
     trained = probe.features(with_val=True) if p.train_score else None
     if not machine.main:
         return []
-    # 3. Once the rows are there, what they were chosen by is in them.
+    # 3. The rows hold the scores that the rates were chosen by, so their file is not needed now.
     rows = scoring.write(task, measured)
     if trained is not None:
         rows += probe.train_rows(finals, trained)
@@ -102,7 +107,7 @@ def measure(
 
 @dataclass(frozen=True)
 class SgdProbe:
-    """The three ways; each returns the final head of every trunk."""
+    """The three ways to a final head; each returns that of every trunk."""
 
     task: Assignment[Sgd]
     extractor: Extractor
@@ -111,7 +116,7 @@ class SgdProbe:
 
     @property
     def choice_file(self) -> Path:
-        """Every rate's val score, by digest: a refit that was stopped does not choose again."""
+        """Every rate's val score by digest, so that a stopped refit does not choose again."""
         return self.task.run / STATES / f"{self.task.dataset.name}.chosen.json"
 
     def one_rate(self) -> list[FinalHead]:
@@ -121,9 +126,10 @@ class SgdProbe:
 
     def chosen_on_val(self) -> list[FinalHead]:
         grid, trunks = self.task.protocol.lr, self.extractor.trunks
-        # 1. Every rate on train, scored on val. A run that was stopped behind this point left the
-        #    scores: it does not choose again.
-        scores = self._kept_scores()
+        # 1. Every rate on train, scored on val; a run that was stopped after this left the scores.
+        scores: dict[str, list[float]] = {}
+        if self.choice_file.exists():
+            scores = json.loads(self.choice_file.read_text())
         if any(trunk.digest not in scores for trunk in trunks):
             candidates = self._train("select", [grid] * len(trunks), with_val=False)
             scores = self._scores(candidates, "val")
@@ -151,27 +157,26 @@ class SgdProbe:
     def train_rows(
         self, finals: Sequence[FinalHead], trained: Sequence[FeatureRows]
     ) -> list[Result]:
-        """Top-1 of each trunk's final head on the images that it was trained on, whose features
-        are `trained`; appended to the run's rows."""
+        """Append top-1 of each final head on the images that it was trained on, with features
+        `trained`."""
         task, splits = self.task, self.task.splits
         label = np.asarray(splits.train.labels + splits.val.labels)
         rows = []
         for trunk, final, features in zip(self.extractor.trunks, finals, trained):
-            (ranking,) = rankings(final.heads, features, [final.place])
+            (ranking,) = rankings(final.heads, features, [final.index])
             right = ranking[:, 0].numpy() == label
-            rows.append(
-                scoring.row(
-                    task,
-                    trunk.checkpoint,
-                    split="train",
-                    metric=TRAIN_SCORE,
-                    value=100.0 * float(right.mean()),
-                    ci95=confidence.of_hits(right),
-                    chosen=_chosen(task, trunk, final),
-                    provenance={"trunk_sha256": trunk.state},
-                )
+            about = scoring.row(
+                task,
+                trunk.checkpoint,
+                split="train",
+                metric=TRAIN_SCORE,
+                value=100.0 * float(right.mean()),
+                ci95=confidence.of_hits(right),
+                chosen=_chosen(task, trunk, final),
+                provenance={"trunk_sha256": trunk.state},
             )
-        task.keep(rows)
+            rows.append(about)
+        store.append_missing(task.run, rows)
         return rows
 
     def _train(
@@ -182,12 +187,15 @@ class SgdProbe:
         classes, trunks = len(task.splits.train.classes), self.extractor.trunks
         with_val = with_val and p.patience is None
         images = task.splits.both() if with_val else task.splits.train
+        kind = AdamHeads if p.optimizer == "adam" else LinearHeads
         heads, used = [], []
         for trunk, of_trunk in zip(trunks, rates):
             count, std = len(of_trunk), p.init_std
-            kind = AdamHeads if p.optimizer == "adam" else LinearHeads
             heads.append(kind(count, classes, trunk.dim, std=std, seed=task.seed, device=device))
             used.append(torch.tensor([p.used(lr) for lr in of_trunk], device=device))
+        watched = None
+        if p.patience is not None:
+            watched = self.extractor(task.splits.val, f"{task.dataset.name} val features")
         ProbeTraining(
             phase=phase,
             task=task,
@@ -196,7 +204,7 @@ class SgdProbe:
             rates=used,
             images=images,
             features=self.features(with_val) if p.augment is None else None,
-            watched=self._watched() if p.patience is not None else None,
+            watched=watched,
             machine=self.machine,
             stop=self.stop,
         ).run()
@@ -210,11 +218,6 @@ class SgdProbe:
             parts.append(self.extractor(task.splits.val, f"{name} val features"))
         return [FeatureRows(of_trunk) for of_trunk in zip(*parts)]
 
-    def _watched(self) -> Watched:
-        val = self.task.splits.val
-        features = self.extractor(val, f"{self.task.dataset.name} val features")
-        return Watched(features, torch.tensor(val.labels))
-
     def _scores(self, candidates: Sequence[LinearHeads], split: str) -> dict[str, list[float]]:
         """Digest -> the dataset's metric on `split` for every rate."""
         task = self.task
@@ -226,28 +229,23 @@ class SgdProbe:
         for trunk, heads, of_trunk in zip(self.extractor.trunks, candidates, features):
             values = []
             for ranking in rankings(heads, of_trunk, range(heads.count)):
-                values.append(metrics.score(metric, ranking[:, 0].numpy(), label, classes))
+                values.append(scoring.score(metric, ranking[:, 0].numpy(), label, classes))
             out[trunk.digest] = values
             rates = "  ".join(f"{lr:g}: {v:.2f}" for lr, v in zip(task.protocol.lr, values))
             name = trunk.checkpoint.name
             log.info(f"{name} on {task.dataset.name} {split}, by learning rate: {rates}")
         return out
 
-    def _kept_scores(self) -> dict[str, list[float]]:
-        if not self.choice_file.exists():
-            return {}
-        return json.loads(self.choice_file.read_text())
-
 
 def rankings(
-    heads: LinearHeads, features: Tensor | FeatureRows, places: Sequence[int]
+    heads: LinearHeads, features: Tensor | FeatureRows, indices: Sequence[int]
 ) -> list[Tensor]:
-    """The five best classes (N, 5) of (N, D) `features` by each of the heads at `places`."""
-    parts: list[list[Tensor]] = [[] for _ in places]
+    """The five best classes (N, 5) of `features` (N, D), by each of the heads at `indices`."""
+    parts: list[list[Tensor]] = [[] for _ in indices]
     for rows in features.split(ROWS):
         logits = heads.logits(rows.to(heads.weight.device))
-        for place, out in zip(places, parts):
-            out.append(scoring.rank_classes(logits[:, place]))
+        for index, out in zip(indices, parts):
+            out.append(scoring.rank_classes(logits[:, index]))
     return [torch.cat(part) for part in parts]
 
 
@@ -271,6 +269,144 @@ def _chosen(task: Assignment[Sgd], trunk: FrozenTrunk, final: FinalHead) -> dict
 
 def metric_names(p: Sgd, dataset: Dataset) -> list[str]:
     return [*dataset.metrics, *([TRAIN_SCORE] if p.train_score else [])]
+
+
+# The training pass: heads of several trunks and rates, one stream of images
+
+
+@dataclass
+class ProbeTraining:
+    """One pass that trains the heads of all trunks, stoppable and continuable at any step."""
+
+    phase: str  # select, refit or train; a state of another phase is not this one's
+    task: Assignment[Sgd]
+    trunks: Sequence[FrozenTrunk]
+    heads: list[LinearHeads]
+    rates: list[Tensor]  # per trunk (H,), as used
+    images: ImageList
+    features: list[FeatureRows] | None  # of the images, where they are not augmented
+    watched: Sequence[Tensor] | None  # val's features per trunk, for `patience`
+    machine: Machine
+    stop: StopFlag
+
+    def __post_init__(self) -> None:
+        p = self.task.protocol
+        length = p.length.get(self.task.dataset.name, p.length["default"])
+        self.steps = length.steps(len(self.images), p.batch_size)
+        self.per_epoch = len(self.images) / p.batch_size  # broken, where the batch does not divide
+        self.labels = torch.tensor(self.images.labels)
+        self.best = [BestHeads(heads) for heads in self.heads]
+
+    def run(self) -> None:
+        """All steps that are left; with `patience` the heads end as they were at their best."""
+        p, machine = self.task.protocol, self.machine
+        first, loss = self._resume(), 0.0
+        progress = Progress(
+            self.task.run if machine.main else None,
+            self.steps,
+            f"{self.task.dataset.name} {self.phase}",
+            done=first,
+        )
+        saved = time.monotonic()
+        for step, (features, labels) in zip(range(first, self.steps), self._batches(first)):
+            # 1. One step of the heads of every trunk.
+            factor = p.schedule.factor(step, self.steps, self.per_epoch)
+            losses = []
+            for heads, of_trunk, rates in zip(self.heads, features, self.rates):
+                of_heads = heads.step(
+                    of_trunk,
+                    labels,
+                    rates * factor,
+                    momentum=p.momentum,
+                    decay=p.weight_decay,
+                    batch=p.batch_size,
+                )
+                losses.append(of_heads)
+            if machine.main:
+                if step % SHOW_EVERY == first % SHOW_EVERY:
+                    loss = float(losses[0].min()) * machine.world / p.batch_size
+                progress.advance(1, loss=loss)
+            # 2. Every rank has the same heads and finds the same about their patience; a signal
+            #    reaches one of them, so all vote on it, in every step.
+            exhausted = self._exhausted(step)
+            stopping = machine.stopping(self.stop)
+            if exhausted:
+                break
+            # 3. Rank 0 saves, now and then and before a stop.
+            if stopping or time.monotonic() - saved > 60 * p.save_minutes:
+                self._save(step + 1)
+                saved = time.monotonic()
+            if stopping and step + 1 < self.steps:
+                raise Preempted(
+                    f"stopped by {stopping} at step {step + 1} of {self.steps};"
+                    " the same command continues"
+                )
+        if self.watched is not None:
+            for heads, best in zip(self.heads, self.best):
+                best.restore(heads)
+
+    def _batches(self, first: int) -> Iterator[tuple[list[Tensor], Tensor]]:
+        """Features per trunk and labels of this rank's share of each global batch."""
+        p, machine = self.task.protocol, self.machine
+        shares = rank_batches(
+            self.task.seed,
+            len(self.images),
+            p.batch_size,
+            first,
+            self.steps,
+            rank=machine.rank,
+            world=machine.world,
+        )
+        if self.features is not None:
+            for share in shares:
+                index = torch.tensor([i for _, i in share])
+                mine = [sent(of_trunk.take(index), machine.device) for of_trunk in self.features]
+                yield mine, sent(self.labels[index], machine.device)
+            return
+        assert p.augment is not None
+        pictures = training_pictures(
+            self.images, p.augment, shares, seed=self.task.seed, machine=machine
+        )
+        for pixels, index in pictures:
+            mine = forward_all(self.trunks, pixels.to(machine.device, non_blocking=True))
+            yield mine, sent(self.labels[index], machine.device)
+
+    def _exhausted(self, step: int) -> bool:
+        """True at the end of an epoch if all heads have given up; keeps those that got better."""
+        patience = self.task.protocol.patience
+        epoch = int((step + 1) / self.per_epoch)
+        ended = epoch > int(step / self.per_epoch)
+        if self.watched is None or patience is None or not ended:
+            return False
+        device = self.machine.device
+        labels = torch.tensor(self.task.splits.val.labels, device=device)
+        given_up = []  # by trunk; all are asked, since asking is what keeps the best
+        for heads, best, features in zip(self.heads, self.best, self.watched):
+            loss = heads.mean_loss(features.to(device), labels).cpu()
+            given_up.append(best.update(heads, loss, epoch=epoch, patience=patience))
+        return all(given_up)
+
+    def _save(self, step: int) -> None:
+        if not self.machine.main:
+            return
+        heads = {t.digest: h.state() for t, h in zip(self.trunks, self.heads)}
+        best = {t.digest: b.state() for t, b in zip(self.trunks, self.best)}
+        state = {"phase": self.phase, "step": step, "heads": heads, "best": best}
+        save_state(self.task.state_file, state)
+
+    def _resume(self) -> int:
+        """The step to start at: 0, or where a saved state of this phase ends."""
+        file = self.task.state_file
+        if not file.exists():
+            return 0
+        state = load_state(file)
+        # It may hold more trunks than are left: of a run that was killed between two rows.
+        if state["phase"] != self.phase or any(t.digest not in state["heads"] for t in self.trunks):
+            return 0
+        for trunk, heads, best in zip(self.trunks, self.heads, self.best):
+            heads.load(state["heads"][trunk.digest])
+            best.load(state["best"][trunk.digest])
+        return int(state["step"])
 
 
 PROBE = Probe(measure=measure, metrics=metric_names, together=True)

@@ -1,4 +1,4 @@
-"""What evaluation protocols are made of, as typed values, and those that several files share.
+"""Evaluation protocols as typed values: one dataclass for each kind of recipe in configs/transfer.
 
 Each has a versioned name; a number under another name is another column.
 """
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from backbench.errors import BadInput, nearest
+from backbench.images.crops import Crops
 from backbench.images.preprocess import eval_geometry
 from backbench.parallel.precision import Precision
 from backbench.recipes import config
@@ -38,8 +39,8 @@ def above_zero(**values: float) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Geometry:
-    """What evaluation does to an image: shorter side (both, if
-    `square`) to `resize`, then the centre `crop`."""
+    """Evaluation brings an image's shorter side (both, if `square`) to `resize`, then takes the
+    centre `crop`."""
 
     resize: int = 256
     crop: int = 224
@@ -128,14 +129,13 @@ class RateSchedule:
 
 @dataclass(frozen=True, kw_only=True)
 class Protocol:
-    """What all protocols have."""
+    """The fields that all protocols have."""
 
     kind: str
     protocol: str  # its name, with a version; stands in every row
     geometry: Geometry = Geometry()
     precision: Precision = "fp32"
     feature_batch: int = 256
-    bootstrap: int = 2000  # of an older version's intervals; nothing reads it now
     # A head that the checkpoint has kept (lphi: CLLR's L), whose output is the feature; null: the
     # trunk's
     head: str | None = None
@@ -153,7 +153,7 @@ class Protocol:
 
 
 class ScaledRates:
-    """What protocols that train by SGD share: rates are declared for a batch of their own."""
+    """Base of protocols that train by SGD; rates are declared for a batch of `reference_batch`."""
 
     batch_size: int
     reference_batch: int
@@ -331,6 +331,47 @@ class Finetune(ScaledRates, Protocol):
         return self.schedule.factor(step - rising, steps - rising, steps_per_epoch)
 
 
+@dataclass(frozen=True, kw_only=True)
+class AnalyzeConfig:
+    """A recipe of `backbench analyze`; {space} in the protocol's name becomes trunk or projector."""
+
+    protocol: str = "analyze-{space}-v1"
+    split: Literal["train", "val", "test"] = "test"
+    images: int | None = None  # a seeded choice of so many; null: all
+    augmentations: int = 32
+    crops: Crops
+    geometry: Geometry
+    # Images whose plain features are kept, for distances between images and the probes
+    sample: int = 4096
+    batch: int = 4  # images at a time, each with all its views
+    neighbours: int = 20
+    temperature: float = 0.07
+    shots: int = 2
+    draws: int = 20
+    l2: float = 0.01
+    save_minutes: float = 5.0
+
+    def __post_init__(self) -> None:
+        if "{space}" not in self.protocol:
+            raise ValueError(
+                f"protocol '{self.protocol}' needs {{space}} in it,"
+                " so that spaces do not share a column"
+            )
+        if self.crops.size != self.geometry.crop:
+            raise ValueError(
+                f"crops.size {self.crops.size} and geometry.crop {self.geometry.crop} must be equal"
+            )
+        if self.augmentations < 2 or self.sample < 2 or self.batch < 1:
+            raise ValueError("augmentations and sample must be at least 2, batch at least 1")
+        at_least(1, neighbours=self.neighbours, shots=self.shots, draws=self.draws)
+        if self.images is not None:
+            at_least(2, images=self.images)
+        above_zero(temperature=self.temperature)
+
+    def name(self, space: str) -> str:
+        return self.protocol.replace("{space}", space)
+
+
 # `kind:` -> what its yaml files in configs/transfer are read into
 PROTOCOLS: dict[str, type[Protocol]] = {
     "sgd": Sgd,
@@ -364,3 +405,19 @@ def load_protocol(name: str, recipes: Mapping[str, type[Protocol]]) -> Protocol:
         runs = ", ".join(recipes)
         raise BadInput(f"{path}: a protocol of kind '{kind}'; this command runs {runs}")
     return config.build(recipes[kind], data, where=str(path))
+
+
+def load_analysis(name: str, augmentations: int | None) -> AnalyzeConfig:
+    """The recipe; another number of augmentations than its own becomes part of the protocol's
+    name."""
+    recipe = config.load(AnalyzeConfig, name, kind="transfer")
+    if augmentations is None or augmentations == recipe.augmentations:
+        return recipe
+    data = config.to_dict(recipe) | {"augmentations": augmentations}
+    data["protocol"] = recipe.protocol.replace("{space}", f"{{space}}-{augmentations}views")
+    return config.build(AnalyzeConfig, data, where="--augmentations")
+
+
+def check_analysis(args: argparse.Namespace) -> None:
+    """BadInput for the recipe of `analyze`, before torch is imported."""
+    load_analysis(args.recipe, args.augmentations)

@@ -1,4 +1,8 @@
-"""Predictions of one checkpoint on one test split -> kept files and Result rows, with intervals."""
+"""Predictions of a checkpoint on the test split -> numbers in percent, kept files, Result rows.
+
+An `Assignment` says what is measured. `write` makes the rows of all probes that predict one class
+per image, and of finetuning.
+"""
 
 from __future__ import annotations
 
@@ -7,101 +11,87 @@ import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
+from backbench.datasets.row import Dataset
+from backbench.datasets.splits import Splits
 from backbench.recipes import config, fast
 from backbench.results import store
 from backbench.results.store import Origin, Result
 from backbench.runs import atomic
 from backbench.runs.folder import RESULTS_FILE, STATES
+from backbench.runs.forward_clock import clock
 from backbench.runs.terminal import log
 from backbench.stats import confidence
 from backbench.untrusted import printable
-from transfer import metrics
+from backbench.weights import trunk_facts
+from backbench.weights.checkpoint import Checkpoint
 from transfer.protocols import Protocol
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-    from torch import Tensor
-
-    from backbench.datasets.row import Dataset
-    from backbench.datasets.splits import Splits
-    from backbench.weights.checkpoint import Checkpoint
-
-# The kind of protocol: what measures an Assignment[Sgd] finds an Sgd in it.
+# The kind of protocol: a probe that measures an Assignment[Sgd] finds an Sgd in it
 Kind_co = TypeVar("Kind_co", bound=Protocol, covariant=True)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Assignment(Generic[Kind_co]):
-    """What is to be measured: one protocol on one dataset, in one run folder, by one seed."""
+    """One thing to measure: a protocol on a dataset for some checkpoints, in a run folder."""
 
     run: Path
-    task: str
+    task: str  # of backbench/tasks.py
     dataset: Dataset
     splits: Splits
-    hashes: Mapping[str, str]  # of the manifests, by split
+    hashes: Mapping[str, str]  # digests of the lists of images, by split
     protocol: Kind_co
     seed: int
+    checkpoints: tuple[Checkpoint, ...]
 
     @property
     def state_file(self) -> Path:
-        """Where what is begun on this dataset is kept until its rows are there."""
+        """The file that an unfinished measurement on this dataset continues from."""
         return self.run / STATES / f"{self.dataset.name}.state"
 
-    def done(
-        self, checkpoints: Iterable[Checkpoint], metric: Sequence[str]
-    ) -> dict[str, list[Result]]:
-        """Digest -> RUN's rows of it, for the checkpoints whose `metric` rows are all there."""
+    def done(self, metrics: Iterable[str]) -> dict[str, list[Result]]:
+        """The rows in RUN of the checkpoints that have all `metrics`, by digest."""
+        wanted = set(metrics)
         mine = (self.task, self.dataset.name, self.protocol.name, self.seed)
-        by_digest: dict[str, list[Result]] = {}
-        for r in recorded(self.run):
-            if (r.task, r.dataset, r.protocol, r.seed) == mine:
-                by_digest.setdefault(r.checkpoint, []).append(r)
-        out = {}
-        for checkpoint in checkpoints:
-            digest = checkpoint.digest
-            own = by_digest.get(digest, [])
-            if {r.metric for r in own} >= set(metric):
-                out[digest] = own
-        return out
-
-    def pending(self, checkpoints: Iterable[Checkpoint], metric: Sequence[str]) -> list[Checkpoint]:
-        """The checkpoints that still have to be measured."""
-        checkpoints = list(checkpoints)
-        done = self.done(checkpoints, metric)
-        return [c for c in checkpoints if c.digest not in done]
-
-    def keep(self, rows: Sequence[Result]) -> None:
-        """Append what is not there yet: a run that was killed between two rows completes them."""
-        store.append_missing(self.run, rows)
+        by_digest: dict[str, list[Result]] = {c.digest: [] for c in self.checkpoints}
+        for row in recorded(self.run):
+            same = (row.task, row.dataset, row.protocol, row.seed) == mine
+            if same and row.checkpoint in by_digest:
+                by_digest[row.checkpoint].append(row)
+        complete = {}
+        for digest, rows in by_digest.items():
+            if wanted <= {row.metric for row in rows}:
+                complete[digest] = rows
+        return complete
 
 
 def recorded(run: Path) -> list[Result]:
-    """The rows that RUN already has, without unreadable lines."""
+    """The rows that RUN has already; lines that cannot be read are left out."""
     file = run / RESULTS_FILE
     if not file.exists():
         return []
-    return [r for r in store.read_file(file) if isinstance(r, Result)]
+    return [row for row in store.read_file(file) if isinstance(row, Result)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointPredictions:
-    """What one checkpoint says of the test images."""
+    """The classes that one checkpoint predicts for the test images."""
 
     checkpoint: Checkpoint
     ranking: Tensor  # (N, up to 5): the best classes, best first; -1 for none
-    chosen: dict[str, object] | None = None
-    provenance: dict[str, object] = field(default_factory=dict)
+    chosen: Mapping[str, object] | None = None
+    provenance: Mapping[str, object] = field(default_factory=dict)
     suffix: str = ""  # of the metric, where one protocol gives several: _k20
 
 
 def rank_classes(logits: Tensor) -> Tensor:
     """(N, C) -> the five best classes (N, min(5, C)); -1 where a head has diverged."""
-    import torch
-
     # nan would rank before every number, and a diverged head would seem to have an opinion.
     ranking = logits.topk(min(5, logits.shape[1]), dim=1).indices.cpu()
     broken = ~torch.isfinite(logits).all(1).cpu()
@@ -109,87 +99,144 @@ def rank_classes(logits: Tensor) -> Tensor:
     return ranking
 
 
-# Rows
+# Metrics: predictions (N,) and labels (N,) -> percent
 
 
-@dataclass(frozen=True)
-class _OnTest:
-    """What one checkpoint predicted of each test image (N,), and what is right."""
+def per_class(
+    prediction: NDArray[np.integer], label: NDArray[np.integer], classes: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The numbers of right images and of all images of each class, (classes,) each."""
+    total = np.bincount(label, minlength=classes)
+    right = np.bincount(label[prediction == label], minlength=classes)
+    return right.astype(np.int64), total.astype(np.int64)
 
-    prediction: NDArray[np.int64]
-    label: NDArray[np.int64]
-    hits5: NDArray[np.bool_]  # whether the label is among the five best
 
-    @staticmethod
-    def of(ranking: Tensor, labels: Sequence[int]) -> _OnTest:
-        ranked = ranking.numpy().astype(np.int64)
-        label = np.asarray(labels, dtype=np.int64)
-        return _OnTest(ranked[:, 0], label, (ranked == label[:, None]).any(1))
+def score(
+    metric: str, prediction: NDArray[np.integer], label: NDArray[np.integer], classes: int
+) -> float:
+    """`top1`, or `mean_per_class` over the classes that have test images."""
+    if metric == "top1":
+        return 100.0 * float((prediction == label).mean())
+    right, total = per_class(prediction, label, classes)
+    there = total > 0
+    return 100.0 * float((right[there] / total[there]).mean())
+
+
+def confusion(
+    prediction: NDArray[np.integer], label: NDArray[np.integer], classes: int
+) -> NDArray[np.int64]:
+    """Counts (classes, classes) of true by predicted class; predictions of no class are left out."""
+    inside = (prediction >= 0) & (prediction < classes)
+    # The pair (true, predicted) as one number, so that one count over images fills the matrix.
+    pairs = label[inside] * classes + prediction[inside]
+    return np.bincount(pairs, minlength=classes * classes).reshape(classes, classes)
+
+
+# Rows, and the files beside them
 
 
 def write(task: Assignment[Protocol], measured: Sequence[CheckpointPredictions]) -> list[Result]:
     """Append a row per metric and checkpoint, with predictions and pictures beside them."""
+    label = np.asarray(task.splits.test.labels, dtype=np.int64)
+    classes, metrics = len(task.splits.test.classes), task.dataset.metrics
     rows: list[Result] = []
     for one in measured:
-        found = _OnTest.of(one.ranking, task.splits.test.labels)
-        kept = _keep_beside(task, one, found)
-        for metric in task.dataset.metrics:
-            value, ci95 = _value(task, metric, found)
-            rows.append(
-                row(
-                    task,
-                    one.checkpoint,
-                    metric=metric + one.suffix,
-                    value=value,
-                    ci95=ci95,
-                    chosen=one.chosen,
-                    provenance={**kept, **one.provenance},
-                )
+        # 1. Which images are right, by the best class and by the five best.
+        ranking = one.ranking.numpy().astype(np.int64)
+        prediction = ranking[:, 0]
+        hits, hits5 = prediction == label, (ranking == label[:, None]).any(1)
+        # 2. The predictions are kept, so that checkpoints can be compared image by image.
+        kept = _keep_files(task, one, prediction, hits5 if "top5" in metrics else None)
+        # 3. Each metric with its interval becomes a row.
+        for metric in metrics:
+            if metric == "top5":
+                value, ci95 = 100.0 * float(hits5.mean()), confidence.of_hits(hits5)
+            else:
+                value = score(metric, prediction, label, classes)
+                by_class = label if metric == "mean_per_class" else None
+                ci95 = confidence.of_hits(hits, by_class)
+            about = row(
+                task,
+                one.checkpoint,
+                metric=metric + one.suffix,
+                value=value,
+                ci95=ci95,
+                chosen=one.chosen,
+                provenance={**kept, **one.provenance},
             )
-    task.keep(rows)
+            rows.append(about)
+    # 4. A run that was killed between two rows completes them.
+    store.append_missing(task.run, rows)
     return rows
 
 
-def _value(
-    task: Assignment[Protocol], metric: str, found: _OnTest
-) -> tuple[float, tuple[float, float]]:
-    """A metric in percent, with its interval."""
-    label, classes = found.label, len(task.splits.test.classes)
-    hits: NDArray[np.bool_] = found.prediction == label
-    if metric == "top5":
-        hits, value = found.hits5, 100.0 * float(found.hits5.mean())
-    else:
-        value = metrics.score(metric, found.prediction, label, classes)
-    return value, confidence.of_hits(hits, label if metric == "mean_per_class" else None)
-
-
-def _keep_beside(
-    task: Assignment[Protocol], one: CheckpointPredictions, found: _OnTest
+def _keep_files(
+    task: Assignment[Protocol],
+    one: CheckpointPredictions,
+    prediction: NDArray[np.int64],
+    hits5: NDArray[np.bool_] | None,
 ) -> dict[str, object]:
-    """The files beside the rows, in RUN/{predictions,per_class,confusion};
-    returns their paths for the provenance."""
-    name, names = task.dataset.name, task.splits.test.classes
+    """Write RUN/{predictions,per_class,confusion}; the paths go into the rows' provenance."""
+    label, names = np.asarray(task.splits.test.labels), task.splits.test.classes
     protocol = task.protocol.name + one.suffix
-    stem = f"{task.task}-{name}-{protocol}-s{task.seed}-{one.checkpoint.digest[:12]}"
-    top5 = {"hits5": found.hits5} if "top5" in task.dataset.metrics else {}
-    kept = store.keep_predictions(
-        task.run,
-        stem,
-        manifest=task.hashes["test"],
-        prediction=found.prediction,
-        label=found.label,
-        **top5,
-    )
+    digest = one.checkpoint.digest[:12]
+    stem = f"{task.task}-{task.dataset.name}-{protocol}-s{task.seed}-{digest}"
+    arrays = {"prediction": prediction, "label": label}
+    if hits5 is not None:
+        arrays["hits5"] = hits5
+    kept = store.keep_predictions(task.run, stem, manifest=task.hashes["test"], **arrays)
 
-    right, total = metrics.per_class(found.prediction, found.label, len(names))
     table = f"per_class/{stem}.csv"
-    _write_per_class(task.run / table, names, right.tolist(), total.tolist())
+    right, total = per_class(prediction, label, len(names))
+    atomic.write_text(task.run / table, _per_class_table(names, right, total))
 
-    matrix = metrics.confusion(found.prediction, found.label, len(names))
     picture = f"confusion/{stem}.png"
-    title = f"{one.checkpoint.name}: {task.task} on {name}"
-    metrics.confusion_picture(matrix, names, title, task.run / picture)
+    matrix = confusion(prediction, label, len(names))
+    title = f"{one.checkpoint.name}: {task.task} on {task.dataset.name}"
+    confusion_picture(matrix, names, title, task.run / picture)
     return {"predictions": kept, "per_class": table, "confusion": picture}
+
+
+def _per_class_table(
+    names: Sequence[str], right: NDArray[np.int64], total: NDArray[np.int64]
+) -> str:
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(("class", "images", "right", "accuracy"))
+    for name, good, count in zip(names, right.tolist(), total.tolist()):
+        accuracy = f"{100 * good / count:.2f}" if count else ""
+        table.writerow((printable.spreadsheet(name), count, good, accuracy))
+    return text.getvalue()
+
+
+def confusion_picture(
+    matrix: NDArray[np.int64], names: tuple[str, ...], title: str, path: Path
+) -> None:
+    """A picture of row-normalised confusion; class names are written where there are at most 60."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    shares = 100 * matrix / np.maximum(matrix.sum(1, keepdims=True), 1)
+    named = len(matrix) <= 60
+    side = min(12.0, 4.0 + 0.18 * len(matrix)) if named else 8.0
+    figure = Figure(figsize=(side + 1, side), layout="constrained")
+    axes = figure.add_subplot()
+    shown = axes.imshow(shares, cmap="viridis", vmin=0, vmax=100, interpolation="nearest")
+    axes.set(xlabel="predicted class", ylabel="true class", title=title)
+    if named:
+        ticks, short = range(len(matrix)), [n[:18] for n in names]
+        axes.set_xticks(ticks, short, rotation=90, fontsize=7)
+        axes.set_yticks(ticks, short, fontsize=7)
+    if len(matrix) <= 20:
+        for true, predicted in zip(*matrix.nonzero()):
+            # viridis is bright where shares are high
+            color = "black" if shares[true, predicted] > 60 else "white"
+            count = str(matrix[true, predicted])
+            axes.text(predicted, true, count, ha="center", va="center", fontsize=7, color=color)
+    figure.colorbar(shown, ax=axes, label="% of the true class", shrink=0.8)
+    with atomic.atomic_path(path) as temporary:
+        metadata = {"Software": None}
+        FigureCanvasAgg(figure).print_figure(temporary, format="png", dpi=110, metadata=metadata)
 
 
 def row(
@@ -199,12 +246,14 @@ def row(
     metric: str,
     value: float,
     ci95: tuple[float, float] | None,
-    chosen: dict[str, object] | None,
+    chosen: Mapping[str, object] | None,
     provenance: Mapping[str, object],
     split: str = "test",
 ) -> Result:
-    from backbench.weights import trunk_facts
-
+    """One number of a checkpoint, with all that is needed to repeat it."""
+    # How fast the trunk was while the number was made; unknown if its features were cached
+    speed = clock.rate(checkpoint.digest)
+    origin: Origin = {} if speed is None else {"images_per_second": speed}
     return Result(
         checkpoint=checkpoint.digest,
         name=checkpoint.name,
@@ -231,62 +280,33 @@ def row(
             "trunk": trunk_facts.facts(checkpoint, task.protocol.geometry.crop),
             **provenance,
         },
-        origin=_speed(checkpoint),
+        origin=origin,
     )
 
 
-def _speed(checkpoint: Checkpoint) -> Origin:
-    """What was measured of the trunk while this number was made: nothing where its features came
-    from the cache."""
-    from backbench.runs.forward_clock import clock
-
-    rate = clock.rate(checkpoint.digest)
-    return {} if rate is None else {"images_per_second": rate}
-
-
-def _write_per_class(
-    path: Path, names: Sequence[str], right: Sequence[int], total: Sequence[int]
-) -> None:
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(("class", "images", "right", "accuracy"))
-    for name, good, count in zip(names, right, total):
-        table.writerow(
-            (printable.spreadsheet(name), count, good, f"{100 * good / count:.2f}" if count else "")
-        )
-    atomic.write_text(path, text.getvalue())
-
-
 def show(rows: Iterable[Result]) -> None:
-    """One line per number, on standard output."""
+    """Print one line per number on standard output."""
     for r in rows:
-        value, interval = "undefined", ""
-        if r.value is not None:
-            value = f"{r.value:6.2f}%"
-        if r.ci95:
-            interval = f" [{r.ci95[0]:.2f}, {r.ci95[1]:.2f}]"
+        value = "undefined" if r.value is None else f"{r.value:6.2f}%"
+        interval = f" [{r.ci95[0]:.2f}, {r.ci95[1]:.2f}]" if r.ci95 else ""
+        # The learning rate or penalty, and the split that it was chosen on
+        choice, chosen = "", r.chosen or {}
+        for name in ("lr", "l2"):
+            if chosen.get(name) is not None:
+                on = f" chosen on {chosen['on']}" if chosen.get("on") else ""
+                choice = f"  {name} {chosen[name]:g}{on}"
         print(
             f"{r.name:<16} {r.task:<10} {r.dataset:<12} {r.metric:<16} {value}{interval} "
-            f" {r.protocol}{_choice(r)}"
+            f" {r.protocol}{choice}"
         )
-
-
-def _choice(r: Result) -> str:
-    """`  lr 1 chosen on val`, where the row has a rate or penalty."""
-    chosen = r.chosen or {}
-    for what in ("lr", "l2"):
-        if chosen.get(what) is not None:
-            on = f" chosen on {chosen['on']}" if chosen.get("on") else ""
-            return f"  {what} {chosen[what]:g}{on}"
-    return ""
 
 
 # Choices
 
 
 def best_of(scores: Sequence[float]) -> int:
-    """The place of the best score, of equal ones the first: the
-    smallest rate, the strongest penalty."""
+    """The index of the best score; of equal ones the first, which is the smallest rate or the
+    strongest penalty."""
     return max(range(len(scores)), key=lambda i: scores[i])
 
 
@@ -297,13 +317,12 @@ def warn_edge(
     best: float,
     grid: Sequence[float],
 ) -> bool:
-    """Say so when the best value is the first or last of its grid: a better one may lie outside."""
+    """Warn if the best value is the first or last of its grid, as a better one may lie outside."""
     edge = len(grid) > 1 and best in (min(grid), max(grid))
     if edge:
         which = "largest" if best == max(grid) else "smallest"
         log.warning(
-            f"{checkpoint.name} on {task.dataset.name}:"
-            f" the best {what} {best:g} is the {which} of the grid;"
-            " a better one may lie outside it"
+            f"{checkpoint.name} on {task.dataset.name}: the best {what} {best:g} is the {which} of"
+            " the grid; a better one may lie outside it"
         )
     return edge

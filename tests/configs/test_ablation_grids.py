@@ -28,8 +28,7 @@ from backbench.results.store import Result
 from backbench.weights.families.resnet_trunk import build_backbone
 from pretrain.method import Setup, build_method
 from pretrain.recipe import PretrainConfig
-from transfer.analyze import load_config
-from transfer.protocols import load_protocol, of_verb
+from transfer.protocols import load_analysis, load_protocol, of_verb
 
 FILES = sorted((config.configs_dir() / "grids").glob("*.yaml"))
 # Those of a paper, and those that vary something: an ablation is drawn of them
@@ -98,7 +97,7 @@ def test_what_a_grid_measures_with_is_there(name) -> None:
         if isinstance(entry, str):
             continue
         if entry["verb"] == "analyze":
-            load_config(entry["args"][1], None)
+            load_analysis(entry["args"][1], None)
         elif entry["protocol"] != own_probe.OWN:
             load_protocol(entry["protocol"], of_verb("linear"))
 

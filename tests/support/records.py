@@ -75,8 +75,7 @@ def shipped_recipes():
     """(name, what it measures) -> resolved recipe, as a row of it holds it."""
     from detection import dialect as detection
     from detection import protocol, task_rows
-    from transfer.analyze_recipe import AnalyzeConfig
-    from transfer.protocols import PROTOCOLS, load_protocol
+    from transfer.protocols import PROTOCOLS, AnalyzeConfig, load_protocol
 
     found = {}
     for name in config.recipe_names("transfer"):

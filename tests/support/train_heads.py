@@ -17,7 +17,7 @@ from backbench.weights.checkpoint import Checkpoint
 from transfer.devices import Machine
 from transfer.frozen import FrozenTrunk
 from transfer.heads import LinearHeads
-from transfer.probe_training import ProbeTraining
+from transfer.probe_sgd import ProbeTraining
 from transfer.protocols import CropAugment, Geometry, Length, Sgd
 from transfer.scoring import Assignment
 
@@ -38,7 +38,8 @@ PROTOCOL = Sgd(
 def train(root, trunk, run, rates, machine, *, stop=None, protocol=PROTOCOL):
     """The trained heads of one trunk on ROOT/classes."""
     found = catalog.load("classes", Path(root))
-    frozen = FrozenTrunk.build(Checkpoint.load(trunk), device=machine.device)
+    checkpoint = Checkpoint.load(trunk)
+    frozen = FrozenTrunk.build(checkpoint, device=machine.device)
     heads = LinearHeads(
         len(rates),
         len(found.train.classes),
@@ -55,6 +56,7 @@ def train(root, trunk, run, rates, machine, *, stop=None, protocol=PROTOCOL):
         hashes=splits.digests(found),
         protocol=protocol,
         seed=0,
+        checkpoints=(checkpoint,),
     )
     ProbeTraining(
         phase="select",

@@ -17,7 +17,7 @@ from backbench.runs.state import StopFlag
 from backbench.weights.checkpoint import Checkpoint
 from transfer.batches import CropFlip, global_batches
 from transfer.devices import Machine
-from transfer.network import Network, NetworkTraining
+from transfer.finetune import Finetuning, Network
 from transfer.protocols import CropAugment, Finetune, Geometry, Length, Part, RateSchedule
 from transfer.scoring import Assignment
 
@@ -49,7 +49,8 @@ class DoubleNetwork(Network):
 def train(root, trunk, run, machine, *, iterations, ratio=1.0, kind=Network):
     """The trained nn.Sequential(trunk, head)."""
     found = catalog.load("classes", Path(root))
-    network = kind(Checkpoint.load(trunk), len(found.train.classes), PROTOCOL, 0, machine)
+    checkpoint = Checkpoint.load(trunk)
+    network = kind(checkpoint, len(found.train.classes), PROTOCOL, 0, machine)
     task = Assignment(
         run=Path(run),
         task="finetune",
@@ -58,18 +59,10 @@ def train(root, trunk, run, machine, *, iterations, ratio=1.0, kind=Network):
         hashes=splits.digests(found),
         protocol=PROTOCOL,
         seed=0,
+        checkpoints=(checkpoint,),
     )
-    NetworkTraining(
-        network=network,
-        task=task,
-        part=Part(length=Length(iterations=iterations), head_over_trunk=ratio),
-        images=found.train,
-        lr=LR,
-        what="test",
-        machine=machine,
-        stop=StopFlag(),
-        file=Path(run) / "state",
-    ).run()
+    part = Part(length=Length(iterations=iterations), head_over_trunk=ratio)
+    Finetuning(task, part, machine, StopFlag()).train(network, found.train, LR, "test")
     return network.module
 
 

@@ -22,8 +22,9 @@ from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.families.resnet_trunk import build_backbone
 from pretrain.methods import _heads
 from transfer import analyze, analyze_pictures
-from transfer.analyze_pass import AnalyzedViews
-from transfer.projector import build_projector
+from transfer.analyze import AnalyzedViews
+from transfer.frozen import build_projector
+from transfer.protocols import load_analysis
 
 SMALL = """base: {base}
 protocol: analyze-{{space}}-test-v1
@@ -130,7 +131,7 @@ def test_one_pass_serves_all_checkpoints_and_the_numbers_are_right(
     assert 6**0.5 < found["plain", trunk, "nuclear_norm"] < 6
 
     # By hand: the same views through the trunk as torchvision has it, singular values by numpy.
-    config = analyze.load_config(str(small), None)
+    config = load_analysis(str(small), None)
     everything = catalog.load("digits", tiny_root).test
     chosen = analyze.choose_images(everything, 30, 0)
     augment = AnalyzedViews(chosen, config, 0)
@@ -281,9 +282,9 @@ def test_what_cannot_be_done_is_said_in_one_line(
 
 
 def test_another_number_of_views_is_another_column() -> None:
-    config = analyze.load_config("analyze_demo", 8)
+    config = load_analysis("analyze_demo", 8)
     assert config.name("trunk") == "analyze-trunk-8views-demo-v1" and config.augmentations == 8
-    assert analyze.load_config("analyze", None).name("projector") == "analyze-projector-v1"
+    assert load_analysis("analyze", None).name("projector") == "analyze-projector-v1"
 
 
 PEAK = """

@@ -13,7 +13,7 @@ from backbench.errors import Preempted
 from backbench.images import contents
 from backbench.images.image_list import scan_folder
 from backbench.runs.state import StopFlag
-from transfer import feature_contents
+from transfer import feature_cache
 from transfer.feature_cache import FeatureCache
 
 
@@ -80,15 +80,15 @@ def test_what_a_hit_reads(tmp_path, monkeypatch):
     )
     named = contents.named(images)
     assert counts == {"read": 5, "stat": 2000}
-    seen = feature_contents.begun(named)
-    seen[:, 2] = [feature_contents.file_hash(images, i) for i in range(2000)]
+    seen = feature_cache.not_yet_seen(named)
+    seen[:, 2] = [feature_cache.file_hash(images, i) for i in range(2000)]
     counts["read"] = 0
-    assert feature_contents.changed(images, named, seen) is None and counts["read"] == 0
+    assert feature_cache.changed_file(images, named, seen) is None and counts["read"] == 0
     seen[:, 0] += 1
-    assert feature_contents.changed(images, named, seen) is None and counts["read"] == 40
+    assert feature_cache.changed_file(images, named, seen) is None and counts["read"] == 40
     assert counts["stat"] == 2000
     seen[:, 2] += 1
-    assert feature_contents.changed(images, named, seen) is not None
+    assert feature_cache.changed_file(images, named, seen) is not None
 
 
 def test_swapped_between_a_stop_and_its_continuation(images, cache, tmp_path, monkeypatch):

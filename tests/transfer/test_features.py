@@ -19,7 +19,7 @@ from backbench.runs.state import StopFlag
 from backbench.runs.terminal import log
 from transfer import feature_cache
 from transfer.feature_cache import FeatureCache, describe
-from transfer.feature_rows import FeatureRows
+from transfer.features import FeatureRows
 from transfer.frozen import FrozenTrunk
 
 

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from backbench.images.image_list import ImageList
-from transfer import fewshot
-from transfer.feature_rows import FeatureRows
+from transfer import probe_fewshot
+from transfer.features import FeatureRows
+from transfer.protocols import FewShot
 
 
 def images(classes=4, per=10):
@@ -18,9 +19,9 @@ def images(classes=4, per=10):
 
 
 def test_draws_are_balanced_seeded_and_different():
-    drawn = fewshot.draws(images(), shots=2, count=20, seed=0)
-    assert drawn == fewshot.draws(images(), shots=2, count=20, seed=0)
-    assert len({tuple(d) for d in drawn}) == 20 and drawn != fewshot.draws(
+    drawn = probe_fewshot.draws(images(), shots=2, count=20, seed=0)
+    assert drawn == probe_fewshot.draws(images(), shots=2, count=20, seed=0)
+    assert len({tuple(d) for d in drawn}) == 20 and drawn != probe_fewshot.draws(
         images(), shots=2, count=20, seed=1
     )
     assert all(
@@ -35,10 +36,10 @@ def test_accuracy_is_chance_without_and_full_with_separation(separation):
     labels = torch.tensor(found.labels)
     features = torch.randn(200, 16)
     features[range(200), labels] += separation
-    chosen = fewshot.draws(found, shots=2, count=5, seed=0)
-    options = {"classes": 4, "l2": 0.01, "max_iterations": 200, "tolerance": 1e-6}
-    predicted = fewshot.predictions(
-        FeatureRows((features,)), found.labels, features, chosen, **options
+    chosen = probe_fewshot.draws(found, shots=2, count=5, seed=0)
+    protocol = FewShot(kind="fewshot", protocol="test", max_iterations=200)
+    predicted = probe_fewshot.predictions(
+        FeatureRows((features,)), found.labels, features, chosen, classes=4, p=protocol
     )
     assert predicted.shape == (5, 200)
     mean = 100 * (predicted == labels.numpy()).mean()

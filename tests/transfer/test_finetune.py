@@ -23,7 +23,7 @@ from backbench.weights import archs
 from backbench.weights.checkpoint import Checkpoint
 from transfer import finetune
 from transfer.devices import Machine
-from transfer.network import Network
+from transfer.finetune import Network
 from transfer.protocols import Finetune, load_protocol
 
 ONE = Machine(torch.device("cpu"), 0, 1, 0)

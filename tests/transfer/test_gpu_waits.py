@@ -12,9 +12,9 @@ from transfer import logreg
 from transfer.devices import Machine
 from transfer.feature_cache import FeatureCache
 from transfer.features import Extractor
+from transfer.finetune import Network
 from transfer.frozen import FrozenTrunk, forward_all
 from transfer.heads import AdamHeads, LinearHeads
-from transfer.network import Network
 from transfer.protocols import Finetune, Knn
 
 

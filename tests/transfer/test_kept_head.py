@@ -12,7 +12,7 @@ from backbench.results import store
 from backbench.weights.checkpoint import Checkpoint
 from transfer.frozen import FrozenTrunk
 
-GEOMETRY = {"geometry": {"resize": 32, "crop": 32}, "bootstrap": 50}
+GEOMETRY = {"geometry": {"resize": 32, "crop": 32}}
 
 
 @pytest.fixture

@@ -4,26 +4,23 @@ import numpy as np
 import pytest
 
 from backbench.stats import confidence
-from transfer import metrics
+from transfer import scoring
 
 LABEL = np.array([0, 0, 0, 0, 1, 1, 2])
 PREDICTION = np.array([0, 0, 0, 1, 1, 0, -1])
 
 
 def test_accuracies_by_hand():
-    assert metrics.top1(PREDICTION, LABEL) == pytest.approx(100 * 4 / 7)
-    assert metrics.mean_per_class(PREDICTION, LABEL, 3) == pytest.approx(
-        100 * (3 / 4 + 1 / 2 + 0) / 3
-    )
-    assert metrics.mean_per_class(PREDICTION, LABEL, 5) == metrics.mean_per_class(
-        PREDICTION, LABEL, 3
-    )
-    right, total = metrics.per_class(PREDICTION, LABEL, 3)
+    assert scoring.score("top1", PREDICTION, LABEL, 3) == pytest.approx(100 * 4 / 7)
+    three = scoring.score("mean_per_class", PREDICTION, LABEL, 3)
+    assert three == pytest.approx(100 * (3 / 4 + 1 / 2 + 0) / 3)
+    assert scoring.score("mean_per_class", PREDICTION, LABEL, 5) == three
+    right, total = scoring.per_class(PREDICTION, LABEL, 3)
     assert right.tolist() == [3, 1, 0] and total.tolist() == [4, 2, 1]
 
 
 def test_confusion_leaves_undefined_predictions_out():
-    assert metrics.confusion(PREDICTION, LABEL, 3).tolist() == [[3, 1, 0], [1, 1, 0], [0, 0, 0]]
+    assert scoring.confusion(PREDICTION, LABEL, 3).tolist() == [[3, 1, 0], [1, 1, 0], [0, 0, 0]]
 
 
 @pytest.mark.parametrize("metric", ["top1", "mean_per_class"])
@@ -43,15 +40,15 @@ def test_bootstrap_equals_resampling_of_images(metric):
             index = np.concatenate(
                 [draw.choice(np.flatnonzero(label == c), (label == c).sum()) for c in range(4)]
             )
-        values.append(metrics.score(metric, prediction[index], label[index], 4))
+        values.append(scoring.score(metric, prediction[index], label[index], 4))
     expected = np.percentile(values, (2.5, 97.5))
     assert (low, high) == pytest.approx(tuple(expected), abs=0.7)
-    assert low < metrics.score(metric, prediction, label, 4) < high
+    assert low < scoring.score(metric, prediction, label, 4) < high
 
 
 def test_picture_is_a_png(tmp_path):
     names = ("a", "b", "c")
-    metrics.confusion_picture(
-        metrics.confusion(PREDICTION, LABEL, 3), names, "t", tmp_path / "c.png"
+    scoring.confusion_picture(
+        scoring.confusion(PREDICTION, LABEL, 3), names, "t", tmp_path / "c.png"
     )
     assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")

@@ -24,7 +24,7 @@ from backbench.runs.state import StopFlag
 from backbench.verbs import doctor
 from backbench.weights.checkpoint import Checkpoint
 
-KNN = "kind: knn\nprotocol: near-test-v1\nk: [1]\ngeometry: {resize: 16, crop: 16}\nbootstrap: 10\n"
+KNN = "kind: knn\nprotocol: near-test-v1\nk: [1]\ngeometry: {resize: 16, crop: 16}\n"
 
 
 @pytest.fixture
