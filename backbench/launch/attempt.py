@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import os
 import pickle
 import re
@@ -96,16 +97,16 @@ class Attempt:
     @classmethod
     def on(cls, cluster: Cluster, job: Job, ledger: Ledger) -> Self:
         """Make the attempt at a job as this cluster runs it."""
-        asked = cluster.asks(job)
+        resources = cluster.resources_for(job)
         return cls(
             job=job,
             runs=str(ledger.runs),
             command=tuple(shlex.split(cluster.command or "")),
-            machine=asked.options(job.verb),
+            machine=resources.options(job.verb),
             env=dict(cluster.env),
-            gpus=asked.gpus,
-            limit_s=asked.limit_s,
-            grace_s=cluster.grace_s(asked),
+            gpus=resources.gpus,
+            limit_s=resources.limit_s,
+            grace_s=cluster.grace_s(resources),
         )
 
     def __getstate__(self) -> dict[str, object]:
@@ -228,8 +229,8 @@ class Attempt:
                 return info.si_status if exited else -info.si_status
             # 2. Its time is nearly up: it is asked, once, while there is time left to save
             now = time.monotonic()
-            asked = self._stop is not None
-            if self.limit_s is not None and not asked and now - start > self.limit_s - self.grace_s:
+            limit_s = math.inf if self.limit_s is None else self.limit_s - self.grace_s
+            if self._stop is None and now - start > limit_s:
                 self.ask_to_stop("time limit")
             # 3. It was asked, by us or by a signal, and has not ended in time
             if self._stop is not None and now > self._stop[1] + self.grace_s:

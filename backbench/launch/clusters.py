@@ -32,7 +32,7 @@ ROWS = ("default", "pretrain", "import", "export", *VERBS)
 
 @dataclass(frozen=True, kw_only=True)
 class Resources:
-    """What one job asks for, per node where it can differ. `cpus` are per task.
+    """The resources that one job asks for, per node where it can differ. `cpus` are per task.
 
     With `tasks_per_node` 1 the verb starts its own processes on its node; with more, Slurm starts
     every rank as a task.
@@ -68,7 +68,7 @@ class Resources:
 
     @property
     def devices(self) -> int:
-        """Processes per node: Slurm's tasks, or those that the verb starts."""
+        """The number of processes per node: Slurm's tasks, or those that the verb starts."""
         if self.tasks_per_node > 1:
             return self.tasks_per_node
         return max(1, self.gpus)
@@ -86,7 +86,7 @@ class Resources:
         return None if self.hours is None else self.hours * 3600
 
     def options(self, verb: str) -> tuple[str, ...]:
-        """How the verb is told what it has been given."""
+        """Return the options that tell the verb what it has been given."""
         if verb in ("import", "export"):
             return ()
         if verb == "detect":
@@ -133,23 +133,22 @@ class Cluster:
             raise ValueError("all_jobs must be at least 1")
         object.__setattr__(self, "_known", {})
 
-    def asks(self, job: Job) -> Resources:
-        """What one job asks for: the cluster's default, its row for the verb, the grid's own."""
+    def resources_for(self, job: Job) -> Resources:
+        """Return what a job asks for: the cluster's default, its row for the verb, the grid's."""
         # Thousands of jobs share a few kinds of wishes: each kind is merged and checked once
         key = (job.verb, json.dumps(job.resources, sort_keys=True))
         if key not in self._known:
-            row = config.merge(self.resources.get("default", {}), self.resources.get(job.verb, {}))
+            default, row = self.resources.get("default"), self.resources.get(job.verb)
+            wanted = {**(default or {}), **(row or {}), **job.resources}
             where = f"{self.file}: resources of {job.like}"
-            self._known[key] = config.build(
-                Resources, config.merge(row, job.resources), where=where
-            )
+            self._known[key] = config.build(Resources, wanted, where=where)
         return self._known[key]
 
-    def grace_s(self, asked: Resources) -> float:
-        """Seconds from the signal to the end: `signal_s`, at most half of a short job's time."""
-        if asked.limit_s is None:
+    def grace_s(self, resources: Resources) -> float:
+        """Return the seconds from the signal to the end: at most half of a short job's time."""
+        if resources.limit_s is None:
             return float(self.signal_s)
-        return min(float(self.signal_s), asked.limit_s / 2)
+        return min(float(self.signal_s), resources.limit_s / 2)
 
 
 def read_cluster(name: str | Path, overrides: Sequence[str] = ()) -> Cluster:
@@ -209,61 +208,61 @@ def check_resources(cluster: Cluster, jobs: Iterable[Job]) -> None:
     """Refuse what could never start: BadInput with the job, what it asks for and what there is."""
     wanted: dict[Resources, str] = {}
     for job in jobs:
-        wanted.setdefault(cluster.asks(job), job.like)
+        wanted.setdefault(cluster.resources_for(job), job.like)
     if cluster.kind != "slurm":
-        for asked, like in wanted.items():
-            _check_machine(cluster, asked, like)
+        for resources, like in wanted.items():
+            _check_machine(cluster, resources, like)
         return
     offered = nodes()
-    for asked, like in wanted.items():
-        _check_partition(asked, offered, where=f"{cluster.file}: {like}")
+    for resources, like in wanted.items():
+        _check_partition(resources, offered, where=f"{cluster.file}: {like}")
 
 
-def _check_machine(cluster: Cluster, asked: Resources, like: str) -> None:
+def _check_machine(cluster: Cluster, resources: Resources, like: str) -> None:
     where = f"{cluster.file}: {like}"
-    if asked.nodes > 1:
-        raise BadInput(f"{where} asks for {asked.nodes} nodes; '{cluster.name}' is one machine")
-    if cluster.gpus and asked.gpus > cluster.gpus:
-        raise BadInput(f"{where} asks for {asked.gpus} GPUs; this machine has {cluster.gpus}")
+    if resources.nodes > 1:
+        raise BadInput(f"{where} asks for {resources.nodes} nodes; '{cluster.name}' is one machine")
+    if cluster.gpus and resources.gpus > cluster.gpus:
+        raise BadInput(f"{where} asks for {resources.gpus} GPUs; this machine has {cluster.gpus}")
 
 
-def _check_partition(asked: Resources, offered: Sequence[Node], *, where: str) -> None:
-    if asked.hours is None:
+def _check_partition(resources: Resources, offered: Sequence[Node], *, where: str) -> None:
+    if resources.hours is None:
         raise BadInput(f"{where} has no `hours`; write them down in resources.default")
-    rows = _partition(asked, offered, where=where)
+    rows = _partition(resources, offered, where=where)
     name = rows[0].partition
     # 1. Each single wish, so that the message can name it. By column of sinfo's table:
     _, _, limit_s, cpus, memory_mb, gpus, features_of = zip(*rows)
     needs = (
-        ("gpus", asked.gpus, max(gpus)),
-        ("cpus x tasks_per_node", asked.cpus_per_node, max(cpus)),
-        ("memory_gb", asked.memory_gb or 0, max(memory_mb) / 1024),
-        ("hours", asked.hours, max(limit_s) / 3600),
-        ("nodes", asked.nodes, len(rows)),
+        ("gpus", resources.gpus, max(gpus)),
+        ("cpus x tasks_per_node", resources.cpus_per_node, max(cpus)),
+        ("memory_gb", resources.memory_gb or 0, max(memory_mb) / 1024),
+        ("hours", resources.hours, max(limit_s) / 3600),
+        ("nodes", resources.nodes, len(rows)),
     )
     for what, number, most in needs:
         if number > most:
             raise BadInput(
                 f"{where} asks for {what} {number:g}; partition '{name}' has at most {most:g}"
             )
-    feature = _plain_feature(asked)
+    feature = _plain_feature(resources)
     features = frozenset[str]().union(*features_of)
     if feature and feature not in features:
         hint = nearest(feature, features) if features else "its nodes have no features"
         raise BadInput(f"{where} asks for constraint '{feature}' in partition '{name}'; {hint}")
     # 2. All of them on one node: the GPUs of one and the memory of another do not add up
-    together = [n for n in rows if _fits(asked, n)]
-    if len(together) < asked.nodes:
+    together = [n for n in rows if _fits(resources, n)]
+    if len(together) < resources.nodes:
         raise BadInput(
-            f"{where}: no {asked.nodes} node(s) of partition '{name}' have all that it asks for"
+            f"{where}: no {resources.nodes} node(s) of partition '{name}' have all that it asks for"
             " at once"
         )
 
 
-def _partition(asked: Resources, offered: Sequence[Node], *, where: str) -> list[Node]:
-    """The nodes of the partition that is asked for, or of Slurm's default."""
+def _partition(resources: Resources, offered: Sequence[Node], *, where: str) -> list[Node]:
+    """Return the nodes of the partition that is asked for, or of Slurm's default."""
     names = {n.partition for n in offered}
-    if asked.partition is None:
+    if resources.partition is None:
         rows = [n for n in offered if n.default]
         if not rows:
             raise BadInput(
@@ -271,25 +270,25 @@ def _partition(asked: Resources, offered: Sequence[Node], *, where: str) -> list
                 f" {', '.join(sorted(names))}"
             )
         return rows
-    if asked.partition not in names:
+    if resources.partition not in names:
         raise BadInput(
-            f"{where} asks for partition '{asked.partition}'; {nearest(asked.partition, names)}"
+            f"{where} asks for partition '{resources.partition}'; {nearest(resources.partition, names)}"
         )
-    return [n for n in offered if n.partition == asked.partition]
+    return [n for n in offered if n.partition == resources.partition]
 
 
-def _plain_feature(asked: Resources) -> str | None:
-    """A constraint of one word; expressions (`a100|h100`, `ib&ssd`) are left for Slurm to judge."""
-    if asked.constraint and re.fullmatch(r"\w+", asked.constraint):
-        return asked.constraint
+def _plain_feature(resources: Resources) -> str | None:
+    """Return a constraint of one word; expressions (`a100|h100`) are left for Slurm to judge."""
+    if resources.constraint and re.fullmatch(r"\w+", resources.constraint):
+        return resources.constraint
     return None
 
 
-def _fits(asked: Resources, node: Node) -> bool:
-    feature = _plain_feature(asked)
+def _fits(resources: Resources, node: Node) -> bool:
+    feature = _plain_feature(resources)
     return (
-        node.gpus >= asked.gpus
-        and node.cpus >= asked.cpus_per_node
-        and node.memory_mb >= (asked.memory_gb or 0) * 1024
+        node.gpus >= resources.gpus
+        and node.cpus >= resources.cpus_per_node
+        and node.memory_mb >= (resources.memory_gb or 0) * 1024
         and (feature is None or feature in node.features)
     )

@@ -154,7 +154,6 @@ class _Measuring:
             cells=cells,
             needs=needs,
             after=self._after(evaluation, name, labels),
-            expects=len(pack),
             resources=evaluation.resources,
             arch=pack[0].arch,
             units=len(pack),

@@ -21,8 +21,8 @@ class Job:
 
     `cells` are the (checkpoint, evaluation) pairs that it delivers: one run may serve several
     checkpoints. It is done when the file `makes` exists, or else when its results.jsonl has all
-    rows that the run owes, of `expects` (checkpoint, dataset) pairs. `needs` must have succeeded
-    before it starts, `after` should be over (they fill a cache). `like` names its kind for people.
+    rows that the run owes. `needs` must have succeeded before it starts, `after` should be over
+    (they fill a cache). `like` names its kind for people.
     `arch` and `units` (epochs, or checkpoints of an evaluation) are for the estimate of its cost.
     """
 
@@ -33,7 +33,6 @@ class Job:
     needs: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
     makes: str | None = None
-    expects: int = 1
     resources: Mapping[str, object] = field(default_factory=dict)  # over the cluster's for its verb
     arch: str | None = None
     units: float = 1.0
@@ -53,9 +52,7 @@ def finished(job: Job, runs: Path) -> bool:
     if job.makes is not None:
         return (runs / job.makes).is_file()
     run = runs / job.name
-    # A run that died before it wrote how many rows it owes has at least a pair missing
-    pairs = {(number.checkpoint, number.dataset) for number in store.numbers(run)}
-    return len(pairs) >= job.expects and store.complete(run)
+    return store.owed(run) is not None and store.complete(run)
 
 
 def command_kind(argv: Sequence[str]) -> tuple[str, ...]:

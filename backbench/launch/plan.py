@@ -1,4 +1,4 @@
-"""What of a grid is missing, in which arrays it would go to Slurm, and what it would cost."""
+"""The plan of a grid: the jobs that are missing, the arrays that they go to Slurm in, their cost."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from backbench.launch.clusters import Cluster
+from backbench.launch.clusters import Cluster, Resources
 from backbench.launch.expansion import expand
 from backbench.launch.grid import Grid
 from backbench.launch.job import Job, finished
@@ -29,7 +29,7 @@ KINDS_NAMED = 5  # among those of unknown cost
 
 @dataclass
 class Plan:
-    """What a grid comes to: the jobs to submit, and the others with how they stand."""
+    """The jobs of a grid: those to submit, and the others with how they stand."""
 
     new: list[Job]
     known: dict[str, State]
@@ -41,11 +41,11 @@ def make_plan(
 ) -> Plan:
     runs = snapshot.ledger.runs
     claimed = snapshot.claimed()
-    found = expand(grid, runs, where=where, data=data, claimed=claimed, watching=watching)
+    wanted = expand(grid, runs, where=where, data=data, claimed=claimed, watching=watching)
     known: dict[str, State] = {}
     # 1. Packs that were submitted before go again as they were, with the checkpoints of then
     packs: list[Job] = []
-    for name in found.packed:
+    for name in wanted.packed:
         pack = snapshot.records[name].job
         standing = _standing(pack, snapshot)
         if standing is None:
@@ -54,7 +54,7 @@ def make_plan(
             known[name] = standing
     # 2. The jobs of the grid as it is now
     new: list[Job] = []
-    for job in found.jobs:
+    for job in wanted.jobs:
         standing = _standing(job, snapshot)
         if standing is None:
             new.append(job)
@@ -62,11 +62,11 @@ def make_plan(
             known[job.name] = standing
     # 3. Without those that could not start; and without mention of dependencies that are over
     possible = _leave_out_blocked([*new, *packs], known, snapshot)
-    return Plan(without_done(possible, known, snapshot), known, found.waiting)
+    return Plan(without_done(possible, known, snapshot), known, wanted.waiting)
 
 
 def _standing(job: Job, snapshot: Snapshot) -> State | None:
-    """How a job of the grid stands; None where it is to be submitted."""
+    """Return how a job of the grid stands; None where it is to be submitted."""
     state = State("done")
     if job.name in snapshot.records:
         state = snapshot.state(job.name)
@@ -97,7 +97,7 @@ def _leave_out_blocked(
 
 
 def without_done(new: Sequence[Job], known: dict[str, State], snapshot: Snapshot) -> list[Job]:
-    """Dependencies that are over need no mention."""
+    """Return the jobs without the dependencies that are over."""
     names = {job.name for job in new}
 
     def pending(name: str) -> bool:
@@ -114,7 +114,7 @@ def without_done(new: Sequence[Job], known: dict[str, State], snapshot: Snapshot
 
 
 def _known(name: str, known: dict[str, State], snapshot: Snapshot) -> State | None:
-    """The state of a job of this grid or of an earlier one."""
+    """Return the state of a job of this grid or of an earlier one."""
     if name in known or name not in snapshot.records:
         return known.get(name)
     return snapshot.state(name)
@@ -123,13 +123,14 @@ def _known(name: str, known: dict[str, State], snapshot: Snapshot) -> State | No
 class JobArray(NamedTuple):
     """Jobs that go to Slurm as one array: one set of resources and of dependencies."""
 
+    resources: Resources
     jobs: list[Job]
     needs: tuple[str, ...]  # names of jobs
     after: tuple[int, ...]  # numbers of earlier arrays
 
 
 def arrays(cluster: Cluster, jobs: Sequence[Job]) -> Iterator[JobArray]:
-    """Jobs packed into as few arrays as their resources and dependencies allow.
+    """Pack jobs into as few arrays as their resources and dependencies allow.
 
     `needs` stay exact, `after` is widened to whole arrays.
     """
@@ -151,28 +152,29 @@ def arrays(cluster: Cluster, jobs: Sequence[Job]) -> Iterator[JobArray]:
         for job in by_level[depth]:
             needs = tuple(sorted(job.needs))
             after = tuple(sorted({number_of[n] for n in job.after if n in number_of}))
-            key = (cluster.asks(job), needs, after)
-            groups.setdefault(key, JobArray([], needs, after)).jobs.append(job)
-        for members, needs, after in groups.values():
-            for start in range(0, len(members), cluster.max_array):
-                part = members[start : start + cluster.max_array]
+            resources = cluster.resources_for(job)
+            key = (resources, needs, after)
+            groups.setdefault(key, JobArray(resources, [], needs, after)).jobs.append(job)
+        for group in groups.values():
+            for start in range(0, len(group.jobs), cluster.max_array):
+                part = group.jobs[start : start + cluster.max_array]
                 for job in part:
                     number_of[job.name] = number
                 number += 1
-                yield JobArray(part, needs, after)
+                yield group._replace(jobs=part)
 
 
 def plan_text(plan: Plan, cluster: Cluster, snapshot: Snapshot) -> str:
-    """Every array with its jobs and their cost by past runs, what is skipped, and the sums."""
-    known = Estimates(snapshot)
+    """Show every array with its jobs and their cost by past runs, what is skipped, and the sums."""
+    estimates = Estimates(snapshot)
     gpu_hours = hours = 0.0
     unknown: Counter[str] = Counter()
     lines = []
     for number, array in enumerate(arrays(cluster, plan.new)):
-        lines.append(f"array {number}: {_array_text(array, cluster)}")
-        asked = cluster.asks(array.jobs[0])
+        lines.append(f"array {number}: {_array_text(array, cluster.name)}")
+        resources = array.resources
         for job in array.jobs:
-            cost = known.seconds(job, cluster)
+            cost = estimates.seconds(job, resources, cluster)
             lines.append(f"  {job.name}  {'unknown' if cost is None else seconds(cost)}")
             if fast.SWITCH in job.argv:  # its name is like the others'
                 lines.append(f"    backbench {shlex.join(job.argv)}")
@@ -180,7 +182,7 @@ def plan_text(plan: Plan, cluster: Cluster, snapshot: Snapshot) -> str:
                 unknown[job.like] += 1
                 continue
             hours += cost / 3600
-            gpu_hours += cost / 3600 * asked.gpus * asked.nodes
+            gpu_hours += cost / 3600 * resources.gpus * resources.nodes
     done = 0
     for name, state in plan.known.items():
         lines.append(f"skipped ({state.name}): {name}")
@@ -208,12 +210,12 @@ def _cost_text(gpu_hours: float, hours: float, unknown: Counter[str], *, jobs: i
     return lines
 
 
-def _array_text(array: JobArray, cluster: Cluster) -> str:
-    asked = cluster.asks(array.jobs[0])
+def _array_text(array: JobArray, cluster: str) -> str:
+    resources = array.resources
     parts = [
-        f"{len(array.jobs)} jobs on {asked.partition or cluster.name}",
-        f"{asked.nodes} node(s) x {asked.gpus} GPUs",
-        f"{asked.cpus_per_node} CPUs",
+        f"{len(array.jobs)} jobs on {resources.partition or cluster}",
+        f"{resources.nodes} node(s) x {resources.gpus} GPUs",
+        f"{resources.cpus_per_node} CPUs",
         *(f"after {name}" for name in array.needs),
         *(f"after array {number}" for number in array.after),
     ]

@@ -12,7 +12,7 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
-from backbench.launch.clusters import Cluster
+from backbench.launch.clusters import Cluster, Resources
 from backbench.launch.job import Job, command_kind
 from backbench.launch.records import Status
 from backbench.launch.view import Snapshot
@@ -47,11 +47,10 @@ class Estimates:
             if kind is not None and share >= ENOUGH:
                 self._per_unit[kind].append(spent_seconds(status) / (record.job.units * share))
 
-    def seconds(self, job: Job, cluster: Cluster) -> float | None:
+    def seconds(self, job: Job, resources: Resources, cluster: Cluster) -> float | None:
         """Return how long the rest of the job takes on this cluster; None where nobody knows."""
-        asked = cluster.asks(job)
-        gpus = min(asked.gpus, cluster.gpus) if cluster.kind == "local" else asked.gpus
-        kind = _kind(job, (cluster.file, gpus, " ".join(asked.options(job.verb))))
+        gpus = min(resources.gpus, cluster.gpus) if cluster.kind == "local" else resources.gpus
+        kind = _kind(job, (cluster.file, gpus, " ".join(resources.options(job.verb))))
         per_unit = self._per_unit.get(kind) if kind is not None else None
         if not per_unit:
             return None

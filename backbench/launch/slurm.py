@@ -98,7 +98,7 @@ class SlurmTask(Attempt):
     @classmethod
     def on(cls, cluster: Cluster, job: Job, ledger: Ledger) -> Self:
         task = super().on(cluster, job, ledger)
-        task.tasks = cluster.asks(job).tasks
+        task.tasks = cluster.resources_for(job).tasks
         task.slurm_limit_s, task.limit_s = task.limit_s, None
         return task
 
@@ -276,7 +276,7 @@ def submit(ledger: Ledger, target: Target, jobs: Sequence[Job], active: Mapping[
     sizes = [len(array.jobs) for array in planned]
     room = _room(target.cluster, sizes)
     caps = shared_caps(target, ledger.records(), active, sizes)
-    for number, (part, needs, after) in enumerate(planned):
+    for number, (_, part, needs, after) in enumerate(planned):
         uid = uuid.uuid4().hex[:12]
         submission = replace(target.submission(uid, part), at_once=caps.at_once[number])
         # Single jobs that must succeed; whole arrays that should be over, well or not
@@ -419,23 +419,23 @@ def _taken_after_all(
 
 def _parameters(cluster: Cluster, submission: Submission, dependency: str) -> dict[str, object]:
     """Return sbatch's options in submitit's names, without those that nobody asked for."""
-    asked = cluster.asks(submission.jobs[0])
+    resources = cluster.resources_for(submission.jobs[0])
     parameters: dict[str, object] = {
         "job_name": f"backbench-{submission.grid}",
         "comment": submission.uid,  # by which a launcher recognises an array that has no number yet
-        "nodes": asked.nodes,
-        "ntasks_per_node": asked.tasks_per_node,
-        "cpus_per_task": asked.cpus,
+        "nodes": resources.nodes,
+        "ntasks_per_node": resources.tasks_per_node,
+        "cpus_per_task": resources.cpus,
         # From Slurm 22.05 on, srun no longer takes over sbatch's
-        "srun_args": [f"--cpus-per-task={asked.cpus}"],
-        "gpus_per_node": asked.gpus or None,
-        "partition": asked.partition,
-        "account": asked.account,
-        "qos": asked.qos,
-        "constraint": asked.constraint,
-        "mem": f"{math.ceil(asked.memory_gb * 1024)}M" if asked.memory_gb else None,
-        "time": math.ceil(asked.hours * 60) if asked.hours else None,
-        "signal_delay_s": int(cluster.grace_s(asked)),
+        "srun_args": [f"--cpus-per-task={resources.cpus}"],
+        "gpus_per_node": resources.gpus or None,
+        "partition": resources.partition,
+        "account": resources.account,
+        "qos": resources.qos,
+        "constraint": resources.constraint,
+        "mem": f"{math.ceil(resources.memory_gb * 1024)}M" if resources.memory_gb else None,
+        "time": math.ceil(resources.hours * 60) if resources.hours else None,
+        "signal_delay_s": int(cluster.grace_s(resources)),
         "array_parallelism": submission.at_once or cluster.jobs,
         "setup": [*cluster.setup, EARLY_SIGNAL],
         "dependency": dependency or None,

@@ -19,7 +19,7 @@ SCANCEL_AT_ONCE = 500  # ids in one command line
 
 
 def slurm(*command: str, timeout_s: float = 30.0) -> str:
-    """The output of one Slurm client command; Failed with its own words when it does not answer."""
+    """Run a Slurm client command, return its output; Failed with its words where it fails."""
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=timeout_s, check=True
@@ -33,8 +33,8 @@ def slurm(*command: str, timeout_s: float = 30.0) -> str:
             f"{command[0]} did not answer within {timeout_s:.0f} s; is slurmctld up?"
         ) from None
     except subprocess.CalledProcessError as error:
-        said = " ".join((error.stderr or error.stdout or "").split())
-        raise Failed(f"{command[0]}: {said[:300] or f'exit {error.returncode}'}") from error
+        words = " ".join((error.stderr or error.stdout or "").split())
+        raise Failed(f"{command[0]}: {words[:300] or f'exit {error.returncode}'}") from error
     return done.stdout
 
 
@@ -47,7 +47,7 @@ class Queued(NamedTuple):
 
 
 def queue() -> dict[str, Queued]:
-    """Slurm job id (12 or 12_3) -> how it stands; jobs that ended minutes ago are still there."""
+    """Return Slurm job id (12 or 12_3) -> how it stands, also of jobs that ended minutes ago."""
     # One line per element of an array (-r), of all states (-t all): number, state, reason, comment
     user = str(os.getuid())
     lines = slurm("squeue", "-h", "-r", "-t", "all", "-u", user, "-o", "%i|%T|%r|%k").splitlines()
@@ -60,53 +60,55 @@ def queue() -> dict[str, Queued]:
 
 
 class Limits(NamedTuple):
-    """What a Slurm takes."""
+    """The limits of a Slurm."""
 
     array: int  # jobs in one array
     jobs: int  # in its memory, of all users, those that ended minutes ago among them
 
 
 def limits() -> Limits | None:
-    """None where Slurm does not say."""
+    """Ask Slurm for its limits; None where it does not say."""
     try:
-        said = slurm("scontrol", "show", "config")
+        answer = slurm("scontrol", "show", "config")
     except (BadInput, Failed):
         return None
-    array = re.search(r"^MaxArraySize\s*=\s*(\d+)", said, re.MULTILINE)
-    jobs = re.search(r"^MaxJobCount\s*=\s*(\d+)", said, re.MULTILINE)
+    array = re.search(r"^MaxArraySize\s*=\s*(\d+)", answer, re.MULTILINE)
+    jobs = re.search(r"^MaxJobCount\s*=\s*(\d+)", answer, re.MULTILINE)
     if array is None or jobs is None:
         return None
     return Limits(array=int(array[1]) - 1, jobs=int(jobs[1]))
 
 
 def jobs_in_memory() -> int:
-    """As `Limits.jobs` counts them."""
+    """Count the jobs that `Limits.jobs` limits."""
     return len(slurm("squeue", "-h", "-r", "-t", "all", "-o", "%i").splitlines())
 
 
 class Standing(NamedTuple):
-    """How a job stands, asked from within it."""
+    """How a job stands, seen from within it."""
 
     running: bool  # False: it ends, or goes back to the queue
     preempted: bool  # it was given a grace, after which it is killed
 
 
 def own_number() -> str:
-    """Of the job that this process belongs to; of an array's job 12_3. The last of an array has the
-    array's own SLURM_JOB_ID, 12, by which Slurm means all of its jobs: a requeue of one would stop
-    its neighbours."""
+    """Return the number of the job that this process belongs to; 12_3 for a job of an array.
+
+    The last job of an array has the array's own SLURM_JOB_ID, 12, by which Slurm means all of its
+    jobs: a requeue of that number would stop its neighbours.
+    """
     array, place = (os.environ.get(f"SLURM_ARRAY_{name}_ID") for name in ("JOB", "TASK"))
     return f"{array}_{place}" if array and place else os.environ["SLURM_JOB_ID"]
 
 
 def standing(number: str) -> Standing | None:
-    """None where this node has no scontrol (not all have), or gets no answer."""
+    """Ask Slurm how a job stands; None where this node has no scontrol, or gets no answer."""
     try:
-        said = slurm("scontrol", "show", "job", number)
+        answer = slurm("scontrol", "show", "job", number)
     except (BadInput, Failed):
         return None
-    state = re.search(r"JobState=(\w+)", said)
-    since = re.search(r"PreemptTime=(\S+)", said)
+    state = re.search(r"JobState=(\w+)", answer)
+    since = re.search(r"PreemptTime=(\S+)", answer)
     return Standing(
         running=state is not None and state[1] == "RUNNING",
         preempted=since is not None and since[1] not in ("None", "Unknown"),
@@ -118,14 +120,14 @@ def requeue(number: str) -> bool:
     try:
         slurm("scontrol", "requeue", number, timeout_s=60.0)
     except (BadInput, Failed) as error:
-        # Asked from inside the job: its requeue ends scontrol as well, perhaps before this process
+        # From inside the job its requeue ends scontrol as well, perhaps before this process
         cause = error.__cause__
         return isinstance(cause, subprocess.CalledProcessError) and cause.returncode < 0
     return True
 
 
 def end(ids: Sequence[str]) -> None:
-    """scancel: jobs (12 or 12_3) or whole arrays (12)."""
+    """Cancel jobs (12 or 12_3) or whole arrays (12)."""
     for start in range(0, len(ids), SCANCEL_AT_ONCE):
         slurm("scancel", *ids[start : start + SCANCEL_AT_ONCE])
 
@@ -143,7 +145,7 @@ class Node(NamedTuple):
 
 
 def nodes() -> list[Node]:
-    """Every node once per partition that it is in."""
+    """List every node once per partition that it is in."""
     # partition, time limit, CPUs, memory in MB, generic resources, features
     lines = slurm("sinfo", "-h", "-N", "-o", "%P|%l|%c|%m|%G|%f").splitlines()
     out = []
@@ -165,12 +167,12 @@ def nodes() -> list[Node]:
 
 
 def _number(text: str) -> int:
-    """`64+` (nodes of one line differ) -> 64."""
+    """Read `64+` (nodes of one line differ) as 64."""
     return int(re.sub(r"\D", "", text) or 0)
 
 
 def _slurm_time(text: str) -> float:
-    """D-HH:MM:SS, HH:MM:SS or MM:SS in seconds; infinite for the rest."""
+    """Read D-HH:MM:SS, HH:MM:SS or MM:SS as seconds; anything else is infinite."""
     if not re.fullmatch(r"[\d:-]+", text):
         return math.inf
     days, _, clock = text.rpartition("-")

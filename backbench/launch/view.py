@@ -1,6 +1,7 @@
-"""How everything stands at one moment, by the records, Slurm's queue and live processes.
+"""A snapshot of how every job stands, by the records, Slurm's queue and live processes.
 
-A look writes nothing, whoever takes it; `slurm.catch_up` is the look of whoever acts.
+It writes nothing. `slurm.catch_up` takes one for the commands that act, and writes down what Slurm
+will forget.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import dataclasses
 import time
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from backbench.errors import BadInput, Failed
@@ -28,8 +30,8 @@ _PENDING |= {"RESIZING", "SUSPENDED"}
 _RUNNING = {"RUNNING", "COMPLETING", "SIGNALING", "STAGE_OUT", "STOPPED"}
 
 
-# What squeue says of a job that ended without a word of its own -> State.cause
-_SLURMS = {
+# Slurm's state of a job that ended without a word of its own -> State.cause
+_CAUSES = {
     "OUT_OF_MEMORY": "out of memory",
     "TIMEOUT": "out of time",
     "DEADLINE": "out of time",
@@ -40,9 +42,9 @@ _SLURMS = {
 
 @dataclass(frozen=True)
 class State:
-    """How a job stands now. `waiting` is for another job, `blocked` by one that came to nothing.
+    """How a job stands now. It is `waiting` for another job, or `blocked` by one that failed.
 
-    `cause`, of a lost one, in a word: not submitted, never started, killed, out of memory, out of
+    `cause` says why a job is lost: not submitted, never started, killed, out of memory, out of
     time, node failed, failed, forgotten.
     """
 
@@ -78,14 +80,17 @@ class Snapshot:
     def state(self, name: str) -> State:
         if name not in self._states:
             self._states[name] = State("waiting")  # a circle cannot be, but must not hang
-            self._states[name] = self._state(self.records[name])
+            state = self._state(self.records[name])
+            if state.name == "running" and not state.detail:
+                state = State("running", _progress(self.ledger.runs / name))
+            self._states[name] = state
         return self._states[name]
 
     def states(self) -> dict[str, State]:
         return {name: self.state(name) for name in self.records}
 
     def active_ids(self) -> dict[str, str]:
-        """Job name -> Slurm's number, of the jobs that are on Slurm now."""
+        """Return job name -> Slurm's number, of the jobs that are on Slurm now."""
         out = {}
         for name, record in self.records.items():
             if record.id and self.state(name).name in ACTIVE:
@@ -93,13 +98,13 @@ class Snapshot:
         return out
 
     def on_slurm(self, record: Record) -> bool:
-        """Whether Slurm's queue shows the job's number with our comment: another cluster, or a
+        """Say whether Slurm's queue shows the job's number with our comment: another cluster, or a
         reinstalled one, counts from 1 again."""
         queued = self.queue.get(record.id or "")
         return queued is not None and queued.uid == record.submission.uid
 
     def claimed(self) -> dict[str, str]:
-        """Cell -> name of the job that was submitted for it."""
+        """Return cell -> name of the job that was submitted for it."""
         out = {}
         for name, record in self.records.items():
             out.update(dict.fromkeys(record.job.cells, name))
@@ -109,7 +114,7 @@ class Snapshot:
         return self.statuses.get(name, {"name": name, "state": "new", "attempts": []})
 
     def _open_arrays(self) -> list[Submission]:
-        """Those on Slurm with a job that has not written down its end."""
+        """Return the submissions to Slurm with a job that has not written down its end."""
         out = {}
         for name, record in self.records.items():
             over = self.status(name)["state"] in ("done", "failed", "cancelled")
@@ -118,9 +123,9 @@ class Snapshot:
         return list(out.values())
 
     def _recognise(self, submission: Submission) -> None:
-        """An array that reached Slurm although its launcher died before it could note the numbers.
+        """Number an array that reached Slurm although its launcher died before it knew the numbers.
 
-        Slurm shows the submission's uid as the comment of every job of the array. Its records get
+        Slurm shows the submission's uid as the comment of every job of the array. The records get
         their numbers here, in memory; `slurm.adopt` writes them down.
         """
         mine = [job_id for job_id, queued in self.queue.items() if queued.uid == submission.uid]
@@ -137,10 +142,10 @@ class Snapshot:
                 self.records[job.name] = Record(job, numbered, number)
 
     def _state(self, record: Record) -> State:
-        """The state of one job. The first rule that applies decides.
+        """Return the state of one job. The first rule that applies decides.
 
-        Three witnesses: the status file, which the job wrote; Slurm's queue, for a submission to
-        Slurm; locks and marks, for processes of this machine. The order is that of their weight.
+        There are three witnesses: the status file, which the job wrote; Slurm's queue; and, for
+        processes of this machine, locks and marks. The rules stand in the order of their weight.
         """
         job, status = record.job, self.status(record.job.name)
         was, reason = status["state"], status.get("reason") or ""
@@ -160,11 +165,11 @@ class Snapshot:
             return State("failed", reason)
         if was == "cancelled" or self.ledger.cancelled(job):
             return State("cancelled")
-        # 4. A process of this machine lives while its lock is held; what the living pool has on its
-        #    list and has not started is queued. Without either, a status "running" is a dead one's.
+        # 4. A process of this machine lives while its lock is held; what a living pool has on its
+        #    list and has not started is queued. Otherwise a status "running" is a dead process's.
         if record.submission.kind != "slurm":
             if was == "running" and self.ledger.running(job):
-                return State("running", _eta(self.ledger, job))
+                return State("running")
             if self.pool and record.submission.uid.startswith(self.pool):
                 if job.needs or job.after:
                     return State("waiting", self._waits_for(job))
@@ -194,7 +199,7 @@ class Snapshot:
         return State("lost", "", "never started")
 
     def _state_on_slurm(self, record: Record, was: str) -> State | None:
-        """What Slurm's queue says; None where it knows nothing that the other rules do not."""
+        """Return what Slurm's queue says; None where it adds nothing to the other rules."""
         ended = was in ("failed", "cancelled")
         queued = self.queue.get(record.id or "")
         if queued is None or not self.on_slurm(record):
@@ -209,13 +214,13 @@ class Snapshot:
         if ended:  # its last process is on the way out
             return None
         if queued.state in _RUNNING:
-            return State("running", _eta(self.ledger, record.job))
+            return State("running")
         if queued.state == "CANCELLED":  # by someone; or by Slurm, as its dependency never comes
             return self._blocked(record.job) or State("cancelled")
         # Saved and in good order, but Slurm could not be told to start it again (a node without
         # scontrol): it only goes on
         if queued.state != "COMPLETED" and was not in ("stopped", "queued"):
-            cause = "never started" if was == "new" else _SLURMS.get(queued.state, "failed")
+            cause = "never started" if was == "new" else _CAUSES.get(queued.state, "failed")
             return State("lost", f"Slurm says {queued.state.lower()}", cause)
         return None
 
@@ -229,7 +234,7 @@ class Snapshot:
         return f"for {names[0]}" if names else ""
 
     def root_cause(self, name: str) -> str:
-        """The job that came to nothing by itself, of those that a blocked one needs."""
+        """Return the job at the root of why this one is blocked: it failed by itself."""
         while self.state(name).name == "blocked":
             needs = [n for n in self.records[name].job.needs if n in self.records]
             name = next(n for n in needs if self.state(n).name in UNSUCCESSFUL)
@@ -242,16 +247,16 @@ class Snapshot:
         return None
 
 
-def _eta(ledger: Ledger, job: Job) -> str:
-    """What RUN/progress.json says, if the run wrote one."""
-    note = read_progress(ledger.runs / job.name)
+def _progress(run: Path) -> str:
+    """Show RUN/progress.json, if the run wrote one."""
+    note = read_progress(run)
     if note is None:
         return ""
     ends = ""
     if note["eta_s"] is not None and note["done"] < note["total"]:
         silent = time.time() - note["time"]
         left = note["eta_s"] - silent
-        # Where its time is up by its last word, it is late or its part of the run is over
+        # Where the time is up by its last note, it is late or its part of the run is over
         if left >= 1:
             ends = f", ETA {seconds(left)}"
         elif silent > SILENT_S:
@@ -263,7 +268,7 @@ def counted(counts: Counter[str]) -> list[str]:
     return [f"{count} {name}" for name, count in sorted(counts.items())]
 
 
-# What `launch status` shows: every job of these states with its detail, and the others by kind
+# `launch status` shows every job of these states with its detail, and the others by kind
 ONE_BY_ONE: tuple[StateName, ...] = ("running", "failed", "lost", "cancelled")
 BY_KIND: tuple[StateName, ...] = ("waiting", "queued", "stopped")
 COUNTED: tuple[StateName, ...] = (
@@ -283,7 +288,7 @@ SILENT_S = 30.0  # a run writes its progress once a second
 
 
 def status_text(snapshot: Snapshot, width: int = 160) -> str:
-    """Counts, every running and failed job, and one line per kind of the rest."""
+    """Show the counts, every running and failed job, and one line per kind of the rest."""
     jobs: dict[StateName, list[str]] = {name: [] for name in COUNTED}
     for job, state in snapshot.states().items():
         jobs[state.name].append(job)
@@ -309,7 +314,7 @@ def status_text(snapshot: Snapshot, width: int = 160) -> str:
 
 
 def _detail(snapshot: Snapshot, name: str) -> str:
-    """The state's detail, and the log's last line where that says more."""
+    """Return the state's detail, and the log's last line where that says more."""
     state = snapshot.state(name)
     if state.name not in ("failed", "lost"):
         return state.detail

@@ -172,7 +172,7 @@ BAD = {
     "name-outside": {"job": {"name": "../../x"}},
     "name-number": {"job": {"name": 5}},
     "makes-outside": {"job": {"makes": "/etc/passwd"}},
-    "expects-text": {"job": {"expects": "many"}},
+    "units-text": {"job": {"units": "many"}},
     "uid": {"uid": "../../x"},
     "ids": {"ids": ["--all"]},
     "ids-short": {"ids": ["1_0", "1_1"]},

@@ -125,7 +125,7 @@ class Lab:
         self.until(out, lambda states: states and set(states.values()) == {"done"}, seconds)
 
     def reference(self, grid: str) -> dict[tuple, float]:
-        """What --cluster debug comes to."""
+        """Return the numbers of the same grid under --cluster debug."""
         out = f"reference{len(list(self.root.glob('reference*')))}"
         assert self.run(grid, self.cluster("debug"), out) == 0
         return self.values(out)

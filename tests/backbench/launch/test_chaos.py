@@ -80,7 +80,7 @@ class Chaos:
         return Ledger(self.lab.root / "runs")
 
     def slurm(self, *words: str) -> str:
-        """What Slurm refuses (a job that has just ended) is no fault."""
+        """Run a command of Slurm's; its refusal (a job that has just ended) is no fault."""
         return subprocess.run(words, capture_output=True, text=True, check=False).stdout
 
     def running(self) -> dict[str, str]:

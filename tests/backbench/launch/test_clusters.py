@@ -37,7 +37,7 @@ def test_shipped_clusters_read():
     for path in sorted((config.configs_dir() / "clusters").glob("*.yaml")):
         cluster = read_cluster(path)
         for verb in ROWS[1:]:
-            cluster.asks(Job(name="x", argv=(verb,), like="x", cells=()))
+            cluster.resources_for(Job(name="x", argv=(verb,), like="x", cells=()))
 
 
 def test_multi_node_options_and_resources():

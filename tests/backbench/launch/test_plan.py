@@ -1,4 +1,4 @@
-"""What is missing, in which arrays, at what cost."""
+"""The plan of a grid: the missing jobs, their arrays, their cost."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_arrays_have_one_set_of_resources_and_dependencies(lab):
     assert max(len(array.jobs) for array in made) == 10
     submitted: set[str] = set()
     for array in made:
-        assert len({cluster.asks(job) for job in array.jobs}) == 1
+        assert len({cluster.resources_for(job) for job in array.jobs}) == 1
         assert all(set(job.needs) == set(array.needs) for job in array.jobs)
         assert submitted.issuperset(array.needs)
         submitted |= {job.name for job in array.jobs}
@@ -59,7 +59,7 @@ def pretraining(lab, *overrides):
 
 
 def cost(lab, capsys, grid, cluster):
-    """What the dry run says of its one job."""
+    """Return the cost that the dry run says for its one job."""
     capsys.readouterr()
     assert lab.run(grid, cluster, "runs", "--dry-run") == 0
     text = capsys.readouterr().out
@@ -142,5 +142,5 @@ def test_ten_thousand_jobs_expand_quickly(lab):
     jobs = expand(grid, lab.root / "runs", where="grid").jobs
     made = list(arrays(read_cluster("slurm"), jobs))
     took = time.process_time() - start
-    assert len(jobs) == 10_000 and [len(a[0]) for a in made] == [1000] * 10
+    assert len(jobs) == 10_000 and [len(a.jobs) for a in made] == [1000] * 10
     assert took < 10

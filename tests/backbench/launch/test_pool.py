@@ -27,7 +27,7 @@ def test_gpus_are_handed_out(lab):
 
 
 def test_pool_runs_any_list_of_verbs(lab):
-    """What another program needs: jobs with files that show they are done, N at a time."""
+    """Another program can use the pool: jobs with files that show they are done, N at a time."""
     runs = lab.root / "runs"
     lab.checkpoints("a")
     file = str(lab.root / "ck" / "a.safetensors")

@@ -1,4 +1,4 @@
-"""What a cluster does to jobs, on a real Slurm of three nodes: preemption with and without a grace,
+"""Faults that a cluster does to jobs, on a real Slurm of three nodes: preemption with and without a grace,
 scancel, requeue, a lost node, the time limit; on one node, on two, and where there is no scontrol.
 
 A pretraining meets the fault and a probe waits for it. Both must end, with the numbers of a run that

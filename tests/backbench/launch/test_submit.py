@@ -1,4 +1,4 @@
-"""What sbatch takes, refuses, or takes and says that it refused."""
+"""Arrays that sbatch takes, refuses, or takes and says that it refused."""
 
 from __future__ import annotations
 
