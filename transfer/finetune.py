@@ -151,7 +151,7 @@ def _run(
 def finetune(task: Assignment[Finetune], part: Part, machine: Machine) -> list[Result]:
     """Try every rate of the grid, choose one, train the final network, score test -> the rows."""
     (checkpoint,) = task.checkpoints
-    done = task.done(task.dataset.metrics)
+    done = task.done(scoring.recorded(task.run), task.dataset.metrics)
     if checkpoint.digest in done:
         return done[checkpoint.digest]
     p = task.protocol

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from backbench.datasets import catalog, splits
@@ -26,7 +27,7 @@ from transfer.devices import Machine, read_checkpoints, start_for
 from transfer.feature_cache import FeatureCache
 from transfer.features import Extractor
 from transfer.frozen import FrozenTrunk, kept_head
-from transfer.probe_kind import probe_of
+from transfer.probe_kind import Probe, probe_of
 from transfer.protocols import Protocol, load_protocol, of_verb
 from transfer.scoring import Assignment
 
@@ -55,7 +56,9 @@ def run(args: argparse.Namespace) -> int:
         # 3. The folder is this run's, or becomes it.
         opening = open_run(args.out, verb="linear", identity=_identity(groups, args.seed))
         with machine.agreement.together(opening if machine.main else None), StopFlag() as stop:
-            rows = evaluate(groups, machine, stop)
+            if machine.main:
+                write_down(args.out, groups)
+            rows = evaluate(groups, scoring.recorded(args.out), machine, stop)
     if machine.main:
         scoring.show(rows)
     return 0
@@ -121,50 +124,66 @@ def _identity(groups: Sequence[Assignment[Protocol]], seed: int) -> dict[str, ob
     }
 
 
-def evaluate(
-    groups: Sequence[Assignment[Protocol]], machine: Machine, stop: StopFlag
-) -> list[Result]:
-    """Measure all groups, one after the other; returns the rows of RUN/results.jsonl."""
-    # 1. Write down the lists of images, and how many rows the run must deliver.
-    rows_due = 0
+def write_down(run: Path, groups: Sequence[Assignment[Protocol]]) -> None:
+    """Note in RUN the lists of images, and how many rows the run must deliver."""
+    due = 0
     for group in groups:
+        splits.write_manifests(run, group.dataset.name, group.splits)
         metrics = probe_of(group.protocol.kind).metrics(group.protocol, group.dataset)
-        rows_due += len(metrics) * len(group.checkpoints)
-    if machine.main:
-        for group in groups:
-            splits.write_manifests(group.run, group.dataset.name, group.splits)
-        store.owe(groups[0].run, rows_due)
+        due += len(metrics) * len(group.checkpoints)
+    store.owe(run, due)
+
+
+@dataclass(frozen=True)
+class Work:
+    """A group, how it is probed, and how much of it is done."""
+
+    group: Assignment[Protocol]
+    probe: Probe[Protocol]
+    done: dict[str, list[Result]]  # by digest
+    pending: list[Checkpoint]
+
+
+def evaluate(
+    groups: Sequence[Assignment[Protocol]],
+    recorded: Sequence[Result],
+    machine: Machine,
+    stop: StopFlag,
+) -> list[Result]:
+    """Measure all that is not `recorded` yet; returns the rows of all groups."""
+    # 1. What is done, and what is left.
+    together: list[Work] = []
+    alone: list[Work] = []
+    for group in groups:
+        probe = probe_of(group.protocol.kind)
+        done = group.done(recorded, probe.metrics(group.protocol, group.dataset))
+        pending = [c for c in group.checkpoints if c.digest not in done]
+        kind = together if probe.together else alone
+        kind.append(Work(group, probe, done, pending))
     # 2. Probes that all processes train together come first.
-    together = [g for g in groups if probe_of(g.protocol.kind).together]
-    alone = [g for g in groups if not probe_of(g.protocol.kind).together]
     rows: list[Result] = []
-    for group in together:
-        rows += measure(group, machine, stop)
+    for one in together:
+        rows += measure(one, machine, stop)
     # 3. For the others all processes compute the features, into the cache. The rest is rank 0's
     #    work alone, and may take longer than an exchange between processes waits.
     if machine.world > 1 and alone:
-        for group in alone:
-            done = group.done(probe_of(group.protocol.kind).metrics(group.protocol, group.dataset))
-            pending = [c for c in group.checkpoints if c.digest not in done]
-            if pending:
-                extractor = _extractor(group, pending, machine, stop)
-                extractor.of_splits(group.splits, group.dataset.name)
+        for one in alone:
+            if one.pending:
+                extractor = _extractor(one, machine, stop)
+                extractor.of_splits(one.group.splits, one.group.dataset.name)
         machine = machine.alone()
         if not machine.main:
             return []
-    for group in alone:
-        rows += measure(group, machine, stop)
+    for one in alone:
+        rows += measure(one, machine, stop)
     return rows
 
 
-def measure(group: Assignment[Protocol], machine: Machine, stop: StopFlag) -> list[Result]:
-    """The rows of a group's checkpoints, in their order; rows that RUN has are not made again."""
-    probe = probe_of(group.protocol.kind)
-    by_digest = group.done(probe.metrics(group.protocol, group.dataset))
-    pending = [c for c in group.checkpoints if c.digest not in by_digest]
-    if pending:
-        extractor = _extractor(group, pending, machine, stop)
-        for row in probe.measure(group, extractor, machine, stop):
+def measure(work: Work, machine: Machine, stop: StopFlag) -> list[Result]:
+    """The rows of a group's checkpoints, in their order, those that were done among them."""
+    group, by_digest = work.group, dict(work.done)
+    if work.pending:
+        for row in work.probe.measure(group, _extractor(work, machine, stop), machine, stop):
             by_digest.setdefault(row.checkpoint, []).append(row)
         group.state_file.unlink(missing_ok=True)
     rows: list[Result] = []
@@ -173,12 +192,10 @@ def measure(group: Assignment[Protocol], machine: Machine, stop: StopFlag) -> li
     return rows
 
 
-def _extractor(
-    group: Assignment[Protocol], pending: Sequence[Checkpoint], machine: Machine, stop: StopFlag
-) -> Extractor:
-    p = group.protocol
+def _extractor(work: Work, machine: Machine, stop: StopFlag) -> Extractor:
+    p = work.group.protocol
     trunks = []
-    for checkpoint in pending:
+    for checkpoint in work.pending:
         trunk = FrozenTrunk.build(
             checkpoint, device=machine.device, precision=p.precision, head=p.head
         )
@@ -189,6 +206,6 @@ def _extractor(
         cache=FeatureCache.default(),
         machine=machine,
         batch=p.feature_batch,
-        run=group.run,
+        run=work.group.run,
         stop=stop,
     )

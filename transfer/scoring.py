@@ -55,19 +55,18 @@ class Assignment(Generic[Kind_co]):
         """The file that an unfinished measurement on this dataset continues from."""
         return self.run / STATES / f"{self.dataset.name}.state"
 
-    def done(self, metrics: Iterable[str]) -> dict[str, list[Result]]:
-        """The rows in RUN of the checkpoints that have all `metrics`, by digest."""
-        wanted = set(metrics)
+    def done(self, rows: Iterable[Result], metrics: Iterable[str]) -> dict[str, list[Result]]:
+        """Digest -> its part of a run's `rows`, for the checkpoints that have all `metrics`."""
         mine = (self.task, self.dataset.name, self.protocol.name, self.seed)
         by_digest: dict[str, list[Result]] = {c.digest: [] for c in self.checkpoints}
-        for row in recorded(self.run):
+        for row in rows:
             same = (row.task, row.dataset, row.protocol, row.seed) == mine
             if same and row.checkpoint in by_digest:
                 by_digest[row.checkpoint].append(row)
-        complete = {}
-        for digest, rows in by_digest.items():
-            if wanted <= {row.metric for row in rows}:
-                complete[digest] = rows
+        wanted, complete = set(metrics), {}
+        for digest, own in by_digest.items():
+            if wanted <= {row.metric for row in own}:
+                complete[digest] = own
         return complete
 
 
@@ -184,17 +183,16 @@ def _keep_files(
     arrays = {"prediction": prediction, "label": label}
     if hits5 is not None:
         arrays["hits5"] = hits5
-    kept = store.keep_predictions(task.run, stem, manifest=task.hashes["test"], **arrays)
-
-    table = f"per_class/{stem}.csv"
     right, total = per_class(prediction, label, len(names))
-    atomic.write_text(task.run / table, _per_class_table(names, right, total))
-
-    picture = f"confusion/{stem}.png"
-    matrix = confusion(prediction, label, len(names))
+    table = _per_class_table(names, right, total)
     title = f"{one.checkpoint.name}: {task.task} on {task.dataset.name}"
-    confusion_picture(matrix, names, title, task.run / picture)
-    return {"predictions": kept, "per_class": table, "confusion": picture}
+    picture = confusion_picture(confusion(prediction, label, len(names)), names, title)
+
+    table_file, picture_file = f"per_class/{stem}.csv", f"confusion/{stem}.png"
+    atomic.write_text(task.run / table_file, table)
+    atomic.write_bytes(task.run / picture_file, picture)
+    kept = store.keep_predictions(task.run, stem, manifest=task.hashes["test"], **arrays)
+    return {"predictions": kept, "per_class": table_file, "confusion": picture_file}
 
 
 def _per_class_table(
@@ -209,10 +207,8 @@ def _per_class_table(
     return text.getvalue()
 
 
-def confusion_picture(
-    matrix: NDArray[np.int64], names: tuple[str, ...], title: str, path: Path
-) -> None:
-    """A picture of row-normalised confusion; class names are written where there are at most 60."""
+def confusion_picture(matrix: NDArray[np.int64], names: Sequence[str], title: str) -> bytes:
+    """A png of row-normalised confusion; class names are written where there are at most 60."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -234,9 +230,9 @@ def confusion_picture(
             count = str(matrix[true, predicted])
             axes.text(predicted, true, count, ha="center", va="center", fontsize=7, color=color)
     figure.colorbar(shown, ax=axes, label="% of the true class", shrink=0.8)
-    with atomic.atomic_path(path) as temporary:
-        metadata = {"Software": None}
-        FigureCanvasAgg(figure).print_figure(temporary, format="png", dpi=110, metadata=metadata)
+    png = io.BytesIO()
+    FigureCanvasAgg(figure).print_figure(png, format="png", dpi=110, metadata={"Software": None})
+    return png.getvalue()
 
 
 def row(
