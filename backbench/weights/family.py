@@ -148,10 +148,10 @@ class TrunkInFile(ABC):
 class Format:
     """A published checkpoint format: one row of a family's table.
 
-    `encoders`: name -> places 'table:prefix' of that trunk; several places are the same weights
-    written twice. A place without a table stands for the usual ones (`formats.USUAL_TABLES`).
-    `needs`: patterns of other keys, or of '@key' at the file's top, that must be there. `refines`:
-    more general formats that this one's files would also fit.
+    `encoders`: name -> places 'table:prefix' of that trunk, the default first; several places are
+    the same weights written twice. A place without a table stands for the usual ones
+    (`formats.USUAL_TABLES`). `needs`: patterns of other keys, or of '@key' at the file's top, that
+    must be there. `refines`: more general formats that this one's files would also fit.
 
     The fields after `timm` are for vision transformers and ConvNeXts: much of such a network stands
     in no file, so its format's row has it.
@@ -162,7 +162,6 @@ class Format:
     method: str  # Checkpoint.method, unless --method says otherwise
     also: str = ""  # other projects whose files look just the same
     encoders: Mapping[str, tuple[str, ...]]
-    default: str
     needs: tuple[str, ...] = ()
     refines: tuple[str, ...] = ()
     test: Callable[[Tables, list[TrunkInFile]], bool] | None = None
@@ -184,6 +183,10 @@ class Format:
     folds: bool = False
     asks: tuple[str, ...] = ()  # neither file nor format tells it: "activation", "pixels"
     licence: str = ""
+
+    @property
+    def default(self) -> str:
+        return next(iter(self.encoders))
 
 
 # --- the kind itself ---

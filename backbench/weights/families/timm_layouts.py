@@ -1,8 +1,13 @@
-"""How the tensors of vision transformers and ConvNeXts are called by those who publish them.
+"""The names that publishers of vision transformers and ConvNeXts give their tensors.
 
-A layout is a table from timm's names to those of a file. What stands there for one of timm's
-tensors: `a|b` is the first of these that the file has, `{q,k,v}` three tensors one below the other,
-`x[0:1/3]` the first third of one.
+A layout is a table from timm's names to those of a file, a line each:
+
+    @attn.qkv.*    @attention.{q,k,v}_proj.*
+
+`@` stands for what precedes the names within a block (`blocks.#.`, `layer.#.`), `#` for a number,
+`?` for one digit or letter, `*` for a word. In the second column `a|b` is the first of these that
+the file has, `{q,k,v}` three tensors one below the other, `x[0:1/3]` the first third of one. A third
+column says how the file's shape differs (`SHAPES`).
 """
 
 from __future__ import annotations
@@ -16,44 +21,30 @@ from torch import Tensor
 
 from backbench.weights.family import Shape
 
-
-def _as_it_is(shape: Shape) -> Shape:
-    return shape
-
-
-def _without_batch(shape: Shape) -> Shape:
-    """(1, n, D) -> (n, D)"""
-    return shape[1:]
-
-
-def _vector(shape: Shape) -> Shape:
-    """(1, 1, D) -> (D,)"""
-    return shape[-1:]
-
-
-def _linear(shape: Shape) -> Shape:
-    """A convolution of 1 x 1 as a linear layer: (out, in, 1, 1) -> (out, in)"""
-    return shape[:2]
-
-
-def _per_channel(shape: Shape) -> Shape:
-    """(C,) -> (1, 1, 1, C)"""
-    return (1, 1, 1, *shape)
+# timm's shape -> the file's
+SHAPES: dict[str, Callable[[Shape], Shape]] = {
+    "same": lambda shape: shape,
+    "no_batch": lambda shape: shape[1:],  # (1, n, D) -> (n, D)
+    "vector": lambda shape: shape[-1:],  # (1, 1, D) -> (D,)
+    "linear": lambda shape: shape[:2],  # a 1 x 1 convolution: (out, in, 1, 1) -> (out, in)
+    "per_channel": lambda shape: (1, 1, 1, *shape),  # (C,) -> (1, 1, 1, C)
+}
+_WILDCARDS = {"#": r"(\d+)", "?": r"([\dqv])", "*": r"(\w+)"}
 
 
 @dataclass(frozen=True)
 class Rule:
-    """`ours` is a regex of timm's names; `shape` gives the file's shape from timm's."""
+    """One line of a layout: a regex of timm's names, and templates of the file's."""
 
     ours: str
-    theirs: str
-    shape: Callable[[Shape], Shape] = _as_it_is
+    theirs: tuple[str, ...]
+    shape: str = "same"
 
 
 @dataclass(frozen=True)
 class Piece:
-    """What of a file's tensor makes a part of one of timm's: rows `start` to `stop` of `parts`
-    equal ones."""
+    """The rows `start` to `stop`, of `parts` equal ones, of a file's tensor: they make a part of one
+    of timm's."""
 
     key: str
     shape: Shape  # of the file's tensor
@@ -68,8 +59,8 @@ class Piece:
 
 @dataclass(frozen=True)
 class Layout:
-    """`blocks` is what stands before a block's number, `outside` tensors of no block: half of them
-    must be there, or it is a text tower or a decoder."""
+    """One project's names. `blocks` is what stands before a block's number, `outside` tensors of no
+    block: half of them must be there, or it is a text tower or a decoder."""
 
     name: str
     blocks: str
@@ -85,234 +76,196 @@ class Layout:
         return re.sub(rf"^{self.blocks}\.\d+\.(\d+\.)", rf"{self.blocks}.\1", name)
 
 
-_BLOCK = r"blocks\.(\d+)\."
-_STAGE = r"stages\.(\d)\.blocks\.(\d+)\."
+def _layout(name: str, blocks: str, outside: str, rules: str = "", chunked: bool = False) -> Layout:
+    """A layout from its table."""
+    parsed = []
+    for line in rules.strip().splitlines():
+        ours, theirs, *shape = line.split()
+        ours, theirs = ours.replace("@", "blocks.#."), theirs.replace("@", f"{blocks}.#.")
+        parsed.append(Rule(_regex(ours), _templates(theirs), *shape))
+    return Layout(
+        name,
+        re.escape(blocks),
+        tuple(outside.split()),
+        tuple(parsed),
+        chunked,
+    )
 
-VIT = Layout(
-    "timm's",
-    "blocks",
-    ("cls_token", "pos_embed", "patch_embed.proj.weight", "patch_embed.proj.bias", "norm.weight"),
-    (
-        Rule("reg_token", "reg_token|register_tokens|storage_tokens"),
-        Rule(_BLOCK + r"gamma_([12])", r"blocks.\1.gamma_\2|blocks.\1.ls\2.gamma"),
-        # DINOv2's gated MLP has one matrix for gate and value, DINOv3's two
-        Rule(_BLOCK + r"mlp\.fc1\.(\w+)", r"blocks.\1.mlp.fc1.\2|blocks.\1.mlp.w12.\2"),
-        Rule(_BLOCK + r"mlp\.fc2\.(\w+)", r"blocks.\1.mlp.fc2.\2|blocks.\1.mlp.w3.\2"),
-        Rule(_BLOCK + r"mlp\.fc1_g\.(\w+)", r"blocks.\1.mlp.fc1_g.\2|blocks.\1.mlp.w1.\2"),
-        Rule(_BLOCK + r"mlp\.fc1_x\.(\w+)", r"blocks.\1.mlp.fc1_x.\2|blocks.\1.mlp.w2.\2"),
-        # DINOv3 keeps one bias and masks its keys' third
-        Rule(_BLOCK + r"attn\.q_bias", r"blocks.\1.attn.q_bias|blocks.\1.attn.qkv.bias[0:1/3]"),
-        Rule(_BLOCK + r"attn\.v_bias", r"blocks.\1.attn.v_bias|blocks.\1.attn.qkv.bias[2:3/3]"),
-    ),
-    chunked=True,
-)
 
-# transformers: models/{vit,vit_mae,dinov2,dinov2_with_registers}/modeling_*.py, as it writes them
-HUB_VIT = Layout(
-    "hub vit",
-    r"encoder\.layer",
-    (
-        "embeddings.cls_token",
-        "embeddings.position_embeddings",
-        "embeddings.patch_embeddings.projection.weight",
-        "embeddings.patch_embeddings.projection.bias",
-        "layernorm.weight",
-    ),
-    (
-        Rule("cls_token", "embeddings.cls_token"),
-        Rule("reg_token", "embeddings.register_tokens"),
-        Rule("pos_embed", "embeddings.position_embeddings"),
-        Rule(r"patch_embed\.proj\.(\w+)", r"embeddings.patch_embeddings.projection.\1"),
-        Rule(
-            _BLOCK + r"attn\.qkv\.(\w+)",
-            r"encoder.layer.\1.attention.attention.{query,key,value}.\2",
-        ),
-        Rule(_BLOCK + r"attn\.proj\.(\w+)", r"encoder.layer.\1.attention.output.dense.\2"),
-        Rule(
-            _BLOCK + r"norm1\.(\w+)",
-            r"encoder.layer.\1.norm1.\2|encoder.layer.\1.layernorm_before.\2",
-        ),
-        Rule(
-            _BLOCK + r"norm2\.(\w+)",
-            r"encoder.layer.\1.norm2.\2|encoder.layer.\1.layernorm_after.\2",
-        ),
-        Rule(
-            _BLOCK + r"mlp\.fc1\.(\w+)",
-            r"encoder.layer.\1.mlp.fc1.\2|encoder.layer.\1.mlp.weights_in.\2"
-            r"|encoder.layer.\1.intermediate.dense.\2",
-        ),
-        Rule(
-            _BLOCK + r"mlp\.fc2\.(\w+)",
-            r"encoder.layer.\1.mlp.fc2.\2|encoder.layer.\1.mlp.weights_out.\2"
-            r"|encoder.layer.\1.output.dense.\2",
-        ),
-        Rule(_BLOCK + r"ls([12])\.gamma", r"encoder.layer.\1.layer_scale\2.lambda1"),
-        Rule(r"norm\.(\w+)", r"layernorm.\1"),
-    ),
-)
+def _regex(ours: str) -> str:
+    return "".join(_WILDCARDS.get(letter, re.escape(letter)) for letter in ours)
 
-# transformers: models/dinov3_vit/modeling_dinov3_vit.py; the keys have no bias
-HUB_DINOV3 = Layout(
-    "hub dinov3",
-    "layer",
-    (
-        "embeddings.cls_token",
-        "embeddings.register_tokens",
-        "embeddings.patch_embeddings.weight",
-        "embeddings.patch_embeddings.bias",
-        "norm.weight",
-    ),
-    (
-        Rule("cls_token", "embeddings.cls_token"),
-        Rule("reg_token", "embeddings.register_tokens"),
-        Rule(r"patch_embed\.proj\.(\w+)", r"embeddings.patch_embeddings.\1"),
-        Rule(_BLOCK + r"attn\.([qv])_bias", r"layer.\1.attention.\2_proj.bias"),
-        Rule(_BLOCK + r"attn\.qkv\.weight", r"layer.\1.attention.{q,k,v}_proj.weight"),
-        Rule(_BLOCK + r"attn\.proj\.(\w+)", r"layer.\1.attention.o_proj.\2"),
-        Rule(_BLOCK + r"norm([12])\.(\w+)", r"layer.\1.norm\2.\3"),
-        Rule(_BLOCK + r"mlp\.fc1\.(\w+)", r"layer.\1.mlp.up_proj.\2"),
-        Rule(_BLOCK + r"mlp\.fc1_x\.(\w+)", r"layer.\1.mlp.up_proj.\2"),
-        Rule(_BLOCK + r"mlp\.fc1_g\.(\w+)", r"layer.\1.mlp.gate_proj.\2"),
-        Rule(_BLOCK + r"mlp\.fc2\.(\w+)", r"layer.\1.mlp.down_proj.\2"),
-        Rule(_BLOCK + r"gamma_([12])", r"layer.\1.layer_scale\2.lambda1"),
-    ),
-)
 
-# transformers: models/{clip,siglip}/modeling_*.py
-HUB_CLIP = Layout(
-    "hub clip",
-    r"encoder\.layers",
-    (
-        "embeddings.patch_embedding.weight",
-        "embeddings.position_embedding.weight",
-        "post_layernorm.weight",
-        "post_layernorm.bias",
-    ),
-    (
-        Rule("cls_token", "embeddings.class_embedding", _vector),
-        Rule("pos_embed", "embeddings.position_embedding.weight", _without_batch),
-        Rule(r"patch_embed\.proj\.(\w+)", r"embeddings.patch_embedding.\1"),
-        Rule(r"norm_pre\.(\w+)", r"pre_layrnorm.\1"),  # spelled so
-        Rule(_BLOCK + r"attn\.qkv\.(\w+)", r"encoder.layers.\1.self_attn.{q,k,v}_proj.\2"),
-        Rule(_BLOCK + r"attn\.proj\.(\w+)", r"encoder.layers.\1.self_attn.out_proj.\2"),
-        Rule(_BLOCK + r"norm([12])\.(\w+)", r"encoder.layers.\1.layer_norm\2.\3"),
-        Rule(_BLOCK + r"mlp\.(fc[12])\.(\w+)", r"encoder.layers.\1.mlp.\2.\3"),
-        Rule(r"norm\.(\w+)", r"post_layernorm.\1"),
-        Rule(r"attn_pool\.latent", "head.probe"),
-        Rule(r"attn_pool\.q\.(\w+)", r"head.attention.in_proj_\1[0:1/3]"),
-        Rule(r"attn_pool\.kv\.(\w+)", r"head.attention.in_proj_\1[1:3/3]"),
-        Rule(r"attn_pool\.proj\.(\w+)", r"head.attention.out_proj.\1"),
-        Rule(r"attn_pool\.norm\.(\w+)", r"head.layernorm.\1"),
-        Rule(r"attn_pool\.mlp\.(fc[12])\.(\w+)", r"head.mlp.\1.\2"),
-    ),
-)
+def _templates(theirs: str) -> tuple[str, ...]:
+    """'a.#.b|c.#.b' -> (r'a.\1.b', r'c.\1.b')"""
+    out = []
+    for alternative in theirs.split("|"):
+        template, number = "", 0
+        for letter in alternative:
+            if letter in _WILDCARDS:
+                number += 1
+            template += f"\\{number}" if letter in _WILDCARDS else letter
+        out.append(template)
+    return tuple(out)
 
-# openai/CLIP: clip/model.py (VisionTransformer); mlfoundations/open_clip: src/open_clip/transformer.py
-CLIP = Layout(
-    "clip",
-    r"transformer\.resblocks",
-    ("class_embedding", "conv1.weight", "ln_pre.weight", "ln_pre.bias", "ln_post.weight"),
-    (
-        Rule("cls_token", "class_embedding", _vector),
-        Rule("pos_embed", "positional_embedding", _without_batch),
-        Rule(r"patch_embed\.proj\.(\w+)", r"conv1.\1"),
-        Rule(r"norm_pre\.(\w+)", r"ln_pre.\1"),
-        Rule(_BLOCK + r"attn\.qkv\.(\w+)", r"transformer.resblocks.\1.attn.in_proj_\2"),
-        Rule(_BLOCK + r"attn\.proj\.(\w+)", r"transformer.resblocks.\1.attn.out_proj.\2"),
-        Rule(_BLOCK + r"norm([12])\.(\w+)", r"transformer.resblocks.\1.ln_\2.\3"),
-        Rule(_BLOCK + r"mlp\.fc1\.(\w+)", r"transformer.resblocks.\1.mlp.c_fc.\2"),
-        Rule(_BLOCK + r"mlp\.fc2\.(\w+)", r"transformer.resblocks.\1.mlp.c_proj.\2"),
-        Rule(_BLOCK + r"ls([12])\.gamma", r"transformer.resblocks.\1.ls_\2.gamma"),
-        Rule(r"norm\.(\w+)", r"ln_post.\1"),
-    ),
-)
-
-TIMM_CONVNEXT = Layout(
-    "timm's convnext",
-    "stages",
-    ("stem.0.weight", "stem.0.bias", "stem.1.weight", "stem.1.bias"),
-)
-
-# facebookresearch/ConvNeXt: models/convnext.py; ConvNeXt-V2: models/convnextv2.py
-CONVNEXT = Layout(
-    "convnext",
-    "stages",
-    (
-        "downsample_layers.0.0.weight",
-        "downsample_layers.0.0.bias",
-        "downsample_layers.0.1.weight",
-        "downsample_layers.1.0.weight",
-    ),
-    (
-        Rule(r"stem\.([01])\.(\w+)", r"downsample_layers.0.\1.\2"),
-        Rule(r"stages\.(\d)\.downsample\.([01])\.(\w+)", r"downsample_layers.\1.\2.\3"),
-        Rule(_STAGE + r"conv_dw\.(\w+)", r"stages.\1.\2.dwconv.\3"),
-        Rule(_STAGE + r"norm\.(\w+)", r"stages.\1.\2.norm.\3"),
-        Rule(_STAGE + r"mlp\.fc([12])\.(\w+)", r"stages.\1.\2.pwconv\3.\4", _linear),
-        Rule(_STAGE + r"gamma", r"stages.\1.\2.gamma"),
-        Rule(_STAGE + r"mlp\.grn\.weight", r"stages.\1.\2.grn.gamma", _per_channel),
-        Rule(_STAGE + r"mlp\.grn\.bias", r"stages.\1.\2.grn.beta", _per_channel),
-        Rule(r"head\.norm\.(\w+)", r"norm.\1"),
-    ),
-)
-
-# transformers: models/{convnext,convnextv2}/modeling_*.py
-HUB_CONVNEXT = Layout(
-    "hub convnext",
-    r"encoder\.stages",
-    (
-        "embeddings.patch_embeddings.weight",
-        "embeddings.patch_embeddings.bias",
-        "embeddings.layernorm.weight",
-        "embeddings.layernorm.bias",
-    ),
-    (
-        Rule(r"stem\.0\.(\w+)", r"embeddings.patch_embeddings.\1"),
-        Rule(r"stem\.1\.(\w+)", r"embeddings.layernorm.\1"),
-        Rule(
-            r"stages\.(\d)\.downsample\.([01])\.(\w+)",
-            r"encoder.stages.\1.downsampling_layer.\2.\3",
-        ),
-        Rule(_STAGE + r"conv_dw\.(\w+)", r"encoder.stages.\1.layers.\2.dwconv.\3"),
-        Rule(_STAGE + r"norm\.(\w+)", r"encoder.stages.\1.layers.\2.layernorm.\3"),
-        Rule(_STAGE + r"mlp\.fc([12])\.(\w+)", r"encoder.stages.\1.layers.\2.pwconv\3.\4", _linear),
-        Rule(_STAGE + r"gamma", r"encoder.stages.\1.layers.\2.layer_scale_parameter"),
-        Rule(_STAGE + r"mlp\.grn\.(\w+)", r"encoder.stages.\1.layers.\2.grn.\3", _per_channel),
-        Rule(r"head\.norm\.(\w+)", r"layernorm.\1"),
-    ),
-)
-
-# transformers: models/dinov3_convnext/modeling_dinov3_convnext.py
-HUB_DINOV3_CONVNEXT = Layout(
-    "hub dinov3 convnext",
-    "stages",
-    (
-        "stages.0.downsample_layers.0.weight",
-        "stages.0.downsample_layers.1.weight",
-        "layer_norm.weight",
-        "layer_norm.bias",
-    ),
-    (
-        Rule(r"stem\.([01])\.(\w+)", r"stages.0.downsample_layers.\1.\2"),
-        Rule(r"stages\.(\d)\.downsample\.([01])\.(\w+)", r"stages.\1.downsample_layers.\2.\3"),
-        Rule(_STAGE + r"conv_dw\.(\w+)", r"stages.\1.layers.\2.depthwise_conv.\3"),
-        Rule(_STAGE + r"norm\.(\w+)", r"stages.\1.layers.\2.layer_norm.\3"),
-        Rule(_STAGE + r"mlp\.fc([12])\.(\w+)", r"stages.\1.layers.\2.pointwise_conv\3.\4", _linear),
-        Rule(_STAGE + r"gamma", r"stages.\1.layers.\2.gamma"),
-        Rule(r"head\.norm\.(\w+)", r"layer_norm.\1"),
-    ),
-)
 
 LAYOUTS = (
-    VIT,
-    HUB_VIT,
-    HUB_DINOV3,
-    HUB_CLIP,
-    CLIP,
-    TIMM_CONVNEXT,
-    CONVNEXT,
-    HUB_CONVNEXT,
-    HUB_DINOV3_CONVNEXT,
+    # DINOv2's gated MLP has one matrix for gate and value, DINOv3's two; DINOv3 keeps one bias and
+    # masks its keys' third
+    _layout(
+        "timm's",
+        "blocks",
+        "cls_token pos_embed patch_embed.proj.weight patch_embed.proj.bias norm.weight",
+        """
+        reg_token             reg_token|register_tokens|storage_tokens
+        @gamma_?              @gamma_?|@ls?.gamma
+        @mlp.fc1.*            @mlp.fc1.*|@mlp.w12.*
+        @mlp.fc2.*            @mlp.fc2.*|@mlp.w3.*
+        @mlp.fc1_g.*          @mlp.fc1_g.*|@mlp.w1.*
+        @mlp.fc1_x.*          @mlp.fc1_x.*|@mlp.w2.*
+        @attn.q_bias          @attn.q_bias|@attn.qkv.bias[0:1/3]
+        @attn.v_bias          @attn.v_bias|@attn.qkv.bias[2:3/3]
+        """,
+        chunked=True,
+    ),
+    # transformers: models/{vit,vit_mae,dinov2,dinov2_with_registers}/modeling_*.py, as it writes them
+    _layout(
+        "hub vit",
+        "encoder.layer",
+        "embeddings.cls_token embeddings.position_embeddings layernorm.weight"
+        " embeddings.patch_embeddings.projection.weight embeddings.patch_embeddings.projection.bias",
+        """
+        cls_token             embeddings.cls_token
+        reg_token             embeddings.register_tokens
+        pos_embed             embeddings.position_embeddings
+        patch_embed.proj.*    embeddings.patch_embeddings.projection.*
+        @attn.qkv.*           @attention.attention.{query,key,value}.*
+        @attn.proj.*          @attention.output.dense.*
+        @norm1.*              @norm1.*|@layernorm_before.*
+        @norm2.*              @norm2.*|@layernorm_after.*
+        @mlp.fc1.*            @mlp.fc1.*|@mlp.weights_in.*|@intermediate.dense.*
+        @mlp.fc2.*            @mlp.fc2.*|@mlp.weights_out.*|@output.dense.*
+        @ls?.gamma            @layer_scale?.lambda1
+        norm.*                layernorm.*
+        """,
+    ),
+    # transformers: models/dinov3_vit/modeling_dinov3_vit.py; the keys have no bias
+    _layout(
+        "hub dinov3",
+        "layer",
+        "embeddings.cls_token embeddings.register_tokens norm.weight"
+        " embeddings.patch_embeddings.weight embeddings.patch_embeddings.bias",
+        """
+        cls_token             embeddings.cls_token
+        reg_token             embeddings.register_tokens
+        patch_embed.proj.*    embeddings.patch_embeddings.*
+        @attn.?_bias          @attention.?_proj.bias
+        @attn.qkv.weight      @attention.{q,k,v}_proj.weight
+        @attn.proj.*          @attention.o_proj.*
+        @norm?.*              @norm?.*
+        @mlp.fc1.*            @mlp.up_proj.*
+        @mlp.fc1_x.*          @mlp.up_proj.*
+        @mlp.fc1_g.*          @mlp.gate_proj.*
+        @mlp.fc2.*            @mlp.down_proj.*
+        @gamma_?              @layer_scale?.lambda1
+        """,
+    ),
+    # transformers: models/{clip,siglip}/modeling_*.py; pre_layrnorm is spelled so
+    _layout(
+        "hub clip",
+        "encoder.layers",
+        "embeddings.patch_embedding.weight embeddings.position_embedding.weight"
+        " post_layernorm.weight post_layernorm.bias",
+        """
+        cls_token             embeddings.class_embedding              vector
+        pos_embed             embeddings.position_embedding.weight    no_batch
+        patch_embed.proj.*    embeddings.patch_embedding.*
+        norm_pre.*            pre_layrnorm.*
+        @attn.qkv.*           @self_attn.{q,k,v}_proj.*
+        @attn.proj.*          @self_attn.out_proj.*
+        @norm?.*              @layer_norm?.*
+        @mlp.fc?.*            @mlp.fc?.*
+        norm.*                post_layernorm.*
+        attn_pool.latent      head.probe
+        attn_pool.q.*         head.attention.in_proj_*[0:1/3]
+        attn_pool.kv.*        head.attention.in_proj_*[1:3/3]
+        attn_pool.proj.*      head.attention.out_proj.*
+        attn_pool.norm.*      head.layernorm.*
+        attn_pool.mlp.fc?.*   head.mlp.fc?.*
+        """,
+    ),
+    # openai/CLIP: clip/model.py (VisionTransformer); mlfoundations/open_clip: src/open_clip/transformer.py
+    _layout(
+        "clip",
+        "transformer.resblocks",
+        "class_embedding conv1.weight ln_pre.weight ln_pre.bias ln_post.weight",
+        """
+        cls_token             class_embedding                         vector
+        pos_embed             positional_embedding                    no_batch
+        patch_embed.proj.*    conv1.*
+        norm_pre.*            ln_pre.*
+        @attn.qkv.*           @attn.in_proj_*
+        @attn.proj.*          @attn.out_proj.*
+        @norm?.*              @ln_?.*
+        @mlp.fc1.*            @mlp.c_fc.*
+        @mlp.fc2.*            @mlp.c_proj.*
+        @ls?.gamma            @ls_?.gamma
+        norm.*                ln_post.*
+        """,
+    ),
+    _layout("timm's convnext", "stages", "stem.0.weight stem.0.bias stem.1.weight stem.1.bias"),
+    # facebookresearch/ConvNeXt: models/convnext.py; ConvNeXt-V2: models/convnextv2.py
+    _layout(
+        "convnext",
+        "stages",
+        "downsample_layers.0.0.weight downsample_layers.0.0.bias"
+        " downsample_layers.0.1.weight downsample_layers.1.0.weight",
+        """
+        stem.?.*                        downsample_layers.0.?.*
+        stages.#.downsample.?.*         downsample_layers.#.?.*
+        stages.#.blocks.#.conv_dw.*     stages.#.#.dwconv.*
+        stages.#.blocks.#.norm.*        stages.#.#.norm.*
+        stages.#.blocks.#.mlp.fc?.*     stages.#.#.pwconv?.*    linear
+        stages.#.blocks.#.gamma         stages.#.#.gamma
+        stages.#.blocks.#.mlp.grn.weight  stages.#.#.grn.gamma  per_channel
+        stages.#.blocks.#.mlp.grn.bias  stages.#.#.grn.beta     per_channel
+        head.norm.*                     norm.*
+        """,
+    ),
+    # transformers: models/{convnext,convnextv2}/modeling_*.py
+    _layout(
+        "hub convnext",
+        "encoder.stages",
+        "embeddings.patch_embeddings.weight embeddings.patch_embeddings.bias"
+        " embeddings.layernorm.weight embeddings.layernorm.bias",
+        """
+        stem.0.*                        embeddings.patch_embeddings.*
+        stem.1.*                        embeddings.layernorm.*
+        stages.#.downsample.?.*         encoder.stages.#.downsampling_layer.?.*
+        stages.#.blocks.#.conv_dw.*     encoder.stages.#.layers.#.dwconv.*
+        stages.#.blocks.#.norm.*        encoder.stages.#.layers.#.layernorm.*
+        stages.#.blocks.#.mlp.fc?.*     encoder.stages.#.layers.#.pwconv?.*  linear
+        stages.#.blocks.#.gamma         encoder.stages.#.layers.#.layer_scale_parameter
+        stages.#.blocks.#.mlp.grn.*     encoder.stages.#.layers.#.grn.*      per_channel
+        head.norm.*                     layernorm.*
+        """,
+    ),
+    # transformers: models/dinov3_convnext/modeling_dinov3_convnext.py
+    _layout(
+        "hub dinov3 convnext",
+        "stages",
+        "stages.0.downsample_layers.0.weight stages.0.downsample_layers.1.weight"
+        " layer_norm.weight layer_norm.bias",
+        """
+        stem.?.*                        stages.0.downsample_layers.?.*
+        stages.#.downsample.?.*         stages.#.downsample_layers.?.*
+        stages.#.blocks.#.conv_dw.*     stages.#.layers.#.depthwise_conv.*
+        stages.#.blocks.#.norm.*        stages.#.layers.#.layer_norm.*
+        stages.#.blocks.#.mlp.fc?.*     stages.#.layers.#.pointwise_conv?.*  linear
+        stages.#.blocks.#.gamma         stages.#.layers.#.gamma
+        head.norm.*                     layer_norm.*
+        """,
+    ),
 )
 
 
@@ -322,31 +275,30 @@ LAYOUTS = (
 def pieces(
     layout: Layout, tensors: Mapping[str, Tensor], there: Mapping[str, object]
 ) -> dict[str, list[Piece]]:
-    """For each of timm's tensors (`tensors`: name -> shape) what a file with the names `there` has
-    of it."""
-    habits: dict[Rule, Counter[int]] = {}  # which of the alternatives this file uses
-    told: dict[str, tuple[Rule | None, list[str]]] = {}
+    """The pieces of a file with the names `there` that make each of timm's tensors (`tensors`)."""
+    habits: dict[Rule, Counter[int]] = {}  # which of a rule's alternatives this file uses
+    chosen: dict[str, tuple[Rule | None, list[str]]] = {}
     for ours in tensors:
         rule, theirs = _theirs(layout, ours)
-        told[ours] = rule, theirs
+        chosen[ours] = rule, theirs
         for i, names in enumerate(theirs):
             if rule is not None and all(key in there for key in _keys(names)):
                 habits.setdefault(rule, Counter())[i] += 1
     out = {}
-    for ours, (rule, theirs) in told.items():
+    for ours, (rule, theirs) in chosen.items():
         # What is missing is called as its like in the other blocks
         usual = habits[rule].most_common(1)[0][0] if rule in habits else 0
         shape = tuple(tensors[ours].shape)
-        wanted = rule.shape(shape) if rule is not None else shape
+        wanted = SHAPES[rule.shape](shape) if rule is not None else shape
         out[ours] = _pieces(theirs[usual], wanted)
     return out
 
 
 def _theirs(layout: Layout, ours: str) -> tuple[Rule | None, list[str]]:
     for rule in layout.rules:
-        found = re.fullmatch(rule.ours, ours)
-        if found is not None:
-            return rule, [found.expand(each) for each in rule.theirs.split("|")]
+        match = re.fullmatch(rule.ours, ours)
+        if match is not None:
+            return rule, [match.expand(each) for each in rule.theirs]
     return None, [ours]
 
 

@@ -11,7 +11,6 @@ OURS = Format(
     source="the lab's own trainer",
     method="spread",
     encoders={"trunk": (":net.trunk.",)},
-    default="trunk",
     pixels=Pixels((0.5, 0.5, 0.5), (0.25, 0.25, 0.25)),
     epoch=("done", 0),
 )
