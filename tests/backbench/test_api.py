@@ -17,7 +17,7 @@ from backbench.cli import parser
 from backbench.errors import BadInput
 from backbench.images.preprocess import Pixels
 
-README = Path(__file__).parents[2] / "docs" / "index.md"
+PAGE = Path(__file__).parents[2] / "docs" / "python.md"
 TASKS = ["knn/digits@knn_demo", "fewshot/digits@fewshot_demo"]
 
 
@@ -67,8 +67,8 @@ def test_the_seed_reaches_every_verb(tmp_path):
         assert args.opts == ["SEED", "3"] if args.verb == "detect" else args.seed == 3
 
 
-def test_the_readme_names_tasks_that_there_are():
-    (call,) = re.findall(r"backbench\.evaluate\(\s*\w+, (\[.*?\])", README.read_text())
+def test_the_page_names_tasks_that_there_are():
+    (call,) = re.findall(r"backbench\.evaluate\(\s*\w+, (\[.*?\])", PAGE.read_text())
     for task in json.loads(call):
         parse_task(task)
 

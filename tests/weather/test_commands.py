@@ -43,12 +43,14 @@ def _lay_out():
     with open_run("runs/pretrain/lorac", verb="pretrain", identity={}) as run:
         os.link("x.safetensors", run / CHECKPOINT_FILE)
     foreign = moco(known_resnet("resnet18"))
-    for name in ("moco_v2_800ep_pretrain.pth.tar", "moco.pth", "foreign.pth"):
+    for name in ("moco_v2_800ep_pretrain.pth.tar", "moco.pth", "foreign.pth", "my_resnet50.pth"):
         torch.save(foreign, name)
     for row in catalog.DATASETS.values():
         for need in row.needs:
             folder = (row.folders or (row.name,))[0]
             (Path("ROOT") / folder / need).mkdir(parents=True, exist_ok=True)
+    for split in ("train", "test"):
+        Path(f"DATA/mine/{split}").mkdir(parents=True)
     Path("lists").mkdir()
     for percent in (1, 10):
         Path(f"lists/{percent}percent.txt").write_text("n01440764_1.JPEG\n")

@@ -153,7 +153,7 @@ def test_names_are_looked_up_before_torch_is_imported(tmp_path, shapes):
     assert "unknown key 'views'" in lines[7]
     assert "unknown key 'epohs'; did you mean 'epochs'?" in lines[8]
     assert "'optim.lr' must be a number, not 'fast'" in lines[9]
-    assert "'method.name': unknown method 'simclrr'; did you mean 'simclr'?" in lines[10]
+    assert "method: unknown method 'simclrr'; did you mean 'simclr'?" in lines[10]
     assert "blur_p is a probability, from 0 to 1, not 7" in lines[11]
     assert not (tmp_path / "run").exists()
 
