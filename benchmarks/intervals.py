@@ -23,8 +23,7 @@ from scipy.stats import binom, norm
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from backbench.results import paired_tests
-from backbench.stats import confidence
+from backbench.stats import confidence, paired_differences
 
 IMAGES = (100, 500, 10_000)
 TESTED = (100, 500, 1_000, 10_000)
@@ -38,6 +37,7 @@ SEEDS = 3
 OWN, SHARED_DRAW, OWN_DRAW, LEFT = 0.6, 0.2, 0.15, 0.6  # spreads beside the images' own of 1
 RESAMPLES = 500  # of a detector's images
 WINDOW = 5_000  # more normals than this at once are a window of the bank
+SEED = 2_000_000  # of simulated columns that nothing was chosen on
 
 Interval = confidence.Interval | None
 
@@ -46,7 +46,7 @@ class Population:
     """Trunks, images and draws as random as in real columns."""
 
     def __init__(self, seed: int) -> None:
-        self.rng = np.random.default_rng(seed)
+        self.rng = np.random.default_rng(SEED + seed)
         self._bank: np.ndarray | None = None
         self._labels: dict[int, tuple[int, np.ndarray]] = {}
 
@@ -160,7 +160,7 @@ def average(p: Population, n: int, share: float) -> Interval:
 def average_of_seeds(p: Population, n: int, share: float) -> Interval:
     """The same, with SEEDS seeds each, of which the images are as given."""
     shares = p.rng.normal(100 * share, 100 * (share * (1 - share) / n) ** 0.5, (12, SEEDS))
-    ends = [paired_tests.seeds_interval(list(of_seeds)) for of_seeds in shares]
+    ends = [confidence.of_seeds(list(of_seeds)) for of_seeds in shares]
     assert None not in ends
     means = [float(mean) for mean in shares.mean(1)]
     return confidence.of_mean(means, [e for e in ends if e], [SEEDS - 1.0] * 12)
@@ -198,7 +198,7 @@ def coverage(repeats: int) -> None:
             print(f"{name:32}{n:8}{shown}{np.mean(found):8.1f}{error:>6}", flush=True)
     for seeds in (2, 3, 5, 10):
         values = Population(seeds).rng.normal(70, 0.5, size=(4 * repeats, seeds))
-        share = 100 * np.mean([covers(paired_tests.seeds_interval(list(v)), 0.7) for v in values])
+        share = 100 * np.mean([covers(confidence.of_seeds(list(v)), 0.7) for v in values])
         print(
             f"{f'mean of {seeds} seeds (new seeds)':70}{share:8.1f}{_error(95, 4 * repeats):6.1f}"
         )
@@ -228,41 +228,47 @@ def _error(percent: float, times: int) -> float:
 
 # ---- differences
 
-Pair = Callable[[Population, int, float, float], paired_tests.Difference]
+Pair = Callable[[Population, int, float, float], paired_differences.Difference]
 
 
-def pair_top1(p: Population, n: int, share: float, gap: float) -> paired_tests.Difference:
+def pair_top1(p: Population, n: int, share: float, gap: float) -> paired_differences.Difference:
     a, b = p.hits(2, n, share, gap)
-    return paired_tests.of_images(b.astype(float) - a)
+    return paired_differences.of_images(b.astype(float) - a)
 
 
-def pair_per_class(p: Population, n: int, share: float, gap: float) -> paired_tests.Difference:
+def pair_per_class(
+    p: Population, n: int, share: float, gap: float
+) -> paired_differences.Difference:
     a, b = p.hits(2, n, share, gap)
-    return paired_tests.of_images(b.astype(float) - a, p.labels(n))
+    return paired_differences.of_images(b.astype(float) - a, p.labels(n))
 
 
-def pair_few_labels(p: Population, n: int, share: float, gap: float) -> paired_tests.Difference:
+def pair_few_labels(
+    p: Population, n: int, share: float, gap: float
+) -> paired_differences.Difference:
     a, b = p.drawn(2, n, share, DRAWS, gap)
-    return paired_tests.of_draws_and_images(b.astype(float) - a)
+    return paired_differences.of_draws_and_images(b.astype(float) - a)
 
 
 def pair_few_labels_per_class(
     p: Population, n: int, share: float, gap: float
-) -> paired_tests.Difference:
+) -> paired_differences.Difference:
     a, b = p.drawn(2, n, share, DRAWS, gap)
-    return paired_tests.of_draws_and_images(b.astype(float) - a, p.labels(n))
+    return paired_differences.of_draws_and_images(b.astype(float) - a, p.labels(n))
 
 
-def pair_seeds(p: Population, n: int, share: float, gap: float) -> paired_tests.Difference:
+def pair_seeds(p: Population, n: int, share: float, gap: float) -> paired_differences.Difference:
     a, b = p.drawn(2, n, share, SEEDS, gap)
-    return paired_tests.of_draws_and_images(b.astype(float) - a)
+    return paired_differences.of_draws_and_images(b.astype(float) - a)
 
 
-def pair_detection(p: Population, n: int, share: float, gap: float) -> paired_tests.Difference:
+def pair_detection(
+    p: Population, n: int, share: float, gap: float
+) -> paired_differences.Difference:
     a, b = p.hits(2, n, share, gap)
     won, lost = float((b & ~a).mean()), float((a & ~b).mean())
     counts = p.rng.multinomial(n, [won, lost, max(1 - won - lost, 0)], size=RESAMPLES)
-    return paired_tests.of_resamples(100 * (counts[:, 0] - counts[:, 1]) / n, n)
+    return paired_differences.of_resamples(100 * (counts[:, 0] - counts[:, 1]) / n, n)
 
 
 PAIRS: dict[str, Pair] = {
@@ -300,7 +306,7 @@ def _is_called(won: int, differ: int, n: int) -> bool:
     """Whether `won` of the `differ` images that two trunks of n disagree on tell them apart."""
     d = np.zeros(n)
     d[:won], d[won:differ] = 1, -1
-    return paired_tests.of_images(d).real
+    return paired_differences.of_images(d).real
 
 
 def called(name: str, n: int, share: float, repeats: int, gap: float = 0.0) -> float:
@@ -349,14 +355,14 @@ def _left_out(name: str, n: int, trunks: int, repeats: int, gap: float) -> list[
     p, found = Population(trunks + n), []
     for _ in range(repeats):
         if name == "top-1":
-            hits, test = p.hits(trunks, n, 0.7, gap), paired_tests.of_images
+            hits, test = p.hits(trunks, n, 0.7, gap), paired_differences.of_images
         else:
-            hits, test = p.drawn(trunks, n, 0.7, DRAWS, gap), paired_tests.of_draws_and_images
+            hits, test = p.drawn(trunks, n, 0.7, DRAWS, gap), paired_differences.of_draws_and_images
         means = hits.reshape(trunks, -1).mean(1)
         first, *others = hits[np.argsort(-means)].astype(float)
         tests = [test(first - other) for other in others]
         values = [d.p if d.real and d.value > 0 else 1.0 for d in tests]
-        found.append(len(others) - paired_tests.tied_with_first(values))
+        found.append(len(others) - paired_differences.tied_with_first(values))
     return found
 
 

@@ -20,15 +20,13 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from backbench.results import resamples
-from backbench.stats import rank_intervals
+from backbench.stats import rank_intervals, resampling
 
 OWN = 1.5  # points: the spread of the difference of two equals between datasets
 GAPS = (1.0, 2.0, 5.0)  # points
 SHARED = 0.5  # part of an image's variance that all rows share
 IMAGES = (500, 10_000)  # of a dataset, between these
-# Margins (_ALIKE_... in backbench/stats/rank_tests.py) were chosen on boards of the first seed; what
-# is printed here is of boards of the second, which nothing was chosen on.
-TUNED, FRESH = 21, 22
+SEED = 31  # of boards that nothing was chosen on
 NAIVE, NAIVE_BOARDS = 300, 8  # resamples of the plain two-level bootstrap beside, of some boards
 
 
@@ -132,7 +130,7 @@ def look(
     repeats: int,
     *,
     beside: bool = False,
-    seed: int = FRESH,
+    seed: int = SEED,
 ) -> Seen:
     kind = [shape.rows, shape.columns, shape.heavy, int(100 * shape.missing), shape.uneven]
     rng = np.random.default_rng([seed, *kind, int(10 * max(truth))])
@@ -152,7 +150,7 @@ def look(
     return _shares(seen)
 
 
-def of_images(rows: int, columns: int, gap: float, repeats: int, *, seed: int = FRESH) -> Seen:
+def of_images(rows: int, columns: int, gap: float, repeats: int, *, seed: int = SEED) -> Seen:
     """Few columns, all on the same 1,000 images: these columns, on other images, by predictions."""
     rng = np.random.default_rng([seed, rows, columns, int(10 * gap)])
     true = true_ranks([0.0] * (rows - 1) + [gap])
@@ -166,7 +164,7 @@ def of_images(rows: int, columns: int, gap: float, repeats: int, *, seed: int = 
         share[-1] += gap / 100
         edge = np.quantile(rng.standard_normal(100_000) * 1.5, 1 - share)
         right = score > edge[:, None, None]
-        moved = np.empty((rows, columns, resamples.COUNT))
+        moved = np.empty((rows, columns, resampling.COUNT))
         for r in range(rows):
             for c in range(columns):
                 kept = {"prediction": 1 - right[r, c].astype(int), "label": label}
@@ -193,9 +191,7 @@ def main() -> None:
     start = time.process_time()
     print(f"python benchmarks/ranks.py --repeats {args.repeats}; {describe()}")
     some, few = args.repeats // 4, args.repeats // 10
-    print(
-        f"Boards of seed {FRESH}; margins were chosen on boards of seed {TUNED}, on none of these.\n"
-    )
+    print(f"Boards of seed {SEED}; nothing was chosen on them.\n")
     print("All rows equal, in percent of boards: intervals that cover, no two told apart; beside,")
     print(
         "what a two-level bootstrap of the mean rank covers. Plain mean rank has one first always."

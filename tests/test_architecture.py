@@ -93,6 +93,16 @@ def test_nobody_imports_a_verb_or_the_command_line():
         assert "backbench.cli" not in others or name in doors, name
 
 
+def test_statistics_know_nothing_of_vision():
+    """backbench/stats is arithmetic on arrays: it imports itself, and errors at most."""
+    for name, others in GRAPH.items():
+        if name.startswith("backbench.stats"):
+            foreign = {
+                o for o in others if not o.startswith(("backbench.stats", "backbench.errors"))
+            }
+            assert not foreign, f"{name} imports {foreign}"
+
+
 def test_no_circle_of_files():
     """Depth first: a module met again while it is still open closes a circle."""
     done: set[str] = set()

@@ -21,10 +21,11 @@ from typing import NamedTuple
 from backbench.datasets.catalog import DATASETS, TWELVE
 from backbench.recipes import fast
 from backbench.results import column_keys, judging_rules, published, store, trunk_costs
-from backbench.results.paired_tests import Difference, compare, seeds_interval, tied_with_first
+from backbench.results.paired_tests import compare
 from backbench.results.store import Result
 from backbench.results.trunk_costs import TrunkCost
 from backbench.stats import confidence
+from backbench.stats.paired_differences import Difference, tied_with_first
 from backbench.tasks import ORDER, TASKS
 from backbench.untrusted import printable
 
@@ -368,7 +369,7 @@ def _cell(parts: list[Measurement]) -> Cell:
     note = f"mean of {len(values)} seeds"
     if len(values) < len(parts):
         note += f", {len(parts)} run"
-    return Cell(sum(values) / len(values), seeds_interval(values), parts, note)
+    return Cell(sum(values) / len(values), confidence.of_seeds(values), parts, note)
 
 
 def _add_averages(board: Board) -> None:
@@ -482,13 +483,12 @@ def _tested(board: Board, column: Column) -> dict[str, str]:
     if len(ranked) < 2 or not TASKS[column.task].ranked:
         return {}
     # Only the highest can be best, so it alone is tested: against each other one, not against their
-    # mean or the second. That it was chosen for being highest is corrected for. Draws without their
-    # predictions cannot be tested on other images (an older version kept only their values).
+    # mean or the second. That it was chosen for being highest is corrected for.
     (first, top), others = ranked[0], ranked[1:]
     tested: list[tuple[str, float]] = []  # checkpoint, p
     for row, cell in others:
         gap = difference(top, cell, column.metric)
-        if gap is not None and gap.paired != "draws":
+        if gap is not None:
             tested.append((row.checkpoint, gap.p if gap.real and gap.value > 0 else 1.0))
     untested = len(tested) < len(others)
     count = tied_with_first([p for _, p in tested])

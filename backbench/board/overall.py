@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from backbench.board.board import AVERAGE, BEST, Board, Column, Row, predictions, standing
 from backbench.datasets.catalog import TWELVE
-from backbench.stats import rank_intervals, rank_tests
+from backbench.stats import column_comparisons, rank_intervals, resampling
 from backbench.tasks import TASKS
 
 if TYPE_CHECKING:
@@ -123,7 +123,10 @@ def _ranked(board: Board, name: str, columns: list[Column]) -> Overall:
     rows, values = [board.measured_rows[i] for i in there], values[there]
     datasets = [f"{c.dataset}:{c.split or ''}" for c in columns]
     noise = None
-    if len(set(datasets)) < rank_tests.FEWEST and len(rows) <= rank_tests.MOST:
+    if (
+        len(set(datasets)) < column_comparisons.FEWEST
+        and len(rows) <= column_comparisons.MOST_BY_IMAGES
+    ):
         noise = _noise(board, rows, columns)
     found = rank_intervals.ranking(values, datasets, noise)
     order = sorted(range(len(rows)), key=lambda i: (found.places[i].rank, i))
@@ -136,7 +139,7 @@ def _noise(board: Board, rows: Sequence[Row], columns: Sequence[Column]) -> np.n
 
     from backbench.results import resamples
 
-    out = np.full((len(rows), len(columns), resamples.COUNT), np.nan)
+    out = np.full((len(rows), len(columns), resampling.COUNT), np.nan)
     for r, row in enumerate(rows):
         for c, column in enumerate(columns):
             cell = board.cell(row, column)

@@ -34,8 +34,8 @@ from backbench.board.board import (
 from backbench.board.export import again
 from backbench.board.judge import Judged
 from backbench.board.overall import Overall, answer, overall
-from backbench.results.paired_tests import Difference
 from backbench.runs import atomic
+from backbench.stats.paired_differences import Difference
 from backbench.tasks import TASKS
 
 HERE = Path(__file__).parent

@@ -15,7 +15,7 @@ from backbench.board.board import AVERAGE
 from backbench.errors import BadInput, nearest
 from backbench.runs import atomic
 from backbench.runs.terminal import log
-from backbench.stats import rank_intervals, rank_tests
+from backbench.stats import column_comparisons, rank_intervals
 from backbench.untrusted import opening, printable
 
 _MISSING = {"", "-", "–", "—", "nan", "n/a", "na", "none", "null", "?"}
@@ -71,7 +71,7 @@ def said(table: ForeignTable, found: rank_intervals.Ranking) -> str:
     of = f"{len(table.names)} rows over {len(table.columns)} columns"
     if not found.tested:
         return (
-            f"Of {of} nothing can be told apart: that takes {rank_tests.FEWEST} columns at least,"
+            f"Of {of} nothing can be told apart: that takes {column_comparisons.FEWEST} columns at least,"
             " of as many datasets."
         )
     what = "columns" if table.datasets == table.columns else found.over

@@ -50,6 +50,15 @@ def load(path: Path) -> Arrays | None:
     return _latest.get(path)
 
 
+def hits(x: Arrays, metric: str) -> np.ndarray | None:
+    """Which images count as right, (N,) or (D, N) bool; None if the file cannot say it."""
+    if metric.startswith("top5"):
+        return x.get("hits5")
+    if metric.startswith(("top1", "mean_per_class")) and "prediction" in x and "label" in x:
+        return x["prediction"] == x["label"]
+    return None
+
+
 def _read(path: Path) -> Arrays | None:
     import zipfile
 

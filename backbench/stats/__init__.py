@@ -1,1 +1,12 @@
-"""Statistics on arrays of numbers: intervals, paired tests, ranks. Nothing here knows of vision."""
+"""Statistics on plain arrays. Nothing here knows about images, checkpoints or files.
+
+confidence          95% intervals of measured values
+paired_differences  the difference of two rows on the same images: interval and p-value
+multiple_tests      many p-values together: Holm, and sign flips with the largest statistic
+column_comparisons  which rows are better than which others over many columns
+rank_intervals      win rates, ranks, their 95% intervals and groups
+resampling          a value on resamples of its test images
+correlation         Spearman's rank correlation with its interval
+
+docs/results.md says what these cover; benchmarks/intervals.py and benchmarks/ranks.py measure it.
+"""

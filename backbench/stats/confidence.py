@@ -1,8 +1,37 @@
-"""95% intervals of measured values, in percent: what they cover stands in docs/results.md.
+"""95% intervals of measured values, in percent. docs/results.md says what they cover.
 
 All of them have one form. An estimate p with variance V is as well known as the share of hits among
-p (1 - p) / V independent images; its interval is Jeffreys' of that many (Brown, Cai and DasGupta,
-2001), which does not shrink to nothing where all images are right, and never leaves [0, 100].
+n = p (1 - p) / V independent images: the effective sample size of survey statistics (Korn and
+Graubard, 1998). Its interval is Jeffreys' of n images (Brown, Cai and DasGupta, 2001). It keeps a
+width where all images are right, and it never leaves [0, 100].
+
+Two variances need more than a sum of squares. They are derived here.
+
+A mean of class means (`ClassWeights`). Each class has a variance of its own, and many classes have
+too few images to know it: three images that are all right would say that nothing varies. So a
+class's own variance is averaged with that of all classes together, which weighs as much as three
+images (a moderated variance: Smyth, 2004).
+
+A mean over draws and images (`draws_and_images`). With a draw's effect a, an image's effect b and
+their interaction c, a hit is x = mean + a + b + c. The mean of D draws and N images has the variance
+    var(a) / D + var(b) / N + var(c) / (D N).
+The variance of the D draw means estimates the first and the last term, with D - 1 degrees of
+freedom; the variance of the N image means estimates the last two. Their sum counts the interaction
+twice, so it is taken off once. (Seeds are draws, too.)
+
+How well is that sum known? Satterthwaite's answer, with p the draws' part of it, is
+    1 / df = p^2 / (D - 1) + (images' part)^2 / (N - 1).
+But p is estimated by the same few draws: if they agree by chance, p is small, and df claims that the
+variance is well known just when it is too small. For normal draws the error can be integrated over
+all outcomes of the draws' variance: of equals it calls up to 12.8% different for D = 2, 7.8% for 3,
+5.8% for 5 and 5.0% for 20. Two textbook margins hold 5% at any p, Cochran and Cox (1950) and Howe
+(1974), but at D = 3 they call only 2.9 and 2.3% of equals at middle p, and Howe's intervals of three
+seeds are up to 40% wider. So p^2 is made larger instead,
+    p^(2 - k p / (D - 1)),  at least p^0,
+which is Satterthwaite's for many draws and has D - 1 degrees of freedom at p = 1. The only number to
+choose is k. k = 5 calls 4.5 to 5.1% for D = 3 and closer to 5% for more draws, whatever p is. With
+D = 2 it leaves 7.5%; there k = 12 calls 3.5 to 5.2%. tests/backbench/stats/test_confidence.py does
+the integration.
 """
 
 from __future__ import annotations
@@ -16,24 +45,18 @@ if TYPE_CHECKING:
 
 Interval = tuple[float, float]
 LOW, HIGH = 0.025, 0.975  # the quantiles that 95% lie between
-_NORMAL = 1.959964  # the standard normal's HIGH
-_MANY = 1e9  # degrees of freedom: none is missed
-_PRIOR = 0.5  # Jeffreys': half a hit and half a miss
-# How many images the other classes' spread counts as in a class's own. It keeps classes of a few
-# images, all right or all wrong, from claiming that nothing varies in them.
-_SHARED = 3.0
-# Satterthwaite's square of the draws' part p of a variance becomes p^(2 - _TRUST p / (draws - 1)).
-# Integrated over normal draws and well-known images, whatever their parts: 4.5 to 5.1% of equals
-# are called different, for three draws and for any more. It was up to 7.8% of three with the square,
-# and the same exponent leaves 7.5% of two, for which 3.5 to 5.3% is what another one reaches.
-_TRUST, _TRUST_OF_TWO = 5.0, 12.0
+NORMAL = 1.959964  # the standard normal's HIGH
+_MANY = 1e9  # degrees of freedom that stand for infinitely many
+_PRIOR = 0.5  # Jeffreys' prior: half a hit and half a miss
+_SHARED = 3.0  # images: the weight of all classes' variance beside a class's own
+_K, _K_OF_TWO = 5.0, 12.0  # of the degrees of freedom over draws and images, for two draws and more
 
 
-def t_quantile(df: float) -> float:
-    """HIGH of Student's t, with `df` degrees of freedom (`scipy.stats` takes a second to import)."""
+def t_quantile(df: float, level: float = HIGH) -> float:
+    """A quantile of Student's t with `df` degrees of freedom (`scipy.stats` imports for a second)."""
     from scipy.special import stdtrit
 
-    return float(stdtrit(min(df, _MANY), HIGH))
+    return float(stdtrit(min(df, _MANY), level))
 
 
 def t_both_tails(t: float, df: float) -> float:
@@ -44,15 +67,15 @@ def t_both_tails(t: float, df: float) -> float:
 
 
 def of_share(share: float, variance: float, images: float, df: float = math.inf) -> Interval:
-    """Of an estimate `share` in [0, 1] with its variance, itself known with `df` degrees of
-    freedom. `images` is as how many hits it counts where nothing varies."""
+    """The interval of an estimate `share` in [0, 1] whose variance is known with `df` degrees of
+    freedom. If the variance is zero, treat the estimate as `images` independent trials."""
     from scipy.special import betaincinv
 
     share = min(max(round(share, 12), 0.0), 1.0)  # a sum of weights is 1 but for its last bits
     n = share * (1 - share) / variance if variance > 0 else 0.0
     n = n or images
-    # Of a variance that is known badly the normal's quantile is too small by this much.
-    wider = t_quantile(max(df, 1.0)) / _NORMAL
+    # If the variance is poorly known, t's quantile is wider than the normal's.
+    wider = t_quantile(max(df, 1.0)) / NORMAL
     n = max(n, 1e-3) / wider**2
     hits, misses = n * share + _PRIOR, n * (1 - share) + _PRIOR
     low = 0.0 if share == 0 else float(betaincinv(hits, misses, LOW))
@@ -61,14 +84,14 @@ def of_share(share: float, variance: float, images: float, df: float = math.inf)
 
 
 def of_hits(hits: np.ndarray, label: np.ndarray | None = None) -> Interval:
-    """Of the share of right images (N,), or with `label` (N,) of the mean of the classes' shares:
-    what it would be on other images of the same kind."""
+    """The interval of the share of right images (N,) for new images of the same kind. With `label`
+    (N,) it is that of the mean of the classes' shares."""
     import numpy as np
 
     if label is None:
         share = float(hits.mean())
         return of_share(share, share * (1 - share) / len(hits), len(hits))
-    classes = Classes(label)
+    classes = ClassWeights(label)
     right = hits.astype(np.float64)
     share = float((classes.weight * right).sum())
     variance = classes.variance_of_mean(right)
@@ -76,8 +99,8 @@ def of_hits(hits: np.ndarray, label: np.ndarray | None = None) -> Interval:
 
 
 def of_draws(hits: np.ndarray, label: np.ndarray | None = None) -> Interval:
-    """Of the mean over draws of labels, from which images (D, N) are right in each draw: what it
-    would be with other draws and on other images. With `label` (N,) the mean of class means."""
+    """The interval of the mean over draws of labels, for new draws and new images. `hits` (D, N)
+    says which images are right in each draw; with `label` (N,) it is the mean of class means."""
     import numpy as np
 
     if len(hits) < 2:
@@ -88,73 +111,53 @@ def of_draws(hits: np.ndarray, label: np.ndarray | None = None) -> Interval:
         weight, by_image = np.full(n, 1 / n), float(right.mean(0).var(ddof=1)) / n
         images = float(n)
     else:
-        classes = Classes(label)
+        classes = ClassWeights(label)
         weight, images = classes.weight, classes.images
         by_image = classes.variance_of_mean(right.mean(0))
     # Half an image more and half a one less of the rarer kind (sometimes wrong, or sometimes right),
     # as hard as those seen: few draws of few errors show no hard images.
-    by_image += 0.5 * _of_the_rare(right.mean(0)) / images**2
-    variance, df = two_way(right, weight, by_image)
+    by_image += 0.5 * _share_of_rarer_hits(right.mean(0)) / images**2
+    variance, df = draws_and_images(right, weight, by_image)
     return of_share(float((right @ weight).mean()), variance, images, df)
 
 
-def _of_the_rare(share: np.ndarray) -> float:
-    """Of images (N,) right in these shares of the draws: the mean share of wrong (or right,
-    whichever is rarer) draws, over the images that have any; 1 where none has."""
+def _share_of_rarer_hits(share: np.ndarray) -> float:
+    """The mean share of wrong draws (or of right ones, if these are rarer) over the images that have
+    any; 1 if none has. `share` (N,) is each image's share of right draws."""
     rare = 1 - share if share.mean() > 0.5 else share
     return float(rare[rare > 0].mean()) if rare.any() else 1.0
 
 
-def two_way(x: np.ndarray, weight: np.ndarray, by_image: float) -> tuple[float, float]:
-    """The variance of a mean over draws and images, both chosen at random, and its degrees of
-    freedom (Satterthwaite). `x` (D, N); `weight` (N,) sums to 1; `by_image` is the variance over
-    images of the mean over these draws."""
-    draws, n = x.shape
-    # 1. The draws' means vary by the draw, and by what is left between draw and image.
-    of_draw = x @ weight
-    by_draw = float(of_draw.var(ddof=1)) / draws
-    # 2. What is left, x w - its mean over draws - its mean over images, is in both variances, so it
-    #    is counted twice: it is taken off once. Its sum of squares is that of x w without those of
-    #    the means, which are orthogonal to it.
-    squares = float((x**2).sum(0) @ weight**2)
-    of_image = draws * float((x.mean(0) * weight) @ (x.mean(0) * weight))
-    left = max(squares - of_image - float(((of_draw - of_draw.mean()) ** 2).sum()) / n, 0.0)
-    both = n * left / ((draws - 1) * max(n - 1, 1)) / draws
-    # 3. What is left of the images' part is known from all images, whatever few draws say; the
-    #    draws' part may be nothing, by chance. Draws that agree by chance leave half of the images'
-    #    part standing; of two, which say nothing of a third, all of it.
-    least = by_image if draws == 2 else by_image / 2
-    variance = max(by_draw + max(by_image - both, 0.0), least)
-    if not variance:
-        return 0.0, math.inf
-    # 4. Satterthwaite squares both parts. Of few draws that trusts too much what they say of
-    #    themselves, and the more so the larger their part: see _TRUST.
-    part = by_draw / variance
-    trust = _TRUST / (draws - 1) if draws > 2 else _TRUST_OF_TWO
-    spread = part ** max(2 - trust * part, 0) / (draws - 1)
-    spread += min(by_image / variance, 1.0) ** 2 / max(n - 1, 1)
-    return variance, 1 / spread
+def of_seeds(values: Sequence[float]) -> Interval | None:
+    """The t-interval of the mean over seeds, in percent; None below two seeds."""
+    n = len(values)
+    if n < 2:
+        return None
+    mean = sum(values) / n
+    spread = math.sqrt(sum((v - mean) ** 2 for v in values) / (n - 1))
+    half = t_quantile(n - 1) * spread / math.sqrt(n)
+    return mean - half, mean + half
 
 
 def of_mean(values: Sequence[float], ends: Sequence[Interval], df: Sequence[float]) -> Interval:
-    """Of the mean of independent values, in percent, from the ends of their intervals and with how
-    many degrees of freedom each is known: infinitely many over images, one less than seeds."""
+    """The interval of the mean of independent values in percent, from the ends of their intervals.
+    `df` are each interval's degrees of freedom: infinite over images, seeds - 1 over seeds."""
     variance = of_spread = 0.0
     for (low, high), known in zip(ends, df, strict=True):
-        # 1. Variances add: each as the half-width would be, were it known well.
-        of_one = (_NORMAL / t_quantile(known) * (high - low) / 2) ** 2
+        # 1. Variances add. Each is taken from its interval's half-width, which has t's quantile.
+        of_one = (NORMAL / t_quantile(known) * (high - low) / 2) ** 2
         variance += of_one
         # 2. Satterthwaite's degrees of freedom of the sum, with Welch's correction: the square of
         #    an estimated variance is too large by (df + 2) / df.
         of_spread += of_one**2 / (known + 2)
-    wider = t_quantile(variance**2 / of_spread) / _NORMAL if of_spread else 1.0
+    wider = t_quantile(variance**2 / of_spread) / NORMAL if of_spread else 1.0
     mean, half = sum(values) / len(values), wider * math.sqrt(variance) / len(values)
     return max(mean - half, min(mean, 0.0)), min(mean + half, max(mean, 100.0))
 
 
 def of_resamples(share: float, resamples: np.ndarray, images: int) -> Interval | None:
-    """Of a score in [0, 1] that is no mean over images, as an AP, from its values (B,) on resamples
-    of so many images; None where none is defined."""
+    """The interval of a score in [0, 1] that is no mean over images, as an AP, from its values (B,)
+    on resamples of `images` images. None if fewer than two of them are defined."""
     import numpy as np
 
     defined = resamples[np.isfinite(resamples)]
@@ -165,11 +168,40 @@ def of_resamples(share: float, resamples: np.ndarray, images: int) -> Interval |
     return of_share(share, variance, images, min(len(defined), images) - 1)
 
 
-class Classes:
+def draws_and_images(x: np.ndarray, weight: np.ndarray, by_image: float) -> tuple[float, float]:
+    """The variance of the mean of `x` (D, N) over draws and images, both chosen at random, and its
+    degrees of freedom. `weight` (N,) sums to 1; `by_image` is the variance over images of the mean
+    over these draws. The derivation is on top of this file."""
+    draws, n = x.shape
+    # 1. The draws' means vary by the draw, and by the interaction of draw and image.
+    of_draw = x @ weight
+    by_draw = float(of_draw.var(ddof=1)) / draws
+    # 2. The interaction is x w minus its means over draws and over images. Its sum of squares is
+    #    that of x w minus those of the means, which are orthogonal to it.
+    squares = float((x**2).sum(0) @ weight**2)
+    of_image = draws * float((x.mean(0) * weight) @ (x.mean(0) * weight))
+    left = max(squares - of_image - float(((of_draw - of_draw.mean()) ** 2).sum()) / n, 0.0)
+    both = n * left / ((draws - 1) * max(n - 1, 1)) / draws
+    # 3. Both variances hold the interaction, so it is taken off once. What is left of the images'
+    #    part is known from all images, while the draws' part may be nothing by chance: draws that
+    #    agree leave half of the images' part standing; two draws, which say nothing of a third, all.
+    least = by_image if draws == 2 else by_image / 2
+    variance = max(by_draw + max(by_image - both, 0.0), least)
+    if not variance:
+        return 0.0, math.inf
+    # 4. Degrees of freedom
+    part = by_draw / variance
+    trust = _K / (draws - 1) if draws > 2 else _K_OF_TWO
+    spread = part ** max(2 - trust * part, 0) / (draws - 1)
+    spread += min(by_image / variance, 1.0) ** 2 / max(n - 1, 1)
+    return variance, 1 / spread
+
+
+class ClassWeights:
     """The classes of a test list (N,) as strata: each weighs the same, however many images it has.
 
-    `weight` (N,) makes a mean of class means a plain sum; `images` is as many images of equal
-    weight as would do as well.
+    `weight` (N,) makes a mean of class means a plain sum. `images` is the number of images of equal
+    weight that would do as well.
     """
 
     def __init__(self, label: np.ndarray) -> None:
@@ -181,14 +213,14 @@ class Classes:
         self.images = float(self.count**2 / (1 / self.size).sum())
 
     def variance_of_mean(self, x: np.ndarray) -> float:
-        """Of the mean of class means of `x` (N,), over other images of the same classes."""
+        """The variance of the mean of class means of `x` (N,), over new images of each class."""
         import numpy as np
 
         mean = np.bincount(self.of, x) / self.size
         squares = np.bincount(self.of, (x - mean[self.of]) ** 2)
-        # 1. The spread within all classes; where each has one image, the spread of all images.
+        # 1. The variance within all classes; if each has one image, the variance of all images.
         degrees = self.size - 1
         shared = squares.sum() / degrees.sum() if degrees.sum() else float(x.var())
-        # 2. A class's own spread, and _SHARED images' worth of the others'.
+        # 2. A class's own variance, averaged with _SHARED images' worth of the shared one.
         own = (squares + _SHARED * shared) / (degrees + _SHARED)
         return float((own / self.size).sum()) / self.count**2

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from backbench.stats import rank_tests
+from backbench.stats.column_comparisons import compared_pairs
 
 if TYPE_CHECKING:
     import numpy as np
@@ -74,7 +74,7 @@ def ranking(
     import numpy as np
 
     values = np.asarray(values, float)
-    found = rank_tests.of_pairs(values, datasets, noise)
+    found = compared_pairs(values, datasets, noise)
     strength = _strengths(*_wins(values))
     places = _places(values, strength, found.above)
     return Ranking(places, found.over, found.units, found.above, found.tested)

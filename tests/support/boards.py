@@ -113,7 +113,7 @@ def predictions(kind: Kind, hit: np.ndarray, label: np.ndarray, manifest: str) -
     if task.endswith("_rcnn"):
         rng = np.random.default_rng(int(manifest[:12], 16))
         resample = rng.integers(0, len(hit), size=(500, len(hit)))
-        return {f"bootstrap_{metric}": 100 * hit[resample].mean(1)}
+        return {f"bootstrap_{metric}": 100 * hit[resample].mean(1), "images": len(hit)}
     wrong = (label + 1) % 1000
     return {"prediction": np.where(hit, label, wrong), "label": label, "hits5": hit}
 

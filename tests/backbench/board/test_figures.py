@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import csv
-import math
 from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy.stats import rankdata
 
 from backbench.board import ablation, figures, predictor
 from backbench.board.board import Board, Measurement, fill
@@ -100,41 +98,6 @@ def test_the_curve_is_the_mean_over_seeds(tmp_path) -> None:
 def test_one_point_is_no_ablation(tmp_path) -> None:
     board = board_of([row("a", "lorac beta=2", 50.0), row("b", "moco", 40.0)])
     assert ablation.find(board) == [] and figures.write(board, tmp_path) == []
-
-
-def _rho(x: list[float], y: list[float]) -> float:
-    a, b = rankdata(x), rankdata(y)
-    ma, mb = sum(a) / len(a), sum(b) / len(b)
-    covariance = sum((p - ma) * (q - mb) for p, q in zip(a, b))
-    return covariance / math.sqrt(sum((p - ma) ** 2 for p in a) * sum((q - mb) ** 2 for q in b))
-
-
-def test_spearman_equals_a_loop_with_ties_and_its_interval_covers() -> None:
-    generator = np.random.default_rng(0)
-    x = generator.integers(0, 6, 40).astype(float).tolist()
-    y = (np.array(x) + generator.normal(0, 2, 40)).tolist()
-    rho, interval = predictor.spearman(x, y)
-    assert rho == pytest.approx(_rho(x, y), abs=1e-12)
-    assert (
-        interval is not None and interval[0] < rho < interval[1] and interval[1] - interval[0] < 0.7
-    )
-    wide = generator.normal(size=400)
-    rho, interval = predictor.spearman(wide.tolist(), (wide + generator.normal(size=400)).tolist())
-    assert (
-        rho is not None
-        and interval is not None
-        and interval[0] < rho < interval[1] < interval[0] + 0.15
-    )
-    assert predictor.spearman([1.0] * 5, [1.0, 2.0, 3.0, 4.0, 5.0]) == (None, None)
-    # 95% intervals of a known correlation: rho of a bivariate normal is 6/pi asin(r/2).
-    truth, covered = 6 / math.pi * math.asin(0.6 / 2), 0
-    for draw in range(60):
-        generator = np.random.default_rng([1, draw])
-        a = generator.normal(size=50)
-        b = 0.6 * a + 0.8 * generator.normal(size=50)
-        _, interval = predictor.spearman(a.tolist(), b.tolist())
-        covered += interval is not None and interval[0] <= truth <= interval[1]
-    assert covered >= 51  # 57 expected
 
 
 def test_the_predictor_tells_a_good_score_from_noise(tmp_path) -> None:

@@ -51,7 +51,7 @@ def test_few_draws_hold_the_rate_whatever_varies(draws, part, least, most):
     for level in (np.arange(steps) + 0.5) / steps:
         spread = part * chi2.ppf(level, draws - 1) / (draws - 1)
         x = np.outer(shape * (spread * draws) ** 0.5, np.ones(images))
-        variance, df = confidence.two_way(x, weight, 1 - part)
+        variance, df = confidence.draws_and_images(x, weight, 1 - part)
         assert variance == pytest.approx(spread + 1 - part)
         rates.append(2 * norm.sf(confidence.t_quantile(df) * variance**0.5))
     assert least <= np.mean(rates) <= most
@@ -61,7 +61,7 @@ def test_what_draws_and_images_share_counts_once():
     """A mean of N x D independent hits has the variance of so many, not twice as much."""
     x = np.random.default_rng(3).random((20, 5000)) < 0.5
     by_image = float(x.mean(0).var(ddof=1)) / 5000
-    variance, _ = confidence.two_way(x.astype(float), np.full(5000, 1 / 5000), by_image)
+    variance, _ = confidence.draws_and_images(x.astype(float), np.full(5000, 1 / 5000), by_image)
     assert variance == pytest.approx(0.25 / 100_000, rel=0.35)
 
 
@@ -71,7 +71,9 @@ def test_draws_that_agree_by_chance_claim_little(draws):
     x = np.zeros((draws, 300))
     for k in range(draws):
         x[k, 60 * k : 60 * (k + 1)] = 1
-    variance, df = confidence.two_way(x, np.full(300, 1 / 300), float(x.mean(0).var(ddof=1)) / 300)
+    variance, df = confidence.draws_and_images(
+        x, np.full(300, 1 / 300), float(x.mean(0).var(ddof=1)) / 300
+    )
     assert df >= 1
     assert variance >= float(x.mean(0).var(ddof=1)) / 600
     low, high = confidence.of_draws(x > 0)
@@ -87,6 +89,15 @@ def test_the_average_counts_how_little_few_seeds_tell():
     low, high = confidence.of_mean([70.0] * 12, [one] * 12, [2.0] * 12)
     assert (high - low) / 2 == pytest.approx(2.0106 * 2 / 4.3027 / 12**0.5, rel=1e-3)
     assert confidence.of_mean([100.0] * 2, [(97.0, 100.0)] * 2, [np.inf] * 2)[1] == 100
+
+
+def test_interval_over_seeds():
+    assert confidence.of_seeds([70.0]) is None
+    found = confidence.of_seeds([70.0, 71.0, 72.0])
+    assert found is not None
+    low, high = found
+    assert (low + high) / 2 == pytest.approx(71.0)
+    assert (high - low) / 2 == pytest.approx(4.3027 / 3**0.5, rel=1e-4)
 
 
 def test_all_right_is_no_certainty():

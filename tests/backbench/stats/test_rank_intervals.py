@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from backbench.results import resamples
-from backbench.stats import rank_intervals
+from backbench.stats import rank_intervals, resampling
 from benchmarks import ranks as simulated
 
 NAN = np.nan
@@ -73,7 +72,7 @@ def test_few_columns_say_nothing_without_predictions():
     assert (found.over, found.tested) == ("images", False)
     assert [p.interval for p in found.places] == [(1, 2), (1, 2)]
     rng = np.random.default_rng(3)
-    moved = rng.normal(0, 1, (2, 5, resamples.COUNT))
+    moved = rng.normal(0, 1, (2, 5, resampling.COUNT))
     known = of(values, noise=moved)
     assert known.tested and known.places[0].interval == (1, 1)
     assert not of(values, noise=40 * moved).above.any()
@@ -85,7 +84,7 @@ def test_columns_of_one_dataset_are_no_better_known_than_its_images():
     """Eight columns that all say the same by chance: by columns alone they were certain."""
     rng = np.random.default_rng(4)
     values = np.array([[80.0] * 8, [79.0] * 8]) + rng.normal(0, 0.01, (2, 8))
-    shared = rng.normal(0, 2, (2, 1, resamples.COUNT)) + np.zeros((2, 8, 1))
+    shared = rng.normal(0, 2, (2, 1, resampling.COUNT)) + np.zeros((2, 8, 1))
     assert of(values).above[0, 1]
     assert not of(values, datasets=["digits"] * 8, noise=shared).above.any()
     assert of(values, datasets=["digits"] * 8, noise=shared / 40).above[0, 1]

@@ -1,0 +1,145 @@
+"""Which rows are better than which others over many columns: tests of all pairs of rows together.
+
+What is random depends on what there is. With columns of six datasets or more, datasets are: the
+differences of a dataset's columns turn their signs together (multiple_tests.sign_flips). With six
+columns or more of fewer datasets, columns are; as they share test images, a pair must also differ by
+the images. With fewer columns, only the images are.
+
+Six is the fewest for which signs can tell: five units have 16 outcomes, so no p is below 0.06.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from backbench.stats.multiple_tests import ALPHA, holm, sign_flips
+
+if TYPE_CHECKING:
+    import numpy as np
+
+FEWEST = 6
+MOST_BY_IMAGES = 100  # rows whose resampled values are compared, pair by pair
+
+
+class ComparedPairs(NamedTuple):
+    """All pairs of rows, tested. `above[a, b]`: a is better than b by test."""
+
+    above: np.ndarray  # (rows, rows) bool
+    over: str  # what was taken for random: datasets, columns or images
+    units: int  # how many of them
+    tested: bool  # False if there was too little to test any pair
+
+
+def compared_pairs(
+    values: np.ndarray, datasets: Sequence[str], noise: np.ndarray | None = None
+) -> ComparedPairs:
+    """Test all pairs of rows. The arguments are those of rank_intervals.ranking."""
+    import numpy as np
+
+    used = ~np.isnan(values).all(0)
+    names, of_name = np.unique(np.asarray(datasets)[used], return_inverse=True)
+    by_dataset = len(names) >= FEWEST
+    units = of_name if by_dataset else np.arange(len(of_name))
+    scaled, scales = _scaled(values[:, used])
+    first, second = np.triu_indices(len(values), 1)
+    each, count = _differences(scaled, units, first, second)
+    sums = each.sum(0)
+    # 1. Over other units like these
+    apart = sign_flips(each, count, FEWEST)
+    over, tested = "datasets", True
+    if not by_dataset:
+        # 2. Over other images: without predictions nothing is told apart
+        over, by_image = "columns", np.full(len(first), np.nan)
+        if noise is not None and len(values) <= MOST_BY_IMAGES:
+            moved = noise[:, used] / scales[None, :, None]
+            by_image = _variance_by_images(scaled, moved, first, second)
+        of_images = _p_by_images(sums / np.maximum(count, 1), by_image) <= ALPHA
+        tested = bool(np.isfinite(by_image).any())
+        # 3. A pair that differs over columns must differ over images, too. Of few columns nothing
+        #    can be said of others.
+        if len(each) < FEWEST:
+            over, apart = "images", of_images
+        else:
+            apart &= of_images
+    above = np.zeros((len(values), len(values)), bool)
+    above[first, second] = apart & (sums > 0)
+    above[second, first] = apart & (sums < 0)
+    return ComparedPairs(above, over, len(each), tested)
+
+
+def _scaled(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Every column in units of its usual difference between two rows, so that no column counts
+    more because its values spread more; the median of a column is 0. And these units (columns,)."""
+    import numpy as np
+
+    out = np.full(values.shape, np.nan)
+    units = np.ones(values.shape[1])
+    for c, column in enumerate(values.T):
+        there = ~np.isnan(column)
+        known = column[there]
+        if len(known) < 2:
+            continue
+        units[c] = _usual_difference(known)
+        out[there, c] = (known - np.median(known)) / units[c]
+    return out, units
+
+
+def _usual_difference(known: np.ndarray) -> float:
+    """The median difference of two unequal values; 1 if all are equal. For very many values it is
+    that of normal ones with the same quartiles."""
+    import numpy as np
+
+    if len(known) > MOST_BY_IMAGES:
+        low, high = np.percentile(known, [25, 75])
+        return float(high - low) / 2**0.5 or 1.0
+    first, second = np.triu_indices(len(known), 1)
+    gaps = np.abs(known[first] - known[second])
+    return float(np.median(gaps[gaps > 0])) if (gaps > 0).any() else 1.0
+
+
+def _differences(
+    scaled: np.ndarray, units: np.ndarray, first: np.ndarray, second: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """The pairs' differences (units, pairs): in each unit the mean over the columns that both rows
+    have, 0 if there is none. And how many units each pair has (pairs,)."""
+    import numpy as np
+
+    each = np.zeros((len(np.unique(units)), len(first)), np.float32)
+    count = np.zeros(len(first), int)
+    for n, unit in enumerate(np.unique(units)):
+        part = scaled.T[units == unit].astype(np.float32)
+        gap = part[:, first] - part[:, second]  # (columns, pairs), nan unless both are there
+        missing = np.isnan(gap)
+        gap[missing] = 0
+        shared = len(part) - missing.sum(0)
+        each[n] = gap.sum(0) / np.maximum(shared, 1)
+        count += shared > 0
+    return each, count
+
+
+def _variance_by_images(
+    scaled: np.ndarray, noise: np.ndarray, first: np.ndarray, second: np.ndarray
+) -> np.ndarray:
+    """The variance over images of each pair's mean difference (pairs,), over the columns that both
+    have; nan if one of them kept no predictions."""
+    import numpy as np
+
+    there = ~np.isnan(scaled)
+    out = np.full(len(first), np.nan)
+    for n, (a, b) in enumerate(zip(first, second)):
+        both = there[a] & there[b]
+        if both.any():
+            out[n] = (noise[a, both] - noise[b, both]).mean(0).var(ddof=1)
+    return out
+
+
+def _p_by_images(mean: np.ndarray, variance: np.ndarray) -> np.ndarray:
+    """Adjusted p-values (pairs,) of the mean differences over other images; 1 if nothing is known."""
+    import numpy as np
+    from scipy.special import ndtr
+
+    known = variance > 0
+    p = np.ones(len(mean))
+    p[known] = 2 * ndtr(-np.abs(mean[known]) / np.sqrt(variance[known]))
+    return holm(p)

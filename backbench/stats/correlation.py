@@ -1,0 +1,87 @@
+"""Spearman's rank correlation with its 95% interval.
+
+The interval is that of the percentile bootstrap over the values' pairs. Above MANY pairs, where that
+takes long and adds nothing, it is Fisher's z with the variance of Bonett and Wright (2000).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from backbench.stats.confidence import NORMAL, Interval
+
+if TYPE_CHECKING:
+    import numpy as np
+
+RESAMPLES = 1000
+MANY = 100
+
+
+class UnitRanks(NamedTuple):
+    """Ranks of n values and of their resamples, centred and of unit length; nan where all values are
+    equal."""
+
+    whole: np.ndarray  # (1, n)
+    resampled: np.ndarray | None  # (RESAMPLES, n); None above MANY
+
+
+def unit_ranks(values: Sequence[float]) -> UnitRanks:
+    """Rank `values` and their resamples. The resamples depend on the number of values alone: two
+    columns over the same checkpoints are resampled alike, as pairs must be."""
+    import numpy as np
+
+    array, n = np.asarray(values, float), len(values)
+    whole = _unit_ranks(array[None])
+    if n > MANY:
+        return UnitRanks(whole, None)
+    # The generator is named, not numpy's default of the day: the same intervals by every version.
+    index = np.random.Generator(np.random.PCG64(0)).integers(0, n, size=(RESAMPLES, n))
+    return UnitRanks(whole, _unit_ranks(array[index]))
+
+
+def _unit_ranks(values: np.ndarray) -> np.ndarray:
+    """(B, n) -> ranks of each row, centred and of unit length; nan rows where all are equal."""
+    import numpy as np
+    from scipy.stats import rankdata
+
+    # Ties share their mean rank, so Pearson's r of the ranks is rho (the formula by squared
+    # differences of ranks holds without ties only).
+    ranks = rankdata(values, axis=1)
+    ranks = ranks - ranks.mean(1, keepdims=True)
+    length = np.sqrt((ranks**2).sum(1, keepdims=True))
+    return ranks / np.where(length > 1e-9, length, np.nan)
+
+
+def spearman(x: UnitRanks, y: UnitRanks) -> tuple[float | None, Interval | None]:
+    """rho and its interval. rho is None if all of x or all of y are equal; the interval is None if
+    that holds for most resamples."""
+    # Pearson's r is the product of centred unit vectors.
+    rho = float((x.whole * y.whole).sum())
+    if math.isnan(rho):
+        return None, None
+    if x.resampled is None or y.resampled is None:
+        return rho, _fisher(rho, x.whole.shape[1])
+    return rho, _percentiles((x.resampled * y.resampled).sum(1))
+
+
+def _fisher(rho: float, n: int) -> Interval:
+    """Fisher's z: atanh(rho) is nearly normal, with a variance that hardly depends on the truth. For
+    ranks it is (1 + rho^2 / 2) / (n - 3) (Bonett and Wright, 2000); for Pearson's r 1 / (n - 3)."""
+    # On the scale of z the interval is symmetric; on that of rho it stays within -1 and 1.
+    z = math.atanh(max(-0.999999, min(0.999999, rho)))  # of 1 it would be infinite
+    half = NORMAL * math.sqrt((1 + rho**2 / 2) / (n - 3))
+    return math.tanh(z - half), math.tanh(z + half)
+
+
+def _percentiles(values: np.ndarray) -> Interval | None:
+    """The middle 95% of the resamples' correlations (B,)."""
+    import numpy as np
+
+    # A resample of equal values has no rho; where most are so, the others are no fair sample.
+    values = values[~np.isnan(values)]
+    if len(values) < RESAMPLES / 2:
+        return None
+    low, high = np.percentile(values, (2.5, 97.5))
+    return float(low), float(high)

@@ -1,0 +1,141 @@
+"""The difference of two rows that were scored on the same images: its interval and its p-value.
+
+Two checkpoints scored on the same test list share its hard and its easy images, so their difference
+is far better known than either value. Nothing here compares the intervals of two values.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from backbench.stats import confidence
+
+if TYPE_CHECKING:
+    import numpy as np
+
+ALPHA = 0.05
+
+
+@dataclass(frozen=True)
+class Difference:
+    """a - b in percent, its 95% interval, a two-sided p-value, what was paired and how many of it.
+
+    A difference is `real` if both the test and the interval say so.
+    """
+
+    value: float
+    ci95: confidence.Interval
+    p: float
+    paired: str  # images | draws and images | resamples
+    n: int
+
+    @property
+    def real(self) -> bool:
+        return self.p < ALPHA and not self.ci95[0] <= 0 <= self.ci95[1]
+
+
+def of_images(d: np.ndarray, classes: np.ndarray | None = None) -> Difference:
+    """The mean of per-image differences `d` (N,), each -1, 0 or 1; with `classes` (N,) the mean of
+    the class means.
+
+    The interval is normal, with half a count added to either side (Agresti and Min, 2005). The test
+    is McNemar's mid-p (Fagerland, Lydersen and Laake, 2013). If classes weigh differently, there is
+    no binomial: then the p-value is that of the interval.
+    """
+    n = len(d)
+    weight = _weights(n, classes)
+    step = weight * d
+    value = float(step.sum())
+    # The variance of a sum of N independent steps: sum of squares minus N times the squared mean.
+    variance = float((step**2).sum() - value**2 / n) + _half_a_count(weight)
+    error = math.sqrt(max(variance, 0.0))
+    if classes is None:
+        p = mcnemar_mid_p(int((d > 0).sum()), int((d < 0).sum()))
+    else:
+        p = confidence.t_both_tails(value / error, math.inf)
+    return _difference(value, confidence.NORMAL * error, p, "images", n)
+
+
+def mcnemar_mid_p(won: int, lost: int) -> float:
+    """Two-sided p-value if a coin decided each image on which the two disagree: twice the smaller
+    tail of the binomial, with half of the probability of the observed count."""
+    from scipy.special import bdtr
+
+    least = min(won, lost)
+    at_most = float(bdtr(least, won + lost, 0.5))
+    fewer = float(bdtr(least - 1, won + lost, 0.5)) if least else 0.0
+    return min(1.0, at_most + fewer)
+
+
+def of_draws_and_images(d: np.ndarray, classes: np.ndarray | None = None) -> Difference:
+    """The mean of differences `d` (D, N) of the same images in the same draws of labels (or by the
+    same seeds), for new draws and new images: a t-test (confidence.draws_and_images)."""
+    n = d.shape[1]
+    weight = _weights(n, classes)
+    mean = d.mean(0)
+    by_image = n * float((weight * mean).var(ddof=1)) if n > 1 else 0.0
+    variance, df = confidence.draws_and_images(d, weight, by_image)
+    # The imagined images are won and lost in as many draws as those on which the two differ.
+    of_differing = float((mean[mean != 0] ** 2).mean()) if mean.any() else 1.0
+    error = math.sqrt(variance + _half_a_count(weight) * of_differing)
+    value = float((d @ weight).mean())
+    half = confidence.t_quantile(df) * error
+    p = confidence.t_both_tails(value / error, df)
+    return _difference(value, half, p, "draws and images", n)
+
+
+def of_resamples(d: np.ndarray, images: int) -> Difference | None:
+    """The mean of differences `d` (B,) in percent on the same resamples of `images` images: a t-test
+    with the spread of the resamples. None if fewer than two of them are defined."""
+    import numpy as np
+
+    d = d[np.isfinite(d)]  # a resample without a ground truth has no AP
+    if len(d) < 2:
+        return None
+    value = float(d.mean())
+    # A resample has the spread of the sample, which is smaller than the population's. Half a count
+    # is added to either side, as for images.
+    variance = float(d.var(ddof=1)) * images / max(images - 1, 1) + (100 / images) ** 2
+    error, df = math.sqrt(variance), max(min(images, len(d)) - 1, 1)
+    half = confidence.t_quantile(df) * error
+    p = confidence.t_both_tails(value / error, df)
+    return Difference(value, (value - half, value + half), p, "resamples", len(d))
+
+
+def _difference(value: float, half: float, p: float, paired: str, n: int) -> Difference:
+    """The difference in percent, from fractions."""
+    return Difference(100 * value, (100 * (value - half), 100 * (value + half)), p, paired, n)
+
+
+def _weights(n: int, classes: np.ndarray | None) -> np.ndarray:
+    """Weights (N,) that make the value a plain sum: 1/N, or for a mean of C class means 1/(C N_c)
+    with N_c images in the image's class."""
+    import numpy as np
+
+    return np.full(n, 1 / n) if classes is None else confidence.ClassWeights(classes).weight
+
+
+def _half_a_count(weight: np.ndarray) -> float:
+    """The variance that half an imagined image won and half a one lost add, of the usual weight.
+    They keep an interval from closing on nothing if nobody disagrees."""
+    return float((weight**2).mean())
+
+
+def tied_with_first(p_values: Sequence[float], alpha: float = ALPHA) -> int:
+    """How many of the others, best first, cannot be told from the first. `p_values` are of the
+    first against each of them, 1 if the first is not above.
+
+    The first is chosen for being highest, so a test of it against one of K - 1 others is one of all
+    K (K - 1) / 2 pairs (Bonferroni). From the last on: whoever is told apart is out, and those that
+    remain are fewer pairs. So the chance that any of the equally best is left out is at most alpha.
+    """
+    left = len(p_values)
+    while left:
+        pairs = (left + 1) * left / 2
+        if p_values[left - 1] * pairs >= alpha:
+            break
+        left -= 1
+    return left

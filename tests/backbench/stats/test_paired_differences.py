@@ -1,0 +1,110 @@
+"""Paired tests on simulated hits with known truth: noise is not called a difference, a real one is."""
+
+import numpy as np
+import pytest
+from scipy.stats import binom, binomtest
+
+from backbench.stats.paired_differences import of_images, of_resamples, tied_with_first
+from benchmarks import intervals as simulated
+
+IMAGES = 720
+
+
+def called(gap: float, *, mean_per_class: bool, repeats: int) -> tuple[float, float]:
+    """The shares of simulated pairs that are called different, and whose interval has the truth."""
+    population = simulated.Population(0)
+    real = covered = 0
+    for _ in range(repeats):
+        a, b = population.hits(2, IMAGES, 0.7, gap)
+        label = population.rng.integers(0, 10, size=IMAGES)
+        d = of_images(b.astype(float) - a, label if mean_per_class else None)
+        real += d.real
+        covered += d.ci95[0] <= 100 * gap <= d.ci95[1]
+    return real / repeats, covered / repeats
+
+
+@pytest.mark.parametrize("mean_per_class", [False, True])
+def test_noise_is_called_at_most_one_time_in_twenty(mean_per_class):
+    false, covered = called(0.0, mean_per_class=mean_per_class, repeats=600)
+    powers = [called(gap, mean_per_class=mean_per_class, repeats=150)[0] for gap in (0.02, 0.05)]
+    assert false <= 0.05 + 2 * 0.009
+    assert covered >= 0.93
+    assert powers[0] < powers[1]
+    assert called(0.10, mean_per_class=mean_per_class, repeats=50)[0] > 0.95
+
+
+@pytest.mark.parametrize("share", [0.5, 0.7, 0.9, 0.99])
+@pytest.mark.parametrize("images", [40, 100, 500])
+def test_equal_pairs_of_one_weight_are_never_called_more_often(images, share):
+    """Exactly, by the sum over all counts."""
+    assert simulated.top1_called(images, share) <= 0.0502
+
+
+@pytest.mark.slow
+def test_best_of_many_equals_is_rarely_called_best():
+    """Bold needs the highest to beat each other one, so choosing the highest after the fact does
+    not raise the rate."""
+    population = simulated.Population(1)
+    for k in (2, 3, 6):
+        bold = 0
+        for _ in range(3000):
+            hits = sorted(population.hits(k, IMAGES, 0.7), key=np.sum, reverse=True)
+            bold += all(of_images(hits[0].astype(float) - other).real for other in hits[1:])
+        assert bold / 3000 <= 0.05 + 3 * 0.004
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("images", [40, 150])
+def test_resamples_hold_their_rate(images):
+    rng = np.random.default_rng(2)
+    called = 0
+    for _ in range(1500):
+        d = rng.integers(-1, 2, images)
+        resampled = 100 * d[rng.integers(0, images, size=(500, images))].mean(1)
+        found = of_resamples(resampled, images)
+        assert found is not None
+        called += found.real
+    assert called / 1500 <= 0.05 + 3 * 0.006
+
+
+def test_the_test_of_images_is_mcnemars_mid_p():
+    d = np.array([1.0] * 14 + [-1.0] * 4 + [0.0] * 100)
+    exact = binomtest(4, 18, 0.5).pvalue
+    assert of_images(d).p == pytest.approx(exact - binom.pmf(4, 18, 0.5))
+    assert of_images(d).value == pytest.approx(100 * 10 / 118)
+    assert of_images(-d).value == pytest.approx(-100 * 10 / 118)
+    assert of_images(-d).p == of_images(d).p
+
+
+def test_class_means_weigh_classes_alike():
+    label = np.array([0] * 90 + [1] * 10)
+    d = np.zeros(100)
+    d[90:] = 1  # all ten of the small class
+    assert of_images(d, label).value == pytest.approx(50.0)
+    assert of_images(d).value == pytest.approx(10.0)
+
+
+def test_the_p_value_of_class_means_is_that_of_their_interval():
+    rng = np.random.default_rng(4)
+    label, d = rng.integers(0, 5, 400), rng.integers(-1, 2, 400).astype(float)
+    for shift in np.linspace(0, 0.2, 9):
+        moved = np.where(rng.random(400) < shift, 1.0, d)
+        found = of_images(moved, label)
+        assert (found.p < 0.05) == found.real
+
+
+def test_nobody_disagrees():
+    d = of_images(np.zeros(500))
+    assert (d.value, d.p, d.real) == (0.0, 1.0, False)
+    assert d.ci95[0] < 0 < d.ci95[1]
+
+
+def test_one_resample_says_nothing():
+    assert of_resamples(np.array([3.0, np.nan]), 100) is None
+
+
+def test_the_highest_of_many_is_one_of_all_pairs():
+    assert tied_with_first([0.04]) == 0, "one pair"
+    assert tied_with_first([0.9, 0.02]) == 2, "three pairs, so 0.06"
+    assert tied_with_first([0.9, 0.001]) == 1, "who is told apart is out, and the rest is looked at"
+    assert tied_with_first([0.04, 0.001]) == 0, "with one pair left"
