@@ -49,13 +49,14 @@ STRIDES = (4, 8, 16, 32)  # of the maps that an FPN stands on
 STRIDE = STRIDES[-1]  # levels only add up where an image is a multiple of it
 PLAIN_STRIDE = 16  # of a plain trunk's map, in pixels of the image
 PROBE_SIDE = 64  # of the noise that tells which parameters a map depends on: 4 x 4 patches
+PIXEL_TOLERANCE = 0.01  # of 255; converters round the statistics
 SYNC_NORMS = ("SyncBN", "naiveSyncBN")
 NORM_LAYERS = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm)
 OPTIMIZERS = ("SGD", "ADAMW")
 
 
 class BackboneRules(ABC):
-    """What a value of MODEL.BACKBONE.NAME asks of the config and of the trunk."""
+    """The demands of a value of MODEL.BACKBONE.NAME on the config and on the trunk."""
 
     # Keys that decide nothing under these rules -> the values that they may be stated with
     idle_keys: ClassVar[Mapping[str, tuple[Value, ...]]]
@@ -74,6 +75,7 @@ class BackboneRules(ABC):
                 )
         refuse_shape(trunk, name)
         self._refuse_config(cfg, given, checkpoint)
+        refuse_pixels(given, checkpoint)
 
     @abstractmethod
     def arch(self, cfg: CfgNode) -> str:
@@ -211,6 +213,25 @@ def refuse_shape(trunk: Trunk, backbone: str) -> None:
             f"{trunk.arch} takes images of {trunk.size} x {trunk.size} pixels alone, and detection's "
             f"have many sizes; {trunk.other_sizes()}"
         )
+
+
+def refuse_pixels(given: Given, checkpoint: Checkpoint) -> None:
+    """Refuse another channel order or other statistics than the checkpoint's, if they are stated."""
+    own, name = checkpoint.pixels, checkpoint.name
+    order = given.get("INPUT.FORMAT", own.order)
+    if order != own.order:
+        raise BadInput(
+            f"{given.path}: INPUT.FORMAT is {order} but {name} was trained on {own.order} images"
+        )
+    for key, values in (("MODEL.PIXEL_MEAN", own.mean), ("MODEL.PIXEL_STD", own.std)):
+        wanted = [round(255 * v, 3) for v in values]
+        stated = list(given.get(key, wanted))
+        far = [abs(a - b) > PIXEL_TOLERANCE for a, b in zip(stated, wanted)]
+        if len(stated) != len(wanted) or any(far):
+            raise BadInput(
+                f"{given.path}: {key} is {stated} but {name} was trained with {wanted}; "
+                "leave the key out"
+            )
 
 
 def scaled(x: Tensor, trunk: Trunk) -> Tensor:

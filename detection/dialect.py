@@ -62,7 +62,7 @@ DEFAULTS: dict[str, Value] = {
 
 @dataclass(frozen=True)
 class Given:
-    """What the user's file and overrides say, before any engine has looked at it."""
+    """The keys that the user's file and overrides state, before an engine has read them."""
 
     path: Path
     values: Mapping[str, Value]  # flat: MODEL.RPN.NMS_THRESH -> 0.7

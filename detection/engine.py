@@ -1,4 +1,4 @@
-"""What an engine offers: all that the program knows of a detector, be it torchvision's or
+"""The interface of an engine: all that the program knows of a detector, torchvision's or
 Detectron2's.
 
     engine = TorchvisionEngine(cfg, checkpoint, flip_map=..., task=..., seed=..., device=...)
@@ -82,7 +82,7 @@ class DetectionEngine(ABC):
 
     @abstractmethod
     def build_optimizer(self) -> torch.optim.Optimizer:
-        """Of `model`, as the config's SOLVER has it."""
+        """The optimiser of `model` that the config's SOLVER asks for."""
 
     @abstractmethod
     def stages(self, x: Tensor) -> list[Tensor]:

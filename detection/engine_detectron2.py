@@ -148,7 +148,7 @@ class SeededMapper:
 
 
 def mapped(mapper: DatasetMapper, record: ImageRecord) -> ModelInput:
-    """What the mapper makes of a record; BadInput where its image cannot be read."""
+    """Apply the mapper to a record. Raises BadInput if its image cannot be read."""
     try:
         return mapper(dict(record))
     except (OSError, SyntaxError, SizeMismatchError) as error:
@@ -334,7 +334,7 @@ class Detectron2Engine(DetectionEngine):
         return self.trunk.stages(x.to(self.device))
 
     def read(self, record: ImageRecord) -> ModelInput:
-        """What Detectron2's mapper makes of it at the size of testing."""
+        """The record through Detectron2's mapper, at the size of testing."""
         mapper = DatasetMapper(
             is_train=False,
             augmentations=build_augmentation(self.cfg, is_train=False),

@@ -1,5 +1,5 @@
-"""What ruins a detection run in silence, found before a day is spent on it. One line each, refused
-or warned about."""
+"""Mistakes that would go unnoticed until the numbers are wrong: each is refused, or warned about, in
+one line before anything is trained."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from backbench.errors import BadInput
 from backbench.runs.terminal import log
-from backbench.weights.checkpoint import Checkpoint
 from detection import amp, backbones, evaluate, process_group, voc_ap
 from detection.data import images, voc
 from detection.data.split import Split, training_records
@@ -19,7 +18,6 @@ from detection.task_rows import DetectionTask
 if TYPE_CHECKING:
     from fvcore.common.config import CfgNode
 
-PIXEL_TOLERANCE = 0.01  # of 255; converters round the statistics
 # Learning rate at this many images per batch
 REFERENCES = {"SGD": (0.02, 16), "ADAMW": (0.0001, 16)}
 
@@ -28,7 +26,7 @@ def check(cfg: CfgNode, run: DetectionRun, train: Split, val: Split) -> None:
     """Raise BadInput for what gives a wrong number; log a warning for what departs from the
     published protocol. `cfg` is the run's with the checkpoint's pixels."""
     given, solver = run.given, cfg.SOLVER
-    if val.name in voc.VOC and run.engine != "detectron2":
+    if val.name in voc.DATASETS and run.engine != "detectron2":
         raise BadInput(f"{given.path}: VOC's AP is Detectron2's; add --engine detectron2")
     ground_truth(cfg, given, train, val, run.task)
     if solver.IMS_PER_BATCH % run.world:
@@ -49,37 +47,18 @@ def check(cfg: CfgNode, run: DetectionRun, train: Split, val: Split) -> None:
 
 
 def files(p: Prepared) -> None:
-    """What a training would stumble over in its middle, or its scoring after it: images that are
-    cut off or of another size, objects that COCO's evaluation cannot take. Minutes for COCO on a
-    network disk, so once, before a run's first iteration."""
+    """Find what would end a training in its middle, or its scoring: images that are cut off or of
+    another size, objects that the evaluation cannot read. Takes minutes for COCO on a network disk,
+    so it runs once, before a run's first iteration."""
     trained = training_records(p.train, p.task)
     log.info(f"checking {len(trained)} + {len(p.val.records)} images")
     images.check_files(trained)
     images.check_files(p.val.records)
-    if p.val.name in voc.VOC:
+    if p.val.name in voc.DATASETS:
         voc_ap.rehearse(p.val)
         return
     for kind in p.task.aps:
         evaluate.rehearse(p.val, kind, p.cfg.TEST.KEYPOINT_OKS_SIGMAS)
-
-
-def pixels(given: Given, checkpoint: Checkpoint) -> None:
-    """Refuse another channel order or other statistics than the checkpoint's, if they are stated."""
-    own, name = checkpoint.pixels, checkpoint.name
-    order = given.get("INPUT.FORMAT", own.order)
-    if order != own.order:
-        raise BadInput(
-            f"{given.path}: INPUT.FORMAT is {order} but {name} was trained on {own.order} images"
-        )
-    for key, values in (("MODEL.PIXEL_MEAN", own.mean), ("MODEL.PIXEL_STD", own.std)):
-        wanted = [round(255 * v, 3) for v in values]
-        stated = list(given.get(key, wanted))
-        far = [abs(a - b) > PIXEL_TOLERANCE for a, b in zip(stated, wanted)]
-        if len(stated) != len(wanted) or any(far):
-            raise BadInput(
-                f"{given.path}: {key} is {stated} but {name} was trained with {wanted}; "
-                "leave the key out"
-            )
 
 
 def ground_truth(cfg: CfgNode, given: Given, train: Split, val: Split, task: DetectionTask) -> None:

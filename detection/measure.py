@@ -137,7 +137,7 @@ def on_the_way(
 
 
 def was_scored(run: DetectionRun, step: int) -> bool:
-    """Whether EVALUATIONS_FILE has the line of `step`."""
+    """True if EVALUATIONS_FILE has the line of `step`."""
     file = run.out / EVALUATIONS_FILE
     lines = file.read_text().splitlines() if file.exists() else []
     return any(json.loads(line)["step"] == step for line in lines)
@@ -146,7 +146,7 @@ def was_scored(run: DetectionRun, step: int) -> bool:
 def _scores(
     kind: str, p: Prepared, detections: list[Detection], manifest: str | None
 ) -> evaluate.Scores:
-    if p.val.name in voc.VOC:
+    if p.val.name in voc.DATASETS:
         return voc_ap.score(p.val, detections, manifest)
     sigmas = p.cfg.TEST.KEYPOINT_OKS_SIGMAS
     return evaluate.score(p.val, detections, kind, sigmas, manifest=manifest)
@@ -173,7 +173,7 @@ def results(
         "trunk": trunk_facts.of_maps(
             p.checkpoint, backbones.padded_test_size(p.cfg), backbones.scaled
         ),
-        "evaluator": "detectron2 voc_eval" if p.val.name in voc.VOC else "hotcoco",
+        "evaluator": "detectron2 voc_eval" if p.val.name in voc.DATASETS else "hotcoco",
     }
     origin: store.Origin = {} if speed is None else {"images_per_second": speed}
     rows = []

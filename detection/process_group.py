@@ -10,10 +10,9 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 from typing import TypeAlias
 
 import torch
@@ -154,21 +153,21 @@ def joined(run: DetectionRun, seat: Seat) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def handing_over(run: DetectionRun, train: Split, val: Split) -> Iterator[DetectionRun]:
-    """The run with what it is trained on and scored by in a file beside it, until the end of the
-    block: the ranks load that instead of parsing the annotation files once more each. A fork would
-    share it without a file, but not with a process that has seen a GPU."""
+def handing_over(run: DetectionRun, train: Split, val: Split) -> Iterator[None]:
+    """Inside, the splits are in a file of the run's folder: the ranks load that instead of parsing
+    the annotation files once more each. A fork would share them without a file, but not with a
+    process that has seen a GPU."""
     file = run.out / SPLITS_FILE
     atomic.write_bytes(file, pickle.dumps((train, val), protocol=pickle.HIGHEST_PROTOCOL))
     try:
-        yield replace(run, splits=file)
+        yield
     finally:
         file.unlink(missing_ok=True)
 
 
-def handed_over(file: Path) -> tuple[Split, Split]:
-    """Load the train and val splits that `handing_over`, in this rank's own parent, has written."""
-    train, val = pickle.loads(file.read_bytes())
+def handed_over(run: DetectionRun) -> tuple[Split, Split]:
+    """Load the train and val splits that this rank's own parent has written."""
+    train, val = pickle.loads((run.out / SPLITS_FILE).read_bytes())
     return train, val
 
 

@@ -43,7 +43,8 @@ def decisive(given: Given) -> dict[str, Value]:
 
 
 def stated(given: Given) -> dict[str, Value]:
-    """What a run's folder holds of the config: every key that is not free, as it was said."""
+    """Every key that is not free, as the user stated it: the part of a config that a run's folder
+    keeps."""
     out = {}
     for key, value in sorted(given.values.items()):
         if key not in FREE:
@@ -79,7 +80,7 @@ def _in_variant(name: str, given: Given) -> str:
 
 
 def _name_of(path: Path) -> str:
-    """What a shipped config calls its protocol, in a line of its own. A comment and not a key:
+    """The name that a shipped config gives its protocol, in a line of its own. A comment and not a key:
     Detectron2 by itself, which refuses keys that it does not know, reads the same files."""
     for line in path.read_text().splitlines():
         if line.startswith(STATED):

@@ -50,7 +50,7 @@ def _trained(out: Path) -> dict[str, object] | None:
 
 
 def _training(identity: Mapping[str, object]) -> dict[str, object]:
-    """What decides the detector itself."""
+    """The part of an identity that decides the detector itself."""
     config = identity.get("config")
     keys = config if isinstance(config, Mapping) else {}
     out = {k: v for k, v in identity.items() if k not in ("config", "val", "val_images")}
@@ -58,5 +58,5 @@ def _training(identity: Mapping[str, object]) -> dict[str, object]:
 
 
 def _scores(key: str) -> bool:
-    """Whether only scoring reads this key of the config."""
+    """True if only scoring reads this key of the config."""
     return (key.startswith(SCORING) and not key.startswith(TRAINING)) or key.endswith("_TEST")

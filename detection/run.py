@@ -36,7 +36,7 @@ class DetectionRun:
     out: Path
     world: int = 1
     eval_only: bool = False
-    splits: Path | None = None  # train and val as the first process has read them, for the ranks
+    splits: tuple[Split, Split] | None = None  # train and val as the first process has read them
     trained: Path | None = None  # another run's folder, whose detector is scored again in this one
 
     @property

@@ -55,11 +55,11 @@ class SolverSchedule:
         )
 
     def scores_after(self, iteration: int) -> bool:
-        """Whether the detector is scored on the way when so many iterations are done."""
+        """True if the detector is scored on the way after this many iterations."""
         return self.score_every > 0 and iteration % self.score_every == 0
 
     def factor_at(self, iteration: int) -> float:
-        """What each group's own base rate is multiplied by."""
+        """The factor on each parameter group's own base rate in this iteration."""
         return self.factors(iteration / self.iterations)
 
 

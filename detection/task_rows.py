@@ -1,4 +1,4 @@
-"""What a detection task needs beyond boxes: a row each. Its title, table and tolerance are in
+"""One row for each detection task: what it needs beyond boxes. Its title, table and tolerance are in
 backbench.tasks.
 
 A new task is a row there and a row here, plus what is really new: its head in each engine, and a
@@ -24,7 +24,7 @@ class DetectionTask:
 
     @property
     def aps(self) -> tuple[str, ...]:
-        """What its APs compare, its own first: keys of evaluate.AP_KINDS."""
+        """The kinds of AP that it is scored by (keys of evaluate.AP_KINDS), its own first."""
         return TASKS[self.name].ious
 
 

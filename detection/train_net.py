@@ -24,6 +24,7 @@ import argparse
 import logging
 import math
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -84,8 +85,8 @@ def run(args: argparse.Namespace) -> int:
             # The engine was built for its errors: each rank builds its own.
             del engine
             measure.clear(run)
-            with process_group.handing_over(run, prepared.train, prepared.val) as handed:
-                process_group.spawn(take_part, handed)
+            with process_group.handing_over(run, prepared.train, prepared.val):
+                process_group.spawn(take_part, run)
         else:
             work(run, prepared, engine or ready(run, prepared))
     measure.report(run.out)
@@ -171,15 +172,11 @@ def prepare(run: DetectionRun) -> Prepared:
     trunk = checkpoint.backbone()
     rules.refuse(cfg, run.given, checkpoint, trunk)
     # 2. Its pixels, which are the checkpoint's to say
-    lint.pixels(run.given, checkpoint)
     cfg.MODEL.PIXEL_MEAN = [255 * v for v in checkpoint.pixels.mean]
     cfg.MODEL.PIXEL_STD = [255 * v for v in checkpoint.pixels.std]
     cfg.INPUT.FORMAT = checkpoint.pixels.order
     # 3. The data: minutes for COCO, so read once on each machine
-    if run.splits is not None:
-        train, val = process_group.handed_over(run.splits)
-    else:
-        train, val = coco.read_splits(cfg, run.given.path, run.root, run.task)
+    train, val = run.splits or coco.read_splits(run)
     # 4. All of it together
     lint.check(cfg, run, train, val)
     schedule = SolverSchedule.of(cfg)
@@ -214,7 +211,7 @@ def take_part(run: DetectionRun, seat: process_group.Seat) -> int:
 
     def action() -> int:
         with process_group.joined(run, seat):
-            prepared = prepare(run)
+            prepared = prepare(replace(run, splits=process_group.handed_over(run)))
             engine = build_engine(run, prepared, process_group.device_of(run.given, seat.rank))
             work(run, prepared, engine, seat.rank)
         return 0

@@ -1,46 +1,154 @@
-"""COCO's annotation files as records, under Detectron2's names of datasets, checked before a
-run."""
+"""COCO's annotation files as records, under Detectron2's names of datasets.
+
+Annotation files come from strangers. They are checked here, once, before a run: what training or
+scoring would fail on is refused in one line, in both engines alike. `parse` looks at a file's
+contents alone; `read` adds where the file and its images lie.
+"""
 
 from __future__ import annotations
 
 import itertools
-import json
+import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, cast
+from typing import Annotated, Any, Generic, TypeAlias, TypeVar
 
-from backbench.datasets.detection_check import LARGEST
+from pydantic import (
+    AfterValidator,
+    FailFast,
+    Field,
+    PlainValidator,
+    StrictInt,
+    TypeAdapter,
+    ValidationError,
+)
+from typing_extensions import NotRequired, TypedDict  # noqa: UP035 - the only one pydantic takes
+
+from backbench.datasets.detection_check import LARGEST as LARGEST_FILE
 from backbench.errors import BadInput, nearest
 from backbench.untrusted import opening, printable
-from detection.data import rows, voc
-from detection.data.dataset_dicts import XYWH, Annotation, ImageRecord, Polygon
-from detection.data.split import Split, is_marked, join
+from detection.data import voc
+from detection.data.dataset_dicts import XYWH, Annotation, ImageRecord, Polygon, RunLength
+from detection.data.split import DatasetFiles, Split, is_marked, join
+from detection.run import DetectionRun
 from detection.task_rows import DetectionTask
-
-if TYPE_CHECKING:
-    from fvcore.common.config import CfgNode
 
 # Folder below ROOT -> how its datasets' names begin: Detectron2's, and the embedded scenes'
 STEMS = {"coco": "coco_2017", "scenes": "scenes"}
+LARGEST = voc.LARGEST
 
 
-class CocoFile(TypedDict):
-    """The three lists of an annotation file; rows.py looks at what is in them."""
+def _identifier(value: object) -> int | str:
+    """An id can be printed in a line: at most 200 digits or characters."""
+    if isinstance(value, str) and len(value) <= 200 and printable.control_in(value) is None:
+        return value
+    if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() < 600:
+        return value
+    raise ValueError("is neither a whole number nor a text of one short line")
 
-    images: list[dict[str, Any]]
-    annotations: list[dict[str, Any]]
-    categories: list[dict[str, Any]]
+
+def _crowd(value: object) -> int:
+    if isinstance(value, int) and value in (0, 1):
+        return int(value)
+    raise ValueError("is neither 0 nor 1")
 
 
-def names() -> dict[str, tuple[str, str, str]]:
-    """Dataset name -> (folder below ROOT, annotation file, image folder)."""
+def _box(value: list[float]) -> list[float]:
+    if value[2] < 0 or value[3] < 0:
+        raise ValueError("has a negative width or height")
+    return value
+
+
+def _printable(value: str) -> str:
+    if found := printable.control_in(value):
+        raise ValueError(f"holds the control character {found}")
+    return value
+
+
+Identifier: TypeAlias = Annotated[int | str, PlainValidator(_identifier)]
+Number = Annotated[float, Field(strict=True, gt=-LARGEST, lt=LARGEST)]
+NotNegative = Annotated[float, Field(strict=True, ge=0, lt=LARGEST)]
+Side = Annotated[float, Field(strict=True, ge=1, lt=1 << 31, multiple_of=1)]  # 480 or 480.0
+Name = Annotated[str, Field(strict=True, min_length=1), AfterValidator(_printable)]
+
+
+class CocoImage(TypedDict):
+    id: Identifier
+    file_name: Name
+    height: Side
+    width: Side
+
+
+class CocoCategory(TypedDict):
+    id: StrictInt  # labels follow its order
+    name: Name
+    keypoints: NotRequired[list[str] | None]
+
+
+class CocoBox(TypedDict):
+    """An object as every task needs it. Its area decides in which AP by size it counts."""
+
+    id: Identifier
+    image_id: Identifier
+    category_id: Identifier
+    bbox: Annotated[list[Number], Field(min_length=4, max_length=4), AfterValidator(_box)]
+    iscrowd: NotRequired[Annotated[int, PlainValidator(_crowd)]]
+    area: NotRequired[NotNegative]
+
+
+class CocoRunLength(TypedDict):
+    """The mask of a crowd: run lengths of the whole image, plain or compressed."""
+
+    size: list[StrictInt]
+    counts: str | list[Annotated[StrictInt, Field(ge=0)]]
+
+
+class CocoOutline(CocoBox):
+    segmentation: list[list[Number]] | CocoRunLength
+
+
+class CocoKeypoints(CocoBox):
+    keypoints: NotRequired[list[Number] | None]
+    num_keypoints: NotRequired[NotNegative]
+
+
+class CocoObject(CocoOutline, CocoKeypoints):
+    """An object with all that any task reads; only what this run's task reads has been checked."""
+
+
+Checked = TypeVar("Checked", bound=CocoBox)
+
+
+class CocoFile(TypedDict, Generic[Checked]):
+    """The lists of an annotation file; anything else in it is ignored."""
+
+    images: Annotated[list[CocoImage], FailFast()]
+    categories: Annotated[list[CocoCategory], FailFast()]
+    annotations: Annotated[list[Checked], FailFast()]
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """The contents of an annotation file, checked."""
+
+    categories: tuple[str, ...]  # by label, from 0 in the order of their ids; COCO's ids have gaps
+    ids: tuple[int, ...]
+    records: list[ImageRecord]  # in the order of their ids; file names as the file has them
+    keypoints: tuple[str, ...]
+    dropped: int  # objects without a valid outline
+
+
+def datasets() -> dict[str, tuple[str, str]]:
+    """Dataset name -> (annotation file, image folder) below ROOT."""
     out = {}
     for (folder, stem), part in itertools.product(STEMS.items(), ("train", "val")):
+        annotations, images = f"{folder}/annotations", f"{folder}/{part}2017"
         name = f"{stem}_{part}"
-        out[name] = (folder, f"instances_{part}2017.json", f"{part}2017")
-        out[f"keypoints_{name}"] = (folder, f"person_keypoints_{part}2017.json", f"{part}2017")
-    return out
+        out[name] = (f"{annotations}/instances_{part}2017.json", images)
+        out[f"keypoints_{name}"] = (f"{annotations}/person_keypoints_{part}2017.json", images)
+    return out | voc.DATASETS
 
 
 def root_folder(data: Path | None) -> Path:
@@ -54,204 +162,248 @@ def root_folder(data: Path | None) -> Path:
     return Path(root)
 
 
-def find(name: str, root: Path) -> tuple[Path, Path, int | None]:
-    """A dataset's annotation file, image folder and limit: coco_2017_val_100 is the first 100
-    images of its file."""
-    known = names()
+def find(name: str, root: Path) -> DatasetFiles:
+    """The files of a dataset; coco_2017_val_100 is the first 100 images of coco_2017_val."""
+    known = datasets()
     base, _, tail = name.rpartition("_")
-    limit = int(tail) if tail.isdigit() and base in known else None
+    limit = int(tail) if tail.isdigit() and base in known and base not in voc.DATASETS else None
     key = base if limit else name
     if key not in known:
-        raise BadInput(f"DATASETS: unknown dataset '{name}'; {nearest(name, (*known, *voc.VOC))}")
-    folder, file, part = known[key]
-    return root / folder / "annotations" / file, root / folder / part, limit
+        raise BadInput(f"DATASETS: unknown dataset '{name}'; {nearest(name, known)}")
+    file, folder = known[key]
+    return DatasetFiles(name, root / file, root / folder, limit)
 
 
-def read_splits(cfg: CfgNode, config: Path, root: Path, task: DetectionTask) -> tuple[Split, Split]:
-    """Read the images that DATASETS of a config file train on and score on."""
-    parts = {"TRAIN": list(cfg.DATASETS.TRAIN), "TEST": list(cfg.DATASETS.TEST)}
-    for part, datasets in parts.items():
-        if not datasets:
-            raise BadInput(f"{config}: DATASETS.{part} is empty")
-    if len(parts["TEST"]) != 1:
-        raise BadInput(f"{config}: DATASETS.TEST {parts['TEST']}: one dataset is scored in a run")
-    train = join([read(name, root, task=task) for name in parts["TRAIN"]])
-    return train, read(parts["TEST"][0], root, task=task)
+def read_splits(run: DetectionRun) -> tuple[Split, Split]:
+    """Read the images that the run's DATASETS train on and score on."""
+    names = run.cfg.DATASETS
+    for part in ("TRAIN", "TEST"):
+        if not names[part]:
+            raise BadInput(f"{run.given.path}: DATASETS.{part} is empty")
+    if len(names.TEST) != 1:
+        raise BadInput(
+            f"{run.given.path}: DATASETS.TEST {list(names.TEST)}: one dataset is scored in a run"
+        )
+    train = join([read(find(name, run.root), run.task) for name in names.TRAIN])
+    return train, read(find(names.TEST[0], run.root), run.task)
 
 
-def read(name: str, root: Path, *, task: DetectionTask) -> Split:
+def read(files: DatasetFiles, task: DetectionTask) -> Split:
     """Read and check a dataset. Raises BadInput, one line, for what would train wrongly. What
     COCO's own tools skip (outlines of fewer than three points; in training, crowds and empty boxes)
     is skipped here too."""
-    if name in voc.VOC:
-        return voc.read(name, root, task=task)
-    file, folder, limit = find(name, root)
-    data = _read_json(file, folder, name)
-    # 1. Categories get labels from 0 in the order of their ids; COCO's own ids have gaps.
-    rows.identifiers(data["categories"], "categories", file)
-    categories = sorted(data["categories"], key=lambda c: c["id"])
-    if not categories:
-        raise BadInput(f"{file}: 'categories' is empty")
-    labels = tuple(rows.category(c, file) for c in categories)
-    if len(set(labels)) < len(labels):
-        twice = max(labels, key=labels.count)
-        raise BadInput(f"{file}: two categories have the name '{twice}'")
-    ids = tuple(c["id"] for c in categories)
-    keypoints = _keypoint_names(categories, file) if task.keypoints else ()
-    # 2. Objects go to their images; images are taken in the order of their ids.
-    records = _records(data["images"], folder, file)
-    dropped = _fill(records, data["annotations"], file, ids, task=task, keypoints=len(keypoints))
-    chosen = [records[id] for id in sorted(records)][:limit]
-    # 3. What the file promises must be there.
-    if not chosen:
-        raise BadInput(f"{file}: no images")
-    _check_images(chosen, folder, file)
-    if task.keypoints and not _any_keypoints(chosen):
-        raise BadInput(
-            f"{file}: no annotation has keypoints; the keypoint task needs a person_keypoints file"
-        )
-    notes = (f"{dropped} objects without a valid outline left out",) if dropped else ()
-    return Split(name, file, folder, labels, ids, chosen, keypoints, notes)
-
-
-def _read_json(file: Path, folder: Path, name: str) -> CocoFile:
-    """The three lists that an annotation file must have, their rows not yet looked at."""
+    if files.name in voc.DATASETS:
+        return voc.read(files, task)
+    file = files.file
     try:
-        data = json.loads(opening.read_bytes(file, most=LARGEST))
+        parsed = parse(opening.read_bytes(file, most=LARGEST_FILE), task)
     except FileNotFoundError:
         raise BadInput(
             f"{file}: no such file; COCO is ROOT/coco/{{annotations,train2017,val2017}}"
         ) from None
-    except (ValueError, RecursionError, OSError) as error:
-        raise BadInput(f"{file}: not JSON ({printable.shown(str(error), 100)})") from None
-    if not isinstance(data, dict):
-        raise BadInput(f"{file}: expected COCO's format, found a {type(data).__name__}")
-    if not folder.is_dir():
-        raise BadInput(f"{folder}: no such image folder (dataset {name})")
-    for key in ("images", "annotations", "categories"):
-        if not isinstance(data.get(key), list):
-            raise BadInput(f"{file}: has no '{key}' list; expected COCO's format")
-    return cast(CocoFile, data)
-
-
-def _keypoint_names(categories: Sequence[Mapping[str, Any]], file: Path) -> tuple[str, ...]:
-    names = rows.keypoint_names(categories[0], file)
-    if len(categories) != 1 or not names:
-        found = ", ".join(str(c.get("name")) for c in categories[:3])
+    except OSError as error:
+        raise BadInput(f"{file}: {printable.shown(str(error), 100)}") from None
+    except BadInput as error:
+        raise BadInput(f"{file}: {error}") from None
+    records = parsed.records[: files.limit]
+    find_images(records, files)
+    if task.keypoints and not any(is_marked(a) for r in records for a in r["annotations"]):
         raise BadInput(
-            f"{file}: keypoints need one category with a 'keypoints' list; "
-            f"this has {len(categories)} ({found})"
+            f"{file}: no annotation has keypoints; the keypoint task needs a person_keypoints file"
         )
-    return names
+    notes: tuple[str, ...] = ()
+    if parsed.dropped:
+        notes = (f"{parsed.dropped} objects without a valid outline left out",)
+    return Split(files, parsed.categories, parsed.ids, records, parsed.keypoints, notes)
 
 
-def _records(
-    images: Sequence[Mapping[str, Any]], folder: Path, file: Path
-) -> dict[int | str, ImageRecord]:
-    """Image id -> its record, without objects yet."""
-    rows.identifiers(images, "images", file)
-    out: dict[int | str, ImageRecord] = {}
-    for image in images:
-        where = f"{file}: image {image['id']}"
-        height, width = rows.image_size(image, where)
-        out[image["id"]] = {
-            "file_name": rows.image_file(image, folder, where),
-            "image_id": image["id"],
-            "height": height,
-            "width": width,
-            "annotations": [],
-        }
-    return out
-
-
-def _fill(
-    records: Mapping[int | str, ImageRecord],
-    annotations: Sequence[Mapping[str, Any]],
-    file: Path,
-    ids: Sequence[int],
-    *,
-    task: DetectionTask,
-    keypoints: int,
-) -> int:
-    """Every object to its image, in the order of the file; how many were dropped for their
-    outline."""
-    rows.identifiers(annotations, "annotations", file)
-    label_of = {id: label for label, id in enumerate(ids)}
-    dropped = 0
-    for a in annotations:
-        where = f"{file}: annotation {a['id']}"
-        category, image = a.get("category_id"), a.get("image_id")
-        # A list or a group is no id, and cannot be looked up.
-        if not isinstance(category, int | str) or category not in label_of:
-            raise BadInput(
-                f"{where}: category {category} is not among the file's {len(ids)} categories"
-            )
-        if not isinstance(image, int | str) or image not in records:
-            raise BadInput(f"{where}: image {image} is not in the file's 'images'")
-        record = records[image]
-        annotation = _annotation(a, record, task, keypoints, where)
-        if annotation is None:
-            dropped += 1
-        else:
-            annotation["category_id"] = label_of[category]
-            record["annotations"].append(annotation)
-    return dropped
-
-
-def _annotation(
-    a: Mapping[str, Any], record: ImageRecord, task: DetectionTask, keypoints: int, where: str
-) -> Annotation | None:
-    """One object as Detectron2's standard dict, its label still to come; None where its outline has
-    no three points."""
-    box, crowd = rows.box(a, where), rows.crowd(a, where)
-    rows.area(a, where)
-    out: Annotation = {"bbox": box, "bbox_mode": XYWH, "category_id": 0, "iscrowd": crowd}
-    if task.outlines:
-        polygons = _polygons(a.get("segmentation"), record, crowd, where)
-        if polygons is not None and not polygons:
-            return None
-        if polygons:
-            out["segmentation"] = polygons
-    if keypoints:
-        points = rows.keypoints(a, keypoints, where)
-        # COCO's keypoints are pixel indices; the middle of a pixel is half a pixel further
-        # (detectron2/data/datasets/coco.py adds the same half).
-        moved = list(points) or [0.0] * 3 * keypoints  # an object without any has unmarked ones
-        for i in range(0, len(moved), 3):
-            moved[i] += 0.5
-            moved[i + 1] += 0.5
-        out["keypoints"] = moved
-    return out
-
-
-def _polygons(outline: object, record: ImageRecord, crowd: int, where: str) -> list[Polygon] | None:
-    """The polygons of at least three points, perhaps none; None for a crowd, whose run lengths are
-    not trained on."""
-    if outline is None:
-        raise BadInput(f"{where}: no 'segmentation'; the mask task needs outlines")
-    if not isinstance(outline, dict):
-        return [p for p in rows.polygons(outline, where) if len(p) % 2 == 0 and len(p) >= 6]
-    if not crowd:
-        raise BadInput(f"{where}: a run-length mask of a single object; training needs polygons")
-    rows.run_length(outline, (record["height"], record["width"]), where)
-    return None
-
-
-def _check_images(chosen: Sequence[ImageRecord], folder: Path, file: Path) -> None:
+def find_images(records: Sequence[ImageRecord], files: DatasetFiles) -> None:
+    """Give each record its image's path. BadInput for a path outside of the dataset's folder, whose
+    image may be another split's, and for images that are not there."""
+    if not files.folder.is_dir():
+        raise BadInput(f"{files.folder}: no such image folder (dataset {files.name})")
+    root = os.path.normpath(files.folder)
     # One listing, and a look-up only for what is not in it (below a subfolder, say): 118,000
     # look-ups take long on a network disk.
-    there = {str(path) for path in Path(os.path.normpath(folder)).iterdir()}
+    there = {str(path) for path in Path(root).iterdir()}
     missing = []
-    for record in chosen:
+    for record in records:
         name = record["file_name"]
-        if name not in there and not os.path.isfile(name):  # noqa: PTH113 - any name at all
+        path = os.path.normpath(Path(root) / name)
+        if not path.startswith(root + os.sep):
+            raise BadInput(f"{files.file}: file_name '{name}' is outside of {files.folder}")
+        record["file_name"] = path
+        if path not in there and not os.path.isfile(path):  # noqa: PTH113 - any name at all
             missing.append(name)
     if missing:
         raise BadInput(
-            f"{folder}: {len(missing)} of {len(chosen)} images of {file.name} are missing, "
-            f"first {os.path.relpath(missing[0], folder)}"
+            f"{files.folder}: {len(missing)} of {len(records)} images of {files.file.name} are "
+            f"missing, first {missing[0]}"
         )
 
 
-def _any_keypoints(records: Sequence[ImageRecord]) -> bool:
-    return any(is_marked(a) for r in records for a in r["annotations"])
+def parse(text: bytes, task: DetectionTask) -> Parsed:
+    """Check the contents of an annotation file and sort its objects to their images. Raises
+    BadInput that names the first row and key that cannot be used."""
+    data = _typed(text, task)
+    _refuse_ids([row["id"] for row in data["images"]], "images")
+    _refuse_ids([row["id"] for row in data["categories"]], "categories")
+    _refuse_ids([row["id"] for row in data["annotations"]], "annotations")
+    # 1. Categories get labels from 0 in the order of their ids
+    categories = sorted(data["categories"], key=lambda category: category["id"])
+    names = tuple(category["name"] for category in categories)
+    if not categories or not data["images"]:
+        raise BadInput("'categories' is empty" if not categories else "no images")
+    if len(set(names)) < len(names):
+        raise BadInput(f"two categories have the name '{max(names, key=names.count)}'")
+    keypoints = _keypoint_names(categories) if task.keypoints else ()
+    # 2. Images without objects
+    records: dict[int | str, ImageRecord] = {}
+    for image in data["images"]:
+        records[image["id"]] = {
+            "file_name": image["file_name"],
+            "image_id": image["id"],
+            "height": int(image["height"]),
+            "width": int(image["width"]),
+            "annotations": [],
+        }
+    # 3. Every object to its image, in the order of the file
+    label_of: dict[int | str, int] = {c["id"]: label for label, c in enumerate(categories)}
+    dropped = 0
+    for a in data["annotations"]:
+        where = f"annotation {a['id']}"
+        label = label_of.get(a["category_id"])
+        if label is None:
+            raise BadInput(
+                f"{where}: category {a['category_id']} is not among the file's {len(names)} "
+                "categories"
+            )
+        if a["image_id"] not in records:
+            raise BadInput(f"{where}: image {a['image_id']} is not in the file's 'images'")
+        record = records[a["image_id"]]
+        out: Annotation = {
+            "bbox": a["bbox"],
+            "bbox_mode": XYWH,
+            "category_id": label,
+            "iscrowd": a.get("iscrowd", 0),
+        }
+        if task.keypoints:
+            out["keypoints"] = _keypoints(a.get("keypoints"), len(keypoints), where)
+        if task.outlines:
+            polygons = _polygons(a["segmentation"], record, out["iscrowd"], where)
+            if polygons:
+                out["segmentation"] = polygons
+            elif polygons is not None:
+                dropped += 1
+                continue
+        record["annotations"].append(out)
+    ids = tuple(category["id"] for category in categories)
+    return Parsed(names, ids, [records[id] for id in sorted(records)], keypoints, dropped)
+
+
+def _typed(text: bytes, task: DetectionTask) -> CocoFile[CocoObject]:
+    kind: Any = CocoFile[CocoBox]
+    if task.outlines:
+        kind = CocoFile[CocoOutline]
+    elif task.keypoints:
+        kind = CocoFile[CocoKeypoints]
+    try:
+        adapter: TypeAdapter[CocoFile[CocoObject]] = TypeAdapter(kind)
+        return adapter.validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+    place, said = first["loc"], first["msg"].removeprefix("Value error, ")
+    value = printable.shown(repr(first["input"]), 60)
+    if not place:
+        raise BadInput(f"not JSON ({printable.shown(said, 100)})")
+    if len(place) == 1:
+        raise BadInput(f"has no '{place[0]}' list; expected COCO's format")
+    where = f"'{place[0]}' number {int(place[1]) + 1}"
+    if len(place) == 2:
+        raise BadInput(f"{where}: {value} is not a row of `key: value`")
+    if first["type"] == "missing" and len(place) == 3:
+        raise BadInput(f"{where} has no '{place[2]}'")
+    raise BadInput(f"{where}: {place[2]} {value}: {said}")
+
+
+def _refuse_ids(ids: Sequence[int | str], key: str) -> None:
+    """The ids of a list must be all whole numbers or all texts, none twice."""
+    if len({type(id) for id in ids}) > 1:
+        raise BadInput(f"ids of '{key}': some are texts, some numbers; make them alike")
+    if len(set(ids)) == len(ids):
+        return
+    seen: set[int | str] = set()
+    for i, id in enumerate(ids, 1):
+        if id in seen:
+            raise BadInput(f"'{key}' number {i}: its id appears twice ({id})")
+        seen.add(id)
+
+
+def _keypoint_names(categories: Sequence[CocoCategory]) -> tuple[str, ...]:
+    """The keypoints of the only category, by name."""
+    names = tuple(categories[0].get("keypoints") or ())
+    if len(categories) != 1 or not names:
+        first = ", ".join(category["name"] for category in categories[:3])
+        raise BadInput(
+            "keypoints need one category with a 'keypoints' list; "
+            f"this has {len(categories)} ({first})"
+        )
+    if len(set(names)) < len(names):
+        raise BadInput(f"category {categories[0]['id']}: two of its keypoints have one name")
+    return names
+
+
+def _keypoints(values: list[float] | None, count: int, where: str) -> list[float]:
+    """x, y, visibility of each keypoint; an object without any has unmarked ones."""
+    if values and len(values) != 3 * count:
+        raise BadInput(f"{where}: {len(values)} keypoint values instead of {3 * count}")
+    # COCO's keypoints are pixel indices; the middle of a pixel is half a pixel further
+    # (detectron2/data/datasets/coco.py adds the same half).
+    moved = list(values or [0.0] * 3 * count)
+    for i in range(0, len(moved), 3):
+        moved[i] += 0.5
+        moved[i + 1] += 0.5
+    return moved
+
+
+def _polygons(
+    outline: list[Polygon] | RunLength, record: ImageRecord, crowd: int, where: str
+) -> list[Polygon] | None:
+    """The polygons of at least three points, perhaps none; None for a crowd, whose run lengths are
+    not trained on."""
+    if isinstance(outline, list):
+        return [p for p in outline if len(p) % 2 == 0 and len(p) >= 6]
+    if not crowd:
+        raise BadInput(f"{where}: a run-length mask of a single object; training needs polygons")
+    size = [record["height"], record["width"]]
+    if outline["size"] != size:
+        raise BadInput(f"{where}: the mask's size {outline['size']} is not the image's {size}")
+    counts = outline["counts"]
+    lengths = _uncompressed(counts) if isinstance(counts, str) else counts
+    if lengths is None or min(lengths, default=0) < 0 or sum(lengths) != math.prod(size):
+        raise BadInput(f"{where}: the mask's run lengths do not fill the image")
+    return None
+
+
+def _uncompressed(text: str) -> list[int] | None:
+    """COCO's compressed run lengths as numbers; None if the text is damaged.
+
+    A character holds 5 bits from chr(48) on; its sixth says that more follow. From the third number
+    on each is a difference to the one before last (pycocotools' maskApi.c, rleFrString).
+    """
+    out: list[int] = []
+    at = 0
+    while at < len(text):
+        number = shift = 0
+        more = True
+        while more:
+            if at == len(text) or not 0 <= ord(text[at]) - 48 < 64:
+                return None
+            bits = ord(text[at]) - 48
+            number |= (bits & 31) << shift
+            more = bool(bits & 32)
+            at, shift = at + 1, shift + 5
+            if not more and bits & 16:
+                number -= 1 << shift  # two's complement
+        out.append(number + out[-2] if len(out) > 2 else number)
+    return out

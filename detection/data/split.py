@@ -20,19 +20,39 @@ RESULT_NAMES = {"coco": "coco2017", "VOC2007": "voc2007"}
 
 
 @dataclass(frozen=True)
-class Split:
-    """One annotation file. `categories` are names by contiguous label; `ids` are the file's own, in
-    the same order."""
+class DatasetFiles:
+    """Where a dataset lies: its annotation file, or VOC's list of images, and its images."""
 
-    name: str
+    name: str  # Detectron2's
     file: Path
     folder: Path  # of the images
+    limit: int | None = None  # only so many images
+
+
+@dataclass(frozen=True)
+class Split:
+    """The images of a dataset, or of several joined, with their objects. `categories` are names by
+    contiguous label; `ids` are the file's own, in the same order."""
+
+    files: DatasetFiles
     categories: tuple[str, ...]
     ids: tuple[int, ...]
     records: list[ImageRecord]
     keypoints: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()  # what was left out, in words
     more_files: tuple[Path, ...] = ()  # of the datasets joined to this one
+
+    @property
+    def name(self) -> str:
+        return self.files.name
+
+    @property
+    def file(self) -> Path:
+        return self.files.file
+
+    @property
+    def folder(self) -> Path:
+        return self.files.folder
 
     @property
     def flip(self) -> list[int]:
@@ -57,7 +77,7 @@ class Split:
 
     @functools.cached_property
     def contents(self) -> str:
-        """What a sample of the images holds: other files under these names are another value."""
+        """A digest of a sample of the images' bytes: it changes if other files get the same names."""
         files = tuple(record["file_name"] for record in self.records)
         images = ImageList(Path(), files, (-1,) * len(files), ())
         return contents.sample(images)
@@ -87,7 +107,7 @@ def join(splits: Sequence[Split]) -> Split:
         notes += other.notes
     return replace(
         first,
-        name="+".join(s.name for s in splits),
+        files=replace(first.files, name="+".join(s.name for s in splits)),
         records=records,
         notes=tuple(notes),
         more_files=tuple(s.file for s in others),
@@ -110,5 +130,5 @@ def training_records(split: Split, task: DetectionTask) -> list[ImageRecord]:
 
 
 def is_marked(annotation: Annotation) -> bool:
-    """Whether an object has a keypoint to learn."""
+    """True if the object has a keypoint to learn."""
     return any(v > 0 for v in annotation.get("keypoints", ())[2::3])

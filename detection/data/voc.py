@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ET
-from pathlib import Path
 
 from backbench.errors import BadInput
 from backbench.untrusted import opening, printable
-from detection.data import rows
 from detection.data.dataset_dicts import XYWH, Annotation, ImageRecord
-from detection.data.split import Split
+from detection.data.split import DatasetFiles, Split
 from detection.task_rows import DetectionTask
 
 # fmt: off
@@ -20,59 +18,55 @@ VOC_CLASSES = (
     "tvmonitor",
 )
 # fmt: on
-# Detectron2's names -> (folder below ROOT, list of images)
-VOC = {
-    "voc_2007_trainval": ("VOC2007", "trainval"),
-    "voc_2007_test": ("VOC2007", "test"),
-    "voc_2012_trainval": ("VOC2012", "trainval"),
-    "voc_2012_test": ("VOC2012", "test"),
+LARGEST = 1e12  # of a coordinate; what is larger is a mistake, and overflows on the way
+# Detectron2's names -> (list of images, folder of the images) below ROOT
+DATASETS = {
+    f"voc_{year}_{part}": (f"VOC{year}/ImageSets/Main/{part}.txt", f"VOC{year}/JPEGImages")
+    for year in (2007, 2012)
+    for part in ("trainval", "test")
 }
 
 
-def read(name: str, root: Path, *, task: DetectionTask) -> Split:
-    """ROOT/VOC2007/{ImageSets/Main,Annotations,JPEGImages}. Objects marked difficult are trained on
-    and, as VOC has it, neither hit nor miss when scored."""
-    year, part = VOC[name]
-    folder = root / year
-    file = folder / "ImageSets" / "Main" / f"{part}.txt"
+def read(files: DatasetFiles, task: DetectionTask) -> Split:
+    """Read ROOT/VOC2007/{ImageSets/Main,Annotations,JPEGImages}. Objects marked difficult are
+    trained on and, as VOC has it, neither hit nor miss when scored."""
+    file = files.file
     if task.outlines or task.keypoints:
-        raise BadInput(f"{name}: VOC has boxes only; the {task.name} task needs COCO")
+        raise BadInput(f"{files.name}: VOC has boxes only; the {task.name} task needs COCO")
     if not file.is_file():
         raise BadInput(
-            f"{file}: no such file; VOC is ROOT/{year}/{{ImageSets,Annotations,JPEGImages}}"
+            f"{file}: no such file; VOC is ROOT/VOC2007/{{ImageSets,Annotations,JPEGImages}}"
         )
     try:
         names = opening.read_bytes(file, most=opening.GIGABYTE).decode().split()
     except (OSError, ValueError) as error:
         raise BadInput(f"{file}: not a list of images ({error})") from None
-    records = [_record(folder, image) for image in names]
+    records: list[ImageRecord] = []
+    for name in names:
+        path = files.folder.parent / "Annotations" / f"{name}.xml"
+        try:
+            if not re.fullmatch(r"[\w-]{1,100}", name):
+                raise ValueError("a name that is no plain word")
+            tree = ET.fromstring(opening.read_bytes(path, most=opening.GIGABYTE))
+            height, width = (int(str(tree.findtext(f"size/{k}"))) for k in ("height", "width"))
+            if not 0 < height < 1 << 31 > width > 0:
+                raise ValueError(f"{width} x {height} pixels")
+            objects = [_object(node) for node in tree.iter("object")]
+        except (OSError, ET.ParseError, ValueError, LookupError) as error:
+            where, said = printable.shown(str(path), 300), printable.shown(str(error), 100)
+            raise BadInput(f"{where}: not a VOC annotation file ({said})") from None
+        records.append(
+            {
+                "file_name": str(files.folder / f"{name}.jpg"),
+                "image_id": name,
+                "height": height,
+                "width": width,
+                "annotations": objects,
+            }
+        )
     if not records:
         raise BadInput(f"{file}: no images")
-    labels = tuple(range(len(VOC_CLASSES)))
-    return Split(name, file, folder / "JPEGImages", VOC_CLASSES, labels, records)
-
-
-def _record(folder: Path, image: str) -> ImageRecord:
-    path = folder / "Annotations" / f"{image}.xml"
-    try:
-        if not re.fullmatch(r"[\w-]{1,100}", image):
-            raise ValueError("a name that is no plain word")
-        with opening.open_regular(path, most=opening.GIGABYTE) as opened:
-            tree = ET.parse(opened)
-        height, width = (int(str(tree.findtext(f"size/{k}"))) for k in ("height", "width"))
-        if not 0 < height < 1 << 31 > width > 0:
-            raise ValueError(f"{width} x {height} pixels")
-        objects = [_object(node) for node in tree.iter("object")]
-    except (OSError, ET.ParseError, ValueError, LookupError) as error:
-        where, said = printable.shown(str(path), 300), printable.shown(str(error), 100)
-        raise BadInput(f"{where}: not a VOC annotation file ({said})") from None
-    return {
-        "file_name": str(folder / "JPEGImages" / f"{image}.jpg"),
-        "image_id": image,
-        "height": height,
-        "width": width,
-        "annotations": objects,
-    }
+    return Split(files, VOC_CLASSES, tuple(range(len(VOC_CLASSES))), records)
 
 
 def _object(node: ET.Element) -> Annotation:
@@ -82,7 +76,7 @@ def _object(node: ET.Element) -> Annotation:
             raise ValueError(f"an object has no <{key}>")
     # Boxes are 1-based and inclusive in the files.
     corners = [float(str(node.findtext(f"bndbox/{k}"))) for k in ("xmin", "ymin", "xmax", "ymax")]
-    if not all(map(rows.is_number, corners)):
+    if not all(-LARGEST < value < LARGEST for value in corners):  # NaN is refused, too
         raise ValueError(f"a box {corners}")
     x1, y1, x2, y2 = corners
     label = VOC_CLASSES.index(str(node.findtext("name")))

@@ -68,5 +68,5 @@ class Detector(nn.Module):
         }
 
     def samplers(self) -> dict[str, BalancedSampler]:
-        """What draws at random, by the name that its generators are seeded with."""
+        """The parts that draw at random, by the name that seeds their generators."""
         return {"rpn": self.rpn.fg_bg_sampler, "roi": self.roi_heads.fg_bg_sampler}

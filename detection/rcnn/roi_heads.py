@@ -156,7 +156,7 @@ class RCNNHeads(RoIHeads):
     def _detect(
         self, features: dict[str, Tensor], proposals: list[Tensor], shapes: list[tuple[int, int]]
     ) -> list[dict[str, Tensor]]:
-        """Of each image, n detections: boxes (n, 4), scores (n,), labels (n,) from 1; masks (n, M,
+        """Each image's n detections: boxes (n, 4), scores (n,), labels (n,) from 1; masks (n, M,
         M), probabilities on the detection's own box; keypoints (n, K, 3)."""
         logits, deltas = self._boxes(features, proposals)
         boxes, scores, labels = self.postprocess_detections(logits, deltas, proposals, shapes)

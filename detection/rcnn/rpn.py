@@ -25,7 +25,7 @@ LEVELS = 5  # P2 to P6
 
 
 class Drawn(NamedTuple):
-    """Of one image's anchors or proposals: places that rise."""
+    """The drawn anchors or proposals of one image, as rising indices."""
 
     positive: Tensor
     sampled: Tensor  # positives and negatives

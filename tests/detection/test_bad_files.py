@@ -50,12 +50,12 @@ BAD = {
         "image_id_fraction": (first("images", id=1.5), "neither a whole number nor a text"),
         "image_ids_mixed": (first("images", id="one"), "some are texts, some numbers"),
         "image_id_twice": (lambda d: d["images"].append(d["images"][0]), "appears twice"),
-        "no_file_name": (without("images", "file_name"), "file_name None"),
+        "no_file_name": (without("images", "file_name"), "has no 'file_name'"),
         "file_name_number": (first("images", file_name=3), "file_name 3"),
         "file_of_val": (first("images", file_name="../val2017/000000000001.jpg"), "is outside of"),
         "file_elsewhere": (first("images", file_name="/etc/hostname"), "is outside of"),
         "file_missing": (first("images", file_name="none.jpg"), "are missing, first none.jpg"),
-        "no_height": (without("images", "height"), "height None"),
+        "no_height": (without("images", "height"), "has no 'height'"),
         "height_negative": (first("images", height=-128), "height -128"),
         "height_zero": (first("images", height=0), "height 0"),
         "width_text": (first("images", width="128"), "width '128'"),
@@ -64,15 +64,15 @@ BAD = {
         "size_of_another": (first("images", height=64), "annotation file says"),
         "category_is_number": (replaced("categories", [1]), "not a row"),
         "category_without_id": (without("categories", "id"), "has no 'id'"),
-        "category_without_name": (without("categories", "name"), "name None"),
-        "category_id_text": (_all_ids_text, "is not a whole number"),
+        "category_without_name": (without("categories", "name"), "has no 'name'"),
+        "category_id_text": (_all_ids_text, "id '1': Input should be a valid integer"),
         "category_name_twice": (first("categories", name="1"), "two categories have the name '1'"),
         "annotation_is_null": (lambda d: d["annotations"].insert(0, None), "not a row"),
         "annotation_without_id": (without("annotations", "id"), "has no 'id'"),
-        "no_image_id": (without("annotations", "image_id"), "image None is not in"),
-        "image_id_list": (first("annotations", image_id=[1]), r"image \[1\] is not in"),
-        "no_category": (without("annotations", "category_id"), "category None is not among"),
-        "no_box": (without("annotations", "bbox"), "bbox None"),
+        "no_image_id": (without("annotations", "image_id"), "has no 'image_id'"),
+        "image_id_list": (first("annotations", image_id=[1]), r"image_id \[1\]"),
+        "no_category": (without("annotations", "category_id"), "has no 'category_id'"),
+        "no_box": (without("annotations", "bbox"), "has no 'bbox'"),
         "box_of_texts": (first("annotations", bbox=["1", "2", "3", "4"]), "bbox"),
         "box_of_nulls": (first("annotations", bbox=[None] * 4), "bbox"),
         "box_of_lists": (first("annotations", bbox=[[1], [2], [3], [4]]), "bbox"),
@@ -86,9 +86,9 @@ BAD = {
     "mask": {
         "outline_text": (first("annotations", segmentation="abc"), "segmentation 'abc'"),
         "outline_number": (first("annotations", segmentation=7), "segmentation 7"),
-        "outline_of_numbers": (first("annotations", segmentation=[1, 2, 3]), "no polygon"),
-        "outline_of_texts": (first("annotations", segmentation=[["1"] * 6]), "no polygon"),
-        "outline_nan": (first("annotations", segmentation=[[1, 2, 3, 4, 5, NAN]]), "no polygon"),
+        "outline_of_numbers": (first("annotations", segmentation=[1, 2, 3]), "segmentation"),
+        "outline_of_texts": (first("annotations", segmentation=[["1"] * 6]), "segmentation"),
+        "outline_nan": (first("annotations", segmentation=[[1, 2, 3, 4, 5, NAN]]), "segmentation"),
         "crowd_of_another_size": (
             first("annotations", iscrowd=1, segmentation={"size": [3, 3], "counts": [9]}),
             "is not the image's",
@@ -104,9 +104,9 @@ BAD = {
     },
     "keypoint": {
         "keypoints_short": (points(1, 2, 2), "3 keypoint values instead of 15"),
-        "keypoints_text": (points(*"abcdefghijklmno"), "not a list of numbers"),
-        "keypoints_nan": (points(*[NAN] * 15), "not a list of numbers"),
-        "keypoints_number": (first("annotations", keypoints=5), "not a list of numbers"),
+        "keypoints_text": (points(*"abcdefghijklmno"), "keypoints"),
+        "keypoints_nan": (points(*[NAN] * 15), "keypoints"),
+        "keypoints_number": (first("annotations", keypoints=5), "keypoints"),
         "marked_text": (first("annotations", num_keypoints="5"), "num_keypoints '5'"),
         "two_of_one_name": (first("categories", keypoints=["a", "a", "b", "c", "d"]), "one name"),
     },
@@ -236,7 +236,7 @@ def test_ids_decide_nothing(tiny_root, tmp_path, ids):
                     new(row["image_id"]) if ids != "texts" else f"{row['image_id']:09}"
                 )
             file.write_text(json.dumps(data))
-        split = coco.read("scenes_val", root, task=FASTER_RCNN)
+        split = coco.read(coco.find("scenes_val", root), FASTER_RCNN)
         evaluate.rehearse(split, "bbox", [])
         found = []
         for record in split.records:

@@ -47,7 +47,7 @@ def voc(tmp_path):
 def test_records_are_detectron2s(voc):
     from detectron2.data.datasets.pascal_voc import load_voc_instances
 
-    split = coco.read("voc_2007_trainval", voc, task=FASTER_RCNN)
+    split = coco.read(coco.find("voc_2007_trainval", voc), FASTER_RCNN)
     theirs = load_voc_instances(str(voc / "VOC2007"), "trainval", VOC_CLASSES)
     for a, b in zip(split.records, theirs, strict=True):
         assert (a["file_name"], a["image_id"], a["height"], a["width"]) == (
@@ -60,14 +60,14 @@ def test_records_are_detectron2s(voc):
             left, top, width, height = x["bbox"]
             assert [left, top, left + width, top + height] == y["bbox"]
             assert x["category_id"] == y["category_id"]
-    both = join([split, coco.read("voc_2012_trainval", voc, task=FASTER_RCNN)])
+    both = join([split, coco.read(coco.find("voc_2012_trainval", voc), FASTER_RCNN)])
     assert len(both.records) == 6 and both.name == "voc_2007_trainval+voc_2012_trainval"
     with pytest.raises(BadInput, match="VOC has boxes only"):
-        coco.read("voc_2007_test", voc, task=MASK_RCNN)
+        coco.read(coco.find("voc_2007_test", voc), MASK_RCNN)
 
 
 def test_perfect_and_missing_detections(voc):
-    split = coco.read("voc_2007_test", voc, task=FASTER_RCNN)
+    split = coco.read(coco.find("voc_2007_test", voc), FASTER_RCNN)
     exact = [
         {
             "image_id": r["image_id"],
@@ -94,7 +94,7 @@ def test_the_interval_is_of_the_evaluators_ap(voc, monkeypatch, year):
 
     from detection import evaluate
 
-    split = coco.read(f"voc_{year}_trainval", voc, task=FASTER_RCNN)
+    split = coco.read(coco.find(f"voc_{year}_trainval", voc), FASTER_RCNN)
     rng = np.random.default_rng(year)
     found = []
     for record in split.records:

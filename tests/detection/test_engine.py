@@ -1,4 +1,4 @@
-"""What engine.py promises, of both engines."""
+"""Both engines keep the promises of engine.py."""
 
 import pytest
 import torch

@@ -98,7 +98,7 @@ def make(root, task, *, images=25, empty=(), seed=0):
     (root / "coco" / "annotations").mkdir()
     (root / "coco" / "annotations" / f"{kind}_val2017.json").write_text(json.dumps(data))
     return coco.read(
-        "keypoints_coco_2017_val" if people else "coco_2017_val", root, task=task
+        coco.find("keypoints_coco_2017_val" if people else "coco_2017_val", root), task
     ), found
 
 
@@ -246,7 +246,7 @@ def test_nothing_predicted_or_nothing_to_find_is_undefined(tmp_path):
 
 def test_first_images_only(tmp_path):
     split, found = make(tmp_path, FASTER_RCNN)
-    few = coco.read("coco_2017_val_7", tmp_path, task=FASTER_RCNN)
+    few = coco.read(coco.find("coco_2017_val_7", tmp_path), FASTER_RCNN)
     assert [r["image_id"] for r in few.records] == list(range(1, 8))
     mine = [d for d in found if d["image_id"] <= 7]
     ev = oracle(split, mine, "bbox", list(range(1, 8)))

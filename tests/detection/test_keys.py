@@ -152,7 +152,7 @@ def base_of(key):
 
 
 def signature(name, root, out, words, monkeypatch):
-    """What runs, in numbers: the network, two steps of it, a rate for every iteration, what is
+    """The run in numbers: the network, two steps of it, a rate for every iteration, what is
     found in an image."""
     orders = []
     real = engine_detectron2.ImageOrder
@@ -183,7 +183,7 @@ def signature(name, root, out, words, monkeypatch):
 
 
 def scores_of_near_points(p):
-    """What objects' own keypoints score, three pixels aside: a trunk of two steps finds none."""
+    """The score of the objects' own keypoints, three pixels aside: a trunk of two steps finds none."""
     if "keypoints" not in p.task.aps:
         return None
     found = []

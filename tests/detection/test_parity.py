@@ -69,7 +69,7 @@ def simple_name(parts):
 
 
 def to_detectron2_names_of(values):
-    """Of what stands for a parameter: class by class it is the same."""
+    """The same renaming for values that stand for a parameter, one for all classes."""
     indices = {name: torch.full((9, 9), float(i)) for i, name in enumerate(values)}
     known = list(values.values())
     named = to_detectron2_names(indices)

@@ -1,4 +1,4 @@
-"""What would give a wrong number in silence: refused in one line before training, or handled as
+"""Inputs that would give a wrong number are refused in one line before training, or handled as
 COCO's tools do."""
 
 import json

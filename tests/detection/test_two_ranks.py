@@ -1,5 +1,5 @@
-"""Detectron2's engine over two gloo ranks against one process, with an FPN and C4: fresh, and
-continued by as many and by others."""
+"""Two gloo ranks against one process, in both engines: fresh, and continued by as many and by
+others."""
 
 import pytest
 import torch
@@ -13,9 +13,18 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 @pytest.fixture(scope="module")
 def runs(tiny_root, tmp_path_factory):
+    """Folders of Detectron2's runs."""
     pytest.importorskip("detectron2", reason="Detectron2 is not installed: `make detectron2`")
     out = tmp_path_factory.mktemp("ranks")
-    all_runs(tiny_root, out)
+    all_runs("detectron2", tiny_root, out)
+    return out
+
+
+@pytest.fixture(scope="module")
+def precise_runs(tiny_root, tmp_path_factory):
+    """Folders of torchvision's runs in float64."""
+    out = tmp_path_factory.mktemp("ranks")
+    all_runs("torchvision", tiny_root, out)
     return out
 
 
@@ -36,7 +45,7 @@ def numbers(out):
     return {r.column: (r.value, r.ci95) for r in rows}
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", CONFIGS["detectron2"])
 def test_stopped_and_continued_by_two_is_the_same_run(runs, name):
     a, b = runs / "two" / name, runs / "two_two" / name
     for key, value in weights(a).items():
@@ -45,7 +54,7 @@ def test_stopped_and_continued_by_two_is_the_same_run(runs, name):
     assert not list(a.glob(".predictions*"))
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", CONFIGS["detectron2"])
 @pytest.mark.parametrize("kind", ["two", "two_one", "one_two"])
 def test_near_to_one_process(runs, name, kind):
     """Losses of the heads are per process, of as many boxes as it has: near, not equal. The first
@@ -63,3 +72,22 @@ def test_near_to_one_process(runs, name, kind):
     assert kind == "two" or theirs[0] == losses(start)[0]
     assert numbers(other).keys() == numbers(one).keys()
     assert weights(other).keys() == weights(one).keys()
+
+
+@pytest.mark.parametrize("name", CONFIGS["torchvision"])
+@pytest.mark.parametrize("kind", ["two", "two_two", "two_one", "one_two"])
+def test_two_processes_are_one(precise_runs, name, kind):
+    """torchvision's engine normalises over the global batch and draws for each image: two ranks
+    make the same detector, up to the rounding of float64."""
+    one, other = precise_runs / "one" / name, precise_runs / kind / name
+    a, b = weights(one), weights(other)
+    assert a.keys() == b.keys()
+    for key, value in a.items():
+        assert float((value - b[key]).double().norm()) <= 1e-9 * max(
+            float(value.double().norm()), 1
+        ), key
+    assert len(losses(one)) == 3
+    for mine, theirs in zip(losses(one), losses(other), strict=True):
+        assert theirs == pytest.approx(mine, rel=1e-6)  # one term is logged in float32
+    assert numbers(other).keys() == numbers(one).keys()
+    assert not list(other.glob(".predictions*"))

@@ -1,10 +1,11 @@
-"""Detectron2's engine over two ranks, all configs in one pair of processes: starting one costs more
-than three iterations."""
+"""Both engines over two ranks, all configs of one in one pair of processes: starting a pair costs
+more than three iterations."""
 
 from __future__ import annotations
 
+import contextlib
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,17 +15,21 @@ import torch
 from backbench.errors import Preempted
 from backbench.runs.state import StopFlag
 from detection import process_group, train_net
-from detection.run import DetectionRun
+from detection.engine import DetectionEngine
+from detection.run import DetectionRun, Prepared
 from support.detection_runs import asked, built
 
-CONFIGS = (
-    "tiny_faster_rcnn_R_18_FPN",
-    "tiny_mask_rcnn_R_18_FPN",
-    "tiny_keypoint_rcnn_R_18_FPN",
-    "tiny_faster_rcnn_R_50_C4",
-    "tiny_faster_rcnn_ConvNeXt_FPN",
-    "tiny_faster_rcnn_ViT_SFP",
-)
+OTHERS = ("tiny_faster_rcnn_ConvNeXt_FPN", "tiny_faster_rcnn_ViT_SFP")
+CONFIGS = {
+    "detectron2": (
+        "tiny_faster_rcnn_R_18_FPN",
+        "tiny_mask_rcnn_R_18_FPN",
+        "tiny_keypoint_rcnn_R_18_FPN",
+        "tiny_faster_rcnn_R_50_C4",
+        *OTHERS,
+    ),
+    "torchvision": ("tiny_mask_rcnn_R_18_FPN", *OTHERS),
+}
 # Of configs for trunks of any kind
 OTHER_TRUNKS = {
     "tiny_faster_rcnn_ConvNeXt_FPN": "timm:test_convnext",
@@ -36,28 +41,55 @@ EVERY = (
     *("MODEL.RPN.BATCH_SIZE_PER_IMAGE", "20000", "MODEL.RPN.POSITIVE_FRACTION", "1.0"),
     *("MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE", "200", "MODEL.ROI_HEADS.POSITIVE_FRACTION", "1.0"),
     *("MODEL.RPN.POST_NMS_TOPK_TRAIN", "8", "INPUT.MIN_SIZE_TRAIN", "(64,)"),
-    *("INPUT.MIN_SIZE_TEST", "64", "MODEL.WEIGHTS", "random"),
+    *("INPUT.MIN_SIZE_TEST", "64"),
 )
 
 
-def run_of(name: str, root: Path, out: Path, world: int) -> DetectionRun:
+def run_of(engine: str, name: str, root: Path, out: Path, world: int) -> DetectionRun:
     out.mkdir(parents=True, exist_ok=True)
-    # C4 sends every box through a stage of its trunk
-    small = ("MODEL.ROI_BOX_HEAD.POOLER_RESOLUTION", "4") if "C4" in name else ()
+    words = ("MODEL.WEIGHTS", "random")
+    if engine == "detectron2":  # whose losses are per process
+        words += EVERY
+    if "C4" in name:  # it sends every box through a stage of its trunk
+        words += ("MODEL.ROI_BOX_HEAD.POOLER_RESOLUTION", "4")
     if name in OTHER_TRUNKS:
-        small = ("MODEL.TRUNK.ARCH", OTHER_TRUNKS[name])
-    return asked(name, root, out, (*EVERY, *small), engine="detectron2", world=world)
+        words += ("MODEL.TRUNK.ARCH", OTHER_TRUNKS[name])
+    return asked(name, root, out, words, engine=engine, world=world)
+
+
+@contextlib.contextmanager
+def precise(engine: str) -> Iterator[None]:
+    """Inside, torchvision's engine computes in float64. Two ranks round otherwise than one process,
+    and each make of CPU in its own way; in float32 that is enough to swap two proposals."""
+    if engine == "detectron2":
+        yield
+        return
+    single = torch.Tensor.float
+    torch.set_default_dtype(torch.float64)
+    torch.Tensor.float = torch.Tensor.double
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.Tensor.float = single
+
+
+def built_precisely(run: DetectionRun) -> tuple[Prepared, DetectionEngine]:
+    p, engine = built(run)
+    if run.engine == "torchvision":
+        engine.model.double()
+    return p, engine
 
 
 def whole(run: DetectionRun, rank: int = 0) -> None:
     """Train, from the saved state if there is one, and score."""
-    p, engine = built(run)
+    p, engine = built_precisely(run)
     train_net.work(run, p, engine, rank)
 
 
 def stopped(run: DetectionRun, rank: int = 0) -> None:
     """One iteration; its state is saved."""
-    p, engine = built(run)
+    p, engine = built_precisely(run)
     stop = StopFlag()
     stop.requested = "SIGTERM"
     with pytest.raises(Preempted):
@@ -71,10 +103,10 @@ def two_ranks(run: DetectionRun, seat: process_group.Seat) -> int:
     two/<config>: never stopped; two_two/: stopped, continued; two_one/: stopped.
     """
     torch.use_deterministic_algorithms(True)
-    with process_group.joined(run, seat):
+    with process_group.joined(run, seat), precise(run.engine):
         for name in sorted(folder.name for folder in (run.out / "one_two").iterdir()):
             at = {k: run.out / k / name for k in ("two", "two_two", "two_one", "one_two")}
-            runs = {k: run_of(name, run.root, out, 2) for k, out in at.items()}
+            runs = {k: run_of(run.engine, name, run.root, out, 2) for k, out in at.items()}
             whole(runs["two"], seat.rank)
             stopped(runs["two_two"], seat.rank)
             if seat.rank == 0:
@@ -85,13 +117,15 @@ def two_ranks(run: DetectionRun, seat: process_group.Seat) -> int:
     return 0
 
 
-def all_runs(root: Path, out: Path, configs: Sequence[str] = CONFIGS) -> None:
-    """one/ and what is to be done of the others by one process, by this; the rest by two ranks."""
+def all_runs(engine: str, root: Path, out: Path) -> None:
+    """Make one/ and the others' part of one process here, and the rest by two ranks."""
     torch.use_deterministic_algorithms(True)
-    for name in configs:
-        whole(run_of(name, root, out / "one" / name, 1))
-        stopped(run_of(name, root, out / "one_two" / name, 1))
-    first = run_of(configs[0], root, out, 2)
-    process_group.spawn(two_ranks, replace(first, out=out))
-    for name in configs:
-        whole(run_of(name, root, out / "two_one" / name, 1))
+    configs = CONFIGS[engine]
+    with precise(engine):
+        for name in configs:
+            whole(run_of(engine, name, root, out / "one" / name, 1))
+            stopped(run_of(engine, name, root, out / "one_two" / name, 1))
+        first = run_of(engine, configs[0], root, out, 2)
+        process_group.spawn(two_ranks, replace(first, out=out))
+        for name in configs:
+            whole(run_of(engine, name, root, out / "two_one" / name, 1))

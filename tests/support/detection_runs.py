@@ -30,7 +30,7 @@ def asked(
 
 
 def built(run: DetectionRun, device: str = "cpu") -> tuple[Prepared, DetectionEngine]:
-    """What the run has read, and its engine on the device."""
+    """The prepared run, and its engine on the device."""
     prepared = train_net.prepare(run)
     return prepared, train_net.build_engine(run, prepared, torch.device(device))
 
