@@ -1,4 +1,4 @@
-"""The jobs of a grid: recipes and checkpoints x evaluations. Nothing here starts anything.
+"""This turns a grid into jobs: recipes and checkpoints x evaluations. Nothing here starts anything.
 
 A job is one command, `backbench VERB ...`, with a run folder whose name is a pure function of what
 decides its numbers. So the same grid always names the same folders, and what a folder already holds
@@ -16,7 +16,7 @@ from pathlib import Path
 from backbench.errors import BadInput
 from backbench.launch.grid import Evaluation, Grid, evaluations
 from backbench.launch.job import Job
-from backbench.launch.subjects import GridPlaces, Subject, Subjects, folder_name
+from backbench.launch.subjects import GridFolders, Subject, Subjects, folder_name
 from backbench.recipes import config, own_probe
 
 
@@ -36,7 +36,7 @@ def expand(
     claimed: Mapping[str, str] | None = None,
     watching: bool = False,
 ) -> Expansion:
-    """All jobs of the grid, `needs` and `after` before what follows them; each cell exactly once.
+    """Return all jobs of the grid, `needs` and `after` before what follows them; each cell once.
 
     `claimed` (cell -> job name) are the cells of earlier submissions; those that a pack delivers
     stay with it. With `watching`, a glob may still match nothing.
@@ -46,68 +46,71 @@ def expand(
         folder = Path(grid.data).expanduser()
     if folder is not None and not folder.is_dir():
         raise BadInput(f"{where}: data folder {folder} is not there; give --data ROOT")
-    places = GridPlaces(where, runs.resolve(), str(folder.resolve()) if folder else None)
-    # 1. Whatever makes a checkpoint: pretrainings, then imports of foreign files
-    found = Subjects(grid, places, claimed=claimed or {}, watching=watching)
-    found.find()
-    jobs = dict(found.jobs)
-    # 2. What is measured on all of them; what two entries of the grid name is there once
-    measuring = _Measuring(places, found.by_label.values(), claimed or {})
+    folders = GridFolders(where, runs.resolve(), str(folder.resolve()) if folder else None)
+    # 1. What makes a checkpoint: pretrainings, then imports of foreign files
+    subjects = Subjects(grid, folders, claimed=claimed or {}, watching=watching)
+    jobs = dict(subjects.jobs)
+    # 2. What is measured on all of them, once where two entries of the grid name it
+    measuring = _Measuring(folders, claimed or {})
     for evaluation in evaluations(grid, where):
+        alike = _by_dataset_and_protocol(evaluation, subjects.by_label.values(), where)
         for seed in evaluation.seeds:
-            for job in measuring.jobs_of(evaluation, seed):
-                jobs.setdefault(job.name, job)
-    return Expansion(list(jobs.values()), list(measuring.packed), found.waiting)
+            for one, group in alike:
+                for job in measuring.jobs_of(one, seed, group):
+                    jobs.setdefault(job.name, job)
+    return Expansion(list(jobs.values()), list(measuring.packed), subjects.waiting)
+
+
+def _by_dataset_and_protocol(
+    evaluation: Evaluation, subjects: Iterable[Subject], where: str
+) -> list[tuple[Evaluation, list[Subject]]]:
+    """Fill in `own`: return the evaluations that it stands for, each with its checkpoints.
+
+    A foreign file has no recipe here: its own protocol is looked up when it is measured.
+    """
+    alike: dict[tuple[str | None, str | None], list[Subject]] = {}
+    for subject in subjects:
+        trained_on = own_probe.pretrained_on(subject.recipe)
+        if evaluation.pretrained_on and trained_on not in evaluation.pretrained_on:
+            continue
+        dataset = next(iter(evaluation.datasets), None)
+        if dataset == own_probe.OWN:
+            if trained_on is None:
+                raise BadInput(
+                    f"{where}: nobody knows what {subject.file} was pretrained on; name the dataset"
+                    " in place of 'own'"
+                )
+            dataset = trained_on
+        protocol = evaluation.protocol
+        if protocol == own_probe.OWN and dataset is not None and subject.recipe is not None:
+            protocol = own_probe.of_recipe(subject.recipe, dataset) or protocol
+        alike.setdefault((dataset, protocol), []).append(subject)
+    out = []
+    for (dataset, protocol), group in alike.items():
+        datasets = () if dataset is None else (dataset,)
+        one = dataclasses.replace(evaluation, datasets=datasets, protocol=protocol)
+        out.append((one, group))
+    return out
 
 
 class _Measuring:
-    def __init__(
-        self, places: GridPlaces, subjects: Iterable[Subject], claimed: Mapping[str, str]
-    ) -> None:
-        self.places, self.subjects, self.claimed = places, tuple(subjects), claimed
+    """Makes the jobs of evaluations, and remembers which of them fill the cache of features."""
+
+    def __init__(self, folders: GridFolders, claimed: Mapping[str, str]) -> None:
+        self.folders, self.claimed = folders, claimed
         self.packed: dict[str, None] = {}
         # (checkpoint's label, dataset, image geometry) -> job that puts those features in the cache
         self.features: dict[tuple[str, str, str], str] = {}
 
-    def jobs_of(self, evaluation: Evaluation, seed: int) -> Iterator[Job]:
-        """The jobs of one evaluation: ready checkpoints in packs, the others one by one."""
-        for own, subjects in self._of_their_own(evaluation):
-            yield from self._evaluate_alike(own, seed, subjects)
-
-    def _of_their_own(self, evaluation: Evaluation) -> Iterator[tuple[Evaluation, list[Subject]]]:
-        """The evaluation with `own` filled in, and the checkpoints that it is the same for.
-
-        Of a foreign file nobody knows the recipe: its own protocol is found when it is measured.
-        """
-        alike: dict[tuple[str | None, str | None], list[Subject]] = {}
-        for subject in self.subjects:
-            trained_on = own_probe.pretrained_on(subject.recipe)
-            if evaluation.pretrained_on and trained_on not in evaluation.pretrained_on:
-                continue
-            dataset = next(iter(evaluation.datasets), None)
-            if dataset == own_probe.OWN:
-                if trained_on is None:
-                    raise BadInput(
-                        f"{self.places.where}: nobody knows what {subject.file} was pretrained on;"
-                        " name the dataset in place of 'own'"
-                    )
-                dataset = trained_on
-            protocol = evaluation.protocol
-            if protocol == own_probe.OWN and dataset is not None and subject.recipe is not None:
-                protocol = own_probe.of_recipe(subject.recipe, dataset) or protocol
-            alike.setdefault((dataset, protocol), []).append(subject)
-        for (dataset, protocol), subjects in alike.items():
-            datasets = () if dataset is None else (dataset,)
-            yield dataclasses.replace(evaluation, datasets=datasets, protocol=protocol), subjects
-
-    def _evaluate_alike(
+    def jobs_of(
         self, evaluation: Evaluation, seed: int, subjects: Sequence[Subject]
     ) -> Iterator[Job]:
+        """Yield the jobs of one evaluation: ready checkpoints in packs, the others one by one."""
         # A cell's name holds all options that decide its number, and none of the others
         options = dataclasses.asdict(evaluation)
         for name in ("pack", "resources", "seeds", "lists", "pretrained_on"):
             del options[name]
-        slug = f"{_like(evaluation)}-s{seed}-{config.fingerprint(options)[:6]}"
+        slug = f"{_kind(evaluation)}-s{seed}-{config.fingerprint(options)[:6]}"
         alone: list[Subject] = []
         together: list[Subject] = []
         for subject in subjects:
@@ -118,21 +121,19 @@ class _Measuring:
             elif (
                 evaluation.pack == 1
                 or owner == cell  # submitted alone, or run alone by hand
-                or (self.places.runs / cell).is_dir()
+                or (self.folders.runs / cell).is_dir()
                 or subject.maker is not None  # a pack would wait for the slowest maker
             ):
                 alone.append(subject)
             else:
                 together.append(subject)
         for subject in alone:
-            yield from self._measure(evaluation, seed, slug, [subject])
+            yield self._job(evaluation, seed, slug, [subject])
         for start in range(0, len(together), evaluation.pack):
             pack = together[start : start + evaluation.pack]
-            yield from self._measure(evaluation, seed, slug, pack)
+            yield self._job(evaluation, seed, slug, pack)
 
-    def _measure(
-        self, evaluation: Evaluation, seed: int, slug: str, pack: Sequence[Subject]
-    ) -> Iterator[Job]:
+    def _job(self, evaluation: Evaluation, seed: int, slug: str, pack: Sequence[Subject]) -> Job:
         """One evaluation of these checkpoints."""
         labels = [subject.label for subject in pack]
         cells = tuple(f"{label}/{slug}" for label in labels)
@@ -141,18 +142,13 @@ class _Measuring:
         name = cells[0]
         if len(pack) > 1:
             name = f"packs/{slug}-{len(pack)}x-{config.fingerprint(sorted(labels))[:8]}"
-        needs = tuple(subject.maker for subject in pack if subject.maker is not None)
-        end = ("--data", self.places.root, "--out", str(self.places.runs / name))
-        if evaluation.verb == "detect":
-            argv = _detect_argv(evaluation, pack[0].file, end)
-        else:
-            argv = _argv(evaluation, [s.file for s in pack], seed, end)
-        yield Job(
+        end = ("--data", self.folders.root, "--out", str(self.folders.runs / name))
+        return Job(
             name=name,
-            argv=argv,
-            like=_like(evaluation),
+            argv=_argv(evaluation, [subject.file for subject in pack], seed, end),
+            like=_kind(evaluation),
             cells=cells,
-            needs=needs,
+            needs=tuple(subject.maker for subject in pack if subject.maker is not None),
             after=self._after(evaluation, name, labels),
             resources=evaluation.resources,
             arch=pack[0].arch,
@@ -172,7 +168,11 @@ class _Measuring:
 def _argv(
     evaluation: Evaluation, files: Sequence[str], seed: int, end: Sequence[str]
 ) -> tuple[str, ...]:
-    """The command of a verb that takes checkpoints."""
+    """The command that measures these checkpoint files."""
+    if evaluation.verb == "detect":  # it takes one checkpoint, and continues where it stopped
+        engine = evaluation.engine or "auto"
+        argv = ["detect", "--config-file", str(evaluation.config), "--engine", engine, *end]
+        return (*argv, "--checkpoint", files[0], "--resume", *evaluation.args)
     argv = [evaluation.verb, *files]
     if evaluation.datasets:
         option = "--datasets" if evaluation.verb == "linear" else "--dataset"
@@ -185,15 +185,8 @@ def _argv(
     return (*argv, "--seed", str(seed), *evaluation.args, *end)
 
 
-def _detect_argv(evaluation: Evaluation, file: str, end: Sequence[str]) -> tuple[str, ...]:
-    """The command of a detection, which takes one checkpoint, and continues if it is there."""
-    engine = evaluation.engine or "auto"
-    argv = ("detect", "--config-file", str(evaluation.config), "--engine", engine, *end)
-    return (*argv, "--checkpoint", file, "--resume", *evaluation.args)
-
-
-def _like(evaluation: Evaluation) -> str:
-    """What costs the same: `linear-lorac-cifar10`, `detect-mask_rcnn_R_50_FPN_1x-detectron2`."""
+def _kind(evaluation: Evaluation) -> str:
+    """The words of a job's name: `linear-lorac-cifar10`, `detect-mask_rcnn_R_50_FPN_1x`."""
     parts: list[str] = [evaluation.verb]
     if evaluation.protocol is not None:
         parts.append(Path(evaluation.protocol).name.removesuffix(".yaml"))
@@ -208,7 +201,7 @@ def _like(evaluation: Evaluation) -> str:
 
 @functools.cache
 def _geometry(protocol: str | None) -> str | None:
-    """What decides a linear protocol's features: its image geometry, as a fingerprint.
+    """A fingerprint of the image geometry, which decides a linear protocol's features.
 
     None where augmentation makes them anew for every epoch, or where nobody knows it yet.
     """

@@ -1,4 +1,7 @@
-"""Grids: the files under configs/grids, and what they ask to be measured (jobs: `expansion`)."""
+"""A grid is a file under configs/grids: recipes and checkpoints, and what is measured on them.
+
+Here it is read and checked; `expansion` makes its jobs.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +26,8 @@ TABLE4 = tuple(TASKS[name].recipe for name in DETECTION)
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A checkpoint of the grid: a file, a glob, timm:NAME, or the folder of a pretraining, finished
-    or not."""
+    """An entry of `checkpoints`: a file, a glob, timm:NAME, or a pretraining's folder, finished or
+    not. The other keys are options of its import."""
 
     path: str
     name: str | None = None
@@ -33,51 +36,78 @@ class Source:
     epochs: int | None = None
 
 
+@dataclass(frozen=True)
+class SweepPoint:
+    """One point of a sweep: the keys that it changes, and the labels by which it is told apart."""
+
+    changes: dict[str, Any]  # key of the recipe -> value
+    labels: dict[str, Any]  # beta -> 2.0: what follows the name on the leaderboard
+    in_folder: dict[str, Any]  # those of the labels that also stand in the run folder's name
+
+
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """Pretrainings: one recipe, changed by every combination of `vary`, with every seed."""
+    """An entry of `recipes`: pretrainings by one recipe, with every point of `vary` and every seed.
+
+    `vary` maps a key to its values; several keys are combined, each value with each. Keys that move
+    together stand under a name of their own: `batch: {16: {batch_size: 16, epochs: 16}, ...}`.
+    """
 
     recipe: str
     overrides: tuple[str, ...] = ()
     fast: bool | None = None  # `pretrain --fast`; null: as the grid says
-    vary: dict[str, Any] = field(default_factory=dict)  # key: list of values
-    seeds: tuple[int, ...] = ()
-    # The published rows that a point must reproduce, in place of the recipe's own; the last part of
-    # each key of `vary` stands in braces: "cllr:0.1:cllr:resnet50:100:lambda-{weight:g}"
+    vary: dict[str, Any] = field(default_factory=dict)
+    seeds: tuple[int, ...] = ()  # (): as the grid says
+    # The published rows that a point must reproduce, in place of the recipe's own; a label of
+    # `vary` stands in braces: "cllr:0.1:cllr:resnet50:100:lambda-{weight:g}"
     expected: tuple[str, ...] | None = None
     resources: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for key, values in self.vary.items():
-            if not isinstance(values, list | tuple) or not values:
+            if not isinstance(values, list | tuple | Mapping) or not values:
                 raise ValueError(f"vary.{key} must be a list of values, not {values!r}")
+            together = values.values() if isinstance(values, Mapping) else ()
+            if not all(isinstance(keys, Mapping) for keys in together):
+                raise ValueError(f"vary.{key} must map each of its values to the keys it changes")
 
-    def points(self) -> Iterator[dict[str, Any]]:
-        """Each combination of the values that vary, by key."""
-        for values in itertools.product(*self.vary.values()):
-            yield dict(zip(self.vary, values))
+    def points(self) -> Iterator[SweepPoint]:
+        """Yield each combination of what varies; without `vary` the recipe as it is."""
+        axes = []
+        for key, values in self.vary.items():
+            if isinstance(values, Mapping):
+                axes.append([SweepPoint(dict(keys), {key: v}, {}) for v, keys in values.items()])
+            else:
+                short = key.rpartition(".")[2]
+                axes.append([SweepPoint({key: v}, {short: v}, {short: v}) for v in values])
+        for parts in itertools.product(*axes):
+            point = SweepPoint({}, {}, {})
+            for part in parts:
+                point.changes.update(part.changes)
+                point.labels.update(part.labels)
+                point.in_folder.update(part.in_folder)
+            yield point
 
-    def keys(self, point: Mapping[str, Any]) -> list[str]:
-        """The published rows of one point: `expected` with the point's values in it."""
-        values = {key.rpartition(".")[2]: value for key, value in point.items()}
-        keys = []
+    def expected_rows(self, point: SweepPoint) -> list[str]:
+        """Return the published rows of one point: `expected` with the point's labels in it."""
+        rows = []
         for template in self.expected or ():
             try:
-                keys.append(template.format(**values))
+                rows.append(template.format(**point.labels))
             except (KeyError, ValueError, IndexError, AttributeError) as error:
                 raise BadInput(
                     f"expected '{template}': {error}; in braces may stand"
-                    f" {', '.join(values) or 'nothing here'}"
+                    f" {', '.join(point.labels) or 'nothing here'}"
                 ) from None
-        return keys
+        return rows
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """What is measured on every checkpoint: a verb with options.
+    """An entry of `evaluate`: a verb with options, run on every checkpoint.
 
-    `pack` checkpoints share one pass over a dataset. The dataset `own` is what a checkpoint was
-    pretrained on, the protocol `own` its recipe's (or its method's) for that dataset.
+    `pack` checkpoints share one pass over a dataset. The dataset `own` is the one that a checkpoint
+    was pretrained on, the protocol `own` its recipe's (or its method's) for that dataset.
     """
 
     verb: Literal["linear", "semisup", "finetune", "analyze", "detect"]
@@ -88,13 +118,13 @@ class Evaluation:
     config: str | None = None
     engine: Literal["auto", "detectron2", "torchvision"] | None = None
     seeds: tuple[int, ...] = (0,)
-    pretrained_on: tuple[str, ...] = ()  # only checkpoints of these sets; () is all
+    pretrained_on: tuple[str, ...] = ()  # only checkpoints of these datasets; () is all
     pack: int = 1
     args: tuple[str, ...] = ()  # handed to the verb as they are
     resources: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        # What the verb does not take must be as if it had not been written; what it needs must not
+        # An option that the verb does not take must be at its default, one that it needs must not
         verb = VERBS[self.verb]
         empty: dict[str, Any] = {"datasets": (), "pack": 1}
         for name in ("datasets", "protocol", "percent", "lists", "config", "engine", "pack"):
@@ -113,7 +143,7 @@ class Evaluation:
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """configs/grids/*.yaml.
+    """The keys of configs/grids/*.yaml.
 
     `data` may also come from the command line, `lists` from the single evaluations.
     """
@@ -122,14 +152,15 @@ class Grid:
     evaluate: tuple[Any, ...] = ()  # names (table2, table3, table4, imagenet, all) or Evaluations
     checkpoints: tuple[Any, ...] = ()  # paths, globs, folders, or Sources
     recipes: tuple[Any, ...] = ()  # names, files, or Sweeps
+    seeds: tuple[int, ...] = ()  # of recipes that have none of their own here; (): the recipe's
     fast: bool = False  # `pretrain --fast` for all of its pretrainings
     data: str | None = None
     lists: str | None = None
     engine: Literal["auto", "detectron2", "torchvision"] = "auto"
     prints: str | None = None  # the printed table or figure that it makes: lorac:2, arb:fig.7
-    title: str = ""  # what that shows
-    deviations: tuple[str, ...] = ()  # in what its numbers are made otherwise than the paper says
-    pack: int = 4  # for the sets of evaluations, where sharing a pass saves decoding
+    title: str = ""  # of that table or figure
+    deviations: tuple[str, ...] = ()  # where its numbers are made otherwise than the paper says
+    pack: int = 4  # checkpoints that share a pass in the named sets of evaluations
 
     def __post_init__(self) -> None:
         if self.pack < 1:
@@ -137,6 +168,7 @@ class Grid:
 
 
 def read_grid(name: str | Path, overrides: Sequence[str] = ()) -> Grid:
+    """Read a grid by path, or by its name under configs/grids. Raises BadInput."""
     path = config.find_recipe(name, "grids")
     data = config.apply_overrides(config.read_recipe(path), overrides)
     grid = config.build(Grid, {"name": path.stem, **data}, where=str(path))
@@ -149,8 +181,17 @@ def read_grid(name: str | Path, overrides: Sequence[str] = ()) -> Grid:
     return grid
 
 
+def sweeps(grid: Grid, where: str) -> Iterator[Sweep]:
+    """Yield the grid's `recipes` as sweeps that have their seeds and their way to train."""
+    for i, entry in enumerate(grid.recipes):
+        keys = {"recipe": entry} if isinstance(entry, str) else entry
+        sweep = config.build(Sweep, keys, where=f"{where}: recipes[{i}]")
+        is_fast = grid.fast if sweep.fast is None else sweep.fast
+        yield dataclasses.replace(sweep, seeds=sweep.seeds or grid.seeds, fast=is_fast)
+
+
 def evaluations(grid: Grid, where: str) -> list[Evaluation]:
-    """The grid's `evaluate` with the names of whole tables written out, each evaluation once."""
+    """Return the grid's `evaluate` with named tables written out, each evaluation once."""
     tables = _tables(grid)
     # An entry may be written in two ways (a table and its rows): equal evaluations are one
     out: list[Evaluation] = []
@@ -161,23 +202,23 @@ def evaluations(grid: Grid, where: str) -> list[Evaluation]:
                     f"{where}: unknown evaluation '{entry}'; {nearest(entry, tables)}, or a `verb:`"
                     " with options"
                 )
-            new = tables[entry]
+            wanted = tables[entry]
         elif isinstance(entry, Mapping):
-            new = _one_by_one(entry, where=f"{where}: evaluate[{i}]")
+            wanted = _one_per_dataset(entry, where=f"{where}: evaluate[{i}]")
         else:
             raise BadInput(
                 f"{where}: evaluate[{i}] is {entry!r}; a name ({', '.join(tables)}) or a `verb:`"
                 " with options"
             )
-        for each in new:
-            evaluation = _checked(each, grid, where)
+        for one in wanted:
+            evaluation = _checked(one, grid, where)
             if evaluation not in out:
                 out.append(evaluation)
     return out
 
 
 def _tables(grid: Grid) -> dict[str, list[Evaluation]]:
-    """What the names in `evaluate` stand for."""
+    """Return the evaluations that each name in `evaluate` stands for."""
     probe = partial(Evaluation, verb="linear", pack=grid.pack)
     # Probes of one dataset share its decoded images in packs; finetuning and detection cannot
     tables = {
@@ -193,13 +234,13 @@ def _tables(grid: Grid) -> dict[str, list[Evaluation]]:
     return tables
 
 
-def _one_by_one(entry: Mapping[str, Any], where: str) -> list[Evaluation]:
-    """An entry with options, once for each of its datasets. One name may stand without a list."""
-    given = dict(entry)
-    for key in ("datasets", "seeds"):
-        if key in given and not isinstance(given[key], list):
-            given[key] = [given[key]]
-    one = config.build(Evaluation, given, where=where)
+def _one_per_dataset(entry: Mapping[str, Any], where: str) -> list[Evaluation]:
+    """Build an entry with options, once for each of its datasets."""
+    options = dict(entry)
+    for key in ("datasets", "seeds"):  # a single one may stand without a list
+        if key in options and not isinstance(options[key], list):
+            options[key] = [options[key]]
+    one = config.build(Evaluation, options, where=where)
     datasets = TABLE2 if "all" in one.datasets else one.datasets
     if not datasets:
         return [one]
@@ -207,7 +248,7 @@ def _one_by_one(entry: Mapping[str, Any], where: str) -> list[Evaluation]:
 
 
 def _checked(evaluation: Evaluation, grid: Grid, where: str) -> Evaluation:
-    """With the grid's `lists` where it has none of its own; its files and recipes must be there."""
+    """Give the evaluation the grid's `lists` if it has none; refuse files that are not there."""
     if evaluation.verb == "semisup" and not evaluation.lists:
         if not grid.lists:
             raise BadInput(

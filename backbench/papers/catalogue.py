@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from backbench.errors import BadInput, nearest
-from backbench.launch.grid import Grid, Sweep, read_grid
+from backbench.launch import grid as grids
+from backbench.launch.grid import Grid, Sweep, SweepPoint, read_grid
 from backbench.recipes import config
 from backbench.results import judging_rules, published
 from backbench.results.published import Published
@@ -87,15 +88,13 @@ def _item(grid: Grid) -> PrintedItem:
 
 
 def sweeps(grid: Grid) -> Iterator[Sweep]:
-    for i, entry in enumerate(grid.recipes):
-        given = {"recipe": entry} if isinstance(entry, str) else entry
-        yield config.build(Sweep, given, where=f"grid {grid.name}: recipes[{i}]")
+    return grids.sweeps(grid, f"grid {grid.name}")
 
 
-def _expected(sweep: Sweep, point: Mapping[str, Any]) -> list[str]:
+def _expected(sweep: Sweep, point: SweepPoint) -> list[str]:
     """The keys of one point: what the sweep says, else what the recipe does."""
     if sweep.expected is not None:
-        return sweep.keys(point)
+        return sweep.expected_rows(point)
     # `expected=[]` among the overrides, or nothing about it
     recipe = config.apply_overrides(_recipe(sweep.recipe), sweep.overrides)
     return [str(key) for key in recipe.get("expected") or ()]

@@ -197,3 +197,32 @@ def test_running_pretraining_of_an_earlier_grid_is_waited_for(lab):
     (folders[0] / "backbone.safetensors").touch()
     (after,) = expand(read_grid(grid), lab.root / "runs", where="grid", claimed=claimed).jobs
     assert after.name == probe.name and after.needs == ()
+
+
+def test_keys_that_move_together(lab):
+    """Every value of a named axis changes several keys, times the values of a key by itself."""
+    sweep = {
+        "recipe": "demo_simclr",
+        "vary": {
+            "batch": {"16": {"batch_size": 16, "epochs": 1}, "32": {"batch_size": 32, "epochs": 2}},
+            "method.temperature": [0.1, 0.5],
+        },
+        "expected": ["paper:1:simclr:batch-{batch}-tau-{temperature}"],
+    }
+    grid = lab.grid(checkpoints=[], recipes=[sweep], evaluate=[], seeds=[0, 1])
+    jobs = expand(read_grid(grid), lab.root / "runs", where="x", data=lab.data).jobs
+    assert len(jobs) == 8, "two batches, two temperatures, two seeds of the grid"
+    found = set()
+    for job in jobs:
+        end = job.argv.index("--data")
+        recipe = config.apply_overrides({}, job.argv[2:end])
+        label = f"batch={recipe['batch_size']} temperature={recipe['method']['temperature']}"
+        assert recipe["name"] == f"simclr-demo {label}"
+        assert recipe["epochs"] == recipe["batch_size"] // 16
+        assert recipe["expected"] == [
+            f"paper:1:simclr:{label}".replace("=", "-").replace(" temperature", "-tau")
+        ]
+        # A name of ours for several keys is not in the folder's, which is told apart by all of them
+        assert "temperature-" in job.name and "batch" not in job.name
+        found.add((label, recipe["seed"]))
+    assert len(found) == len({job.name for job in jobs}) == 8

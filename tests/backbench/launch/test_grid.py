@@ -46,6 +46,10 @@ from backbench.recipes import config
             {"recipes": [{"recipe": "demo_random", "vary": {"epochs": 3}}]},
             "vary.epochs must be a list of values, not 3",
         ),
+        (
+            {"recipes": [{"recipe": "demo_random", "vary": {"batch": {"16": 16}}}]},
+            "vary.batch must map each of its values to the keys it changes",
+        ),
         ({"data": "/nowhere"}, "data folder /nowhere is not there"),
         ({"name": "a b"}, "name 'a b' may hold letters"),
         ({"evaluat": []}, "unknown key 'evaluat'; did you mean 'evaluate'"),
