@@ -121,7 +121,7 @@ class Cluster:
     setup: tuple[str, ...] = ()  # shell lines before the job
     env: dict[str, str] = field(default_factory=dict)
     gpus: int = 0  # of this machine, for kind local
-    sbatch: dict[str, Any] = field(default_factory=dict)  # further sbatch options, as they are
+    sbatch: dict[str, object] = field(default_factory=dict)  # further sbatch options, as they are
     resources: dict[str, Any] = field(default_factory=dict)
     file: str = ""
     _known: dict[tuple[str, str], Resources] = field(init=False, repr=False, compare=False)

@@ -349,7 +349,7 @@ def _last_lines(path: Path) -> Iterator[str]:
 # Parsing: what is no record of ours is named and left out
 
 
-def _read(path: Path, parse: Callable[[dict[str, Any], Path], T]) -> T | None:
+def _read(path: Path, parse: Callable[[object, Path], T]) -> T | None:
     """Read one record; None where there is none, or where no launcher or attempt wrote it."""
     try:
         return parse(jsons.read(path), path)
@@ -375,7 +375,7 @@ def _typed(cls: Any) -> Callable[[object], Any]:
     return TypeAdapter(cls).validate_python
 
 
-def _parse_submission(data: dict[str, Any], path: Path) -> Submission:
+def _parse_submission(data: object, path: Path) -> Submission:
     if control := printable.control_below(data):
         raise ValueError(f"'{control[0]}' holds the control character {control[1]}")
     submission: Submission = _typed(Submission)(data)
@@ -399,7 +399,7 @@ def _parse_submission(data: dict[str, Any], path: Path) -> Submission:
     return submission
 
 
-def _parse_status(data: dict[str, Any], path: Path) -> Status:
+def _parse_status(data: object, path: Path) -> Status:
     status: Status = _typed(Status)(data)
     for attempt in status["attempts"]:
         _check_number("start", attempt["start"])

@@ -88,16 +88,21 @@ def run_grid(args: argparse.Namespace) -> int:
         commands=CommandLine(args.parsed, args.check),
     )
     if args.dry_run:
-        snapshot = Snapshot(request.ledger)
-        plan = request.plan(snapshot, watching=True)  # also shows what --watch would wait for
-        if not (plan.new or plan.known or plan.waiting):
-            request.plan(snapshot, watching=False)  # says which of its names match nothing
-        sys.stdout.write(plan_text(plan, cluster, snapshot))
-        return 0
-    if cluster.kind == "slurm":
+        return _dry_run(request)
+    if request.target.cluster.kind == "slurm":
         return _run_on_slurm(request)
     find = partial(_missing_here, request)
     return run_here(request.ledger, request.target, find, interval=request.interval)
+
+
+def _dry_run(request: Request) -> int:
+    """Print the plan and submit nothing."""
+    snapshot = Snapshot(request.ledger)
+    plan = request.plan(snapshot, watching=True)  # also shows what --watch would wait for
+    if not (plan.new or plan.known or plan.waiting):
+        request.plan(snapshot, watching=False)  # says which of its names match nothing
+    sys.stdout.write(plan_text(plan, request.target.cluster, snapshot))
+    return 0
 
 
 def _split_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:
