@@ -45,13 +45,13 @@ class Checkpoint:
     method: str
     epochs: int | None = None
     state_dict: Mapping[str, Tensor]
-    reading: str = ""  # what of the trunk's output is the feature (`readings`)
+    reading: str = ""  # which part of the trunk's output is the feature (`readings`)
     heads: Mapping[str, Tensor] = field(default_factory=dict)
     pixels: Pixels = field(default_factory=Pixels)
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _check_words(self)
+        _check_texts(self)
         # One trunk has one name
         family = archs.family_of(self.arch)
         arch, stem = family.canonical(self.arch, self.stem)
@@ -95,7 +95,7 @@ class Checkpoint:
 
     @property
     def trunk(self) -> str:
-        """What its rows call the trunk: with how it is read, where there is more than one way."""
+        """The trunk's name in result rows, with its reading where there is more than one."""
         return self.arch if self.reading == POOLED else f"{self.arch} {self.reading}"
 
     @property
@@ -134,7 +134,7 @@ class Checkpoint:
             "epochs": self.epochs,
             "pixels": dataclasses.asdict(self.pixels),
             "provenance": dict(self.provenance),
-            # Of the bytes that are written, whatever has been done to the tensors since
+            # Computed from the bytes that are written: the tensors may have changed since
             "digest": self._digest_of_tensors(),
         }
         if not self.family.tensors_say_all:
@@ -224,14 +224,15 @@ def from_about(
     )
 
 
-def _check_words(checkpoint: Checkpoint) -> None:
-    """What is printed and compared must be text of one line; a header may say anything."""
+def _check_texts(checkpoint: Checkpoint) -> None:
+    """Refuse names that are not text of one line: a file's header may say anything."""
     said = {"method": checkpoint.method, "name": checkpoint.provenance.get("name", "")}
     for what, text in said.items():
         if text is not None and not isinstance(text, str):
             raise BadInput(f"the checkpoint's {what} is no text but {str(text)[:40]!r}")
-        if text and (found := printable.control_in(text)):
-            raise BadInput(f"the checkpoint's {what} holds the control character {found}")
+        control = printable.control_in(text) if text else None
+        if control:
+            raise BadInput(f"the checkpoint's {what} holds the control character {control}")
     epochs = checkpoint.epochs
     if epochs is not None and (type(epochs) is not int or not 0 <= epochs < 10**9):
         raise BadInput(f"the checkpoint's epochs are {str(epochs)[:40]!r}, not a whole number")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 Shape = tuple[int, ...]
 Tables = dict[str, dict[str, "Tensor"]]  # dotted path in a file -> its tensors by key
-# What a file holds: nested dicts and lists with tensors and plain values at the leaves
+# A file's content: nested dicts and lists with tensors and plain values at the leaves
 Tree = object
 
 NATIVE = "native"  # the stem of a trunk that has but one
@@ -36,7 +36,7 @@ NATIVE = "native"  # the stem of a trunk that has but one
 
 @dataclass(frozen=True, kw_only=True)
 class TrunkMetadata:
-    """What is known of a file's trunk besides its tensors: from the command line, or from a small
+    """Knowledge about a file's trunk besides its tensors: from the command line, or from a small
     file beside the weights.
 
     `arch` is a trunk's whole name; `options` change the name that the format has for it.

@@ -1,5 +1,4 @@
-"""What a safetensors file says about itself, without reading its tensors: the one reader of that
-header.
+"""Reads the header of a safetensors file, without its tensors.
 
 Layout: 8 bytes little-endian length, that many bytes of JSON (tensor -> dtype, shape, data_offsets;
 `__metadata__` -> texts), then the tensors. A Checkpoint keeps its own description in the metadata,
@@ -28,7 +27,7 @@ class Header:
 
     @property
     def digest(self) -> str | None:
-        """Of the weights, as the Checkpoint recorded it."""
+        """The digest of the weights, as the Checkpoint recorded it."""
         digest = self.about.get("digest")
         return digest if isinstance(digest, str) else None
 
@@ -52,7 +51,7 @@ def read(file: Path) -> Header | None:
 
 
 def about(file: Path) -> Mapping[str, Any]:
-    """What a Checkpoint file says about itself; nothing for any other file."""
+    """The description in a Checkpoint file; empty for any other file."""
     header = read(file)
     return header.about if header is not None else {}
 

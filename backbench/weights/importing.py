@@ -190,7 +190,7 @@ class FileContents:
     # --- which trunk ---
 
     def default_encoder(self) -> str | None:
-        """The encoder that is taken without being asked for; None where that would be a guess."""
+        """The encoder that is taken where none is named; None where that would be a guess."""
         if self.form is not None:
             return self.form.default if self.form.default in self.encoders else None
         return next(iter(self.encoders)) if len(self.trunks) == 1 else None
@@ -220,7 +220,7 @@ class FileContents:
         return first
 
     def _undecided(self) -> str:
-        """Why no encoder is taken without being asked for."""
+        """The reason why no encoder is taken by default."""
         labels = []
         for trunks in self.encoders.values():
             labels += [f"'{trunk.label}'" for trunk in trunks]
@@ -435,7 +435,7 @@ class FileContents:
         """The file's own key that looks most like the first missing one."""
         if not missing:
             return ""
-        # What a trunk of another table has taken is not meant either
+        # A key that a trunk of another table has taken is not meant either
         taken = {key for trunk in self.trunks for key in trunk.keys.values()}
         free = [key for _, key in self._free() if key not in taken]
         close = difflib.get_close_matches(missing[0], free[:5000], n=1, cutoff=0.8)
@@ -485,7 +485,7 @@ _GROUPS = (
 
 
 def _group(table: str, key: str) -> str:
-    """What a tensor outside the trunk belongs to, judged by its name."""
+    """The purpose of a tensor outside the trunk, judged by its name."""
     if any(part in table.lower() for part in ("optim", "scheduler", "scaler", "amp")):
         return "optimiser"
     name = unwrapped(key).lower()

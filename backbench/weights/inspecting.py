@@ -1,4 +1,4 @@
-"""What a weight file holds, whole or not: the report behind `backbench inspect`."""
+"""The report on a weight file, whole or not, behind `backbench inspect`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class EncoderReport(TypedDict):
 
 
 class Allows(TypedDict):
-    """What can be done with the trunk."""
+    """Uses that the trunk allows."""
 
     reading: str
     feature_dim: int
@@ -193,7 +193,7 @@ def _own_encoder(own: Checkpoint) -> EncoderReport:
 
 
 def untrained_signs(state_dict: Mapping[str, Tensor]) -> list[str]:
-    """What betrays a trunk that was never trained; empty for a trained one."""
+    """Signs that a trunk was never trained; empty for a trained one."""
     signs = []
     # A network that saw one batch has running variances other than 1.
     variances = [v for k, v in state_dict.items() if k.endswith("running_var")]

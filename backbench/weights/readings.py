@@ -1,4 +1,4 @@
-"""What of a trunk's output is the feature: part of every number, named in every row.
+"""Readings: the part of a trunk's output that is the feature. Every result row names its reading.
 
     pooled       the network's own pooling: the mean of the last map, normed where it has a norm
     cls          the class token after the last norm
@@ -23,7 +23,7 @@ _TOKENS = re.compile(r"(?:(cls)(?:@([1-9]\d?))?)?(?:(?:^|\+)(mean))?")
 
 
 class TokenReading(NamedTuple):
-    """Class tokens of the last `layers` layers, and whether the mean of the patches follows."""
+    """A feature of class tokens of the last `layers` layers, then the patches' mean if `mean`."""
 
     layers: int
     mean: bool
@@ -36,10 +36,10 @@ class TokenReading(NamedTuple):
 
 def tokens(reading: str) -> TokenReading:
     """'cls@4+mean' -> (4, True); BadInput for what is no reading of tokens."""
-    found = _TOKENS.fullmatch(reading)
-    if not reading or found is None:
+    parts = _TOKENS.fullmatch(reading)
+    if not reading or parts is None:
         raise BadInput(
             f"reading '{reading[:40]}': expected cls, mean, cls+mean, cls@N, cls@N+mean, map or pooled"
         )
-    layers = int(found[2] or 1) if found[1] else 0
-    return TokenReading(layers, found[3] is not None)
+    layers = int(parts[2] or 1) if parts[1] else 0
+    return TokenReading(layers, parts[3] is not None)

@@ -1,4 +1,4 @@
-"""What every trunk offers to pretraining, probes, finetuning and detection."""
+"""The interface of a trunk: pretraining, probes, finetuning and detection all use it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Trunk(nn.Module, ABC):
     """An image encoder without a head.
 
     `arch` and `stem` name it in recipes and checkpoints; its state dict holds these names and
-    nothing else. `reading` says what of its output is the feature (`readings`), and `feature_dim`
+    nothing else. `reading` names the part of its output that is the feature (`readings`), and `feature_dim`
     is that feature's width. `strides` and `widths` are those of the maps that `stages` gives; both
     are empty where it gives none. `size` is the only side of an image that it takes, in pixels
     (None: any), and both sides must be multiples of `divisor`.
@@ -78,7 +78,7 @@ class Trunk(nn.Module, ABC):
             )
 
     def other_sizes(self) -> str:
-        """What one would do to use images of another size."""
+        """Advice to a user who has images of another size."""
         return "use a protocol of that size"
 
 

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from backbench.errors import BadInput
 from backbench.untrusted import opening, pickles
+from backbench.weights.family import Tree
 
 _LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # torch before 1.6: its magic number, pickled
 _NOT_WEIGHTS = (
@@ -47,72 +48,60 @@ class Inert:
     """Stands in for an object of a package that is not imported: takes any arguments and any state,
     keeps nothing."""
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Inert:
+    def __new__(cls, *args: object, **kwargs: object) -> Inert:
         return super().__new__(cls)
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: object, **kwargs: object) -> None:
         pass
 
-    def __setstate__(self, state: Any) -> None:
+    def __setstate__(self, state: object) -> None:
         pass
 
 
-def _empty_dict(*args: Any) -> dict[Any, Any]:
+def _empty_dict(*args: object) -> dict[object, object]:
     return {}
 
 
-# What the published files name beside tensors and plain values. The names are all that is known of
+# Published files name these beside tensors and plain values. The names are all that is known of
 # these packages.
-STAND_INS: dict[str, Callable[..., Any]] = {
-    "argparse.Namespace": Inert,  # the arguments: facebookresearch/dino main_dino.py, timm, torchvision's references
-    "pathlib.PosixPath": Inert,
-    "pathlib._local.PosixPath": Inert,
-    "collections.defaultdict": _empty_dict,
+_INERT = (
+    "argparse.Namespace",  # arguments: facebookresearch/dino main_dino.py, timm, torchvision's references
+    *("pathlib.PosixPath", "pathlib._local.PosixPath"),
     # numpy scalars and arrays among the metrics that mmengine, VISSL and Lightning save
-    "numpy.core.multiarray.scalar": Inert,
-    "numpy._core.multiarray.scalar": Inert,
-    "numpy.core.multiarray._reconstruct": Inert,
-    "numpy._core.multiarray._reconstruct": Inert,
-    "numpy.ndarray": Inert,
-    "numpy.dtype": Inert,
-    **{
-        f"numpy.dtypes.{kind}DType": Inert
-        for kind in ("Float64", "Float32", "Int64", "Int32", "Bool")
-    },
+    *("numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar"),
+    *("numpy.core.multiarray._reconstruct", "numpy._core.multiarray._reconstruct"),
+    *("numpy.ndarray", "numpy.dtype", "numpy.dtypes.Float64DType", "numpy.dtypes.Float32DType"),
+    *("numpy.dtypes.Int64DType", "numpy.dtypes.Int32DType", "numpy.dtypes.BoolDType"),
     # mmengine's message hub
-    "mmengine.logging.history_buffer.HistoryBuffer": Inert,
-    "builtins.getattr": Inert,
+    *("mmengine.logging.history_buffer.HistoryBuffer", "builtins.getattr"),
     # hyper-parameters and callbacks in Lightning's files; solo-learn's are omegaconf's
-    "pytorch_lightning.utilities.parsing.AttributeDict": dict,
-    "lightning_fabric.utilities.data.AttributeDict": dict,
-    "pytorch_lightning.callbacks.model_checkpoint.ModelCheckpoint": Inert,
-    "omegaconf.dictconfig.DictConfig": Inert,
-    "omegaconf.listconfig.ListConfig": Inert,
-    "omegaconf.nodes.AnyNode": Inert,
-    "omegaconf.base.Metadata": Inert,
-    "omegaconf.base.ContainerMetadata": Inert,
-    "typing.Any": Inert,
-    "builtins.dict": Inert,
-    "builtins.list": Inert,
-    "builtins.int": Inert,
-    "builtins.float": Inert,
-    "builtins.str": Inert,
-    "builtins.bool": Inert,
-    # the configuration in VISSL's files
-    "vissl.utils.hydra_config.AttrDict": dict,
+    "pytorch_lightning.callbacks.model_checkpoint.ModelCheckpoint",
+    *("omegaconf.dictconfig.DictConfig", "omegaconf.listconfig.ListConfig"),
+    *("omegaconf.nodes.AnyNode", "omegaconf.base.Metadata", "omegaconf.base.ContainerMetadata"),
+    *("typing.Any", "builtins.dict", "builtins.list", "builtins.int", "builtins.float"),
+    *("builtins.str", "builtins.bool"),
+)
+_DICTS = (
+    "pytorch_lightning.utilities.parsing.AttributeDict",
+    "lightning_fabric.utilities.data.AttributeDict",
+    "vissl.utils.hydra_config.AttrDict",  # the configuration in VISSL's files
+)
+STAND_INS: dict[str, Callable[..., object]] = {
+    **dict.fromkeys(_INERT, Inert),
+    **dict.fromkeys(_DICTS, dict),
+    "collections.defaultdict": _empty_dict,
 }
 
 
 @dataclass(frozen=True)
 class Opened:
-    """A file's content: `tree` is nested dicts and lists with tensors and plain values at the
-    leaves."""
+    """A file's content."""
 
     path: Path
     container: str  # torch zip | torch legacy | pickle | safetensors
     sha256: str
     size: int
-    tree: Any
+    tree: Tree
     metadata: Mapping[str, str]  # safetensors only
 
 
@@ -131,6 +120,7 @@ def open_file(path: str | Path) -> Opened:
         with path.open("rb") as file:
             head = file.read(64)
         container, reader = _reader(path, head, size)
+        tree: Tree
         metadata: Mapping[str, str] = {}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -150,7 +140,7 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _reader(path: Path, head: bytes, size: int) -> tuple[str, Callable[[Path], Any]]:
+def _reader(path: Path, head: bytes, size: int) -> tuple[str, Callable[[Path], Tree]]:
     for start, what in _NOT_WEIGHTS:
         if head.startswith(start):
             raise BadInput(what)
@@ -190,12 +180,12 @@ def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], Mapping[str, str]]
         return {key: file.get_tensor(key) for key in file.keys()}, file.metadata() or {}  # noqa: SIM118
 
 
-def _read_torch_zip(path: Path) -> Any:
+def _read_torch_zip(path: Path) -> Tree:
     _check_zip(path)
     return _torch_load(path, mmap=True)
 
 
-def _read_torch_legacy(path: Path) -> Any:
+def _read_torch_legacy(path: Path) -> Tree:
     with path.open("rb") as file:
         for _ in range(2):  # magic number, protocol version
             pickles.load(file)
@@ -205,7 +195,7 @@ def _read_torch_legacy(path: Path) -> Any:
     return _torch_load(path, mmap=False)
 
 
-def _torch_load(path: Path, *, mmap: bool) -> Any:
+def _torch_load(path: Path, *, mmap: bool) -> Tree:
     known: list[Any] = [(stand_in, name) for name, stand_in in STAND_INS.items()]
     with torch.serialization.safe_globals(known):
         return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
@@ -251,7 +241,7 @@ def _check_storages(archive: zipfile.ZipFile, listing: str) -> None:
     there = {record.filename: record.file_size for record in archive.infolist()}
     storages = _Storages(io.BytesIO(archive.read(listing)))
     storages.load()
-    for key, size in storages.found:
+    for key, size in storages.sizes:
         has = there.get(f"{folder}data/{key}")
         if has is None:
             raise BadInput(f"damaged: record data/{key} is missing; download it again")
@@ -262,14 +252,12 @@ def _check_storages(archive: zipfile.ZipFile, listing: str) -> None:
 
 
 class _Storages(pickles.BoundedUnpickler):
-    """Which storages a data.pkl names, as (key, bytes); everything else in it is left inert.
-
-    What the file may name at all, torch's own reader says afterwards.
-    """
+    """Collects the storages that a data.pkl names, as (key, bytes); everything else in it is left
+    inert. Torch's own reader decides afterwards what the file may name at all."""
 
     def __init__(self, file: BinaryIO) -> None:
         super().__init__(file, encoding="utf-8")
-        self.found: list[tuple[str, int]] = []
+        self.sizes: list[tuple[str, int]] = []
 
     def find_class(self, module: str, name: str) -> Any:
         return _ELEMENT.get(name, _Anything)
@@ -281,29 +269,25 @@ class _Storages(pickles.BoundedUnpickler):
         _, kind, key, _, elements = pid
         if not (isinstance(kind, int) and isinstance(key, str) and isinstance(elements, int)):
             raise pickle.UnpicklingError("damaged: a storage without type, name or size")
-        self.found.append((key, kind * elements))
+        self.sizes.append((key, kind * elements))
         return _Anything()
 
 
-class _Anything(dict[Any, Any]):
+class _Anything(dict[object, object]):
     """Takes whatever a pickle does to an object of a class that is not imported."""
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> _Anything:
+    def __new__(cls, *args: object, **kwargs: object) -> _Anything:
         return super().__new__(cls)
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__()
 
     __hash__ = object.__hash__  # type: ignore[assignment]
 
-    def __setstate__(self, state: Any) -> None:
+    def __setstate__(self, state: object) -> None:
         pass
 
-    def append(self, value: Any) -> None:
-        pass
-
-    def extend(self, values: Any) -> None:
-        pass
+    append = extend = __setstate__
 
 
 # Bytes of an element, by what torch calls the class of a storage
@@ -317,18 +301,18 @@ _ELEMENT = {
 }
 
 
-def _read_pickle(path: Path) -> Any:
+def _read_pickle(path: Path) -> Tree:
     with opening.open_regular(path) as file:
         return _with_tensors(pickles.read(file), {})
 
 
-def _with_tensors(value: Any, done: dict[int, tuple[Any, Any]]) -> Any:
+def _with_tensors(value: Tree, done: dict[int, tuple[Tree, Tree]]) -> Tree:
     """The tree with torch's tensors for numpy's arrays; `done` (by id) visits what is shared
     once."""
     if not isinstance(value, dict | list | np.ndarray):
         return value
     if id(value) not in done:
-        out: Any
+        out: Tree
         if isinstance(value, np.ndarray):
             out = torch.from_numpy(value)
         elif isinstance(value, dict):

@@ -286,7 +286,7 @@ def pieces(
                 habits.setdefault(rule, Counter())[i] += 1
     out = {}
     for ours, (rule, theirs) in chosen.items():
-        # What is missing is called as its like in the other blocks
+        # A missing tensor is called as its like in the other blocks
         usual = habits[rule].most_common(1)[0][0] if rule in habits else 0
         shape = tuple(tensors[ours].shape)
         wanted = SHAPES[rule.shape](shape) if rule is not None else shape

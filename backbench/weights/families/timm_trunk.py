@@ -29,7 +29,7 @@ _OFFSET = 0.1  # of the rule "+0.1"
 
 @functools.cache
 def registered(model: str) -> Any:
-    """The model as timm registers it, without memory: for what it says of itself."""
+    """The model as timm registers it, without memory, for its attributes."""
     import timm
 
     with torch.device("meta"):
@@ -210,7 +210,7 @@ class TimmTrunk(WrappedTrunk):
         if about is None or not hasattr(model, "forward_intermediates"):
             return
         rows = [(i, row["reduction"], row["num_chs"]) for i, row in enumerate(_rows(about))]
-        # Of two maps of one stride the later counts
+        # The later of two maps of one stride counts
         last = {stride: (i, stride, width) for i, stride, width in rows}
         kept = [last[stride] for stride in _PYRAMID if stride in last]
         self.indices = [i for i, _, _ in kept]
