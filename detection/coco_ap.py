@@ -23,7 +23,7 @@ RECALLS = np.linspace(0, 1, 101)
 
 
 @dataclass(frozen=True)
-class CocoFound:
+class RankedDetections:
     """One category's D detections in N images, the surest first, at T thresholds of overlap."""
 
     image: np.ndarray  # (D,): the image's place in the list
@@ -37,13 +37,13 @@ def in_blocks(weights: Tensor) -> list[np.ndarray]:
     return [part.T.contiguous().numpy() for part in weights.split(BLOCK)]
 
 
-def aps(found: CocoFound, blocks: Sequence[np.ndarray]) -> Tensor:
+def aps(ranked: RankedDetections, blocks: Sequence[np.ndarray]) -> Tensor:
     """One category's AP, from 0 to 1, for each draw and threshold: (draws, T). `blocks` (N, b) say
     how often a draw has each image. Where a draw has no object to find the AP has no meaning."""
-    needed = [_needed(found.truths @ weight) for weight in blocks]
+    needed = [_needed(ranked.truths @ weight) for weight in blocks]
     out = []
-    for hit, miss in zip(found.hit, found.miss, strict=True):
-        out.append(_average_precision(found.image, hit, miss, blocks, needed))
+    for hit, miss in zip(ranked.hit, ranked.miss, strict=True):
+        out.append(_average_precision(ranked.image, hit, miss, blocks, needed))
     return torch.stack(out, 1)
 
 
@@ -83,11 +83,11 @@ def _average_precision(
         np.maximum.accumulate(upwards, axis=0, out=upwards)
         # 3. Read off at 101 recalls; 0 where a recall is not reached
         draw = np.arange(weight.shape[1])[:, None]
-        read.append(precision[_places(times, least), draw])
+        read.append(precision[_nth_hits(times, least), draw])
     return torch.from_numpy(np.concatenate(read)).mean(1)
 
 
-def _places(times: np.ndarray, nth: np.ndarray) -> np.ndarray:
+def _nth_hits(times: np.ndarray, nth: np.ndarray) -> np.ndarray:
     """Each of (h, b) hits counts so many `times` in b draws; which of them is a draw's n-th, for
     (b, R) n from 1: (b, R). It is h where a draw has fewer."""
     h, b = times.shape

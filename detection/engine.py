@@ -120,15 +120,15 @@ class DetectionEngine(ABC):
         self, records: Sequence[ImageRecord], *, workers: int
     ) -> Iterator[list[Detection]]:
         """`predict` of each record in turn; `workers` read ahead while the network works."""
-        places = [[i] for i in range(len(records))]
-        images = loading.batches(ToDetect(self, records), places, workers=workers, collate=list)
+        indices = [[i] for i in range(len(records))]
+        images = loading.batches(ToDetect(self, records), indices, workers=workers, collate=list)
         for record, image in zip(records, images, strict=True):
             if isinstance(image, Unreadable):
                 raise BadInput(image.error)
             # Detections are lists: whatever the device, they are there when it returns
             with self._clock.around(self.checkpoint.digest, 1, torch.device("cpu")):
-                found = self.detect(image[0], record)
-            yield found
+                detections = self.detect(image[0], record)
+            yield detections
 
     @property
     def images_per_second(self) -> float | None:

@@ -25,7 +25,7 @@ from backbench.errors import BadInput
 from backbench.parallel import distributed, loading
 from backbench.runs import seeding
 from backbench.runs.state import signals_blocked
-from detection import amp, dialect, keys
+from detection import amp, detectron2_keys, dialect
 from detection.amp import MixedPrecision
 from detection.data.dataset_dicts import Annotation, Detection, ImageRecord
 from detection.data.order import ImageOrder, Slots
@@ -152,8 +152,8 @@ def mapped(mapper: DatasetMapper, record: ImageRecord) -> ModelInput:
     try:
         return mapper(dict(record))
     except (OSError, SyntaxError, SizeMismatchError) as error:
-        line = " ".join(str(error).split())[:160]
-        raise BadInput(f"{record['file_name']}: {line}") from None
+        cause = " ".join(str(error).split())[:160]
+        raise BadInput(f"{record['file_name']}: {cause}") from None
 
 
 def training_mapper(cfg: CfgNode, flip_map: Sequence[int]) -> DatasetMapper:
@@ -235,7 +235,7 @@ class Detectron2Engine(DetectionEngine):
     @staticmethod
     def read_config(given: dialect.Given) -> CfgNode:
         cfg = defaults()
-        keys.check(given, dialect.flat(cfg))
+        detectron2_keys.check(given, dialect.flat(cfg))
         dialect.merge(cfg, given)
         outlines = cfg.INPUT.CROP.ENABLED and cfg.MODEL.MASK_ON
         if outlines and importlib.util.find_spec("shapely") is None:
@@ -345,6 +345,6 @@ class Detectron2Engine(DetectionEngine):
     @torch.no_grad()
     def detect(self, image: ModelInput, record: ImageRecord) -> list[Detection]:
         self.model.eval()
-        found = self.model([image])[0]["instances"].to("cpu")
+        instances = self.model([image])[0]["instances"].to("cpu")
         # Boxes become x, y, w, h; keypoints go half a pixel back.
-        return instances_to_coco_json(found, record["image_id"])
+        return instances_to_coco_json(instances, record["image_id"])

@@ -129,15 +129,15 @@ class TorchvisionEngine(DetectionEngine):
         batch = next(self.batches)
         if isinstance(batch, Unreadable):
             raise BadInput(batch.error)
-        images, targets, places = [], [], []
+        images, targets, slots = [], [], []
         for sample in batch:
             images.append(sample["image"])
             targets.append(on_device(sample["target"], self.device))
-            places.append((sample["iteration"], sample["slot"]))
+            slots.append((sample["iteration"], sample["slot"]))
         # An image's anchors and proposals are drawn by its place in the run, whichever rank it is
         # on.
         for name, sampler in self.model.samplers().items():
-            sampler.generators = [seeding.generator(self.seed, name, *place) for place in places]
+            sampler.generators = [seeding.generator(self.seed, name, *slot) for slot in slots]
         return self.parallel(images, targets)
 
     def step(self) -> dict[str, Tensor]:
@@ -178,15 +178,15 @@ def on_device(target: TrainTarget, device: torch.device) -> TrainTarget:
 
 
 def to_coco(
-    found: Mapping[str, Tensor], record: ImageRecord, height: int, width: int
+    detections: Mapping[str, Tensor], record: ImageRecord, height: int, width: int
 ) -> list[Detection]:
     """Detections on the (height, width) image (RCNNHeads says which tensors) as COCO results on the
     original one; empty boxes are left out:
     detectron2/modeling/postprocessing.py::detector_postprocess."""
-    found = {k: v.cpu() for k, v in found.items()}
+    detections = {k: v.cpu() for k, v in detections.items()}
     # 1. Boxes in pixels of the file
     sx, sy = record["width"] / width, record["height"] / height
-    boxes = found["boxes"] * torch.tensor([sx, sy, sx, sy])
+    boxes = detections["boxes"] * torch.tensor([sx, sy, sx, sy])
     boxes = box_ops.clip_boxes_to_image(boxes, (record["height"], record["width"]))
     keep = torch.where((boxes[:, 2] > boxes[:, 0]) & (boxes[:, 3] > boxes[:, 1]))[0]
     out: list[Detection] = []
@@ -194,19 +194,20 @@ def to_coco(
         x1, y1, x2, y2 = boxes[i].tolist()
         item: Detection = {
             "image_id": record["image_id"],
-            "category_id": int(found["labels"][i]) - 1,  # torchvision's label 0 is the background
+            "category_id": int(detections["labels"][i])
+            - 1,  # torchvision's label 0 is the background
             "bbox": [x1, y1, x2 - x1, y2 - y1],
-            "score": float(found["scores"][i]),
+            "score": float(detections["scores"][i]),
         }
         out.append(item)
     # 2. Masks, from their boxes to the whole image
-    if "masks" in found:
-        pasted = paste(found["masks"][keep], boxes[keep], record["height"], record["width"])
+    if "masks" in detections:
+        pasted = paste(detections["masks"][keep], boxes[keep], record["height"], record["width"])
         for item, outline in zip(out, pasted):
             item["segmentation"] = outline
     # 3. Keypoints, from positions back to pixel indices, as COCO stores them
-    if "keypoints" in found:
+    if "keypoints" in detections:
         scale, half = torch.tensor([sx, sy, 1.0]), torch.tensor([0.5, 0.5, 0.0])
-        for item, points in zip(out, found["keypoints"][keep]):
+        for item, points in zip(out, detections["keypoints"][keep]):
             item["keypoints"] = (points * scale - half).flatten().tolist()
     return out

@@ -83,21 +83,21 @@ def score(
     stats = AP_KINDS[kind].stats
     if not detections:
         return Scores(dict.fromkeys(stats), {}, dict.fromkeys(split.categories), {})
-    found = for_kind(renumbered(detections, split), kind)
-    ev = matched(ground_truth(split, kind), found, kind, sigmas)
+    rows = for_kind(renumbered(detections, split), kind)
+    ev = matched(ground_truth(split, kind), rows, kind, sigmas)
     ev.accumulate()
     with _silent():
         ev.summarize()
     values = {name: _percent(ev.stats[i]) for name, i in stats.items()}
     per_category = _per_category(ev, split)
-    samples = bootstrap(ev, found, split, manifest) if manifest is not None else {}
+    samples = bootstrap(ev, rows, split, manifest) if manifest is not None else {}
     known = intervals_of(values, samples, len(split.records))
     return Scores(values, known, per_category, samples)
 
 
 def matched(
     truth: dict[str, object],
-    found: list[dict[str, object]],
+    rows: list[dict[str, object]],
     kind: str,
     sigmas: Sequence[float],
 ) -> hotcoco.COCOeval:
@@ -105,7 +105,7 @@ def matched(
     import hotcoco
 
     truth_ = hotcoco.COCO(truth)
-    ev = hotcoco.COCOeval(truth_, truth_.load_res(found), kind)
+    ev = hotcoco.COCOeval(truth_, truth_.load_res(rows), kind)
     if kind == "keypoints" and sigmas:
         ev.params.kpt_oks_sigmas = list(sigmas)
     ev.evaluate()
@@ -117,9 +117,9 @@ def rehearse(split: Split, kind: str, sigmas: Sequence[float]) -> None:
     annotations cannot be scored, which would otherwise be learnt after the training."""
     truth = ground_truth(split, kind)
     shape = AP_KINDS[kind].shape
-    found = []
+    rows = []
     for record in split.records[:REHEARSED]:
-        place = place_of(split)[record["image_id"]]
+        place = image_numbers(split)[record["image_id"]]
         for a in record["annotations"][:1]:
             row: dict[str, object] = {"image_id": place, "score": 0.5, "bbox": a["bbox"]}
             row["category_id"] = a["category_id"] + 1
@@ -128,16 +128,16 @@ def rehearse(split: Split, kind: str, sigmas: Sequence[float]) -> None:
                 row[shape] = {"size": [record["height"], record["width"]], "counts": empty}
             elif shape == "keypoints":
                 row[shape] = a["keypoints"]
-            found.append({k: row[k] for k in ("image_id", "category_id", "score", shape)})
-    if not found:
+            rows.append({k: row[k] for k in ("image_id", "category_id", "score", shape)})
+    if not rows:
         return
     try:
-        matched(truth, found, kind, sigmas).accumulate()
+        matched(truth, rows, kind, sigmas).accumulate()
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # hotcoco's own panics are no Exceptions
-        line = " ".join(str(error).split())[:160]
-        raise BadInput(f"{split.file}: its {kind} cannot be scored ({line})") from None
+        cause = " ".join(str(error).split())[:160]
+        raise BadInput(f"{split.file}: its {kind} cannot be scored ({cause})") from None
 
 
 # Scoring numbers images, categories and objects itself, from 1: COCOeval takes whole numbers only,
@@ -145,13 +145,13 @@ def rehearse(split: Split, kind: str, sigmas: Sequence[float]) -> None:
 # by which COCOeval breaks ties.
 
 
-def place_of(split: Split) -> dict[int | str, int]:
+def image_numbers(split: Split) -> dict[int | str, int]:
     return {record["image_id"]: i for i, record in enumerate(split.records, 1)}
 
 
 def renumbered(detections: Sequence[Detection], split: Split) -> list[Detection]:
     """The file's image and category ids as scoring numbers them."""
-    place, label = place_of(split), {id: i for i, id in enumerate(split.ids, 1)}
+    place, label = image_numbers(split), {id: i for i, id in enumerate(split.ids, 1)}
     out: list[Detection] = []
     for d in detections:
         numbers = {"image_id": place[d["image_id"]], "category_id": label[d["category_id"]]}
@@ -187,7 +187,7 @@ def for_kind(detections: Sequence[Detection], kind: str) -> list[dict[str, objec
 def ground_truth(split: Split, kind: str) -> dict[str, object]:
     """The objects of the annotation file in COCO's format, crowds included, with what `kind` is
     scored by. Objects without `area` or `iscrowd` get the box's and 0."""
-    place, label = place_of(split), {id: i for i, id in enumerate(split.ids, 1)}
+    place, label = image_numbers(split), {id: i for i, id in enumerate(split.ids, 1)}
     objects: list[dict[str, object]] = []
     for a in json.loads(split.file.read_text())["annotations"]:
         if a["image_id"] not in place:
@@ -229,13 +229,13 @@ def _percent(value: float) -> float | None:
 
 
 def bootstrap(
-    ev: hotcoco.COCOeval, found: Sequence[Mapping[str, object]], split: Split, manifest: str
+    ev: hotcoco.COCOeval, rows: Sequence[Mapping[str, object]], split: Split, manifest: str
 ) -> dict[str, np.ndarray]:
     """AP, AP50 and AP75 in percent of images drawn with replacement, `found` being what `ev` has
     matched; the draws depend on the list of images alone, so two checkpoints are compared draw by
     draw."""
     weights = drawn(len(split.records), manifest)
-    return summarised(weighted_ap(ev, found, len(split.ids), weights))
+    return summarised(weighted_ap(ev, rows, len(split.ids), weights))
 
 
 def drawn(images: int, manifest: str) -> Tensor:
@@ -267,7 +267,7 @@ def intervals_of(
 
 
 def weighted_ap(
-    ev: hotcoco.COCOeval, found: Sequence[Mapping[str, object]], categories: int, weights: Tensor
+    ev: hotcoco.COCOeval, rows: Sequence[Mapping[str, object]], categories: int, weights: Tensor
 ) -> Tensor:
     """(draws, images) multiplicities -> (draws, thresholds) AP, the mean over the categories 1, 2,
     ... that have ground truth.
@@ -278,9 +278,15 @@ def weighted_ap(
     total = torch.zeros(len(weights), len(ev.params.iou_thrs), dtype=torch.float64)
     counted = torch.zeros(len(weights), 1, dtype=torch.float64)
     blocks = coco_ap.in_blocks(weights)
-    matching = _Matching(ev, _Columns.of(found))
+    image = np.array([row["image_id"] for row in rows])
+    label = np.array([row["category_id"] for row in rows])
+    score = np.array([row["score"] for row in rows])
+    # One category at a time: the matches of every area, image and category at once are gigabytes of
+    # lists
+    ev.params.area_rng, ev.params.area_rng_lbl = ev.params.area_rng[:1], ["all"]
     for category in range(1, 1 + categories):
-        ranked = matching.of(category, weights.shape[1])
+        mine = label == category
+        ranked = ranked_detections(ev, category, image[mine], score[mine], weights.shape[1])
         # A category counts in the draws that have ground truth of it.
         there = weights @ torch.from_numpy(ranked.truths) > 0
         if not there.any():
@@ -290,74 +296,48 @@ def weighted_ap(
     return total / counted.masked_fill(counted == 0, float("nan"))
 
 
-@dataclass(frozen=True)
-class _Columns:
-    """D detections as columns: numbers of images and categories from 1, and scores."""
-
-    image: np.ndarray
-    category: np.ndarray
-    score: np.ndarray
-
-    @classmethod
-    def of(cls, found: Sequence[Mapping[str, object]]) -> _Columns:
-        image, category, score = (
-            np.array([d[key] for d in found]) for key in ("image_id", "category_id", "score")
-        )
-        return cls(image, category, score)
-
-    def where(self, mask: np.ndarray) -> _Columns:
-        return _Columns(self.image[mask], self.category[mask], self.score[mask])
-
-    def surest(self, most: int) -> _Columns:
-        """The `most` surest of each image, in order of images, the surest first; of equals those
-        that came first."""
-        order = np.lexsort((-self.score, self.image))
-        image = self.image[order]
-        rank = np.arange(len(order)) - np.searchsorted(image, image)
-        return self.where(order[rank < most])
-
-
-class _Matching:
-    """COCOeval's matching of all areas, one category at a time: of every area, image and category
-    at once it is gigabytes of lists."""
-
-    def __init__(self, ev: hotcoco.COCOeval, found: _Columns) -> None:
-        self.ev, self.found, self.truth = ev, found, ev.coco_gt
-        ev.params.area_rng, ev.params.area_rng_lbl = ev.params.area_rng[:1], ["all"]
-
-    def of(self, category: int, images: int) -> coco_ap.CocoFound:
-        """The category's detections in images 1 to `images`, ranked."""
-        ev, thresholds = self.ev, len(self.ev.params.iou_thrs)
-        # 1. In images with objects of the category, as COCOeval matches them
-        there = self.truth.get_img_ids(cat_ids=[category])
-        matches: list[ImageMatches] = []
-        if there:
-            ev.params.cat_ids, ev.params.img_ids = [category], there
-            ev.evaluate()
-            matches = [cast(ImageMatches, m) for m in ev.eval_imgs if m is not None]
-        truths = np.zeros(images)
-        for m in matches:
-            truths[m["image_id"] - 1] = len(m["gtIgnore"]) - sum(m["gtIgnore"])
-        score = [s for m in matches for s in m["dtScores"]]
-        places = [m["image_id"] for m in matches for _ in m["dtScores"]]
-        hit = _of_thresholds([m["dtMatches"] for m in matches], thresholds)
-        skip = _of_thresholds([m["dtIgnore"] for m in matches], thresholds)
-        # 2. In all others, where nothing can be matched: most detections need no question
-        mine = self.found.where(self.found.category == category)
-        rest = mine.where(~np.isin(mine.image, there)).surest(ev.params.max_dets[-1])
-        misses = np.ones((thresholds, len(rest.score)), bool)
-        image = np.concatenate([np.array(places, int), rest.image])
-        # 3. The surest first; of equals the first image's, as COCOeval breaks ties
-        ranking = np.lexsort((image, -np.concatenate([np.array(score, float), rest.score])))
-        return coco_ap.CocoFound(
-            image=image[ranking] - 1,
-            hit=np.concatenate([hit & ~skip, ~misses], 1)[:, ranking],
-            miss=np.concatenate([~hit & ~skip, misses], 1)[:, ranking],
-            truths=truths,
-        )
+def ranked_detections(
+    ev: hotcoco.COCOeval, category: int, image: np.ndarray, score: np.ndarray, images: int
+) -> coco_ap.RankedDetections:
+    """One category's detections, `image` (D,) and `score` (D,), matched and ranked; images are
+    numbered from 1 to `images`."""
+    thresholds = len(ev.params.iou_thrs)
+    # 1. In images with objects of the category, as COCOeval matches them
+    there = ev.coco_gt.get_img_ids(cat_ids=[category])
+    matches: list[ImageMatches] = []
+    if there:
+        ev.params.cat_ids, ev.params.img_ids = [category], there
+        ev.evaluate()
+        matches = [cast(ImageMatches, m) for m in ev.eval_imgs if m is not None]
+    truths = np.zeros(images)
+    matched_image: list[int] = []
+    matched_score: list[float] = []
+    for m in matches:
+        truths[m["image_id"] - 1] = len(m["gtIgnore"]) - sum(m["gtIgnore"])
+        matched_image += [m["image_id"]] * len(m["dtScores"])
+        matched_score += m["dtScores"]
+    hit = _of_thresholds([m["dtMatches"] for m in matches], thresholds)
+    skip = _of_thresholds([m["dtIgnore"] for m in matches], thresholds)
+    # 2. In all others nothing can be matched: the surest of each image, as many as COCOeval takes
+    others = ~np.isin(image, there)
+    image, score = image[others], score[others]
+    order = np.lexsort((-score, image))
+    image, score = image[order], score[order]
+    surest = np.arange(len(image)) - np.searchsorted(image, image) < ev.params.max_dets[-1]
+    image = np.concatenate([np.array(matched_image, int), image[surest]])
+    score = np.concatenate([np.array(matched_score, float), score[surest]])
+    misses = np.ones((thresholds, int(surest.sum())), bool)
+    # 3. The surest first; of equals the first image's, as COCOeval breaks ties
+    ranking = np.lexsort((image, -score))
+    return coco_ap.RankedDetections(
+        image=image[ranking] - 1,
+        hit=np.concatenate([hit & ~skip, ~misses], 1)[:, ranking],
+        miss=np.concatenate([~hit & ~skip, misses], 1)[:, ranking],
+        truths=truths,
+    )
 
 
-def _of_thresholds(rows: Sequence[Sequence[Sequence[int]]], thresholds: int) -> np.ndarray:
+def _of_thresholds(lists: Sequence[Sequence[Sequence[int]]], thresholds: int) -> np.ndarray:
     """The (T, d) lists of each image -> (T, sum of d) bool."""
-    columns = [[value for of_image in rows for value in of_image[t]] for t in range(thresholds)]
+    columns = [[value for of_image in lists for value in of_image[t]] for t in range(thresholds)]
     return np.array(columns, np.int64).reshape(thresholds, -1) != 0

@@ -40,17 +40,17 @@ def predict(run: DetectionRun, p: Prepared, engine: DetectionEngine, rank: int) 
     category ids are the file's own."""
     mine = p.val.records[rank :: run.world]
     progress = Progress(run.out, len(mine), "evaluate", unit="image") if rank == 0 else None
-    found: list[list[Detection]] = []  # of each image
+    by_image: list[list[Detection]] = []  # of each image
     workers = min(p.cfg.DATALOADER.NUM_WORKERS, loading.cores(run.world))
     for detections in engine.predictions(mine, workers=workers):
         for detection in detections:
             detection["category_id"] = p.val.ids[detection["category_id"]]
-        found.append(detections)
+        by_image.append(detections)
         if progress is not None:
             progress.advance()
     if run.world > 1:
-        found = _gather(run, found, rank, images=len(p.val.records))
-    return [detection for detections in found for detection in detections]
+        by_image = _gather(run, by_image, rank, images=len(p.val.records))
+    return [detection for detections in by_image for detection in detections]
 
 
 def _gather(

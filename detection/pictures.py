@@ -56,21 +56,21 @@ def _side_by_side(record: ImageRecord, best: Sequence[Detection], split: Split) 
     size = (round(image.width * scale), round(image.height * scale))
     left = image.resize(size)
     right = left.copy()
-    # The objects of the file, then what was found: labels there, the file's ids here
-    pen = ImageDraw.Draw(left)
-    for a in record["annotations"]:
-        label = a["category_id"]
-        _draw(pen, a, label, scale=scale, points=_marked(a))
-    for a in record["annotations"]:
-        label = a["category_id"]
-        _write(pen, split.categories[label], a["bbox"], label, scale)
-    pen = ImageDraw.Draw(right)
-    # The surest last, so that its label lies on top
-    for d in reversed(best):
-        _draw(pen, d, split.ids.index(d["category_id"]), scale=scale, points=_found(d))
+    # The objects of the file have labels; detections have the file's ids. The surest is drawn last,
+    # so that its name lies on top
+    objects = [
+        (a, a["category_id"], split.categories[a["category_id"]]) for a in record["annotations"]
+    ]
+    detected = []
     for d in reversed(best):
         label = split.ids.index(d["category_id"])
-        _write(pen, f"{split.categories[label]} {d['score']:.2f}", d["bbox"], label, scale)
+        detected.append((d, label, f"{split.categories[label]} {d['score']:.2f}"))
+    for side, items, shift in ((left, objects, 0.5), (right, detected, 0.0)):
+        pen = ImageDraw.Draw(side)
+        for item, label, _ in items:
+            _draw(pen, item, label, scale=scale, shift=shift)
+        for item, label, name in items:
+            _write(pen, name, item["bbox"], label, scale)
     # A line above says which side is which
     high = LETTERS + 2 * GAP
     both = Image.new("RGB", (2 * size[0] + GAP, size[1] + high), "white")
@@ -84,35 +84,22 @@ def _side_by_side(record: ImageRecord, best: Sequence[Detection], split: Split) 
     return both
 
 
-def _marked(annotation: Annotation) -> list[tuple[float, float]]:
-    """The keypoints that are marked, as pixel indices again."""
-    values = annotation.get("keypoints", [])
-    places = zip(values[0::3], values[1::3], values[2::3])
-    return [(x - 0.5, y - 0.5) for x, y, visibility in places if visibility > 0]
-
-
-def _found(detection: Detection) -> list[tuple[float, float]]:
-    values = detection.get("keypoints", [])
-    return list(zip(values[0::3], values[1::3]))
-
-
 def _draw(
-    draw: ImageDraw,
-    item: Annotation | Detection,
-    label: int,
-    *,
-    scale: float,
-    points: Sequence[tuple[float, float]],
+    draw: ImageDraw, item: Annotation | Detection, label: int, *, scale: float, shift: float
 ) -> None:
-    """Outline, box and keypoints."""
+    """Outline, box and keypoints. `shift` is where a pixel's middle is: at .5 in annotations. An
+    annotation's keypoint without visibility is not drawn; a detection's last value is its score."""
     colour = COLOURS[label % len(COLOURS)]
     for polygon in outlines(item.get("segmentation")):
         draw.polygon([v * scale for v in polygon], outline=colour)
     x, y, w, h = (v * scale for v in item["bbox"])
     draw.rectangle([x, y, max(x + w, x), max(y + h, y)], outline=colour, width=2)
-    for px, py in points:
-        left, top = px * scale - 3, py * scale - 3
-        right, bottom = px * scale + 3, py * scale + 3
+    values = item.get("keypoints", [])
+    for px, py, seen in zip(values[0::3], values[1::3], values[2::3]):
+        if shift and not seen > 0:
+            continue
+        left, top = (px - shift) * scale - 3, (py - shift) * scale - 3
+        right, bottom = (px - shift) * scale + 3, (py - shift) * scale + 3
         draw.ellipse([left, top, right, bottom], fill=colour, outline="white")
 
 

@@ -97,17 +97,17 @@ def _free_port() -> int:
 def _watch(children: Sequence[BaseProcess], stop: StopFlag) -> None:
     """Until all have ended. From state to state:
 
-    running          -- a signal to this process -->   told: each rank stops after its iteration
-    running, told    -- a rank ends badly -->          the others get GRACE_SECONDS, are then killed
+    running          -- a signal to this process -->   signalled: each rank stops after its iteration
+    running, signalled    -- a rank ends badly -->     the others get GRACE_SECONDS, are then killed
 
-    A rank that was told ends with the status of a stopped run, so `told` goes on the same way. One
+    A rank that was signalled ends with the status of a stopped run, so nothing changes. One
     whose neighbour died would wait for it in a collective.
     """
-    told = False
+    signalled = False
     while alive := [child for child in children if child.is_alive()]:
         alive[0].join(0.2)
-        if stop.requested and not told:
-            told = True
+        if stop.requested and not signalled:
+            signalled = True
             for child in children:
                 if child.pid and child.is_alive():
                     os.kill(child.pid, signal.SIGTERM)

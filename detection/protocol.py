@@ -16,20 +16,21 @@ from detection.dialect import Given, Value
 
 STATED = "# protocol: "
 FROZEN = "MODEL.TRUNK.FROZEN"
-LOOKING = "TEST.EVAL_PERIOD"  # how often a run is looked at decides nothing
-# What may differ between two runs of one protocol: where it runs, how often it saves, the seed, and
-# the trunk's size, which the row names; and what the checkpoint owns.
-FREE = (
-    "MODEL.WEIGHTS",
-    "MODEL.RESNETS.DEPTH",
-    "MODEL.RESNETS.RES2_OUT_CHANNELS",
+LOOKING = "TEST.EVAL_PERIOD"  # stated in a run's folder all the same
+# Where a run computes, how often it saves or is looked at, and the seed, which a row names
+NEUTRAL = {
+    "MODEL.DEVICE",
     "DATALOADER.NUM_WORKERS",
     "SOLVER.CHECKPOINT_PERIOD",
+    LOOKING,
     "OUTPUT_DIR",
     "SEED",
     "VERSION",
-    *dialect.OPTIONAL,
-)
+}
+# Two runs of one protocol may also differ in the trunk's size, which the row names, and in what the
+# checkpoint owns.
+TRUNK_SIZE = {"MODEL.WEIGHTS", "MODEL.RESNETS.DEPTH", "MODEL.RESNETS.RES2_OUT_CHANNELS"}
+FREE = (NEUTRAL - {LOOKING}) | TRUNK_SIZE | dialect.OPTIONAL.keys()
 
 
 def decisive(given: Given) -> dict[str, Value]:

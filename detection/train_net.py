@@ -251,12 +251,10 @@ def train(
     if first and schedule.scores_after(first) and not measure.was_scored(run, first):
         measure.on_the_way(run, p, engine, rank, first)
     engine.model.train()
-    agree = distributed.Agreement()
-    every = max(1, last // LOGGED)
-    metrics: Metrics | None = None
-    progress: Progress | None = None
+    agree, every = distributed.Agreement(), max(1, last // LOGGED)
+    metrics = Metrics(run.out, from_step=first) if rank == 0 else None
+    progress = None
     if rank == 0:
-        metrics = Metrics(run.out, from_step=first)
         progress = Progress(run.out, last, p.task.name, unit="iteration", done=first)
     shown: dict[str, float] = {}  # nothing yet where a run continues between two logged iterations
     saved = time.monotonic()
@@ -268,19 +266,13 @@ def train(
         lr = p.cfg.SOLVER.BASE_LR * factor
         seeding.seed_everything(p.seed, "iteration", iteration, rank)
         losses = engine.step()
-        # 2. What it says. Reading the losses waits for the GPU, so they are read only where they
-        # are logged.
+        # 2. The losses. Reading them waits for the GPU, so they are read only where they are
+        # logged.
         if iteration % every == 0 or iteration + 1 == last:
-            values = mean_over_ranks(losses)
-            total = sum(values.values())
-            if not math.isfinite(total):
-                raise Failed(
-                    f"{run.out}: the loss is {total} at iteration {iteration} ({values}); "
-                    "lower SOLVER.BASE_LR"
-                )
-            shown = {"loss": total}
+            values = logged_losses(losses, run, iteration)
+            shown = {"loss": values["loss"]}
             if metrics is not None:
-                metrics.write(iteration, lr=lr, loss=total, **values)
+                metrics.write(iteration, lr=lr, **values)
         if progress is not None:
             progress.advance(1, **shown, lr=lr)
         # 3. Save, stop. All ranks stop after the same iteration, whichever of them got the signal;
@@ -294,28 +286,34 @@ def train(
             saved = time.monotonic()
             keep_state(state_file, engine, iteration + 1)
         if stopping:
-            process_group.barrier()  # a rank that ends is what the others are killed for: see ranks._watch
-            by = stop.requested or "a signal"
+            # A rank that ends is what the others are killed for: see process_group._watch
+            process_group.barrier()
             raise Preempted(
-                f"{run.out}: stopped by {by} after iteration {iteration + 1}; "
-                "saved; the same command continues"
+                f"{run.out}: stopped by {stop.requested or 'a signal'} after iteration "
+                f"{iteration + 1}; saved; the same command continues"
             )
-        # 4. Look at it on the way, which takes long: with the state saved, and again by a run that
-        # was ended before its line was written.
+        # 4. Score on the way, which takes long: with the state saved, and again by a run that was
+        # ended before its line was written.
         if to_score:
             measure.on_the_way(run, p, engine, rank, iteration + 1)
             engine.model.train()
+    # 5. The end
     if schedule.precise_bn is not None:
         precise_bn.reestimate(engine, records, batches=schedule.precise_bn, after=last)
     if rank == 0:
         keep_final(run, p, engine)
-        state_file.unlink(missing_ok=True)
 
 
-def mean_over_ranks(losses: dict[str, Tensor]) -> dict[str, float]:
-    """Each loss term of the global batch."""
+def logged_losses(losses: dict[str, Tensor], run: DetectionRun, step: int) -> dict[str, float]:
+    """The loss of the global batch, then each of its terms. Raises Failed if it is not finite."""
     terms = torch.stack([v.detach().float() for v in losses.values()])
-    return dict(zip(losses, distributed.mean_over_ranks(terms).tolist()))
+    values = dict(zip(losses, distributed.mean_over_ranks(terms).tolist()))
+    total = sum(values.values())
+    if not math.isfinite(total):
+        raise Failed(
+            f"{run.out}: the loss is {total} at iteration {step} ({values}); lower SOLVER.BASE_LR"
+        )
+    return {"loss": total, **values}
 
 
 def continue_from(state_file: Path, engine: DetectionEngine) -> int:
@@ -351,6 +349,7 @@ def keep_final(run: DetectionRun, p: Prepared, engine: DetectionEngine) -> None:
     }
     with atomic.atomic_path(run.final) as temporary:
         torch.save({"model": engine.model.state_dict(), "backbench": about}, temporary)
+    (run.out / STATE_FILE).unlink(missing_ok=True)
 
 
 def load_final(file: Path) -> dict[str, Tensor]:

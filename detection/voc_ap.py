@@ -35,7 +35,7 @@ class VocObjects:
 
 
 @dataclass(frozen=True)
-class VocFound:
+class VocDetections:
     """One category's detections in all images, in the order in which they were written down."""
 
     image: np.ndarray  # (D,): the image's place in the list
@@ -124,12 +124,12 @@ def bootstrap(
     total = torch.zeros(len(weights), len(THRESHOLDS), dtype=weights.dtype)
     for label, of_label in lines.items():
         words = [line.split() for line in of_label]
-        found = VocFound(
+        ranked = VocDetections(
             image=np.array([place[w[0]] for w in words]),
             scores=np.array([float(w[1]) for w in words]),
             boxes=np.array([[float(v) for v in w[2:]] for w in words]),
         )
-        total += aps(found, objects[label], weights, THRESHOLDS, elevens=_eleven_points(split))
+        total += aps(ranked, objects[label], weights, THRESHOLDS, elevens=_eleven_points(split))
     return evaluate.summarised(total / len(split.categories))
 
 
@@ -147,7 +147,7 @@ def _objects_by_label(split: Split) -> list[dict[int, VocObjects]]:
 
 
 def aps(
-    found: VocFound,
+    ranked: VocDetections,
     objects: Mapping[int, VocObjects],
     weights: Tensor,
     thresholds: Sequence[float],
@@ -157,14 +157,14 @@ def aps(
     """One category's AP, from 0 to 1, for each draw and threshold: (draws, thresholds). `weights`
     (draws, images) says how often a draw has each image; `objects` are those of each image that has
     any. A draw without an object has AP 0, as the evaluator has it."""
-    ranking = np.argsort(-found.scores)  # the evaluator's own call, its ties included
-    image = torch.from_numpy(found.image[ranking])
+    ranking = np.argsort(-ranked.scores)  # the evaluator's own call, its ties included
+    image = torch.from_numpy(ranked.image[ranking])
     truths = torch.zeros(weights.shape[1], dtype=weights.dtype)
     for place, mine in objects.items():
         truths[place] = float((~mine.difficult).sum())
     out = torch.zeros(len(weights), len(thresholds), dtype=weights.dtype)
     for t, threshold in enumerate(thresholds):
-        hits, misses = _matched(found, ranking, objects, threshold)
+        hits, misses = _matched(ranked, ranking, objects, threshold)
         for start in range(0, len(weights), CHUNK):
             part = weights[start : start + CHUNK]
             each = part[:, image]
@@ -175,15 +175,15 @@ def aps(
 
 
 def _matched(
-    found: VocFound, ranking: np.ndarray, objects: Mapping[int, VocObjects], threshold: float
+    ranked: VocDetections, ranking: np.ndarray, objects: Mapping[int, VocObjects], threshold: float
 ) -> tuple[Tensor, Tensor]:
     """(D,) hits and (D,) misses of the ranked detections; those on difficult objects are neither."""
     hits, misses = np.zeros(len(ranking), bool), np.zeros(len(ranking), bool)
     taken: set[tuple[int, int]] = set()
     for i, d in enumerate(ranking):
-        place = int(found.image[d])
+        place = int(ranked.image[d])
         mine = objects.get(place)
-        overlaps = np.zeros(0) if mine is None else _overlaps(found.boxes[d], mine.boxes)
+        overlaps = np.zeros(0) if mine is None else _overlaps(ranked.boxes[d], mine.boxes)
         best = int(overlaps.argmax()) if len(overlaps) else -1
         # 1. On nothing, or on too little of it
         if mine is None or best < 0 or not overlaps[best] > threshold:

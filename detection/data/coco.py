@@ -62,8 +62,8 @@ def _box(value: list[float]) -> list[float]:
 
 
 def _printable(value: str) -> str:
-    if found := printable.control_in(value):
-        raise ValueError(f"holds the control character {found}")
+    if character := printable.control_in(value):
+        raise ValueError(f"holds the control character {character}")
     return value
 
 

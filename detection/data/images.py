@@ -44,7 +44,6 @@ class TrainSample(TypedDict):
     target: TrainTarget
     slot: int
     iteration: int
-    image_id: int | str
 
 
 def shortest_edge(height: int, width: int, size: int, limit: int) -> tuple[int, int]:
@@ -181,7 +180,6 @@ class TrainImages(torch.utils.data.Dataset[TrainSample]):
             "target": target,
             "slot": slot,
             "iteration": iteration,
-            "image_id": record["image_id"],
         }
 
 

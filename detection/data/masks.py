@@ -98,8 +98,10 @@ def outlines(outline: Outline | None) -> list[Polygon]:
     import cv2
     from pycocotools import mask
 
-    stored: object = outline
+    run_lengths: object = outline
     if isinstance(outline["counts"], list):
-        stored = mask.frPyObjects(outline, *outline["size"])
-    contours, _ = cv2.findContours(mask.decode(stored), cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_SIMPLE)
+        run_lengths = mask.frPyObjects(outline, *outline["size"])
+    contours, _ = cv2.findContours(
+        mask.decode(run_lengths), cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_SIMPLE
+    )
     return [c.reshape(-1).tolist() for c in contours if len(c) >= 3]

@@ -63,7 +63,7 @@ class SimplePyramid(nn.Module):
         up, half, quarter = nn.ConvTranspose2d, width // 2, width // 4
         four = [up(width, half, 2, 2), norm(half), nn.GELU(), up(half, quarter, 2, 2)]
         self.levels = nn.ModuleList()
-        for resized, found in (
+        for resized, channels_in in (
             (four, quarter),
             ([up(width, half, 2, 2)], half),
             ([], width),
@@ -72,7 +72,7 @@ class SimplePyramid(nn.Module):
             self.levels.append(
                 nn.Sequential(
                     *resized,
-                    nn.Conv2d(found, channels, 1, bias=False),
+                    nn.Conv2d(channels_in, channels, 1, bias=False),
                     norm(channels),
                     nn.Conv2d(channels, channels, 3, padding=1, bias=False),
                     norm(channels),

@@ -27,7 +27,7 @@ from torchvision.ops import roi_align
 from backbench.parallel import distributed
 from detection.data.images import TrainTarget
 from detection.data.masks import rasterise
-from detection.rcnn.rpn import BalancedSampler, places, smooth_l1
+from detection.rcnn.rpn import BalancedSampler, smooth_l1, true_indices
 
 if TYPE_CHECKING:
     from fvcore.common.config import CfgNode
@@ -63,7 +63,7 @@ class LevelPool(nn.Module):
         level = torch.floor(4 + torch.log2(side / 224 + 1e-8)).clamp(2, 5).to(torch.int64) - 2
         # 3. Pooled level by level, each result back to its box's row
         out = maps[0].new_zeros(len(flat), maps[0].shape[1], self.size, self.size)
-        of_level = places([level == i for i in range(len(maps))])
+        of_level = true_indices([level == i for i in range(len(maps))])
         for i, (feature, here) in enumerate(zip(maps, of_level)):
             pooled = roi_align(
                 feature,
@@ -104,7 +104,7 @@ class RCNNHeads(RoIHeads):
         losses = box_losses(logits, deltas, torch.cat(labels), torch.cat(regression), self.beta)
         # The other heads learn from the positive proposals alone: their boxes, the objects that
         # they matched.
-        positive = places([label > 0 for label in labels])
+        positive = true_indices([label > 0 for label in labels])
         boxes = [p[i] for p, i in zip(proposals, positive)]
         objects = [m[i] for m, i in zip(matched, positive)]
         if self.mask_predictor is not None:
@@ -146,7 +146,7 @@ class RCNNHeads(RoIHeads):
         # A proposal without a visible keypoint in it has nothing to teach:
         # select_proposals_with_visible_keypoints of detectron2/modeling/roi_heads/roi_heads.py.
         marked = [target["keypoints"][mine] for mine, target in zip(objects, targets)]
-        keep = places([visible_inside(m, b) for m, b in zip(marked, boxes)])
+        keep = true_indices([visible_inside(m, b) for m, b in zip(marked, boxes)])
         kept = [of_image[i] for of_image, i in zip(boxes, keep)]
         points = [of_image[i] for of_image, i in zip(marked, keep)]
         pooled = self.keypoint_roi_pool(features, kept)
@@ -166,13 +166,13 @@ class RCNNHeads(RoIHeads):
             logits = self.mask_predictor(self.mask_head(self.mask_roi_pool(features, boxes)))
             rows = torch.arange(len(logits), device=logits.device)
             of_class = logits[rows, torch.cat(labels)].sigmoid()
-            for found, masks in zip(out, of_class.split(counts)):
-                found["masks"] = masks
+            for detections, masks in zip(out, of_class.split(counts)):
+                detections["masks"] = masks
         if self.keypoint_predictor is not None:
             pooled = self.keypoint_roi_pool(features, boxes)
             heat = self.keypoint_predictor(self.keypoint_head(pooled))
-            for found, maps in zip(out, heat.split(counts)):
-                found["keypoints"] = heatmaps_to_keypoints(maps, found["boxes"])[0]
+            for detections, maps in zip(out, heat.split(counts)):
+                detections["keypoints"] = heatmaps_to_keypoints(maps, detections["boxes"])[0]
         return out
 
 

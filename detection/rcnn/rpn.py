@@ -65,21 +65,21 @@ def _draw(mask: Tensor, count: int, n: int, generator: torch.Generator | None) -
     """`n` of the `count` places where the mask is true, which rise; drawn on the CPU, so that a
     GPU's run draws alike."""
     chosen = torch.randperm(count, generator=generator)[:n].sort().values
-    return _place_of(distributed.sent(chosen, mask.device), mask)
+    return _nth_true(distributed.sent(chosen, mask.device), mask)
 
 
-def _place_of(numbers: Tensor, mask: Tensor) -> Tensor:
+def _nth_true(numbers: Tensor, mask: Tensor) -> Tensor:
     """Where the mask (A,) is true for the 0th, 1st, ... time, of each of these numbers."""
     # Up to that place, and not before it, one more than `number` are true
     return torch.searchsorted(mask.cumsum(0), numbers + 1)
 
 
-def places(masks: Sequence[Tensor]) -> list[Tensor]:
+def true_indices(masks: Sequence[Tensor]) -> list[Tensor]:
     """Where each mask (n,) is true, as torch.where says it; on a GPU the host waits once for
     all."""
     counts = torch.stack([mask.sum() for mask in masks]).tolist()
     numbers = [torch.arange(n, device=mask.device) for n, mask in zip(counts, masks)]
-    return [_place_of(those, mask) for those, mask in zip(numbers, masks)]
+    return [_nth_true(those, mask) for those, mask in zip(numbers, masks)]
 
 
 class QuietMatcher(Matcher):
@@ -144,7 +144,7 @@ class RPN(RegionProposalNetwork):
             box_ops.clip_boxes_to_image(proposals[i, best[i]], shape)
             for i, shape in enumerate(image_shapes)
         ]
-        left = places([(b[:, 2] > b[:, 0]) & (b[:, 3] > b[:, 1]) for b in cut])
+        left = true_indices([(b[:, 2] > b[:, 0]) & (b[:, 3] > b[:, 1]) for b in cut])
         boxes_out, logits_out = [], []
         for i, there in enumerate(left):
             boxes, sure = cut[i][there], logits[i, best[i]][there]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from support.detection_loop import OneNumber, normalised_in_bfloat16
-from support.detection_runs import asked, built
+from support.detection_runs import built, run_of_config
 
 from backbench.errors import BadInput, Preempted
 from backbench.runs.state import StopFlag, load_state
@@ -21,7 +21,7 @@ def prepared(root, out, engine, precision, *more):
     words = () if precision == "fp32" else ("SOLVER.AMP.ENABLED", "True")
     words += () if precision == "fp32" else ("SOLVER.AMP.PRECISION", precision)
     name = "tiny_mask_rcnn_R_18_FPN"
-    run = asked(name, root, out, (*PLAIN, *words, *more), engine=engine)
+    run = run_of_config(name, root, out, (*PLAIN, *words, *more), engine=engine)
     return run, *built(run)
 
 
@@ -43,14 +43,14 @@ def test_near_to_float32(tiny_root, tmp_path, engine):
 @pytest.mark.slow
 def test_batch_norm_of_two_ranks_is_summed_in_float32(tiny_root, tmp_path):
     pytest.importorskip("detectron2", reason="Detectron2 is not installed: `make detectron2`")
-    run = asked("tiny_mask_rcnn_R_18_FPN", tiny_root, tmp_path, PLAIN, world=2)
+    run = run_of_config("tiny_mask_rcnn_R_18_FPN", tiny_root, tmp_path, PLAIN, world=2)
     process_group.spawn(normalised_in_bfloat16, run)
 
 
 def in_float16(root, out):
     """A run of one number whose loss is scaled."""
     words = (*PLAIN, "SOLVER.MAX_ITER", "6", "SOLVER.STEPS", "(4,)")
-    run = asked("tiny_faster_rcnn_R_18_FPN", root, out, words)
+    run = run_of_config("tiny_faster_rcnn_R_18_FPN", root, out, words)
     p = train_net.prepare(run)
     p.cfg.SOLVER.AMP.ENABLED = True
     return run, p, OneNumber(p)

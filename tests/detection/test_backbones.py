@@ -6,7 +6,7 @@ import importlib.util
 import pytest
 import timm
 import torch
-from support.detection_runs import asked, built, near_its_checkpoint
+from support.detection_runs import built, near_its_checkpoint, run_of_config
 
 from backbench.errors import BadInput
 from backbench.weights import archs
@@ -52,7 +52,7 @@ def checkpoints(tmp_path_factory):
 
 def run_of(tiny_root, out, checkpoints, arch, *words, name=None, engine="torchvision"):
     name = name or (FPN if arch == CONVNEXT else SIMPLE)
-    return asked(name, tiny_root, out, words, engine=engine, checkpoint=checkpoints(arch))
+    return run_of_config(name, tiny_root, out, words, engine=engine, checkpoint=checkpoints(arch))
 
 
 def body_of(engine):
@@ -242,10 +242,10 @@ def test_refused_in_one_line(tiny_root, tmp_path, checkpoints, asked_for, words)
 def test_other_refusals(tiny_root, tmp_path):
     random = ("MODEL.WEIGHTS", "random")
     with pytest.raises(BadInput, match=r"say MODEL.TRUNK.ARCH"):
-        train_net.prepare(asked(SIMPLE, tiny_root, tmp_path, random))
+        train_net.prepare(run_of_config(SIMPLE, tiny_root, tmp_path, random))
     with pytest.raises(BadInput, match=r"LAYER_DECAY 0.5 would decide nothing"):
         given = (*random, "SOLVER.LAYER_DECAY", "0.5")
-        train_net.prepare(asked("tiny_faster_rcnn_R_18_FPN", tiny_root, tmp_path, given))
+        train_net.prepare(run_of_config("tiny_faster_rcnn_R_18_FPN", tiny_root, tmp_path, given))
     # A ResNet whose first maps are too fine for boxes
     with pytest.raises(BadInput, match=r"conv3 stem.*maps of stride 1, 2, 4, 8"):
         backbones.refuse_shape(archs.build_trunk("resnet18", "conv3"), backbones.FPN)

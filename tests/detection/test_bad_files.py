@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 from PIL import Image
-from support.detection_runs import asked
+from support.detection_runs import run_of_config
 
 from backbench.errors import BadInput
 from detection import evaluate, lint, train_net
@@ -126,7 +126,7 @@ def scenes(tiny_root, tmp_path_factory):
 
 def checked(root, tmp_path, task, engine):
     """Everything that a run does before its folder is made, but for the network."""
-    run = asked(f"tiny_{task}_rcnn_R_18_FPN", root, tmp_path / "run", engine=engine)
+    run = run_of_config(f"tiny_{task}_rcnn_R_18_FPN", root, tmp_path / "run", engine=engine)
     lint.files(train_net.prepare(run))
 
 
@@ -269,7 +269,7 @@ def test_some_objects_without_keypoints(tiny_root, tmp_path, engine):
         a.pop("keypoints")
         a.pop("num_keypoints", None)
     file.write_text(json.dumps(data))
-    run = asked("tiny_keypoint_rcnn_R_18_FPN", tmp_path, tmp_path / "run", engine=engine)
+    run = run_of_config("tiny_keypoint_rcnn_R_18_FPN", tmp_path, tmp_path / "run", engine=engine)
     p, network = built(run)
     network.start(training_records(p.train, p.task), 0, 1)
     network.model.train()

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from PIL import Image
-from support.detection_runs import asked, built, near_its_checkpoint
+from support.detection_runs import built, near_its_checkpoint, run_of_config
 
 from backbench.errors import BadInput
 from detection import lint, train_net, voc_ap
@@ -122,21 +122,21 @@ def test_the_interval_is_of_the_evaluators_ap(voc, monkeypatch, year):
 
 def test_voc_config(voc, tmp_path):
     name = "faster_rcnn_R_50_C4_VOC"
-    run = asked(name, voc, tmp_path / "run", engine="detectron2")
+    run = run_of_config(name, voc, tmp_path / "run", engine="detectron2")
     p = train_net.prepare(run)
     assert (len(p.train.records), len(p.val.records)) == (6, 3)
     lint.files(p)
-    assert asked(name, voc, tmp_path / "auto", engine="auto").engine == "detectron2"
+    assert run_of_config(name, voc, tmp_path / "auto", engine="auto").engine == "detectron2"
     assert protocol(run.given) == "detection-c4-voc-v2"
     with pytest.raises(BadInput, match=r"no key|does not state"):
-        train_net.prepare(asked(name, voc, tmp_path / "run"))
+        train_net.prepare(run_of_config(name, voc, tmp_path / "run"))
 
 
 @pytest.mark.parametrize("what", ["a fraction", "no number", "an empty line"])
 def test_what_only_vocs_evaluator_would_stumble_over(voc, tmp_path, what):
     """Boxes of fractions, as VOC 2012 has some, train; where they are scored they are refused."""
     p = train_net.prepare(
-        asked("faster_rcnn_R_50_C4_VOC", voc, tmp_path / "run", engine="detectron2")
+        run_of_config("faster_rcnn_R_50_C4_VOC", voc, tmp_path / "run", engine="detectron2")
     )
     file = voc / "VOC2007/Annotations/200704.xml"
     names = voc / "VOC2007/ImageSets/Main/test.txt"
@@ -154,7 +154,7 @@ def test_what_only_vocs_evaluator_would_stumble_over(voc, tmp_path, what):
 def test_c4_trunk_arrives(tiny_root, tmp_path):
     import torch
 
-    run = asked("tiny_faster_rcnn_R_50_C4", tiny_root, tmp_path, engine="detectron2")
+    run = run_of_config("tiny_faster_rcnn_R_50_C4", tiny_root, tmp_path, engine="detectron2")
     p, engine = built(run)
     assert near_its_checkpoint(p, engine) <= 1e-5
     assert any("res5.norm" in k for k in engine.model.state_dict())

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.detection_runs import asked, built
+from support.detection_runs import built, run_of_config
 
 from backbench.errors import BadInput
 from backbench.runs import seeding
@@ -15,7 +15,9 @@ def engine(request, tiny_root, tmp_path_factory):
     if request.param == "detectron2":
         pytest.importorskip("detectron2", reason="Detectron2 is not installed: `make detectron2`")
     out = tmp_path_factory.mktemp("run")
-    p, engine = built(asked("tiny_mask_rcnn_R_18_FPN", tiny_root, out, engine=request.param))
+    p, engine = built(
+        run_of_config("tiny_mask_rcnn_R_18_FPN", tiny_root, out, engine=request.param)
+    )
     engine.model.train()
     return engine, training_records(p.train, p.task)
 

@@ -3,7 +3,7 @@ waits for little more than each image's NMS."""
 
 import pytest
 import torch
-from support.detection_runs import asked, built
+from support.detection_runs import built, run_of_config
 from support.pretended_gpu import PretendedGpu
 
 from backbench.runs import seeding
@@ -20,7 +20,7 @@ WAITS = 2 * IMAGES + 1 + 2 + 2 + 2 + 2 + 4
 def test_a_step_waits_for_what_it_must(task, tiny_root, tmp_path):
     words = ("MODEL.WEIGHTS", "random", "SOLVER.IMS_PER_BATCH", str(IMAGES))
     words = (*words, "INPUT.MIN_SIZE_TRAIN", "(64,)", "INPUT.MAX_SIZE_TRAIN", "64")
-    run = asked(f"tiny_{task}_rcnn_R_18_FPN", tiny_root, tmp_path, words)
+    run = run_of_config(f"tiny_{task}_rcnn_R_18_FPN", tiny_root, tmp_path, words)
     losses = []
     with PretendedGpu() as gpu:
         for device in ("cpu", "cuda"):

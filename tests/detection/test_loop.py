@@ -10,7 +10,7 @@ import time
 import pytest
 import torch
 from support.detection_loop import OneNumber, long_scored, stays, stopped_while_saving
-from support.detection_runs import asked
+from support.detection_runs import run_of_config
 
 from backbench.errors import Failed, Preempted
 from backbench.results import store
@@ -24,7 +24,7 @@ SHORT = ("SOLVER.MAX_ITER", "12", "SOLVER.STEPS", "(8,)", "TEST.PRECISE_BN.ENABL
 @pytest.fixture
 def prepared(tiny_root, tmp_path):
     def prepare(*opts):
-        run = asked(
+        run = run_of_config(
             "tiny_faster_rcnn_R_18_FPN",
             tiny_root,
             tmp_path,

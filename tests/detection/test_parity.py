@@ -10,7 +10,7 @@ from detectron2.data import DatasetMapper
 from detectron2.evaluation.coco_evaluation import instances_to_coco_json
 from detectron2.structures import Boxes, ImageList
 from detectron2.utils.events import EventStorage
-from support.detection_runs import asked, built
+from support.detection_runs import built, run_of_config
 
 from backbench.weights import exporting
 from detection import dialect, engine_detectron2
@@ -119,8 +119,8 @@ def pair(request, tiny_root, tmp_path_factory):
         # As large as they are: what the tests read themselves is not resized
         words = (*words, "INPUT.MIN_SIZE_TEST", "128", "INPUT.MAX_SIZE_TEST", "256")
     out = tmp_path_factory.mktemp("run")
-    p, ours = built(asked(name, tiny_root, out, words))
-    _, theirs = built(asked(name, tiny_root, out, words, engine="detectron2"))
+    p, ours = built(run_of_config(name, tiny_root, out, words))
+    _, theirs = built(run_of_config(name, tiny_root, out, words, engine="detectron2"))
     generator = torch.Generator().manual_seed(1)
     images = [to_uint8(load_image(r)) for r in p.train.records[:4]]
     norms = [
@@ -365,7 +365,7 @@ def test_biases_have_a_rate_of_their_own(tiny_root, tmp_path):
     words = ("MODEL.WEIGHTS", "random", "SOLVER.BIAS_LR_FACTOR", "2.0")
     tables = []
     for name in ("torchvision", "detectron2"):
-        run = asked("tiny_faster_rcnn_R_18_FPN", tiny_root, tmp_path, words, engine=name)
+        run = run_of_config("tiny_faster_rcnn_R_18_FPN", tiny_root, tmp_path, words, engine=name)
         _, engine = built(run)
         table = {}
         for group in engine.optimizer.param_groups:

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 import torch
-from support.detection_runs import asked, built, near_its_checkpoint
+from support.detection_runs import built, near_its_checkpoint, run_of_config
 
 from backbench.datasets import embedded
 from backbench.errors import BadInput
@@ -43,7 +43,7 @@ def prepare(data, tmp_path, checkpoint=None, *opts, name=FASTER, world=1):
         checkpoint.save(file)
     opts = opts if checkpoint is not None else ("MODEL.WEIGHTS", "random", *opts)
     out = tmp_path / "run"
-    return train_net.prepare(asked(name, data, out, opts, checkpoint=file, world=world))
+    return train_net.prepare(run_of_config(name, data, out, opts, checkpoint=file, world=world))
 
 
 def edit(data, change, kind="instances", part="val"):
@@ -85,7 +85,7 @@ def test_statistics_come_from_the_checkpoint(tiny_root, tmp_path, trunk):
 
 def test_weights_must_be_named(tiny_root, tmp_path, trunk):
     with pytest.raises(BadInput, match="no weights: give --checkpoint"):
-        train_net.prepare(asked(FASTER, tiny_root, tmp_path, ()))
+        train_net.prepare(run_of_config(FASTER, tiny_root, tmp_path, ()))
     with pytest.raises(BadInput, match="nothing is downloaded"):
         trunk_weights.read(None, "detectron2://ImageNetPretrained/MSRA/R-50.pkl", "resnet50", 0)
     with pytest.raises(BadInput, match="give one"):
@@ -115,7 +115,7 @@ def test_feature_check(tiny_root, tmp_path, trunk):
     elsewhere is refused."""
     file = tmp_path / "x.safetensors"
     trunk.save(file)
-    p, engine = built(asked(FASTER, tiny_root, tmp_path, (), checkpoint=file))
+    p, engine = built(run_of_config(FASTER, tiny_root, tmp_path, (), checkpoint=file))
     assert near_its_checkpoint(p, engine) <= 1e-6
     body = engine.model.backbone.body.trunk
     with torch.no_grad():
@@ -236,7 +236,7 @@ def test_degenerate_objects_are_handled_as_by_coco_tools(data, tmp_path, trunk, 
 def test_a_batch_without_any_object_trains(tiny_root, tmp_path, trunk, task):
     """Every loss is finite and every parameter gets a gradient, so that no rank waits for
     another's."""
-    p, engine = built(asked(f"tiny_{task}_rcnn_R_18_FPN", tiny_root, tmp_path))
+    p, engine = built(run_of_config(f"tiny_{task}_rcnn_R_18_FPN", tiny_root, tmp_path))
     record = {**p.train.records[0], "annotations": []}
     target = images.targets(record, 128, 128, mirrored=False, flip_map=p.train.flip, task=p.task)
     losses = engine.model.train()([images.to_uint8(images.load_image(record))] * 2, [target] * 2)

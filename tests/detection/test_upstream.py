@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from support.detection_runs import asked, built
+from support.detection_runs import built, run_of_config
 
 from backbench.runs import seeding
 from backbench.runs.state import StopFlag
@@ -80,7 +80,7 @@ def test_equals_upstream(tiny_root, tmp_path, monkeypatch, name):
         *("DATASETS.TEST", f"('{dataset}',)"),
     )
     words += SMALL if "C4" in name else ()
-    run = asked(name, tiny_root, tmp_path / "run", words, engine="detectron2")
+    run = run_of_config(name, tiny_root, tmp_path / "run", words, engine="detectron2")
     run.out.mkdir()
     p, engine = built(run)
     fresh = {k: v.clone() for k, v in engine.model.state_dict().items()}

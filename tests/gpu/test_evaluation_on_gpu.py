@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.detection_runs import asked, built, near_its_checkpoint
+from support.detection_runs import built, near_its_checkpoint, run_of_config
 from support.extraction import CPU, checkpoint
 from support.gpu import DEVICE, on_gpu
 
@@ -95,7 +95,7 @@ def test_detectors_take_steps(engine, task, amp, tiny_root, tmp_path):
     for device in ("cpu", DEVICE):
         words = ("MODEL.WEIGHTS", "random", *(AMP[amp] if device == DEVICE else ()))
         name = f"tiny_{task}_rcnn_R_18_FPN"
-        run = asked(name, tiny_root, tmp_path / device, words, engine=engine)
+        run = run_of_config(name, tiny_root, tmp_path / device, words, engine=engine)
         p, made = built(run, device)
         near_its_checkpoint(p, made)
         made.start(training_records(p.train, p.task), 0, 3)

@@ -17,7 +17,7 @@ from backbench.runs.state import StopFlag
 from detection import process_group, train_net
 from detection.engine import DetectionEngine
 from detection.run import DetectionRun, Prepared
-from support.detection_runs import asked, built
+from support.detection_runs import built, run_of_config
 
 OTHERS = ("tiny_faster_rcnn_ConvNeXt_FPN", "tiny_faster_rcnn_ViT_SFP")
 CONFIGS = {
@@ -54,7 +54,7 @@ def run_of(engine: str, name: str, root: Path, out: Path, world: int) -> Detecti
         words += ("MODEL.ROI_BOX_HEAD.POOLER_RESOLUTION", "4")
     if name in OTHER_TRUNKS:
         words += ("MODEL.TRUNK.ARCH", OTHER_TRUNKS[name])
-    return asked(name, root, out, words, engine=engine, world=world)
+    return run_of_config(name, root, out, words, engine=engine, world=world)
 
 
 @contextlib.contextmanager

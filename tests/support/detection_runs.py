@@ -13,7 +13,7 @@ from detection.engine import DetectionEngine
 from detection.run import DetectionRun, Prepared
 
 
-def asked(
+def run_of_config(
     name: str,
     root: Path,
     out: Path,
