@@ -1,4 +1,4 @@
-"""What can be measured: one row per task. Every list of tasks in the suite comes from here.
+"""The tasks that can be measured, one row each. Every list of tasks in the suite comes from here.
 
 A task is a kind of number (a linear probe, the AP of Mask R-CNN); a verb of the command line
 measures one or several of them, and a protocol (a recipe under configs/transfer or
@@ -8,10 +8,10 @@ configs/detection) says how.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Task:
     """A kind of number. Its place in TASKS is its place in every table."""
 
@@ -19,6 +19,7 @@ class Task:
     title: str  # on the page and in tables
     verb: str  # of the command line
     recipe: str  # the protocol where none is named
+    _: KW_ONLY
     # `kind:` of the protocols in configs/transfer that measure it
     kind: str | None = None
     percent: int | None = None  # of ImageNet's labels
@@ -37,7 +38,7 @@ class Task:
 
     @property
     def split(self) -> str:
-        """What it is scored on, as its rows say it: detectors on what their datasets call val."""
+        """The split in its rows: detectors are scored on what their datasets call val."""
         return "val" if self.detects else "test"
 
     def tolerance_on(self, dataset: str) -> float | None:
@@ -48,95 +49,61 @@ TASKS: dict[str, Task] = {
     task.name: task
     for task in (
         Task(
-            name="linear",
-            title="Linear probe",
-            verb="linear",
-            recipe="lorac",
+            "linear",
+            "Linear probe",
+            "linear",
+            "lorac",
             kind="sgd",
             tolerance=1.5,
             tolerances={"imagenet": 0.5, "imagenet100": 1.0, "average": 0.7},
         ),
+        Task("logreg", "Logistic regression", "linear", "logreg", kind="logreg"),
+        Task("knn", "Nearest neighbours", "linear", "knn", kind="knn", cheap=True, tolerance=1.5),
+        Task("fewshot", "Few labels", "linear", "fewshot", kind="fewshot", cheap=True),
         Task(
-            name="logreg",
-            title="Logistic regression",
-            verb="linear",
-            recipe="logreg",
-            kind="logreg",
-        ),
-        Task(
-            name="knn",
-            title="Nearest neighbours",
-            verb="linear",
-            recipe="knn",
-            kind="knn",
-            cheap=True,
-            tolerance=1.5,
-        ),
-        Task(
-            name="fewshot",
-            title="Few labels",
-            verb="linear",
-            recipe="fewshot",
-            kind="fewshot",
-            cheap=True,
-        ),
-        Task(
-            name="semi_1pct",
-            title="1% of labels",
-            verb="semisup",
-            recipe="semisup",
+            "semi_1pct",
+            "1% of labels",
+            "semisup",
+            "semisup",
             kind="finetune",
             percent=1,
             tolerances={"imagenet": 1.5},
         ),
         Task(
-            name="semi_10pct",
-            title="10% of labels",
-            verb="semisup",
-            recipe="semisup",
+            "semi_10pct",
+            "10% of labels",
+            "semisup",
+            "semisup",
             kind="finetune",
             percent=10,
             tolerances={"imagenet": 1.0},
         ),
+        Task("finetune", "Finetuning", "finetune", "finetune", kind="finetune"),
         Task(
-            name="finetune",
-            title="Finetuning",
-            verb="finetune",
-            recipe="finetune",
-            kind="finetune",
-        ),
-        Task(
-            name="faster_rcnn",
-            title="Faster R-CNN",
-            verb="detect",
-            recipe="faster_rcnn_R_50_FPN_1x",
+            "faster_rcnn",
+            "Faster R-CNN",
+            "detect",
+            "faster_rcnn_R_50_FPN_1x",
             ious=("bbox",),
             tolerance=0.5,
         ),
         Task(
-            name="mask_rcnn",
-            title="Mask R-CNN",
-            verb="detect",
-            recipe="mask_rcnn_R_50_FPN_1x",
+            "mask_rcnn",
+            "Mask R-CNN",
+            "detect",
+            "mask_rcnn_R_50_FPN_1x",
             ious=("segm", "bbox"),
             tolerance=0.5,
         ),
         Task(
-            name="keypoint_rcnn",
-            title="Keypoint R-CNN",
-            verb="detect",
-            recipe="keypoint_rcnn_R_50_FPN_1x",
+            "keypoint_rcnn",
+            "Keypoint R-CNN",
+            "detect",
+            "keypoint_rcnn_R_50_FPN_1x",
             ious=("keypoints", "bbox"),
             tolerance=0.5,
         ),
-        Task(
-            name="analyze",
-            title="Feature analysis",
-            verb="analyze",
-            recipe="analyze",
-            cheap=True,
-            ranked=False,
-        ),
+        Task("analyze", "Feature analysis", "analyze", "analyze", cheap=True, ranked=False),
     )
 }
 ORDER = {name: place for place, name in enumerate(TASKS)}
@@ -145,7 +112,7 @@ DETECTION = tuple(name for name, task in TASKS.items() if task.detects)
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuringVerb:
-    """A verb that measures tasks: what a grid's evaluation may say to it, and what it must."""
+    """A verb that measures tasks: the options that a grid may give it, and those that it must."""
 
     takes: tuple[str, ...]
     needs: tuple[str, ...]

@@ -1,5 +1,5 @@
-"""What the world does to a run, in one plain line each: full and forbidden disks, killed workers,
-lost neighbours. What is not here is a fault of backbench."""
+"""One plain line for each way in which the machine fails a run: full and forbidden disks, killed
+workers, lost neighbours. Any other error is a fault of backbench."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ AGAIN = "the same command continues"
 FULL = f"make room (`backbench clean RUNS` lists what can go); {AGAIN} then"
 WORKERS = "loader workers (--workers; in `detect` DATALOADER.NUM_WORKERS)"
 ELSEWHERE = "choose a place that can be written to"
-# errno -> (what is the matter, what to do, exit status). What was wrong from the start is bad
-# input: trying again, as a launcher would, helps nothing
+# errno -> (what is wrong, what to do, exit status). A fault that was there from the start is bad
+# input: trying again, as a launcher would, does not help
 _DISK = {
     errno.ENOSPC: ("the disk is full", FULL, EXIT_FAILED),
     errno.EDQUOT: ("your quota of this disk is used up", FULL, EXIT_FAILED),
@@ -32,7 +32,7 @@ _DISK = {
     errno.ENAMETOOLONG: ("the name is too long", "choose a shorter one", EXIT_BAD_INPUT),
     errno.EMFILE: ("too many open files", f"raise `ulimit -n`; {AGAIN}", EXIT_FAILED),
 }
-# Libraries that write by themselves tell the number only in their text
+# Libraries that write by themselves give the number in their text only
 _CODE = re.compile(r"(?:os error |\bcode: |\[Errno )(\d+)")
 _NO_ROOM = re.compile(r"No space left on device|StorageFull|PytorchStreamWriter failed writing")
 _WORKER = re.compile(
@@ -47,7 +47,7 @@ _NEIGHBOUR = re.compile(
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """An OSError inside that names no file names `path`; so does a library's error of its kind."""
+    """Make an OSError inside that names no file name `path`, and a library's error of that kind, too."""
     try:
         yield
     except OSError as error:
@@ -70,22 +70,26 @@ def _errno_in(text: str) -> int | None:
 
 
 def explain(error: BaseException) -> tuple[str, int] | None:
-    """(the line, the exit status); None for what the world is not to blame for."""
+    """(the line, the exit status); None where the machine is not to blame."""
     text = " ".join(str(error).split())
     if isinstance(error, OSError):
-        return _of_disk(error)
+        return _explain_disk(error)
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         less = f"use a smaller batch or fewer {WORKERS}"
         return f"out of memory ({text[:100] or 'of the machine'}); {less}; {AGAIN}", EXIT_FAILED
+    if _WORKER.search(text) and _SHARED_MEMORY.search(text):
+        less = f"make /dev/shm larger, or take 0 {WORKERS}"
+        return f"a loader worker found no shared memory; {less}; {AGAIN}", EXIT_FAILED
     if _WORKER.search(text):
-        return _of_worker(text), EXIT_FAILED
+        fewer = f"try fewer {WORKERS}"
+        return f"a loader worker was killed, perhaps for memory: {fewer}; {AGAIN}", EXIT_FAILED
     if isinstance(error, RuntimeError) and _NEIGHBOUR.search(text):
         gone = "another process of this run is gone; where it has one, its own line says why"
         return f"{gone}; {AGAIN}", EXIT_FAILED
     return None
 
 
-def _of_disk(error: OSError) -> tuple[str, int] | None:
+def _explain_disk(error: OSError) -> tuple[str, int] | None:
     if "No usable temporary directory" in str(error):
         return f"no folder for temporary files can be written to; set TMPDIR; {AGAIN}", EXIT_FAILED
     if error.errno not in _DISK or error.errno is None:
@@ -93,10 +97,3 @@ def _of_disk(error: OSError) -> tuple[str, int] | None:
     what, remedy, status = _DISK[error.errno]
     where = error.filename2 or error.filename
     return f"{where}: {what}; {remedy}" if where else f"{what}; {remedy}", status
-
-
-def _of_worker(text: str) -> str:
-    if _SHARED_MEMORY.search(text):
-        less = f"make /dev/shm larger, or take 0 {WORKERS}"
-        return f"a loader worker found no shared memory; {less}; {AGAIN}"
-    return f"a loader worker was killed, perhaps for memory: try fewer {WORKERS}; {AGAIN}"

@@ -2,20 +2,23 @@
 
 Two things hold it, because neither is enough:
 
-    a kernel lock    on the file, let go of by the kernel whenever the process ends; between
-                     machines only where the file system carries such locks (NFS does, some
-                     clusters mount it without)
+    a kernel lock    on the file, released by the kernel when the process ends; between machines
+                     only where the file system carries such locks (NFS does, some clusters mount
+                     it without)
     a heartbeat      the file's time of change, moved every few seconds while the process lives;
                      it crosses machines on every file system
 
-From state to state, for who wants the folder:
+Who wants the folder decides by the name in the file:
 
-    nobody named                         -> it is ours
-    a process of this machine is named   -> the kernel knows: refused where it lives, ours where not
-    one of another machine               -> refused as soon as its heart is seen to beat; ours when
-                                            it has not for QUIET_SECONDS
+    nobody                       -> it is ours
+    a process of this machine    -> the kernel knows: refused where it lives, ours where not
+    one of another machine       -> refused as soon as a beat is seen; ours when none came for
+                                    QUIET_SECONDS
 
 Beats are compared with each other and never with a clock of this machine, which may be wrong.
+
+filelock, which torch brings, is not used: its flock is inherited by forked loader workers and
+outlives a parent that was killed; it knows no other machine, and names no holder.
 """
 
 from __future__ import annotations
@@ -24,7 +27,6 @@ import contextlib
 import errno
 import fcntl
 import json
-import logging
 import os
 import platform
 import socket
@@ -36,17 +38,17 @@ from typing import TypedDict
 
 from backbench.errors import BadInput
 from backbench.runs import failures
+from backbench.runs.terminal import log
 
-log = logging.getLogger("backbench")
 LOCK_FILE = "run.lock"
 BEAT_SECONDS = 5.0
 QUIET_SECONDS = 30.0
-# What a file system without such locks answers
+# The answers of a file system without such locks
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
 
 class Holder(TypedDict):
-    """Who is at work, as the file says it."""
+    """The process that is at work, as the file names it."""
 
     host: str
     machine: str  # changes with every start of the machine
@@ -57,7 +59,7 @@ class Holder(TypedDict):
 
 @contextlib.contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Alone in `folder`, which is there; BadInput names whoever else is at work in it."""
+    """Work alone in an existing `folder`; BadInput names another process that is at work in it."""
     file = folder / LOCK_FILE
     descriptor = _take(file)
     ended = threading.Event()
@@ -70,7 +72,7 @@ def held(folder: Path) -> Iterator[None]:
         heart.join()
         # First the name, then the lock: who has the file open by now sees that it is gone
         with contextlib.suppress(OSError):
-            if _is(descriptor, file):
+            if _is_file(descriptor, file):
                 file.unlink()
         os.close(descriptor)
 
@@ -80,29 +82,36 @@ def _take(file: Path) -> int:
     while True:
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
         try:
-            free = _lock(descriptor)
-            ours = False
-            if _is(descriptor, file):  # else its owner went away with it in between
-                there = _read(descriptor)
-                _refuse_the_living(file, there, free)
-                if there is None or there["machine"] == _machine():
-                    ours = True
-                    with failures.naming(file):
-                        _write(descriptor)
-                elif _is(descriptor, file):
-                    # A machine that is gone. Its lock may be there until the server notices, and a
-                    # look at the heart has cost us ours: a new file has no locks
-                    file.unlink()
+            if _claim(descriptor, file):
+                return descriptor
         except BaseException:
             os.close(descriptor)
             raise
-        if ours:
-            return descriptor
         os.close(descriptor)
 
 
+def _claim(descriptor: int, file: Path) -> bool:
+    """Write our name into the open file; False where the file must be opened anew."""
+    locked = _lock(descriptor)
+    if not _is_file(descriptor, file):  # its owner ended in between, and removed it
+        return False
+    holder = _read(descriptor)
+    _refuse_living(file, holder, locked)
+    if holder is not None and holder["machine"] != _machine():
+        # A machine that is gone. Its lock may stay until the server notices, and looking for its
+        # heartbeat has cost us ours: a new file has no locks
+        if _is_file(descriptor, file):
+            file.unlink()
+        return False
+    text = json.dumps(_me()).encode()
+    with failures.naming(file):
+        os.pwrite(descriptor, text, 0)
+        os.ftruncate(descriptor, len(text))
+    return True
+
+
 def _lock(descriptor: int) -> bool | None:
-    """Whether the kernel's lock is ours now; None where the file system has none."""
+    """Take the kernel's lock: True if it is ours now; None where the file system has none."""
     # Not flock: that one passes to forked loader workers, and outlives a parent that was killed
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -115,30 +124,28 @@ def _lock(descriptor: int) -> bool | None:
     return True
 
 
-def _refuse_the_living(file: Path, there: Holder | None, free: bool | None) -> None:
-    """BadInput unless who is named in `file` is known to be gone."""
-    if there is None:
-        alive = free is False  # it is about to write its name
-    elif there["machine"] != _machine():
-        log.info(f"{file.parent}: looking whether {_named(there)} is still at work here ...")
+def _refuse_living(file: Path, holder: Holder | None, locked: bool | None) -> None:
+    """BadInput unless the holder that `file` names is known to be gone."""
+    who = "another run"
+    if holder is not None:
+        who = f"process {holder['pid']} on {holder['host']} (since {holder['since']})"
+    if holder is None:
+        alive = locked is False  # it is about to write its name
+    elif holder["machine"] != _machine():
+        log.info(f"{file.parent}: looking whether {who} is still at work here ...")
         alive = _beats(file)
-    elif free is None or there["pid"] == os.getpid():
-        alive = _started(there["pid"]) == there["started"]
+    elif locked is None or holder["pid"] == os.getpid():
+        alive = _started(holder["pid"]) == holder["started"]
     else:
-        alive = not free
+        alive = not locked
     if alive:
-        who = "another run" if there is None else _named(there)
         raise BadInput(
             f"{file.parent}: {who} is at work here; wait for it, or choose another --out"
         )
 
 
-def _named(there: Holder) -> str:
-    return f"process {there['pid']} on {there['host']} (since {there['since']})"
-
-
 def _beats(file: Path) -> bool:
-    """Whether the heart of `file` beats within QUIET_SECONDS."""
+    """Whether the file's time of change moves within QUIET_SECONDS."""
     first = _time_of(file)
     deadline = time.monotonic() + QUIET_SECONDS
     while time.monotonic() < deadline:
@@ -164,13 +171,7 @@ def _beat(descriptor: int, ended: threading.Event) -> None:
             os.utime(descriptor)
 
 
-def _write(descriptor: int) -> None:
-    text = json.dumps(_me()).encode()
-    os.pwrite(descriptor, text, 0)
-    os.ftruncate(descriptor, len(text))
-
-
-def _is(descriptor: int, file: Path) -> bool:
+def _is_file(descriptor: int, file: Path) -> bool:
     """Whether `file` is the file behind the descriptor, and not one of the same name."""
     try:
         return os.path.samestat(os.fstat(descriptor), file.stat())
@@ -179,16 +180,10 @@ def _is(descriptor: int, file: Path) -> bool:
 
 
 def _read(descriptor: int) -> Holder | None:
-    """Who is named; None where nobody is, or who was killed in the middle of it."""
+    """The holder that is named; None where nobody is, or who was killed while writing it."""
     try:
         found = json.loads(os.pread(descriptor, 4096, 0))
-        return Holder(
-            host=found["host"],
-            machine=found["machine"],
-            pid=found["pid"],
-            started=found["started"],
-            since=found["since"],
-        )
+        return Holder(**{key: found[key] for key in Holder.__annotations__})  # type: ignore[typeddict-item]
     except (ValueError, KeyError, TypeError):
         return None
 

@@ -1,5 +1,4 @@
-"""`backbench clean`: what runs hold on disk, and what can go without losing a number or the way
-back to one.
+"""`backbench clean`: lists what runs hold on disk, and removes what no number depends on.
 
 What can go: the training state of a pretraining whose checkpoint is written and reads whole, the
 state of a detection run whose results are there, and temporary files of writers that died.
@@ -36,7 +35,7 @@ class Removable:
 
 @dataclass
 class Held:
-    """One run folder: bytes in all, and what of it can go."""
+    """A run folder: its bytes in all, and the files that can go."""
 
     run: Path
     verb: str
@@ -44,52 +43,57 @@ class Held:
     size: int = 0
     removable: list[Removable] = field(default_factory=list)
 
+    def add(self, file: Path, *, is_run: bool) -> None:
+        """Count a file, and note it where it can go."""
+        try:
+            stat = file.lstat()
+        except OSError:
+            return  # removed while we looked
+        size = stat.st_blocks * 512  # on disk: files with holes say more in st_size
+        if is_run:
+            self.size += size
+        temporary = file.name.startswith(".") and file.name.endswith(".tmp")
+        # A state is the way to a number until the number is there
+        unneeded = is_run and self.finished and self.verb in ("pretrain", "detect")
+        if temporary and time.time() - stat.st_mtime > STILL_WRITTEN_S:
+            reason = "left by a writer that died"
+        elif unneeded and file == self.run / STATE_FILE:
+            reason = "training state of a finished run"
+        else:
+            return
+        self.removable.append(Removable(file, size, reason))
+        if not is_run:
+            self.size += size
+
 
 def held(runs: Iterable[str | Path]) -> list[Held]:
     """Every run folder (one with run.json) at or below `runs`, in order of path. Links are not
     followed."""
     found: dict[Path, Held] = {}
-    loose: dict[Path, list[Removable]] = {}  # below no run folder, by the folder that was given
+    loose: list[Held] = []  # for each of `runs` what belongs to no run
     seen: set[Path] = set()  # two of `runs` may overlap
     for top in map(Path, runs):
         if not top.is_dir():
             raise BadInput(f"{top}: no such folder; give one or more run folders")
-        # Folder -> the run that it belongs to: its own, or its parent's
-        owner: dict[Path, Held] = {}
+        beside = Held(top, "-", finished=True)
+        loose.append(beside)
+        owner: dict[Path, Held] = {}  # folder -> the run that it belongs to
+        # os.walk comes to a folder before it comes to what is below
         for name, _, files in os.walk(top):
             folder = Path(name)
-            # os.walk comes to a folder before it comes to what is below
-            run = owner.get(folder.parent)
             if RUN_FILE in files:
                 run = found.get(folder) or _open(folder)
-            if run is not None:
-                owner[folder] = found[run.run] = run
+                found[folder] = run
+            else:
+                run = owner.get(folder.parent, beside)
+            if run is not beside:
+                owner[folder] = run
             if folder not in seen:
                 seen.add(folder)
-                _look(folder, files, run, loose.setdefault(top, []))
-    out = sorted(found.values(), key=lambda each: each.run)
-    # What belongs to no run stands under the folder that was given
-    for top, removable in loose.items():
-        if removable:
-            out.append(Held(top, "-", True, sum(each.size for each in removable), removable))
-    return out
-
-
-def _look(folder: Path, names: Iterable[str], run: Held | None, loose: list[Removable]) -> None:
-    """Count what a folder holds, and note what of it can go: in its run, or in `loose` where it
-    belongs to none."""
-    for file in (folder / name for name in names):
-        try:
-            stat = file.lstat()
-        except OSError:
-            continue  # removed while we looked
-        # What it takes on disk; files with holes say more in st_size
-        size = stat.st_blocks * 512
-        if run is not None:
-            run.size += size
-        if (reason := _can_go(file, stat, run)) is not None:
-            into = loose if run is None else run.removable
-            into.append(Removable(file, size, reason))
+                for file in files:
+                    run.add(folder / file, is_run=run is not beside)
+    runs_found = sorted(found.values(), key=lambda each: each.run)
+    return [*runs_found, *(each for each in loose if each.removable)]
 
 
 def _open(folder: Path) -> Held:
@@ -97,26 +101,13 @@ def _open(folder: Path) -> Held:
         verb = printable.shown(str(jsons.read(folder / RUN_FILE).get("verb")), 40)
     except (OSError, ValueError, AttributeError):
         verb = "?"
-    if verb == "pretrain":
-        return Held(folder, verb, _whole(folder / CHECKPOINT_FILE))
-    return Held(folder, verb, store.complete(folder))
-
-
-def _whole(checkpoint: Path) -> bool:
-    """A checkpoint that can be loaded: its header reads and its tensors are all there."""
-    found = header.read(checkpoint)
-    return found is not None and bool(found.about) and checkpoint.stat().st_size == found.size
-
-
-def _can_go(file: Path, stat: os.stat_result, run: Held | None) -> str | None:
-    """Why this file can go; None where it must stay."""
-    temporary = file.name.startswith(".") and file.name.endswith(".tmp")
-    if temporary and time.time() - stat.st_mtime > STILL_WRITTEN_S:
-        return "left by a writer that died"
-    # A state is the way back to a number until the number is there, and nothing afterwards
-    if run is None or not run.finished or run.verb not in ("pretrain", "detect"):
-        return None
-    return "training state of a finished run" if file == run.run / STATE_FILE else None
+    if verb != "pretrain":
+        return Held(folder, verb, finished=store.complete(folder))
+    # A checkpoint is whole where its header reads and its tensors are all there
+    checkpoint = folder / CHECKPOINT_FILE
+    head = header.read(checkpoint)
+    whole = head is not None and bool(head.about) and checkpoint.stat().st_size == head.size
+    return Held(folder, verb, finished=whole)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -125,22 +116,21 @@ def run(args: argparse.Namespace) -> int:
     if not all_held:
         print("no run folders here")
         return 0
-    wide = max(len(str(each.run)) for each in all_held)
-    free = 0
+    width = max(len(str(each.run)) for each in all_held)
+    removable = [file for each in all_held for file in each.removable]
     for each in all_held:
-        can_go = sum(removable.size for removable in each.removable)
-        free += can_go
+        free = sum(file.size for file in each.removable)
         state = "finished" if each.finished else "unfinished"
-        sizes = f"{_size(each.size):>9}  {_size(can_go) if can_go else '':>9}"
-        print(f"{each.run!s:<{wide}}  {each.verb:<11} {state:<10} {sizes}")
+        sizes = f"{_size(each.size):>9}  {_size(free) if free else '':>9}"
+        print(f"{each.run!s:<{width}}  {each.verb:<11} {state:<10} {sizes}")
     total = sum(each.size for each in all_held)
+    free = sum(file.size for file in removable)
     print(f"{len(all_held)} folders hold {_size(total)}; {_size(free)} can go")
-    done = "removed" if args.yes else "can go "
-    for each in all_held:
-        for removable in each.removable:
-            if args.yes:
-                removable.file.unlink(missing_ok=True)
-            print(f"{done} {removable.file}  {_size(removable.size)}, {removable.reason}")
+    for each_file in removable:
+        if args.yes:
+            each_file.file.unlink(missing_ok=True)
+        done = "removed" if args.yes else "can go "
+        print(f"{done} {each_file.file}  {_size(each_file.size)}, {each_file.reason}")
     if free and not args.yes:
         print("nothing was removed; --yes removes what can go")
     return 0

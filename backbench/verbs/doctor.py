@@ -1,4 +1,4 @@
-"""`backbench doctor`: what is installed here, what the machine has, and what that allows.
+"""`backbench doctor`: reports what is installed here, what the machine has, and what that allows.
 
 Nothing is installed or changed. Exit status 1 where the suite itself cannot run.
 """
@@ -61,51 +61,42 @@ def examine(data: Path) -> dict[str, Any]:
 def packages() -> dict[str, dict[str, str]]:
     """Each package that backbench requires: its version, and whether that is within the stated
     range."""
+    out = {}
+    for text in importlib.metadata.requires("backbench") or []:
+        matched = re.match(r"([\w.-]+)([^;]*)", text)
+        if matched is None or not _applies_here(text):
+            continue
+        name, wanted = matched.group(1), matched.group(2).strip()
+        try:
+            version = importlib.metadata.version(name)
+            state = OK if within(version, wanted) else OUTSIDE
+        except importlib.metadata.PackageNotFoundError:
+            version, state = "", MISSING
+        out[name] = {"state": state, "version": version, "wanted": wanted}
+    return dict(sorted(out.items()))
+
+
+def _applies_here(requirement: str) -> bool:
+    """False for a requirement of an extra, or of another system."""
     try:
         from packaging.requirements import Requirement
-    except ImportError:
-        return _packages_by_name()
-
-    out = {}
-    for text in importlib.metadata.requires("backbench") or []:
-        requirement = Requirement(text)
-        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
-            continue  # of an extra, or of another system
-        wanted = str(requirement.specifier)
-        try:
-            version = importlib.metadata.version(requirement.name)
-        except importlib.metadata.PackageNotFoundError:
-            out[requirement.name] = {"state": MISSING, "version": "", "wanted": wanted}
-            continue
-        state = OK if within(version, wanted) else OUTSIDE
-        out[requirement.name] = {"state": state, "version": version, "wanted": wanted}
-    return dict(sorted(out.items()))
-
-
-def _packages_by_name() -> dict[str, dict[str, str]]:
-    """Which required packages are there, where the package that understands ranges is not."""
-    out = {}
-    for text in importlib.metadata.requires("backbench") or []:
-        name = re.match(r"[\w.-]+", text)
-        if name is None or "extra ==" in text:
-            continue
-        try:
-            found = {"state": OK, "version": importlib.metadata.version(name.group())}
-        except importlib.metadata.PackageNotFoundError:
-            found = {"state": MISSING, "version": ""}
-        out[name.group()] = {**found, "wanted": ""}
-    return dict(sorted(out.items()))
+    except ImportError:  # one of the packages that doctor looks for
+        return "extra ==" not in requirement
+    marker = Requirement(requirement).marker
+    return marker is None or marker.evaluate({"extra": ""})
 
 
 def within(version: str, wanted: str) -> bool:
-    """Whether `2.15.0+cu130` is in `>=2.11,<2.16`.
+    """Whether `2.15.0+cu130` is in `>=2.11,<2.16`; True where nothing can tell.
 
     The release number alone counts: vendors' builds (`2.11.0a0+1f3c`, `2.15.0-custom`) are builds
     of it.
     """
-    from packaging.specifiers import SpecifierSet
-    from packaging.version import InvalidVersion, Version
-
+    try:
+        from packaging.specifiers import SpecifierSet
+        from packaging.version import InvalidVersion, Version
+    except ImportError:
+        return True
     try:
         known = Version(version)
         post = "" if known.post is None else f".post{known.post}"
@@ -144,10 +135,9 @@ print(json.dumps(out))
 
 
 def devices() -> dict[str, Any]:
-    """What torch sees, asked in a process of its own so that a broken installation is reported and
-    not raised."""
-    probe = (sys.executable, "-c", _PROBE)
-    output, why = _ask(*probe, patience_s=300, what="importing torch")
+    """The devices that torch sees. A process of its own asks it, so that a broken installation is
+    reported and not raised."""
+    output, why = _ask(sys.executable, "-c", _PROBE, patience_s=300, what="importing torch")
     if why:
         return {"state": BROKEN, "why": why, "gpus": []}
     seen = json.loads(output.strip().splitlines()[-1])
@@ -166,7 +156,7 @@ def slurm() -> dict[str, Any]:
 
 
 def detectron2() -> dict[str, Any]:
-    """Whether it is there and imports; it is never imported into this process."""
+    """Tells whether it is there and imports; it is never imported into this process."""
     if importlib.util.find_spec("detectron2") is None:
         return {"state": MISSING, "why": "`make detectron2` builds it (g++ and a few minutes)"}
     code = "import detectron2, detectron2._C; print(detectron2.__version__)"
@@ -192,13 +182,16 @@ def _ask(*command: str, patience_s: float, what: str = "") -> tuple[str, str]:
 
 
 def datasets(data: Path) -> dict[str, Any]:
-    """Which datasets below ROOT can be evaluated on, and why others cannot. `backbench data check
-    NAME` also reads the images."""
+    """The datasets below ROOT that can be evaluated on, and why others cannot. `backbench data
+    check NAME` also reads the images."""
     there, unusable = [], {}
     for name in (*TWELVE, *OTHERS):
-        if name != "scenes" and (data / name).is_dir() and (wrong := catalog.found(name, data)):
+        if not (data / name).is_dir():
+            continue
+        wrong = None if name == "scenes" else catalog.found(name, data)
+        if wrong:
             unusable[name] = wrong
-        elif (data / name).is_dir():
+        else:
             there.append(name)
     wanted = [*TWELVE, *OTHERS[:3]]
     coco = [data / "coco"]
@@ -216,8 +209,8 @@ def datasets(data: Path) -> dict[str, Any]:
 
 
 def trunks() -> dict[str, Any]:
-    """What may stand where a trunk is named: packages' own, and those of timm whose weights are in
-    the Hub's local cache."""
+    """Names of trunks: those of installed packages, and timm's whose weights are in the Hub's local
+    cache."""
     out: dict[str, Any] = {"installed": sorted(plugins.installed(plugins.TRUNKS)), "cached": []}
     for family in archs.FAMILIES:
         out["cached"] += family.cached_names()
@@ -228,12 +221,20 @@ def allows(found: dict[str, Any]) -> dict[str, dict[str, str]]:
     """Verb -> whether it can run here, and what it lacks."""
     base = _basis(found)
     data, d2, cluster = found["data"], found["detectron2"], found["slurm"]
+    there, root = data["there"], data["root"]
     lists = ", ".join(data["lists"]) or "none; see `backbench data fetch-splits`"
-    labelled = not {"imagenet", "digits"}.isdisjoint(data["there"])
-    detects = data["coco"] is not None or "scenes" in data["there"]
+    labelled = not {"imagenet", "digits"}.isdisjoint(there)
+    twelve = [name for name in TWELVE if name in there]
+    other = [name for name in there if name not in TWELVE]
+    named = ", ".join([f"{len(twelve)} of LORAC's twelve", *other])
+    detection = "no COCO below --data or $DETECTRON2_DATASETS"
+    if data["coco"]:
+        detection = f"COCO in {data['coco']}"
+    elif "scenes" in there:
+        detection = f"the demo's scenes in {Path(root) / 'scenes'}"
 
     def also(ready: bool, why: str) -> dict[str, str]:
-        """What the verb needs beyond the basis."""
+        """A verb that needs more than the basis."""
         if base["state"] != OK:
             return base
         return {"state": OK if ready else MISSING, "why": why}
@@ -241,9 +242,9 @@ def allows(found: dict[str, Any]) -> dict[str, dict[str, str]]:
     return {
         "demo": base,
         "pretrain": base,
-        "linear, finetune, analyze": also(bool(data["there"]), _have(data)),
+        "linear, finetune, analyze": also(bool(there), f"{named} in {root}"),
         "semisup": also(bool(data["lists"]) and labelled, f"lists: {lists}"),
-        "detect (torchvision)": also(detects, _to_detect(data)),
+        "detect (torchvision)": also(data["coco"] is not None or "scenes" in there, detection),
         "detect (detectron2)": also(d2["state"] == OK, d2.get("version") or d2["why"]),
         "launch --cluster slurm": also(cluster["state"] == OK, cluster.get("why", "sinfo answers")),
         "launch --cluster local": base,
@@ -251,7 +252,7 @@ def allows(found: dict[str, Any]) -> dict[str, dict[str, str]]:
 
 
 def _basis(found: dict[str, Any]) -> dict[str, str]:
-    """What every verb that computes needs."""
+    """The state of what every verb that computes needs."""
     lacking = [name for name, about in found["packages"].items() if about["state"] == MISSING]
     if lacking:
         return {"state": MISSING, "why": f"not installed: {', '.join(lacking)}"}
@@ -263,21 +264,6 @@ def _basis(found: dict[str, Any]) -> dict[str, str]:
     if not gpus:
         return {"state": OK, "why": "on the CPU: for the demo and small data"}
     return {"state": OK, "why": f"on {len(gpus)} x {gpus[0]['name']}"}
-
-
-def _have(data: dict[str, Any]) -> str:
-    twelve = [name for name in TWELVE if name in data["there"]]
-    other = [name for name in data["there"] if name not in TWELVE]
-    parts = [f"{len(twelve)} of LORAC's twelve", *other]
-    return f"{', '.join(parts)} in {data['root']}"
-
-
-def _to_detect(data: dict[str, Any]) -> str:
-    if data["coco"]:
-        return f"COCO in {data['coco']}"
-    if "scenes" in data["there"]:
-        return f"the demo's scenes in {Path(data['root']) / 'scenes'}"
-    return "no COCO below --data or $DETECTRON2_DATASETS"
 
 
 def _print(found: dict[str, Any]) -> None:
