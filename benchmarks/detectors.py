@@ -17,13 +17,13 @@ import resource
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from machine import describe
+from machine import describe, in_turns
 from torch import Tensor
 
 from backbench.datasets import embedded
@@ -36,14 +36,15 @@ from detection.engine import DetectionEngine
 from detection.run import Prepared
 
 NAME = "demo_mask_rcnn_R_18_FPN"
-WIDTHS = (
+WORDS = (
+    *("MODEL.WEIGHTS", "random", "SOLVER.IMS_PER_BATCH", "2"),
     *("MODEL.FPN.OUT_CHANNELS", "256", "MODEL.ROI_BOX_HEAD.FC_DIM", "1024"),
     *("MODEL.ROI_MASK_HEAD.NUM_CONV", "4", "MODEL.ROI_MASK_HEAD.CONV_DIM", "256"),
     *("DATASETS.TRAIN", "('scenes_train_2',)"),
 )
 RATE = 1e-4  # of learning: weights that hardly move, so that all rounds do the same
 VAL_IMAGES = 5000  # of COCO
-STEPS = 200  # how many batches an engine's stream is opened for
+STEPS = 1000  # how many batches an engine's stream is opened for
 # Surely inside in the middle of a box, surely outside at its corners
 BLOB = (
     0.35 - torch.linspace(-1, 1, 28).square()[:, None] / 2 - torch.linspace(-1, 1, 28).square() / 2
@@ -51,12 +52,13 @@ BLOB = (
 Timed = Mapping[str, Callable[[], object]]
 
 
-def built(root: Path, engine: str) -> tuple[Prepared, DetectionEngine]:
-    words = ("MODEL.WEIGHTS", "random", "SOLVER.IMS_PER_BATCH", "2", *WIDTHS)
-    given = dialect.read(NAME, words)
+def built(
+    root: Path, engine: str, *, name: str = NAME, words: Sequence[str] = WORDS, device: str = "cpu"
+) -> tuple[Prepared, DetectionEngine]:
+    given = dialect.read(name, tuple(words))
     run = train_net.new_run(given, engine=engine, root=root, out=root / "run")
     p = train_net.prepare(run)
-    network = train_net.build_engine(run, p, torch.device("cpu"))
+    network = train_net.build_engine(run, p, torch.device(device))
     for group in network.optimizer.param_groups:
         group["lr"] = RATE
     network.start(training_records(p.train, p.task), 0, STEPS)
@@ -236,14 +238,7 @@ def drawn_masks(seed: int) -> tuple[Tensor, Tensor]:
 
 def table(title: str, timed: Timed, rounds: int) -> None:
     """The least of alternating rounds, and each as a ratio to the plain ones."""
-    seconds: dict[str, list[float]] = {name: [] for name in timed}
-    for number in range(rounds + 1):
-        for name, action in timed.items():
-            start = time.process_time()
-            action()
-            if number:  # the first warms up
-                seconds[name].append(time.process_time() - start)
-    least = {name: min(values) for name, values in seconds.items()}
+    least = {name: min(values) for name, values in in_turns(timed, rounds).items()}
     print(title)
     for name, value in least.items():
         ratios = ", ".join(

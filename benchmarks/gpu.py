@@ -1,4 +1,4 @@
-"""What the suite costs on a GPU: every table of it, in one run.
+"""The cost of the suite on a GPU: every table of it, in one run.
 
     python benchmarks/gpu.py [--only steps,loop] [--small] [--keep]
 
@@ -164,7 +164,7 @@ def coco(scale: Scale) -> None:
 
 
 class Both(io.StringIO):
-    """What is printed, kept too."""
+    """A stream that also keeps all that is printed."""
 
     def write(self, text: str) -> int:
         sys.__stdout__.write(text)

@@ -46,7 +46,7 @@ class Clock:
             torch.cuda.reset_peak_memory_stats()
 
     def peak_gib(self) -> float:
-        """Of the GPU since the last `forget_peak`; nan without one."""
+        """The GPU's peak since the last `forget_peak`; nan without one."""
         if self.device != "cuda":
             return float("nan")
         return torch.cuda.max_memory_allocated() / 2**30

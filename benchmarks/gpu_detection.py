@@ -21,15 +21,9 @@ from gpu_clock import Clock
 from torch import nn
 
 from backbench.datasets import embedded
-from backbench.runs import seeding
-from detection import dialect, train_net
-from detection.data.split import training_records
-from detection.engine import DetectionEngine
-from detection.run import Prepared
 
 TASKS = ("faster", "mask", "keypoint")
 IMAGES = 4  # of an iteration
-STEPS = 1000  # how many batches a stream is opened for
 AMP = ("SOLVER.AMP.ENABLED", "True", "SOLVER.AMP.PRECISION", "bf16")
 
 
@@ -47,20 +41,6 @@ def words_of(task: str, *, small: bool) -> tuple[str, tuple[str, ...]]:
         points_of = ("MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS", "5")
         data = (*data, *points_of, "TEST.KEYPOINT_OKS_SIGMAS", sigmas)
     return f"{task}_rcnn_R_50_FPN_1x", data
-
-
-def built(
-    root: Path, task: str, engine: str, device: str, *, bf16: bool, small: bool
-) -> tuple[Prepared, DetectionEngine]:
-    name, words = words_of(task, small=small)
-    given = dialect.read(name, (*words, *(AMP if bf16 else ())))
-    run = train_net.new_run(given, engine=engine, root=root, out=root / "run")
-    prepared = train_net.prepare(run)
-    network = train_net.build_engine(run, prepared, torch.device(device))
-    for group in network.optimizer.param_groups:
-        group["lr"] = detectors.RATE
-    network.start(training_records(prepared.train, prepared.task), 0, STEPS)
-    return prepared, network
 
 
 def plain_torchvision(task: str, device: str, *, bf16: bool, small: bool) -> Callable[[], object]:
@@ -107,21 +87,6 @@ def plain_torchvision(task: str, device: str, *, bf16: bool, small: bool) -> Cal
     return iteration
 
 
-def plain_detectron2(prepared: Prepared, network: DetectionEngine) -> Callable[[], object]:
-    """Detectron2's own model and trainer, on the records of ours."""
-    iteration, _ = detectors.plain_detectron2(prepared, network)
-    return iteration
-
-
-def ours(network: DetectionEngine) -> Callable[[], object]:
-    def iteration() -> None:
-        network.model.train()
-        seeding.seed_everything(0, "iteration", 0, 0)  # as the loop does before each
-        network.step()
-
-    return iteration
-
-
 def table(clock: Clock, *, small: bool) -> None:
     warnings.simplefilter("ignore")
     there = importlib.util.find_spec("detectron2") is not None
@@ -135,15 +100,18 @@ def table(clock: Clock, *, small: bool) -> None:
             for bf16 in (False, True):
                 timed, kept = {}, None
                 for engine in engines:
-                    p, network = built(root, task, engine, clock.device, bf16=bf16, small=small)
-                    timed[f"backbench, {engine}"] = ours(network)
-                    kept = (p, network)
+                    name, words = words_of(task, small=small)
+                    words += AMP if bf16 else ()
+                    kept = detectors.built(
+                        root, engine, name=name, words=words, device=clock.device
+                    )
+                    timed[f"backbench, {engine}"], _ = detectors.ours(*kept)
                 if not (small and bf16):
                     plain = plain_torchvision(task, clock.device, bf16=bf16, small=small)
                     timed["plain torchvision"] = plain
                 # Its recipe has masks; its trainer computes in float32
                 if there and kept is not None and task == "mask" and not bf16:
-                    timed["plain Detectron2"] = plain_detectron2(*kept)
+                    timed["plain Detectron2"], _ = detectors.plain_detectron2(*kept)
                 found = clock.least(timed)
                 for name, each in found.items():
                     way = "bf16" if bf16 else "fp32"

@@ -57,7 +57,7 @@ class Scale:
 
     @property
     def words(self) -> list[str]:
-        """What changes in a recipe."""
+        """The sizes that replace a recipe's own."""
         words = [f"batch_size={self.batch}"]
         return [*words, "arch=resnet18"] if self.small else words
 
@@ -242,11 +242,7 @@ def loss_cases(scale: Scale) -> dict[str, tuple[compared.LossCase, compared.Loss
     wide = 64 if scale.small else 2048
 
     def queries_and_keys() -> compared.Inputs:
-        return (
-            compared.unit(8, n, d),
-            compared.unit(2, n, d, seed=1),
-            compared.unit(k, d, seed=2),
-        )
+        return (compared.unit(8, n, d), compared.unit(2, n, d, seed=1), compared.unit(k, d, seed=2))
 
     def two_views() -> compared.Inputs:
         return compared.unit(n, d), compared.unit(n, d, seed=1)

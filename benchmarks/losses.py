@@ -4,8 +4,8 @@ accuracy.
 Each pair is timed forward + backward, interleaved A B A B, the least processor time on one thread
 (what else runs on the machine only adds to it); the ratio is naive / ours. Accuracy is the largest
 gradient error relative to the largest float64 gradient, of the naive form and of ours. Extra memory
-is the growth of the resident peak in one step. The last output is kept in losses.txt and the growth
-with N, K, M and d in losses.png:
+is the growth of the resident peak in one step. The last output, with the growth in N, K, M
+and d, is kept in losses.txt:
 
     OMP_NUM_THREADS=1 python benchmarks/losses.py      (--quick: smaller sizes, nothing written)
 """
@@ -20,6 +20,7 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -113,8 +114,15 @@ class LossCase:
     gradients: int = 1  # the first inputs that take a gradient; 0: forward only, compared by value
 
 
-def ours_infonce(q: Tensor, k: Tensor, queue: Tensor) -> Tensor:
-    return infonce_loss(q, k, queue, temperature=T)
+ours_infonce = partial(infonce_loss, temperature=T)
+ours_jcl = partial(jcl_loss, temperature=T, lam=4.0)
+ours_lorac = partial(lorac_loss, temperature=T, beta=4.0)
+ours_mio = partial(mio_loss, temperature=0.5)
+ours_base = partial(nearest_base, ridge=1e-4)
+
+
+def ours_nuclear(rows: Tensor) -> Tensor:
+    return nuclear_norm(rows).sum()
 
 
 @torch.no_grad()
@@ -124,30 +132,9 @@ def _two_products(q: Tensor, queue: Tensor) -> None:
 
 
 def two_products(q: Tensor, k: Tensor, queue: Tensor) -> Tensor:
-    """What no InfoNCE over a queue can do without: scores, exp, and their gradient on its way
-    back."""
+    """The work that every InfoNCE over a queue does: scores, exp, and their gradient."""
     _two_products(q, queue)
     return q.sum()
-
-
-def ours_jcl(q: Tensor, keys: Tensor, queue: Tensor) -> Tensor:
-    return jcl_loss(q, keys, queue, temperature=T, lam=4.0)
-
-
-def ours_lorac(queries: Tensor, key: Tensor, queue: Tensor) -> Tensor:
-    return lorac_loss(queries, key, queue, temperature=T, beta=4.0)
-
-
-def ours_nuclear(rows: Tensor) -> Tensor:
-    return nuclear_norm(rows).sum()
-
-
-def ours_mio(a: Tensor, b: Tensor) -> Tensor:
-    return mio_loss(a, b, temperature=0.5)
-
-
-def ours_base(z: Tensor) -> Tensor:
-    return nearest_base(z, 1e-4)
 
 
 # The cases, by their sizes: each makes its inputs when it is measured, and forgets them
@@ -192,7 +179,7 @@ def nuclear_case(n: int, m: int, d: int, *, goal: float = 0.0) -> LossCase:
 
 
 def nearly_equal_case(n: int, m: int, d: int, distance: float) -> LossCase:
-    """Of views that lie `distance` apart: their matrix is nearly of rank one."""
+    """Views lie `distance` apart, so their matrix is nearly of rank one."""
 
     def inputs() -> Inputs:
         return (F.normalize(unit(n, 1, d) + distance * unit(n, m, d, seed=1), dim=-1),)
@@ -328,32 +315,6 @@ def growth(repeats: int) -> Growth:
     return out
 
 
-def draw(sweeps: Growth, path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(
-        2, math.ceil(len(sweeps) / 2), figsize=(11, 5), layout="constrained"
-    )
-    for axis in axes.flat[len(sweeps) :]:
-        axis.axis("off")
-    for axis, (name, rows) in zip(axes.flat, sweeps.items()):
-        for column, label in ((1, "naive"), (2, "backbench")):
-            axis.loglog(
-                [r[0] for r in rows], [r[column] for r in rows], marker="o", ms=3, label=label
-            )
-        axis.minorticks_off()
-        axis.set_xticks([r[0] for r in rows], [str(r[0]) for r in rows])
-        axis.set_title(name, fontsize=8)
-        axis.tick_params(labelsize=7)
-        axis.set_ylabel("ms, forward + backward", fontsize=7)
-    axes.flat[0].legend(fontsize=7)
-    with atomic.atomic_path(path) as temporary:
-        figure.savefig(temporary, format="png", dpi=80)
-
-
 HEADER = (
     f"{'row':4}{'work':44}{'naive ms':>10}{'ours ms':>9}{'ratio':>7}{'goal':>6}"
     f"{'naive MiB':>11}{'ours MiB':>10}{'naive error':>13}{'ours':>9}"
@@ -409,7 +370,6 @@ def main() -> None:
     lines.append("# growth, ms: size naive ours")
     for name, rows in sweeps.items():
         lines.append(f"{name}: " + "; ".join(f"{size} {a:.1f} {b:.1f}" for size, a, b in rows))
-    draw(sweeps, Path(__file__).with_suffix(".png"))
     atomic.write_text(Path(__file__).with_suffix(".txt"), "\n".join(lines) + "\n")
 
 

@@ -1,4 +1,4 @@
-"""What an update of all ResNet-50 parameters costs: the momentum (key) encoder's, and LARS's.
+"""The cost of an update of all ResNet-50 parameters: the momentum (key) encoder's, and LARS's.
 
     python benchmarks/momentum.py [--rounds 15]
 
@@ -12,10 +12,9 @@ from __future__ import annotations
 import argparse
 import copy
 import statistics
-import time
 
 import torch
-from machine import describe
+from machine import describe, in_turns
 from torch import Tensor
 
 from backbench.weights.families.resnet_trunk import build_backbone
@@ -56,13 +55,7 @@ class PlainLars(torch.optim.Optimizer):
 
 
 def compare(title: str, ways: dict, rounds: int) -> None:
-    times: dict[str, list[float]] = {name: [] for name in ways}
-    for turn in range(rounds + 2):
-        for name, work in ways.items():
-            began = time.process_time()
-            work()
-            if turn >= 2:
-                times[name].append(time.process_time() - began)
+    times = in_turns(ways, rounds, warm=2)
     base = statistics.median(next(iter(times.values())))
     print(f"\n{title}")
     for name, seconds in times.items():

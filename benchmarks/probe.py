@@ -23,7 +23,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 import torchvision
-from machine import describe
+from machine import describe, in_turns
 from PIL import Image
 from torch import nn
 
@@ -43,13 +43,7 @@ RATES = torch.tensor([0.1, 0.316, 1.0, 3.16, 10.0, 31.6, 100.0])
 def least(repeats: int, *, wall: bool = False, **work: Callable[[], object]) -> dict[str, float]:
     """Least seconds of each, run in turn after one round of warming up."""
     clock = time.perf_counter if wall or torch.get_num_threads() > 1 else time.process_time
-    seconds: dict[str, list[float]] = {name: [] for name in work}
-    for turn in range(repeats + 1):
-        for name, call in work.items():
-            start = clock()
-            call()
-            if turn:
-                seconds[name].append(clock() - start)
+    seconds = in_turns(work, repeats, clock=clock)
     return {name: min(values) for name, values in seconds.items()}
 
 

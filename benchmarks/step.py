@@ -16,13 +16,12 @@ from __future__ import annotations
 import argparse
 import copy
 import statistics
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from machine import describe
+from machine import describe, in_turns
 from torch import Tensor, nn
 
 from backbench.weights.families.resnet_trunk import build_backbone
@@ -150,13 +149,7 @@ def our_step(sizes: Sizes, views: list[Tensor], cast: bool, *, symmetric: bool) 
 
 
 def compare(sizes: Sizes, base: str, ways: dict[str, Step], rounds: int) -> None:
-    times: dict[str, list[float]] = {name: [] for name in ways}
-    for turn in range(rounds + 1):
-        for name, step in ways.items():
-            began = time.process_time()
-            step()
-            if turn:
-                times[name].append(time.process_time() - began)
+    times = in_turns(ways, rounds)
     medians = {name: statistics.median(seconds) for name, seconds in times.items()}
     for name, seconds in medians.items():
         ratio = medians[base] / seconds

@@ -13,15 +13,15 @@ from __future__ import annotations
 
 import argparse
 import io
+import itertools
 import random
 import statistics
-import time
 from collections.abc import Callable
 
 import cv2
 import numpy as np
 import torch
-from machine import describe
+from machine import describe, in_turns
 from PIL import Image, ImageFilter
 from torchvision import transforms as T
 
@@ -116,7 +116,7 @@ Way = Callable[[bytes, int], object]  # a JPEG and a seed
 
 
 def ways(groups: tuple[Crops, ...]) -> dict[str, Way]:
-    """What is compared: all views of one image."""
+    """The ways to make all views of one image."""
     crops = list(ViewsConfig(crops=groups).per_view)
     pipelines = [torchvision_pipeline(c) for c in crops]
     return {
@@ -131,16 +131,19 @@ def ways(groups: tuple[Crops, ...]) -> dict[str, Way]:
 
 
 def measure(ways: dict[str, Way], jpegs: list[bytes], rounds: int) -> dict[str, list[float]]:
-    """Seconds of this process alone for all images, in turns; the first round does not count."""
-    times: dict[str, list[float]] = {way: [] for way in ways}
-    for turn in range(rounds + 1):
-        for way, work in ways.items():
-            began = time.process_time()
+    """Seconds of each way for all images, in every round; a round has seeds of its own."""
+
+    def all_images(work: Way) -> Callable[[], object]:
+        turns = itertools.count()
+
+        def one_round() -> None:
+            turn = next(turns)
             for n, data in enumerate(jpegs):
                 work(data, 1000 * turn + n)
-            if turn:
-                times[way].append(time.process_time() - began)
-    return times
+
+        return one_round
+
+    return in_turns({name: all_images(work) for name, work in ways.items()}, rounds)
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -222,12 +222,6 @@ class AnalyzedViews:
         return torch.from_numpy(np.stack(out)).permute(0, 3, 1, 2)
 
 
-class SpaceState(TypedDict):
-    views: stats.ViewState
-    moments: stats.MomentState
-    sample: Tensor
-
-
 class Space:
     """The sums over one checkpoint's features in one space, and the sample of its features."""
 
@@ -246,13 +240,9 @@ class Space:
         chosen = rows >= 0
         self.sample[rows[chosen]] = features[:, 0].cpu()[chosen]
 
-    def state(self) -> SpaceState:
-        return {"views": self.views.state(), "moments": self.moments.state(), "sample": self.sample}
-
-    def restore(self, state: SpaceState) -> None:
-        self.views.restore(state["views"])
-        self.moments.restore(state["moments"])
-        self.sample = state["sample"]
+    def tensors(self) -> list[Tensor]:
+        """All that is accumulated; filling these in place continues a stopped pass."""
+        return [*self.views.tensors(), *self.moments.tensors(), self.sample]
 
 
 @dataclass(frozen=True)
@@ -315,8 +305,9 @@ def accumulate(
     first = 0
     if file.exists():
         stopped = load_state(file)
-        for space, state in zip(spaces, stopped["spaces"], strict=True):
-            space.restore(state)
+        for space, saved_tensors in zip(spaces, stopped["spaces"], strict=True):
+            for tensor, saved_tensor in zip(space.tensors(), saved_tensors, strict=True):
+                tensor.copy_(saved_tensor)
         first = int(stopped["images"])
     progress = Progress(out, len(images), "analyze", unit="image", done=first)
     saved = time.monotonic()
@@ -363,7 +354,7 @@ def _pictures(
 
 
 def _save(file: Path, spaces: Sequence[Space], done: int) -> None:
-    save_state(file, {"images": done, "spaces": [space.state() for space in spaces]})
+    save_state(file, {"images": done, "spaces": [space.tensors() for space in spaces]})
 
 
 # From the sums of a space to its numbers, and to the curves of its pictures
@@ -517,12 +508,7 @@ def few_labels(
     )
     drawn = probe_fewshot.draws(bank, shots=p.shots, count=p.draws, seed=seed)
     predicted = probe_fewshot.predictions(
-        FeatureRows((sample[a],)),
-        bank.labels,
-        sample[b],
-        drawn,
-        classes=len(images.classes),
-        p=p,
+        FeatureRows((sample[a],)), bank.labels, sample[b], drawn, classes=len(images.classes), p=p
     )
     hits = predicted == label
     about = f"{p.shots} labels of {len(known)} classes, {p.draws} draws, {len(b)} test images"

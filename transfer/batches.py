@@ -139,11 +139,7 @@ def loader(
     BadInput, on all ranks, for an image that one of them cannot read.
     """
     found = loading.batches(
-        pictures,
-        batches,
-        workers=machine.workers,
-        pin=machine.device.type == "cuda",
-        prefetch=4,
+        pictures, batches, workers=machine.workers, pin=machine.device.type == "cuda", prefetch=4
     )
     for batch in found:
         yield machine.readable(batch)

@@ -133,11 +133,6 @@ PER_IMAGE = {
 }
 
 
-class ViewState(TypedDict):
-    sums: Tensor
-    counts: dict[str, Tensor]
-
-
 class ViewStatistics:
     """Sums and histograms of the statistics of A augmentations, over any number of images."""
 
@@ -165,41 +160,33 @@ class ViewStatistics:
         n, total, squares = self.sums[list(PER_IMAGE).index(name)].tolist()
         return Mean.of(n, total, squares)
 
-    def state(self) -> ViewState:
-        return {"sums": self.sums, "counts": {k: h.counts for k, h in self.histograms.items()}}
-
-    def restore(self, state: ViewState) -> None:
-        self.sums = state["sums"]
-        for name, counts in state["counts"].items():
-            self.histograms[name].counts = counts
-
-
-class MomentState(TypedDict):
-    count: int
-    sum: Tensor
-    products: Tensor
+    def tensors(self) -> list[Tensor]:
+        """All that is accumulated; filling these in place continues a stopped pass."""
+        return [self.sums, *(histogram.counts for histogram in self.histograms.values())]
 
 
 class Moments:
     """Count, sum and cross-products of feature rows: all that the spectra need, d x d numbers."""
 
     def __init__(self, dim: int) -> None:
-        self.count = 0
+        self.rows = torch.zeros((), dtype=torch.int64)
         self.sum = torch.zeros(dim, dtype=torch.float64)
         self.products = torch.zeros(dim, dim, dtype=torch.float64)  # X^T X of all rows so far
 
     def add(self, features: Tensor) -> None:
         """(B, d)."""
         x = features.double().cpu()
-        self.count += len(x)
+        self.rows += len(x)
         self.sum += x.sum(0)
         self.products.addmm_(x.T, x)
 
-    def state(self) -> MomentState:
-        return {"count": self.count, "sum": self.sum, "products": self.products}
+    def tensors(self) -> list[Tensor]:
+        """All that is accumulated; filling these in place continues a stopped pass."""
+        return [self.rows, self.sum, self.products]
 
-    def restore(self, state: MomentState) -> None:
-        self.count, self.sum, self.products = state["count"], state["sum"], state["products"]
+    @property
+    def count(self) -> int:
+        return int(self.rows)
 
     def spectrum(self) -> Tensor:
         """Eigenvalues of the features' covariance (biased), largest first (d,)."""

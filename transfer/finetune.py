@@ -135,10 +135,7 @@ def _run(
         contents.KEY: {dataset: contents.of_splits(images.items())},
     }
     opening = open_run(args.out, verb=TASKS[task_name].verb, identity=identity)
-    with (
-        machine.rank_0_tells(),
-        machine.agreement.together(opening if machine.main else None),
-    ):
+    with machine.rank_0_tells(), machine.agreement.together(opening if machine.main else None):
         if machine.main:
             splits.write_manifests(args.out, dataset, images)
             store.owe(args.out, len(task.dataset.metrics))
@@ -316,13 +313,7 @@ class Finetuning:
         """This rank's share of each global batch: augmented pixels and the images' indices."""
         p, machine, seed = self.task.protocol, self.machine, self.task.seed
         shares = rank_batches(
-            seed,
-            len(images),
-            p.batch_size,
-            first,
-            steps,
-            rank=machine.rank,
-            world=machine.world,
+            seed, len(images), p.batch_size, first, steps, rank=machine.rank, world=machine.world
         )
         return training_pictures(images, p.augment, shares, seed=seed, machine=machine)
 

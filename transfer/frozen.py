@@ -36,8 +36,8 @@ def state_digest(module: nn.Module) -> str:
 
 @dataclass(frozen=True)
 class FrozenTrunk:
-    """A trunk for inference: eval(), batch norm folded, channels
-    last, no gradients. `verify` guards it."""
+    """A trunk for inference: eval(), batch norm folded, channels last, no gradients; `verify` shows
+    that it has not changed."""
 
     checkpoint: Checkpoint
     module: Trunk
@@ -67,7 +67,7 @@ class FrozenTrunk:
 
     @property
     def digest(self) -> str:
-        """Of the checkpoint."""
+        """The checkpoint's digest."""
         return self.checkpoint.digest
 
     @property
@@ -112,8 +112,8 @@ def kept_head(checkpoint: Checkpoint, name: str) -> nn.Sequential:
 
 
 def forward_all(trunks: Sequence[FrozenTrunk], pixels: Tensor) -> list[Tensor]:
-    """uint8 RGB (N, 3, H, W) -> features per trunk; trunks with the
-    same statistics share the normalised images."""
+    """uint8 RGB (N, 3, H, W) -> features per trunk; trunks with equal statistics of their pixels share
+    the normalised images."""
     ready: dict[Pixels, Tensor] = {}
     out = []
     for trunk in trunks:

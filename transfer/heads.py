@@ -91,10 +91,7 @@ class LinearHeads:
             self.weight_momentum.mul_(momentum).add_(weight)
             self.bias_momentum.mul_(momentum).add_(bias)
         # 2. The decay, and the step.
-        for values, mean in (
-            (self.weight, self.weight_momentum),
-            (self.bias, self.bias_momentum),
-        ):
+        for values, mean in ((self.weight, self.weight_momentum), (self.bias, self.bias_momentum)):
             if decay:
                 mean.add_(values, alpha=decay)
             self._descend(values, mean, rates)

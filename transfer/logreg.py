@@ -142,12 +142,7 @@ def fit(
         "maxls": 40,
     }
     found = minimize(
-        objective,
-        first,
-        jac=True,
-        method="L-BFGS-B",
-        options=options,
-        callback=lambda _: between(),
+        objective, first, jac=True, method="L-BFGS-B", options=options, callback=lambda _: between()
     )
     weight, bias = objective.split(torch.from_numpy(found.x).to(device, dtype))
     return Fit(weight, bias, float(found.fun), int(found.nit), bool(found.success))

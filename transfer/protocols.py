@@ -9,7 +9,9 @@ import argparse
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field
 
 from backbench.errors import BadInput, nearest
 from backbench.images.crops import Crops
@@ -23,18 +25,12 @@ if TYPE_CHECKING:
     from PIL import Image
 
 
-def at_least(least: float, **values: float) -> None:
-    """ValueError that names a value below `least`, or one that is not finite."""
-    for name, value in values.items():
-        if not least <= value < math.inf:
-            raise ValueError(f"{name} must be a number from {least:g} on, not {value:g}")
-
-
-def above_zero(**values: float) -> None:
-    """ValueError that names a value that is not above 0, or not finite."""
-    for name, value in values.items():
-        if not 0 < value < math.inf:
-            raise ValueError(f"{name} must be a number above 0, not {value:g}")
+# What values may be; `config.build` refuses others by the key's name
+Count = Annotated[int, Field(ge=1)]
+Several = Annotated[int, Field(ge=2)]
+Positive = Annotated[float, Field(gt=0, lt=math.inf)]
+NotNegative = Annotated[float, Field(ge=0, lt=math.inf)]
+Rates = Annotated[tuple[NotNegative, ...], Field(min_length=1)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,21 +38,15 @@ class Geometry:
     """Evaluation brings an image's shorter side (both, if `square`) to `resize`, then takes the
     centre `crop`."""
 
-    resize: int = 256
-    crop: int = 224
+    resize: Count = 256
+    crop: Count = 224
     interpolation: Literal["bilinear", "bicubic"] = "bilinear"
     square: bool = False
-
-    def __post_init__(self) -> None:
-        at_least(1, resize=self.resize, crop=self.crop)
 
     def transform(self) -> Callable[[Image.Image], Image.Image]:
         """The same as a function of PIL images."""
         return eval_geometry(
-            resize=self.resize,
-            crop=self.crop,
-            interpolation=self.interpolation,
-            square=self.square,
+            resize=self.resize, crop=self.crop, interpolation=self.interpolation, square=self.square
         )
 
 
@@ -64,35 +54,28 @@ class Geometry:
 class CropAugment:
     """RandomResizedCrop and horizontal flip, with torchvision's parameters."""
 
-    size: int = 224
+    size: Count = 224
     scale: tuple[float, float] = (0.08, 1.0)
     ratio: tuple[float, float] = (0.75, 1.3333333333333333)
-    flip: float = 0.5
+    flip: Annotated[float, Field(ge=0, le=1)] = 0.5  # its probability
 
     def __post_init__(self) -> None:
-        at_least(1, size=self.size)
         if not 0 < self.scale[0] <= self.scale[1] or not 0 < self.ratio[0] <= self.ratio[1]:
             raise ValueError(
                 f"scale {self.scale} and ratio {self.ratio} must be positive and increasing"
             )
-        if not 0 <= self.flip <= 1:
-            raise ValueError(f"flip is a probability, from 0 to 1, not {self.flip}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Length:
     """How long a training is, in one of two units."""
 
-    epochs: float | None = None
-    iterations: int | None = None
+    epochs: Positive | None = None
+    iterations: Count | None = None
 
     def __post_init__(self) -> None:
         if (self.epochs is None) == (self.iterations is None):
             raise ValueError("give either epochs or iterations")
-        if self.epochs is not None:
-            above_zero(epochs=self.epochs)
-        if self.iterations is not None:
-            at_least(1, iterations=self.iterations)
 
     def steps(self, images: int, batch: int) -> int:
         """Optimiser steps for `images` training images."""
@@ -132,18 +115,13 @@ class Protocol:
     """The fields that all protocols have."""
 
     kind: str
-    protocol: str  # its name, with a version; stands in every row
+    protocol: Annotated[str, Field(min_length=1)]  # its name, with a version; stands in every row
     geometry: Geometry = Geometry()
     precision: Precision = "fp32"
-    feature_batch: int = 256
+    feature_batch: Count = 256
     # A head that the checkpoint has kept (lphi: CLLR's L), whose output is the feature; null: the
     # trunk's
     head: str | None = None
-
-    def __post_init__(self) -> None:
-        if not self.protocol:
-            raise ValueError("protocol is empty; it is the name that stands in every row")
-        at_least(1, feature_batch=self.feature_batch)
 
     @property
     def name(self) -> str:
@@ -152,21 +130,14 @@ class Protocol:
         return name + (f"-{self.head}" if self.head else "")
 
 
-class ScaledRates:
+@dataclass(frozen=True, kw_only=True)
+class ScaledRates(Protocol):
     """Base of protocols that train by SGD; rates are declared for a batch of `reference_batch`."""
 
-    batch_size: int
-    reference_batch: int
-    momentum: float
-    weight_decay: float
-
-    def check_rates(self, name: str, rates: tuple[float, ...]) -> None:
-        if not rates:
-            raise ValueError(f"{name} needs at least one rate")
-        for rate in rates:
-            at_least(0, **{name: rate})
-        at_least(1, batch_size=self.batch_size, reference_batch=self.reference_batch)
-        at_least(0, momentum=self.momentum, weight_decay=self.weight_decay)
+    reference_batch: Count = 256
+    batch_size: Count = 256
+    momentum: NotNegative = 0.9
+    weight_decay: NotNegative = 0.0
 
     def used(self, lr: float) -> float:
         """The rate that `lr`, declared for `reference_batch`, becomes with `batch_size` images."""
@@ -174,7 +145,7 @@ class ScaledRates:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sgd(ScaledRates, Protocol):
+class Sgd(ScaledRates):
     """Linear heads trained by SGD on a frozen trunk, all rates of `lr` in one pass.
 
     Without `augment` the heads train on features computed once. With one rate nothing is chosen and
@@ -182,13 +153,9 @@ class Sgd(ScaledRates, Protocol):
     early.
     """
 
-    lr: tuple[float, ...]
+    lr: Rates
     # adam: torch's, whose first beta is `momentum`
     optimizer: Literal["sgd", "adam"] = "sgd"
-    reference_batch: int = 256
-    batch_size: int = 256
-    momentum: float = 0.9
-    weight_decay: float = 0.0
     schedule: RateSchedule = RateSchedule()
     length: dict[str, Length]  # by dataset, and `default`
     augment: CropAugment | None = CropAugment()
@@ -201,8 +168,6 @@ class Sgd(ScaledRates, Protocol):
     save_minutes: float = 5.0
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        self.check_rates("lr", self.lr)
         if self.select == "test" and "testsel" not in self.protocol:
             raise ValueError(
                 "select: test needs a protocol name that says so, as in linear-lorac-testsel-v1"
@@ -217,32 +182,19 @@ class Sgd(ScaledRates, Protocol):
 class Knn(Protocol):
     """Weighted k-nearest neighbours by cosine similarity, weights exp(similarity / temperature)."""
 
-    k: tuple[int, ...] = (5, 20, 200)
-    temperature: float = 0.07
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.k:
-            raise ValueError("k needs at least one number of neighbours")
-        at_least(1, k=min(self.k))
-        above_zero(temperature=self.temperature)
+    k: Annotated[tuple[Count, ...], Field(min_length=1)] = (5, 20, 200)
+    temperature: Positive = 0.07
 
 
 @dataclass(frozen=True, kw_only=True)
 class FewShot(Protocol):
     """Logistic regression on `shots` labels per class, many draws of them."""
 
-    shots: int = 2
-    draws: int = 20
-    l2: float = 0.01  # as in LogReg, on features of unit length
-    max_iterations: int = 500
-    tolerance: float = 1e-6
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(1, shots=self.shots, draws=self.draws, max_iterations=self.max_iterations)
-        at_least(0, l2=self.l2)
-        above_zero(tolerance=self.tolerance)
+    shots: Count = 2
+    draws: Count = 20
+    l2: NotNegative = 0.01  # as in LogReg, on features of unit length
+    max_iterations: Count = 500
+    tolerance: Positive = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -253,19 +205,16 @@ class LogReg(Protocol):
     """
 
     l2: tuple[float, float, int] = (1e-6, 1e5, 45)  # smallest, largest, how many, log-spaced
-    max_iterations: int = 1000
-    tolerance: float = 1e-5  # on the largest gradient entry of the mean objective
-    chunk: int = 65536  # rows of features in working memory at a time
+    max_iterations: Count = 1000
+    tolerance: Positive = 1e-5  # on the largest gradient entry of the mean objective
+    chunk: Count = 65536  # rows of features in working memory at a time
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         low, high, count = self.l2
         if not 0 < low <= high < math.inf or count < 1:
             raise ValueError(
                 f"l2 is the smallest and the largest penalty, above 0, and how many, not {self.l2}"
             )
-        at_least(1, max_iterations=self.max_iterations, chunk=self.chunk)
-        above_zero(tolerance=self.tolerance)
 
     @property
     def penalties(self) -> list[float]:
@@ -294,15 +243,11 @@ class Part:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finetune(ScaledRates, Protocol):
+class Finetune(ScaledRates):
     """All layers trained by SGD or AdamW, a grid over the head's rate."""
 
     dataset: str | None = None  # which one `backbench semisup` is about
-    head_lr: tuple[float, ...]
-    reference_batch: int = 256
-    batch_size: int = 256
-    momentum: float = 0.9
-    weight_decay: float = 0.0
+    head_lr: Rates
     schedule: RateSchedule = RateSchedule(name="step", milestones=(0.6, 0.8), gamma=0.2)
     parts: dict[str, Part] = field(default_factory=dict)  # by percent of the labels: "1", "100"
     augment: CropAugment = CropAugment()
@@ -311,17 +256,8 @@ class Finetune(ScaledRates, Protocol):
     optimizer: Literal["sgd", "adamw"] = "sgd"
     betas: tuple[float, float] = (0.9, 0.999)  # AdamW's
     # The rate of each layer of the trunk is that of the next one times this (BEiT, arXiv:2106.08254)
-    layer_decay: float = 1.0
-    warmup: float = 0.0  # share of the run in which the rates rise from 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.check_rates("head_lr", self.head_lr)
-        if not 0 < self.layer_decay <= 1 or not 0 <= self.warmup < 1:
-            raise ValueError(
-                f"layer_decay is a factor up to 1, warmup a share below 1, not {self.layer_decay:g}, "
-                f"{self.warmup:g}"
-            )
+    layer_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
+    warmup: Annotated[float, Field(ge=0, lt=1)] = 0.0  # share in which the rates rise from 0
 
     def factor(self, step: int, steps: int, steps_per_epoch: float) -> float:
         """On the peak rates, at `step` of `steps`: the warm-up, then the schedule over the rest."""
@@ -337,17 +273,17 @@ class AnalyzeConfig:
 
     protocol: str = "analyze-{space}-v1"
     split: Literal["train", "val", "test"] = "test"
-    images: int | None = None  # a seeded choice of so many; null: all
-    augmentations: int = 32
+    images: Several | None = None  # a seeded choice of so many; null: all
+    augmentations: Several = 32
     crops: Crops
     geometry: Geometry
     # Images whose plain features are kept, for distances between images and the probes
-    sample: int = 4096
-    batch: int = 4  # images at a time, each with all its views
-    neighbours: int = 20
-    temperature: float = 0.07
-    shots: int = 2
-    draws: int = 20
+    sample: Several = 4096
+    batch: Count = 4  # images at a time, each with all its views
+    neighbours: Count = 20
+    temperature: Positive = 0.07
+    shots: Count = 2
+    draws: Count = 20
     l2: float = 0.01
     save_minutes: float = 5.0
 
@@ -361,12 +297,6 @@ class AnalyzeConfig:
             raise ValueError(
                 f"crops.size {self.crops.size} and geometry.crop {self.geometry.crop} must be equal"
             )
-        if self.augmentations < 2 or self.sample < 2 or self.batch < 1:
-            raise ValueError("augmentations and sample must be at least 2, batch at least 1")
-        at_least(1, neighbours=self.neighbours, shots=self.shots, draws=self.draws)
-        if self.images is not None:
-            at_least(2, images=self.images)
-        above_zero(temperature=self.temperature)
 
     def name(self, space: str) -> str:
         return self.protocol.replace("{space}", space)

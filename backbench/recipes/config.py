@@ -330,6 +330,8 @@ _ALLOWED = {
     "tuple_type": "a list",
     "missing": "a longer list",
     "too_long": "a shorter list",
+    "too_short": "a list that is not empty",
+    "string_too_short": "text that is not empty",
     "dict_type": "a group of keys",
     "dataclass_type": "a group of keys",
 }
@@ -356,7 +358,8 @@ def _first_mistake(error: ValidationError, cls: type, data: Value) -> str:
     for each in mistakes:  # a union has one for each of its types
         if _keys_of(each["loc"], data) == keys:
             expected = each.get("ctx", {}).get("expected")
-            allowed.append(expected or _ALLOWED.get(each["type"], each["msg"]))
+            said = each["msg"].removeprefix("Input should be ")
+            allowed.append(expected or _ALLOWED.get(each["type"], said))
     if kind == "literal_error" and len(allowed) == 1:
         values = allowed[0].replace("'", "").replace(" or ", ", ").split(", ")
         return f"'{path}' is {first['input']!r:.200}; {nearest(str(first['input']), values)}"

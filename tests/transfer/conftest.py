@@ -1,4 +1,4 @@
-"""What the tests of probes, finetuning and analysis share."""
+"""Fixtures that the tests of probes, finetuning and analysis share."""
 
 from __future__ import annotations
 

@@ -267,7 +267,7 @@ def test_heads_of_another_form_are_left_alone() -> None:
 @pytest.mark.parametrize(
     "words, message",
     [
-        (["--augmentations", "1"], "augmentations and sample must be at least 2"),
+        (["--augmentations", "1"], "'augmentations' must be greater than or equal to 2"),
         (["--devices", "2"], "analyze runs in one process"),
     ],
 )

@@ -175,18 +175,27 @@ def test_all_datasets_where_nine_are_missing(trees, trunk, tmp_path, said):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (KNN.replace("[1]", "[0]"), "k must be a number from 1 on, not 0"),
-        (KNN.replace("[1]", "[]"), "k needs at least one number of neighbours"),
-        (KNN + "temperature: 0\n", "temperature must be a number above 0, not 0"),
-        (KNN + "feature_batch: 0\n", "feature_batch must be a number from 1 on"),
-        (KNN.replace("near-test-v1", "''"), "protocol is empty"),
-        (KNN.replace("crop: 16", "crop: 0"), "geometry: crop must be a number from 1 on, not 0"),
-        ("kind: fewshot\nprotocol: f-v1\nshots: 0\n", "shots must be a number from 1 on"),
+        (KNN.replace("[1]", "[0]"), "'k[0]' must be greater than or equal to 1, not 0"),
+        (KNN.replace("[1]", "[]"), "'k' must be a list that is not empty"),
+        (KNN + "temperature: 0\n", "'temperature' must be greater than 0, not 0"),
+        (KNN + "feature_batch: 0\n", "'feature_batch' must be greater than or equal to 1"),
+        (KNN.replace("near-test-v1", "''"), "'protocol' must be text that is not empty"),
+        (
+            KNN.replace("crop: 16", "crop: 0"),
+            "'geometry.crop' must be greater than or equal to 1, not 0",
+        ),
+        ("kind: fewshot\nprotocol: f-v1\nshots: 0\n", "'shots' must be greater than or equal to 1"),
         ("kind: logreg\nprotocol: l-v1\nl2: [-1.0, 10, 3]\n", "l2 is the smallest and the"),
-        ("kind: sgd\nprotocol: s-v1\nlr: [.inf]\nlength: {default: {epochs: 1}}\n", "lr must be"),
-        ("kind: sgd\nprotocol: s-v1\nlr: [1]\nlength: {default: {epochs: 0}}\n", "epochs must be"),
+        (
+            "kind: sgd\nprotocol: s-v1\nlr: [.inf]\nlength: {default: {epochs: 1}}\n",
+            "'lr[0]' must be less than inf",
+        ),
+        (
+            "kind: sgd\nprotocol: s-v1\nlr: [1]\nlength: {default: {epochs: 0}}\n",
+            "'length.default.epochs' must be greater than 0",
+        ),
         ("kind: finetune\nprotocol: f-v1\nhead_lr: []\n", "this command runs"),
-        (KNN.replace("resize: 16, ", "resize: -16, "), "geometry: resize must be"),
+        (KNN.replace("resize: 16, ", "resize: -16, "), "'geometry.resize' must be"),
     ],
 )
 def test_numbers_of_a_protocol_that_mean_nothing(text, words, tmp_path, said):
