@@ -1,5 +1,5 @@
-"""`python -m backbench VERB ...` and the installed `backbench`: the process around `cli.main`, which
-a stop signal meets prepared from its first line to its last.
+"""The program `backbench` (and `python -m backbench`): the process around `cli.main`, which handles
+a stop signal from its first line to its last.
 
     imports     -- a signal -->  one line, exit 75: nothing was begun
     the verb    -- a signal -->  what `cli.guarded` and the verb's own loops make of it

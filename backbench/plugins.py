@@ -1,7 +1,5 @@
-"""Other installed packages: what a lab's own adds, and what one of another's hides.
-
-What a lab's own installed package adds, without a fork: methods, datasets, checkpoint formats,
-trunks.
+"""Other installed packages: a lab's own may add methods, datasets, checkpoint formats and trunks,
+and a stranger's may hide one of the three programs.
 
 A package names what it adds in its pyproject.toml, by an entry point:
 
@@ -39,8 +37,8 @@ PROGRAMS = ("pretrain", "transfer", "detection")
 
 
 def hidden() -> dict[str, str]:
-    """Of this suite's three programs those that Python would not find, each with one line: what it
-    finds instead, and what to do."""
+    """The programs of this suite that Python would not find, each with one line: what it finds
+    instead, and what to do."""
     home = Path(__file__).resolve().parent.parent  # a checkout's top, or site-packages
     found = {}
     for name in PROGRAMS:
@@ -114,5 +112,5 @@ def load(group: str, name: str, kind: type[T]) -> T:
 
 
 def origin(point: EntryPoint) -> str:
-    """Which package an entry point comes from, for messages."""
+    """The package that an entry point comes from, for messages."""
     return f"{point.dist.name} {point.dist.version}" if point.dist is not None else point.value

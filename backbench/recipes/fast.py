@@ -1,9 +1,8 @@
-"""The fast way to pretrain: the keys of a recipe that `--fast` stands for, and what is said of a
-trunk that was trained by them.
+"""The keys of a recipe that `pretrain --fast` sets, and the mark of a trunk that was trained so.
 
-The papers' recipes say `reference` views and fp32, as their authors' code has it. The fast way
-shows the same crops of the same images in the same order, and computes them and the network in less
-time (docs/fast.md). Which way a run went is stored nowhere but in its recipe.
+The papers' recipes have `reference` views and fp32, as their authors' code has. With `--fast` the
+same crops of the same images come in the same order, and they and the network are computed in less
+time (docs/fast.md). Only the recipe of a run tells whether it was fast.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ SWITCH = "--fast"
 WORD = "fast"  # beside a name and a verdict
 PRETRAINING = "pretraining"  # in a result's provenance: these keys of its trunk's recipe
 
-# What moves a number by more than rounding, and is not the papers' letter. Layout and compilation
-# only change the order of sums.
+# Values that are not the papers' and move a number by more than rounding. Layout and compilation
+# only change the order of sums
 _NOT_THE_LETTER: Mapping[str, Sequence[str]] = {
     "views.pipeline": ("fast",),
     "precision": ("bf16", "fp16"),
@@ -38,7 +37,7 @@ def spelled() -> list[str]:
 
 
 def overrides(recipe: Mapping[str, Any], by_hand: Sequence[str], where: str) -> list[str]:
-    """What `--fast` and then the overrides `by_hand`, which win, change of a recipe.
+    """The overrides of `--fast`, then those `by_hand`, which win.
 
     BadInput for a recipe that itself demands another precision, unless one was given by hand.
     """
@@ -63,9 +62,8 @@ def of_trunk(provenance: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def word(provenance: Mapping[str, Any]) -> str:
-    """What must stand beside a verdict on a trunk, by a provenance with `of_trunk`: fast; what else
-    its recipe does otherwise than the papers (precision=fp16); nothing for their letter, and where
-    nobody knows."""
+    """The mark beside a verdict on a trunk, by a provenance with `of_trunk`: "fast"; other keys in
+    which its recipe differs from the papers (precision=fp16); "" where none does or none is known."""
     keys = provenance.get(PRETRAINING)
     if not isinstance(keys, Mapping):
         return ""

@@ -1,8 +1,8 @@
-"""Which linear probe a checkpoint's method is probed by: `--protocol own`.
+"""The linear probe that belongs to a checkpoint's method: `--protocol own`.
 
 The methods' own learning rates differ by three orders of magnitude (LORAC 1.2, MoCo and JCL 30), so
-one protocol for all of them would measure the protocol. A pretraining recipe says its own
-(`probe:`, dataset -> recipe under configs/transfer); of what was trained elsewhere the method tells.
+one protocol for all of them would measure the protocol. A pretraining recipe names its own
+(`probe:`, dataset -> recipe under configs/transfer); for other checkpoints the method decides.
 """
 
 from __future__ import annotations

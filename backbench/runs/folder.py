@@ -60,7 +60,7 @@ def open_run(out: str | Path, *, verb: str, identity: Identity) -> Iterator[Path
 
 
 def recognise(out: Path, *, verb: str, identity: Identity) -> bool:
-    """Whether `out` holds this very run; BadInput where it holds another, or is no folder."""
+    """True if `out` holds this very run; BadInput where it holds another, or is no folder."""
     if out.exists() and not out.is_dir():
         raise BadInput(f"{out}: is a file; --out needs a folder")
     file = out / RUN_FILE

@@ -1,4 +1,4 @@
-"""How many images a second pass through a network of this process, measured as it works."""
+"""Measures how many images a second pass through the networks of this process."""
 
 from __future__ import annotations
 

@@ -145,7 +145,7 @@ def _refuse_living(file: Path, holder: Holder | None, locked: bool | None) -> No
 
 
 def _beats(file: Path) -> bool:
-    """Whether the file's time of change moves within QUIET_SECONDS."""
+    """True if the file's time of change moves within QUIET_SECONDS."""
     first = _time_of(file)
     deadline = time.monotonic() + QUIET_SECONDS
     while time.monotonic() < deadline:
@@ -172,7 +172,7 @@ def _beat(descriptor: int, ended: threading.Event) -> None:
 
 
 def _is_file(descriptor: int, file: Path) -> bool:
-    """Whether `file` is the file behind the descriptor, and not one of the same name."""
+    """True if `file` is the file behind the descriptor, and not one of the same name."""
     try:
         return os.path.samestat(os.fstat(descriptor), file.stat())
     except FileNotFoundError:

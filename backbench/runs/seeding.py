@@ -1,8 +1,6 @@
-"""Where randomness comes from: a generator for each decision, a pure function of the seed and of
-what it is for.
+"""Random generators: each decision has its own, a pure function of the seed and its purpose.
 
-Nothing of it is ever saved and restored, so a run that continues decides as one that was never
-stopped.
+No generator is ever saved, so a run that continues decides as one that was never stopped.
 """
 
 from __future__ import annotations

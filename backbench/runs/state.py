@@ -1,7 +1,7 @@
-"""State that survives, written with its own digest; and the flag with which a signal ends a loop.
+"""State files, written with their own digest, and the flag by which a signal ends a loop.
 
-The rest of what makes a run unkillable stands beside it: `atomic` (files), `seeding` (decisions
-that repeat).
+With `atomic` (whole files) and `seeding` (decisions that repeat) they let a run be killed at any
+moment and continue.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def load_state(path: str | Path) -> dict[str, Any]:
         data = file.read()
     if not header.startswith(_STATE_MAGIC):
         raise BadInput(f"{path}: not a backbench state file; remove it to start over")
-    told = header[len(_STATE_MAGIC) :].strip().decode(errors="replace")
-    if hashlib.sha256(data).hexdigest() != told:
+    written = header[len(_STATE_MAGIC) :].strip().decode(errors="replace")
+    if hashlib.sha256(data).hexdigest() != written:
         raise BadInput(
             f"{path}: the state is damaged (its sha256 does not match); remove it to start over"
         )
@@ -79,8 +79,8 @@ class StopFlag:
 
     @contextlib.contextmanager
     def told_to(self, tell: Callable[[], None]) -> Iterator[None]:
-        """Inside, a signal also calls `tell`: for what waits on somebody else, who must hear it.
-        One that came before is told at once."""
+        """A signal also calls `tell` inside: for a loop that waits on another process, which must
+        hear of it. A signal that came before is told at once."""
         self._tell = tell
         try:
             if self.requested:
@@ -108,11 +108,11 @@ class StopFlag:
 
 @contextlib.contextmanager
 def stops_at_once() -> Iterator[list[str]]:
-    """Inside, a stop signal raises Stopped; a StopFlag within takes the signals over.
+    """A stop signal raises Stopped inside; a StopFlag within takes the signals over.
 
-    For what lies around the loops: importing, reading, scoring. Nothing but whole files is written
-    there, so it may end anywhere. Gives the names of the signals that were raised: compiled code in
-    whose midst one came may have made another error of it.
+    It is for the code around the loops: importing, reading, scoring. Only whole files are written
+    there, so it may end anywhere. Yields the names of the signals that came: compiled code may turn
+    the exception into another one.
     """
     raised: list[str] = []
 
@@ -134,8 +134,8 @@ def stops_at_once() -> Iterator[list[str]]:
 
 @contextlib.contextmanager
 def signals_blocked() -> Iterator[None]:
-    """What is forked inside never sees a stop signal: it is the main process's business, and a
-    group-wide SIGTERM must not take the loader's workers from its last step."""
+    """Processes that are forked inside never see a stop signal: the main process handles it, and a
+    SIGTERM to the whole group must not take the loader's workers from its last step."""
     numbers = {getattr(signal, name) for name in STOP_SIGNALS}
     old = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:

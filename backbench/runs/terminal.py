@@ -1,4 +1,4 @@
-"""What a run says on standard error: the logger, and the live line of a terminal."""
+"""Messages on standard error: the logger, and the live line of a terminal."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""The one reader of pickles that are not torch's: CIFAR's batches, Detectron2's model files.
+"""The reader of pickles that torch has not written: CIFAR's batches, Detectron2's model files.
 
-Plain values and numpy arrays come out of it, and nothing in the file is executed: every class that
-it may name is one of the descriptions below, which take what the file says and check it before
-anything is allocated. Not even numpy's own classes are among them, since a real `numpy.ndarray`
-whose state a file sets takes the file's word for where its memory lies.
+It returns plain values and numpy arrays and executes nothing: every class that a file may name is
+one of the descriptions below, which check the file's words before anything is allocated. numpy's
+own classes are not among them: a `numpy.ndarray` whose state a file sets would take its memory from
+where the file says.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class _Array:
 
 
 class _Frombuffer:
-    """What pickle protocol 5 writes for an array that lies in one piece."""
+    """An array in one piece, as pickle protocol 5 writes it."""
 
     def __init__(self, data: Any, dtype: Any, shape: Any, order: Any) -> None:
         self.arguments = (data, dtype, shape, _text(order))

@@ -1,4 +1,4 @@
-"""Texts from elsewhere: which characters may not stand in them."""
+"""Texts from elsewhere: refuses, escapes and quotes the characters that do harm."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def of_command(line: str) -> list[str]:
 
 
 def spreadsheet(value: object) -> object:
-    """What stands in a cell of a csv file: text that a spreadsheet would take for a formula gets an
+    """A value for a cell of a csv file: text that a spreadsheet would take for a formula gets an
     apostrophe before it; numbers stay numbers."""
     if not isinstance(value, str) or not value:
         return value

@@ -1,4 +1,4 @@
-"""The files below a folder that others can write to: whatever its links and depths are."""
+"""Lists the files below a folder that others can write to, whatever its links and depths are."""
 
 from __future__ import annotations
 

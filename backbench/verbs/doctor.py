@@ -87,7 +87,7 @@ def _applies_here(requirement: str) -> bool:
 
 
 def within(version: str, wanted: str) -> bool:
-    """Whether `2.15.0+cu130` is in `>=2.11,<2.16`; True where nothing can tell.
+    """True if `2.15.0+cu130` is in `>=2.11,<2.16`, or where nothing can tell.
 
     The release number alone counts: vendors' builds (`2.11.0a0+1f3c`, `2.15.0-custom`) are builds
     of it.

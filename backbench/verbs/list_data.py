@@ -1,4 +1,4 @@
-"""`backbench data`: what is there, whether it is right, and SimCLR's lists."""
+"""`backbench data`: lists datasets, checks them, and fetches SimCLR's lists."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def _content_problems(name: str, found: Splits) -> list[str]:
 
 
 def _list_problems(which: str, images: ImageList) -> list[str]:
-    """What is odd about a split's list, before any image is read."""
+    """The problems of a split's list, before any image is read."""
     problems = []
     empty = sorted(set(range(len(images.classes))) - set(images.labels))
     if empty:
@@ -165,7 +165,7 @@ def _list_problems(which: str, images: ImageList) -> list[str]:
 
 
 def _read_all(images: ImageList) -> tuple[list[Look | None], list[str]]:
-    """What every image looks like, None where it cannot be decoded, and a line for each of those."""
+    """The look of every image, None where it cannot be decoded, and a line for each of those."""
 
     def read(index: int) -> tuple[Look | None, str | None]:
         try:
