@@ -22,7 +22,6 @@ from support import boards, browser
 from backbench.board.board import collect
 from backbench.board.export import write_csv
 from backbench.board.overall import overall
-from backbench.board.page import write_page
 
 
 def main() -> None:
@@ -41,7 +40,7 @@ def main() -> None:
         start = time.process_time()
         sets = overall(board)
         ranks_s = time.process_time() - start
-        write_page(board, root / "leaderboard.html", runs=[root / "runs"], sets=sets)
+        boards.write_whole_page(board, root / "leaderboard.html", runs=[root / "runs"], sets=sets)
         page_s = time.process_time() - start
         size = (root / "leaderboard.html").stat().st_size / 1e6
         numbers = args.checkpoints * args.columns

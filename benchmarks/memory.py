@@ -41,7 +41,6 @@ from support import boards
 from backbench import cli
 from backbench.board.board import collect
 from backbench.board.export import write_csv
-from backbench.board.page import write_page
 from backbench.images.image_list import scan_folder
 from transfer.devices import Machine
 from transfer.feature_cache import FeatureCache
@@ -94,7 +93,7 @@ def board(root: Path, count: int) -> Callable[[], object]:
     def work() -> None:
         found = collect([root / "runs"])
         write_csv(found, root / "leaderboard.csv")
-        write_page(found, root / "leaderboard.html", runs=[root / "runs"])
+        boards.write_whole_page(found, root / "leaderboard.html", runs=[root / "runs"])
 
     return work
 

@@ -112,7 +112,7 @@ def record(
     pictures.write(run.out / PICTURES, p.val, detections)
     rows = results(run, p, scores, kept, speed)
     store.owe(run.out, len(rows))
-    store.append_missing(run.out, rows)
+    store.append(run.out, rows, skip_known=True)
 
 
 def on_the_way(

@@ -1,8 +1,8 @@
-"""python tools/bind_protocols.py: binds the name of each shipped protocol to the print of its recipe.
+"""python tools/bind_protocols.py: binds the name of each shipped protocol to its fingerprint.
 
 Run it after adding or renaming a protocol in configs/transfer or configs/detection, or after giving
-a recipe a new key. Whoever changes what a protocol measures gives it another name first: rows that
-were measured before hold the old print, and would stand apart under the old name.
+a recipe a new key. A protocol that measures something else needs another name first: rows that were
+measured before hold the old fingerprint, and would stand apart under the old name.
 """
 
 from __future__ import annotations
@@ -44,18 +44,17 @@ def bound() -> Shipped:
     files: dict[tuple[str, str], str] = {}
     for r in recipes:
         kind = protocol_fingerprints.kind_of(r.task, r.recipe)
-        what = protocol_fingerprints.measures(r.task)
-        other = files.setdefault((r.name, what), r.file)
+        measures = protocol_fingerprints.measures(r.task)
+        other = files.setdefault((r.name, measures), r.file)
         if other != r.file:
             raise SystemExit(f"{other} and {r.file} are both called {r.name}; rename one")
-        names.setdefault(r.name, {})[what] = protocol_fingerprints.print_of(
-            r.recipe, kind, defaults
-        )
+        fingerprint = protocol_fingerprints.fingerprint_of(r.recipe, kind, defaults)
+        names.setdefault(r.name, {})[measures] = fingerprint
     return {"defaults": defaults, "prints": names}
 
 
 def _probes() -> tuple[dict[str, Leaves], list[Recipe]]:
-    """Every recipe of configs/transfer by the dataclass of its kind."""
+    """Reads every recipe of configs/transfer by the dataclass of its kind."""
     from backbench.tasks import TASKS
     from transfer.protocols import PROTOCOLS, AnalyzeConfig
 
@@ -75,7 +74,7 @@ def _probes() -> tuple[dict[str, Leaves], list[Recipe]]:
 
 
 def _defaults(cls: Any, prefix: str = "") -> Leaves:
-    """The leaves that a recipe of this dataclass has where it says nothing."""
+    """The leaves of a recipe of this dataclass that sets nothing."""
     out: Leaves = {}
     hints = typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):
@@ -97,7 +96,7 @@ def _defaults(cls: Any, prefix: str = "") -> Leaves:
 
 
 def _detectors() -> tuple[dict[str, Leaves], list[Recipe]]:
-    """Every config of configs/detection; a base states the defaults of those with its backbone."""
+    """Reads every config of configs/detection; a base file has the defaults of its backbone."""
     from detection import dialect as detection
     from detection import protocol, task_rows
 

@@ -168,7 +168,7 @@ def analyze(
     atomic.write_json(out / SUMMARY, json.loads(json.dumps(summary, allow_nan=False)))
     analyze_pictures.draw(summary, out / PICTURES)
     store.owe(out, len(rows))
-    store.append_missing(out, rows)
+    store.append(out, rows, skip_known=True)
 
 
 def unique_names(checkpoints: Sequence[Checkpoint]) -> dict[str, str]:

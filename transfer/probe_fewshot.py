@@ -77,7 +77,7 @@ def measure(
             },
         )
         rows.append(about)
-    store.append_missing(task.run, rows)
+    store.append(task.run, rows, skip_known=True)
     return rows
 
 

@@ -176,7 +176,7 @@ class SgdProbe:
                 provenance={"trunk_sha256": trunk.state},
             )
             rows.append(about)
-        store.append_missing(task.run, rows)
+        store.append(task.run, rows, skip_known=True)
         return rows
 
     def _train(

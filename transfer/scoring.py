@@ -165,7 +165,7 @@ def write(task: Assignment[Protocol], measured: Sequence[CheckpointPredictions])
             )
             rows.append(about)
     # 4. A run that was killed between two rows completes them.
-    store.append_missing(task.run, rows)
+    store.append(task.run, rows, skip_known=True)
     return rows
 
 

@@ -1,15 +1,17 @@
-"""The board: results found below some folders as rows, columns and cells, and what they tell.
+"""The board: results found below some folders as rows, columns and cells, and tests between rows.
 
-A row is a checkpoint, a column is `task/dataset[:split]/metric@protocol[~print][+engine]`: what was
-measured differently stands elsewhere (backbench/results/column_keys.py). Published rows stand beside the
-measured ones and are marked; they are never averaged or ranked with them. What is written from a
-board lies in the files beside this one, and none of them is imported here.
+A row is a checkpoint. A column is `task/dataset[:split]/metric@protocol[~fingerprint][+engine]`, so
+numbers that were measured differently stand in different columns
+(backbench/results/column_keys.py). Published rows (backbench/papers/judge.py) stand beside the
+measured ones and are marked; they are never averaged or ranked with them. The files beside this one
+write a board in some form, and none of them is imported here.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import math
 import os
 from collections import Counter
@@ -20,7 +22,7 @@ from typing import NamedTuple
 
 from backbench.datasets.catalog import DATASETS, TWELVE
 from backbench.recipes import fast
-from backbench.results import column_keys, judging_rules, published, store, trunk_costs
+from backbench.results import column_keys, store, trunk_costs
 from backbench.results.paired_tests import compare
 from backbench.results.store import Result
 from backbench.results.trunk_costs import TrunkCost
@@ -30,7 +32,7 @@ from backbench.tasks import ORDER, TASKS
 from backbench.untrusted import printable
 
 MEASURED, PUBLISHED = "measured", "published"  # Row.source
-BEST, TIED, UNTESTED = "best", "tied", "untested"  # how a row stands in a column
+BEST, TIED, UNTESTED = "best", "tied", "untested"  # a row's mark in a column; `standing` defines it
 AVERAGE = "average"  # dataset and metric of the mean over LORAC's twelve
 
 _DATASET_ORDER = ("imagenet", "imagenet100", *TWELVE, AVERAGE)
@@ -44,26 +46,31 @@ _METRIC_ORDER = {
     "AP75": 2,
 }
 _OTHER_METRIC = 3
+MOST_PAIRS = 6000  # paired tests computed for the page: about ten seconds
 
 
 def joined(between: str, *parts: str | None) -> str:
-    """The parts that there are, with `between` between them."""
+    """The parts that are neither None nor empty, with `between` between them."""
     return between.join(filter(None, parts))
 
 
 def text_of(value: float | None, form: str, *, missing: str = "") -> str:
-    """A number in the form given (".1f", "d" for whole ones), or what stands for none."""
+    """A number in the given form (".1f", "d" for whole ones); `missing` where there is none."""
     return missing if value is None else format(value, form)
 
 
-def _place(name: str, known: Sequence[str]) -> int:
-    """Where a name stands among the known ones; all others after them."""
+def _order_among(name: str, known: Sequence[str]) -> int:
+    """The index of a name among the known ones; unknown names come after them."""
     return known.index(name) if name in known else len(known)
 
 
 @dataclass(frozen=True)
 class Column:
-    """What was measured. `protocol` and `split` are as backbench/results/column_keys.py says them."""
+    """One way of measuring: a column of the board.
+
+    `protocol` and `split` may carry marks (backbench/results/column_keys.py); `split` is None for
+    the test split.
+    """
 
     task: str
     dataset: str
@@ -74,7 +81,7 @@ class Column:
 
     @property
     def name(self) -> str:
-        # A split's marks (test~n500+50) are ours, and stand between : and /
+        # The marks of a split (test~n500+50) are our own, so their + stays a +.
         split = None if self.split is None else printable.part(self.split).replace("%2B", "+")
         dataset = joined(":", printable.part(self.dataset), split)
         how = joined("+", *map(printable.part, filter(None, (self.protocol, self.engine))))
@@ -82,17 +89,17 @@ class Column:
 
     @property
     def family(self) -> str:
-        """What a metric's name begins with: `segm` of segm_AP50, nothing of top1."""
+        """The beginning of the metric's name: `segm` for segm_AP50, nothing for top1."""
         return self._metric[0].removesuffix("_")
 
     @property
     def order(self) -> tuple[object, ...]:
-        """Its place in every table: by task, protocol, dataset, then the metrics of one family."""
+        """The sorting key: by task, protocol, dataset, then the metrics of one family."""
         return (
             ORDER[self.task],
             self.protocol,
             self.engine or "",
-            _place(self.dataset, _DATASET_ORDER),
+            _order_among(self.dataset, _DATASET_ORDER),
             self.dataset,
             self.split or "",
             *self.weight,
@@ -100,15 +107,21 @@ class Column:
 
     @property
     def setting(self) -> tuple[str, str, str, str, str]:
-        """What columns share that differ in their metric only: one measurement, told by several."""
+        """The parts that columns of one measurement share: all but the metric."""
         return self.task, self.dataset, self.split or "", self.protocol, self.engine or ""
 
     @property
+    def without_marks(self) -> tuple[str, str, str, str, str | None]:
+        """The column without the marks of another recipe, other lists or another split."""
+        protocol = self.protocol.partition("~")[0]
+        return self.task, self.dataset, self.metric, protocol, self.engine
+
+    @property
     def weight(self) -> tuple[int, int, str]:
-        """Its place among the columns of its setting: the smallest is the main one."""
+        """The sorting key among the columns of one setting: the smallest is the main column."""
         family, short = self._metric
         ious = TASKS[self.task].ious
-        place = _place(family.removesuffix("_"), ious) if family else 0
+        place = _order_among(family.removesuffix("_"), ious) if family else 0
         return place, _METRIC_ORDER.get(short, _OTHER_METRIC), self.metric
 
     @property
@@ -146,8 +159,11 @@ class Measurement(NamedTuple):
 
 @dataclass
 class Cell:
-    """The number in the table, in percent, and the measurements it is made of: one per seed, and
-    none where it is published or an average."""
+    """A number in the table, in percent.
+
+    `parts` are the measurements it is made of: one per seed, none where the number is published or
+    an average.
+    """
 
     value: float | None
     ci95: tuple[float, float] | None = None
@@ -162,27 +178,26 @@ class Cell:
 
 @dataclass
 class Board:
-    """`cells` by (Row.checkpoint, column); `problems` are lines for whoever reads the board;
-    `labs` has whose numbers a checkpoint's are, where the records say so (backbench merge);
-    `ways` has the word (weights/fast.py) for checkpoints that were not pretrained to the letter;
-    `costs` what the trunks of checkpoints cost, where their rows say so."""
+    """Rows, columns and cells, and what else the records say about checkpoints."""
 
     rows: list[Row] = field(default_factory=list)
     columns: list[Column] = field(default_factory=list)
-    cells: dict[tuple[str, Column], Cell] = field(default_factory=dict)
-    problems: list[str] = field(default_factory=list)
+    cells: dict[tuple[str, Column], Cell] = field(default_factory=dict)  # by (digest, column)
+    problems: list[str] = field(default_factory=list)  # messages for whoever reads the board
+    # By digest: the word (recipes/fast.py) for trunks not pretrained to the papers' letter,
     ways: dict[str, str] = field(default_factory=dict)
+    # which labs measured the checkpoint (merged records only),
     labs: dict[str, list[str]] = field(default_factory=dict)
+    # and the cost of its trunk.
     costs: dict[str, TrunkCost] = field(default_factory=dict)
-    # How rows stand in a column, once it was tested: the answer, the page and the tables all ask.
+    # Marks of the columns that were tested so far; `standing` fills it.
     standings: dict[Column, dict[str, str]] = field(default_factory=dict, repr=False)
 
     def name(self, row: Row) -> str:
-        """The row's name, and `(fast)` behind that of a trunk that went the fast way: it is not
-        the other one of that name."""
-        return (
-            f"{row.name} ({fast.WORD})" if self.ways.get(row.checkpoint) == fast.WORD else row.name
-        )
+        """The row's name. Trunks trained with `--fast` get '(fast)' appended, to keep them apart
+        from others of that name."""
+        is_fast = self.ways.get(row.checkpoint) == fast.WORD
+        return f"{row.name} ({fast.WORD})" if is_fast else row.name
 
     def cell(self, row: Row, column: Column) -> Cell | None:
         """The number of a row in a column; None where there is none."""
@@ -209,12 +224,12 @@ class Board:
         return [column for column in self.columns if column in used]
 
     def places(self) -> dict[str, int]:
-        """Checkpoint -> the place of its row."""
+        """Checkpoint -> the index of its row."""
         return {row.checkpoint: i for i, row in enumerate(self.rows)}
 
     def labels(self) -> dict[str, str]:
-        """Checkpoint -> a name for its row; where two measured ones share a name, the start of the
-        digest is added."""
+        """Checkpoint -> a unique label for its row: its name, and the start of the digest where two
+        measured rows share a name."""
         count = Counter((row.source, self.name(row)) for row in self.rows)
         labels = {}
         for row in self.rows:
@@ -229,8 +244,8 @@ class Board:
 
 
 def collect(runs: Iterable[str | Path]) -> Board:
-    """Every result below `runs`, duplicates resolved as docs/results.md says. BadInput where a path
-    is missing."""
+    """A board of every result below `runs`, with duplicates resolved as docs/results.md says.
+    Raises BadInput where a path is missing."""
     files: dict[str, Path] = {}  # real path -> as it was found, so that no file is read twice
     for run in runs:
         for file in store.files_below(run):
@@ -250,7 +265,7 @@ def collect(runs: Iterable[str | Path]) -> Board:
 
 @contextlib.contextmanager
 def many_objects() -> Iterator[None]:
-    """No garbage collection while 10^5 results are made: it would look at all of them, often."""
+    """Switches garbage collection off while 10^5 results are made: it would scan all of them often."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -261,8 +276,8 @@ def many_objects() -> Iterator[None]:
 
 
 def fill(found: Iterable[Measurement], problems: Iterable[str] = ()) -> Board:
-    """A board of these measurements, in the order of files and lines; `problems` of reading them
-    are said on it, before those of filling it."""
+    """A board of these measurements, in the order of files and lines. `problems` are those of
+    reading them; problems of filling the board come after them."""
     board = Board(problems=list(problems))
     # 1. Each measurement's column: what was measured in another way stands beside it.
     found = list(found)
@@ -275,7 +290,7 @@ def fill(found: Iterable[Measurement], problems: Iterable[str] = ()) -> Board:
         parts.setdefault((measurement.result.checkpoint, column), []).append(measurement)
     for where, measurements in parts.items():
         board.cells[where] = _cell(sorted(measurements, key=lambda m: m.result.seed))
-    # 4. Everything in its place, and then the averages, which are made of cells in that order.
+    # 4. Rows, columns and facts about checkpoints; then the averages, which are made of cells.
     board.rows = _rows(measurement for measurement, _ in counted)
     for (result, _), _ in counted:
         if way := fast.word(result.provenance):
@@ -285,13 +300,13 @@ def fill(found: Iterable[Measurement], problems: Iterable[str] = ()) -> Board:
             if lab not in known:
                 known.append(lab)
     board.costs = trunk_costs.of_results(measurement.result for measurement, _ in counted)
-    board.columns = _in_order({column for _, column in counted})
+    board.columns = in_order({column for _, column in counted})
     _add_averages(board)
     return board
 
 
 def _labs_of(result: Result) -> list[str]:
-    """Who measured this number; nobody is named where records were not merged."""
+    """The labs that measured this number; empty where records were not merged."""
     origin = result.origin
     if "lab" not in origin:
         return []
@@ -300,7 +315,8 @@ def _labs_of(result: Result) -> list[str]:
     return [printable.shown(str(lab), 60) for lab in (origin["lab"], *others) if lab]
 
 
-def _in_order(columns: Iterable[Column]) -> list[Column]:
+def in_order(columns: Iterable[Column]) -> list[Column]:
+    """The columns in the board's order."""
     return sorted(columns, key=lambda column: column.order)
 
 
@@ -308,7 +324,7 @@ def _recorded_last(
     found: Iterable[tuple[Measurement, Column]], problems: list[str]
 ) -> list[tuple[Measurement, Column]]:
     """One measurement for each (checkpoint, column, seed), in the order in which they first came.
-    Duplicates of another value are named in `problems`."""
+    Duplicates with another value are named in `problems`."""
     counts: dict[tuple[str, Column, int], Measurement] = {}
     for new, column in found:
         result = new.result
@@ -330,21 +346,22 @@ def _recorded_last(
 
 
 def _columns(found: Sequence[Measurement]) -> list[Column]:
-    """The column of each measurement. One object for all that stand in it: they are met often."""
+    """The column of each measurement. Measurements of one column share one object: hashing and
+    comparing 10^5 of them is faster so."""
     results = [measurement.result for measurement in found]
     made: dict[tuple[object, ...], Column] = {}
     columns = []
-    for r, place in zip(results, column_keys.of_rows(results)):
-        key = (r.task, r.dataset, r.metric, place, r.engine)
-        if key not in made:
-            made[key] = Column(r.task, r.dataset, r.metric, place.protocol, r.engine, place.split)
-        columns.append(made[key])
+    for r, key in zip(results, column_keys.of_rows(results)):
+        what = (r.task, r.dataset, r.metric, key, r.engine)
+        if what not in made:
+            made[what] = Column(r.task, r.dataset, r.metric, key.protocol, r.engine, key.split)
+        columns.append(made[what])
     return columns
 
 
 def _rows(counted: Iterable[Measurement]) -> list[Row]:
-    """One row for each checkpoint, by name. Weights that were measured under two names are one row,
-    under the name that was recorded last."""
+    """One row for each checkpoint, sorted by name. Weights that were measured under two names are
+    one row, under the name that was recorded last."""
     newest: dict[str, Measurement] = {}
     for measurement in counted:
         checkpoint = measurement.result.checkpoint
@@ -358,8 +375,8 @@ def _rows(counted: Iterable[Measurement]) -> list[Row]:
 
 
 def _cell(parts: list[Measurement]) -> Cell:
-    """One seed as it was measured; several as their mean, with the t-interval over seeds instead of
-    the intervals over test images."""
+    """The cell of one number: one seed as it was measured; several seeds as their mean, with the
+    t-interval over seeds instead of the intervals over test images."""
     if len(parts) == 1:
         only = parts[0].result
         return Cell(only.value, only.ci95, parts)
@@ -373,9 +390,10 @@ def _cell(parts: list[Measurement]) -> Cell:
 
 
 def _add_averages(board: Board) -> None:
-    """The mean of LORAC's twelve, for each checkpoint and way of measuring that has all of them."""
-    # One set of columns for each way of measuring, by dataset. What follows the dataset's own
-    # metric (the _k20 of top1_k20, say) is a way of its own. Unusual splits have no average.
+    """Adds the mean of LORAC's twelve datasets, for each checkpoint and way of measuring that has
+    all of them."""
+    # One set of columns for each way of measuring, by dataset. A suffix of the metric (_k20 in
+    # top1_k20) makes a way of its own. Unusual splits have no average.
     sets: dict[tuple[str, str, str | None, str], dict[str, Column]] = {}
     for column in board.columns:
         if column.dataset not in TWELVE or column.split is not None:
@@ -395,11 +413,11 @@ def _add_averages(board: Board) -> None:
             if cell is not None:
                 board.cells[row.checkpoint, average] = cell
                 averages.append(average)
-    board.columns = _in_order({*board.columns, *averages})
+    board.columns = in_order({*board.columns, *averages})
 
 
 def _average(cells: Iterable[Cell | None]) -> Cell | None:
-    """The mean of cells of different datasets; None where one is missing or undefined."""
+    """The mean over cells of different datasets; None where one is missing or undefined."""
     values: list[float] = []
     ends: list[tuple[float, float]] = []
     known: list[float] = []
@@ -416,62 +434,30 @@ def _average(cells: Iterable[Cell | None]) -> Cell | None:
     return Cell(sum(values) / len(values), ci95, note="mean of the twelve datasets")
 
 
-def add_published(board: Board) -> None:
-    """The papers' rows below the measured ones: in the measured column where the protocols are the
-    same, else in columns of their own."""
-    columns = set(board.columns)
-    rows: dict[str, Row] = {}
-    for number in published.rows():
-        # Spreads are not columns of a leaderboard.
-        if judging_rules.reason(number) == judging_rules.SPREAD:
-            continue
-        column = column_of(number)
-        columns.add(column)
-        name = f"{number.model} ({number.paper} Table {number.table})"
-        row = Row(number.key, name, number.model, number.arch, number.epochs, PUBLISHED)
-        rows.setdefault(number.key, row)
-        value = judging_rules.as_measured(number).value
-        board.cells[number.key, column] = Cell(value, note=number.note)
-    board.rows.extend(rows.values())
-    board.columns = _in_order(columns)
-
-
-def column_of(number: published.Published) -> Column:
-    """The column that a printed number stands in."""
-    protocol, engine = judging_rules.protocol(number)
-    measured = judging_rules.as_measured(number)
-    split = measured.split or TASKS[number.task].split
-    named = None if split == column_keys.USUAL_SPLIT else split
-    return Column(number.task, number.dataset, measured.metric, protocol, engine, named)
-
-
-# ---- what can be said of two rows
+# ---- tests between rows
 
 
 def predictions(cell: Cell) -> dict[int, Path]:
-    """Seed -> file of predictions, of the measurements behind a cell that kept theirs."""
-    kept = {}
-    for result, run in cell.parts:
-        name = result.provenance.get("predictions")
-        if name:
-            kept[result.seed] = run / str(name)
-    return kept
+    """Seed -> file of predictions, for the measurements behind a cell that kept theirs."""
+    return {
+        r.seed: run / r.facts["predictions"] for r, run in cell.parts if "predictions" in r.facts
+    }
 
 
 def difference(a: Cell, b: Cell, metric: str) -> Difference | None:
-    """a - b, from the predictions of the seeds that both have; None where none were kept or the
-    test lists differ."""
+    """The paired difference a - b, from the predictions of the seeds that both have; None where
+    none were kept or the test lists differ."""
     files_a, files_b = predictions(a), predictions(b)
     seeds = sorted(files_a.keys() & files_b.keys())
     return compare([files_a[s] for s in seeds], [files_b[s] for s in seeds], metric)
 
 
 def standing(board: Board, column: Column) -> dict[str, str]:
-    """Checkpoint -> how it stands among the measured ones in this column.
+    """Checkpoint -> its mark among the measured ones in this column.
 
-    `best` is above every other by a paired test; without such a one, `tied` are the highest value
-    and all that no test tells from it. `untested` is the highest value where predictions to test it
-    with are missing. Rows that are not named are behind.
+    `best`: a paired test puts it above every other row. Where no row is best, `tied` marks the
+    highest value and all rows that no test tells from it. `untested`: the highest value, where
+    predictions to test it with are missing. Rows without a mark are behind.
     """
     if column not in board.standings:
         board.standings[column] = _tested(board, column)
@@ -482,8 +468,8 @@ def _tested(board: Board, column: Column) -> dict[str, str]:
     ranked = board.measured(column)
     if len(ranked) < 2 or not TASKS[column.task].ranked:
         return {}
-    # Only the highest can be best, so it alone is tested: against each other one, not against their
-    # mean or the second. That it was chosen for being highest is corrected for.
+    # Only the highest can be best, so it alone is tested, against each of the others. That it was
+    # chosen for being highest is corrected for.
     (first, top), others = ranked[0], ranked[1:]
     tested: list[tuple[str, float]] = []  # checkpoint, p
     for row, cell in others:
@@ -499,3 +485,54 @@ def _tested(board: Board, column: Column) -> dict[str, str]:
     if untested:
         return {first.checkpoint: UNTESTED}
     return {first.checkpoint: BEST}
+
+
+class PairedDifference(NamedTuple):
+    """A paired test in a column: row a minus row b, by their index on the board; a < b."""
+
+    column: int
+    a: int
+    b: int
+    difference: Difference
+
+
+class Comparisons(NamedTuple):
+    """Every paired test that the page shows."""
+
+    standings: list[dict[str, str]]  # of each column, as `standing` gives it
+    pairs: list[PairedDifference]
+
+
+def compare_rows(board: Board, most_pairs: int = MOST_PAIRS) -> Comparisons:
+    """The marks of every column, and all paired differences where they are at most `most_pairs`;
+    else each column's best row against the others, as far as `most_pairs` goes."""
+    standings = [standing(board, column) for column in board.columns]
+    index = board.places()
+    # 1. In each column, the rows that kept predictions, best first; two of them at least.
+    testable: list[tuple[int, list[tuple[int, Cell]]]] = []
+    for number, column in enumerate(board.columns):
+        cells = [
+            (index[row.checkpoint], cell)
+            for row, cell in board.measured(column)
+            if predictions(cell)
+        ]
+        if len(cells) > 1:
+            testable.append((number, cells))
+    # 2. All pairs, or the best with each other.
+    count = sum(math.comb(len(cells), 2) for _, cells in testable)
+    pairs: list[PairedDifference] = []
+    for number, cells in testable:
+        metric = board.columns[number].metric
+        candidates: Iterable[tuple[tuple[int, Cell], tuple[int, Cell]]]
+        candidates = itertools.combinations(cells, 2)
+        if count > most_pairs:
+            candidates = zip(itertools.repeat(cells[0]), cells[1:])
+        for pair in candidates:
+            if len(pairs) >= most_pairs:
+                return Comparisons(standings, pairs)
+            # Each pair once, in the order of the rows; for b - a the page turns the sign.
+            (a, cell_a), (b, cell_b) = sorted(pair, key=lambda one: one[0])
+            tested = difference(cell_a, cell_b, metric)
+            if tested is not None:
+                pairs.append(PairedDifference(number, a, b, tested))
+    return Comparisons(standings, pairs)

@@ -11,30 +11,32 @@ from pathlib import Path
 
 from backbench.board.board import PUBLISHED, Board, Column, Measurement, Row, text_of
 from backbench.results import column_keys, trunk_costs
-from backbench.results.store import Result
+from backbench.results.result_line import Result
 from backbench.runs import atomic
 from backbench.untrusted import printable
 
-ABOUT = ("checkpoint", "name", "method", "arch", "epochs", "source")
-WHAT = ("task", "dataset", "split", "metric", "protocol", "engine", "seed")
-ORIGIN = ("code", "hardware", "recorded")
-# What the trunk costs; "hardware" stands among ORIGIN already where each number has a line
-COST = tuple(name for name in trunk_costs.FIELDS if name not in ORIGIN)
-VALUE, AGAIN = ("value", "ci95_low", "ci95_high", "chosen"), ("command", "run")
-Line = dict[str, object]  # field -> what stands in it; fields that are left out stay empty
+ROW_FIELDS = ("checkpoint", "name", "method", "arch", "epochs", "source")
+COLUMN_FIELDS = ("task", "dataset", "split", "metric", "protocol", "engine", "seed")
+VALUE_FIELDS = ("value", "ci95_low", "ci95_high", "chosen")
+ORIGIN_FIELDS = ("code", "hardware", "recorded")
+COMMAND_FIELDS = ("command", "run")
+# The cost of the trunk; its hardware is among ORIGIN_FIELDS already.
+COST_FIELDS = tuple(name for name in trunk_costs.FIELDS if name not in ORIGIN_FIELDS)
+Line = dict[str, object]  # field -> value; fields that are left out stay empty
 
 
 def write_csv(board: Board, path: Path) -> None:
-    """leaderboard.csv: one row per checkpoint, one column per
-    `task/dataset/metric@protocol[+engine]`, in percent; empty where not run or undefined. Before
-    them what the trunks cost, where any row says it."""
+    """Write leaderboard.csv: one row per checkpoint, one column per
+    `task/dataset/metric@protocol[+engine]`, in percent; empty where not run or undefined. Costs of
+    the trunks stand before them, where any row states one."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    cost = trunk_costs.FIELDS if board.costs else ()
-    writer.writerow([*ABOUT, *cost, *(column.name for column in board.columns)])
+    cost_fields = trunk_costs.FIELDS if board.costs else ()
+    writer.writerow([*ROW_FIELDS, *cost_fields, *(column.name for column in board.columns)])
     for row in board.rows:
-        line = list(_about(board, row).values())
-        line += [getattr(board.costs.get(row.checkpoint), name, None) for name in cost]
+        line = list(_of_row(board, row).values())
+        cost = board.costs.get(row.checkpoint)
+        line += [getattr(cost, name, None) for name in cost_fields]
         for column in board.columns:
             cell = board.cell(row, column)
             line.append(_number(cell.value) if cell is not None else None)
@@ -43,45 +45,51 @@ def write_csv(board: Board, path: Path) -> None:
 
 
 def write_tidy(board: Board, path: Path) -> None:
-    """results.csv: one row per number that counts, with where it comes from; published numbers have
-    a source only."""
+    """Write results.csv: one row per number that counts, with its origin; a published number has
+    its source only."""
     text = io.StringIO()
-    cost = COST if board.costs else ()
-    fields = (*ABOUT, *WHAT, *VALUE, *cost, *ORIGIN, *AGAIN)
+    cost_fields = COST_FIELDS if board.costs else ()
+    fields = (
+        *ROW_FIELDS,
+        *COLUMN_FIELDS,
+        *VALUE_FIELDS,
+        *cost_fields,
+        *ORIGIN_FIELDS,
+        *COMMAND_FIELDS,
+    )
     writer = csv.DictWriter(text, fields, restval="", lineterminator="\n")
     writer.writeheader()
-    # What is said of a checkpoint stands on each of its lines, and of a column: made once for all.
-    about = {row.checkpoint: _cells(_about(board, row)) for row in board.rows}
-    what = {column: _cells(_what(column)) for column in board.columns}
-    # Cells stand in the order in which they were found, so a run's lines stay together.
+    # The fields of a checkpoint and of a column stand on many lines: made once for all.
+    of_row = {row.checkpoint: _escaped(_of_row(board, row)) for row in board.rows}
+    of_column = {column: _escaped(_of_column(column)) for column in board.columns}
+    # Cells stand in the order in which they were read, so a run's lines stay together.
     for (checkpoint, column), cell in board.cells.items():
-        line = {**about[checkpoint], **what[column]}
+        line = {**of_row[checkpoint], **of_column[column]}
         # A measured average has no line: it is computed from numbers that have theirs.
         if line["source"] == PUBLISHED:
             writer.writerow({**line, "value": _number(cell.value)})
         for measurement in cell.parts:
             line["split"] = printable.spreadsheet(column.split or column_keys.USUAL_SPLIT)
-            writer.writerow({**line, **_cells(_measured(measurement))})
+            writer.writerow({**line, **_escaped(_of_measurement(measurement))})
     atomic.write_text(path, text.getvalue())
 
 
-def _cells(line: Line) -> Line:
+def _escaped(line: Line) -> Line:
     return {key: printable.spreadsheet(value) for key, value in line.items()}
 
 
-def _about(board: Board, row: Row) -> Line:
-    """The fields of ABOUT, in that order. csv writes None as an empty field."""
-    return {name: getattr(row, name) for name in ABOUT} | {"name": board.name(row)}
+def _of_row(board: Board, row: Row) -> Line:
+    """The fields of ROW_FIELDS, in that order; csv writes None as an empty field."""
+    return {name: getattr(row, name) for name in ROW_FIELDS} | {"name": board.name(row)}
 
 
-def _what(column: Column) -> Line:
-    """The fields of WHAT that are the column's: its protocol and split, as its name says them."""
+def _of_column(column: Column) -> Line:
     names = ("task", "dataset", "metric", "protocol", "engine")
     return {name: getattr(column, name) for name in names}
 
 
-def _measured(measurement: Measurement) -> Line:
-    """One measurement's value and where it comes from."""
+def _of_measurement(measurement: Measurement) -> Line:
+    """One measurement's value and origin."""
     result, run = measurement
     low, high = result.ci95 or (None, None)
     line: Line = {
@@ -89,43 +97,43 @@ def _measured(measurement: Measurement) -> Line:
         "value": _number(result.value),
         "ci95_low": _number(low),
         "ci95_high": _number(high),
-        "command": again(result),
+        "command": command_again(result),
         "run": str(run),
     }
     if result.chosen is not None:
         line["chosen"] = json.dumps(result.chosen, sort_keys=True)
-    for name in ORIGIN:
+    for name in ORIGIN_FIELDS:
         line[name] = result.origin.get(name)
     cost = trunk_costs.of_result(result)
     if cost is not None:
-        line |= {name: getattr(cost, name) for name in COST}
+        line |= {name: getattr(cost, name) for name in COST_FIELDS}
     return line
 
 
 def _number(value: float | None) -> str:
-    """Four decimals, without the zeros at the end; nothing where there is no value."""
+    """Four decimals without trailing zeros; empty where there is no value."""
     return text_of(value, ".4f").rstrip("0").rstrip(".")
 
 
-def again(result: Result, out: str = "runs/again") -> str | None:
+def command_again(result: Result, out: str = "runs/again") -> str | None:
     """The command that measures this number anew, in a folder of its own; None where no command was
     recorded."""
-    command = result.provenance.get("command") or result.origin.get("command")
+    command = result.facts.get("command") or result.origin.get("command")
     if not command:
         return None
     if isinstance(command, list):
-        command = shlex.join(map(str, command))
-    return _elsewhere(str(command), out)
+        command = shlex.join(command)
+    return _with_another_out(command, out)
 
 
 @functools.lru_cache(maxsize=65536)  # a run's numbers share their command, and splitting it is slow
-def _elsewhere(command: str, out: str) -> str:
-    """The command with another run folder, named as verbs do or as a detector's config does."""
-    said = printable.of_command(command)
-    # Changed in place: the word after one that names the folder, or the word that holds it.
-    for i, word in enumerate(said):
-        if word in ("--out", "OUTPUT_DIR") and i + 1 < len(said):
-            said[i + 1] = out
+def _with_another_out(command: str, out: str) -> str:
+    """The command with another run folder, given as `--out` or in a detector's config as
+    OUTPUT_DIR."""
+    words = printable.of_command(command)
+    for i, word in enumerate(words):
+        if word in ("--out", "OUTPUT_DIR") and i + 1 < len(words):
+            words[i + 1] = out
         elif word.startswith("--out="):
-            said[i] = f"--out={out}"
-    return shlex.join(said)
+            words[i] = f"--out={out}"
+    return shlex.join(words)

@@ -1,9 +1,10 @@
 """`backbench merge A B --out C`: the records of several labs as one folder of runs.
 
-C/<lab>/<run>/results.jsonl has the lines that count, each with `lab` in its origin; what was
-measured twice is one line, of the measurement recorded last, with the others under `also`. Every
-record is held to what it kept; what does not fit is named and left out. With --public, which also
-makes sense of one lab's records, they say nothing of the machines' folders.
+C/<lab>/<run>/results.jsonl has the lines that count, each with `lab` in its origin. A number that
+was measured twice is one line, of the measurement recorded last, with the others under `also`.
+Every record is checked against its kept predictions; a record that does not fit is named and left
+out. With --public, which is useful for one lab's records too, the lines name no folder of a
+machine.
 """
 
 from __future__ import annotations
@@ -13,17 +14,17 @@ import dataclasses
 import json
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from backbench.board import redact
 from backbench.board.board import Column, Measurement
 from backbench.errors import BadInput
 from backbench.results import column_keys, resamples, store
 from backbench.results.predictions import load
-from backbench.results.store import Origin, Result
+from backbench.results.result_line import Origin, Result
 from backbench.runs import atomic
 from backbench.runs.folder import RESULTS_FILE
 from backbench.runs.terminal import log
@@ -31,8 +32,9 @@ from backbench.untrusted import printable
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _LAB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,60}")
-_ALIKE = 1e-6  # percent: a value computed again from what was kept
-TOLD = ("lab", "value", "ci95", "recorded", "code", "hardware", "command")  # of the other origins
+_ALIKE = 1e-6  # percent: a value computed again from its predictions
+# The keys of another measurement of the same number that stand under `also`
+ALSO_KEYS = ("lab", "value", "ci95", "recorded", "code", "hardware", "command")
 
 
 class Lab(NamedTuple):
@@ -56,10 +58,10 @@ def run(args: argparse.Namespace) -> int:
     if any(args.out.resolve().is_relative_to(lab.folder.resolve()) for lab in labs):
         raise BadInput(f"{args.out}: lies in a folder that is merged; choose another --out")
     problems: list[str] = []
-    records = [record for lab in labs for record in _fitting(lab, problems)]
+    records = [record for lab in labs for record in _records_of(lab, problems)]
     if not records:
         raise BadInput(f"no {RESULTS_FILE} with a record that fits below {', '.join(args.folders)}")
-    merged = _merged(records, problems)
+    merged = _newest_of_each(records, problems)
     _write(args.out, merged, hide=args.public)
     for problem in problems:
         log.warning(printable.shown(problem, 1000))
@@ -73,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _labs(given: Sequence[str]) -> list[Lab]:
-    """NAME=FOLDER, or a folder that is called as its lab."""
+    """Parses NAME=FOLDER, or a folder that has its lab's name."""
     labs = []
     for text in given:
         name, equals, folder = text.partition("=")
@@ -88,8 +90,8 @@ def _labs(given: Sequence[str]) -> list[Lab]:
     return labs
 
 
-def _fitting(lab: Lab, problems: list[str]) -> Iterator[LabRecord]:
-    """The records of a lab that fit what they kept; the others are named."""
+def _records_of(lab: Lab, problems: list[str]) -> Iterator[LabRecord]:
+    """The records of a lab that agree with what they kept; the others are named in `problems`."""
     for file in store.files_below(lab.folder):
         for line in store.read_file(file):
             if isinstance(line, str):
@@ -98,48 +100,49 @@ def _fitting(lab: Lab, problems: list[str]) -> Iterator[LabRecord]:
             measurement = Measurement(line, file.parent)
             why = misfit(measurement)
             if why is None:
-                whose = line.origin.get("lab") or lab.name
+                measured_by = line.origin.get("lab") or lab.name
                 below = Path(os.path.relpath(file.parent, lab.folder))
-                yield LabRecord(str(whose), measurement, lab.name / below)
+                yield LabRecord(measured_by, measurement, lab.name / below)
             else:
                 what = f"{line.name}: {line.column}, seed {line.seed}"
                 problems.append(f"{what} ({file}) is left out: {why}")
 
 
 def misfit(measurement: Measurement) -> str | None:
-    """Why a record cannot be what was measured: its digests, and its value where that can be
-    computed again from the predictions it kept. None where everything fits."""
+    """The reason why a record cannot be what was measured: its digests, or its value where that can
+    be computed again from the predictions it kept. None where everything fits."""
     result, run = measurement
     if not _DIGEST.fullmatch(result.checkpoint):
         return f"checkpoint '{printable.shown(result.checkpoint, 20)}' is no digest"
-    name = result.provenance.get("predictions")
-    arrays = load(run / str(name)) if name else None
+    facts = result.facts
+    arrays = load(run / facts["predictions"]) if "predictions" in facts else None
     if arrays is None:
         return None
-    manifests = result.provenance.get("manifests")
-    test = manifests.get("test") if isinstance(manifests, dict) else None
-    said = [str(one) for one in (result.provenance.get("manifest"), test) if one]
-    if said and str(arrays["manifest"]) not in said:
-        return f"its predictions are of list {str(arrays['manifest'])[:12]}, it says {said[0][:12]}"
+    manifests = [facts.get("manifest"), facts.get("manifests", {}).get("test")]
+    stated = [manifest for manifest in manifests if manifest]
+    kept = str(arrays["manifest"])
+    if stated and kept not in stated:
+        return f"its predictions are of list {kept[:12]}, it says {stated[0][:12]}"
     again = resamples.value_again(arrays, result.metric)
     if again is not None and (result.value is None or abs(again - result.value) > _ALIKE):
         return f"it says {result.value}, its predictions give {again:.4f}"
     return None
 
 
-def _merged(records: Sequence[LabRecord], problems: list[str]) -> list[LabRecord]:
+def _newest_of_each(records: Sequence[LabRecord], problems: list[str]) -> list[LabRecord]:
     """One record for each number, in the order in which they came."""
-    found = column_keys.of_rows([record.measurement.result for record in records])
+    keys = column_keys.of_rows([record.measurement.result for record in records])
     numbers: dict[tuple[object, ...], list[LabRecord]] = {}
-    strange: set[str] = set()
-    for record, place in zip(records, found, strict=True):
+    named: set[str] = set()
+    for record, key in zip(records, keys, strict=True):
         r = record.measurement.result
-        column = Column(r.task, r.dataset, r.metric, place.protocol, r.engine, place.split)
+        column = Column(r.task, r.dataset, r.metric, key.protocol, r.engine, key.split)
         numbers.setdefault((r.checkpoint, column, r.seed), []).append(record)
-        if not place.plain and (said := f"{record.lab}: {column.name}") not in strange:
-            strange.add(said)
+        where = f"{record.lab}: {column.name}"
+        if not key.unmarked and where not in named:
+            named.add(where)
             problems.append(
-                f"{said}: its recipe or its lists are not the usual ones of that name; a column apart"
+                f"{where}: its recipe or its lists are not the usual ones of that name; a column apart"
             )
     return [_newest(same, problems) for same in numbers.values()]
 
@@ -159,7 +162,9 @@ def _newest(same: Sequence[LabRecord], problems: list[str]) -> LabRecord:
                 f"{result.name}: {result.column}: {other.lab} measured {a.value}, {newest.lab}"
                 f" {b.value}; their intervals do not hold one another. {newest.lab}'s counts"
             )
-        also.append(_told(other))
+        theirs = other.measurement.result
+        about = {**theirs.origin, "lab": other.lab, "value": theirs.value, "ci95": theirs.ci95}
+        also.append({key: about[key] for key in ALSO_KEYS if about.get(key) is not None})
     origin: Origin = {**result.origin, "lab": newest.lab}
     if also:
         origin["also"] = [*origin.get("also", []), *also]
@@ -168,7 +173,7 @@ def _newest(same: Sequence[LabRecord], problems: list[str]) -> LabRecord:
 
 
 def agree(a: Result, b: Result) -> bool:
-    """Whether one's interval holds the other's value; without intervals, whether they are equal."""
+    """True where one's interval holds the other's value; without intervals, where they are equal."""
     if a.value is None or b.value is None:
         return a.value == b.value
     if abs(a.value - b.value) <= _ALIKE:
@@ -177,14 +182,8 @@ def agree(a: Result, b: Result) -> bool:
     return any(ci95 is not None and ci95[0] <= value <= ci95[1] for ci95, value in held)
 
 
-def _told(record: LabRecord) -> dict[str, object]:
-    result = record.measurement.result
-    about = {**result.origin, "lab": record.lab, "value": result.value, "ci95": result.ci95}
-    return {key: about[key] for key in TOLD if about.get(key) is not None}
-
-
 def _write(out: Path, merged: Sequence[LabRecord], *, hide: bool) -> None:
-    """Each run's lines in one write, after the predictions that they name; `hide`: what they say of
+    """Each run's lines in one write, after the predictions that they name; with `hide`, without
     the machine's folders."""
     runs: dict[Path, list[LabRecord]] = {}
     for record in merged:
@@ -194,14 +193,72 @@ def _write(out: Path, merged: Sequence[LabRecord], *, hide: bool) -> None:
         lines = []
         for record in records:
             result, run = record.measurement
-            name = result.provenance.get("predictions")
-            if name and load(run / str(name)) is not None:
-                copy = target / str(name)
+            name = result.facts.get("predictions")
+            if name is not None and load(run / name) is not None:
+                copy = target / name
                 if not copy.resolve().is_relative_to(out.resolve()):
                     raise BadInput(f"{run}: predictions '{name}' lie outside of their run")
                 copy.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(run / str(name), copy)
+                shutil.copyfile(run / name, copy)
             line = dataclasses.asdict(result)
-            line = redact.shown(line) if hide else line
+            if hide:
+                line = without_folders(line)
             lines.append(json.dumps(line, sort_keys=True) + "\n")
         atomic.write_text(target / RESULTS_FILE, "".join(lines))
+
+
+# ---- --public: records that name no folder of a machine
+
+_DRIVE = r"(?:[A-Za-z]:(?=[/\\]))?"
+# Not within an address (https://...), a word (a/b) or a path that begins in the run (./a)
+_ABSOLUTE = re.compile(rf"(?<![\w.:/\\~]){_DRIVE}(?:~[^\s/\\'\"]*)?[/\\][^\s'\",;:=]*")
+_WHOLE = re.compile(rf"(?:file://)?{_DRIVE}(?:~[^/\\]*)?[/\\].*", re.DOTALL)
+
+
+def without_folders(record: dict[str, object]) -> dict[str, object]:
+    """The record without the folders that its commands ran in, and with every absolute path cut to
+    its last name. Commands stay, so that numbers can be measured again."""
+    out: dict[str, object] = {}
+    for key, value in record.items():
+        if key == "command":
+            out[key] = _cut_command(value)
+        elif key != "cwd":
+            out[_cut_text(key)] = _cut(value)
+    return out
+
+
+def _cut(value: object) -> object:
+    if isinstance(value, dict):
+        return without_folders(value)
+    if isinstance(value, list | tuple):
+        return [_cut(one) for one in value]
+    return _cut_text(value) if isinstance(value, str) else value
+
+
+def _cut_text(text: str) -> str:
+    if _WHOLE.fullmatch(text):
+        return _last_name(text)
+    return _ABSOLUTE.sub(lambda path: _last_name(path[0]), text)
+
+
+def _last_name(path: str) -> str:
+    """/home/me/x.pth -> x.pth; a root or a home has no name."""
+    return re.split(r"[/\\]", path.rstrip("/\\"))[-1].lstrip("~")
+
+
+def _cut_command(command: object) -> object:
+    """A command whose words name no absolute path: `--data /scratch/x` and `data=/scratch/x` too."""
+    if not isinstance(command, str):
+        return [_cut_word(str(word)) for word in command] if isinstance(command, list) else command
+    try:
+        words = printable.of_command(command)
+    except ValueError:  # a quotation without an end
+        return _cut_text(command)
+    return shlex.join(map(_cut_word, words))
+
+
+def _cut_word(word: str) -> str:
+    name, equals, path = word.partition("=")
+    if equals and _WHOLE.fullmatch(path):
+        return f"{name}={_last_name(path)}"
+    return _cut_text(word)

@@ -1,48 +1,41 @@
-"""leaderboard.html: one self-contained file of the table, the charts and every number's origin.
+"""leaderboard.html: one self-contained file with the table, the charts and every number's origin.
 
 The page is page.html beside this file with page.css, the scripts page_*.js and its data filled in.
-It asks the network for nothing. Its data are two blocks of JSON: what is drawn at once, and where the numbers
-come from, which is most of the page and is read when the first of them is opened. A table is
-written as one list per field of the tuples below, and page_data.js reads it by those names.
+It asks the network for nothing. Its data are two blocks of JSON: `data`, which is drawn at once, and
+`origins`, which says where the numbers come from; this is most of the page and is read when the
+first number is opened. A table is written as one list per field of the tuples below, and
+page_data.js reads it by those names.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
-import itertools
 import json
 import math
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypedDict
 
-from backbench.board import figures, page_beside
 from backbench.board.board import (
     MEASURED,
     Board,
     Cell,
     Column,
+    Comparisons,
     Measurement,
-    Row,
-    difference,
     many_objects,
-    predictions,
-    standing,
 )
-from backbench.board.export import again
-from backbench.board.judge import Judged
-from backbench.board.overall import Overall, answer, overall
+from backbench.board.export import command_again
+from backbench.board.overall import Overall
 from backbench.runs import atomic
-from backbench.stats.paired_differences import Difference
 from backbench.tasks import TASKS
 
 HERE = Path(__file__).parent
-# page_*.js as they stand one after the other in the page; the last one draws it
+# page_*.js in the order in which they stand in the page; the last one draws it
 SCRIPTS = ("data", "table", "number", "charts", "ranks", "pairs", "curves", "sections")
-PAIRS = 6000  # tests computed in advance: about ten seconds
-# Of provenance in the page; with many results each long value is cut to its share.
+# Provenance takes at most so many bytes; with many results each long value is cut to its share.
 TEXT_BYTES = 20_000_000
 SHORTEST_TEXT = 150
 
@@ -51,7 +44,7 @@ _IN_ORDER = json.JSONEncoder(sort_keys=True).encode  # json.dumps would make an 
 Table = dict[str, list[object]]  # field -> its value in every record
 
 
-# ---- what the scripts read
+# ---- the data that the scripts read
 
 
 class PageRow(NamedTuple):
@@ -62,9 +55,9 @@ class PageRow(NamedTuple):
     epochs: int | None
     published: bool
     label: str
-    labs: list[str]  # whose numbers these are, where they were merged
+    labs: list[str]  # which labs measured it (merged boards only)
     cost: str  # of its trunk, where trunks of several kinds are compared
-    hardware: str  # that its images a second were measured on
+    hardware: str  # its images a second were measured on
 
 
 class PageColumn(NamedTuple):
@@ -80,13 +73,13 @@ class PageColumn(NamedTuple):
 
 
 class PageCell(NamedTuple):
-    row: int  # its place among the rows
+    row: int  # index of its row
     value: float | None
     low: float | None
     high: float | None
-    mark: str  # how it stands in its column; empty for those behind
+    mark: str  # best, tied or untested in its column; empty for those behind
     note: str
-    parts: list[int]  # places of its measurements among the parts
+    parts: list[int]  # indices of its measurements among the parts
 
 
 class PagePair(NamedTuple):
@@ -105,15 +98,15 @@ class PagePair(NamedTuple):
 
 
 class PagePart(NamedTuple):
-    """One measurement. Texts are places in the list of all texts."""
+    """One measurement. Texts are indices into the list of all texts."""
 
     split: int  # text
     seed: int
     value: float | None
     low: float | None
     high: float | None
-    keys: int  # place of its list of keys among all such lists
-    texts: list[int]  # what it says under each of those keys
+    keys: int  # index of its list of keys among all such lists
+    texts: list[int]  # the value of each of those keys
 
 
 class PageOrigins(TypedDict):
@@ -132,8 +125,8 @@ class PageVerdict(TypedDict):
     high: float | None
     tolerance: float
     verdict: str
-    said: str  # the same with what stands beside it
-    others: tuple[str, ...]  # in what the trunk is not the printed one
+    said: str  # the verdict with the way of pretraining: within (fast)
+    others: tuple[str, ...]  # how the trunk differs from the printed one
     hardware: str
 
 
@@ -149,12 +142,51 @@ class PageRank(NamedTuple):
 
 
 class PageSet(TypedDict):
-    """Ranks over a named set of columns, the best first."""
+    """The ranks over a named set of columns, best first."""
 
     title: str
     basis: str
     columns: list[int]
     ranks: Table  # PageRank
+
+
+class PageMark(TypedDict):
+    """A vertical line in a pretraining's curve."""
+
+    x: float  # step
+    text: str
+
+
+class PageCurve(TypedDict):
+    name: str
+    row: int | None
+    x: list[float]  # steps
+    y: dict[str, list[float | None]]  # metric -> means
+    marks: list[PageMark]
+
+
+class PagePicture(TypedDict):
+    title: str
+    note: str
+    alt: str
+    src: str  # data URI
+    width: int  # pixels
+    height: int
+
+
+class PageFigure(TypedDict):
+    title: str
+    src: str  # data URI
+    width: int  # points
+    height: int
+
+
+class PageFigures(NamedTuple):
+    """Everything beside the table; page_figures.py collects it from run folders."""
+
+    curves: Sequence[PageCurve] = ()
+    pictures: Sequence[PagePicture] = ()
+    figures: Sequence[PageFigure] = ()
 
 
 class PageData(TypedDict):
@@ -165,10 +197,10 @@ class PageData(TypedDict):
     cells: list[Table]  # PageCell, of each column
     pairs: Table  # PagePair
     numbers: int
-    curves: list[page_beside.PageCurve]
-    pictures: list[page_beside.PagePicture]
-    figures: list[figures.PageFigure]
-    judged: list[PageVerdict]
+    curves: Sequence[PageCurve]
+    pictures: Sequence[PagePicture]
+    figures: Sequence[PageFigure]
+    judged: Sequence[PageVerdict]
     problems: list[str]
     tasks: dict[str, str]  # name -> title
     newest: str  # the day of the newest measurement, UTC
@@ -182,19 +214,43 @@ def write_page(
     board: Board,
     path: Path,
     *,
-    runs: Iterable[str | Path],
-    judged: Sequence[Judged] = (),
-    sets: Sequence[Overall] | None = None,
+    comparisons: Comparisons,
+    answer: str,
+    sets: Sequence[Overall] = (),
+    judged: Sequence[PageVerdict] = (),
+    figures: PageFigures | None = None,
 ) -> None:
-    """Write the page for `board`; curves and pictures are looked for below `runs`."""
+    """Write the page for `board`. Everything that takes reading run folders or testing is done
+    before and given: `comparisons` by board.compare_rows, `sets` and `answer` by overall.py,
+    `judged` by papers/judge.py, `figures` by page_figures.py."""
+    figures = figures or PageFigures()
     with many_objects():
-        sets = overall(board) if sets is None else sets
-        data, origins = _data(board, runs, judged, sets)
+        numbers = sum(len(cell.parts) for cell in board.cells.values())
+        origins = _Origins(longest=max(SHORTEST_TEXT, TEXT_BYTES // max(1, numbers)))
+        index = {row.checkpoint: i for i, row in enumerate(board.rows)}
+        columns, cells = _columns_and_cells(board, index, comparisons, origins)
+        data: PageData = {
+            "answer": answer,
+            "sets": [_set(one, board, index) for one in sets],
+            "rows": _by_field(PageRow, _rows(board)),
+            "columns": _by_field(PageColumn, columns),
+            "cells": cells,
+            "pairs": _by_field(PagePair, _pairs(comparisons)),
+            "numbers": numbers,
+            "curves": figures.curves,
+            "pictures": figures.pictures,
+            "figures": figures.figures,
+            "judged": [_rounded_verdict(one) for one in judged],
+            "problems": board.problems,
+            "tasks": {name: task.title for name, task in TASKS.items()},
+            "newest": _newest_day(board),
+            "version": importlib.metadata.version("backbench"),
+        }
         filled = {
             "STYLE": (HERE / "page.css").read_text(),
             "SCRIPT": "\n".join((HERE / f"page_{name}.js").read_text() for name in SCRIPTS),
             "DATA": _json(data),
-            "ORIGINS": _json(origins),
+            "ORIGINS": _json(origins.written()),
         }
         # In one pass, so that a name that looks like a slot stays a name.
         template = (HERE / "page.html").read_text()
@@ -203,46 +259,20 @@ def write_page(
 
 
 def _json(value: object) -> str:
-    """Compact, and without a < that could end the script block it stands in."""
+    """Compact JSON without a < that could end the script block it stands in."""
     return json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
-def _data(
-    board: Board, runs: Iterable[str | Path], judged: Sequence[Judged], sets: Sequence[Overall]
-) -> tuple[PageData, PageOrigins]:
-    labels, places = board.labels(), board.places()
-    numbers = sum(len(cell.parts) for cell in board.cells.values())
-    origins = _Origins(longest=max(SHORTEST_TEXT, TEXT_BYTES // max(1, numbers)))
-    columns, cells = _columns_and_cells(board, places, origins)
-    data: PageData = {
-        "answer": answer(board, sets),
-        "sets": [_set(of, board, places) for of in sets],
-        "rows": _by_field(PageRow._fields, [_row(row, labels, board) for row in board.rows]),
-        "columns": _by_field(PageColumn._fields, columns),
-        "cells": cells,
-        "pairs": _by_field(PagePair._fields, _pairs(board, places)),
-        "numbers": numbers,
-        "curves": page_beside.curves(board, runs),
-        "pictures": page_beside.pictures(board),
-        "figures": figures.for_page(board),
-        "judged": [_verdict(j) for j in judged],
-        "problems": board.problems,
-        "tasks": {name: task.title for name, task in TASKS.items()},
-        "newest": _newest(board),
-        "version": importlib.metadata.version("backbench"),
-    }
-    return data, origins.written()
-
-
-def _newest(board: Board) -> str:
-    """The day of the newest measurement: the same records make the same page, whenever it is made."""
+def _newest_day(board: Board) -> str:
+    """The day of the newest measurement: the same records make the same page on any day."""
     times = [part.recorded for cell in board.cells.values() for part in cell.parts]
     newest = max(times, default=0.0)
     return time.strftime("%Y-%m-%d", time.gmtime(newest)) if 0 < newest < 1e11 else ""
 
 
-def _by_field(fields: Sequence[str], records: Sequence[tuple[object, ...]]) -> Table:
-    """Records as one list per field: each name is written once, not once a record."""
+def _by_field(kind: type[NamedTuple], records: Sequence[tuple[object, ...]]) -> Table:
+    """Records as one list per field: each field's name is written once, not once a record."""
+    fields = kind._fields
     if not records:
         return {field: [] for field in fields}
     # zip(*records) turns records into fields: all first entries, all second ones, and so on.
@@ -250,7 +280,7 @@ def _by_field(fields: Sequence[str], records: Sequence[tuple[object, ...]]) -> T
 
 
 def _round(value: float | None) -> float | None:
-    """Four decimals; what is not finite is undefined."""
+    """Four decimals; a number that is not finite is undefined."""
     return None if value is None or not math.isfinite(value) else round(value, 4)
 
 
@@ -259,99 +289,135 @@ def _ends(interval: tuple[float, float] | None) -> tuple[float | None, float | N
     return _round(low), _round(high)
 
 
-def _set(of: Overall, board: Board, places: Mapping[str, int]) -> PageSet:
-    which = {column: k for k, column in enumerate(board.columns)}
-    found = []
-    for row, p in zip(of.rows, of.standing.places, strict=True):
+def _set(overall: Overall, board: Board, index: Mapping[str, int]) -> PageSet:
+    column_index = {column: k for k, column in enumerate(board.columns)}
+    ranks = []
+    for row, p in zip(overall.rows, overall.standing.places, strict=True):
         average, rate = _round(p.average), round(p.win_rate, 2)
-        at = places[row.checkpoint]
-        found.append(PageRank(at, p.rank, *p.interval, average, rate, p.columns, p.group))
+        row_index = index[row.checkpoint]
+        ranks.append(PageRank(row_index, p.rank, *p.interval, average, rate, p.columns, p.group))
     return {
-        "title": of.title,
-        "basis": of.basis,
-        "columns": [which[column] for column in of.columns],
-        "ranks": _by_field(PageRank._fields, found),
+        "title": overall.title,
+        "basis": overall.basis,
+        "columns": [column_index[column] for column in overall.columns],
+        "ranks": _by_field(PageRank, ranks),
     }
+
+
+def _rounded_verdict(verdict: PageVerdict) -> PageVerdict:
+    low, high = _round(verdict["low"]), _round(verdict["high"])
+    return {**verdict, "measured": _round(verdict["measured"]), "low": low, "high": high}
 
 
 # ---- the table
 
 
-def _row(row: Row, labels: Mapping[str, str], board: Board) -> PageRow:
-    published = row.source != MEASURED
-    label, labs = labels[row.checkpoint], board.labs.get(row.checkpoint, [])
-    about = (row.checkpoint, row.name, row.method, row.arch, row.epochs)
-    cost = board.costs.get(row.checkpoint)
-    compared = len({one.parameters for one in board.costs.values()}) > 1
-    text, hardware = (cost.text, cost.hardware or "") if cost and compared else ("", "")
-    return PageRow(*about, published, label, labs, text, hardware)
+def _rows(board: Board) -> list[PageRow]:
+    labels = board.labels()
+    # Costs are worth a line only where trunks of several sizes are compared.
+    compared = len({cost.parameters for cost in board.costs.values()}) > 1
+    rows = []
+    for row in board.rows:
+        cost = board.costs.get(row.checkpoint)
+        text, hardware = "", ""
+        if cost and compared:
+            text, hardware = cost.text, cost.hardware or ""
+        rows.append(
+            PageRow(
+                row.checkpoint,
+                row.name,
+                row.method,
+                row.arch,
+                row.epochs,
+                row.source != MEASURED,
+                labels[row.checkpoint],
+                board.labs.get(row.checkpoint, []),
+                text,
+                hardware,
+            )
+        )
+    return rows
 
 
 def _columns_and_cells(
-    board: Board, places: Mapping[str, int], origins: _Origins
+    board: Board, index: Mapping[str, int], comparisons: Comparisons, origins: _Origins
 ) -> tuple[list[PageColumn], list[Table]]:
     """Every column, and the table of its cells."""
     # In one pass over the cells: a lookup for each field of the table takes longer.
     by_column: dict[Column, list[tuple[str, Cell]]] = {column: [] for column in board.columns}
     for (checkpoint, column), cell in board.cells.items():
         by_column[column].append((checkpoint, cell))
-    columns, tables = [], []
     measured = {row.checkpoint for row in board.measured_rows}
-    settings: set[tuple[str, ...]] = set()  # those that a column was met of: the first is the main
-    for column, found in by_column.items():
-        marks = standing(board, column)
+    columns, tables = [], []
+    settings: set[tuple[str, ...]] = set()  # settings seen so far: the first column is the main one
+    for (c, members), marks in zip(by_column.items(), comparisons.standings, strict=True):
         cells, count = [], 0
-        for checkpoint, cell in found:
+        for checkpoint, cell in members:
             count += cell.value is not None and checkpoint in measured
             low, high = _ends(cell.ci95)
             parts = [origins.add(measurement) for measurement in cell.parts]
             mark = marks.get(checkpoint, "")
-            place = places[checkpoint]
-            cells.append(PageCell(place, _round(cell.value), low, high, mark, cell.note, parts))
-        tables.append(_by_field(PageCell._fields, cells))
-        first = column.setting not in settings or not TASKS[column.task].ranked
-        settings.add(column.setting)
-        columns.append(_column(column, count, main=first))
+            row = index[checkpoint]
+            cells.append(PageCell(row, _round(cell.value), low, high, mark, cell.note, parts))
+        tables.append(_by_field(PageCell, cells))
+        main = c.setting not in settings or not TASKS[c.task].ranked
+        settings.add(c.setting)
+        what = (c.name, c.task, c.dataset, c.metric, c.protocol, c.engine, c.split)
+        columns.append(PageColumn(*what, count, main))
     return columns, tables
 
 
-def _column(c: Column, measured: int, *, main: bool) -> PageColumn:
-    what = (c.name, c.task, c.dataset, c.metric, c.protocol, c.engine, c.split)
-    return PageColumn(*what, measured, main)
+def _pairs(comparisons: Comparisons) -> list[PagePair]:
+    pairs = []
+    for column, a, b, d in comparisons.pairs:
+        low, high = _ends(d.ci95)
+        p = float(f"{d.p:.3g}")
+        pairs.append(PagePair(column, a, b, _round(d.value), low, high, p, d.real, d.paired, d.n))
+    return pairs
+
+
+# ---- where the numbers come from
 
 
 class _Origins:
-    """Where the numbers come from: every distinct text and every list of keys once. Texts longer
-    than `longest` are cut, since the run folder has them whole."""
+    """The provenance of all numbers, with every distinct text and every list of keys once. Texts
+    longer than `longest` are cut, since the run folder has them whole."""
 
     def __init__(self, longest: int) -> None:
         self._longest = longest
         self._parts: list[PagePart] = []
-        self._texts: dict[str, int] = {}  # text -> its place
-        self._keys: dict[tuple[int, ...], int] = {}  # texts of some keys -> their place
+        self._texts: dict[str, int] = {}  # text -> its index
+        self._keys: dict[tuple[int, ...], int] = {}  # texts of some keys -> the list's index
 
     def add(self, measurement: Measurement) -> int:
-        """The place of this measurement among the parts."""
-        result = measurement.result
+        """Add a measurement; returns its index among the parts."""
+        result, run = measurement
+        about: dict[str, object] = {
+            **result.provenance,
+            **result.origin,
+            "chosen": result.chosen,
+            "run": str(run),
+            "command": command_again(result),
+        }
         keys, texts = [], []
-        for key, value in _about(measurement).items():
+        for key, value in about.items():
             if value is None:
                 continue
             text = value if isinstance(value, str) else _IN_ORDER(value)
             if key != "command":  # which would not run when it is cut
                 text = self._cut(text)
-            keys.append(self._text(key))
-            texts.append(self._text(text))
+            keys.append(self._index_of(key))
+            texts.append(self._index_of(text))
         # Nearly all measurements have the same keys, so a part names the list, not each key.
-        low, high = _ends(result.ci95)
-        # setdefault counts: a list (or a text) seen before keeps its place, a new one is the next.
         key_list = self._keys.setdefault(tuple(keys), len(self._keys))
-        split = self._text(result.split)
+        low, high = _ends(result.ci95)
+        split = self._index_of(result.split)
         part = PagePart(split, result.seed, _round(result.value), low, high, key_list, texts)
         self._parts.append(part)
         return len(self._parts) - 1
 
-    def _text(self, text: str) -> int:
+    def _index_of(self, text: str) -> int:
+        # setdefault counts: a text seen before keeps its index, a new one gets the next.
         return self._texts.setdefault(text, len(self._texts))
 
     def _cut(self, text: str) -> str:
@@ -361,84 +427,7 @@ class _Origins:
 
     def written(self) -> PageOrigins:
         return {
-            "parts": _by_field(PagePart._fields, self._parts),
+            "parts": _by_field(PagePart, self._parts),
             "keys": [list(keys) for keys in self._keys],
             "texts": list(self._texts),
         }
-
-
-def _about(measurement: Measurement) -> dict[str, object]:
-    """Everything that is known of a measurement beside its number."""
-    result, run = measurement
-    return {
-        **result.provenance,
-        **result.origin,
-        "chosen": result.chosen,
-        "run": str(run),
-        "command": again(result),
-    }
-
-
-class _Ranked(NamedTuple):
-    place: int  # among the rows
-    cell: Cell
-
-
-def _pairs(board: Board, places: Mapping[str, int]) -> list[PagePair]:
-    """All pairs where they are few; else each column's best against the others, as far as PAIRS
-    goes. The page has no predictions, so it cannot test any other pair."""
-    # 1. What can be tested: in each column the rows that kept predictions, two of them at least.
-    able: list[tuple[int, Column, list[_Ranked]]] = []
-    for k, column in enumerate(board.columns):
-        ranked = []  # best first
-        for row, cell in board.measured(column):
-            if predictions(cell):
-                ranked.append(_Ranked(places[row.checkpoint], cell))
-        if len(ranked) > 1:
-            able.append((k, column, ranked))
-    # 2. How many tests that would be decides whether all are made.
-    possible = sum(math.comb(len(ranked), 2) for _, _, ranked in able)
-    out: list[PagePair] = []
-    for k, column, ranked in able:
-        for pair in _chosen_pairs(ranked, everything=possible <= PAIRS):
-            if len(out) >= PAIRS:
-                return out
-            # Each pair once, in the order of the rows; for b - a the page turns the sign.
-            a, b = sorted(pair, key=lambda one: one.place)
-            d = difference(a.cell, b.cell, column.metric)
-            if d is not None:
-                out.append(_pair(k, a.place, b.place, d))
-    return out
-
-
-def _chosen_pairs(
-    ranked: Sequence[_Ranked], *, everything: bool
-) -> Iterable[tuple[_Ranked, _Ranked]]:
-    """Each with each other, or the best with each other."""
-    if everything:
-        return itertools.combinations(ranked, 2)
-    return zip(itertools.repeat(ranked[0]), ranked[1:])
-
-
-def _pair(column: int, a: int, b: int, d: Difference) -> PagePair:
-    low, high = _ends(d.ci95)
-    p = float(f"{d.p:.3g}")
-    return PagePair(column, a, b, _round(d.value), low, high, p, d.real, d.paired, d.n)
-
-
-def _verdict(judged: Judged) -> PageVerdict:
-    low, high = _ends(judged.ci95)
-    return {
-        "name": judged.row.name,
-        "column": judged.column.name,
-        "key": judged.key,
-        "measured": _round(judged.measured),
-        "published": judged.published,
-        "low": low,
-        "high": high,
-        "tolerance": judged.tolerance,
-        "verdict": judged.verdict,
-        "said": judged.said,
-        "others": judged.others,
-        "hardware": judged.hardware,
-    }

@@ -1,7 +1,8 @@
-"""Every printed table and figure that a grid makes, and which of its numbers are judged.
+"""The catalogue of printed tables and figures that grids make, and docs/papers.md made from it.
 
-A grid under configs/grids says what it prints (`prints: lorac:2`), in what it deviates, and by its
-recipes' `expected` which rows they must reach. So nothing is said here that the jobs do not do.
+A grid under configs/grids names the table that it measures (`prints: lorac:2`) and its deviations;
+its recipes name the rows that they must reach (`expected`). The catalogue reads all of it from
+there, so it cannot differ from what the jobs do.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from typing import Any
 from backbench.errors import BadInput, nearest
 from backbench.launch import grid as grids
 from backbench.launch.grid import Grid, Sweep, SweepPoint, read_grid
+from backbench.papers import judging_rules, published
+from backbench.papers.published import Published
 from backbench.recipes import config
-from backbench.results import judging_rules, published
-from backbench.results.published import Published
 
 PAPERS = ("lorac", "jcl", "mio", "arb", "cllr")
 UNEXPECTED = "unexpected"  # a number that could be judged, and that no recipe of its grid expects
@@ -35,17 +36,12 @@ class PrintedItem:
     @property
     def name(self) -> str:
         """LORAC Table 2, ARB Fig. 7, MIO Section 4.1."""
-        paper, _, item = self.prints.partition(":")
-        kind = "Table"
-        if item.startswith("fig."):
-            kind, item = "Fig.", item.removeprefix("fig.")
-        elif self.grid.name.startswith(f"{paper}_sec"):
-            kind = "Section"
-        return f"{paper.upper()} {kind} {item}"
+        paper, _, table = self.prints.partition(":")
+        return f"{paper.upper()} {published.place_in_paper(table)}"
 
     @property
     def numbers(self) -> tuple[Published, ...]:
-        """What is printed there, in its order."""
+        """The numbers printed there, in their order."""
         start = f"{self.prints}:"
         return tuple(number for number in published.rows() if number.key.startswith(start))
 
@@ -55,24 +51,24 @@ class PrintedItem:
 
     @property
     def command(self) -> str:
-        """What measures all of it, and again what is missing."""
+        """The command that measures all of it and, run again, only what is missing."""
         lists = " lists=lists" if self.grid.lists else ""
         return f"backbench launch run {self.grid.name}{lists} --data ROOT --out RUNS"
 
 
 @functools.cache
 def items() -> tuple[PrintedItem, ...]:
-    """All of them: paper by paper, tables before figures."""
-    found = []
+    """All tables and figures: paper by paper, tables before figures."""
+
+    def order(item: PrintedItem) -> tuple[int, bool, str]:
+        paper, _, table = item.prints.partition(":")
+        return PAPERS.index(paper), table.startswith("fig."), table
+
+    printing = []
     for name in config.recipe_names("grids"):
         if name.startswith(tuple(f"{paper}_" for paper in PAPERS)):
-            found.append(_item(read_grid(name)))
-    return tuple(sorted(found, key=_place))
-
-
-def _place(item: PrintedItem) -> tuple[int, bool, str]:
-    paper, _, what = item.prints.partition(":")
-    return PAPERS.index(paper), what.startswith("fig."), what
+            printing.append(read_grid(name))
+    return tuple(sorted(map(_item, printing), key=order))
 
 
 def _item(grid: Grid) -> PrintedItem:
@@ -81,18 +77,19 @@ def _item(grid: Grid) -> PrintedItem:
     for sweep in sweeps(grid):
         for point in sweep.points():
             points += 1
-            keys.update(_expected(sweep, point))
+            keys.update(expected_keys(sweep, point))
     if grid.prints is None:
-        raise BadInput(f"grid {grid.name}: says by no `prints:` which table or figure it makes")
+        raise BadInput(f"grid {grid.name}: add `prints: PAPER:TABLE`, the table or figure it makes")
     return PrintedItem(prints=grid.prints, grid=grid, keys=frozenset(keys), points=points)
 
 
 def sweeps(grid: Grid) -> Iterator[Sweep]:
+    """The pretrainings of a grid."""
     return grids.sweeps(grid, f"grid {grid.name}")
 
 
-def _expected(sweep: Sweep, point: SweepPoint) -> list[str]:
-    """The keys of one point: what the sweep says, else what the recipe does."""
+def expected_keys(sweep: Sweep, point: SweepPoint) -> list[str]:
+    """The published rows that one point must reach: those of the sweep, else of the recipe."""
     if sweep.expected is not None:
         return sweep.expected_rows(point)
     # `expected=[]` among the overrides, or nothing about it
@@ -106,7 +103,7 @@ def _recipe(name: str) -> Mapping[str, Any]:
 
 
 def find(text: str) -> PrintedItem:
-    """`lorac:2`, `arb:fig.7`, or a grid's name. BadInput with the nearest."""
+    """The item named `lorac:2`, `arb:fig.7`, or by its grid. BadInput with the nearest name."""
     named = {item.prints: item for item in items()} | {item.grid.name: item for item in items()}
     if text.lower() not in named:
         raise BadInput(f"no table or figure '{text}'; {nearest(text.lower(), named)}")
@@ -114,12 +111,54 @@ def find(text: str) -> PrintedItem:
 
 
 def coverage() -> Counter[str | None]:
-    """How many of all published numbers are judged (None), and of the others, by reason."""
-    found: Counter[str | None] = Counter()
-    seen = 0
+    """How many of all published numbers are judged (None), and how many are not, by reason."""
+    counts: Counter[str | None] = Counter()
     for item in items():
-        for number in item.numbers:
-            found[item.why_not(number)] += 1
-            seen += 1
-    found[UNEXPECTED] += len(published.rows()) - seen  # of a table that no grid makes
-    return +found
+        counts.update(item.why_not(number) for number in item.numbers)
+    counts[UNEXPECTED] += len(published.rows()) - counts.total()  # tables that no grid makes
+    return +counts
+
+
+# ---- docs/papers.md
+
+HEAD = """# The papers' tables and figures
+
+Made by `backbench paper --markdown docs/papers.md` from the grids; a test holds it current. A row's
+grid measures all of it and, started again, what is missing; `backbench paper lorac:2 RUNS` shows
+one table with what is measured, running and missing there, `backbench leaderboard RUNS --latex DIR`
+prints the tables. With `fast=true` behind its name a grid pretrains the fast way, and its verdicts say
+so ([fast.md](fast.md)). Choices that are ours, over all of them: [choices.md](choices.md).
+"""
+
+
+def markdown() -> str:
+    """docs/papers.md: every table and figure with its command, how many numbers are judged, and its
+    deviations."""
+    counts = coverage()
+    judged = counts.pop(None, 0)
+    lines = [HEAD]
+    lines += [f"Of {len(published.rows())} printed numbers {judged} are judged. The others:", ""]
+    lines += ["| why | numbers | |", "|---|---:|---|"]
+    for why, count in counts.most_common():
+        words = judging_rules.WHY.get(str(why), "no recipe expects it")
+        lines.append(f"| {why} | {count} | {words} |")
+    lines.append("")
+    for paper in PAPERS:
+        lines += [f"## {paper.upper()}", ""]
+        lines += ["| | shows | command | numbers | deviations |", "|---|---|---|---|---|"]
+        for item in items():
+            if item.prints.startswith(f"{paper}:"):
+                title, deviations = item.grid.title, "; ".join(item.grid.deviations)
+                cells = (item.name, title, f"`{item.command}`", status(item), deviations)
+                lines.append("| " + " | ".join(cells) + " |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def status(item: PrintedItem) -> str:
+    """How many numbers are judged: `18 judged, 24 unbuilt`; a figure without numbers has points."""
+    if not item.numbers:
+        return f"none printed; {item.points} points"
+    count = Counter(item.why_not(number) for number in item.numbers)
+    judged = count.pop(None, 0)
+    return ", ".join([f"{judged} judged", *(f"{n} {why}" for why, n in count.most_common())])

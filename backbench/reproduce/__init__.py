@@ -1,9 +1,7 @@
-"""Public checkpoints measured and held to what is printed of them, by one command.
+"""Re-measures public checkpoints and compares with their published results, by one command.
 
-asked     configs/reproduce/*.yaml: which files, which numbers, what is run, what it costs
-download  fetching a file, only where `--download` asks for it: continued, checked
-files     which files are there, and whether they are the published ones
-outcome   every printed number beside the measured one, with a verdict or why there is none
-bundle    what is sent back, and whether such a file holds together
-verb      `backbench reproduce`
+selection      configs/reproduce/*.yaml: files, printed numbers, evaluations, estimated cost
+public_files   finding the files, comparing their digests, downloading them where asked
+outcome        every printed number beside the measured one, with a verdict or the reason for none
+bundle         the zip that is sent back, and the check of such a zip
 """

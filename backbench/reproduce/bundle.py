@@ -1,7 +1,7 @@
-"""What is sent back: one zip file with the numbers, what they are of, and the table they make.
+"""The bundle that is sent back: one zip file with the numbers, their checkpoints and their table.
 
     manifest.json       the format, the list's name, code and time; each checkpoint; sha256 of the rest
-    list.json           the list as it was asked
+    list.json           the list
     table.json, .md     the outcome
     results/N/          the rows of those checkpoints, one folder per run
 
@@ -11,7 +11,6 @@ results.jsonl does (docs/results.md).
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import math
@@ -25,9 +24,9 @@ from typing import Any
 
 from backbench.errors import BadInput, Failed
 from backbench.recipes import config
-from backbench.reproduce.local_files import FoundFile
 from backbench.reproduce.outcome import Covered, OutcomeLine, markdown, outcome
-from backbench.reproduce.selection import ReproductionList
+from backbench.reproduce.public_files import FoundFile, unlike
+from backbench.reproduce.selection import KIND, ReproductionList, read_list
 from backbench.results import store
 from backbench.runs import atomic
 from backbench.runs.folder import RESULTS_FILE
@@ -36,14 +35,14 @@ from backbench.untrusted import jsons, opening
 FORMAT = "backbench-reproduction-1"
 MANIFEST, LIST, TABLE, PAGE = "manifest.json", "list.json", "table.json", "table.md"
 MOST_FILES, MOST_BYTES = 20_000, 256 * opening.MEGABYTE  # of a bundle, unpacked
-EPOCH = (1980, 1, 1, 0, 0, 0)  # zip's own: the time stands in the manifest
+ZIP_TIME = (1980, 1, 1, 0, 0, 0)  # the same for all bundles: the manifest has the time
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What a run of a list came to."""
+    """A run of a list, with all that its bundle is made from."""
 
-    asked: ReproductionList
+    listed: ReproductionList
     covered: Covered
     found: Mapping[str, FoundFile]
     digests: Mapping[str, str]  # of the checkpoints made of them
@@ -51,17 +50,17 @@ class Measured:
 
 
 def write(path: Path, measured: Measured, runs: Path) -> None:
-    """The bundle, completely or not at all."""
-    asked = measured.asked
+    """Write the bundle, completely or not at all."""
+    listed = measured.listed
     members = {
-        LIST: _json(config.to_dict(asked)),
-        TABLE: _json([line.plain() for line in measured.lines]),
-        PAGE: markdown(asked, measured.lines).encode(),
+        LIST: _json(config.to_dict(listed)),
+        TABLE: _json([line.as_json() for line in measured.lines]),
+        PAGE: markdown(listed, measured.lines).encode(),
         **_results(runs, frozenset(measured.digests.values())),
     }
     manifest = {
         "format": FORMAT,
-        "list": asked.name,
+        "list": listed.name,
         "made": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "code": store.code_revision(),
         "covered": {name: sorted(map(list, what)) for name, what in measured.covered.items()},
@@ -70,7 +69,7 @@ def write(path: Path, measured: Measured, runs: Path) -> None:
     }
     with atomic.atomic_path(path) as temporary, zipfile.ZipFile(temporary, "w") as archive:
         for name, data in {MANIFEST: _json(manifest), **members}.items():
-            info = zipfile.ZipInfo(name, EPOCH)
+            info = zipfile.ZipInfo(name, ZIP_TIME)
             archive.writestr(info, data, compress_type=zipfile.ZIP_DEFLATED)
 
 
@@ -87,59 +86,58 @@ def _about(file: FoundFile, measured: Measured) -> dict[str, Any]:
 
 
 def _results(runs: Path, digests: frozenset[str]) -> dict[str, bytes]:
-    """The rows of these checkpoints, by their place in the bundle; others' stay here."""
+    """The rows of these checkpoints, by their name in the bundle; other checkpoints' stay here."""
     out: dict[str, bytes] = {}
     for file in store.files_below(runs):
-        kept = [line for line in file.read_bytes().splitlines() if _of(line) in digests]
+        kept = []
+        for line in file.read_bytes().splitlines():
+            try:
+                if jsons.decode(line)["checkpoint"] in digests:
+                    kept.append(line)
+            except (ValueError, KeyError, TypeError):
+                continue  # a torn line: the board of this machine has named it
         if kept:
             out[f"results/{len(out)}/{RESULTS_FILE}"] = b"\n".join(kept) + b"\n"
     return out
-
-
-def _of(line: bytes) -> str | None:
-    try:
-        return str(jsons.decode(line)["checkpoint"])
-    except (ValueError, KeyError, TypeError):
-        return None  # a torn line: the board of this machine has named it
 
 
 def _json(value: object) -> bytes:
     return (json.dumps(value, indent=1, sort_keys=True) + "\n").encode()
 
 
-# --- whether one holds together ----------------------------------------------------------------
+# --- checking a bundle --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Checked:
-    """A bundle whose parts are what its manifest says, and whose table follows from its rows."""
+    """A bundle whose parts agree with its manifest, and whose table follows from its rows."""
 
-    asked: ReproductionList
+    listed: ReproductionList
     lines: Sequence[OutcomeLine]
     code: str
     made: str
-    remarks: Sequence[str]  # what whoever receives it should know
+    remarks: Sequence[str]  # hints for whoever receives it
 
 
 def check(path: Path) -> Checked:
-    """BadInput for what is no bundle or was changed after it was made; Failed where its table does
-    not follow from its rows."""
+    """Check a bundle. BadInput for a file that is no bundle or was changed after it was made; Failed
+    where its table does not follow from its rows."""
     members = _read(path)
     manifest = _decoded(path, members, MANIFEST)
     if manifest.get("format") != FORMAT:
         raise BadInput(f"{path}: no bundle of `backbench reproduce` (its format is not {FORMAT})")
     _refuse_changed(path, members, manifest)
     given = _decoded(path, members, LIST)
-    asked = config.build(ReproductionList, given, where=f"{path}: {LIST}")
+    listed = config.build(ReproductionList, given, where=f"{path}: {LIST}")
     checkpoints = _mapping(path, manifest, "checkpoints")
     digests = {name: str(about.get("digest")) for name, about in checkpoints.items()}
-    lines = _again(path, asked, manifest, digests, members)
+    lines = _again(path, listed, manifest, digests, members)
     claimed = jsons.decode(members[TABLE])
-    if not _same(claimed, [line.plain() for line in lines]):
+    if not _same(claimed, [line.as_json() for line in lines]):
         raise Failed(f"{path}: its {TABLE} does not follow from its rows; ask for them again")
-    remarks = [*_about_list(asked), *_about_files(asked, checkpoints)]
+    remarks = [*_about_list(listed), *_about_files(listed, checkpoints)]
     code, made = str(manifest.get("code")), str(manifest.get("made"))
-    return Checked(asked, lines, code, made, remarks)
+    return Checked(listed, lines, code, made, remarks)
 
 
 def _read(path: Path) -> dict[str, bytes]:
@@ -177,7 +175,7 @@ def _mapping(path: Path, manifest: Mapping[str, Any], key: str) -> dict[str, Any
 
 
 def _refuse_changed(path: Path, members: Mapping[str, bytes], manifest: Mapping[str, Any]) -> None:
-    """Every member is in the manifest, with its own digest, and the other way round."""
+    """Raises BadInput unless the members are exactly those of the manifest, with their digests."""
     listed = _mapping(path, manifest, "files")
     others = members.keys() - listed.keys() - {MANIFEST}
     for name in (*sorted(others), *sorted(listed.keys() - members.keys())):
@@ -189,15 +187,15 @@ def _refuse_changed(path: Path, members: Mapping[str, bytes], manifest: Mapping[
 
 def _again(
     path: Path,
-    asked: ReproductionList,
+    listed: ReproductionList,
     manifest: Mapping[str, Any],
     digests: Mapping[str, str],
     members: Mapping[str, bytes],
 ) -> list[OutcomeLine]:
-    """The table, from the rows alone."""
+    """The table, made again from the rows alone."""
     covered = {}
     for name, pairs in _mapping(path, manifest, "covered").items():
-        if name not in asked.checkpoints:
+        if name not in listed.checkpoints:
             raise BadInput(f"{path}: {MANIFEST}: '{name}' is none of the list's checkpoints")
         covered[name] = {(str(task), str(dataset)) for task, dataset in pairs}
     with tempfile.TemporaryDirectory() as folder:
@@ -206,11 +204,11 @@ def _again(
         for number, name in enumerate(rows):  # by number: a name in a zip may lead anywhere
             (root / str(number)).mkdir()
             (root / str(number) / RESULTS_FILE).write_bytes(members[name])
-        return outcome(asked, covered, covered, digests, [root])
+        return outcome(listed, covered, covered, digests, [root])
 
 
 def _same(a: object, b: object) -> bool:
-    """Equal, numbers to nine digits."""
+    """True where two JSON values are equal, numbers to nine digits."""
     if isinstance(a, float | int) and isinstance(b, float | int):
         return math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-9)
     if isinstance(a, list) and isinstance(b, list):
@@ -220,24 +218,19 @@ def _same(a: object, b: object) -> bool:
     return a == b
 
 
-def _about_list(asked: ReproductionList) -> list[str]:
-    from backbench.reproduce.selection import KIND, read_list
-
-    if asked.name not in config.recipe_names(KIND):
-        return [f"the list '{asked.name}' is none that is shipped here"]
-    shipped = dataclasses.replace(read_list(asked.name))
-    if config.to_dict(shipped) != config.to_dict(asked):
-        return [f"the list '{asked.name}' is not as it is shipped here"]
+def _about_list(listed: ReproductionList) -> list[str]:
+    if listed.name not in config.recipe_names(KIND):
+        return [f"the list '{listed.name}' is none that is shipped here"]
+    if config.to_dict(read_list(listed.name)) != config.to_dict(listed):
+        return [f"the list '{listed.name}' is not as it is shipped here"]
     return []
 
 
-def _about_files(asked: ReproductionList, checkpoints: Mapping[str, Any]) -> list[str]:
-    """Files whose digests, as the sender states them, are not the printed ones."""
-    from backbench.reproduce.local_files import unlike
-
-    found = []
+def _about_files(listed: ReproductionList, checkpoints: Mapping[str, Any]) -> list[str]:
+    """Remarks on files whose digests, as the sender states them, are not the printed ones."""
+    remarks = []
     for name, stated in checkpoints.items():
-        about = asked.files[name]
-        if wrong := unlike(about, str(stated.get("sha256")), str(stated.get("md5"))):
-            found.append(f"{name}: {wrong}")
-    return found
+        wrong = unlike(listed.files[name], str(stated.get("sha256")), str(stated.get("md5")))
+        if wrong:
+            remarks.append(f"{name}: {wrong}")
+    return remarks

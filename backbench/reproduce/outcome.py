@@ -1,4 +1,4 @@
-"""Every printed number of a list's files beside the measured one."""
+"""The outcome of a list: every printed number of its files beside the measured one."""
 
 from __future__ import annotations
 
@@ -10,22 +10,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from backbench.board.board import Board, Cell, Column, collect, column_of
-from backbench.board.judge import Judged, judge
+from backbench.board.board import Board, Column, collect
+from backbench.board.markdown import pipe_table
+from backbench.papers import judging_rules
+from backbench.papers.judge import Judged, judge
+from backbench.papers.judging_rules import column_of
+from backbench.papers.published import Published
 from backbench.reproduce.selection import PrintedBeside, PublicFile, ReproductionList, judged_rows
-from backbench.results import judging_rules
-from backbench.results.published import Published
 from backbench.tasks import TASKS
 from backbench.untrusted import printable
 
-WITHIN, OUTSIDE, ANOTHER = "within", "outside", "another"  # judged
-UNLIKE, MISSING, NO_FILE = "unlike", "not measured", "no file"  # and why others are not
-Covered = Mapping[str, AbstractSet[tuple[str, str]]]  # checkpoint -> (task, dataset) that it runs
+WITHIN, OUTSIDE, ANOTHER = "within", "outside", "another"  # verdicts
+UNLIKE, MISSING, NO_FILE = "unlike", "not measured", "no file"  # reasons for no verdict
+Covered = Mapping[str, AbstractSet[tuple[str, str]]]  # checkpoint -> (task, dataset) to measure
 
 
 @dataclass(frozen=True, kw_only=True)
 class OutcomeLine:
-    """One printed number. Values in percent; `why` says what stands behind the verdict."""
+    """One printed number with its verdict, and the reason for it. Values are in percent."""
 
     checkpoint: str  # its name in the list
     column: str
@@ -37,39 +39,37 @@ class OutcomeLine:
     tolerance: float | None = None
     why: str = ""
 
-    def plain(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         values = dataclasses.asdict(self)
         values["ci95"] = None if self.ci95 is None else list(self.ci95)
         return values
 
 
 def outcome(
-    asked: ReproductionList,
+    listed: ReproductionList,
     names: Iterable[str],
     covered: Covered,
     digests: Mapping[str, str],
     runs: Sequence[Path],
 ) -> list[OutcomeLine]:
-    """The printed numbers that the list measures, of each of `names`: judged, or why not.
-
-    `digests` are those of the checkpoints that are there, by name.
-    """
+    """The printed numbers that the list measures for each of `names`, with a verdict or the reason
+    for none. `digests` are those of the checkpoints that are there, by name."""
     board = collect(runs)
     lines: list[OutcomeLine] = []
     for name in names:
-        about = asked.files[name]
-        of_rows = [n for n in judged_rows(about) if (n.task, n.dataset) in covered[name]]
-        of_page = [n for n in about.beside if (n.task, n.dataset) in covered[name]]
-        held = _of_rows(board, name, about, of_rows, digests.get(name))
-        held += [_of_page(board, name, number, digests.get(name)) for number in of_page]
-        lines += held
+        about, digest = listed.files[name], digests.get(name)
+        of_papers = [n for n in judged_rows(about) if (n.task, n.dataset) in covered[name]]
+        lines += _of_papers(board, name, about, of_papers, digest)
+        for number in about.beside:
+            if (number.task, number.dataset) in covered[name]:
+                lines.append(_of_page(board, name, number, digest))
     return lines
 
 
-def _of_rows(
+def _of_papers(
     board: Board, name: str, about: PublicFile, numbers: Sequence[Published], digest: str | None
 ) -> list[OutcomeLine]:
-    """The numbers of the papers' tables, as the gate of the leaderboard judges them."""
+    """The numbers of the papers' tables, judged by the reproduction gate (papers/judge.py)."""
     judged: dict[tuple[str, Column], Judged] = {}
     if any(row.checkpoint == digest for row in board.measured_rows) and digest is not None:
         judged = {(one.key, one.column): one for one in judge(board, {digest: about.rows})}
@@ -91,7 +91,7 @@ def _of_rows(
                 verdict=one.verdict,
                 measured=one.measured,
                 ci95=one.ci95,
-                why="; ".join(one.others),
+                why="; ".join(one.other_trunk),
             )
         elif digest is not None:
             line = _measured_otherwise(board, line, column, digest)
@@ -100,7 +100,7 @@ def _of_rows(
 
 
 def _of_page(board: Board, name: str, number: PrintedBeside, digest: str | None) -> OutcomeLine:
-    """A number of the file's own page."""
+    """A number that is printed on the file's own page."""
     protocol = judging_rules.protocol_name(number.protocol)
     column = Column(number.task, number.dataset, number.metric, protocol)
     line = OutcomeLine(
@@ -124,58 +124,46 @@ def _of_page(board: Board, name: str, number: PrintedBeside, digest: str | None)
 def _measured_otherwise(
     board: Board, line: OutcomeLine, column: Column, digest: str
 ) -> OutcomeLine:
-    """What was measured under this name, but of other images or by a changed recipe."""
+    """The same line with a number that was measured on other images or by a changed recipe."""
     for (checkpoint, other), cell in board.cells.items():
-        if checkpoint == digest and _unmarked(other) == _unmarked(column):
-            return _seen_as(line, other, cell)
+        if checkpoint != digest or other.without_marks != column.without_marks:
+            continue
+        if cell.value is None:
+            return dataclasses.replace(line, verdict=UNLIKE, why="undefined")
+        why = f"measured as {other.name}"
+        return dataclasses.replace(
+            line, verdict=UNLIKE, measured=cell.value, ci95=cell.ci95, why=why
+        )
     return line
 
 
-def _seen_as(line: OutcomeLine, column: Column, cell: Cell) -> OutcomeLine:
-    if cell.value is None:
-        return dataclasses.replace(line, verdict=UNLIKE, why="undefined")
-    why = f"measured as {column.name}"
-    return dataclasses.replace(line, verdict=UNLIKE, measured=cell.value, ci95=cell.ci95, why=why)
-
-
-def _unmarked(column: Column) -> tuple[object, ...]:
-    """A column without the marks of another recipe, other lists or another split."""
-    protocol = column.protocol.partition("~")[0]
-    return (column.task, column.dataset, column.metric, protocol, column.engine)
-
-
 def summary(lines: Sequence[OutcomeLine]) -> str:
-    """How many of the numbers ended in which way."""
+    """How many of the numbers have which verdict."""
     count = Counter(line.verdict for line in lines)
     order = (WITHIN, OUTSIDE, ANOTHER, UNLIKE, MISSING, NO_FILE)
     parts = [f"{count[word]} {word}" for word in order if count[word]]
     return f"{len(lines)} printed numbers: {', '.join(parts) or 'none'}"
 
 
-def markdown(asked: ReproductionList, lines: Sequence[OutcomeLine]) -> str:
+def markdown(listed: ReproductionList, lines: Sequence[OutcomeLine]) -> str:
     """The reproduction table."""
-    head = ("checkpoint", "column", "printed", "measured", "95% interval", "tolerance", "verdict",
-            "printed in", "why")  # fmt: skip
-    rows = [f"# {asked.name}: {asked.title}", "", summary(lines) + ".", ""]
-    rows += [_pipes(head), _pipes(["---"] * len(head))]
+    heads = ("checkpoint", "column", "printed", "measured", "95% interval", "tolerance", "verdict",
+             "printed in", "why")  # fmt: skip
+    rows = []
     for line in lines:
-        low_high = "" if line.ci95 is None else f"{line.ci95[0]:.2f} to {line.ci95[1]:.2f}"
+        interval = "" if line.ci95 is None else f"{line.ci95[0]:.2f} to {line.ci95[1]:.2f}"
         cells = (
             line.checkpoint,
             line.column,
             f"{line.printed:g}",
             "" if line.measured is None else f"{line.measured:.2f}",
-            low_high,
+            interval,
             "" if line.tolerance is None else f"{line.tolerance:g}",
             line.verdict,
             line.source,
             line.why,
         )
-        rows.append(_pipes(cells))
-    return "\n".join(rows) + "\n"
-
-
-def _pipes(cells: Sequence[str]) -> str:
-    return (
-        "| " + " | ".join(printable.shown(cell, 300).replace("|", "\\|") for cell in cells) + " |"
-    )
+        rows.append([printable.shown(cell, 300) for cell in cells])
+    page = [f"# {listed.name}: {listed.title}", "", summary(lines) + ".", ""]
+    page += pipe_table(dict.fromkeys(heads, "---"), rows)
+    return "\n".join(page) + "\n"

@@ -1,4 +1,4 @@
-"""The lists under configs/reproduce: public checkpoints, what is printed of them, what is run."""
+"""The lists under configs/reproduce: public checkpoints, their printed numbers, their evaluations."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 
 from backbench.errors import BadInput, nearest
 from backbench.launch.grid import Evaluation, Grid, evaluations
+from backbench.papers import judging_rules, published
+from backbench.papers.published import Published
 from backbench.recipes import config
 from backbench.recipes.own_probe import OWN
-from backbench.results import judging_rules, published
-from backbench.results.published import Published
 from backbench.tasks import TASKS, by_kind
 
 KIND = "reproduce"  # the folder under configs
@@ -24,9 +24,9 @@ _NAME = re.compile(r"\w[\w.+-]*")
 
 @dataclass(frozen=True, kw_only=True)
 class PrintedBeside:
-    """A number that is printed of a file somewhere else than in the five papers' tables.
+    """A number printed elsewhere than in the five papers' tables, such as on the file's page.
 
-    `protocol` is the recipe under configs/transfer that comes nearest to how it was measured;
+    `protocol` is the recipe under configs/transfer that is nearest to the authors' evaluation;
     `unlike` says what still differs, and then there is no verdict.
     """
 
@@ -51,7 +51,7 @@ class PublicFile:
     page: str
     file: str
     url: str | None = None
-    by_hand: str | None = None  # how one comes by it where there is no url
+    by_hand: str | None = None  # how to get it where there is no url
     sha256: str | None = None  # its first digits, at least eight
     md5: str | None = None
     digest_page: str | None = None
@@ -80,14 +80,14 @@ class PublicFile:
     def beside(self) -> tuple[PrintedBeside, ...]:
         return tuple(config.build(PrintedBeside, each, where="numbers") for each in self.numbers)
 
-    def where(self, files: Path, name: str) -> Path:
-        """Two of them are called resnet50.pth: each has a folder of its own."""
+    def path_below(self, files: Path, name: str) -> Path:
+        """DIR/NAME/FILE: two files are called resnet50.pth, so each has a folder of its own."""
         return files / name / self.file
 
 
 @dataclass(frozen=True, kw_only=True)
 class ListPart:
-    """Evaluations of some of the list's checkpoints, or of all; `gpu_hours` of each of them."""
+    """The evaluations of some of the list's checkpoints, or of all; `gpu_hours` is per checkpoint."""
 
     title: str
     evaluate: tuple[Any, ...]
@@ -97,11 +97,11 @@ class ListPart:
 
 @dataclass(frozen=True, kw_only=True)
 class ReproductionList:
-    """configs/reproduce/*.yaml."""
+    """One file of configs/reproduce: checkpoints and the parts in which they are evaluated."""
 
     name: str
     title: str
-    estimate: str  # what gpu_hours are of, and whether anybody measured them
+    estimate: str  # how the gpu_hours were estimated
     checkpoints: dict[str, Any]  # name -> PublicFile
     parts: tuple[ListPart, ...] = field(default=())
 
@@ -123,37 +123,58 @@ class ReproductionList:
         }
 
     def of_part(self, part: ListPart, names: Sequence[str]) -> list[str]:
-        """Those of `names` that a part measures."""
+        """The names among `names` that a part measures."""
         return [name for name in names if not part.only or name in part.only]
 
     def gpu_hours(self, names: Sequence[str]) -> float:
+        """The estimate for these checkpoints."""
         return sum(part.gpu_hours * len(self.of_part(part, names)) for part in self.parts)
 
 
 def read_list(name: str | Path) -> ReproductionList:
+    """The list of that name, or in that file, with everything in it checked. BadInput."""
     path = config.find_recipe(name, KIND)
     data = config.read_recipe(path)
-    found = config.build(ReproductionList, {"name": path.stem, **data}, where=str(path))
-    if not re.fullmatch(r"[\w.+-]+", found.name):
-        raise BadInput(f"{path}: the name '{found.name}' may hold letters, digits and . _ + - only")
-    for about in found.files.values():  # what is wrong in it is wrong now, not hours later
+    listed = config.build(ReproductionList, {"name": path.stem, **data}, where=str(path))
+    if not re.fullmatch(r"[\w.+-]+", listed.name):
+        raise BadInput(
+            f"{path}: the name '{listed.name}' may hold letters, digits and . _ + - only"
+        )
+    for about in listed.files.values():  # a mistake in it is found now, not hours later
         assert about.beside is not None
-    return found
+    return listed
 
 
-def chosen(names: Sequence[str], known: ReproductionList) -> list[str]:
-    """The checkpoints that a command asks for; all where it names none. BadInput."""
+def chosen(names: Sequence[str], listed: ReproductionList) -> list[str]:
+    """The checkpoints that a command names; all where it names none. BadInput."""
     for name in names:
-        if name not in known.checkpoints:
-            raise BadInput(f"--only {name}: {nearest(name, known.checkpoints)}")
-    return [name for name in known.checkpoints if not names or name in names]
+        if name not in listed.checkpoints:
+            raise BadInput(f"--only {name}: {nearest(name, listed.checkpoints)}")
+    return [name for name in listed.checkpoints if not names or name in names]
 
 
-def measures(grid: Grid) -> Iterator[tuple[str, str]]:
+def part_grid(
+    listed: ReproductionList, number: int, lists: Path, checkpoints: Sequence[Path] = ()
+) -> dict[str, Any]:
+    """The grid that evaluates these checkpoints as one part of the list says."""
+    content: dict[str, Any] = {
+        "name": f"{listed.name}-{number}",
+        "evaluate": list(listed.parts[number].evaluate),
+        "checkpoints": [str(path.resolve()) for path in checkpoints],
+    }
+    if lists.is_dir():
+        content["lists"] = str(lists.resolve())
+    return content
+
+
+def measures(content: dict[str, Any]) -> set[tuple[str, str]]:
     """(task, dataset) of everything that a grid's evaluations measure."""
+    where = f"list {content['name']}"
     kinds = by_kind("linear")
-    for one in evaluations(grid, f"list {grid.name}"):
-        yield from _measured_by(one, kinds)
+    pairs: set[tuple[str, str]] = set()
+    for one in evaluations(config.build(Grid, content, where=where), where):
+        pairs.update(_measured_by(one, kinds))
+    return pairs
 
 
 def _measured_by(one: Evaluation, kinds: dict[str, str]) -> Iterator[tuple[str, str]]:
@@ -175,7 +196,7 @@ def _measured_by(one: Evaluation, kinds: dict[str, str]) -> Iterator[tuple[str, 
 
 
 def judged_rows(about: PublicFile) -> Iterator[Published]:
-    """The numbers of the papers that a file is held to."""
+    """The papers' numbers that a file is judged by."""
     for key in about.rows:
         for number in published.lookup(key):
             if judging_rules.tolerance(number) is not None:

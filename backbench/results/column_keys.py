@@ -1,12 +1,12 @@
-"""Which rows may stand in one column: protocol, data and split as the column's name says them.
+"""Which rows may stand in one column: the protocol, data and split that the column's name states.
 
 linear-lorac-v1            the shipped protocol of that name
 linear-lorac-v1~1a2b       another recipe under that name, or one that is not shipped
 linear-lorac-v1~unknown    the row does not hold its recipe
-cifar10                    the test split, of the lists that most checkpoints were measured on
+cifar10                    the test split, with the lists that most checkpoints were measured on
 cifar10:val                another split; it is always named
-cifar10:test~n500+50       not as many images (labelled, test) as the dataset has
-cifar10:test~9f3c          other lists than the column without it
+cifar10:test~n500+50       another number of images (labelled, test) than the dataset has
+cifar10:test~9f3c          other lists than the column without this mark
 """
 
 from __future__ import annotations
@@ -14,139 +14,143 @@ from __future__ import annotations
 import marshal
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from backbench.results import data_manifests, protocol_fingerprints
 from backbench.results.data_manifests import Lists
-from backbench.results.store import Result
+from backbench.results.result_line import Result
 
 USUAL_SPLIT = "test"
 
 
-class Place(NamedTuple):
-    """What of a column's name its rows' recipes and lists decide."""
+class ColumnKey(NamedTuple):
+    """The parts of a column's name that depend on its rows' recipes and lists."""
 
     protocol: str
-    split: str | None  # None: the test split, nothing to be said of it
+    split: str | None  # None: the test split, without marks
 
     @property
-    def plain(self) -> bool:
-        """Whether this is a shipped protocol on whole data, as far as the rows tell."""
+    def unmarked(self) -> bool:
+        """True for a shipped protocol on whole data, as far as the rows tell."""
         return "~" not in self.protocol and "~" not in (self.split or "")
 
 
-class _Manner(NamedTuple):
-    """What must be equal before lists are compared."""
+class _Protocol(NamedTuple):
+    """The part of a row that must be equal before lists are compared."""
 
     task: str
     dataset: str
     protocol: str
-    print: str | None
+    fingerprint: str | None
     engine: str | None
     split: str
     size: str
 
 
 class _Kind(NamedTuple):
-    """All that decides a place and that a row says of itself; its seed is not part of it."""
+    """Everything in a row that decides its column, but for its seed."""
 
-    manner: _Manner
+    protocol: _Protocol
     lists: Lists | None
 
 
-# What of a row's provenance is looked at, before anything is known of it
-_LISTS = ("manifests", "manifest", "images", "val", "train", "labelled")
-_LOOKED_AT: tuple[str, ...] = ("recipe", *_LISTS, *data_manifests.MANNER)
+# The keys of provenance that decide a column; without a recipe all keys do.
+_DECISIVE = ("recipe", *data_manifests.LISTS, *data_manifests.MANNER)
 
 
-def of_rows(rows: Sequence[Result]) -> list[Place]:
-    """The place of each row among these: unlike ones never have the same."""
-    # 1. Most rows hold what others do: each kind is worked out once.
-    numbers: dict[bytes, int] = {}  # what decides, as bytes -> number of its kind
+def of_rows(rows: Sequence[Result]) -> list[ColumnKey]:
+    """The column key of each row among these; rows measured differently never share one."""
+    # 1. Most rows are of few kinds, so each kind is worked out once.
+    numbers: dict[bytes, int] = {}  # decisive content -> number of its kind
     kinds: list[_Kind] = []
-    checkpoints: dict[tuple[int, int], set[str]] = defaultdict(set)  # of (kind, seed)
-    which: list[tuple[int, int]] = []
+    checkpoints: dict[tuple[int, int], set[str]] = defaultdict(set)  # by (kind, seed)
+    kind_and_seed: list[tuple[int, int]] = []
     for r in rows:
-        content = _content(r)
+        content = _decisive_content(r)
         number = numbers.setdefault(content, len(kinds))
         if number == len(kinds):
             kinds.append(_kind_of(r))
-        which.append((number, r.seed))
+        kind_and_seed.append((number, r.seed))
         checkpoints[number, r.seed].add(r.checkpoint)
-    # 2. What tells the lists of one manner apart; those of most checkpoints need no mark.
+    # 2. A mark for each list of images; the lists of most checkpoints need none.
     marks = _marks_of_lists(kinds, checkpoints)
-    # 3. Names; digits enough to tell all marks of these rows apart.
-    shorten = _shortest({kind.manner.print for kind in kinds} | set(marks.values()))
-    places = {where: _place(kinds[where[0]], mark, shorten) for where, mark in marks.items()}
-    return [places[where] for where in which]
+    # 3. Names, with as many digits as tell all marks of these rows apart.
+    digits = _digits_needed({kind.protocol.fingerprint for kind in kinds} | set(marks.values()))
+    keys = {where: _column_key(kinds[where[0]], mark, digits) for where, mark in marks.items()}
+    return [keys[where] for where in kind_and_seed]
 
 
-def _content(r: Result) -> bytes:
-    """What decides, as bytes that are equal only where it is."""
-    p = r.provenance
+def _decisive_content(r: Result) -> bytes:
+    """Bytes that are equal only where everything decisive is."""
+    provenance = r.provenance
     chosen = r.chosen or {}
-    what: tuple[Any, ...] = (r.task, r.dataset, r.protocol, r.engine, r.split, chosen.get("on"))
-    what += tuple(map(p.get, _LOOKED_AT))
-    if not p.get("recipe"):
-        what += (p, chosen)
+    decisive = [r.task, r.dataset, r.protocol, r.engine, r.split, chosen.get("on")]
+    decisive += [provenance.get(key) for key in _DECISIVE]
+    if not provenance.get("recipe"):
+        decisive += [dict(provenance), dict(chosen)]
     try:
-        return marshal.dumps(what, 2)  # later versions depend on who else holds an object
-    except ValueError:  # an object that no JSON can hold
-        return repr(what).encode()
+        return marshal.dumps(decisive, 2)  # later versions depend on who else holds an object
+    except ValueError:  # an object that no JSON can hold, from Python
+        return repr(decisive).encode()
 
 
 def _kind_of(r: Result) -> _Kind:
-    chosen_on = r.chosen.get("on") if r.chosen else None
-    print_ = protocol_fingerprints.of_recipe(
-        r.task, r.protocol, r.provenance.get("recipe"), chosen_on
+    fingerprint = protocol_fingerprints.of_recipe(
+        r.task, r.protocol, r.facts.get("recipe"), (r.chosen or {}).get("on")
     )
-    found = data_manifests.of_row(r, print_)
-    size = found.size if found else ""
-    return _Kind(_Manner(r.task, r.dataset, r.protocol, print_, r.engine, r.split, size), found)
+    lists = data_manifests.of_row(r, has_recipe=fingerprint != protocol_fingerprints.UNKNOWN)
+    size = lists.size if lists else ""
+    protocol = _Protocol(r.task, r.dataset, r.protocol, fingerprint, r.engine, r.split, size)
+    return _Kind(protocol, lists)
 
 
-def _place(kind: _Kind, mark: str | None, shorten: dict[str, str]) -> Place:
-    manner = kind.manner
-    protocol, said = manner.protocol, [manner.size]
-    if manner.print is not None:
-        protocol += f"~{shorten[manner.print]}"
-    # A row without recipe and without lists says it once.
-    if kind.lists is None and manner.print != protocol_fingerprints.UNKNOWN:
-        said.append(protocol_fingerprints.UNKNOWN)
+def _column_key(kind: _Kind, mark: str | None, digits: int) -> ColumnKey:
+    protocol, fingerprint = kind.protocol.protocol, kind.protocol.fingerprint
+    marks = [kind.protocol.size]
+    if fingerprint is not None:
+        protocol += f"~{_short(fingerprint, digits)}"
+    # A row without recipe and without lists says `unknown` once.
+    if kind.lists is None and fingerprint != protocol_fingerprints.UNKNOWN:
+        marks.append(protocol_fingerprints.UNKNOWN)
     if mark is not None:
-        said.append(shorten[mark])
-    split = "~".join(filter(None, (manner.split, *said)))
-    return Place(protocol, None if split == USUAL_SPLIT else split)
+        marks.append(_short(mark, digits))
+    split = "~".join(filter(None, (kind.protocol.split, *marks)))
+    return ColumnKey(protocol, None if split == USUAL_SPLIT else split)
 
 
 def _marks_of_lists(
     kinds: Sequence[_Kind], checkpoints: Mapping[tuple[int, int], set[str]]
 ) -> dict[tuple[int, int], str | None]:
-    """(kind, seed) -> None for the lists that go unmarked, else their digest."""
-    by_manner: dict[_Manner, list[tuple[int, int]]] = defaultdict(list)
-    marks: dict[tuple[int, int], str | None] = {}
+    """(kind, seed) -> the digest of its lists; None for the lists that go unmarked."""
+    by_protocol: dict[_Protocol, list[tuple[int, int]]] = defaultdict(list)
     for number, seed in checkpoints:
-        by_manner[kinds[number].manner].append((number, seed))
-    for wheres in by_manner.values():
-        held = {(n, seed): found for n, seed in wheres if (found := kinds[n].lists) is not None}
-        alike = data_manifests.kinds((found, seed) for (_, seed), found in held.items())
-        measured: dict[str, set[str]] = defaultdict(set)
-        for where, found in held.items():
-            measured[alike[found, where[1]]] |= checkpoints[where]
-        most = min(measured, key=lambda kind: (-len(measured[kind]), kind), default=None)
-        for where in wheres:
-            kind = alike[held[where], where[1]] if where in held else None
-            marks[where] = None if kind == most else kind
+        by_protocol[kinds[number].protocol].append((number, seed))
+    marks: dict[tuple[int, int], str | None] = {}
+    for members in by_protocol.values():
+        lists: dict[tuple[int, int], Lists] = {}
+        for number, seed in members:
+            own = kinds[number].lists
+            if own is not None:
+                lists[number, seed] = own
+        digests = data_manifests.digests((own, seed) for (_, seed), own in lists.items())
+        measured: dict[str, set[str]] = defaultdict(set)  # digest -> checkpoints
+        for member, own in lists.items():
+            measured[digests[own, member[1]]] |= checkpoints[member]
+        most = min(measured, key=lambda digest: (-len(measured[digest]), digest), default=None)
+        for member in members:
+            digest = digests[lists[member], member[1]] if member in lists else None
+            marks[member] = None if digest == most else digest
     return marks
 
 
-def _shortest(prints_: Iterable[str | None]) -> dict[str, str]:
-    """Each print by its first digits, as many as tell all of them apart."""
-    full = {p for p in prints_ if p is not None}
+def _digits_needed(marks: Iterable[str | None]) -> int:
+    """How many first digits tell all of these marks apart."""
+    full = {mark for mark in marks if mark not in (None, protocol_fingerprints.UNKNOWN)}
     digits = protocol_fingerprints.DIGITS
-    while (
-        max(Counter(p[:digits] for p in full - {protocol_fingerprints.UNKNOWN}).values(), default=1)
-        > 1
-    ):
+    while max(Counter(str(mark)[:digits] for mark in full).values(), default=1) > 1:
         digits += 1
-    return {p: p if p == protocol_fingerprints.UNKNOWN else p[:digits] for p in full}
+    return digits
+
+
+def _short(mark: str, digits: int) -> str:
+    return mark if mark == protocol_fingerprints.UNKNOWN else mark[:digits]

@@ -1,5 +1,5 @@
-"""Kept predictions, read: one file of arrays for a number that was scored (`store.keep_predictions`
-says what is in it)."""
+"""Reading kept predictions: one file of arrays for each number. `store.keep_predictions` writes
+them and says what is in them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from backbench.results import row_schema
+from backbench.results.result_line import LARGEST
 from backbench.runs.terminal import log
 from backbench.untrusted import opening, printable
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 class _Latest:
-    """The files of predictions that were read last, as many as BYTES of arrays hold: of ImageNet's
-    50,000 test images a file is 1 MB, of a thousand bootstrap draws more."""
+    """A cache of the files of predictions that were read last, up to BYTES of arrays. A file of
+    ImageNet's 50,000 test images has 1 MB, one of a thousand bootstrap draws more."""
 
     BYTES = 1 << 30
 
@@ -45,8 +45,8 @@ _latest = _Latest()
 
 
 def load(path: Path) -> Arrays | None:
-    """The arrays of one file of predictions, or None where it is missing or damaged, which is
-    said."""
+    """The arrays of one file of predictions; None where it is missing, or damaged, which is
+    logged."""
     return _latest.get(path)
 
 
@@ -76,14 +76,14 @@ def _read(path: Path) -> Arrays | None:
     except FileNotFoundError:
         return None
     except Exception as error:  # whatever a broken file provokes in zipfile or numpy
-        said = printable.shown(" ".join(str(error).split()), 100) or type(error).__name__
-        log.warning(f"{printable.shown(str(path), 300)}: predictions left out: {said}")
+        why = printable.shown(" ".join(str(error).split()), 100) or type(error).__name__
+        log.warning(f"{printable.shown(str(path), 300)}: predictions left out: {why}")
         return None
     return arrays
 
 
 def _refuse_shapes(arrays: Arrays) -> None:
-    """ValueError for what cannot be predictions: `store.keep_predictions` says what can."""
+    """Raises ValueError for arrays that cannot be predictions (see `store.keep_predictions`)."""
     per_image = {name for name in ("prediction", "label", "hits5") if name in arrays}
     for name, array in arrays.items():
         kinds = "U" if name == "manifest" else "iub" if name in per_image else "iufb"
@@ -102,11 +102,11 @@ def _refuse_shapes(arrays: Arrays) -> None:
 
 
 def _dimensions(name: str) -> tuple[int, ...]:
-    """How many dimensions array `name` may have; nothing for one that nobody looks at."""
+    """The numbers of dimensions that array `name` may have; empty for one that nobody reads."""
     if name in ("manifest", "images"):
         return (0,)
     if name == "prediction":
-        return (1, 2)  # what was predicted in each draw of labels is (D, N)
+        return (1, 2)  # the predictions of each draw of labels are (D, N)
     return (1,) if name in ("label", "hits5") or _is_score(name) else ()
 
 
@@ -115,7 +115,7 @@ def _is_score(name: str) -> bool:
 
 
 def _refuse_numbers(arrays: Arrays) -> None:
-    """ValueError for what is no score and no count: it would spread to tables and page."""
+    """Raises ValueError for values that are no score or count: they would spread to the tables."""
     import numpy as np
 
     for name, array in arrays.items():
@@ -124,8 +124,8 @@ def _refuse_numbers(arrays: Arrays) -> None:
         known = array.astype(float)
         if name != "values":
             known = known[~np.isnan(known)]  # a resample without a ground truth has no AP
-        if not (np.abs(known) <= row_schema.LARGEST).all():
-            raise ValueError(f"'{name}' holds what is no score")
+        if not (np.abs(known) <= LARGEST).all():
+            raise ValueError(f"'{name}' holds a value that is no score")
     images = arrays.get("images")
     if images is not None and (images.dtype.kind not in "iu" or images < 1):
         raise ValueError("'images' is no number of images")

@@ -1,25 +1,24 @@
-"""What a trunk costs, beside what it is worth: parameters, multiply-adds, images a second."""
+"""The cost of a trunk, shown beside its numbers: parameters, multiply-adds, images a second."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from typing import NamedTuple
 
-from backbench.results.store import Result
+from backbench.results.result_line import Result
 
 
 class TrunkCost(NamedTuple):
-    """Of one checkpoint, at the largest of the image sizes that it was measured at.
+    """The cost of one checkpoint's trunk, at the largest image size that it was measured at.
 
-    `gflops` are billions of multiply-adds an image; `images_per_second` is the last that was
-    measured, on `hardware`. None where no row says it. With `detector`, `side` is the shorter
-    one, `gflops` are those of the maps below the detector, and the speed is the whole detector's.
+    For a trunk that was only measured below a detector, `side` is the shorter side of its images,
+    `gflops` are those of the maps below the detector, and the speed is the whole detector's.
     """
 
     parameters: int
     side: int
-    gflops: float | None
-    images_per_second: float | None = None
+    gflops: float | None  # billions of multiply-adds an image
+    images_per_second: float | None = None  # the last that was measured, on `hardware`
     hardware: str | None = None
     detector: bool = False
 
@@ -33,61 +32,53 @@ class TrunkCost(NamedTuple):
             parts.append(f"{self.images_per_second:.3g} images/s")
         return " · ".join(parts)
 
+    @property
+    def rank(self) -> tuple[bool, int]:
+        """The sorting key among the costs of one checkpoint: the greatest stands for it."""
+        return not self.detector, self.side
+
 
 FIELDS = TrunkCost._fields[:-1]  # of a table
 
 
 def of_result(result: Result) -> TrunkCost | None:
-    """What one row says of its trunk; None where it says nothing, or nothing that could be true."""
-    said = result.provenance.get("trunk")
-    if not isinstance(said, Mapping):
+    """The cost that one row states; None where it states none."""
+    trunk = result.facts.get("trunk")
+    if not trunk or "parameters" not in trunk:
         return None
-    parameters, side, sides = (said.get(key) for key in ("parameters", "side", "sides"))
-    detector = False
-    if side is None and isinstance(sides, list) and sides:
-        side, detector = min(sides, key=lambda s: s if type(s) is int else 0), True
-    if type(parameters) is not int or type(side) is not int or parameters < 0 or side < 1:
+    side, detector = trunk.get("side"), False
+    if side is None and trunk.get("sides"):
+        side, detector = min(trunk["sides"]), True
+    if side is None:
         return None
-    speed, hardware = _number(result.origin.get("images_per_second")), result.origin.get("hardware")
+    speed, hardware = result.origin.get("images_per_second"), result.origin.get("hardware")
     return TrunkCost(
-        parameters,
+        trunk["parameters"],
         side,
-        _number(said.get("gflops")),
+        trunk.get("gflops"),
         speed,
-        str(hardware) if speed is not None and hardware else None,
+        hardware if speed is not None and hardware else None,
         detector,
     )
 
 
-def _number(value: Any) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e12:
-        return None
-    return float(value)
-
-
 def of_results(results: Iterable[Result]) -> dict[str, TrunkCost]:
-    """Checkpoint -> what its rows say; a speed is that of the last row that has one. What a detector
-    says counts where nothing else does: its images have a size of their own."""
-    out: dict[str, TrunkCost] = {}
+    """Checkpoint -> its cost. The speed is that of the last row that has one. Costs below a detector
+    count where there are no others: its images have a size of their own."""
+    costs: dict[str, TrunkCost] = {}
     recorded: dict[str, float] = {}
     for result in results:
-        if "trunk" not in result.provenance:  # most older rows
-            continue
         new, digest = of_result(result), result.checkpoint
         if new is None:
             continue
-        known = out.get(digest)
-        if known is not None and _rank(new) < _rank(known):
-            continue
-        when = float(result.origin.get("recorded") or 0.0)
-        if known is not None and _rank(new) == _rank(known):
-            older = new.images_per_second is None or when < recorded[digest]
-            if older and known.images_per_second is not None:
+        known = costs.get(digest)
+        when = result.origin.get("recorded") or 0.0
+        if known is not None:
+            if new.rank < known.rank:
                 continue
-        out[digest], recorded[digest] = new, when
-    return out
-
-
-def _rank(cost: TrunkCost) -> tuple[bool, int]:
-    """Of two costs of one checkpoint the greater stands for it."""
-    return not cost.detector, cost.side
+            # Of equal rank, the last measured speed counts.
+            newer = new.images_per_second is not None and when >= recorded[digest]
+            if new.rank == known.rank and known.images_per_second is not None and not newer:
+                continue
+        costs[digest], recorded[digest] = new, when
+    return costs

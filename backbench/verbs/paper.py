@@ -1,21 +1,36 @@
-"""`backbench paper`: one printed table, what of it is measured, and the command for the rest."""
+"""`backbench paper`: one printed table, which of its numbers are measured, and the command for the
+rest."""
 
 from __future__ import annotations
 
 import argparse
+import statistics
 from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
 
+from backbench.board.board import collect
 from backbench.errors import BadInput
-from backbench.papers import catalogue, papers_page, progress
+from backbench.papers import catalogue
 from backbench.papers.catalogue import PrintedItem
+from backbench.papers.judge import Judged, expected_keys, judge
+from backbench.papers.judging_rules import as_measured
+from backbench.papers.published import Published, expected_keys_in
+from backbench.recipes import config
 from backbench.runs import atomic
+from backbench.runs.folder import RECIPE_FILE
+from backbench.runs.step_metrics import read_metrics
 from backbench.untrusted import printable
+
+MEASURED, RUNNING, MISSING = "measured", "running", "missing"
 
 
 def run(args: argparse.Namespace) -> int:
     """The verb `paper`."""
     if args.markdown:
-        atomic.write_text(args.markdown, papers_page.markdown())
+        atomic.write_text(args.markdown, catalogue.markdown())
         print(args.markdown)
         return 0
     if args.item is None:
@@ -24,38 +39,106 @@ def run(args: argparse.Namespace) -> int:
     for run in args.runs:
         if not run.exists():
             raise BadInput(f"{run}: no such folder; give the RUNS of `backbench launch run --out`")
-    _show(catalogue.find(args.item), args)
+    _show(catalogue.find(args.item), args.runs)
     return 0
 
 
 def _list() -> None:
     for item in catalogue.items():
-        print(f"{item.prints:<12} {item.name:<18} {papers_page.status(item):<28} {item.grid.title}")
-    found = catalogue.coverage()
-    others = ", ".join(f"{count} {why}" for why, count in found.most_common() if why)
-    print(f"{found.total()} printed numbers: {found[None]} judged; {others}")
+        print(f"{item.prints:<12} {item.name:<18} {catalogue.status(item):<28} {item.grid.title}")
+    counts = catalogue.coverage()
+    others = ", ".join(f"{count} {why}" for why, count in counts.most_common() if why)
+    print(f"{counts.total()} printed numbers: {counts[None]} judged; {others}")
 
 
-def _show(item: PrintedItem, args: argparse.Namespace) -> None:
+def _show(item: PrintedItem, runs: Sequence[Path]) -> None:
+    """Prints one table: every number with its state, what is missing, and the deviations."""
     print(f"{item.name}: {item.grid.title}")
-    found = progress.states(item, args.runs)
-    for one in found:
+    numbers = number_states(item, runs)
+    for one in numbers:
         n = one.number
-        told = ""
+        verdicts = ""
         for j in one.judged:
-            told += f"  {j.measured:.2f} {j.said} ({printable.shown(j.row.name, 60)})"
+            row = printable.shown(j.row.name, 60)
+            verdicts += f"  {j.measured:.2f} {j.verdict_and_way} ({row})"
         what = f"{n.task}/{n.dataset}/{n.metric}"
-        print(f"  {n.printed_row:<56} {what:<34} {n.value:>7g}  {one.state}{told}")
-    if not found:
+        print(f"  {n.printed_row:<56} {what:<34} {n.value:>7g}  {one.state}{verdicts}")
+    if not numbers:
         print(f"  no accuracy is printed; {item.points} points")
     if not item.grid.evaluate:
-        for one_run in progress.speeds(item, args.runs):
-            took = f"{one_run.images_per_s:9.1f} images/s {one_run.memory_gib:7.2f} GiB"
-            print(f"  {printable.shown(one_run.name, 60):<60} {took}")
-    count = Counter(one.state for one in found)
-    if found:
-        print(f"{len(found)} numbers: " + ", ".join(f"{k} {state}" for state, k in count.items()))
-    runs = str(args.runs[0]) if args.runs else "RUNS"
-    print(f"what is missing: {item.command.replace('RUNS', runs)} --cluster slurm")
+        for cost in _pretraining_costs(item, runs):
+            figures = f"{cost.images_per_s:9.1f} images/s {cost.memory_gib:7.2f} GiB"
+            print(f"  {printable.shown(cost.name, 60):<60} {figures}")
+    count = Counter(one.state for one in numbers)
+    if numbers:
+        print(f"{len(numbers)} numbers: " + ", ".join(f"{k} {state}" for state, k in count.items()))
+    out = str(runs[0]) if runs else "RUNS"
+    print(f"what is missing: {item.command.replace('RUNS', out)} --cluster slurm")
     for text in item.grid.deviations:
         print(f"deviation: {text}")
+
+
+@dataclass(frozen=True)
+class NumberState:
+    """One printed number: its state, and its measurements (one per checkpoint)."""
+
+    number: Published
+    state: str  # measured, running or missing, or why it is not judged
+    judged: tuple[Judged, ...] = ()
+
+
+def number_states(item: PrintedItem, runs: Sequence[Path]) -> list[NumberState]:
+    """The state of every number of a table or figure, in its order."""
+    board = collect(runs)
+    by_number: dict[tuple[str, str, str, str], list[Judged]] = {}
+    for one in judge(board, expected_keys(board, runs)):
+        key = (one.key, one.column.task, one.column.dataset, one.column.metric)
+        by_number.setdefault(key, []).append(one)
+    # Keys that pretrainings below `runs` must reach, finished or not
+    begun: set[str] = set()
+    for _, recipe in _recipes_below(runs):
+        begun.update(expected_keys_in(recipe))
+    states = []
+    for n in item.numbers:
+        judged = by_number.get((n.key, n.task, n.dataset, as_measured(n).metric), [])
+        state = item.why_not(n) or (RUNNING if n.key in begun else MISSING)
+        states.append(NumberState(n, MEASURED if judged else state, tuple(judged)))
+    return states
+
+
+class _PretrainingCost(NamedTuple):
+    """The speed of a pretraining (median) and its memory (peak), from its metrics.jsonl."""
+
+    name: str
+    batch_size: int
+    images_per_s: float
+    memory_gib: float
+
+
+def _pretraining_costs(item: PrintedItem, runs: Sequence[Path]) -> list[_PretrainingCost]:
+    """The costs of the pretrainings of a grid that measures nothing else, by name."""
+    overrides = [text for sweep in catalogue.sweeps(item.grid) for text in sweep.overrides]
+    names = tuple(
+        f"{text.removeprefix('name=')} " for text in overrides if text.startswith("name=")
+    )
+    costs = []
+    for folder, recipe in _recipes_below(runs):
+        name, batch = str(recipe.get("name")), recipe.get("batch_size")
+        if not isinstance(batch, int) or not name.startswith(names):
+            continue
+        rows = [row for row in read_metrics(folder) if "images_per_s" in row]
+        if rows:
+            speed = statistics.median(row["images_per_s"] for row in rows)
+            peak = max(row.get("memory_gib", 0.0) for row in rows)
+            costs.append(_PretrainingCost(name, batch, speed, peak))
+    return sorted(costs)
+
+
+def _recipes_below(runs: Sequence[Path]) -> Iterator[tuple[Path, Mapping[str, Any]]]:
+    """Each run folder with its recipe; a recipe that was torn while its run began is skipped."""
+    for run in runs:
+        for file in run.rglob(RECIPE_FILE):
+            try:
+                yield file.parent, config.read_yaml(file)
+            except BadInput:
+                continue  # `backbench launch` names it

@@ -1,4 +1,4 @@
-"""`backbench leaderboard`: reads the runs, writes what was asked for, prints the table."""
+"""`backbench leaderboard`: reads the runs, writes the files that were asked for, prints the table."""
 
 from __future__ import annotations
 
@@ -7,20 +7,24 @@ import time
 from collections import Counter
 
 from backbench.board import export, overall
-from backbench.board.board import Board, Column, Row, add_published, collect, text_of
-from backbench.board.judge import Judged, expected_keys, judge, not_judged, not_measured
+from backbench.board.board import Board, Column, Row, collect, compare_rows, text_of
 from backbench.board.overall import Overall
 from backbench.errors import EXIT_FAILED, BadInput
+from backbench.papers.judge import (
+    Judged,
+    add_published,
+    expected_keys,
+    judge,
+    not_judged,
+    not_measured,
+)
 from backbench.runs.folder import RESULTS_FILE
 from backbench.runs.terminal import log
 from backbench.untrusted import printable
 
 ROWS = 30  # of the table on standard output
-# Of a space's fifteen; the csv and the page have the others
-STATISTICS = (
-    "nuclear_norm",
-    "rankme",
-)
+# The statistics of `analyze` in that table; the csv and the page have all fifteen
+STATISTICS = ("nuclear_norm", "rankme")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -31,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     if not board.rows and not board.problems:
         where = ", ".join(map(str, args.runs))
         raise BadInput(f"{where}: no {RESULTS_FILE} below; run an evaluation with --out there")
-    # Judged before the papers' rows join the board: they are read from where they are kept.
+    # Judged before the papers' rows join the board: verdicts are about measured rows.
     expected = expected_keys(board, args.runs)
     judged = judge(board, expected)
     unjudged = not_judged(board, expected) if args.check else []
@@ -40,12 +44,12 @@ def run(args: argparse.Namespace) -> int:
     for problem in board.problems:
         log.warning(printable.shown(problem, 1000))
     sets = overall.overall(board)
-    said = overall.answer(board, sets)
-    _write(board, judged, sets, args)
-    print(printable.shown(said, 2000))
+    answer = overall.answer(board, sets)
+    _write(board, judged, sets, answer, args)
+    print(printable.shown(answer, 2000))
     _print(board, sets)
     for verdict in judged:
-        log.info(_said(verdict))
+        log.info(_verdict_line(verdict))
     log.debug(f"took {time.perf_counter() - start:.1f} s")
     if not args.check:
         return 0
@@ -55,28 +59,32 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _checked(judged: list[Judged], unjudged: list[str]) -> int:
-    """The verdict of --check in one line, after what could not be judged."""
-    for line in unjudged:
-        print(f"NOT JUDGED {line}")
+    """Prints the outcome of --check in one line, after what could not be judged; the exit status."""
+    for reason in unjudged:
+        print(f"NOT JUDGED {reason}")
     outside = sum(verdict.verdict == "outside" for verdict in judged)
     others = sum(verdict.verdict == "another" for verdict in judged)
-    said = f"{len(judged)} published numbers judged, {outside} outside their tolerance"
+    line = f"{len(judged)} published numbers judged, {outside} outside their tolerance"
     if others:
-        said += f", {others} of another trunk than was printed"
+        line += f", {others} of another trunk than was printed"
     for way, count in Counter(verdict.way for verdict in judged if verdict.way).items():
-        said += f", {count} not to the letter ({way})"
+        line += f", {count} not to the letter ({way})"
     if unjudged:
-        said += f", {len(unjudged)} could not be judged"
+        line += f", {len(unjudged)} could not be judged"
     if not judged:
-        said += ": a check that judges nothing fails"
-    print(said)
+        line += ": a check that judges nothing fails"
+    print(line)
     return EXIT_FAILED if outside or others or unjudged or not judged else 0
 
 
 def _write(
-    board: Board, judged: list[Judged], sets: list[Overall], args: argparse.Namespace
+    board: Board,
+    judged: list[Judged],
+    sets: list[Overall],
+    answer: str,
+    args: argparse.Namespace,
 ) -> None:
-    """Every file that the command asks for; what it does not ask for is not imported."""
+    """Writes every file that the command asks for; modules for other files are not imported."""
     if args.csv:
         export.write_csv(board, args.csv)
         log.info(f"wrote {args.csv}: a row per checkpoint")
@@ -85,20 +93,29 @@ def _write(
         log.info(f"wrote {args.tidy}: a row per number")
     if args.html:
         from backbench.board.page import write_page
+        from backbench.board.page_figures import collect_figures
 
-        write_page(board, args.html, runs=args.runs, judged=judged, sets=sets)
+        write_page(
+            board,
+            args.html,
+            comparisons=compare_rows(board),
+            answer=answer,
+            sets=sets,
+            judged=[verdict.on_page() for verdict in judged],
+            figures=collect_figures(board, args.runs),
+        )
         log.info(f"wrote {args.html}: the page")
     if args.latex or args.markdown:
-        from backbench.board import latex_tables
+        from backbench.papers import paper_tables
 
-        latex_tables.write(board, judged, sets, latex=args.latex, markdown=args.markdown)
+        paper_tables.write(board, judged, sets, latex=args.latex, markdown=args.markdown)
         for folder in (args.latex, args.markdown):
             if folder:
                 log.info(f"wrote {folder}: the papers' tables")
     if args.figures:
-        from backbench.board import figures
+        from backbench.board.page_figures import write_figures
 
-        drawn = figures.write(board, args.figures)
+        drawn = write_figures(board, args.figures)
         for title, file in drawn:
             log.info(f"wrote {file}: {title}")
         if not drawn:
@@ -108,8 +125,8 @@ def _write(
             )
 
 
-def _said(verdict: Judged) -> str:
-    word = verdict.said
+def _verdict_line(verdict: Judged) -> str:
+    word = verdict.verdict_and_way
     if not verdict.within:
         word = word.replace(verdict.verdict, verdict.verdict.upper(), 1)
     interval = ""
@@ -118,17 +135,17 @@ def _said(verdict: Judged) -> str:
     return (
         f"{word} {verdict.tolerance:g} of {verdict.key}: {verdict.row.name} {verdict.column.name} "
         f"{verdict.measured:.2f}{interval}, published {verdict.published:g}"
-        + "".join(f"; {other}" for other in verdict.others)
+        + "".join(f"; {other}" for other in verdict.other_trunk)
     )
 
 
 def _print(board: Board, sets: list[Overall]) -> None:
-    """The table on standard output: a line per checkpoint, the best rank first, a column per
-    dataset's first metric."""
-    rows, columns, labels = _ordered(board, sets), _shown(board), board.labels()
-    wide = max((len(labels[row.checkpoint]) for row in rows), default=4)
-    # Names of columns are too long for a heading: a number stands there, and for what, above.
-    head = " " * wide
+    """Prints the table: a line per checkpoint, the best rank first, a column per dataset's first
+    metric."""
+    rows, columns, labels = _rows_by_rank(board, sets), _first_metrics(board), board.labels()
+    width = max((len(labels[row.checkpoint]) for row in rows), default=4)
+    # Names of columns are too long for a heading: a number stands there, and is explained above.
+    head = " " * width
     if sets:
         print(f"[rank] over {sets[0].title}, with its 95% interval")
         head += f"{'[rank]':>12}"
@@ -137,7 +154,7 @@ def _print(board: Board, sets: list[Overall]) -> None:
         head += f"{f'[{n}]':>8}"
     print(head)
     for row in rows[:ROWS]:
-        line = f"{labels[row.checkpoint]:<{wide}}"
+        line = f"{labels[row.checkpoint]:<{width}}"
         if sets:
             line += f"{sets[0].rank_of(row):>12}"
         for column in columns:
@@ -149,7 +166,7 @@ def _print(board: Board, sets: list[Overall]) -> None:
         print(f"... and {len(rows) - ROWS} more")
 
 
-def _ordered(board: Board, sets: list[Overall]) -> list[Row]:
+def _rows_by_rank(board: Board, sets: list[Overall]) -> list[Row]:
     """The measured rows, those of the widest set by their rank, then the others by name."""
     if not sets:
         return board.measured_rows
@@ -157,7 +174,7 @@ def _ordered(board: Board, sets: list[Overall]) -> list[Row]:
     return [*sets[0].rows, *(r for r in board.measured_rows if r.checkpoint not in ranked)]
 
 
-def _shown(board: Board) -> list[Column]:
+def _first_metrics(board: Board) -> list[Column]:
     """The columns of the printed table: the first metric of each family that was measured."""
     shown: dict[tuple[object, ...], Column] = {}
     for column in board.measured_columns():

@@ -22,8 +22,9 @@ from backbench.board.board import Measurement, collect, fill
 from backbench.datasets import embedded
 from backbench.launch.expansion import expand
 from backbench.launch.grid import read_grid
+from backbench.papers import published
 from backbench.recipes import config, own_probe
-from backbench.results import published, store
+from backbench.results import store
 from backbench.results.store import Result
 from backbench.weights.families.resnet_trunk import build_backbone
 from pretrain.method import Setup, build_method

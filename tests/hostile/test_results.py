@@ -88,7 +88,7 @@ BAD = {
     "chosen-false": {"chosen": False},
     "predictions-outside": {"provenance": {"predictions": "../../x.npz"}},
     "predictions-number": {"provenance": {"predictions": 5}},
-    "schema-list": {"schema": [2]},
+    "schema-list": {"schema": [1]},
     "unknown-key": {"colour": "red"},
 }
 
@@ -105,7 +105,7 @@ def test_a_bad_line_is_named_and_left_out(runs, before, tmp_path, case):
 LINES = {
     "list": "[1, 2]\n",
     "number": "5\n",
-    "deep": '{"schema": 2, "chosen": ' + "[" * 20000 + "]" * 20000 + "}\n",
+    "deep": '{"schema": 1, "chosen": ' + "[" * 20000 + "]" * 20000 + "}\n",
     "binary": bytes(range(256)),
     "digits": "1" * 5000 + "\n",
 }

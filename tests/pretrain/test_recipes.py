@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from backbench.images.image_list import ImageList
+from backbench.papers import published
 from backbench.parallel import division
 from backbench.recipes import config
-from backbench.results import published
 from backbench.weights.archs import build_trunk
 from pretrain import data, optim
 from pretrain.method import Setup, build_method, method_names

@@ -8,6 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
+from backbench.board.board import compare_rows
+from backbench.board.overall import answer, overall
+from backbench.board.page import write_page
+from backbench.board.page_figures import collect_figures
 from backbench.datasets.catalog import DATASETS, TWELVE
 from backbench.results import store
 from backbench.results.store import Result
@@ -139,6 +143,20 @@ def a_row(kind: Kind, name: str, hit: np.ndarray, **where) -> Result:
         engine=engine,
         chosen=CHOSEN,
         **where,
+    )
+
+
+def write_whole_page(board, path: Path, *, runs=(), judged=(), sets=None) -> None:
+    """The page with everything that `backbench leaderboard --html` puts on it."""
+    sets = overall(board) if sets is None else sets
+    write_page(
+        board,
+        path,
+        comparisons=compare_rows(board),
+        answer=answer(board, sets),
+        sets=sets,
+        judged=judged,
+        figures=collect_figures(board, runs),
     )
 
 

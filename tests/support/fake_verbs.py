@@ -125,7 +125,7 @@ def linear(args: argparse.Namespace) -> None:
                     seed=args.seed,
                 )
                 rows.append(row)
-        store.append_missing(out, rows)
+        store.append(out, rows, skip_known=True)
 
 
 def pretrain(args: argparse.Namespace) -> None:

@@ -13,15 +13,15 @@ import pytest
 from support import boards, records
 
 from backbench import cli
-from backbench.board import ablation, latex_tables
-from backbench.board.board import Board, add_published, collect, standing
-from backbench.board.export import again, write_csv, write_tidy
-from backbench.board.judge import expected_keys, judge, not_judged
+from backbench.board import ablation
+from backbench.board.board import Board, collect, standing
+from backbench.board.export import command_again, write_csv, write_tidy
 from backbench.datasets.catalog import DATASETS, TWELVE
 from backbench.errors import BadInput
-from backbench.papers import catalogue
+from backbench.papers import catalogue, judging_rules, paper_tables, published
+from backbench.papers.judge import add_published, expected_keys, judge, not_judged
 from backbench.recipes import fast
-from backbench.results import judging_rules, published, store
+from backbench.results import store
 
 ROOT = Path(__file__).parents[3]
 a_result = functools.partial(
@@ -125,7 +125,7 @@ def test_the_average_adds_half_widths_in_squares(tmp_path):
 
 def test_reading_a_board_is_light(tmp_path):
     store.append(tmp_path, [a_result(), a_result(dataset="dtd")])
-    heavy = "('torch', 'torchvision', 'numpy', 'scipy', 'PIL', 'matplotlib', 'pydantic')"
+    heavy = "('torch', 'torchvision', 'numpy', 'scipy', 'PIL', 'matplotlib')"
     code = (
         "import sys, backbench; from backbench.verbs import write_leaderboard; "
         f"board = backbench.collect([{str(tmp_path)!r}]); "
@@ -187,13 +187,18 @@ def test_published_protocols_exist_as_recipes():
     names = {
         judging_rules.protocol_name(f.stem) for f in (ROOT / "configs" / "transfer").glob("*.yaml")
     }
-    named = {judging_rules.protocol(r)[0] for r in published.rows() if not r.task.endswith("_rcnn")}
+    named = {
+        judging_rules.column_of(r).protocol
+        for r in published.rows()
+        if not r.task.endswith("_rcnn")
+    }
     assert {n for n in named if "-table-" not in n} <= names
     from detection import dialect, protocol
 
     given = dialect.read("mask_rcnn_R_50_FPN_1x", [])
     one = next(r for r in published.rows() if r.task == "mask_rcnn")
-    assert judging_rules.protocol(one) == (protocol.protocol(given), "detectron2")
+    column = judging_rules.column_of(one)
+    assert (column.protocol, column.engine) == (protocol.protocol(given), "detectron2")
 
 
 def test_best_is_said_only_by_a_paired_test(tmp_path):
@@ -244,7 +249,7 @@ def test_tables_of_the_papers(tmp_path):
 def test_a_table_of_several_sets_has_its_protocols_side_by_side(tmp_path):
     small = a_result(dataset="cifar10", protocol="linear-mio-v1", value=84.0)
     other = a_result(dataset="stl10", protocol="linear-mio-stl10-v1", checkpoint="b" * 64, name="b")
-    latex_tables.write(board_of(tmp_path, small, other), [], latex=None, markdown=tmp_path / "md")
+    paper_tables.write(board_of(tmp_path, small, other), [], latex=None, markdown=tmp_path / "md")
     text = (tmp_path / "md" / "mio_table4.md").read_text()
     assert "| MIO (A) | 250 | published | 84.3 | 55.3 | 58.1 |" in text
     assert "| lorac | 200 | measured | 84.0 |  |  |" in text
@@ -257,7 +262,7 @@ def test_unlike_protocols_make_tables_of_their_own(tmp_path):
     here = [a_result(dataset="imagenet", protocol="linear-lorac-imagenet-v1")]
     there = [a_result(dataset="imagenet", protocol="linear-grid-v1", checkpoint="b" * 64, name="b")]
     board = board_of(tmp_path, *here, *there)
-    latex_tables.write(board, [], latex=None, markdown=tmp_path / "md")
+    paper_tables.write(board, [], latex=None, markdown=tmp_path / "md")
     first, second = (
         tmp_path / "md" / "lorac_table1.md",
         tmp_path / "md" / "lorac_table1_linear-grid-v1.md",
@@ -269,7 +274,7 @@ def test_unlike_protocols_make_tables_of_their_own(tmp_path):
 
 def test_names_do_not_break_latex(tmp_path):
     board = board_of(tmp_path, a_result(dataset="imagenet", name=r"50%_a&b\{}~^"))
-    latex_tables.write(board, [], latex=tmp_path / "tex", markdown=None)
+    paper_tables.write(board, [], latex=tmp_path / "tex", markdown=None)
     name = r"50\%\_a\&b\textbackslash{}\{\}\textasciitilde{}\textasciicircum{}"
     assert (
         f"\n{name} & 200 & 91.2 & -- \\\\\n" in (tmp_path / "tex" / "lorac_table1.tex").read_text()
@@ -425,12 +430,13 @@ def test_the_command_measures_in_a_folder_of_its_own():
         origin={"command": "backbench linear 'my file.safetensors' --data d --out runs/x --seed 1"}
     )
     assert (
-        again(made) == "backbench linear 'my file.safetensors' --data d --out runs/again --seed 1"
+        command_again(made)
+        == "backbench linear 'my file.safetensors' --data d --out runs/again --seed 1"
     )
-    assert again(a_result(origin={"command": "python train_net.py OUTPUT_DIR x"})).endswith(
+    assert command_again(a_result(origin={"command": "python train_net.py OUTPUT_DIR x"})).endswith(
         "OUTPUT_DIR runs/again"
     )
-    assert again(a_result()) is None
+    assert command_again(a_result()) is None
 
 
 def test_tidy_has_a_row_per_number(tmp_path):

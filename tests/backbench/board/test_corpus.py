@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from backbench import cli
-from backbench.board import redact
 from backbench.board.board import collect
+from backbench.board.merge import without_folders
 
 ROOT = Path(__file__).parents[3]
 AGAIN = (
@@ -80,7 +80,7 @@ def test_records_to_publish_name_no_folder_of_the_machine():
 )  # fmt: skip
 def test_commands_keep_the_names_of_paths(given, shown):
     record = {"origin": {"command": given, "cwd": "/home/me", "code": "abc"}}
-    assert redact.shown(record) == {"origin": {"command": shown, "code": "abc"}}
+    assert without_folders(record) == {"origin": {"command": shown, "code": "abc"}}
 
 
 def test_paths_are_cut_wherever_they_stand():
@@ -93,7 +93,7 @@ def test_paths_are_cut_wherever_they_stand():
         "dataset": "/data/me/flowers",
         "config": "C:\\Users\\me\\c.yaml",
     }
-    assert json.loads(json.dumps(redact.shown(record))) == {
+    assert json.loads(json.dumps(without_folders(record))) == {
         "value": 71.25,
         "ci95": [70.0, 72.5],
         "engine": None,

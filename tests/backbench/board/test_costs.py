@@ -61,8 +61,7 @@ def test_every_number_has_the_speed_of_its_own_run(runs):
 
 def test_the_page_says_it_where_trunks_are_compared(runs):
     board = collect([runs])
-    labels = board.labels()
-    texts = {r.name: page._row(r, labels, board).cost for r in board.rows}
+    texts = {r.name: r.cost for r in page._rows(board)}
     assert texts["trunk a"] == "11.2M parameters · 1.8 GFLOPs at 224 px · 25 images/s"
     assert texts["trunk c"] == ""
 
@@ -100,14 +99,18 @@ def test_boards_of_one_kind_of_trunk_are_as_they_were(tmp_path):
         "resnet", [1], {"parameters": "many", "side": 224}, {"parameters": 5, "side": 0},
         {"parameters": -1, "side": 3}, {"parameters": True, "side": 3},
         {"parameters": 5, "side": 224, "gflops": float("nan")},
-        {"parameters": 5, "side": 224, "gflops": "=1+1"},
-        {"parameters": 5, "sides": []}, {"parameters": 5, "sides": [8, "="]},
+        {"parameters": 5, "side": 224, "gflops": "=1+1"}, {"parameters": 5, "sides": [8, "="]},
         {"parameters": 5, "sides": [True, 9]}, {"parameters": 5, "sides": "224"},
     ],
 )  # fmt: skip
-def test_nonsense_about_a_trunk_takes_nothing_down(tmp_path, trunk):
+def test_a_line_with_nonsense_about_its_trunk_is_named_and_left_out(tmp_path, trunk):
     store.append(tmp_path, [row("a", trunk), row("b", VIT)])
     board = collect([tmp_path])
-    assert len(board.measured_rows) == 2
-    cost = board.costs.get("a" * 64)
-    assert cost is None or cost.gflops is None
+    assert [one.name for one in board.measured_rows] == ["trunk b"]
+    assert "'provenance.trunk" in board.problems[0]
+
+
+def test_a_trunk_without_a_size_has_no_cost(tmp_path):
+    store.append(tmp_path, [row("a", {"parameters": 5, "sides": []}), row("b", VIT)])
+    board = collect([tmp_path])
+    assert len(board.measured_rows) == 2 and set(board.costs) == {"b" * 64}

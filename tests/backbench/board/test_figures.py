@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from backbench.board import ablation, figures, predictor
+from backbench.board import ablation, page_figures, predictor
 from backbench.board.board import Board, Measurement, fill
 from backbench.results.store import Result
 
@@ -97,7 +97,7 @@ def test_the_curve_is_the_mean_over_seeds(tmp_path) -> None:
 
 def test_one_point_is_no_ablation(tmp_path) -> None:
     board = board_of([row("a", "lorac beta=2", 50.0), row("b", "moco", 40.0)])
-    assert ablation.find(board) == [] and figures.write(board, tmp_path) == []
+    assert ablation.find(board) == [] and page_figures.write_figures(board, tmp_path) == []
 
 
 def test_the_predictor_tells_a_good_score_from_noise(tmp_path) -> None:
@@ -120,14 +120,14 @@ def test_the_predictor_tells_a_good_score_from_noise(tmp_path) -> None:
     assert by_name["analyze", "alignment"].rho == pytest.approx(-1.0)
     noise = by_name["analyze", "uniformity"]
     assert noise.ci95 is not None and noise.ci95[0] < 0 < noise.ci95[1]
-    names = [title for title, _ in figures.write(board_of(rows), tmp_path)]
+    names = [title for title, _ in page_figures.write_figures(board_of(rows), tmp_path)]
     assert names == ["Which cheap score predicts what"]
     assert {p.name for p in tmp_path.iterdir()} == {
         "predictor.csv",
         "predictor.svg",
         "predictor.png",
     }
-    page = figures.for_page(board_of(rows))
+    page = page_figures.collect_figures(board_of(rows), []).figures
     assert [p["title"] for p in page] == names and page[0]["src"].startswith(
         "data:image/svg+xml;base64,"
     )

@@ -13,9 +13,8 @@ from support.records import a_result
 
 from backbench import cli
 from backbench.board.board import collect
-from backbench.board.judge import Judged
-from backbench.board.page import write_page
-from backbench.board.page_beside import CURVE_POINTS
+from backbench.board.page_figures import CURVE_POINTS
+from backbench.papers.judge import Judged
 from backbench.results import store
 
 browser = pytest.mark.skipif(chromium() is None, reason="Chromium is not installed")
@@ -105,7 +104,7 @@ def test_hostile_names_stay_text(tmp_path):
     name = "</script><script>alert(1)</script><img src=x onerror=alert(2)>/*ORIGINS*/"
     store.append(tmp_path / "runs", [a_result(name=name, method=name)])
     board = collect([tmp_path / "runs"])
-    write_page(board, tmp_path / "l.html", runs=[tmp_path / "runs"])
+    boards.write_whole_page(board, tmp_path / "l.html", runs=[tmp_path / "runs"])
     assert name not in (tmp_path / "l.html").read_text()
     assert data_of(tmp_path / "l.html")["rows"]["name"] == [name]
     if chromium():
@@ -121,9 +120,9 @@ def test_the_verdict_is_the_gates_own(tmp_path):
     board = collect([tmp_path / "runs"])
     of = Judged(board.rows[0], board.columns[0], "paper:1:x", 91.0, 91.25, None, 1.0, "a CPU")
     other = "arch <b>resnet18</b> instead of resnet50"
-    judged = [of, replace(of, measured=80.0), replace(of, others=(other,))]
+    judged = [of, replace(of, measured=80.0), replace(of, other_trunk=(other,))]
     page = tmp_path / "l.html"
-    write_page(board, page, runs=[], judged=judged)
+    boards.write_whole_page(board, page, judged=[one.on_page() for one in judged])
     verdicts = ["within", "outside", "another"]
     assert [found["verdict"] for found in data_of(page)["judged"]] == verdicts
     if chromium():
@@ -245,7 +244,7 @@ def test_dark_and_light(page, tmp_path):
 def test_a_hundred_thousand_results_sort_within_two_seconds(tmp_path, capsys):
     boards.many(tmp_path / "runs", 1000, 100)
     board = collect([tmp_path / "runs"])
-    write_page(board, tmp_path / "l.html", runs=[tmp_path / "runs"])
+    boards.write_whole_page(board, tmp_path / "l.html", runs=[tmp_path / "runs"])
     size = (tmp_path / "l.html").stat().st_size / 1e6
     # Other work on the machine costs time
     probes = [sort_in_browser(tmp_path / "l.html") for _ in range(3)]

@@ -8,7 +8,6 @@ from support.browser import chromium
 from support.tab import tab
 
 from backbench.board.board import collect
-from backbench.board.page import write_page
 
 pytestmark = pytest.mark.skipif(chromium() is None, reason="Chromium is not installed")
 
@@ -126,7 +125,7 @@ def crowded(tmp_path_factory):
     root = tmp_path_factory.mktemp("crowded")
     names = [f"trunk-{n:02}" for n in range(24)]
     boards.synthetic(root / "runs", names, boards.DEMO[:2], gap=0.3, images=200, kept=False)
-    write_page(collect([root / "runs"]), root / "l.html", runs=[])
+    boards.write_whole_page(collect([root / "runs"]), root / "l.html")
     return root / "l.html"
 
 

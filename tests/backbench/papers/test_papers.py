@@ -9,11 +9,11 @@ from support.records import a_result, held
 
 from backbench.cli import main
 from backbench.datasets import catalog
-from backbench.papers import catalogue, papers_page
-from backbench.papers.progress import states
+from backbench.papers import catalogue, judging_rules, published
 from backbench.recipes import config, own_probe
-from backbench.results import judging_rules, published, store
+from backbench.results import store
 from backbench.tasks import TASKS
+from backbench.verbs.paper import number_states
 
 ROOT = Path(__file__).parents[3]
 RECIPES = [name for name in config.recipe_names("pretrain") if "/" in name]
@@ -53,7 +53,7 @@ def test_what_is_expected_is_measured_by_the_grid(item):
         recipe = config.read_recipe(config.find_recipe(sweep.recipe, "pretrain"))
         recipe = config.apply_overrides(recipe, sweep.overrides)
         for point in sweep.points():
-            keys = catalogue._expected(sweep, point)
+            keys = catalogue.expected_keys(sweep, point)
             for number in (n for key in keys for n in published.lookup(key) if n in item.numbers):
                 check_measured(number, recipe, explicit, whole)
 
@@ -102,7 +102,7 @@ def test_every_expected_key_maps_to_a_protocol_that_ships():
 
 def test_the_page_is_current():
     """Otherwise: backbench paper --markdown docs/papers.md"""
-    assert (ROOT / "docs" / "papers.md").read_text() == papers_page.markdown()
+    assert (ROOT / "docs" / "papers.md").read_text() == catalogue.markdown()
 
 
 def measure(runs, key, protocol, **changes):
@@ -117,7 +117,7 @@ def test_errors_on_train_and_test_are_judged_as_accuracies(tmp_path):
     same = {"dataset": "cifar10", "epochs": 400}
     measure(tmp_path, key, protocol, **same, value=92.8)
     measure(tmp_path, key, protocol, **same, metric="train_top1", split="train", value=90.0)
-    found = {one.number.metric: one for one in states(catalogue.find("cllr:0.6"), [tmp_path])
+    found = {one.number.metric: one for one in number_states(catalogue.find("cllr:0.6"), [tmp_path])
              if one.number.key == key}  # fmt: skip
     (test,), (train,) = found["test_error_top5"].judged, found["train_error_top5"].judged
     assert (test.published, test.verdict) == (92.8, "within")

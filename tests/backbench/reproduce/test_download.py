@@ -17,7 +17,7 @@ import pytest
 
 from backbench import cli
 from backbench.errors import BadInput, Failed
-from backbench.reproduce import download
+from backbench.reproduce import public_files
 
 DATA = os.urandom(3 << 20)
 
@@ -79,7 +79,7 @@ def server():
 
 
 def test_a_file_comes_whole(server, tmp_path):
-    download.fetch(server.url, tmp_path / "a" / "model.pth")
+    public_files.fetch(server.url, tmp_path / "a" / "model.pth")
     assert (tmp_path / "a" / "model.pth").read_bytes() == DATA
     assert [file.name for file in (tmp_path / "a").iterdir()] == ["model.pth"]
 
@@ -88,10 +88,10 @@ def test_what_broke_off_goes_on_where_it_ended(server, tmp_path):
     server.cut = 1 << 20
     for _ in range(2):
         with pytest.raises(Failed, match=r"broke off|IncompleteRead|connection"):
-            download.fetch(server.url, tmp_path / "model.pth")
+            public_files.fetch(server.url, tmp_path / "model.pth")
     assert not (tmp_path / "model.pth").exists()
     server.cut = None
-    download.fetch(server.url, tmp_path / "model.pth")
+    public_files.fetch(server.url, tmp_path / "model.pth")
     assert (tmp_path / "model.pth").read_bytes() == DATA
     assert server.asked == [None, f"bytes={1 << 20}-", f"bytes={2 << 20}-"]
 
@@ -100,9 +100,9 @@ def test_another_version_of_the_file_begins_anew(server, tmp_path):
     """Never the head of one and the tail of the other."""
     server.cut = 1 << 20
     with pytest.raises(Failed):
-        download.fetch(server.url, tmp_path / "model.pth")
+        public_files.fetch(server.url, tmp_path / "model.pth")
     server.cut, server.data, server.tag = None, DATA[::-1], '"v2"'
-    download.fetch(server.url, tmp_path / "model.pth")
+    public_files.fetch(server.url, tmp_path / "model.pth")
     assert (tmp_path / "model.pth").read_bytes() == DATA[::-1]
 
 
@@ -110,16 +110,16 @@ def test_another_version_of_the_file_begins_anew(server, tmp_path):
 def test_without_a_version_it_begins_anew(server, tmp_path, tag):
     server.cut, server.tag = 1 << 20, tag
     with pytest.raises(Failed):
-        download.fetch(server.url, tmp_path / "model.pth")
+        public_files.fetch(server.url, tmp_path / "model.pth")
     server.cut = None
-    download.fetch(server.url, tmp_path / "model.pth")
+    public_files.fetch(server.url, tmp_path / "model.pth")
     assert server.asked == [None, None] and (tmp_path / "model.pth").read_bytes() == DATA
 
 
 def test_a_web_page_is_no_checkpoint(server, tmp_path):
     server.kind = "text/html; charset=utf-8"
     with pytest.raises(BadInput, match="a web page"):
-        download.fetch(server.url, tmp_path / "model.pth")
+        public_files.fetch(server.url, tmp_path / "model.pth")
     assert not list(tmp_path.iterdir())
 
 

@@ -52,7 +52,7 @@ def fabricate(folder: Path) -> dict[str, Path]:
     for seed, (name, about) in enumerate(selection.read_list("short").files.items()):
         torch.manual_seed(seed)
         net = made.BUILDERS["resnet50" if name in LARGE else "resnet18"]()
-        paths[name] = about.where(folder, name)
+        paths[name] = about.path_below(folder, name)
         paths[name].parent.mkdir(parents=True)
         torch.save(LAYOUTS[name](net), paths[name])
     return paths

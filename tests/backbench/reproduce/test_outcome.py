@@ -16,8 +16,8 @@ from backbench import cli
 from backbench.recipes import config
 from backbench.reproduce import bundle, selection
 from backbench.reproduce.bundle import Measured
-from backbench.reproduce.local_files import FoundFile
 from backbench.reproduce.outcome import markdown, outcome
+from backbench.reproduce.public_files import FoundFile
 from backbench.results import store
 from backbench.runs.folder import RESULTS_FILE
 

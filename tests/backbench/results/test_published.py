@@ -6,7 +6,7 @@ import csv
 import pytest
 
 from backbench.errors import BadInput
-from backbench.results import published
+from backbench.papers import published
 
 
 def test_every_number_has_its_own_name():
@@ -45,14 +45,9 @@ def test_a_key_answers_for_one_pretraining_set():
     assert row.printed_row == "mio:4:mio-a:resnet50:250"
 
 
-def test_keys_of_checkpoints_from_before_keys_held_the_set():
-    old = {"expected": ["mio:4:mio-a:resnet50:250", "arb:3:arb:resnet18:1000"]}
-    recipe = {"data": {"dataset": "cifar100"}}
-    assert published.keys_in({**old, "recipe": recipe}) == [
-        "mio:4:mio-a:resnet50:250:cifar100",
-        "arb:3:arb:resnet18:1000",
-    ]
-    assert published.keys_in(old) == old["expected"], "nobody knows the set"
+def test_keys_are_named_by_recipes_checkpoints_and_imports():
+    provenance = {"recipe": {"expected": ["a", "b"]}, "checkpoint": {"published": "c"}}
+    assert published.expected_keys_in(provenance) == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Results: safe to append from many processes, never lost, never silently dropped."""
 
-import dataclasses
 import json
 import os
 import resource
@@ -52,16 +51,16 @@ def test_a_run_is_complete_when_it_has_what_it_owes(tmp_path):
     assert not store.complete(tmp_path)
     rows = [a_result(metric=f"top1_k{k}") for k in range(3)]
     store.append(tmp_path, rows[:1])
-    assert store.complete(tmp_path), "an older run did not say how many"
+    assert store.complete(tmp_path), "nothing was noted"
     store.owe(tmp_path, 3)
     assert not store.complete(tmp_path)
     with (tmp_path / "results.jsonl").open("a") as file:
         file.write('{"torn": \n{"other": "line"}\n[1]\n')
     store.append(tmp_path, rows[:1])  # twice the same number is one number
     assert not store.complete(tmp_path)
-    store.append_missing(tmp_path, rows)
+    store.append(tmp_path, rows, skip_known=True)
     assert store.complete(tmp_path)
-    store.append_missing(tmp_path, rows)
+    store.append(tmp_path, rows, skip_known=True)
     assert [r.metric for r in store.read(tmp_path)[0]] == [
         "top1_k0",
         "top1_k0",
@@ -77,7 +76,7 @@ def test_a_line_that_is_no_number_counts_for_none(tmp_path, line):
     (tmp_path / "results.jsonl").write_bytes(line.encode("latin-1") + b"\n")
     assert store.numbers(tmp_path) == set()
     assert not store.complete(tmp_path)
-    store.append_missing(tmp_path, [a_result()])
+    store.append(tmp_path, [a_result()], skip_known=True)
     assert len(store.numbers(tmp_path)) == 1
     assert store.complete(tmp_path)
 
@@ -96,10 +95,10 @@ def test_two_writers_of_the_same_numbers_write_each_once(tmp_path):
     child = os.fork()
     if not child:
         for row in reversed(rows):
-            store.append_missing(tmp_path, [row])
+            store.append(tmp_path, [row], skip_known=True)
         os._exit(0)
     for row in rows:
-        store.append_missing(tmp_path, [row])
+        store.append(tmp_path, [row], skip_known=True)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert len(store.read(tmp_path)[0]) == len(store.numbers(tmp_path)) == 20
 
@@ -173,16 +172,6 @@ def test_an_unknown_schema_is_named(tmp_path):
     assert "schema None" in problems[1]
     assert "unknown task 'juggling'" in problems[2]
     assert f"{file}:5" in problems[3]
-
-
-def test_schema_1_is_migrated(tmp_path):
-    old = dataclasses.asdict(a_result())
-    del old["origin"]
-    (tmp_path / "results.jsonl").write_text(json.dumps({**old, "schema": 1}) + "\n")
-    read, problems = store.read(tmp_path)
-    assert not problems
-    assert read == [a_result()]
-    assert read[0].schema == store.SCHEMA
 
 
 def test_links_are_followed_once(tmp_path):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from backbench.board.export import again
+from backbench.board.export import command_again
 from backbench.results import store
 from backbench.verbs import demo
 
@@ -132,7 +132,7 @@ def test_a_rows_command_measures_the_same_value(whole, tmp_path):
     """The command that the page shows for a number gives that number."""
     for part in ("semisup/lorac", "detection/faster/random"):
         rows, _ = store.read(whole / part)
-        command = again(rows[0], out=str(tmp_path / part))
+        command = command_again(rows[0], out=str(tmp_path / part))
         assert command is not None and command.startswith("backbench ")
         arguments = shlex.split(command)[1:]
         cwd = (rows[0].origin or {})["cwd"]

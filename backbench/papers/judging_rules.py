@@ -1,8 +1,8 @@
-"""Which printed numbers are judged: by which protocol a measured one must be made, and as what; or
-the one word for why a number is not judged.
+"""The rules that say which printed numbers are judged, by which protocol, and as which metric.
 
-A number is judged where its table's authors scored the row, by a protocol that this suite ships,
-with a method that it has built. Which recipe must reach it says that recipe (`expected:`).
+A number is judged where its table's authors scored the row themselves, by a protocol that this
+suite ships, with a method that this suite has. `WHY` has one word for each reason not to judge a
+number. Which recipe must reach a number is said by that recipe (`expected:`), not here.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
+from backbench.board.board import Column
+from backbench.papers.published import Published, slug
 from backbench.recipes import config
-from backbench.results.published import Published, slug
+from backbench.results import column_keys
 from backbench.tasks import TASKS
 
 SPREAD, QUOTED, UNBUILT, UNIDENTIFIED = "spread", "quoted", "unbuilt", "unidentified"
@@ -21,18 +23,18 @@ WHY = {
     UNBUILT: "the method is not built: WCoRD and CRCD",
     UNIDENTIFIED: "the row's label is lost, so nobody can say what was trained",
 }
-# How the names of models begin whose training this suite does not have
+# Models whose training this suite does not have; their names begin so.
 _UNBUILT = ("WCoRD", "CRCD")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScoredBy:
-    """Rows of a printed table that one recipe of configs/transfer scores."""
+    """The rows of a printed table that one recipe of configs/transfer scores."""
 
     protocol: str  # the recipe's name
-    models: tuple[str, ...] = ("",)  # how the models' names begin; "" is any
-    datasets: tuple[str, ...] = ()  # () is any
-    task: str = ""  # "" is any
+    models: tuple[str, ...] = ("",)  # the models' names begin so; "" fits all
+    datasets: tuple[str, ...] = ()  # () fits all
+    task: str = ""  # "" fits all
 
 
 _CIFAR = ("cifar10", "cifar100")
@@ -54,7 +56,8 @@ _CLLR = (
     ScoredBy(protocol="cllr_stl10", datasets=("stl10",)),
     ScoredBy(protocol="cllr_imagenet100", datasets=("imagenet100",)),
 )
-# (paper, table) -> what scores its rows; the first that fits counts. A paper alone: all its tables
+# (paper, table) -> the rules for its rows; the first rule that fits counts. Table "" stands for all
+# tables of the paper.
 _SCORED: dict[tuple[str, str], tuple[ScoredBy, ...]] = {
     ("LORAC", "1"): (
         ScoredBy(protocol="imagenet_moco", models=("MoCo-v", "JCL")),
@@ -71,11 +74,11 @@ _SCORED: dict[tuple[str, str], tuple[ScoredBy, ...]] = {
     ("ARB", ""): _ARB,
     ("CLLR", ""): _CLLR,
 }
-DETECTION = "detection-1x-v1"  # what configs/detection/*_1x.yaml are called in rows
+DETECTION = "detection-1x-v1"  # the protocol of configs/detection/*_1x.yaml in rows
 
 
 def reason(number: Published) -> str | None:
-    """Why a number is not judged, in one of the words of WHY; None where it is."""
+    """The word of WHY that says why a number is not judged; None where it is judged."""
     if number.metric.endswith("_std"):
         return SPREAD
     if number.quoted:
@@ -88,41 +91,48 @@ def reason(number: Published) -> str | None:
 
 
 def recipe(number: Published) -> str | None:
-    """The recipe under configs/transfer that scores this number; None for a detection, and for
-    what is not judged."""
+    """The recipe under configs/transfer that scores this number; None for detection and for a
+    number that is not judged."""
     if reason(number) is not None or TASKS[number.task].detects:
         return None
     rules = _SCORED.get((number.paper, number.table)) or _SCORED[number.paper, ""]
     for rule in rules:
-        of_model = number.model.startswith(rule.models)
-        of_dataset = not rule.datasets or number.dataset in rule.datasets
-        if of_model and of_dataset and rule.task in ("", number.task):
+        fits_model = number.model.startswith(rule.models)
+        fits_dataset = not rule.datasets or number.dataset in rule.datasets
+        if fits_model and fits_dataset and rule.task in ("", number.task):
             return rule.protocol
     raise AssertionError(f"nothing scores {number.key} on {number.dataset}")
 
 
 @functools.cache
 def protocol_name(recipe: str) -> str:
-    """What a recipe under configs/transfer is called in rows."""
+    """The protocol's name in rows, for a recipe under configs/transfer."""
     data = config.read_recipe(config.find_recipe(recipe, "transfer"))
     head = f"-{data['head']}" if data.get("head") else ""
     return f"{data['protocol']}{head}"
 
 
-def protocol(number: Published) -> tuple[str, str | None]:
-    """(protocol, engine) of the leaderboard column that this number stands in.
-
-    What is not judged was scored by others in their own ways: each such table is a protocol of its
-    own.
-    """
-    engine = "detectron2" if TASKS[number.task].detects else None
+def column_of(number: Published) -> Column:
+    """The leaderboard column that a printed number stands in."""
+    detects = TASKS[number.task].detects
+    scored_by = recipe(number)
     if reason(number) is not None:
-        return f"{slug(number.paper)}-table-{slug(number.table)}", engine
-    if engine:
-        return DETECTION, engine
-    found = recipe(number)
-    assert found is not None
-    return protocol_name(found), engine
+        # Others scored it in their own way: each such table is a protocol of its own.
+        protocol = f"{slug(number.paper)}-table-{slug(number.table)}"
+    elif scored_by is None:
+        protocol = DETECTION
+    else:
+        protocol = protocol_name(scored_by)
+    metric = as_measured(number)
+    split = metric.split or TASKS[number.task].split
+    return Column(
+        number.task,
+        number.dataset,
+        metric.metric,
+        protocol,
+        "detectron2" if detects else None,
+        None if split == column_keys.USUAL_SPLIT else split,
+    )
 
 
 @dataclass(frozen=True)
@@ -131,11 +141,11 @@ class AsMeasured:
 
     metric: str
     value: float
-    split: str | None = None  # where it is not the task's
+    split: str | None = None  # where it differs from the task's usual split
 
 
 def as_measured(number: Published) -> AsMeasured:
-    """The metric and value that a row of results must have."""
+    """The metric and value that a measured row must have."""
     # kNN rows carry their k, and ARB's has 5 neighbours.
     if number.task == "knn":
         return AsMeasured(f"{number.metric}_k5", number.value)
@@ -151,7 +161,7 @@ def as_measured(number: Published) -> AsMeasured:
 
 
 def tolerance(number: Published) -> float | None:
-    """How far, in points, a measured value may be from this number; None where it is not judged."""
+    """The allowed distance in points of a measured value; None for a number that is not judged."""
     if reason(number) is not None:
         return None
     return TASKS[number.task].tolerance_on(number.dataset)

@@ -1,0 +1,86 @@
+"""board.md, the leaderboard as Markdown, and the pieces that all Markdown tables are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from backbench.board.board import BEST, Board, Cell, standing, text_of
+from backbench.board.overall import Overall, answer
+from backbench.untrusted import printable
+
+BOLD = "Bold: above every other measured value by a paired test."
+
+_ESCAPED = str.maketrans(
+    {**{char: "\\" + char for char in "\\`*[]"}, "&": "&amp;", "<": "&lt;", ">": "&gt;"}
+)
+
+
+def escaped(text: str, most: int = 400) -> str:
+    """`text` on one line, with what Markdown would take for a tag, a link or emphasis escaped."""
+    return printable.shown(" ".join(text.split()), most).translate(_ESCAPED)
+
+
+def bold(text: str, when: bool = True) -> str:
+    """`text` in bold, where `when`."""
+    return f"**{text}**" if when else text
+
+
+def pipe_table(heads: Mapping[str, str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """The lines of a pipe table; `heads` are heading -> alignment (`---` or `---:`)."""
+    return [pipe_row(list(heads)), pipe_row(list(heads.values())), *map(pipe_row, rows)]
+
+
+def pipe_row(cells: Sequence[str]) -> str:
+    """One line of a pipe table."""
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def board_page(board: Board, sets: Sequence[Overall]) -> str:
+    """The answer, the ranks over each set of columns, and every measured column as it stands in
+    the csv, with half-widths of the intervals."""
+    rows, labels = board.measured_rows, board.labels()
+    lines = [escaped(answer(board, sets), 2000), ""]
+    for overall in sets:
+        lines += [*_ranks(overall, labels), ""]
+    lines += [BOLD, ""]
+    lines.append(pipe_row(["column", *(escaped(labels[row.checkpoint]) for row in rows)]))
+    lines.append(pipe_row(["---", *["---:"] * len(rows)]))
+    for column in board.measured_columns():
+        marks = standing(board, column)
+        cells = [f"`{column.name}`"]
+        for row in rows:
+            best = marks.get(row.checkpoint) == BEST
+            cells.append(_value_and_half_width(board.cell(row, column), best))
+        lines.append(pipe_row(cells))
+    return "\n".join(lines) + "\n"
+
+
+def _ranks(overall: Overall, labels: Mapping[str, str]) -> list[str]:
+    """The table of one set: rank, its interval, the mean of ranks, and the share of wins."""
+    numbers = ["rank", "95% interval", "average rank", "wins %", "columns"]
+    rows = []
+    for row, place in zip(overall.rows, overall.standing.places, strict=True):
+        low, high = place.interval
+        rows.append(
+            [
+                str(place.rank),
+                f"{low} to {high}",
+                text_of(place.average, ".2f"),
+                f"{place.win_rate:.0f}",
+                str(place.columns),
+                bold(escaped(labels[row.checkpoint]), place.group == 1),
+            ]
+        )
+    heads = {**dict.fromkeys(numbers, "---:"), "checkpoint": "---"}
+    title = f"Ranks over {overall.title}, {overall.basis}:"
+    return [title, "", *pipe_table(heads, rows)]
+
+
+def _value_and_half_width(cell: Cell | None, best: bool) -> str:
+    """71.2 ±0.8; an empty cell was not run, an undefined one was and has no value."""
+    if cell is None:
+        return ""
+    if cell.value is None:
+        return "undefined"
+    half = "" if cell.half_width is None else f" ±{cell.half_width:.1f}"
+    return bold(f"{cell.value:.1f}", best) + half

@@ -1,0 +1,257 @@
+"""The figures on the page beside the table, all read from run folders: pretraining curves, pictures
+of detections, ablations, the early predictor, and the figures of `analyze` runs."""
+
+from __future__ import annotations
+
+import base64
+import io
+import itertools
+import math
+import os
+import re
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from backbench.board import ablation, predictor
+from backbench.board.board import Board, joined
+from backbench.board.page import PageCurve, PageFigure, PageFigures, PageMark, PagePicture
+from backbench.errors import BadInput
+from backbench.images.image_list import readable
+from backbench.results.result_line import Result
+from backbench.runs.folder import CHECKPOINT_FILE, METRICS_FILE, PICTURES, RUN_FILE
+from backbench.runs.step_metrics import read_metrics
+from backbench.tasks import TASKS
+from backbench.untrusted import jsons, printable, walking
+from backbench.weights import header
+
+CURVE_POINTS, LEAST_POINTS = 300, 3  # a line between two points has no shape
+MOST_PICTURES, PICTURE_WIDTH, PICTURES_PER_RUN = 12, 720, 2
+MOST_ANALYSES = 8  # runs whose figures stand on the page
+OVERVIEWS = {  # file in RUN/pictures -> what it shows
+    "kept-overview": "where the loss works",
+    "trunk-overview": "trunk",
+    "training": "training",
+}
+
+
+def collect_figures(board: Board, runs: Iterable[str | Path]) -> PageFigures:
+    """Everything that stands on the page beside the table; curves are looked for below `runs`."""
+    figures: list[PageFigure] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for title, file in (*write_figures(board, Path(folder)), *_analyses(board)):
+            content = file.read_bytes()
+            source = "data:image/svg+xml;base64," + base64.b64encode(content).decode()
+            width, height = _size_of_svg(content)
+            figures.append({"title": title, "src": source, "width": width, "height": height})
+    return PageFigures(_curves(board, runs), _pictures(board), figures)
+
+
+# ---- ablations, the predictor, analyses
+
+
+def write_figures(board: Board, folder: Path) -> list[tuple[str, Path]]:
+    """Write ablations and the predictor as svg, png and csv into `folder`; (title, svg) of each."""
+    written = ablation.write(board, folder)
+    table = predictor.correlations(board)
+    if table:
+        predictor.write_csv(table, folder / "predictor.csv")
+        file = predictor.draw(table, folder / "predictor")
+        if file is not None:
+            written.append(("Which cheap score predicts what", file))
+    return written
+
+
+def _analyses(board: Board) -> list[tuple[str, Path]]:
+    """(title, svg) of the overviews and training curves in the folders of the `analyze` runs behind
+    the board."""
+    runs: dict[Path, None] = {}  # as a set, in the board's order
+    for cell in board.cells.values():
+        for result, run in cell.parts:
+            if result.task == "analyze":
+                runs[run] = None
+    figures = []
+    for run in list(runs)[:MOST_ANALYSES]:
+        # Whatever else lies in such a file, the page goes without its figures rather than fail.
+        try:
+            about = jsons.read(run / "analysis.json")
+            names = dict.fromkeys(space["name"] for space in about["spaces"])
+            title = f"Features on {about['dataset']}: {', '.join(names)}"
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        for name, note in OVERVIEWS.items():
+            file = run / PICTURES / f"{name}.svg"
+            if file.is_file():
+                figures.append((f"{title} ({note})", file))
+    return figures
+
+
+def _size_of_svg(svg: bytes) -> tuple[int, int]:
+    """Width and height of a drawing in points, as its first tag states them; else 4 to 3."""
+    box = re.search(rb'viewBox="0 0 (\d+)[\d.]* (\d+)[\d.]*"', svg[:2000])
+    return (int(box[1]) or 4, int(box[2]) or 3) if box else (4, 3)
+
+
+# ---- pretraining curves
+
+
+def _curves(board: Board, runs: Iterable[str | Path]) -> list[PageCurve]:
+    """RUN/metrics.jsonl of every pretraining below `runs`, thinned to means of CURVE_POINTS bins.
+
+    A pretraining is a run whose run.json says so. Its curve takes the name of its row, where its
+    checkpoint has results; else the name in the checkpoint, or that of the folder.
+    """
+    labels, places = board.labels(), board.places()
+    curves: list[PageCurve] = []
+    for run in _pretrainings(runs):
+        logged = [line for line in read_metrics(run) if math.isfinite(line.get("step", math.nan))]
+        if len(logged) < LEAST_POINTS:
+            continue
+        about = header.about(run / CHECKPOINT_FILE)
+        digest = str(about.get("digest"))
+        provenance = about.get("provenance")
+        own_name = run.name
+        if isinstance(provenance, Mapping) and provenance.get("name"):
+            own_name = printable.shown(str(provenance["name"]))
+        x, y = _thin(logged)
+        if y:
+            curves.append(
+                {
+                    "name": labels.get(digest) or own_name,
+                    "row": places.get(digest),
+                    "x": x,
+                    "y": y,
+                    "marks": _marks(run, logged),
+                }
+            )
+    return curves
+
+
+def _pretrainings(runs: Iterable[str | Path]) -> list[Path]:
+    """The folders below `runs` that hold a pretraining's metrics, each once."""
+    files: dict[str, Path] = {}  # real path -> the path by which it was reached
+    for run in map(Path, runs):
+        if run.is_dir():
+            for file in walking.files(run):
+                if file.name == METRICS_FILE:
+                    files[os.path.realpath(file)] = file
+    folders = []
+    for file in sorted(files.values()):
+        try:
+            about = jsons.read(file.parent / RUN_FILE)
+        except (OSError, ValueError):
+            continue
+        if isinstance(about, dict) and about.get("verb") == "pretrain":
+            folders.append(file.parent)
+    return folders
+
+
+def _thin(
+    logged: Sequence[Mapping[str, float]],
+) -> tuple[list[float], dict[str, list[float | None]]]:
+    """(steps, {metric: means}) of bins of equal size, each at its last step; only metrics with at
+    least LEAST_POINTS means."""
+    # Means of neighbours keep a curve's shape; every tenth point of it would keep its noise.
+    size = math.ceil(len(logged) / CURVE_POINTS)
+    bins = [logged[i : i + size] for i in range(0, len(logged), size)]
+    names: dict[str, None] = {}  # as a set; a metric may be logged now and then only
+    for line in logged:
+        names |= dict.fromkeys(line)
+    names.pop("step")
+    y = {}
+    for name in sorted(names):
+        means = [_mean(part, name) for part in bins]
+        if len(means) - means.count(None) >= LEAST_POINTS:
+            y[name] = means
+    return [part[-1]["step"] for part in bins], y
+
+
+def _mean(part: Sequence[Mapping[str, float]], name: str) -> float | None:
+    """The mean of a metric over some lines, to five digits; None where no line has a number."""
+    values = []
+    for line in part:
+        value = line.get(name)
+        if isinstance(value, int | float) and math.isfinite(value):
+            values.append(value)
+    mean = sum(values) / len(values) if values else math.nan
+    return float(f"{mean:.5g}") if math.isfinite(mean) else None
+
+
+def _marks(run: Path, logged: Sequence[Mapping[str, float]]) -> list[PageMark]:
+    """The step at which LORAC's prior begins: its recipe gives it as a share of the epochs."""
+    try:
+        recipe = jsons.read(run / RUN_FILE)["identity"]["recipe"]
+        if recipe["method"]["prior"] == "none":  # MoCo-M: no prior ever
+            return []
+        begins = float(recipe["method"]["prior_from"]) * float(recipe["epochs"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+    for before, line in itertools.pairwise(logged):
+        if before.get("epoch", math.nan) < begins <= line.get("epoch", math.nan):
+            return [{"x": line["step"], "text": "prior on"}]
+    return []
+
+
+# ---- pictures of detections
+
+
+def _pictures(board: Board) -> list[PagePicture]:
+    """RUN/pictures/* of the detection runs behind the board, as small images inside the page."""
+    labels = board.labels()
+    runs: dict[Path, Result] = {}  # any result of each: all are of one checkpoint and one task
+    for cell in board.cells.values():
+        for result, run in cell.parts:
+            if TASKS[result.task].detects:
+                runs.setdefault(run, result)
+    ordered = sorted(runs.items(), key=lambda item: (item[1].task, item[1].name))
+    pictures: list[PagePicture] = []
+    # The first of every run before the second of any.
+    for nth in range(PICTURES_PER_RUN):
+        for run, result in ordered:
+            files = [p for p in (run / PICTURES).glob("*") if p.suffix in (".png", ".jpg")]
+            if nth >= len(files) or len(pictures) >= MOST_PICTURES:
+                continue
+            file = sorted(files)[nth]
+            small = _small_image(file)
+            if small is None:
+                continue
+            name = labels.get(result.checkpoint, result.name)
+            task = TASKS[result.task].title
+            how = joined(" + ", result.protocol, result.engine)
+            pictures.append(
+                {
+                    "title": name,
+                    "note": f"{task}, {result.dataset}, {how}",
+                    "alt": f"{task} of {name} on image {file.stem}: ground truth left, detected right",
+                    "src": small.source,
+                    "width": small.width,
+                    "height": small.height,
+                }
+            )
+    return pictures
+
+
+class _SmallImage(NamedTuple):
+    source: str  # data URI
+    width: int
+    height: int
+
+
+def _small_image(file: Path) -> _SmallImage | None:
+    """The image, at most PICTURE_WIDTH wide; None where it cannot be read."""
+    from PIL import Image
+
+    try:
+        with readable(file) as data, Image.open(data, formats=("PNG", "JPEG")) as opened:
+            image = opened.convert("RGB")
+            width = min(image.width, PICTURE_WIDTH)
+            # WEBP refuses very high images; such a strip is squeezed instead.
+            height = min(max(1, round(image.height * width / image.width)), 10 * PICTURE_WIDTH)
+            image = image.resize((width, height))
+            buffer = io.BytesIO()
+            image.save(buffer, "WEBP", quality=82)
+    except BadInput:
+        return None
+    source = "data:image/webp;base64," + base64.b64encode(buffer.getvalue()).decode()
+    return _SmallImage(source, width, height)

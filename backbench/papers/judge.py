@@ -1,0 +1,264 @@
+"""The reproduction gate: which published numbers checkpoints must reach, and whether they do.
+
+Also the papers' own rows on the board (`add_published`).
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from backbench.board.board import PUBLISHED, Board, Cell, Column, Row, in_order
+from backbench.board.page import PageVerdict
+from backbench.errors import BadInput
+from backbench.papers import judging_rules, published
+from backbench.papers.judging_rules import column_of
+from backbench.papers.published import Published
+from backbench.recipes import fast
+from backbench.untrusted import printable, walking
+from backbench.weights import header
+
+
+def add_published(board: Board) -> None:
+    """Add the papers' rows below the measured ones: in the measured column where the protocols are
+    the same, else in columns of their own."""
+    columns = set(board.columns)
+    rows: dict[str, Row] = {}
+    for number in published.rows():
+        # Spreads are not columns of a leaderboard.
+        if judging_rules.reason(number) == judging_rules.SPREAD:
+            continue
+        column = column_of(number)
+        columns.add(column)
+        name = f"{number.model} ({number.paper} Table {number.table})"
+        row = Row(number.key, name, number.model, number.arch, number.epochs, PUBLISHED)
+        rows.setdefault(number.key, row)
+        value = judging_rules.as_measured(number).value
+        board.cells[number.key, column] = Cell(value, note=number.note)
+    board.rows.extend(rows.values())
+    board.columns = in_order(columns)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A measured number beside the published one that its checkpoint must reproduce, in percent."""
+
+    row: Row
+    column: Column
+    key: str
+    published: float
+    measured: float
+    ci95: tuple[float, float] | None
+    tolerance: float
+    hardware: str
+    other_trunk: tuple[str, ...] = ()  # how the measured trunk differs from the printed one
+    way: str = ""  # how its pretraining differs from the paper's letter (recipes/fast.py)
+
+    @property
+    def verdict(self) -> str:
+        """One word: within, outside, or another (the trunk is not the printed one)."""
+        if self.other_trunk:
+            return "another"
+        return "within" if abs(self.measured - self.published) <= self.tolerance else "outside"
+
+    @property
+    def within(self) -> bool:
+        return self.verdict == "within"
+
+    @property
+    def verdict_and_way(self) -> str:
+        """The verdict with the way of pretraining beside it: within (fast)."""
+        return f"{self.verdict} ({self.way})" if self.way else self.verdict
+
+    def on_page(self) -> PageVerdict:
+        """The same as the leaderboard's page reads it."""
+        low, high = self.ci95 or (None, None)
+        return PageVerdict(
+            name=self.row.name,
+            column=self.column.name,
+            key=self.key,
+            measured=self.measured,
+            published=self.published,
+            low=low,
+            high=high,
+            tolerance=self.tolerance,
+            verdict=self.verdict,
+            said=self.verdict_and_way,
+            others=self.other_trunk,
+            hardware=self.hardware,
+        )
+
+
+# ---- which rows a checkpoint must reach
+
+
+def expected_keys(board: Board, runs: Iterable[str | Path]) -> dict[str, list[str]]:
+    """Checkpoint digest -> keys of the published rows it must reproduce; digests without a key are
+    left out.
+
+    The keys are read from the results' provenance, from checkpoint files below `runs`, and from
+    those that the commands name. The files also say how they were pretrained, which goes to
+    `Board.ways`.
+    """
+    # 1. The results themselves: which checkpoints there are, and their keys.
+    keys: dict[str, set[str]] = {}
+    for cell in board.cells.values():
+        for result, _ in cell.parts:
+            own = published.expected_keys_in(result.provenance)
+            keys.setdefault(result.checkpoint, set()).update(own)
+    # 2. The checkpoint files: only headers are read, and checkpoints without results are skipped.
+    for file in _checkpoints_below(runs) | _checkpoints_named(board):
+        about = header.about(file)
+        digest, provenance = about.get("digest"), about.get("provenance")
+        if isinstance(digest, str) and digest in keys and isinstance(provenance, Mapping):
+            keys[digest].update(published.expected_keys_in(provenance))
+            if way := fast.word(fast.of_trunk(provenance)):
+                board.ways[digest] = way
+    return {digest: sorted(own) for digest, own in keys.items() if own}
+
+
+def _checkpoints_below(runs: Iterable[str | Path]) -> set[Path]:
+    files: set[Path] = set()
+    for run in map(Path, runs):
+        if run.is_dir():
+            files.update(f for f in walking.files(run) if f.suffix == ".safetensors")
+    return files
+
+
+def _checkpoints_named(board: Board) -> set[Path]:
+    """The checkpoint files among the words of the commands that made the board's numbers."""
+    commands: set[tuple[str, str]] = set()  # most numbers share theirs with others
+    for cell in board.cells.values():
+        for result, _ in cell.parts:
+            command = result.origin.get("command") or ""
+            if isinstance(command, list):
+                command = shlex.join(command)
+            commands.add((result.origin.get("cwd") or ".", command))
+    files: set[Path] = set()
+    for cwd, command in commands:
+        for word in printable.of_command(command):
+            if word.endswith(".safetensors"):
+                files.add(Path(cwd) / word)
+    return files
+
+
+# ---- verdicts
+
+
+def _printed(
+    board: Board, expected: Mapping[str, Sequence[str]]
+) -> Iterator[tuple[Row, str, Sequence[Published] | BadInput]]:
+    """Each row with each key that it must reach, and the key's printed numbers, or the error for an
+    unknown key: a key mistyped in one recipe must not end the whole board."""
+    rows = {row.checkpoint: row for row in board.measured_rows}
+    for digest, keys in expected.items():
+        for key in keys:
+            try:
+                yield rows[digest], key, published.lookup(key)
+            except BadInput as error:
+                yield rows[digest], key, error
+
+
+def judge(board: Board, expected: Mapping[str, Sequence[str]]) -> list[Judged]:
+    """A verdict for every measured number whose checkpoint has a published one by the same protocol
+    (and engine). Unknown keys are named among the board's problems."""
+    judged = []
+    for row, _, numbers in _printed(board, expected):
+        if isinstance(numbers, BadInput):
+            board.problems.append(f"{row.name}: {numbers}")
+            continue
+        for number in numbers:
+            verdict = _judge(board, row, number)
+            if verdict is not None:
+                judged.append(verdict)
+    return judged
+
+
+def _judge(board: Board, row: Row, number: Published) -> Judged | None:
+    """One printed number against the row's; None where it was not measured or is not judged."""
+    column = column_of(number)
+    cell = board.cell(row, column)
+    tolerance = judging_rules.tolerance(number)
+    if cell is None or cell.value is None or tolerance is None:
+        return None
+    hardware = {str(result.origin.get("hardware", "unknown")) for result, _ in cell.parts}
+    return Judged(
+        row,
+        column,
+        number.key,
+        judging_rules.as_measured(number).value,
+        cell.value,
+        cell.ci95,
+        tolerance,
+        ", ".join(sorted(hardware)) or "-",  # a mean of other cells has no hardware
+        _trunk_differences(row, cell, number),
+        board.ways.get(row.checkpoint, ""),
+    )
+
+
+def _trunk_differences(row: Row, cell: Cell, number: Published) -> tuple[str, ...]:
+    """How the measured trunk differs from the printed one, in words."""
+    # The measurements themselves say it; an average has none, and goes by its row.
+    measured = {(r.arch, r.epochs) for r, _ in cell.parts} or {(row.arch, row.epochs)}
+    differences = []
+    for arch, epochs in sorted(measured, key=str):
+        in_tables = published.slug(published.arch_in_tables(arch))
+        if number.arch and in_tables != published.slug(number.arch):
+            differences.append(f"arch {arch} instead of {number.arch}")
+        if number.epochs is not None and epochs != number.epochs:
+            differences.append(f"epochs {epochs} instead of {number.epochs}")
+    return tuple(differences)
+
+
+def not_judged(board: Board, expected: Mapping[str, Sequence[str]]) -> list[str]:
+    """One line for each thing that makes `--check` fail beside the verdicts: unknown keys, undefined
+    numbers, and numbers measured in another way than their protocol's name says."""
+    lines = []
+    for row, _, numbers in _printed(board, expected):
+        if isinstance(numbers, BadInput):
+            lines.append(f"{row.name}: {numbers}")
+            continue
+        for number in numbers:
+            if judging_rules.tolerance(number) is not None:
+                lines += _undefined_or_unlike(board, row, number)
+    return lines
+
+
+def _undefined_or_unlike(board: Board, row: Row, number: Published) -> list[str]:
+    """The row's cells that match this number except for an undefined value, the recipe, the lists
+    of images or the split."""
+    wanted = column_of(number)
+    lines = []
+    for column in board.columns:
+        cell = board.cell(row, column)
+        if cell is None:
+            continue
+        if column == wanted:
+            undefined = sum(result.value is None for result, _ in cell.parts)
+            if cell.value is None:
+                lines.append(f"{row.name}: {column.name} is undefined, {number.key} is not")
+            elif undefined:
+                seeds = f"{undefined} of {len(cell.parts)} seeds"
+                lines.append(f"{row.name}: {column.name} is undefined for {seeds}")
+        elif column.without_marks == wanted.without_marks:
+            lines.append(f"{row.name}: {number.key} is of {wanted.name}, not of {column.name}")
+    return lines
+
+
+def not_measured(board: Board, expected: Mapping[str, Sequence[str]]) -> list[str]:
+    """One line for each printed row that a checkpoint must reach and that lacks measurements."""
+    lines = []
+    for row, key, numbers in _printed(board, expected):
+        if isinstance(numbers, BadInput):
+            continue  # `not_judged` says it
+        judged = [n for n in numbers if judging_rules.tolerance(n) is not None]
+        missing = [n for n in judged if board.cell(row, column_of(n)) is None]
+        if missing:
+            first = column_of(missing[0]).name
+            lines.append(
+                f"{row.name}: {len(missing)} of the {len(judged)} numbers of {key} have no"
+                f" measurement here, first {first}"
+            )
+    return lines

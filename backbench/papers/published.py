@@ -1,0 +1,169 @@
+"""The numbers that the five papers print: what a recipe must reach, and rows to compare with.
+
+published.csv holds every vision number of the papers' tables, one line per number. Its `key` names
+one row of one printed table, so that (key, task, dataset, metric) names one number:
+
+    paper:table:model:arch:epochs[:variant][:set]
+    lorac:1:lorac:resnet50:200    arb:2:arb:resnet50:100:projector-dim-256
+    mio:4:mio-a:resnet50:250:stl10
+
+Each part is in lower case, with every run of characters other than letters, digits and . + =
+written as one dash; a part that the table does not give is a single dash. `variant` stands only
+where a table prints several rows under one name: it is the first statement of the note that is
+neither a spread ("std ...") nor a location ("in text"). `set` is the pretraining set, written where
+a printed row has models trained on several sets: a model trained on CIFAR-10 does not answer for
+the number of STL-10. Keys are stored, not computed, so a key never changes when rows are added;
+`key_of` says how the parts before the set are made, and a test compares the two.
+
+judging_rules.py says which of the numbers are judged, and by which protocol.
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from backbench.errors import BadInput, nearest
+from backbench.weights import archs
+
+FILE = Path(__file__).parent / "published.csv"
+_NOT_IN_KEYS = re.compile(r"[^a-z0-9.+=]+")  # a key has a dash instead
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """One printed number, in percent."""
+
+    key: str
+    paper: str
+    table: str
+    model: str
+    arch: str
+    epochs: int | None  # None: the table does not say
+    trained_on: str | None  # the pretraining set; None: untrained
+    task: str
+    dataset: str
+    metric: str
+    value: float
+    quoted: bool  # the table's authors took it from another paper
+    note: str
+
+    @property
+    def printed_row(self) -> str:
+        """The key without the pretraining set: it names one line of the printed table."""
+        return self.key.removesuffix(f":{self.trained_on}")
+
+
+@functools.cache
+def rows() -> tuple[Published, ...]:
+    """Every published vision number, in the order of the papers' tables."""
+    with FILE.open(newline="") as file:
+        return tuple(_from_line(line) for line in csv.DictReader(file))
+
+
+def _from_line(line: Mapping[str, str]) -> Published:
+    return Published(
+        key=line["key"],
+        paper=line["paper"],
+        table=line["table"],
+        model=line["model"],
+        arch=line["arch"],
+        epochs=int(line["pretrain_epochs"]) if line["pretrain_epochs"] else None,
+        trained_on=line["trained_on"] or None,
+        task=line["task"],
+        dataset=line["dataset"],
+        metric=line["metric"],
+        value=float(line["value"]),
+        quoted=line["quoted"] == "yes",
+        note=line["note"],
+    )
+
+
+@functools.cache
+def _by_key() -> dict[str, list[Published]]:
+    out: dict[str, list[Published]] = {}
+    for row in rows():
+        out.setdefault(row.key, []).append(row)
+    return out
+
+
+def lookup(key: str) -> list[Published]:
+    """The numbers of one printed row. Raises BadInput with the nearest key."""
+    numbers = _by_key().get(key)
+    if numbers:
+        return numbers
+    hint = nearest(key, _by_key())
+    if not hint.startswith("did you"):
+        # No key is near, and a line with all 692 of them would help nobody.
+        hint = f"keys look like lorac:1:lorac:resnet50:200 and are in {FILE.name}"
+    raise BadInput(f"no published row '{key}'; {hint}")
+
+
+def expected_keys_in(provenance: Mapping[str, object]) -> list[str]:
+    """The published rows that a checkpoint's or a result's provenance says it must reach.
+
+    A recipe says so by `expected`, `backbench import --published` by `published`; each is one key
+    or a list of keys.
+    """
+    keys: list[str] = []
+    for holder in (provenance, provenance.get("recipe"), provenance.get("checkpoint")):
+        if not isinstance(holder, Mapping):
+            continue
+        for name in ("expected", "published"):
+            value = holder.get(name)
+            if isinstance(value, str):
+                keys.append(value)
+            elif isinstance(value, list | tuple):
+                keys += map(str, value)
+    return keys
+
+
+def arch_in_tables(arch: str) -> str:
+    """The name that papers print for a trunk; a row's own name where no family knows it."""
+    try:
+        return archs.family_of(arch).name_in_papers(arch)
+    except BadInput:
+        return arch
+
+
+def slug(text: str) -> str:
+    """`text` as one part of a key or of a file's name; a dash where nothing is left of it."""
+    return _NOT_IN_KEYS.sub("-", text.lower()).strip("-") or "-"
+
+
+def place_in_paper(table: str) -> str:
+    """Table 1, Fig. 7, or Section 4.1, whose numbers stand in MIO's text."""
+    if table.lower().startswith("fig."):
+        return f"Fig. {table[4:]}"
+    return f"Section {table}" if table == "4.1" else f"Table {table}"
+
+
+def grid_name(paper: str, table: str) -> str:
+    """The grid of configs/grids that measures a table: lorac_table1, arb_fig7, mio_sec41."""
+    kind, _, number = place_in_paper(table).lower().replace(".", "").partition(" ")
+    return f"{paper.lower()}_{kind.removesuffix('tion')}{number}"
+
+
+def key_of(line: Mapping[str, str], ambiguous: Collection[str] = ()) -> str:
+    """The key of one line of the file, before the pretraining set; `ambiguous` holds the keys
+    without variant that several printed rows share."""
+    parts = [slug(line[name]) for name in ("paper", "table", "model", "arch", "pretrain_epochs")]
+    key = ":".join(parts)
+    if key not in ambiguous:
+        return key
+    text = variant(line["note"])
+    return f"{key}:{slug(text)}" if text else key
+
+
+def variant(note: str) -> str | None:
+    """The note's first statement that is neither a spread nor a location: it tells rows of one
+    name apart."""
+    for statement in note.split(";"):
+        text = re.split(r"[(:]", statement)[0].strip()
+        if text and not text.startswith(("std ", "in text")):
+            return text
+    return None
