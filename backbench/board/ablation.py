@@ -1,16 +1,16 @@
-"""Ablations found among the results, as curves with error bars over seeds.
+"""Ablations among the results, drawn as curves with error bars over seeds.
 
-A grid's `vary` names its checkpoints `NAME key=value [key=value]`, the seeds of one point alike.
-That name is all that is read here, so any rows named so are an ablation, whoever made them.
+A grid's `vary` names its checkpoints `NAME key=value [key=value]`, and all seeds of one point alike.
+Only that name is read here, so any rows with such names are an ablation, whoever made them.
 """
 
 from __future__ import annotations
 
 import csv
 import io
-import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -33,30 +33,22 @@ TICK = 12  # letters under an axis
 
 
 class Setting(NamedTuple):
-    """One point of an ablation: the name before the keys, and a value for each key."""
+    """One point of an ablation: the name before the keys, and a value for each key.
+
+    The first key runs along the axis, so a setting without its first value names a curve.
+    """
 
     name: str
     values: tuple[str, ...]
 
     @property
-    def curve(self) -> Curve:
-        """The line it lies on: the first key runs along the axis."""
-        return Curve(self.name, self.values[1:])
-
-
-class Curve(NamedTuple):
-    """One line of the figure: the name, and values of all keys but the first."""
-
-    name: str
-    values: tuple[str, ...]
-
-    def at(self, tick: str) -> Setting:
-        return Setting(self.name, (tick, *self.values))
+    def curve(self) -> Setting:
+        return Setting(self.name, self.values[1:])
 
 
 @dataclass
 class Ablation:
-    """`points`: setting -> its checkpoints, one per seed."""
+    """Settings with the same keys; `points` are the checkpoints of each setting, one per seed."""
 
     keys: tuple[str, ...]
     points: dict[Setting, list[Row]] = field(default_factory=dict)
@@ -74,14 +66,12 @@ class Ablation:
 def parse(name: str) -> tuple[str, dict[str, str]] | None:
     """`lorac beta=2 tau=0.1` -> ("lorac", {"beta": "2", "tau": "0.1"}); None for any other name."""
     match = _NAME.fullmatch(name)
-    if match is None:
-        return None
-    return match[1], dict(_PAIR.findall(match[2]))
+    return None if match is None else (match[1], dict(_PAIR.findall(match[2])))
 
 
 def find(board: Board) -> list[Ablation]:
-    """The measured rows' ablations of two points and more: names with the same keys are one."""
-    found: dict[tuple[str, ...], Ablation] = {}
+    """The ablations of two points or more among the measured rows, one for each set of keys."""
+    by_keys: dict[tuple[str, ...], Ablation] = {}
     for row in board.measured_rows:
         parsed = parse(row.name)
         if parsed is None:
@@ -91,47 +81,44 @@ def find(board: Board) -> list[Ablation]:
         keys = tuple(values)
         # Names with the same keys are lines of one figure, the seeds of a setting one point.
         setting = Setting(name, tuple(values.values()))
-        ablation = found.setdefault(keys, Ablation(keys))
+        ablation = by_keys.setdefault(keys, Ablation(keys))
         ablation.points.setdefault(setting, []).append(row)
-    return [ablation for ablation in found.values() if len(ablation.points) > 1]
+    return [ablation for ablation in by_keys.values() if len(ablation.points) > 1]
 
 
 def _order(value: str) -> tuple[int, float, str]:
-    """Numbers by size, infinity last among them, then words."""
+    """A key to sort values by: numbers by size, then words."""
     try:
         return (0, float(value), value)
     except ValueError:
         return (1, 0.0, value)
 
 
-def _place(point: Setting | Curve) -> tuple[object, ...]:
-    """By name, then by each value."""
-    return (point.name, *map(_order, point.values))
+def _setting_order(setting: Setting) -> tuple[object, ...]:
+    """A key to sort settings (or curves) by: the name, then each value."""
+    return (setting.name, *map(_order, setting.values))
 
 
 @dataclass(frozen=True)
 class Point:
-    """Mean and standard deviation (None for one seed) of a column over the seeds of one setting."""
+    """A column's values over the seeds of one setting."""
 
     values: tuple[float, ...]
 
     @property
     def mean(self) -> float:
-        return sum(self.values) / len(self.values)
+        return statistics.fmean(self.values)
 
     @property
     def std(self) -> float | None:
-        n = len(self.values)
-        if n < 2:
-            return None
-        return math.sqrt(sum((v - self.mean) ** 2 for v in self.values) / (n - 1))
+        return statistics.stdev(self.values) if len(self.values) > 1 else None
 
 
-Measured = Mapping[Setting, Point]  # one column's
+Measured = Mapping[Setting, Point]  # of one column
 
 
 def measure(ablation: Ablation, board: Board, column: Column) -> Measured:
-    """The points that have a value in `column`."""
+    """The points of the settings that have a value in `column`."""
     out = {}
     for setting, rows in ablation.points.items():
         values = []
@@ -147,33 +134,27 @@ def measure(ablation: Ablation, board: Board, column: Column) -> Measured:
 def columns(ablation: Ablation, board: Board) -> list[Column]:
     """The columns with at least two points: accuracies first, then feature statistics, each in the
     board's order."""
-    found = [c for c in board.columns if len(measure(ablation, board, c)) > 1]
-    return sorted(found, key=lambda c: (not TASKS[c.task].ranked, ORDER[c.task]))
+    several = [c for c in board.columns if len(measure(ablation, board, c)) > 1]
+    return sorted(several, key=lambda c: (not TASKS[c.task].ranked, ORDER[c.task]))
 
 
 def _panels(ablation: Ablation, board: Board) -> list[Column]:
-    """The columns of the figure, at most PANELS - 1 so that one is left for the norm: accuracies,
-    and at least two of the feature statistics where there are any."""
-    accuracies: list[Column] = []
-    by_metric: dict[str, list[Column]] = {}  # of the feature statistics
-    # A top-5 or an AP50 moves with the metric it belongs to; the csv has it.
-    for column in columns(ablation, board):
-        if column.task == "analyze":
-            by_metric.setdefault(column.metric, []).append(column)
-        elif not column.metric.startswith(("top5", "AP50", "AP75")):
-            accuracies.append(column)
-    features: list[Column] = []
-    for metric in SHOWN:
-        features += by_metric.get(metric, [])
+    """The columns of the figure, at most PANELS - 1 so that one panel is left for the norm:
+    accuracies, and at least two of the feature statistics if there are any."""
+    every = columns(ablation, board)
+    # A top-5 or an AP50 moves with the metric that it belongs to; the csv has it.
+    beside = ("top5", "AP50", "AP75")
+    accuracies = [c for c in every if c.task != "analyze" and not c.metric.startswith(beside)]
+    features = [c for c in every if c.task == "analyze" and c.metric in SHOWN]
+    features.sort(key=lambda c: SHOWN.index(c.metric))
     # Features fill what the accuracies leave, and take two places from them where they leave none.
-    room = max(2, PANELS - 1 - len(accuracies))
-    features = features[:room]
+    features = features[: max(2, PANELS - 1 - len(accuracies))]
     return [*accuracies[: PANELS - 1 - len(features)], *features]
 
 
 def draw(ablation: Ablation, board: Board, stem: Path) -> Path | None:
-    """STEM.svg, .png and .csv: each column over the first key, a line per name and per value of the
-    other keys.
+    """Write STEM.svg, .png and .csv: each column over the first key, with a line for each name and
+    each value of the other keys.
 
     Error bars are one standard deviation over seeds, dots the single seeds. With a nuclear norm
     there, the last panel shows the first accuracy over it (LORAC Fig. 3c).
@@ -181,11 +162,11 @@ def draw(ablation: Ablation, board: Board, stem: Path) -> Path | None:
     chosen = {column: measure(ablation, board, column) for column in _panels(ablation, board)}
     if not chosen:
         return None
-    # The first key runs along the axis; the rest of a setting is a line, one colour in all panels.
+    # 1. The first key runs along the axis. The rest of a setting is a curve, of one colour everywhere.
     ticks = sorted({setting.values[0] for setting in ablation.points}, key=_order)
-    curves = sorted({setting.curve for setting in ablation.points}, key=_place)
+    curves = sorted({setting.curve for setting in ablation.points}, key=_setting_order)
     colors = dict(zip(curves, charts.colors(len(curves))))
-    # LORAC Fig. 3c needs both; then there is one panel more than there are columns.
+    # 2. LORAC Fig. 3c needs a norm and an accuracy: then there is one panel more than columns.
     norm = next((c for c in chosen if c.metric == "nuclear_norm"), None)
     first = next((c for c in chosen if c.task != "analyze"), None)
     both = norm is not None and first is not None
@@ -195,26 +176,32 @@ def draw(ablation: Ablation, board: Board, stem: Path) -> Path | None:
         what = joined(", ", column.task, column.dataset, column.engine)
         ax.set(title=f"{what}: {column.metric}", xlabel=ablation.keys[0], ylabel=column.protocol)
     if norm is not None and first is not None:
-        _against(axes[-1], chosen[norm], chosen[first], colors)
+        _draw_against(axes[-1], chosen[norm], chosen[first], colors)
         title = f"{first.task} over nuclear norm"
         axes[-1].set(title=title, xlabel="nuclear norm", ylabel=first.metric)
-    figure.suptitle(f"{ablation.title} ({_seeds(chosen.values())})", fontsize=11)
-    labels = [_label(curve, ablation.keys[1:]) for curve in curves]
+    # 3. How many seeds, at most, a point is the mean of
+    seeds = max(len(point.values) for points in chosen.values() for point in points.values())
+    over = f"mean and standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
+    figure.suptitle(f"{ablation.title} ({over})", fontsize=11)
+    labels = []
+    for curve in curves:
+        pairs = [f"{key}={value}" for key, value in zip(ablation.keys[1:], curve.values)]
+        labels.append(" ".join([curve.name, *pairs]))
     charts.legend_below(figure, list(zip(labels, colors.values())))
     _write_csv(ablation, board, stem.with_name(stem.name + ".csv"))
     return charts.save(figure, stem)
 
 
 def _draw_panel(
-    ax: Axes, measured: Measured, ticks: Sequence[str], colors: Mapping[Curve, str]
+    ax: Axes, measured: Measured, ticks: Sequence[str], colors: Mapping[Setting, str]
 ) -> None:
-    """Every curve of one column, over the places of `ticks`."""
+    """Draw every curve of one column over the places of `ticks`."""
     for nth, (curve, color) in enumerate(colors.items()):
         # Curves share 0.12 of a tick, so that their error bars do not cover each other.
         shift = 0.12 * (nth - (len(colors) - 1) / 2) / max(1, len(colors) - 1)
         x, means, bars, seeds = [], [], [], []
         for place, tick in enumerate(ticks):
-            point = measured.get(curve.at(tick))
+            point = measured.get(Setting(curve.name, (tick, *curve.values)))
             if point is not None:
                 x.append(place + shift)
                 means.append(point.mean)
@@ -231,8 +218,8 @@ def _draw_panel(
     ax.set_xticks(range(len(ticks)), list(map(_short, ticks)))
 
 
-def _against(ax: Axes, x: Measured, y: Measured, colors: Mapping[Curve, str]) -> None:
-    """A dot for each setting that both columns have, with the value of its first key."""
+def _draw_against(ax: Axes, x: Measured, y: Measured, colors: Mapping[Setting, str]) -> None:
+    """Draw a dot for each setting that both columns have, with the value of its first key."""
     for setting, point in x.items():
         other = y.get(setting)
         if other is None:
@@ -243,36 +230,18 @@ def _against(ax: Axes, x: Measured, y: Measured, colors: Mapping[Curve, str]) ->
         ax.annotate(tick, place, fontsize=7, xytext=(3, 3), textcoords="offset points")
 
 
-def _seeds(shown: Iterable[Measured]) -> str:
-    """Over how many seeds, at most, the points of these columns are means."""
-    seeds = 0
-    for measured in shown:
-        for point in measured.values():
-            seeds = max(seeds, len(point.values))
-    if seeds > 1:
-        return f"mean and standard deviation over {seeds} seeds"
-    return "one seed"
-
-
-def _label(curve: Curve, keys: Sequence[str]) -> str:
-    pairs = [f"{key}={value}" for key, value in zip(keys, curve.values)]
-    return " ".join([curve.name, *pairs])
-
-
 def _short(value: str) -> str:
-    if len(value) <= TICK:
-        return value
-    return value[: TICK - 1] + "…"
+    return value if len(value) <= TICK else value[: TICK - 1] + "…"
 
 
 def _write_csv(ablation: Ablation, board: Board, path: Path) -> None:
-    """A line for each point of each column, with the values of its seeds."""
+    """Write a line for each point of each column, with the values of its seeds."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["name", *ablation.keys, "column", "seeds", "mean", "std", "values"])
     for column in columns(ablation, board):
         measured = measure(ablation, board, column)
-        for setting in sorted(measured, key=_place):
+        for setting in sorted(measured, key=_setting_order):
             p = measured[setting]
             each = " ".join(f"{v:.6g}" for v in p.values)
             what = [setting.name, *setting.values, column.name]
@@ -282,7 +251,7 @@ def _write_csv(ablation: Ablation, board: Board, path: Path) -> None:
 
 
 def write(board: Board, folder: Path) -> list[tuple[str, Path]]:
-    """Every ablation's figure and csv into `folder`; (title, svg) of each."""
+    """Write every ablation's figure and csv into `folder`; returns (title, svg) of each."""
     out = []
     used: list[str] = []
     for ablation in find(board):
