@@ -1,4 +1,4 @@
-"""Who leads the board: its columns in named sets, the rank of every checkpoint over each of them
+"""Who leads the board: named sets of columns, the rank of every checkpoint over each set
 (backbench/stats/rank_intervals.py), and the answer in one sentence."""
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Overall:
         return self.standing.places[self.rows.index(row)]
 
     def rank_of(self, row: Row) -> str:
-        """2 (1-4): a row's rank and its interval; nothing where it has none."""
+        """A row's rank and its interval, as `2 (1-4)`; empty if it has none."""
         if row not in self.rows:
             return ""
         place = self.place(row)
@@ -45,7 +45,7 @@ class Overall:
 
     @property
     def title(self) -> str:
-        """The set as a sentence names it: how many of the twelve, say."""
+        """The set's name in a sentence, with the number of its columns."""
         count = len(self.columns)
         if self.name == OF_TWELVE:
             return self.name if count == len(TWELVE) else f"{count} of {self.name}"
@@ -55,7 +55,7 @@ class Overall:
 
     @property
     def basis(self) -> str:
-        """What the intervals are for."""
+        """The words that say what the intervals are for."""
         of = self.standing
         if of.over == "datasets":
             return f"for other datasets like these {of.units}"
@@ -65,23 +65,23 @@ class Overall:
 
 
 def main_columns(board: Board) -> list[Column]:
-    """One column for each way of measuring that two checkpoints share: its main metric."""
-    best: dict[tuple[str, ...], Column] = {}
+    """The main metric's column of each way of measuring that two checkpoints share."""
+    main: dict[tuple[str, ...], Column] = {}
     for column in board.measured_columns():
         if TASKS[column.task].ranked and column.dataset != AVERAGE:
-            known = best.setdefault(column.setting, column)
+            known = main.setdefault(column.setting, column)
             if column.weight < known.weight:
-                best[column.setting] = column
-    values: dict[Column, int] = dict.fromkeys(best.values(), 0)
+                main[column.setting] = column
+    count: dict[Column, int] = dict.fromkeys(main.values(), 0)
     measured = {row.checkpoint for row in board.measured_rows}
     for (checkpoint, column), cell in board.cells.items():
-        if column in values and cell.value is not None and checkpoint in measured:
-            values[column] += 1
-    return [column for column, count in values.items() if count > 1]
+        if column in count and cell.value is not None and checkpoint in measured:
+            count[column] += 1
+    return [column for column in main.values() if count[column] > 1]
 
 
 def column_sets(board: Board) -> dict[str, list[Column]]:
-    """Name -> its columns; the widest first. A set that is another one is left out."""
+    """The named sets of columns, the widest first. A set that equals another one is left out."""
     main = main_columns(board)
     sets = {ALL: main, OF_TWELVE: _twelve(board, main)}
     sets[OF_DETECTION] = [column for column in main if TASKS[column.task].detects]
@@ -93,7 +93,7 @@ def column_sets(board: Board) -> dict[str, list[Column]]:
 
 
 def _twelve(board: Board, main: Sequence[Column]) -> list[Column]:
-    """Linear probes on LORAC's twelve by the protocol that most numbers were made by."""
+    """The linear probes on LORAC's twelve, by the protocol that has the most numbers."""
     ways: dict[tuple[str, str], list[Column]] = {}
     for column in main:
         if column.task == "linear" and column.dataset in TWELVE and column.split is None:
@@ -104,37 +104,40 @@ def _twelve(board: Board, main: Sequence[Column]) -> list[Column]:
 
 
 def overall(board: Board) -> list[Overall]:
-    """Every set's ranks; none where no column has two checkpoints, nor of very many of these."""
+    """The ranks over every set; none if no column has two checkpoints, or if there are too many."""
     if len(board.measured_rows) > rank_intervals.MOST_ROWS:
         return []
     return [_ranked(board, name, columns) for name, columns in column_sets(board).items()]
 
 
 def _ranked(board: Board, name: str, columns: list[Column]) -> Overall:
+    """Rank the checkpoints that have a value in one of these columns."""
     import numpy as np
 
+    # 1. The table of values, without the rows that have none
     place = {row.checkpoint: n for n, row in enumerate(board.measured_rows)}
-    values = np.full((len(place), len(columns)), np.nan)
     which = {column: n for n, column in enumerate(columns)}
+    values = np.full((len(place), len(columns)), np.nan)
     for (checkpoint, column), cell in board.cells.items():
         if column in which and checkpoint in place and cell.value is not None:
             values[place[checkpoint], which[column]] = cell.value
     there = np.flatnonzero(~np.isnan(values).all(1))
     rows, values = [board.measured_rows[i] for i in there], values[there]
+    # 2. How values move with the images matters only if there are few datasets
     datasets = [f"{c.dataset}:{c.split or ''}" for c in columns]
     noise = None
-    if (
-        len(set(datasets)) < column_comparisons.FEWEST
-        and len(rows) <= column_comparisons.MOST_BY_IMAGES
-    ):
+    few_datasets = len(set(datasets)) < column_comparisons.FEWEST
+    if few_datasets and len(rows) <= column_comparisons.MOST_BY_IMAGES:
         noise = _noise(board, rows, columns)
-    found = rank_intervals.ranking(values, datasets, noise)
-    order = sorted(range(len(rows)), key=lambda i: (found.places[i].rank, i))
-    return Overall(name, columns, [rows[i] for i in order], found.taken(order))
+    # 3. The best rank first
+    ranking = rank_intervals.ranking(values, datasets, noise)
+    order = sorted(range(len(rows)), key=lambda i: (ranking.places[i].rank, i))
+    return Overall(name, columns, [rows[i] for i in order], ranking.taken(order))
 
 
 def _noise(board: Board, rows: Sequence[Row], columns: Sequence[Column]) -> np.ndarray:
-    """(rows, columns, resamples); nan where no predictions were kept."""
+    """How values move on resamples of the images, (rows, columns, resamples); nan where no
+    predictions were kept."""
     import numpy as np
 
     from backbench.results import resamples
@@ -157,7 +160,7 @@ def _noise(board: Board, rows: Sequence[Row], columns: Sequence[Column]) -> np.n
 
 
 def answer(board: Board, sets: Sequence[Overall]) -> str:
-    """Who leads, where, and what cannot be told apart: one sentence."""
+    """One sentence that says who leads, where, and what cannot be told apart."""
     count = len(board.measured_rows)
     if not count:
         return "Nothing is measured here."
@@ -168,10 +171,10 @@ def answer(board: Board, sets: Sequence[Overall]) -> str:
     if not sets:
         return "No two checkpoints share a column: nothing here can be compared."
     labels = board.labels()
-    said = [_leaders(sets[0], labels)]
-    said += [_elsewhere(other, sets[0], labels) for other in sets[1:]]
-    said.append(_single(board, sets[0].columns, labels))
-    return "; ".join(filter(None, said)) + "."
+    clauses = [_leaders(sets[0], labels)]
+    clauses += [_elsewhere(other, sets[0], labels) for other in sets[1:]]
+    clauses.append(_single(board, sets[0].columns, labels))
+    return "; ".join(filter(None, clauses)) + "."
 
 
 def _names(rows: Sequence[Row], labels: dict[str, str]) -> str:
@@ -185,11 +188,6 @@ def _listed(names: Sequence[str]) -> str:
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
-def _rank(of: Overall, row: Row) -> str:
-    low, high = of.place(row).interval
-    return str(low) if low == high else f"{low} to {high}"
-
-
 def _leaders(of: Overall, labels: dict[str, str]) -> str:
     """The clause of the widest set."""
     first, total = of.leaders(), len(of.rows)
@@ -197,12 +195,15 @@ def _leaders(of: Overall, labels: dict[str, str]) -> str:
         why = "" if of.standing.tested else ", as too little was measured or kept to test it"
         return f"Over {of.title} nothing separates {_all(first, labels)}{why}"
     if len(first) == 1:
-        said = f"{labels[first[0].checkpoint]} leads alone over {of.title}"
-        return f"{said}: rank 1 of {total} with 95% confidence, {of.basis}"
-    ranks_said = ", ".join(_rank(of, row) for row in first[:NAMED])
+        alone = f"{labels[first[0].checkpoint]} leads alone over {of.title}"
+        return f"{alone}: rank 1 of {total} with 95% confidence, {of.basis}"
+    ranks = []
+    for row in first[:NAMED]:
+        low, high = of.place(row).interval
+        ranks.append(str(low) if low == high else f"{low} to {high}")
     return (
         f"{_names(first, labels)} lead over {of.title} and nothing separates them:"
-        f" ranks {ranks_said} of {total} with 95% confidence, {of.basis}"
+        f" ranks {', '.join(ranks)} of {total} with 95% confidence, {of.basis}"
     )
 
 
@@ -211,7 +212,7 @@ def _all(rows: Sequence[Row], labels: dict[str, str]) -> str:
 
 
 def _elsewhere(of: Overall, widest: Overall, labels: dict[str, str]) -> str:
-    """The clause of another set, where it says something else."""
+    """The clause of another set."""
     first = of.leaders()
     if len(first) == len(of.rows):
         return f"over {of.title} nothing separates {_all(first, labels)}"
@@ -222,7 +223,8 @@ def _elsewhere(of: Overall, widest: Overall, labels: dict[str, str]) -> str:
 
 
 def _single(board: Board, columns: Sequence[Column], labels: dict[str, str]) -> str:
-    """In which single columns somebody is best by a paired test, and in how many nobody is."""
+    """The clause of single columns: in which a checkpoint is best by a paired test, and in how many
+    none is."""
     if len(columns) < 2:
         return ""
     best: dict[str, list[Column]] = {}
@@ -233,16 +235,16 @@ def _single(board: Board, columns: Sequence[Column], labels: dict[str, str]) -> 
     won = sum(map(len, best.values()))
     if not won:
         return "in no single column is any checkpoint best by a paired test"
-    said = []
+    winners = []
     for checkpoint in sorted(best, key=lambda c: -len(best[c]))[:NAMED]:
-        said.append(f"{labels[checkpoint]} in {_where(best[checkpoint], columns)}")
+        winners.append(f"{labels[checkpoint]} in {_where(best[checkpoint], columns)}")
     rest = len(columns) - won
     tied = f", nobody in the other {rest}" if rest else ""
-    return f"best by a paired test: {', '.join(said)}{tied}"
+    return f"best by a paired test: {', '.join(winners)}{tied}"
 
 
 def _where(won: Sequence[Column], columns: Sequence[Column]) -> str:
-    """Some columns in words, as short as tells them from the others."""
+    """The names of some columns, as short as tells them from the others."""
     if len(won) == len(columns):
         return f"each of the {len(won)} columns"
     if len(won) > PLACES:

@@ -23,7 +23,7 @@ from backbench.tasks import TASKS
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Checkpoints below which a correlation says nothing: of five, a bootstrap called every 0.8 sure
+# Checkpoints below which a correlation says nothing: with five, a bootstrap called every 0.8 sure
 LEAST = 8
 HEADLINES = ("top1", "mean_per_class", AVERAGE, "AP", "box_AP", "mask_AP", "keypoint_AP", "bbox_AP",
              "segm_AP")  # fmt: skip
@@ -48,7 +48,8 @@ class Correlation:
 
 
 def correlations(board: Board) -> list[Correlation]:
-    """Every cheap score with every downstream column where LEAST measured checkpoints have both."""
+    """Correlate every cheap score with every downstream column if LEAST measured checkpoints have
+    both."""
     values = _measured_values(board)
     # A column meets many others, mostly over the same checkpoints: its ranks there are made once.
     known: dict[tuple[Column, tuple[str, ...]], correlation.UnitRanks] = {}
@@ -74,7 +75,7 @@ def correlations(board: Board) -> list[Correlation]:
 
 
 def _measured_values(board: Board) -> Mapping[Column, Mapping[str, float]]:
-    """Column -> checkpoint -> value of the measured checkpoints; columns in the board's order."""
+    """The values of the measured checkpoints, by column in the board's order, then by checkpoint."""
     measured = {row.checkpoint for row in board.measured_rows}
     values: dict[Column, dict[str, float]] = {column: {} for column in board.columns}
     for (checkpoint, column), cell in board.cells.items():
@@ -84,7 +85,7 @@ def _measured_values(board: Board) -> Mapping[Column, Mapping[str, float]]:
 
 
 def write_csv(table: Sequence[Correlation], path: Path) -> None:
-    """One line per pair: cheap column, downstream column, checkpoints, rho, interval."""
+    """Write a line for each pair: cheap column, downstream column, checkpoints, rho, interval."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["cheap", "downstream", "checkpoints", "spearman", "ci95_low", "ci95_high"])
@@ -95,9 +96,9 @@ def write_csv(table: Sequence[Correlation], path: Path) -> None:
     atomic.write_text(path, text.getvalue())
 
 
-def draw(table: Sequence[Correlation], stem: Path, *, limit: int = COLUMNS) -> Path | None:
-    """STEM.svg and .png: rho of each cheap score (lines) with each downstream column; bold where
-    the interval leaves out 0. At most `limit` columns, the headline metrics first."""
+def draw(table: Sequence[Correlation], stem: Path) -> Path | None:
+    """Draw STEM.svg and .png: rho of each cheap score (lines) with each downstream column, bold if
+    the interval leaves out 0. There are at most COLUMNS columns, the headline metrics first."""
     import numpy as np
 
     if not table:
@@ -105,7 +106,7 @@ def draw(table: Sequence[Correlation], stem: Path, *, limit: int = COLUMNS) -> P
     # In the order of the table, but the headline metrics first: some columns may not fit.
     cheap = list(dict.fromkeys(c.cheap for c in table))
     every = dict.fromkeys(c.downstream for c in table)
-    downstream = sorted(every, key=lambda column: column.metric not in HEADLINES)[:limit]
+    downstream = sorted(every, key=lambda column: column.metric not in HEADLINES)[:COLUMNS]
     shown = [c for c in table if c.downstream in downstream and c.rho is not None]
     values = np.full((len(cheap), len(downstream)), np.nan)
     for c in shown:
@@ -126,7 +127,7 @@ def draw(table: Sequence[Correlation], stem: Path, *, limit: int = COLUMNS) -> P
 
 
 def _write_rho(ax: Axes, c: Correlation, place: tuple[int, int]) -> None:
-    """rho and its interval into the field at `place` (column, line)."""
+    """Write rho and its interval into the field at `place` (column, line)."""
     if c.rho is None:
         return
     words = f"{c.rho:+.2f}"

@@ -1,4 +1,4 @@
-"""`backbench rank FILE.csv`: who leads a table of somebody else's, and how well that is known."""
+"""`backbench rank FILE.csv`: who leads anybody's table, and how well that is known."""
 
 from __future__ import annotations
 
@@ -29,17 +29,16 @@ SHOWN = 50  # rows on standard output
 
 @dataclass(frozen=True)
 class ForeignTable:
-    """Names of rows and of columns, the dataset of each column, and values (None: missing), all
-    of them such that more is better."""
+    """The table as it is ranked: higher values are better, None is missing."""
 
     names: list[str]
     columns: list[str]
-    datasets: list[str]
+    datasets: list[str]  # of each column
     values: list[list[float | None]]
 
 
 def run(args: argparse.Namespace) -> int:
-    """The verb `rank`."""
+    """Run the verb `rank`."""
     import numpy as np
 
     table = read(args.file, name=args.name, lower=args.lower)
@@ -49,10 +48,10 @@ def run(args: argparse.Namespace) -> int:
             " pair of them is compared: leave the others out"
         )
     values = np.array([[math.nan if v is None else v for v in row] for row in table.values])
-    found = rank_intervals.ranking(values, table.datasets)
-    order = sorted(range(len(table.names)), key=lambda i: (found.places[i].rank, table.names[i]))
-    lines = [_line(found.places[i], table.names[i]) for i in order]
-    print(said(table, found))
+    ranking = rank_intervals.ranking(values, table.datasets)
+    order = sorted(range(len(table.names)), key=lambda i: (ranking.places[i].rank, table.names[i]))
+    lines = [_line(ranking.places[i], table.names[i]) for i in order]
+    print(answer(table, ranking))
     _print(lines)
     if args.csv:
         text = io.StringIO()
@@ -64,21 +63,23 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def said(table: ForeignTable, found: rank_intervals.Ranking) -> str:
-    """The answer in one sentence."""
-    names = [printable.shown(table.names[i]) for i in found.leaders]
-    some = f"{', '.join(names[:4])}{f' and {len(names) - 4} others' if len(names) > 4 else ''}"
+def answer(table: ForeignTable, ranking: rank_intervals.Ranking) -> str:
+    """One sentence that says who leads."""
     of = f"{len(table.names)} rows over {len(table.columns)} columns"
-    if not found.tested:
+    if not ranking.tested:
         return (
-            f"Of {of} nothing can be told apart: that takes {column_comparisons.FEWEST} columns at least,"
-            " of as many datasets."
+            f"Of {of} nothing can be told apart: that takes {column_comparisons.FEWEST} columns at"
+            " least, of as many datasets."
         )
-    what = "columns" if table.datasets == table.columns else found.over
-    for_others = f"95% confidence for other {what} like these {found.units}"
-    if len(names) == 1:
-        return f"Of {of}, {some} leads alone, with {for_others}."
-    return f"Of {of}, {some} lead and nothing separates them, with {for_others}."
+    leaders = [printable.shown(table.names[i]) for i in ranking.leaders]
+    names = ", ".join(leaders[:4])
+    if len(leaders) > 4:
+        names += f" and {len(leaders) - 4} others"
+    what = "columns" if table.datasets == table.columns else ranking.over
+    for_others = f"95% confidence for other {what} like these {ranking.units}"
+    if len(leaders) == 1:
+        return f"Of {of}, {names} leads alone, with {for_others}."
+    return f"Of {of}, {names} lead and nothing separates them, with {for_others}."
 
 
 def _line(place: rank_intervals.RankPlace, name: str) -> tuple[object, ...]:
@@ -100,9 +101,9 @@ def _print(lines: Sequence[tuple[object, ...]]) -> None:
 
 
 def read(file: Path, *, name: str | None = None, lower: Sequence[str] = ()) -> ForeignTable:
-    """A CSV with a row for each competitor. Its first column of text names them, or `name`; what
-    holds numbers is ranked, more being better but in `lower`. BadInput where nothing can be
-    ranked."""
+    """Read a CSV with a row for each competitor. The column `name`, or else the first column of text,
+    names them; columns of numbers are ranked, and less is better in those that `lower` names.
+    BadInput if nothing can be ranked."""
     try:
         text = opening.read_bytes(file, most=opening.GIGABYTE).decode("utf-8-sig")
     except FileNotFoundError:
@@ -139,7 +140,7 @@ def read(file: Path, *, name: str | None = None, lower: Sequence[str] = ()) -> F
 def _say_left_out(
     head: Sequence[str], body: Sequence[Sequence[str]], numeric: Sequence[int], name: str | None
 ) -> None:
-    """A line for each column that holds numbers and is not ranked, with what else is in it."""
+    """Warn of each column that holds numbers and is not ranked, with something else that it holds."""
     for n, column in enumerate(head):
         if n in numeric or column in (name, "checkpoint"):
             continue
@@ -162,7 +163,7 @@ def _refuse_shape(file: Path, head: Sequence[str], body: Sequence[Sequence[str]]
 
 
 def _is_numeric(fields: Iterable[str]) -> bool:
-    """Whether most of what stands in a column is numbers."""
+    """True if most of the fields that are not empty are numbers."""
     there = [f.strip() for f in fields if f.strip().lower() not in _MISSING]
     numbers = sum(_NUMBER.fullmatch(field) is not None for field in there)
     return 2 * numbers > len(there)
@@ -183,16 +184,20 @@ def _value(field: str, file: Path, at: int, column: str) -> float | None:
 
 
 def _of_our_own(head: Sequence[str], numeric: list[int]) -> list[int]:
-    """Of a leaderboard.csv the columns of measured numbers, and of each setting its main one,
-    which stands first; of another table all."""
-    ours = {n: found for n in numeric if (found := _OURS.fullmatch(head[n]))}
+    """The columns that are ranked: in a leaderboard.csv of ours the main one of each measurement,
+    which stands first; in any other table all of them."""
     main: dict[tuple[str, str, str], int] = {}
-    for n, found in ours.items():
-        if found["dataset"] != AVERAGE and found["task"] != "analyze":
-            main.setdefault((found["task"], found["dataset"], found["how"]), n)
+    for n in numeric:
+        ours = _OURS.fullmatch(head[n])
+        if ours and ours["dataset"] != AVERAGE and ours["task"] != "analyze":
+            main.setdefault((ours["task"], ours["dataset"], ours["how"]), n)
     return list(main.values()) or numeric
 
 
 def _datasets(columns: Sequence[str]) -> list[str]:
-    """Of our own columns what they say, of others the column itself."""
-    return [found["dataset"] if (found := _OURS.fullmatch(c)) else c for c in columns]
+    """The dataset of each column: our own columns name it, any other is a dataset of its own."""
+    datasets = []
+    for column in columns:
+        ours = _OURS.fullmatch(column)
+        datasets.append(ours["dataset"] if ours else column)
+    return datasets

@@ -1,9 +1,10 @@
-"""Who is better over many columns, and how well that is known: pure arithmetic on a table of values.
+"""Ranks of rows over many columns, and how well they are known.
 
 Three questions are answered apart. *Win rate* and *average rank* describe the table as it is. A
-*rank interval* says which places a row may have on other columns of the same kind: whoever is above
-(or below) it by a test that counts all pairs of rows, and no one else, is sure to be before (or
-after) it (Mogstad, Romano, Shaikh and Wilhelm, 2023). *Leaders* are those that nobody is above.
+*rank interval* says which ranks a row may have on other columns of the same kind: only those rows are
+surely before (or after) it that a test of all pairs of rows together puts above (or below) it
+(column_comparisons.py; Mogstad, Romano, Shaikh and Wilhelm, 2023). *Leaders* are the rows that
+nobody is above.
 
 Nothing is imputed: two rows are compared on the columns that both have.
 """
@@ -19,35 +20,35 @@ from backbench.stats.column_comparisons import compared_pairs
 if TYPE_CHECKING:
     import numpy as np
 
-MOST_ROWS = 2000  # every pair is compared: 4 s and half a gigabyte
+MOST_ROWS = 2000  # every pair is compared: seconds and half a gigabyte
 _TURNS, _STEP = 100, 2.0  # of Newton's iteration for Bradley and Terry's strengths
 
 
 @dataclass(frozen=True)
 class RankPlace:
-    """How one row stands among the others; rank 1 is the best, and equals share a rank."""
+    """One row's place among the others. Rank 1 is the best, and equals share a rank."""
 
     rank: int
     interval: tuple[int, int]  # of ranks, 95% for all rows together
-    average: float | None  # mean over columns of its rank among those there; None: it has none
+    average: float | None  # mean of its ranks in the columns that it has; None if it has none
     win_rate: float  # percent of comparisons that it should win, by Bradley and Terry's model
-    columns: int  # that it has a value in
+    columns: int  # the number of columns in which it has a value
     group: int  # 1: nobody is above it; 2: only rows of group 1 are; and so on
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """`places` as the rows came; `over` is what was taken for random: datasets, columns or images;
-    `units` how many of it. `above[a, b]`: a is better than b by test."""
+    """The places of all rows, in the order of the table. The other fields are those of
+    column_comparisons.ComparedPairs."""
 
     places: list[RankPlace]
     over: str
     units: int
     above: np.ndarray
-    tested: bool  # whether any pair was: enough columns, or predictions to resample
+    tested: bool
 
     def taken(self, order: Sequence[int]) -> Ranking:
-        """The same with the rows in this order."""
+        """The same ranking with the rows in another order."""
         import numpy as np
 
         above = self.above[np.ix_(order, order)]
@@ -56,7 +57,7 @@ class Ranking:
 
     @property
     def leaders(self) -> list[int]:
-        """Rows that nobody is above, the best rank first."""
+        """The rows that nobody is above, the best rank first."""
         first = [i for i, place in enumerate(self.places) if place.group == 1]
         return sorted(first, key=lambda i: (self.places[i].rank, i))
 
@@ -66,40 +67,38 @@ def ranking(
     datasets: Sequence[str],
     noise: np.ndarray | None = None,
 ) -> Ranking:
-    """`values` (rows, columns), higher is better, nan where missing. `datasets` names each column's;
-    columns of one dataset are one unit where there are datasets enough, else each column is one.
+    """Rank the rows of `values` (rows, columns): higher is better, nan is missing. `datasets` names
+    the dataset of each column.
+
     `noise` (rows, columns, resamples) is how the values move on resamples of the test images, the
-    same images for all columns of one dataset: nan where a row kept no predictions.
+    same images for all columns of one dataset; nan if a row kept no predictions.
     """
     import numpy as np
 
     values = np.asarray(values, float)
-    found = compared_pairs(values, datasets, noise)
-    strength = _strengths(*_wins(values))
-    places = _places(values, strength, found.above)
-    return Ranking(places, found.over, found.units, found.above, found.tested)
-
-
-# ---- what the table says of itself
+    compared = compared_pairs(values, datasets, noise)
+    places = _places(values, _strengths(*_wins(values)), compared.above)
+    return Ranking(places, compared.over, compared.units, compared.above, compared.tested)
 
 
 def column_ranks(values: np.ndarray) -> np.ndarray:
-    """(rows, columns): 1 is the highest of its column, equals share the mean of their ranks, nan
-    stays nan."""
+    """The rank of each row in each column (rows, columns): 1 is the highest, equals share the mean of
+    their ranks, nan stays nan."""
     import numpy as np
 
-    higher = np.full(values.shape, np.nan)
+    ranks = np.full(values.shape, np.nan)
     for c, column in enumerate(values.T):
         there = ~np.isnan(column)
         known = np.sort(column[there])
         below = np.searchsorted(known, column[there], "left")
         equal = np.searchsorted(known, column[there], "right") - below
-        higher[there, c] = len(known) - below - equal + (equal + 1) / 2
-    return higher
+        ranks[there, c] = len(known) - below - equal + (equal + 1) / 2
+    return ranks
 
 
 def _wins(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(rows, rows): in how many columns a is above b, ties as half; and how many both have."""
+    """Two tables (rows, rows): in how many columns a is above b, with ties as half, and how many
+    columns both have."""
     import numpy as np
 
     there = ~np.isnan(values)
@@ -120,8 +119,8 @@ def _wins(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _strengths(won: np.ndarray, met: np.ndarray) -> np.ndarray:
-    """(rows,) logarithms of Bradley and Terry's strengths: the most likely ones. Everybody also
-    meets one imagined row of strength 1 and ties, or who wins all would be infinitely strong."""
+    """The logarithms of Bradley and Terry's strengths (rows,) with the largest likelihood. Every row
+    also ties with one imagined row of strength 1, or who wins all would be infinitely strong."""
     import numpy as np
     from scipy.special import expit
 
@@ -141,22 +140,19 @@ def _strengths(won: np.ndarray, met: np.ndarray) -> np.ndarray:
     return log_strength
 
 
-def _places(
-    values: np.ndarray,
-    strength: np.ndarray,
-    above: np.ndarray,
-) -> list[RankPlace]:
+def _places(values: np.ndarray, strength: np.ndarray, above: np.ndarray) -> list[RankPlace]:
+    """The places of all rows, from Bradley and Terry's strengths and the tested pairs."""
     import numpy as np
     from scipy.special import expit
 
     rows = len(values)
-    # 1. What a row should win of the others, and its rank by that: equals within rounding share it.
+    # 1. The share that a row should win of the others, and its rank by that; equals share a rank.
     expected = expit(strength[:, None] - strength[None, :])
     np.fill_diagonal(expected, 0)
     rate = 100 * expected.sum(1) / max(rows - 1, 1)
     rough = -np.round(rate, 6)
     rank = 1 + np.searchsorted(np.sort(rough), rough, "left")
-    # 2. The interval: who is surely before it, and who surely after. Its own rank is always in it.
+    # 2. The interval: how many are surely before it, and how many surely after. It holds the rank.
     low = np.minimum(1 + above.sum(0), rank)
     high = np.maximum(rows - above.sum(1), rank)
     # 3. The plain mean of its ranks.
@@ -172,7 +168,8 @@ def _places(
 
 
 def _groups(above: np.ndarray) -> list[int]:
-    """Those that nobody is above; of the others those that nobody of the others is; and so on."""
+    """The group of each row. Nobody is above group 1; of the others, nobody of the others is above
+    group 2; and so on."""
     import numpy as np
 
     group = np.zeros(len(above), int)
