@@ -22,7 +22,8 @@ ENABLED, PRECISION = "SOLVER.AMP.ENABLED", "SOLVER.AMP.PRECISION"
 
 
 class MixedPrecision:
-    """dtype is None where it is off; then nothing differs from a step without it."""
+    """Autocast and loss scaling for training steps. `dtype` is None where mixed precision is off;
+    the step is then the ordinary one."""
 
     def __init__(self, cfg: CfgNode, device: torch.device) -> None:
         amp = cfg.SOLVER.AMP
@@ -39,7 +40,8 @@ class MixedPrecision:
         return torch.autocast(self.device, self.dtype)
 
     def descend(self, loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
-        """One step down, from gradients of this loss alone; none where float16 overflowed."""
+        """Take one optimiser step on the gradients of this loss alone; skip it if float16
+        overflowed."""
         optimizer.zero_grad(set_to_none=True)
         self.scaler.scale(loss).backward()
         self.scaler.step(optimizer)

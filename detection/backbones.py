@@ -83,7 +83,7 @@ class BackboneRules(ABC):
 
     @abstractmethod
     def departures(self, cfg: CfgNode) -> list[str]:
-        """How the norms differ from the published protocol's, a warning each."""
+        """Warnings, one for each norm that is not the published protocol's."""
 
     @abstractmethod
     def _refuse_config(self, cfg: CfgNode, given: Given, checkpoint: Checkpoint) -> None: ...
@@ -180,12 +180,12 @@ class TrunkRules(BackboneRules):
 
 
 def rules_of(cfg: CfgNode) -> BackboneRules:
-    """The one place where a backbone's name is looked at for its rules."""
+    """Look up the rules of the config's backbone: the only place that tests its name for them."""
     return TrunkRules() if cfg.MODEL.BACKBONE.NAME in (FPN, SIMPLE) else ResNetRules()
 
 
 def has_fpn(cfg: CfgNode) -> bool:
-    """C4 configs have none."""
+    """False for C4 configs."""
     return "fpn" in cfg.MODEL.BACKBONE.NAME
 
 

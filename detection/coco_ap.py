@@ -33,7 +33,7 @@ class RankedDetections:
 
 
 def in_blocks(weights: Tensor) -> list[np.ndarray]:
-    """(draws, N) -> blocks (N, BLOCK) of them, a row for each image."""
+    """Split weights (draws, N) into blocks (N, BLOCK), a row for each image."""
     return [part.T.contiguous().numpy() for part in weights.split(BLOCK)]
 
 
@@ -63,7 +63,7 @@ def _average_precision(
     blocks: Sequence[np.ndarray],
     needed: Sequence[np.ndarray],
 ) -> Tensor:
-    """hit and miss (D,) of ranked detections -> (draws,)."""
+    """AP of each draw, (draws,), from hit and miss (D,) of ranked detections."""
     hits = np.flatnonzero(hit)
     # The detections before and at each hit, since the one before it, as a (hits, N) matrix: times
     # an image's weight it is how many a draw counts there.

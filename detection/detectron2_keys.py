@@ -82,5 +82,5 @@ def check(given: Given, defaults: Mapping[str, Value]) -> None:
 
 
 def _as_lists(value: Value) -> Value:
-    """Lists and tuples alike."""
+    """Turn tuples into lists, so that the two compare equal."""
     return [_as_lists(v) for v in value] if isinstance(value, list | tuple) else value

@@ -37,7 +37,7 @@ OPTIONAL: dict[str, Value] = {
     DEVICE_KEY: "auto",
     "MODEL.TRUNK.ARCH": "",
 }
-# Keys of trunks that are no ResNet of an engine's own (`trunks`); Detectron2 has none of these.
+# Keys of the backbones that are ours (`backbones.TrunkRules`); Detectron2 has none of these.
 OURS: dict[str, Value] = {
     "MODEL.TRUNK.FROZEN": False,  # else it is trained
     "MODEL.TRUNK.DROP_PATH": 0.0,  # stochastic depth of its last block
@@ -93,30 +93,30 @@ def read(name: str, opts: Sequence[str]) -> Given:
 
 
 def check(args: argparse.Namespace) -> None:
-    """BadInput for the config, the overrides or the checkpoint of `detect`, before torch is
+    """Raise BadInput for a wrong config, override or checkpoint of `detect` before torch is
     imported."""
     read(args.config_file, args.opts)
     availability.weight_files(args)
 
 
 def _of_imagenet() -> dict[str, Value]:
-    """The pixels that the shipped bases state."""
+    """The pixel statistics that the shipped bases state."""
     base = read_detector(config.configs_dir() / KIND / BASE)
     return {key: base[key] for key in PIXELS}
 
 
 def shipped(path: Path) -> Given:
-    """A config file as it stands, without overrides."""
+    """Read a config file without overrides."""
     return Given(path, read_detector(path))
 
 
 def _is_key(text: str) -> bool:
-    """MODEL.RPN.NMS_THRESH, and no flag or file that slipped between the overrides."""
+    """True for a key such as MODEL.RPN.NMS_THRESH; a flag or a file among the overrides is none."""
     return all(part.replace("_", "").isalnum() and part.isupper() for part in text.split("."))
 
 
 def _tree(flat: Mapping[str, Value]) -> dict[str, Value]:
-    """The way back: nested groups again."""
+    """Flat keys as nested groups, the inverse of `flat`."""
     out: dict[str, Value] = {}
     for key, value in flat.items():
         *groups, last = key.split(".")
@@ -128,7 +128,7 @@ def _tree(flat: Mapping[str, Value]) -> dict[str, Value]:
 
 
 def accepted() -> dict[str, Value]:
-    """The keys of the torchvision engine with a value of their type."""
+    """The keys that the torchvision engine takes, each with a value of its type."""
     return {**read_detector(config.configs_dir() / KIND / BASE), **OPTIONAL, **DEFAULTS}
 
 
@@ -152,7 +152,7 @@ def embedded(given: Given) -> CfgNode:
 
 
 def merge(cfg: CfgNode, given: Given) -> None:
-    """The given values over `cfg`; types must agree, whole numbers may stand for fractions."""
+    """Set the given values in `cfg`. Types must agree; a whole number may stand for a fraction."""
     for key, value in given.values.items():
         # 1. The key must be there: walk down its groups.
         *groups, last = key.split(".")

@@ -41,7 +41,7 @@ STATUSES = (EXIT_PREEMPTED, EXIT_BAD_INPUT, EXIT_FAILED)
 
 @dataclass(frozen=True)
 class Seat:
-    """A child's place in the run."""
+    """The place of a child process in the run."""
 
     rank: int
     port: int
@@ -53,7 +53,7 @@ Body: TypeAlias = Callable[[DetectionRun, Seat], int]  # what a rank does; retur
 
 
 def gpus(given: Given) -> int:
-    """How many GPUs the run may use; 0 for a run on the CPU."""
+    """The number of GPUs that the run may use; 0 for a run on the CPU."""
     return 0 if given.get(DEVICE_KEY) == "cpu" else torch.cuda.device_count()
 
 
@@ -172,13 +172,14 @@ def handed_over(run: DetectionRun) -> tuple[Split, Split]:
 
 
 def barrier() -> None:
-    """Wait for the other ranks; nothing in a run of one process."""
+    """Wait for the other ranks; a run of one process does not wait."""
     if dist.is_initialized():
         dist.barrier()
 
 
 def wait_until(there: Callable[[], bool]) -> None:
-    """For what takes one rank alone as long as it takes: the scoring of COCO's val set. A collective
-    ends the run after JOIN_MINUTES; this ends with a signal, and with the parent: see _watch."""
+    """Wait for work that one rank does alone for as long as it takes, such as scoring COCO's val
+    set. A collective would end the run after JOIN_MINUTES; this wait ends with a signal or with
+    the parent: see _watch."""
     while not there():
         time.sleep(POLL_SECONDS)

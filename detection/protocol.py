@@ -54,8 +54,8 @@ def stated(given: Given) -> dict[str, Value]:
 
 
 def protocol(given: Given) -> str:
-    """A shipped protocol's name where every decisive key is its own, else a fingerprint's. In mixed
-    precision detection-1x-v1 is detection-1x-bf16-v1; with a frozen trunk, -frozen-v1."""
+    """The shipped protocol's name if every decisive key has its value, else a fingerprint. Mixed
+    precision turns detection-1x-v1 into detection-1x-bf16-v1; a frozen trunk adds -frozen."""
     mine = decisive(given)
     plain = {k: v for k, v in mine.items() if k not in (amp.ENABLED, amp.PRECISION, FROZEN)}
     for path, theirs in _shipped(recipes.configs_dir() / dialect.KIND):
@@ -66,7 +66,7 @@ def protocol(given: Given) -> str:
 
 @functools.cache
 def _shipped(folder: Path) -> list[tuple[Path, dict[str, Value]]]:
-    """Every config that is no base, with what decides its protocol."""
+    """Every shipped config that is no base, with the keys that decide its protocol."""
     return [(path, decisive(dialect.shipped(path))) for path in sorted(folder.glob("[!_]*.yaml"))]
 
 

@@ -24,8 +24,8 @@ TRAINING = "TEST.PRECISE_BN."  # of those, what belongs to the training
 
 
 def evaluation(run: DetectionRun, identity: Mapping[str, object]) -> DetectionRun:
-    """The run as it is scored: in its own folder where it is the very run that was trained, else in
-    one below it. Raises BadInput where there is no detector, or another training's."""
+    """Choose the folder of this evaluation: the trained run's own if nothing differs, else a folder
+    below it. Raises BadInput if there is no detector, or another training's."""
     if not (run.out / FINAL_FILE).exists():
         raise BadInput(
             f"{run.out / FINAL_FILE}: no trained detector to evaluate; "

@@ -38,7 +38,7 @@ class SolverSchedule:
 
     @classmethod
     def of(cls, cfg: CfgNode) -> SolverSchedule:
-        """Raises BadInput where SOLVER makes no schedule."""
+        """Build it from a config. Raises BadInput if SOLVER makes no schedule."""
         s, bn = cfg.SOLVER, cfg.TEST.PRECISE_BN
         try:
             factors = warmed_up(decaying(cfg), cfg)
@@ -64,7 +64,7 @@ class SolverSchedule:
 
 
 def decaying(cfg: CfgNode) -> ParamScheduler:
-    """From 1 down, without warm-up."""
+    """The factor on the base rate from 1 down, without warm-up."""
     s = cfg.SOLVER
     if s.LR_SCHEDULER_NAME == "WarmupMultiStepLR":
         # A step at the end or after it is never reached.
@@ -82,9 +82,9 @@ def decaying(cfg: CfgNode) -> ParamScheduler:
 
 
 def warmed_up(rest: ParamScheduler, cfg: CfgNode) -> ParamScheduler:
-    """Before `rest`, from WARMUP_FACTOR of its first value to what it has where the warm-up ends:
-    a step that falls into the warm-up has been taken by then, a warm-up longer than the run never
-    ends."""
+    """Put a warm-up before `rest`: from WARMUP_FACTOR times its first value to its value where the
+    warm-up ends. A step inside the warm-up has been taken by then; a warm-up longer than the run
+    never ends."""
     s = cfg.SOLVER
     length = min(s.WARMUP_ITERS / s.MAX_ITER, 1.0)
     first = s.WARMUP_FACTOR * rest(0.0)

@@ -127,7 +127,7 @@ def new_run(
     world: int = 1,
     eval_only: bool = False,
 ) -> DetectionRun:
-    """A run of this config, its task and its engine chosen, its keys checked."""
+    """Choose the task and the engine of a config and check its keys."""
     task = task_of(given)
     if engine == "auto":  # torchvision's wherever it can run the config: the same on every machine
         fpn = "fpn" in str(given.get("MODEL.BACKBONE.NAME", ""))
@@ -184,8 +184,8 @@ def prepare(run: DetectionRun) -> Prepared:
 
 
 def ready(run: DetectionRun, p: Prepared) -> DetectionEngine:
-    """The engine with the weights in place, proven by its features; refused before the run folder
-    is made."""
+    """Build the engine and prove by its maps that the weights arrived, before the run folder is
+    made."""
     # In a run of several processes the GPUs are theirs; this one only looks.
     alone = run.world == 1
     device = process_group.device_of(run.given, 0) if alone else torch.device("cpu")
@@ -205,8 +205,8 @@ def build_engine(run: DetectionRun, p: Prepared, device: torch.device) -> Detect
 
 
 def take_part(run: DetectionRun, seat: process_group.Seat) -> int:
-    """A rank's process, as ranks.spawn starts it; its errors are one line, from rank 0 or from
-    whoever fails."""
+    """The process of one rank, started by process_group.spawn. Its errors are one line, from rank 0
+    or from the rank that fails."""
     from backbench.cli import guarded
 
     def action() -> int:
@@ -239,7 +239,8 @@ def work(run: DetectionRun, p: Prepared, engine: DetectionEngine, rank: int = 0)
 def train(
     run: DetectionRun, p: Prepared, engine: DetectionEngine, rank: int, stop: StopFlag
 ) -> None:
-    """The loop. Every iteration is a pure function of the state before it and of its number."""
+    """The training loop. Every iteration is a pure function of the state before it and of its
+    number."""
     schedule = p.schedule
     last = schedule.iterations
     state_file = run.out / STATE_FILE
@@ -317,7 +318,7 @@ def logged_losses(losses: dict[str, Tensor], run: DetectionRun, step: int) -> di
 
 
 def continue_from(state_file: Path, engine: DetectionEngine) -> int:
-    """The iteration to start at, with the saved weights and momentum in place if there are any."""
+    """Load the saved weights and optimiser, if there are any; returns the iteration to start at."""
     if not state_file.exists():
         return 0
     state = load_state(state_file)
@@ -330,7 +331,7 @@ def continue_from(state_file: Path, engine: DetectionEngine) -> int:
 
 
 def keep_state(state_file: Path, engine: DetectionEngine, iteration: int) -> None:
-    """`iteration` is the next one to run. Nothing random is saved: see engine.py."""
+    """Save the state; `iteration` is the next one to run. Nothing random is saved: see engine.py."""
     state = {
         "iteration": iteration,
         "model": engine.model.state_dict(),
@@ -353,8 +354,8 @@ def keep_final(run: DetectionRun, p: Prepared, engine: DetectionEngine) -> None:
 
 
 def load_final(file: Path) -> dict[str, Tensor]:
-    """The trained detector's state dict. Raises BadInput where the file is not what `keep_final`
-    writes."""
+    """Load the trained detector's state dict. Raises BadInput for a file that `keep_final` did not
+    write."""
     try:
         data = torch.load(file, map_location="cpu", weights_only=True)
         model, _ = data["model"], data["backbench"]

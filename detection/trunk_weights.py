@@ -100,7 +100,7 @@ def check_features(
 
 
 def columns(checkpoint: Checkpoint) -> TrunkColumns:
-    """A detector's file keeps these of the trunk it came from: enough for its results' rows."""
+    """The columns of the trunk that a detector was trained from, kept in the detector's file."""
     return {
         "checkpoint": checkpoint.digest,
         "name": checkpoint.name,

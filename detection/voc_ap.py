@@ -177,7 +177,8 @@ def aps(
 def _matched(
     ranked: VocDetections, ranking: np.ndarray, objects: Mapping[int, VocObjects], threshold: float
 ) -> tuple[Tensor, Tensor]:
-    """(D,) hits and (D,) misses of the ranked detections; those on difficult objects are neither."""
+    """Match the ranked detections: (D,) hits and (D,) misses; those on difficult objects are
+    neither."""
     hits, misses = np.zeros(len(ranking), bool), np.zeros(len(ranking), bool)
     taken: set[tuple[int, int]] = set()
     for i, d in enumerate(ranking):
@@ -205,7 +206,7 @@ def _overlaps(box: np.ndarray, boxes: np.ndarray) -> np.ndarray:
 
 
 def _average_precision(hits: Tensor, misses: Tensor, truths: Tensor, *, elevens: bool) -> Tensor:
-    """(draws, D) weighted hits and misses, (draws,) objects -> (draws,)."""
+    """AP of each draw, (draws,), from weighted hits and misses (draws, D) and objects (draws,)."""
     if not hits.shape[1]:
         return torch.zeros(len(hits), dtype=truths.dtype)
     # 1. Precision and recall after each detection; without an object there is no recall

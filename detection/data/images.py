@@ -96,8 +96,8 @@ def upright_size(image: Image.Image) -> tuple[int, int]:
 
 
 def check_files(records: Sequence[ImageRecord]) -> None:
-    """`check_file` of all, the first one that fails by their order. Threads, because on a network
-    disk each look waits."""
+    """Run `check_file` on all; the first error in their order is raised. Threads, because each look
+    waits on a network disk."""
     with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
         for _ in pool.map(check_file, records):
             pass
@@ -137,7 +137,7 @@ class ResizeAndFlip:
         return cls(sizes, i.MAX_SIZE_TRAIN, flip, seed, i.MIN_SIZE_TRAIN_SAMPLING)
 
     def draw(self, iteration: int, slot: int) -> tuple[int, bool]:
-        """The shorter side, and whether to mirror: of the image at this place of the run."""
+        """Draw the shorter side, and whether to mirror, for the image at this place of the run."""
         # Detectron2 draws with numpy: the same distributions, other numbers.
         draw = seeding.generator(self.seed, "augment", iteration, slot)
         if self.sampling == "range":

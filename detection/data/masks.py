@@ -90,7 +90,7 @@ def encode(part: np.ndarray, left: int, top: int, size: tuple[int, int]) -> RunL
 
 
 def outlines(outline: Outline | None) -> list[Polygon]:
-    """COCO polygons as they are; a run-length mask by its contours; none where there is none."""
+    """An outline as polygons: COCO's polygons unchanged, a run-length mask by its contours."""
     if not outline:
         return []
     if isinstance(outline, list):

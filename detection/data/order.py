@@ -49,7 +49,7 @@ class ImageOrder:
                 yield members
 
     def _pass(self, draw: torch.Generator) -> list[int]:
-        """Every record in a drawn order, those that repeat as often as it falls out."""
+        """One pass: every record in a drawn order, those that repeat several times."""
         if self.repeats is None:
             return torch.randperm(len(self.wide), generator=draw).tolist()
         whole = self.repeats.floor()

@@ -56,11 +56,12 @@ class Split:
 
     @property
     def flip(self) -> list[int]:
-        """Where each keypoint's value comes from in a mirrored image: left_eye from right_eye."""
+        """The keypoint whose value each keypoint takes in a mirrored image: left_eye takes
+        right_eye's."""
         return [self.keypoints.index(self._partner(name)) for name in self.keypoints]
 
     def _partner(self, name: str) -> str:
-        """left_eye for right_eye; the nose is its own."""
+        """left_eye for right_eye; a name without a side is its own partner."""
         for side, other in LEFT_RIGHT:
             if side in name:
                 partner = name.replace(side, other)
@@ -69,7 +70,7 @@ class Split:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """Which images and annotations: the files' sha256 and the number of images taken."""
+        """The images and annotations: the files' sha256 and the number of images taken."""
         digest = hashlib.sha256()
         for file in (self.file, *self.more_files):
             digest.update(file.read_bytes())
@@ -84,7 +85,7 @@ class Split:
 
     @property
     def part(self) -> str:
-        """val, test, trainval, ...: as the results call it."""
+        """The part of the dataset as results call it: val, test, trainval."""
         names = [word for word in self.name.split("_") if not word.isdigit()]
         return names[-1]
 
@@ -96,7 +97,7 @@ class Split:
 
 
 def join(splits: Sequence[Split]) -> Split:
-    """Several training sets as one, in the order given; their categories must be the same."""
+    """Join several training sets in the order given. Raises BadInput if their categories differ."""
     first, *others = splits
     for other in others:
         if (other.categories, other.ids) != (first.categories, first.ids):
@@ -115,8 +116,8 @@ def join(splits: Sequence[Split]) -> Split:
 
 
 def training_records(split: Split, task: DetectionTask) -> list[ImageRecord]:
-    """Images with at least one object that is no crowd, and for keypoints at least one marked
-    keypoint: the filters of detectron2/data/build.py."""
+    """The images to train on: those with at least one object that is no crowd, and for keypoints at
+    least one marked keypoint. These are the filters of detectron2/data/build.py."""
     kept = []
     for record in split.records:
         objects = [a for a in record["annotations"] if not a["iscrowd"]]

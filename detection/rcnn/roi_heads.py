@@ -115,7 +115,7 @@ class RCNNHeads(RoIHeads):
         return [], losses
 
     def _boxes(self, features: dict[str, Tensor], proposals: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """Logits and deltas, float32 under autocast, too: see FullPrecisionHead."""
+        """Logits and deltas in float32, under autocast, too: see FullPrecisionHead."""
         pooled = self.box_roi_pool(features, proposals)
         logits, deltas = self.box_predictor(self.box_head(pooled))
         return logits.float(), deltas.float()
@@ -177,7 +177,7 @@ class RCNNHeads(RoIHeads):
 
 
 def _lists(numbers: Sequence[Tensor]) -> list[list[int]]:
-    """Each as a list; on a GPU the host waits once for all."""
+    """Turn index tensors into lists; on a GPU the host waits once for all of them."""
     together = torch.cat(list(numbers)).tolist()
     ends = itertools.accumulate(len(part) for part in numbers)
     return [together[end - len(part) : end] for part, end in zip(numbers, ends)]
@@ -227,8 +227,8 @@ def keypoint_loss(heat: Tensor, boxes: Tensor, points: Tensor) -> Tensor:
 
 
 def visible_inside(points: Tensor, boxes: Tensor) -> Tensor:
-    """points (n, K, 3), boxes (n, 4) -> (n,) bool: which boxes have a visible keypoint inside
-    them."""
+    """True for each of boxes (n, 4) that has a visible keypoint of points (n, K, 3) inside it:
+    (n,)."""
     x, y, visible = points.unbind(-1)
     inside = (x >= boxes[:, :1]) & (x <= boxes[:, 2:3]) & (y >= boxes[:, 1:2]) & (y <= boxes[:, 3:])
     return (inside & (visible >= 1)).any(1)
@@ -271,8 +271,7 @@ def build_heads(cfg: CfgNode) -> RCNNHeads:
 
 
 def initialise(heads: RCNNHeads) -> None:
-    """Fresh weights as Detectron2 draws them, where torchvision leaves most layers at PyTorch's
-    defaults."""
+    """Draw fresh weights as Detectron2 does; torchvision leaves most layers at PyTorch's defaults."""
     for name, parameter in heads.named_parameters():
         if name.endswith("bias"):
             nn.init.zeros_(parameter)

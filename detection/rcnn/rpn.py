@@ -62,49 +62,48 @@ class BalancedSampler:
 
 
 def _draw(mask: Tensor, count: int, n: int, generator: torch.Generator | None) -> Tensor:
-    """`n` of the `count` places where the mask is true, which rise; drawn on the CPU, so that a
-    GPU's run draws alike."""
+    """Draw `n` of the `count` indices where the mask is true, in rising order. The draw is made on
+    the CPU, so that a GPU's run draws alike."""
     chosen = torch.randperm(count, generator=generator)[:n].sort().values
     return _nth_true(distributed.sent(chosen, mask.device), mask)
 
 
 def _nth_true(numbers: Tensor, mask: Tensor) -> Tensor:
-    """Where the mask (A,) is true for the 0th, 1st, ... time, of each of these numbers."""
+    """For each number n, the index where the mask (A,) is true for the n-th time, counted from 0."""
     # Up to that place, and not before it, one more than `number` are true
     return torch.searchsorted(mask.cumsum(0), numbers + 1)
 
 
 def true_indices(masks: Sequence[Tensor]) -> list[Tensor]:
-    """Where each mask (n,) is true, as torch.where says it; on a GPU the host waits once for
-    all."""
+    """The indices where each mask (n,) is true; on a GPU the host waits once for all masks."""
     counts = torch.stack([mask.sum() for mask in masks]).tolist()
     numbers = [torch.arange(n, device=mask.device) for n, mask in zip(counts, masks)]
     return [_nth_true(those, mask) for those, mask in zip(numbers, masks)]
 
 
 class QuietMatcher(Matcher):
-    """torchvision's, that does not count out which anchors are an object's best ones."""
+    """torchvision's Matcher with a step for low-quality matches that does not wait for the GPU."""
 
     def set_low_quality_matches_(
         self, matches: Tensor, all_matches: Tensor, match_quality_matrix: Tensor
     ) -> None:
-        """(objects, anchors) overlaps: an anchor that none overlaps an object more than keeps its
-        own best object, however little that is."""
+        """Keep, for each object, the anchors that overlap it most, however little that is; the
+        matrix (objects, anchors) holds the overlaps."""
         best = match_quality_matrix.amax(1, keepdim=True)
         chosen = (match_quality_matrix == best).any(0)
         matches.copy_(torch.where(chosen, all_matches, matches))
 
 
 def smooth_l1(x: Tensor, y: Tensor, beta: float) -> Tensor:
-    """Summed; beta 0 is L1. torchvision's losses have beta 1/9."""
+    """Smooth L1 loss, summed; beta 0 is L1. torchvision's losses have beta 1/9."""
     if beta == 0:
         return F.l1_loss(x, y, reduction="sum")
     return F.smooth_l1_loss(x, y, beta=beta, reduction="sum")
 
 
 class FullPrecisionHead(RPNHead):
-    """torchvision's, whose answers are float32 under autocast, too: boxes of a thousand pixels have
-    no place in 8 or 11 bits (Box2BoxTransform.apply_deltas of Detectron2 casts them as well)."""
+    """torchvision's head with float32 outputs, under autocast, too: 8 or 11 bits cannot hold boxes
+    of a thousand pixels (Box2BoxTransform.apply_deltas of Detectron2 casts them as well)."""
 
     def forward(self, x: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         logits, deltas = super().forward(x)
@@ -112,7 +111,7 @@ class FullPrecisionHead(RPNHead):
 
 
 class RPN(RegionProposalNetwork):
-    """torchvision's, with Detectron2's ranking and loss: (smooth) L1, both terms over `size`
+    """torchvision's network with Detectron2's ranking and loss: (smooth) L1, both terms over `size`
     anchors per image."""
 
     beta = 0.0
