@@ -46,6 +46,7 @@ class Recipe:
     pair: tuple[float, float] = (0.0, 1.0)
     limit: int | None = None
     mode: Literal["plain", "fancy"] = "plain"
+    compile: bool | Literal["cuda"] = False
     table: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self):
@@ -83,6 +84,7 @@ def test_numbers_are_read_as_people_write_them(tmp_path):
     path = write(tmp_path, "r", "name: r\nlr: 1e-4")
     assert load(path).lr == 1e-4
     assert load(path, "lr=3").lr == 3.0
+    assert load(path, "lr=2.5e3").lr == 2500.0
     assert load(path, "lr=inf").lr == math.inf
     assert load(path, "limit=4").limit == 4
     assert load(path, "limit=4", "limit=null").limit is None
@@ -107,7 +109,17 @@ def test_overrides_reach_into_groups_and_the_last_one_wins(tmp_path):
         ("name: r\npair: [1]", [], "'pair' must be"),
         ("name: r\nheads: [{width: x}]", [], r"'heads\[0\].width' must be a whole number"),
         ("name: r\npet: {name: cow}", [], "allowed: cat, dog"),
-        ("name: r\npet: {name: dog, lives: 3}", [], "unknown key 'pet.lives'"),
+        ("name: r\npet: {name: dog, lives: 3}", [], "unknown key 'pet.lives'; allowed: name, tr"),
+        (
+            "name: r\nheads: [{widht: 1}]",
+            [],
+            r"unknown key 'heads\[0\].widht'; did you mean 'width'",
+        ),
+        ("name: r\ncompile: 2", [], "'compile' must be true or false or 'cuda', not 2"),
+        ("name: r\npair: [1, 2, 3]", [], "'pair' must be a shorter list"),
+        ("name: r\nlimit: 2020-01-01", [], "'limit' must be a whole number, not '2020-01-01'"),
+        ("name: r\nname: s", [], "the key 'name' stands twice"),
+        ("name: !!binary aGk=", [], "could not determine a constructor"),
         ("name: r\nlr: -1", [], "lr must not be negative"),
         ("name: r", ["lr"], "override 'lr': expected key=value"),
         ("name: r", ["pet.nmae=cat"], "allowed: cat, dog"),
