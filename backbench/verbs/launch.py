@@ -18,7 +18,7 @@ import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Container, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -130,7 +130,7 @@ def _missing_here(request: Request) -> tuple[list[Job], bool]:
 
 
 def _run_on_slurm(request: Request) -> int:
-    seen: set[str] = set()
+    seen = SeenJobs()
     if request.interval is None:
         _submit_missing(request, seen)
         return 0
@@ -146,7 +146,18 @@ def _run_on_slurm(request: Request) -> int:
     return exit_code
 
 
-def _look(request: Request, seen: set[str], *, first: bool) -> int | None:
+@dataclass
+class SeenJobs:
+    """The jobs that this launcher saw on Slurm (`names`): cancelled or lost since, they stay so.
+
+    `orphans` waited for a job that was submitted again since: Slurm cancels them, nobody else.
+    """
+
+    names: set[str] = field(default_factory=set)
+    orphans: set[str] = field(default_factory=set)
+
+
+def _look(request: Request, seen: SeenJobs, *, first: bool) -> int | None:
     """Look once for --watch; return the exit status where nothing is left to happen."""
     plan: Plan | None = None
     try:
@@ -168,29 +179,32 @@ def _look(request: Request, seen: set[str], *, first: bool) -> int | None:
     return 0 if names == {"done"} else EXIT_FAILED
 
 
-def _submit_missing(request: Request, seen: set[str]) -> Plan:
-    """Submit to Slurm what is missing.
-
-    `seen` are the jobs that this launcher saw on Slurm. One of them that was cancelled or lost
-    since is not submitted again; one that is `stopped` is, for it only ran out of time on a node
-    that could not requeue it.
-    """
+def _submit_missing(request: Request, seen: SeenJobs) -> Plan:
+    """Submit to Slurm what is missing, without the seen jobs that somebody cancelled."""
     ledger = request.ledger
     with ledger.submitting():
         snapshot = catch_up(ledger, request.target)
         plan = request.plan(snapshot, watching=request.interval is not None)
+        # 1. A stopped job only ran out of time on a node that could not requeue it: it goes on
         stopped = set()
-        for name in seen & snapshot.records.keys():
+        for name in seen.names & snapshot.records.keys():
             if snapshot.state(name).name == "stopped":
                 stopped.add(name)
+        # 2. So does what waited for such a job, and was cancelled by Slurm for that
         new: dict[str, Job] = {}
         for job in plan.new:  # needs come earlier in the list
-            # What waited for a job that now goes on was cancelled by Slurm, not by somebody
-            behind = any(need in seen and need in new for need in job.needs)
-            if job.name not in seen or job.name in stopped or behind:
+            behind = any(need in seen.names and need in new for need in job.needs)
+            unseen = job.name not in seen.names or job.name in seen.orphans
+            if unseen or job.name in stopped or behind:
                 new[job.name] = job
         plan.new = list(new.values())
-        # A clean slate for what is submitted by a wish, not for what goes on by itself
+        # 3. What waits still, for the number that such a job had, Slurm will cancel soon
+        goes_on = new.keys() & seen.names
+        seen.orphans -= new.keys()
+        for name, state in plan.known.items():
+            if state.name == "waiting" and goes_on.intersection(snapshot.records[name].job.needs):
+                seen.orphans.add(name)
+        # 4. A clean slate for what is submitted by a wish, not for what goes on by itself
         for name in new.keys() - stopped:
             ledger.forgive(new[name])
         try:
@@ -198,7 +212,7 @@ def _submit_missing(request: Request, seen: set[str]) -> Plan:
         finally:
             for name, record in ledger.records().items():
                 if record.id:
-                    seen.add(name)
+                    seen.names.add(name)
     _say(plan, f"submitted in {count} arrays")
     return plan
 

@@ -7,7 +7,11 @@ import re
 import pytest
 from support import slurm_cluster
 
-from backbench.launch.records import Ledger
+from backbench.launch.clusters import read_cluster
+from backbench.launch.commands import CommandLine
+from backbench.launch.grid import read_grid
+from backbench.launch.records import Ledger, Target
+from backbench.verbs import launch
 
 TIMED_OUT = 'echo "sbatch: error: Batch job submission failed: Socket timed out" >&2; exit 1'
 LIMIT = 'echo "sbatch: error: QOSMaxSubmitJobPerUserLimit" >&2; exit 1'
@@ -150,6 +154,48 @@ def test_more_arrays_than_the_cap_stand_in_lanes(lab, stand_in_slurm):
 
 def on_slurm(records):
     return [(record.id, record.submission.uid) for record in records.values()]
+
+
+def test_watch_submits_again_what_waited_for_a_job_that_goes_on(lab, stand_in_slurm):
+    """The pretraining ran out of time where it could not be requeued. Slurm cancels the probe that
+    waited for it, at once or after the next look; somebody else's scancel stays."""
+    stand_in_slurm.sbatch(SEVERAL)
+    path = lab.grid(recipes=["demo_random"], evaluate=lab.linear("d1"))
+    cluster = read_cluster(lab.slurm())
+    ledger = Ledger(lab.root / "runs")
+    request = launch.Request(
+        ledger=ledger,
+        grid=read_grid(path),
+        target=Target(cluster, (), "lab"),
+        where="grid",
+        data=None,
+        interval=1.0,
+        commands=CommandLine(None, None),
+    )
+    seen = launch.SeenJobs()
+    launch._submit_missing(request, seen)
+    pretraining, probe = (ledger.records()[name] for name in sorted(ledger.records(), reverse=True))
+    assert pretraining.job.verb == "pretrain" and len(stand_in_slurm.called("sbatch")) == 2
+
+    def standing(record, state, reason="None"):
+        return (record.id, state, reason, record.submission.uid)
+
+    attempts = [{"start": 1.0, "end": 2.0, "how": "time limit"}]
+    status = {"name": pretraining.job.name, "state": "queued", "attempts": attempts}
+    ledger.write_status(pretraining.job, status)
+    stand_in_slurm.queue(standing(probe, "PENDING", "Dependency"))
+    launch._submit_missing(request, seen)
+    assert len(stand_in_slurm.called("sbatch")) == 3, "the pretraining goes on"
+    again = ledger.records()[pretraining.job.name]
+    for state in ("PENDING", "CANCELLED"):  # Slurm takes its time
+        stand_in_slurm.queue(standing(again, "RUNNING"), standing(probe, state, "Dependency"))
+        launch._submit_missing(request, seen)
+    assert len(stand_in_slurm.called("sbatch")) == 4, "and so does its probe"
+    once_more = ledger.records()[probe.job.name]
+    assert asked(stand_in_slurm, 4)[1] == f"afterok:{again.id}"
+    stand_in_slurm.queue(standing(again, "RUNNING"), standing(once_more, "CANCELLED"))
+    launch._submit_missing(request, seen)
+    assert len(stand_in_slurm.called("sbatch")) == 4, "somebody cancelled it"
 
 
 @pytest.mark.slow
