@@ -22,6 +22,7 @@ from backbench.cli import main
 from backbench.datasets import catalog
 from backbench.errors import EXIT_BAD_INPUT, BadInput, Failed, Preempted
 from backbench.images.preprocess import to_input
+from backbench.recipes import config
 from backbench.results import store
 from backbench.runs import seeding
 from backbench.runs.state import StopFlag
@@ -530,17 +531,15 @@ def test_one_set_of_weights_with_two_stems_is_refused(tmp_path, trunk):
 
 
 def test_every_shipped_protocol_loads_and_has_its_own_name():
-    from backbench.recipes.config import configs_dir
-
     names = {}
-    for file in sorted((configs_dir() / "transfer").glob("*.yaml")):
-        if file.stem.startswith("analyze"):
+    for recipe in config.recipe_names("transfer"):
+        if recipe.startswith("analyze"):
             continue
-        protocol = load_protocol(file.stem, PROTOCOLS)
-        assert protocol.name not in names, f"{file.stem} and {names[protocol.name]} share a name"
+        protocol = load_protocol(recipe, PROTOCOLS)
+        assert protocol.name not in names, f"{recipe} and {names[protocol.name]} share a name"
         # Behind the version: the precision, and CLLR's L phi in the trunk's place
         assert protocol.name.removesuffix("-bf16").removesuffix("-lphi")[-3:] == "-v1"
-        names[protocol.name] = file.stem
+        names[protocol.name] = recipe
     wanted = {
         "linear-lorac-v1",
         "logreg-v1",

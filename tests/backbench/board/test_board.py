@@ -20,7 +20,7 @@ from backbench.datasets.catalog import DATASETS, TWELVE
 from backbench.errors import BadInput
 from backbench.papers import catalogue, judging_rules, paper_tables, published
 from backbench.papers.judge import add_published, expected_keys, judge, not_judged
-from backbench.recipes import fast
+from backbench.recipes import config, fast
 from backbench.results import store
 
 ROOT = Path(__file__).parents[3]
@@ -184,9 +184,7 @@ def test_published_rows_stand_beside_marked(tmp_path):
 
 
 def test_published_protocols_exist_as_recipes():
-    names = {
-        judging_rules.protocol_name(f.stem) for f in (ROOT / "configs" / "transfer").glob("*.yaml")
-    }
+    names = {judging_rules.protocol_name(name) for name in config.recipe_names("transfer")}
     named = {
         judging_rules.column_of(r).protocol
         for r in published.rows()
