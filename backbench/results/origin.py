@@ -1,49 +1,26 @@
-"""Where and when a number was made: the command, the code, the versions, the hardware."""
+"""Where a number is made: the code, the versions and the hardware of this process."""
 
 from __future__ import annotations
 
 import functools
 import importlib.metadata
-import json
 import os
 import platform
 import subprocess
 import sys
-import time
 from pathlib import Path
-
-from backbench.results.result_line import Origin
-from backbench.runs.folder import RUN_FILE
-
-
-def stamp(run: Path) -> Origin:
-    """The origin of numbers that this process adds to a run folder now. The command is the one that
-    opened the folder."""
-    origin: Origin = {
-        "recorded": round(time.time(), 3),
-        "code": code_revision(),
-        "versions": _versions(),
-        "hardware": hardware(),
-    }
-    try:
-        opened = json.loads((run / RUN_FILE).read_text())
-    except (OSError, ValueError):
-        return origin  # no run folder: a test, or somebody's own script
-    for key in ("command", "cwd"):
-        if key in opened:
-            origin[key] = opened[key]
-    return origin
 
 
 @functools.cache
-def _versions() -> dict[str, str]:
-    versions = {"python": platform.python_version()}
+def versions() -> dict[str, str]:
+    """The versions of Python, backbench, torch and torchvision."""
+    out = {"python": platform.python_version()}
     for package in ("backbench", "torch", "torchvision"):
         try:
-            versions[package] = importlib.metadata.version(package)
+            out[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return versions
+    return out
 
 
 @functools.cache

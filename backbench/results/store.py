@@ -10,15 +10,16 @@ import dataclasses
 import fcntl
 import json
 import os
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from backbench.errors import BadInput
-from backbench.results.origin import code_revision, hardware, stamp
+from backbench.results.origin import code_revision, hardware, versions
 from backbench.results.result_line import SCHEMA, Origin, Result, parse
-from backbench.runs import atomic, failures
-from backbench.runs.folder import OWED_FILE, PREDICTIONS, RESULTS_FILE
+from backbench.runs import atomic
+from backbench.runs.folder import OWED_FILE, PREDICTIONS, RESULTS_FILE, RUN_FILE
 from backbench.untrusted import jsons, opening, printable, walking
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def append(run: str | Path, results: Iterable[Result], *, skip_known: bool = Fal
     killed between two rows completes them.
     """
     run = Path(run)
-    origin = stamp(run)
+    origin = _origin(run)
     lines: list[tuple[NumberKey, str]] = []
     for result in results:
         data = dataclasses.asdict(result)
@@ -75,13 +76,31 @@ def append(run: str | Path, results: Iterable[Result], *, skip_known: bool = Fal
             known = _numbers(os.pread(descriptor, os.fstat(descriptor).st_size, 0))
         new = "".join(line for number, line in lines if number not in known)
         if new:
-            with failures.naming(path):
-                _write_whole(descriptor, new.encode())
+            _write_whole(descriptor, new.encode(), path)
     finally:
         os.close(descriptor)
 
 
-def _write_whole(descriptor: int, data: bytes) -> None:
+def _origin(run: Path) -> Origin:
+    """The origin of numbers that this process adds to a run folder now. The command is the one that
+    opened the folder."""
+    origin: Origin = {
+        "recorded": round(time.time(), 3),
+        "code": code_revision(),
+        "versions": versions(),
+        "hardware": hardware(),
+    }
+    try:
+        opened = json.loads((run / RUN_FILE).read_text())
+    except (OSError, ValueError):
+        return origin  # no run folder: a test, or somebody's own script
+    for key in ("command", "cwd"):
+        if key in opened:
+            origin[key] = opened[key]
+    return origin
+
+
+def _write_whole(descriptor: int, data: bytes, path: Path) -> None:
     """All of `data` at the end of the locked file, on disk; or nothing of it and an OSError."""
     size = os.fstat(descriptor).st_size
     # A writer may have died in the middle of a line: keep its part apart from ours.
@@ -90,9 +109,9 @@ def _write_whole(descriptor: int, data: bytes) -> None:
     try:
         while data:  # a write may take only part of what it is given
             data = data[os.write(descriptor, data) :]
-    except OSError:  # a full disk: half of a run's rows would pass for all of them
+    except OSError as error:  # a full disk: half of a run's rows would pass for all of them
         os.ftruncate(descriptor, size)
-        raise
+        raise OSError(error.errno, error.strerror, str(path)) from None
     os.fsync(descriptor)
 
 
