@@ -31,8 +31,8 @@ RECALLS = torch.from_numpy(np.linspace(0, 1, 101))
 
 
 def over_all(ev: hotcoco.COCOeval, _: object, categories: int, weights: Tensor) -> Tensor:
-    """What evaluate.weighted_ap gives, from the matches of every area, image and category at once,
-    and precision and recall after every detection. (draws, images) -> (draws, thresholds)."""
+    """Compute the APs of evaluate.weighted_ap from the matches of every area, image and category at
+    once, with precision and recall after every detection. (draws, images) -> (draws, thresholds)."""
     total = torch.zeros(len(weights), len(ev.params.iou_thrs), dtype=torch.float64)
     counted = torch.zeros(len(weights), 1, dtype=torch.float64)
     whole = list(ev.params.area_rng[0])
@@ -74,7 +74,7 @@ def average_precision(weight: Tensor, hit: Tensor, skip: Tensor, positives: Tens
 
 
 def peak() -> float:
-    """Of this process, in MiB."""
+    """The peak memory of this process, in MiB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 

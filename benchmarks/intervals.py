@@ -1,5 +1,6 @@
-"""python benchmarks/intervals.py [--repeats R]: what the intervals cover and the tests call, by
-simulation. `benchmarks/intervals.txt` is what it printed.
+"""Simulate how often the intervals cover the truth and how often the tests call a difference.
+
+python benchmarks/intervals.py [--repeats R]; `benchmarks/intervals.txt` is its last output.
 
 Every kind of column has images of a difficulty that all trunks share; trunks have images of their
 own that they are good at; draws of labels differ, for all trunks alike and for each. One trunk's
@@ -93,7 +94,7 @@ class Population:
 
 
 def _edges(trunks: int, share: float, gap: float) -> np.ndarray:
-    """Above which a standard normal score is a hit, for each trunk."""
+    """The standard normal score above which each trunk has a hit."""
     shares = np.full(trunks, share)
     shares[-1] += gap
     return np.asarray(-ndtri(shares), np.float32)
@@ -113,7 +114,7 @@ def covers(found: Interval, share: float) -> bool:
 
 
 def top1(n: int, share: float) -> float:
-    """Exactly: the probability of all counts whose interval covers the truth."""
+    """The exact coverage: the probability of all counts whose interval covers the truth."""
     spread = (n * share * (1 - share)) ** 0.5
     ends = np.clip([n * share - 7 * spread, n * share + 7 * spread + 1], 0, n).astype(int)
     counts = np.arange(ends[0], ends[1] + 1)
@@ -282,8 +283,8 @@ PAIRS: dict[str, Pair] = {
 
 
 def top1_called(n: int, share: float) -> float:
-    """Exactly, of equal trunks: over how many images only one of them is right, and on how many of
-    these it is the first."""
+    """The exact rate at which equal trunks are called different: summed over the number of images on
+    which only one is right, and over how many of these the first one wins."""
     # 1. Of an image whose difficulty is so many deviations, one trunk is right with `right`.
     deviations = np.linspace(-8, 8, 4001)
     right = norm.sf(2**0.5 * norm.isf(share) - deviations)
@@ -303,7 +304,7 @@ def top1_called(n: int, share: float) -> float:
 
 
 def _is_called(won: int, differ: int, n: int) -> bool:
-    """Whether `won` of the `differ` images that two trunks of n disagree on tell them apart."""
+    """True if two trunks are told apart that disagree on `differ` of n images, one winning `won`."""
     d = np.zeros(n)
     d[:won], d[won:differ] = 1, -1
     return paired_differences.of_images(d).real

@@ -1,5 +1,6 @@
-"""python benchmarks/ranks.py [--repeats R]: what rank intervals cover, how often equals are told
-apart, and how often the best is, on simulated boards. `benchmarks/ranks.txt` is what it printed.
+"""Simulate boards: what rank intervals cover, how often equals are told apart, and the best one.
+
+python benchmarks/ranks.py [--repeats R]; `benchmarks/ranks.txt` is its last output.
 
 A board has rows whose true means over all datasets are given; on each dataset every row has an
 advantage of its own, and its value is measured on that dataset's images. A true rank counts who is
@@ -101,7 +102,7 @@ def naive(rng: np.random.Generator, b: Simulated) -> np.ndarray:
 
 
 class Seen(NamedTuple):
-    """Of many boards, in percent."""
+    """Shares over many boards, in percent."""
 
     covered: float  # rank intervals of all rows
     together: float  # boards on which no pair of rows is told apart
@@ -151,7 +152,7 @@ def look(
 
 
 def of_images(rows: int, columns: int, gap: float, repeats: int, *, seed: int = SEED) -> Seen:
-    """Few columns, all on the same 1,000 images: these columns, on other images, by predictions."""
+    """Simulate few columns on the same 1,000 images: their ranks on other images, by predictions."""
     rng = np.random.default_rng([seed, rows, columns, int(10 * gap)])
     true = true_ranks([0.0] * (rows - 1) + [gap])
     label = np.zeros(1000, int)
