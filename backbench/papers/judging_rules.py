@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from backbench.board.board import Column
 from backbench.papers.published import Published, slug
-from backbench.recipes import config
+from backbench.recipes import config, own_probe
 from backbench.results import column_keys
 from backbench.tasks import TASKS
 
@@ -38,23 +38,21 @@ class ScoredBy:
 
 
 _CIFAR = ("cifar10", "cifar100")
-_MIO = (
-    ScoredBy(protocol="mio_stl10", datasets=("stl10",)),
-    ScoredBy(protocol="mio_cifar", datasets=_CIFAR),
-)
-_ARB = (
-    ScoredBy(protocol="knn_cifar", datasets=_CIFAR, task="knn"),
-    ScoredBy(protocol="arb_cifar", datasets=_CIFAR),
-    ScoredBy(protocol="imagenet_arb"),
-)
+
+
+def _own_probe_of(method: str) -> tuple[ScoredBy, ...]:
+    """The probe that a paper states for its method; its baselines are scored by it too."""
+    by_dataset = own_probe.BY_METHOD[method].items()
+    return tuple(ScoredBy(protocol=probe, datasets=(name,)) for name, probe in by_dataset)
+
+
+_ARB = (ScoredBy(protocol="knn_cifar", datasets=_CIFAR, task="knn"), *_own_probe_of("arb"))
 _CLLR = (
     # "We adopt the projection result L Phi(x) for feature extraction" (Section 4)
     ScoredBy(protocol="cllr_cifar_lphi", datasets=_CIFAR, models=("CLLR",)),
     ScoredBy(protocol="cllr_stl10_lphi", datasets=("stl10",), models=("CLLR",)),
     ScoredBy(protocol="cllr_imagenet100_lphi", datasets=("imagenet100",), models=("CLLR",)),
-    ScoredBy(protocol="cllr_cifar", datasets=_CIFAR),
-    ScoredBy(protocol="cllr_stl10", datasets=("stl10",)),
-    ScoredBy(protocol="cllr_imagenet100", datasets=("imagenet100",)),
+    *_own_probe_of("cllr"),
 )
 # (paper, table) -> the rules for its rows; the first rule that fits counts. Table "" stands for all
 # tables of the paper.
@@ -70,7 +68,7 @@ _SCORED: dict[tuple[str, str], tuple[ScoredBy, ...]] = {
         ScoredBy(protocol="imagenet100_lorac"),
     ),
     ("JCL", "1"): (ScoredBy(protocol="imagenet_moco"),),
-    ("MIO", ""): _MIO,
+    ("MIO", ""): _own_probe_of("mio"),
     ("ARB", ""): _ARB,
     ("CLLR", ""): _CLLR,
 }
