@@ -37,9 +37,9 @@ def bound() -> Shipped:
     defaults: dict[str, Leaves] = {}
     recipes: list[Recipe] = []
     for read in (_probes, _detectors):
-        of_kind, found = read()
+        of_kind, more = read()
         defaults |= of_kind
-        recipes += found
+        recipes += more
     names: dict[str, dict[str, str]] = {}
     files: dict[tuple[str, str], str] = {}
     for r in recipes:
@@ -50,7 +50,7 @@ def bound() -> Shipped:
             raise SystemExit(f"{other} and {r.file} are both called {r.name}; rename one")
         fingerprint = protocol_fingerprints.fingerprint_of(r.recipe, kind, defaults)
         names.setdefault(r.name, {})[measures] = fingerprint
-    return {"defaults": defaults, "prints": names}
+    return {"defaults": defaults, "fingerprints": names}
 
 
 def _probes() -> tuple[dict[str, Leaves], list[Recipe]]:
@@ -63,14 +63,14 @@ def _probes() -> tuple[dict[str, Leaves], list[Recipe]]:
     for task in TASKS.values():
         if task.kind is not None:
             tasks[task.kind] = task.name
-    found = []
+    recipes = []
     for name in sorted(config.recipe_names("transfer")):
         data = config.read_recipe(config.find_recipe(name, "transfer"))
         kind = str(data.get("kind", "analyze"))
         recipe = config.build(classes[kind], data, where=name)
         named = [recipe.name] if kind != "analyze" else [recipe.name(space) for space in SPACES]
-        found += [Recipe(each, name, tasks[kind], config.to_dict(recipe)) for each in named]
-    return {kind: _defaults(cls) for kind, cls in classes.items()}, found
+        recipes += [Recipe(each, name, tasks[kind], config.to_dict(recipe)) for each in named]
+    return {kind: _defaults(cls) for kind, cls in classes.items()}, recipes
 
 
 def _defaults(cls: Any, prefix: str = "") -> Leaves:
@@ -101,7 +101,7 @@ def _detectors() -> tuple[dict[str, Leaves], list[Recipe]]:
     from detection import protocol, task_rows
 
     defaults: dict[str, Leaves] = {}
-    found: list[Recipe] = []
+    recipes: list[Recipe] = []
     for path in sorted((config.configs_dir() / detection.KIND).glob("*.yaml")):
         given = detection.shipped(path)
         recipe = protocol.decisive(given)
@@ -110,8 +110,8 @@ def _detectors() -> tuple[dict[str, Leaves], list[Recipe]]:
             kind = protocol_fingerprints.kind_of(task, recipe)
             defaults[kind] = _shared(defaults.get(kind), protocol_fingerprints.leaves(recipe))
         else:
-            found.append(Recipe(protocol.protocol(given), path.stem, task, recipe))
-    return defaults, found
+            recipes.append(Recipe(protocol.protocol(given), path.stem, task, recipe))
+    return defaults, recipes
 
 
 def _shared(known: Leaves | None, more: Leaves) -> Leaves:
@@ -129,5 +129,5 @@ def text_of(data: Shipped) -> str:
 if __name__ == "__main__":
     atomic.write_text(protocol_fingerprints.FILE, text_of(bound()))
     print(
-        f"{protocol_fingerprints.FILE.relative_to(ROOT)}: {len(bound()['prints'])} protocols bound"
+        f"{protocol_fingerprints.FILE.relative_to(ROOT)}: {len(bound()['fingerprints'])} protocols bound"
     )

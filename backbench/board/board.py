@@ -223,7 +223,7 @@ class Board:
         used = {column for checkpoint, column in self.cells if checkpoint in digests}
         return [column for column in self.columns if column in used]
 
-    def places(self) -> dict[str, int]:
+    def row_index(self) -> dict[str, int]:
         """Checkpoint -> the index of its row."""
         return {row.checkpoint: i for i, row in enumerate(self.rows)}
 
@@ -246,12 +246,14 @@ class Board:
 def collect(runs: Iterable[str | Path]) -> Board:
     """A board of every result below `runs`, with duplicates resolved as docs/results.md says.
     Raises BadInput where a path is missing."""
-    files: dict[str, Path] = {}  # real path -> as it was found, so that no file is read twice
+    files: dict[
+        str, Path
+    ] = {}  # real path -> the path by which it was reached, so that no file is read twice
     for run in runs:
         for file in store.files_below(run):
             files[os.path.realpath(file)] = file
     problems: list[str] = []
-    found: list[Measurement] = []
+    measurements: list[Measurement] = []
     with many_objects():
         for file in sorted(files.values()):
             run = file.parent
@@ -259,8 +261,8 @@ def collect(runs: Iterable[str | Path]) -> Board:
                 if isinstance(line, str):
                     problems.append(line)
                 else:
-                    found.append(Measurement(line, run))
-        return fill(found, problems)
+                    measurements.append(Measurement(line, run))
+        return fill(measurements, problems)
 
 
 @contextlib.contextmanager
@@ -275,21 +277,21 @@ def many_objects() -> Iterator[None]:
             gc.enable()
 
 
-def fill(found: Iterable[Measurement], problems: Iterable[str] = ()) -> Board:
+def fill(measurements: Iterable[Measurement], problems: Iterable[str] = ()) -> Board:
     """A board of these measurements, in the order of files and lines. `problems` are those of
     reading them; problems of filling the board come after them."""
     board = Board(problems=list(problems))
     # 1. Each measurement's column: what was measured in another way stands beside it.
-    found = list(found)
-    columns = _columns(found)
+    measurements = list(measurements)
+    columns = _columns(measurements)
     # 2. One measurement for each number: of those made twice, the one recorded last.
-    counted = _recorded_last(zip(found, columns), board.problems)
+    counted = _recorded_last(zip(measurements, columns), board.problems)
     # 3. One cell for each (checkpoint, column), with the seeds that are there.
     parts: dict[tuple[str, Column], list[Measurement]] = {}
     for measurement, column in counted:
         parts.setdefault((measurement.result.checkpoint, column), []).append(measurement)
-    for where, measurements in parts.items():
-        board.cells[where] = _cell(sorted(measurements, key=lambda m: m.result.seed))
+    for where, of_cell in parts.items():
+        board.cells[where] = _cell(sorted(of_cell, key=lambda m: m.result.seed))
     # 4. Rows, columns and facts about checkpoints; then the averages, which are made of cells.
     board.rows = _rows(measurement for measurement, _ in counted)
     for (result, _), _ in counted:
@@ -321,12 +323,12 @@ def in_order(columns: Iterable[Column]) -> list[Column]:
 
 
 def _recorded_last(
-    found: Iterable[tuple[Measurement, Column]], problems: list[str]
+    measurements: Iterable[tuple[Measurement, Column]], problems: list[str]
 ) -> list[tuple[Measurement, Column]]:
     """One measurement for each (checkpoint, column, seed), in the order in which they first came.
     Duplicates with another value are named in `problems`."""
     counts: dict[tuple[str, Column, int], Measurement] = {}
-    for new, column in found:
+    for new, column in measurements:
         result = new.result
         key = (result.checkpoint, column, result.seed)
         known = counts.setdefault(key, new)
@@ -345,10 +347,10 @@ def _recorded_last(
     return [(measurement, column) for (_, column, _), measurement in counts.items()]
 
 
-def _columns(found: Sequence[Measurement]) -> list[Column]:
+def _columns(measurements: Sequence[Measurement]) -> list[Column]:
     """The column of each measurement. Measurements of one column share one object: hashing and
     comparing 10^5 of them is faster so."""
-    results = [measurement.result for measurement in found]
+    results = [measurement.result for measurement in measurements]
     made: dict[tuple[object, ...], Column] = {}
     columns = []
     for r, key in zip(results, column_keys.of_rows(results)):
@@ -507,7 +509,7 @@ def compare_rows(board: Board, most_pairs: int = MOST_PAIRS) -> Comparisons:
     """The marks of every column, and all paired differences where they are at most `most_pairs`;
     else each column's best row against the others, as far as `most_pairs` goes."""
     standings = [standing(board, column) for column in board.columns]
-    index = board.places()
+    index = board.row_index()
     # 1. In each column, the rows that kept predictions, best first; two of them at least.
     testable: list[tuple[int, list[tuple[int, Cell]]]] = []
     for number, column in enumerate(board.columns):

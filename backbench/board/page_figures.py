@@ -102,7 +102,7 @@ def _curves(board: Board, runs: Iterable[str | Path]) -> list[PageCurve]:
     A pretraining is a run whose run.json says so. Its curve takes the name of its row, where its
     checkpoint has results; else the name in the checkpoint, or that of the folder.
     """
-    labels, places = board.labels(), board.places()
+    labels, row_index = board.labels(), board.row_index()
     curves: list[PageCurve] = []
     for run in _pretrainings(runs):
         logged = [line for line in read_metrics(run) if math.isfinite(line.get("step", math.nan))]
@@ -119,7 +119,7 @@ def _curves(board: Board, runs: Iterable[str | Path]) -> list[PageCurve]:
             curves.append(
                 {
                     "name": labels.get(digest) or own_name,
-                    "row": places.get(digest),
+                    "row": row_index.get(digest),
                     "x": x,
                     "y": y,
                     "marks": _marks(run, logged),

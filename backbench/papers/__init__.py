@@ -1,1 +1,1 @@
-"""The papers' printed tables and figures: which grid makes each, and how far it is."""
+"""The papers' printed numbers: which are judged and how, which grid measures them, and their tables."""

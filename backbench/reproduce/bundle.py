@@ -44,7 +44,7 @@ class Measured:
 
     listed: ReproductionList
     covered: Covered
-    found: Mapping[str, FoundFile]
+    files: Mapping[str, FoundFile]
     digests: Mapping[str, str]  # of the checkpoints made of them
     lines: Sequence[OutcomeLine]
 
@@ -64,7 +64,7 @@ def write(path: Path, measured: Measured, runs: Path) -> None:
         "made": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "code": store.code_revision(),
         "covered": {name: sorted(map(list, what)) for name, what in measured.covered.items()},
-        "checkpoints": {name: _about(file, measured) for name, file in measured.found.items()},
+        "checkpoints": {name: _about(file, measured) for name, file in measured.files.items()},
         "files": {name: hashlib.sha256(data).hexdigest() for name, data in members.items()},
     }
     with atomic.atomic_path(path) as temporary, zipfile.ZipFile(temporary, "w") as archive:
@@ -157,21 +157,21 @@ def _read(path: Path) -> dict[str, bytes]:
 
 def _decoded(path: Path, members: Mapping[str, bytes], name: str) -> dict[str, Any]:
     try:
-        found = jsons.decode(members[name])
+        value = jsons.decode(members[name])
     except KeyError:
         raise BadInput(f"{path}: no bundle of `backbench reproduce` (no {name} in it)") from None
     except ValueError as error:
         raise BadInput(f"{path}: {name}: {error}") from None
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise BadInput(f"{path}: {name} must be a table")
-    return found
+    return value
 
 
 def _mapping(path: Path, manifest: Mapping[str, Any], key: str) -> dict[str, Any]:
-    found = manifest.get(key)
-    if not isinstance(found, dict):
+    value = manifest.get(key)
+    if not isinstance(value, dict):
         raise BadInput(f"{path}: {MANIFEST}: '{key}' must be a table")
-    return found
+    return value
 
 
 def _refuse_changed(path: Path, members: Mapping[str, bytes], manifest: Mapping[str, Any]) -> None:

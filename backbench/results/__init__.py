@@ -1,1 +1,1 @@
-"""Results: the records on disk, the papers' own numbers, and what can be said of two of them."""
+"""Results: the record of one measured number, its files, and which numbers share a column."""

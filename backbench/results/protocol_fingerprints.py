@@ -36,7 +36,7 @@ class Shipped(TypedDict):
     """The content of shipped.json."""
 
     defaults: dict[str, Leaves]  # by kind of protocol
-    prints: dict[str, dict[str, str]]  # name of a protocol -> kind of task -> fingerprint
+    fingerprints: dict[str, dict[str, str]]  # name of a protocol -> kind of task -> fingerprint
 
 
 @functools.cache
@@ -132,5 +132,5 @@ def of_recipe(
     if chosen_on not in (None, recipe.get("select", "val")):
         return digest([decisive(recipe, kind, bound["defaults"]), str(chosen_on)])
     fingerprint = fingerprint_of(recipe, kind, bound["defaults"])
-    is_shipped = fingerprint == bound["prints"].get(name, {}).get(measures(task))
+    is_shipped = fingerprint == bound["fingerprints"].get(name, {}).get(measures(task))
     return None if is_shipped else fingerprint
