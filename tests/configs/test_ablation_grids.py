@@ -32,11 +32,8 @@ from pretrain.recipe import PretrainConfig
 from transfer.protocols import load_analysis, load_protocol, of_verb
 
 FILES = sorted((config.configs_dir() / "grids").glob("*.yaml"))
-# Those of a paper, and those that vary something: an ablation is drawn of them
-PRINTED = [p.stem for p in FILES if "\nprints: " in f"\n{p.read_text()}"]
-GRIDS = [
-    p.stem for p in FILES if "vary: " in p.read_text() or p.stem in ("lorac_fig4b", "jcl_fig2a")
-]
+# An ablation is drawn of those that vary something
+GRIDS = [p.stem for p in FILES if "vary:" in p.read_text()]
 POINTS = {  # of each ablation: distinct points, and what the paper varies
     "lorac_fig3": [(6, ("beta",))],
     "lorac_fig4b": [(14, ("M",))],
