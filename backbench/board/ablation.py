@@ -1,7 +1,7 @@
 """Ablations among the results, drawn as curves with error bars over seeds.
 
-A grid's `vary` names its checkpoints `NAME key=value [key=value]`, and all seeds of one point alike.
-Only that name is read here, so any rows with such names are an ablation, whoever made them.
+A grid's `vary` names its checkpoints `NAME key=value [key=value]`, and all seeds of one point
+alike. Only that name is read here, so any rows with such names are an ablation, whoever made them.
 """
 
 from __future__ import annotations
@@ -162,7 +162,8 @@ def draw(ablation: Ablation, board: Board, stem: Path) -> Path | None:
     chosen = {column: measure(ablation, board, column) for column in _panels(ablation, board)}
     if not chosen:
         return None
-    # 1. The first key runs along the axis. The rest of a setting is a curve, of one colour everywhere.
+    # 1. The first key runs along the axis. The rest of a setting is a curve, of one colour
+    #    everywhere.
     ticks = sorted({setting.values[0] for setting in ablation.points}, key=_order)
     curves = sorted({setting.curve for setting in ablation.points}, key=_setting_order)
     colors = dict(zip(curves, charts.colors(len(curves))))

@@ -75,7 +75,8 @@ def correlations(board: Board) -> list[Correlation]:
 
 
 def _measured_values(board: Board) -> Mapping[Column, Mapping[str, float]]:
-    """The values of the measured checkpoints, by column in the board's order, then by checkpoint."""
+    """The values of the measured checkpoints, by column in the board's order, then by
+    checkpoint."""
     measured = {row.checkpoint for row in board.measured_rows}
     values: dict[Column, dict[str, float]] = {column: {} for column in board.columns}
     for (checkpoint, column), cell in board.cells.items():

@@ -101,8 +101,8 @@ def _print(lines: Sequence[tuple[object, ...]]) -> None:
 
 
 def read(file: Path, *, name: str | None = None, lower: Sequence[str] = ()) -> ForeignTable:
-    """Read a CSV with a row for each competitor. The column `name`, or else the first column of text,
-    names them; columns of numbers are ranked, and less is better in those that `lower` names.
+    """Read a CSV with a row for each competitor. The column `name`, or else the first column of
+    text, names them; columns of numbers are ranked, and less is better in those that `lower` names.
     BadInput if nothing can be ranked."""
     try:
         text = opening.read_bytes(file, most=opening.GIGABYTE).decode("utf-8-sig")
@@ -140,7 +140,8 @@ def read(file: Path, *, name: str | None = None, lower: Sequence[str] = ()) -> F
 def _say_left_out(
     head: Sequence[str], body: Sequence[Sequence[str]], numeric: Sequence[int], name: str | None
 ) -> None:
-    """Warn of each column that holds numbers and is not ranked, with something else that it holds."""
+    """Warn of each column that holds numbers and is not ranked, with something else that it
+    holds."""
     for n, column in enumerate(head):
         if n in numeric or column in (name, "checkpoint"):
             continue

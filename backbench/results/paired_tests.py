@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 
 def compare(a: Sequence[Path], b: Sequence[Path], metric: str) -> Difference | None:
-    """a - b on `metric`, from the kept predictions of the same seeds in the same order; None if they
-    do not pair.
+    """a - b on `metric`, from the kept predictions of the same seeds in the same order; None if
+    they do not pair.
 
-    Resamples of several seeds are averaged one by one. Hits of several seeds and of several draws of
-    labels stand side by side: the seeds vary, and so do the images.
+    Resamples of several seeds are averaged one by one. Hits of several seeds and of several draws
+    of labels stand side by side: the seeds vary, and so do the images.
     """
     import numpy as np
 

@@ -2,8 +2,8 @@
 
 What is random depends on what there is. With columns of six datasets or more, datasets are: the
 differences of a dataset's columns turn their signs together (multiple_tests.sign_flips). With six
-columns or more of fewer datasets, columns are; as they share test images, a pair must also differ by
-the images. With fewer columns, only the images are.
+columns or more of fewer datasets, columns are; as they share test images, a pair must also differ
+by the images. With fewer columns, only the images are.
 
 Six is the fewest for which signs can tell: five units have 16 outcomes, so no p is below 0.06.
 """
@@ -140,7 +140,8 @@ def _variance_by_images(
 
 
 def _p_by_images(mean: np.ndarray, variance: np.ndarray) -> np.ndarray:
-    """Adjusted p-values (pairs,) of the mean differences over other images; 1 if nothing is known."""
+    """Adjusted p-values (pairs,) of the mean differences over other images; 1 if nothing is
+    known."""
     import numpy as np
     from scipy.special import ndtr
 

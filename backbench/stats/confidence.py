@@ -13,7 +13,7 @@ class's own variance is averaged with that of all classes together, which weighs
 images (a moderated variance: Smyth, 2004).
 
 A mean over draws and images (`draws_and_images`). With a draw's effect a, an image's effect b and
-their interaction c, a hit is x = mean + a + b + c. The mean of D draws and N images has the variance
+their interaction c, a hit is x = mean + a + b + c. The mean of D draws and N images has variance
     var(a) / D + var(b) / N + var(c) / (D N).
 The variance of the D draw means estimates the first and the last term, with D - 1 degrees of
 freedom; the variance of the N image means estimates the last two. Their sum counts the interaction
@@ -21,17 +21,17 @@ twice, so it is taken off once. (Seeds are draws, too.)
 
 How well is that sum known? Satterthwaite's answer, with p the draws' part of it, is
     1 / df = p^2 / (D - 1) + (images' part)^2 / (N - 1).
-But p is estimated by the same few draws: if they agree by chance, p is small, and df claims that the
-variance is well known just when it is too small. For normal draws the error can be integrated over
-all outcomes of the draws' variance: of equals it calls up to 12.8% different for D = 2, 7.8% for 3,
-5.8% for 5 and 5.0% for 20. Two textbook margins hold 5% at any p, Cochran and Cox (1950) and Howe
-(1974), but at D = 3 they call only 2.9 and 2.3% of equals at middle p, and Howe's intervals of three
-seeds are up to 40% wider. So p^2 is made larger instead,
+But p is estimated by the same few draws: if they agree by chance, p is small, and df claims that
+the variance is well known just when it is too small. For normal draws the error can be integrated
+over all outcomes of the draws' variance: of equals it calls up to 12.8% different for D = 2, 7.8%
+for 3, 5.8% for 5 and 5.0% for 20. Howe's margin (1974) holds 5% at any p, and that of Cochran and
+Cox (1950) does for D = 3 and more; but at D = 3 they call only 2.3 and 2.9% of equals at middle p,
+and Howe's intervals of three seeds were 42% wider on a simulated board. So p^2 is made larger instead,
     p^(2 - k p / (D - 1)),  at least p^0,
-which is Satterthwaite's for many draws and has D - 1 degrees of freedom at p = 1. The only number to
-choose is k. k = 5 calls 4.5 to 5.1% for D = 3 and closer to 5% for more draws, whatever p is. With
-D = 2 it leaves 7.5%; there k = 12 calls 3.5 to 5.2%. tests/backbench/stats/test_confidence.py does
-the integration.
+which is Satterthwaite's for many draws and has D - 1 degrees of freedom at p = 1. The only number
+to choose is k. k = 5 calls 4.5 to 5.1% for D = 3 and closer to 5% for more draws, whatever p is.
+With D = 2 it leaves 7.5%; there k = 12 calls 3.5 to 5.2%. tests/backbench/stats/test_confidence.py
+does the integration.
 """
 
 from __future__ import annotations
@@ -49,11 +49,12 @@ NORMAL = 1.959964  # the standard normal's HIGH
 _MANY = 1e9  # degrees of freedom that stand for infinitely many
 _PRIOR = 0.5  # Jeffreys' prior: half a hit and half a miss
 _SHARED = 3.0  # images: the weight of all classes' variance beside a class's own
-_K, _K_OF_TWO = 5.0, 12.0  # of the degrees of freedom over draws and images, for two draws and more
+_K, _K_OF_TWO = 5.0, 12.0  # k of the degrees of freedom over draws and images
 
 
 def t_quantile(df: float, level: float = HIGH) -> float:
-    """A quantile of Student's t with `df` degrees of freedom (`scipy.stats` imports for a second)."""
+    """A quantile of Student's t with `df` degrees of freedom (`scipy.stats` imports for a
+    second)."""
     from scipy.special import stdtrit
 
     return float(stdtrit(min(df, _MANY), level))
@@ -114,16 +115,16 @@ def of_draws(hits: np.ndarray, label: np.ndarray | None = None) -> Interval:
         classes = ClassWeights(label)
         weight, images = classes.weight, classes.images
         by_image = classes.variance_of_mean(right.mean(0))
-    # Half an image more and half a one less of the rarer kind (sometimes wrong, or sometimes right),
-    # as hard as those seen: few draws of few errors show no hard images.
+    # Half an image more and half a one less of the rarer kind (sometimes wrong, or sometimes
+    # right), as hard as those seen: few draws of few errors show no hard images.
     by_image += 0.5 * _share_of_rarer_hits(right.mean(0)) / images**2
     variance, df = draws_and_images(right, weight, by_image)
     return of_share(float((right @ weight).mean()), variance, images, df)
 
 
 def _share_of_rarer_hits(share: np.ndarray) -> float:
-    """The mean share of wrong draws (or of right ones, if these are rarer) over the images that have
-    any; 1 if none has. `share` (N,) is each image's share of right draws."""
+    """The mean share of wrong draws (or of right ones, if these are rarer) over the images that
+    have any; 1 if none has. `share` (N,) is each image's share of right draws."""
     rare = 1 - share if share.mean() > 0.5 else share
     return float(rare[rare > 0].mean()) if rare.any() else 1.0
 
@@ -184,7 +185,8 @@ def draws_and_images(x: np.ndarray, weight: np.ndarray, by_image: float) -> tupl
     both = n * left / ((draws - 1) * max(n - 1, 1)) / draws
     # 3. Both variances hold the interaction, so it is taken off once. What is left of the images'
     #    part is known from all images, while the draws' part may be nothing by chance: draws that
-    #    agree leave half of the images' part standing; two draws, which say nothing of a third, all.
+    #    agree leave half of the images' part standing; two draws, which say nothing of a third,
+    #    all.
     least = by_image if draws == 2 else by_image / 2
     variance = max(by_draw + max(by_image - both, 0.0), least)
     if not variance:

@@ -1,7 +1,7 @@
 """Spearman's rank correlation with its 95% interval.
 
-The interval is that of the percentile bootstrap over the values' pairs. Above MANY pairs, where that
-takes long and adds nothing, it is Fisher's z with the variance of Bonett and Wright (2000).
+The interval is that of the percentile bootstrap over the values' pairs. Above MANY pairs, where
+that takes long and adds nothing, it is Fisher's z with the variance of Bonett and Wright (2000).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ MANY = 100
 
 
 class UnitRanks(NamedTuple):
-    """Ranks of n values and of their resamples, centred and of unit length; nan where all values are
-    equal."""
+    """Ranks of n values and of their resamples, centred and of unit length; nan where all values
+    are equal."""
 
     whole: np.ndarray  # (1, n)
     resampled: np.ndarray | None  # (RESAMPLES, n); None above MANY
@@ -67,8 +67,9 @@ def spearman(x: UnitRanks, y: UnitRanks) -> tuple[float | None, Interval | None]
 
 
 def _fisher(rho: float, n: int) -> Interval:
-    """Fisher's z: atanh(rho) is nearly normal, with a variance that hardly depends on the truth. For
-    ranks it is (1 + rho^2 / 2) / (n - 3) (Bonett and Wright, 2000); for Pearson's r 1 / (n - 3)."""
+    """Fisher's z: atanh(rho) is nearly normal, with a variance that hardly depends on the truth.
+    For ranks it is (1 + rho^2 / 2) / (n - 3) (Bonett and Wright, 2000); for Pearson's r 1 / (n -
+    3)."""
     # On the scale of z the interval is symmetric; on that of rho it stays within -1 and 1.
     z = math.atanh(max(-0.999999, min(0.999999, rho)))  # of 1 it would be infinite
     half = NORMAL * math.sqrt((1 + rho**2 / 2) / (n - 3))

@@ -29,15 +29,15 @@ def holm(p: np.ndarray) -> np.ndarray:
 
 
 def sign_flips(differences: np.ndarray, count: np.ndarray, fewest: int) -> np.ndarray:
-    """Test each column of `differences` (units, tests) for a mean of 0: (tests,) bool, True if it is
-    told from 0. A unit that a test lacks holds 0 there; `count` (tests,) is how many units it has, and
-    tests with less than `fewest` are left out.
+    """Test each column of `differences` (units, tests) for a mean of 0: (tests,) bool, True if it
+    is told from 0. A unit that a test lacks holds 0 there; `count` (tests,) is how many units it
+    has, and tests with less than `fewest` are left out.
 
     If two rows are equally good, a unit's difference is as likely to be minus itself. So all
     differences of a unit turn their sign together, by a coin. p is how often the largest of
     |sum| / sqrt(count) over all tests is as large as the observed one (Westfall and Young, 1993).
-    That is exact whatever the spread of the differences and whatever they share. Tests that are told
-    from 0 then leave, and the others are looked at again (step-down: Romano and Wolf, 2005).
+    That is exact whatever the spread of the differences and whatever they share. Tests that are
+    told from 0 then leave, and the others are looked at again (step-down: Romano and Wolf, 2005).
     """
     import numpy as np
 
@@ -65,8 +65,9 @@ def sign_flips(differences: np.ndarray, count: np.ndarray, fewest: int) -> np.nd
 
 
 def _signs(units: int, tests: int) -> np.ndarray:
-    """Outcomes (flips, units) of the coins, 1 or -1, beside the observed one: all of few units, else
-    random ones, the same each time. The first coin stays, as minus an outcome is the same test."""
+    """Outcomes (flips, units) of the coins, 1 or -1, beside the observed one: all of few units,
+    else random ones, the same each time. The first coin stays, as minus an outcome is the same
+    test."""
     import numpy as np
 
     if units <= _COUNTED:

@@ -88,8 +88,8 @@ def of_draws_and_images(d: np.ndarray, classes: np.ndarray | None = None) -> Dif
 
 
 def of_resamples(d: np.ndarray, images: int) -> Difference | None:
-    """The mean of differences `d` (B,) in percent on the same resamples of `images` images: a t-test
-    with the spread of the resamples. None if fewer than two of them are defined."""
+    """The mean of differences `d` (B,) in percent on the same resamples of `images` images: a
+    t-test with the spread of the resamples. None if fewer than two of them are defined."""
     import numpy as np
 
     d = d[np.isfinite(d)]  # a resample without a ground truth has no AP

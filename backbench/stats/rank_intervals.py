@@ -1,8 +1,8 @@
 """Ranks of rows over many columns, and how well they are known.
 
 Three questions are answered apart. *Win rate* and *average rank* describe the table as it is. A
-*rank interval* says which ranks a row may have on other columns of the same kind: only those rows are
-surely before (or after) it that a test of all pairs of rows together puts above (or below) it
+*rank interval* says which ranks a row may have on other columns of the same kind: only those rows
+are surely before (or after) it that a test of all pairs of rows together puts above (or below) it
 (column_comparisons.py; Mogstad, Romano, Shaikh and Wilhelm, 2023). *Leaders* are the rows that
 nobody is above.
 
@@ -82,8 +82,8 @@ def ranking(
 
 
 def column_ranks(values: np.ndarray) -> np.ndarray:
-    """The rank of each row in each column (rows, columns): 1 is the highest, equals share the mean of
-    their ranks, nan stays nan."""
+    """The rank of each row in each column (rows, columns): 1 is the highest, equals share the mean
+    of their ranks, nan stays nan."""
     import numpy as np
 
     ranks = np.full(values.shape, np.nan)
@@ -119,8 +119,9 @@ def _wins(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _strengths(won: np.ndarray, met: np.ndarray) -> np.ndarray:
-    """The logarithms of Bradley and Terry's strengths (rows,) with the largest likelihood. Every row
-    also ties with one imagined row of strength 1, or who wins all would be infinitely strong."""
+    """The logarithms of Bradley and Terry's strengths (rows,) with the largest likelihood. Every
+    row also ties with one imagined row of strength 1, or who wins all would be infinitely
+    strong."""
     import numpy as np
     from scipy.special import expit
 

@@ -12,8 +12,8 @@ _ENTRIES = 200_000  # resampled images at once
 
 
 def image_counts(seed: int, images: int) -> np.ndarray:
-    """How often each image is in each resample: (COUNT, images). Whoever passes the same seed scores
-    on the same resamples, so what two rows share is kept."""
+    """How often each image is in each resample: (COUNT, images). Whoever passes the same seed
+    scores on the same resamples, so what two rows share is kept."""
     import numpy as np
 
     rng = np.random.default_rng(seed)
@@ -23,8 +23,8 @@ def image_counts(seed: int, images: int) -> np.ndarray:
 def resampled_means(
     right: np.ndarray, weight: np.ndarray, counts: np.ndarray, draws_seed: int
 ) -> np.ndarray:
-    """The weighted share of hits `right` (draws, images) on each resample: (COUNT,), with the spread
-    of the population. If there are several draws, they are resampled too."""
+    """The weighted share of hits `right` (draws, images) on each resample: (COUNT,), with the
+    spread of the population. If there are several draws, they are resampled too."""
     import numpy as np
 
     draws, n = right.shape
