@@ -133,6 +133,10 @@ class PretrainConfig:
     probe: dict[str, str] = field(default_factory=dict, hash=False)
     expected: tuple[str, ...] = ()  # published rows it must reproduce: lorac:1:lorac:resnet50:200
 
+    def compiles_on(self, device: str) -> bool:
+        """Is torch.compile used on this kind of device, cpu or cuda?"""
+        return self.compile is True or self.compile == device
+
     def __post_init__(self) -> None:
         if self.epochs < 0 or self.batch_size < 1 or self.accumulate < 1 or self.log_every < 1:
             raise ValueError(

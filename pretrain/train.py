@@ -171,7 +171,7 @@ def train(
     optimizer = optim.of_recipe(config, method)
     rates = optim.LearningRates(optimizer, config, steps_per_epoch)
     features = monitor.Features(method.backbone)
-    if config.compile in (True, device.type):
+    if config.compiles_on(device.type):
         for module in method.modules():  # every trunk: query, key and teacher
             if isinstance(module, Trunk):
                 module.compile()

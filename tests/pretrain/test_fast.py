@@ -4,7 +4,6 @@ import json
 import signal
 
 import pytest
-import torch
 
 from backbench import cli
 from backbench.errors import EXIT_BAD_INPUT, EXIT_PREEMPTED
@@ -92,7 +91,7 @@ def test_compiled_on_a_gpu_only():
     def compiled(*words, device):
         args = arguments("demo_simclr", *words)
         recipe = config.load(PretrainConfig, args.recipe, overrides_of(args), kind="pretrain")
-        return train.is_compiled(recipe, torch.device(device))
+        return recipe.compiles_on(device)
 
     assert compiled("--fast", device="cuda") and not compiled("--fast", device="cpu")
     assert compiled("compile=true", device="cpu") and not compiled(device="cuda")

@@ -21,6 +21,16 @@ def picture(path, seed, *, size=(20, 16), mode="RGB"):
     Image.fromarray(pixels, mode=mode).save(path)
 
 
+def class_folder(base, *, classes=("cat", "dog"), per=4):
+    """BASE/{train,test}/<class>/<number>.jpg: `per` pictures of each class and split."""
+    seed = 0
+    for split in ("train", "test"):
+        for name in classes:
+            for number in range(per):
+                seed += 1
+                picture(base / split / name / f"{number:03d}.jpg", seed)
+
+
 class Trees:
     """`trees(name)` makes ROOT/<name> as its owner's archives unpack, with `per` images per class
     and part."""

@@ -19,7 +19,9 @@ def commands():
     found = []
     for page in PAGES:
         text = page.read_text()
-        for block in re.findall(r"^```\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+        for language, block in re.findall(r"^```(\w*)\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+            if language:  # no commands, but Python, YAML or what a command prints
+                continue
             for line in block.replace("\\\n", " ").splitlines():
                 if line.strip().startswith(PROGRAMS) and "..." not in line.split("#")[0][:20]:
                     found.append((f"{page.name}: {line.strip()[:60]}", line.strip()))

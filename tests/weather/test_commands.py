@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.foreign_fixtures import known_resnet, moco
-from support.layouts import trunk_file
+from support.layouts import class_folder, trunk_file
 from support.pages import commands, words_of
 from support.records import a_result
 
@@ -45,12 +45,11 @@ def _lay_out():
     foreign = moco(known_resnet("resnet18"))
     for name in ("moco_v2_800ep_pretrain.pth.tar", "moco.pth", "foreign.pth", "my_resnet50.pth"):
         torch.save(foreign, name)
+    class_folder(Path("DATA/mine"))
     for row in catalog.DATASETS.values():
         for need in row.needs:
             folder = (row.folders or (row.name,))[0]
             (Path("ROOT") / folder / need).mkdir(parents=True, exist_ok=True)
-    for split in ("train", "test"):
-        Path(f"DATA/mine/{split}").mkdir(parents=True)
     Path("lists").mkdir()
     for percent in (1, 10):
         Path(f"lists/{percent}percent.txt").write_text("n01440764_1.JPEG\n")

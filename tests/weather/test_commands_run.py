@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.foreign_fixtures import known_resnet, moco
-from support.layouts import Trees, trunk_file
+from support.layouts import Trees, class_folder, trunk_file
 from support.pages import commands, words_of
 from support.small_verbs import smaller
 
@@ -130,8 +130,9 @@ def field(tmp_path_factory, tiny_root):
         images = sorted(path.name for path in Path("ROOT/imagenet/train").glob("*/*"))
         Path("lists/1percent.txt").write_text("\n".join(images) + "\n")
         trunk_file(Path("x.safetensors"))
-        for name in ("moco_v2_800ep_pretrain.pth.tar", "foreign.pth"):
+        for name in ("moco_v2_800ep_pretrain.pth.tar", "foreign.pth", "my_resnet50.pth"):
             torch.save(moco(known_resnet("resnet18")), name)
+        class_folder(Path("DATA/mine"))
         yield
 
 
@@ -170,4 +171,8 @@ def test_the_pages_from_top_to_bottom(field, capsys):
             rows, problems = store.read(Path(words[words.index("--out") + 1]))
             assert rows and not problems, line
             measured.append(words[0])
-    assert measured == ["linear", "linear", "semisup", "detect", "analyze", "detect", "linear"]
+    assert measured == [
+        *("linear", "linear"),  # the README
+        *("linear", "linear", "linear", "semisup", "detect"),  # the tutorial
+        *("analyze", "detect", "linear"),  # the other pages
+    ]
