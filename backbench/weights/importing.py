@@ -195,7 +195,7 @@ class FileContents:
             return self.form.default if self.form.default in self.encoders else None
         return next(iter(self.encoders)) if len(self.trunks) == 1 else None
 
-    def choose(self, encoder: str | None) -> TrunkInFile:
+    def choose(self, encoder: str | None = None) -> TrunkInFile:
         """The trunk to import, or BadInput that says why there is not exactly one."""
         if self.unknown:
             raise BadInput(f"{self.path}: {self.unknown}")
@@ -247,8 +247,8 @@ class FileContents:
     def checkpoint(
         self,
         trunk: TrunkInFile,
-        stem: str | None,
-        allow_missing_statistics: bool,
+        stem: str | None = None,
+        allow_missing_statistics: bool = False,
         *,
         copy: bool = True,
     ) -> Checkpoint:

@@ -103,7 +103,7 @@ def inspect(path: str | Path) -> Report:
     if form is not None:
         report |= {"format": form.name, "source": form.source, "also": form.also or None}
     try:
-        checkpoint = contents.checkpoint(contents.choose(None), None, False, copy=False)
+        checkpoint = contents.checkpoint(contents.choose(), copy=False)
     except BadInput as error:
         return {**report, "importable": False, "why_not": str(error)}
     return {**report, "importable": True, **_about(checkpoint)}  # type: ignore[typeddict-item]

@@ -83,7 +83,7 @@ def test_mutated_files_are_whole_or_refused(maker, tmp_path):
         opened = Opened(tmp_path / "x.pth", "torch zip", "0" * 64, 0, made, {})
         try:
             found = FileContents(opened, metadata)
-            checkpoint = found.checkpoint(found.choose(None), None, False)
+            checkpoint = found.checkpoint(found.choose())
         except BadInput as error:
             assert "\n" not in str(error), kinds
             continue

@@ -441,6 +441,7 @@ CIFAR = (CIFAR_MEAN, (0.247, 0.243, 0.261))
 CLLR = (CIFAR_MEAN, (0.2023, 0.1994, 0.2010))
 
 # maker -> format, encoder taken by default, another encoder, method, epochs, stem, pixels
+# fmt: off
 EXPECTED = {
     moco: ("moco", "query", "key", "moco", 200, "imagenet", RGB),
     lorac: ("lorac", "query", "key", "lorac", 200, "imagenet", SWAV),
@@ -468,25 +469,12 @@ EXPECTED = {
     byol_yaox12: ("byol (yaox12)", "online", "target", "byol", 300, "imagenet", RGB),
     byol_lucidrains: ("byol (lucidrains)", "online", "target", "byol", None, "imagenet", RGB),
     byol_deepmind: (
-        "byol (DeepMind, converted)",
-        "online",
-        "target",
-        "byol",
-        None,
-        "imagenet",
-        RGB,
-    ),
+        "byol (DeepMind, converted)", "online", "target", "byol", None, "imagenet", RGB),
     torchvision: ("torchvision", "trunk", None, "supervised", None, "imagenet", RGB),
     timm_training: ("timm training", "ema", "model", "supervised", 300, "imagenet", RGB),
     torchvision_training: (
-        "torchvision training",
-        "ema",
-        "model",
-        "supervised",
-        90,
-        "imagenet",
-        RGB,
-    ),
+        "torchvision training", "ema", "model", "supervised", 90, "imagenet", RGB),
     detectron2_moco: ("detectron2", "backbone", None, "unknown", None, "imagenet", RGB),
     detectron2_trained: ("detectron2", "backbone", None, "unknown", None, "imagenet", RGB),
 }
+# fmt: on

@@ -450,4 +450,4 @@ def test_names_cannot_write_to_the_terminal_or_take_forever(tmp_path, capsys):
     found = importing.FileContents(Opened(tmp_path / "many.pth", "torch zip", "", 0, many, {}))
     assert len(found.trunks) == 32
     with pytest.raises(BadInput, match="in no known format"):
-        found.choose(None)
+        found.choose()

@@ -37,6 +37,13 @@ def opened(made, tmp_path):
     return Opened(tmp_path / "x.pth", "torch zip", "0" * 64, 0, made, {})
 
 
+def refused(file, match):
+    """The file does not become a checkpoint, and the line says why."""
+    with pytest.raises(BadInput, match=match):
+        found = importing.FileContents(file)
+        found.checkpoint(found.choose())
+
+
 def equal(state_dict, expected):
     return state_dict.keys() == expected.keys() and all(
         torch.equal(state_dict[k], v)
@@ -93,7 +100,7 @@ def test_the_other_encoder_can_be_chosen(maker, tmp_path):
     model = fx.known_resnet("resnet18")
     found = importing.FileContents(opened(maker(model), tmp_path))
     trunk = fx.trunk_of(model)
-    one = found.checkpoint(found.choose(None), None, False)
+    one = found.checkpoint(found.choose())
     other = found.checkpoint(found.choose(fx.EXPECTED[maker][2]), None, False)
     assert equal(one.state_dict, trunk)
     assert torch.equal(other.state_dict["conv1.weight"], -trunk["conv1.weight"])
@@ -127,7 +134,7 @@ def reshaped(tensors, key):
 @with_all_makers
 def test_damage_is_refused_by_name(maker, tmp_path):
     made = maker(fx.known_resnet("resnet18"))
-    trunk = importing.FileContents(opened(made, tmp_path)).choose(None)
+    trunk = importing.FileContents(opened(made, tmp_path)).choose()
     for name in ("conv1.weight", "layer3.1.conv2.weight", "layer4.0.downsample.1.running_mean"):
         for damage in (renamed, removed, reshaped):
             content = copy_tables(made)
@@ -137,7 +144,7 @@ def test_damage_is_refused_by_name(maker, tmp_path):
             key = damage(table, trunk.keys[name])
             found = importing.FileContents(opened(content, tmp_path))
             with pytest.raises(BadInput) as error:
-                found.checkpoint(found.choose(None), None, False)
+                found.checkpoint(found.choose())
             assert key in str(error.value), error.value
             assert "\n" not in str(error.value)
 
@@ -185,17 +192,13 @@ def test_recognised_format_with_a_stray_trunk_is_refused(tmp_path):
     model = fx.known_resnet("resnet18")
     made = fx.moco(model)
     made["state_dict"] |= fx.prefixed("module.encoder_x.", model)
-    found = importing.FileContents(opened(made, tmp_path))
-    with pytest.raises(BadInput, match="in no known format"):
-        found.choose(None)
+    refused(opened(made, tmp_path), "in no known format")
 
 
 def test_key_encoder_alone_is_not_taken_for_the_query(tmp_path):
     made = fx.moco(fx.known_resnet("resnet18"))
     made["state_dict"] = {k: v for k, v in made["state_dict"].items() if "encoder_q" not in k}
-    found = importing.FileContents(opened(made, tmp_path))
-    with pytest.raises(BadInput, match="format moco without its query; choose with --encoder key"):
-        found.choose(None)
+    refused(opened(made, tmp_path), "format moco without its query; choose with --encoder key")
 
 
 def test_unrecognised_file_with_one_trunk_goes_in(tmp_path):
@@ -220,9 +223,7 @@ def test_unrecognised_file_with_one_trunk_goes_in(tmp_path):
 )
 def test_extra_tensor_inside_the_trunk_is_refused(extra, tmp_path):
     state = fx.known_resnet("resnet18").state_dict() | {extra: torch.ones(3)}
-    found = importing.FileContents(opened(state, tmp_path))
-    with pytest.raises(BadInput, match=f"1 extra inside the trunk: {extra}"):
-        found.checkpoint(found.choose(None), None, False)
+    refused(opened(state, tmp_path), f"1 extra inside the trunk: {extra}")
 
 
 def test_other_networks_are_not_trunks(tmp_path):
@@ -230,28 +231,20 @@ def test_other_networks_are_not_trunks(tmp_path):
 
     with torch.device("meta"):
         wide = {k: torch.zeros(v.shape) for k, v in wide_resnet50_2().state_dict().items()}
-    found = importing.FileContents(opened(wide, tmp_path))
-    with pytest.raises(
-        BadInput, match=r"of the wrong shape: layer1.0.conv1.weight \(128, 64, 1, 1\)"
-    ):
-        found.checkpoint(found.choose(None), None, False)
-    found = importing.FileContents(opened(mobilenet_v3_small().state_dict(), tmp_path))
-    with pytest.raises(BadInput, match="no trunk in it; it holds 244 tensors"):
-        found.choose(None)
-    found = importing.FileContents(opened({"epoch": 3}, tmp_path))
-    with pytest.raises(BadInput, match="it holds no tensors"):
-        found.choose(None)
+    refused(opened(wide, tmp_path), r"of the wrong shape: layer1.0.conv1.weight \(128, 64, 1, 1\)")
+    refused(
+        opened(mobilenet_v3_small().state_dict(), tmp_path), "no trunk in it; it holds 244 tensors"
+    )
+    refused(opened({"epoch": 3}, tmp_path), "it holds no tensors")
 
 
 def test_two_copies_that_should_be_one_trunk_must_agree(tmp_path):
     made = fx.mmselfsup_09(fx.known_resnet("resnet18"))
     key = "encoder_q.0.layer2.0.conv1.weight"
     made["state_dict"][key] = made["state_dict"][key] + 1
-    found = importing.FileContents(opened(made, tmp_path))
-    with pytest.raises(
-        BadInput, match=r"should be the same trunk but differ in .*layer2.0.conv1.weight"
-    ):
-        found.choose(None)
+    refused(
+        opened(made, tmp_path), r"should be the same trunk but differ in .*layer2.0.conv1.weight"
+    )
 
 
 # --- values ---
@@ -288,7 +281,7 @@ def test_one_missing_statistic_is_a_missing_tensor(tmp_path):
     del state["layer1.0.bn1.running_var"]
     found = importing.FileContents(opened(state, tmp_path))
     with pytest.raises(BadInput, match=r"1 missing: layer1\.0\.bn1\.running_var"):
-        found.checkpoint(found.choose(None), None, True)
+        found.checkpoint(found.choose(), allow_missing_statistics=True)
 
 
 def test_absent_counters_become_zero(tmp_path):
@@ -325,16 +318,14 @@ def test_other_float_types_become_float32(dtype, tmp_path):
 def test_unusable_values_are_refused(key, change, word, tmp_path):
     state = dict(fx.known_resnet("resnet18").state_dict())
     state[key] = change(state[key].clone())
-    found = importing.FileContents(opened(state, tmp_path))
-    with pytest.raises(BadInput, match=rf"1 not usable: {key} \(.*{word}"):
-        found.checkpoint(found.choose(None), None, False)
+    refused(opened(state, tmp_path), rf"1 not usable: {key} \(.*{word}")
 
 
 def test_large_but_finite_weights_are_finite(tmp_path):
     state = dict(fx.known_resnet("resnet18").state_dict())
     state["layer1.0.conv1.weight"] = torch.full((64, 64, 3, 3), 3e38)  # their sum overflows float32
     found = importing.FileContents(opened(state, tmp_path))
-    found.checkpoint(found.choose(None), None, False)
+    found.checkpoint(found.choose())
 
 
 # --- stems, features ---

@@ -71,82 +71,44 @@ def of_convnext(model, images):
 DINOV2, DINOV3 = "timm:vit_small_patch14_dinov2", "timm:vit_small_patch16_dinov3_qkvb"
 DINOV3_VIT = VIT.replace(",img_size=32", "")
 # name: class, its configuration, timm's model, how its own features are read
+# fmt: off
 CASES = {
     "vit": (
-        "ViTModel",
-        {**SIZE, "layer_norm_eps": 1e-6},
-        "timm:vit_small_patch16_224" + VIT,
-        class_token,
-    ),
+        "ViTModel", {**SIZE, "layer_norm_eps": 1e-6}, "timm:vit_small_patch16_224" + VIT,
+        class_token),
     "mae": (
         "ViTMAEForPreTraining",
-        {
-            **SIZE,
-            "layer_norm_eps": 1e-6,
-            "mask_ratio": 0.0,
-            "decoder_hidden_size": 32,
-            "decoder_num_hidden_layers": 1,
-        },
-        "timm:vit_small_patch16_224" + VIT,
-        of_encoder,
-    ),
+        {**SIZE, "layer_norm_eps": 1e-6, "mask_ratio": 0.0, "decoder_hidden_size": 32, "decoder_num_hidden_layers": 1},
+        "timm:vit_small_patch16_224" + VIT, of_encoder),
     "dinov2": ("Dinov2Model", SIZE, DINOV2 + VIT, tokens(0)),
     "dinov2 glu": (
-        "Dinov2Model",
-        {**SIZE, "use_swiglu_ffn": True},
-        f"timm:vit_giant_patch14_dinov2{VIT},mlp_ratio=5.5",
-        tokens(0),
-    ),
+        "Dinov2Model", {**SIZE, "use_swiglu_ffn": True},
+        f"timm:vit_giant_patch14_dinov2{VIT},mlp_ratio=5.5", tokens(0)),
     "dinov2 registers": (
-        "Dinov2WithRegistersModel",
-        SIZE,
-        "timm:vit_small_patch14_reg4_dinov2" + VIT,
-        tokens(4),
-    ),
+        "Dinov2WithRegistersModel", SIZE, "timm:vit_small_patch14_reg4_dinov2" + VIT, tokens(4)),
     "dinov3": (
-        "DINOv3ViTModel",
-        {**SIZE, "num_register_tokens": 4},
-        DINOV3 + DINOV3_VIT,
-        tokens(4),
-    ),
+        "DINOv3ViTModel", {**SIZE, "num_register_tokens": 4}, DINOV3 + DINOV3_VIT, tokens(4)),
     "dinov3 plus": (
         "DINOv3ViTModel",
         {**SIZE, "num_register_tokens": 4, "use_gated_mlp": True, "hidden_act": "silu"},
-        DINOV3.replace("small", "small_plus") + DINOV3_VIT,
-        tokens(4),
-    ),
+        DINOV3.replace("small", "small_plus") + DINOV3_VIT, tokens(4)),
     "dinov3 convnext": ("DINOv3ConvNextModel", STAGES, "timm:convnext_tiny" + NEXT, pooled),
     "clip": (
-        "CLIPModel",
-        {"vision_config": SIZE, "text_config": TEXT},
-        "timm:vit_base_patch16_clip_quickgelu_224" + VIT,
-        of_tower,
-    ),
+        "CLIPModel", {"vision_config": SIZE, "text_config": TEXT},
+        "timm:vit_base_patch16_clip_quickgelu_224" + VIT, of_tower),
     "clip tower": (
-        "CLIPVisionModel",
-        SIZE,
-        "timm:vit_base_patch16_clip_quickgelu_224" + VIT,
-        pooled,
-    ),
+        "CLIPVisionModel", SIZE, "timm:vit_base_patch16_clip_quickgelu_224" + VIT, pooled),
     "siglip": (
-        "SiglipModel",
-        {"vision_config": SIZE, "text_config": TEXT},
-        "timm:vit_base_patch16_siglip_224,act_layer=gelu_tanh" + VIT,
-        of_tower,
-    ),
+        "SiglipModel", {"vision_config": SIZE, "text_config": TEXT},
+        "timm:vit_base_patch16_siglip_224,act_layer=gelu_tanh" + VIT, of_tower),
     "convnext": (
-        "ConvNextForImageClassification",
-        {**STAGES, "layer_norm_eps": 1e-6},
-        "timm:convnext_tiny" + NEXT,
-        of_convnext,
-    ),
+        "ConvNextForImageClassification", {**STAGES, "layer_norm_eps": 1e-6},
+        "timm:convnext_tiny" + NEXT, of_convnext),
     "convnext v2": (
-        "ConvNextV2Model",
-        {**STAGES, "layer_norm_eps": 1e-6},
-        "timm:convnextv2_tiny" + NEXT,
-        pooled,
-    ),
+        "ConvNextV2Model", {**STAGES, "layer_norm_eps": 1e-6}, "timm:convnextv2_tiny" + NEXT,
+        pooled),
 }
+# fmt: on
 
 
 def difference(checkpoint, expected, images):

@@ -34,6 +34,13 @@ def opened(made, tmp_path):
     return Opened(tmp_path / "x.pth", "torch zip", "0" * 64, 0, made, {})
 
 
+def refused(file, match):
+    """The file does not become a checkpoint, and the line says why."""
+    with pytest.raises(BadInput, match=match):
+        found = FileContents(file)
+        found.checkpoint(found.choose())
+
+
 def saved(made, tmp_path, name="some_run.pth"):
     torch.save(made, tmp_path / name)
     return tmp_path / name
@@ -71,7 +78,7 @@ SHAPES = [
 def test_the_model_is_told_from_shapes(maker, tmp_path):
     form, _, arch, _, reading, _ = fx.CASES[maker]
     found = FileContents(opened(maker(fx.shaped(arch)), tmp_path))
-    trunk = found.choose(None)
+    trunk = found.choose()
     assert (found.form.name, trunk.arch) == (form, archs.canonical(arch, "native")[0])
     assert not trunk.missing and not trunk.extra
     if "small" in arch or reading != "cls@4":
@@ -88,7 +95,7 @@ def test_damage_is_refused_by_name(maker, tmp_path):
     arch = fx.CASES[maker][1]
     made = maker(fx.known(arch))
     metadata = TrunkMetadata(arch=arch)
-    trunk = FileContents(opened(made, tmp_path), metadata).choose(None)
+    trunk = FileContents(opened(made, tmp_path), metadata).choose()
     keys = [key for name, key in trunk.keys.items() if "bias_mask" not in name]
     middle = keys[len(keys) // 2]
     damages = [(keys[0], "missing"), (keys[0], "reshaped"), (middle, "renamed")]
@@ -104,7 +111,7 @@ def test_damage_is_refused_by_name(maker, tmp_path):
             table[key] = torch.full_like(value, float("nan"))
         with pytest.raises(BadInput) as error:
             found = FileContents(opened(content, tmp_path), metadata)
-            found.checkpoint(found.choose(None), None, False)
+            found.checkpoint(found.choose())
         said = str(error.value)
         assert "\n" not in said
         # A missing block of a chunk is called by its number alone
@@ -116,20 +123,18 @@ def test_damage_is_refused_by_name(maker, tmp_path):
 def test_another_tensor_inside_is_refused(maker, tmp_path):
     arch = fx.CASES[maker][1]
     made = maker(fx.known(arch))
-    trunk = FileContents(opened(made, tmp_path), TrunkMetadata(arch=arch)).choose(None)
+    trunk = FileContents(opened(made, tmp_path), TrunkMetadata(arch=arch)).choose()
     table = made[trunk.table] if trunk.table else made
     block = next(key for key in trunk.keys.values() if re.search("(norm|ln_).*weight", key))
     table[f"{block}_scale"] = torch.ones(3)
     found = FileContents(opened(made, tmp_path), TrunkMetadata(arch=arch))
     with pytest.raises(BadInput, match=f"1 extra inside the trunk: {block}_scale"):
-        found.checkpoint(found.choose(None), None, False)
+        found.checkpoint(found.choose())
 
 
 def test_a_file_without_its_last_block_is_no_shallower_model(tmp_path):
     state = {k: v for k, v in fx.shaped("timm:vit_small_patch16_224").items() if ".11." not in k}
-    found = FileContents(opened(state, tmp_path))
-    with pytest.raises(BadInput, match=r"12 missing: blocks\.11"):
-        found.checkpoint(found.choose(None), None, False)
+    refused(opened(state, tmp_path), r"12 missing: blocks\.11")
 
 
 def test_what_dinov3_masks_and_turns_must_be_as_in_timm(tmp_path):
@@ -143,7 +148,7 @@ def test_what_dinov3_masks_and_turns_must_be_as_in_timm(tmp_path):
         with pytest.raises(
             BadInput, match=r"1 not usable: (rope_embed|blocks\.0\.attn\.qkv\.bias)"
         ):
-            found.checkpoint(found.choose(None), None, False)
+            found.checkpoint(found.choose())
 
 
 def test_nothing_is_guessed(tmp_path, capsys):
@@ -162,7 +167,7 @@ def test_nothing_is_guessed(tmp_path, capsys):
         importing.read(saved(clip, tmp_path))
     clip = fx.clip(fx.shaped("timm:vit_base_patch32_clip_224"))
     with pytest.raises(BadInput, match="tells the activation; say it by --arch"):
-        FileContents(opened(clip, tmp_path)).choose(None)
+        FileContents(opened(clip, tmp_path)).choose()
     out = tmp_path / "x.safetensors"
     words = ["import", str(saved(fixed, tmp_path)), "--out", str(out), "--arch"]
     assert cli.main([*words, "resnet50"]) == 2
@@ -219,7 +224,7 @@ def test_the_hub_says_heads_and_activation(tmp_path):
         Opened(tmp_path / "model.safetensors", "safetensors", "0" * 64, 0, made, {})
     )
     arch = "timm:vit_base_patch32_clip_quickgelu_224,num_heads=6"
-    assert found.choose(None).arch == arch
+    assert found.choose().arch == arch
 
 
 # --- names of timm's ---
