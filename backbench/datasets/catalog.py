@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, TypedDict
+from typing import TypedDict
 
 from backbench import plugins
 from backbench.datasets import readers, splits, walk
@@ -28,7 +28,12 @@ def class_folder(name: str) -> Dataset:
     """The row of a class folder ROOT/<name>/{train,val,test}/<class>/<image>; val is optional."""
 
     def read(root: Path, seed: int) -> Splits:
-        return _read_class_folder(name, root, seed)
+        base = _class_folder_base(name, root)
+        parts: dict[str, ImageList] = {}
+        for split in ("train", "val", "test"):
+            if (base / split).is_dir():
+                parts[split] = scan_folder(base / split)
+        return splits.with_hold_out(parts["train"], parts["test"], parts.get("val"), seed=seed)
 
     return Dataset(name=name, classes=None, sizes=(None, None, None), metric="top1", read=read)
 
@@ -53,18 +58,8 @@ def _class_folder_base(name: str, root: Path) -> Path:
     return base
 
 
-def _read_class_folder(name: str, root: Path, seed: int) -> Splits:
-    base = _class_folder_base(name, root)
-    parts: dict[str, ImageList] = {}
-    for split in ("train", "val", "test"):
-        if (base / split).is_dir():
-            parts[split] = scan_folder(base / split)
-    return splits.with_hold_out(parts["train"], parts["test"], parts.get("val"), seed=seed)
-
-
-# Rows. Sizes and metrics: LORAC, section 6.1 and Table 2; Caltech's 102
-# classes include BACKGROUND_Google. The first twelve are that table's, in
-# its order: whoever lists them takes TWELVE.
+# Rows. Sizes and metrics: LORAC, section 6.1 and Table 2; Caltech's 102 classes include
+# BACKGROUND_Google. The first twelve are that table's, in its order: whoever lists them takes TWELVE.
 
 _RESEARCH = "non-commercial research"
 DATASETS: dict[str, Dataset] = {
@@ -311,13 +306,6 @@ def open_split(root: Path, name: str, split: str) -> ImageList:
         if found is not None and found.read_split is not None:
             return found.read_split(root, split)
         return readers.folder_or_shards(root / name / split)
-
-
-def build(
-    root: str | Path, name: str, split: Literal["train", "val", "test"], *, seed: int = 0
-) -> ImageList:
-    """One split of a dataset below ROOT."""
-    return getattr(load(name, Path(root), seed=seed), split)
 
 
 def load(name: str, root: Path, *, seed: int = 0) -> Splits:

@@ -11,37 +11,36 @@ from __future__ import annotations
 
 import csv
 import importlib.resources
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Concatenate, Literal, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 from backbench.datasets import splits
 from backbench.datasets.row import Reader, SplitReader
 from backbench.datasets.splits import Splits
 from backbench.errors import BadInput
+from backbench.images import archives
 from backbench.images.image_list import ArrayList, ImageList, scan_folder
 from backbench.untrusted import opening, printable
 
 if TYPE_CHECKING:
     import numpy as np
 
-D = TypeVar("D")
-P = ParamSpec("P")
-
 
 # What torchvision reads
 
 
-def _torchvision(
-    kind: Callable[Concatenate[Path, P], D], base: Path, *args: P.args, **options: P.kwargs
-) -> D:
+def _torchvision(kind: Any, base: Path, *args: object, **options: object) -> Any:
     """kind(base, ...); its exceptions as one line that says what is wrong with the folder."""
     try:
         return kind(base, *args, **options)
     except Exception as error:  # of half a dozen formats, each with errors of its own
         what = " ".join(str(error).split())
         what = what.replace("You can use download=True to download it", "").strip()
-        files = [base / getattr(kind, "base_folder", ".") / name for name in _checked_files(kind)]
+        # The files whose checksums torchvision verifies, where it says which
+        files: list[Path] = []
+        for name, _ in (*getattr(kind, "train_list", ()), *getattr(kind, "test_list", ())):
+            files.append(base / kind.base_folder / name)
         if "not found or corrupted" in what and files and all(map(Path.is_file, files)):
             # The layout is right: what torchvision refuses are the bytes
             raise BadInput(
@@ -51,12 +50,6 @@ def _torchvision(
         raise BadInput(
             f"{base}: not in the layout that torchvision reads ({type(error).__name__}: {what})"
         ) from None
-
-
-def _checked_files(kind: Callable[..., object]) -> list[str]:
-    """The files whose checksums torchvision verifies, where it says which."""
-    lists = (getattr(kind, "train_list", ()), getattr(kind, "test_list", ()))
-    return [name for each in lists for name, _ in each] if hasattr(kind, "base_folder") else []
 
 
 def _listed(
@@ -85,14 +78,33 @@ def _rows_of_array(
 # files train's is named.
 
 
-def aircraft(base: Path, seed: int) -> Splits:
-    from torchvision.datasets import FGVCAircraft
+_TWO = {"train": "train", "test": "test"}
+_THREE = {"train": "train", "val": "val", "test": "test"}
 
-    def part(split: str) -> ImageList:
-        d = _torchvision(FGVCAircraft, base, split, annotation_level="variant")
-        return _listed(base, d._image_files, d._labels, d.classes)
 
-    return splits.with_hold_out(train=part("train"), val=part("val"), test=part("test"))
+def _official(
+    kind: str, parts: Mapping[str, str], *, files: str = "_image_files", **options: object
+) -> Reader:
+    """The reader of a data set that torchvision's class `kind` lists: `parts` has its words for our
+    splits, `files` is its attribute with the images."""
+
+    def read(base: Path, seed: int) -> Splits:
+        from torchvision import datasets
+
+        found: dict[str, ImageList] = {}
+        for name, official in parts.items():
+            d = _torchvision(getattr(datasets, kind), base, official, **options)
+            found[name] = _listed(base, getattr(d, files), d._labels, d.classes)
+        return splits.with_hold_out(found["train"], found["test"], found.get("val"), seed=seed)
+
+    return read
+
+
+aircraft = _official("FGVCAircraft", _THREE, annotation_level="variant")
+dtd = _official("DTD", _THREE, partition=1)
+flowers = _official("Flowers102", _THREE)
+food = _official("Food101", _TWO)
+pets = _official("OxfordIIITPet", {"train": "trainval", "test": "test"}, files="_images")
 
 
 def cars(base: Path, seed: int) -> Splits:
@@ -133,46 +145,6 @@ def stl10(base: Path, seed: int) -> Splits:
     return splits.with_hold_out(train=part("train"), test=part("test"), seed=seed)
 
 
-def dtd(base: Path, seed: int) -> Splits:
-    from torchvision.datasets import DTD
-
-    def part(split: str) -> ImageList:
-        d = _torchvision(DTD, base, split, partition=1)
-        return _listed(base, d._image_files, d._labels, d.classes)
-
-    return splits.with_hold_out(train=part("train"), val=part("val"), test=part("test"))
-
-
-def flowers(base: Path, seed: int) -> Splits:
-    from torchvision.datasets import Flowers102
-
-    def part(split: str) -> ImageList:
-        d = _torchvision(Flowers102, base, split)
-        return _listed(base, d._image_files, d._labels, d.classes)
-
-    return splits.with_hold_out(train=part("train"), val=part("val"), test=part("test"))
-
-
-def food(base: Path, seed: int) -> Splits:
-    from torchvision.datasets import Food101
-
-    def part(split: str) -> ImageList:
-        d = _torchvision(Food101, base, split)
-        return _listed(base, d._image_files, d._labels, d.classes)
-
-    return splits.with_hold_out(train=part("train"), test=part("test"), seed=seed)
-
-
-def pets(base: Path, seed: int) -> Splits:
-    from torchvision.datasets import OxfordIIITPet
-
-    def part(split: str) -> ImageList:
-        d = _torchvision(OxfordIIITPet, base, split)
-        return _listed(base, d._images, d._labels, d.classes)
-
-    return splits.with_hold_out(train=part("trainval"), test=part("test"), seed=seed)
-
-
 def places365(base: Path, seed: int) -> Splits:
     """Places365-Standard; the official val is the test split. The
     256-pixel images where they are there."""
@@ -207,7 +179,12 @@ def birdsnap(base: Path, seed: int) -> Splits:
     folder = base / "birdsnap"
     species = sorted(_table(folder / "species.txt", ("id", "dir")), key=lambda row: int(row["id"]))
     listed = _table(folder / "images.txt", ("path", "species_id"))
-    images = _birdsnap_images(folder)
+    images = _first_there(folder / "images", folder / "download" / "images")
+    if images is None:
+        raise BadInput(
+            f"{folder}: no folder 'images'; run the dataset's own get_birdsnap.py,"
+            " or copy the images there"
+        )
 
     # 1. What is left of the list: pictures vanish from Flickr; a failed download is an empty file.
     there = []
@@ -237,16 +214,6 @@ def birdsnap(base: Path, seed: int) -> Splits:
         test=everything.subset(sorted(test)),
         held_out=False,
         notes=(note,),
-    )
-
-
-def _birdsnap_images(folder: Path) -> Path:
-    for images in (folder / "images", folder / "download" / "images"):
-        if images.is_dir():
-            return images
-    raise BadInput(
-        f"{folder}: no folder 'images'; run the dataset's own get_birdsnap.py,"
-        " or copy the images there"
     )
 
 
@@ -301,7 +268,11 @@ def sun397(base: Path, seed: int) -> Splits:
     label_of = {name: label for label, name in enumerate(classes)}
 
     def part(file: str) -> ImageList:
-        listing = _sun397_listing(base, images, file)
+        listing = _first_there(base / "Partitions" / file, images / file)
+        if listing is None:
+            raise BadInput(
+                f"{base / 'Partitions' / file} is missing; get SUN's Partitions.zip and unpack it there"
+            )
         paths, labels = [], []
         for line in _lines(listing):
             name = line.rsplit("/", 1)[0]  # /a/apse/indoor/sun_x.jpg is of class /a/apse/indoor
@@ -316,13 +287,8 @@ def sun397(base: Path, seed: int) -> Splits:
     return splits.with_hold_out(train, test, seed=seed)
 
 
-def _sun397_listing(base: Path, images: Path, file: str) -> Path:
-    for listing in (base / "Partitions" / file, images / file):
-        if listing.is_file():
-            return listing
-    raise BadInput(
-        f"{base / 'Partitions' / file} is missing; get SUN's Partitions.zip and unpack it there"
-    )
+def _first_there(*paths: Path) -> Path | None:
+    return next((path for path in paths if path.exists()), None)
 
 
 def _lines(file: Path) -> list[str]:
@@ -372,17 +338,10 @@ def _synsets(folder: Path, classes: Sequence[str], seed: int) -> Splits:
 
 
 def cifar_split(name: str) -> SplitReader:
-    def read(root: Path, split: str) -> ImageList:
-        from backbench.images import archives
-
-        return archives.read_cifar(root / name, split)
-
-    return read
+    return lambda root, split: archives.read_cifar(root / name, split)
 
 
 def stl10_split(root: Path, split: str) -> ImageList:
-    from backbench.images import archives
-
     return archives.read_stl10(root / "stl10", split)
 
 
@@ -397,8 +356,4 @@ def imagenet100_split(root: Path, split: str) -> ImageList:
 def folder_or_shards(folder: Path, *, classes: Sequence[str] | None = None) -> ImageList:
     """FOLDER/*.tar in WebDataset's layout where there are any, FOLDER/<class>/<image> otherwise."""
     shards = sorted(folder.glob("*.tar"))
-    if not shards:
-        return scan_folder(folder, classes=classes)
-    from backbench.images import archives
-
-    return archives.scan_shards(shards)
+    return archives.scan_shards(shards) if shards else scan_folder(folder, classes=classes)

@@ -8,9 +8,9 @@ from __future__ import annotations
 import os
 import tarfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
 from backbench.errors import BadInput, nearest
 from backbench.images.image_list import (
@@ -52,53 +52,30 @@ def _read_pickle(path: Path) -> dict[str, Any]:
     return named
 
 
-@dataclass(frozen=True)
-class _CifarFiles:
-    """One of the two CIFAR sets: its folder, its files, and the keys inside them."""
-
-    folder: str
-    splits: dict[str, tuple[str, ...]]
-    names: str
-    label_key: str
-    name_key: str
-
-
-_CIFAR10 = _CifarFiles(
-    folder=CIFAR_FOLDERS["cifar10"],
-    splits={"train": tuple(f"data_batch_{i}" for i in range(1, 6)), "test": ("test_batch",)},
-    names="batches.meta",
-    label_key="labels",
-    name_key="label_names",
-)
-_CIFAR100 = _CifarFiles(
-    folder=CIFAR_FOLDERS["cifar100"],
-    splits={"train": ("train",), "test": ("test",)},
-    names="meta",
-    label_key="fine_labels",
-    name_key="fine_label_names",
-)
-
-
 def read_cifar(root: str | Path, split: str) -> ArrayList:
     """ROOT/cifar10/cifar-10-batches-py or ROOT/cifar100/cifar-100-python as torchvision lays them
     out; `root` is the data set's own folder and tells which one it is; split is train or test."""
     import numpy as np
 
     root = Path(root)
-    files = _CIFAR100 if (root / _CIFAR100.folder).is_dir() else _CIFAR10
-    folder = root / files.folder
-    if split not in files.splits:
+    if (root / CIFAR_FOLDERS["cifar100"]).is_dir():
+        folder, meta, label_key = root / CIFAR_FOLDERS["cifar100"], "meta", "fine_label"
+        files = {"train": ["train"], "test": ["test"]}
+    else:
+        folder, meta, label_key = root / CIFAR_FOLDERS["cifar10"], "batches.meta", "label"
+        files = {"train": [f"data_batch_{i}" for i in range(1, 6)], "test": ["test_batch"]}
+    if split not in files:
         raise BadInput(f"{root}: no split '{split}'; allowed: train, test")
-    batches = [_read_pickle(folder / name) for name in files.splits[split]]
-    names = _read_pickle(folder / files.names)
+    batches = [_read_pickle(folder / name) for name in files[split]]
+    names = _read_pickle(folder / meta)
     labels: list[int] = []
     try:
         # A row is 1024 red, 1024 green and 1024 blue values, each row by row
         rows = np.concatenate([batch["data"] for batch in batches])
         pixels = rows.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
         for batch in batches:
-            labels += [int(x) for x in batch[files.label_key]]
-        classes = tuple(names[files.name_key])
+            labels += [int(x) for x in batch[f"{label_key}s"]]
+        classes = tuple(names[f"{label_key}_names"])
     except (KeyError, ValueError, TypeError, OverflowError) as error:
         raise BadInput(f"{folder}: not CIFAR's files ({error!r:.100})") from None
     if pixels.dtype != np.uint8 or len(labels) != len(pixels):
@@ -120,9 +97,7 @@ def _check_labels(folder: Path, labels: Sequence[int], classes: Sequence[str]) -
 def read_stl10(root: str | Path, split: str) -> ImageList:
     """ROOT/stl10/stl10_binary; `root` is the data set's own folder.
 
-    Unlabelled images have label -1.
-
-    Pixels are read from disk when they are needed.
+    Unlabelled images have label -1. Pixels are read from disk when they are needed.
     """
     root = Path(root)
     if split not in STL10_SPLITS:
@@ -196,10 +171,8 @@ class Joined(ImageList):
         part, place = self.where[index]
         return self.parts[part].array(place)
 
-    def subset(self, indices: Sequence[int]) -> Joined:
-        paths, labels = taken(self.paths, indices), taken(self.labels, indices)
-        where = taken(self.where, indices)
-        return Joined(self.root, paths, labels, self.classes, self.parts, where)
+    def subset(self, indices: Sequence[int]) -> Self:
+        return replace(super().subset(indices), where=taken(self.where, indices))
 
 
 @dataclass(frozen=True)
@@ -228,10 +201,8 @@ class ShardList(ImageList):
     def array(self, index: int) -> np.ndarray:
         return decode_array(self.read(index), self.file(index))
 
-    def subset(self, indices: Sequence[int]) -> ShardList:
-        paths, labels = taken(self.paths, indices), taken(self.labels, indices)
-        spans = taken(self.spans, indices)
-        return ShardList(self.root, paths, labels, self.classes, spans)
+    def subset(self, indices: Sequence[int]) -> Self:
+        return replace(super().subset(indices), spans=taken(self.spans, indices))
 
 
 Span = tuple[int, int]  # first byte and number of bytes of a member of a tar file

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Generic, TypeVar
+from typing import TYPE_CHECKING, BinaryIO, Generic, Self, TypeVar
 
 from backbench.errors import BadInput
 from backbench.runs.run_progress import QUIET_SECONDS, Progress
@@ -144,10 +144,9 @@ class ImageList:
         path = self.file(index)
         return decode_array(contents(path), path)
 
-    def subset(self, indices: Sequence[int]) -> ImageList:
+    def subset(self, indices: Sequence[int]) -> Self:
         """The images at `indices`, in that order."""
-        paths, labels = taken(self.paths, indices), taken(self.labels, indices)
-        return ImageList(self.root, paths, labels, self.classes)
+        return replace(self, paths=taken(self.paths, indices), labels=taken(self.labels, indices))
 
 
 @dataclass(frozen=True)
@@ -166,9 +165,8 @@ class ArrayList(ImageList):
 
         return np.ascontiguousarray(self.pixels[index])
 
-    def subset(self, indices: Sequence[int]) -> ArrayList:
-        paths, labels = taken(self.paths, indices), taken(self.labels, indices)
-        return ArrayList(self.root, paths, labels, self.classes, self.pixels[list(indices)])
+    def subset(self, indices: Sequence[int]) -> Self:
+        return replace(super().subset(indices), pixels=self.pixels[list(indices)])
 
 
 def scan_folder(root: str | Path, *, classes: Sequence[str] | None = None) -> ImageList:
@@ -193,8 +191,16 @@ def scan_folder(root: str | Path, *, classes: Sequence[str] | None = None) -> Im
     paths: list[str] = []
     labels: list[int] = []
     progress = Progress(None, len(classes), f"{root}: listing", unit="folder", after=QUIET_SECONDS)
+    # Names as they come from the system: a Path for each of a million files takes ten times as long
+    begin = len(os.path.join(root, ""))  # noqa: PTH118
     for label, name in enumerate(classes):
-        found = _images_below(root, name)
+        found = sorted(
+            file[begin:]
+            for file in walking.names(root / name, never_folders=_is_image)
+            if _is_image(file)
+        )
+        if not found:
+            raise BadInput(f"{root / name}: class folder without images ({', '.join(EXTENSIONS)})")
         paths += found
         labels += [label] * len(found)
         progress.advance()
@@ -206,18 +212,6 @@ def scan_folder(root: str | Path, *, classes: Sequence[str] | None = None) -> Im
             f"{root}: no images found; expected {root}/<class>/<image> ({', '.join(EXTENSIONS)})"
         )
     return ImageList(root, tuple(paths), tuple(labels), tuple(classes))
-
-
-def _images_below(root: Path, name: str) -> list[str]:
-    """The images in class folder ROOT/<name>, at any depth, relative to `root` and sorted."""
-    # Names as they come from the system: a Path for each of a million files takes ten times as long
-    folder, begin = root / name, len(os.path.join(root, ""))  # noqa: PTH118
-    found = sorted(
-        file[begin:] for file in walking.names(folder, never_folders=_is_image) if _is_image(file)
-    )
-    if not found:
-        raise BadInput(f"{folder}: class folder without images ({', '.join(EXTENSIONS)})")
-    return found
 
 
 def ignored(root: Path) -> list[str]:

@@ -22,23 +22,7 @@ def decode(text: str | bytes) -> Any:
     except RecursionError:
         raise ValueError(f"nested more than {DEEPEST} levels deep") from None
     # A value is at most as deep as it has brackets: few values have to be walked through
-    if text.count("[") + text.count("{") > DEEPEST:
-        refuse_depth(value)
-    return value
-
-
-def _whole(digits: str) -> int:
-    if len(digits) > MOST_DIGITS:
-        raise ValueError(f"a number of {len(digits)} digits")
-    return int(digits)
-
-
-_DECODER = json.JSONDecoder(parse_int=_whole)
-
-
-def refuse_depth(value: Any) -> None:
-    """ValueError for lists and mappings nested deeper than DEEPEST."""
-    level = [value]
+    level = [value] if text.count("[") + text.count("{") > DEEPEST else []
     for _ in range(DEEPEST):
         below: list[Any] = []
         for each in level:
@@ -49,6 +33,16 @@ def refuse_depth(value: Any) -> None:
         level = below
     if any(isinstance(each, dict | list) for each in level):
         raise ValueError(f"nested more than {DEEPEST} levels deep")
+    return value
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > MOST_DIGITS:
+        raise ValueError(f"a number of {len(digits)} digits")
+    return int(digits)
+
+
+_DECODER = json.JSONDecoder(parse_int=_whole)
 
 
 def read(path: str | Path, *, most: int = 64 * opening.MEGABYTE) -> Any:

@@ -117,8 +117,11 @@ def _array(data: Any, dtype: Any, shape: Any, order: str) -> np.ndarray:
     import numpy as np
 
     sides = shape if isinstance(shape, tuple) else None
-    if not isinstance(dtype, _DType) or sides is None or not all(map(_is_side, sides)):
+    if not isinstance(dtype, _DType) or sides is None:
         raise BadInput("damaged: an array without shape or dtype")
+    for side in sides:
+        if type(side) is not int or not 0 <= side < 1 << 40:
+            raise BadInput("damaged: an array without shape or dtype")
     data = data.encode("latin1") if isinstance(data, str) else data  # python 2's pickles
     if isinstance(data, list):
         raise BadInput("refused: holds arrays of python objects, not numbers")
@@ -129,10 +132,6 @@ def _array(data: Any, dtype: Any, shape: Any, order: str) -> np.ndarray:
         raise BadInput(f"damaged: an array of shape {sides} has {len(data)} bytes")
     flat = np.frombuffer(data, dtype=kind)
     return np.array(flat.reshape(sides, order="F" if order == "F" else "C"), order="C")
-
-
-def _is_side(number: Any) -> bool:
-    return type(number) is int and 0 <= number < 1 << 40
 
 
 def _text(value: Any) -> str:

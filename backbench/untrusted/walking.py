@@ -39,15 +39,11 @@ def names(
         except OSError:
             continue
         for entry in found:
-            folder_here = _is_folder(entry, follow)
+            try:
+                folder_here = entry.is_dir(follow_symlinks=follow)
+            except OSError:  # a link to itself
+                folder_here = False
             if folder_here:
                 left.append(entry.path)
             if not folder_here or never_folders(entry.name):
                 yield entry.path
-
-
-def _is_folder(entry: os.DirEntry[str], follow: bool) -> bool:
-    try:
-        return entry.is_dir(follow_symlinks=follow)
-    except OSError:  # a link to itself
-        return False

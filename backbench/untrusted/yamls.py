@@ -38,16 +38,12 @@ def read(path: str | Path) -> Any:
 def decode(text: str) -> Any:
     """Read one YAML document as plain values; ValueError for anything else."""
     if len(text) > REMEMBERED:
-        return _decode(text)
-    return copy.deepcopy(_remembered(text))
+        return _decode.__wrapped__(text)
+    return copy.deepcopy(_decode(text))
 
 
+# A base and a family stand below many recipes, and a grid names many of them
 @functools.lru_cache(maxsize=256)
-def _remembered(text: str) -> Any:
-    # A base and a family stand below many recipes, and a grid names many of them
-    return _decode(text)
-
-
 def _decode(text: str) -> Any:
     import yaml
 
