@@ -93,8 +93,8 @@ def main() -> None:
         for p, like in zip(module.parameters(), source):
             p.grad = like * 0.01
     plain = PlainLars(modules[0].parameters(), 0.1)
-    lars = optim.build("lars", optim.parameter_groups(modules[1], weight_decay=1e-6), lr=0.1)
-    sgd = optim.build("sgd", optim.parameter_groups(query, weight_decay=1e-6), lr=0.1)
+    lars = optim.LARS(modules[1].parameters(), 0.1, weight_decay=1e-6)
+    sgd = torch.optim.SGD(query.parameters(), 0.1, momentum=0.9, weight_decay=1e-6, fused=True)
     compare(
         "optimiser step, ResNet-50",
         {

@@ -70,29 +70,30 @@ class BatchOrder:
         rank: int = 0,
         ranks: int = 1,
     ) -> None:
-        self.count, self.seed, self.batch_size = count, config.seed, config.batch_size
+        self.count, self.config = count, config
         self.first, self.last = first, last
-        self.rank, self.ranks, self.accumulate = rank, ranks, config.accumulate
+        self.rank, self.ranks = rank, ranks
 
     def __len__(self) -> int:
-        return (self.last - self.first) * self.accumulate
+        return (self.last - self.first) * self.config.accumulate
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
         # An epoch's order is cut into global batches (the rest is left out), a global batch into
         # micro-batches, a micro-batch into the ranks' shares: who holds an image depends on the
         # number of ranks, which images make a micro-batch does not.
-        per_epoch = self.count // self.batch_size
-        micro = self.batch_size // self.accumulate
+        batch_size = self.config.batch_size
+        per_epoch = self.count // batch_size
+        micro = batch_size // self.config.accumulate
         share = micro // self.ranks
         order: list[int] = []
         for step in range(self.first, self.last):
             epoch, position = divmod(step, per_epoch)
             # A run that continues in the middle of an epoch draws that epoch's order again
             if not order or position == 0:
-                generator = seeding.generator(self.seed, "order", epoch)
+                generator = seeding.generator(self.config.seed, "order", epoch)
                 order = torch.randperm(self.count, generator=generator).tolist()
-            start = position * self.batch_size + self.rank * share
-            for _ in range(self.accumulate):
+            start = position * batch_size + self.rank * share
+            for _ in range(self.config.accumulate):
                 yield [(epoch, i) for i in order[start : start + share]]
                 start += micro
 
@@ -113,11 +114,6 @@ class LoadedBatch:
     labels: Tensor
     skipped: tuple[str, ...] = ()
     error: str | None = None
-
-    @staticmethod
-    def unreadable(error: str) -> LoadedBatch:
-        nothing = torch.empty(0, dtype=torch.int64)
-        return LoadedBatch(views=(), colour=(), index=nothing, labels=nothing, error=error)
 
     def pin_memory(self) -> LoadedBatch:
         """The same in page-locked memory, from which a GPU copies while the CPU goes on.
@@ -178,14 +174,13 @@ class ViewBatches(Dataset[LoadedBatch]):
     def __init__(
         self,
         found: ImageList,
-        recipe: ViewsConfig,
+        config: PretrainConfig,
         *,
-        seed: int,
-        skip_corrupt: bool,
         cache_bytes: int,
         device_colour: bool,
     ) -> None:
-        self.found, self.recipe, self.seed, self.skip_corrupt = found, recipe, seed, skip_corrupt
+        self.found, self.recipe, self.seed = found, config.views, config.seed
+        self.skip_corrupt = config.data.skip_corrupt
         self.cache: dict[int, np.ndarray] = {}
         self.cache_left = cache_bytes
         self.device_colour = device_colour
@@ -240,7 +235,8 @@ class ViewBatches(Dataset[LoadedBatch]):
             try:
                 i, image = self.readable(wanted, skipped)
             except BadInput as error:
-                return LoadedBatch.unreadable(str(error))
+                nothing = torch.empty(0, dtype=torch.int64)
+                return LoadedBatch((), (), index=nothing, labels=nothing, error=str(error))
             index.append(i)
             # Views depend on the image that is shown and on the epoch, on nothing that was before
             generator.manual_seed(seeding.seed_of(self.seed, "views", epoch, i))
@@ -278,9 +274,7 @@ def loader(
     """
     dataset = ViewBatches(
         found,
-        config.views,
-        seed=config.seed,
-        skip_corrupt=config.data.skip_corrupt,
+        config,
         cache_bytes=CACHE_BYTES // max(1, workers),
         device_colour=on_gpu and config.views.pipeline == "fast",
     )

@@ -92,20 +92,17 @@ class FirstStep:
         return Failed(f"method '{self.name}' breaks a rule of pretrain/method.py: {what}")
 
 
-def _own_attributes(method: nn.Module) -> Iterator[tuple[str, object]]:
-    """Attributes of the method and of its modules, but not what torch keeps in them itself."""
+def _attributes(method: nn.Module) -> Iterator[tuple[str, nn.Module, object]]:
+    """Yield (where, module, value) of what torch itself does not keep in the modules."""
     for path, module in method.named_modules():
-        kept = ("_parameters", "_buffers", "_modules", "training", *_made_anew(module))
+        # torch's weight_norm (from `weight_v`) and spectral_norm (from `weight_orig`) compute these
+        # attributes in every forward
+        kept = {"_parameters", "_buffers", "_modules", "training"}
+        for name in module._parameters:
+            kept |= {name.removesuffix("_v"), name.removesuffix("_orig")} - {name}
         for name, value in vars(module).items():
             if name not in kept:
-                yield f"{path}.{name}".lstrip("."), value
-
-
-def _made_anew(module: nn.Module) -> list[str]:
-    """Name the attributes that torch's weight_norm (from `weight_v`) and spectral_norm (from
-    `weight_orig`) compute in every forward."""
-    names = module._parameters
-    return [n.removesuffix(end) for n in names for end in ("_v", "_orig") if n.endswith(end)]
+                yield f"{path}.{name}".lstrip("."), module, value
 
 
 def _plain_attributes(method: nn.Module) -> Iterator[tuple[str, Plain]]:
@@ -113,18 +110,16 @@ def _plain_attributes(method: nn.Module) -> Iterator[tuple[str, Plain]]:
 
     Torch's modules have none that a step changes.
     """
-    for path, module in method.named_modules():
-        if type(module).__module__.startswith("torch."):
-            continue
-        for name, value in vars(module).items():
-            if name != "training" and (value is None or isinstance(value, int | float | str)):
-                yield f"{path}.{name}".lstrip("."), value
+    for where, module, value in _attributes(method):
+        own = not type(module).__module__.startswith("torch.")
+        if own and (value is None or isinstance(value, int | float | str)):
+            yield where, value
 
 
 def _tensors_outside_state(method: nn.Module) -> Iterator[str]:
     """Attributes with a tensor, also in a list or dict, that is no parameter and no buffer."""
     known = {id(x) for x in (*method.parameters(), *method.buffers())}
-    for where, value in _own_attributes(method):
+    for where, _, value in _attributes(method):
         if any(id(x) not in known for x in _tensors_in(value)):
             yield where
 
@@ -132,9 +127,6 @@ def _tensors_outside_state(method: nn.Module) -> Iterator[str]:
 def _tensors_in(value: object) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
-    elif isinstance(value, Mapping):
-        for inner in value.values():
-            yield from _tensors_in(inner)
-    elif isinstance(value, list | tuple | set):
-        for inner in value:
+    elif isinstance(value, Mapping | list | tuple | set):
+        for inner in value.values() if isinstance(value, Mapping) else value:
             yield from _tensors_in(inner)

@@ -35,6 +35,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from backbench.errors import BadInput
 from backbench.weights.trunk import Trunk
 from pretrain.method_config import (
     AnyMethodConfig,
@@ -101,6 +102,8 @@ class Method(nn.Module):
     """Base of all methods; the loop wraps the whole of it in DDP. The rules are above."""
 
     backbone: nn.Module
+    # Views of each image that it takes; None where its constructor looks at their number
+    views: int | None = None
     # The query encoder's batch norm spans ranks, unless the method's paper keeps it local
     sync_batchnorm = True
     # The loss is a mean over samples that do not meet, so that micro-batches add up to the batch
@@ -128,4 +131,10 @@ class Method(nn.Module):
 
 
 def build_method(config: MethodConfig, backbone: Trunk, setup: Setup) -> Method:
-    return method_module(config.name).Method(config, backbone, setup)
+    method: type[Method] = method_module(config.name).Method
+    if method.views not in (None, setup.views):
+        views = "one view" if method.views == 1 else f"{method.views} views"
+        raise BadInput(
+            f"{config.name} takes {views} of each image, not {setup.views}; change views.crops"
+        )
+    return method(config, backbone, setup)

@@ -33,29 +33,22 @@ def method_names() -> list[str]:
     return shipped + plugins.names(plugins.METHODS, shipped)
 
 
-def method_module(name: str) -> ModuleType:
-    """The module of that name, with its `Config` and `Method`.
+def check_name(data: object) -> str:
+    """The name of the method that the group of keys `data` is about, a known one."""
+    names = method_names()
+    name = data.get("name") if isinstance(data, dict) else None
+    if not isinstance(name, str):
+        raise BadInput(f"needs a name; allowed: {', '.join(names)}")
+    if name not in names:
+        raise BadInput(f"unknown method '{name}'; {nearest(name, names)}")
+    return name
 
-    BadInput with the nearest name where there is none.
-    """
-    _known(name)
+
+def method_module(name: str) -> ModuleType:
+    """The module of that name, with its `Config` and `Method`."""
     if name in shipped_names():
         return importlib.import_module(f"pretrain.methods.{name}")
     return plugins.load(plugins.METHODS, name, ModuleType)
-
-
-def _known(name: str) -> None:
-    if name not in method_names():
-        raise BadInput(f"unknown method '{name}'; {nearest(name, method_names())}")
-
-
-def check_name(data: object) -> str:
-    """The name of the method that the group of keys `data` is about, a known one."""
-    name = data.get("name") if isinstance(data, dict) else None
-    if not isinstance(name, str):
-        raise BadInput(f"needs a name; allowed: {', '.join(method_names())}")
-    _known(name)
-    return name
 
 
 def choose_config(data: object) -> type[MethodConfig]:

@@ -27,10 +27,9 @@ from backbench.runs.state import StopFlag
 from backbench.runs.step_metrics import Metrics, read_metrics
 from backbench.runs.terminal import log
 from pretrain.data import LoadedBatch
-from pretrain.recipe import ViewsConfig
+from pretrain.recipe import PretrainConfig, ViewsConfig
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from torch.utils.tensorboard import SummaryWriter
 
 # Unit features whose standard deviation is this part of an isotropic cloud's, or whose effective
@@ -90,8 +89,7 @@ class RunLog:
     def __init__(
         self,
         run: Path,
-        name: str,
-        batch_size: int,
+        config: PretrainConfig,
         *,
         rank: int,
         step: int,
@@ -103,12 +101,12 @@ class RunLog:
         self.progress: Progress | None = None
         if rank == 0:
             self.metrics = Metrics(run, from_step=step)
-            self.progress = Progress(run, last, name, done=step)
+            self.progress = Progress(run, last, config.name, done=step)
             if tensorboard:
                 from torch.utils.tensorboard import SummaryWriter
 
                 self.events = SummaryWriter(str(run / "tensorboard"), purge_step=step)
-        self.batch_size = batch_size
+        self.batch_size = config.batch_size
         self.shown: dict[str, float] = {}  # beside the progress, from the last row
         self.left_out: set[str] = set()
         self.since = time.monotonic()  # of the last row, without pauses
@@ -167,11 +165,15 @@ class RunLog:
         now = time.monotonic()
         means = recent.mean() | features.statistics()
         recent.rows.clear()
-        # 2. How fast they were; the clock starts anew for the next row.
+        # 2. How fast they were, and the most memory so far: of the GPU, or of this process (Linux
+        #    counts in KiB); the clock starts anew for the next row.
+        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+        if torch.cuda.is_available() and torch.cuda.max_memory_allocated():
+            memory = torch.cuda.max_memory_allocated() / 2**30
         speed = {
             "images_per_s": self.made * self.batch_size / (now - self.since),
             "waiting": self.waited / (now - self.since),
-            "memory_gib": _peak_memory(),
+            "memory_gib": memory,
         }
         self.since, self.waited, self.made = now, 0.0, 0
         # 3. What the progress line shows until then.
@@ -199,13 +201,6 @@ class RunLog:
             for name, value in values.items():
                 self.events.add_scalar(name, value, step)
             self.events.flush()
-
-
-def _peak_memory() -> float:
-    """The most that this process has held so far, in GiB: of the GPU, or of main memory."""
-    if torch.cuda.is_available() and torch.cuda.max_memory_allocated():
-        return torch.cuda.max_memory_allocated() / 2**30
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # Linux counts in KiB
 
 
 class Features:
@@ -371,7 +366,12 @@ def plot_curves(run: Path, name: str) -> None:
     for axis in axes.flat[len(names) :]:
         axis.set_visible(False)
     for axis, key in zip(axes.flat, names):
-        _plot_curve(axis, rows, key)
+        points = [(row["step"] + 1, row[key]) for row in rows if key in row]
+        axis.plot(*zip(*points), marker="." if len(points) < 30 else "", linewidth=1.2)
+        axis.set_title(key.replace("_", " "), fontsize=9, loc="left")
+        axis.tick_params(labelsize=7)
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(alpha=0.25)
     for axis in axes[-1]:
         axis.set_xlabel("step", fontsize=8)
     figure.suptitle(name, fontsize=10)
@@ -382,12 +382,3 @@ def plot_curves(run: Path, name: str) -> None:
                 metadata = {"Date": None} if suffix == "svg" else {}
                 figure.savefig(temporary, format=suffix, dpi=110, metadata=metadata)
     plt.close(figure)
-
-
-def _plot_curve(axis: Axes, rows: list[dict[str, float]], key: str) -> None:
-    points = [(row["step"] + 1, row[key]) for row in rows if key in row]
-    axis.plot(*zip(*points), marker="." if len(points) < 30 else "", linewidth=1.2)
-    axis.set_title(key.replace("_", " "), fontsize=9, loc="left")
-    axis.tick_params(labelsize=7)
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.grid(alpha=0.25)

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -131,65 +130,31 @@ def parameter_groups(
     Each group keeps what is special about it: `weight_decay`, `adapt` (LARS) and `peak`, its own
     highest learning rate, None where that is the recipe's.
     """
-    special = _undecayed(module)
-    params: list[nn.Parameter] = []
-    matrices: list[nn.Parameter] = []
-    vectors: list[nn.Parameter] = []
-    for name, p in module.named_parameters():
-        if p.requires_grad:
-            params.append(p)
-            (vectors if p.ndim <= 1 or name in special else matrices).append(p)
-    if decay_1d and adapt_1d and lr_1d is None:
-        return [{"params": params, "weight_decay": weight_decay, "adapt": True, "peak": None}]
-    groups = [
-        {"params": matrices, "weight_decay": weight_decay, "adapt": True, "peak": None},
-        {
-            "params": vectors,
-            "weight_decay": weight_decay if decay_1d else 0.0,
-            "adapt": adapt_1d,
-            "peak": lr_1d,
-        },
-    ]
-    return [group for group in groups if group["params"]]
-
-
-def _undecayed(module: nn.Module) -> set[str]:
-    """Name the parameters of `module` that its trunks leave without weight decay."""
-    out = set()
+    # The names of what a trunk leaves undecayed, wherever it stands in the module
+    special = set()
     for prefix, inner in module.named_modules():
         if isinstance(inner, Trunk):
-            before = f"{prefix}." if prefix else ""
-            out |= {before + name for name in inner.undecayed()}
-    return out
-
-
-def build(
-    name: str,
-    groups: list[Group],
-    *,
-    lr: float,
-    momentum: float = 0.9,
-    betas: tuple[float, float] = (0.9, 0.999),
-    trust: float = 0.001,
-    clip: bool = False,
-    fused: bool = True,
-) -> torch.optim.Optimizer:
-    """`name` is sgd, adam, adamw or lars.
-
-    torch's own run fused, unless a gradient scaler and clipping are around them: the fused form
-    unscales gradients by itself, after they were to be clipped.
-    """
-    if name == "lars":
-        return LARS(groups, lr, momentum=momentum, trust=trust, clip=clip)
-    if name == "sgd":
-        return torch.optim.SGD(groups, lr, momentum=momentum, fused=fused)
-    cls = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[name]
-    return cls(groups, lr, betas=betas, fused=fused)
+            special |= {f"{prefix}.{name}".lstrip(".") for name in inner.undecayed()}
+    matrices: Group = {"weight_decay": weight_decay, "adapt": True, "peak": None}
+    vectors: Group = {
+        "weight_decay": weight_decay if decay_1d else 0.0,
+        "adapt": adapt_1d,
+        "peak": lr_1d,
+    }
+    # One group where they do not differ, in the module's own order
+    alike = matrices == vectors
+    for name, p in module.named_parameters():
+        if p.requires_grad:
+            is_vector = p.ndim <= 1 or name in special
+            group = vectors if is_vector and not alike else matrices
+            group.setdefault("params", []).append(p)
+    return [group for group in (matrices, vectors) if "params" in group]
 
 
 def of_recipe(config: PretrainConfig, method: nn.Module) -> torch.optim.Optimizer:
     """The recipe's optimiser for what the method trains."""
     o = config.optim
+    lr = o.lr * _scale(config)
     groups = parameter_groups(
         method,
         weight_decay=o.weight_decay,
@@ -197,16 +162,15 @@ def of_recipe(config: PretrainConfig, method: nn.Module) -> torch.optim.Optimize
         adapt_1d=o.adapt_1d,
         lr_1d=None if o.lr_1d is None else o.lr_1d * _scale(config),
     )
-    return build(
-        o.name,
-        groups,
-        lr=o.lr * _scale(config),
-        momentum=o.momentum,
-        betas=o.betas,
-        trust=o.trust,
-        clip=o.clip,
-        fused=config.precision != "fp16",
-    )
+    if o.name == "lars":
+        return LARS(groups, lr, momentum=o.momentum, trust=o.trust, clip=o.clip)
+    # torch's own run fused, unless a gradient scaler and clipping are around them: the fused form
+    # unscales gradients by itself, after they were to be clipped
+    fused = config.precision != "fp16"
+    if o.name == "sgd":
+        return torch.optim.SGD(groups, lr, momentum=o.momentum, fused=fused)
+    cls = torch.optim.Adam if o.name == "adam" else torch.optim.AdamW
+    return cls(groups, lr, betas=o.betas, fused=fused)
 
 
 def _scale(config: PretrainConfig) -> float:
@@ -215,76 +179,53 @@ def _scale(config: PretrainConfig) -> float:
     return config.batch_size / reference if reference else 1.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class PretrainSchedule:
-    """The course of a learning rate, as a share of its peak.
-
-    cosine: from 1 at the end of warm-up to `final` at the last step, per step; cosine_epoch: the
-    same curve, held during each epoch (JCL, MIO); step: times `gamma` at each milestone, in epochs;
-    constant. Warm-up is linear from `start`, per step, or per epoch with cosine_epoch.
-    """
-
-    name: Literal["cosine", "cosine_epoch", "step", "constant"]
-    steps_per_epoch: int
-    epochs: int
-    start: float = 0.0
-    final: float = 0.0
-    warmup_epochs: float = 0.0
-    milestones: tuple[float, ...] = ()
-    gamma: float = 0.1
-
-    def share(self, step: int) -> float:
-        """Return the share of the peak at optimiser step `step`, counted from 0."""
-        # 1. Everything in steps
-        now, total = float(step), self.epochs * self.steps_per_epoch
-        warmup = self.warmup_epochs * self.steps_per_epoch
-        if self.name == "cosine_epoch":  # time stands still during an epoch
-            now = float(step // self.steps_per_epoch * self.steps_per_epoch)
-        # 2. Warm-up: from `start` to 1
-        if now < warmup:
-            return self.start + (1 - self.start) * now / warmup
-        # 3. The course itself
-        if self.name == "constant":
-            return 1.0
-        if self.name == "step":
-            passed = sum(now >= epoch * self.steps_per_epoch for epoch in self.milestones)
-            return self.gamma**passed
-        # 4. Half a cosine over what is left after warm-up: 1 at its beginning, `final` at its end
-        done = min(1.0, (now - warmup) / max(1.0, total - warmup))
-        return self.final + (1 - self.final) * 0.5 * (1 + math.cos(math.pi * done))
-
-
 class LearningRates:
     """Each parameter group at the schedule's share of its peak: its own (`lr_1d`), or the
-    recipe's."""
+    recipe's.
+
+    The schedule: cosine, from 1 at the end of warm-up to `final_lr` at the last step, per step;
+    cosine_epoch, the same curve, held during each epoch (JCL, MIO); step, times `gamma` at each
+    milestone; constant. Warm-up is linear from `warmup_lr`, per step, or per epoch with
+    cosine_epoch.
+    """
 
     def __init__(
         self, optimizer: torch.optim.Optimizer, config: PretrainConfig, steps_per_epoch: int
     ) -> None:
-        o = config.optim
-        self.optimizer = optimizer
-        self.peak = o.lr * _scale(config)
-        # The recipe gives rates; with a peak of 0 it gives none but 0, and any share of it is 0
+        self.optimizer, self.optim = optimizer, config.optim
+        self.peak = config.optim.lr * _scale(config)
+        self.steps_per_epoch, self.epochs = steps_per_epoch, config.epochs
+
+    def share(self, step: int) -> float:
+        """Return the share of the peak at optimiser step `step`, counted from 0."""
+        o = self.optim
+        # 1. Everything in steps, and rates as shares of the peak: of a peak of 0 any share is 0
+        now, total = float(step), self.epochs * self.steps_per_epoch
+        warmup = o.warmup_epochs * self.steps_per_epoch
         start, final = (rate / o.lr if o.lr else 0.0 for rate in (o.warmup_lr, o.final_lr))
-        self.schedule = PretrainSchedule(
-            name=o.schedule,
-            steps_per_epoch=steps_per_epoch,
-            epochs=config.epochs,
-            start=start,
-            final=final,
-            warmup_epochs=o.warmup_epochs,
-            milestones=o.milestones,
-            gamma=o.gamma,
-        )
+        if o.schedule == "cosine_epoch":  # time stands still during an epoch
+            now = float(step // self.steps_per_epoch * self.steps_per_epoch)
+        # 2. Warm-up: from `start` to 1
+        if now < warmup:
+            return start + (1 - start) * now / warmup
+        # 3. The course itself
+        if o.schedule == "constant":
+            return 1.0
+        if o.schedule == "step":
+            passed = sum(now >= epoch * self.steps_per_epoch for epoch in o.milestones)
+            return o.gamma**passed
+        # 4. Half a cosine over what is left after warm-up: 1 at its beginning, `final` at its end
+        done = min(1.0, (now - warmup) / max(1.0, total - warmup))
+        return final + (1 - final) * 0.5 * (1 + math.cos(math.pi * done))
 
     def at(self, step: int) -> float:
         """The recipe's rate, which is that of all groups without a peak of their own."""
-        return self.peak * self.schedule.share(step)
+        return self.peak * self.share(step)
 
     def set(self, step: int) -> float:
         """Set every group's rate for `step`; returns the recipe's."""
-        share = self.schedule.share(step)
+        share = self.share(step)
         for group in self.optimizer.param_groups:
-            own = group.get("peak")
+            own = group["peak"]
             group["lr"] = (self.peak if own is None else own) * share
         return self.peak * share

@@ -49,7 +49,11 @@ def launch(config: PretrainConfig, args: argparse.Namespace) -> Fabric:
         # Methods keep the statistics of batch norm equal; broadcasting queues at every step would
         # cost more
         strategy = DDPStrategy(broadcast_buffers=False, gradient_as_bucket_view=True)
-    _quiet()
+    # Nothing is said of what is as it should be: one process under no Slurm is fine, and torch 2.11
+    # knows no other name for `broadcast_buffers`
+    warnings.filterwarnings("ignore", message="The `srun` command is available")
+    warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")
+    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)
     fabric = Fabric(
         accelerator=accelerator,
         devices=args.devices,
@@ -61,12 +65,3 @@ def launch(config: PretrainConfig, args: argparse.Namespace) -> Fabric:
     if not fabric.is_global_zero:
         log.setLevel(logging.ERROR)
     return fabric
-
-
-def _quiet() -> None:
-    """Without what a run that is as it should be would be told."""
-    # One process under no Slurm is fine
-    warnings.filterwarnings("ignore", message="The `srun` command is available")
-    # torch 2.11 knows no other name
-    warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")
-    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)

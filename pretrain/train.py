@@ -182,15 +182,7 @@ def train(
     batches = data.loader(
         found, config, first=step, last=last, workers=workers, rank=rank, ranks=ranks, on_gpu=on_gpu
     )
-    record = monitor.RunLog(
-        run,
-        config.name,
-        config.batch_size,
-        rank=rank,
-        step=step,
-        last=last,
-        tensorboard=tensorboard,
-    )
+    record = monitor.RunLog(run, config, rank=rank, step=step, last=last, tensorboard=tensorboard)
     rules = FirstStep(method, config.method.name)  # checked in the first step, then silent
     method.train()
 
@@ -275,13 +267,19 @@ def train(
     if rank == 0:
         if last:
             monitor.plot_curves(run, config.name)
-        save_checkpoint(run, config, method, found, epochs=epochs, ranks=ranks, device=device)
+        checkpoint = Checkpoint(
+            arch=config.arch,
+            stem=config.stem,
+            method=config.method.name,
+            epochs=epochs,
+            state_dict=method.backbone.state_dict(),
+            heads=method.heads(),
+            pixels=config.views.pixels,
+            provenance=provenance(config, found, ranks, device),
+        )
+        checkpoint.save(run / CHECKPOINT_FILE)
+        log.info("%s: digest %s", run / CHECKPOINT_FILE, checkpoint.digest[:12])
     fabric.barrier()
-
-
-def knn_due(config: PretrainConfig, epoch: int, *, is_last: bool) -> bool:
-    """Is a kNN score taken at the end of `epoch`?"""
-    return config.knn_every > 0 and ((epoch + 1) % config.knn_every == 0 or is_last)
 
 
 def loss_failure(
@@ -303,31 +301,6 @@ def loss_failure(
         f"the loss is {value} at step {step} (lr {rates.at(step):.4g}); {state.last_good()}; "
         "a lower optim.lr, a longer optim.warmup_epochs or precision=fp32 may help"
     )
-
-
-def save_checkpoint(
-    run: Path,
-    config: PretrainConfig,
-    method: Method,
-    found: ImageList,
-    *,
-    epochs: int,
-    ranks: int,
-    device: torch.device,
-) -> None:
-    """RUN/backbone.safetensors: the trunk, the heads, and where they come from."""
-    checkpoint = Checkpoint(
-        arch=config.arch,
-        stem=config.stem,
-        method=config.method.name,
-        epochs=epochs,
-        state_dict=method.backbone.state_dict(),
-        heads=method.heads(),
-        pixels=config.views.pixels,
-        provenance=provenance(config, found, ranks, device),
-    )
-    checkpoint.save(run / CHECKPOINT_FILE)
-    log.info("%s: digest %s", run / CHECKPOINT_FILE, checkpoint.digest[:12])
 
 
 def provenance(

@@ -1,18 +1,24 @@
-"""The momentum (key) encoder with ShuffleBN, and the queue of keys."""
+"""Momentum contrast: the key encoder with ShuffleBN, the queue of keys, and the method around both."""
 
 from __future__ import annotations
 
 import copy
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbench.errors import BadInput
-from backbench.parallel import batchnorm, distributed
+from backbench.parallel import batchnorm, distributed, division
 from backbench.runs import seeding
+from backbench.weights.trunk import Trunk
+from pretrain import method
+from pretrain.method import MethodConfig, Setup
+from pretrain.methods._heads import MOCO_HEAD, Head, build_head
 from pretrain.methods._precision import unit
 
 
@@ -42,11 +48,10 @@ class KeyEncoder(nn.Module):
     running statistics are its own.
     """
 
-    def __init__(self, encoder: nn.Module, *, momentum: float, groups: int | None) -> None:
+    def __init__(self, encoder: nn.Module, *, groups: int | None) -> None:
         super().__init__()
         self.encoder = batchnorm.convert_group_batchnorm(momentum_copy(encoder), groups)
         self.local_batchnorm = True  # convert_sync_batchnorm passes by
-        self.momentum = momentum
         self.groups = groups
 
     @torch.no_grad()
@@ -64,43 +69,112 @@ class KeyEncoder(nn.Module):
         # 3. Back in order, on every rank
         return distributed.unshuffle(keys, order).view(n * distributed.world_size(), v, -1)
 
-    def update(self, parameters: Iterable[Tensor], momentum: float | None = None) -> None:
-        """One momentum step towards the query encoder's `parameters`.
-
-        Running statistics are averaged over ranks.
-        """
-        chosen = self.momentum if momentum is None else momentum
-        momentum_update(self.encoder.parameters(), parameters, chosen)
-        batchnorm.average_batchnorm(self.encoder)
-
 
 class Queue(nn.Module):
-    """The last `length` keys, (length, d), oldest overwritten first.
+    """C queues of the last `length` keys each, (C, length, d), oldest overwritten first.
 
-    It starts with random directions.
+    Each starts with random directions, drawn by its name; whole batches replace whole batches.
     """
 
     keys: Tensor
     position: Tensor
 
-    def __init__(self, length: int, dim: int, *, seed: int, name: str = "queue") -> None:
+    def __init__(
+        self, length: int, dim: int, *, batch_size: int, seed: int, names: Sequence[str]
+    ) -> None:
         super().__init__()
-        keys = torch.randn(length, dim, generator=seeding.generator(seed, name), device="cpu")
-        self.register_buffer("keys", F.normalize(keys, dim=1))
+        if length < 1 or length % batch_size:
+            raise BadInput(
+                f"a queue of {length} keys is no multiple of the batch size {batch_size}; "
+                "change either"
+            )
+        keys = []
+        for name in names:
+            generator = seeding.generator(seed, name)
+            keys.append(torch.randn(length, dim, generator=generator, device="cpu"))
+        self.register_buffer("keys", F.normalize(torch.stack(keys), dim=2))
         self.register_buffer("position", torch.zeros((), dtype=torch.int64))
 
     @torch.no_grad()
     def enqueue(self, keys: Tensor) -> None:
-        """Append the global batch's (N, d) keys; N must divide the length."""
+        """Append the global batch's keys (N, C, d), the c-th to queue c."""
         # Modulo the length: a batch that reaches the end goes on at the beginning
-        index = (self.position + torch.arange(len(keys), device=self.keys.device)) % len(self.keys)
-        self.keys[index] = keys.to(self.keys.dtype)
-        self.position.copy_((self.position + len(keys)) % len(self.keys))
+        n, length = len(keys), self.keys.shape[1]
+        index = (self.position + torch.arange(n, device=self.keys.device)) % length
+        self.keys[:, index] = keys.transpose(0, 1).to(self.keys.dtype)
+        self.position.copy_((self.position + n) % length)
 
 
-def check_queue(length: int, batch_size: int) -> None:
-    """Whole batches replace whole batches."""
-    if length < 1 or length % batch_size:
-        raise BadInput(
-            f"a queue of {length} keys is no multiple of the batch size {batch_size}; change either"
+@dataclass(frozen=True, kw_only=True)
+class ContrastConfig(MethodConfig):
+    """The keys that all methods with a queue share; the values are MoCo v2's."""
+
+    head: Head = MOCO_HEAD
+    temperature: float = 0.2
+    queue: int = 65536
+    momentum: float = 0.999
+    # Of local batch norm over the global batch (the paper's GPUs); null: one per process
+    groups: int | None = None
+
+
+C = TypeVar("C", bound=ContrastConfig)
+
+
+class MomentumContrast(method.Method, Generic[C]):
+    """A query encoder, its momentum copy and a queue; a subclass's `forward` makes the loss.
+
+    `forward` leaves what the queue shall hold after the step, (N, C, d), in `new_keys`.
+    `local_queries`: the query encoder has local batch norm as well, in the same groups.
+    """
+
+    accumulates = True
+
+    def __init__(
+        self,
+        config: C,
+        backbone: Trunk,
+        setup: Setup,
+        *,
+        local_queries: bool = True,
+        key_views: int = 1,
+        enqueued: int = 1,
+        queues: Sequence[str] = ("queue",),
+    ) -> None:
+        """`key_views` pass the key encoder at once; a batch adds `enqueued` keys per image."""
+        super().__init__()
+        division.check_groups(config.groups, setup.images_at_once * key_views)
+        self.config, self.seed = config, setup.seed
+        self.backbone = backbone
+        self.projector = build_head(config.head, backbone.feature_dim)
+        self.key_encoder = KeyEncoder(nn.Sequential(backbone, self.projector), groups=config.groups)
+        self.queue = Queue(
+            config.queue,
+            config.head.dim,
+            batch_size=setup.batch_size * enqueued,
+            seed=setup.seed,
+            names=queues,
         )
+        self.sync_batchnorm = not local_queries
+        if local_queries:
+            batchnorm.convert_group_batchnorm(self.backbone, config.groups)
+            batchnorm.convert_group_batchnorm(self.projector, config.groups)
+        self.new_keys: list[Tensor] = []
+
+    def network(self, images: Tensor) -> Tensor:
+        return self.projector(self.backbone(images))
+
+    def keys(self, views: Sequence[Tensor], *step: int) -> Tensor:
+        """V views -> unit keys (N, V, d) of the global batch, shuffled by what `step` says."""
+        return self.key_encoder(views, seeding.generator(self.seed, "shuffle", *step))
+
+    def momentum(self, progress: float) -> float:
+        return self.config.momentum
+
+    def after_step(self, progress: float) -> None:
+        source = [*self.backbone.parameters(), *self.projector.parameters()]
+        momentum_update(self.key_encoder.encoder.parameters(), source, self.momentum(progress))
+        for keys in self.new_keys:
+            self.queue.enqueue(keys)
+        self.new_keys.clear()
+        # Local running statistics differ between ranks; all ranks go on with their mean
+        batchnorm.average_batchnorm(self)

@@ -90,6 +90,11 @@ def grouped_columns(z: Tensor, groups: int, permutation: Tensor | None) -> Tenso
     return columns.view(n, groups, d // groups).transpose(0, 1)
 
 
+Align = Literal["base", "direct"]
+Loss = Literal["eq8", "mse", "off_diagonal"]
+Over = Literal["features", "instances"]
+
+
 @full_precision
 def arb_loss(
     z_a: Tensor,
@@ -98,6 +103,10 @@ def arb_loss(
     groups: int = 1,
     ridge: float = 1e-4,
     permutation: Tensor | None = None,
+    align: Align = "base",
+    loss: Loss = "eq8",
+    off_diagonal_weight: float = 0.0051,
+    over: Over = "features",
 ) -> Tensor:
     """Eq. 8, diagonal only: sum_i (1 - <z^A_i, b^B_i>)^2 + (1 - <z^B_i, b^A_i>)^2 over the d
     columns.
@@ -105,42 +114,22 @@ def arb_loss(
     z (N, d) raw, standardised inside; the base takes no gradient. With `groups` the columns, after
     `permutation` (d,), fall into that many neighbouring groups with a base each. d must be a
     multiple of groups.
-    """
-    a, b = (grouped_columns(z, groups, permutation) for z in (z_a, z_b))
-    base_a, base_b = nearest_base(a.detach(), ridge), nearest_base(b.detach(), ridge)
-    return (1 - (a * base_b).sum(1)).square().sum() + (1 - (b * base_a).sum(1)).square().sum()
 
-
-Loss = Literal["eq8", "mse", "off_diagonal"]
-Over = Literal["features", "instances"]
-
-
-@full_precision
-def ablation_loss(
-    z_a: Tensor,
-    z_b: Tensor,
-    *,
-    groups: int = 1,
-    ridge: float = 1e-4,
-    permutation: Tensor | None = None,
-    align: Literal["base", "direct"] = "base",
-    loss: Loss = "eq8",
-    off_diagonal_weight: float = 0.0051,
-    over: Over = "features",
-) -> Tensor:
-    """The variants that the paper compares `arb_loss` with; the defaults give `arb_loss` itself.
-
-    align `direct`: each view with the other instead of with its base (Table 3), both with gradient.
-    loss `mse`: the sum of squared distances of unit columns; `off_diagonal`: Barlow Twins' second
-    term is added, within the groups (Table 4). over `instances`: samples take the place of features
-    (Table 5); there is no permutation then.
+    The other arguments make the variants that the paper compares it with. align `direct`: each view
+    with the other instead of with its base (Table 3), both with gradient. loss `mse`: the sum of
+    squared distances of unit columns; `off_diagonal`: Barlow Twins' second term is added, within the
+    groups (Table 4). over `instances`: samples take the place of features (Table 5); there is no
+    permutation then.
     """
     if over == "instances":
         z_a, z_b, permutation = z_a.T, z_b.T, None
+    # 1. Columns of mean 0 and norm 1, in groups (g, N, d / g)
     a, b = (grouped_columns(z, groups, permutation) for z in (z_a, z_b))
+    # 2. What each view is aligned with: the base of the other
     target_a, target_b = a, b
     if align == "base":
         target_a, target_b = nearest_base(a.detach(), ridge), nearest_base(b.detach(), ridge)
+    # 3. Column i with its target's column i: 1 - <x_i, t_i>, squared
     total = z_a.new_zeros(())
     for x, target in ((a, target_b), (b, target_a)):
         if loss == "mse":
@@ -148,6 +137,7 @@ def ablation_loss(
             continue
         total = total + (1 - (x * target).sum(1)).square().sum()
         if loss == "off_diagonal":
+            # 4. Different columns should be orthogonal: all squared products but the diagonal's
             correlation = x.mT @ target
             diagonal = correlation.diagonal(dim1=1, dim2=2)
             others = correlation.square().sum() - diagonal.square().sum()
@@ -184,7 +174,7 @@ class Config(TwoViewsConfig):
     groups: int = 1
     ridge: float = 1e-4
     shuffle: bool = True
-    align: Literal["base", "direct"] = "base"
+    align: Align = "base"
     loss: Loss = "eq8"
     off_diagonal_weight: float = 0.0051
     over: Over = "features"
@@ -216,22 +206,17 @@ class Method(TwoViews[Config]):
             generator = seeding.generator(self.seed, "feature shuffle", batch.step)
             order = torch.randperm(z_a.shape[1], generator=generator)
             permutation = distributed.sent(order, z_a.device)
-        if (config.align, config.loss, config.over) == ("base", "eq8", "features"):
-            loss = arb_loss(
-                z_a, z_b, groups=config.groups, ridge=config.ridge, permutation=permutation
-            )
-        else:
-            loss = ablation_loss(
-                z_a,
-                z_b,
-                groups=config.groups,
-                ridge=config.ridge,
-                permutation=permutation,
-                align=config.align,
-                loss=config.loss,
-                off_diagonal_weight=config.off_diagonal_weight,
-                over=config.over,
-            )
+        loss = arb_loss(
+            z_a,
+            z_b,
+            groups=config.groups,
+            ridge=config.ridge,
+            permutation=permutation,
+            align=config.align,
+            loss=config.loss,
+            off_diagonal_weight=config.off_diagonal_weight,
+            over=config.over,
+        )
         if not config.track:
             return {"loss": loss}
         return {"loss": loss, **tracks(z_a, z_b, ridge=config.ridge)}

@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbench.errors import BadInput
 from backbench.parallel import distributed
 from backbench.weights.trunk import Trunk
 from pretrain import method
@@ -33,14 +32,11 @@ class Config(MethodConfig):
 
 
 class Method(method.Method):
+    views = 2
     accumulates = True
 
     def __init__(self, config: Config, backbone: Trunk, setup: Setup) -> None:
         super().__init__()
-        if setup.views != 2:
-            raise BadInput(
-                f"byol takes two views of each image, not {setup.views}; change views.crops"
-            )
         self.config = config
         self.backbone = backbone
         self.projector = build_head(config.head, backbone.feature_dim)

@@ -127,7 +127,6 @@ class Config(MethodConfig):
     alpha: float = 10.0
     norm: Literal["nuclear", "l21", "none"] = "nuclear"
     rows: int | None = None  # H'; null: H, the paper's square L
-    normalize: bool = False  # phi to unit length; alpha = 10 then has L = 0 as its best
     reconstruction: Literal["paper", "released"] = "paper"
     # Columns of L that are kept when it is done: the dimension of L phi; null: all
     kept: int | None = None
@@ -173,32 +172,25 @@ class Method(method.Method):
         features = torch.cat(self._features)
         self._features.clear()
         # 2. The regulariser of phi and L, equal on all ranks
-        if self.config.reconstruction == "released":
+        config, is_released = self.config, self.config.reconstruction == "released"
+        if is_released:
             # Over the batch of all ranks: the norm is not a sum over samples
-            views = features.split(len(batch.views[0]))
-            gathered = [distributed.gather(view) for view in views]
-            parts = [released_reconstruction(view, self.projection) for view in gathered]
-            term = torch.stack(parts).sum()
+            term = torch.zeros((), device=features.device)
+            for view in features.split(len(batch.views[0])):
+                term = term + released_reconstruction(distributed.gather(view), self.projection)
         else:
-            term = distributed.mean_over_ranks(self._regularizer(features))
+            own = cllr_regularizer(features, self.projection, alpha=config.alpha, norm=config.norm)
+            term = distributed.mean_over_ranks(own)
         # 3. Eq. 8
-        loss = out["loss"] + self.config.weight * term
-        logged = {
+        loss = out["loss"] + config.weight * term
+        projection = self.projection.detach()
+        return {
+            **out,
+            "loss": loss,
             "contrastive": out["loss"].detach(),
             "regularizer": term.detach(),
-            **self._alive(features.detach()),
+            **alive(features.detach().to(projection.dtype), projection, scaled=is_released),
         }
-        return {**out, "loss": loss, **logged}
-
-    def _regularizer(self, features: Tensor) -> Tensor:
-        config = self.config
-        phi = F.normalize(features, dim=1) if config.normalize else features
-        return cllr_regularizer(phi, self.projection, alpha=config.alpha, norm=config.norm)
-
-    def _alive(self, features: Tensor) -> dict[str, Tensor]:
-        projection = self.projection.detach()
-        scaled = self.config.reconstruction == "released"
-        return alive(features.to(projection.dtype), projection, scaled=scaled)
 
     def after_step(self, progress: float) -> None:
         self.inner.after_step(progress)

@@ -33,14 +33,11 @@ class Config(MethodConfig):
 
 
 class Method(method.Method):
+    views = 1  # whose channels are split
     memory: Tensor
 
     def __init__(self, config: Config, backbone: Trunk, setup: Setup) -> None:
         super().__init__()
-        if setup.views != 1:
-            raise BadInput(
-                f"cmc takes one view of each image and splits its channels, not {setup.views}"
-            )
         if not isinstance(backbone, LabPair):
             raise BadInput(
                 f"cmc trains a pair of networks, on luminance and on colour, not one {backbone.arch}; "

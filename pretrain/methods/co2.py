@@ -13,7 +13,6 @@ from torch import Tensor
 
 from backbench.errors import BadInput
 from backbench.parallel import distributed
-from backbench.runs import seeding
 from backbench.weights.trunk import Trunk
 from pretrain.method import Batch, Setup
 from pretrain.methods import moco
@@ -49,15 +48,9 @@ class Method(moco.Method):
             raise BadInput("co2 is not symmetric; remove method.symmetric")
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
-        config = self.config
-        keys = self.key_encoder(
-            [batch.views[1]], seeding.generator(self.seed, "shuffle", batch.step, 1)
-        )[:, 0]
-        q, k = self.query(batch.views[0]), distributed.local_slice(keys)
-        contrast = moco.infonce_loss(q, k, self.queue.keys, temperature=config.temperature)
-        consistency = consistency_loss(
-            q, k, self.queue.keys, temperature=config.consistency_temperature
-        )
-        self._new_keys.append(keys)
+        config, queue = self.config, self.queue.keys[0]
+        q, k = self.query_and_keys(batch, 0, 1)
+        contrast = moco.infonce_loss(q, k, queue, temperature=config.temperature)
+        consistency = consistency_loss(q, k, queue, temperature=config.consistency_temperature)
         loss = distributed.mean_over_ranks(contrast + config.consistency * consistency)
         return {"loss": loss, "consistency": torch.detach(consistency)}

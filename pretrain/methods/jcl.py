@@ -5,16 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from backbench.errors import BadInput
-from backbench.parallel import batchnorm, distributed, division
-from backbench.runs import seeding
+from backbench.parallel import distributed
 from backbench.weights.trunk import Trunk
-from pretrain import method
-from pretrain.method import Batch, MethodConfig, Setup
-from pretrain.methods._heads import MOCO_HEAD, Head, build_head
-from pretrain.methods._momentum import KeyEncoder, Queue, check_queue
+from pretrain.method import Batch, Setup
+from pretrain.methods._momentum import ContrastConfig, MomentumContrast
 from pretrain.methods._precision import full_precision, unit
 from pretrain.methods.moco import queue_logsumexp
 
@@ -50,64 +47,35 @@ def jcl_loss(q: Tensor, keys: Tensor, queue: Tensor, *, temperature: float, lam:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(MethodConfig):
+class Config(ContrastConfig):
     """View 0 is the query, all others are keys: the paper's M' = 5 takes six views, the released
     script's 4 five."""
 
-    head: Head = MOCO_HEAD
-    temperature: float = 0.2
     lam: float = 4.0
     # Released code: lambda grows by lam / epochs with each epoch, up to lam in the last
     ramp: bool = True
-    queue: int = 65536
-    momentum: float = 0.999
-    # Of local batch norm over the global batch (the paper's GPUs); null: one per process
-    groups: int | None = None
 
 
-class Method(method.Method):
+class Method(MomentumContrast[Config]):
     """Local batch norm for queries, ShuffleBN for all keys together.
 
     The queue holds the mean keys as they are.
     """
 
-    sync_batchnorm = False
-    accumulates = True
-
     def __init__(self, config: Config, backbone: Trunk, setup: Setup) -> None:
-        super().__init__()
+        super().__init__(config, backbone, setup)
         if setup.views < 2:
             raise BadInput(
                 f"jcl takes one query view and at least one key view, not {setup.views} in all"
             )
-        check_queue(config.queue, setup.batch_size)
-        division.check_groups(config.groups, setup.images_at_once)
-        self.config, self.seed = config, setup.seed
-        self.backbone = backbone
-        self.projector = build_head(config.head, backbone.feature_dim)
-        self.key_encoder = KeyEncoder(
-            nn.Sequential(backbone, self.projector), momentum=config.momentum, groups=config.groups
-        )
-        self.queue = Queue(config.queue, config.head.dim, seed=setup.seed)
-        batchnorm.convert_group_batchnorm(self.backbone, config.groups)
-        batchnorm.convert_group_batchnorm(self.projector, config.groups)
-        self._new_keys: list[Tensor] = []
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
-        order = seeding.generator(self.seed, "shuffle", batch.step)
-        all_keys = self.key_encoder(batch.views[1:], order)  # (N, M', d)
-        q = unit(self.projector(self.backbone(batch.views[0])))
+        all_keys = self.keys(batch.views[1:], batch.step)  # (N, M', d)
+        q = unit(self.network(batch.views[0]))
         ramp = (batch.epoch + 1) / batch.epochs if self.config.ramp else 1.0
         lam = self.config.lam * ramp
         keys = distributed.local_slice(all_keys).transpose(0, 1)
-        loss = jcl_loss(q, keys, self.queue.keys, temperature=self.config.temperature, lam=lam)
-        self._new_keys.append(all_keys.mean(1))  # the mean key as it is, no unit vector
+        loss = jcl_loss(q, keys, self.queue.keys[0], temperature=self.config.temperature, lam=lam)
+        # The mean key as it is, no unit vector
+        self.new_keys.append(all_keys.mean(1, keepdim=True))
         return {"loss": distributed.mean_over_ranks(loss), "lambda": torch.tensor(lam)}
-
-    def after_step(self, progress: float) -> None:
-        self.key_encoder.update([*self.backbone.parameters(), *self.projector.parameters()])
-        for keys in self._new_keys:
-            self.queue.enqueue(keys)
-        self._new_keys.clear()
-        batchnorm.average_batchnorm(self.backbone)
-        batchnorm.average_batchnorm(self.projector)

@@ -13,19 +13,16 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from backbench.errors import BadInput
-from backbench.parallel import distributed, division
-from backbench.runs import seeding
+from backbench.parallel import distributed
 from backbench.weights.trunk import Trunk
-from pretrain import method
-from pretrain.method import Batch, MethodConfig, Setup
+from pretrain.method import Batch, Setup
 from pretrain.methods._autograd import GradientContext
 from pretrain.methods._crops import forward_crops
-from pretrain.methods._heads import MOCO_HEAD, Head, build_head
 from pretrain.methods._linalg import MOST_ROWS, polar_by_products, polar_by_rotations
-from pretrain.methods._momentum import KeyEncoder, Queue, check_queue
+from pretrain.methods._momentum import ContrastConfig, MomentumContrast
 from pretrain.methods._precision import full_precision, unit
 from pretrain.methods.moco import queue_logsumexp
 
@@ -166,59 +163,43 @@ def _penalty(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(MethodConfig):
+class Config(ContrastConfig):
     """Views 0 .. keys-1 are keys.
 
     Each key meets every other view. The first crops (as large as view 0) and the keys are the rows
     of Q: 3 + 2 in multi-crop. beta is the paper's; the released code's --lorac_beta is M beta.
     """
 
-    head: Head = MOCO_HEAD
-    temperature: float = 0.2
-    queue: int = 65536
-    momentum: float = 0.999
     keys: int = 2
     prior: Prior = "laplace"
     beta: float = 4.0  # laplace, margin and batch
     sigma2: float = 2.0  # gaussian
     margin: float = 3.0
     prior_from: float = 0.5  # no prior (an infinite beta) before this share of the epochs
-    # Of the keys' batch norm over the global batch (the paper's GPUs); null: one per process
-    groups: int | None = None
     drop_tau: bool = False  # released code: no temperature once the prior is on
     swap_queues: bool = False  # released code: key c meets the queue of the other key
 
 
-class Method(method.Method):
+class Method(MomentumContrast[Config]):
     """Queries through synchronised batch norm, keys through ShuffleBN.
 
     A queue for each key position.
     """
 
     def __init__(self, config: Config, backbone: Trunk, setup: Setup) -> None:
-        super().__init__()
         if not 1 <= config.keys < setup.views:
             raise BadInput(
                 f"{config.name}: {config.keys} keys need more views than that, not {setup.views}"
             )
-        check_queue(config.queue, setup.batch_size)
-        division.check_groups(config.groups, setup.images_at_once * config.keys)
-        self.config, self.seed = config, setup.seed
-        self.accumulates = config.prior != "batch"
-        self.backbone = backbone
-        self.projector = build_head(config.head, backbone.feature_dim)
-        self.key_encoder = KeyEncoder(
-            nn.Sequential(backbone, self.projector), momentum=config.momentum, groups=config.groups
+        super().__init__(
+            config,
+            backbone,
+            setup,
+            local_queries=False,
+            key_views=config.keys,
+            queues=[f"queue {c}" for c in range(config.keys)],
         )
-        dim = config.head.dim
-        queues = [
-            Queue(config.queue, dim, seed=setup.seed, name=f"queue {c}") for c in range(config.keys)
-        ]
-        self.queues = nn.ModuleList(queues)
-        self._new_keys: list[Tensor] = []
-
-    def network(self, images: Tensor) -> Tensor:
-        return self.projector(self.backbone(images))
+        self.accumulates = config.prior != "batch"
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         config = self.config
@@ -227,8 +208,8 @@ class Method(method.Method):
         views = batch.views[first:]
         queries = unit(torch.stack(forward_crops(self.network, views)))
         # 2. Keys (keys, n, d) of this rank's samples, out of all that go into the queues
-        order = seeding.generator(self.seed, "shuffle", batch.step)
-        all_keys = self.key_encoder(batch.views[: config.keys], order)  # (N, keys, d)
+        all_keys = self.keys(batch.views[: config.keys], batch.step)  # (N, keys, d)
+        self.new_keys.append(all_keys)
         keys = distributed.local_slice(all_keys).transpose(0, 1)
         # 3. Rows of Q: the large queries and the keys. The small crops get its penalty on their
         #    logits without being in it (Section 5: views that may show something else)
@@ -250,7 +231,7 @@ class Method(method.Method):
                 lorac_loss(
                     met,
                     key,
-                    self.queue(config.keys - 1 - c if config.swap_queues else c).keys,
+                    self.queue.keys[config.keys - 1 - c if config.swap_queues else c],
                     temperature=temperature,
                     beta=config.beta,
                     rows=used_rows,
@@ -260,23 +241,9 @@ class Method(method.Method):
                     margin=config.margin,
                 )
             )
-        self._new_keys.append(all_keys)
         loss = distributed.mean_over_ranks(torch.stack(losses).mean())
         norm = distributed.mean_over_ranks(norms.detach().mean())
         return {"loss": loss, "nuclear_norm": norm}
-
-    def queue(self, c: int) -> Queue:
-        """Return the queue of key position `c`."""
-        queue = self.queues[c]
-        assert isinstance(queue, Queue)
-        return queue
-
-    def after_step(self, progress: float) -> None:
-        self.key_encoder.update([*self.backbone.parameters(), *self.projector.parameters()])
-        for all_keys in self._new_keys:
-            for c, keys in enumerate(all_keys.unbind(1)):
-                self.queue(c).enqueue(keys)
-        self._new_keys.clear()
 
 
 def _chosen(x: Tensor, places: list[int]) -> Tensor:

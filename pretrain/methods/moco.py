@@ -8,17 +8,13 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from backbench.errors import BadInput
-from backbench.parallel import batchnorm, distributed, division
-from backbench.runs import seeding
+from backbench.parallel import distributed
 from backbench.weights.trunk import Trunk
-from pretrain import method
-from pretrain.method import Batch, MethodConfig, Setup
+from pretrain.method import Batch, Setup
 from pretrain.methods._autograd import GradientContext
-from pretrain.methods._heads import MOCO_HEAD, Head, build_head
-from pretrain.methods._momentum import KeyEncoder, Queue, check_queue, momentum_at
+from pretrain.methods._momentum import ContrastConfig, MomentumContrast, momentum_at
 from pretrain.methods._precision import full_precision, unit
 
 # Logits held at once: 256 KiB in a CPU's cache, 64 MiB on a GPU; fewer keys make slow products
@@ -88,77 +84,46 @@ def infonce_loss(q: Tensor, k: Tensor, queue: Tensor, *, temperature: float) -> 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(MethodConfig):
+class Config(ContrastConfig):
     """v1: a linear head, temperature 0.07. v2: two layers without batch norm, 0.2. v2+:
     symmetric."""
 
-    head: Head = MOCO_HEAD
-    temperature: float = 0.2
-    queue: int = 65536
-    momentum: float = 0.999
     final_momentum: float | None = None  # reached by half a cosine; null: constant (MoCo)
     symmetric: bool = False
     query_batchnorm: Literal["local", "sync"] = "local"  # MoCo's: statistics of one GPU
-    # Of local batch norm over the global batch (the paper's GPUs); null: one per process
-    groups: int | None = None
 
 
-class Method(method.Method):
-    accumulates = True
+class Method(MomentumContrast[Config]):
+    views = 2
 
     def __init__(self, config: Config, backbone: Trunk, setup: Setup) -> None:
-        super().__init__()
-        if setup.views != 2:
-            raise BadInput(
-                f"moco takes two views of each image, not {setup.views}; change views.crops"
-            )
-        check_queue(config.queue, setup.batch_size * (2 if config.symmetric else 1))
-        division.check_groups(config.groups, setup.images_at_once)
-        self.config, self.seed = config, setup.seed
-        self.backbone = backbone
-        self.projector = build_head(config.head, backbone.feature_dim)
-        self.key_encoder = KeyEncoder(
-            nn.Sequential(backbone, self.projector), momentum=config.momentum, groups=config.groups
+        super().__init__(
+            config,
+            backbone,
+            setup,
+            local_queries=config.query_batchnorm == "local",
+            enqueued=2 if config.symmetric else 1,
         )
-        self.queue = Queue(config.queue, config.head.dim, seed=setup.seed)
-        self.sync_batchnorm = config.query_batchnorm == "sync"
-        if not self.sync_batchnorm:
-            batchnorm.convert_group_batchnorm(self.backbone, config.groups)
-            batchnorm.convert_group_batchnorm(self.projector, config.groups)
-        self._new_keys: list[Tensor] = []
 
-    def query(self, view: Tensor) -> Tensor:
-        """(n, 3, h, w) -> unit queries (n, d)."""
-        return unit(self.projector(self.backbone(view)))
+    def query_and_keys(self, batch: Batch, query: int, key: int) -> tuple[Tensor, Tensor]:
+        """Unit queries of one view and unit keys of the other, (n, d), of this rank's images.
+
+        The keys of the whole global batch will go into the queue.
+        """
+        keys = self.keys([batch.views[key]], batch.step, key)
+        self.new_keys.append(keys)
+        return unit(self.network(batch.views[query])), distributed.local_slice(keys)[:, 0]
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         pairs = [(0, 1), (1, 0)] if self.config.symmetric else [(0, 1)]
         losses = []
-        for query_view, key_view in pairs:
-            order = seeding.generator(self.seed, "shuffle", batch.step, key_view)
-            # Keys of the whole global batch, on every rank: all of them go into the queue, and this
-            # rank's meet its queries
-            keys = self.key_encoder([batch.views[key_view]], order)[:, 0]
+        for query, key in pairs:
+            q, k = self.query_and_keys(batch, query, key)
             losses.append(
-                infonce_loss(
-                    self.query(batch.views[query_view]),
-                    distributed.local_slice(keys),
-                    self.queue.keys,
-                    temperature=self.config.temperature,
-                )
+                infonce_loss(q, k, self.queue.keys[0], temperature=self.config.temperature)
             )
-            self._new_keys.append(keys)
         return {"loss": distributed.mean_over_ranks(torch.stack(losses).mean())}
 
-    def after_step(self, progress: float) -> None:
-        config = self.config
-        final = config.momentum if config.final_momentum is None else config.final_momentum
-        momentum = momentum_at(progress, config.momentum, final)
-        self.key_encoder.update(
-            [*self.backbone.parameters(), *self.projector.parameters()], momentum
-        )
-        for keys in self._new_keys:
-            self.queue.enqueue(keys)
-        self._new_keys.clear()
-        batchnorm.average_batchnorm(self.backbone)
-        batchnorm.average_batchnorm(self.projector)
+    def momentum(self, progress: float) -> float:
+        start, final = self.config.momentum, self.config.final_momentum
+        return start if final is None else momentum_at(progress, start, final)

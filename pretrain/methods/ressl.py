@@ -9,7 +9,6 @@ from torch import Tensor
 
 from backbench.errors import BadInput
 from backbench.parallel import distributed
-from backbench.runs import seeding
 from backbench.weights.trunk import Trunk
 from pretrain.method import Batch, Setup
 from pretrain.methods import moco
@@ -46,16 +45,12 @@ class Method(moco.Method):
             raise BadInput("ressl is not symmetric; remove method.symmetric")
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
-        config = self.config
-        keys = self.key_encoder(
-            [batch.views[1]], seeding.generator(self.seed, "shuffle", batch.step, 1)
-        )[:, 0]
+        q, k = self.query_and_keys(batch, 0, 1)
         loss = ressl_loss(
-            self.query(batch.views[0]),
-            distributed.local_slice(keys),
-            self.queue.keys,
-            temperature=config.temperature,
-            key_temperature=config.key_temperature,
+            q,
+            k,
+            self.queue.keys[0],
+            temperature=self.config.temperature,
+            key_temperature=self.config.key_temperature,
         )
-        self._new_keys.append(keys)
         return {"loss": distributed.mean_over_ranks(loss)}

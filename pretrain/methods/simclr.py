@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from backbench.errors import BadInput
 from backbench.parallel import distributed
 from backbench.weights.trunk import Trunk
 from pretrain import method
@@ -58,14 +57,11 @@ class TwoViews(method.Method, Generic[C]):
     `together`: both views go through the network in one batch and share batch norm's statistics.
     """
 
+    views = 2
     together = True
 
     def __init__(self, config: C, backbone: Trunk, setup: Setup) -> None:
         super().__init__()
-        if setup.views != 2:
-            raise BadInput(
-                f"{config.name} takes two views of each image, not {setup.views}; change views.crops"
-            )
         self.config = config
         self.backbone = backbone
         self.projector = build_head(config.head, backbone.feature_dim)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
-from backbench.errors import BadInput
 from backbench.parallel import distributed
 from backbench.weights.trunk import Trunk
 from pretrain import method
@@ -34,14 +33,11 @@ class Config(MethodConfig):
 
 
 class Method(method.Method):
+    views = 2
     accumulates = True
 
     def __init__(self, config: Config, backbone: Trunk, setup: Setup) -> None:
         super().__init__()
-        if setup.views != 2:
-            raise BadInput(
-                f"simsiam takes two views of each image, not {setup.views}; change views.crops"
-            )
         self.backbone = backbone
         self.projector = build_head(config.head, backbone.feature_dim)
         self.predictor = build_head(config.predictor, config.head.dim)

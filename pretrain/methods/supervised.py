@@ -16,26 +16,22 @@ from pretrain.methods._precision import full_precision
 
 
 @full_precision
-def cross_entropy(logits: Tensor, labels: Tensor, label_smoothing: float) -> Tensor:
-    return F.cross_entropy(logits, labels, label_smoothing=label_smoothing)
+def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(logits, labels)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config(MethodConfig):
-    label_smoothing: float = 0.0
     groups: int | None = None  # of local batch norm over the global batch; null: one per process
 
 
 class Method(method.Method):
+    views = 1
     sync_batchnorm = False
     accumulates = True
 
     def __init__(self, config: Config, backbone: Trunk, setup: Setup) -> None:
         super().__init__()
-        if setup.views != 1:
-            raise BadInput(
-                f"supervised takes one view of each image, not {setup.views}; change views.crops"
-            )
         if setup.classes < 2:
             raise BadInput(
                 f"supervised needs labels of at least two classes, not {setup.classes}; change data"
@@ -50,7 +46,7 @@ class Method(method.Method):
         if batch.labels is None:
             raise BadInput("supervised training needs labels; this dataset has none")
         logits = self.classifier(self.backbone(batch.views[0]))
-        loss = cross_entropy(logits, batch.labels, self.config.label_smoothing)
+        loss = cross_entropy(logits, batch.labels)
         correct = (logits.detach().argmax(1) == batch.labels).float().mean()
         return {"loss": distributed.mean_over_ranks(loss), "accuracy": correct}
 

@@ -15,7 +15,7 @@ from pretrain import method
 from pretrain.method import Batch, MethodConfig, Setup
 from pretrain.methods._crops import forward_crops
 from pretrain.methods._heads import SWAV_HEAD, Head, build_head
-from pretrain.methods._momentum import Queue, check_queue
+from pretrain.methods._momentum import Queue
 from pretrain.methods._precision import unit
 
 
@@ -51,14 +51,14 @@ class Method(method.Method):
         self.prototypes = nn.Parameter(torch.empty(config.prototypes, config.head.dim))
         nn.init.normal_(self.prototypes)
         self._unit_prototypes()
-        queues: list[Queue] = []
         if config.queue:
-            check_queue(config.queue, setup.batch_size)
-            queues = [
-                Queue(config.queue, config.head.dim, seed=setup.seed, name=f"queue {i}")
-                for i in range(config.assigned)
-            ]
-        self.queues = nn.ModuleList(queues)
+            self.queue = Queue(
+                config.queue,
+                config.head.dim,
+                batch_size=setup.batch_size,
+                seed=setup.seed,
+                names=[f"queue {i}" for i in range(config.assigned)],
+            )
         self._new: list[Tensor] = []
 
     @torch.no_grad()
@@ -67,12 +67,6 @@ class Method(method.Method):
 
     def network(self, images: Tensor) -> Tensor:
         return self.projector(self.backbone(images))
-
-    def queue(self, view: int) -> Queue:
-        """Return the queue of an assigned view."""
-        queue = self.queues[view]
-        assert isinstance(queue, Queue)
-        return queue
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         from lightly.loss.swav_loss import sinkhorn
@@ -92,7 +86,7 @@ class Method(method.Method):
                 with torch.no_grad():
                     scores = embedded[a] @ weight.T
                     if config.queue and batch.epoch >= config.queue_from:
-                        earlier = distributed.local_slice(self.queue(a).keys)
+                        earlier = distributed.local_slice(self.queue.keys[a])
                         scores = torch.cat([scores, earlier.to(scores.dtype) @ weight.T])
                     codes = sinkhorn(
                         scores,
@@ -103,13 +97,12 @@ class Method(method.Method):
                 # 3. Every other view predicts it (Eq. 1, 2)
                 losses += [-(codes * logs[v]).sum(1).mean() for v in range(len(logs)) if v != a]
         if config.queue:
-            self._new += [
-                distributed.gather_without_gradient(z) for z in embedded[: config.assigned]
-            ]
+            new = torch.stack(embedded[: config.assigned], 1)
+            self._new.append(distributed.gather_without_gradient(new))  # (N, assigned, d)
         return {"loss": distributed.mean_over_ranks(torch.stack(losses).mean())}
 
     def after_step(self, progress: float) -> None:
         self._unit_prototypes()
-        for i, keys in enumerate(self._new):
-            self.queue(i % self.config.assigned).enqueue(keys)  # in turns, if micro-batches did
+        for keys in self._new:
+            self.queue.enqueue(keys)
         self._new.clear()

@@ -11,10 +11,11 @@ from torch import nn
 
 from backbench.datasets import catalog
 from backbench.images import preprocess
-from backbench.recipes import config as recipes
+from backbench.images.crops import Crops
 from pretrain import data, optim
+from pretrain.method import MethodConfig
 from pretrain.monitor import RecentTerms
-from pretrain.recipe import ViewsConfig
+from pretrain.recipe import Data, Optim, PretrainConfig, ViewsConfig
 
 CPU = torch.device("cpu")
 
@@ -24,6 +25,12 @@ def gpu():
     with PretendedGpu() as gpu:
         yield gpu
     preprocess._statistics.cache_clear()
+
+
+def recipe_of(**groups):
+    settings = {"optim": Optim(lr=0.1), "data": Data(dataset="shapes")} | groups
+    method = MethodConfig(name="random")
+    return PretrainConfig(name="test", method=method, epochs=1, batch_size=8, **settings)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -48,19 +55,15 @@ def test_no_step_waits(name):
 @pytest.mark.parametrize("pipeline", ["reference", "fast"])
 def test_views_are_finished_without_a_wait(pipeline, shapes, gpu):
     """With `fast` colour and blur are the device's."""
-    recipe = recipes.build(
-        ViewsConfig, {"pipeline": pipeline, "crops": [{"count": 2, "size": 16}]}, where="test"
-    )
+    recipe = recipe_of(views=ViewsConfig(pipeline=pipeline, crops=(Crops(count=2, size=16),)))
     found = catalog.open_split(shapes(8), "shapes", "train")
-    batches = data.ViewBatches(
-        found, recipe, seed=0, skip_corrupt=False, cache_bytes=0, device_colour=pipeline == "fast"
-    )
+    batches = data.ViewBatches(found, recipe, cache_bytes=0, device_colour=pipeline == "fast")
     loaded = batches.__getitems__([(0, i) for i in range(8)])
     made = []
     for device in (CPU, CUDA, CUDA):
         gpu.take()
         form = data.InputFormat(device, torch.float32, torch.channels_last)
-        made.append(data.finish_views(loaded, recipe, form))
+        made.append(data.finish_views(loaded, recipe.views, form))
     assert not gpu.take()  # of the second batch: constants are sent once
     for here, there in zip(made[0], made[1]):
         torch.testing.assert_close(there.host, here)
@@ -74,8 +77,8 @@ def test_optimisers_do_not_wait(name, gpu):
     there.to("cuda")
     weights = []
     for module, device in ((here, "cpu"), (there, "cuda")):
-        groups = optim.parameter_groups(module, weight_decay=1e-2, decay_1d=False, adapt_1d=False)
-        optimizer = optim.build(name, groups, lr=0.1)
+        settings = Optim(name=name, lr=0.1, weight_decay=1e-2, decay_1d=False, adapt_1d=False)
+        optimizer = optim.of_recipe(recipe_of(optim=settings), module)
         x = torch.ones(2, 4).to(device)
         for _ in range(2):
             gpu.take()

@@ -1,7 +1,7 @@
 """What methods refuse, what their options change, and the state they keep."""
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -13,7 +13,7 @@ from torch import nn
 from backbench.errors import BadInput
 from backbench.recipes import config as recipes
 from backbench.runs import seeding
-from pretrain.method import Batch, Method, Setup, build_method, choose_config
+from pretrain.method import AnyMethodConfig, Batch, Method, Setup, build_method
 from pretrain.monitor import warn_if_collapsed
 
 HEAD = {"hidden": 12, "dim": 6}
@@ -32,9 +32,14 @@ class TinyTrunk(nn.Sequential):
         self.register_forward_pre_hook(lambda _, inputs: self.passes.append(tuple(inputs[0].shape)))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    method: AnyMethodConfig
+
+
 def build(views: int, classes: int = 5, **settings: Any) -> Method:
     torch.manual_seed(0)
-    config = recipes.build(choose_config(settings), settings, where="test")
+    config = recipes.build(Recipe, {"method": settings}, where="test").method
     setup = Setup(batch_size=BATCH, views=views, seed=0, images=40, classes=classes)
     return build_method(config, TinyTrunk(), setup)
 
@@ -57,21 +62,21 @@ def batch(sizes: list[int], epoch: int = 0, step: int = 0) -> Batch:
 @pytest.mark.parametrize(
     ("settings", "views", "message"),
     [
-        ({"name": "moco", **KEYS}, 3, "two views"),
+        ({"name": "moco", **KEYS}, 3, "takes 2 views"),
         ({"name": "moco", **KEYS, "queue": 30}, 2, "no multiple of the batch size"),
         ({"name": "moco", **KEYS, "queue": 0}, 2, "no multiple of the batch size"),
         ({"name": "moco", **KEYS, "groups": 5}, 2, "groups do not divide"),
         ({"name": "moco", **KEYS, "groups": 0}, 2, "groups do not divide"),
         ({"name": "lorac", **KEYS}, 2, "2 keys need more views"),
         ({"name": "jcl", **KEYS}, 1, "at least one key view"),
-        ({"name": "simclr", "head": HEAD}, 1, "two views"),
+        ({"name": "simclr", "head": HEAD}, 1, "takes 2 views"),
         ({"name": "arb", "head": HEAD, "groups": 4}, 2, "groups do not divide 6"),
         ({"name": "arb", "head": HEAD, "groups": 0}, 2, "groups do not divide 6"),
         ({"name": "w_mse", "head": HEAD, "size": 8}, 2, "whitens slices of 8"),
         ({"name": "w_mse", "head": HEAD, "size": 0}, 2, "whitens slices of 0"),
-        ({"name": "cmc", "head": HEAD}, 2, "one view"),
+        ({"name": "cmc", "head": HEAD}, 2, "takes one view"),
         ({"name": "cmc", "head": HEAD}, 1, "set arch to lab:resnet50,width=0.5"),
-        ({"name": "supervised"}, 2, "one view"),
+        ({"name": "supervised"}, 2, "takes one view"),
         ({"name": "co2", **KEYS, "symmetric": True}, 2, "not symmetric"),
         ({"name": "cllr", "inner": {"name": "swav"}}, 2, "cllr works on"),
         (
@@ -126,13 +131,13 @@ def test_multi_crop_pairs_and_rows(monkeypatch):
         assert torch.equal(calls[0][0][0], calls[1][3][1])  # key 0 meets queries 1..7
         assert torch.equal(calls[1][0][0], calls[0][3][0])  # key 1 meets queries 0, 2..7
         assert {c[5] for c in calls} == {"none" if epoch == 0 else "laplace"}
-        assert calls[0][2] is method.queues[0].keys and calls[1][2] is method.queues[1].keys
+        assert [c[2].data_ptr() for c in calls] == [q.data_ptr() for q in method.queue.keys]
     released = build(8, name="lorac", **KEYS, prior_from=0.5, drop_tau=True, swap_queues=True)
     for epoch, temperature in ((0, 0.2), (2, 1.0)):
         calls.clear()
         released(batch([12] * 3 + [8] * 5, epoch=epoch))
         assert {c[4] for c in calls} == {temperature}
-        assert calls[0][2] is released.queues[1].keys
+        assert calls[0][2].data_ptr() == released.queue.keys[1].data_ptr()
 
 
 def test_moco_m_is_lorac_without_prior():
@@ -151,22 +156,23 @@ def test_moco_m_is_lorac_without_prior():
 def test_queue_holds_the_last_keys_in_order_and_wraps():
     from pretrain.methods._momentum import Queue
 
-    queue = Queue(6, 2, seed=0)
+    queue = Queue(6, 2, batch_size=2, seed=0, names=["a", "b"])
     for i in range(4):
-        queue.enqueue(torch.full((2, 2), float(i)))
-    assert queue.keys[:, 0].tolist() == [3, 3, 1, 1, 2, 2]
+        queue.enqueue(torch.tensor([float(i), i + 10]).view(1, 2, 1).expand(2, 2, 2))
+    assert queue.keys[0, :, 0].tolist() == [3, 3, 1, 1, 2, 2]
+    assert queue.keys[1, :, 1].tolist() == [13, 13, 11, 11, 12, 12]
     assert int(queue.position) == 2
 
 
 def test_loss_uses_the_queue_from_before_the_step_and_the_step_fills_it():
     method = build(2, name="moco", **KEYS)
-    before = method.queue.keys.clone()
+    before = method.queue.keys[0].clone()
     method(batch([8, 8]))
-    assert torch.equal(method.queue.keys, before)
+    assert torch.equal(method.queue.keys[0], before)
     method.after_step(0.1)
-    assert not torch.equal(method.queue.keys[:BATCH], before[:BATCH])
-    assert torch.equal(method.queue.keys[BATCH:], before[BATCH:])
-    assert torch.allclose(method.queue.keys.norm(dim=1), torch.ones(32))
+    assert not torch.equal(method.queue.keys[0, :BATCH], before[:BATCH])
+    assert torch.equal(method.queue.keys[0, BATCH:], before[BATCH:])
+    assert torch.allclose(method.queue.keys.norm(dim=2), torch.ones(1, 32))
 
 
 def test_key_encoder_is_the_moving_average_of_the_parameters_only():
@@ -187,7 +193,7 @@ def test_jcl_queue_holds_the_mean_keys_unnormalised_and_lambda_ramps():
     terms = method(batch([8] * 5, epoch=1))
     assert float(terms["lambda"]) == pytest.approx(4.0 * 2 / 4)
     method.after_step(0.1)
-    norms = method.queue.keys[:BATCH].norm(dim=1)
+    norms = method.queue.keys[0, :BATCH].norm(dim=1)
     assert float(norms.max()) < 1 + 1e-6 and float(norms.min()) < 1 - 1e-6
 
 

@@ -95,7 +95,12 @@ def test_parameter_groups_split_vectors_only_when_they_differ():
 
 def rates_of(module, **settings):
     """LearningRates of a recipe of 20 epochs of 10 steps, batches of 512."""
-    config = PretrainConfig(
+    config = recipe_of(**settings)
+    return optim.LearningRates(optim.of_recipe(config, module), config, 10)
+
+
+def recipe_of(**settings):
+    return PretrainConfig(
         name="test",
         method=MethodConfig(name="random"),
         data=Data(dataset="shapes"),
@@ -103,7 +108,6 @@ def rates_of(module, **settings):
         epochs=20,
         batch_size=512,
     )
-    return optim.LearningRates(optim.of_recipe(config, module), config, 10)
 
 
 def test_a_group_with_its_own_peak_follows_the_same_curve():
@@ -136,11 +140,8 @@ def test_every_optimiser_goes_downhill(name):
     module = nn.Linear(6, 1)
     x = torch.randn(64, 6)
     y = x @ torch.randn(6, 1)
-    optimizer = optim.build(
-        name,
-        optim.parameter_groups(module, weight_decay=0.0),
-        lr={"lars": 20.0, "sgd": 0.05}.get(name, 0.05),
-    )
+    lr = 20.0 if name == "lars" else 0.05
+    optimizer = optim.of_recipe(recipe_of(name=name, lr=lr, weight_decay=0.0), module)
     losses = []
     for _ in range(60):
         loss = (module(x) - y).square().mean()
@@ -151,14 +152,14 @@ def test_every_optimiser_goes_downhill(name):
     assert losses[-1] < 0.2 * losses[0]
 
 
-def shares(**changes):
-    """200 steps in 20 epochs."""
-    schedule = optim.PretrainSchedule(steps_per_epoch=10, epochs=20, **changes)
-    return [schedule.share(step) for step in range(200)]
+def shares(**settings):
+    """200 steps in 20 epochs, at a peak of 1."""
+    rates = rates_of(network(), lr=1.0, **settings)
+    return [rates.share(step) for step in range(200)]
 
 
 def test_cosine_falls_from_the_peak_to_final_per_step():
-    have = shares(name="cosine", final=0.01)
+    have = shares(schedule="cosine", final_lr=0.01)
     assert have[0] == 1.0
     assert have[100] == pytest.approx(0.505)
     assert have[-1] == pytest.approx(0.01, abs=1e-4)
@@ -166,14 +167,14 @@ def test_cosine_falls_from_the_peak_to_final_per_step():
 
 
 def test_cosine_by_epoch_is_jcls():
-    have = shares(name="cosine_epoch")
+    have = shares(schedule="cosine_epoch")
     assert have == pytest.approx(
         [0.5 * (1 + math.cos(math.pi * (s // 10) / 20)) for s in range(200)]
     )
 
 
 def test_warmup_then_cosine():
-    have = shares(name="cosine", warmup_epochs=2, start=0.1)
+    have = shares(schedule="cosine", warmup_epochs=2, warmup_lr=0.1)
     assert have[0] == pytest.approx(0.1)
     assert have[10] == pytest.approx(0.55)
     assert have[20] == pytest.approx(1.0)
@@ -181,9 +182,9 @@ def test_warmup_then_cosine():
 
 
 def test_steps_and_constant():
-    have = shares(name="step", milestones=(12, 16))
+    have = shares(schedule="step", milestones=(12, 16))
     assert [have[0], have[119], have[120], have[160]] == pytest.approx([1, 1, 0.1, 0.01])
-    assert set(shares(name="constant")) == {1.0}
+    assert set(shares(schedule="constant")) == {1.0}
 
 
 def test_a_trunks_tokens_and_positions_go_with_the_biases():

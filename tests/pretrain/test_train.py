@@ -211,7 +211,7 @@ def test_a_row_of_metrics_spans_a_restart(pretrain, kill_at_step, tmp_path):
         (["optim.reference_batch=0"], "reference_batch is at least 1"),
         (["stop_after_epochs=0"], "stop_after_epochs is at least 1"),
         (["data.workers=-1"], "workers must be at least 0"),
-        (["views={crops: [{count: 3, size: 16}]}"], "two views"),
+        (["views={crops: [{count: 3, size: 16}]}"], "takes 2 views"),
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_starts(pretrain, tmp_path, overrides, message):
