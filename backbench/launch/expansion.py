@@ -143,26 +143,23 @@ class _Measuring:
         if len(pack) > 1:
             name = f"packs/{slug}-{len(pack)}x-{config.fingerprint(sorted(labels))[:8]}"
         end = ("--data", self.folders.root, "--out", str(self.folders.runs / name))
+        # The jobs that leave this one's features in the cache: the first ones to need them
+        first: set[str] = set()
+        geometry = _geometry(evaluation.protocol) if evaluation.verb == "linear" else None
+        if geometry is not None:
+            keys = [(label, evaluation.datasets[0], geometry) for label in labels]
+            first = {self.features.setdefault(key, name) for key in keys}
         return Job(
             name=name,
             argv=_argv(evaluation, [subject.file for subject in pack], seed, end),
             like=_kind(evaluation),
             cells=cells,
             needs=tuple(subject.maker for subject in pack if subject.maker is not None),
-            after=self._after(evaluation, name, labels),
+            after=tuple(sorted(first - {name})),
             resources=evaluation.resources,
             arch=pack[0].arch,
             units=len(pack),
         )
-
-    def _after(self, evaluation: Evaluation, name: str, labels: Sequence[str]) -> tuple[str, ...]:
-        """The jobs that leave this one's features in the cache: the first ones to need them."""
-        geometry = _geometry(evaluation.protocol) if evaluation.verb == "linear" else None
-        if geometry is None:
-            return ()
-        keys = [(label, evaluation.datasets[0], geometry) for label in labels]
-        first = {self.features.setdefault(key, name) for key in keys}
-        return tuple(sorted(first - {name}))
 
 
 def _argv(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import glob
 import hashlib
+import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from backbench.errors import BadInput
-from backbench.launch.grid import Grid, Source, Sweep, SweepPoint, sweeps
+from backbench.launch.grid import Grid, Source, Sweep, sweeps
 from backbench.launch.job import Job
 from backbench.recipes import config, fast
 from backbench.runs.folder import CHECKPOINT_FILE, RECIPE_FILE, RUN_FILE
@@ -81,62 +82,47 @@ class Subjects:
     def _add_pretrainings(self, sweep: Sweep) -> None:
         path = config.find_recipe(sweep.recipe, "pretrain")
         recipe = config.apply_overrides(config.read_recipe(path), sweep.overrides)
-        for point in sweep.points():
-            for seed in sweep.seeds or (None,):
-                job, whole = self._pretraining(sweep, path, recipe, point, seed)
-                self.jobs.setdefault(job.name, job)
-                label = Path(job.name).name
-                self.by_label[label] = Subject(
-                    label=label,
-                    file=str(self.folders.runs / str(job.makes)),
-                    maker=job.name,
-                    arch=job.arch,
-                    recipe=whole,
-                )
-
-    def _pretraining(
-        self,
-        sweep: Sweep,
-        path: Path,
-        recipe: Mapping[str, Any],
-        point: SweepPoint,
-        seed: int | None,
-    ) -> tuple[Job, config.Recipe]:
-        """Return the job of one point with one seed, and its whole recipe."""
-        # 1. The point as overrides, with a row of its own on the leaderboard that its seeds share
-        overrides = list(sweep.overrides)
-        overrides += [f"{key}={_text(value)}" for key, value in point.changes.items()]
-        if point.labels:
-            name = " ".join([str(recipe.get("name", path.stem)), *_equations(point.labels)])
-            overrides.append(f"name={json.dumps(name)}")
-        if sweep.expected is not None:
-            overrides.append(f"expected={json.dumps(sweep.expected_rows(point))}")
-        if seed is not None:
-            overrides.append(f"seed={seed}")
-        # 2. The folder: readable, and told apart by everything that decides the weights
-        changes = fast.overrides(recipe, overrides, str(path)) if sweep.fast else overrides
-        whole = config.apply_overrides(recipe, changes)
-        identity = {key: value for key, value in whole.items() if key != "probe"}
-        if "expected" in identity:
-            identity["expected"] = []
-        stem = folder_name("-".join([path.stem, *_equations(point.in_folder)]))[:LONGEST_NAME]
-        name = f"pretrain/{stem}-s{identity.get('seed', 0)}-{config.fingerprint(identity)[:8]}"
-        # 3. The command: a shipped recipe by its name, a file of one's own by its whole path
+        # A shipped recipe goes by its name, a file of one's own by its whole path
         shipped = path.is_relative_to(config.configs_dir())
         file = sweep.recipe if shipped else str(path.resolve())
-        out = str(self.folders.runs / name)
-        switch = (fast.SWITCH,) if sweep.fast else ()
-        job = Job(
-            name=name,
-            argv=("pretrain", file, *overrides, *switch, "--data", self.folders.root, "--out", out),
-            like=f"pretrain-{path.stem}",
-            cells=(name,),
-            makes=f"{name}/{CHECKPOINT_FILE}",
-            resources=sweep.resources,
-            arch=identity.get("arch"),
-            units=float(identity.get("epochs", 0)),
-        )
-        return job, whole
+        for point, seed in itertools.product(sweep.points(), sweep.seeds or (None,)):
+            # 1. The point as overrides, with a row of its own on the leaderboard that its seeds share
+            overrides = list(sweep.overrides)
+            overrides += [f"{key}={_text(value)}" for key, value in point.changes.items()]
+            if point.labels:
+                title = " ".join([str(recipe.get("name", path.stem)), *_equations(point.labels)])
+                overrides.append(f"name={json.dumps(title)}")
+            if sweep.expected is not None:
+                overrides.append(f"expected={json.dumps(sweep.expected_rows(point))}")
+            if seed is not None:
+                overrides.append(f"seed={seed}")
+            # 2. The folder: readable, and told apart by everything that decides the weights
+            changes = fast.overrides(recipe, overrides, str(path)) if sweep.fast else overrides
+            whole = config.apply_overrides(recipe, changes)
+            identity = {key: value for key, value in whole.items() if key != "probe"}
+            if "expected" in identity:
+                identity["expected"] = []
+            stem = _short("-".join([path.stem, *_equations(point.in_folder)]))
+            label = f"{stem}-s{identity.get('seed', 0)}-{config.fingerprint(identity)[:8]}"
+            name = f"pretrain/{label}"
+            # 3. The job, and the checkpoint that it will write
+            switch = (fast.SWITCH,) if sweep.fast else ()
+            end = ("--data", self.folders.root, "--out", str(self.folders.runs / name))
+            job = Job(
+                name=name,
+                argv=("pretrain", file, *overrides, *switch, *end),
+                like=f"pretrain-{path.stem}",
+                cells=(name,),
+                makes=f"{name}/{CHECKPOINT_FILE}",
+                resources=sweep.resources,
+                arch=identity.get("arch"),
+                units=float(identity.get("epochs", 0)),
+            )
+            self.jobs.setdefault(name, job)
+            made = str(self.folders.runs / name / CHECKPOINT_FILE)
+            self.by_label[label] = Subject(
+                label=label, file=made, maker=name, arch=job.arch, recipe=whole
+            )
 
     # Checkpoints
 
@@ -148,7 +134,9 @@ class Subjects:
                 raise BadInput(f"{where}: {source.path} names one trunk; leave out encoder")
             stem = source.name or source.path.replace("@", "-")
             label = f"{_short(stem)}-{config.fingerprint(source.path)[:8]}"
-            self._add(label, source, source.path, seen, ours=True)
+            if label not in seen:
+                seen.add(label)
+                self._add(label, source, source.path, ours=True)
             return
         for path in self._files(source, where):
             if path.is_dir():
@@ -159,8 +147,9 @@ class Subjects:
             digest = header.digest(path)
             stem = source.name or path.name.removesuffix(path.suffix)
             label = f"{_short(stem)}-{(digest or content_digest(path))[:8]}"
-            ours = digest is not None
-            self._add(label, source, str(path), seen, ours=ours, identity=digest or label)
+            if (digest or label) not in seen:
+                seen.add(digest or label)
+                self._add(label, source, str(path), ours=digest is not None)
 
     def _files(self, source: Source, where: str) -> Iterator[Path]:
         """Yield the checkpoint files and the folders of pretrainings that an entry names."""
@@ -205,22 +194,9 @@ class Subjects:
         subject = Subject(label=label, file=str(file), maker=maker, recipe=_recipe_of(file))
         self.by_label.setdefault(label, subject)
 
-    def _add(
-        self,
-        label: str,
-        source: Source,
-        file: str,
-        seen: set[str],
-        *,
-        ours: bool,
-        identity: str | None = None,
-    ) -> None:
+    def _add(self, label: str, source: Source, file: str, *, ours: bool) -> None:
         """Add a file (or timm:NAME) as it is if it is one of ours and its entry has no options for
         an import; else by an import."""
-        identity = identity or label
-        if identity in seen:
-            return
-        seen.add(identity)
         options: list[str] = []
         for option in ("name", "method", "encoder", "epochs"):
             value = getattr(source, option)
@@ -230,8 +206,7 @@ class Subjects:
             recipe = None if archs.is_name(file) else _recipe_of(Path(file))
             self.by_label.setdefault(label, Subject(label=label, file=file, recipe=recipe))
             return
-        name = f"imported/{label}"
-        makes = f"{name}/{CHECKPOINT_FILE}"
+        name, makes = f"imported/{label}", f"imported/{label}/{CHECKPOINT_FILE}"
         made = str(self.folders.runs / makes)
         argv = ("import", file, *options, "--out", made)
         job = Job(name=name, argv=argv, like="import", cells=(name,), makes=makes)
