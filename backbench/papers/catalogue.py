@@ -52,8 +52,12 @@ class PrintedItem:
     @property
     def command(self) -> str:
         """The command that measures all of it and, run again, only what is missing."""
-        lists = " lists=lists" if self.grid.lists else ""
-        return f"backbench launch run {self.grid.name}{lists} --data ROOT --out RUNS"
+        return f"backbench launch run {self.grid.name}{self.lists} --data ROOT --out RUNS"
+
+    @property
+    def lists(self) -> str:
+        """The argument that a grid needs which trains on published lists of labels."""
+        return " lists=lists" if self.grid.lists else ""
 
 
 @functools.cache
@@ -123,35 +127,39 @@ def coverage() -> Counter[str | None]:
 
 HEAD = """# The papers' tables and figures
 
-Made by `backbench paper --markdown docs/papers.md` from the grids; a test holds it current. A row's
-grid measures all of it and, started again, what is missing; `backbench paper lorac:2 RUNS` shows
-one table with what is measured, running and missing there, `backbench leaderboard RUNS --latex DIR`
-prints the tables. With `fast=true` behind its name a grid pretrains the fast way, and its verdicts say
-so ([fast.md](fast.md)). Choices that are ours, over all of them: [choices.md](choices.md).
+`backbench launch run GRID --data ROOT --out RUNS` measures a table and, run again, what is missing;
+`fast=true` behind GRID pretrains the fast way, and the verdicts say so ([fast.md](fast.md)).
+`backbench paper lorac:2 RUNS` shows what is measured, running and missing,
+`backbench leaderboard RUNS --latex DIR` prints the tables. Other choices:
+[choices.md](choices.md).
+
+Made by `backbench paper --markdown docs/papers.md` from the grids; a test holds it current.
 """
 
 
 def markdown() -> str:
-    """docs/papers.md: every table and figure with its command, how many numbers are judged, and its
+    """docs/papers.md: every table and figure with its grid, how many numbers are judged, and its
     deviations."""
     counts = coverage()
     judged = counts.pop(None, 0)
     lines = [HEAD]
     lines += [f"Of {len(published.rows())} printed numbers {judged} are judged. The others:", ""]
-    lines += ["| why | numbers | |", "|---|---:|---|"]
+    lines += ["why | numbers | meaning", "---|---:|---"]
     for why, count in counts.most_common():
         words = judging_rules.WHY.get(str(why), "no recipe expects it")
-        lines.append(f"| {why} | {count} | {words} |")
+        lines.append(f"{why} | {count} | {words}")
     lines.append("")
     for paper in PAPERS:
-        lines += [f"## {paper.upper()}", ""]
-        lines += ["| | shows | command | numbers | deviations |", "|---|---|---|---|---|"]
+        lines += [f"## {paper.upper()}", "", "grid | shows | numbers", "---|---|---"]
+        deviations = []
         for item in items():
             if item.prints.startswith(f"{paper}:"):
-                title, deviations = item.grid.title, "; ".join(item.grid.deviations)
-                cells = (item.name, title, f"`{item.command}`", status(item), deviations)
-                lines.append("| " + " | ".join(cells) + " |")
-        lines.append("")
+                grid = f"`{item.grid.name}{item.lists}`"
+                numbers = status(item).removeprefix("none printed; ")
+                lines.append(f"{grid} | {item.grid.title} | {numbers}")
+                if item.grid.deviations:
+                    deviations.append(f"- `{item.grid.name}`: {'; '.join(item.grid.deviations)}")
+        lines += ["", "Deviations:", "", *deviations, ""]
     return "\n".join(lines)
 
 
