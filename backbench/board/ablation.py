@@ -6,8 +6,6 @@ alike. Only that name is read here, so any rows with such names are an ablation,
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 import statistics
 from collections.abc import Mapping, Sequence
@@ -17,9 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from backbench import charts
 from backbench.board.board import Board, Column, Row, joined, text_of
-from backbench.runs import atomic
+from backbench.board.export import write_lines
 from backbench.tasks import ORDER, TASKS
-from backbench.untrusted import printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -237,18 +234,16 @@ def _short(value: str) -> str:
 
 def _write_csv(ablation: Ablation, board: Board, path: Path) -> None:
     """Write a line for each point of each column, with the values of its seeds."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["name", *ablation.keys, "column", "seeds", "mean", "std", "values"])
+    head = ("name", *ablation.keys, "column", "seeds", "mean", "std", "values")
+    lines: list[Sequence[object]] = [head]
     for column in columns(ablation, board):
         measured = measure(ablation, board, column)
         for setting in sorted(measured, key=_setting_order):
             p = measured[setting]
             each = " ".join(f"{v:.6g}" for v in p.values)
             what = [setting.name, *setting.values, column.name]
-            line = [*what, len(p.values), f"{p.mean:.6g}", text_of(p.std, ".6g"), each]
-            writer.writerow(map(printable.spreadsheet, line))
-    atomic.write_text(path, text.getvalue())
+            lines.append([*what, len(p.values), f"{p.mean:.6g}", text_of(p.std, ".6g"), each])
+    write_lines(path, lines)
 
 
 def write(board: Board, folder: Path) -> list[tuple[str, Path]]:

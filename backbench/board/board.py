@@ -36,15 +36,8 @@ BEST, TIED, UNTESTED = "best", "tied", "untested"  # a row's mark in a column; `
 AVERAGE = "average"  # dataset and metric of the mean over LORAC's twelve
 
 _DATASET_ORDER = ("imagenet", "imagenet100", *TWELVE, AVERAGE)
-_METRIC_ORDER = {
-    "top1": 0,
-    "mean_per_class": 0,
-    AVERAGE: 0,
-    "top5": 2,
-    "AP": 0,
-    "AP50": 1,
-    "AP75": 2,
-}
+_METRIC_ORDER = {"top1": 0, "mean_per_class": 0, AVERAGE: 0, "top5": 2}
+_METRIC_ORDER |= {"AP": 0, "AP50": 1, "AP75": 2}
 _OTHER_METRIC = 3
 MOST_PAIRS = 6000  # paired tests computed for the page: about ten seconds
 
@@ -246,9 +239,8 @@ class Board:
 def collect(runs: Iterable[str | Path]) -> Board:
     """A board of every result below `runs`, with duplicates resolved as docs/results.md says.
     Raises BadInput where a path is missing."""
-    files: dict[
-        str, Path
-    ] = {}  # real path -> the path by which it was reached, so that no file is read twice
+    # Real path -> the path by which it was reached, so that no file is read twice
+    files: dict[str, Path] = {}
     for run in runs:
         for file in store.files_below(run):
             files[os.path.realpath(file)] = file
@@ -256,12 +248,11 @@ def collect(runs: Iterable[str | Path]) -> Board:
     measurements: list[Measurement] = []
     with many_objects():
         for file in sorted(files.values()):
-            run = file.parent
             for line in store.read_file(file):
                 if isinstance(line, str):
                     problems.append(line)
                 else:
-                    measurements.append(Measurement(line, run))
+                    measurements.append(Measurement(line, file.parent))
         return fill(measurements, problems)
 
 
@@ -505,9 +496,9 @@ class Comparisons(NamedTuple):
     pairs: list[PairedDifference]
 
 
-def compare_rows(board: Board, most_pairs: int = MOST_PAIRS) -> Comparisons:
-    """The marks of every column, and all paired differences where they are at most `most_pairs`;
-    else each column's best row against the others, as far as `most_pairs` goes."""
+def compare_rows(board: Board) -> Comparisons:
+    """The marks of every column, and all paired differences where they are at most MOST_PAIRS; else
+    each column's best row against the others, as far as MOST_PAIRS goes."""
     standings = [standing(board, column) for column in board.columns]
     index = board.row_index()
     # 1. In each column, the rows that kept predictions, best first; two of them at least.
@@ -527,10 +518,10 @@ def compare_rows(board: Board, most_pairs: int = MOST_PAIRS) -> Comparisons:
         metric = board.columns[number].metric
         candidates: Iterable[tuple[tuple[int, Cell], tuple[int, Cell]]]
         candidates = itertools.combinations(cells, 2)
-        if count > most_pairs:
+        if count > MOST_PAIRS:
             candidates = zip(itertools.repeat(cells[0]), cells[1:])
         for pair in candidates:
-            if len(pairs) >= most_pairs:
+            if len(pairs) >= MOST_PAIRS:
                 return Comparisons(standings, pairs)
             # Each pair once, in the order of the rows; for b - a the page turns the sign.
             (a, cell_a), (b, cell_b) = sorted(pair, key=lambda one: one[0])

@@ -7,6 +7,7 @@ import functools
 import io
 import json
 import shlex
+from collections.abc import Iterable
 from pathlib import Path
 
 from backbench.board.board import PUBLISHED, Board, Column, Measurement, Row, text_of
@@ -29,10 +30,9 @@ def write_csv(board: Board, path: Path) -> None:
     """Write leaderboard.csv: one row per checkpoint, one column per
     `task/dataset/metric@protocol[+engine]`, in percent; empty where not run or undefined. Costs of
     the trunks stand before them, where any row states one."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
     cost_fields = trunk_costs.FIELDS if board.costs else ()
-    writer.writerow([*ROW_FIELDS, *cost_fields, *(column.name for column in board.columns)])
+    lines: list[list[object]] = []
+    lines.append([*ROW_FIELDS, *cost_fields, *(column.name for column in board.columns)])
     for row in board.rows:
         line = list(_of_row(board, row).values())
         cost = board.costs.get(row.checkpoint)
@@ -40,6 +40,15 @@ def write_csv(board: Board, path: Path) -> None:
         for column in board.columns:
             cell = board.cell(row, column)
             line.append(_number(cell.value) if cell is not None else None)
+        lines.append(line)
+    write_lines(path, lines)
+
+
+def write_lines(path: Path, lines: Iterable[Iterable[object]]) -> None:
+    """Write a csv file without a cell that a spreadsheet would take for a formula."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    for line in lines:
         writer.writerow(map(printable.spreadsheet, line))
     atomic.write_text(path, text.getvalue())
 
@@ -49,14 +58,8 @@ def write_tidy(board: Board, path: Path) -> None:
     its source only."""
     text = io.StringIO()
     cost_fields = COST_FIELDS if board.costs else ()
-    fields = (
-        *ROW_FIELDS,
-        *COLUMN_FIELDS,
-        *VALUE_FIELDS,
-        *cost_fields,
-        *ORIGIN_FIELDS,
-        *COMMAND_FIELDS,
-    )
+    fields = ROW_FIELDS + COLUMN_FIELDS + VALUE_FIELDS
+    fields += cost_fields + ORIGIN_FIELDS + COMMAND_FIELDS
     writer = csv.DictWriter(text, fields, restval="", lineterminator="\n")
     writer.writeheader()
     # The fields of a checkpoint and of a column stand on many lines: made once for all.

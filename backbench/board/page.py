@@ -115,21 +115,6 @@ class PageOrigins(TypedDict):
     texts: list[str]
 
 
-class PageVerdict(TypedDict):
-    name: str
-    column: str
-    key: str
-    measured: float | None
-    published: float
-    low: float | None
-    high: float | None
-    tolerance: float
-    verdict: str
-    said: str  # the verdict with the way of pretraining: within (fast)
-    others: tuple[str, ...]  # how the trunk differs from the printed one
-    hardware: str
-
-
 class PageRank(NamedTuple):
     row: int
     rank: int
@@ -200,7 +185,7 @@ class PageData(TypedDict):
     curves: Sequence[PageCurve]
     pictures: Sequence[PagePicture]
     figures: Sequence[PageFigure]
-    judged: Sequence[PageVerdict]
+    judged: Sequence[Mapping[str, object]]
     problems: list[str]
     tasks: dict[str, str]  # name -> title
     newest: str  # the day of the newest measurement, UTC
@@ -217,7 +202,7 @@ def write_page(
     comparisons: Comparisons,
     answer: str,
     sets: Sequence[Overall] = (),
-    judged: Sequence[PageVerdict] = (),
+    judged: Sequence[Mapping[str, object]] = (),
     figures: PageFigures | None = None,
 ) -> None:
     """Write the page for `board`. Everything that takes reading run folders or testing is done
@@ -240,7 +225,7 @@ def write_page(
             "curves": figures.curves,
             "pictures": figures.pictures,
             "figures": figures.figures,
-            "judged": [_rounded_verdict(one) for one in judged],
+            "judged": judged,
             "problems": board.problems,
             "tasks": {name: task.title for name, task in TASKS.items()},
             "newest": _newest_day(board),
@@ -302,11 +287,6 @@ def _set(overall: Overall, board: Board, index: Mapping[str, int]) -> PageSet:
         "columns": [column_index[column] for column in overall.columns],
         "ranks": _by_field(PageRank, ranks),
     }
-
-
-def _rounded_verdict(verdict: PageVerdict) -> PageVerdict:
-    low, high = _round(verdict["low"]), _round(verdict["high"])
-    return {**verdict, "measured": _round(verdict["measured"]), "low": low, "high": high}
 
 
 # ---- the table

@@ -12,7 +12,6 @@ import re
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from backbench.board import ablation, predictor
 from backbench.board.board import Board, joined
@@ -216,6 +215,7 @@ def _pictures(board: Board) -> list[PagePicture]:
             small = _small_image(file)
             if small is None:
                 continue
+            source, width, height = small
             name = labels.get(result.checkpoint, result.name)
             task = TASKS[result.task].title
             how = joined(" + ", result.protocol, result.engine)
@@ -224,22 +224,16 @@ def _pictures(board: Board) -> list[PagePicture]:
                     "title": name,
                     "note": f"{task}, {result.dataset}, {how}",
                     "alt": f"{task} of {name} on image {file.stem}: ground truth left, detected right",
-                    "src": small.source,
-                    "width": small.width,
-                    "height": small.height,
+                    "src": source,
+                    "width": width,
+                    "height": height,
                 }
             )
     return pictures
 
 
-class _SmallImage(NamedTuple):
-    source: str  # data URI
-    width: int
-    height: int
-
-
-def _small_image(file: Path) -> _SmallImage | None:
-    """The image, at most PICTURE_WIDTH wide; None where it cannot be read."""
+def _small_image(file: Path) -> tuple[str, int, int] | None:
+    """The image as a data URI, at most PICTURE_WIDTH wide, with width and height; None where it cannot be read."""
     from PIL import Image
 
     try:
@@ -254,4 +248,4 @@ def _small_image(file: Path) -> _SmallImage | None:
     except BadInput:
         return None
     source = "data:image/webp;base64," + base64.b64encode(buffer.getvalue()).decode()
-    return _SmallImage(source, width, height)
+    return source, width, height

@@ -6,8 +6,6 @@ and they are shown for that reason.
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from backbench import charts
 from backbench.board.board import AVERAGE, Board, Column, text_of
-from backbench.runs import atomic
+from backbench.board.export import write_lines
 from backbench.stats import correlation
 from backbench.stats.confidence import Interval
 from backbench.tasks import TASKS
@@ -87,14 +85,13 @@ def _measured_values(board: Board) -> Mapping[Column, Mapping[str, float]]:
 
 def write_csv(table: Sequence[Correlation], path: Path) -> None:
     """Write a line for each pair: cheap column, downstream column, checkpoints, rho, interval."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["cheap", "downstream", "checkpoints", "spearman", "ci95_low", "ci95_high"])
+    lines: list[tuple[object, ...]] = []
+    lines.append(("cheap", "downstream", "checkpoints", "spearman", "ci95_low", "ci95_high"))
     for c in table:
         low, high = c.ci95 or (None, None)
         numbers = [text_of(c.rho, ".4f"), text_of(low, ".4f"), text_of(high, ".4f")]
-        writer.writerow([c.cheap.name, c.downstream.name, c.n, *numbers])
-    atomic.write_text(path, text.getvalue())
+        lines.append((c.cheap.name, c.downstream.name, c.n, *numbers))
+    write_lines(path, lines)
 
 
 def draw(table: Sequence[Correlation], stem: Path) -> Path | None:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from backbench.board.board import AVERAGE
+from backbench.board.export import write_lines
 from backbench.errors import BadInput, nearest
-from backbench.runs import atomic
 from backbench.runs.terminal import log
 from backbench.stats import column_comparisons, rank_intervals
 from backbench.untrusted import opening, printable
@@ -54,11 +54,7 @@ def run(args: argparse.Namespace) -> int:
     print(answer(table, ranking))
     _print(lines)
     if args.csv:
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(HEAD)
-        writer.writerows([printable.spreadsheet(value) for value in line] for line in lines)
-        atomic.write_text(args.csv, text.getvalue())
+        write_lines(args.csv, [HEAD, *lines])
         log.info(f"wrote {args.csv}")
     return 0
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from backbench.board.board import PUBLISHED, Board, Cell, Column, Row, in_order
-from backbench.board.page import PageVerdict
 from backbench.errors import BadInput
 from backbench.papers import judging_rules, published
 from backbench.papers.judging_rules import column_of
@@ -72,23 +71,23 @@ class Judged:
         """The verdict with the way of pretraining beside it: within (fast)."""
         return f"{self.verdict} ({self.way})" if self.way else self.verdict
 
-    def on_page(self) -> PageVerdict:
-        """The same as the leaderboard's page reads it."""
+    def on_page(self) -> dict[str, object]:
+        """The fields that page_sections.js reads."""
         low, high = self.ci95 or (None, None)
-        return PageVerdict(
-            name=self.row.name,
-            column=self.column.name,
-            key=self.key,
-            measured=self.measured,
-            published=self.published,
-            low=low,
-            high=high,
-            tolerance=self.tolerance,
-            verdict=self.verdict,
-            said=self.verdict_and_way,
-            others=self.other_trunk,
-            hardware=self.hardware,
-        )
+        return {
+            "name": self.row.name,
+            "column": self.column.name,
+            "key": self.key,
+            "measured": round(self.measured, 4),
+            "published": self.published,
+            "low": None if low is None else round(low, 4),
+            "high": None if high is None else round(high, 4),
+            "tolerance": self.tolerance,
+            "verdict": self.verdict,
+            "said": self.verdict_and_way,
+            "others": self.other_trunk,
+            "hardware": self.hardware,
+        }
 
 
 # ---- which rows a checkpoint must reach

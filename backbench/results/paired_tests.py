@@ -55,25 +55,25 @@ def _paired_files(a: Sequence[Path], b: Sequence[Path]) -> list[tuple[Arrays, Ar
     """The arrays of a[i] beside those of b[i]; nothing unless all of them are of one test list."""
     if len(a) != len(b):
         return []
-    pairs = []
+    pairs: list[tuple[Arrays, Arrays]] = []
     for file_a, file_b in zip(a, b):
         x, y = load(file_a), load(file_b)
-        if x is None or y is None or not _same_list(x, y):
+        if x is None or y is None:
+            return []
+        first = pairs[0][0] if pairs else x
+        if not _same_list(x, y) or not _same_list(first, x):
             return []
         pairs.append((x, y))
-    first = pairs[0][0] if pairs else {}
-    return pairs if all(_same_list(first, x) for x, _ in pairs) else []
+    return pairs
 
 
 def _same_list(x: Arrays, y: Arrays) -> bool:
     """True if both were scored on the same images in the same order, with the same labels."""
     import numpy as np
 
-    if "manifest" not in x or "manifest" not in y or str(x["manifest"]) != str(y["manifest"]):
+    if str(x["manifest"]) != str(y["manifest"]):
         return False
-    if "label" in x and "label" in y:
-        return np.array_equal(x["label"], y["label"])
-    return True
+    return "label" not in x or "label" not in y or np.array_equal(x["label"], y["label"])
 
 
 def _resampled(pairs: Sequence[tuple[Arrays, Arrays]], name: str) -> np.ndarray | None:

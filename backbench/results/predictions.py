@@ -40,6 +40,7 @@ class _Latest:
         return arrays
 
 
+_PER_IMAGE = ("hits5", "label", "prediction")  # arrays with an entry for each image
 _ENTRY = 1000  # bytes of a path and what holds it
 _latest = _Latest()
 
@@ -72,7 +73,7 @@ def _read(path: Path) -> Arrays | None:
             opened.seek(0)
             with np.load(opened, allow_pickle=False) as file:
                 arrays = {name: file[name] for name in file.files}
-        _refuse_shapes(arrays)
+        _refuse(arrays)
     except FileNotFoundError:
         return None
     except Exception as error:  # whatever a broken file provokes in zipfile or numpy
@@ -82,50 +83,38 @@ def _read(path: Path) -> Arrays | None:
     return arrays
 
 
-def _refuse_shapes(arrays: Arrays) -> None:
+def _refuse(arrays: Arrays) -> None:
     """Raises ValueError for arrays that cannot be predictions (see `store.keep_predictions`)."""
-    per_image = {name for name in ("prediction", "label", "hits5") if name in arrays}
-    for name, array in arrays.items():
-        kinds = "U" if name == "manifest" else "iub" if name in per_image else "iufb"
-        if array.dtype.kind not in kinds:
-            raise ValueError(f"'{name}' is of type {array.dtype}")
-        allowed = _dimensions(name)
-        if allowed and array.ndim not in allowed:
-            raise ValueError(f"'{name}' has {array.ndim} dimensions")
-        if allowed and not array.size:
-            raise ValueError(f"'{name}' is empty")
-    if "manifest" not in arrays:
-        raise ValueError("no manifest")
-    if len({arrays[name].shape[-1] for name in per_image}) > 1:
-        raise ValueError(f"{', '.join(sorted(per_image))} have different lengths")
-    _refuse_numbers(arrays)
-
-
-def _dimensions(name: str) -> tuple[int, ...]:
-    """The numbers of dimensions that array `name` may have; empty for one that nobody reads."""
-    if name in ("manifest", "images"):
-        return (0,)
-    if name == "prediction":
-        return (1, 2)  # the predictions of each draw of labels are (D, N)
-    return (1,) if name in ("label", "hits5") or _is_score(name) else ()
-
-
-def _is_score(name: str) -> bool:
-    return name == "values" or name.startswith("bootstrap_")
-
-
-def _refuse_numbers(arrays: Arrays) -> None:
-    """Raises ValueError for values that are no score or count: they would spread to the tables."""
     import numpy as np
 
     for name, array in arrays.items():
-        if not _is_score(name):
-            continue
-        known = array.astype(float)
-        if name != "values":
-            known = known[~np.isnan(known)]  # a resample without a ground truth has no AP
-        if not (np.abs(known) <= LARGEST).all():
-            raise ValueError(f"'{name}' holds a value that is no score")
+        is_score = name == "values" or name.startswith("bootstrap_")
+        kinds = "U" if name == "manifest" else "iub" if name in _PER_IMAGE else "iufb"
+        if array.dtype.kind not in kinds:
+            raise ValueError(f"'{name}' is of type {array.dtype}")
+        if name in ("manifest", "images"):
+            dimensions: tuple[int, ...] = (0,)
+        elif name == "prediction":
+            dimensions = (1, 2)  # the predictions of each draw of labels are (D, N)
+        elif name in _PER_IMAGE or is_score:
+            dimensions = (1,)
+        else:
+            continue  # nobody reads it
+        if array.ndim not in dimensions:
+            raise ValueError(f"'{name}' has {array.ndim} dimensions")
+        if not array.size:
+            raise ValueError(f"'{name}' is empty")
+        if is_score:  # a value that is no score would spread to the tables
+            known = array.astype(float)
+            if name != "values":
+                known = known[~np.isnan(known)]  # a resample without a ground truth has no AP
+            if not (np.abs(known) <= LARGEST).all():
+                raise ValueError(f"'{name}' holds a value that is no score")
+    if "manifest" not in arrays:
+        raise ValueError("no manifest")
+    per_image = [name for name in _PER_IMAGE if name in arrays]
+    if len({arrays[name].shape[-1] for name in per_image}) > 1:
+        raise ValueError(f"{', '.join(per_image)} have different lengths")
     images = arrays.get("images")
     if images is not None and (images.dtype.kind not in "iu" or images < 1):
         raise ValueError("'images' is no number of images")

@@ -25,22 +25,7 @@ from backbench.untrusted import jsons, opening, printable, walking
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
-__all__ = [
-    "SCHEMA",
-    "Origin",
-    "Result",
-    "append",
-    "code_revision",
-    "complete",
-    "files_below",
-    "hardware",
-    "keep_predictions",
-    "numbers",
-    "owe",
-    "owed",
-    "read",
-    "read_file",
-]
+__all__ = ["SCHEMA", "Origin", "Result", "code_revision", "hardware"]  # of other files
 
 LARGEST_FILE = 4 * opening.GIGABYTE  # of results: a million of them
 

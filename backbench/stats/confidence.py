@@ -52,12 +52,12 @@ _SHARED = 3.0  # images: the weight of all classes' variance beside a class's ow
 _K, _K_OF_TWO = 5.0, 12.0  # k of the degrees of freedom over draws and images
 
 
-def t_quantile(df: float, level: float = HIGH) -> float:
-    """A quantile of Student's t with `df` degrees of freedom (`scipy.stats` imports for a
+def t_quantile(df: float) -> float:
+    """The quantile HIGH of Student's t with `df` degrees of freedom (`scipy.stats` imports for a
     second)."""
     from scipy.special import stdtrit
 
-    return float(stdtrit(min(df, _MANY), level))
+    return float(stdtrit(min(df, _MANY), HIGH))
 
 
 def t_both_tails(t: float, df: float) -> float:
@@ -117,16 +117,12 @@ def of_draws(hits: np.ndarray, label: np.ndarray | None = None) -> Interval:
         by_image = classes.variance_of_mean(right.mean(0))
     # Half an image more and half a one less of the rarer kind (sometimes wrong, or sometimes
     # right), as hard as those seen: few draws of few errors show no hard images.
-    by_image += 0.5 * _share_of_rarer_hits(right.mean(0)) / images**2
+    share = right.mean(0)
+    rare = 1 - share if share.mean() > 0.5 else share
+    of_rare = float(rare[rare > 0].mean()) if rare.any() else 1.0
+    by_image += 0.5 * of_rare / images**2
     variance, df = draws_and_images(right, weight, by_image)
     return of_share(float((right @ weight).mean()), variance, images, df)
-
-
-def _share_of_rarer_hits(share: np.ndarray) -> float:
-    """The mean share of wrong draws (or of right ones, if these are rarer) over the images that
-    have any; 1 if none has. `share` (N,) is each image's share of right draws."""
-    rare = 1 - share if share.mean() > 0.5 else share
-    return float(rare[rare > 0].mean()) if rare.any() else 1.0
 
 
 def of_seeds(values: Sequence[float]) -> Interval | None:

@@ -124,18 +124,18 @@ def _half_a_count(weight: np.ndarray) -> float:
     return float((weight**2).mean())
 
 
-def tied_with_first(p_values: Sequence[float], alpha: float = ALPHA) -> int:
+def tied_with_first(p_values: Sequence[float]) -> int:
     """How many of the others, best first, cannot be told from the first. `p_values` are of the
     first against each of them, 1 if the first is not above.
 
     The first is chosen for being highest, so a test of it against one of K - 1 others is one of all
     K (K - 1) / 2 pairs (Bonferroni). From the last on: whoever is told apart is out, and those that
-    remain are fewer pairs. So the chance that any of the equally best is left out is at most alpha.
+    remain are fewer pairs. So the chance that any of the equally best is left out is at most ALPHA.
     """
     left = len(p_values)
     while left:
         pairs = (left + 1) * left / 2
-        if p_values[left - 1] * pairs >= alpha:
+        if p_values[left - 1] * pairs >= ALPHA:
             break
         left -= 1
     return left
