@@ -112,6 +112,14 @@ class Seen(NamedTuple):
     naive: float  # what the plain two-level bootstrap covers
 
 
+def _seen_of(ranking: rank_intervals.Ranking, values: np.ndarray) -> tuple[float, ...]:
+    """The four middle fields of Seen for one board, whose last row is the best."""
+    last = len(values) - 1
+    mean = np.nanmean(rank_intervals.column_ranks(values), axis=1)
+    alone, first = ranking.leaders == [last], mean.argmin() == last
+    return not ranking.above.any(), alone, ranking.above[-1, :-1].mean(), first
+
+
 def _shares(seen: Sequence[tuple[float, ...]]) -> Seen:
     """Means in percent, over those boards of which there is a number."""
     means = []
@@ -131,10 +139,9 @@ def look(
     repeats: int,
     *,
     beside: bool = False,
-    seed: int = SEED,
 ) -> Seen:
     kind = [shape.rows, shape.columns, shape.heavy, int(100 * shape.missing), shape.uneven]
-    rng = np.random.default_rng([seed, *kind, int(10 * max(truth))])
+    rng = np.random.default_rng([SEED, *kind, int(10 * max(truth))])
     true = true_ranks(truth)
     datasets = [str(c) for c in range(shape.columns)]
     seen = []
@@ -142,18 +149,14 @@ def look(
         b = board(rng, shape, truth)
         found = rank_intervals.ranking(b.values, datasets)
         intervals = np.array([place.interval for place in found.places])
-        mean = np.nanmean(rank_intervals.column_ranks(b.values), axis=1)
         naively = covered(naive(rng, b), true) if beside and n < NAIVE_BOARDS else np.nan
-        alone = found.leaders == [shape.rows - 1]
-        first = mean.argmin() == shape.rows - 1
-        together, beats = not found.above.any(), found.above[-1, :-1].mean()
-        seen.append((covered(intervals, true), together, alone, beats, first, naively))
+        seen.append((covered(intervals, true), *_seen_of(found, b.values), naively))
     return _shares(seen)
 
 
-def of_images(rows: int, columns: int, gap: float, repeats: int, *, seed: int = SEED) -> Seen:
+def of_images(rows: int, columns: int, gap: float, repeats: int) -> Seen:
     """Simulate few columns on the same 1,000 images: their ranks on other images, by predictions."""
-    rng = np.random.default_rng([seed, rows, columns, int(10 * gap)])
+    rng = np.random.default_rng([SEED, rows, columns, int(10 * gap)])
     true = true_ranks([0.0] * (rows - 1) + [gap])
     label = np.zeros(1000, int)
     seen = []
@@ -176,10 +179,7 @@ def of_images(rows: int, columns: int, gap: float, repeats: int, *, seed: int = 
         values = 100 * right.mean(2)
         found = rank_intervals.ranking(values, ["one"] * columns, moved)
         intervals = np.array([place.interval for place in found.places])
-        first = np.nanmean(rank_intervals.column_ranks(values), axis=1).argmin() == rows - 1
-        alone = found.leaders == [rows - 1]
-        together, beats = not found.above.any(), found.above[-1, :-1].mean()
-        seen.append((covered(intervals, true), together, alone, beats, first, np.nan))
+        seen.append((covered(intervals, true), *_seen_of(found, values), np.nan))
     return _shares(seen)
 
 

@@ -58,7 +58,7 @@ def write_tidy(board: Board, path: Path) -> None:
     its source only."""
     text = io.StringIO()
     cost_fields = COST_FIELDS if board.costs else ()
-    fields = ROW_FIELDS + COLUMN_FIELDS + VALUE_FIELDS
+    fields: tuple[str, ...] = ROW_FIELDS + COLUMN_FIELDS + VALUE_FIELDS
     fields += cost_fields + ORIGIN_FIELDS + COMMAND_FIELDS
     writer = csv.DictWriter(text, fields, restval="", lineterminator="\n")
     writer.writeheader()

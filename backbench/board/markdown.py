@@ -20,6 +20,11 @@ def escaped(text: str, most: int = 400) -> str:
     return printable.shown(" ".join(text.split()), most).translate(_ESCAPED)
 
 
+def from_to(interval: tuple[float, float] | None) -> str:
+    """An interval in percent; empty where there is none."""
+    return "" if interval is None else f"{interval[0]:.2f} to {interval[1]:.2f}"
+
+
 def bold(text: str, when: bool = True) -> str:
     """`text` in bold, where `when`."""
     return f"**{text}**" if when else text

@@ -17,8 +17,8 @@ function ticks(a, b, n = 5) {
   return out;
 }
 
-// Where labels of points go: beside, above or below, the first place where they cover neither
-// a point nor a label; null where there is none, and the point's title says it alone.
+// Places for the labels of points: beside, above or below, the first that covers neither a point
+// nor a label; null if there is none: then only the point's title shows its name.
 const LETTER = 6.3, LINE = 13; // pixels of 11px text
 function placed(points, texts, w, h) {
   const dots = points.map(([x, y]) => [x - 6, y - 6, x + 6, y + 6]), taken = [];
@@ -41,7 +41,7 @@ function placed(points, texts, w, h) {
   });
 }
 
-// A frame of w x h with room for axes on the left, right, top and bottom, and what lies where in it.
+// A frame of w x h with room for axes, and functions from values to places in it.
 function frame(w, h, [left, right, top, bottom], [xa, xb], [ya, yb]) {
   const X = v => left + (w - left - right) * (v - xa) / (xb - xa);
   const Y = v => h - bottom - (h - top - bottom) * (v - ya) / (yb - ya);

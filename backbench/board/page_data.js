@@ -61,14 +61,14 @@ const rank = main.map(k => { // row -> its rank; equal values share the better o
   });
   return out;
 });
-// A mean over unlike sets of columns orders nothing, so columns that some row lacks are left out.
+// Means over different columns cannot be compared, so columns that some row lacks are left out.
 const complete = rank.filter(m => m.size === measured.length);
 const NO_RANK = 1e9;
 const meanRank = rows.map(r => {
   const all = (complete.length ? complete : rank).map(m => m.get(r.i)).filter(Boolean);
   return all.length ? all.reduce((a, b) => a + b) / all.length : NO_RANK;
 });
-// By their rank over the widest set of columns; who has none there comes after, by mean rank.
+// Rows by their rank over the widest set of columns; rows without one follow, by mean rank.
 const sets = D.sets.map(s => ({...s, ranks: records(s.ranks)}));
 const ranked = rows.map(() => NO_RANK);
 for (const x of sets[0]?.ranks ?? []) ranked[x.row] = x.rank;

@@ -4,11 +4,11 @@ const FIRST = ["command", "chosen", "recipe", "manifest", "code", "versions", "h
   "run"];
 const STANDING = {
   best: "Above every other checkpoint here by a paired test.",
-  tied: "No paired test tells this value from the highest in its column.",
-  untested: "Highest here, but predictions to test it with were not kept.",
+  tied: "No paired test separates this value from the highest in its column.",
+  untested: "Highest here, but not tested: predictions were not kept.",
 };
 
-// A text as what it was: JSON is said by how it begins, and a text cut short stays a text.
+// The value that a text was written from: JSON if it begins like JSON and was not cut short.
 function decoded(text) {
   try {
     return /^[{[]/.test(text) ? JSON.parse(text) : text;

@@ -97,7 +97,7 @@ function correlation(points) {
     const low = Math.tanh(z - e).toFixed(2), high = Math.tanh(z + e).toFixed(2);
     interval = ` (95% interval ${low} to ${high})`;
   }
-  const few = n < 8 ? " With so few, read it as a picture, not as a law." : "";
+  const few = n < 8 ? " So few checkpoints show no reliable relation." : "";
   return `Pearson r = ${r.toFixed(2)}${interval}, Spearman ρ = ${rho.toFixed(2)}, ` +
     `over ${n} measured checkpoints.${few}`;
 }
@@ -152,10 +152,10 @@ function difference(a, b) {
     `<th class="hide-small">paired over</th></tr></thead><tbody>` +
     list.map(x => differenceLine(x, rows[x.d > 0 ? a : b], far)).join("") +
     `</tbody></table></div>` +
-    `<p class="soft small">Tested on the predictions that both runs kept, image by image (over draws ` +
-    `and images for few labels and several seeds, by resamples for detection). A difference is called better ` +
-    `only when the test gives p &lt; 0.05 and its interval leaves out 0. Many columns are looked ` +
-    `at: one in twenty of equal pairs may still be called.</p>`;
+    `<p class="soft small">The tests use the predictions that both runs kept, image by image (draws ` +
+    `and images for few labels and several seeds, resamples for detection). A checkpoint is called ` +
+    `better only if p &lt; 0.05 and the interval does not contain 0. Two equal checkpoints may still ` +
+    `be called different in about one of 20 columns.</p>`;
 }
 
 function differenceLine(x, better, far) {

@@ -22,9 +22,9 @@ function paintOverall(limit) {
     `<tbody>${lines.join("")}</tbody></table></div>` +
     (left > 0 ? `<p><button class="plain" id="all-ranks">Show ${left} more</button></p>` : "") +
     `<p class="soft small">Over ${esc(s.title)}. Intervals are ${esc(s.basis)}, for all rows ` +
-    `together: nobody in bold is surely below another. Two rows are compared on the columns that ` +
-    `both have; nothing is filled in. Should win: the share of comparisons with the others, by ` +
-    `Bradley and Terry's model.</p>`;
+    `together. No row is shown to be better than those in bold. Two rows are compared on the columns that ` +
+    `both have; missing values are not filled in. "Should win" is the share of comparisons with the ` +
+    `others that a row is expected to win, by Bradley and Terry's model.</p>`;
   if (left > 0) $("all-ranks").onclick = () => paintOverall(n);
 }
 

@@ -61,8 +61,8 @@ const SECTIONS = {
 const KEY = {
   best: "<strong class='pos'>Bold green</strong>: above every other checkpoint by a paired test. ",
   tied: "<span style='text-decoration:underline dotted 2px var(--best);text-underline-offset:3px'>" +
-    "Dotted</span>: no test tells it from the best. ",
-  untested: "<em>Italic</em>: highest, but not testable. ",
+    "Dotted</span>: no test separates it from the best. ",
+  untested: "<em>Italic</em>: highest, but not tested. ",
 };
 
 function words() {
@@ -81,9 +81,9 @@ function words() {
   const key = Object.keys(KEY).filter(mark => marks.has(mark)).map(mark => KEY[mark]).join("");
   $("key").innerHTML =
     `Percent; ± is half the 95% interval, the bar under a number shows it within its column's ` +
-    `range. ${key}Rows are in the order of their rank over all columns, see below; ` +
-    `click a heading to sort by it, a number for where it comes from and the command that measures ` +
-    `it again. Arrow keys move between numbers, / filters.`;
+    `range. ${key}Rows are ordered by their rank over all columns (see below). Click a heading to ` +
+    `sort by it. Click a number to see its origin and the command that measures it again. Arrow ` +
+    `keys move between numbers; / goes to the filter.`;
   if (D.problems.length) {
     const list = D.problems.slice(0, 200).map(p => `<li>${esc(p)}</li>`).join("");
     $("warnings").innerHTML =
@@ -93,9 +93,9 @@ function words() {
   $("reading").innerHTML =
     `<p>A row is one set of weights, named by its digest: the same weights under two names are one ` +
     `row. A column is one way to measure: numbers made by another protocol, detection engine or ` +
-    `split stand in another column, so every column may be read from top to bottom.</p>` +
-    `<p>An average stands only where all twelve of its datasets were measured. A dash is undefined ` +
-    `(an average precision without ground truth), an empty field was not run.</p>` +
+    `split stand in another column, so all numbers of one column can be compared.</p>` +
+    `<p>An average is shown only if all twelve of its datasets were measured. A dash means that the ` +
+    `value is undefined (an average precision without ground truth); an empty field was not run.</p>` +
     `<p>Published rows are copied from the papers' tables. They are never ranked, averaged or ` +
     `tested together with measured ones.</p>`;
   $("nav").innerHTML =
@@ -139,7 +139,7 @@ if (measured.length * columns.length > 5000) {
   }), {rootMargin: "300px"});
   [...later.keys()].forEach(id => seen.observe($(id)));
   addEventListener("beforeprint", paintAll);
-  // What is painted on the way moves what is below it: a link goes to where its section stays.
+  // Drawing a chart moves everything below it, so all are drawn before the page follows a link.
   $("nav").addEventListener("click", e => e.target.closest("a") && paintAll());
 } else {
   paintAll();

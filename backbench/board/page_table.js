@@ -33,7 +33,7 @@ function sorted(list) {
   if (state.sort === "name") {
     return [...list].sort((a, b) => way * byLabel(a, b, ["en", {numeric: true}]));
   }
-  // What has no value comes last, whichever way the others go.
+  // Rows without a value come last in either order.
   return list
     .map(r => [valueAt(state.sort, r.i), r])
     .sort(([a, r], [b, q]) => (a == null) - (b == null) || way * (a - b) || byLabel(r, q, []))
@@ -42,7 +42,7 @@ function sorted(list) {
 
 const SAID = {
   best: "; best by a paired test",
-  tied: "; not told apart from the best",
+  tied: "; not separated from the best by a test",
   untested: "; highest, not tested",
 };
 
@@ -209,7 +209,7 @@ function listenToTable() {
   });
 }
 
-// What of the table lies beyond the right edge.
+// How many columns lie beyond the right edge.
 function sideways() {
   const frame = $("frame"), hint = $("sideways");
   const beyond = frame.scrollWidth - frame.clientWidth > 4;
@@ -219,7 +219,7 @@ function sideways() {
   hint.textContent = `${plural(count, "column")}; more to the right: scroll sideways →`;
 }
 
-// A list of what columns may be narrowed to, where there is a choice.
+// A list to choose columns by, if there is more than one choice.
 function choice(id, name, of, key) {
   const all = [...new Set(columns.filter(c => c.measured).map(of))];
   if (all.length < 2) return "";

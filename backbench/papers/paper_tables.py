@@ -22,7 +22,7 @@ from backbench.board.board import (
     standing,
     text_of,
 )
-from backbench.board.markdown import BOLD, board_page, bold, escaped, pipe_table
+from backbench.board.markdown import BOLD, board_page, bold, escaped, from_to, pipe_table
 from backbench.board.overall import Overall
 from backbench.datasets.catalog import DATASETS, TWELVE
 from backbench.papers import judging_rules, published
@@ -393,9 +393,6 @@ def reproduction_page(judged: Sequence[Judged]) -> str:
              "tolerance", "verdict", "hardware")  # fmt: skip
     rows = []
     for j in judged:
-        interval = ""
-        if j.ci95 is not None:
-            interval = f"{j.ci95[0]:.2f} to {j.ci95[1]:.2f}"
         rows.append(
             [
                 escaped(j.row.name),
@@ -403,7 +400,7 @@ def reproduction_page(judged: Sequence[Judged]) -> str:
                 escaped(j.key),
                 f"{j.published:g}",
                 f"{j.measured:.2f}",
-                interval,
+                from_to(j.ci95),
                 f"{j.tolerance:g}",
                 bold(j.verdict_and_way, when=not j.within),
                 escaped(j.hardware),

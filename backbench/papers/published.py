@@ -13,7 +13,7 @@ where a table prints several rows under one name: it is the first statement of t
 neither a spread ("std ...") nor a location ("in text"). `set` is the pretraining set, written where
 a printed row has models trained on several sets: a model trained on CIFAR-10 does not answer for
 the number of STL-10. Keys are stored, not computed, so a key never changes when rows are added;
-`key_of` says how the parts before the set are made, and a test compares the two.
+a test makes them again by this rule.
 
 judging_rules.py says which of the numbers are judged, and by which protocol.
 """
@@ -23,7 +23,7 @@ from __future__ import annotations
 import csv
 import functools
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -146,17 +146,6 @@ def grid_name(paper: str, table: str) -> str:
     """The grid of configs/grids that measures a table: lorac_table1, arb_fig7, mio_sec41."""
     kind, _, number = place_in_paper(table).lower().replace(".", "").partition(" ")
     return f"{paper.lower()}_{kind.removesuffix('tion')}{number}"
-
-
-def key_of(line: Mapping[str, str], ambiguous: Collection[str] = ()) -> str:
-    """The key of one line of the file, before the pretraining set; `ambiguous` holds the keys
-    without variant that several printed rows share."""
-    parts = [slug(line[name]) for name in ("paper", "table", "model", "arch", "pretrain_epochs")]
-    key = ":".join(parts)
-    if key not in ambiguous:
-        return key
-    text = variant(line["note"])
-    return f"{key}:{slug(text)}" if text else key
 
 
 def variant(note: str) -> str | None:

@@ -11,6 +11,7 @@ results.jsonl does (docs/results.md).
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import math
@@ -54,7 +55,7 @@ def write(path: Path, measured: Measured, runs: Path) -> None:
     listed = measured.listed
     members = {
         LIST: _json(config.to_dict(listed)),
-        TABLE: _json([line.as_json() for line in measured.lines]),
+        TABLE: _json(list(map(dataclasses.asdict, measured.lines))),
         PAGE: markdown(listed, measured.lines).encode(),
         **_results(runs, frozenset(measured.digests.values())),
     }
@@ -133,9 +134,9 @@ def check(path: Path) -> Checked:
     digests = {name: str(about.get("digest")) for name, about in checkpoints.items()}
     lines = _again(path, listed, manifest, digests, members)
     claimed = jsons.decode(members[TABLE])
-    if not _same(claimed, [line.as_json() for line in lines]):
+    if not _same(claimed, jsons.decode(_json(list(map(dataclasses.asdict, lines))))):
         raise Failed(f"{path}: its {TABLE} does not follow from its rows; ask for them again")
-    remarks = [*_about_list(listed), *_about_files(listed, checkpoints)]
+    remarks = _remarks(listed, checkpoints)
     code, made = str(manifest.get("code")), str(manifest.get("made"))
     return Checked(listed, lines, code, made, remarks)
 
@@ -218,17 +219,14 @@ def _same(a: object, b: object) -> bool:
     return a == b
 
 
-def _about_list(listed: ReproductionList) -> list[str]:
-    if listed.name not in config.recipe_names(KIND):
-        return [f"the list '{listed.name}' is none that is shipped here"]
-    if config.to_dict(read_list(listed.name)) != config.to_dict(listed):
-        return [f"the list '{listed.name}' is not as it is shipped here"]
-    return []
-
-
-def _about_files(listed: ReproductionList, checkpoints: Mapping[str, Any]) -> list[str]:
-    """Remarks on files whose digests, as the sender states them, are not the printed ones."""
+def _remarks(listed: ReproductionList, checkpoints: Mapping[str, Any]) -> list[str]:
+    """Remarks on another list than the shipped one, and on files whose digests, as the sender
+    states them, are not the printed ones."""
     remarks = []
+    if listed.name not in config.recipe_names(KIND):
+        remarks.append(f"the list '{listed.name}' is none that is shipped here")
+    elif config.to_dict(read_list(listed.name)) != config.to_dict(listed):
+        remarks.append(f"the list '{listed.name}' is not as it is shipped here")
     for name, stated in checkpoints.items():
         wrong = unlike(listed.files[name], str(stated.get("sha256")), str(stated.get("md5")))
         if wrong:

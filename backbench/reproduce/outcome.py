@@ -8,10 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from backbench.board.board import Board, Column, collect
-from backbench.board.markdown import pipe_table
+from backbench.board.markdown import from_to, pipe_table
 from backbench.papers import judging_rules
 from backbench.papers.judge import Judged, judge
 from backbench.papers.judging_rules import column_of
@@ -38,11 +37,6 @@ class OutcomeLine:
     ci95: tuple[float, float] | None = None
     tolerance: float | None = None
     why: str = ""
-
-    def as_json(self) -> dict[str, Any]:
-        values = dataclasses.asdict(self)
-        values["ci95"] = None if self.ci95 is None else list(self.ci95)
-        return values
 
 
 def outcome(
@@ -137,33 +131,28 @@ def _measured_otherwise(
     return line
 
 
-def summary(lines: Sequence[OutcomeLine]) -> str:
-    """How many of the numbers have which verdict."""
+def markdown(listed: ReproductionList, lines: Sequence[OutcomeLine]) -> str:
+    """How many of the numbers have which verdict, and the reproduction table."""
     count = Counter(line.verdict for line in lines)
     order = (WITHIN, OUTSIDE, ANOTHER, UNLIKE, MISSING, NO_FILE)
-    parts = [f"{count[word]} {word}" for word in order if count[word]]
-    return f"{len(lines)} printed numbers: {', '.join(parts) or 'none'}"
-
-
-def markdown(listed: ReproductionList, lines: Sequence[OutcomeLine]) -> str:
-    """The reproduction table."""
+    counts = [f"{count[word]} {word}" for word in order if count[word]]
+    summary = f"{len(lines)} printed numbers: {', '.join(counts) or 'none'}."
     heads = ("checkpoint", "column", "printed", "measured", "95% interval", "tolerance", "verdict",
              "printed in", "why")  # fmt: skip
     rows = []
     for line in lines:
-        interval = "" if line.ci95 is None else f"{line.ci95[0]:.2f} to {line.ci95[1]:.2f}"
         cells = (
             line.checkpoint,
             line.column,
             f"{line.printed:g}",
             "" if line.measured is None else f"{line.measured:.2f}",
-            interval,
+            from_to(line.ci95),
             "" if line.tolerance is None else f"{line.tolerance:g}",
             line.verdict,
             line.source,
             line.why,
         )
         rows.append([printable.shown(cell, 300) for cell in cells])
-    page = [f"# {listed.name}: {listed.title}", "", summary(lines) + ".", ""]
+    page = [f"# {listed.name}: {listed.title}", "", summary, ""]
     page += pipe_table(dict.fromkeys(heads, "---"), rows)
     return "\n".join(page) + "\n"

@@ -66,19 +66,12 @@ def of_results(results: Iterable[Result]) -> dict[str, TrunkCost]:
     """Checkpoint -> its cost. The speed is that of the last row that has one. Costs below a detector
     count where there are no others: its images have a size of their own."""
     costs: dict[str, TrunkCost] = {}
-    recorded: dict[str, float] = {}
-    for result in results:
-        new, digest = of_result(result), result.checkpoint
-        if new is None:
+    for result in sorted(results, key=lambda result: result.origin.get("recorded") or 0.0):
+        new, known = of_result(result), costs.get(result.checkpoint)
+        if new is None or (known is not None and new.rank < known.rank):
             continue
-        known = costs.get(digest)
-        when = result.origin.get("recorded") or 0.0
-        if known is not None:
-            if new.rank < known.rank:
-                continue
-            # Of equal rank, the last measured speed counts.
-            newer = new.images_per_second is not None and when >= recorded[digest]
-            if new.rank == known.rank and known.images_per_second is not None and not newer:
-                continue
-        costs[digest], recorded[digest] = new, when
+        # Of equal rank, the last measured speed counts.
+        if known is not None and new.rank == known.rank and new.images_per_second is None:
+            new = new._replace(images_per_second=known.images_per_second, hardware=known.hardware)
+        costs[result.checkpoint] = new
     return costs

@@ -11,6 +11,7 @@ Each step keeps what those before it left, so the same command continues.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -187,7 +188,7 @@ def _write_outcome(
     stem = args.out / FOLDER / listed.name
     page = outcome.markdown(listed, lines)
     atomic.write_text(stem.with_suffix(".md"), page)
-    atomic.write_json(stem.with_suffix(".json"), [line.as_json() for line in lines])
+    atomic.write_json(stem.with_suffix(".json"), list(map(dataclasses.asdict, lines)))
     sent = stem.with_suffix(".zip")
     bundle.write(sent, bundle.Measured(listed, covered, files, digests, lines), args.out)
     print(page, end="")

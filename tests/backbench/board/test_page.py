@@ -1,6 +1,5 @@
 """The page: self-contained, safe, readable, and fast in a real browser."""
 
-import base64
 import json
 import os
 import re
@@ -152,91 +151,6 @@ def test_an_undefined_number_and_problems_are_shown(tmp_path):
     data = data_of(tmp_path / "l.html")
     assert data["cells"][0]["value"] == [None, 3.0]
     assert "truncated line" in data["problems"][0]
-
-
-LOOK = """<script>
-addEventListener("load", () => {
-  const board = document.getElementById("board"), root = document.documentElement;
-  const head = [...board.querySelectorAll(".sort")], first = () => board.querySelector("tbody th").textContent;
-  const before = first();
-  head[1].click(); const down = first();
-  board.querySelector('.sort[data-k="0"]').click(); const up = first();
-  document.getElementById("filter").value = "moco"; document.getElementById("filter").dispatchEvent(new Event("input"));
-  const filtered = board.querySelectorAll("tbody tr").length;
-  const cells = [...board.querySelectorAll(".v")]; cells[0].focus();
-  cells[0].dispatchEvent(new KeyboardEvent("keydown", {key: "ArrowRight", bubbles: true}));
-  const moved = document.activeElement.dataset.c;
-  document.activeElement.click();
-  const dialog = document.getElementById("detail"), open = dialog.open;
-  const command = dialog.querySelector(".cmd").textContent;
-  dialog.close();
-  const seen = {before, down, up, filtered, moved, open, command, width: innerWidth, page: root.scrollWidth,
-    sections: [...document.querySelectorAll("section")].filter(s => !s.hidden).map(s => s.id),
-    paths: document.querySelectorAll("#curve-chart path").length,
-    ranks: document.querySelectorAll("#rank-chart g.s").length,
-    dots: document.querySelectorAll("#transfer-chart circle").length,
-    verdicts: document.querySelectorAll(".real").length,
-    pictures: [...document.querySelectorAll("#pictures img")].filter(i => i.complete && i.naturalWidth).length,
-    background: getComputedStyle(document.body).backgroundColor,
-    requests: performance.getEntriesByType("resource").filter(e => !e.name.startsWith("data:")).length};
-  parent.postMessage(JSON.stringify(seen), "*");
-});
-</script>"""
-# Chromium's own window is at least 500 pixels wide, so the page is looked at inside a frame of the
-# wanted size.
-FRAME = """<!doctype html><script>
-addEventListener("message", e => {
-  const bytes = String.fromCharCode(...new TextEncoder().encode(e.data));
-  document.body.insertAdjacentHTML("beforeend", `<output id="seen">${btoa(bytes)}</output>`);
-});
-addEventListener("load", () => {
-  const frame = document.createElement("iframe");
-  frame.width = WIDTH; frame.height = 900; frame.style.border = 0;
-  frame.srcdoc = PAGE;
-  document.body.append(frame);
-});
-</script><body style="margin:0">"""
-
-
-def look(page, tmp_path, width, *flags):
-    """What the page's own script sees of it in a frame `width` pixels wide."""
-    probe = tmp_path / "look.html"
-    text = page.read_text().replace('loading="lazy"', "").replace("</body>", LOOK + "</body>")
-    quoted = json.dumps(text).replace("<", "\\u003c")
-    probe.write_text(FRAME.replace("WIDTH", str(width)).replace("PAGE", quoted))
-    shown = browse(probe, "--virtual-time-budget=10000", *flags)
-    found = re.findall(r'<output id="seen">([A-Za-z0-9+/=]+)</output>', shown)
-    assert found, "the page's script did not run to its end"
-    return json.loads(base64.b64decode(found[-1]))
-
-
-@browser
-@pytest.mark.parametrize("width", [1280, 390])
-def test_in_a_real_browser(page, tmp_path, width):
-    seen = look(page, tmp_path, width)
-    assert seen["requests"] == 0
-    assert seen["width"] == width
-    assert seen["page"] <= seen["width"], "the page itself does not scroll sideways"
-    assert "lorac" in seen["before"]
-    assert "lorac" in seen["down"]
-    assert "random" in seen["up"]
-    assert seen["filtered"] == 2
-    assert seen["moved"] == "1"
-    assert seen["open"]
-    assert "backbench" in seen["command"]
-    assert {"table", "ranks", "transfer", "compare", "curves", "detections", "notes"} <= set(
-        seen["sections"]
-    )
-    assert (seen["paths"], seen["ranks"], seen["dots"], seen["pictures"]) == (3, 5, 5, 5)
-    assert seen["verdicts"] > 0
-
-
-@browser
-def test_dark_and_light(page, tmp_path):
-    light = look(page, tmp_path, 1280)["background"]
-    dark = look(page, tmp_path, 1280, "--blink-settings=preferredColorScheme=0")["background"]
-    assert min(map(int, re.findall(r"\d+", light)[:3])) > 240
-    assert max(map(int, re.findall(r"\d+", dark)[:3])) < 40
 
 
 @browser

@@ -1,6 +1,8 @@
 """The page under real keys and clicks, on a desk and on a phone, in a real browser."""
 
 import json
+import re
+import time
 
 import pytest
 from support import boards
@@ -49,6 +51,44 @@ def tab_to(browser, which, most=60):
         if browser.see(FOCUS.format(which=json.dumps(which))):
             return
     raise AssertionError(f"{which} is not reached by Tab")
+
+
+SECTIONS = "[...document.querySelectorAll('section')].filter(s => !s.hidden).map(s => s.id)"
+DRAWN = {  # what a section draws -> how often, for five checkpoints of which three were pretrained
+    "#curve-chart path": 3,
+    "#rank-chart g.s": 5,
+    "#transfer-chart circle": 5,
+}
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_every_section_is_drawn_and_a_number_leads_to_its_command(browser, page, width):
+    browser.open(page, width)
+    wanted = {"table", "ranks", "transfer", "compare", "curves", "detections", "notes"}
+    assert wanted <= set(browser.see(SECTIONS))
+    browser.see("paintAll()")
+    for which, count in DRAWN.items():
+        assert browser.see(f"document.querySelectorAll({json.dumps(which)}).length") == count
+    assert browser.see("document.querySelectorAll('.real').length") > 0
+    browser.see("document.querySelectorAll('#pictures img').forEach(i => { i.loading = 'eager'; })")
+    loaded = "[...document.querySelectorAll('#pictures img')].filter(i => i.naturalWidth).length"
+    end = time.monotonic() + 10
+    while browser.see(loaded) < 5:
+        assert time.monotonic() < end, "a picture is not shown"
+        time.sleep(0.05)
+    browser.click(".v")
+    assert "backbench" in browser.see("document.querySelector('#detail .cmd').textContent")
+    assert browser.asked == []
+
+
+def test_dark_and_light(browser, page):
+    background = []
+    for dark in (False, True):
+        browser.open(page, 1280, dark=dark)
+        color = browser.see("getComputedStyle(document.body).backgroundColor")
+        background.append([int(part) for part in re.findall(r"\d+", color)[:3]])
+    light, dark = background
+    assert min(light) > 240 and max(dark) < 40
 
 
 @pytest.mark.parametrize("width", [1280, 390])

@@ -15,22 +15,31 @@ def test_every_number_has_its_own_name():
     assert len(published.rows()) == 692
 
 
+def key_of(line, ambiguous=()):
+    """The key of one line of the file, before the pretraining set; `ambiguous` holds the keys
+    without variant that several printed rows share."""
+    parts = [line[name] for name in ("paper", "table", "model", "arch", "pretrain_epochs")]
+    key = ":".join(map(published.slug, parts))
+    text = published.variant(line["note"]) if key in ambiguous else None
+    return f"{key}:{published.slug(text)}" if text else key
+
+
 def test_stored_keys_follow_the_rule():
     with published.FILE.open(newline="") as file:
         lines = list(csv.DictReader(file))
     # 1. Rows that share a name get a variant: two numbers of one pretraining cannot be one row's.
     count = collections.Counter(
-        (published.key_of(x), x["trained_on"], x["task"], x["dataset"], x["metric"]) for x in lines
+        (key_of(x), x["trained_on"], x["task"], x["dataset"], x["metric"]) for x in lines
     )
     ambiguous = {key[0] for key, n in count.items() if n > 1}
     # 2. Models that were pretrained on several sets get the set.
     sets = collections.defaultdict(set)
     for line in lines:
-        sets[published.key_of(line, ambiguous)].add(line["trained_on"])
+        sets[key_of(line, ambiguous)].add(line["trained_on"])
     several = {key for key, of in sets.items() if len(of) > 1}
     made = []
     for line in lines:
-        key = published.key_of(line, ambiguous)
+        key = key_of(line, ambiguous)
         made.append(f"{key}:{line['trained_on']}" if key in several else key)
     assert made == [x["key"] for x in lines]
 
