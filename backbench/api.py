@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from backbench.board.board import Board, Cell, Measurement, fill
+from backbench.board.board import Board, Measurement, fill
 from backbench.errors import EXIT_BAD_INPUT, EXIT_PREEMPTED, BadInput, Failed, Preempted, nearest
 from backbench.results import store
 from backbench.results.store import Result
@@ -50,19 +50,16 @@ class Results(list[Result]):
         names = [html.escape(labels[row.checkpoint]) for row in board.rows]
         lines = ["<tr><th></th>" + "".join(f"<th>{name}</th>" for name in names) + "</tr>"]
         for column in board.columns:
-            cells = [_html_cell(board.cell(row, column)) for row in board.rows]
-            head = f"<th style='text-align:left'>{html.escape(column.name)}</th>"
-            lines.append(f"<tr>{head}{''.join(cells)}</tr>")
+            line = f"<th style='text-align:left'>{html.escape(column.name)}</th>"
+            for row in board.rows:
+                text = ""
+                if (cell := board.cell(row, column)) is not None:
+                    text = "undefined" if cell.value is None else f"{cell.value:.1f}"
+                    if cell.half_width is not None:
+                        text += f" ± {cell.half_width:.1f}"
+                line += f"<td>{text}</td>"
+            lines.append(f"<tr>{line}</tr>")
         return f"<table>{''.join(lines)}</table>"
-
-
-def _html_cell(cell: Cell | None) -> str:
-    if cell is None:
-        return "<td></td>"
-    text = "undefined" if cell.value is None else f"{cell.value:.1f}"
-    if cell.half_width is not None:
-        text += f" ± {cell.half_width:.1f}"
-    return f"<td>{text}</td>"
 
 
 class WantedTask(NamedTuple):
@@ -116,7 +113,12 @@ def evaluate(
         epochs=found.epochs if epochs is None else epochs,
         provenance={**found.provenance, **({"name": name} if name else {})},
     )
-    file = _save(found, out)
+    # The tasks' folders below OUT are recognised by the digest: one OUT, one set of weights
+    file = out / "checkpoint.safetensors"
+    if not file.exists():
+        found.save(file)
+    elif header.digest(file) != found.digest:
+        raise BadInput(f"{out}: holds results of other weights ({file.name}); choose another out")
     # Only this process can build a module that it alone holds
     start = _start if found.family.elsewhere else _run_here
     lists = lists or Path(data) / "lists"
@@ -213,17 +215,6 @@ def _of_module(module: nn.Module, encoder: str | None) -> Checkpoint:
             hint = "a module of another kind is given as backbench.weights.trunk.ModuleTrunk"
             raise BadInput(f"{said}; {hint}") from None
     return found.replace(provenance={**found.provenance, "source": source})
-
-
-def _save(found: Checkpoint, out: Path) -> Path:
-    """Write OUT/checkpoint.safetensors; BadInput where it holds other weights."""
-    # The tasks' folders below OUT are recognised by the digest: one OUT, one set of weights
-    path = out / "checkpoint.safetensors"
-    if not path.exists():
-        found.save(path)
-    elif header.digest(path) != found.digest:
-        raise BadInput(f"{out}: holds results of other weights ({path.name}); choose another out")
-    return path
 
 
 def _run_here(command: Sequence[str]) -> None:

@@ -63,11 +63,6 @@ def verb(
 # --- arguments that several verbs have ---
 
 
-def _out(p: argparse.ArgumentParser) -> None:
-    help = "run folder; the same command continues it"
-    p.add_argument("--out", metavar="RUN", type=Path, required=True, help=help)
-
-
 def _data(p: argparse.ArgumentParser, *, required: bool = True) -> None:
     help = "folder with one folder per dataset"
     p.add_argument("--data", metavar="ROOT", type=Path, required=required, help=help)
@@ -76,7 +71,8 @@ def _data(p: argparse.ArgumentParser, *, required: bool = True) -> None:
 def _run_on_data(p: argparse.ArgumentParser) -> None:
     """Where the data is, where the run goes, and which processes do it."""
     _data(p)
-    _out(p)
+    help = "run folder; the same command continues it"
+    p.add_argument("--out", metavar="RUN", type=Path, required=True, help=help)
     help = "processes on this node (GPUs, or CPU ranks)"
     p.add_argument("--devices", type=int, default=1, metavar="N", help=help)
     help = "nodes; under Slurm start one task per device"
@@ -152,6 +148,8 @@ def _import(p: argparse.ArgumentParser) -> None:
     p.add_argument("file", metavar="FILE", type=Path)
     p.add_argument("--out", metavar="X.safetensors", type=Path, required=True)
     for flag, metavar, help in (
+        ("--name", "NAME", "the row's name on the leaderboard (default: the file's name)"),
+        ("--published", "KEY", "the published row that this checkpoint must reproduce"),
         ("--encoder", "NAME", "which of several encoders in the file (see `inspect`)"),
         ("--stem", "NAME", "conv3, conv3_p0 or conv3_p2: the padding of a 3x3 first convolution"),
         (
@@ -171,9 +169,6 @@ def _import(p: argparse.ArgumentParser) -> None:
         p.add_argument(flag, metavar=metavar, help=help)
     help = "pretraining epochs, where the file does not tell them"
     p.add_argument("--epochs", type=int, metavar="N", help=help)
-    p.add_argument("--name", help="the row's name on the leaderboard (default: the file's name)")
-    help = "the published row that this checkpoint must reproduce"
-    p.add_argument("--published", metavar="KEY", help=help)
     help = "accept batch norm without running statistics"
     p.add_argument("--allow-missing-statistics", action="store_true", help=help)
 
@@ -465,29 +460,21 @@ def command(argv: Sequence[str]) -> int | None:
 
 
 def _run(args: argparse.Namespace) -> int | None:
+    from backbench import plugins
     from backbench.datasets import availability
 
     verb = VERBS[args.verb]
-    _refuse_hidden_programs(verb)
+    # `doctor` reports hidden programs by itself; they are no matter to verbs that stand alone
+    for why in [] if args.verb == "doctor" else plugins.hidden().values():
+        if not verb.alone:
+            raise BadInput(why)
+        print(f"backbench: {why}", file=sys.stderr)
+        break
     if verb.check is not None:
         check(args)
         if getattr(args, "data", None) is not None:
             availability.refuse(args)
     return _function(verb.target)(args)
-
-
-def _refuse_hidden_programs(verb: Verb) -> None:
-    """BadInput where another package hides one of the three programs and the verb needs them, else
-    a warning. `doctor` reports it by itself."""
-    if verb is VERBS["doctor"]:
-        return
-    from backbench import plugins
-
-    for why in plugins.hidden().values():
-        if not verb.alone:
-            raise BadInput(why)
-        print(f"backbench: {why}", file=sys.stderr)
-        return
 
 
 def check(args: argparse.Namespace) -> None:
@@ -552,7 +539,3 @@ def _say(line: str) -> None:
 
     end_live_line()
     print(f"backbench: {line}", file=sys.stderr)
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

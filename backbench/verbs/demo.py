@@ -105,7 +105,11 @@ def run(args: argparse.Namespace) -> int:
         exit_code = _run_jobs(out, args.size)
         if exit_code:
             return exit_code
-        _write_leaderboard(out)
+        command = [sys.executable, "-m", "backbench", "leaderboard", "-q", str(out)]
+        command += ["--csv", str(out / "leaderboard.csv"), "--tidy", str(out / "results.csv")]
+        command += ["--html", str(out / "leaderboard.html")]
+        if subprocess.run(command, check=False).returncode:
+            raise Failed("the leaderboard was not written; the same command continues")
     _summary(out, args.size, time.monotonic() - started)
     return 0
 
@@ -149,14 +153,6 @@ def _run_jobs(out: Path, size: str) -> int:
     return exit_code
 
 
-def _write_leaderboard(out: Path) -> None:
-    command = [sys.executable, "-m", "backbench", "leaderboard", "-q", str(out)]
-    command += ["--csv", str(out / "leaderboard.csv"), "--tidy", str(out / "results.csv")]
-    command += ["--html", str(out / "leaderboard.html")]
-    if code := subprocess.run(command, check=False).returncode:
-        raise Failed(f"the leaderboard was not written (exit {code}); the same command continues")
-
-
 class _Progress:
     """Says every 15 s where the running jobs are and how long the rest will take."""
 
@@ -189,19 +185,14 @@ class _Progress:
             cost = COSTS[job.like]
             share = 1.0 if job.name in pool.outcomes else 0.0
             if job.name in pool.running:
-                share = self._share(job)
+                note = read_progress(self.ledger.runs / job.name)
+                if note is not None and note["total"]:
+                    share = min(1.0, note["done"] / note["total"])
             done += cost * share
             left += cost * (1 - share)
         # The pace is believed from a minute's worth of costs on
         pace = spent / done if done > 60 else 1 / pool.at_once
         return left * pace
-
-    def _share(self, job: Job) -> float:
-        """Return how far a running job has come, 0 to 1, by its own progress file."""
-        note = read_progress(self.ledger.runs / job.name)
-        if note is None or not note["total"]:
-            return 0.0
-        return min(1.0, note["done"] / note["total"])
 
 
 def _summary(out: Path, size: str, took: float) -> None:
@@ -252,12 +243,9 @@ def _board(rows: Sequence[Mapping[str, str]]) -> Table:
         task, _, metric = column.partition("@")[0].split("/")
         extra = metric.startswith("bbox") and task != "faster_rcnn"
         if not extra and not metric.endswith(("APs", "APm", "APl")):
-            table.add_row(column, *(_points(row[column]) for row in rows))
+            cells = [f"{float(row[column]):.1f}" if row[column] else "-" for row in rows]
+            table.add_row(column, *cells)
     return table
-
-
-def _points(text: str) -> str:
-    return f"{float(text):.1f}" if text else "-"
 
 
 def compare(run: Path) -> list[str]:
@@ -269,8 +257,7 @@ def compare(run: Path) -> list[str]:
     from backbench.results import store
     from backbench.results.paired_tests import compare as paired
 
-    # All trunks see the same draws of labels and the same test images, so their differences have
-    # far less spread than they
+    # All trunks see the same draws and images: their differences spread far less than they do
     rows = {row.name: row for row in store.read(run)[0] if row.task == "fewshot"}
     controls = [name for name in rows if "random" in name]
     if not controls:

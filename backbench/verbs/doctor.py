@@ -42,6 +42,10 @@ def run(args: argparse.Namespace) -> int:
 
 def examine(data: Path) -> dict[str, Any]:
     """Everything as plain values: packages, machine, devices, slurm, detectron2, data, allows."""
+    trunks: dict[str, Any] = {
+        "installed": sorted(plugins.installed(plugins.TRUNKS)),
+        "cached": [name for family in archs.FAMILIES for name in family.cached_names()],
+    }
     found: dict[str, Any] = {
         "code": store.code_revision(),
         "python": platform.python_version(),
@@ -52,21 +56,26 @@ def examine(data: Path) -> dict[str, Any]:
         "slurm": slurm(),
         "detectron2": detectron2(),
         "data": datasets(data),
-        "trunks": trunks(),
+        "trunks": trunks,
     }
     found["allows"] = allows(found)
     return found
 
 
 def packages() -> dict[str, dict[str, str]]:
-    """Each package that backbench requires: its version, and whether that is within the stated
-    range."""
+    """Each package that backbench requires here, without its extras: its version, and whether that is
+    within the stated range."""
+    try:
+        from packaging.requirements import Requirement
+    except ImportError:  # it reads the ranges, and is one of the packages that are looked for
+        return {"packaging": {"state": MISSING, "version": "", "wanted": ""}}
     out = {}
     for text in importlib.metadata.requires("backbench") or []:
-        matched = re.match(r"([\w.-]+)([^;]*)", text)
-        if matched is None or not _applies_here(text):
+        requirement = Requirement(text)
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
             continue
-        name, wanted = matched.group(1), matched.group(2).strip()
+        name = requirement.name
+        wanted = text.partition(";")[0].removeprefix(name).strip()
         try:
             version = importlib.metadata.version(name)
             state = OK if within(version, wanted) else OUTSIDE
@@ -76,27 +85,15 @@ def packages() -> dict[str, dict[str, str]]:
     return dict(sorted(out.items()))
 
 
-def _applies_here(requirement: str) -> bool:
-    """False for a requirement of an extra, or of another system."""
-    try:
-        from packaging.requirements import Requirement
-    except ImportError:  # one of the packages that doctor looks for
-        return "extra ==" not in requirement
-    marker = Requirement(requirement).marker
-    return marker is None or marker.evaluate({"extra": ""})
-
-
 def within(version: str, wanted: str) -> bool:
-    """True if `2.15.0+cu130` is in `>=2.11,<2.16`, or where nothing can tell.
+    """True if `2.15.0+cu130` is in `>=2.11,<2.16`.
 
     The release number alone counts: vendors' builds (`2.11.0a0+1f3c`, `2.15.0-custom`) are builds
     of it.
     """
-    try:
-        from packaging.specifiers import SpecifierSet
-        from packaging.version import InvalidVersion, Version
-    except ImportError:
-        return True
+    from packaging.specifiers import SpecifierSet
+    from packaging.version import InvalidVersion, Version
+
     try:
         known = Version(version)
         post = "" if known.post is None else f".post{known.post}"
@@ -206,15 +203,6 @@ def datasets(data: Path) -> dict[str, Any]:
         "coco": next((str(path) for path in coco if (path / "annotations").is_dir()), None),
         "lists": sorted(path.name for path in lists.glob("*percent.txt")),
     }
-
-
-def trunks() -> dict[str, Any]:
-    """Names of trunks: those of installed packages, and timm's whose weights are in the Hub's local
-    cache."""
-    out: dict[str, Any] = {"installed": sorted(plugins.installed(plugins.TRUNKS)), "cached": []}
-    for family in archs.FAMILIES:
-        out["cached"] += family.cached_names()
-    return out
 
 
 def allows(found: dict[str, Any]) -> dict[str, dict[str, str]]:

@@ -15,20 +15,20 @@ from backbench.datasets.copies import Look
 from backbench.datasets.splits import Splits
 from backbench.errors import BadInput
 from backbench.images import image_list
-from backbench.images.image_list import ArrayList, ImageList
+from backbench.images.image_list import ImageList
 from backbench.recipes import config
 from backbench.runs import atomic
 
 
 def run(args: argparse.Namespace) -> int:
     """The verb `data`."""
+    if args.action == "check":
+        return _check(args.name, args.data, args.record)
     if args.action == "list":
         _list(args.data)
-        return 0
-    if args.action == "fetch-splits":
+    else:
         _fetch(args.out)
-        return 0
-    return _check(args.name, args.data, args.record)
+    return 0
 
 
 # data list
@@ -37,6 +37,10 @@ def run(args: argparse.Namespace) -> int:
 def _list(root: Path) -> None:
     line = "{:<12} {:>7} {:>9} {:>6} {:>6}  {:<14} {:<8} {}"
     print(line.format("name", "classes", "train", "val", "test", "metric", "on disk", "licence"))
+
+    def size(images: int | None) -> str:
+        return "-" if images is None else str(images)
+
     for name in catalog.known():
         try:
             row = catalog.find(name)
@@ -50,23 +54,14 @@ def _list(root: Path) -> None:
             where = "unusable" if wrong else "found"
         except BadInput:
             where = "missing"
-        train, val, test = (_size(n) for n in row.sizes)
-        if row.sizes[1] is None:
-            val = "held"
-        print(
-            line.format(
-                row.name, _size(row.classes), train, val, test, row.metric, where, row.licence
-            )
-        )
+        train, val, test = row.sizes
+        sizes = (size(row.classes), size(train), size(val) if val else "held", size(test))
+        print(line.format(row.name, *sizes, row.metric, where, row.licence))
         if wrong:
             print(f"{'':<12} {wrong}")
         if where == "missing":
             print(f"{'':<12} get {row.get}; it belongs in {root / row.name}")
     print("Any other name is a class folder: ROOT/NAME/{train,val,test}/<class>/<image>.")
-
-
-def _size(images: int | None) -> str:
-    return "-" if images is None else str(images)
 
 
 # data check
@@ -167,19 +162,17 @@ def _list_problems(which: str, images: ImageList) -> list[str]:
 def _read_all(images: ImageList) -> tuple[list[Look | None], list[str]]:
     """The look of every image, None where it cannot be decoded, and a line for each of those."""
 
-    def read(index: int) -> tuple[Look | None, str | None]:
+    def read(index: int) -> Look | str:
         try:
             # As PIL reads it: what OpenCV fills up with gray must not pass for whole
-            pixels = images.pixels[index] if isinstance(images, ArrayList) else None
-            if pixels is None:
-                pixels = np.asarray(images.open(index))
-            return copies.look_at(pixels), None
+            return copies.look_at(np.asarray(images.open(index)))
         except BadInput as error:
-            return None, str(error)
+            return str(error)
 
     with ThreadPoolExecutor(8) as pool:
         rows = list(pool.map(read, range(len(images))))
-    return [look for look, _ in rows], [wrong for _, wrong in rows if wrong]
+    looks = [row if isinstance(row, Look) else None for row in rows]
+    return looks, [row for row in rows if isinstance(row, str)]
 
 
 # data fetch-splits
@@ -189,6 +182,8 @@ LISTS_URL = "https://raw.githubusercontent.com/google-research/simclr/master/ima
 
 def _fetch(out: Path) -> None:
     """SimCLR's lists, verified before they are written."""
+    import urllib.request
+
     # The protocol says what the lists must be: a run that uses
     # another one is refused by the same hash.
     parts = config.read_recipe(config.find_recipe("semisup", "transfer"))["parts"]
@@ -199,23 +194,16 @@ def _fetch(out: Path) -> None:
             print(f"{file}: there already, {wanted['lines']} lines")
             continue
         url = LISTS_URL.format(percent=percent)
-        data = _download(url, file)
+        try:
+            with urllib.request.urlopen(url, timeout=60) as answer:
+                data = answer.read()
+        except OSError as error:
+            raise BadInput(
+                f"{url}: cannot be fetched ({error}); copy the file to {file} by other means"
+            ) from None
         if hashlib.sha256(data).hexdigest() != wanted["sha256"]:
             raise BadInput(
                 f"{url}: not the published list (its sha256 differs); nothing was written"
             )
         atomic.write_bytes(file, data)
         print(f"{file}: {wanted['lines']} lines")
-
-
-def _download(url: str, file: Path) -> bytes:
-    import urllib.error
-    import urllib.request
-
-    try:
-        with urllib.request.urlopen(url, timeout=60) as answer:
-            return answer.read()
-    except (urllib.error.URLError, OSError) as error:
-        raise BadInput(
-            f"{url}: cannot be fetched ({error}); copy the file to {file} by other means"
-        ) from None

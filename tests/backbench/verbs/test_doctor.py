@@ -32,9 +32,7 @@ def test_version_ranges(version, wanted, fits):
 
 def test_packages_without_the_one_that_reads_ranges(monkeypatch):
     monkeypatch.setitem(sys.modules, "packaging.requirements", None)
-    found = doctor.packages()
-    assert found["torch"]["state"] == "ok" and found["torch"]["version"]
-    assert "mypy" not in found
+    assert doctor.packages()["packaging"]["state"] == "missing"
 
 
 def test_doctor_here(tiny_root, capsys):
