@@ -16,12 +16,12 @@ import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TypedDict
+
+import numpy as np
+from PIL import Image
 
 from backbench.runs import atomic
-
-if TYPE_CHECKING:
-    import numpy as np
 
 VERSION = 1
 DIGIT_SIZE = 32
@@ -61,7 +61,6 @@ Member = tuple[int, int]  # which of the 1,797 drawings, and its label
 
 def _digits(size: str) -> tuple[np.ndarray, dict[str, list[Member]]]:
     """(1797, 32, 32) uint8 drawings, and each split's members; equal drawings share a split."""
-    import numpy as np
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
@@ -85,16 +84,10 @@ def _digits(size: str) -> tuple[np.ndarray, dict[str, list[Member]]]:
 
 
 def _enlarged(drawing: np.ndarray, side: int) -> np.ndarray:
-    import numpy as np
-    from PIL import Image
-
     return np.asarray(Image.fromarray(drawing).resize((side, side), Image.Resampling.BICUBIC))
 
 
 def _write_digits(root: Path, images: np.ndarray, splits: dict[str, list[Member]]) -> None:
-    import numpy as np
-    from PIL import Image
-
     for split, members in splits.items():
         for index, label in members:
             folder = root / split / str(label)
@@ -139,9 +132,6 @@ def _write_scenes(
     root: Path, part: str, images: np.ndarray, digits: Sequence[Member], count: int
 ) -> None:
     """`count` scenes as pictures, and their annotations in COCO's two files."""
-    import numpy as np
-    from PIL import Image
-
     rng = np.random.default_rng([VERSION, len(part)])
     order = rng.permutation(len(digits))
     (root / part).mkdir(parents=True, exist_ok=True)
@@ -162,30 +152,18 @@ def _write_scenes(
         files.append({"id": number, "file_name": name, "height": SCENE_SIZE, "width": SCENE_SIZE})
         # 3. Every object twice, by one id: an instance of its digit, and a thing with keypoints.
         for item in objects:
-            instance, person = _annotations(item, number=len(instances) + 1, image=number)
-            instances.append(instance)
-            people.append(person)
-    _write_annotations(root, part, files, instances, people)
-
-
-def _annotations(item: SceneObject, *, number: int, image: int) -> tuple[Json, Json]:
-    common: Json = {
-        "id": number,
-        "image_id": image,
-        "iscrowd": 0,
-        "bbox": item["bbox"],
-        "area": item["area"],
-        "segmentation": item["segmentation"],
-    }
-    visible = sum(v > 0 for v in item["keypoints"][2::3])
-    instance = {**common, "category_id": item["label"] + 1}
-    keypoints = {"keypoints": item["keypoints"], "num_keypoints": visible}
-    return instance, {**common, "category_id": 1, **keypoints}
-
-
-def _write_annotations(
-    root: Path, part: str, files: list[Json], instances: list[Json], people: list[Json]
-) -> None:
+            common: Json = {
+                "id": len(instances) + 1,
+                "image_id": number,
+                "iscrowd": 0,
+                "bbox": item["bbox"],
+                "area": item["area"],
+                "segmentation": item["segmentation"],
+            }
+            visible = sum(v > 0 for v in item["keypoints"][2::3])
+            instances.append({**common, "category_id": item["label"] + 1})
+            keypoints = {"keypoints": item["keypoints"], "num_keypoints": visible}
+            people.append({**common, "category_id": 1, **keypoints})
     ten = [{"id": d + 1, "name": str(d), "supercategory": "digit"} for d in range(10)]
     one = {
         "id": 1,
@@ -212,8 +190,6 @@ def _scene(
     images: np.ndarray, members: Sequence[Member], rng: np.random.Generator
 ) -> tuple[np.ndarray, list[SceneObject]]:
     """A (128, 128, 3) uint8 scene and its objects; later digits are painted over earlier ones."""
-    import numpy as np
-
     # 1. A background that gets brighter in some direction, with noise.
     ramp = np.linspace(0, 1, SCENE_SIZE)
     slope = rng.uniform(-40, 40, size=2)
@@ -247,8 +223,6 @@ def _scene(
 
 def _place(masks: Sequence[np.ndarray], side: int, rng: np.random.Generator) -> tuple[int, int]:
     """The least covered of four random places: digits overlap at times but rarely vanish."""
-    import numpy as np
-
     covered = np.zeros((SCENE_SIZE, SCENE_SIZE), bool)
     for mask in masks:
         covered |= mask
@@ -264,7 +238,6 @@ def _place(masks: Sequence[np.ndarray], side: int, rng: np.random.Generator) -> 
 def _polygons(mask: np.ndarray) -> list[list[float]]:
     """Outlines of the mask's parts, of three points or more, as COCO's [x1, y1, x2, y2, ...]."""
     import cv2
-    import numpy as np
 
     contours, _ = cv2.findContours(
         mask.astype(np.uint8), cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_SIMPLE
@@ -280,8 +253,6 @@ def _object(
     label: int, whole: np.ndarray, visible: np.ndarray, polygons: list[list[float]]
 ) -> SceneObject:
     """Box and area of the visible part, and the five keypoints of the whole stroke."""
-    import numpy as np
-
     rows, columns = np.nonzero(visible)
     left, top = int(columns.min()), int(rows.min())
     box = [left, top, int(columns.max()) - left + 1, int(rows.max()) - top + 1]

@@ -103,12 +103,10 @@ def others(images: ImageList, chosen: set[int]) -> list[int]:
     return [i for i in range(len(images)) if i not in chosen]
 
 
-def hold_out(
-    images: ImageList, seed: int = 0, fraction: float = HOLDOUT
-) -> tuple[list[int], list[int]]:
+def hold_out(images: ImageList, seed: int = 0) -> tuple[list[int], list[int]]:
     """(train, val) indices, val with the classes in train's proportions.
 
-    Of a class with n images floor(n * fraction + 1/2) go to val, at least one of
+    Of a class with n images floor(n * HOLDOUT + 1/2) go to val, at least one of
     two or more; a class with one image stays in train.
     """
     val: set[int] = set()
@@ -116,7 +114,7 @@ def hold_out(
         if len(indices) < 2:
             continue
         # Rounded half up, as round() would not; at least one for val, and one is left for train.
-        count = int(len(indices) * fraction + 0.5)
+        count = int(len(indices) * HOLDOUT + 0.5)
         val |= set(indices[: min(max(count, 1), len(indices) - 1)])
     return others(images, val), sorted(val)
 
@@ -177,7 +175,22 @@ def check(dataset: str, splits: Splits) -> None:
     """Refuse an empty split, a label outside the class list, and other class lists than train's, by
     name; no file is looked at."""
     for name, images in splits.items():
-        _check_labels(dataset, name, images)
+        if not len(images):
+            held = "; where val is held out of train, a class needs two images there"
+            hint = held if name == "val" else "; put images there"
+            raise BadInput(f"{dataset}: the {name} split is empty ({images.root}){hint}")
+        if not images.classes:
+            raise BadInput(
+                f"{dataset}: no class folders in {images.root}; sort the images as"
+                f" {images.root}/<class>/<image>"
+            )
+        limit = len(images.classes) - 1
+        for path, label in zip(images.paths, images.labels):
+            if not 0 <= label <= limit:
+                raise BadInput(
+                    f"{dataset}: {name} image {path} has label {label};"
+                    f" the class list allows 0..{limit}"
+                )
         if images.classes != splits.train.classes:
             raise BadInput(
                 f"{dataset}: {name} and train have different class lists"
@@ -194,25 +207,6 @@ def _difference(own: Sequence[str], name: str, train: Sequence[str]) -> str:
             more = f" and {len(only) - 5} more" if len(only) > 5 else ""
             parts.append(f"only in {where}: {', '.join(sorted(only)[:5])}{more}")
     return "; ".join(parts) or "in another order"
-
-
-def _check_labels(dataset: str, name: str, images: ImageList) -> None:
-    if not len(images):
-        held = "; where val is held out of train, a class needs two images there"
-        hint = held if name == "val" else "; put images there"
-        raise BadInput(f"{dataset}: the {name} split is empty ({images.root}){hint}")
-    if not images.classes:
-        raise BadInput(
-            f"{dataset}: no class folders in {images.root}; sort the images as"
-            f" {images.root}/<class>/<image>"
-        )
-    limit = len(images.classes) - 1
-    for path, label in zip(images.paths, images.labels):
-        if not 0 <= label <= limit:
-            raise BadInput(
-                f"{dataset}: {name} image {path} has label {label};"
-                f" the class list allows 0..{limit}"
-            )
 
 
 # Lists of labelled images

@@ -3,7 +3,6 @@ ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -236,22 +235,16 @@ def groups_of(module: nn.Module) -> set[int | None]:
     return {layer.groups for layer in module.modules() if isinstance(layer, GroupBatchNorm)}
 
 
-def _running_statistics(module: nn.Module) -> Iterator[Tensor]:
-    """Means and variances that the GroupBatchNorm layers below `module` keep, in the order of the
-    layers."""
-    for layer in module.modules():
-        if isinstance(layer, GroupBatchNorm):
-            for buffer in (layer.running_mean, layer.running_var):
-                if buffer is not None:
-                    yield buffer
-
-
 @torch.no_grad()
 def average_batchnorm(module: nn.Module) -> None:
     """Running statistics of all GroupBatchNorm layers := their mean over ranks, in one exchange."""
     if distributed.world_size() == 1:
         return
-    buffers = list(_running_statistics(module))
+    buffers: list[Tensor] = []
+    for layer in module.modules():
+        if isinstance(layer, GroupBatchNorm):
+            kept = (layer.running_mean, layer.running_var)
+            buffers += [buffer for buffer in kept if buffer is not None]
     if not buffers:
         return
     flat = torch.cat(buffers)

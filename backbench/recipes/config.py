@@ -231,25 +231,20 @@ def apply_overrides(recipe: Mapping[str, Any], overrides: Sequence[str]) -> Reci
     `x=null` work."""
     out = dict(recipe)
     for text in overrides:
-        out = merge(out, _override(text))
+        key, equals, value = text.partition("=")
+        names = key.split(".")
+        if not equals or not all(names):
+            raise BadInput(f"override '{text}': expected key=value, as in optim.lr=0.1")
+        if found := printable.control_in(text):
+            raise BadInput(f"override {ascii(text)[:80]} holds the control character {found}")
+        try:
+            tree = yamls.decode(value)
+        except ValueError as error:
+            raise BadInput(f"override '{text}': {error}") from None
+        for name in reversed(names):
+            tree = {name: tree}
+        out = merge(out, tree)
     return out
-
-
-def _override(text: str) -> Recipe:
-    """One `a.b=c` as nested mappings."""
-    key, equals, value = text.partition("=")
-    names = key.split(".")
-    if not equals or not all(names):
-        raise BadInput(f"override '{text}': expected key=value, as in optim.lr=0.1")
-    if found := printable.control_in(text):
-        raise BadInput(f"override {ascii(text)[:80]} holds the control character {found}")
-    try:
-        tree = yamls.decode(value)
-    except ValueError as error:
-        raise BadInput(f"override '{text}': {error}") from None
-    for name in reversed(names):
-        tree = {name: tree}
-    return tree
 
 
 # --- types ---

@@ -32,17 +32,13 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
         # file
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
-        temporary.chmod(0o666 & ~_umask())  # mkstemp gives 0600; results are shared
+        # mkstemp gives 0600, and results are shared; the mask can only be read by setting it
+        umask = os.umask(0)
+        os.umask(umask)
+        temporary.chmod(0o666 & ~umask)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def _umask() -> int:
-    """The process's file mode mask, which can only be read by setting it."""
-    umask = os.umask(0)
-    os.umask(umask)
-    return umask
 
 
 def remove_leftovers(*folders: Path) -> None:

@@ -17,7 +17,7 @@ WORKERS = "loader workers (--workers; in `detect` DATALOADER.NUM_WORKERS)"
 ELSEWHERE = "choose a place that can be written to"
 # errno -> (what is wrong, what to do, exit status). A fault that was there from the start is bad
 # input: trying again, as a launcher would, does not help
-_DISK = {
+_DISK: dict[int | None, tuple[str, str, int]] = {
     errno.ENOSPC: ("the disk is full", FULL, EXIT_FAILED),
     errno.EDQUOT: ("your quota of this disk is used up", FULL, EXIT_FAILED),
     errno.EFBIG: ("files this large are not allowed here (`ulimit -f`)", ELSEWHERE, EXIT_FAILED),
@@ -55,25 +55,27 @@ def naming(path: Path) -> Iterator[None]:
             error.filename = str(path)
         raise
     except Exception as error:
-        number = _errno_in(str(error))
-        if number is None:
+        code = _CODE.search(str(error))
+        number = int(code.group(1)) if code else None
+        if _NO_ROOM.search(str(error)):
+            number = errno.ENOSPC
+        if number not in _DISK:
             raise
         raise OSError(number, str(error), str(path)) from error
-
-
-def _errno_in(text: str) -> int | None:
-    if _NO_ROOM.search(text):
-        return errno.ENOSPC
-    code = _CODE.search(text)
-    number = int(code.group(1)) if code else None
-    return number if number in _DISK else None
 
 
 def explain(error: BaseException) -> tuple[str, int] | None:
     """(the line, the exit status); None where the machine is not to blame."""
     text = " ".join(str(error).split())
     if isinstance(error, OSError):
-        return _explain_disk(error)
+        if "No usable temporary directory" in text:
+            why = "no folder for temporary files can be written to; set TMPDIR"
+            return f"{why}; {AGAIN}", EXIT_FAILED
+        if error.errno not in _DISK:
+            return None
+        what, remedy, status = _DISK[error.errno]
+        where = error.filename2 or error.filename
+        return f"{where}: {what}; {remedy}" if where else f"{what}; {remedy}", status
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         less = f"use a smaller batch or fewer {WORKERS}"
         return f"out of memory ({text[:100] or 'of the machine'}); {less}; {AGAIN}", EXIT_FAILED
@@ -87,13 +89,3 @@ def explain(error: BaseException) -> tuple[str, int] | None:
         gone = "another process of this run is gone; where it has one, its own line says why"
         return f"{gone}; {AGAIN}", EXIT_FAILED
     return None
-
-
-def _explain_disk(error: OSError) -> tuple[str, int] | None:
-    if "No usable temporary directory" in str(error):
-        return f"no folder for temporary files can be written to; set TMPDIR; {AGAIN}", EXIT_FAILED
-    if error.errno not in _DISK or error.errno is None:
-        return None
-    what, remedy, status = _DISK[error.errno]
-    where = error.filename2 or error.filename
-    return f"{where}: {what}; {remedy}" if where else f"{what}; {remedy}", status

@@ -103,7 +103,14 @@ def _claim(descriptor: int, file: Path) -> bool:
         if _is_file(descriptor, file):
             file.unlink()
         return False
-    text = json.dumps(_me()).encode()
+    holder = Holder(
+        host=socket.gethostname(),
+        machine=_machine(),
+        pid=os.getpid(),
+        started=_started(os.getpid()) or "",
+        since=time.strftime("%Y-%m-%d %H:%M:%S"),
+    )
+    text = json.dumps(holder).encode()
     with failures.naming(file):
         os.pwrite(descriptor, text, 0)
         os.ftruncate(descriptor, len(text))
@@ -186,16 +193,6 @@ def _read(descriptor: int) -> Holder | None:
         return Holder(**{key: found[key] for key in Holder.__annotations__})  # type: ignore[typeddict-item]
     except (ValueError, KeyError, TypeError):
         return None
-
-
-def _me() -> Holder:
-    return Holder(
-        host=socket.gethostname(),
-        machine=_machine(),
-        pid=os.getpid(),
-        started=_started(os.getpid()) or "",
-        since=time.strftime("%Y-%m-%d %H:%M:%S"),
-    )
 
 
 def _machine() -> str:

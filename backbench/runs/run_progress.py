@@ -65,20 +65,17 @@ class Progress:
             self._print(info, last)
         if self.run is not None and (last or now - self._written > FILE_SECONDS):
             self._written = now
+            eta = self.eta
+            note = ProgressNote(
+                what=self.what,
+                done=self.done,
+                total=self.total,
+                unit=self.unit,
+                eta_s=None if eta == math.inf else round(eta, 1),
+                time=time.time(),
+            )
             with contextlib.suppress(OSError):  # a full disk must not end the run for this file
-                self._write(Path(self.run) / PROGRESS_FILE)
-
-    def _write(self, path: Path) -> None:
-        eta = self.eta
-        note = ProgressNote(
-            what=self.what,
-            done=self.done,
-            total=self.total,
-            unit=self.unit,
-            eta_s=None if eta == math.inf else round(eta, 1),
-            time=time.time(),
-        )
-        atomic.write_json(path, note)
+                atomic.write_json(Path(self.run) / PROGRESS_FILE, note)
 
     def _print(self, info: Mapping[str, float | str], last: bool) -> None:
         if log.level > logging.INFO:

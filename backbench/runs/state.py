@@ -66,8 +66,6 @@ class StopFlag:
 
     def __init__(self) -> None:
         self.requested: str | None = None
-        # What was there before: a handler, or one of the numbers SIG_DFL and SIG_IGN
-        self._old: dict[int, Any] = {}
         self._tell: Callable[[], None] | None = None
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
@@ -95,15 +93,27 @@ class StopFlag:
             raise Preempted(f"stopped by {self.requested} {where}; the same command continues")
 
     def __enter__(self) -> StopFlag:
-        for name in STOP_SIGNALS:
-            number = getattr(signal, name)
-            with contextlib.suppress(ValueError):  # not the main thread
-                self._old[number] = signal.signal(number, self._handle)
+        self._listening = _stop_signals_to(self._handle)
+        self._listening.__enter__()
         return self
 
     def __exit__(self, *exc: object) -> None:
-        for number, old in self._old.items():
-            signal.signal(number, old)
+        self._listening.__exit__(None, None, None)
+
+
+@contextlib.contextmanager
+def _stop_signals_to(handle: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    # What was there before: a handler, or one of the numbers SIG_DFL and SIG_IGN
+    old: dict[int, Any] = {}
+    try:
+        for name in STOP_SIGNALS:
+            number = getattr(signal, name)
+            with contextlib.suppress(ValueError):  # not the main thread
+                old[number] = signal.signal(number, handle)
+        yield
+    finally:
+        for number, was in old.items():
+            signal.signal(number, was)
 
 
 @contextlib.contextmanager
@@ -120,16 +130,8 @@ def stops_at_once() -> Iterator[list[str]]:
         raised.append(signal.Signals(number).name)
         raise Stopped(raised[-1])
 
-    old: dict[int, Any] = {}
-    try:
-        for name in STOP_SIGNALS:
-            number = getattr(signal, name)
-            with contextlib.suppress(ValueError):  # not the main thread
-                old[number] = signal.signal(number, handle)
+    with _stop_signals_to(handle):
         yield raised
-    finally:
-        for number, was in old.items():
-            signal.signal(number, was)
 
 
 @contextlib.contextmanager
