@@ -1,9 +1,9 @@
-"""The keys of Detectron2's config that its engine does not honour.
+"""The keys of Detectron2's config, and what its engine makes of each.
 
 A key that is accepted and then ignored would stand in a protocol without having decided anything.
-So a refused key is an error with any other value than Detectron2's own; a neutral one (protocol.NEUTRAL) may
-differ between two runs of one protocol; with every other key another value changes what runs. A test
-changes every key that Detectron2 has and holds it to that.
+So with an honoured key another value changes what runs; a neutral one (protocol.NEUTRAL) may differ
+between two runs of one protocol; every other key, those of a newer Detectron2 among them, is an
+error with any value but Detectron2's own. A test changes every key and holds it to its table.
 
 The torchvision engine needs no such table: it reads what configs/detection/_base_rcnn_fpn.yaml
 states and dialect.DEFAULTS holds, and refuses everything else.
@@ -15,8 +15,52 @@ from collections.abc import Mapping
 
 from backbench.errors import BadInput
 from detection.dialect import Given, Value
+from detection.protocol import NEUTRAL
 
-# Key, or a whole group with a dot at its end -> why no other value than Detectron2's is taken
+# A word with a colon is the group of the keys behind it
+_HONOURED = """
+MODEL: MASK_ON KEYPOINT_ON META_ARCHITECTURE WEIGHTS PIXEL_MEAN PIXEL_STD
+MODEL.BACKBONE: NAME FREEZE_AT
+MODEL.RESNETS: DEPTH OUT_FEATURES NORM STRIDE_IN_1X1 RES2_OUT_CHANNELS
+MODEL.TRUNK: ARCH FROZEN DROP_PATH MAP_NORM
+MODEL.FPN: IN_FEATURES OUT_CHANNELS NORM FUSE_TYPE
+MODEL.ANCHOR_GENERATOR: SIZES ASPECT_RATIOS OFFSET
+MODEL.PROPOSAL_GENERATOR: MIN_SIZE
+MODEL.RPN: IN_FEATURES BOUNDARY_THRESH IOU_THRESHOLDS IOU_LABELS BATCH_SIZE_PER_IMAGE
+  POSITIVE_FRACTION BBOX_REG_LOSS_TYPE BBOX_REG_LOSS_WEIGHT BBOX_REG_WEIGHTS SMOOTH_L1_BETA
+  LOSS_WEIGHT PRE_NMS_TOPK_TRAIN PRE_NMS_TOPK_TEST POST_NMS_TOPK_TRAIN POST_NMS_TOPK_TEST
+  NMS_THRESH CONV_DIMS
+MODEL.ROI_HEADS: NAME NUM_CLASSES IN_FEATURES IOU_THRESHOLDS IOU_LABELS BATCH_SIZE_PER_IMAGE
+  POSITIVE_FRACTION SCORE_THRESH_TEST NMS_THRESH_TEST PROPOSAL_APPEND_GT
+MODEL.ROI_BOX_HEAD: NAME BBOX_REG_LOSS_TYPE BBOX_REG_LOSS_WEIGHT BBOX_REG_WEIGHTS SMOOTH_L1_BETA
+  POOLER_RESOLUTION POOLER_SAMPLING_RATIO POOLER_TYPE NUM_FC FC_DIM NUM_CONV CONV_DIM NORM
+  CLS_AGNOSTIC_BBOX_REG TRAIN_ON_PRED_BOXES USE_SIGMOID_CE
+MODEL.ROI_BOX_CASCADE_HEAD: BBOX_REG_WEIGHTS IOUS
+MODEL.ROI_MASK_HEAD: NAME POOLER_RESOLUTION POOLER_SAMPLING_RATIO POOLER_TYPE NUM_CONV CONV_DIM
+  NORM CLS_AGNOSTIC_MASK
+MODEL.ROI_KEYPOINT_HEAD: NAME POOLER_RESOLUTION POOLER_SAMPLING_RATIO POOLER_TYPE CONV_DIMS
+  NUM_KEYPOINTS NORMALIZE_LOSS_BY_VISIBLE_KEYPOINTS LOSS_WEIGHT
+INPUT: MIN_SIZE_TRAIN MIN_SIZE_TRAIN_SAMPLING MAX_SIZE_TRAIN MIN_SIZE_TEST MAX_SIZE_TEST
+  RANDOM_FLIP FORMAT MASK_FORMAT
+INPUT.CROP: ENABLED TYPE SIZE
+DATASETS: TRAIN TEST
+DATALOADER: ASPECT_RATIO_GROUPING SAMPLER_TRAIN REPEAT_THRESHOLD REPEAT_SQRT
+SOLVER: LR_SCHEDULER_NAME MAX_ITER BASE_LR BASE_LR_END MOMENTUM NESTEROV WEIGHT_DECAY
+  WEIGHT_DECAY_NORM GAMMA STEPS NUM_DECAYS WARMUP_FACTOR WARMUP_ITERS WARMUP_METHOD
+  RESCALE_INTERVAL IMS_PER_BATCH BIAS_LR_FACTOR WEIGHT_DECAY_BIAS OPTIMIZER LAYER_DECAY
+SOLVER.CLIP_GRADIENTS: ENABLED CLIP_TYPE CLIP_VALUE NORM_TYPE
+SOLVER.AMP: ENABLED PRECISION
+TEST: KEYPOINT_OKS_SIGMAS DETECTIONS_PER_IMAGE
+TEST.PRECISE_BN: ENABLED NUM_ITER
+"""
+HONOURED: set[str] = set()
+for _word in _HONOURED.split():
+    if _word.endswith(":"):
+        _group = _word.removesuffix(":")
+    else:
+        HONOURED.add(f"{_group}.{_word}")
+
+# Key, or a whole group with a dot at its end -> why it is refused
 _ONE_STAGE = "no detector here has it"
 _PROPOSALS = "proposals come from the RPN"
 _TRUNK = "the checkpoint's trunk has no other form"
@@ -55,24 +99,17 @@ REFUSED: dict[str, str] = {
 }
 
 
-def why_refused(key: str) -> str | None:
-    """The reason in the key's own row or its group's; None for a key that is not refused."""
-    group = key.rpartition(".")[0]
-    while group:
-        if f"{group}." in REFUSED:
-            return REFUSED[f"{group}."]
-        group = group.rpartition(".")[0]
-    return REFUSED.get(key)
-
-
 def check(given: Given, defaults: Mapping[str, Value]) -> None:
-    """Raise BadInput for a refused key with another value than in `defaults`, Detectron2's whole
-    config, flat."""
+    """Raise BadInput for a key that is neither honoured nor neutral and has another value than in
+    `defaults`, Detectron2's whole config, flat."""
     for key, value in given.values.items():
-        reason = why_refused(key)
-        if reason is None or key not in defaults:
+        if key in HONOURED or key in NEUTRAL or key not in defaults:
             continue  # a key that Detectron2 has not is refused where it is merged
         if _as_lists(value) != _as_lists(defaults[key]):
+            reason = "this suite does not know the key"
+            for row, why in REFUSED.items():
+                if key == row or (row.endswith(".") and key.startswith(row)):
+                    reason = why
             raise BadInput(
                 f"{given.path}: {key} {value!r} would decide nothing here: {reason}; "
                 f"leave it at {defaults[key]!r}"

@@ -15,6 +15,7 @@ import importlib.util
 import random
 import warnings
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import TypeAlias
 
 import numpy as np
@@ -27,7 +28,7 @@ from backbench.runs import seeding
 from backbench.runs.state import signals_blocked
 from detection import amp, detectron2_keys, dialect
 from detection.amp import MixedPrecision
-from detection.data.dataset_dicts import Annotation, Detection, ImageRecord
+from detection.data.dataset_dicts import Detection, ImageRecord
 from detection.data.order import ImageOrder, Slots
 from detection.engine import DetectionEngine
 
@@ -84,76 +85,52 @@ def defaults() -> CfgNode:
     return cfg
 
 
-# Between our order of images and Detectron2's loader an image goes through
-# 1. Slots: its iteration, its slot in the batch, its record;
-# 2. FlatSlots: the same as one whole number;
-# 3. SeededRecords: the record, with a seed that is a function of its place in the run;
-# 4. SeededMapper: Detectron2's mapper, under that seed.
+# Between our order of images and Detectron2's model an image goes through
+# 1. FlatSlots: its iteration, its slot in the batch, its record;
+# 2. SeededImages: the record through Detectron2's mapper, under a seed that is a function of the
+#    first two.
 
 
-class FlatSlots(torch.utils.data.Sampler[int]):
-    """One rank's images in order, batch after batch, as SeededRecords' keys: Detectron2's loader
-    takes whole numbers."""
+class FlatSlots(torch.utils.data.Sampler[tuple[int, int, int]]):
+    """One rank's keys of SeededImages: Detectron2's loader makes batches of single images."""
 
-    def __init__(self, slots: Slots, records: int) -> None:
-        self.slots, self.records = slots, records
+    def __init__(self, slots: Slots) -> None:
+        self.slots = slots
 
-    def __iter__(self) -> Iterator[int]:
-        for batch in self.slots:
-            for iteration, slot, index in batch:
-                position = iteration * self.slots.order.batch + slot
-                yield position * self.records + index
-
-    def __len__(self) -> int:
-        return len(self.slots) * (self.slots.order.batch // self.slots.world)
+    def __iter__(self) -> Iterator[tuple[int, int, int]]:
+        return chain.from_iterable(self.slots)
 
 
-class SeededRecord(ImageRecord):
-    seed: int  # of its augmentation
+class SeededImages(torch.utils.data.Dataset[ModelInput]):
+    """(iteration, slot, record), a key of order.Slots -> the image as the model takes it. The
+    mapper's augmentations draw from the global generators, which are seeded for this image."""
 
+    def __init__(
+        self, records: Sequence[ImageRecord], mapper: DatasetMapper, *, batch: int, seed: int
+    ) -> None:
+        self.records, self.mapper, self.batch, self.seed = records, mapper, batch, seed
 
-class SeededRecords(torch.utils.data.Dataset[SeededRecord]):
-    """position * len + record -> the record with a seed for its augmentation, a function of its
-    position in the run."""
-
-    def __init__(self, records: Sequence[ImageRecord], seed: int) -> None:
-        self.records, self.seed = records, seed
-
-    def __len__(self) -> int:
-        return len(self.records)
-
-    def __getitem__(self, key: int) -> SeededRecord:
-        position, index = divmod(key, len(self))
-        record = self.records[index]
-        # The mapper wants the enumeration itself, not its number.
-        objects: list[Annotation] = [
-            {**a, "bbox_mode": BoxMode(a["bbox_mode"])} for a in record["annotations"]
-        ]
-        seed = seeding.seed_of(self.seed, "augment", position)
-        return {**record, "annotations": objects, "seed": seed}
-
-
-class SeededMapper:
-    """Detectron2's mapper, whose augmentations draw from the global generators, after seeding them
-    for this image."""
-
-    def __init__(self, mapper: DatasetMapper) -> None:
-        self.mapper = mapper
-
-    def __call__(self, record: SeededRecord) -> ModelInput:
-        seed = record["seed"]
+    def __getitem__(self, key: tuple[int, int, int]) -> ModelInput:
+        iteration, slot, index = key
+        seed = seeding.seed_of(self.seed, "augment", iteration * self.batch + slot)
         random.seed(seed)
         np.random.seed(seed % 2**32)
-        return mapped(self.mapper, record)
+        return mapped(self.mapper, self.records[index])
 
 
 def mapped(mapper: DatasetMapper, record: ImageRecord) -> ModelInput:
     """Apply the mapper to a record. Raises BadInput if its image cannot be read."""
     try:
-        return mapper(dict(record))
+        return mapper(standard_dict(record))
     except (OSError, SyntaxError, SizeMismatchError) as error:
         cause = " ".join(str(error).split())[:160]
         raise BadInput(f"{record['file_name']}: {cause}") from None
+
+
+def standard_dict(record: ImageRecord) -> dict[str, object]:
+    """The record as the mapper wants it: with the enumeration BoxMode itself, not its number."""
+    objects = [{**a, "bbox_mode": BoxMode(a["bbox_mode"])} for a in record["annotations"]]
+    return {**record, "annotations": objects}
 
 
 def training_mapper(cfg: CfgNode, flip_map: Sequence[int]) -> DatasetMapper:
@@ -295,10 +272,11 @@ class Detectron2Engine(DetectionEngine):
         order = ImageOrder(records, batch, self.seed, grouped=grouped, repeats=repeats)
         rank, world = distributed.rank(), distributed.world_size()
         slots = Slots(order, first=first, last=last, rank=rank, world=world)
+        mapper = training_mapper(cfg, self.flip_map)
         loader = build_detection_train_loader(
-            SeededRecords(records, self.seed),
-            mapper=SeededMapper(training_mapper(cfg, self.flip_map)),
-            sampler=FlatSlots(slots, len(records)),
+            SeededImages(records, mapper, batch=batch, seed=self.seed),
+            mapper=None,  # SeededImages has it
+            sampler=FlatSlots(slots),
             total_batch_size=batch,
             aspect_ratio_grouping=False,  # the order is grouped already, and knows its position
             num_workers=min(cfg.DATALOADER.NUM_WORKERS, loading.cores(world)),

@@ -141,6 +141,7 @@ class TorchvisionEngine(DetectionEngine):
         return self.parallel(images, targets)
 
     def step(self) -> dict[str, Tensor]:
+        self.parallel.train()
         with self.amp.autocast():
             losses = self.losses()
         total = torch.stack([value.float() for value in losses.values()]).sum()

@@ -239,19 +239,15 @@ def work(run: DetectionRun, p: Prepared, engine: DetectionEngine, rank: int = 0)
 def train(
     run: DetectionRun, p: Prepared, engine: DetectionEngine, rank: int, stop: StopFlag
 ) -> None:
-    """The training loop. Every iteration is a pure function of the state before it and of its
-    number."""
-    schedule = p.schedule
-    last = schedule.iterations
-    state_file = run.out / STATE_FILE
+    """The training loop. Every iteration is a function of the state before it and its number."""
+    schedule, last = p.schedule, p.schedule.iterations
     # Each group has its own base rate, as biases may; a saved state has the rates of its iteration.
     bases = [group["lr"] for group in engine.optimizer.param_groups]
-    first = continue_from(state_file, engine)
+    first = continue_from(run, engine)
     records = training_records(p.train, p.task)
     engine.start(records, first, last)
     if first and schedule.scores_after(first) and not measure.was_scored(run, first):
         measure.on_the_way(run, p, engine, rank, first)
-    engine.model.train()
     agree, every = distributed.Agreement(), max(1, last // LOGGED)
     metrics = Metrics(run.out, from_step=first) if rank == 0 else None
     progress = None
@@ -267,8 +263,7 @@ def train(
         lr = p.cfg.SOLVER.BASE_LR * factor
         seeding.seed_everything(p.seed, "iteration", iteration, rank)
         losses = engine.step()
-        # 2. The losses. Reading them waits for the GPU, so they are read only where they are
-        # logged.
+        # 2. The losses, only where they are logged: reading them waits for the GPU.
         if iteration % every == 0 or iteration + 1 == last:
             values = logged_losses(losses, run, iteration)
             shown = {"loss": values["loss"]}
@@ -276,8 +271,7 @@ def train(
                 metrics.write(iteration, lr=lr, **values)
         if progress is not None:
             progress.advance(1, **shown, lr=lr)
-        # 3. Save, stop. All ranks stop after the same iteration, whichever of them got the signal;
-        # after the last one nothing is left to stop.
+        # 3. Save, stop: all ranks after the same iteration, whichever of them got the signal.
         (stopping,) = agree.any(stop.requested is not None)
         if iteration + 1 == last:
             break
@@ -285,7 +279,7 @@ def train(
         due = (iteration + 1) % schedule.save_every == 0 or time.monotonic() - saved > SAVE_SECONDS
         if rank == 0 and (due or stopping or to_score):
             saved = time.monotonic()
-            keep_state(state_file, engine, iteration + 1)
+            keep_state(run, engine, iteration + 1)
         if stopping:
             # A rank that ends is what the others are killed for: see process_group._watch
             process_group.barrier()
@@ -293,11 +287,9 @@ def train(
                 f"{run.out}: stopped by {stop.requested or 'a signal'} after iteration "
                 f"{iteration + 1}; saved; the same command continues"
             )
-        # 4. Score on the way, which takes long: with the state saved, and again by a run that was
-        # ended before its line was written.
+        # 4. Score on the way. It takes long, so the state is saved by now.
         if to_score:
             measure.on_the_way(run, p, engine, rank, iteration + 1)
-            engine.model.train()
     # 5. The end
     if schedule.precise_bn is not None:
         precise_bn.reestimate(engine, records, batches=schedule.precise_bn, after=last)
@@ -317,8 +309,9 @@ def logged_losses(losses: dict[str, Tensor], run: DetectionRun, step: int) -> di
     return {"loss": total, **values}
 
 
-def continue_from(state_file: Path, engine: DetectionEngine) -> int:
+def continue_from(run: DetectionRun, engine: DetectionEngine) -> int:
     """Load the saved weights and optimiser, if there are any; returns the iteration to start at."""
+    state_file = run.out / STATE_FILE
     if not state_file.exists():
         return 0
     state = load_state(state_file)
@@ -330,7 +323,7 @@ def continue_from(state_file: Path, engine: DetectionEngine) -> int:
     return state["iteration"]
 
 
-def keep_state(state_file: Path, engine: DetectionEngine, iteration: int) -> None:
+def keep_state(run: DetectionRun, engine: DetectionEngine, iteration: int) -> None:
     """Save the state; `iteration` is the next one to run. Nothing random is saved: see engine.py."""
     state = {
         "iteration": iteration,
@@ -338,7 +331,7 @@ def keep_state(state_file: Path, engine: DetectionEngine, iteration: int) -> Non
         "optimizer": engine.optimizer.state_dict(),
         "scaler": engine.amp.scaler.state_dict(),
     }
-    save_state(state_file, state)
+    save_state(run.out / STATE_FILE, state)
 
 
 def keep_final(run: DetectionRun, p: Prepared, engine: DetectionEngine) -> None:

@@ -1,6 +1,8 @@
 """Every key of Detectron2's config: changed, it changes what runs, or it is refused by name, or it
 is one of the few that decide nothing."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from support.detection_runs import built, run_of_config
@@ -15,8 +17,8 @@ pytest.importorskip("detectron2", reason="Detectron2 is not installed: `make det
 from detection import engine_detectron2
 
 LEAVES = dialect.flat(engine_detectron2.defaults())
-REFUSED = [key for key in LEAVES if detectron2_keys.why_refused(key)]
-HONOURED = sorted(set(LEAVES) - set(REFUSED) - NEUTRAL)
+HONOURED = sorted(detectron2_keys.HONOURED)
+REFUSED = sorted(set(LEAVES) - detectron2_keys.HONOURED - NEUTRAL)
 
 
 def another(value):
@@ -36,11 +38,12 @@ def another(value):
             return [another(value[0]), *value[1:]] if value else ["other"]
 
 
-def test_every_row_is_of_a_key(capsys):
-    assert set(LEAVES) >= NEUTRAL
-    assert not NEUTRAL & set(REFUSED)
-    rows = detectron2_keys.REFUSED
-    assert not [k for k in rows if not any(leaf.startswith(k) for leaf in LEAVES)]
+def test_every_key_is_in_one_table(capsys):
+    assert set(LEAVES) >= NEUTRAL | set(HONOURED)
+    assert not NEUTRAL & set(HONOURED)
+    for row in detectron2_keys.REFUSED:
+        keys = [leaf for leaf in LEAVES if leaf == row or leaf.startswith(row)]
+        assert keys and set(keys) <= set(REFUSED), row
     with capsys.disabled():
         counts = len(HONOURED), len(REFUSED), len(NEUTRAL)
         print("\nkeys honoured {}, refused {}, neutral {}".format(*counts))
@@ -51,10 +54,18 @@ def test_refused_by_name(key):
     given = dialect.Given(
         dialect.read("mask_rcnn_R_50_FPN_1x", []).path, {key: another(LEAVES[key])}
     )
-    with pytest.raises(BadInput, match=f"{key} .* would decide nothing here"):
+    with pytest.raises(BadInput, match=f"{key} .* would decide nothing here") as caught:
         engine_detectron2.Detectron2Engine.read_config(given)
+    assert "does not know" not in str(caught.value)
     same = dialect.Given(given.path, {key: LEAVES[key]})
     engine_detectron2.Detectron2Engine.read_config(same)
+
+
+def test_a_newer_detectron2s_key_is_refused():
+    given = dialect.Given(Path("a.yaml"), {"MODEL.RPN.NEWER": 2})
+    detectron2_keys.check(given, {"MODEL.RPN.NEWER": 2})
+    with pytest.raises(BadInput, match=r"RPN.NEWER 2 .* does not know the key; leave it at 1"):
+        detectron2_keys.check(given, {"MODEL.RPN.NEWER": 1})
 
 
 def test_neutral_keys_name_no_protocol():

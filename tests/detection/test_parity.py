@@ -227,8 +227,7 @@ def test_losses_from_the_same_images(pair, monkeypatch):
         use_keypoint=task.keypoints,
         keypoint_hflip_indices=np.array(split.flip) if split.flip else None,
     )
-    stream = engine_detectron2.SeededRecords(records, 0)
-    mapped = [mapper(stream[i]) for i in range(len(records))]
+    mapped = [mapper(engine_detectron2.standard_dict(record)) for record in records]
     for target, theirs_mapped in zip(order, mapped):
         instances = theirs_mapped["instances"]
         torch.testing.assert_close(target["boxes"], instances.gt_boxes.tensor)
@@ -287,14 +286,14 @@ def test_training_images_are_the_same(pair):
     if task.keypoints:
         kept = filter_images_with_few_keypoints(kept, 1)
     assert [r["image_id"] for r in kept] == [r["image_id"] for r in training_records(split, task)]
-    stream = engine_detectron2.SeededRecords(split.records, 0)
     height, width = 160, 200
     for mirrored in (False, True):
         flip = HFlipTransform(width) if mirrored else NoOpTransform()
         moves = TransformList([ResizeTransform(128, 128, height, width), flip])
-        for i, record in enumerate(split.records[:4]):
+        for record in split.records[:4]:
             mine = targets(record, height, width, mirrored=mirrored, flip_map=split.flip, task=task)
-            for n, a in enumerate(stream[i]["annotations"]):
+            theirs = engine_detectron2.standard_dict(record)["annotations"]
+            for n, a in enumerate(theirs):
                 b = transform_instance_annotations(
                     dict(a), moves, (height, width), keypoint_hflip_indices=split.flip or None
                 )
