@@ -76,9 +76,11 @@ def read(name: str, opts: Sequence[str]) -> Given:
     or the key."""
     path = config.find_recipe(name, KIND)
     values = read_detector(path)
-    for key, value in _of_imagenet().items():
-        if key in values and list(values[key]) == list(value):
-            del values[key]  # the shipped bases say it for Detectron2 by itself
+    # The shipped bases state ImageNet's pixels for Detectron2 by itself
+    base = read_detector(config.configs_dir() / KIND / BASE)
+    for key in PIXELS:
+        if key in values and list(values[key]) == list(base[key]):
+            del values[key]
     opts = [o for o in opts if o != "--"]
     if len(opts) % 2:
         raise BadInput(f"overrides come as KEY VALUE pairs; '{opts[-1]}' has no value")
@@ -97,12 +99,6 @@ def check(args: argparse.Namespace) -> None:
     imported."""
     read(args.config_file, args.opts)
     availability.weight_files(args)
-
-
-def _of_imagenet() -> dict[str, Value]:
-    """The pixel statistics that the shipped bases state."""
-    base = read_detector(config.configs_dir() / KIND / BASE)
-    return {key: base[key] for key in PIXELS}
 
 
 def shipped(path: Path) -> Given:

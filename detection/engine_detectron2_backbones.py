@@ -50,26 +50,21 @@ class DetectorTrunk(ABC):
 class OwnResNet(DetectorTrunk):
     """Detectron2's ResNet. Under an FPN it is whole; a C4 model has its last stage in the head."""
 
-    @property
-    def in_head(self) -> bool:
-        return not hasattr(self.model.backbone, "bottom_up")
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model)
+        self.in_head = not hasattr(model.backbone, "bottom_up")
+        self.path = "backbone" if self.in_head else "backbone.bottom_up"
 
     def named(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         out = {}
         for name, tensor in exporting.to_detectron2(state).items():
-            if not self.in_head:
-                key = f"backbone.bottom_up.{name}"
-            elif name.startswith("res5"):
-                key = f"roi_heads.{name}"
-            else:
-                key = f"backbone.{name}"
-            out[key] = tensor
+            last = self.in_head and name.startswith("res5")
+            out[f"{'roi_heads' if last else self.path}.{name}"] = tensor
         return out
 
     def stages(self, x: Tensor) -> list[Tensor]:
-        path = "backbone" if self.in_head else "backbone.bottom_up"
         maps = []
-        for name, part in self.model.get_submodule(path).named_children():
+        for name, part in self.model.get_submodule(self.path).named_children():
             x = part(x)
             if name != "stem":
                 maps.append(x)

@@ -6,7 +6,7 @@ import contextlib
 import io
 import json
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypedDict, cast
 
@@ -86,20 +86,22 @@ def score(
     rows = for_kind(renumbered(detections, split), kind)
     ev = matched(ground_truth(split, kind), rows, kind, sigmas)
     ev.accumulate()
-    with _silent():
+    # hotcoco prints a table of its own and warns of other sigmas than COCO's
+    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         ev.summarize()
     values = {name: _percent(ev.stats[i]) for name, i in stats.items()}
     per_category = _per_category(ev, split)
-    samples = bootstrap(ev, rows, split, manifest) if manifest is not None else {}
-    known = intervals_of(values, samples, len(split.records))
-    return Scores(values, known, per_category, samples)
+    samples: dict[str, np.ndarray] = {}
+    if manifest is not None:
+        weights = drawn(len(split.records), manifest)
+        samples = summarised(weighted_ap(ev, rows, len(split.ids), weights))
+    intervals = intervals_of(values, samples, len(split.records))
+    return Scores(values, intervals, per_category, samples)
 
 
 def matched(
-    truth: dict[str, object],
-    rows: list[dict[str, object]],
-    kind: str,
-    sigmas: Sequence[float],
+    truth: dict[str, object], rows: list[dict[str, object]], kind: str, sigmas: Sequence[float]
 ) -> hotcoco.COCOeval:
     """COCOeval of all images of `truth`, its matching done."""
     import hotcoco
@@ -121,14 +123,14 @@ def rehearse(split: Split, kind: str, sigmas: Sequence[float]) -> None:
     for record in split.records[:REHEARSED]:
         place = image_numbers(split)[record["image_id"]]
         for a in record["annotations"][:1]:
-            row: dict[str, object] = {"image_id": place, "score": 0.5, "bbox": a["bbox"]}
-            row["category_id"] = a["category_id"] + 1
+            label = a["category_id"] + 1
+            row: dict[str, object] = {"image_id": place, "category_id": label, "score": 0.5}
             if shape == "segmentation":
                 empty = [record["height"] * record["width"]]
                 row[shape] = {"size": [record["height"], record["width"]], "counts": empty}
-            elif shape == "keypoints":
-                row[shape] = a["keypoints"]
-            rows.append({k: row[k] for k in ("image_id", "category_id", "score", shape)})
+            else:
+                row[shape] = a[shape]
+            rows.append(row)
     if not rows:
         return
     try:
@@ -215,31 +217,14 @@ def ground_truth(split: Split, kind: str) -> dict[str, object]:
     return {"images": images, "annotations": objects, "categories": categories}
 
 
-@contextlib.contextmanager
-def _silent() -> Iterator[None]:
-    """hotcoco's summarize prints a table of its own and warns of other sigmas than COCO's."""
-    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
 def _percent(value: float) -> float | None:
     """COCOeval says -1 where there is no ground truth."""
     return None if value < 0 or not np.isfinite(value) else 100 * float(value)
 
 
-def bootstrap(
-    ev: hotcoco.COCOeval, rows: Sequence[Mapping[str, object]], split: Split, manifest: str
-) -> dict[str, np.ndarray]:
-    """AP, AP50 and AP75 in percent of images drawn with replacement, `found` being what `ev` has
-    matched; the draws depend on the list of images alone, so two checkpoints are compared draw by
-    draw."""
-    weights = drawn(len(split.records), manifest)
-    return summarised(weighted_ap(ev, rows, len(split.ids), weights))
-
-
 def drawn(images: int, manifest: str) -> Tensor:
-    """How often each of RESAMPLES draws with replacement has each image: (draws, images)."""
+    """How often each of RESAMPLES draws with replacement has each image: (draws, images). They
+    depend on the list of images alone, so two checkpoints are compared draw by draw."""
     generator = seeding.generator(manifest, "bootstrap")
     draws = torch.randint(images, (RESAMPLES, images), generator=generator)
     weights = torch.zeros(RESAMPLES, images, dtype=torch.float64)
@@ -257,13 +242,13 @@ def intervals_of(
 ) -> dict[str, tuple[float, float] | None]:
     """The 95% interval of each value in percent from its values (B,) on resamples of so many
     images; none of a value that is not defined."""
-    known: dict[str, tuple[float, float] | None] = {}
+    intervals: dict[str, tuple[float, float] | None] = {}
     for name, draws in samples.items():
         value = values[name]
-        known[name] = (
-            None if value is None else confidence.of_resamples(value / 100, draws / 100, images)
-        )
-    return known
+        intervals[name] = None
+        if value is not None:
+            intervals[name] = confidence.of_resamples(value / 100, draws / 100, images)
+    return intervals
 
 
 def weighted_ap(

@@ -41,8 +41,7 @@ def check(cfg: CfgNode, run: DetectionRun, train: Split, val: Split) -> None:
         raise BadInput(
             f"{amp.PRECISION} fp16: a CPU takes a hundred times as long with it; bf16, or a GPU"
         )
-    departures = [*norm_departures(cfg, run.task), *other_departures(cfg, train, val)]
-    for departure in departures:
+    for departure in departures(cfg, run.task, train, val):
         log.warning(f"{given.path.name}: {departure}")
 
 
@@ -82,12 +81,9 @@ def ground_truth(cfg: CfgNode, given: Given, train: Split, val: Split, task: Det
             f"{val.name} and {train.name} share {len(shared)} images, "
             f"{Path(min(shared)).name} the first"
         )
-    if task.keypoints:
-        _keypoint_counts(cfg, given, train, val)
-
-
-def _keypoint_counts(cfg: CfgNode, given: Given, train: Split, val: Split) -> None:
-    """Files, head and the sigmas that score them name equally many."""
+    if not task.keypoints:
+        return
+    # Files, head and the sigmas that score them name equally many keypoints
     wanted = cfg.MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS
     for split in (train, val):
         if len(split.keypoints) != wanted:
@@ -102,15 +98,12 @@ def _keypoint_counts(cfg: CfgNode, given: Given, train: Split, val: Split) -> No
         )
 
 
-# What differs from the protocol of LORAC's Table 4 and JCL's Table 2 is said in words; the numbers
-# then carry another protocol's name.
-
-
-def norm_departures(cfg: CfgNode, task: DetectionTask) -> list[str]:
-    """Batch norm trained over all GPUs in trunk and FPN, re-estimated at the end, and none in the
-    heads."""
+def departures(cfg: CfgNode, task: DetectionTask, train: Split, val: Split) -> list[str]:
+    """Differences from the protocol of LORAC's Table 4 and JCL's Table 2, in words; the numbers then
+    carry another protocol's name. And what the data lacks."""
     out = []
     m = cfg.MODEL
+    # 1. Batch norm is trained over all GPUs in trunk and FPN, re-estimated at the end; heads have none
     if m.BACKBONE.FREEZE_AT:
         out.append(f"FREEZE_AT {m.BACKBONE.FREEZE_AT}: the protocol trains all layers (0)")
     if any(m[head].get("NORM") for head in task.heads):
@@ -118,20 +111,15 @@ def norm_departures(cfg: CfgNode, task: DetectionTask) -> list[str]:
             "norm in the heads: the protocol has it in trunk and FPN only, heads are standard"
         )
     out += backbones.rules_of(cfg).departures(cfg)
-    return out
-
-
-def other_departures(cfg: CfgNode, train: Split, val: Split) -> list[str]:
-    """The rate for the batch, and what the data lacks."""
-    out = []
+    # 2. The rate for the batch. C4 has other rates; the embedded scenes are no protocol's
     rate, images = REFERENCES[cfg.SOLVER.OPTIMIZER]
     lr, batch = cfg.SOLVER.BASE_LR, cfg.SOLVER.IMS_PER_BATCH
     wanted = rate * batch / images
-    # C4 has other rates; the embedded scenes are no protocol's.
     if backbones.has_fpn(cfg) and not 0.5 <= lr / wanted <= 2 and "scenes" not in train.name:
         out.append(
             f"BASE_LR {lr} for {batch} images per batch; {rate} at {images} scales to {wanted:.3g}"
         )
+    # 3. The data
     if not any(r["annotations"] for r in val.records):
         out.append(f"{val.name} has no ground truth at all: every AP will be undefined")
     for split in (train, val):

@@ -15,7 +15,7 @@ from backbench.runs.folder import PICTURES, RESULTS_FILE
 from backbench.runs.run_progress import Progress
 from backbench.runs.terminal import log
 from backbench.weights import trunk_facts
-from detection import backbones, evaluate, trunk_weights, voc_ap
+from detection import backbones, evaluate, voc_ap
 from detection.data import voc
 from detection.data.dataset_dicts import Detection
 from detection.engine import DetectionEngine
@@ -160,7 +160,6 @@ def results(
     speed: float | None,
 ) -> list[store.Result]:
     """A row for every AP; `kept` is the file of the draws."""
-    columns = trunk_weights.columns(p.checkpoint)
     name = protocol(run.given)
     provenance = {
         **fast.of_trunk(p.checkpoint.provenance),
@@ -180,7 +179,11 @@ def results(
     for kind, of_kind in scores.items():
         for metric, value in of_kind.values.items():
             row = store.Result(
-                **columns,
+                checkpoint=p.checkpoint.digest,
+                name=p.checkpoint.name,
+                method=p.checkpoint.method,
+                arch=p.checkpoint.arch,
+                epochs=p.checkpoint.epochs,
                 task=p.task.name,
                 dataset=p.val.dataset,
                 split=p.val.part,

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -25,33 +24,22 @@ def reestimate(
         from fvcore.nn.precise_bn import update_bn_stats
 
     engine.start(records, after, after + batches)
-
-    def iterations() -> Iterator[int]:
-        for iteration in range(after, after + batches):
-            seeding.seed_everything(engine.seed, "precise batch norm", iteration)
-            yield iteration
-
-    module = _Forward(engine).train()
-    with torch.no_grad(), _errors_only("fvcore"):
-        update_bn_stats(module, iterations(), batches)
+    logger = logging.getLogger("fvcore")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    with torch.no_grad():
+        update_bn_stats(_Forward(engine).train(), range(after, after + batches), batches)
+    logger.setLevel(level)
 
 
 class _Forward(torch.nn.Module):
-    """update_bn_stats calls this with each item of the stream; the engine brings its own batch."""
+    """update_bn_stats calls this with each iteration's number; the engine has the batch."""
 
     def __init__(self, engine: DetectionEngine) -> None:
         super().__init__()
         self.model = engine.model  # whose batch norms update_bn_stats finds
-        self._losses = engine.losses
+        self.engine = engine
 
-    def forward(self, _: int) -> None:
-        self._losses()
-
-
-@contextlib.contextmanager
-def _errors_only(name: str) -> Iterator[None]:
-    logger = logging.getLogger(name)
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    yield
-    logger.setLevel(level)
+    def forward(self, iteration: int) -> None:
+        seeding.seed_everything(self.engine.seed, "precise batch norm", iteration)
+        self.engine.losses()

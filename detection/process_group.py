@@ -67,7 +67,9 @@ def spawn(body: Body, run: DetectionRun) -> None:
 
     `body` must be importable by its name: a child starts as a fresh interpreter.
     """
-    port = _free_port()
+    with socket.socket() as free:
+        free.bind((HOST, 0))
+        port = free.getsockname()[1]
     context = mp.get_context("spawn")
     children: list[BaseProcess] = []
     for rank in range(run.world):
@@ -86,12 +88,6 @@ def spawn(body: Body, run: DetectionRun) -> None:
         if status in ended:
             raise SystemExit(status)
     raise SystemExit(EXIT_FAILED)  # killed
-
-
-def _free_port() -> int:
-    with socket.socket() as s:
-        s.bind((HOST, 0))
-        return s.getsockname()[1]
 
 
 def _watch(children: Sequence[BaseProcess], stop: StopFlag) -> None:

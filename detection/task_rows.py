@@ -31,10 +31,7 @@ class DetectionTask:
 # A test holds these to the tasks of backbench.tasks that detect.
 FASTER_RCNN = DetectionTask(name="faster_rcnn", heads=("ROI_BOX_HEAD",))
 MASK_RCNN = DetectionTask(
-    name="mask_rcnn",
-    heads=("ROI_BOX_HEAD", "ROI_MASK_HEAD"),
-    switch="MODEL.MASK_ON",
-    outlines=True,
+    name="mask_rcnn", heads=("ROI_BOX_HEAD", "ROI_MASK_HEAD"), switch="MODEL.MASK_ON", outlines=True
 )
 KEYPOINT_RCNN = DetectionTask(
     name="keypoint_rcnn",

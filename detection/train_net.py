@@ -200,8 +200,8 @@ def ready(run: DetectionRun, p: Prepared) -> DetectionEngine:
 def build_engine(run: DetectionRun, p: Prepared, device: torch.device) -> DetectionEngine:
     precision.use("fp32")  # faster is what SOLVER.AMP asks for
     build = engine_class(run.engine)
-    flip_map = p.train.flip
-    return build(p.cfg, p.checkpoint, flip_map=flip_map, task=p.task, seed=p.seed, device=device)
+    flip = p.train.flip
+    return build(p.cfg, p.checkpoint, flip_map=flip, task=p.task, seed=p.seed, device=device)
 
 
 def take_part(run: DetectionRun, seat: process_group.Seat) -> int:
@@ -336,7 +336,11 @@ def keep_state(run: DetectionRun, engine: DetectionEngine, iteration: int) -> No
 
 def keep_final(run: DetectionRun, p: Prepared, engine: DetectionEngine) -> None:
     about = {
-        **trunk_weights.columns(p.checkpoint),
+        "checkpoint": p.checkpoint.digest,
+        "name": p.checkpoint.name,
+        "method": p.checkpoint.method,
+        "arch": p.checkpoint.arch,
+        "epochs": p.checkpoint.epochs,
         "task": p.task.name,
         "engine": run.engine,
         "config": decisive(run.given),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TypedDict
 
 import torch
 
@@ -17,16 +16,6 @@ from detection.engine import DetectionEngine
 
 TOLERANCE = 1e-5  # of a map's size: the operations are the same in the same order
 RANDOM = "random"  # MODEL.WEIGHTS of the random row
-
-
-class TrunkColumns(TypedDict):
-    """The columns of a result's row that say which trunk it is of."""
-
-    checkpoint: str  # digest
-    name: str
-    method: str
-    arch: str
-    epochs: int | None
 
 
 def read(checkpoint: Path | None, model_weights: str, arch: str, seed: int) -> Checkpoint:
@@ -97,14 +86,3 @@ def check_features(
             )
         worst = max(worst, difference)
     return worst
-
-
-def columns(checkpoint: Checkpoint) -> TrunkColumns:
-    """The columns of the trunk that a detector was trained from, kept in the detector's file."""
-    return {
-        "checkpoint": checkpoint.digest,
-        "name": checkpoint.name,
-        "method": checkpoint.method,
-        "arch": checkpoint.arch,
-        "epochs": checkpoint.epochs,
-    }

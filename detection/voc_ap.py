@@ -46,27 +46,15 @@ class VocDetections:
 def score(split: Split, detections: Sequence[Detection], manifest: str | None) -> evaluate.Scores:
     """AP, AP50 and AP75 of detections in COCO's format. `manifest` decides the draws of the
     intervals; None leaves them out."""
-    from detectron2.evaluation.pascal_voc_evaluation import voc_eval
-
     aps = np.zeros((len(THRESHOLDS), len(split.categories)))
     lines = lines_by_label(detections)
     with tempfile.TemporaryDirectory() as folder:
-        files = f"{folder}/{{}}.txt"
         for label, name in enumerate(split.categories):
             if label not in lines:
                 continue  # nothing found: AP 0
-            Path(files.format(name)).write_text("\n".join(lines[label]))
+            Path(folder, f"{name}.txt").write_text("\n".join(lines[label]))
             for t, overlap in enumerate(THRESHOLDS):
-                with np.errstate(invalid="ignore"):
-                    _, _, ap = voc_eval(
-                        files,
-                        _annotation_files(split),
-                        str(split.file),
-                        name,
-                        overlap,
-                        _eleven_points(split),
-                    )
-                aps[t, label] = 100 * ap
+                aps[t, label] = 100 * evaluators_ap(split, folder, name, overlap)
     means = {"AP": float(aps.mean()), "AP50": float(aps[0].mean()), "AP75": float(aps[5].mean())}
     of_category = {name: float(aps[:, label].mean()) for label, name in enumerate(split.categories)}
     if not detections:
@@ -79,14 +67,11 @@ def score(split: Split, detections: Sequence[Detection], manifest: str | None) -
 def rehearse(split: Split) -> None:
     """Score nothing found. Raises BadInput where the evaluator cannot read what it scores by, which
     would otherwise fail after the training."""
-    from detectron2.evaluation.pascal_voc_evaluation import voc_eval
-
     with tempfile.TemporaryDirectory() as folder:
-        files = f"{folder}/{{}}.txt"
         name = split.categories[0]
-        Path(files.format(name)).touch()
+        Path(folder, f"{name}.txt").touch()
         try:
-            voc_eval(files, _annotation_files(split), str(split.file), name)
+            evaluators_ap(split, folder, name, THRESHOLDS[0])
         except (ValueError, TypeError, AttributeError, OSError, SyntaxError) as error:
             cause = " ".join(str(error).split())[:160]
             raise BadInput(
@@ -95,8 +80,15 @@ def rehearse(split: Split) -> None:
             ) from None
 
 
-def _annotation_files(split: Split) -> str:
-    return str(split.folder.parent / "Annotations" / "{}.xml")
+def evaluators_ap(split: Split, folder: str, name: str, overlap: float) -> float:
+    """Detectron2's AP of a category, from 0 to 1, of the detections in FOLDER/<name>.txt."""
+    from detectron2.evaluation.pascal_voc_evaluation import voc_eval
+
+    files, images = f"{folder}/{{}}.txt", str(split.file)
+    annotations = str(split.folder.parent / "Annotations" / "{}.xml")
+    with np.errstate(invalid="ignore"):
+        _, _, ap = voc_eval(files, annotations, images, name, overlap, _eleven_points(split))
+    return ap
 
 
 def _eleven_points(split: Split) -> bool:

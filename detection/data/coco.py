@@ -2,7 +2,7 @@
 
 Annotation files come from strangers. They are checked here, once, before a run: what training or
 scoring would fail on is refused in one line, in both engines alike. `parse` looks at a file's
-contents alone; `read` adds where the file and its images lie.
+contents alone; `read` looks for the file and its images.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import itertools
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypeAlias, TypeVar
 
@@ -129,17 +128,6 @@ class CocoFile(TypedDict, Generic[Checked]):
     annotations: Annotated[list[Checked], FailFast()]
 
 
-@dataclass(frozen=True)
-class Parsed:
-    """The contents of an annotation file, checked."""
-
-    categories: tuple[str, ...]  # by label, from 0 in the order of their ids; COCO's ids have gaps
-    ids: tuple[int, ...]
-    records: list[ImageRecord]  # in the order of their ids; file names as the file has them
-    keypoints: tuple[str, ...]
-    dropped: int  # objects without a valid outline
-
-
 def datasets() -> dict[str, tuple[str, str]]:
     """Dataset name -> (annotation file, image folder) below ROOT."""
     out = {}
@@ -196,7 +184,7 @@ def read(files: DatasetFiles, task: DetectionTask) -> Split:
         return voc.read(files, task)
     file = files.file
     try:
-        parsed = parse(opening.read_bytes(file, most=LARGEST_FILE), task)
+        split = parse(opening.read_bytes(file, most=LARGEST_FILE), files, task)
     except FileNotFoundError:
         raise BadInput(
             f"{file}: no such file; COCO is ROOT/coco/{{annotations,train2017,val2017}}"
@@ -205,16 +193,12 @@ def read(files: DatasetFiles, task: DetectionTask) -> Split:
         raise BadInput(f"{file}: {printable.shown(str(error), 100)}") from None
     except BadInput as error:
         raise BadInput(f"{file}: {error}") from None
-    records = parsed.records[: files.limit]
-    find_images(records, files)
-    if task.keypoints and not any(is_marked(a) for r in records for a in r["annotations"]):
+    find_images(split.records, files)
+    if task.keypoints and not any(is_marked(a) for r in split.records for a in r["annotations"]):
         raise BadInput(
             f"{file}: no annotation has keypoints; the keypoint task needs a person_keypoints file"
         )
-    notes: tuple[str, ...] = ()
-    if parsed.dropped:
-        notes = (f"{parsed.dropped} objects without a valid outline left out",)
-    return Split(files, parsed.categories, parsed.ids, records, parsed.keypoints, notes)
+    return split
 
 
 def find_images(records: Sequence[ImageRecord], files: DatasetFiles) -> None:
@@ -242,14 +226,14 @@ def find_images(records: Sequence[ImageRecord], files: DatasetFiles) -> None:
         )
 
 
-def parse(text: bytes, task: DetectionTask) -> Parsed:
-    """Check the contents of an annotation file and sort its objects to their images. Raises
-    BadInput that names the first row and key that cannot be used."""
+def parse(text: bytes, files: DatasetFiles, task: DetectionTask) -> Split:
+    """Check the contents of an annotation file and sort its objects to their images, whose names
+    are still the file's. Raises BadInput that names the first row and key that cannot be used."""
     data = _typed(text, task)
     _refuse_ids([row["id"] for row in data["images"]], "images")
     _refuse_ids([row["id"] for row in data["categories"]], "categories")
     _refuse_ids([row["id"] for row in data["annotations"]], "annotations")
-    # 1. Categories get labels from 0 in the order of their ids
+    # 1. Categories get labels from 0 in the order of their ids; COCO's ids have gaps
     categories = sorted(data["categories"], key=lambda category: category["id"])
     names = tuple(category["name"] for category in categories)
     if not categories or not data["images"]:
@@ -297,8 +281,11 @@ def parse(text: bytes, task: DetectionTask) -> Parsed:
                 dropped += 1
                 continue
         record["annotations"].append(out)
+    # 4. Images in the order of their ids, as many as are wanted
     ids = tuple(category["id"] for category in categories)
-    return Parsed(names, ids, [records[id] for id in sorted(records)], keypoints, dropped)
+    notes = (f"{dropped} objects without a valid outline left out",) if dropped else ()
+    in_order = [records[id] for id in sorted(records)][: files.limit]
+    return Split(files, names, ids, in_order, keypoints, notes)
 
 
 def _typed(text: bytes, task: DetectionTask) -> CocoFile[CocoObject]:

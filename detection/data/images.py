@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 # Pixels: the box_threshold of detectron2/data/detection_utils.py::filter_empty_instances
 EMPTY = 1e-5
-EXIF_ORIENTATION = 0x0112
+EXIF_ORIENTATION, SIDEWAYS = 0x0112, (5, 6, 7, 8)  # the tag, and its values that swap the sides
 JPEG_END, TAIL = b"\xff\xd9", 1024  # some writers put a few bytes behind the end
 THREADS = 16
 Array: TypeAlias = np.ndarray
@@ -81,18 +81,14 @@ def check_file(record: ImageRecord) -> None:
 
     path = record["file_name"]
     with readable(path) as file, Image.open(file, formats=FORMATS) as image:
-        size, jpeg = upright_size(image), image.format == "JPEG"
+        size, jpeg = image.size, image.format == "JPEG"
+        if image.getexif().get(EXIF_ORIENTATION) in SIDEWAYS:
+            size = (image.height, image.width)
         file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))
         whole = not jpeg or JPEG_END in file.read()
     if not whole:
         raise BadInput(f"{path}: corrupt image (truncated: it has no end)")
     _check_size(record, size)
-
-
-def upright_size(image: Image.Image) -> tuple[int, int]:
-    """(width, height) as it will be after its EXIF orientation is followed."""
-    sideways = image.getexif().get(EXIF_ORIENTATION) in (5, 6, 7, 8)
-    return (image.height, image.width) if sideways else image.size
 
 
 def check_files(records: Sequence[ImageRecord]) -> None:
@@ -175,12 +171,7 @@ class TrainImages(torch.utils.data.Dataset[TrainSample]):
         target = targets(
             record, height, width, mirrored=mirrored, flip_map=self.flip_map, task=self.task
         )
-        return {
-            "image": pixels,
-            "target": target,
-            "slot": slot,
-            "iteration": iteration,
-        }
+        return {"image": pixels, "target": target, "slot": slot, "iteration": iteration}
 
 
 def targets(

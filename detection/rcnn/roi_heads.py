@@ -7,8 +7,7 @@ mean share: see `per_rank`.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -131,8 +130,10 @@ class RCNNHeads(RoIHeads):
         pooled = self.mask_roi_pool(features, boxes)
         logits = self.mask_predictor(self.mask_head(pooled)).float()
         polygons = []
-        for numbers, target in zip(_lists(objects), targets):
-            polygons += [target["polygons"][j] for j in numbers]
+        # On a GPU the host waits once for all images' numbers
+        on_cpu = torch.cat(objects).cpu().split([len(numbers) for numbers in objects])
+        for numbers, target in zip(on_cpu, targets):
+            polygons += [target["polygons"][j] for j in numbers.tolist()]
         goal = rasterise(polygons, torch.cat(boxes), logits.shape[-1])
         return mask_loss(logits, goal, classes)
 
@@ -174,13 +175,6 @@ class RCNNHeads(RoIHeads):
             for detections, maps in zip(out, heat.split(counts)):
                 detections["keypoints"] = heatmaps_to_keypoints(maps, detections["boxes"])[0]
         return out
-
-
-def _lists(numbers: Sequence[Tensor]) -> list[list[int]]:
-    """Turn index tensors into lists; on a GPU the host waits once for all of them."""
-    together = torch.cat(list(numbers)).tolist()
-    ends = itertools.accumulate(len(part) for part in numbers)
-    return [together[end - len(part) : end] for part, end in zip(numbers, ends)]
 
 
 def box_losses(

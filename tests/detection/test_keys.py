@@ -199,10 +199,7 @@ def scores_of_near_points(p):
     for record in p.val.records:
         for one in record["annotations"]:
             points = [v + 3 * (i % 3 == 0) for i, v in enumerate(one["keypoints"])]
-            where = {
-                "image_id": record["image_id"],
-                "category_id": p.val.ids[one["category_id"]],
-            }
+            where = {"image_id": record["image_id"], "category_id": p.val.ids[one["category_id"]]}
             found.append({**where, "bbox": one["bbox"], "score": 0.9, "keypoints": points})
     sigmas = p.cfg.TEST.KEYPOINT_OKS_SIGMAS
     return evaluate.score(p.val, found, "keypoints", sigmas, manifest=None).values
