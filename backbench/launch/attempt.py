@@ -11,7 +11,7 @@ This is a job's life, as its status file tells it. `_begin` makes the first step
     running -> done                    exit 0, and the files are there
     running -> queued                  "again": preempted, out of time, or failed and worth another
                                        attempt; whoever ran it starts it anew
-    running -> failed                  bad input, or the limits in `verdict` are reached
+    running -> failed                  bad input, or `decide` says that it failed often enough
     running -> stopped                 told to save by its launcher, or by Slurm, which ends
     running -> cancelled               it ended under a mark
     failed, stopped, cancelled -> queued    submitted again, by `retry` or (not failed) by `run`:
@@ -24,7 +24,6 @@ the next attempt notes that the one before it was killed.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
 import os
 import pickle
@@ -35,21 +34,25 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import IO, Self
+from typing import IO, Literal, NamedTuple, Self
 
 from backbench.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_PREEMPTED, Failed
 from backbench.launch.clusters import Cluster
 from backbench.launch.job import Job, finished
 from backbench.launch.records import AttemptNote, Ledger, Status, StatusName
-from backbench.launch.verdict import Ending, Outcome, decide
 from backbench.runs.run_progress import read_progress
 
 EXIT_STOPPED = 3  # an attempt's process: cancelled, not to be started again
 PEER_LOST = re.compile("gloo|nccl|connection|socket|broken pipe|timed? ?out", re.IGNORECASE)
+SAME_REASON = 3  # a job that fails this often for the same reason, without progress, stops
+ANY_REASON = 6  # and so does one that fails this often without progress at all
 PEER_S = 5.0  # seconds until this rank can read why another one failed
 # A command that ends by one of these had no handler for it yet: nothing was lost, nothing failed
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
+
+Outcome = Literal["done", "failed", "again", "stopped", "cancelled"]
 
 # How the attempt's own process (`main`) tells its outcome to the pool above it
 EXITS: dict[Outcome, int] = {
@@ -59,6 +62,13 @@ EXITS: dict[Outcome, int] = {
     "stopped": EXIT_PREEMPTED,
     "cancelled": EXIT_STOPPED,
 }
+
+
+class Ending(NamedTuple):
+    """How an attempt ended: a code that `decide` uses, and a reason for people."""
+
+    how: str  # done, failed, bad input, preempted, time limit, stopped, lost peer
+    reason: str | None
 
 
 @dataclass
@@ -79,6 +89,7 @@ class Attempt:
     gpus: int = 0
     limit_s: float | None = None
     grace_s: float = 60.0
+    tasks: int = 1  # of the same job, which work together
     place: str = "local"  # written beside the attempt: slurm:12_3, local
     show: bool = False  # the child's output to the terminal, not to the log
 
@@ -108,13 +119,6 @@ class Attempt:
             limit_s=resources.limit_s,
             grace_s=cluster.grace_s(resources),
         )
-
-    def __getstate__(self) -> dict[str, object]:
-        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-
-    def __setstate__(self, state: dict[str, object]) -> None:
-        self.__dict__.update(state)
-        self.__post_init__()
 
     def run(self) -> Outcome:
         """Make the whole attempt: lock, child, status."""
@@ -147,10 +151,10 @@ class Attempt:
         if attempts and attempts[-1].get("end") is None:
             # Its process was killed, or its node lost: it had no time to say how it ended. Its last
             # progress note is the nearest to its end
-            note = read_progress(self.ledger.runs / self.job.name)
+            progress = read_progress(self.ledger.runs / self.job.name)
             start = attempts[-1]["start"]
             attempts[-1] |= {
-                "end": max(start, note["time"]) if note else start,
+                "end": max(start, progress["time"]) if progress else start,
                 "how": "killed",
                 "reason": "ended without a word",
                 "at": self._position(),
@@ -161,20 +165,18 @@ class Attempt:
         elif status["state"] == "done" and finished(self.job, self.ledger.runs):
             self._outcome = "done"  # requeued by Slurm although it had ended well
         else:
-            attempts.append(self._note())
+            note: AttemptNote = {
+                "start": time.time(),
+                "end": None,
+                "host": socket.gethostname(),
+                "pid": os.getpid(),
+                "place": self.place,
+                "gpus": self.gpus,
+                "machine": " ".join(self.machine),
+                "gpu_ids": self.env.get("CUDA_VISIBLE_DEVICES", ""),
+            }
+            attempts.append(note)
             self.ledger.write_status(self.job, {**status, "state": "running", "reason": None})
-
-    def _note(self) -> AttemptNote:
-        return {
-            "start": time.time(),
-            "end": None,
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-            "place": self.place,
-            "gpus": self.gpus,
-            "machine": " ".join(self.machine),
-            "gpu_ids": self.env.get("CUDA_VISIBLE_DEVICES", ""),
-        }
 
     # 2. The child
 
@@ -241,10 +243,6 @@ class Attempt:
                 self._child.kill()
             time.sleep(0.05)
 
-    def _has_peers(self) -> bool:
-        """Say whether other tasks of the same job work with this one."""
-        return False
-
     def _sibling_failure(self) -> Ending | None:
         """Return how another task of the same job failed; None where none did."""
         return None
@@ -266,9 +264,16 @@ class Attempt:
         if code == EXIT_PREEMPTED:
             return Ending(why or "preempted", None)
         if code < 0:
-            return self._meaning_of_signal(-code, why)
-        reason = self._last_line() or f"exit {code}"
-        if self._has_peers() and PEER_LOST.search(reason):
+            number = signal.Signals(-code)
+            if number in _STOP_SIGNALS:
+                return Ending(why or "preempted", "stopped before it could save")
+            if why is not None and number == signal.SIGKILL:
+                return Ending(why, f"did not save within {self.grace_s:.0f} s")
+            hint = " (out of memory?)" if number == signal.SIGKILL else ""
+            return Ending("failed", f"killed by {number.name}{hint}")
+        last = None if self.show else self.ledger.last_line(self.job, self._rank)
+        reason = last or f"exit {code}"
+        if self.tasks > 1 and PEER_LOST.search(reason):
             return self._peers_words() or Ending("lost peer", reason)
         return Ending("bad input" if code == EXIT_BAD_INPUT else "failed", reason)
 
@@ -285,19 +290,8 @@ class Attempt:
             time.sleep(0.1)
         return None
 
-    def _meaning_of_signal(self, number: int, why: str | None) -> Ending:
-        if number in _STOP_SIGNALS:
-            return Ending(why or "preempted", "stopped before it could save")
-        if why is not None and number == signal.SIGKILL:
-            return Ending(why, f"did not save within {self.grace_s:.0f} s")
-        hint = " (out of memory?)" if number == signal.SIGKILL else ""
-        return Ending("failed", f"killed by {signal.Signals(number).name}{hint}")
-
-    def _last_line(self) -> str | None:
-        return None if self.show else self.ledger.last_line(self.job, self._rank)
-
     def _conclude(self, ending: Ending) -> None:
-        """Decide what follows (`verdict.decide`) and write it down."""
+        """Decide what follows (`decide`) and write it down."""
         how, reason = ending
         status = self._status
         status["attempts"][-1] |= {
@@ -319,6 +313,82 @@ class Attempt:
         if note is None:
             return None
         return f"{note['what']} {note['done']}/{note['total']}"
+
+
+# --- what follows an attempt --------------------------------------------------------------------
+
+
+def decide(
+    ending: Ending, attempts: Sequence[AttemptNote], *, cancelled: bool
+) -> tuple[Outcome, str | None]:
+    """Return the outcome and its reason. `attempts` are those that count, this one last."""
+    how, reason = ending
+    # 1. It is over, well or by somebody's wish. A cancelled job ends like one that was stopped or
+    #    preempted, so the mark is asked for before those.
+    if how == "done":
+        return "done", None
+    if cancelled:
+        return "cancelled", None
+    if how == "stopped":
+        return "stopped", reason
+    # 2. It failed in a way that the next attempt would repeat.
+    if how == "bad input":
+        return "failed", reason
+    # 3. It came to the same end often enough and got nowhere in between.
+    verdict = _often_enough(ending, since_progress(attempts))
+    if verdict is not None:
+        return "failed", verdict
+    # 4. Failed but not often, or with progress; a node lost; preempted however often.
+    return "again", reason
+
+
+def since_progress(attempts: Sequence[AttemptNote]) -> Sequence[AttemptNote]:
+    """Return the last attempt that got farther than all before it, and those after it.
+
+    Earlier failures no longer count: three kills in three places are three accidents, three at one
+    place are a defect of the job.
+    """
+    farthest: dict[str, int] = {}  # of each part of the run: the most steps that were done
+    first = 0
+    for number, attempt in enumerate(attempts):
+        place = re.fullmatch(r"(.*) (\d{1,18})/\d+", attempt.get("at") or "", re.DOTALL)
+        if place is None:
+            continue
+        part, step = place[1], int(place[2])
+        if step > farthest.get(part, 0):
+            farthest[part], first = step, number
+    return attempts[first:]
+
+
+def _often_enough(ending: Ending, attempts: Sequence[AttemptNote]) -> str | None:
+    """Say why the job ends here; None while it may try again. `attempts`: those since progress."""
+    how, reason = ending
+    same = [attempt for attempt in attempts if attempt.get("how") == how]
+    if how == "failed":
+        shapes = {_shape(attempt.get("reason")) for attempt in same[-SAME_REASON:]}
+        if len(same) >= SAME_REASON and len(shapes) == 1:
+            return f"failed {len(same)} times for the same reason: {reason}"
+        if len(same) >= ANY_REASON:
+            return f"failed {len(same)} times, at last: {reason}"
+    # A lost node is not the job's failure; nodes that never find each other are a wrong setting
+    if how == "lost peer" and len(same) >= ANY_REASON:
+        return (
+            f"its tasks lost each other {len(same)} times at the same point (see"
+            f" NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME): {reason}"
+        )
+    # Its time is too short for one step: each attempt ends where the one before it began
+    if how == "time limit" and len(same) >= SAME_REASON:
+        at = attempts[-1].get("at")
+        return f"{len(same)} time limits ended at the same point ({at}): give it more hours"
+    return None
+
+
+def _shape(reason: str | None) -> str:
+    """Remove numbers from a reason: `tried to allocate 2.1 GiB` and 2.4 GiB are one failure."""
+    return re.sub(r"\d+", "#", reason or "")
+
+
+# --- the attempt's own process ------------------------------------------------------------------
 
 
 def main() -> int:

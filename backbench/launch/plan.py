@@ -1,30 +1,54 @@
-"""The plan of a grid: the jobs that are missing, the arrays that they go to Slurm in, their cost."""
+"""The plan of a grid: the jobs that are missing, their arrays on Slurm, and what they will cost.
+
+A cost is the time of jobs of the same command that ended here. The same command means: the same
+recipe, options and data on the same kind of trunk, cluster and machine. Where none has run nothing
+is guessed, for across recipes a guess is off by any factor.
+"""
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
+import re
 import shlex
+import statistics
+import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from backbench.datasets import availability
+from backbench.errors import BadInput
 from backbench.launch.clusters import Cluster, Resources
 from backbench.launch.expansion import expand
 from backbench.launch.grid import Grid
-from backbench.launch.job import Job, finished
-from backbench.launch.price import Estimates
+from backbench.launch.job import Job, command_kind, finished
+from backbench.launch.records import Status
 from backbench.launch.view import ACTIVE, Snapshot, State, StateName
 from backbench.recipes import fast
-from backbench.runs.run_progress import seconds
+from backbench.runs.run_progress import read_progress, seconds
+from backbench.runs.terminal import log
+from backbench.weights import header
 
-# A run submits these again. Blocked ones stay out below while what they need has failed; failed
-# ones wait for `launch retry`.
+# A run submits these again, blocked ones unless what they need has failed. Failed ones wait for
+# `launch retry`.
 AGAIN: tuple[StateName, ...] = ("cancelled", "stopped", "lost", "blocked")
-
-
 KINDS_NAMED = 5  # among those of unknown cost
+# Verbs whose commands are checked before they are submitted: the other verbs name files that may be
+# made before they start, or their check weighs as much as what they do
+CHECKED = ("pretrain", "linear", "finetune", "semisup", "analyze")
+# Overrides of a pretraining that change nothing about the time of one epoch: temperatures and
+# weights of the method, rates, names
+_NO_MATTER = re.compile(
+    r"(epochs|name|expected)=.*|optim\.\w*lr=.*|method\.[\w.]+=-?(\d+\.\d*|\d*e-?\d+|inf)",
+    re.DOTALL,
+)
+ENOUGH = 0.02  # share of its steps from which a pretraining on its way tells how long it takes
+
+
+# --- what is missing ---------------------------------------------------------------------------
 
 
 @dataclass
@@ -40,84 +64,87 @@ def make_plan(
     grid: Grid, snapshot: Snapshot, *, where: str, data: Path | None, watching: bool
 ) -> Plan:
     runs = snapshot.ledger.runs
-    claimed = snapshot.claimed()
+    claimed: dict[str, str] = {}  # cell -> name of the job that was submitted for it
+    for name, record in snapshot.records.items():
+        claimed.update(dict.fromkeys(record.job.cells, name))
     wanted = expand(grid, runs, where=where, data=data, claimed=claimed, watching=watching)
+    # Packs that were submitted before go again as they were, with the checkpoints of then
+    packs = [snapshot.records[name].job for name in wanted.packed]
+    states = snapshot.states()  # of this grid's jobs and of all earlier ones
+    new: dict[str, Job] = {}
     known: dict[str, State] = {}
-    # 1. Packs that were submitted before go again as they were, with the checkpoints of then
-    packs: list[Job] = []
-    for name in wanted.packed:
-        pack = snapshot.records[name].job
-        standing = _standing(pack, snapshot)
-        if standing is None:
-            packs.append(pack)
-        else:
-            known[name] = standing
-    # 2. The jobs of the grid as it is now
-    new: list[Job] = []
-    for job in wanted.jobs:
-        standing = _standing(job, snapshot)
-        if standing is None:
-            new.append(job)
-        else:
-            known[job.name] = standing
-    # 3. Without those that could not start; and without mention of dependencies that are over
-    possible = _leave_out_blocked([*new, *packs], known, snapshot)
-    return Plan(without_done(possible, known, snapshot), known, wanted.waiting)
+    for job in (*wanted.jobs, *packs):  # needs come earlier in the list
+        state = states.get(job.name, State("done"))
+        # Only its files are proof: they are there without any record where the records were lost,
+        # and gone in spite of one where somebody wants the number anew
+        missing = state.name == "done" and not finished(job, runs)
+        if missing or state.name in AGAIN:
+            blocked = _blocked(job, new, states)
+            if blocked is None:
+                new[job.name] = job
+                continue
+            state = blocked
+        known[job.name] = states[job.name] = state
+    return Plan(without_done(list(new.values()), states), known, wanted.waiting)
 
 
-def _standing(job: Job, snapshot: Snapshot) -> State | None:
-    """Return how a job of the grid stands; None where it is to be submitted."""
-    state = State("done")
-    if job.name in snapshot.records:
-        state = snapshot.state(job.name)
-    if state.name in AGAIN:
-        return None
-    # Only its files are proof: they are there without any record where the records were lost, and
-    # gone in spite of one where somebody wants the number anew
-    if state.name == "done" and not finished(job, snapshot.ledger.runs):
-        return None
-    return state
+def _blocked(job: Job, new: Mapping[str, Job], states: Mapping[str, State]) -> State | None:
+    """Return the state of a job whose need failed and is not submitted again."""
+    for name in job.needs:
+        if name not in new and name in states and states[name].name in ("failed", "blocked"):
+            return State("blocked", f"{name} {states[name].name}")
+    return None
 
 
-def _leave_out_blocked(
-    new: Sequence[Job], known: dict[str, State], snapshot: Snapshot
-) -> list[Job]:
-    """Leave out what needs a job that failed and is not submitted again; its state says so."""
-    # Needs come earlier in the list: what is in `out` by now goes before its users
-    out: dict[str, Job] = {}
-    for job in new:
-        for name in job.needs:
-            state = _known(name, known, snapshot)
-            if name not in out and state is not None and state.name in ("failed", "blocked"):
-                known[job.name] = State("blocked", f"{name} {state.name}")
-                break
-        else:
-            out[job.name] = job
-    return list(out.values())
-
-
-def without_done(new: Sequence[Job], known: dict[str, State], snapshot: Snapshot) -> list[Job]:
+def without_done(new: Sequence[Job], states: Mapping[str, State]) -> list[Job]:
     """Return the jobs without the dependencies that are over."""
     names = {job.name for job in new}
-
-    def pending(name: str) -> bool:
-        state = _known(name, known, snapshot)
-        return name in names or (state is not None and state.name in ACTIVE)
-
+    on_the_way = names | {name for name, state in states.items() if state.name in ACTIVE}
     out = []
     for job in new:
-        needs = tuple(filter(pending, job.needs))
+        needs = tuple(name for name in job.needs if name in on_the_way)
         # `after` only fills a cache: what is on Slurm already is not worth a dependency
         after = tuple(name for name in job.after if name in names)
         out.append(dataclasses.replace(job, needs=needs, after=after))
     return out
 
 
-def _known(name: str, known: dict[str, State], snapshot: Snapshot) -> State | None:
-    """Return the state of a job of this grid or of an earlier one."""
-    if name in known or name not in snapshot.records:
-        return known.get(name)
-    return snapshot.state(name)
+@dataclass(frozen=True)
+class CommandCheck:
+    """Checks the commands of a grid's jobs before they are submitted, each kind of them once.
+
+    A grid that names a key its recipe lacks, or a dataset that is not there, would otherwise wait
+    in a queue and fail there job by job.
+    """
+
+    parsed: Callable[[Sequence[str]], argparse.Namespace]  # the command line's parser
+    check: Callable[[argparse.Namespace], None]
+    seen: set[tuple[str, ...]] = field(default_factory=set)  # kinds of commands, and warnings
+
+    def refuse(self, jobs: Iterable[Job], where: str) -> None:
+        """Raise BadInput with the job's name for a recipe or key that does not exist.
+
+        A missing dataset is only a warning: it may be where the jobs run.
+        """
+        for job in jobs:
+            kind = command_kind(job.argv)
+            if job.verb not in CHECKED or kind in self.seen:
+                continue
+            self.seen.add(kind)
+            args = self.parsed(job.argv)
+            try:
+                self.check(args)
+            except BadInput as error:
+                raise BadInput(f"{where}: {job.name}: {error}") from None
+            try:
+                availability.datasets_there(args)
+            except BadInput as error:
+                if (str(error),) not in self.seen:
+                    self.seen.add((str(error),))
+                    log.warning("%s and jobs like it would stop here: %s", job.name, error)
+
+
+# --- arrays ------------------------------------------------------------------------------------
 
 
 class JobArray(NamedTuple):
@@ -164,6 +191,9 @@ def arrays(cluster: Cluster, jobs: Sequence[Job]) -> Iterator[JobArray]:
                 yield group._replace(jobs=part)
 
 
+# --- the plan as text, with costs --------------------------------------------------------------
+
+
 def plan_text(plan: Plan, cluster: Cluster, snapshot: Snapshot) -> str:
     """Show every array with its jobs and their cost by past runs, what is skipped, and the sums."""
     estimates = Estimates(snapshot)
@@ -171,8 +201,15 @@ def plan_text(plan: Plan, cluster: Cluster, snapshot: Snapshot) -> str:
     unknown: Counter[str] = Counter()
     lines = []
     for number, array in enumerate(arrays(cluster, plan.new)):
-        lines.append(f"array {number}: {_array_text(array, cluster.name)}")
         resources = array.resources
+        parts = [
+            f"{len(array.jobs)} jobs on {resources.partition or cluster.name}",
+            f"{resources.nodes} node(s) x {resources.gpus} GPUs",
+            f"{resources.cpus_per_node} CPUs",
+            *(f"after {name}" for name in array.needs),
+            *(f"after array {earlier}" for earlier in array.after),
+        ]
+        lines.append(f"array {number}: {', '.join(parts)}")
         for job in array.jobs:
             cost = estimates.seconds(job, resources, cluster)
             lines.append(f"  {job.name}  {'unknown' if cost is None else seconds(cost)}")
@@ -210,13 +247,71 @@ def _cost_text(gpu_hours: float, hours: float, unknown: Counter[str], *, jobs: i
     return lines
 
 
-def _array_text(array: JobArray, cluster: str) -> str:
-    resources = array.resources
-    parts = [
-        f"{len(array.jobs)} jobs on {resources.partition or cluster}",
-        f"{resources.nodes} node(s) x {resources.gpus} GPUs",
-        f"{resources.cpus_per_node} CPUs",
-        *(f"after {name}" for name in array.needs),
-        *(f"after array {number}" for number in array.after),
-    ]
-    return ", ".join(parts)
+CostKind = tuple[object, ...]  # jobs of one kind take the same time for each of their units
+
+
+class Estimates:
+    """Seconds per unit of each kind of job that a snapshot knows: the median over its jobs."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.runs = snapshot.ledger.runs
+        self._per_unit: dict[CostKind, list[float]] = defaultdict(list)
+        for name, status in snapshot.statuses.items():
+            record = snapshot.records.get(name)
+            if record is None or not status["attempts"]:
+                continue
+            attempt = status["attempts"][-1]
+            machine = (attempt.get("gpus", 0), attempt.get("machine", ""))
+            kind = _kind(record.job, (record.submission.cluster, *machine))
+            share = 1.0 if status["state"] == "done" else self._share(record.job)
+            if kind is not None and share >= ENOUGH:
+                self._per_unit[kind].append(spent_seconds(status) / (record.job.units * share))
+
+    def seconds(self, job: Job, resources: Resources, cluster: Cluster) -> float | None:
+        """Return how long the rest of the job takes on this cluster; None where nobody knows."""
+        gpus = min(resources.gpus, cluster.gpus) if cluster.kind == "local" else resources.gpus
+        kind = _kind(job, (cluster.file, gpus, " ".join(resources.options(job.verb))))
+        per_unit = self._per_unit.get(kind) if kind is not None else None
+        if not per_unit:
+            return None
+        return statistics.median(per_unit) * job.units * (1.0 - self._share(job))
+
+    def _share(self, job: Job) -> float:
+        # Other verbs have several parts, and their progress is of one of them
+        return share_made(self.runs / job.name) if job.verb == "pretrain" else 0.0
+
+
+def _kind(job: Job, machine: CostKind) -> CostKind | None:
+    """Return what the time of one unit depends on; None where the trunk is not known yet."""
+    arch = job.arch
+    # A detector's trunk is named by its config; files are converted at the speed of the disk
+    if arch is None and job.verb not in ("detect", "import", "export"):
+        # Of the first checkpoint on the command line, if it is there by now
+        files = (word for word in job.argv[1:] if word.endswith(".safetensors"))
+        file = next(files, None)
+        arch = header.about(Path(file)).get("arch") if file is not None else None
+        if not isinstance(arch, str):
+            return None
+    if job.units <= 0:
+        return None
+    words = [word for word in command_kind(job.argv) if not _NO_MATTER.fullmatch(word)]
+    return (*words, arch, *machine)
+
+
+def share_made(run: Path) -> float:
+    """Return the share of its steps that a run has made, by its own progress file."""
+    note = read_progress(run)
+    if note is None or not note["total"]:
+        return 0.0
+    return min(1.0, note["done"] / note["total"])
+
+
+def spent_seconds(status: Status) -> float:
+    """Return the seconds of all attempts; of one that goes on, until now."""
+    spent = 0.0
+    for attempt in status["attempts"]:
+        end = attempt.get("end")
+        if end is None:
+            end = time.time() if status["state"] == "running" else attempt["start"]
+        spent += end - attempt["start"]
+    return spent

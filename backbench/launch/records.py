@@ -64,7 +64,7 @@ class AttemptNote(TypedDict, total=False):
     gpus: int
     machine: str  # the options by which the verb was told of it
     gpu_ids: str  # CUDA_VISIBLE_DEVICES
-    how: str  # of `verdict.Ending`; or killed
+    how: str  # of `attempt.Ending`; or killed
     reason: str | None
     at: str | None  # where the run was, by its progress file
 

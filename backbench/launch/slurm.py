@@ -6,7 +6,7 @@ How a killed job continues, from the signal to the next start:
 
 1. Slurm sends SIGUSR2 (the time is nearly up, or preemption) or SIGTERM (the grace before a
    preemption, scancel). `SlurmTask._listen` hands it to the command, which saves and exits 75.
-2. `Attempt._meaning` reads the exit status, `verdict.decide` says what follows: "again", "stopped"
+2. `Attempt._meaning` reads the exit status, `attempt.decide` says what follows: "again", "stopped"
    or "cancelled". It is written to the job's status file.
 3. "again": `SlurmTask._requeue` sends the job back to the queue under its number, so what waits for
    it goes on waiting. "stopped": `_await_end` first learns from Slurm what it has in mind.
@@ -33,16 +33,15 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from backbench.errors import EXIT_PREEMPTED, BadInput, Failed
 from backbench.launch import slurm_client
-from backbench.launch.attempt import Attempt
+from backbench.launch.attempt import Attempt, Ending
 from backbench.launch.clusters import Cluster, recorded_cluster
 from backbench.launch.job import Job
 from backbench.launch.plan import arrays
 from backbench.launch.records import Ledger, Record, Submission, Target
-from backbench.launch.verdict import Ending
 from backbench.launch.view import Snapshot
 from backbench.runs import atomic
 from backbench.runs.terminal import log
@@ -50,7 +49,7 @@ from backbench.runs.terminal import log
 if TYPE_CHECKING:
     from submitit.core.utils import DelayedSubmission
 
-# submitit counts the time limits that it lets a job continue after; ours are counted by `verdict`
+# submitit counts the time limits that it lets a job continue after; ours are counted by `attempt.decide`
 TIME_LIMITS = 1_000_000
 # After SIGTERM, with the state saved, wait this long for Slurm to end the job, then go on in it:
 # where Slurm can be asked, and where it cannot (longer than most graces before a preemption)
@@ -87,8 +86,6 @@ class SlurmTask(Attempt):
 
     The other tasks save at a signal and end.
     """
-
-    tasks: int = 1
 
     slurm_limit_s: float | None = None  # the time limit that Slurm keeps
 
@@ -246,9 +243,6 @@ class SlurmTask(Attempt):
                 atomic.write_json(self._folder() / f"failed-{self._rank}", failure)
         return f"rank {self._rank}: exit {code}"
 
-    def _has_peers(self) -> bool:
-        return self.tasks > 1
-
     def _sibling_failure(self) -> Ending | None:
         if self.tasks == 1 or self._rank:
             return None
@@ -271,18 +265,19 @@ def submit(ledger: Ledger, target: Target, jobs: Sequence[Job], active: Mapping[
     # leaves an array that the next one recognises (`Snapshot`) and completes (`adopt`).
     ids = dict(active)
     array_ids: list[str] = []
-    went = 0
+    went = 0  # jobs that Slurm has taken
     planned = list(arrays(target.cluster, _reachable(jobs, active)))
     sizes = [len(array.jobs) for array in planned]
     room = _room(target.cluster, sizes)
-    caps = shared_caps(target, ledger.records(), active, sizes)
+    caps = _shared_caps(target, ledger.records(), active, sizes)
     for number, (_, part, needs, after) in enumerate(planned):
         uid = uuid.uuid4().hex[:12]
         submission = replace(target.submission(uid, part), at_once=caps.at_once[number])
         # Single jobs that must succeed; whole arrays that should be over, well or not
         wait_for = [f"afterok:{ids[name]}" for name in needs if name in ids]
         wait_for += [f"afterany:{array_ids[earlier]}" for earlier in after]
-        wait_for += [f"afterany:{array}" for array in caps.behind(number, array_ids)]
+        full = caps.first if number < caps.lanes else [array_ids[number - caps.lanes]]
+        wait_for += [f"afterany:{array}" for array in full]
         try:
             if went + len(part) > room:
                 raise Failed(f"Slurm's limit MaxJobCount leaves room for {room - went:.0f} jobs")
@@ -301,8 +296,7 @@ def submit(ledger: Ledger, target: Target, jobs: Sequence[Job], active: Mapping[
     return len(array_ids)
 
 
-@dataclass(frozen=True)
-class Caps:
+class Caps(NamedTuple):
     """The share of `all_jobs` that each new array gets.
 
     Slurm limits each array for itself, when it is submitted. So the cluster's `all_jobs` is shared
@@ -313,14 +307,8 @@ class Caps:
     lanes: int  # so many arrays side by side
     first: list[str]  # arrays on Slurm that must be over before any of these
 
-    def behind(self, number: int, array_ids: Sequence[str]) -> list[str]:
-        """Return the arrays after whose end array `number` may start."""
-        if number < self.lanes:
-            return self.first
-        return [array_ids[number - self.lanes]]
 
-
-def shared_caps(
+def _shared_caps(
     target: Target, records: Mapping[str, Record], active: Mapping[str, str], sizes: Sequence[int]
 ) -> Caps:
     """Share `all_jobs` out among new arrays of these sizes. `active`: job -> Slurm's number."""
@@ -381,37 +369,32 @@ def _reachable(jobs: Sequence[Job], active: Mapping[str, str]) -> list[Job]:
     return list(here.values())
 
 
+# Words of sbatch that leave open whether the array was taken
+_UNSURE = re.compile("timed? ?out|unable to contact|connect|communicat", re.IGNORECASE)
+
+
 def _sbatch(ledger: Ledger, cluster: Cluster, submission: Submission, dependency: str) -> list[str]:
-    """Submit one array; returns Slurm's numbers, one per job."""
+    """Submit one array; returns Slurm's numbers, one per job. Failed where Slurm has none of it."""
     import submitit
 
     executor = submitit.SlurmExecutor(ledger.submitit(submission), max_num_timeout=TIME_LIMITS)
     executor.update_parameters(**_parameters(cluster, submission, dependency))
     try:
-        jobs = executor.submit_array(_tasks(ledger, cluster, submission))
+        jobs = executor.submit_array(
+            [SlurmTask.on(cluster, job, ledger) for job in submission.jobs]
+        )
     except (submitit.core.utils.FailedJobError, submitit.core.utils.FailedSubmissionError) as error:
         words = str(error).strip().rpartition("\n")[2].strip()  # sbatch's own words come last
-        return _taken_after_all(words, ledger, cluster, submission)
-    return [job.job_id for job in jobs]
-
-
-# Words of sbatch that leave open whether the array was taken
-_UNSURE = re.compile("timed? ?out|unable to contact|connect|communicat", re.IGNORECASE)
-
-
-def _taken_after_all(
-    words: str, ledger: Ledger, cluster: Cluster, submission: Submission
-) -> list[str]:
-    """Return Slurm's numbers of an array that it took although sbatch failed: its answer was lost.
-
-    Failed where Slurm has no such array. The record stays where nobody can tell yet: the next
-    launcher finds the array by its comment, or submits its jobs again.
-    """
+    else:
+        return [job.job_id for job in jobs]
+    # sbatch failed. Slurm may have taken the array all the same, and only its answer was lost
     snapshot = Snapshot(ledger)
     for numbered in snapshot.unnumbered:
         if numbered.uid == submission.uid:
             adopt(ledger, numbered, cluster)
             return list(numbered.ids)
+    # The record stays where nobody can tell yet: the next launcher finds the array by its comment,
+    # or submits its jobs again
     if not snapshot.trouble and not _UNSURE.search(words):
         ledger.drop_submission(submission)
     raise Failed(f"sbatch refused {submission.jobs[0].like}: {words}")
@@ -445,10 +428,6 @@ def _parameters(cluster: Cluster, submission: Submission, dependency: str) -> di
     return {key: value for key, value in parameters.items() if value is not None}
 
 
-def _tasks(ledger: Ledger, cluster: Cluster, submission: Submission) -> list[SlurmTask]:
-    return [SlurmTask.on(cluster, job, ledger) for job in submission.jobs]
-
-
 # --- records that only a launcher that acts writes ---------------------------------------------
 
 
@@ -467,7 +446,11 @@ def catch_up(ledger: Ledger, given: Target | None = None) -> Snapshot:
             log.warning(f"array {submission.ids[0]}: {error}")
         else:
             adopt(ledger, submission, cluster)
-    settle(snapshot)
+    # Who was cancelled: squeue shows it for some minutes only
+    for name, record in snapshot.records.items():
+        status = snapshot.status(name)
+        if snapshot.state(name).name == "cancelled" and status["state"] != "cancelled":
+            ledger.write_status(record.job, {**status, "state": "cancelled", "reason": None})
     return snapshot
 
 
@@ -482,20 +465,12 @@ def adopt(ledger: Ledger, submission: Submission, cluster: Cluster) -> None:
     import submitit
 
     folder = ledger.submitit(submission)
-    for job_id, task in zip(submission.ids, _tasks(ledger, cluster, submission)):
+    for job_id, job in zip(submission.ids, submission.jobs):
         path = submitit.core.utils.JobPaths(folder, job_id=job_id).submitted_pickle
         if not path.exists():
+            task = SlurmTask.on(cluster, job, ledger)
             delayed = submitit.helpers.DelayedSubmission(task)
             delayed.set_timeout(math.ceil((task.slurm_limit_s or 300) / 60), TIME_LIMITS)
             with atomic.atomic_path(path) as temporary:
                 delayed.dump(temporary)
     ledger.write_submission(submission)
-
-
-def settle(snapshot: Snapshot) -> None:
-    """Write down which jobs were cancelled: squeue shows it for some minutes only."""
-    for name, record in snapshot.records.items():
-        status = snapshot.status(name)
-        if snapshot.state(name).name == "cancelled" and status["state"] != "cancelled":
-            status = {**status, "state": "cancelled", "reason": None}
-            snapshot.ledger.write_status(record.job, status)

@@ -103,13 +103,6 @@ class Snapshot:
         queued = self.queue.get(record.id or "")
         return queued is not None and queued.uid == record.submission.uid
 
-    def claimed(self) -> dict[str, str]:
-        """Return cell -> name of the job that was submitted for it."""
-        out = {}
-        for name, record in self.records.items():
-            out.update(dict.fromkeys(record.job.cells, name))
-        return out
-
     def status(self, name: str) -> Status:
         return self.statuses.get(name, {"name": name, "state": "new", "attempts": []})
 

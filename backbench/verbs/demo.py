@@ -24,7 +24,7 @@ from backbench.errors import EXIT_PREEMPTED, BadInput, Failed
 from backbench.launch.clusters import read_cluster
 from backbench.launch.job import Job, finished
 from backbench.launch.local import JobPool, run_here
-from backbench.launch.price import spent_seconds
+from backbench.launch.plan import share_made, spent_seconds
 from backbench.launch.records import Ledger, Target
 from backbench.runs import atomic, lock
 from backbench.runs.folder import CHECKPOINT_FILE
@@ -185,9 +185,7 @@ class _Progress:
             cost = COSTS[job.like]
             share = 1.0 if job.name in pool.outcomes else 0.0
             if job.name in pool.running:
-                note = read_progress(self.ledger.runs / job.name)
-                if note is not None and note["total"]:
-                    share = min(1.0, note["done"] / note["total"])
+                share = share_made(self.ledger.runs / job.name)
             done += cost * share
             left += cost * (1 - share)
         # The pace is believed from a minute's worth of costs on

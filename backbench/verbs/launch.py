@@ -25,11 +25,10 @@ from pathlib import Path
 from backbench.errors import EXIT_FAILED, EXIT_PREEMPTED, BadInput, Failed
 from backbench.launch import slurm_client
 from backbench.launch.clusters import check_resources, read_cluster, recorded_cluster
-from backbench.launch.commands import CommandLine
 from backbench.launch.grid import Grid, read_grid
 from backbench.launch.job import Job, check_recorded_command
 from backbench.launch.local import run_here
-from backbench.launch.plan import Plan, make_plan, plan_text, without_done
+from backbench.launch.plan import CommandCheck, Plan, make_plan, plan_text, without_done
 from backbench.launch.records import Ledger, Target
 from backbench.launch.slurm import catch_up, submit
 from backbench.launch.view import ACTIVE, UNSUCCESSFUL, Snapshot, counted, status_text
@@ -60,7 +59,7 @@ class Request:
     where: str  # the grid, in messages
     data: Path | None
     interval: float | None  # seconds between looks of --watch
-    commands: CommandLine
+    commands: CommandCheck
 
     def plan(self, snapshot: Snapshot, *, watching: bool) -> Plan:
         """Find what is missing; BadInput where the cluster cannot run it."""
@@ -85,7 +84,7 @@ def run_grid(args: argparse.Namespace) -> int:
         where=f"grid {args.grid}",
         data=args.data,
         interval=args.interval if args.watch else None,
-        commands=CommandLine(args.parsed, args.check),
+        commands=CommandCheck(args.parsed, args.check),
     )
     if args.dry_run:
         return _dry_run(request)
@@ -296,7 +295,7 @@ def retry(args: argparse.Namespace) -> int:
             cluster, kept = recorded_cluster(file, overrides, given, changes)
             target = Target(cluster, kept, grid)
             check_resources(cluster, jobs)
-            left = without_done(jobs, {}, snapshot)
+            left = without_done(jobs, snapshot.states())
             if cluster.kind == "slurm":
                 for job in jobs:
                     ledger.forgive(job)

@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from backbench.launch.verdict import Ending, decide
+from backbench.launch.attempt import Ending, decide
 
 
 @pytest.mark.parametrize(

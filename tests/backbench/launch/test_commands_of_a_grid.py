@@ -2,8 +2,8 @@
 
 import argparse
 
-from backbench.launch.commands import CommandLine
 from backbench.launch.job import Job
+from backbench.launch.plan import CommandCheck
 
 
 def job(number, *argv):
@@ -17,7 +17,7 @@ def test_each_kind_of_command_is_looked_at_once(tmp_path):
         looked.append(argv)
         return argparse.Namespace(verb="semisup")
 
-    line = CommandLine(parsed, lambda args: None)
+    line = CommandCheck(parsed, lambda args: None)
     jobs = [
         job(
             n,

@@ -8,8 +8,8 @@ import pytest
 from support import slurm_cluster
 
 from backbench.launch.clusters import read_cluster
-from backbench.launch.commands import CommandLine
 from backbench.launch.grid import read_grid
+from backbench.launch.plan import CommandCheck
 from backbench.launch.records import Ledger, Target
 from backbench.verbs import launch
 
@@ -170,7 +170,7 @@ def test_watch_submits_again_what_waited_for_a_job_that_goes_on(lab, stand_in_sl
         where="grid",
         data=None,
         interval=1.0,
-        commands=CommandLine(None, None),
+        commands=CommandCheck(None, None),
     )
     seen = launch.SeenJobs()
     launch._submit_missing(request, seen)
