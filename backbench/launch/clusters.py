@@ -171,23 +171,31 @@ def read_cluster(name: str | Path, overrides: Sequence[str] = ()) -> Cluster:
     return cluster
 
 
-def recorded_cluster(
-    file: str, overrides: Sequence[str], given: Cluster | None, given_overrides: Sequence[str] = ()
-) -> tuple[Cluster, tuple[str, ...]]:
+@dataclass(frozen=True)
+class Target:
+    """Where jobs are submitted, and for which grid: a record of them tells the next launcher."""
+
+    cluster: Cluster
+    overrides: tuple[str, ...]  # of the cluster
+    grid: str  # its name
+
+
+def recorded_target(file: str, overrides: Sequence[str], grid: str, given: Target | None) -> Target:
     """Return the cluster that recorded jobs were submitted to, with its overrides.
 
     BadInput where only the record says so: it must be a shipped cluster, or the one `given` on the
     command line, and its overrides may only change numbers and sizes.
     """
     path = Path(file)
-    named = given is not None and Path(given.file).resolve() == path.resolve()
+    named = given is not None and Path(given.cluster.file).resolve() == path.resolve()
     shipped = path.resolve().parent == (config.configs_dir() / "clusters").resolve()
     if not (named or shipped):
         raise BadInput(
             f"these jobs were submitted to the cluster {printable.shown(file, 200)}; what a record"
             " in RUNS says never becomes a command: name it, --cluster FILE"
         )
-    given_keys = {text.partition("=")[0] for text in given_overrides}
+    said_again = given.overrides if given is not None else ()
+    given_keys = {text.partition("=")[0] for text in said_again}
     kept = []
     for text in overrides:
         key = text.partition("=")[0]
@@ -200,8 +208,8 @@ def recorded_cluster(
                 f"{printable.shown(text, 200)}"
             )
         kept.append(text)
-    together = (*kept, *given_overrides)
-    return read_cluster(path, together), together
+    kept += said_again
+    return Target(read_cluster(path, kept), tuple(kept), grid)
 
 
 def check_resources(cluster: Cluster, jobs: Iterable[Job]) -> None:
@@ -211,19 +219,19 @@ def check_resources(cluster: Cluster, jobs: Iterable[Job]) -> None:
         wanted.setdefault(cluster.resources_for(job), job.like)
     if cluster.kind != "slurm":
         for resources, like in wanted.items():
-            _check_machine(cluster, resources, like)
+            where = f"{cluster.file}: {like}"
+            if resources.nodes > 1:
+                raise BadInput(
+                    f"{where} asks for {resources.nodes} nodes; '{cluster.name}' is one machine"
+                )
+            if cluster.gpus and resources.gpus > cluster.gpus:
+                raise BadInput(
+                    f"{where} asks for {resources.gpus} GPUs; this machine has {cluster.gpus}"
+                )
         return
     offered = nodes()
     for resources, like in wanted.items():
         _check_partition(resources, offered, where=f"{cluster.file}: {like}")
-
-
-def _check_machine(cluster: Cluster, resources: Resources, like: str) -> None:
-    where = f"{cluster.file}: {like}"
-    if resources.nodes > 1:
-        raise BadInput(f"{where} asks for {resources.nodes} nodes; '{cluster.name}' is one machine")
-    if cluster.gpus and resources.gpus > cluster.gpus:
-        raise BadInput(f"{where} asks for {resources.gpus} GPUs; this machine has {cluster.gpus}")
 
 
 def _check_partition(resources: Resources, offered: Sequence[Node], *, where: str) -> None:
@@ -245,14 +253,24 @@ def _check_partition(resources: Resources, offered: Sequence[Node], *, where: st
             raise BadInput(
                 f"{where} asks for {what} {number:g}; partition '{name}' has at most {most:g}"
             )
-    feature = _plain_feature(resources)
+    # A constraint of one word; expressions (`a100|h100`) are left for Slurm to judge
+    feature = resources.constraint
+    if feature and not re.fullmatch(r"\w+", feature):
+        feature = None
     features = frozenset[str]().union(*features_of)
     if feature and feature not in features:
         hint = nearest(feature, features) if features else "its nodes have no features"
         raise BadInput(f"{where} asks for constraint '{feature}' in partition '{name}'; {hint}")
     # 2. All of them on one node: the GPUs of one and the memory of another do not add up
-    together = [n for n in rows if _fits(resources, n)]
-    if len(together) < resources.nodes:
+    together = 0
+    for node in rows:
+        together += (
+            node.gpus >= resources.gpus
+            and node.cpus >= resources.cpus_per_node
+            and node.memory_mb >= (resources.memory_gb or 0) * 1024
+            and (feature is None or feature in node.features)
+        )
+    if together < resources.nodes:
         raise BadInput(
             f"{where}: no {resources.nodes} node(s) of partition '{name}' have all that it asks for"
             " at once"
@@ -275,20 +293,3 @@ def _partition(resources: Resources, offered: Sequence[Node], *, where: str) -> 
             f"{where} asks for partition '{resources.partition}'; {nearest(resources.partition, names)}"
         )
     return [n for n in offered if n.partition == resources.partition]
-
-
-def _plain_feature(resources: Resources) -> str | None:
-    """Return a constraint of one word; expressions (`a100|h100`) are left for Slurm to judge."""
-    if resources.constraint and re.fullmatch(r"\w+", resources.constraint):
-        return resources.constraint
-    return None
-
-
-def _fits(resources: Resources, node: Node) -> bool:
-    feature = _plain_feature(resources)
-    return (
-        node.gpus >= resources.gpus
-        and node.cpus >= resources.cpus_per_node
-        and node.memory_mb >= (resources.memory_gb or 0) * 1024
-        and (feature is None or feature in node.features)
-    )

@@ -23,9 +23,9 @@ from typing import Literal, Protocol
 
 from backbench.errors import EXIT_FAILED, EXIT_PREEMPTED, Failed
 from backbench.launch.attempt import EXIT_STOPPED, Attempt
-from backbench.launch.clusters import Cluster
+from backbench.launch.clusters import Cluster, Target
 from backbench.launch.job import Job
-from backbench.launch.records import Ledger, Target
+from backbench.launch.records import Ledger, Submission
 from backbench.launch.view import Snapshot, counted
 from backbench.runs.state import StopFlag
 from backbench.runs.terminal import log
@@ -233,7 +233,7 @@ def run_here(
         known = pool.outcomes.keys() | pool.running.keys()
         jobs = [job for job in found if job.name not in known]
         if jobs:
-            ledger.write_submission(target.submission(f"{number}-{next(looks)}", jobs))
+            ledger.write_submission(Submission.to(target, f"{number}-{next(looks)}", jobs))
         for job in jobs:
             ledger.forgive(job)
         return jobs

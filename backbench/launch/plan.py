@@ -70,7 +70,7 @@ def make_plan(
     wanted = expand(grid, runs, where=where, data=data, claimed=claimed, watching=watching)
     # Packs that were submitted before go again as they were, with the checkpoints of then
     packs = [snapshot.records[name].job for name in wanted.packed]
-    states = snapshot.states()  # of this grid's jobs and of all earlier ones
+    states = dict(snapshot.states)  # of this grid's jobs and of all earlier ones
     new: dict[str, Job] = {}
     known: dict[str, State] = {}
     for job in (*wanted.jobs, *packs):  # needs come earlier in the list

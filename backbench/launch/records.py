@@ -12,7 +12,7 @@ writes nothing and creates nothing.
 
 Whoever can write to RUNS can write a record. So a record is parsed once, into the types below, and
 is left out with a warning where no launcher can have written it. Nothing that it says becomes a
-command, a set-up or an environment: those come from a cluster's file (`clusters.recorded_cluster`).
+command, a set-up or an environment: those come from a cluster's file (`clusters.recorded_target`).
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, Literal, NotRequired, Required, TypeVar
+from typing import IO, Any, Literal, NotRequired, Required, Self, TypeVar
 
 from typing_extensions import TypedDict  # pydantic reads no other before Python 3.12
 
 from backbench.errors import BadInput, Failed
-from backbench.launch.clusters import ROWS, Cluster, Kind
+from backbench.launch.clusters import ROWS, Kind, Target
 from backbench.launch.job import Job
 from backbench.runs import atomic
 from backbench.runs.terminal import log
@@ -93,24 +93,18 @@ class Submission:
     ids: tuple[str, ...] = ()  # Slurm's, one per job
     at_once: int | None = None  # jobs of this array at a time; None: the cluster's `jobs`
 
-
-@dataclass(frozen=True)
-class Target:
-    """Where jobs are submitted, and for which grid: a record of them tells the next launcher."""
-
-    cluster: Cluster
-    overrides: tuple[str, ...]  # of the cluster
-    grid: str  # its name
-
-    def submission(self, uid: str, jobs: Sequence[Job]) -> Submission:
-        return Submission(
+    @classmethod
+    def to(cls, target: Target, uid: str, jobs: Sequence[Job], at_once: int | None = None) -> Self:
+        """Make the record of jobs that are about to be submitted."""
+        return cls(
             uid=uid,
-            grid=self.grid,
-            cluster=self.cluster.file,
-            cluster_overrides=self.overrides,
-            kind=self.cluster.kind,
+            grid=target.grid,
+            cluster=target.cluster.file,
+            cluster_overrides=target.overrides,
+            kind=target.cluster.kind,
             time=time.time(),
             jobs=tuple(jobs),
+            at_once=at_once,
         )
 
 

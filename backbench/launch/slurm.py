@@ -38,10 +38,10 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 from backbench.errors import EXIT_PREEMPTED, BadInput, Failed
 from backbench.launch import slurm_client
 from backbench.launch.attempt import Attempt, Ending
-from backbench.launch.clusters import Cluster, recorded_cluster
+from backbench.launch.clusters import Cluster, Target, recorded_target
 from backbench.launch.job import Job
 from backbench.launch.plan import arrays
-from backbench.launch.records import Ledger, Record, Submission, Target
+from backbench.launch.records import Ledger, Record, Submission
 from backbench.launch.view import Snapshot
 from backbench.runs import atomic
 from backbench.runs.terminal import log
@@ -272,7 +272,7 @@ def submit(ledger: Ledger, target: Target, jobs: Sequence[Job], active: Mapping[
     caps = _shared_caps(target, ledger.records(), active, sizes)
     for number, (_, part, needs, after) in enumerate(planned):
         uid = uuid.uuid4().hex[:12]
-        submission = replace(target.submission(uid, part), at_once=caps.at_once[number])
+        submission = Submission.to(target, uid, part, caps.at_once[number])
         # Single jobs that must succeed; whole arrays that should be over, well or not
         wait_for = [f"afterok:{ids[name]}" for name in needs if name in ids]
         wait_for += [f"afterany:{array_ids[earlier]}" for earlier in after]
@@ -438,18 +438,17 @@ def catch_up(ledger: Ledger, given: Target | None = None) -> Snapshot:
     """
     snapshot = Snapshot(ledger)
     for submission in snapshot.unnumbered:
-        was = (submission.cluster, submission.cluster_overrides)
-        of_command_line = (given.cluster, given.overrides) if given else (None, ())
+        file, overrides = submission.cluster, submission.cluster_overrides
         try:
-            cluster, _ = recorded_cluster(*was, *of_command_line)
+            target = recorded_target(file, overrides, submission.grid, given)
         except BadInput as error:
             log.warning(f"array {submission.ids[0]}: {error}")
         else:
-            adopt(ledger, submission, cluster)
+            adopt(ledger, submission, target.cluster)
     # Who was cancelled: squeue shows it for some minutes only
     for name, record in snapshot.records.items():
         status = snapshot.status(name)
-        if snapshot.state(name).name == "cancelled" and status["state"] != "cancelled":
+        if snapshot.states[name].name == "cancelled" and status["state"] != "cancelled":
             ledger.write_status(record.job, {**status, "state": "cancelled", "reason": None})
     return snapshot
 

@@ -64,7 +64,6 @@ class Snapshot:
         self.trouble = ""  # why Slurm was asked and did not answer
         self.unnumbered: list[Submission] = []  # on record without numbers, on Slurm with these
         self.pool = ledger.pool()
-        self._states: dict[str, State] = {}
         # Slurm is asked only where it may have something to say: where all is over, a look is fast,
         # and needs no Slurm
         open_arrays = self._open_arrays()
@@ -76,24 +75,14 @@ class Snapshot:
         for submission in open_arrays:
             if not submission.ids:
                 self._recognise(submission)
-
-    def state(self, name: str) -> State:
-        if name not in self._states:
-            self._states[name] = State("waiting")  # a circle cannot be, but must not hang
-            state = self._state(self.records[name])
-            if state.name == "running" and not state.detail:
-                state = State("running", _progress(self.ledger.runs / name))
-            self._states[name] = state
-        return self._states[name]
-
-    def states(self) -> dict[str, State]:
-        return {name: self.state(name) for name in self.records}
+        self._known: dict[str, State] = {}
+        self.states = {name: self._state(name) for name in self.records}
 
     def active_ids(self) -> dict[str, str]:
         """Return job name -> Slurm's number, of the jobs that are on Slurm now."""
         out = {}
         for name, record in self.records.items():
-            if record.id and self.state(name).name in ACTIVE:
+            if record.id and self.states[name].name in ACTIVE:
                 out[name] = record.id
         return out
 
@@ -134,7 +123,17 @@ class Snapshot:
             if self.records[job.name].submission is submission:  # not submitted again since
                 self.records[job.name] = Record(job, numbered, number)
 
-    def _state(self, record: Record) -> State:
+    def _state(self, name: str) -> State:
+        """Return the state of one job; those that it needs are looked at first, each once."""
+        if name not in self._known:
+            self._known[name] = State("waiting")  # a circle cannot be, but must not hang
+            state = self._by_rules(self.records[name])
+            if state.name == "running" and not state.detail:
+                state = State("running", _progress(self.ledger.runs / name))
+            self._known[name] = state
+        return self._known[name]
+
+    def _by_rules(self, record: Record) -> State:
         """Return the state of one job. The first rule that applies decides.
 
         There are three witnesses: the status file, which the job wrote; Slurm's queue; and, for
@@ -179,10 +178,7 @@ class Snapshot:
             return State("stopped", "started, not there any more")
         if was != "new":
             return State("lost", "started, not there any more", "killed")
-        return self._never_started(record)
-
-    def _never_started(self, record: Record) -> State:
-        """Lost before its process could write a word."""
+        # 7. It is lost before its process could write a word.
         if record.submission.kind != "slurm":
             return State("lost", "its launcher ended first", "never started")
         if record.id is None:
@@ -220,7 +216,7 @@ class Snapshot:
     def _waits_for(self, job: Job) -> str:
         names = []
         for name in (*job.needs, *job.after):
-            if name in self.records and self.state(name).name in ACTIVE:
+            if name in self.records and self._state(name).name in ACTIVE:
                 names.append(name)
         if len(names) > 1:
             return f"for {names[0]} and {len(names) - 1} more"
@@ -228,15 +224,15 @@ class Snapshot:
 
     def root_cause(self, name: str) -> str:
         """Return the job at the root of why this one is blocked: it failed by itself."""
-        while self.state(name).name == "blocked":
+        while self.states[name].name == "blocked":
             needs = [n for n in self.records[name].job.needs if n in self.records]
-            name = next(n for n in needs if self.state(n).name in UNSUCCESSFUL)
+            name = next(n for n in needs if self.states[n].name in UNSUCCESSFUL)
         return name
 
     def _blocked(self, job: Job) -> State | None:
         for name in job.needs:
-            if name in self.records and self.state(name).name in UNSUCCESSFUL:
-                return State("blocked", f"{name} {self.state(name).name}")
+            if name in self.records and self._state(name).name in UNSUCCESSFUL:
+                return State("blocked", f"{name} {self._state(name).name}")
         return None
 
 
@@ -264,17 +260,6 @@ def counted(counts: Counter[str]) -> list[str]:
 # `launch status` shows every job of these states with its detail, and the others by kind
 ONE_BY_ONE: tuple[StateName, ...] = ("running", "failed", "lost", "cancelled")
 BY_KIND: tuple[StateName, ...] = ("waiting", "queued", "stopped")
-COUNTED: tuple[StateName, ...] = (
-    "running",
-    "failed",
-    "blocked",
-    "lost",
-    "cancelled",
-    "stopped",
-    "waiting",
-    "queued",
-    "done",
-)
 MOST_ROWS = 40  # of one state
 MOST_KINDS = 20
 SILENT_S = 30.0  # a run writes its progress once a second
@@ -282,23 +267,25 @@ SILENT_S = 30.0  # a run writes its progress once a second
 
 def status_text(snapshot: Snapshot, width: int = 160) -> str:
     """Show the counts, every running and failed job, and one line per kind of the rest."""
-    jobs: dict[StateName, list[str]] = {name: [] for name in COUNTED}
-    for job, state in snapshot.states().items():
+    order: tuple[StateName, ...] = ("running", "failed", "blocked", "lost", "cancelled")
+    order += ("stopped", "waiting", "queued", "done")
+    jobs: dict[StateName, list[str]] = {name: [] for name in order}
+    for job, state in snapshot.states.items():
         jobs[state.name].append(job)
-    counts = [f"{len(jobs[name])} {name}" for name in COUNTED if jobs[name]]
+    counts = [f"{len(jobs[name])} {name}" for name in order if jobs[name]]
     lines = ["  ".join(counts) or "no jobs were submitted here"]
     if snapshot.trouble:
         lines.append(f"! {snapshot.trouble}")
     for name in ONE_BY_ONE:
         for job in jobs[name][:MOST_ROWS]:
-            cause = snapshot.state(job).cause
+            cause = snapshot.states[job].cause
             word = f"{name:9} {cause + ':':15}" if cause else f"{name:9}"
             lines.append(f"{word} {job}  {_detail(snapshot, job)}"[:width])
         if len(jobs[name]) > MOST_ROWS:
             lines.append(f"{name:9} ... and {len(jobs[name]) - MOST_ROWS} more")
     roots = Counter(snapshot.root_cause(job) for job in jobs["blocked"])
     for root, count in roots.most_common(MOST_ROWS):
-        lines.append(f"blocked   {count} behind {root}  {snapshot.state(root).name}"[:width])
+        lines.append(f"blocked   {count} behind {root}  {snapshot.states[root].name}"[:width])
     for name in BY_KIND:
         kinds = Counter(snapshot.records[job].job.like for job in jobs[name])
         for like, count in kinds.most_common(MOST_KINDS):
@@ -308,7 +295,7 @@ def status_text(snapshot: Snapshot, width: int = 160) -> str:
 
 def _detail(snapshot: Snapshot, name: str) -> str:
     """Return the state's detail, and the log's last line where that says more."""
-    state = snapshot.state(name)
+    state = snapshot.states[name]
     if state.name not in ("failed", "lost"):
         return state.detail
     record = snapshot.records[name]

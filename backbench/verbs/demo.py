@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING
 
 from backbench.datasets import embedded
 from backbench.errors import EXIT_PREEMPTED, BadInput, Failed
-from backbench.launch.clusters import read_cluster
+from backbench.launch.clusters import Target, read_cluster
 from backbench.launch.job import Job, finished
 from backbench.launch.local import JobPool, run_here
 from backbench.launch.plan import share_made, spent_seconds
-from backbench.launch.records import Ledger, Target
+from backbench.launch.records import Ledger
 from backbench.runs import atomic, lock
 from backbench.runs.folder import CHECKPOINT_FILE
 from backbench.runs.run_progress import read_progress, seconds

@@ -24,12 +24,12 @@ from pathlib import Path
 
 from backbench.errors import EXIT_FAILED, EXIT_PREEMPTED, BadInput, Failed
 from backbench.launch import slurm_client
-from backbench.launch.clusters import check_resources, read_cluster, recorded_cluster
+from backbench.launch.clusters import Target, check_resources, read_cluster, recorded_target
 from backbench.launch.grid import Grid, read_grid
 from backbench.launch.job import Job, check_recorded_command
 from backbench.launch.local import run_here
 from backbench.launch.plan import CommandCheck, Plan, make_plan, plan_text, without_done
-from backbench.launch.records import Ledger, Target
+from backbench.launch.records import Ledger
 from backbench.launch.slurm import catch_up, submit
 from backbench.launch.view import ACTIVE, UNSUCCESSFUL, Snapshot, counted, status_text
 from backbench.runs.folder import CHECKPOINT_FILE
@@ -75,10 +75,11 @@ def run_grid(args: argparse.Namespace) -> int:
         raise BadInput(f"--interval {args.interval:g}: seconds between two looks, above 0")
     # cluster.a.b=c changes a key of the cluster's file, a.b=c one of the grid's
     of_cluster, of_grid = _split_overrides(args.overrides)
+    ledger = Ledger(args.out)
     grid = read_grid(args.grid, of_grid)
     cluster = read_cluster(args.cluster, of_cluster)
     request = Request(
-        ledger=Ledger(args.out),
+        ledger=ledger,
         grid=grid,
         target=Target(cluster, tuple(of_cluster), grid.name),
         where=f"grid {args.grid}",
@@ -88,10 +89,7 @@ def run_grid(args: argparse.Namespace) -> int:
     )
     if args.dry_run:
         return _dry_run(request)
-    if request.target.cluster.kind == "slurm":
-        return _run_on_slurm(request)
-    find = partial(_missing_here, request)
-    return run_here(request.ledger, request.target, find, interval=request.interval)
+    return _run_on_slurm(request) if cluster.kind == "slurm" else _run_here(request)
 
 
 def _dry_run(request: Request) -> int:
@@ -116,16 +114,20 @@ def _split_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return of_cluster, others
 
 
-def _missing_here(request: Request) -> tuple[list[Job], bool]:
-    """Return the jobs to run on this machine, and whether there will be more."""
-    watching = request.interval is not None
-    snapshot = catch_up(request.ledger, request.target)
-    plan = request.plan(snapshot, watching=watching)
+def _run_here(request: Request) -> int:
     cluster = request.target.cluster
-    if plan.new or not watching:  # a watcher that finds nothing says nothing
-        at_once = f"{cluster.jobs} at a time" if cluster.kind == "local" else "one by one"
-        _say(plan, f"to run, {at_once}")
-    return plan.new, bool(plan.waiting) or not (plan.new or plan.known)
+    watching = request.interval is not None
+
+    def missing() -> tuple[list[Job], bool]:
+        """Return the jobs to run, and whether there will be more."""
+        snapshot = catch_up(request.ledger, request.target)
+        plan = request.plan(snapshot, watching=watching)
+        if plan.new or not watching:  # a watcher that finds nothing says nothing
+            at_once = f"{cluster.jobs} at a time" if cluster.kind == "local" else "one by one"
+            _say(plan, f"to run, {at_once}")
+        return plan.new, bool(plan.waiting) or not (plan.new or plan.known)
+
+    return run_here(request.ledger, request.target, missing, interval=request.interval)
 
 
 def _run_on_slurm(request: Request) -> int:
@@ -133,15 +135,13 @@ def _run_on_slurm(request: Request) -> int:
     if request.interval is None:
         _submit_missing(request, seen)
         return 0
-    exit_code = None
-    first = True
     with StopFlag() as stop:
+        exit_code = _look(request, seen, first=True)
         while exit_code is None:
-            exit_code = _look(request, seen, first=first)
-            first = False
-            if exit_code is None and _sleep(stop, request.interval):
+            if _sleep(stop, request.interval):
                 log.info("stopped watching; the jobs go on")
                 return 0
+            exit_code = _look(request, seen, first=False)
     return exit_code
 
 
@@ -171,7 +171,7 @@ def _look(request: Request, seen: SeenJobs, *, first: bool) -> int | None:
     print(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {status_text(snapshot)}", flush=True)
     if plan is None or plan.new or plan.waiting or snapshot.trouble:
         return None
-    names = {state.name for state in snapshot.states().values()}
+    names = {state.name for state in snapshot.states.values()}
     if not names or not names.isdisjoint(ACTIVE):
         return None
     log.info("all is done" if names == {"done"} else "nothing is left to happen by itself")
@@ -185,10 +185,8 @@ def _submit_missing(request: Request, seen: SeenJobs) -> Plan:
         snapshot = catch_up(ledger, request.target)
         plan = request.plan(snapshot, watching=request.interval is not None)
         # 1. A stopped job only ran out of time on a node that could not requeue it: it goes on
-        stopped = set()
-        for name in seen.names & snapshot.records.keys():
-            if snapshot.state(name).name == "stopped":
-                stopped.add(name)
+        now_stopped = {n for n, state in snapshot.states.items() if state.name == "stopped"}
+        stopped = seen.names & now_stopped
         # 2. So does what waited for such a job, and was cancelled by Slurm for that
         new: dict[str, Job] = {}
         for job in plan.new:  # needs come earlier in the list
@@ -243,9 +241,8 @@ def _sleep(stop: StopFlag, seconds: float) -> bool:
 def show_status(args: argparse.Namespace) -> int:
     ledger = Ledger(args.out)
     if args.json:
-        states = Snapshot(ledger).states()
-        as_json = {name: dataclasses.asdict(state) for name, state in states.items()}
-        print(json.dumps(as_json, indent=1))
+        states = Snapshot(ledger).states
+        print(json.dumps(states, indent=1, default=dataclasses.asdict))
         return 0
     if args.once or not sys.stdout.isatty():
         print(status_text(Snapshot(ledger), width=400), flush=True)
@@ -256,9 +253,17 @@ def show_status(args: argparse.Namespace) -> int:
             text = status_text(snapshot, os.get_terminal_size().columns)
             print(f"{CLEAR}{text}", flush=True)
             # When nothing is left to happen there is nothing left to watch
-            active = any(state.name in ACTIVE for state in snapshot.states().values())
+            active = any(state.name in ACTIVE for state in snapshot.states.values())
             if not active or _sleep(stop, REFRESH_S):
                 return 0
+
+
+def _named_cluster(args: argparse.Namespace) -> tuple[Target | None, list[str]]:
+    """Return the cluster of the command line, if there is one, and the patterns of jobs' names."""
+    overrides, patterns = _split_overrides(args.names)
+    if args.cluster is None:
+        return None, patterns
+    return Target(read_cluster(args.cluster, overrides), tuple(overrides), grid=""), patterns
 
 
 def _chosen(snapshot: Snapshot, patterns: Sequence[str], states: Container[str]) -> list[str]:
@@ -269,7 +274,7 @@ def _chosen(snapshot: Snapshot, patterns: Sequence[str], states: Container[str])
             named.append(name)
     if patterns and not named:
         raise BadInput(f"no job's name holds '{patterns[0]}'; `backbench launch status` lists them")
-    return [name for name in named if snapshot.state(name).name in states]
+    return [name for name in named if snapshot.states[name].name in states]
 
 
 def retry(args: argparse.Namespace) -> int:
@@ -279,11 +284,10 @@ def retry(args: argparse.Namespace) -> int:
     command line.
     """
     ledger = Ledger(args.out)
-    changes, patterns = _split_overrides(args.names)
-    given = read_cluster(args.cluster, changes) if args.cluster is not None else None
+    given, patterns = _named_cluster(args)
     here: list[partial[int]] = []
     with ledger.submitting():
-        snapshot = catch_up(ledger, Target(given, tuple(changes), "") if given else None)
+        snapshot = catch_up(ledger, given)
         chosen = _chosen(snapshot, patterns, (*UNSUCCESSFUL, "stopped"))
         # Each goes back where it was: one submission's cluster is not another's
         by_place: dict[tuple[str, tuple[str, ...], str], list[Job]] = defaultdict(list)
@@ -292,10 +296,10 @@ def retry(args: argparse.Namespace) -> int:
             check_recorded_command(job, ledger.runs)
             by_place[was.cluster, was.cluster_overrides, was.grid].append(job)
         for (file, overrides, grid), jobs in by_place.items():
-            cluster, kept = recorded_cluster(file, overrides, given, changes)
-            target = Target(cluster, kept, grid)
+            target = recorded_target(file, overrides, grid, given)
+            cluster = target.cluster
             check_resources(cluster, jobs)
-            left = without_done(jobs, snapshot.states())
+            left = without_done(jobs, snapshot.states)
             if cluster.kind == "slurm":
                 for job in jobs:
                     ledger.forgive(job)
@@ -321,10 +325,7 @@ def _no_others(jobs: list[Job]) -> tuple[list[Job], bool]:
 def cancel(args: argparse.Namespace) -> int:
     """Stop jobs for good: queued ones never start, running ones are told to save and end."""
     ledger = Ledger(args.out)
-    changes, patterns = _split_overrides(args.names)
-    given = None
-    if args.cluster is not None:
-        given = Target(read_cluster(args.cluster, changes), tuple(changes), "")
+    given, patterns = _named_cluster(args)
     snapshot = catch_up(ledger, given)
     chosen = _chosen(snapshot, patterns, (*ACTIVE, "stopped", "lost"))
     ids: set[str] = set()

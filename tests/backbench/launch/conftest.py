@@ -80,7 +80,7 @@ class Lab:
         return Snapshot(Ledger(self.root / out))
 
     def states(self, out: str) -> dict[str, str]:
-        return {name: state.name for name, state in self.look(out).states().items()}
+        return {name: state.name for name, state in self.look(out).states.items()}
 
     def statuses(self, out: str) -> dict[str, Status]:
         return Ledger(self.root / out).statuses()

@@ -8,11 +8,11 @@ import time
 
 import pytest
 
-from backbench.launch.clusters import read_cluster
+from backbench.launch.clusters import Target, read_cluster
 from backbench.launch.expansion import expand
 from backbench.launch.grid import Grid, read_grid
 from backbench.launch.plan import arrays
-from backbench.launch.records import Ledger, Target
+from backbench.launch.records import Ledger, Submission
 
 
 def test_arrays_have_one_set_of_resources_and_dependencies(lab):
@@ -72,7 +72,7 @@ def was_run(lab, grid, cluster, state, seconds):
     """On record as a job that ran for so long."""
     ledger, place = Ledger(lab.root / "runs"), read_cluster(cluster)
     (job,) = expand(read_grid(grid), ledger.runs, where="grid").jobs
-    ledger.write_submission(Target(place, (), "lab").submission("u1", [job]))
+    ledger.write_submission(Submission.to(Target(place, (), "lab"), "u1", [job]))
     end = time.time()
     note = {"start": end - seconds, "end": end, "how": state, "gpus": 0, "machine": ""}
     ledger.write_status(job, {"name": job.name, "state": state, "attempts": [note]})

@@ -9,9 +9,9 @@ import time
 import pytest
 
 from backbench import cli
-from backbench.launch.clusters import read_cluster
+from backbench.launch.clusters import Target, read_cluster
 from backbench.launch.job import Job
-from backbench.launch.records import Ledger, Submission, Target
+from backbench.launch.records import Ledger, Submission
 from backbench.launch.slurm import catch_up
 from backbench.launch.view import Snapshot, status_text
 
@@ -46,7 +46,7 @@ def write_status(ledger, job, state, reason=None, **attempt):
 
 
 def shown(ledger):
-    return {name: (s.name, s.detail) for name, s in Snapshot(ledger).states().items()}
+    return {name: (s.name, s.detail) for name, s in Snapshot(ledger).states.items()}
 
 
 @pytest.mark.parametrize(
