@@ -133,13 +133,7 @@ def _text(value: float) -> str:
     return "" if np.isnan(value) else f"{value:.1f}"
 
 
-def look(
-    shape: Shape,
-    truth: Sequence[float],
-    repeats: int,
-    *,
-    beside: bool = False,
-) -> Seen:
+def look(shape: Shape, truth: Sequence[float], repeats: int, *, beside: bool = False) -> Seen:
     kind = [shape.rows, shape.columns, shape.heavy, int(100 * shape.missing), shape.uneven]
     rng = np.random.default_rng([SEED, *kind, int(10 * max(truth))])
     true = true_ranks(truth)

@@ -16,7 +16,7 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypedDict
+from typing import NamedTuple
 
 from backbench.board.board import (
     MEASURED,
@@ -41,6 +41,7 @@ SHORTEST_TEXT = 150
 
 _IN_ORDER = json.JSONEncoder(sort_keys=True).encode  # json.dumps would make an encoder each time
 
+Record = dict[str, object]  # its keys are those that page_*.js read
 Table = dict[str, list[object]]  # field -> its value in every record
 
 
@@ -109,12 +110,6 @@ class PagePart(NamedTuple):
     texts: list[int]  # the value of each of those keys
 
 
-class PageOrigins(TypedDict):
-    parts: Table  # PagePart
-    keys: list[list[int]]
-    texts: list[str]
-
-
 class PageRank(NamedTuple):
     row: int
     rank: int
@@ -126,70 +121,12 @@ class PageRank(NamedTuple):
     group: int
 
 
-class PageSet(TypedDict):
-    """The ranks over a named set of columns, best first."""
-
-    title: str
-    basis: str
-    columns: list[int]
-    ranks: Table  # PageRank
-
-
-class PageMark(TypedDict):
-    """A vertical line in a pretraining's curve."""
-
-    x: float  # step
-    text: str
-
-
-class PageCurve(TypedDict):
-    name: str
-    row: int | None
-    x: list[float]  # steps
-    y: dict[str, list[float | None]]  # metric -> means
-    marks: list[PageMark]
-
-
-class PagePicture(TypedDict):
-    title: str
-    note: str
-    alt: str
-    src: str  # data URI
-    width: int  # pixels
-    height: int
-
-
-class PageFigure(TypedDict):
-    title: str
-    src: str  # data URI
-    width: int  # points
-    height: int
-
-
 class PageFigures(NamedTuple):
     """Everything beside the table; page_figures.py collects it from run folders."""
 
-    curves: Sequence[PageCurve] = ()
-    pictures: Sequence[PagePicture] = ()
-    figures: Sequence[PageFigure] = ()
-
-
-class PageData(TypedDict):
-    answer: str
-    sets: list[PageSet]
-    rows: Table  # PageRow
-    columns: Table  # PageColumn
-    cells: list[Table]  # PageCell, of each column
-    pairs: Table  # PagePair
-    numbers: int
-    curves: Sequence[PageCurve]
-    pictures: Sequence[PagePicture]
-    figures: Sequence[PageFigure]
-    judged: Sequence[Mapping[str, object]]
-    problems: list[str]
-    tasks: dict[str, str]  # name -> title
-    newest: str  # the day of the newest measurement, UTC
-    version: str
+    curves: Sequence[Record] = ()
+    pictures: Sequence[Record] = ()
+    figures: Sequence[Record] = ()
 
 
 # ---- the page
@@ -202,7 +139,7 @@ def write_page(
     comparisons: Comparisons,
     answer: str,
     sets: Sequence[Overall] = (),
-    judged: Sequence[Mapping[str, object]] = (),
+    judged: Sequence[Record] = (),
     figures: PageFigures | None = None,
 ) -> None:
     """Write the page for `board`. Everything that takes reading run folders or testing is done
@@ -214,7 +151,7 @@ def write_page(
         origins = _Origins(longest=max(SHORTEST_TEXT, TEXT_BYTES // max(1, numbers)))
         index = {row.checkpoint: i for i, row in enumerate(board.rows)}
         columns, cells = _columns_and_cells(board, index, comparisons, origins)
-        data: PageData = {
+        data: Record = {
             "answer": answer,
             "sets": [_set(one, board, index) for one in sets],
             "rows": _by_field(PageRow, _rows(board)),
@@ -274,7 +211,8 @@ def _ends(interval: tuple[float, float] | None) -> tuple[float | None, float | N
     return _round(low), _round(high)
 
 
-def _set(overall: Overall, board: Board, index: Mapping[str, int]) -> PageSet:
+def _set(overall: Overall, board: Board, index: Mapping[str, int]) -> Record:
+    """The ranks over a named set of columns, best first."""
     column_index = {column: k for k, column in enumerate(board.columns)}
     ranks = []
     for row, p in zip(overall.rows, overall.standing.places, strict=True):
@@ -405,7 +343,7 @@ class _Origins:
             return text
         return text[: self._longest] + " ... (the whole is in the run folder)"
 
-    def written(self) -> PageOrigins:
+    def written(self) -> Record:
         return {
             "parts": _by_field(PagePart, self._parts),
             "keys": [list(keys) for keys in self._keys],

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from backbench.board import ablation, predictor
 from backbench.board.board import Board, joined
-from backbench.board.page import PageCurve, PageFigure, PageFigures, PageMark, PagePicture
+from backbench.board.page import PageFigures, Record
 from backbench.errors import BadInput
 from backbench.images.image_list import readable
 from backbench.results.result_line import Result
@@ -37,7 +37,7 @@ OVERVIEWS = {  # file in RUN/pictures -> what it shows
 
 def collect_figures(board: Board, runs: Iterable[str | Path]) -> PageFigures:
     """Everything that stands on the page beside the table; curves are looked for below `runs`."""
-    figures: list[PageFigure] = []
+    figures: list[Record] = []
     with tempfile.TemporaryDirectory() as folder:
         for title, file in (*write_figures(board, Path(folder)), *_analyses(board)):
             content = file.read_bytes()
@@ -95,14 +95,14 @@ def _size_of_svg(svg: bytes) -> tuple[int, int]:
 # ---- pretraining curves
 
 
-def _curves(board: Board, runs: Iterable[str | Path]) -> list[PageCurve]:
+def _curves(board: Board, runs: Iterable[str | Path]) -> list[Record]:
     """RUN/metrics.jsonl of every pretraining below `runs`, thinned to means of CURVE_POINTS bins.
 
     A pretraining is a run whose run.json says so. Its curve takes the name of its row, where its
     checkpoint has results; else the name in the checkpoint, or that of the folder.
     """
     labels, row_index = board.labels(), board.row_index()
-    curves: list[PageCurve] = []
+    curves: list[Record] = []
     for run in _pretrainings(runs):
         logged = [line for line in read_metrics(run) if math.isfinite(line.get("step", math.nan))]
         if len(logged) < LEAST_POINTS:
@@ -115,15 +115,8 @@ def _curves(board: Board, runs: Iterable[str | Path]) -> list[PageCurve]:
             own_name = printable.shown(str(provenance["name"]))
         x, y = _thin(logged)
         if y:
-            curves.append(
-                {
-                    "name": labels.get(digest) or own_name,
-                    "row": row_index.get(digest),
-                    "x": x,
-                    "y": y,
-                    "marks": _marks(run, logged),
-                }
-            )
+            name, row = labels.get(digest) or own_name, row_index.get(digest)
+            curves.append({"name": name, "row": row, "x": x, "y": y, "marks": _marks(run, logged)})
     return curves
 
 
@@ -177,7 +170,7 @@ def _mean(part: Sequence[Mapping[str, float]], name: str) -> float | None:
     return float(f"{mean:.5g}") if math.isfinite(mean) else None
 
 
-def _marks(run: Path, logged: Sequence[Mapping[str, float]]) -> list[PageMark]:
+def _marks(run: Path, logged: Sequence[Mapping[str, float]]) -> list[Record]:
     """The step at which LORAC's prior begins: its recipe gives it as a share of the epochs."""
     try:
         recipe = jsons.read(run / RUN_FILE)["identity"]["recipe"]
@@ -195,7 +188,7 @@ def _marks(run: Path, logged: Sequence[Mapping[str, float]]) -> list[PageMark]:
 # ---- pictures of detections
 
 
-def _pictures(board: Board) -> list[PagePicture]:
+def _pictures(board: Board) -> list[Record]:
     """RUN/pictures/* of the detection runs behind the board, as small images inside the page."""
     labels = board.labels()
     runs: dict[Path, Result] = {}  # any result of each: all are of one checkpoint and one task
@@ -204,7 +197,7 @@ def _pictures(board: Board) -> list[PagePicture]:
             if TASKS[result.task].detects:
                 runs.setdefault(run, result)
     ordered = sorted(runs.items(), key=lambda item: (item[1].task, item[1].name))
-    pictures: list[PagePicture] = []
+    pictures: list[Record] = []
     # The first of every run before the second of any.
     for nth in range(PICTURES_PER_RUN):
         for run, result in ordered:

@@ -7,11 +7,11 @@ import csv
 import io
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from backbench.board.board import AVERAGE
+from backbench.board.board import AVERAGE, text_of
 from backbench.board.export import write_lines
 from backbench.errors import BadInput, nearest
 from backbench.runs.terminal import log
@@ -50,7 +50,11 @@ def run(args: argparse.Namespace) -> int:
     values = np.array([[math.nan if v is None else v for v in row] for row in table.values])
     ranking = rank_intervals.ranking(values, table.datasets)
     order = sorted(range(len(table.names)), key=lambda i: (ranking.places[i].rank, table.names[i]))
-    lines = [_line(ranking.places[i], table.names[i]) for i in order]
+    lines: list[tuple[object, ...]] = []
+    for i in order:
+        p = ranking.places[i]
+        average, rate = text_of(p.average, ".2f"), f"{p.win_rate:.1f}"
+        lines.append((p.rank, *p.interval, average, rate, p.columns, p.group, table.names[i]))
     print(answer(table, ranking))
     _print(lines)
     if args.csv:
@@ -76,13 +80,6 @@ def answer(table: ForeignTable, ranking: rank_intervals.Ranking) -> str:
     if len(leaders) == 1:
         return f"Of {of}, {names} leads alone, with {for_others}."
     return f"Of {of}, {names} lead and nothing separates them, with {for_others}."
-
-
-def _line(place: rank_intervals.RankPlace, name: str) -> tuple[object, ...]:
-    average = "" if place.average is None else f"{place.average:.2f}"
-    low, high = place.interval
-    rate = f"{place.win_rate:.1f}"
-    return place.rank, low, high, average, rate, place.columns, place.group, name
 
 
 def _print(lines: Sequence[tuple[object, ...]]) -> None:
@@ -116,8 +113,18 @@ def read(file: Path, *, name: str | None = None, lower: Sequence[str] = ()) -> F
             raise BadInput(f"{file}: no column '{given}'; {nearest(given, head)}")
     if "source" in head:  # the published rows of our own tables are never ranked with others
         body = [line for line in body if line[head.index("source")] != "published"]
-    numeric = [n for n, h in enumerate(head) if h != name and _is_numeric(line[n] for line in body)]
-    _say_left_out(head, body, numeric, name)
+    numeric = []  # the columns of which most fields that are not empty are numbers
+    for n, column in enumerate(head):
+        fields = [line[n].strip() for line in body]
+        there = [field for field in fields if field.lower() not in _MISSING]
+        others = [field for field in there if not _NUMBER.fullmatch(field)]
+        if column != name and 2 * len(others) < len(there):
+            numeric.append(n)
+        elif column not in (name, "checkpoint") and 0 < len(others) < len(there):
+            log.warning(
+                f"column '{printable.shown(column, 60)}' is not ranked:"
+                f" '{printable.shown(others[0], 60)}' is no number"
+            )
     numeric = _of_our_own(head, numeric)
     text_columns = [n for n in range(len(head)) if n not in numeric and head[n] != "checkpoint"]
     named = head.index(name) if name else next(iter(text_columns), None)
@@ -130,24 +137,11 @@ def read(file: Path, *, name: str | None = None, lower: Sequence[str] = ()) -> F
         row = [_value(line[n], file, at, head[n]) for n in numeric]
         values.append([None if v is None else s * v for s, v in zip(sign, row)])
     columns = [head[n] for n in numeric]
-    return ForeignTable([line[named] for line in body], columns, _datasets(columns), values)
-
-
-def _say_left_out(
-    head: Sequence[str], body: Sequence[Sequence[str]], numeric: Sequence[int], name: str | None
-) -> None:
-    """Warn of each column that holds numbers and is not ranked, with something else that it
-    holds."""
-    for n, column in enumerate(head):
-        if n in numeric or column in (name, "checkpoint"):
-            continue
-        fields = [line[n].strip() for line in body]
-        others = [f for f in fields if f.lower() not in _MISSING and not _NUMBER.fullmatch(f)]
-        if others and any(_NUMBER.fullmatch(field) for field in fields):
-            log.warning(
-                f"column '{printable.shown(column, 60)}' is not ranked:"
-                f" '{printable.shown(others[0], 60)}' is no number"
-            )
+    datasets = []  # our own columns name theirs, any other is a dataset of its own
+    for column in columns:
+        ours = _OURS.fullmatch(column)
+        datasets.append(ours["dataset"] if ours else column)
+    return ForeignTable([line[named] for line in body], columns, datasets, values)
 
 
 def _refuse_shape(file: Path, head: Sequence[str], body: Sequence[Sequence[str]]) -> None:
@@ -157,13 +151,6 @@ def _refuse_shape(file: Path, head: Sequence[str], body: Sequence[Sequence[str]]
     for at, line in enumerate(body, 2):
         if len(line) != len(head):
             raise BadInput(f"{file}:{at}: {len(line)} fields, the heading has {len(head)}")
-
-
-def _is_numeric(fields: Iterable[str]) -> bool:
-    """True if most of the fields that are not empty are numbers."""
-    there = [f.strip() for f in fields if f.strip().lower() not in _MISSING]
-    numbers = sum(_NUMBER.fullmatch(field) is not None for field in there)
-    return 2 * numbers > len(there)
 
 
 def _value(field: str, file: Path, at: int, column: str) -> float | None:
@@ -189,12 +176,3 @@ def _of_our_own(head: Sequence[str], numeric: list[int]) -> list[int]:
         if ours and ours["dataset"] != AVERAGE and ours["task"] != "analyze":
             main.setdefault((ours["task"], ours["dataset"], ours["how"]), n)
     return list(main.values()) or numeric
-
-
-def _datasets(columns: Sequence[str]) -> list[str]:
-    """The dataset of each column: our own columns name it, any other is a dataset of its own."""
-    datasets = []
-    for column in columns:
-        ours = _OURS.fullmatch(column)
-        datasets.append(ours["dataset"] if ours else column)
-    return datasets

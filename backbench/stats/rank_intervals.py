@@ -63,9 +63,7 @@ class Ranking:
 
 
 def ranking(
-    values: np.ndarray,
-    datasets: Sequence[str],
-    noise: np.ndarray | None = None,
+    values: np.ndarray, datasets: Sequence[str], noise: np.ndarray | None = None
 ) -> Ranking:
     """Rank the rows of `values` (rows, columns): higher is better, nan is missing. `datasets` names
     the dataset of each column.

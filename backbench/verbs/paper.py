@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from backbench.board.board import collect
 from backbench.errors import BadInput
@@ -66,9 +66,8 @@ def _show(item: PrintedItem, runs: Sequence[Path]) -> None:
     if not numbers:
         print(f"  no accuracy is printed; {item.points} points")
     if not item.grid.evaluate:
-        for cost in _pretraining_costs(item, runs):
-            figures = f"{cost.images_per_s:9.1f} images/s {cost.memory_gib:7.2f} GiB"
-            print(f"  {printable.shown(cost.name, 60):<60} {figures}")
+        for name, speed_and_memory in _pretraining_costs(item, runs):
+            print(f"  {printable.shown(name, 60):<60} {speed_and_memory}")
     count = Counter(one.state for one in numbers)
     if numbers:
         print(f"{len(numbers)} numbers: " + ", ".join(f"{k} {state}" for state, k in count.items()))
@@ -106,31 +105,23 @@ def number_states(item: PrintedItem, runs: Sequence[Path]) -> list[NumberState]:
     return states
 
 
-class _PretrainingCost(NamedTuple):
-    """The speed of a pretraining (median) and its memory (peak), from its metrics.jsonl."""
-
-    name: str
-    batch_size: int
-    images_per_s: float
-    memory_gib: float
-
-
-def _pretraining_costs(item: PrintedItem, runs: Sequence[Path]) -> list[_PretrainingCost]:
-    """The costs of the pretrainings of a grid that measures nothing else, by name."""
+def _pretraining_costs(item: PrintedItem, runs: Sequence[Path]) -> list[tuple[str, str]]:
+    """(name, median speed and peak memory) of the pretrainings of a grid that measures nothing
+    else, by name; from their metrics.jsonl."""
     overrides = [text for sweep in catalogue.sweeps(item.grid) for text in sweep.overrides]
     names = tuple(
         f"{text.removeprefix('name=')} " for text in overrides if text.startswith("name=")
     )
     costs = []
     for folder, recipe in _recipes_below(runs):
-        name, batch = str(recipe.get("name")), recipe.get("batch_size")
-        if not isinstance(batch, int) or not name.startswith(names):
+        name = str(recipe.get("name"))
+        if "batch_size" not in recipe or not name.startswith(names):
             continue
         rows = [row for row in read_metrics(folder) if "images_per_s" in row]
         if rows:
             speed = statistics.median(row["images_per_s"] for row in rows)
             peak = max(row.get("memory_gib", 0.0) for row in rows)
-            costs.append(_PretrainingCost(name, batch, speed, peak))
+            costs.append((name, f"{speed:9.1f} images/s {peak:7.2f} GiB"))
     return sorted(costs)
 
 

@@ -78,11 +78,7 @@ def _checked(judged: list[Judged], unjudged: list[str]) -> int:
 
 
 def _write(
-    board: Board,
-    judged: list[Judged],
-    sets: list[Overall],
-    answer: str,
-    args: argparse.Namespace,
+    board: Board, judged: list[Judged], sets: list[Overall], answer: str, args: argparse.Namespace
 ) -> None:
     """Writes every file that the command asks for; modules for other files are not imported."""
     if args.csv:

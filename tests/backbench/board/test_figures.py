@@ -7,35 +7,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.records import a_result
 
 from backbench.board import ablation, page_figures, predictor
 from backbench.board.board import Board, Measurement, fill
 from backbench.results.store import Result
 
 
-def row(
-    digest: str,
-    name: str,
-    value: float,
-    *,
-    task: str = "linear",
-    metric: str = "top1",
-    seed: int = 0,
-) -> Result:
-    return Result(
-        checkpoint=digest,
-        name=name,
-        method="lorac",
-        arch="resnet18",
-        epochs=2,
-        task=task,
-        dataset="digits",
-        split="test",
-        metric=metric,
-        value=value,
-        protocol=f"{task}-test-v1",
-        seed=seed,
-    )
+def row(digest, name, value, *, task="linear", metric="top1") -> Result:
+    protocol = f"{task}-test-v1"
+    where = {"task": task, "metric": metric, "protocol": protocol, "provenance": {}}
+    return a_result(checkpoint=digest, name=name, value=value, ci95=None, **where)
 
 
 def board_of(rows: list[Result]) -> Board:
@@ -62,16 +44,9 @@ def test_the_curve_is_the_mean_over_seeds(tmp_path) -> None:
             for seed in range(3):
                 value = 50 + (5 if tau == "0.2" else 0) + seed
                 digest = f"{beta}-{tau}-{seed}"
-                rows.append(row(digest, f"lorac beta={beta} temperature={tau}", value))
-                rows.append(
-                    row(
-                        digest,
-                        f"lorac beta={beta} temperature={tau}",
-                        8.0,
-                        task="analyze",
-                        metric="nuclear_norm",
-                    )
-                )
+                name = f"lorac beta={beta} temperature={tau}"
+                rows.append(row(digest, name, value))
+                rows.append(row(digest, name, 8.0, task="analyze", metric="nuclear_norm"))
     rows.append(row("other", "moco", 40.0))
     board = board_of(rows)
     (found,) = ablation.find(board)

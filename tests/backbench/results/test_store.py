@@ -5,7 +5,6 @@ import os
 import resource
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +13,6 @@ from support.records import a_result
 
 from backbench.errors import BadInput
 from backbench.results import store
-from backbench.results.store import Result
 from backbench.runs.folder import open_run
 
 
@@ -119,7 +117,10 @@ def test_where_a_number_was_made_is_recorded(tmp_path):
     assert origin["versions"]["python"].startswith("3.")
 
 
-def _write_from(processes: int, each: int, tmp_path: Path) -> list[Result]:
+@pytest.mark.parametrize(
+    ("processes", "each"), [(4, 50), pytest.param(50, 200, marks=pytest.mark.slow)]
+)
+def test_processes_that_append_to_one_file_lose_and_tear_none(tmp_path, processes, each):
     run = tmp_path / "run"
     command = [sys.executable, records.__file__, str(run)]
     writers = [
@@ -128,20 +129,8 @@ def _write_from(processes: int, each: int, tmp_path: Path) -> list[Result]:
     assert [w.wait(timeout=300) for w in writers] == [0] * processes
     read, problems = store.read(run)
     assert not problems
-    return read
-
-
-def test_several_processes_append_to_one_file(tmp_path):
-    read = _write_from(4, 50, tmp_path)
-    assert sorted(r.seed for r in read) == sorted(n * 1000 + i for n in range(4) for i in range(50))
-
-
-@pytest.mark.slow
-def test_fifty_processes_lose_and_tear_none(tmp_path):
-    read = _write_from(50, 200, tmp_path)
-    assert sorted(r.seed for r in read) == sorted(
-        n * 1000 + i for n in range(50) for i in range(200)
-    )
+    wanted = [n * 1000 + i for n in range(processes) for i in range(each)]
+    assert sorted(r.seed for r in read) == wanted
 
 
 def test_a_truncated_last_line_is_reported_and_survives(tmp_path):

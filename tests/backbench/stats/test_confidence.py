@@ -94,7 +94,6 @@ def test_the_average_counts_how_little_few_seeds_tell():
 def test_interval_over_seeds():
     assert confidence.of_seeds([70.0]) is None
     found = confidence.of_seeds([70.0, 71.0, 72.0])
-    assert found is not None
     low, high = found
     assert (low + high) / 2 == pytest.approx(71.0)
     assert (high - low) / 2 == pytest.approx(4.3027 / 3**0.5, rel=1e-4)
@@ -136,7 +135,6 @@ def test_few_label_files_are_compared_over_draws_and_images(tmp_path):
         files.append([tmp_path / kept])
     for metric in ("top1", "mean_per_class"):
         found = compare(files[1], files[0], metric)
-        assert found is not None
         assert found.paired == "draws and images"
         assert found.real
         assert found.value == pytest.approx(20, abs=8)

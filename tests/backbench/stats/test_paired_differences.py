@@ -62,7 +62,6 @@ def test_resamples_hold_their_rate(images):
         d = rng.integers(-1, 2, images)
         resampled = 100 * d[rng.integers(0, images, size=(500, images))].mean(1)
         found = of_resamples(resampled, images)
-        assert found is not None
         called += found.real
     assert called / 1500 <= 0.05 + 3 * 0.006
 
