@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -34,7 +34,10 @@ def knn_scores(
         raise ValueError(f"k = {max(k)} neighbours of {count} images")
     device = queries.device
     queries = F.normalize(queries.float(), dim=1)
-    near, index = _nearest(queries, _blocks(parts, columns), most=max(k), rows=rows)
+    blocks: list[Tensor] = []
+    for part in parts:
+        blocks += part.split(columns)
+    near, index = _nearest(queries, blocks, most=max(k), rows=rows)
     # exp((s - 1) / temperature) is the vote up to one factor, and cannot overflow. Counted in whole
     # steps: a GPU adds in any order, and only integers come to the same sum
     votes = (((near - 1).double() / temperature).exp() * VOTE).round().long()
@@ -48,18 +51,12 @@ def knn_scores(
     return out
 
 
-def _blocks(parts: Sequence[Tensor], columns: int) -> Iterator[Tensor]:
-    for part in parts:
-        yield from part.split(columns)
-
-
 def _nearest(
-    queries: Tensor, blocks: Iterator[Tensor], *, most: int, rows: int
+    queries: Tensor, blocks: Sequence[Tensor], *, most: int, rows: int
 ) -> tuple[Tensor, Tensor]:
     """The `most` largest similarities (N, most) of unit `queries`, best first, and their places."""
-    # Invariant: after each block, `near` and `index` are right for what was
-    # seen of the bank so far. The best of a union are among the best of its
-    # parts, so a block brings only its own to the merge.
+    # Invariant: after each block, `near` and `index` are right for what was seen of the bank so far.
+    # The best of a union are among the best of its parts, so a block brings only its own to the merge.
     near = torch.empty(len(queries), 0, device=queries.device)
     index = torch.empty(len(queries), 0, dtype=torch.int64, device=queries.device)
     seen = 0  # rows of the bank before this block

@@ -42,7 +42,12 @@ def hidden() -> dict[str, str]:
     home = Path(__file__).resolve().parent.parent  # a checkout's top, or site-packages
     found = {}
     for name in PROGRAMS:
-        where = _where(name)
+        # The folder that Python would import it from; also one without an __init__.py
+        spec = importlib.util.find_spec(name)
+        places = [] if spec is None else list(spec.submodule_search_locations or ())
+        if spec is not None and spec.origin is not None and not places:  # a single file
+            places = [spec.origin]
+        where = Path(places[0]).resolve() if places else None
         if where is None:
             found[name] = (
                 f"the package '{name}' is not installed beside backbench: install it again"
@@ -53,15 +58,6 @@ def hidden() -> dict[str, str]:
                 " that, or give backbench an environment of its own"
             )
     return found
-
-
-def _where(package: str) -> Path | None:
-    """The folder that Python would import it from; also one without an __init__.py."""
-    spec = importlib.util.find_spec(package)
-    folders = [] if spec is None else list(spec.submodule_search_locations or ())
-    if spec is not None and spec.origin is not None and not folders:  # a single file
-        return Path(spec.origin).resolve()
-    return Path(folders[0]).resolve() if folders else None
 
 
 @functools.cache

@@ -31,8 +31,7 @@ def weight_files(args: argparse.Namespace) -> None:
     """BadInput for a file of weights on the command line that is not there."""
     one = [getattr(args, name, None) for name in ("file", "checkpoint")]
     for file in (*getattr(args, "checkpoints", ()), *one):
-        named = archs.is_name(file)
-        if file is not None and not named and not file.exists():
+        if file is not None and not archs.is_name(file) and not file.exists():
             raise BadInput(f"{file}: no such file")
 
 

@@ -10,7 +10,6 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TypedDict
 
 from backbench import plugins
 from backbench.datasets import readers, splits, walk
@@ -369,17 +368,12 @@ def odd_sizes(dataset: Dataset, found: Splits) -> list[str]:
 # The record of what the splits were
 
 
-class SplitRecord(TypedDict):
-    images: int
-    sha256: str  # of the manifest
-
-
 def record_file(name: str, root: Path) -> Path:
     return root / name / RECORD
 
 
-def record_of(found: Splits) -> dict[str, SplitRecord]:
-    """By split, what ROOT/<name>/backbench-splits.json keeps of it."""
+def record_of(found: Splits) -> dict[str, dict[str, int | str]]:
+    """By split, what ROOT/<name>/backbench-splits.json keeps of it; the sha256 is the manifest's."""
     return {
         which: {"images": len(images), "sha256": splits.digest(images)}
         for which, images in found.items()

@@ -50,42 +50,29 @@ def rewritten(
     those whose pixels are equal. `looks_x[i]` is of image i; None where it cannot be read."""
     from scipy.spatial import cKDTree
 
-    there = [j for j, look in enumerate(looks_b) if look is not None]
+    there = [(j, look) for j, look in enumerate(looks_b) if look is not None]
     if not there:
         return []
     # 1. By the mean colour: three numbers find the few that may be the same among millions.
-    tree = cKDTree(np.stack([_of(looks_b, j).looks[:3] for j in there]))
+    tree = cKDTree(np.stack([look.looks[:3] for _, look in there]))
     out = []
     for i, look in enumerate(looks_a):
         if look is None:
             continue
         for n in tree.query_ball_point(look.looks[:3], MEAN_APART):
-            j = there[n]
-            other = _of(looks_b, j)
-            if other.pixels == look.pixels or not _unlike(a.paths[i], b.paths[j]):
+            j, other = there[n]
+            if other.pixels == look.pixels or _format(a.paths[i]) == _format(b.paths[j]):
                 continue
             # 2. By the blocks, and 3. by all pixels, read again.
-            near = other.size == look.size
-            near = near and float(np.abs(other.looks - look.looks).max()) <= BLOCK_APART
-            if near and _apart(a, i, b, j) <= PIXEL_APART:
+            if other.size != look.size or np.abs(other.looks - look.looks).max() > BLOCK_APART:
+                continue
+            one, two = a.array(i).astype(np.float32), b.array(j).astype(np.float32)
+            if np.abs(one - two).mean() <= PIXEL_APART:
                 out.append((a.paths[i], b.paths[j]))
                 break
     return out
 
 
-def _of(looks: Sequence[Look | None], index: int) -> Look:
-    look = looks[index]
-    assert look is not None
-    return look
-
-
-def _unlike(a: str, b: str) -> bool:
-    """Are the two files of different formats, by their names?"""
-    kinds = [PurePosixPath(name).suffix.lower().replace("jpeg", "jpg") for name in (a, b)]
-    return kinds[0] != kinds[1]
-
-
-def _apart(a: ImageList, i: int, b: ImageList, j: int) -> float:
-    """The mean difference of two images' pixels, of 255."""
-    one, other = a.array(i).astype(np.float32), b.array(j).astype(np.float32)
-    return float(np.abs(one - other).mean())
+def _format(path: str) -> str:
+    """The format of an image file, by its name."""
+    return PurePosixPath(path).suffix.lower().replace("jpeg", "jpg")

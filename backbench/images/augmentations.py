@@ -254,16 +254,12 @@ class DeviceColour:
         )
 
     def to(self, device: torch.device) -> DeviceColour:
-        return DeviceColour(
-            self.matrix.to(device, non_blocking=True),
-            self.sigma.to(device, non_blocking=True),
-            self.solarize.to(device, non_blocking=True),
-        )
+        parts = (self.matrix, self.sigma, self.solarize)
+        return DeviceColour(*[part.to(device, non_blocking=True) for part in parts])
 
     def pin_memory(self) -> DeviceColour:
-        return DeviceColour(
-            self.matrix.pin_memory(), self.sigma.pin_memory(), self.solarize.pin_memory()
-        )
+        parts = (self.matrix, self.sigma, self.solarize)
+        return DeviceColour(*[part.pin_memory() for part in parts])
 
 
 def apply_colour(pixels: torch.Tensor, colour: DeviceColour, crops: Crops) -> torch.Tensor:

@@ -41,7 +41,13 @@ def named(images: ImageList) -> Named:
     if isinstance(images, ArrayList):
         sha.update(images.pixels.tobytes())
         return Named(sha.hexdigest(), [0] * len(images), [0] * len(images))
-    about = [_stat(images, path) for path in images.paths]
+    about: list[os.stat_result] = []
+    for path in images.paths:
+        file = f"{images.root}/{path}"
+        try:
+            about.append(os.stat(file))  # noqa: PTH116 - a Path for each of a million takes longer
+        except FileNotFoundError:
+            raise BadInput(f"{file}: no such image file") from None
     sha.update("".join(f"\n{each.st_size}" for each in about).encode())
     sha.update(sample(images).encode())
     return Named(
@@ -78,11 +84,3 @@ def read(images: ImageList, index: int) -> bytes:
     if isinstance(images, ArrayList):
         return images.pixels[index].tobytes()
     return image_list.contents(images.file(index))
-
-
-def _stat(images: ImageList, path: str) -> os.stat_result:
-    file = f"{images.root}/{path}"
-    try:
-        return os.stat(file)  # noqa: PTH116 - a Path for each of a million files takes longer
-    except FileNotFoundError:
-        raise BadInput(f"{file}: no such image file") from None

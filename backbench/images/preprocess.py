@@ -36,16 +36,13 @@ class Pixels:
 
     def __post_init__(self) -> None:
         for name, values in (("mean", self.mean), ("std", self.std)):
-            if len(values) != 3 or not all(map(_is_finite, values)):
+            numbers = [v for v in values if isinstance(v, int | float) and math.isfinite(v)]
+            if len(values) != 3 or len(numbers) != 3:
                 raise ValueError(f"{name} must be three finite numbers, not {values!s:.60}")
         if min(self.std) <= 0:
             raise ValueError(f"std must be above 0, not {self.std}: pixels are divided by it")
         if self.order not in ("RGB", "BGR"):
             raise ValueError(f"order must be RGB or BGR, not {self.order!s:.20}")
-
-
-def _is_finite(number: object) -> bool:
-    return isinstance(number, int | float) and math.isfinite(number)
 
 
 def to_input(image: Image.Image | numpy.ndarray, pixels: Pixels) -> torch.Tensor:

@@ -28,9 +28,9 @@ def cores(devices: int = 1) -> int:
     return max(1, len(os.sched_getaffinity(0)) // max(1, devices))
 
 
-def default_workers(devices: int = 1, most: int = 12) -> int:
-    """Loader processes per device: the cores that are left, at most `most`."""
-    return min(most, max(1, cores(devices) - 1))
+def default_workers(devices: int = 1) -> int:
+    """Loader processes per device: the cores that are left, at most 12."""
+    return min(12, max(1, cores(devices) - 1))
 
 
 def one_thread(_: int) -> None:
@@ -83,7 +83,7 @@ class WatchedBatches(Iterator[T]):
 
     def __next__(self) -> T:
         # Not by a look alone: a worker may die in the middle of what is being read from it
-        self._hear(_of_worker)
+        self._hear(lambda number, frame: _error_if_any_worker_fails())
         try:
             _error_if_any_worker_fails()
             return next(self.batches)
@@ -96,10 +96,6 @@ class WatchedBatches(Iterator[T]):
     def _hear(self, handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> None:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGCHLD, handler)
-
-
-def _of_worker(number: int, frame: FrameType | None) -> None:
-    _error_if_any_worker_fails()
 
 
 @dataclass(frozen=True)
