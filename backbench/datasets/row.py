@@ -24,8 +24,8 @@ class Dataset:
     classes: int | None
     # Images of train, val, test; None where val is held out of train, or where a size is not fixed
     sizes: tuple[int | None, int | None, int | None]
-    metric: Metric
     read: Reader
+    metric: Metric = "top1"
     # One split as pretraining takes it; default: class folders or tar shards in ROOT/<name>/<split>
     read_split: SplitReader | None = None
     needs: tuple[str, ...] = ()  # files or folders that tell that the dataset is there

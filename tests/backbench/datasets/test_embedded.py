@@ -57,10 +57,8 @@ def test_scenes_are_coco(full_root, part):
         assert not outside.any(), "the mask stays in its box"
         points = np.array(annotation["keypoints"]).reshape(5, 3)
         assert (points[:, :2] >= 0).all() and (points[:, :2] < embedded.SCENE_SIZE).all()
-        assert (
-            points[0, 1] <= points[4, 1] <= points[1, 1]
-            and points[2, 0] <= points[4, 0] <= points[3, 0]
-        )
+        assert points[0, 1] <= points[4, 1] <= points[1, 1]
+        assert points[2, 0] <= points[4, 0] <= points[3, 0]
         assert annotation["num_keypoints"] == 5
         hidden += int((points[:, 2] == 1).sum())
     assert hidden > 0, "some keypoints are occluded"
@@ -75,9 +73,6 @@ def test_building_again_changes_nothing_and_another_size_replaces(tmp_path):
     assert before == {p: p.stat().st_mtime_ns for p in root.rglob("*") if p.is_file()}
     again = embedded.build(tmp_path / "other", size="tiny")
     for path in before:
-        copy = again / path.relative_to(root)
-        assert copy.read_bytes() == path.read_bytes()
-    assert (
-        len(json.loads((root / "scenes/annotations/instances_val2017.json").read_text())["images"])
-        == 4
-    )
+        assert (again / path.relative_to(root)).read_bytes() == path.read_bytes()
+    scenes = json.loads((root / "scenes/annotations/instances_val2017.json").read_text())
+    assert len(scenes["images"]) == 4

@@ -60,15 +60,11 @@ def test_a_truncated_picture_is_corrupt(folder):
 def test_subset_and_arrays(folder):
     images = scan_folder(folder)
     part = images.subset([3, 0])
-    assert (
-        part.paths == ("b/2.png", "a/1.png")
-        and part.labels == (1, 0)
-        and part.file(1) == images.file(0)
-    )
+    assert part.paths == ("b/2.png", "a/1.png") and part.labels == (1, 0)
+    assert part.file(1) == images.file(0)
     pixels = np.arange(3 * 4 * 5 * 3, dtype=np.uint8).reshape(3, 4, 5, 3)
     rows = ArrayList(folder, ("x/0", "x/1", "x/2"), (0, 1, 0), ("p", "q"), pixels)
-    assert (np.asarray(rows.subset([2, 1]).open(0)) == pixels[2]).all() and rows.subset(
-        [2, 1]
-    ).labels == (0, 1)
+    turned = rows.subset([2, 1])
+    assert (np.asarray(turned.open(0)) == pixels[2]).all() and turned.labels == (0, 1)
     item = Images(rows, lambda picture, index: (picture.size, index))[1]
     assert item == (((5, 4), 1), 1, 1)

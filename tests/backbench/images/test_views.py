@@ -60,14 +60,10 @@ def test_decisions_have_the_recipes_probabilities_and_ranges():
     )
     views = [draw(generator(seed), 100, 100, crops) for seed in range(4000)]
 
-    def share(test):
-        return sum(map(test, views)) / len(views)
-
     expected = {"flip": 0.5, "gray": 0.2, "blur": 0.1, "solarize": 0.2, "jitter": 0.8}
     for name, p in expected.items():
-        assert share(lambda v, name=name: bool(getattr(v, name))) == pytest.approx(p, abs=0.03), (
-            name
-        )
+        share = sum(bool(getattr(view, name)) for view in views) / len(views)
+        assert share == pytest.approx(p, abs=0.03), name
     jittered = [v.jitter for v in views if v.jitter]
     orders = Counter(tuple(op for op, _ in jitter) for jitter in jittered)
     assert len(orders) == 24
@@ -130,23 +126,6 @@ def test_fast_views_are_the_reference_views(crops, level):
     absolute, signed = difference(crops)
     assert absolute < level
     assert abs(signed) < 0.2
-
-
-def test_a_wrong_crop_would_be_seen():
-    """The yardstick of the test above: a crop that is one pixel off differs by much more than its
-    tolerance."""
-    crops = replace(PLAIN, size=64)
-    image = PHOTOS[0]
-    view = draw(generator(3), *image.shape[:2], crops)
-    top, left, height, width = view.box
-    moved = replace(
-        view, box=(top, left + 1 if left + width < image.shape[1] else left - 1, height, width)
-    )
-    off = np.abs(
-        render_fast(image, view, crops).astype(float)
-        - render_fast(image, moved, crops).astype(float)
-    ).mean()
-    assert off > 0.5
 
 
 def colour_statistics(images):

@@ -21,13 +21,8 @@ def impatient(monkeypatch):
 
 def on_another_machine(folder):
     """What a process on another machine leaves, there or dead."""
-    me = {
-        "host": "n7",
-        "machine": "another",
-        "pid": 41,
-        "started": "9",
-        "since": "2026-01-02 03:04",
-    }
+    me = {"host": "n7", "machine": "another", "pid": 41, "started": "9"}
+    me["since"] = "2026-01-02 03:04"
     (folder / lock.LOCK_FILE).write_text(json.dumps(me))
 
 
