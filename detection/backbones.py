@@ -34,7 +34,6 @@ from backbench.parallel import batchnorm
 from backbench.runs import seeding
 from backbench.weights import archs
 from backbench.weights.checkpoint import Checkpoint
-from backbench.weights.families.resnet_tables import arch_of_depth
 from backbench.weights.trunk import Trunk
 from detection import dialect
 from detection.data.images import shortest_edge
@@ -99,7 +98,7 @@ class ResNetRules(BackboneRules):
     decays_biases = True
 
     def arch(self, cfg: CfgNode) -> str:
-        return arch_of_depth(cfg.MODEL.RESNETS.DEPTH)
+        return f"resnet{cfg.MODEL.RESNETS.DEPTH}"
 
     def _refuse_config(self, cfg: CfgNode, given: Given, checkpoint: Checkpoint) -> None:
         wanted = self.arch(cfg)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
 from pathlib import Path
 
 from backbench.errors import BadInput
@@ -56,9 +55,9 @@ def _print_report(report: Report) -> None:
     for line in _allowed(report["allows"]):
         console.print(line)
     console.print(f"pixels    {pixels['order']}, mean {pixels['mean']}, std {pixels['std']}")
-    console.print(
-        f"method    {report['method']}, epochs {_known(report['epochs'], 'not in the file')}"
-    )
+    # 0 epochs are known: a random trunk has them
+    epochs = "not in the file" if report["epochs"] is None else report["epochs"]
+    console.print(f"method    {report['method']}, epochs {epochs}")
     console.print(f"digest    {report['digest']}")
 
 
@@ -117,7 +116,7 @@ def run_import(args: argparse.Namespace) -> int:
         f"{args.out}: '{checkpoint.name}', method {checkpoint.method}, {checkpoint.arch}, {how}, "
         f"{len(checkpoint.state_dict)} tensors; format {about.get('format', 'backbench')}, encoder "
         f"{about.get('encoder', 'trunk')} from '{about.get('prefix', '')}'; "
-        f"epochs {_known(checkpoint.epochs, 'unknown')}; "
+        f"epochs {'unknown' if checkpoint.epochs is None else checkpoint.epochs}; "
         f"digest {checkpoint.digest[:12]}"
     )
     return 0
@@ -135,9 +134,11 @@ def run_export(args: argparse.Namespace) -> int:
     if args.format == "detectron2":
         exporting.write_detectron2(checkpoint, out)
         units = exporting.detectron2_pixels(checkpoint.pixels)
+        mean = ",".join(f"{value:.3f}" for value in units["pixel_mean"])
+        std = ",".join(f"{value:.3f}" for value in units["pixel_std"])
         print(
-            f"MODEL.WEIGHTS {out} MODEL.PIXEL_MEAN {_numbers(units['pixel_mean'])} "
-            f"MODEL.PIXEL_STD {_numbers(units['pixel_std'])} INPUT.FORMAT {units['input_format']} {load}"
+            f"MODEL.WEIGHTS {out} MODEL.PIXEL_MEAN [{mean}] MODEL.PIXEL_STD [{std}]"
+            f" INPUT.FORMAT {units['input_format']} {load}"
         )
         return 0
     exporting.write_state_dict(checkpoint, out)
@@ -147,12 +148,3 @@ def run_export(args: argparse.Namespace) -> int:
         f" {out.name}.json"
     )
     return 0
-
-
-def _numbers(values: Sequence[float]) -> str:
-    return "[" + ",".join(f"{v:.3f}" for v in values) + "]"
-
-
-def _known(epochs: int | None, otherwise: str) -> str:
-    """0 epochs are known: a random trunk has them."""
-    return otherwise if epochs is None else str(epochs)

@@ -91,7 +91,12 @@ class Checkpoint:
 
     def _digest_of_tensors(self) -> str:
         first = "" if self.family.tensors_say_all else f"{self.arch} {self.reading}\n"
-        return _trunk_digest(self.state_dict, first)
+        sha = hashlib.sha256(first.encode())
+        for name, tensor in sorted(self.state_dict.items()):
+            if tensor.is_floating_point():
+                sha.update(f"{name} {tuple(tensor.shape)}\n".encode())
+                sha.update(tensor.contiguous().numpy().tobytes())
+        return sha.hexdigest()
 
     @property
     def trunk(self) -> str:
@@ -114,31 +119,32 @@ class Checkpoint:
         """The same with these fields changed."""
         return dataclasses.replace(self, **changes)
 
-    def read_otherwise(self, reading: str, options: Mapping[str, str]) -> Checkpoint:
-        """The same weights read otherwise or at other sizes: another row."""
-        if not reading and not options:
-            return self
-        arch = self.family.with_options(self.arch, options) if options else self.arch
-        return self.replace(reading=reading or self.reading, arch=arch)
+    def about(self) -> dict[str, Any]:
+        """Everything but the tensors, as plain values: what an exported file carries, or has beside
+        it."""
+        values = {
+            "digest": self.digest,
+            "name": self.name,
+            "method": self.method,
+            "arch": self.arch,
+            "stem": self.stem,
+            "epochs": self.epochs,
+            "pixels": dataclasses.asdict(self.pixels),
+            "provenance": dict(self.provenance),
+        }
+        if not self.family.tensors_say_all:
+            values["reading"] = self.reading
+        return json.loads(json.dumps(values))
 
     def save(self, path: str | Path) -> None:
         """Write atomically. The header carries everything but the tensors, and the digest that
         `load` verifies."""
         from safetensors.torch import save_file
 
-        about = {
-            "schema": SCHEMA,
-            "arch": self.arch,
-            "stem": self.stem,
-            "method": self.method,
-            "epochs": self.epochs,
-            "pixels": dataclasses.asdict(self.pixels),
-            "provenance": dict(self.provenance),
-            # Computed from the bytes that are written: the tensors may have changed since
-            "digest": self._digest_of_tensors(),
-        }
-        if not self.family.tensors_say_all:
-            about["reading"] = self.reading
+        about = self.about() | {"schema": SCHEMA}
+        del about["name"]  # the provenance has it
+        # Computed from the bytes that are written: the tensors may have changed since
+        about["digest"] = self._digest_of_tensors()
         tensors = {_TRUNK + k: v.contiguous() for k, v in self.state_dict.items()}
         tensors |= {_HEADS + k: v.clone() for k, v in self.heads.items()}
         with atomic.atomic_path(path) as temporary:
@@ -176,9 +182,13 @@ class Checkpoint:
             about = jsons.decode(metadata["about"])
             if about["schema"] != SCHEMA:
                 raise BadInput(f"checkpoint schema {about['schema']}; this version reads {SCHEMA}")
-            checkpoint = from_about(
-                about, state_dict=_below(_TRUNK, tensors), heads=_below(_HEADS, tensors)
-            )
+            trunk: dict[str, Tensor] = {}
+            heads: dict[str, Tensor] = {}
+            for key, tensor in tensors.items():
+                for prefix, part in ((_TRUNK, trunk), (_HEADS, heads)):
+                    if key.startswith(prefix):
+                        part[key.removeprefix(prefix)] = tensor
+            checkpoint = from_about(about, state_dict=trunk, heads=heads)
             recorded = about["digest"]
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             said = f"{error!r:.100}"
@@ -191,15 +201,6 @@ class Checkpoint:
                 f"{path}: the weights do not match the digest in the header; the file is damaged"
             )
         return checkpoint
-
-
-def _trunk_digest(state_dict: Mapping[str, Tensor], first: str) -> str:
-    sha = hashlib.sha256(first.encode())
-    for name, tensor in sorted(state_dict.items()):
-        if tensor.is_floating_point():
-            sha.update(f"{name} {tuple(tensor.shape)}\n".encode())
-            sha.update(tensor.contiguous().numpy().tobytes())
-    return sha.hexdigest()
 
 
 def from_about(
@@ -238,11 +239,6 @@ def _check_texts(checkpoint: Checkpoint) -> None:
         raise BadInput(f"the checkpoint's epochs are {str(epochs)[:40]!r}, not a whole number")
 
 
-def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors under a prefix, without it."""
-    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
-
-
 def fit_to_trunk(
     state_dict: Mapping[str, Tensor], blank: Mapping[str, Tensor], trunk: str
 ) -> dict[str, Tensor]:
@@ -272,18 +268,17 @@ def fit_to_trunk(
             value = state_dict[key].to(blank[key].dtype)
         else:
             value = state_dict[key].to(torch.float32)
-            _refuse_unusable(key, state_dict[key], value)
+            if not finite(value):
+                why = "float32 cannot hold it" if finite(state_dict[key]) else "it is not finite"
+                raise BadInput(
+                    f"'{key}' cannot be used: {why}; the weights are damaged or have diverged"
+                )
+            if key.endswith("running_var") and bool((value < 0).any()):
+                raise BadInput(
+                    f"'{key}' cannot be used: a negative variance; the weights are damaged"
+                )
         out[key] = value.detach().cpu().contiguous()
     return out
-
-
-def _refuse_unusable(key: str, given: Tensor, value: Tensor) -> None:
-    """BadInput for weights that no number could come of, `value` being `given` as float32."""
-    if not finite(value):
-        why = "float32 cannot hold it" if finite(given) else "it is not finite"
-        raise BadInput(f"'{key}' cannot be used: {why}; the weights are damaged or have diverged")
-    if key.endswith("running_var") and bool((value < 0).any()):
-        raise BadInput(f"'{key}' cannot be used: a negative variance; the weights are damaged")
 
 
 def finite(tensor: Tensor) -> bool:

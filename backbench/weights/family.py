@@ -29,6 +29,8 @@ Tables = dict[str, dict[str, "Tensor"]]  # dotted path in a file -> its tensors 
 Tree = object
 
 NATIVE = "native"  # the stem of a trunk that has but one
+# Rules by which authors resize position embeddings (`timm_trunk.resized`)
+POSITION_RULES = ("+0.1", "aa", "size")
 
 
 # --- a trunk in a file ---
@@ -53,16 +55,9 @@ class TrunkMetadata:
 
     def over(self, other: TrunkMetadata) -> TrunkMetadata:
         """This metadata, completed by the other."""
-        return TrunkMetadata(
-            arch=self.arch or other.arch,
-            reading=self.reading or other.reading,
-            pixels=self.pixels or other.pixels,
-            options={**other.options, **self.options},
-            activation=self.activation or other.activation,
-            licence=self.licence or other.licence,
-            source=self.source or other.source,
-            names_model=self.names_model or other.names_model,
-        )
+        values = {key: value or getattr(other, key) for key, value in vars(self).items()}
+        values["options"] = {**other.options, **self.options}
+        return TrunkMetadata(**values)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +75,7 @@ class TrunkInFile(ABC):
     keys: Mapping[str, str] = field(default_factory=dict)
     extra: tuple[str, ...] = ()
     heads: tuple[str, ...] = ()
-    form: Format | None = None  # its format, where a file beside it named the model
+    form: Format | None = None  # its format, once it is known
 
     @property
     def place(self) -> str:
@@ -111,7 +106,7 @@ class TrunkInFile(ABC):
     def assembled(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The trunk's own state dict, made of the tensors of its table."""
 
-    def identified(self, tensors: Mapping[str, Tensor], form: Format | None) -> TrunkInFile:
+    def identified(self, tensors: Mapping[str, Tensor]) -> TrunkInFile:
         """The trunk with its model's name, now that its format is known."""
         return self
 
@@ -120,14 +115,14 @@ class TrunkInFile(ABC):
         return []
 
     @abstractmethod
-    def stem(self, form: Format | None, wanted: str | None = None) -> str | None:
+    def stem(self, wanted: str | None = None) -> str | None:
         """The stem, checked against the `wanted` one; None where nothing tells it."""
 
     @abstractmethod
-    def pixels(self, form: Format | None) -> Pixels | None:
+    def pixels(self) -> Pixels | None:
         """The statistics of the pixels that it was trained with; None where nothing tells them."""
 
-    def reading(self, form: Format | None) -> str:
+    def reading(self) -> str:
         """The reading of its authors, or the one that was asked for; empty for the default."""
         return ""
 
@@ -136,7 +131,7 @@ class TrunkInFile(ABC):
         """Keys to keep as the checkpoint's heads; `others` are prefixes of the file's other
         trunks."""
 
-    def provenance(self, form: Format | None) -> dict[str, str]:
+    def provenance(self) -> dict[str, str]:
         """Decisions about this trunk that are not in the file."""
         return {}
 

@@ -17,10 +17,11 @@ from backbench.weights.archs import FAMILIES
 from backbench.weights.family import Format, Tables, Tree, TrunkInFile
 from backbench.weights.tensor_names import unwrapped
 
-__all__ = ["Format", "all_formats", "nearest_format", "placed", "recognise"]
+__all__ = ["Format", "all_formats", "encoders_in", "nearest_format", "recognise"]
 
 # Where a place without a table is looked for
 USUAL_TABLES = ("", "state_dict", "model", "model_state_dict", "net")
+_ALIKE = 0.6  # two prefixes that are less alike have nothing to do with one another
 
 
 def all_formats() -> dict[str, Format]:
@@ -37,75 +38,50 @@ def all_formats() -> dict[str, Format]:
     return rows
 
 
-# A format and its encoders: name -> trunks
-Recognised = tuple[Format, dict[str, list[TrunkInFile]]]
-
-
-def recognise(trunks: list[TrunkInFile], tables: Tables, tree: Tree) -> Recognised | None:
-    """The format that accounts for every trunk in the file, with its encoders; None where there is
-    none.
+def recognise(trunks: list[TrunkInFile], tables: Tables, tree: Tree) -> Format | None:
+    """The format that accounts for every trunk in the file; None where there is none.
 
     Raises BadInput where several do and none of them is a special case of the others.
     """
-    if not trunks:
-        return None
     # 1. The file's other marks: the names of all tensors, and `@` of all entries.
     marks = {unwrapped(key) for tensors in tables.values() for key in tensors}
     if isinstance(tree, Mapping):
         marks |= {f"@{key}" for key in tree}
     # 2. All formats that have a place for every trunk, and whose other marks are there.
-    fitting: dict[str, Recognised] = {}
+    fitting: list[Format] = []
     for form in all_formats().values():
-        encoders = _encoders(form, trunks)
-        if encoders is not None and _has_marks(form, marks, tables, trunks):
-            fitting[form.name] = form, encoders
+        if encoders_in(form, trunks) is None:
+            continue
+        if not all(fnmatch.filter(marks, need) for need in form.needs):
+            continue
+        if form.test is None or form.test(tables, trunks):
+            fitting.append(form)
     # 3. A format gives way to those that refine it; if two are left, nothing here can choose.
-    general = {name for form, _ in fitting.values() for name in form.refines}
-    special = [each for name, each in fitting.items() if name not in general]
+    general = {name for form in fitting for name in form.refines}
+    special = [form for form in fitting if form.name not in general]
     if len(special) > 1:
-        names = " and ".join(f"'{form.name}'" for form, _ in special)
+        names = " and ".join(f"'{form.name}'" for form in special)
         raise BadInput(
             f"it fits the formats {names} alike; convert it with the tool of one of them"
         )
     return special[0] if special else None
 
 
-def placed(form: Format, trunks: list[TrunkInFile]) -> Recognised | None:
-    """This format's encoders, where every trunk has a place in it."""
-    encoders = _encoders(form, trunks)
-    return None if encoders is None else (form, encoders)
-
-
-def _encoders(form: Format, trunks: list[TrunkInFile]) -> dict[str, list[TrunkInFile]] | None:
+def encoders_in(form: Format, trunks: list[TrunkInFile]) -> dict[str, list[TrunkInFile]] | None:
     """Encoder -> the trunks that stand in its places; None where a trunk of the file has no place
     in this format."""
+    encoder_at: dict[str, str] = {}
+    for name, places in form.encoders.items():
+        for place in places:
+            usual = [place] if ":" in place else [f"{table}:{place}" for table in USUAL_TABLES]
+            for each in usual:
+                encoder_at.setdefault(each, name)
     out: dict[str, list[TrunkInFile]] = {}
     for trunk in trunks:
-        if trunk.dialect not in form.dialects:
+        if trunk.dialect not in form.dialects or trunk.place not in encoder_at:
             return None
-        encoder = _encoder_at(trunk.place, form)
-        if encoder is None:
-            return None
-        out.setdefault(encoder, []).append(trunk)
+        out.setdefault(encoder_at[trunk.place], []).append(trunk)
     return out
-
-
-def _encoder_at(place: str, form: Format) -> str | None:
-    """The encoder that a format keeps in this place."""
-    for name, places in form.encoders.items():
-        for each in places:
-            usual = [each] if ":" in each else [f"{table}:{each}" for table in USUAL_TABLES]
-            if place in usual:
-                return name
-    return None
-
-
-def _has_marks(form: Format, marks: set[str], tables: Tables, trunks: list[TrunkInFile]) -> bool:
-    """True where everything else is there that tells this format from others."""
-    for need in form.needs:
-        if not fnmatch.filter(marks, need):
-            return False
-    return form.test is None or form.test(tables, trunks)
 
 
 def nearest_format(tables: Tables) -> Format | None:
@@ -114,22 +90,12 @@ def nearest_format(tables: Tables) -> Format | None:
     for tensors in tables.values():
         for key in tensors:
             prefixes[unwrapped(key[:200]).split(".")[0]] = None
-    best, score = None, 0.6  # a likeness below that is none
+    best, score = None, _ALIKE
     for form in (form for family in FAMILIES for form in family.formats):
-        for start in _starts(form):
+        places = [place.split(":")[-1] for some in form.encoders.values() for place in some]
+        for start in (place.split(".")[0] for place in places if place):
             for prefix in list(prefixes)[:100]:
                 ratio = difflib.SequenceMatcher(None, start, prefix).ratio()
                 if ratio > score:
                     best, score = form, ratio
     return best
-
-
-def _starts(form: Format) -> list[str]:
-    """The first parts of the prefixes under which a format keeps its trunks."""
-    out = []
-    for specs in form.encoders.values():
-        for spec in specs:
-            prefix = spec.split(":")[-1]
-            if prefix:
-                out.append(prefix.split(".")[0])
-    return out

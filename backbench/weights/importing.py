@@ -6,10 +6,11 @@ shape, under the names of one known format, and nothing inside the trunk may be 
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import TypedDict
 
 import torch
 from torch import Tensor
@@ -20,7 +21,14 @@ from backbench.runs import seeding
 from backbench.weights import archs, formats, readings
 from backbench.weights.checkpoint import Checkpoint, finite
 from backbench.weights.exporting import own_detectron2
-from backbench.weights.family import Format, Shape, Tables, Tree, TrunkInFile, TrunkMetadata
+from backbench.weights.family import (
+    POSITION_RULES,
+    Format,
+    Tables,
+    Tree,
+    TrunkInFile,
+    TrunkMetadata,
+)
 from backbench.weights.header import FORMAT
 from backbench.weights.tensor_names import first_names, is_counter, is_statistic, shown, unwrapped
 from backbench.weights.weight_file import Opened, open_file
@@ -59,6 +67,7 @@ def read(
     that names the tensor, key or prefix for anything that is not exactly one whole trunk.
     """
     metadata = _metadata(arch, reading, pixels, pos)
+    # 1. The trunk: of a name, of a published format, or of one of our own files
     named = archs.named_weights(path, metadata)
     if named is not None and (encoder is not None or stem is not None or arch):
         raise BadInput(f"{path}: names one trunk; leave out the choice of encoder, stem, arch")
@@ -78,12 +87,17 @@ def read(
                 " stem, arch and pixels"
             )
         else:
-            checkpoint = Checkpoint.load(path).read_otherwise(metadata.reading, metadata.options)
-    # Options override what the file tells
+            checkpoint = Checkpoint.load(path)
+            if reading:
+                checkpoint = checkpoint.replace(reading=reading)
+    # 2. Options that override what it tells
     added: dict[str, object] = {} if name is None else {"name": name}
     if published is not None:
         added["published"] = published if isinstance(published, str) else list(published)
+    if pos:  # the same tensors for images of other sizes: another trunk
+        arch = checkpoint.family.with_options(checkpoint.arch, {"pos": pos})
     return checkpoint.replace(
+        arch=arch if pos else checkpoint.arch,
         method=checkpoint.method if method is None else method,
         epochs=checkpoint.epochs if epochs is None else epochs,
         provenance={**checkpoint.provenance, **added},
@@ -100,13 +114,11 @@ def _metadata(
         )
     if reading and reading not in (readings.POOLED, readings.MAP):
         readings.tokens(reading)
-    if pixels and pixels not in PIXELS:
-        raise BadInput(f"--pixels {pixels[:40]}: expected {', '.join(PIXELS)}")
+    for option, value, allowed in (("pixels", pixels, PIXELS), ("pos", pos, POSITION_RULES)):
+        if value and value not in allowed:
+            raise BadInput(f"--{option} {value[:40]}: expected {', '.join(allowed)}")
     return TrunkMetadata(
-        arch=arch or "",
-        reading=reading or "",
-        pixels=PIXELS[pixels] if pixels else None,
-        options={"pos": pos} if pos else {},
+        arch=arch or "", reading=reading or "", pixels=PIXELS[pixels] if pixels else None
     )
 
 
@@ -126,14 +138,13 @@ def drawn(name: str, metadata: TrunkMetadata) -> Checkpoint:
     )
 
 
-@dataclass
-class Leftover:
+class Leftover(TypedDict):
     """Tensors outside the trunks that belong together."""
 
     group: str
-    tensors: int = 0
-    elements: int = 0
-    example: str = ""
+    tensors: int
+    elements: int
+    example: str
 
 
 class FileContents:
@@ -147,45 +158,41 @@ class FileContents:
         self.trunks: list[TrunkInFile] = []
         self.unknown = ""  # why a trunk is none that can be built
         self._problems: dict[str, dict[str, list[str]]] = {}
+        families = [archs.family_of(metadata.arch)] if metadata.arch else archs.FAMILIES
         try:
-            self._find(metadata)
-            self._recognise()
+            for family in families:
+                trunks = family.find(self.tables, self.tree, self.path, metadata)
+                if trunks:
+                    self._recognise(trunks)
+                    return
         except BadInput as error:
             raise BadInput(f"{self.path}: {error}") from None
 
-    def _find(self, metadata: TrunkMetadata) -> None:
-        """The trunks, of the first family that has one here."""
-        families = [archs.family_of(metadata.arch)] if metadata.arch else archs.FAMILIES
-        for family in families:
-            self.trunks = family.find(self.tables, self.tree, self.path, metadata)
-            if self.trunks:
-                return
-
-    def _recognise(self) -> None:
+    def _recognise(self, trunks: list[TrunkInFile]) -> None:
         """The format, the name of each trunk in it, and the model that each is."""
-        known = self.trunks[0].form if self.trunks else None
-        if known is not None:
-            recognised = formats.placed(known, self.trunks)
+        # 1. The format and its encoders; in no known format each trunk is called by its prefix
+        form = trunks[0].form or formats.recognise(trunks, self.tables, self.tree)
+        encoders = formats.encoders_in(form, trunks) if form is not None else None
+        if encoders is not None:
+            self.form = form
         else:
-            recognised = formats.recognise(self.trunks, self.tables, self.tree)
-        if recognised is not None:
-            self.form, self.encoders = recognised
-        for trunk in self.trunks if recognised is None else ():  # each is called by its prefix
-            name = unwrapped(trunk.prefix).rstrip(".") or trunk.table or "trunk"
-            if name in self.encoders:
-                name = f"{trunk.table}.{name}"
-            self.encoders.setdefault(name, []).append(trunk)
+            encoders = {}
+            for trunk in trunks:
+                name = unwrapped(trunk.prefix).rstrip(".") or trunk.table or "trunk"
+                if name in encoders:
+                    name = f"{trunk.table}.{name}"
+                encoders.setdefault(name, []).append(trunk)
+        # 2. Each trunk's model
         try:
-            identified = {}
-            for trunk in self.trunks:
-                tensors = self.tables[trunk.table]
-                identified[id(trunk)] = trunk.identified(tensors, self.form)
+            for name, alike in encoders.items():
+                self.encoders[name] = []
+                for trunk in alike:
+                    placed = dataclasses.replace(trunk, form=self.form)
+                    self.encoders[name].append(placed.identified(self.tables[trunk.table]))
         except BadInput as error:
-            self.unknown, self.encoders, self.trunks = str(error), {}, []
-            return
-        for name, trunks in self.encoders.items():
-            self.encoders[name] = [identified[id(trunk)] for trunk in trunks]
-        self.trunks = list(identified.values())
+            self.unknown, self.encoders = str(error), {}
+        for alike in self.encoders.values():
+            self.trunks += alike
 
     # --- which trunk ---
 
@@ -200,47 +207,40 @@ class FileContents:
         if self.unknown:
             raise BadInput(f"{self.path}: {self.unknown}")
         if not self.trunks:
-            raise BadInput(f"{self.path}: no trunk in it; {self._content()}{self._hint()}")
+            keys = [key for tensors in self.tables.values() for key in tensors]
+            content = f"{len(keys)} tensors: {first_names(keys)}" if keys else "no tensors"
+            raise BadInput(f"{self.path}: no trunk in it; it holds {content}{self._hint()}")
         author = self._at_top("__author__")
         if author in _FOREIGN_AUTHORS:
             raise BadInput(
-                f"{self.path}: weights of '{author}' take BGR pixels and have their stride in the 1x1 convolution; "
-                "such a network is not one of backbench's trunks"
+                f"{self.path}: weights of '{author}' take BGR pixels and have their stride in the 1x1"
+                " convolution; such a network is not one of backbench's trunks"
             )
         encoder = encoder or self.default_encoder()
         if encoder is None:
-            raise BadInput(f"{self.path}: {self._undecided()}")
+            labels = " and ".join(f"'{trunk.label}'" for trunk in self.trunks)
+            what = "in no known format"
+            if self.form is not None:
+                what = f"format {self.form.name} without its {self.form.default}"
+            choices = " or ".join(map(shown, self.encoders))
+            raise BadInput(
+                f"{self.path}: holds a trunk under {labels}, {what}{self._hint()};"
+                f" choose with --encoder {choices} {_IN_IMPORT}"
+            )
         if encoder not in self.encoders:
             raise BadInput(
                 f"{self.path}: no encoder '{encoder}' in it; {nearest(encoder, self.encoders)}"
             )
         first, *again = self.encoders[encoder]
         for other in again:  # the same weights written twice: they must be
-            self._refuse_difference(first, other)
+            table, copy = self.tables[first.table], self.tables[other.table]
+            for name, key in first.keys.items():
+                if name not in other.keys or not torch.equal(table[key], copy[other.keys[name]]):
+                    raise BadInput(
+                        f"{self.path}: '{first.label}' and '{other.label}' should be the same trunk"
+                        f" but differ in {shown(key)}"
+                    )
         return first
-
-    def _undecided(self) -> str:
-        """The reason why no encoder is taken by default."""
-        labels = []
-        for trunks in self.encoders.values():
-            labels += [f"'{trunk.label}'" for trunk in trunks]
-        what = "in no known format"
-        if self.form is not None:
-            what = f"format {self.form.name} without its {self.form.default}"
-        choices = " or ".join(map(shown, self.encoders))
-        return (
-            f"holds a trunk under {' and '.join(labels)}, {what}{self._hint()}; "
-            f"choose with --encoder {choices} {_IN_IMPORT}"
-        )
-
-    def _refuse_difference(self, first: TrunkInFile, other: TrunkInFile) -> None:
-        table, copy = self.tables[first.table], self.tables[other.table]
-        for name, key in first.keys.items():
-            if name not in other.keys or not torch.equal(table[key], copy[other.keys[name]]):
-                where = f"'{first.label}' and '{other.label}'"
-                raise BadInput(
-                    f"{self.path}: {where} should be the same trunk but differ in {shown(key)}"
-                )
 
     # --- the whole trunk, or why not ---
 
@@ -259,7 +259,7 @@ class FileContents:
         """
         self._refuse_unless_whole(trunk, allow_missing_statistics)
         stem = self._stem(trunk, stem)
-        pixels = trunk.pixels(self.form)
+        pixels = trunk.pixels()
         if pixels is None:
             raise BadInput(
                 f"{self.path}: neither the file nor one beside it tells the statistics of its"
@@ -268,9 +268,20 @@ class FileContents:
         tensors = trunk.assembled(self.tables[trunk.table])
         if copy and self.opened.container == "torch zip":  # the others are not mapped from the file
             tensors = {ours: tensor.clone() for ours, tensor in tensors.items()}
-        no_statistics = self.missing_statistics(trunk) == "all"
-        if no_statistics:
-            tensors |= _fresh_statistics(trunk.shapes())
+        provenance = {
+            "name": self.path.name.split(".")[0],
+            "source": self.path.name,
+            "sha256": self.opened.sha256,
+            "format": self.form.name if self.form else "unrecognised",
+            "encoder": next(name for name, trunks in self.encoders.items() if trunk in trunks),
+            "prefix": f"{trunk.table}:{trunk.prefix}" if trunk.table else trunk.prefix,
+        }
+        if self.missing_statistics(trunk) == "all":
+            provenance["statistics"] = "missing in the file: mean 0 and variance 1"
+            # As before the first batch
+            for key, shape in trunk.shapes().items():
+                if is_statistic(key):
+                    tensors[key] = torch.full(shape, 1.0 if key.endswith("var") else 0.0)
         own = self._at_top("backbench")
         if isinstance(own, Mapping) and self.form is not None and self.form.name == "detectron2":
             return own_detectron2(self.path, own, trunk.arch, tensors)
@@ -279,55 +290,53 @@ class FileContents:
             stem=stem,
             method=self.form.method if self.form else "unknown",
             epochs=self.epochs(),
-            reading=trunk.reading(self.form),
+            reading=trunk.reading(),
             state_dict=tensors,
             heads=self._heads(trunk) if copy else {},
             pixels=pixels,
-            provenance=self._provenance(trunk, no_statistics),
+            provenance=provenance | trunk.provenance(),
         )
 
     def _refuse_unless_whole(self, trunk: TrunkInFile, allow_missing_statistics: bool) -> None:
         problems = self.problems(trunk)
         if self.missing_statistics(trunk) == "all" and not allow_missing_statistics:
             raise BadInput(
-                f"{self.path}: '{trunk.label}' has no batch-norm statistics (running_mean, running_var), so its "
-                f"frozen features would be noise; --allow-missing-statistics {_IN_IMPORT} takes it for finetuning"
+                f"{self.path}: '{trunk.label}' has no batch-norm statistics (running_mean,"
+                " running_var), so its frozen features would be noise; --allow-missing-statistics"
+                f" {_IN_IMPORT} takes it for finetuning"
             )
         wrong = []
         for what, keys in problems.items():
             if keys:
                 wrong.append(f"{len(keys)} {what}: {first_names(keys)}")
-        if wrong:
-            form = f"format {self.form.name}" if self.form else f"no known format{self._hint()}"
-            near = self._near(problems["missing"])
-            raise BadInput(
-                f"{self.path}: '{trunk.label}' is not a whole {trunk.arch} ({form}): {'; '.join(wrong)}{near}"
-            )
+        if not wrong:
+            return
+        near = ""
+        if problems["missing"]:
+            # The file's own key that looks most like the first missing one. A key that a trunk of
+            # another table has taken is not meant either
+            taken = {key for trunk in self.trunks for key in trunk.keys.values()}
+            free = [key for _, key in self._free() if key not in taken]
+            close = difflib.get_close_matches(problems["missing"][0], free[:5000], 1, cutoff=0.8)
+            near = f" (is '{shown(close[0])}' meant?)" if close else ""
+        form = f"format {self.form.name}" if self.form else f"no known format{self._hint()}"
+        raise BadInput(
+            f"{self.path}: '{trunk.label}' is not a whole {trunk.arch} ({form}):"
+            f" {'; '.join(wrong)}{near}"
+        )
 
     def _stem(self, trunk: TrunkInFile, wanted: str | None) -> str:
         try:
-            stem = trunk.stem(self.form, wanted)
+            stem = trunk.stem(wanted)
         except BadInput as error:
             raise BadInput(f"{self.path}: {error}") from None
         if stem is None:
             raise BadInput(
-                f"{self.path}: the first convolution is 3x3 and the file does not tell its padding; choose --stem "
-                f"conv3 (padding 1: SimCLR, CLLR), conv3_p0 (MIO) or conv3_p2 (ARB, solo-learn) {_IN_IMPORT}"
+                f"{self.path}: the first convolution is 3x3 and the file does not tell its padding;"
+                " choose --stem conv3 (padding 1: SimCLR, CLLR), conv3_p0 (MIO) or conv3_p2 (ARB,"
+                f" solo-learn) {_IN_IMPORT}"
             )
         return stem
-
-    def _provenance(self, trunk: TrunkInFile, no_statistics: bool) -> dict[str, str]:
-        about = {
-            "name": self.path.name.split(".")[0],
-            "source": self.path.name,
-            "sha256": self.opened.sha256,
-            "format": self.form.name if self.form else "unrecognised",
-            "encoder": next(name for name, trunks in self.encoders.items() if trunk in trunks),
-            "prefix": f"{trunk.table}:{trunk.prefix}" if trunk.table else trunk.prefix,
-        }
-        if no_statistics:
-            about["statistics"] = "missing in the file: mean 0 and variance 1"
-        return about | trunk.provenance(self.form)
 
     def problems(self, trunk: TrunkInFile) -> dict[str, list[str]]:
         """Keys of the file (for `missing`: as they would be called) that keep the trunk from being
@@ -384,45 +393,39 @@ class FileContents:
             if other is not trunk and other.table == trunk.table and other.prefix:
                 prefixes.append(other.prefix)
         tensors = self.tables[trunk.table]
-        keys = trunk.head_keys(tensors, tuple(prefixes))
-        return {
-            unwrapped(key): tensors[key].detach().clone() for key in keys if in_file(tensors[key])
-        }
+        out = {}
+        for key in trunk.head_keys(tensors, tuple(prefixes)):
+            if in_file(tensors[key]):
+                out[unwrapped(key)] = tensors[key].detach().clone()
+        return out
 
     def leftovers(self) -> list[Leftover]:
         """Tensors outside the trunks, by what they are for."""
         groups: dict[str, Leftover] = {}
         for table, key in self._free():
             name = _group(table, key)
-            row = groups.setdefault(name, Leftover(name))
-            row.tensors += 1
-            row.elements += self.tables[table][key].numel()
-            row.example = row.example or (f"{table}: {key}" if table else key)
-        return sorted(groups.values(), key=lambda row: row.group)
+            example = f"{table}: {key}" if table else key
+            row = groups.setdefault(
+                name, {"group": name, "tensors": 0, "elements": 0, "example": example}
+            )
+            row["tensors"] += 1
+            row["elements"] += self.tables[table][key].numel()
+        return [groups[name] for name in sorted(groups)]
 
     def _free(self) -> list[tuple[str, str]]:
         """(table, key) of every tensor that belongs to no trunk."""
         taken = set()
         for trunk in self.trunks:
             taken |= {(trunk.table, key) for key in trunk.keys.values()}
-        out = []
-        for table, tensors in self.tables.items():
-            out += [(table, key) for key in tensors if (table, key) not in taken]
-        return out
+        every = [(table, key) for table, tensors in self.tables.items() for key in tensors]
+        return [place for place in every if place not in taken]
 
     def _at_top(self, key: str) -> object:
         """A value at the top of the file; None where it is not there."""
         return self.tree.get(key) if isinstance(self.tree, Mapping) else None
 
-    # --- for messages ---
-
-    def _content(self) -> str:
-        keys = [key for tensors in self.tables.values() for key in tensors]
-        return (
-            f"it holds {len(keys)} tensors: {first_names(keys)}" if keys else "it holds no tensors"
-        )
-
     def _hint(self) -> str:
+        """The known format that a file in no known format is most like, for messages."""
         form = formats.nearest_format(self.tables) if self.form is None else None
         if form is None:
             return ""
@@ -430,16 +433,6 @@ class FileContents:
         for specs in form.encoders.values():
             places += [f"{spec.split(':')[-1]}*" for spec in specs[:2]]
         return f" (nearest format: {form.name}, with {', '.join(places)})"
-
-    def _near(self, missing: list[str]) -> str:
-        """The file's own key that looks most like the first missing one."""
-        if not missing:
-            return ""
-        # A key that a trunk of another table has taken is not meant either
-        taken = {key for trunk in self.trunks for key in trunk.keys.values()}
-        free = [key for _, key in self._free() if key not in taken]
-        close = difflib.get_close_matches(missing[0], free[:5000], n=1, cutoff=0.8)
-        return f" (is '{shown(close[0])}' meant?)" if close else ""
 
 
 def _unusable(name: str, tensor: Tensor) -> str:
@@ -464,15 +457,6 @@ def in_file(tensor: Tensor) -> bool:
     if tensor.device.type != "cpu" or tensor.layout != torch.strided or tensor.is_quantized:
         return False
     return tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes()
-
-
-def _fresh_statistics(shapes: Mapping[str, Shape]) -> dict[str, Tensor]:
-    """Mean 0 and variance 1 for every batch norm: as before the first batch."""
-    out = {}
-    for key, shape in shapes.items():
-        if is_statistic(key):
-            out[key] = torch.ones(shape) if key.endswith("var") else torch.zeros(shape)
-    return out
 
 
 _GROUPS = (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,10 +12,9 @@ from torch import Tensor
 from backbench.errors import BadInput
 from backbench.weights import archs, importing
 from backbench.weights.checkpoint import Checkpoint
-from backbench.weights.exporting import about
 from backbench.weights.family import TrunkInFile, TrunkMetadata
 from backbench.weights.header import FORMAT
-from backbench.weights.importing import FileContents, in_file
+from backbench.weights.importing import FileContents, Leftover, in_file
 from backbench.weights.tensor_names import is_counter
 from backbench.weights.weight_file import open_file
 
@@ -51,7 +49,7 @@ class Allows(TypedDict):
 
 
 class Report(TypedDict, total=False):
-    """JSON-able. With `importable` come the Checkpoint's own fields (exporting.about), without it
+    """JSON-able. With `importable` come the Checkpoint's own fields (Checkpoint.about), without it
     `why_not`."""
 
     file: str
@@ -62,7 +60,7 @@ class Report(TypedDict, total=False):
     source: str | None
     also: str | None
     encoders: list[EncoderReport]
-    leftovers: list[dict[str, Any]]
+    leftovers: list[Leftover]
     importable: bool
     why_not: str
     digest: str
@@ -74,64 +72,58 @@ class Report(TypedDict, total=False):
 
 def inspect(path: str | Path) -> Report:
     """The report on a file. BadInput only where it cannot be opened as weights at all."""
-    named = archs.named_weights(path, TrunkMetadata())
-    if named is not None and named.file is None:
-        return _of_random(str(path), importing.drawn(named.name, named.metadata))
     metadata = TrunkMetadata()
+    named = archs.named_weights(path, metadata)
+    if named is not None and named.file is None:
+        drawn = importing.drawn(named.name, named.metadata)
+        size = sum(t.numel() * t.element_size() for t in drawn.state_dict.values())
+        form = "backbench" if drawn.family.tensors_say_all else "timm"
+        report = _report(file=str(path), bytes=size, container="no file: drawn anew", format=form)
+        return _importable(report, drawn)
     if named is not None and named.file is not None:
         path, metadata = named.file, named.metadata
     opened = open_file(path)
-    report: Report = {
-        "file": str(opened.path),
-        "bytes": opened.size,
-        "sha256": opened.sha256,
-        "container": opened.container,
-        "format": None,
-        "source": None,
-        "also": None,
-        "encoders": [],
-        "leftovers": [],
-    }
+    report = _report(
+        file=str(opened.path), bytes=opened.size, container=opened.container, format=None
+    )
+    report["sha256"] = opened.sha256
     if opened.metadata.get("format") == FORMAT:
         own = Checkpoint.load(path)
         report |= {"format": "backbench", "encoders": [_own_encoder(own)]}
-        return {**report, "importable": True, **_about(own)}  # type: ignore[typeddict-item]
+        return _importable(report, own)
     contents = FileContents(opened, metadata)
-    report["encoders"] = _encoders(contents)
-    report["leftovers"] = [dataclasses.asdict(row) for row in contents.leftovers()]
-    form = contents.form
-    if form is not None:
-        report |= {"format": form.name, "source": form.source, "also": form.also or None}
+    default = contents.default_encoder()
+    for name, trunks in contents.encoders.items():
+        report["encoders"] += [_encoder(contents, name, t, name == default) for t in trunks]
+    report["leftovers"] = contents.leftovers()
+    known = contents.form
+    if known is not None:
+        report |= {"format": known.name, "source": known.source, "also": known.also or None}
     try:
         checkpoint = contents.checkpoint(contents.choose(), copy=False)
     except BadInput as error:
         return {**report, "importable": False, "why_not": str(error)}
-    return {**report, "importable": True, **_about(checkpoint)}  # type: ignore[typeddict-item]
+    return _importable(report, checkpoint)
 
 
-def _of_random(name: str, drawn: Checkpoint) -> Report:
-    """The report on a trunk that no file holds."""
-    report: Report = {
-        "file": name,
-        "bytes": sum(t.numel() * t.element_size() for t in drawn.state_dict.values()),
-        "container": "no file: drawn anew",
-        "format": "backbench" if drawn.family.tensors_say_all else "timm",
+def _report(*, file: str, bytes: int, container: str, format: str | None) -> Report:
+    """A report that says nothing of trunks yet."""
+    return {
+        "file": file,
+        "bytes": bytes,
+        "container": container,
+        "format": format,
         "source": None,
         "also": None,
         "encoders": [],
         "leftovers": [],
     }
-    return {**report, "importable": True, **_about(drawn)}  # type: ignore[typeddict-item]
 
 
-def _about(checkpoint: Checkpoint) -> dict[str, object]:
-    return {**about(checkpoint), "allows": allows(checkpoint)}
-
-
-def allows(checkpoint: Checkpoint) -> Allows:
-    """The uses of a checkpoint's trunk."""
+def _importable(report: Report, checkpoint: Checkpoint) -> Report:
+    """The report with what the whole checkpoint is, and the uses that its trunk allows."""
     trunk = checkpoint.family.blank(checkpoint.arch, checkpoint.stem, checkpoint.reading)
-    return {
+    allows: Allows = {
         "reading": checkpoint.reading,
         "feature_dim": trunk.feature_dim,
         "size": trunk.size,
@@ -139,20 +131,11 @@ def allows(checkpoint: Checkpoint) -> Allows:
         "strides": list(trunk.strides),
         "positions": str(checkpoint.provenance.get("positions", "")),
     }
+    whole = {"importable": True, **checkpoint.about(), "allows": allows}
+    return {**report, **whole}  # type: ignore[typeddict-item]
 
 
-def _encoders(contents: FileContents) -> list[EncoderReport]:
-    default = contents.default_encoder()
-    out = []
-    for name, trunks in contents.encoders.items():
-        for trunk in trunks:
-            out.append(_encoder(contents, name, trunk, default=name == default))
-    return out
-
-
-def _encoder(
-    contents: FileContents, name: str, trunk: TrunkInFile, *, default: bool
-) -> EncoderReport:
+def _encoder(contents: FileContents, name: str, trunk: TrunkInFile, default: bool) -> EncoderReport:
     tensors = contents.tables[trunk.table]
     here = {ours: tensors[key] for ours, key in trunk.keys.items() if in_file(tensors[key])}
     shapes = trunk.shapes()
@@ -163,7 +146,7 @@ def _encoder(
         "prefix": trunk.prefix,
         "names": trunk.dialect,
         "arch": trunk.arch,
-        "stem": trunk.stem(contents.form) or "3x3, padding unknown",
+        "stem": trunk.stem() or "3x3, padding unknown",
         "matched": len(trunk.keys),
         "expected": len(shapes),
         "absent_counters": sum(is_counter(k) and k not in trunk.keys for k in shapes),

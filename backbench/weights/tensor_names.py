@@ -1,4 +1,4 @@
-"""Names of tensors: what a wrapper put before them, which ones count batches, how they are printed."""
+"""Names of tensors: wrappers' prefixes, batch norms' buffers, Detectron2's names, how to print them."""
 
 from __future__ import annotations
 
@@ -19,6 +19,23 @@ def is_statistic(name: str) -> bool:
 def unwrapped(key: str) -> str:
     """The key without what DistributedDataParallel and torch.compile put before it."""
     return re.sub(r"^((module|_orig_mod)\.)+", "", key)
+
+
+def detectron2_name(key: str) -> str:
+    """layer1.0.bn2.weight -> res2.0.conv2.norm.weight; detectron2/modeling/backbone/resnet.py names
+    the modules."""
+    parts = key.split(".")
+    if parts[0] == "conv1":
+        return f"stem.{key}"
+    if parts[0] == "bn1":
+        return f"stem.conv1.norm.{parts[1]}"
+    stage, block, part, *rest = parts
+    if part == "downsample":
+        name = {"0": "shortcut", "1": "shortcut.norm"}[rest.pop(0)]
+    else:
+        # A norm belongs to the convolution it follows
+        name = re.sub(r"^bn(\d)$", r"conv\1.norm", part)
+    return ".".join([f"res{int(stage[-1]) + 1}", block, name, *rest])
 
 
 def shown(text: str) -> str:

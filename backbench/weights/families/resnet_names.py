@@ -23,8 +23,8 @@ from backbench.weights.families.resnet_tables import (
     conv1_shape,
 )
 from backbench.weights.families.resnet_trunk import trunk_shapes
-from backbench.weights.family import Format, Shape, Tables, TrunkInFile
-from backbench.weights.tensor_names import is_counter
+from backbench.weights.family import Shape, Tables, TrunkInFile
+from backbench.weights.tensor_names import detectron2_name, is_counter
 
 # --- dialects ---
 
@@ -39,26 +39,6 @@ def _sequential(first_layer: int) -> Callable[[str], str]:
         return f"{position}.{rest}"
 
     return rename
-
-
-_DETECTRON2_PARTS = {"downsample.0": "shortcut", "downsample.1": "shortcut.norm"}
-
-
-def detectron2_name(key: str) -> str:
-    """layer1.0.bn2.weight -> res2.0.conv2.norm.weight; detectron2/modeling/backbone/resnet.py names
-    the modules."""
-    parts = key.split(".")
-    if parts[0] == "conv1":
-        return f"stem.{key}"
-    if parts[0] == "bn1":
-        return f"stem.conv1.norm.{parts[1]}"
-    stage, block, part, *rest = parts
-    if part == "downsample":
-        name = _DETECTRON2_PARTS[f"{part}.{rest.pop(0)}"]
-    else:
-        # A norm belongs to the convolution it follows
-        name = re.sub(r"^bn(\d)$", r"conv\1.norm", part)
-    return ".".join([f"res{int(stage[-1]) + 1}", block, name, *rest])
 
 
 @dataclass(frozen=True)
@@ -124,7 +104,7 @@ class ResNetInFile(TrunkInFile):
     def assembled(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {ours: tensors[key].detach() for ours, key in self.keys.items()}
 
-    def stem(self, form: Format | None, wanted: str | None = None) -> str | None:
+    def stem(self, wanted: str | None = None) -> str | None:
         """The stem from the shape of conv1; None for a 3x3 one whose padding nothing tells."""
         if wanted is not None:
             check_stem(wanted)
@@ -133,16 +113,16 @@ class ResNetInFile(TrunkInFile):
             return wanted
         if not self.small:
             return "imagenet"
-        return form.conv3 if form else None
+        return self.form.conv3 if self.form else None
 
-    def pixels(self, form: Format | None) -> Pixels | None:
+    def pixels(self) -> Pixels | None:
         if self.stated_pixels is not None:
             return self.stated_pixels
-        if form is None:
+        if self.form is None:
             return Pixels()
-        if self.small and form.small_pixels is not None:
-            return form.small_pixels
-        return form.pixels
+        if self.small and self.form.small_pixels is not None:
+            return self.form.small_pixels
+        return self.form.pixels
 
     def head_keys(self, tensors: Mapping[str, Tensor], others: tuple[str, ...]) -> list[str]:
         """Everything in the table beside the trunks: projector, predictor; no queues."""
@@ -188,7 +168,13 @@ def _candidates(key: str) -> list[tuple[str, Dialect]]:
     name counts."""
     # Where a name may begin, from the left: after each of the last dots. Further left it would be
     # longer than any name.
-    starts = [len(key) - len(rest) for rest in _ends(key)]
+    starts: list[int] = []
+    end = len(key)
+    while end >= 0 and len(starts) < LONGEST:
+        end = key.rfind(".", 0, end)
+        starts.insert(0, end + 1)
+    if end >= 0:
+        starts.insert(0, 0)
     out = []
     for dialect in DIALECTS:
         known = _all_names(dialect)
@@ -196,18 +182,6 @@ def _candidates(key: str) -> list[tuple[str, Dialect]]:
             if key[start:] in known:
                 out.append((key[:start], dialect))
                 break
-    return out
-
-
-def _ends(key: str) -> list[str]:
-    """'a.b.c' -> ['a.b.c', 'b.c', 'c']; of a long key the last LONGEST + 1 parts only, the first of
-    them with all that stands before it."""
-    first, *parts = key.rsplit(".", LONGEST)
-    out = [key]
-    rest = key[len(first) + 1 :]
-    for part in parts:
-        out.append(rest)
-        rest = rest[len(part) + 1 :]
     return out
 
 

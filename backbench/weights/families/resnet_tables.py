@@ -31,11 +31,6 @@ STEMS = {"imagenet": None, "conv3": 1, "conv3_p0": 0, "conv3_p2": 2}
 SMALL_CONV1 = (64, 3, 3, 3)  # the shape of a conv3 stem's convolution
 
 
-def arch_of_depth(depth: int) -> str:
-    """The name of a ResNet that Detectron2 knows by its number of layers."""
-    return f"resnet{depth}"
-
-
 def check_stem(stem: str) -> None:
     """Raise BadInput for a stem that no ResNet here has."""
     if stem not in STEMS:

@@ -15,11 +15,6 @@ from backbench.weights.families.resnet_tables import ARCHS, STEMS, check_stem
 from backbench.weights.trunk import Trunk
 
 
-def arch_of_depth(depth: int) -> str:
-    """Detectron2 names a ResNet by its number of layers."""
-    return f"resnet{depth}"
-
-
 class ResNetTrunk(tv.ResNet, Trunk):
     """A torchvision ResNet without its fc; a conv3 stem gives maps at a quarter of the usual
     strides."""

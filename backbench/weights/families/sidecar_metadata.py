@@ -70,6 +70,16 @@ def _ours(about: Mapping[str, Any], file: Path) -> TrunkMetadata:
 
 # --- timm and the Hub: config.json ---
 
+# transformers' name of an activation -> timm's
+_ACTIVATIONS = {
+    "gelu": "gelu",
+    "quick_gelu": "quick_gelu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "relu": "relu",
+    "silu": "silu",
+}
+
 
 def _hub(config: Mapping[str, Any], file: Path) -> TrunkMetadata:
     if "architecture" in config:
@@ -83,36 +93,20 @@ def _hub(config: Mapping[str, Any], file: Path) -> TrunkMetadata:
         options["num_heads"] = str(int(model["num_attention_heads"]))
     if "layer_norm_eps" in model:
         options["eps"] = f"{float(model['layer_norm_eps']):g}"
+    activation = str(model.get("hidden_act", ""))
+    if activation and activation not in _ACTIVATIONS:
+        raise BadInput(f"hidden_act '{activation[:40]}': expected one of {', '.join(_ACTIVATIONS)}")
     processor = file.with_name("preprocessor_config.json")
+    process = _read(processor) if processor.is_file() else {}
+    pixels = None
+    if "image_mean" in process and "image_std" in process:
+        pixels = Pixels(tuple(process["image_mean"]), tuple(process["image_std"]))
     return TrunkMetadata(
         options=options,
-        activation=_activation(str(model.get("hidden_act", ""))),
-        pixels=_processed(_read(processor)) if processor.is_file() else None,
+        activation=_ACTIVATIONS.get(activation, ""),
+        pixels=pixels,
         source=file.name,
     )
-
-
-def _activation(name: str) -> str:
-    known = {
-        "": "",
-        "gelu": "gelu",
-        "quick_gelu": "quick_gelu",
-        "gelu_pytorch_tanh": "gelu_tanh",
-        "gelu_new": "gelu_tanh",
-        "relu": "relu",
-        "silu": "silu",
-    }
-    if name not in known:
-        raise BadInput(
-            f"hidden_act '{name[:40]}': expected one of {', '.join(filter(None, known))}"
-        )
-    return known[name]
-
-
-def _processed(config: Mapping[str, Any]) -> Pixels | None:
-    if "image_mean" not in config or "image_std" not in config:
-        return None
-    return Pixels(tuple(config["image_mean"]), tuple(config["image_std"]))
 
 
 # timm's way to pool -> what is read then
@@ -121,9 +115,11 @@ _POOLED = {"token": "cls", "avg": "mean", "map": readings.MAP}
 
 def _timm(config: Mapping[str, Any], file: Path) -> TrunkMetadata:
     about = {**config, **config.get("pretrained_cfg", {})}
-    arguments = config.get("model_args", {})
     words = [str(config["architecture"])]
-    words += [f"{key}={_text(value)}" for key, value in arguments.items() if key != "num_classes"]
+    for key, value in config.get("model_args", {}).items():
+        if key != "num_classes":
+            text = "-".join(map(str, value)) if isinstance(value, list) else str(value)
+            words.append(f"{key}={text}")
     pixels = None
     if "mean" in about and "std" in about:
         pixels = Pixels(tuple(about["mean"]), tuple(about["std"]))
@@ -135,10 +131,6 @@ def _timm(config: Mapping[str, Any], file: Path) -> TrunkMetadata:
         source=file.name,
         names_model=True,
     )
-
-
-def _text(value: object) -> str:
-    return "-".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 # --- OpenCLIP ---

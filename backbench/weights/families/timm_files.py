@@ -79,72 +79,81 @@ class TimmInFile(TrunkInFile):
             out[ours] = whole.reshape(blank[ours].shape)
         return out
 
-    def identified(self, tensors: Tensors, form: Format | None) -> TimmInFile:
+    def identified(self, tensors: Tensors) -> TimmInFile:
+        form = self.form
         folds = form is not None and form.folds and self.has_registers
         arch = self.metadata.arch
         if not arch:
             if form is None or not form.timm:
                 raise BadInput(
-                    f"holds {self._described()}, in no known format; say what it is with"
+                    f"holds {self.described}, in no known format; say what it is with"
                     f" --arch {PREFIX}NAME (and --pixels, --reading)"
                     " in `backbench import FILE --out X.safetensors`"
                 )
             arch = _known(self, tensors, form, folds)
-        if "pos" in self.metadata.options:
-            arch = self.family.with_options(arch, {"pos": self.metadata.options["pos"]})
         arch, _ = self.family.canonical(arch, NATIVE)
-        return _fitted(replace(self, arch=arch, folds=folds), form)
+        return _fitted(replace(self, arch=arch, folds=folds))
 
-    def _described(self) -> str:
+    @property
+    def described(self) -> str:
+        """Its place and first names, for messages."""
         return f"'{self.label}' ({first_names(list(self.local), 2)})"
 
     def contradictions(self, tensors: Tensors) -> list[str]:
-        return contradictions(self, tensors)
+        out = []
+        for name, key in self.local.items():
+            if not name.endswith(_LOOKED_INTO) and not name.startswith("norms.3."):
+                continue
+            if tensors[key].numel() > _SMALL:  # a file may pretend to any size
+                out.append(f"{key} ({tensors[key].numel()} elements)")
+            elif name.endswith("rope_embed.periods") and not _usual_periods(tensors[key]):
+                out.append(f"{key} (not 100 ** (i / n), the periods of timm's model)")
+            elif name.endswith("attn.qkv.bias") and self._takes_two_thirds(name):
+                if not _masked(tensors[key], tensors.get(f"{key}_mask")):
+                    out.append(f"{key} (not its keys' third alone is masked)")
+            elif name.startswith("norms.3."):
+                twin = self.local.get(name.replace("norms.3.", "norm."))
+                if twin is not None and not torch.equal(tensors[key], tensors[twin]):
+                    out.append(f"{key} (differs from {twin}, whose copy it should be)")
+        return out
 
-    def stem(self, form: Format | None, wanted: str | None = None) -> str | None:
+    def _takes_two_thirds(self, name: str) -> bool:
+        """True where the model takes the queries' and the values' third of this bias alone."""
+        parts = [each for parts in self.sources.values() for each in parts]
+        return any(each.key == name and each.parts == 3 for each in parts)
+
+    def stem(self, wanted: str | None = None) -> str | None:
         if wanted is not None:
             raise BadInput(f"{self.arch} has no choice of stem; leave out --stem")
         return NATIVE
 
-    def pixels(self, form: Format | None) -> Pixels | None:
+    def pixels(self) -> Pixels | None:
         if self.metadata.pixels is not None:
             return self.metadata.pixels
-        return None if form is None or "pixels" in form.asks else form.pixels
+        return None if self.form is None or "pixels" in self.form.asks else self.form.pixels
 
-    def reading(self, form: Format | None) -> str:
-        if form is None or self.metadata.reading:
+    def reading(self) -> str:
+        if self.form is None or self.metadata.reading:
             return self.metadata.reading
-        return form.readings.get(self._width(), form.reading)
-
-    def _width(self) -> int:
-        """The width of a transformer, or of a ConvNeXt's last stage."""
-        for name in ("norm.weight", "head.norm.weight"):
-            if name in self.blank:
-                return self.blank[name].shape[0]
-        return 0
+        # The last norm is as wide as a transformer, or as a ConvNeXt's last stage
+        norm = self.blank.get("norm.weight", self.blank.get("head.norm.weight"))
+        width = norm.shape[0] if norm is not None else 0
+        return self.form.readings.get(width, self.form.reading)
 
     def head_keys(self, tensors: Tensors, others: tuple[str, ...]) -> list[str]:
         """The model's own heads; text towers and decoders are not kept."""
         return list(self.heads)
 
-    def provenance(self, form: Format | None) -> dict[str, str]:
-        about = {
-            "licence": self.metadata.licence or (form.licence if form else ""),
-            "positions": self._position_rule(form),
-            "told by": self.metadata.source,
-        }
+    def provenance(self) -> dict[str, str]:
+        about = {"licence": self.metadata.licence, "told by": self.metadata.source}
+        if self.form is not None:
+            about["licence"] = self.metadata.licence or self.form.licence
+            if "pos_embed" in self.blank:  # the rule by which its authors resize it, if it is known
+                with_registers = self.form.positions_with_registers if self.has_registers else ""
+                about["positions"] = with_registers or self.form.positions
         if self.folds:
             about["changed"] = "the class token's position is added to it, as timm's model has it"
         return {key: value for key, value in about.items() if value}
-
-    def _position_rule(self, form: Format | None) -> str:
-        """The rule by which its authors resize its position embeddings; empty where it has none,
-        or nobody says."""
-        if form is None or "pos_embed" not in self.blank:
-            return ""
-        if form.positions_with_registers and self.has_registers:
-            return form.positions_with_registers
-        return form.positions
 
 
 # --- where they stand ---
@@ -273,38 +282,31 @@ def _stages(trunk: TimmInFile, tensors: Tensors) -> str:
 
 
 def _known(trunk: TimmInFile, tensors: Tensors, form: Format, folds: bool) -> str:
-    """The format's model of this width and patch, with the facts that the file and its metadata add."""
+    """The format's model of this width and patch, with the facts that file and metadata add."""
     key = signature(trunk, tensors)
+    patches = [key for key in trunk.local.values() if tensors[key].dim() == 4]
     model = form.timm.get(key)
     if model is None:  # the patch or a mark may be what is damaged
         like = [name for each, name in form.timm.items() if each.split("/")[0] == key.split("/")[0]]
-        if not like or "/" not in key or _has_patch(trunk, tensors):
+        if not like or "/" not in key or patches:
             raise BadInput(
-                f"holds {trunk._described()}, format {form.name}, of width and patch {key};"
+                f"holds {trunk.described}, format {form.name}, of width and patch {key};"
                 f" known are {', '.join(form.timm)}; say which model it is with --arch timm:NAME"
             )
         model = like[0]
     if "{}" in model:
-        model = model.format(_clip(form, trunk.metadata.activation))
+        kinds = {"quick_gelu": "clip_quickgelu", "gelu": "clip"}
+        if trunk.metadata.activation not in kinds:
+            raise BadInput(
+                f"format {form.name}: neither the file nor one beside it tells the activation; say it"
+                " by --arch timm:vit_base_patch16_clip_quickgelu_224 (OpenAI's, MetaCLIP's, DFN's) or"
+                " --arch timm:vit_base_patch16_clip_224 (LAION's, DataComp's), or the like of its size"
+            )
+        model = model.format(kinds[trunk.metadata.activation])
     arch = PREFIX + model
     name = parse(arch)
     options = {**_size(trunk, tensors, arch, folds), **_differences(arch, trunk.metadata.options)}
     return str(name._replace(options={**name.options, **options}))
-
-
-def _has_patch(trunk: TimmInFile, tensors: Tensors) -> bool:
-    return any(tensors[key].dim() == 4 for key in trunk.local.values())
-
-
-def _clip(form: Format, activation: str) -> str:
-    kinds = {"quick_gelu": "clip_quickgelu", "gelu": "clip"}
-    if activation in kinds:
-        return kinds[activation]
-    raise BadInput(
-        f"format {form.name}: neither the file nor one beside it tells the activation; say it by"
-        " --arch timm:vit_base_patch16_clip_quickgelu_224 (OpenAI's, MetaCLIP's, DFN's) or"
-        " --arch timm:vit_base_patch16_clip_224 (LAION's, DataComp's), or the like of its size"
-    )
 
 
 def _size(trunk: TimmInFile, tensors: Tensors, arch: str, folds: bool) -> dict[str, str]:
@@ -350,8 +352,9 @@ def _differences(arch: str, options: Mapping[str, str]) -> dict[str, str]:
 # --- which tensors ---
 
 
-def _fitted(trunk: TimmInFile, form: Format | None) -> TimmInFile:
+def _fitted(trunk: TimmInFile) -> TimmInFile:
     """The trunk with its keys sorted: those of the model, heads, and those left over inside it."""
+    form = trunk.form
     sources = pieces(trunk.layout, trunk.blank, trunk.local)
     if trunk.folds and "pos_embed" in trunk.blank and "cls_token" in trunk.blank:
         (position,) = sources["pos_embed"]
@@ -389,26 +392,6 @@ def _folded(ours: str, taken: list[Tensor]) -> Tensor:
 # --- contradictions of the model ---
 
 
-def contradictions(trunk: TimmInFile, tensors: Tensors) -> list[str]:
-    """Keys that the trunk leaves out, though they would change its features."""
-    out = []
-    for name, key in trunk.local.items():
-        if not name.endswith(_LOOKED_INTO) and not name.startswith("norms.3."):
-            continue
-        if tensors[key].numel() > _SMALL:  # a file may pretend to any size
-            out.append(f"{key} ({tensors[key].numel()} elements)")
-        elif name.endswith("rope_embed.periods") and not _usual_periods(tensors[key]):
-            out.append(f"{key} (not 100 ** (i / n), the periods of timm's model)")
-        elif name.endswith("attn.qkv.bias") and _two_thirds(trunk, name):
-            if not _masked(tensors[key], tensors.get(f"{key}_mask")):
-                out.append(f"{key} (not its keys' third alone is masked)")
-        elif name.startswith("norms.3."):
-            twin = trunk.local.get(name.replace("norms.3.", "norm."))
-            if twin is not None and not torch.equal(tensors[key], tensors[twin]):
-                out.append(f"{key} (differs from {twin}, whose copy it should be)")
-    return out
-
-
 _LOOKED_INTO = ("rope_embed.periods", "attn.qkv.bias", "attn.qkv.bias_mask")
 _SMALL = 1_000_000  # elements
 
@@ -419,12 +402,6 @@ def _usual_periods(periods: Tensor) -> bool:
     expected = 100 ** (torch.arange(count) / max(count, 1))
     same = periods.shape == expected.shape
     return same and torch.allclose(periods.float(), expected, rtol=1e-2)
-
-
-def _two_thirds(trunk: TimmInFile, name: str) -> bool:
-    """True where the model takes the queries' and the values' third of this bias alone."""
-    pieces = [each for parts in trunk.sources.values() for each in parts]
-    return any(each.key == name and each.parts == 3 for each in pieces)
 
 
 def _masked(bias: Tensor, mask: Tensor | None) -> bool:

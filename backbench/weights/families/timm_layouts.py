@@ -82,18 +82,9 @@ def _layout(name: str, blocks: str, outside: str, rules: str = "", chunked: bool
     for line in rules.strip().splitlines():
         ours, theirs, *shape = line.split()
         ours, theirs = ours.replace("@", "blocks.#."), theirs.replace("@", f"{blocks}.#.")
-        parsed.append(Rule(_regex(ours), _templates(theirs), *shape))
-    return Layout(
-        name,
-        re.escape(blocks),
-        tuple(outside.split()),
-        tuple(parsed),
-        chunked,
-    )
-
-
-def _regex(ours: str) -> str:
-    return "".join(_WILDCARDS.get(letter, re.escape(letter)) for letter in ours)
+        regex = "".join(_WILDCARDS.get(letter, re.escape(letter)) for letter in ours)
+        parsed.append(Rule(regex, _templates(theirs), *shape))
+    return Layout(name, re.escape(blocks), tuple(outside.split()), tuple(parsed), chunked)
 
 
 def _templates(theirs: str) -> tuple[str, ...]:

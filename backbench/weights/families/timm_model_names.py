@@ -17,10 +17,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from backbench.errors import BadInput, nearest
+from backbench.weights.family import POSITION_RULES
 
 PREFIX = "timm:"
-# Rules by which authors resize position embeddings (`timm_trunk.resized`)
-POSITION_RULES = ("+0.1", "aa", "size")
 # The largest whole number in a name, and the most layers: a header may say anything, and building
 # takes time
 _LARGEST, _DEEPEST = 65_536, 200

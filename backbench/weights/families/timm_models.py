@@ -13,6 +13,7 @@ from __future__ import annotations
 import importlib.util
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -108,9 +109,12 @@ class TimmFamily(TrunkFamily):
         from backbench.weights.families import timm_files
 
         metadata = metadata.over(sidecar_metadata.beside(path))
-        training = _training_arch(tree)
-        if not metadata.arch:
-            metadata = metadata.over(TrunkMetadata(arch=training))
+        # A checkpoint of timm's training names its model: {'arch': ..., 'version': 2, ...}
+        training = ""
+        if isinstance(tree, Mapping) and "version" in tree and "state_dict" in tree:
+            named = tree.get("arch")
+            training = PREFIX + named if isinstance(named, str) else ""
+        metadata = metadata.over(TrunkMetadata(arch=training))
         form = TIMM if metadata.names_model or training else None
         return list(timm_files.find(self, tables, metadata, form))
 
@@ -143,37 +147,26 @@ class TimmFamily(TrunkFamily):
                 " with ,key=value before the @"
             )
         model, tag, options, random = parts[1], parts[2] or "", parts[3] or "", bool(parts[4])
+        # A ResNet is a trunk here under its own name
+        ours = model in ARCHS and not options
         if random:
             if tag:
                 raise BadInput(f"{name}: what is random has no tag; leave out .{tag}")
-            arch = model if _is_ours(model, options) else self._arch(model, options, metadata)
+            arch = model if ours else str(parse(PREFIX + model + options))
             return NamedWeights(name, TrunkMetadata(arch=arch).over(metadata))
+        # The metadata that timm keeps with its weights
         about = _about(model, tag)
-        return NamedWeights(
-            f"{model}.{about.tag}",
-            self._of_cached(model, options, about, metadata),
-            _cached_file(name, model + options, about),
-        )
-
-    def _of_cached(
-        self, model: str, options: str, about: Any, metadata: TrunkMetadata
-    ) -> TrunkMetadata:
-        """The metadata that timm keeps with its weights."""
-        pixels = Pixels(tuple(about.mean), tuple(about.std))
-        if _is_ours(model, options):
-            return metadata.over(TrunkMetadata(pixels=pixels))
-        kept = TrunkMetadata(
-            arch=self._arch(model, options, metadata),
-            pixels=pixels,
-            licence=str(about.license or ""),
-            source=str(about.hf_hub_id),
-            names_model=True,
-        )
-        return metadata.over(kept)
-
-    def _arch(self, model: str, options: str, metadata: TrunkMetadata) -> str:
-        arch = str(parse(PREFIX + model + options))
-        return self.with_options(arch, metadata.options) if metadata.options else arch
+        kept = TrunkMetadata(pixels=Pixels(tuple(about.mean), tuple(about.std)))
+        if not ours:
+            kept = replace(
+                kept,
+                arch=str(parse(PREFIX + model + options)),
+                licence=str(about.license or ""),
+                source=str(about.hf_hub_id),
+                names_model=True,
+            )
+        file = _cached_file(name, model + options, about)
+        return NamedWeights(f"{model}.{about.tag}", metadata.over(kept), file)
 
     def cached_names(self) -> list[str]:
         if importlib.util.find_spec("huggingface_hub") is None:
@@ -185,19 +178,6 @@ class TimmFamily(TrunkFamily):
             if any(folder.glob(f"snapshots/*/{_FILE}")):
                 out.append(PREFIX + folder.name.removeprefix("models--timm--"))
         return out
-
-
-def _is_ours(model: str, options: str) -> bool:
-    """True for a ResNet that is a trunk here under its own name."""
-    return model in ARCHS and not options
-
-
-def _training_arch(tree: Tree) -> str:
-    """The model that a checkpoint of timm's training names: {'arch': ..., 'version': 2, ...}."""
-    if not isinstance(tree, Mapping) or "version" not in tree or "state_dict" not in tree:
-        return ""
-    arch = tree.get("arch")
-    return PREFIX + arch if isinstance(arch, str) else ""
 
 
 def _about(model: str, tag: str) -> Any:

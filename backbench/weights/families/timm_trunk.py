@@ -15,11 +15,11 @@ from backbench.weights import readings
 from backbench.weights.families.timm_model_names import (
     OPTIONS,
     OURS,
-    POSITION_RULES,
     TimmName,
     number,
     parse,
 )
+from backbench.weights.family import POSITION_RULES
 from backbench.weights.trunk import WrappedTrunk
 
 TOKENS = ("pos_embed", "cls_token", "reg_token", "mask_token")  # beside the patches
@@ -55,7 +55,15 @@ def create(name: TimmName) -> Any:
         said = " ".join(str(error).split())[:120]
         raise BadInput(f"{str(name)[:120]} cannot be built: {said}") from None
     if "pos" in name.options:
-        _set_rule(model, name)
+        from timm.models.vision_transformer import VisionTransformer
+
+        if type(model) is not VisionTransformer or model.pos_embed is None:
+            raise BadInput(
+                f"{name}: it has no position embeddings that could be resized; leave out pos"
+            )
+        ruled: Any = model
+        ruled.__class__ = _with_rule()
+        ruled.position_rule = name.options["pos"]
     return model
 
 
@@ -90,18 +98,6 @@ def call(name: TimmName) -> str:
         elif key != "dynamic_img_size":
             words.append(f"{key}={value!r}")
     return f"timm.create_model({', '.join(words)})"
-
-
-def _set_rule(model: Any, name: TimmName) -> None:
-    from timm.models.vision_transformer import VisionTransformer
-
-    if type(model) is not VisionTransformer or model.pos_embed is None:
-        raise BadInput(
-            f"{name}: it has no position embeddings that could be resized; leave out pos"
-        )
-    ruled: Any = model
-    ruled.__class__ = _with_rule()
-    ruled.position_rule = name.options["pos"]
 
 
 @functools.cache
@@ -202,20 +198,19 @@ class TimmTrunk(WrappedTrunk):
             raise BadInput(
                 f"{self.arch} is read by '{readings.POOLED}' alone, not by '{self.reading[:40]}'"
             )
-        self.feature_dim = model.head_hidden_size if _has_hidden(model) else model.num_features
+        self.feature_dim = getattr(model, "head_hidden_size", None) or model.num_features
         self.memory_format = torch.channels_last
         if model.pretrained_cfg.get("fixed_input_size"):  # windows that are cut for one size
             self.size = int(name.options.get("img_size", model.pretrained_cfg["input_size"][-1]))
         about = getattr(model, "feature_info", None)
         if about is None or not hasattr(model, "forward_intermediates"):
             return
-        rows = [(i, row["reduction"], row["num_chs"]) for i, row in enumerate(_rows(about))]
-        # The later of two maps of one stride counts
-        last = {stride: (i, stride, width) for i, stride, width in rows}
-        kept = [last[stride] for stride in _PYRAMID if stride in last]
-        self.indices = [i for i, _, _ in kept]
-        self.strides = tuple(stride for _, stride, _ in kept)
-        self.widths = tuple(width for _, _, width in kept)
+        # timm keeps a list of rows, or an object around one. The later of two maps of one stride counts
+        rows = about.info if hasattr(about, "info") else list(about)
+        last = {row["reduction"]: i for i, row in enumerate(rows)}
+        self.strides = tuple(stride for stride in _PYRAMID if stride in last)
+        self.indices = [last[stride] for stride in self.strides]
+        self.widths = tuple(rows[i]["num_chs"] for i in self.indices)
 
     def forward(self, x: Tensor) -> Tensor:
         self.refuse_size(*x.shape[-2:])
@@ -281,15 +276,6 @@ class TimmTrunk(WrappedTrunk):
             f"use a protocol of that size, or `backbench import` it as {self.arch},pos=RULE, which"
             f" resizes its position embeddings ({rules})"
         )
-
-
-def _rows(about: Any) -> list[Mapping[str, Any]]:
-    """timm keeps a list of rows, or an object around one."""
-    return about.info if hasattr(about, "info") else list(about)
-
-
-def _has_hidden(model: nn.Module) -> bool:
-    return bool(getattr(model, "head_hidden_size", None))
 
 
 def refuse_other_module(

@@ -13,6 +13,7 @@ from backbench.errors import BadInput
 from backbench.images.preprocess import Pixels
 from backbench.weights import exporting, importing
 from backbench.weights.checkpoint import Checkpoint
+from backbench.weights.families.resnet_names import find_trunks
 from backbench.weights.families.resnet_trunk import ARCHS, trunk_shapes
 
 needs_detectron2 = pytest.mark.skipif(
@@ -49,14 +50,16 @@ def test_names_are_a_total_map(arch):
     theirs = exporting.to_detectron2(ours)
     assert theirs.keys() == fx.detectron2_names(ours).keys()
     assert len(theirs) == len(ours)
-    assert exporting.from_detectron2(theirs).keys() == ours.keys()
-    assert (
-        exporting.from_detectron2({f"backbone.bottom_up.{k}": v for k, v in theirs.items()}).keys()
-        == ours.keys()
-    )
+    for prefix in ("", "backbone.bottom_up."):
+        found = trunks_of({f"{prefix}{key}": value for key, value in theirs.items()})
+        assert [(each.arch, each.missing, each.extra) for each in found] == [(arch, [], ())]
+        assert found[0].keys.keys() == ours.keys()
     del theirs["res3.0.shortcut.norm.running_var"]
-    with pytest.raises(BadInput, match=f"not a whole {arch}: missing layer2"):
-        exporting.from_detectron2(theirs)
+    assert trunks_of(theirs)[0].missing == ["layer2.0.downsample.1.running_var"]
+
+
+def trunks_of(tensors):
+    return find_trunks({"": tensors})
 
 
 @pytest.mark.parametrize("arch", ["resnet18", pytest.param("resnet50", marks=pytest.mark.slow)])
@@ -151,7 +154,9 @@ def detectron2_stages(arch, file, *, stride_in_1x1=False, norm="BN"):
 def test_detectron2_computes_the_same_c2_to_c5(arch, tmp_path):
     source, out = exported(arch, tmp_path)
     stages, backbone = detectron2_stages(arch, out)
-    loaded = exporting.from_detectron2(backbone.state_dict())
+    state = backbone.state_dict()
+    (found,) = trunks_of(state)
+    loaded = {ours: state[key] for ours, key in found.keys.items()}
     assert all(torch.equal(loaded[k], v) for k, v in source.state_dict.items())
     images = torch.randn(1, 3, 64, 64)
     with torch.no_grad():

@@ -349,6 +349,15 @@ def test_padding_of_a_plain_3x3_convolution_must_be_told(tmp_path, capsys):
         )
 
 
+def test_a_rule_of_positions_is_refused_for_a_resnet(tmp_path, capsys):
+    file, out = write(fx.plain(fx.known_resnet("resnet18")), tmp_path / "x.pth"), tmp_path / "out"
+    for rule, why in (("nope", "--pos nope: expected +0.1, aa, size"), ("aa", "leave out --pos")):
+        assert cli.main(["import", str(file), "--out", str(out), "--pos", rule]) == 2
+        said = capsys.readouterr().err
+        assert why in said and said.count("\n") == 1
+    assert not out.exists()
+
+
 def features_of(model, size):
     torch.manual_seed(5)
     images = torch.randn(2, 3, size, size)

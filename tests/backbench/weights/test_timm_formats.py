@@ -82,7 +82,7 @@ def test_the_model_is_told_from_shapes(maker, tmp_path):
     assert (found.form.name, trunk.arch) == (form, archs.canonical(arch, "native")[0])
     assert not trunk.missing and not trunk.extra
     if "small" in arch or reading != "cls@4":
-        assert (trunk.reading(found.form) or "pooled") == reading
+        assert (trunk.reading() or "pooled") == reading
 
 
 def test_every_format_has_a_fixture():

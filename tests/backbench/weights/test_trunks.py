@@ -13,8 +13,8 @@ from backbench.images.preprocess import Pixels
 from backbench.weights import archs
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.families import pair_trunk
-from backbench.weights.families.timm_model_names import POSITION_RULES
 from backbench.weights.families.timm_trunk import resized
+from backbench.weights.family import POSITION_RULES
 from backbench.weights.modules import checkpoint_of
 from backbench.weights.trunk import ModuleTrunk
 
