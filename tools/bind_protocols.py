@@ -108,17 +108,13 @@ def _detectors() -> tuple[dict[str, Leaves], list[Recipe]]:
         task = task_rows.task_of(given).name
         if path.name.startswith("_"):
             kind = protocol_fingerprints.kind_of(task, recipe)
-            defaults[kind] = _shared(defaults.get(kind), protocol_fingerprints.leaves(recipe))
+            leaves = protocol_fingerprints.leaves(recipe)
+            # Nothing but what all bases of one backbone agree on is every such config's default.
+            known = defaults.get(kind, leaves).items()
+            defaults[kind] = {k: v for k, v in known if k in leaves and leaves[k] == v}
         else:
             recipes.append(Recipe(protocol.protocol(given), path.stem, task, recipe))
     return defaults, recipes
-
-
-def _shared(known: Leaves | None, more: Leaves) -> Leaves:
-    """Keep what several bases of one backbone agree on: nothing else is every such config's default."""
-    if known is None:
-        return more
-    return {key: value for key, value in known.items() if key in more and more[key] == value}
 
 
 def text_of(data: Shipped) -> str:

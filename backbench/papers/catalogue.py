@@ -68,23 +68,23 @@ def items() -> tuple[PrintedItem, ...]:
         paper, _, table = item.prints.partition(":")
         return PAPERS.index(paper), table.startswith("fig."), table
 
-    printing = []
+    found = []
     for name in config.recipe_names("grids"):
-        if name.startswith(tuple(f"{paper}_" for paper in PAPERS)):
-            printing.append(read_grid(name))
-    return tuple(sorted(map(_item, printing), key=order))
-
-
-def _item(grid: Grid) -> PrintedItem:
-    keys: set[str] = set()
-    points = 0
-    for sweep in sweeps(grid):
-        for point in sweep.points():
-            points += 1
-            keys.update(expected_keys(sweep, point))
-    if grid.prints is None:
-        raise BadInput(f"grid {grid.name}: add `prints: PAPER:TABLE`, the table or figure it makes")
-    return PrintedItem(prints=grid.prints, grid=grid, keys=frozenset(keys), points=points)
+        if not name.startswith(tuple(f"{paper}_" for paper in PAPERS)):
+            continue
+        grid = read_grid(name)
+        if grid.prints is None:
+            raise BadInput(f"grid {name}: add `prints: PAPER:TABLE`, the table or figure it makes")
+        keys: set[str] = set()
+        points = 0
+        for sweep in sweeps(grid):
+            for point in sweep.points():
+                points += 1
+                keys.update(expected_keys(sweep, point))
+        found.append(
+            PrintedItem(prints=grid.prints, grid=grid, keys=frozenset(keys), points=points)
+        )
+    return tuple(sorted(found, key=order))
 
 
 def sweeps(grid: Grid) -> Iterator[Sweep]:

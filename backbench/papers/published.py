@@ -61,26 +61,26 @@ class Published:
 @functools.cache
 def rows() -> tuple[Published, ...]:
     """Every published vision number, in the order of the papers' tables."""
+    numbers = []
     with FILE.open(newline="") as file:
-        return tuple(_from_line(line) for line in csv.DictReader(file))
-
-
-def _from_line(line: Mapping[str, str]) -> Published:
-    return Published(
-        key=line["key"],
-        paper=line["paper"],
-        table=line["table"],
-        model=line["model"],
-        arch=line["arch"],
-        epochs=int(line["pretrain_epochs"]) if line["pretrain_epochs"] else None,
-        trained_on=line["trained_on"] or None,
-        task=line["task"],
-        dataset=line["dataset"],
-        metric=line["metric"],
-        value=float(line["value"]),
-        quoted=line["quoted"] == "yes",
-        note=line["note"],
-    )
+        for line in csv.DictReader(file):
+            number = Published(
+                key=line["key"],
+                paper=line["paper"],
+                table=line["table"],
+                model=line["model"],
+                arch=line["arch"],
+                epochs=int(line["pretrain_epochs"]) if line["pretrain_epochs"] else None,
+                trained_on=line["trained_on"] or None,
+                task=line["task"],
+                dataset=line["dataset"],
+                metric=line["metric"],
+                value=float(line["value"]),
+                quoted=line["quoted"] == "yes",
+                note=line["note"],
+            )
+            numbers.append(number)
+    return tuple(numbers)
 
 
 @functools.cache

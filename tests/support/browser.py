@@ -30,12 +30,12 @@ def chromium() -> str | None:
     return None
 
 
-def browse(page: Path, *flags: str, size: str = "1280,900", timeout: float = 120) -> str:
+def browse(page: Path) -> str:
     """Open a page and return the document after its scripts have run."""
     with tempfile.TemporaryDirectory() as profile:
-        own = [f"--user-data-dir={profile}", f"--window-size={size}", "--dump-dom"]
-        command = [str(chromium()), *FLAGS, *own, *flags, page.resolve().as_uri()]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+        own = [f"--user-data-dir={profile}", "--window-size=1280,900", "--dump-dom"]
+        command = [str(chromium()), *FLAGS, *own, page.resolve().as_uri()]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
         return done.stdout
 
 

@@ -3,7 +3,6 @@ network for. It is driven over the browser's own pipe (DevTools protocol), so it
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import json
 import os
@@ -108,10 +107,6 @@ class Tab:
         where = {"x": box[0], "y": box[1], "button": "left", "clickCount": 1}
         self.send("Input.dispatchMouseEvent", type="mousePressed", **where)
         self.send("Input.dispatchMouseEvent", type="mouseReleased", **where)
-
-    def picture(self, file: Path, *, whole: bool = False) -> None:
-        found = self.send("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
-        file.write_bytes(base64.b64decode(found["data"]))
 
 
 @contextlib.contextmanager
