@@ -42,7 +42,9 @@ def collect_figures(board: Board, runs: Iterable[str | Path]) -> PageFigures:
         for title, file in (*write_figures(board, Path(folder)), *_analyses(board)):
             content = file.read_bytes()
             source = "data:image/svg+xml;base64," + base64.b64encode(content).decode()
-            width, height = _size_of_svg(content)
+            # Width and height in points, as the drawing's first tag states them; else 4 to 3
+            box = re.search(rb'viewBox="0 0 (\d+)[\d.]* (\d+)[\d.]*"', content[:2000])
+            width, height = (int(box[1]) or 4, int(box[2]) or 3) if box else (4, 3)
             figures.append({"title": title, "src": source, "width": width, "height": height})
     return PageFigures(_curves(board, runs), _pictures(board), figures)
 
@@ -84,12 +86,6 @@ def _analyses(board: Board) -> list[tuple[str, Path]]:
             if file.is_file():
                 figures.append((f"{title} ({note})", file))
     return figures
-
-
-def _size_of_svg(svg: bytes) -> tuple[int, int]:
-    """Width and height of a drawing in points, as its first tag states them; else 4 to 3."""
-    box = re.search(rb'viewBox="0 0 (\d+)[\d.]* (\d+)[\d.]*"', svg[:2000])
-    return (int(box[1]) or 4, int(box[2]) or 3) if box else (4, 3)
 
 
 # ---- pretraining curves

@@ -108,7 +108,11 @@ def expected_keys(board: Board, runs: Iterable[str | Path]) -> dict[str, list[st
             own = published.expected_keys_in(result.provenance)
             keys.setdefault(result.checkpoint, set()).update(own)
     # 2. The checkpoint files: only headers are read, and checkpoints without results are skipped.
-    for file in _checkpoints_below(runs) | _checkpoints_named(board):
+    files = _checkpoints_named(board)
+    for run in map(Path, runs):
+        if run.is_dir():
+            files.update(f for f in walking.files(run) if f.suffix == ".safetensors")
+    for file in files:
         about = header.about(file)
         digest, provenance = about.get("digest"), about.get("provenance")
         if isinstance(digest, str) and digest in keys and isinstance(provenance, Mapping):
@@ -116,14 +120,6 @@ def expected_keys(board: Board, runs: Iterable[str | Path]) -> dict[str, list[st
             if way := fast.word(fast.of_trunk(provenance)):
                 board.ways[digest] = way
     return {digest: sorted(own) for digest, own in keys.items() if own}
-
-
-def _checkpoints_below(runs: Iterable[str | Path]) -> set[Path]:
-    files: set[Path] = set()
-    for run in map(Path, runs):
-        if run.is_dir():
-            files.update(f for f in walking.files(run) if f.suffix == ".safetensors")
-    return files
 
 
 def _checkpoints_named(board: Board) -> set[Path]:

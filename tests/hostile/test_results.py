@@ -1,6 +1,8 @@
 """Results by strangers: a bad line is named and left out, the board stands."""
 
 import csv
+import functools
+import io
 import json
 import os
 import re
@@ -47,8 +49,7 @@ def a_line(runs, **changes):
     """One of the good lines, changed: what a key of None is, is left out."""
     file = sorted(runs.rglob("results.jsonl"))[0]
     line = json.loads(file.read_text().splitlines()[0])
-    line |= {"checkpoint": "f" * 64, "name": "bad", **changes}
-    return json.dumps(line)
+    return json.dumps(line | {"checkpoint": "f" * 64, "name": "bad", **changes})
 
 
 def beside(runs, content, name="results.jsonl"):
@@ -152,25 +153,17 @@ def test_a_folder_of_no_run(runs, before, tmp_path, case):
     assert board(runs, tmp_path)[1] == before
 
 
-def npz(**arrays):
-    import io
-
+def saved(save, *arrays, **named):
+    """The bytes of a file that `save` of numpy writes."""
     buffer = io.BytesIO()
-    np.savez_compressed(buffer, **arrays)
+    save(buffer, *arrays, **named)
     return buffer.getvalue()
 
 
-def npy(array):
-    import io
-
-    buffer = io.BytesIO()
-    np.save(buffer, array)
-    return buffer.getvalue()
-
-
+npz = functools.partial(saved, np.savez_compressed)
 ONES = np.ones(100, dtype=np.int64)
 PREDICTIONS = {
-    "npy": npy(ONES),
+    "npy": saved(np.save, ONES),
     "empty": b"",
     "length": npz(manifest="m", prediction=ONES, label=ONES[:7]),
     "type": npz(manifest="m", prediction=ONES.astype("U3"), label=ONES),

@@ -26,14 +26,10 @@ def board_of(rows: list[Result]) -> Board:
 
 def test_names_of_varied_recipes_are_read() -> None:
     assert ablation.parse("lorac demo beta=2.0") == ("lorac demo", {"beta": "2.0"})
-    assert ablation.parse("jcl lam=4 temperature=0.2") == (
-        "jcl",
-        {"lam": "4", "temperature": "0.2"},
-    )
-    assert ablation.parse("x scale=[0.2, 1.0] beta=inf") == (
-        "x",
-        {"scale": "[0.2, 1.0]", "beta": "inf"},
-    )
+    two = {"lam": "4", "temperature": "0.2"}
+    assert ablation.parse("jcl lam=4 temperature=0.2") == ("jcl", two)
+    listed = {"scale": "[0.2, 1.0]", "beta": "inf"}
+    assert ablation.parse("x scale=[0.2, 1.0] beta=inf") == ("x", listed)
     assert ablation.parse("lorac") is None and ablation.parse("beta=2") is None
 
 
@@ -54,15 +50,11 @@ def test_the_curve_is_the_mean_over_seeds(tmp_path) -> None:
     (top1, norm) = ablation.columns(found, board)
     assert (top1.task, norm.task) == ("linear", "analyze")
     point = ablation.measure(found, board, top1)["lorac", ("2", "0.2")]
-    assert (
-        point.values == (55.0, 56.0, 57.0)
-        and point.mean == 56.0
-        and point.std == pytest.approx(1.0)
-    )
+    assert point.values == (55.0, 56.0, 57.0) and point.mean == 56.0
+    assert point.std == pytest.approx(1.0)
     ((title, svg),) = ablation.write(board, tmp_path)
-    assert (
-        title == "lorac: beta and temperature" and svg.exists() and svg.with_suffix(".png").exists()
-    )
+    assert title == "lorac: beta and temperature"
+    assert svg.exists() and svg.with_suffix(".png").exists()
     with svg.with_suffix(".csv").open() as file:
         lines = list(csv.DictReader(file))
     first = [line for line in lines if line["column"] == top1.name and line["temperature"] == "0.1"]
@@ -97,12 +89,8 @@ def test_the_predictor_tells_a_good_score_from_noise(tmp_path) -> None:
     assert noise.ci95 is not None and noise.ci95[0] < 0 < noise.ci95[1]
     names = [title for title, _ in page_figures.write_figures(board_of(rows), tmp_path)]
     assert names == ["Which cheap score predicts what"]
-    assert {p.name for p in tmp_path.iterdir()} == {
-        "predictor.csv",
-        "predictor.svg",
-        "predictor.png",
-    }
+    files = {"predictor.csv", "predictor.svg", "predictor.png"}
+    assert {p.name for p in tmp_path.iterdir()} == files
     page = page_figures.collect_figures(board_of(rows), []).figures
-    assert [p["title"] for p in page] == names and page[0]["src"].startswith(
-        "data:image/svg+xml;base64,"
-    )
+    assert [p["title"] for p in page] == names
+    assert page[0]["src"].startswith("data:image/svg+xml;base64,")

@@ -98,28 +98,22 @@ def test_seeds_are_averaged_image_by_image(tmp_path):
 def test_three_seeds_with_the_same_score_are_finite(tmp_path):
     """Each seed differs on other images; what one seed left undefined changes nothing of it."""
     label = np.zeros(300, int)
-    pairs = []
+    files_a, files_b = [], []
     for seed in range(3):
         won, lost = np.ones(300, int), np.ones(300, int)
         won[40 * seed : 40 * seed + 60] = 0
         lost[200:230] = 0
-        pairs.append(
-            [
-                keep(tmp_path, f"{n}{seed}", prediction=p, label=label)
-                for n, p in (("a", won), ("b", lost))
-            ]
-        )
-    found = compare([a for a, _ in pairs], [b for _, b in pairs], "top1")
+        files_a.append(keep(tmp_path, f"a{seed}", prediction=won, label=label))
+        files_b.append(keep(tmp_path, f"b{seed}", prediction=lost, label=label))
+    found = compare(files_a, files_b, "top1")
     assert found.value == pytest.approx(10)
     assert 2 < found.ci95[1] - found.ci95[0] < 60
 
 
 def test_class_means_are_read_from_files(tmp_path):
     label = np.array([0] * 90 + [1] * 10)
-    files = [
-        keep(tmp_path, name, prediction=np.where(label == 1, right, label), label=label)
-        for name, right in (("a", 1), ("b", 5))
-    ]
+    a = keep(tmp_path, "a", prediction=label, label=label)
+    b = keep(tmp_path, "b", prediction=np.where(label == 1, 5, label), label=label)
     for metric, value in (("mean_per_class", 50), ("top1", 10)):
-        found = compare([files[0]], [files[1]], metric)
+        found = compare([a], [b], metric)
         assert found.value == pytest.approx(value)

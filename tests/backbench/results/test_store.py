@@ -59,12 +59,8 @@ def test_a_run_is_complete_when_it_has_what_it_owes(tmp_path):
     store.append(tmp_path, rows, skip_known=True)
     assert store.complete(tmp_path)
     store.append(tmp_path, rows, skip_known=True)
-    assert [r.metric for r in store.read(tmp_path)[0]] == [
-        "top1_k0",
-        "top1_k0",
-        "top1_k1",
-        "top1_k2",
-    ]
+    metrics = [r.metric for r in store.read(tmp_path)[0]]
+    assert metrics == ["top1_k0", "top1_k0", "top1_k1", "top1_k2"]
 
 
 @pytest.mark.parametrize(

@@ -124,14 +124,8 @@ def test_few_label_files_are_compared_over_draws_and_images(tmp_path):
     files = []
     for name, hits in zip("ab", p.drawn(2, 300, 0.6, 20, gap=0.2)):
         prediction = np.where(hits, label, (label + 1) % 10)
-        kept = store.keep_predictions(
-            tmp_path,
-            name,
-            manifest="m",
-            prediction=prediction,
-            label=label,
-            values=100 * hits.mean(1),
-        )
+        arrays = {"prediction": prediction, "label": label, "values": 100 * hits.mean(1)}
+        kept = store.keep_predictions(tmp_path, name, manifest="m", **arrays)
         files.append([tmp_path / kept])
     for metric in ("top1", "mean_per_class"):
         found = compare(files[1], files[0], metric)
