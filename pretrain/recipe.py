@@ -6,14 +6,21 @@ Defaults are the field's customs; the papers' numbers are in the recipes.
 from __future__ import annotations
 
 import argparse
+import math
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from backbench.errors import BadInput
 from backbench.images.crops import Crops
 from backbench.images.preprocess import IMAGENET_MEAN, IMAGENET_STD, Pixels
 from backbench.recipes import config, fast
 from pretrain.method_config import AnyMethodConfig, check_name
+
+# What values may be; `config.build` refuses others by the key's name
+Count = Annotated[int, Field(ge=1)]
+NotNegative = Annotated[float, Field(ge=0, lt=math.inf)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,13 +29,11 @@ class ViewsConfig:
     (torchvision)."""
 
     pipeline: Literal["fast", "reference"] = "fast"
-    crops: tuple[Crops, ...] = (Crops(),)
+    crops: Annotated[tuple[Crops, ...], Field(min_length=1)] = (Crops(),)
     mean: tuple[float, float, float] = IMAGENET_MEAN
     std: tuple[float, float, float] = IMAGENET_STD
 
     def __post_init__(self) -> None:
-        if not self.crops:
-            raise ValueError("crops is empty; a group of crops is at least {count: 2, size: 224}")
         _ = self.pixels  # mean and std are checked where they are made
 
     @property
@@ -51,15 +56,9 @@ class Data:
     split: str = "train"
     # false: refuse the run and name the file; true: leave the image out and say so
     skip_corrupt: bool = False
-    workers: int = 8
+    workers: Annotated[int, Field(ge=0)] = 8
     # This share of the images, drawn once and for all seeds alike, is not trained on
-    hold_out: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.workers < 0:
-            raise ValueError(f"workers must be at least 0, not {self.workers}")
-        if not 0 <= self.hold_out < 1:
-            raise ValueError(f"hold_out is a share of the images below 1, not {self.hold_out}")
+    hold_out: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,13 +69,13 @@ class Optim:
     """
 
     name: Literal["sgd", "adam", "adamw", "lars"] = "sgd"
-    lr: float
-    reference_batch: int | None = None
+    lr: NotNegative
+    reference_batch: Count | None = None
     final_lr: float = 0.0
-    lr_1d: float | None = None  # its own peak for biases and norm weights (Barlow Twins, ARB)
-    momentum: float = 0.9
+    lr_1d: NotNegative | None = None  # its own peak for biases and norm weights (Barlow Twins, ARB)
+    momentum: NotNegative = 0.9
     betas: tuple[float, float] = (0.9, 0.999)
-    weight_decay: float = 1e-4
+    weight_decay: NotNegative = 1e-4
     decay_1d: bool = True  # weight decay on biases and norms
     adapt_1d: bool = True  # LARS scaling on biases and norms
     trust: float = 0.001  # LARS
@@ -84,25 +83,16 @@ class Optim:
     schedule: Literal["cosine", "cosine_epoch", "step", "constant"] = "cosine"
     milestones: tuple[float, ...] = ()  # epochs, for `step`
     gamma: float = 0.1
-    warmup_epochs: float = 0.0
+    warmup_epochs: NotNegative = 0.0
     warmup_lr: float = 0.0
     clip_norm: float | None = None
 
     def __post_init__(self) -> None:
-        signed = (self.lr, self.lr_1d or 0.0, self.momentum, self.weight_decay, self.warmup_epochs)
-        if min(signed) < 0:
-            raise ValueError(
-                "lr, lr_1d, momentum, weight_decay and warmup_epochs must not be negative"
-            )
         # Both are given as rates and mean a share of the peak, also for lr_1d
         if self.lr == 0 and (self.warmup_lr or self.final_lr):
             raise ValueError(
                 f"lr is 0, the highest rate there is: warmup_lr {self.warmup_lr:g} and final_lr "
                 f"{self.final_lr:g} must be 0 too"
-            )
-        if self.reference_batch is not None and self.reference_batch < 1:
-            raise ValueError(
-                f"reference_batch is at least 1, or null for none, not {self.reference_batch}"
             )
 
 
@@ -116,9 +106,9 @@ class PretrainConfig:
     views: ViewsConfig = ViewsConfig()
     data: Data
     optim: Optim
-    epochs: int
-    batch_size: int  # global: all ranks and accumulation steps together
-    accumulate: int = 1
+    epochs: Annotated[int, Field(ge=0)]
+    batch_size: Count  # global: all ranks and accumulation steps together
+    accumulate: Count = 1
     seed: int = 0
     # fp64: to compare runs without float32's rounding
     precision: Literal["fp32", "bf16", "fp16", "fp64"] = "fp32"
@@ -126,9 +116,9 @@ class PretrainConfig:
     compile: bool | Literal["cuda"] = False  # cuda: on a GPU only
     save_minutes: float = 5.0
     knn_every: int = 0  # epochs between kNN scores; 0: none
-    log_every: int = 10  # steps between rows of metrics.jsonl
+    log_every: Count = 10  # steps between rows of metrics.jsonl
     # MIO: the schedule is for 1000 epochs, the run stops at 250
-    stop_after_epochs: int | None = None
+    stop_after_epochs: Count | None = None
     # Dataset -> the protocol under configs/transfer that `--protocol own` is; decides no training
     probe: dict[str, str] = field(default_factory=dict, hash=False)
     expected: tuple[str, ...] = ()  # published rows it must reproduce: lorac:1:lorac:resnet50:200
@@ -136,17 +126,6 @@ class PretrainConfig:
     def compiles_on(self, device: str) -> bool:
         """Is torch.compile used on this kind of device, cpu or cuda?"""
         return self.compile is True or self.compile == device
-
-    def __post_init__(self) -> None:
-        if self.epochs < 0 or self.batch_size < 1 or self.accumulate < 1 or self.log_every < 1:
-            raise ValueError(
-                f"epochs {self.epochs} (from 0), batch_size {self.batch_size}, "
-                f"accumulate {self.accumulate} and log_every {self.log_every} (from 1) are out of range"
-            )
-        if self.stop_after_epochs is not None and self.stop_after_epochs < 1:
-            raise ValueError(
-                f"stop_after_epochs is at least 1, or null for all, not {self.stop_after_epochs}"
-            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from backbench.datasets.catalog import TWELVE
 from backbench.errors import BadInput, nearest
@@ -119,7 +121,7 @@ class Evaluation:
     engine: Literal["auto", "detectron2", "torchvision"] | None = None
     seeds: tuple[int, ...] = (0,)
     pretrained_on: tuple[str, ...] = ()  # only checkpoints of these datasets; () is all
-    pack: int = 1
+    pack: Annotated[int, Field(ge=1)] = 1
     args: tuple[str, ...] = ()  # handed to the verb as they are
     resources: dict[str, Any] = field(default_factory=dict)
 
@@ -137,8 +139,6 @@ class Evaluation:
                 raise ValueError(f"'{self.verb}' needs '{name}'")
         if self.verb == "detect" and self.seeds != (0,):
             raise ValueError("'detect' takes its seed from the config: args: [SEED, '1']")
-        if self.pack < 1:
-            raise ValueError("pack must be at least 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,11 +160,7 @@ class Grid:
     prints: str | None = None  # the printed table or figure that it makes: lorac:2, arb:fig.7
     title: str = ""  # of that table or figure
     deviations: tuple[str, ...] = ()  # where its numbers are made otherwise than the paper says
-    pack: int = 4  # checkpoints that share a pass in the named sets of evaluations
-
-    def __post_init__(self) -> None:
-        if self.pack < 1:
-            raise ValueError("pack must be at least 1")
+    pack: Annotated[int, Field(ge=1)] = 4  # checkpoints that share a pass in the named sets
 
 
 def read_grid(name: str | Path, overrides: Sequence[str] = ()) -> Grid:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from pretrain.recipe import Count
+
 
 @dataclass(frozen=True, kw_only=True)
 class Head:
@@ -16,19 +18,13 @@ class Head:
     last_bias is the last one's, where no norm follows.
     """
 
-    layers: int = 2
+    layers: Count = 2
     hidden: int | None = None
-    dim: int = 128
+    dim: Count = 128
     batchnorm: bool = True
     last_batchnorm: bool = False
     last_affine: bool = True
     last_bias: bool = True
-
-    def __post_init__(self) -> None:
-        if self.layers < 1 or self.dim < 1:
-            raise ValueError(
-                f"a head has at least one layer and one output, not {self.layers} and {self.dim}"
-            )
 
 
 MOCO_HEAD = Head(batchnorm=False)  # MoCo v2, JCL, LORAC

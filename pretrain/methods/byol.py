@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from backbench.parallel import distributed
 from backbench.weights.trunk import Trunk
-from pretrain import method
-from pretrain.method import Batch, MethodConfig, Setup
+from pretrain.method import Batch, Setup
 from pretrain.methods._heads import BYOL_HEAD, Head, build_head
 from pretrain.methods._momentum import momentum_at, momentum_copy, momentum_update
 from pretrain.methods._precision import full_precision
+from pretrain.methods.simclr import TwoViews, TwoViewsConfig
 
 
 @full_precision
@@ -24,22 +24,18 @@ def cosine_loss(p: Tensor, z: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(MethodConfig):
+class Config(TwoViewsConfig):
     head: Head = BYOL_HEAD
     predictor: Head = BYOL_HEAD
     momentum: float = 0.996
     final_momentum: float = 1.0  # reached by half a cosine over the run
 
 
-class Method(method.Method):
-    views = 2
+class Method(TwoViews[Config]):
     accumulates = True
 
     def __init__(self, config: Config, backbone: Trunk, setup: Setup) -> None:
-        super().__init__()
-        self.config = config
-        self.backbone = backbone
-        self.projector = build_head(config.head, backbone.feature_dim)
+        super().__init__(config, backbone, setup)
         self.predictor = build_head(config.predictor, config.head.dim)
         self.target = momentum_copy(nn.Sequential(backbone, self.projector))
 

@@ -20,7 +20,6 @@ from pretrain.method import AnyMethodConfig, Batch, MethodConfig, Setup, build_m
 from pretrain.methods._precision import full_precision
 from pretrain.methods.lorac import nuclear_norm
 
-LPHI = "lphi"  # the head with the kept columns of L
 ON = ("simclr", "dcl", "hcl", "moco", "byol", "simsiam", "cmc")
 
 
@@ -55,13 +54,6 @@ def released_reconstruction(phi: Tensor, projection: Tensor) -> Tensor:
     return (F.normalize(phi, dim=1) - rebuilt).norm() / len(phi)
 
 
-def soft_rank(matrix: Tensor) -> Tensor:
-    """(sum s^2)^2 / sum s^4 of the singular values s: k where k of them are equal and the others
-    0."""
-    gram = matrix @ matrix.T  # its trace is sum s^2, its squared entries add up to sum s^4
-    return gram.trace().square() / gram.square().sum().clamp_min(1e-30)
-
-
 @torch.no_grad()
 def alive(phi: Tensor, projection: Tensor, *, scaled: bool) -> dict[str, Tensor]:
     """Measure what is left of L: rank_L, its effective rank, and kept_L, the share of phi's squared length
@@ -75,7 +67,11 @@ def alive(phi: Tensor, projection: Tensor, *, scaled: bool) -> dict[str, Tensor]
         kept = product.square() / (length * rebuilt.square().sum().clamp_min(1e-30))
     else:
         kept = (2 * product - rebuilt.square().sum()) / length  # 1 - |rebuilt - phi|^2 / |phi|^2
-    return {"rank_L": soft_rank(projection), "kept_L": distributed.mean_over_ranks(kept)}
+    # (sum s^2)^2 / sum s^4 of the singular values s is k where k of them are equal and the others 0.
+    # The trace of L L^T is sum s^2, its squared entries add up to sum s^4
+    gram = projection @ projection.T
+    rank = gram.trace().square() / gram.square().sum().clamp_min(1e-30)
+    return {"rank_L": rank, "kept_L": distributed.mean_over_ranks(kept)}
 
 
 @torch.no_grad()
@@ -196,10 +192,11 @@ class Method(method.Method):
         self.inner.after_step(progress)
 
     def heads(self) -> dict[str, Tensor]:
+        # `lphi` is the head that probes read: L with its kept columns
         projection = self.projection.detach()
         kept = kept_projection(projection, self.config.kept or projection.shape[1])
         return {
             **self.inner.heads(),
             "cllr.projection": projection,
-            f"{LPHI}.0.weight": kept.contiguous(),
+            "lphi.0.weight": kept.contiguous(),
         }

@@ -93,6 +93,9 @@ def nuclear_norm(matrices: Tensor) -> Tensor:
     return _NuclearNorm.apply(matrices)
 
 
+WITH_NORMS = ("laplace", "gaussian")  # priors that look at ||Q||_*
+
+
 @full_precision
 def lorac_loss(
     queries: Tensor,
@@ -121,45 +124,24 @@ def lorac_loss(
     key = key.detach()
     if rows is None:
         rows = torch.cat([queries, key.unsqueeze(0)])
+    m = len(rows)
     positive = (queries * key).sum(-1)
+    if norms is None:
+        norms = nuclear_norm(rows.transpose(0, 1)) if prior in WITH_NORMS else queries.new_zeros(n)
     # h = exp(-penalty / t) multiplies exp(q.k / t) (Eq. 9, 11): the penalty moves into the exponent
-    if norms is None and prior in WITH_NORMS:
-        norms = nuclear_norm(rows.transpose(0, 1))
-    penalty = _penalty(
-        queries, norms, len(rows), prior, beta=beta, sigma2=sigma2, c0=c0, margin=margin
-    )
-    negative = queue_logsumexp(queries.reshape(-1, d), queue, temperature=temperature)
-    # -log(e^p h / (e^p h + e^L)) = log(1 + e^(L - (p - penalty / t))); mean over V (Eq. 12), N (13)
-    return F.softplus(negative.view(views, n) - (positive - penalty) / temperature).mean()
-
-
-WITH_NORMS = ("laplace", "gaussian")  # priors that look at ||Q||_*
-
-
-def _penalty(
-    queries: Tensor,
-    norms: Tensor | None,
-    m: int,
-    prior: Prior,
-    *,
-    beta: float,
-    sigma2: float,
-    c0: float | None,
-    margin: float,
-) -> Tensor | float:
-    """-t log h(Q): one number for each image, (N,), or for all. Q has m rows."""
-    if prior == "gaussian" and norms is not None:  # Section 6.2 b
-        least = math.sqrt(m) if c0 is None else c0
-        return (norms - least).square() / (m * sigma2)
-    if prior == "margin":  # Section 6.2 a
-        return margin / (m * beta)
-    if prior == "laplace" and norms is not None:  # Eq. 11; an infinite beta makes it 0
-        return norms / (m * beta)
-    if prior == "batch" and math.isfinite(beta):  # Eq. 15
-        views, n, d = queries.shape
+    penalty: Tensor | float = 0.0
+    if prior == "laplace":  # Eq. 11; an infinite beta makes it 0
+        penalty = norms / (m * beta)
+    elif prior == "gaussian":  # Section 6.2 b
+        penalty = (norms - (math.sqrt(m) if c0 is None else c0)).square() / (m * sigma2)
+    elif prior == "margin":  # Section 6.2 a
+        penalty = margin / (m * beta)
+    elif prior == "batch" and math.isfinite(beta):  # Eq. 15
         centred = (queries - queries.mean(0)).reshape(1, views * n, d)
-        return nuclear_norm(centred) / (n * views * beta)
-    return 0.0
+        penalty = nuclear_norm(centred) / (n * views * beta)
+    # -log(e^p h / (e^p h + e^L)) = log(1 + e^(L - (p - penalty / t))); mean over V (Eq. 12), N (13)
+    negative = queue_logsumexp(queries.reshape(-1, d), queue, temperature=temperature)
+    return F.softplus(negative.view(views, n) - (positive - penalty) / temperature).mean()
 
 
 @dataclass(frozen=True, kw_only=True)

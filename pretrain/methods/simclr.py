@@ -52,7 +52,7 @@ C = TypeVar("C", bound=TwoViewsConfig)
 
 
 class TwoViews(method.Method, Generic[C]):
-    """Backbone and projector on two views; the outputs of all ranks are gathered with gradient.
+    """Backbone and projector on two views.
 
     `together`: both views go through the network in one batch and share batch norm's statistics.
     """
@@ -67,7 +67,7 @@ class TwoViews(method.Method, Generic[C]):
         self.projector = build_head(config.head, backbone.feature_dim)
 
     def project(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """z_a, z_b (N, d) of the global batch, float32 or more, also where the network computes in
+        """z_a, z_b (N, d) of the global batch with gradient, float32 or more, also where the network computes in
         less."""
         if self.together:
             z_a, z_b = self.projector(self.backbone(torch.cat(list(batch.views)))).chunk(2)

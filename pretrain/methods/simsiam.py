@@ -9,10 +9,10 @@ from torch import Tensor
 
 from backbench.parallel import distributed
 from backbench.weights.trunk import Trunk
-from pretrain import method
-from pretrain.method import Batch, MethodConfig, Setup
+from pretrain.method import Batch, Setup
 from pretrain.methods._heads import SIMSIAM_HEAD, SIMSIAM_PREDICTOR, Head, build_head
 from pretrain.methods._precision import full_precision
+from pretrain.methods.simclr import TwoViews, TwoViewsConfig
 
 
 @full_precision
@@ -27,19 +27,16 @@ def simsiam_loss(p_a: Tensor, p_b: Tensor, z_a: Tensor, z_b: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(MethodConfig):
+class Config(TwoViewsConfig):
     head: Head = SIMSIAM_HEAD
     predictor: Head = SIMSIAM_PREDICTOR
 
 
-class Method(method.Method):
-    views = 2
+class Method(TwoViews[Config]):
     accumulates = True
 
     def __init__(self, config: Config, backbone: Trunk, setup: Setup) -> None:
-        super().__init__()
-        self.backbone = backbone
-        self.projector = build_head(config.head, backbone.feature_dim)
+        super().__init__(config, backbone, setup)
         self.predictor = build_head(config.predictor, config.head.dim)
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:

@@ -144,19 +144,9 @@ def test_two_keys_nine_points_two_seeds_end_to_end(tmp_path) -> None:
     root = embedded.build(tmp_path / "data", size="tiny")
     runs = tmp_path / "runs"
     command = [sys.executable, "-m", "backbench"]
-    launch = [
-        *command,
-        "launch",
-        "run",
-        "ablate_tiny",
-        "--data",
-        str(root),
-        "--out",
-        str(runs),
-        "--cluster",
-        "local",
-    ]
-    subprocess.run(launch, check=True, timeout=1500)
+    launch = ["launch", "run", "ablate_tiny", "--cluster", "local"]
+    where = ["--data", str(root), "--out", str(runs)]
+    subprocess.run([*command, *launch, *where], check=True, timeout=1500)
     rows = [r for r in store.read(runs)[0] if r.task == "analyze" and r.metric == "nuclear_norm"]
     points = Counter(r.name for r in rows if "projector" in r.protocol)
     betas, temperatures = ("0.5", "2.0", "inf"), ("0.1", "0.2", "0.5")
@@ -165,16 +155,9 @@ def test_two_keys_nine_points_two_seeds_end_to_end(tmp_path) -> None:
     }
     assert points == dict.fromkeys(expected, 2)
     figures = tmp_path / "figures"
-    board = [
-        *command,
-        "leaderboard",
-        str(runs),
-        "--figures",
-        str(figures),
-        "--html",
-        str(tmp_path / "page.html"),
-    ]
-    subprocess.run(board, check=True, timeout=300)
+    board = ["leaderboard", str(runs), "--figures", str(figures)]
+    page = tmp_path / "page.html"
+    subprocess.run([*command, *board, "--html", str(page)], check=True, timeout=300)
     stem = "ablation-lorac-tiny-beta-and-temperature"
     assert {p.name for p in figures.iterdir()} == {f"{stem}.{s}" for s in ("svg", "png", "csv")}
     with (figures / f"{stem}.csv").open() as file:
@@ -184,4 +167,4 @@ def test_two_keys_nine_points_two_seeds_end_to_end(tmp_path) -> None:
     assert len(lines) == 9 and {line["seeds"] for line in lines} == {"2"}
     digests = {r.checkpoint for r in rows}
     assert len(digests) == 18 and len(collect([runs]).rows) == 18
-    assert "lorac-tiny: beta and temperature" in (tmp_path / "page.html").read_text()
+    assert "lorac-tiny: beta and temperature" in page.read_text()

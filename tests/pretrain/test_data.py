@@ -317,9 +317,3 @@ def test_arrays_and_shards_are_loaded_alike_by_any_number_of_workers(root, found
     for images in (arrays, shards):
         alone, *workers = (batches(images, recipe(), last=1, workers=w)[0] for w in (0, 1, 2))
         assert all(same(alone, other) for other in workers)
-
-
-def test_array_lists_are_decoded_from_memory(found):
-    pixels = np.stack([np.asarray(picture(n).resize((32, 32))) for n in range(8)])
-    arrays = ArrayList(found.root, tuple(map(str, range(8))), (0,) * 8, ("x",), pixels)
-    assert same(*(batches(arrays, recipe(), last=1, workers=w)[0] for w in (0, 1)))

@@ -10,6 +10,7 @@ from backbench.errors import EXIT_BAD_INPUT, EXIT_PREEMPTED
 from backbench.recipes import config, fast
 from backbench.runs.folder import CHECKPOINT_FILE, RECIPE_FILE
 from backbench.weights.checkpoint import Checkpoint
+from backbench.weights.trunk import Trunk
 from pretrain import train
 from pretrain.recipe import PretrainConfig, check, overrides_of
 
@@ -87,17 +88,6 @@ def test_what_is_given_by_hand_wins(by_hand, key, value):
     assert {k: both[k] for k in fast.KEYS} == {**fast.KEYS, key: value}
 
 
-def test_compiled_on_a_gpu_only():
-    def compiled(*words, device):
-        args = arguments("demo_simclr", *words)
-        recipe = config.load(PretrainConfig, args.recipe, overrides_of(args), kind="pretrain")
-        return recipe.compiles_on(device)
-
-    assert compiled("--fast", device="cuda") and not compiled("--fast", device="cpu")
-    assert compiled("compile=true", device="cpu") and not compiled(device="cuda")
-    assert not compiled("compile=false", "--fast", device="cuda")
-
-
 @pytest.fixture
 def pretrain(shapes, capsys, caplog):
     """pretrain(recipe, out, *words) -> (exit status, what it said)."""
@@ -136,6 +126,8 @@ def test_a_run_tells_all_and_goes_on_only_as_it_began(
 ):
     # Pictures of curves of one epoch take longer than it
     monkeypatch.setattr(train.monitor, "plot_curves", lambda *_: None)
+    # `compile: cuda` compiles on no CPU
+    monkeypatch.setattr(Trunk, "compile", lambda trunk: pytest.fail("compiled"))
     recipe = tmp_path / "tiny.yaml"
     recipe.write_text(TINY)
     out, letter = tmp_path / "fast", tmp_path / "letter"

@@ -18,6 +18,7 @@ from pretrain.monitor import warn_if_collapsed
 
 HEAD = {"hidden": 12, "dim": 6}
 KEYS = {"head": HEAD, "queue": 32, "momentum": 0.9}
+CLLR = {"name": "cllr", "inner": {"name": "simclr"}}
 BATCH = 16
 
 
@@ -79,17 +80,9 @@ def batch(sizes: list[int], epoch: int = 0, step: int = 0) -> Batch:
         ({"name": "supervised"}, 2, "takes one view"),
         ({"name": "co2", **KEYS, "symmetric": True}, 2, "not symmetric"),
         ({"name": "cllr", "inner": {"name": "swav"}}, 2, "cllr works on"),
-        (
-            {"name": "cllr", "inner": {"name": "simclr"}, "kept": 9},
-            2,
-            "set method.kept from 1 to 8",
-        ),
-        (
-            {"name": "cllr", "inner": {"name": "simclr"}, "reconstruction": "released"},
-            2,
-            "must be none",
-        ),
-        ({"name": "simclr", "head": {"layers": 0}}, 2, "at least one layer"),
+        ({**CLLR, "kept": 9}, 2, "set method.kept from 1 to 8"),
+        ({**CLLR, "reconstruction": "released"}, 2, "must be none"),
+        ({"name": "simclr", "head": {"layers": 0}}, 2, "must be greater than or equal to 1, not 0"),
         ({"name": "simcrl"}, 2, "did you mean 'simclr'"),
     ],
 )
@@ -202,17 +195,7 @@ def test_accumulated_micro_batches_fill_the_queue_as_the_whole_batch_does():
     whole = batch([8, 8])
     for i in range(2):
         part = [v.chunk(2)[i] for v in whole.views]
-        method(
-            Batch(
-                views=part,
-                labels=None,
-                index=torch.arange(8),
-                step=0,
-                epoch=0,
-                epochs=4,
-                progress=0.0,
-            )
-        )
+        method(replace(whole, views=part, index=torch.arange(8)))
     method.after_step(0.1)
     assert int(method.queue.position) == BATCH
 
@@ -329,17 +312,7 @@ def test_cmc_finds_each_sense_in_the_memory_of_the_other():
 def test_supervised_needs_labels():
     method = build(1, name="supervised")
     with pytest.raises(BadInput, match="needs labels"):
-        method(
-            Batch(
-                views=batch([8]).views,
-                labels=None,
-                index=torch.arange(16),
-                step=0,
-                epoch=0,
-                epochs=1,
-                progress=0,
-            )
-        )
+        method(replace(batch([8]), labels=None))
     with pytest.raises(BadInput, match="at least two classes"):
         build(1, classes=0, name="supervised")
 

@@ -2,7 +2,6 @@
 numbers), and the published numbers that it names exist."""
 
 import functools
-import math
 import re
 from pathlib import Path
 
@@ -163,49 +162,3 @@ def test_the_papers_recipes_are_there():
     for norm in ("l21", "nuclear"):
         assert {f"cllr/cllr_{norm}_{d}_256_400ep" for d in ("stl10", "cifar10")} <= set(NAMES)
         assert f"cllr/cllr_{norm}_cmc_imagenet100_4096" in NAMES
-
-
-def absolute_rate(
-    step, *, steps_per_epoch, epochs, name, peak, final, warmup_epochs, warmup_lr, milestones, gamma
-):
-    """The schedule as it was before it became a share: in rates, from `warmup_lr` over `peak` to
-    `final`."""
-    now, total, warmup = float(step), epochs * steps_per_epoch, warmup_epochs * steps_per_epoch
-    if name == "cosine_epoch":
-        now = float(step // steps_per_epoch * steps_per_epoch)
-    if now < warmup:
-        return warmup_lr + (peak - warmup_lr) * now / warmup
-    if name == "constant":
-        return peak
-    if name == "step":
-        return peak * gamma ** sum(now >= m * steps_per_epoch for m in milestones)
-    done = min(1.0, (now - warmup) / max(1.0, total - warmup))
-    return final + (peak - final) * 0.5 * (1 + math.cos(math.pi * done))
-
-
-def test_rates_are_what_they_were():
-    """To 1e-12, at seven steps of every epoch, for the recipe's rate and for `lr_1d`'s."""
-    module = torch.nn.Linear(2, 2)
-    differing = {(load(n).optim, load(n).batch_size, load(n).epochs): load(n) for n in NAMES}
-    assert len(differing) > 20
-    for (o, batch_size, epochs), recipe in differing.items():
-        scale = batch_size / o.reference_batch if o.reference_batch else 1.0
-        rates = optim.LearningRates(optim.of_recipe(recipe, module), recipe, 7)
-        peaks = [group["peak"] for group in rates.optimizer.param_groups]
-        for step in range(7 * epochs):
-            want = absolute_rate(
-                step,
-                steps_per_epoch=7,
-                epochs=epochs,
-                name=o.schedule,
-                peak=o.lr * scale,
-                final=o.final_lr * scale,
-                warmup_epochs=o.warmup_epochs,
-                warmup_lr=o.warmup_lr * scale,
-                milestones=o.milestones,
-                gamma=o.gamma,
-            )
-            assert math.isclose(rates.set(step), want, rel_tol=1e-12), (recipe.name, step)
-            for group, own in zip(rates.optimizer.param_groups, peaks):
-                alike = want if own is None else want * own / (o.lr * scale)
-                assert math.isclose(group["lr"], alike, rel_tol=1e-12), (recipe.name, step)

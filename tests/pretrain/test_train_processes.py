@@ -1,6 +1,7 @@
 """One global batch in one process and in two or four: the same weights, one story told once."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -38,19 +39,10 @@ def root(shapes):
 
 def start(root, out, processes, *overrides):
     command = [sys.executable, "-m", "backbench", "pretrain", str(root / "tiny.yaml"), *overrides]
-    command += [
-        "--data",
-        str(root),
-        "--out",
-        str(out),
-        "--accelerator",
-        "cpu",
-        "--devices",
-        str(processes),
-    ]
-    return subprocess.Popen(
-        command, env=os.environ | {"OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE, text=True
-    )
+    command += ["--data", str(root), "--out", str(out)]
+    command += ["--accelerator", "cpu", "--devices", str(processes)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
 
 
 def pretrain(root, out, processes, *overrides):
@@ -171,30 +163,11 @@ def test_the_readmes_command_for_eight_gpus(shapes, tmp_path):
 
 @pytest.mark.slow
 def test_an_unreadable_image_on_the_second_process_is_told_by_the_first(root, tmp_path):
-    import shutil
-
     copy = tmp_path / "data"
-    shutil.copytree(root / "shapes", copy / "shapes")
+    shutil.copytree(root, copy)
     for image in (copy / "shapes" / "train" / "b").iterdir():
         image.write_bytes(b"no image")
-    command = [
-        sys.executable,
-        "-m",
-        "backbench",
-        "pretrain",
-        str(root / "tiny.yaml"),
-        "--data",
-        str(copy),
-    ]
-    command += ["--out", str(tmp_path / "run"), "--accelerator", "cpu", "--devices", "2"]
-    done = subprocess.run(
-        command,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        stderr=subprocess.PIPE,
-        text=True,
-        check=False,
-        timeout=500,
-    )
-    assert done.returncode == EXIT_BAD_INPUT, done.stderr
-    assert done.stderr.count("corrupt image") == 1
-    assert "Traceback" not in done.stderr
+    status, said = pretrain(copy, tmp_path / "run", 2)
+    assert status == EXIT_BAD_INPUT, said
+    assert said.count("corrupt image") == 1
+    assert "Traceback" not in said

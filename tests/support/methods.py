@@ -13,103 +13,55 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from backbench.parallel import batchnorm, distributed
+from backbench.recipes import config as recipes
 from backbench.weights.families.pair_trunk import LabPair
 from pretrain.first_step import FirstStep
 from pretrain.method import Batch, Method, Setup, build_method, choose_config
 
 HEAD = {"hidden": 12, "dim": 6}
+BOTH = {"head": HEAD, "predictor": HEAD}
 QUEUE = {"head": HEAD, "queue": 32, "momentum": 0.9, "groups": 2}
 CROPS = {**QUEUE, "groups": 4, "views": [8, 8, 8, 6, 6]}
+LORAC = {"name": "lorac", **CROPS, "prior_from": 0.0}
+SWAV = {"name": "swav", "head": HEAD, "prototypes": 10}
+DINO = {"name": "dino", "hidden": 12, "bottleneck": 6, "dim": 9}
+
+
+def cllr(inner: dict[str, Any], **settings: Any) -> dict[str, Any]:
+    return {"name": "cllr", "inner": inner, **settings}
+
+
 # name -> method and its settings; `views` are the crops' sizes
 CASES: dict[str, dict[str, Any]] = {
     "moco": {"name": "moco", **QUEUE, "groups": 8},
     "moco local": {"name": "moco", **QUEUE},
     "moco sync symmetric": {"name": "moco", **QUEUE, "query_batchnorm": "sync", "symmetric": True},
     "moco_m": {"name": "moco_m", **CROPS},
-    "lorac": {"name": "lorac", **CROPS, "beta": 2.0, "prior_from": 0.0},
-    "lorac one key": {
-        "name": "lorac",
-        **QUEUE,
-        "keys": 1,
-        "views": [8, 8, 8],
-        "beta": 2.0,
-        "prior_from": 0.0,
-    },
-    "lorac batch prior": {
-        "name": "lorac",
-        **CROPS,
-        "beta": 2.0,
-        "prior": "batch",
-        "prior_from": 0.0,
-    },
-    "lorac as released": {
-        "name": "lorac",
-        **CROPS,
-        "prior_from": 0.0,
-        "drop_tau": True,
-        "swap_queues": True,
-    },
+    "lorac": {**LORAC, "beta": 2.0},
+    "lorac one key": {**LORAC, "groups": 2, "keys": 1, "views": [8, 8, 8], "beta": 2.0},
+    "lorac batch prior": {**LORAC, "beta": 2.0, "prior": "batch"},
+    "lorac as released": {**LORAC, "drop_tau": True, "swap_queues": True},
     "jcl": {"name": "jcl", **QUEUE, "groups": 8, "views": [8] * 4},
     "mio": {"name": "mio", "head": HEAD, "l2_weight": 1.0},
     "arb": {"name": "arb", "head": {**HEAD, "dim": 12}, "groups": 3},
-    "cllr on simclr": {"name": "cllr", "inner": {"name": "simclr", "head": HEAD}, "alpha": 0.1},
-    "cllr l21 on moco": {
-        "name": "cllr",
-        "inner": {"name": "moco", **QUEUE},
-        "norm": "l21",
-        "rows": 5,
-    },
-    "cllr as released": {
-        "name": "cllr",
-        "inner": {"name": "simclr", "head": HEAD},
-        "norm": "none",
-        "reconstruction": "released",
-    },
-    "cllr on byol": {
-        "name": "cllr",
-        "inner": {"name": "byol", "head": HEAD, "predictor": HEAD},
-        "norm": "l21",
-    },
-    "cllr on simsiam": {
-        "name": "cllr",
-        "inner": {"name": "simsiam", "head": HEAD, "predictor": HEAD},
-        "norm": "none",
-    },
-    "cllr on cmc": {
-        "name": "cllr",
-        "inner": {"name": "cmc", "head": HEAD, "negatives": 7},
-        "views": [8],
-    },
+    "cllr on simclr": cllr({"name": "simclr", "head": HEAD}, alpha=0.1),
+    "cllr l21 on moco": cllr({"name": "moco", **QUEUE}, norm="l21", rows=5),
+    "cllr as released": cllr(
+        {"name": "simclr", "head": HEAD}, norm="none", reconstruction="released"
+    ),
+    "cllr on byol": cllr({"name": "byol", **BOTH}, norm="l21"),
+    "cllr on simsiam": cllr({"name": "simsiam", **BOTH}, norm="none"),
+    "cllr on cmc": cllr({"name": "cmc", "head": HEAD, "negatives": 7}, views=[8]),
     "simclr": {"name": "simclr", "head": HEAD},
-    "byol": {"name": "byol", "head": HEAD, "predictor": HEAD},
-    "simsiam": {"name": "simsiam", "head": HEAD, "predictor": HEAD},
+    "byol": {"name": "byol", **BOTH},
+    "simsiam": {"name": "simsiam", **BOTH},
     "barlow_twins": {"name": "barlow_twins", "head": HEAD},
     "vicreg": {"name": "vicreg", "head": HEAD},
-    "swav": {
-        "name": "swav",
-        "head": HEAD,
-        "prototypes": 10,
-        "views": [8, 8, 8, 6],
-        "freeze_epochs": 0,
-    },
-    "swav frozen": {"name": "swav", "head": HEAD, "prototypes": 10, "views": [8, 8]},
-    "swav queue": {
-        "name": "swav",
-        "head": HEAD,
-        "prototypes": 10,
-        "queue": 32,
-        "queue_from": 0,
-        "freeze_epochs": 0,
-    },
-    "dino": {
-        "name": "dino",
-        "hidden": 12,
-        "bottleneck": 6,
-        "dim": 9,
-        "views": [8, 8, 6],
-        "freeze_epochs": 0,
-    },
-    "dino frozen": {"name": "dino", "hidden": 12, "bottleneck": 6, "dim": 9, "batchnorm": True},
+    "swav": {**SWAV, "views": [8, 8, 8, 6], "freeze_epochs": 0},
+    "swav frozen": {**SWAV, "views": [8, 8]},
+    "swav queue": {**SWAV, "queue": 32, "queue_from": 0, "freeze_epochs": 0},
+    "dino": {**DINO, "views": [8, 8, 6], "freeze_epochs": 0},
+    "dino frozen": {**DINO, "batchnorm": True},
     "w_mse": {"name": "w_mse", "head": {"hidden": 12, "dim": 2}, "size": 8, "repeats": 2},
     "dcl": {"name": "dcl", "head": HEAD},
     "hcl": {"name": "hcl", "head": HEAD},
@@ -150,9 +102,7 @@ def build(case: dict[str, Any]) -> tuple[Method, list[int]]:
     torch.manual_seed(0)
     settings = dict(case)
     sizes = settings.pop("views", [8, 8])
-    from backbench.recipes.config import build as build_config
-
-    config = build_config(choose_config(settings), settings, where="test")
+    config = recipes.build(choose_config(settings), settings, where="test")
     setup = Setup(batch_size=BATCH, views=len(sizes), seed=0, images=40, classes=5)
     method = build_method(config, trunk_of(case), setup).double()
     if method.sync_batchnorm:
@@ -224,9 +174,10 @@ def train(
 def moved(batch: Batch, device: str) -> Batch:
     """On the device, as the loop sends it there."""
 
-    def sent(x: torch.Tensor) -> torch.Tensor:
-        return x.to(device, non_blocking=True)
-
     assert batch.labels is not None
-    views = [sent(view) for view in batch.views]
-    return replace(batch, views=views, labels=sent(batch.labels), index=sent(batch.index))
+    return replace(
+        batch,
+        views=[view.to(device, non_blocking=True) for view in batch.views],
+        labels=batch.labels.to(device, non_blocking=True),
+        index=batch.index.to(device, non_blocking=True),
+    )

@@ -199,7 +199,10 @@ def test_numbers_of_a_protocol_that_mean_nothing(text, words, tmp_path, said):
         (["leaderboard", ".", "--latex", "notes.txt"], ["notes.txt: a file is there; choose"]),
         (["paper", "--markdown", "folder"], ["folder: a folder is there"]),
         (["launch", "run", "notes.txt"], ["notes.txt: recipes are .yaml files; give one"]),
-        (["launch", "run", "table2", "pack=0"], ["table2.yaml: pack must be at least 1"]),
+        (
+            ["launch", "run", "table2", "pack=0"],
+            ["table2.yaml: 'pack' must be greater than or equal to 1, not 0"],
+        ),
         (["launch", "run", "table2", "checkpoints=x.pth"], ["'checkpoints' must be a list, not"]),
         (["launch", "run", "table2", "--watch", "--interval", "-1"], ["--interval -1: seconds"]),
         (["pretrain", "demo_simclr", "views.crops=3", "--data", ".", "--out", "run"], ["a list"]),
