@@ -1,7 +1,7 @@
 """Seconds of a training iteration and of an evaluated image: both engines of the suite beside plain
 Detectron2 and plain torchvision, in one process on the CPU; and masks pasted on images.
 
-    python benchmarks/detectors.py [--rounds 5] [--images 200]
+    python benchmarks/detectors.py
 
 Mask R-CNN with a ResNet-18, an FPN and heads of the papers' widths, the demo's few proposals, the
 same two scenes of 128 pixels, float32; plain Detectron2 from the suite's weights. Plain torchvision
@@ -12,18 +12,17 @@ the ratios. The last output is kept beside this script in detectors.txt.
 
 from __future__ import annotations
 
-import argparse
 import resource
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from machine import describe, in_turns
+from machine import Work, describe, least
 from torch import Tensor
 
 from backbench.datasets import embedded
@@ -44,12 +43,14 @@ WORDS = (
 )
 RATE = 1e-4  # of learning: weights that hardly move, so that all rounds do the same
 VAL_IMAGES = 5000  # of COCO
+ROUNDS = 5
 STEPS = 1000  # how many batches an engine's stream is opened for
 # Surely inside in the middle of a box, surely outside at its corners
 BLOB = (
     0.35 - torch.linspace(-1, 1, 28).square()[:, None] / 2 - torch.linspace(-1, 1, 28).square() / 2
 )
-Timed = Mapping[str, Callable[[], object]]
+Timed = Mapping[str, Work]
+Pair = tuple[Work, Work]  # an iteration, and an image
 
 
 def built(
@@ -65,7 +66,7 @@ def built(
     return p, network
 
 
-def plain_torchvision(p: Prepared) -> tuple[Callable[[], object], Callable[[], object]]:
+def plain_torchvision(p: Prepared) -> Pair:
     """torchvision's own MaskRCNN of the same sizes, an iteration and an image."""
     from torchvision.models.detection import MaskRCNN
     from torchvision.models.detection.anchor_utils import AnchorGenerator
@@ -122,9 +123,7 @@ def polygons_to_bitmap(polygons: list[np.ndarray]) -> torch.Tensor:
     return torch.from_numpy(mask.decode(mask.merge(parts)))
 
 
-def plain_detectron2(
-    p: Prepared, network: DetectionEngine
-) -> tuple[Callable[[], object], Callable[[], object]]:
+def plain_detectron2(p: Prepared, network: DetectionEngine) -> Pair:
     """Detectron2's model, mapper and trainer without anything of the suite."""
     from detectron2.data import DatasetMapper
     from detectron2.data.detection_utils import build_augmentation
@@ -152,12 +151,11 @@ def plain_detectron2(
         objects = [{**a, "bbox_mode": BoxMode(a["bbox_mode"])} for a in record["annotations"]]
         rows.append({**record, "annotations": objects})
 
-    class Batches:
-        def __iter__(self):
-            while True:
-                yield [mapper(dict(row)) for row in rows]
+    def batches():
+        while True:
+            yield [mapper(dict(row)) for row in rows]
 
-    trainer = SimpleTrainer(model, Batches(), build_optimizer(cfg, model))
+    trainer = SimpleTrainer(model, batches(), build_optimizer(cfg, model))
 
     def iteration() -> None:
         model.train()
@@ -172,9 +170,7 @@ def plain_detectron2(
     return iteration, image
 
 
-def ours(
-    p: Prepared, network: DetectionEngine
-) -> tuple[Callable[[], object], Callable[[], object]]:
+def ours(p: Prepared, network: DetectionEngine) -> Pair:
     record = training_records(p.train, p.task)[0]
 
     def iteration() -> None:
@@ -185,7 +181,7 @@ def ours(
     return iteration, lambda: network.predict(record)
 
 
-def pasting(images: int) -> None:
+def pasting(images: int = 200) -> None:
     """100 masks on each of `images` images of 640 x 480, in processor seconds and MiB."""
     from detectron2.layers.mask_ops import paste_masks_in_image
     from detectron2.structures import Boxes
@@ -236,25 +232,19 @@ def drawn_masks(seed: int) -> tuple[Tensor, Tensor]:
     return masks.clamp(0, 1), torch.cat([corners, corners + sides], 1)
 
 
-def table(title: str, timed: Timed, rounds: int) -> None:
+def table(title: str, timed: Timed) -> None:
     """The least of alternating rounds, and each as a ratio to the plain ones."""
-    least = {name: min(values) for name, values in in_turns(timed, rounds).items()}
+    seconds = least(timed, ROUNDS)
     print(title)
-    for name, value in least.items():
-        ratios = ", ".join(
-            f"{value / other:.2f} of {base}"
-            for base, other in least.items()
-            if base.startswith("plain") and base != name
-        )
-        print(f"  {name:24} {value:.4f} s   {ratios}")
+    for name, value in seconds.items():
+        print(f"  {name:24} {value:.4f} s", end="")
+        for base, other in seconds.items():
+            if base.startswith("plain") and base != name:
+                print(f"   {value / other:.2f} of {base}", end="")
+        print()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--images", type=int, default=200)
-    args = parser.parse_args()
-    rounds = args.rounds
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     print(describe())
@@ -264,9 +254,9 @@ def main() -> None:
         pairs = {f"backbench, {name}": ours(*both[name]) for name in both}
         pairs["plain torchvision"] = plain_torchvision(both["torchvision"][0])
         pairs["plain Detectron2"] = plain_detectron2(*both["detectron2"])
-        table("an iteration of two images", {k: v[0] for k, v in pairs.items()}, rounds)
-        table("an evaluated image", {k: v[1] for k, v in pairs.items()}, rounds)
-    pasting(args.images)
+        table("an iteration of two images", {k: v[0] for k, v in pairs.items()})
+        table("an evaluated image", {k: v[1] for k, v in pairs.items()})
+    pasting()
 
 
 if __name__ == "__main__":

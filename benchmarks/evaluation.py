@@ -13,18 +13,18 @@ from __future__ import annotations
 import argparse
 import tempfile
 import warnings
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from machine import describe
-from PIL import Image
-from probe import least
+from machine import describe, least
 from sklearn.linear_model import LogisticRegression
 from torchvision import datasets, transforms
+from views import write_photographs
 
-from backbench.images.image_list import ImageList, scan_folder
+from backbench.images.image_list import scan_folder
 from backbench.images.preprocess import Pixels, normalise
 from backbench.knn import knn_scores
 from transfer import logreg
@@ -32,7 +32,8 @@ from transfer.batches import Pictures, equal_shares, loader
 from transfer.devices import Machine
 from transfer.protocols import Geometry
 
-BATCH = 32
+BATCH, REPEATS = 32, 3
+TEMPERATURE = 0.07
 STRENGTHS = (1e2, 1e1, 1e0, 1e-1)  # l2, from the strongest
 
 
@@ -48,13 +49,7 @@ def clusters(count: int, dim: int, classes: int, seed: int) -> tuple[torch.Tenso
 
 
 def chunked_knn(
-    train: torch.Tensor,
-    labels: torch.Tensor,
-    test: torch.Tensor,
-    *,
-    classes: int,
-    k: int,
-    temperature: float,
+    train: torch.Tensor, labels: torch.Tensor, test: torch.Tensor, classes: int, k: int
 ) -> torch.Tensor:
     """Votes as DINO's evaluation counts them: test images in a hundred chunks, one-hot labels of the
     neighbours times their weights; everything again for another k."""
@@ -63,28 +58,24 @@ def chunked_knn(
     for chunk in test.chunk(100):
         near, index = (chunk @ train.T).topk(k)
         one_hot = F.one_hot(labels[index], classes).float()
-        votes.append((one_hot * (near / temperature).exp().unsqueeze(2)).sum(1))
+        votes.append((one_hot * (near / TEMPERATURE).exp().unsqueeze(2)).sum(1))
     return torch.cat(votes)
 
 
-def row_17(quick: bool, repeats: int) -> None:
+def row_17(quick: bool) -> None:
     classes, sizes = 100, (4000, 800) if quick else (50_000, 5_000)
-    (bank, labels), (test, _) = (
-        clusters(n, 384, classes, seed) for seed, n in enumerate(sizes, start=1)
-    )
+    bank, labels = clusters(sizes[0], 384, classes, seed=1)
+    test, _ = clusters(sizes[1], 384, classes, seed=2)
 
     def ours(k: tuple[int, ...]) -> dict[int, torch.Tensor]:
-        return knn_scores(test, bank, labels, classes=classes, k=k, temperature=0.07)
+        return knn_scores(test, bank, labels, classes=classes, k=k, temperature=TEMPERATURE)
 
     def theirs(k: tuple[int, ...]) -> dict[int, torch.Tensor]:
-        return {
-            each: chunked_knn(bank, labels, test, classes=classes, k=each, temperature=0.07)
-            for each in k
-        }
+        return {each: chunked_knn(bank, labels, test, classes, each) for each in k}
 
     mine, other = ours((20,))[20].argmax(1), theirs((20,))[20].argmax(1)
     for k in ((20,), (10, 20, 100)):
-        t = least(repeats, ours=lambda k=k: ours(k), theirs=lambda k=k: theirs(k))
+        t = least({"ours": partial(ours, k), "theirs": partial(theirs, k)}, REPEATS)
         print(
             f"17 neighbours, {sizes[1]} images by {sizes[0]}, k = {', '.join(map(str, k))}:"
             f" {t['theirs'] / t['ours']:.2f}x of DINO's way",
@@ -96,7 +87,7 @@ def row_17(quick: bool, repeats: int) -> None:
 # Logistic regression
 
 
-def row_18(quick: bool, repeats: int) -> None:
+def row_18(quick: bool) -> None:
     classes, count, dim = (5, 400, 64) if quick else (50, 5000, 512)
     x, y = clusters(count, dim, classes, seed=1)
     arrays = x.numpy(), y.numpy()
@@ -117,7 +108,8 @@ def row_18(quick: bool, repeats: int) -> None:
         return found
 
     for tolerance, what in ((1e-5, "equal tolerance"), (1e-4, "scikit-learn's default tolerance")):
-        t = least(repeats, ours=lambda t=tolerance: ours(t), theirs=lambda t=tolerance: theirs(t))
+        ways = {"ours": partial(ours, tolerance), "theirs": partial(theirs, tolerance)}
+        t = least(ways, REPEATS)
         print(
             f"18 logistic regression, {count} x {dim}, {classes} classes, {len(STRENGTHS)} strengths,"
             f" {what} ({tolerance:g}): {t['theirs'] / t['ours']:.2f}x of scikit-learn, warm",
@@ -131,29 +123,15 @@ def row_18(quick: bool, repeats: int) -> None:
 # The loader
 
 
-def photographs(root: Path, count: int) -> ImageList:
-    """JPEGs of 500 x 375, smooth as photographs are."""
-    draw = np.random.Generator(np.random.PCG64(0))
-    (root / "a").mkdir()
-    for i in range(count):
-        low = Image.fromarray(draw.integers(0, 256, (15, 20, 3), dtype=np.uint8))
-        picture = low.resize((500, 375), Image.Resampling.BICUBIC)
-        picture.save(root / "a" / f"{i:04d}.jpg", quality=90)
-    return scan_folder(root)
-
-
-def row_19(quick: bool, repeats: int) -> None:
+def row_19(quick: bool) -> None:
     count = 32 if quick else 128
     with tempfile.TemporaryDirectory() as folder:
-        images = photographs(Path(folder), count)
+        write_photographs(Path(folder), count, distinct=16)
+        images = scan_folder(folder)
         geometry = Geometry().transform()
         machine = Machine(torch.device("cpu"), rank=0, world=1, workers=0)
-        steps = [
-            transforms.Resize(256),
-            transforms.CenterCrop(224),
-            transforms.ToTensor(),
-            transforms.Normalize(Pixels().mean, Pixels().std),
-        ]
+        cropped = [transforms.Resize(256), transforms.CenterCrop(224), transforms.ToTensor()]
+        steps = [*cropped, transforms.Normalize(Pixels().mean, Pixels().std)]
         found = datasets.ImageFolder(folder, transforms.Compose(steps))
         plain = torch.utils.data.DataLoader(found, batch_size=BATCH)
 
@@ -166,7 +144,7 @@ def row_19(quick: bool, repeats: int) -> None:
         def theirs() -> list[torch.Tensor]:
             return [pixels for pixels, _ in plain]
 
-        t = least(repeats, ours=ours, theirs=theirs)
+        t = least({"ours": ours, "theirs": theirs}, REPEATS)
         apart = max(float((a - b).abs().max()) for a, b in zip(ours(), theirs()))
     print(
         f"19 loader, {count} JPEGs of 500 x 375, decoded, resized, cropped and normalised:"
@@ -182,7 +160,7 @@ def main() -> None:
     warnings.filterwarnings("ignore", category=FutureWarning)
     print(describe())
     for row in (row_17, row_18, row_19):
-        row(quick, repeats=3)
+        row(quick)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ the papers' recipes, beside the encoders alone in a bare torch loop; peers: MoCo
 the same tensors; losses: their time beside the two matrix products that nothing can do without;
 loop: the whole loop with its loader, the share of time it waits, and the cores that feed each
 recipe; probe: extraction, and seven rates on three checkpoints; detection: seconds of an iteration,
-both engines beside plain Detectron2 and torchvision; coco: scoring at COCO's size.
+both engines beside plain Detectron2 and torchvision.
 
 With --small each line runs at sizes for a CPU, or for a GPU in half a minute: the figures then mean
 nothing. With --keep, as `make gpu` asks for it, the output is kept in gpu-<hardware>.txt.
@@ -22,7 +22,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
-import json
 import os
 import sys
 import tempfile
@@ -31,27 +30,24 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-import coco_eval
 import gpu_detection
 import torch
 import views as fed
-from gpu_clock import Clock
 from gpu_steps import RECIPES, Scale, beside_lightly, losses, steps
-from machine import describe
+from machine import Clock, describe
 from probe import checkpoint
 
 from backbench import cli
-from backbench.images.crops import Crops
 from backbench.parallel import precision
 from backbench.recipes import config as recipes
 from backbench.recipes import fast
 from backbench.runs import atomic
-from detection import evaluate
+from backbench.runs.step_metrics import read_metrics
 from pretrain.recipe import PretrainConfig
 from transfer.frozen import FrozenTrunk, forward_all
 from transfer.heads import LinearHeads
 
-TABLES = ("steps", "peers", "losses", "loop", "cores", "probe", "detection", "coco")
+TABLES = ("steps", "peers", "losses", "loop", "cores", "probe", "detection")
 RATES = torch.tensor([0.1, 0.316, 1.0, 3.16, 10.0, 31.6, 100.0])
 
 
@@ -64,23 +60,13 @@ def cores_needed(scale: Scale, steps_of: dict[str, float]) -> None:
     jpegs = fed.photographs(2 if scale.small else 16)
     print("\ncores that feed one GPU (bf16): reference, fast, fast with colour on the GPU")
     for name, recipe in RECIPES.items():
-        groups: tuple[Crops, ...] = recipes.load(
-            PretrainConfig, recipe, [], kind="pretrain"
-        ).views.crops
-        ways = {k: v for k, v in fed.ways(groups).items() if k.startswith("views.py")}
+        config = recipes.load(PretrainConfig, recipe, [], kind="pretrain")
+        ways = fed.ways(config.views.crops)
+        ways = {name: way for name, way in ways.items() if name.startswith("views.py")}
         times = fed.measure(ways, jpegs, 1 if scale.small else 2)
         of_image = [min(seconds) / len(jpegs) for seconds in times.values()]
         rate = scale.batch / steps_of[name] if name in steps_of else float("nan")
         print(f"  {name:26}" + "".join(f"{rate * each:9.1f}" for each in of_image), flush=True)
-
-
-def photographs_on_disk(root: Path, count: int, distinct: int) -> None:
-    """ROOT/photographs/train: JPEGs of 500 x 375 in two classes."""
-    jpegs = fed.photographs(distinct)
-    for i in range(count):
-        file = root / "photographs" / "train" / f"{i % 2}" / f"{i:05}.jpg"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(jpegs[i % distinct])
 
 
 def loop(scale: Scale) -> None:
@@ -91,7 +77,8 @@ def loop(scale: Scale) -> None:
     with tempfile.TemporaryDirectory() as folder:
         root, out = Path(folder) / "data", Path(folder) / "run"
         count = scale.batch * (2 if scale.small else 8)
-        photographs_on_disk(root, count, distinct=4 if scale.small else 64)
+        train = root / "photographs" / "train"
+        fed.write_photographs(train, count, distinct=4 if scale.small else 64)
         epochs = rows * each * scale.batch // count
         tiny = [
             "views.crops=[{count: 2, size: 32}]",
@@ -102,16 +89,13 @@ def loop(scale: Scale) -> None:
         words = [*scale.words, "data.dataset=photographs", f"epochs={epochs}", f"log_every={each}"]
         command = ["pretrain", RECIPES["MoCo v2"], "--fast", "--data", root, "--out", out]
         command += ["--accelerator", scale.device, "--workers", workers, *words, *tiny]
-        code = cli.main(list(map(str, command)))
-        if code:
+        if code := cli.main(list(map(str, command))):
             raise SystemExit(code)
-        told = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    kept = [row for row in told if "images_per_s" in row][2:]
+        kept = [row for row in read_metrics(out) if "images_per_s" in row][2:]
     speed = sum(row["images_per_s"] for row in kept) / len(kept)
     waiting = sum(row["waiting"] for row in kept) / len(kept)
-    print(
-        f"\nthe whole loop, MoCo v2 {fast.SWITCH}, {workers} workers (goal: < 2% waiting with 12)"
-    )
+    about = f"{workers} workers (goal: < 2% waiting with 12)"
+    print(f"\nthe whole loop, MoCo v2 {fast.SWITCH}, {about}")
     memory = kept[-1]["memory_gib"]
     print(f"  {speed:9.0f} images/s, waiting {waiting:.1%}, peak {memory:.1f} GiB", flush=True)
 
@@ -149,20 +133,6 @@ def probe(clock: Clock, scale: Scale) -> None:
             print(f"  {name:26}{way:8}{rate:9.0f}{clock.peak_gib():8.1f}", flush=True)
 
 
-def coco(scale: Scale) -> None:
-    images = 20 if scale.small else 5000
-    truth, found = coco_eval.make(images, 20 if scale.small else 100)
-    began = time.perf_counter()
-    matching = evaluate.matched(truth, found, "bbox", [])
-    matching.accumulate()
-    scored = time.perf_counter()
-    weights = evaluate.drawn(images, "benchmark")
-    evaluate.weighted_ap(matching, found, len(truth["categories"]), weights)
-    ended = time.perf_counter()
-    print(f"\nCOCO's box AP of {images} images, {len(found)} boxes, on the CPU")
-    print(f"  {scored - began:.1f} s of matching, {ended - scored:.1f} s of intervals", flush=True)
-
-
 class Both(io.StringIO):
     """A stream that also keeps all that is printed."""
 
@@ -185,7 +155,6 @@ def run(names: list[str], scale: Scale) -> int:
         "cores": lambda: cores_needed(scale, steps_of),
         "probe": lambda: probe(clock, scale),
         "detection": lambda: gpu_detection.table(clock, small=scale.small),
-        "coco": lambda: coco(scale),
     }
     failed = []
     for name in names:

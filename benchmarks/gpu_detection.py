@@ -17,7 +17,7 @@ from pathlib import Path
 
 import detectors
 import torch
-from gpu_clock import Clock
+from machine import Clock
 from torch import nn
 
 from backbench.datasets import embedded

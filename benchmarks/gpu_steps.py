@@ -7,11 +7,12 @@ import contextlib
 import gc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import losses as compared
 import step as peers
 import torch
-from gpu_clock import Clock
+from machine import Clock
 from torch import Tensor, nn
 
 from backbench.parallel import precision
@@ -193,12 +194,7 @@ def beside_lightly(clock: Clock, scale: Scale) -> None:
     print("\nMoCo v2 beside lightly's and solo-learn's, equal precision (goal: 1.05 of lightly's)")
     for cast, way in ((False, "tf32"), (True, "bf16")):
         precision.use("tf32")
-        timed = {
-            f"lightly, {way}": peers.lightly_step(sizes, views, cast),
-            f"ours, {way}": peers.our_step(sizes, views, cast, symmetric=False),
-            f"solo-learn, symmetric, {way}": peers.solo_step(sizes, views, cast),
-            f"ours, symmetric, {way}": peers.our_step(sizes, views, cast, symmetric=True),
-        }
+        timed = peers.of_all(sizes, views, cast, way)
         found = clock.least(timed)
         base = ""
         for name, each in found.items():
@@ -220,60 +216,29 @@ def _lorac(queries: Tensor, keys: Tensor, queue: Tensor) -> Tensor:
 
 
 def _lorac_products(queries: Tensor, keys: Tensor, queue: Tensor) -> Tensor:
-    met = torch.cat([queries[1:], queries[:-1]]).flatten(0, 1)
-    return compared.two_products(met, keys, queue)
-
-
-def _nt_xent(a: Tensor, b: Tensor) -> Tensor:
-    return nt_xent_loss(a, b, temperature=0.1)
-
-
-def _arb(a: Tensor, b: Tensor) -> Tensor:
-    return arb_loss(a, b, ridge=1e-4, groups=8, permutation=None)
-
-
-def _cllr(phi: Tensor, projection: Tensor) -> Tensor:
-    return cllr_regularizer(phi, projection, alpha=10.0, norm="nuclear")
+    return compared.two_products(torch.cat([queries[1:], queries[:-1]]), keys, queue)
 
 
 def loss_cases(scale: Scale) -> dict[str, tuple[compared.LossCase, compared.Loss | None]]:
     """By the recipe whose step they are part of: the loss, and what it cannot do without."""
     n, k, d = scale.batch, scale.queue, 128
     wide = 64 if scale.small else 2048
+    products = compared.two_products
 
-    def queries_and_keys() -> compared.Inputs:
-        return (compared.unit(8, n, d), compared.unit(2, n, d, seed=1), compared.unit(k, d, seed=2))
+    def case(ours: compared.Loss, *shapes: compared.Shape, gradients: int = 1) -> compared.LossCase:
+        # `naive` is never called: only `ours` is timed
+        return compared.LossCase("", "", ours, ours, shapes, gradients=gradients)
 
-    def two_views() -> compared.Inputs:
-        return compared.unit(n, d), compared.unit(n, d, seed=1)
-
-    def wide_views() -> compared.Inputs:
-        return compared.unit(n, wide), compared.unit(n, wide, seed=1)
-
-    def keys() -> compared.Inputs:
-        return compared.unit(n, d), compared.unit(5, n, d, seed=1), compared.unit(k, d, seed=2)
-
-    def square() -> compared.Inputs:
-        return compared.unit(n, wide), compared.unit(wide, wide, seed=1)
-
-    naive = compared.naive_infonce  # never called: only `ours` is timed
-    both = 2
+    nt_xent = partial(nt_xent_loss, temperature=0.1)
+    arb = partial(arb_loss, ridge=1e-4, groups=8, permutation=None)
+    cllr = partial(cllr_regularizer, alpha=10.0, norm="nuclear")
     return {
-        "SimCLR": (compared.LossCase("", "", naive, _nt_xent, two_views, gradients=both), None),
-        "MoCo v2": (compared.infonce_case(n, k), compared.two_products),
-        "LORAC, 3 x 224 + 5 x 96": (
-            compared.LossCase("", "", naive, _lorac, queries_and_keys),
-            _lorac_products,
-        ),
-        "JCL, 5 keys": (
-            compared.LossCase("", "", naive, compared.ours_jcl, keys),
-            compared.two_products,
-        ),
-        "ARB": (compared.LossCase("", "", naive, _arb, wide_views, gradients=both), None),
-        "CLLR's regulariser": (
-            compared.LossCase("", "", naive, _cllr, square, gradients=both),
-            None,
-        ),
+        "SimCLR": (case(nt_xent, (n, d), (n, d), gradients=2), None),
+        "MoCo v2": (case(compared.ours_infonce, (n, d), (n, d), (k, d)), products),
+        "LORAC, 3 x 224 + 5 x 96": (case(_lorac, (8, n, d), (2, n, d), (k, d)), _lorac_products),
+        "JCL, 5 keys": (case(compared.ours_jcl, (n, d), (5, n, d), (k, d)), products),
+        "ARB": (case(arb, (n, wide), (n, wide), gradients=2), None),
+        "CLLR's regulariser": (case(cllr, (n, wide), (wide, wide), gradients=2), None),
     }
 
 
@@ -283,13 +248,9 @@ def losses(clock: Clock, scale: Scale, steps_of: dict[str, float]) -> None:
     )
     for name, (case, products) in loss_cases(scale).items():
         inputs = tuple(x.to(scale.device) for x in case.inputs())
-
-        def run(function: compared.Loss, inputs=inputs, case=case) -> Callable[[], object]:
-            return lambda: compared.run_once(function, inputs, case.gradients)
-
-        timed = {"ours": run(case.ours)}
+        timed = {"ours": partial(compared.run_once, case.ours, inputs, case.gradients)}
         if products is not None:
-            timed["limit"] = run(products)
+            timed["limit"] = partial(compared.run_once, products, inputs, case.gradients)
         found = clock.least(timed)
         share = f"{found['limit'] / found['ours']:8.0%}" if products else f"{'-':>8}"
         of_step = f"{found['ours'] / steps_of[name]:8.1%}" if name in steps_of else f"{'-':>8}"

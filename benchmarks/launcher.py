@@ -96,19 +96,12 @@ def write_grid(root: Path, jobs: int) -> Path:
 
 def on_slurm(root: Path, grid: Path, runs: Path, jobs: int, base: float) -> None:
     cluster = root / "loop.yaml"
-    asked = {"default": {"cpus": 1, "hours": 0.1}}
-    about = {
-        "name": "loop",
-        "kind": "slurm",
-        "sbatch": {"hold": True},
-        "max_array": 1000,
-        "resources": asked,
-    }
-    cluster.write_text(json.dumps(about))
+    # Held, as the single jobs below are: what is measured is the submission, not the jobs
+    held = {"sbatch": {"hold": True}, "resources": {"default": {"cpus": 1, "hours": 0.1}}}
+    cluster.write_text(json.dumps({"name": "loop", "kind": "slurm", "max_array": 1000, **held}))
     options = ("--cluster", str(cluster), "--out", str(runs))
     with timed("dry run: expand, deduplicate, print as arrays", 10, base):
         quiet("launch", "run", str(grid), *options, "--dry-run")
-    # Held, as ours are: what is measured is the submission, not the jobs
     command = ["sbatch", "--hold", "--wrap", "true", "-o", "/dev/null"]
     with timed("sbatch, 20 single jobs") as single:
         for _ in range(20):
@@ -131,25 +124,11 @@ def on_slurm(root: Path, grid: Path, runs: Path, jobs: int, base: float) -> None
 def everything_ended(root: Path, found: list[Job], base: float) -> None:
     """A status file per job, as jobs write them: half done, a tenth failed, the rest cancelled."""
     ledger = Ledger(root / "ended")
-    submission = Submission(
-        uid="x",
-        grid="big",
-        cluster="local",
-        cluster_overrides=(),
-        kind="local",
-        time=0.0,
-        jobs=tuple(found),
-    )
-    ledger.write_submission(submission)
+    named = {"uid": "x", "grid": "big", "cluster": "local", "cluster_overrides": ()}
+    ledger.write_submission(Submission(**named, kind="local", time=0.0, jobs=tuple(found)))
     (ledger.root / "status").mkdir()
-    attempt = {
-        "start": time.time() - 9,
-        "end": time.time(),
-        "how": "done",
-        "host": "n1",
-        "pid": 2,
-        "gpus": 1,
-    }
+    attempt = {"start": time.time() - 9, "end": time.time(), "how": "done"}
+    attempt |= {"host": "n1", "pid": 2, "gpus": 1}
     for i, job in enumerate(found):
         state = ("done", "failed", *("done", "cancelled") * 4)[i % 10]
         text = json.dumps({"name": job.name, "state": state, "reason": None, "attempts": [attempt]})

@@ -4,10 +4,10 @@ accuracy.
 Each pair is timed forward + backward, interleaved A B A B, the least processor time on one thread
 (what else runs on the machine only adds to it); the ratio is naive / ours. Accuracy is the largest
 gradient error relative to the largest float64 gradient, of the naive form and of ours. Extra memory
-is the growth of the resident peak in one step. The last output, with the growth in N, K, M
-and d, is kept in losses.txt:
+is the growth of the resident peak in one step. The last output is kept in losses.txt, with figures
+of how time grows with N, K, M and d:
 
-    OMP_NUM_THREADS=1 python benchmarks/losses.py      (--quick: smaller sizes, nothing written)
+    OMP_NUM_THREADS=1 python benchmarks/losses.py [--quick] | tee benchmarks/losses.txt
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import ctypes
 import gc
 import math
 import re
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,9 +24,9 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from machine import describe, least
 from torch import Tensor
 
-from backbench.runs import atomic
 from pretrain.methods.arb import nearest_base, standardise
 from pretrain.methods.jcl import jcl_loss, moments
 from pretrain.methods.lorac import lorac_loss, nuclear_norm
@@ -35,6 +34,7 @@ from pretrain.methods.mio import mio_loss
 from pretrain.methods.moco import CHUNK_ELEMENTS, LEAST_KEYS, infonce_loss
 
 T = 0.2
+REPEATS = 20
 
 
 def unit(*shape: int, seed: int = 0) -> Tensor:
@@ -74,9 +74,8 @@ def naive_lorac(queries: Tensor, key: Tensor, queue: Tensor) -> Tensor:
     losses = []
     for q in queries:
         positive = torch.einsum("nc,nc->n", q, key)[:, None] - rank / (len(rows) * 4.0)
-        logits = (
-            torch.cat([positive, torch.einsum("nc,ck->nk", q, queue.T.clone().detach())], 1) / T
-        )
+        negative = torch.einsum("nc,ck->nk", q, queue.T.clone().detach())
+        logits = torch.cat([positive, negative], 1) / T
         losses.append(F.cross_entropy(logits, torch.zeros(len(q), dtype=torch.long)))
     return torch.stack(losses).mean()
 
@@ -99,6 +98,22 @@ def naive_base(z: Tensor) -> Tensor:
 
 Inputs = tuple[Tensor, ...]
 Loss = Callable[..., Tensor]
+Shape = tuple[int, ...]
+
+
+def as_they_are(*inputs: Tensor) -> Inputs:
+    return inputs
+
+
+def nearly_equal(apart: float, common: Tensor, own: Tensor) -> Inputs:
+    """Views that lie `apart` from one another, so their matrix is nearly of rank one."""
+    return (F.normalize(common + apart * own, dim=-1),)
+
+
+def in_groups(groups: int, features: Tensor) -> Inputs:
+    """Standardised features (N, d) as ARB's groups of columns (groups, N, d / groups)."""
+    z = standardise(features)
+    return (z.view(len(z), groups, -1).transpose(0, 1).contiguous(),)
 
 
 @dataclass(frozen=True)
@@ -109,9 +124,26 @@ class LossCase:
     what: str
     naive: Loss
     ours: Loss
-    inputs: Callable[[], Inputs]
+    shapes: tuple[Shape, ...]  # of random unit vectors
     goal: float = 0.0  # least ratio of their times; 0: none
     gradients: int = 1  # the first inputs that take a gradient; 0: forward only, compared by value
+    prepare: Callable[..., Inputs] = as_they_are  # what the functions take, from those vectors
+
+    def inputs(self) -> Inputs:
+        """Made when the case is measured, and forgotten with it."""
+        return self.prepare(*(unit(*shape, seed=i) for i, shape in enumerate(self.shapes)))
+
+
+def naive_quadratic_sum(q: Tensor, keys: Tensor) -> Tensor:
+    return naive_quadratic(q, keys).sum()
+
+
+def ours_quadratic(q: Tensor, keys: Tensor) -> Tensor:
+    return moments(q, keys)[1].sum()
+
+
+def ours_nuclear(rows: Tensor) -> Tensor:
+    return nuclear_norm(rows).sum()
 
 
 ours_infonce = partial(infonce_loss, temperature=T)
@@ -121,113 +153,53 @@ ours_mio = partial(mio_loss, temperature=0.5)
 ours_base = partial(nearest_base, ridge=1e-4)
 
 
-def ours_nuclear(rows: Tensor) -> Tensor:
-    return nuclear_norm(rows).sum()
-
-
-@torch.no_grad()
-def _two_products(q: Tensor, queue: Tensor) -> None:
-    for part in queue.split(max(LEAST_KEYS, CHUNK_ELEMENTS[q.device.type] // len(q))):
-        (q @ part.T).exp_() @ part
-
-
 def two_products(q: Tensor, k: Tensor, queue: Tensor) -> Tensor:
     """The work that every InfoNCE over a queue does: scores, exp, and their gradient."""
-    _two_products(q, queue)
+    with torch.no_grad():
+        rows = q.flatten(0, -2)
+        for part in queue.split(max(LEAST_KEYS, CHUNK_ELEMENTS[q.device.type] // len(rows))):
+            (rows @ part.T).exp_() @ part
     return q.sum()
 
 
-# The cases, by their sizes: each makes its inputs when it is measured, and forgets them
-
-
-def infonce_case(n: int, k: int, d: int = 128, *, goal: float = 0.0) -> LossCase:
-    def inputs() -> Inputs:
-        return unit(n, d), unit(n, d, seed=1), unit(k, d, seed=2)
-
-    what = f"InfoNCE, N {n}, d {d}, K {k}"
-    return LossCase("5", what, naive_infonce, ours_infonce, inputs, goal)
-
-
-def quadratic_case(n: int, m: int, d: int, *, goal: float) -> LossCase:
-    def inputs() -> Inputs:
-        return unit(n, d), unit(m, n, d, seed=1)
-
-    def naive(q: Tensor, keys: Tensor) -> Tensor:
-        return naive_quadratic(q, keys).sum()
-
-    def ours(q: Tensor, keys: Tensor) -> Tensor:
-        return moments(q, keys)[1].sum()
-
-    what = f"JCL's quadratic form, N {n}, M' {m}, d {d}"
-    return LossCase("6", what, naive, ours, inputs, goal)
-
-
-def jcl_case(n: int, m: int, d: int) -> LossCase:
-    def inputs() -> Inputs:
-        return unit(n, d), unit(m, n, d, seed=1), unit(1, d, seed=2)
-
-    what = f"JCL without its queue, N {n}, M' {m}, d {d}"
-    return LossCase("6", what, naive_jcl, ours_jcl, inputs)
-
-
-def nuclear_case(n: int, m: int, d: int, *, goal: float = 0.0) -> LossCase:
-    def inputs() -> Inputs:
-        return (unit(n, m, d),)
-
-    what = f"nuclear norms, N {n}, M {m}, d {d}"
-    return LossCase("7", what, naive_nuclear, ours_nuclear, inputs, goal)
-
-
-def nearly_equal_case(n: int, m: int, d: int, distance: float) -> LossCase:
-    """Views lie `distance` apart, so their matrix is nearly of rank one."""
-
-    def inputs() -> Inputs:
-        return (F.normalize(unit(n, 1, d) + distance * unit(n, m, d, seed=1), dim=-1),)
-
-    what = f"the same, M {m}, views {distance:g} apart"
-    return LossCase("7", what, naive_nuclear, ours_nuclear, inputs)
-
-
-def lorac_case(n: int, m: int, k: int, d: int = 128, *, goal: float) -> LossCase:
-    def inputs() -> Inputs:
-        return unit(m - 1, n, d), unit(n, d, seed=1), unit(k, d, seed=2)
-
-    return LossCase("7b", f"LORAC, N {n}, M {m}, K {k}", naive_lorac, ours_lorac, inputs, goal)
-
-
-def mio_case(n: int, d: int = 128, *, goal: float = 0.0) -> LossCase:
-    def inputs() -> Inputs:
-        return unit(n, d), unit(n, d, seed=1)
-
-    return LossCase("8", f"MIO, 2N {2 * n}, d {d}", naive_mio, ours_mio, inputs, goal, gradients=2)
-
-
-def base_case(n: int, d: int, groups: int, *, goal: float = 0.0) -> LossCase:
-    def inputs() -> Inputs:
-        z = standardise(torch.randn(n, d, generator=torch.Generator().manual_seed(0)))
-        return (z.view(n, groups, d // groups).transpose(0, 1).contiguous(),)
-
-    what = f"ARB base, N {n}, d {d}, {groups} group{'s' if groups > 1 else ''}"
-    return LossCase("9", what, naive_base, ours_base, inputs, goal, gradients=0)
-
-
 def cases(quick: bool) -> list[LossCase]:
-    k = 8192 if quick else 65536
-    d = 512 if quick else 2048
-    return [
-        infonce_case(256, k, goal=3.3),
-        quadratic_case(512, 5, 128, goal=42.0),
-        jcl_case(512, 5, 128),
-        nuclear_case(256, 3, 128, goal=3.0),
-        nuclear_case(256, 5, 128, goal=3.0),
-        nuclear_case(256, 8, 128, goal=3.0),
-        nearly_equal_case(256, 5, 128, 1e-2),
-        nearly_equal_case(256, 5, 128, 1e-5),
-        lorac_case(64, 8, k, goal=1.8),
-        mio_case(1024, goal=4.1),
-        base_case(d // 4, d, 1, goal=15.0),
-        base_case(d // 4, d, 8, goal=1.0),
+    """The table, at the papers' sizes: N images, d dimensions, M views, M' keys, K in the queue."""
+    n, d, k = 256, 128, 8192 if quick else 65536
+    wide = 512 if quick else 2048
+    pair = ((512, d), (5, 512, d))
+    queued = ((n, d), (n, d), (k, d))
+    out = [
+        LossCase("5", f"InfoNCE, N {n}, d {d}, K {k}", naive_infonce, ours_infonce, queued, 3.3),
+        LossCase(
+            "6",
+            f"JCL's quadratic form, N 512, M' 5, d {d}",
+            naive_quadratic_sum,
+            ours_quadratic,
+            pair,
+            42.0,
+        ),
+        LossCase(
+            "6", f"JCL without its queue, N 512, M' 5, d {d}", naive_jcl, ours_jcl, (*pair, (1, d))
+        ),
     ]
+    for m in (3, 5, 8):
+        what = f"nuclear norms, N {n}, M {m}, d {d}"
+        out.append(LossCase("7", what, naive_nuclear, ours_nuclear, ((n, m, d),), 3.0))
+    for apart in (1e-2, 1e-5):
+        what, shapes = f"the same, M 5, views {apart:g} apart", ((n, 1, d), (n, 5, d))
+        views = partial(nearly_equal, apart)
+        out.append(LossCase("7", what, naive_nuclear, ours_nuclear, shapes, prepare=views))
+    what, shapes = f"LORAC, N 64, M 8, K {k}", ((7, 64, d), (64, d), (k, d))
+    out.append(LossCase("7b", what, naive_lorac, ours_lorac, shapes, 1.8))
+    shapes = ((1024, d), (1024, d))
+    out.append(LossCase("8", f"MIO, 2N 2048, d {d}", naive_mio, ours_mio, shapes, 4.1, gradients=2))
+    for groups, goal in ((1, 15.0), (8, 1.0)):
+        what = f"ARB base, N {wide // 4}, d {wide}, {groups} group{'s' if groups > 1 else ''}"
+        columns, shapes = partial(in_groups, groups), ((wide // 4, wide),)
+        out.append(
+            LossCase("9", what, naive_base, ours_base, shapes, goal, gradients=0, prepare=columns)
+        )
+    return out
 
 
 def run_once(function: Loss, inputs: Inputs, gradients: int) -> Inputs:
@@ -240,24 +212,18 @@ def run_once(function: Loss, inputs: Inputs, gradients: int) -> Inputs:
     return tuple(x.grad for x in leaves[:gradients] if x.grad is not None)
 
 
-def seconds(function: Loss, inputs: Inputs, gradients: int) -> float:
-    start = time.process_time()
-    run_once(function, inputs, gradients)
-    return time.process_time() - start
-
-
-def compare(case: LossCase, repeats: int) -> tuple[float, float]:
+def compare(case: LossCase, repeats: int) -> dict[str, float]:
     """Least seconds of naive and ours, taken in turns.
 
     Short ones are repeated up to ten times as often.
     """
     inputs = case.inputs()
-    warm = seconds(case.ours, inputs, case.gradients)
-    naive, ours = [], []
-    for _ in range(max(repeats, min(10 * repeats, int(0.5 / warm)))):
-        naive.append(seconds(case.naive, inputs, case.gradients))
-        ours.append(seconds(case.ours, inputs, case.gradients))
-    return min(naive), min(ours)
+    ways = {
+        "naive": lambda: run_once(case.naive, inputs, case.gradients),
+        "ours": lambda: run_once(case.ours, inputs, case.gradients),
+    }
+    once = least({"ours": ways["ours"]}, 1)["ours"]
+    return least(ways, max(repeats, min(10 * repeats, int(0.5 / once))))
 
 
 def errors(case: LossCase) -> tuple[float, float]:
@@ -292,29 +258,6 @@ def status(name: str) -> int:
     return int(re.findall(rf"{name}:\s+(\d+)", text)[0])
 
 
-# As one size grows and the others stay
-SWEEPS: dict[str, dict[int, LossCase]] = {
-    "InfoNCE: K (N 256, d 128)": {k: infonce_case(256, k) for k in (1024, 4096, 16384, 65536)},
-    "InfoNCE: N (K 16384, d 128)": {n: infonce_case(n, 16384) for n in (32, 128, 512)},
-    "InfoNCE: d (N 256, K 16384)": {d: infonce_case(256, 16384, d) for d in (32, 128, 512)},
-    "nuclear norms: M (N 256, d 128)": {m: nuclear_case(256, m, 128) for m in (2, 4, 8, 16, 32)},
-    "JCL: d (N 256, M' 5)": {d: jcl_case(256, 5, d) for d in (32, 64, 128, 256)},
-    "MIO: 2N (d 128)": {2 * n: mio_case(n) for n in (128, 256, 512, 1024)},
-    "ARB base: d (N 128, one group)": {d: base_case(128, d, 1) for d in (128, 256, 512, 1024)},
-}
-Growth = dict[str, list[tuple[int, float, float]]]  # of a sweep: size, naive and our milliseconds
-
-
-def growth(repeats: int) -> Growth:
-    out: Growth = {}
-    for name, sweep in SWEEPS.items():
-        out[name] = []
-        for size, case in sweep.items():
-            naive, ours = compare(case, repeats)
-            out[name].append((size, 1e3 * naive, 1e3 * ours))
-    return out
-
-
 HEADER = (
     f"{'row':4}{'work':44}{'naive ms':>10}{'ours ms':>9}{'ratio':>7}{'goal':>6}"
     f"{'naive MiB':>11}{'ours MiB':>10}{'naive error':>13}{'ours':>9}"
@@ -322,55 +265,31 @@ HEADER = (
 
 
 def table_line(case: LossCase, repeats: int) -> str:
-    naive, ours = compare(case, repeats)
+    t = compare(case, repeats)
     naive_error, our_error = errors(case)
     naive_mib, our_mib = peak_mib(case.naive, case), peak_mib(case.ours, case)
     return (
-        f"{case.row:4}{case.what:44}{1e3 * naive:10.1f}{1e3 * ours:9.1f}{naive / ours:7.1f}"
-        f"{case.goal or math.nan:6.1f}{naive_mib:11.1f}{our_mib:10.1f}{naive_error:13.1e}{our_error:9.1e}"
+        f"{case.row:4}{case.what:44}{1e3 * t['naive']:10.1f}{1e3 * t['ours']:9.1f}"
+        f"{t['naive'] / t['ours']:7.1f}{case.goal or math.nan:6.1f}"
+        f"{naive_mib:11.1f}{our_mib:10.1f}{naive_error:13.1e}{our_error:9.1e}"
     )
-
-
-def limit_line(case: LossCase, products: Loss, repeats: int) -> str:
-    """Our time beside that of the products which no form can do without."""
-    limit, ours = compare(replace(case, naive=products), repeats)
-    beside = f"{1e3 * limit:.1f} ms; ours in turns with it {1e3 * ours:.1f} ms"
-    return f"# limit of row {case.row}, two matrix products and exp: {beside}"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--repeats", type=int, default=20)
-    args = parser.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
+    parser.add_argument("--quick", action="store_true", help="smaller sizes")
+    quick = parser.parse_args().quick
     torch.set_num_threads(1)
-    lines: list[str] = []
-
-    def tell(line: str) -> None:
-        lines.append(line.rstrip())
-        print(line, flush=True)
-
-    tell(
-        f"# torch {torch.__version__}, one thread, float32; ratio = naive / ours; "
-        "error: of the gradient, to float64"
-    )
-    tell(HEADER)
-    by_row = {}
-    for case in cases(args.quick):
-        tell(table_line(case, args.repeats))
-        by_row[case.row] = case
-    limits = {"5": two_products, "7b": lambda q, k, queue: two_products(q.flatten(0, 1), k, queue)}
-    for row, products in limits.items():
-        tell(limit_line(by_row[row], products, args.repeats))
-    if args.quick:
-        return
-    sweeps = growth(max(3, args.repeats // 4))
-    lines.append("# growth, ms: size naive ours")
-    for name, rows in sweeps.items():
-        lines.append(f"{name}: " + "; ".join(f"{size} {a:.1f} {b:.1f}" for size, a, b in rows))
-    atomic.write_text(Path(__file__).with_suffix(".txt"), "\n".join(lines) + "\n")
+    print(f"# {describe()}; float32; ratio = naive / ours; error: of the gradient, to float64")
+    print(HEADER)
+    for case in cases(quick):
+        print(table_line(case, REPEATS), flush=True)
+        # Our time beside that of the products which no form can do without
+        if case.row in ("5", "7b"):
+            t = compare(replace(case, naive=two_products), REPEATS)
+            limit, ours = 1e3 * t["naive"], 1e3 * t["ours"]
+            what = "# limit of that row, two matrix products and exp"
+            print(f"{what}: {limit:.1f} ms; ours in turns with it {ours:.1f} ms", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""The line that every benchmark prints first, which names the machine; and times in turns."""
+"""What all benchmarks share: the line that names the machine, times in turns, and their ratios."""
 
 from __future__ import annotations
 
 import os
 import platform
+import statistics
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,17 +12,17 @@ from pathlib import Path
 import torch
 import torchvision
 
+Work = Callable[[], object]
+
 
 def describe() -> str:
+    """The first line of every output: processor, threads, GPU and versions."""
     cpu = platform.machine()
     info = Path("/proc/cpuinfo")
-    if info.exists():
-        names = [
-            line.partition(":")[2].strip()
-            for line in info.read_text().splitlines()
-            if "model name" in line
-        ]
-        cpu = names[0] if names else cpu
+    for line in info.read_text().splitlines() if info.exists() else ():
+        if "model name" in line:
+            cpu = line.partition(":")[2].strip()
+            break
     gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
     threads = torch.get_num_threads()
     return (
@@ -31,7 +32,7 @@ def describe() -> str:
 
 
 def in_turns(
-    ways: Mapping[str, Callable[[], object]],
+    ways: Mapping[str, Work],
     rounds: int,
     *,
     warm: int = 1,
@@ -49,3 +50,63 @@ def in_turns(
             if turn >= warm:
                 seconds[name].append(clock() - start)
     return seconds
+
+
+def least(ways: Mapping[str, Work], rounds: int, *, wall: bool = False) -> dict[str, float]:
+    """Least seconds of each way, in turns; wall time also where torch has several threads."""
+    clock = time.perf_counter if wall or torch.get_num_threads() > 1 else time.process_time
+    return {name: min(each) for name, each in in_turns(ways, rounds, clock=clock).items()}
+
+
+def print_ratios(title: str, times: Mapping[str, list[float]], images: int = 0) -> None:
+    """Print the median of each way, in images per second if there are `images`, and how many times
+    as fast as the first way it is."""
+    print(f"\n{title}")
+    medians = {name: statistics.median(seconds) for name, seconds in times.items()}
+    base = next(iter(medians.values()))
+    for name, median in medians.items():
+        shown = f"{images / median:8.1f} images/s" if images else f"{1000 * median:8.1f} ms"
+        print(f"  {name:44} {shown}   {base / median:5.2f}x", flush=True)
+
+
+class Clock:
+    """Times work that a GPU does, or this process where there is none: `rounds` turns, each of as
+    many calls as take about a fifth of a second."""
+
+    def __init__(self, device: str, rounds: int) -> None:
+        self.device, self.rounds = device, rounds
+
+    def _seconds(self, work: Work, calls: int) -> float:
+        began = self._now()
+        for _ in range(calls):
+            work()
+        return (self._now() - began) / calls
+
+    def _now(self) -> float:
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+            return time.perf_counter()
+        return time.process_time()
+
+    def least(self, ways: Mapping[str, Work]) -> dict[str, float]:
+        """The least seconds of one call of each, in turns, after two calls of warming up."""
+        calls = {}
+        for name, work in ways.items():
+            work()
+            calls[name] = max(1, int(0.2 / max(self._seconds(work, 1), 1e-6)))
+        fastest = dict.fromkeys(ways, float("inf"))
+        for _ in range(self.rounds):
+            for name, work in ways.items():
+                number = calls[name] if self.device == "cuda" else 1
+                fastest[name] = min(fastest[name], self._seconds(work, number))
+        return fastest
+
+    def forget_peak(self) -> None:
+        if self.device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+
+    def peak_gib(self) -> float:
+        """The GPU's peak since the last `forget_peak`; nan without one."""
+        if self.device != "cuda":
+            return float("nan")
+        return torch.cuda.max_memory_allocated() / 2**30

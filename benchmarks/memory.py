@@ -138,22 +138,9 @@ def watched(name: str, count: int) -> tuple[float, float]:
     return took, seen
 
 
-def alone(name: str, count: int) -> tuple[float, float]:
-    """The same, in a process of its own."""
-    command = [sys.executable, __file__, "--one", name, str(count)]
-    ran = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    took, seen = map(float, ran.stdout.split()[-2:])
-    return took, seen
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--only", default=",".join(WORKS))
-    parser.add_argument(
-        "--part", type=int, default=1, help="of the sizes, for a look at the script"
-    )
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
@@ -162,10 +149,11 @@ def main() -> None:
     print(describe())
     for name in args.only.split(","):
         _, full = WORKS[name]
-        full //= args.part
         found = {}
         for count in (full // 10, full):
-            took, found[count] = alone(name, count)
+            command = [sys.executable, __file__, "--one", name, str(count)]
+            ran = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+            took, found[count] = map(float, ran.stdout.split()[-2:])
             print(f"  {name:12}{count:9} {took:8.1f} s {found[count]:8.0f} MiB", flush=True)
         more = 1024 * (found[full] - found[full // 10]) / (full - full // 10)
         print(f"  {name:12}{'':9} {more:8.2f} KiB more for each one more", flush=True)

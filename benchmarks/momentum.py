@@ -1,6 +1,6 @@
 """The cost of an update of all ResNet-50 parameters: the momentum (key) encoder's, and LARS's.
 
-    python benchmarks/momentum.py [--rounds 15]
+    python benchmarks/momentum.py
 
 Baselines: MoCo's `k.data = k.data * m + q.data * (1 - m)`, and LARS as Barlow Twins writes it,
 tensor by tensor. Times alternate in one process; the figures that count are the ratios. The last
@@ -9,22 +9,22 @@ output is kept in momentum.txt.
 
 from __future__ import annotations
 
-import argparse
 import copy
-import statistics
 
 import torch
-from machine import describe, in_turns
+from machine import describe, in_turns, print_ratios
 from torch import Tensor
 
 from backbench.weights.families.resnet_trunk import build_backbone
 from pretrain import optim
 from pretrain.methods._momentum import momentum_update
 
+ROUNDS = 15
 
-def moco_update(keys: list[Tensor], queries: list[Tensor], m: float = 0.999) -> None:
+
+def moco_update(keys: list[Tensor], queries: list[Tensor]) -> None:
     for k, q in zip(keys, queries):
-        k.data = k.data * m + q.data * (1.0 - m)
+        k.data = k.data * 0.999 + q.data * (1 - 0.999)
 
 
 class PlainLars(torch.optim.Optimizer):
@@ -42,10 +42,8 @@ class PlainLars(torch.optim.Optimizer):
                 update = p.grad.add(p, alpha=group["weight_decay"])
                 size, slope = torch.norm(p), torch.norm(update)
                 one = torch.ones_like(size)
-                scale = torch.where(
-                    size > 0, torch.where(slope > 0, group["eta"] * size / slope, one), one
-                )
-                update = update.mul(scale)
+                scale = torch.where(slope > 0, group["eta"] * size / slope, one)
+                update = update.mul(torch.where(size > 0, scale, one))
                 state = self.state[p]
                 if "mu" not in state:
                     state["mu"] = torch.zeros_like(p)
@@ -54,19 +52,7 @@ class PlainLars(torch.optim.Optimizer):
                 p.add_(mu, alpha=-group["lr"])
 
 
-def compare(title: str, ways: dict, rounds: int) -> None:
-    times = in_turns(ways, rounds, warm=2)
-    base = statistics.median(next(iter(times.values())))
-    print(f"\n{title}")
-    for name, seconds in times.items():
-        median = statistics.median(seconds)
-        print(f"  {name:44} {1000 * median:7.1f} ms   {base / median:5.2f}x")
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
-    parser.add_argument("--rounds", type=int, default=15)
-    args = parser.parse_args()
     torch.set_num_threads(1)
     print(describe())
     query = build_backbone("resnet50")
@@ -75,19 +61,15 @@ def main() -> None:
     moco_update(a, source)
     momentum_update(b, source, 0.999)
     apart = max(float((x - y).abs().max()) for x, y in zip(a, b))
-    flat, flat_source = (
-        torch.cat([x.flatten() for x in c]),
-        torch.cat([x.flatten() for x in source]),
-    )
-    compare(
-        f"momentum update, ResNet-50 (largest difference {apart:.1e})",
-        {
-            "k.data = k.data * m + q.data * (1 - m)": lambda: moco_update(a, source),
-            "momentum_update": lambda: momentum_update(b, source, 0.999),
-            "one flat buffer (the limit)": lambda: flat.lerp_(flat_source, 0.001),
-        },
-        args.rounds,
-    )
+    flat = torch.cat([x.flatten() for x in c])
+    flat_source = torch.cat([x.flatten() for x in source])
+    updates = {
+        "k.data = k.data * m + q.data * (1 - m)": lambda: moco_update(a, source),
+        "momentum_update": lambda: momentum_update(b, source, 0.999),
+        "one flat buffer (the limit)": lambda: flat.lerp_(flat_source, 0.001),
+    }
+    title = f"momentum update, ResNet-50 (largest difference {apart:.1e})"
+    print_ratios(title, in_turns(updates, ROUNDS, warm=2))
     modules = [copy.deepcopy(query) for _ in range(2)]
     for module in (query, *modules):
         for p, like in zip(module.parameters(), source):
@@ -95,15 +77,12 @@ def main() -> None:
     plain = PlainLars(modules[0].parameters(), 0.1)
     lars = optim.LARS(modules[1].parameters(), 0.1, weight_decay=1e-6)
     sgd = torch.optim.SGD(query.parameters(), 0.1, momentum=0.9, weight_decay=1e-6, fused=True)
-    compare(
-        "optimiser step, ResNet-50",
-        {
-            "LARS, plain loop": plain.step,
-            "optim.LARS": lars.step,
-            "fused SGD (no norms: the floor)": sgd.step,
-        },
-        args.rounds,
-    )
+    steps = {
+        "LARS, plain loop": plain.step,
+        "optim.LARS": lars.step,
+        "fused SGD (no norms: the floor)": sgd.step,
+    }
+    print_ratios("optimiser step, ResNet-50", in_turns(steps, ROUNDS, warm=2))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Linear probes: rows 1 to 4 of the performance goals, each as ratios against a named baseline in
 one run; row 5 holds the pass over a ResNet-18 to a plain loop.
 
-    OMP_NUM_THREADS=1 python benchmarks/probe.py [--quick] [--rows 1,3] | tee benchmarks/probe.txt
+    OMP_NUM_THREADS=1 python benchmarks/probe.py [--quick] | tee benchmarks/probe.txt
 
 Baselines and candidates run in turn (A B A B ...), and the least time of each is compared; ratios
 carry over between machines, seconds do not. Rows 1, 3 and 4 count this process's CPU time when it
@@ -15,17 +15,15 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 import torchvision
-from machine import describe, in_turns
-from PIL import Image
+from machine import describe, least
 from torch import nn
+from views import write_photographs
 
 from backbench.images.image_list import scan_folder
 from backbench.weights.checkpoint import Checkpoint
@@ -40,13 +38,6 @@ CPU = torch.device("cpu")
 RATES = torch.tensor([0.1, 0.316, 1.0, 3.16, 10.0, 31.6, 100.0])
 
 
-def least(repeats: int, *, wall: bool = False, **work: Callable[[], object]) -> dict[str, float]:
-    """Least seconds of each, run in turn after one round of warming up."""
-    clock = time.perf_counter if wall or torch.get_num_threads() > 1 else time.process_time
-    seconds = in_turns(work, repeats, clock=clock)
-    return {name: min(values) for name, values in seconds.items()}
-
-
 def checkpoint(arch: str, seed: int = 0) -> Checkpoint:
     torch.manual_seed(seed)
     return Checkpoint(arch=arch, method="random", state_dict=build_backbone(arch).state_dict())
@@ -55,9 +46,7 @@ def checkpoint(arch: str, seed: int = 0) -> Checkpoint:
 class Separate:
     """The peers' way: a head of its own per rate, traced cross-entropy, torch.optim.SGD."""
 
-    def __init__(
-        self, classes: int, dim: int, decay: float = 0.0, rates: torch.Tensor = RATES
-    ) -> None:
+    def __init__(self, classes: int, dim: int, decay: float, rates: torch.Tensor) -> None:
         self.heads = [nn.Linear(dim, classes) for _ in rates]
         self.optimizers = [
             torch.optim.SGD(h.parameters(), lr=float(lr), momentum=0.9, weight_decay=decay)
@@ -76,10 +65,8 @@ def row_1(batch: int, repeats: int) -> None:
     pass."""
     trunk = FrozenTrunk.build(checkpoint("resnet50"), device=CPU)
     images, labels = torch.randn(batch, 3, 224, 224), torch.arange(batch) % 100
-    separate, together = (
-        Separate(100, 2048),
-        LinearHeads(7, 100, 2048, std=0.01, seed=0, device=CPU),
-    )
+    separate = Separate(100, 2048, 0.0, RATES)
+    together = LinearHeads(7, 100, 2048, std=0.01, seed=0, device=CPU)
 
     def seven() -> None:
         for i in range(7):
@@ -88,10 +75,9 @@ def row_1(batch: int, repeats: int) -> None:
     def one() -> None:
         together.step(trunk(images), labels, RATES, momentum=0.9, decay=0.0, batch=batch)
 
-    t = least(repeats, seven=seven, one=one, forward=lambda: trunk(images))
-    print(
-        f"1  seven rates, ResNet-50 224 px, batch {batch}: one pass {t['seven'] / t['one']:.2f}x of seven runs;"
-    )
+    t = least({"seven": seven, "one": one, "forward": lambda: trunk(images)}, repeats)
+    print(f"1  seven rates, ResNet-50 224 px, batch {batch}:")
+    print(f"   one pass {t['seven'] / t['one']:.2f}x of seven runs;")
     print(f"   a forward alone would be {t['seven'] / t['forward']:.2f}x (goal >= 6.7x)")
 
 
@@ -100,13 +86,7 @@ def row_2(count: int, repeats: int) -> None:
     forwards alone."""
     trunks = [FrozenTrunk.build(checkpoint("resnet18", seed), device=CPU) for seed in range(3)]
     with tempfile.TemporaryDirectory() as folder:
-        draw = np.random.Generator(np.random.PCG64(0))
-        for i in range(count):
-            # Smooth pictures, as photographs are
-            low = draw.integers(0, 256, (15, 20, 3), dtype=np.uint8)
-            file = Path(folder) / "a" / f"{i:04d}.jpg"
-            file.parent.mkdir(exist_ok=True)
-            Image.fromarray(low).resize((500, 375), Image.Resampling.BICUBIC).save(file, quality=90)
+        write_photographs(Path(folder), count, distinct=64)
         images = scan_folder(folder)
         augment, batch = CropAugment(size=64), 32
         labels = torch.zeros(batch, dtype=torch.int64)
@@ -135,19 +115,12 @@ def row_2(count: int, repeats: int) -> None:
             for i in range(3):
                 train([i])
 
-        t = least(
-            repeats,
-            wall=True,
-            decode=decode,
-            forwards=forwards,
-            together=lambda: train([0, 1, 2]),
-            apart=apart,
-        )
+        ways = {"decode": decode, "forwards": forwards, "apart": apart}
+        t = least(ways | {"together": lambda: train([0, 1, 2])}, repeats, wall=True)
     limit = max(t["decode"], t["forwards"])
-    print(
-        f"2  three checkpoints, ResNet-18 64 px: together {t['together'] / limit:.2f} x max(decoding alone, three"
-    )
-    print(f"   forwards alone) (goal < 1.2); decoding/forwards {t['decode'] / t['forwards']:.2f};")
+    print(f"2  three checkpoints, ResNet-18 64 px: together {t['together'] / limit:.2f} x")
+    print("   max(decoding alone, three forwards alone) (goal < 1.2);")
+    print(f"   decoding/forwards {t['decode'] / t['forwards']:.2f};")
     print(f"   one after the other costs {t['apart'] / t['together']:.2f}x of together")
 
 
@@ -181,60 +154,41 @@ def row_3(classes: int, decay: float, repeats: int, *, confident: bool = False) 
             momentum.add_(weight, alpha=decay)
         weight.add_(momentum, alpha=-1e-9)
 
-    t = least(repeats, loop=loop, batched=batched, products=products, passes=passes)
-    both = t["products"] + t["passes"]
-    print(
-        f"3  seven heads on features (256 x 2048), {classes} classes, weight decay {decay:g}"
-        f"{', confident' * confident}:"
-    )
-    print(
-        f"   batched {t['loop'] / t['batched']:.2f}x of a loop over heads with torch.optim.SGD; two products "
-        f"alone {t['loop'] / t['products']:.2f}x,"
-    )
-    print(
-        f"   so {t['products'] / t['batched']:.0%} of that limit (goal 95%), {both / t['batched']:.0%}"
-        " of it with SGD's passes over weights and momentum"
-    )
-
-
-def rows_3(quick: bool) -> None:
-    for classes, repeats in (100, 10 if quick else 40), (1000, 3 if quick else 12):
-        for decay in 0.0, 1e-4:
-            row_3(classes, decay, repeats)
-    row_3(100, 1e-4, 5 if quick else 20, confident=True)
+    ways = {"loop": loop, "batched": batched, "products": products, "passes": passes}
+    t = least(ways, repeats)
+    limit = t["products"] / t["batched"]
+    with_passes = (t["products"] + t["passes"]) / t["batched"]
+    about = f"{classes} classes, weight decay {decay:g}{', confident' * confident}"
+    print(f"3  seven heads on features (256 x 2048), {about}:")
+    print(f"   batched {t['loop'] / t['batched']:.2f}x of a loop over heads with torch.optim.SGD;")
+    print(f"   two products alone {t['loop'] / t['products']:.2f}x, so {limit:.0%} of that limit")
+    print(f"   (goal 95%), {with_passes:.0%} of it with SGD's passes over weights and momentum")
 
 
 def row_4(batch: int, repeats: int) -> None:
     """The frozen ResNet-50 forward at 224 px."""
     point = checkpoint("resnet50")
-    plain, last = (
-        point.backbone().eval(),
-        point.backbone().eval().to(memory_format=torch.channels_last),
-    )
+    plain = point.backbone().eval()
+    last = point.backbone().eval().to(memory_format=torch.channels_last)
     folded = FrozenTrunk.build(point, device=CPU, precision="fp32")
     rough = FrozenTrunk.build(point, device=CPU, precision="bf16")
     images = torch.randn(batch, 3, 224, 224)
     strided = images.contiguous(memory_format=torch.channels_last)
     with torch.no_grad():
-        t = least(
-            repeats,
-            plain=lambda: plain(images),
-            last=lambda: last(strided),
-            folded=lambda: folded(images),
-            rough=lambda: rough(images),
-        )
+        ways = {
+            "plain": lambda: plain(images),
+            "last": lambda: last(strided),
+            "folded": lambda: folded(images),
+            "rough": lambda: rough(images),
+        }
+        t = least(ways, repeats)
         expected = plain(images)
         errors = [float((f(images) - expected).norm() / expected.norm()) for f in (folded, rough)]
     r = {name: t["plain"] / seconds for name, seconds in t.items()}
-    print(
-        f"4  frozen ResNet-50, 224 px, batch {batch}, against fp32 NCHW: channels last {r['last']:.2f}x;"
-    )
-    print(
-        f"   + batch norm folded (the default) {r['folded']:.2f}x, relative error {errors[0]:.1e};"
-    )
-    print(
-        f"   + bf16 (an option, its own protocol) {r['rough']:.2f}x, relative error {errors[1]:.1e}"
-    )
+    print(f"4  frozen ResNet-50, 224 px, batch {batch}, against fp32 NCHW:")
+    print(f"   channels last {r['last']:.2f}x; + batch norm folded (the default)")
+    print(f"   {r['folded']:.2f}x, relative error {errors[0]:.1e}; + bf16 (an option, its own")
+    print(f"   protocol) {r['rough']:.2f}x, relative error {errors[1]:.1e}")
 
 
 def row_5(batch: int, repeats: int) -> None:
@@ -259,33 +213,26 @@ def row_5(batch: int, repeats: int) -> None:
 
     expected = loop()
     error = float((whole() - expected).norm() / expected.norm())
-    t = least(repeats, loop=loop, whole=whole)
-    print(
-        f"5  pass over a ResNet-18, 224 px, batch {batch}: {t['loop'] / t['whole']:.2f}x as fast as a plain loop"
-        f" over torchvision's model; relative error {error:.1e}"
-    )
+    t = least({"loop": loop, "whole": whole}, repeats)
+    print(f"5  pass over a ResNet-18, 224 px, batch {batch}: {t['loop'] / t['whole']:.2f}x as fast")
+    print(f"   as a plain loop over torchvision's model; relative error {error:.1e}")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--quick", action="store_true", help="smaller batches, fewer turns")
-    parser.add_argument("--rows", default="1,3,4,5,2", help="which rows, in this order")
-    arguments = parser.parse_args()
-    quick = arguments.quick
+    quick = parser.parse_args().quick
     print(describe(), flush=True)
-    rows: dict[str, Callable[[], None]] = {
-        "1": lambda: row_1(8 if quick else 32, 2 if quick else 4),
-        "2": lambda: row_2(96 if quick else 512, 2 if quick else 4),
-        "3": lambda: rows_3(quick),
-        # Below 16 images torch gives one thread's 1 x 1 convolutions to its own product, whatever the
-        # layout; an evaluation has 256
-        "4": lambda: row_4(16, 3 if quick else 6),
-        "5": lambda: row_5(16, 3 if quick else 6),
-    }
-    for row in arguments.rows.split(","):
-        rows[row]()
+    row_1(8 if quick else 32, 2 if quick else 4)
+    for classes, repeats in (100, 10 if quick else 40), (1000, 3 if quick else 12):
+        for decay in 0.0, 1e-4:
+            row_3(classes, decay, repeats)
+    row_3(100, 1e-4, 5 if quick else 20, confident=True)
+    # Below 16 images torch gives one thread's 1 x 1 convolutions to its own product, whatever the
+    # layout; an evaluation has 256
+    row_4(16, 3 if quick else 6)
+    row_5(16, 3 if quick else 6)
+    row_2(96 if quick else 512, 2 if quick else 4)
 
 
 if __name__ == "__main__":

@@ -53,13 +53,12 @@ def pretrain(
 
 def apart(a: Checkpoint, b: Checkpoint) -> float:
     """Relative difference of all weights, as one vector."""
-    x, y = flat(a), flat(b)
+    vectors = []
+    for checkpoint in (a, b):
+        floats = [v for v in checkpoint.state_dict.values() if v.is_floating_point()]
+        vectors.append(torch.cat([v.flatten().double() for v in floats]))
+    x, y = vectors
     return float((x - y).norm() / x.norm())
-
-
-def flat(checkpoint: Checkpoint) -> torch.Tensor:
-    floats = [v for v in checkpoint.state_dict.values() if v.is_floating_point()]
-    return torch.cat([v.flatten().double() for v in floats])
 
 
 def main() -> None:

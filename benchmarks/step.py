@@ -1,7 +1,7 @@
 """One pretraining step on the same tensors: ours beside lightly's and solo-learn's MoCo v2,
 ResNet-18, 32 px, batch 64.
 
-    python benchmarks/step.py [--rounds 5]
+    python benchmarks/step.py
 
 lightly: its own modules and functions (MoCoProjectionHead, NTXentLoss with a memory bank,
 batch_shuffle, update_momentum), as its MoCo example uses them. solo-learn: its symmetric MoCo v2+
@@ -13,15 +13,13 @@ kept in step.txt.
 
 from __future__ import annotations
 
-import argparse
 import copy
-import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from machine import describe, in_turns
+from machine import describe, in_turns, print_ratios
 from torch import Tensor, nn
 
 from backbench.weights.families.resnet_trunk import build_backbone
@@ -29,6 +27,7 @@ from pretrain.method import Batch, Setup, build_method
 from pretrain.methods import moco
 from pretrain.methods._heads import MOCO_HEAD
 
+ROUNDS = 5
 Step = Callable[[], object]
 
 
@@ -62,9 +61,8 @@ def lightly_step(sizes: Sizes, views: list[Tensor], cast: bool) -> Step:
     deactivate_requires_grad(trunk_m)
     deactivate_requires_grad(head_m)
     criterion = NTXentLoss(temperature=0.2, memory_bank_size=(sizes.queue, 128)).to(sizes.device)
-    optimizer = torch.optim.SGD(
-        [*trunk.parameters(), *head.parameters()], lr=0.03, momentum=0.9, weight_decay=1e-4
-    )
+    params = [*trunk.parameters(), *head.parameters()]
+    optimizer = torch.optim.SGD(params, lr=0.03, momentum=0.9, weight_decay=1e-4)
 
     def step() -> None:
         update_momentum(trunk, trunk_m, m=0.999)
@@ -89,9 +87,8 @@ def solo_step(sizes: Sizes, views: list[Tensor], cast: bool) -> Step:
     trunk_m, head_m = copy.deepcopy(trunk), copy.deepcopy(head)
     queue = F.normalize(torch.randn(2, 128, sizes.queue, device=sizes.device), dim=1)
     position = 0
-    optimizer = torch.optim.SGD(
-        [*trunk.parameters(), *head.parameters()], lr=0.03, momentum=0.9, weight_decay=1e-4
-    )
+    params = [*trunk.parameters(), *head.parameters()]
+    optimizer = torch.optim.SGD(params, lr=0.03, momentum=0.9, weight_decay=1e-4)
 
     def infonce(q: Tensor, k: Tensor, negatives: Tensor) -> Tensor:
         positive = torch.einsum("nc,nc->n", q, k).unsqueeze(-1)
@@ -122,9 +119,8 @@ def solo_step(sizes: Sizes, views: list[Tensor], cast: bool) -> Step:
 def our_step(sizes: Sizes, views: list[Tensor], cast: bool, *, symmetric: bool) -> Step:
     config = moco.Config(name="moco", head=MOCO_HEAD, queue=sizes.queue, symmetric=symmetric)
     setup = Setup(batch_size=sizes.batch, views=2, seed=0, images=10_000, classes=10)
-    method = build_method(config, sizes.trunk(), setup).to(
-        sizes.device, memory_format=torch.channels_last
-    )
+    method = build_method(config, sizes.trunk(), setup).to(sizes.device)
+    method = method.to(memory_format=torch.channels_last)
     params = [p for p in method.parameters() if p.requires_grad]
     optimizer = torch.optim.SGD(params, lr=0.03, momentum=0.9, weight_decay=1e-4, fused=True)
     # As views.py delivers them
@@ -148,32 +144,29 @@ def our_step(sizes: Sizes, views: list[Tensor], cast: bool, *, symmetric: bool) 
     return step
 
 
-def compare(sizes: Sizes, base: str, ways: dict[str, Step], rounds: int) -> None:
-    times = in_turns(ways, rounds)
-    medians = {name: statistics.median(seconds) for name, seconds in times.items()}
-    for name, seconds in medians.items():
-        ratio = medians[base] / seconds
-        print(f"  {name:44} {sizes.batch / seconds:8.1f} images/s   {ratio:5.2f}x")
+def of_all(sizes: Sizes, views: list[Tensor], cast: bool, way: str) -> dict[str, Step]:
+    """Their step and ours, for one view's loss and for the symmetric one."""
+    return {
+        f"lightly, {way}": lightly_step(sizes, views, cast),
+        f"ours, {way}": our_step(sizes, views, cast, symmetric=False),
+        f"solo-learn, symmetric, {way}": solo_step(sizes, views, cast),
+        f"ours, symmetric, {way}": our_step(sizes, views, cast, symmetric=True),
+    }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
-    parser.add_argument("--rounds", type=int, default=5)
-    args = parser.parse_args()
     torch.set_num_threads(1)
     print(describe())
     sizes = Sizes()
     torch.manual_seed(1)
     views = [torch.randn(sizes.batch, 3, sizes.pixels, sizes.pixels) for _ in range(2)]
-    names = {False: "fp32", True: "bf16"}
-    print(f"\nMoCo v2, {sizes.arch}, {sizes.pixels} px, batch {sizes.batch}, against lightly")
-    ways = {f"lightly, {names[c]}": lightly_step(sizes, views, c) for c in names}
-    ways |= {f"ours, {names[c]}": our_step(sizes, views, c, symmetric=False) for c in names}
-    compare(sizes, next(iter(ways)), ways, args.rounds)
-    print("\nthe symmetric loss, against solo-learn")
-    ways = {f"solo-learn, {names[c]}": solo_step(sizes, views, c) for c in names}
-    ways |= {f"ours, {names[c]}": our_step(sizes, views, c, symmetric=True) for c in names}
-    compare(sizes, next(iter(ways)), ways, args.rounds)
+    times: dict[str, list[float]] = {}
+    for cast, way in ((False, "fp32"), (True, "bf16")):
+        times |= in_turns(of_all(sizes, views, cast, way), ROUNDS)
+    about = f"{sizes.arch}, {sizes.pixels} px, batch {sizes.batch}"
+    for title, symmetric in (("MoCo v2, against lightly", False), ("the symmetric loss", True)):
+        chosen = {name: each for name, each in times.items() if ("symmetric" in name) == symmetric}
+        print_ratios(f"{title}: {about}", chosen, sizes.batch)
 
 
 if __name__ == "__main__":

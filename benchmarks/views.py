@@ -1,6 +1,6 @@
 """Images per second and core: decoding a 500 x 375 JPEG and making training views of it.
 
-    python benchmarks/views.py [--rounds 7]
+    python benchmarks/views.py
 
 MoCo v2's one 224 px crop, its two, and multi-crop (3 x 224, 5 x 96) as SwAV's and LORAC's loaders
 make it: the baseline decodes with PIL, once for every crop, and augments with torchvision's own
@@ -11,17 +11,17 @@ kept in views.txt.
 
 from __future__ import annotations
 
-import argparse
 import io
 import itertools
 import random
-import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
 
 import cv2
 import numpy as np
 import torch
-from machine import describe, in_turns
+from machine import describe, in_turns, print_ratios
 from PIL import Image, ImageFilter
 from torchvision import transforms as T
 
@@ -41,23 +41,17 @@ MULTI = (
 )
 
 
-class PilBlur:
-    """MoCo's and SwAV's blur: PIL's, with a random sigma."""
-
-    def __init__(self, sigma: tuple[float, float]) -> None:
-        self.sigma = sigma
-
-    def __call__(self, image: Image.Image) -> Image.Image:
-        return image.filter(ImageFilter.GaussianBlur(random.uniform(*self.sigma)))
-
-
 def torchvision_pipeline(crops: Crops) -> T.Compose:
+    def blur(image: Image.Image) -> Image.Image:
+        # MoCo's and SwAV's: PIL's, with a random sigma
+        return image.filter(ImageFilter.GaussianBlur(random.uniform(*crops.blur_sigma)))
+
     return T.Compose(
         [
             T.RandomResizedCrop(crops.size, scale=crops.scale),
             T.RandomApply([T.ColorJitter(*crops.jitter)], p=crops.jitter_p),
             T.RandomGrayscale(p=crops.gray_p),
-            T.RandomApply([PilBlur(crops.blur_sigma)], p=crops.blur_p),
+            T.RandomApply([T.Lambda(blur)], p=crops.blur_p),
             T.RandomHorizontalFlip(crops.flip),
             T.ToTensor(),
             T.Normalize(IMAGENET_MEAN, IMAGENET_STD),
@@ -81,6 +75,15 @@ def photographs(count: int) -> list[bytes]:
     return out
 
 
+def write_photographs(folder: Path, count: int, distinct: int) -> None:
+    """FOLDER/0 and FOLDER/1: `count` such JPEGs in two classes, of which so many are distinct."""
+    jpegs = photographs(distinct)
+    for i in range(count):
+        file = folder / f"{i % 2}" / f"{i:05}.jpg"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(jpegs[i % distinct])
+
+
 def naive(data: bytes, seed: int, pipelines: list[T.Compose]) -> list[torch.Tensor]:
     return [pipeline(Image.open(io.BytesIO(data)).convert("RGB")) for pipeline in pipelines]
 
@@ -96,9 +99,7 @@ def reference(data: bytes, seed: int, crops: list[Crops]) -> list[torch.Tensor]:
     return out
 
 
-def ours(
-    data: bytes, seed: int, crops: list[Crops], *, geometry_only: bool = False
-) -> list[torch.Tensor]:
+def ours(data: bytes, seed: int, crops: list[Crops], *, geometry_only: bool) -> list[torch.Tensor]:
     image = decode_array(data, "benchmark")
     generator = torch.Generator().manual_seed(seed)
     out = []
@@ -120,12 +121,10 @@ def ways(groups: tuple[Crops, ...]) -> dict[str, Way]:
     crops = list(ViewsConfig(crops=groups).per_view)
     pipelines = [torchvision_pipeline(c) for c in crops]
     return {
-        "PIL + torchvision, decoded per crop": lambda data, seed: naive(data, seed, pipelines),
-        "views.py, reference": lambda data, seed: reference(data, seed, crops),
-        "views.py, fast": lambda data, seed: ours(data, seed, crops),
-        "views.py, colour left to the device": lambda data, seed: ours(
-            data, seed, crops, geometry_only=True
-        ),
+        "PIL + torchvision, decoded per crop": partial(naive, pipelines=pipelines),
+        "views.py, reference": partial(reference, crops=crops),
+        "views.py, fast": partial(ours, crops=crops, geometry_only=False),
+        "views.py, colour left to the device": partial(ours, crops=crops, geometry_only=True),
         "decoding alone": lambda data, seed: decode_array(data, "benchmark"),
     }
 
@@ -133,26 +132,18 @@ def ways(groups: tuple[Crops, ...]) -> dict[str, Way]:
 def measure(ways: dict[str, Way], jpegs: list[bytes], rounds: int) -> dict[str, list[float]]:
     """Seconds of each way for all images, in every round; a round has seeds of its own."""
 
-    def all_images(work: Way) -> Callable[[], object]:
-        turns = itertools.count()
+    def all_images(work: Way, turns: Iterator[int]) -> None:
+        turn = next(turns)
+        for n, data in enumerate(jpegs):
+            work(data, 1000 * turn + n)
 
-        def one_round() -> None:
-            turn = next(turns)
-            for n, data in enumerate(jpegs):
-                work(data, 1000 * turn + n)
-
-        return one_round
-
-    return in_turns({name: all_images(work) for name, work in ways.items()}, rounds)
+    timed = {name: partial(all_images, work, itertools.count()) for name, work in ways.items()}
+    return in_turns(timed, rounds)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--images", type=int, default=24, help="images of one round")
-    args = parser.parse_args()
     torch.set_num_threads(1)
-    jpegs = photographs(args.images)
+    jpegs = photographs(24)
     print(describe())
     of_papers = {
         "one 224 crop (MoCo v2)": MOCO,
@@ -160,12 +151,7 @@ def main() -> None:
         "3 x 224 + 5 x 96 (LORAC)": MULTI,
     }
     for name, groups in of_papers.items():
-        times = measure(ways(groups), jpegs, args.rounds)
-        base = statistics.median(times["PIL + torchvision, decoded per crop"])
-        print(f"\n{name}")
-        for way, seconds in times.items():
-            median = statistics.median(seconds)
-            print(f"  {way:38} {args.images / median:7.0f} images/s/core   {base / median:5.2f}x")
+        print_ratios(f"{name}, one core", measure(ways(groups), jpegs, 7), len(jpegs))
 
 
 if __name__ == "__main__":
