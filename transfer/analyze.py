@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,13 +42,12 @@ from transfer import feature_statistics as stats
 from transfer.analyze_pictures import (
     PROJECTOR,
     TRUNK,
-    MinMaxSummary,
     SpaceCurves,
     Summary,
-    finite,
     training_curves,
 )
 from transfer.devices import Machine, read_checkpoints, start_for
+from transfer.feature_statistics import finite
 from transfer.features import FeatureRows
 from transfer.frozen import FrozenTrunk, build_projector, forward_all, output_dim
 from transfer.protocols import AnalyzeConfig, FewShot, load_analysis
@@ -111,19 +110,12 @@ def analyze(
     spaces, sample = accumulate(checkpoints, images, recipe, out=out, seed=seed, machine=machine)
     # 2. The numbers of each space, as rows and as what the pictures are drawn from.
     names = unique_names(checkpoints)
-    about = {
-        "recipe": config.to_dict(recipe),
-        "manifest": splits.digest(images),
-        "images": len(images),
-        "sample": len(sample),
-    }
-    curves = training_curves(args.checkpoints, names)
     summary: Summary = {
         "dataset": args.dataset,
         "images": len(images),
         "augmentations": recipe.augmentations,
         "spaces": [],
-        "training": curves,
+        "training": training_curves(args.checkpoints, names),
     }
     rows: list[Result] = []
     for space in spaces:
@@ -140,35 +132,52 @@ def analyze(
                 **drawn,
             }
         )
-        of_space = {
-            **about,
+        about = {
+            "recipe": config.to_dict(recipe),
+            "manifest": splits.digest(images),
+            "images": len(images),
+            "sample": len(sample),
             **fast.of_trunk(checkpoint.provenance),
             "space": f"{space.name}, {space.dim} dimensions",
         }
         for number in numbers:
-            row = Result(
-                checkpoint=checkpoint.digest,
-                name=checkpoint.name,
-                method=checkpoint.method,
-                arch=checkpoint.trunk,
-                epochs=checkpoint.epochs,
-                task="analyze",
-                dataset=args.dataset,
-                split=recipe.split,
-                metric=number.metric,
-                value=number.value,
-                ci95=number.ci95,
-                protocol=recipe.name(space.name),
-                seed=seed,
-                provenance={**of_space, "about": number.about} if number.about else of_space,
-            )
-            rows.append(row)
+            made = row(space, number, about=about, recipe=recipe, dataset=args.dataset, seed=seed)
+            rows.append(made)
     # 3. The files; the rows last, as a run with rows is done. What is undefined is null by now, and
     #    must be: JSON has no nan.
     atomic.write_json(out / SUMMARY, json.loads(json.dumps(summary, allow_nan=False)))
     analyze_pictures.draw(summary, out / PICTURES)
     store.owe(out, len(rows))
     store.append(out, rows, skip_known=True)
+
+
+def row(
+    space: Space,
+    number: Number,
+    *,
+    about: Mapping[str, object],
+    recipe: AnalyzeConfig,
+    dataset: str,
+    seed: int,
+) -> Result:
+    """One number of a space; `about` is its provenance."""
+    checkpoint = space.checkpoint
+    return Result(
+        checkpoint=checkpoint.digest,
+        name=checkpoint.name,
+        method=checkpoint.method,
+        arch=checkpoint.trunk,
+        epochs=checkpoint.epochs,
+        task="analyze",
+        dataset=dataset,
+        split=recipe.split,
+        metric=number.metric,
+        value=number.value,
+        ci95=number.ci95,
+        protocol=recipe.name(space.name),
+        seed=seed,
+        provenance={**about, "about": number.about} if number.about else about,
+    )
 
 
 def unique_names(checkpoints: Sequence[Checkpoint]) -> dict[str, str]:
@@ -303,6 +312,10 @@ def accumulate(
     #    sums and how many images are in them.
     file = out / STATE
     first = 0
+
+    def save(done: int) -> None:
+        save_state(file, {"images": done, "spaces": [space.tensors() for space in spaces]})
+
     if file.exists():
         stopped = load_state(file)
         for space, saved_tensors in zip(spaces, stopped["spaces"], strict=True):
@@ -323,7 +336,7 @@ def accumulate(
             done = int(index[-1]) + 1
             due = time.monotonic() - saved > 60 * recipe.save_minutes
             if done < len(images) and (stop.requested or due):
-                _save(file, spaces, done)
+                save(done)
                 saved = time.monotonic()
                 if stop.requested:
                     raise Preempted(
@@ -332,7 +345,7 @@ def accumulate(
                     )
     for trunk in trunks:
         trunk.verify()
-    _save(file, spaces, len(images))  # what follows takes minutes too
+    save(len(images))  # what follows takes minutes too
     return spaces, images.subset(picked)
 
 
@@ -351,10 +364,6 @@ def _pictures(
     for batch in loaded:
         pixels, _, index = machine.readable(batch)
         yield pixels, index
-
-
-def _save(file: Path, spaces: Sequence[Space], done: int) -> None:
-    save_state(file, {"images": done, "spaces": [space.tensors() for space in spaces]})
 
 
 # From the sums of a space to its numbers, and to the curves of its pictures
@@ -399,8 +408,8 @@ def summarise(
         "within": distances.within.to_json(),
         "between": distances.between.to_json(),
         "spectrum": [finite(share) for share in (spectrum / spectrum.sum()).tolist()],
-        "min_max": _min_max_summary(contrast),
-        "min_max_gaussian": _min_max_summary(gaussian),
+        "min_max": contrast.to_json(),
+        "min_max_gaussian": gaussian.to_json(),
     }
     return numbers, curves
 
@@ -440,14 +449,6 @@ def _rank_numbers(moments: stats.Moments, spectrum: Tensor) -> list[Number]:
         Number("live_directions", live, about=f"percent of {collapse.possible}"),
         Number("collapse", float(collapse.kind), about="0 none, 1 dimensional, 2 complete"),
     ]
-
-
-def _min_max_summary(curve: stats.MinMax) -> MinMaxSummary:
-    return {
-        "dims": curve.dims,
-        "contrast": [finite(value) for value in curve.contrast],
-        "variance": [finite(value) for value in curve.variance],
-    }
 
 
 # Probes on the sample: one half of it predicts the other

@@ -19,7 +19,7 @@ from matplotlib.axes import Axes
 from backbench import charts
 from backbench.runs.step_metrics import read_metrics
 from backbench.weights import header
-from transfer.feature_statistics import HistogramSummary
+from transfer.feature_statistics import HistogramSummary, MinMaxSummary, finite
 
 BARS = 40  # of a histogram in a picture, about
 NOT_DRAWN = ("step", "epoch", "images_per_s", "waiting")  # of metrics.jsonl: time, not training
@@ -29,14 +29,6 @@ CURVE_BINS = 300
 # RUN/analysis.json; null stands for what is undefined
 
 TRUNK, PROJECTOR = "trunk", "projector"  # the two spaces
-
-
-class MinMaxSummary(TypedDict):
-    """CLLR's Theorem 1: contrast and relative variance of distances, by number of dimensions."""
-
-    dims: list[int]
-    contrast: list[float | None]
-    variance: list[float | None]
 
 
 class SpaceCurves(TypedDict):
@@ -76,10 +68,6 @@ class Summary(TypedDict):
     training: list[TrainingCurve]
 
 
-def finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
 Panel = Callable[[Axes, Sequence[SpaceSummary], Sequence[str]], None]  # one colour per space
 
 
@@ -87,48 +75,37 @@ def draw(summary: Summary, folder: Path) -> list[Path]:
     """Every figure of analysis.json into `folder`; returns the svg files."""
     trunk = [s for s in summary["spaces"] if s["space"] == TRUNK]
     projected = [s for s in summary["spaces"] if s["space"] == PROJECTOR]
-    what = (
-        f"{summary['dataset']}, {summary['images']} images, {summary['augmentations']} views each"
-    )
+    images = f"{summary['dataset']}, {summary['images']} images"
+    what = f"Features of {images}, {summary['augmentations']} views each"
+    every = list(PANELS.values())
     out = []
     if projected:
-        title = f"Features of {what} (projector, where the loss works)"
-        out.append(_overview(projected, title, folder / "kept-overview"))
-        out += _single_panels(projected, folder, "kept")
-    out.append(_overview(trunk, f"Features of {what} (trunk)", folder / "trunk-overview"))
-    if not projected:
-        out += _single_panels(trunk, folder, "trunk")
+        title = f"{what} (projector, where the loss works)"
+        out.append(_figure(every, projected, folder / "kept-overview", title))
+    for name, panel in PANELS.items() if projected else ():
+        out.append(_figure([panel], projected, folder / f"kept-{name}"))
+    out.append(_figure(every, trunk, folder / "trunk-overview", f"{what} (trunk)"))
+    for name, panel in PANELS.items() if not projected else ():
+        out.append(_figure([panel], trunk, folder / f"trunk-{name}"))
     if summary.get("training"):
         order = {s["checkpoint"]: i for i, s in enumerate(trunk)}
         out.append(_training(summary["training"], order, folder))
     return out
 
 
-def _overview(spaces: Sequence[SpaceSummary], title: str, stem: Path) -> Path:
-    """All panels in one figure."""
+def _figure(
+    panels: Sequence[Panel], spaces: Sequence[SpaceSummary], stem: Path, title: str = ""
+) -> Path:
+    """Panels of all spaces in one figure, with one legend."""
     colors = charts.colors(len(spaces))
-    figure, axes = charts.grid(len(PANELS), columns=3)
-    for ax, panel in zip(axes, PANELS.values(), strict=True):
+    figure, axes = charts.grid(len(panels), columns=3)
+    for ax, panel in zip(axes, panels, strict=True):
         panel(ax, spaces, colors)
-    figure.suptitle(title, fontsize=11)
-    charts.legend_below(figure, _legend(spaces, colors))
+    if title:
+        figure.suptitle(title, fontsize=11)
+    names = [f"{s['name']} ({s['space']}, {s['dim']}-d)" for s in spaces]
+    charts.legend_below(figure, list(zip(names, colors)))
     return charts.save(figure, stem)
-
-
-def _single_panels(spaces: Sequence[SpaceSummary], folder: Path, prefix: str) -> list[Path]:
-    colors = charts.colors(len(spaces))
-    out = []
-    for name, panel in PANELS.items():
-        figure, (ax,) = charts.grid(1)
-        panel(ax, spaces, colors)
-        charts.legend_below(figure, _legend(spaces, colors))
-        out.append(charts.save(figure, folder / f"{prefix}-{name}"))
-    return out
-
-
-def _legend(spaces: Sequence[SpaceSummary], colors: Sequence[str]) -> list[tuple[str, str]]:
-    names = (f"{s['name']} ({s['space']}, {s['dim']}-d)" for s in spaces)
-    return list(zip(names, colors))
 
 
 # Panels: one statistic of all checkpoints
@@ -204,7 +181,7 @@ def _spectrum(ax: Axes, spaces: Sequence[SpaceSummary], colors: Sequence[str]) -
     lowest = 1.0
     for space, color in zip(spaces, colors):
         # What is 0 or undefined is a gap in the line.
-        shares = [_positive(share) for share in space["spectrum"]]
+        shares = [share or math.nan for share in space["spectrum"]]
         ax.plot(range(1, len(shares) + 1), shares, color=color, linewidth=1.4)
         lowest = min([lowest, *(share for share in shares if share > 0)])
     if lowest < 1.0:
@@ -212,10 +189,6 @@ def _spectrum(ax: Axes, spaces: Sequence[SpaceSummary], colors: Sequence[str]) -
         ax.set_ylim(bottom=max(lowest / 2, 1e-12))
     ax.set_xscale("log")
     ax.set(title="Spectrum of the covariance", xlabel="direction", ylabel="share of the variance")
-
-
-def _positive(share: float | None) -> float:
-    return share if share is not None and share > 0 else math.nan
 
 
 def _alignment(ax: Axes, spaces: Sequence[SpaceSummary], colors: Sequence[str]) -> None:

@@ -19,7 +19,7 @@ from backbench.images.image_list import ImageList
 from backbench.parallel import loading
 from backbench.runs import seeding
 from transfer.devices import Machine
-from transfer.protocols import CropAugment
+from transfer.protocols import CropAugment, Geometry
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -47,17 +47,13 @@ def global_batches(
         yield out
 
 
-def rank_share(batch: list[EpochIndex], rank: int, world: int) -> list[EpochIndex]:
-    """This rank's contiguous part of a global batch; the parts differ by one image at most."""
-    return batch[len(batch) * rank // world : len(batch) * (rank + 1) // world]
-
-
 def rank_batches(
     seed: int, images: int, batch: int, first: int, last: int, *, rank: int, world: int
 ) -> Iterator[list[EpochIndex]]:
-    """This rank's share of each of `global_batches`."""
+    """This rank's contiguous part of each of `global_batches`; parts differ by one image at most."""
+    begin, end = batch * rank // world, batch * (rank + 1) // world
     for whole in global_batches(seed, images, batch, first, last):
-        yield rank_share(whole, rank, world)
+        yield whole[begin:end]
 
 
 def equal_shares(
@@ -100,6 +96,16 @@ class CropFlip:
         return out.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if flip else out
 
 
+def centred(geometry: Geometry) -> Callable[[Image.Image, None], Image.Image]:
+    """The view of an image that evaluation takes: resized, the centre cropped."""
+    transform = geometry.transform()
+
+    def view(picture: Image.Image, _: None) -> Image.Image:
+        return transform(picture)
+
+    return view
+
+
 class Pictures(torch.utils.data.Dataset[tuple[Tensor, int]], Generic[K]):
     """Item (key, index) -> (uint8 (3, H, W), index); `view` makes the PIL image of that size."""
 
@@ -123,12 +129,8 @@ def training_pictures(
     machine: Machine,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Augmented views of each share of `shares`: (uint8 (n, 3, size, size), indices (n,))."""
-    return loader(Pictures(images, CropFlip(augment, seed)), _keyed(shares), machine=machine)
-
-
-def _keyed(shares: Iterable[list[EpochIndex]]) -> Iterator[list[tuple[EpochIndex, int]]]:
-    for share in shares:
-        yield [((epoch, index), index) for epoch, index in share]
+    keyed = ([(key, key[1]) for key in share] for share in shares)
+    return loader(Pictures(images, CropFlip(augment, seed)), keyed, machine=machine)
 
 
 def loader(

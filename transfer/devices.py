@@ -70,21 +70,20 @@ class Machine:
         return replace(self, world=1, agreement=Agreement())
 
 
-def start(
-    *, devices: int = 1, nodes: int = 1, accelerator: str = "auto", workers: int | None = None
-) -> Machine:
-    """This process's place among `devices` x `nodes`; the other processes are started by Fabric."""
+def start_for(args: argparse.Namespace) -> Machine:
+    """This process's place among --devices x --nodes; the other processes are started by Fabric."""
+    devices, nodes, workers = args.devices, args.nodes, args.workers
     if devices < 1 or nodes < 1:
         raise BadInput(f"--devices {devices} --nodes {nodes}: both must be at least 1")
     if workers is not None and workers < 0:
         raise BadInput(f"--workers {workers}: 0 (in this process) or more")
-    if accelerator == "cuda" and not torch.cuda.is_available():
+    kind: str = args.accelerator
+    if kind == "cuda" and not torch.cuda.is_available():
         raise BadInput(
             "--accelerator cuda: torch finds no GPU; use --accelerator cpu,"
             " or see `backbench doctor`"
         )
-    kind = accelerator
-    if accelerator == "auto":
+    if kind == "auto":
         kind = "cuda" if torch.cuda.is_available() else "cpu"
     if kind == "cuda" and devices > torch.cuda.device_count():
         raise BadInput(f"--devices {devices}: this machine has {torch.cuda.device_count()} GPUs")
@@ -101,12 +100,6 @@ def start(
         log.setLevel("ERROR")  # one process speaks
     watched = distributed.started_by_fabric(fabric)
     return Machine(fabric.device, fabric.global_rank, fabric.world_size, workers, watched)
-
-
-def start_for(args: argparse.Namespace) -> Machine:
-    return start(
-        devices=args.devices, nodes=args.nodes, accelerator=args.accelerator, workers=args.workers
-    )
 
 
 def read_checkpoints(paths: Sequence[Path]) -> list[Checkpoint]:

@@ -34,7 +34,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TypedDict
+from typing import IO, Literal, TypedDict
 
 import numpy as np
 import torch
@@ -182,20 +182,17 @@ class FeatureCache:
             kind = BadInput if status == EXIT_BAD_INPUT else Failed
             raise kind(f"{line}; or set BACKBENCH_CACHE to another disk") from None
 
-    def has(self, description: Description) -> bool:
-        """True if there is an entry; one whose .json is torn is named, and is none."""
-        path = self.path(description)
-        return path.exists() and self._about(path) is not None
-
     def seen(self, description: Description) -> Seen | None:
-        """The images of an entry, as they were; None where that is not known."""
+        """The images of an entry, as they were; None where there is no entry, or that is unknown."""
         path = self.path(description)
         about = self._about(path)
-        return _read_seen(path.with_suffix(".files"), about["shape"][0] if about else 0)
+        return _read_seen(path.with_suffix(".files"), about["shape"][0]) if about else None
 
     def _about(self, path: Path) -> About | None:
-        """The .json beside the rows at `path`; None where there is none, or only a part of it."""
+        """The .json beside the rows at `path`; None where there are no rows, or no whole .json."""
         file = path.with_suffix(".json")
+        if not path.exists():
+            return None
         try:
             about = jsons.read(file)
             whole = isinstance(about["description"], dict) and isinstance(about["sha256"], str)
@@ -215,7 +212,7 @@ class FeatureCache:
         """
         path = self.path(description)
         about = self._about(path)
-        if not path.exists() or about is None:
+        if about is None:
             return None
         there = about["description"]
         keys = sorted({*there, *description})
@@ -370,17 +367,15 @@ class PartFiles:
         before = _read_seen(self.table, count)
         if saved and before is not None and still(before[:saved]):
             self.first, self.seen = saved, before  # where to begin
-        if self.first:
-            self.rows = [np.lib.format.open_memmap(part, mode="r+") for part in self.parts]
-            self._allocate()
-            return
-        # Before the parts: a marker that is left over would vouch for rows that are not written.
-        self.marker.unlink(missing_ok=True)
-        cache.make_room(4 * count * sum(dims), set(map(cache.path, keep)))  # bytes of float32
-        self.rows = [
-            np.lib.format.open_memmap(part, mode="w+", dtype=np.float32, shape=(count, dim))
-            for part, dim in zip(self.parts, dims)
-        ]
+        if not self.first:
+            # Before the parts: a marker that is left over would vouch for rows not written.
+            self.marker.unlink(missing_ok=True)
+            cache.make_room(4 * count * sum(dims), set(map(cache.path, keep)))  # bytes of float32
+        self.rows = []
+        for part, dim in zip(self.parts, dims):
+            mode: Literal["r+", "w+"] = "r+" if self.first else "w+"
+            shape = (count, dim)
+            self.rows.append(np.lib.format.open_memmap(part, mode, np.dtype(np.float32), shape))
         self._allocate()
 
     def _allocate(self) -> None:

@@ -19,6 +19,10 @@ CHUNK = 512  # anchors whose distances to the sample are held at once
 ZERO = 1e-12  # squared distances of unit vectors below this are rounding
 
 
+def finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
 def unit(features: Tensor) -> Tensor:
     """(..., d) -> float64 rows of length 1; a row of zeros stays zero."""
     x = features.double()
@@ -320,14 +324,12 @@ def pairs(features: Tensor, labels: Tensor, *, chunk: int = CHUNK) -> Pairs:
     return Pairs(within.histogram, between.histogram, within.mean, between.mean, uniformity)
 
 
-def dimension_grid(dim: int) -> list[int]:
-    """2, 4, 8, ... and `dim` itself."""
-    grid = []
-    power = 2
-    while power < dim:
-        grid.append(power)
-        power *= 2
-    return [*grid, dim]
+class MinMaxSummary(TypedDict):
+    """CLLR's Theorem 1: contrast and relative variance of distances, by number of dimensions."""
+
+    dims: list[int]
+    contrast: list[float | None]
+    variance: list[float | None]
 
 
 @dataclass(frozen=True)
@@ -341,6 +343,10 @@ class MinMax:
     contrast: list[float]  # mean over anchors of (D_max - D_min) / D_min (Eq. 5)
     variance: list[float]  # mean over anchors of var[D / E D] (Theorem 1)
 
+    def to_json(self) -> MinMaxSummary:
+        contrast, variance = list(map(finite, self.contrast)), list(map(finite, self.variance))
+        return {"dims": self.dims, "contrast": contrast, "variance": variance}
+
 
 def min_max(features: Tensor, order: Tensor, *, chunk: int = CHUNK) -> MinMax:
     """CLLR Theorem 1 on a sample (n, d): distances between rows in the first H of d coordinates.
@@ -349,7 +355,8 @@ def min_max(features: Tensor, order: Tensor, *, chunk: int = CHUNK) -> MinMax:
     ratio here notices. `chunk` anchors at a time.
     """
     x = unit(features)[:, order]
-    n, dims = len(x), dimension_grid(x.shape[1])
+    n, dim = len(x), x.shape[1]
+    dims = [2**i for i in range(1, dim.bit_length()) if 2**i < dim] + [dim]  # 2, 4, 8, ..., d
     contrasts = torch.zeros(len(dims), 2, dtype=torch.float64)  # sum, anchors
     variances = torch.zeros(len(dims), 2, dtype=torch.float64)
     for start in range(0, n, chunk):

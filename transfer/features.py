@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -27,14 +26,11 @@ from backbench.runs.run_progress import Progress
 from backbench.runs.state import StopFlag
 from backbench.runs.terminal import log
 from transfer import feature_cache
-from transfer.batches import Pictures, equal_shares, loader
+from transfer.batches import Pictures, centred, equal_shares, loader
 from transfer.devices import Machine
 from transfer.feature_cache import Description, FeatureCache, PartFiles, Seen, describe
 from transfer.frozen import FrozenTrunk, forward_all
 from transfer.protocols import Geometry
-
-if TYPE_CHECKING:
-    from PIL import Image
 
 SAVE_EVERY = 20  # batches
 WAIT_SECONDS = 1.0  # between two looks at whether another run has finished
@@ -112,9 +108,13 @@ class Extractor:
         with contextlib.ExitStack() as held:
             # 2. Rank 0 takes the locks of all entries, while all ranks wait for it.
             held.enter_context(self._locked(described))
-            # 3. Rank 0 looks, with the locks in hand, and all ranks do as it found.
-            holds = [self.machine.main and self._holds(d, images, named) for d in described]
-            there = self._as_main_says(list(map(int, holds)))
+            # 3. Rank 0 looks for features of these very images, with the locks in hand, and all
+            #    ranks do as it found.
+            holds = []
+            for description in described:
+                seen = self.cache.seen(description) if self.machine.main else None
+                holds.append(int(seen is not None and _unchanged(images, named, seen)))
+            there = self._as_main_says(holds)
             # 4. What is missing is computed by all ranks together.
             if not all(there):
                 self._compute(there, described, images, named, what)
@@ -159,13 +159,6 @@ class Extractor:
                     " the same command continues"
                 )
             time.sleep(WAIT_SECONDS)
-
-    def _holds(self, description: Description, images: ImageList, named: Named) -> bool:
-        """True if the cache has features of these very images."""
-        if not self.cache.has(description):
-            return False
-        seen = self.cache.seen(description)
-        return seen is not None and _unchanged(images, named, seen)
 
     def _compute(
         self,
@@ -235,10 +228,12 @@ class Extractor:
         for begin, features, hashes in self._forwards(trunks, images, first):
             sent = distributed.OnTheirWay([*features, hashes])
             if before is not None:
-                yield _arrived(*before)
+                *arrived, of_files = before[1].taken()
+                yield before[0], arrived, of_files
             before = begin, sent
         if before is not None:
-            yield _arrived(*before)
+            *arrived, of_files = before[1].taken()
+            yield before[0], arrived, of_files
 
     def _forwards(
         self, trunks: Sequence[FrozenTrunk], images: ImageList, first: int
@@ -248,13 +243,8 @@ class Extractor:
         # On every rank: each computes its share, and all gather them.
         machine, count, batch = self.machine, len(images), self.batch
         device = trunks[0].device
-        geometric = self.geometry.transform()
-
-        def view(picture: Image.Image, _: None) -> Image.Image:
-            return geometric(picture)
-
         shares = equal_shares(first, count, batch, machine.rank, machine.world)
-        pictures = loader(HashedPictures(images, view), shares, machine=machine)
+        pictures = loader(HashedPictures(images, centred(self.geometry)), shares, machine=machine)
         for begin, (pixels, hashes) in zip(range(first, count, batch), pictures):
             mine = forward_all(trunks, pixels.to(device, non_blocking=True))
             gathered = map(distributed.gather_without_gradient, mine)
@@ -266,11 +256,6 @@ class Extractor:
         """Rank 0's numbers on every rank. The others wait here until rank 0 has come."""
         values = torch.tensor(numbers, dtype=torch.int64, device=self.trunks[0].device)
         return distributed.broadcast(values).tolist()
-
-
-def _arrived(begin: int, sent: distributed.OnTheirWay) -> tuple[int, list[Tensor], Tensor]:
-    *features, hashes = sent.taken()
-    return begin, features, hashes
 
 
 def _unchanged(images: ImageList, named: Named, seen: Seen) -> bool:

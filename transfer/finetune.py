@@ -9,12 +9,13 @@ so the result does not depend on the number of processes.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,14 +40,10 @@ from backbench.runs.terminal import log
 from backbench.tasks import TASKS
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.trunk import Trunk
-from transfer import scoring
-from transfer.batches import Pictures, equal_shares, loader, rank_batches, training_pictures
+from transfer import batches, scoring
 from transfer.devices import Machine, read_checkpoints, start_for
 from transfer.protocols import Finetune, Part, load_protocol
 from transfer.scoring import Assignment, CheckpointPredictions, best_of
-
-if TYPE_CHECKING:
-    from PIL import Image
 
 SHOW_EVERY = 20  # steps; reading a loss waits for the device
 
@@ -63,11 +60,8 @@ def run_semisup(args: argparse.Namespace) -> int:
             f"--protocol {args.protocol}: {what}; use a semi-supervised protocol, as `semisup`"
         )
     file = args.lists / f"{args.percent}percent.txt"
-    published = part.list
-    if published is None:
-        listed = splits.read_list(file)
-    else:
-        listed = splits.read_list(file, lines=published.lines, sha256=published.sha256)
+    published = {} if part.list is None else dataclasses.asdict(part.list)
+    listed = splits.read_list(file, **published)
     images = catalog.load(protocol.dataset, args.data, seed=args.seed)
     labelled = labelled_part(images, listed, file, args.seed)
     task = f"semi_{args.percent}pct"
@@ -155,7 +149,13 @@ def finetune(task: Assignment[Finetune], part: Part, machine: Machine) -> list[R
     with StopFlag() as stop:
         work = Finetuning(task, part, machine, stop)
         if machine.main:
-            work.log_rates()
+            used = ", ".join(
+                f"{p.used(r):g}/{p.used(r) / part.head_over_trunk:g}" for r in p.head_lr
+            )
+            log.info(
+                f"{task.dataset.name} {task.task}: head/trunk rates as used {used} (declared for"
+                f" {p.reference_batch} images, times {p.batch_size}/{p.reference_batch})"
+            )
         # 1. Each rate is tried on train and scored on val, unless there is nothing to choose.
         tried = work.try_rates()
         lr = p.head_lr[best_of(tried.scores)] if tried.scores else p.head_lr[0]
@@ -222,14 +222,6 @@ class Finetuning:
         # A hold-out is a part of what may be trained on; so is finetuning's official val. With an
         # official val, semi-supervised training has used the whole list already.
         return self.task.splits.held_out or self.task.task == "finetune"
-
-    def log_rates(self) -> None:
-        p, task, ratio = self.task.protocol, self.task, self.part.head_over_trunk
-        pairs = ", ".join(f"{p.used(lr):g}/{p.used(lr) / ratio:g}" for lr in p.head_lr)
-        log.info(
-            f"{task.dataset.name} {task.task}: head/trunk rates as used {pairs}"
-            f" (declared for {p.reference_batch} images, times {p.batch_size}/{p.reference_batch})"
-        )
 
     def new_network(self) -> Network:
         task = self.task
@@ -312,10 +304,10 @@ class Finetuning:
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """This rank's share of each global batch: augmented pixels and the images' indices."""
         p, machine, seed = self.task.protocol, self.machine, self.task.seed
-        shares = rank_batches(
+        shares = batches.rank_batches(
             seed, len(images), p.batch_size, first, steps, rank=machine.rank, world=machine.world
         )
-        return training_pictures(images, p.augment, shares, seed=seed, machine=machine)
+        return batches.training_pictures(images, p.augment, shares, seed=seed, machine=machine)
 
     def _save(self, network: Network, key: str, step: int) -> None:
         if self.machine.main:
@@ -340,14 +332,11 @@ class Finetuning:
         """The five best classes (N, 5) of every image; the ranks share the images."""
         p, machine = self.task.protocol, self.machine
         network.module.eval()
-        geometric = p.geometry.transform()
-
-        def view(picture: Image.Image, _: None) -> Image.Image:
-            return geometric(picture)
-
         size, count = p.feature_batch, len(images)
-        shares = equal_shares(0, count, size, machine.rank, machine.world)
-        pictures = loader(Pictures(images, view), shares, machine=machine)
+        shares = batches.equal_shares(0, count, size, machine.rank, machine.world)
+        pictures = batches.loader(
+            batches.Pictures(images, batches.centred(p.geometry)), shares, machine=machine
+        )
         out = []
         for begin, (pixels, _) in zip(range(0, count, size), pictures):
             mine = network(pixels.to(machine.device, non_blocking=True))

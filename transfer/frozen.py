@@ -82,9 +82,8 @@ class FrozenTrunk:
     def __call__(self, images: Tensor) -> Tensor:
         """Normalised images (N, 3, H, W) -> features (N, dim) float32."""
         images = images.contiguous(memory_format=self.module.memory_format)
-        autocast = torch.autocast(
-            self.device.type, torch.bfloat16, enabled=self.precision == "bf16"
-        )
+        bf16 = self.precision == "bf16"
+        autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=bf16)
         with autocast, clock.around(self.digest, len(images), self.device):
             features = self.module(images).float()
         return features if self.head is None else self.head(features)
@@ -143,22 +142,17 @@ def build_projector(
             chains.setdefault(root, {}).setdefault(int(index), {})[part] = tensor
     for name in names:
         for root, layers in sorted(chains.items()):
-            if root.rpartition(".")[2] != name or not _is_whole(root, layers, heads):
-                continue
-            module = _chain(layers, width)
-            if module is not None:
-                return module
+            below = sum(key == root or key.startswith(f"{root}.") for key in heads)
+            whole = below == sum(len(tensors) for tensors in layers.values())
+            if whole and root.rpartition(".")[2] == name:
+                head = _chain(layers, width)
+                if head is not None:
+                    return head
     return None
 
 
 def output_dim(projector: nn.Sequential) -> int:
     return next(m.out_features for m in reversed(projector) if isinstance(m, nn.Linear))
-
-
-def _is_whole(root: str, layers: Layers, heads: Mapping[str, Tensor]) -> bool:
-    """True if `layers` are all that there is below `root`."""
-    below = sum(key == root or key.startswith(f"{root}.") for key in heads)
-    return below == sum(len(tensors) for tensors in layers.values())
 
 
 def _chain(layers: Layers, width: int) -> nn.Sequential | None:
@@ -169,7 +163,7 @@ def _chain(layers: Layers, width: int) -> nn.Sequential | None:
             modules.append(nn.ReLU())
             continue
         module = _module(tensors, width)
-        if module is None or not _fill(module, tensors):
+        if module is None:
             return None
         modules.append(module)
         if isinstance(module, nn.Linear):
@@ -178,21 +172,16 @@ def _chain(layers: Layers, width: int) -> nn.Sequential | None:
 
 
 def _module(tensors: Mapping[str, Tensor], width: int) -> nn.Module | None:
-    """The module that takes (N, width) and has tensors of these shapes, still to be filled."""
+    """The module that takes (N, width) and holds exactly these tensors; None where there is none."""
     weight = tensors.get("weight")
     if "running_mean" in tensors and len(tensors["running_mean"]) == width:
-        return nn.BatchNorm1d(width, affine=weight is not None)
-    if weight is not None and weight.ndim == 2 and weight.shape[1] == width:
-        return nn.Linear(width, len(weight), bias="bias" in tensors)
-    return None
-
-
-def _fill(module: nn.Module, tensors: Mapping[str, Tensor]) -> bool:
-    """Load the tensors; False if one is missing or left over. Only the counter of batches may be
-    missing, as it changes nothing."""
-    state = module.state_dict()
-    counter = {name: value for name, value in state.items() if name == "num_batches_tracked"}
-    if state.keys() - counter.keys() - tensors.keys() or tensors.keys() - state.keys():
-        return False
-    module.load_state_dict({**counter, **tensors})
-    return True
+        module: nn.Module = nn.BatchNorm1d(width, affine=weight is not None)
+    elif weight is not None and weight.ndim == 2 and weight.shape[1] == width:
+        module = nn.Linear(width, len(weight), bias="bias" in tensors)
+    else:
+        return None
+    try:
+        module.load_state_dict(dict(tensors))  # the counter of batches alone may be missing
+    except RuntimeError:
+        return None
+    return module

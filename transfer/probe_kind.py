@@ -23,14 +23,6 @@ from transfer.scoring import Assignment
 P = TypeVar("P", bound=Protocol)
 
 
-def _metrics_of_the_dataset(p: Protocol, dataset: Dataset) -> list[str]:
-    return list(dataset.metrics)
-
-
-def _accept(p: Protocol, name: str, splits: Splits) -> None:
-    pass
-
-
 @dataclass(frozen=True, kw_only=True)
 class Probe(Generic[P]):
     """How one kind of probe measures."""
@@ -38,9 +30,9 @@ class Probe(Generic[P]):
     # The rows of all trunks of the extractor, written to the run's folder
     measure: Callable[[Assignment[P], Extractor, Machine, StopFlag], list[Result]]
     # The metrics of the rows that it writes for each checkpoint
-    metrics: Callable[[P, Dataset], list[str]] = _metrics_of_the_dataset
+    metrics: Callable[[P, Dataset], list[str]] = lambda _, dataset: list(dataset.metrics)
     # Raises BadInput for data that would fail only after hours of features
-    refuse: Callable[[P, str, Splits], None] = _accept
+    refuse: Callable[[P, str, Splits], None] = lambda *_: None
     # True: the processes train together. False: they only share computing the features, and rank 0
     # does the rest alone
     together: bool = False

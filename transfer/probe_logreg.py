@@ -62,9 +62,7 @@ def measure(
     for trunk, train, val, test in zip(extractor.trunks, *features):
         start: PathState = {"scores": [], "converged": [], "best": -1.0}
         path: PathState = state.setdefault(trunk.digest, start)
-        last = None
-        if "weight" in path:
-            last = Fit.at(path["weight"].to(machine.device), path["bias"].to(machine.device))
+        last = Fit.at(path["weight"], path["bias"]) if "weight" in path else None
         # 1. The penalties that are left on train, strongest first, each scored on val. A fit starts
         #    where the one before ended: neighbouring penalties have near minima, and the strongest
         #    is the easiest from nothing.
@@ -79,8 +77,7 @@ def measure(
             stop.end_here(f"after l2 {l2:g}")
         # 2. The best penalty again on train + val, from where it ended on train alone.
         l2 = p.penalties[scoring.best_of(path["scores"])]
-        weight, bias = path["best_weight"], path["best_bias"]
-        warm = Fit.at(weight.to(machine.device), bias.to(machine.device))
+        warm = Fit.at(path["best_weight"], path["best_bias"])
         final = fit([(train, y_train), (val, y_val)], l2, warm)
         # 3. The one look at test.
         choice: dict[str, object] = {
@@ -91,11 +88,8 @@ def measure(
             "at_edge": scoring.warn_edge(task, trunk.checkpoint, "penalty", l2, p.penalties),
             "converged": all(path["converged"]) and final.converged,
         }
-        one = CheckpointPredictions(
-            checkpoint=trunk.checkpoint,
-            ranking=scoring.rank_classes(final.logits(test, p.chunk)),
-            chosen=choice,
-        )
+        ranking = scoring.rank_classes(final.logits(test, p.chunk))
+        one = CheckpointPredictions(checkpoint=trunk.checkpoint, ranking=ranking, chosen=choice)
         measured.append(one)
     return scoring.write(task, measured)
 

@@ -184,27 +184,20 @@ def _keep_files(
     if hits5 is not None:
         arrays["hits5"] = hits5
     right, total = per_class(prediction, label, len(names))
-    table = _per_class_table(names, right, total)
-    title = f"{one.checkpoint.name}: {task.task} on {task.dataset.name}"
-    picture = confusion_picture(confusion(prediction, label, len(names)), names, title)
-
-    table_file, picture_file = f"per_class/{stem}.csv", f"confusion/{stem}.png"
-    atomic.write_text(task.run / table_file, table)
-    atomic.write_bytes(task.run / picture_file, picture)
-    kept = store.keep_predictions(task.run, stem, manifest=task.hashes["test"], **arrays)
-    return {"predictions": kept, "per_class": table_file, "confusion": picture_file}
-
-
-def _per_class_table(
-    names: Sequence[str], right: NDArray[np.int64], total: NDArray[np.int64]
-) -> str:
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(("class", "images", "right", "accuracy"))
     for name, good, count in zip(names, right.tolist(), total.tolist()):
         accuracy = f"{100 * good / count:.2f}" if count else ""
         table.writerow((printable.spreadsheet(name), count, good, accuracy))
-    return text.getvalue()
+    title = f"{one.checkpoint.name}: {task.task} on {task.dataset.name}"
+    picture = confusion_picture(confusion(prediction, label, len(names)), names, title)
+
+    table_file, picture_file = f"per_class/{stem}.csv", f"confusion/{stem}.png"
+    atomic.write_text(task.run / table_file, text.getvalue())
+    atomic.write_bytes(task.run / picture_file, picture)
+    kept = store.keep_predictions(task.run, stem, manifest=task.hashes["test"], **arrays)
+    return {"predictions": kept, "per_class": table_file, "confusion": picture_file}
 
 
 def confusion_picture(matrix: NDArray[np.int64], names: Sequence[str], title: str) -> bytes:

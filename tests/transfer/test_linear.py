@@ -28,7 +28,7 @@ from backbench.runs import seeding
 from backbench.runs.state import StopFlag
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.families.resnet_trunk import build_backbone
-from transfer.batches import CropFlip, equal_shares, global_batches, rank_share
+from transfer.batches import CropFlip, equal_shares, global_batches, rank_batches
 from transfer.devices import Machine, read_checkpoints
 from transfer.frozen import FrozenTrunk
 from transfer.heads import AdamHeads, BestHeads, LinearHeads
@@ -188,8 +188,9 @@ def test_batches_are_permutations_in_a_row_and_shares_cover_them():
     assert [epoch for epoch, _ in stream] == [0] * 10 + [1] * 10
     assert sorted(i for epoch, i in stream if epoch == 0) == list(range(10))
     assert list(global_batches(0, 10, 4, 3, 5)) == list(global_batches(0, 10, 4, 0, 5))[3:]
-    batch = stream[:5]
-    assert [item for rank in range(3) for item in rank_share(batch, rank, 3)] == batch
+    shares = [list(rank_batches(0, 10, 4, 0, 5, rank=rank, world=3)) for rank in range(3)]
+    together = [item for parts in zip(*shares) for part in parts for item in part]
+    assert together == stream
 
 
 def test_equal_shares_are_the_images_in_order_behind_one_another():
