@@ -66,7 +66,8 @@ class BackboneRules(ABC):
         name = cfg.MODEL.BACKBONE.NAME
         for key, allowed in self.idle_keys.items():
             value = given.get(key, allowed[0])
-            value = list(value) if isinstance(value, tuple) else value
+            if isinstance(value, tuple):
+                value = list(value)
             if value not in allowed:
                 raise BadInput(
                     f"{given.path}: {key} {value!r} would decide nothing with MODEL.BACKBONE.NAME "
@@ -134,15 +135,21 @@ class ResNetRules(BackboneRules):
         return out
 
 
+# Detectron2's keys for its own ResNet, and the values that go with every trunk that is whole
+WHOLE_TRUNK: dict[str, tuple[Value, ...]] = {
+    "MODEL.BACKBONE.FREEZE_AT": (0,),
+    "MODEL.RESNETS.NORM": ("SyncBN", "BN"),
+    "MODEL.RESNETS.STRIDE_IN_1X1": (False,),
+    "MODEL.RESNETS.OUT_FEATURES": (["res2", "res3", "res4", "res5"],),
+    "MODEL.FPN.IN_FEATURES": (["res2", "res3", "res4", "res5"],),
+}
+
+
 class TrunkRules(BackboneRules):
     """Our names: a trunk of any kind with the norms that it has, trained as ViTDet trains."""
 
     idle_keys: ClassVar[Mapping[str, tuple[Value, ...]]] = {
-        "MODEL.BACKBONE.FREEZE_AT": (0,),
-        "MODEL.RESNETS.NORM": ("SyncBN", "BN"),
-        "MODEL.RESNETS.STRIDE_IN_1X1": (False,),
-        "MODEL.RESNETS.OUT_FEATURES": (["res2", "res3", "res4", "res5"],),
-        "MODEL.FPN.IN_FEATURES": (["res2", "res3", "res4", "res5"],),
+        **WHOLE_TRUNK,
         "SOLVER.NESTEROV": (False,),
         "SOLVER.BIAS_LR_FACTOR": (1.0,),
         "SOLVER.WEIGHT_DECAY_BIAS": (None,),

@@ -55,12 +55,8 @@ if TYPE_CHECKING:
 IMPLEMENTED: dict[str, tuple[Value, ...]] = {
     "MODEL.META_ARCHITECTURE": ("GeneralizedRCNN",),
     "MODEL.BACKBONE.NAME": (RESNET_FPN, FPN, SIMPLE),
-    "MODEL.BACKBONE.FREEZE_AT": (0,),
+    **backbones.WHOLE_TRUNK,
     "MODEL.RESNETS.DEPTH": (18, 34, 50, 101, 152),
-    "MODEL.RESNETS.NORM": ("SyncBN", "BN"),
-    "MODEL.RESNETS.STRIDE_IN_1X1": (False,),
-    "MODEL.RESNETS.OUT_FEATURES": (["res2", "res3", "res4", "res5"],),
-    "MODEL.FPN.IN_FEATURES": (["res2", "res3", "res4", "res5"],),
     "MODEL.FPN.NORM": ("SyncBN", "BN", "LN", ""),
     "MODEL.RPN.IN_FEATURES": (["p2", "p3", "p4", "p5", "p6"],),
     "MODEL.ROI_HEADS.NAME": ("StandardROIHeads",),

@@ -127,15 +127,20 @@ class RCNNHeads(RoIHeads):
         classes: Tensor,
         targets: list[TrainTarget],
     ) -> Tensor:
+        """Only the object's own class is taught. R positive proposals of the whole batch."""
         pooled = self.mask_roi_pool(features, boxes)
-        logits = self.mask_predictor(self.mask_head(pooled)).float()
+        logits = self.mask_predictor(self.mask_head(pooled)).float()  # (R, 1 + C, M, M)
         polygons = []
         # On a GPU the host waits once for all images' numbers
         on_cpu = torch.cat(objects).cpu().split([len(numbers) for numbers in objects])
         for numbers, target in zip(on_cpu, targets):
             polygons += [target["polygons"][j] for j in numbers.tolist()]
-        goal = rasterise(polygons, torch.cat(boxes), logits.shape[-1])
-        return mask_loss(logits, goal, classes)
+        goal = rasterise(polygons, torch.cat(boxes), logits.shape[-1])  # (R, M, M) in {0, 1}
+        chosen = logits[torch.arange(len(classes), device=logits.device), classes]
+        loss = F.binary_cross_entropy_with_logits(chosen, goal.to(chosen), reduction="sum")
+        # Without any object there is a gradient all the same, of zeros: DDP waits for one on each
+        # rank.
+        return loss / per_rank(goal.numel(), logits.device) + 0 * logits.sum()
 
     def _keypoint_loss(
         self,
@@ -151,8 +156,14 @@ class RCNNHeads(RoIHeads):
         kept = [of_image[i] for of_image, i in zip(boxes, keep)]
         points = [of_image[i] for of_image, i in zip(marked, keep)]
         pooled = self.keypoint_roi_pool(features, kept)
-        heat = self.keypoint_predictor(self.keypoint_head(pooled)).float()
-        return keypoint_loss(heat, torch.cat(kept), torch.cat(points))
+        heat = self.keypoint_predictor(self.keypoint_head(pooled)).float()  # (R, K, M, M)
+        # Cross-entropy over each visible keypoint's M x M places, divided by the visible ones:
+        # Detectron2's choice where NORMALIZE_LOSS_BY_VISIBLE_KEYPOINTS is on, its default
+        place, valid = keypoints_to_heatmap(torch.cat(points), torch.cat(kept), heat.shape[-1])
+        visible = torch.where(valid.flatten())[0]
+        maps = heat.flatten(2).flatten(0, 1)[visible]
+        loss = F.cross_entropy(maps, place.flatten()[visible], reduction="sum")
+        return loss / per_rank(len(visible), heat.device) + 0 * heat.sum()  # as in _mask_loss
 
     def _detect(
         self, features: dict[str, Tensor], proposals: list[Tensor], shapes: list[tuple[int, int]]
@@ -192,32 +203,6 @@ def box_losses(
         "loss_cls": F.cross_entropy(logits, labels, reduction="sum") / count,
         "loss_box_reg": smooth_l1(chosen, regression[positive], beta) / count,
     }
-
-
-def mask_loss(logits: Tensor, goal: Tensor, classes: Tensor) -> Tensor:
-    """logits (R, 1 + C, M, M), goal (R, M, M) in {0, 1}, classes (R,): only the object's own class
-    is taught."""
-    count = per_rank(goal.numel(), logits.device)
-    chosen = logits[torch.arange(len(classes), device=logits.device), classes]
-    loss = F.binary_cross_entropy_with_logits(chosen, goal.to(chosen), reduction="sum")
-    # Without any object there is a gradient all the same, of zeros: DDP waits for one on each rank.
-    return loss / count + 0 * logits.sum()
-
-
-def keypoint_loss(heat: Tensor, boxes: Tensor, points: Tensor) -> Tensor:
-    """Cross-entropy over each visible keypoint's M x M places; heat (R, K, M, M), boxes (R, 4),
-    points (R, K, 3).
-
-    Divided by the visible keypoints: Detectron2's choice where NORMALIZE_LOSS_BY_VISIBLE_KEYPOINTS
-    is on, its default.
-    """
-    place, valid = keypoints_to_heatmap(points, boxes, heat.shape[-1])
-    valid = torch.where(valid.flatten())[0]
-    count = per_rank(len(valid), heat.device)
-    loss = F.cross_entropy(
-        heat.flatten(2).flatten(0, 1)[valid], place.flatten()[valid], reduction="sum"
-    )
-    return loss / count + 0 * heat.sum()  # as in mask_loss
 
 
 def visible_inside(points: Tensor, boxes: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from support.detection_loop import OneNumber, normalised_in_bfloat16
-from support.detection_runs import built, run_of_config
+from support.detection_runs import ENGINES, built, needs_detectron2, run_of_config
 
 from backbench.errors import BadInput, Preempted
 from backbench.runs.state import StopFlag, load_state
@@ -11,13 +11,10 @@ from backbench.runs.step_metrics import read_metrics
 from detection import dialect, process_group, train_net
 from detection.protocol import protocol
 
-ENGINES = ["torchvision", "detectron2"]
 PLAIN = ("MODEL.WEIGHTS", "random", "TEST.PRECISE_BN.ENABLED", "False")
 
 
 def prepared(root, out, engine, precision, *more):
-    if engine == "detectron2":
-        pytest.importorskip("detectron2", reason="Detectron2 is not installed: `make detectron2`")
     words = () if precision == "fp32" else ("SOLVER.AMP.ENABLED", "True")
     words += () if precision == "fp32" else ("SOLVER.AMP.PRECISION", precision)
     name = "tiny_mask_rcnn_R_18_FPN"
@@ -41,8 +38,8 @@ def test_near_to_float32(tiny_root, tmp_path, engine):
 
 
 @pytest.mark.slow
+@needs_detectron2
 def test_batch_norm_of_two_ranks_is_summed_in_float32(tiny_root, tmp_path):
-    pytest.importorskip("detectron2", reason="Detectron2 is not installed: `make detectron2`")
     run = run_of_config("tiny_mask_rcnn_R_18_FPN", tiny_root, tmp_path, PLAIN, world=2)
     process_group.spawn(normalised_in_bfloat16, run)
 
@@ -87,16 +84,10 @@ def test_named_in_the_protocol():
     on = ["SOLVER.AMP.ENABLED", "True"]
     name = "mask_rcnn_R_50_FPN_1x"
     assert protocol(dialect.read(name, on)) == "detection-1x-fp16-v1"
-    assert (
-        protocol(dialect.read(name, [*on, "SOLVER.AMP.PRECISION", "bf16"]))
-        == "detection-1x-bf16-v1"
-    )
-    assert (
-        protocol(
-            dialect.read(name, ["SOLVER.AMP.ENABLED", "False", "SOLVER.BIAS_LR_FACTOR", "1.0"])
-        )
-        == "detection-1x-v1"
-    )
+    bf16 = dialect.read(name, [*on, "SOLVER.AMP.PRECISION", "bf16"])
+    assert protocol(bf16) == "detection-1x-bf16-v1"
+    off = dialect.read(name, ["SOLVER.AMP.ENABLED", "False", "SOLVER.BIAS_LR_FACTOR", "1.0"])
+    assert protocol(off) == "detection-1x-v1"
     other = protocol(dialect.read(name, [*on, "SOLVER.BASE_LR", "0.3"]))
     assert "1x" not in other and other.startswith("detection-")
 

@@ -7,11 +7,12 @@ import shutil
 
 import pytest
 from PIL import Image
-from support.detection_runs import run_of_config
+from support.detection_runs import ENGINES, built, run_of_config
 
 from backbench.errors import BadInput
 from detection import evaluate, lint, train_net
 from detection.data import coco, images
+from detection.data.split import training_records
 from detection.task_rows import FASTER_RCNN
 
 NAN = float("nan")
@@ -66,13 +67,26 @@ BAD = {
         "category_without_id": (without("categories", "id"), "has no 'id'"),
         "category_without_name": (without("categories", "name"), "has no 'name'"),
         "category_id_text": (_all_ids_text, "id '1': Input should be a valid integer"),
+        "categories_empty": (replaced("categories", []), "'categories' is empty"),
+        "category_of_another_name": (
+            first("categories", name="zero"),
+            "its categories are not those of .* 1 '",
+        ),
         "category_name_twice": (first("categories", name="1"), "two categories have the name '1'"),
         "annotation_is_null": (lambda d: d["annotations"].insert(0, None), "not a row"),
         "annotation_without_id": (without("annotations", "id"), "has no 'id'"),
+        "annotation_id_twice": (
+            lambda d: d["annotations"].append(d["annotations"][0]),
+            "its id appears twice",
+        ),
+        "image_of_none": (first("annotations", image_id=999), "image 999 is not in"),
+        "category_of_none": (first("annotations", category_id=77), "category 77 is not among"),
         "no_image_id": (without("annotations", "image_id"), "has no 'image_id'"),
         "image_id_list": (first("annotations", image_id=[1]), r"image_id \[1\]"),
         "no_category": (without("annotations", "category_id"), "has no 'category_id'"),
         "no_box": (without("annotations", "bbox"), "has no 'bbox'"),
+        "box_of_three": (first("annotations", bbox=[1, 2, 3]), "bbox"),
+        "box_nan": (first("annotations", bbox=[1, 2, NAN, 3]), "bbox"),
         "box_of_texts": (first("annotations", bbox=["1", "2", "3", "4"]), "bbox"),
         "box_of_nulls": (first("annotations", bbox=[None] * 4), "bbox"),
         "box_of_lists": (first("annotations", bbox=[[1], [2], [3], [4]]), "bbox"),
@@ -130,10 +144,8 @@ def checked(root, tmp_path, task, engine):
     lint.files(train_net.prepare(run))
 
 
-@pytest.fixture(params=["torchvision", "detectron2"])
+@pytest.fixture(params=ENGINES)
 def engine(request):
-    if request.param == "detectron2":
-        pytest.importorskip("detectron2", reason="Detectron2 is not installed: `make detectron2`")
     return request.param
 
 
@@ -242,14 +254,9 @@ def test_ids_decide_nothing(tiny_root, tmp_path, ids):
         for record in split.records:
             for n, a in enumerate(record["annotations"]):
                 x, y, w, h = a["bbox"]
-                found.append(
-                    {
-                        "image_id": record["image_id"],
-                        "category_id": split.ids[a["category_id"]],
-                        "bbox": [x + n, y, w, h],
-                        "score": 0.5 + n / 10,
-                    }
-                )
+                row = {"bbox": [x + n, y, w, h], "score": 0.5 + n / 10}
+                row |= {"image_id": record["image_id"], "category_id": split.ids[a["category_id"]]}
+                found.append(row)
         scores.append(evaluate.score(split, found, "bbox", [], manifest="m"))
     assert scores[0].values == scores[1].values
     assert scores[0].ci95 == scores[1].ci95
@@ -258,10 +265,6 @@ def test_ids_decide_nothing(tiny_root, tmp_path, ids):
 
 def test_some_objects_without_keypoints(tiny_root, tmp_path, engine):
     """They have unmarked ones; Detectron2 by itself ends in the middle of its training."""
-    from support.detection_runs import built
-
-    from detection.data.split import training_records
-
     shutil.copytree(tiny_root / "scenes", tmp_path / "scenes")
     file = tmp_path / "scenes" / "annotations" / "person_keypoints_train2017.json"
     data = json.loads(file.read_text())

@@ -50,12 +50,8 @@ def test_records_are_detectron2s(voc):
     split = coco.read(coco.find("voc_2007_trainval", voc), FASTER_RCNN)
     theirs = load_voc_instances(str(voc / "VOC2007"), "trainval", VOC_CLASSES)
     for a, b in zip(split.records, theirs, strict=True):
-        assert (a["file_name"], a["image_id"], a["height"], a["width"]) == (
-            b["file_name"],
-            b["image_id"],
-            b["height"],
-            b["width"],
-        )
+        for key in ("file_name", "image_id", "height", "width"):
+            assert a[key] == b[key], key
         for x, y in zip(a["annotations"], b["annotations"], strict=True):
             left, top, width, height = x["bbox"]
             assert [left, top, left + width, top + height] == y["bbox"]
@@ -68,16 +64,11 @@ def test_records_are_detectron2s(voc):
 
 def test_perfect_and_missing_detections(voc):
     split = coco.read(coco.find("voc_2007_test", voc), FASTER_RCNN)
-    exact = [
-        {
-            "image_id": r["image_id"],
-            "category_id": a["category_id"],
-            "bbox": a["bbox"],
-            "score": 0.9,
-        }
-        for r in split.records
-        for a in r["annotations"]
-    ]
+    exact = []
+    for record in split.records:
+        for a in record["annotations"]:
+            row = {"image_id": record["image_id"], "category_id": a["category_id"]}
+            exact.append({**row, "bbox": a["bbox"], "score": 0.9})
     scores = voc_ap.score(split, exact, None)
     assert scores.per_category["dog"] == pytest.approx(100)
     assert scores.values["AP"] == pytest.approx(2 * 100 / 20)  # two of the twenty classes are there

@@ -2,18 +2,16 @@
 
 import pytest
 import torch
-from support.detection_runs import built, run_of_config
+from support.detection_runs import ENGINES, built, run_of_config
 
 from backbench.errors import BadInput
 from backbench.runs import seeding
 from detection.data.split import training_records
 
 
-@pytest.fixture(scope="module", params=["torchvision", "detectron2"])
+@pytest.fixture(scope="module", params=ENGINES)
 def engine(request, tiny_root, tmp_path_factory):
     """A mask detector, and the images that it trains on."""
-    if request.param == "detectron2":
-        pytest.importorskip("detectron2", reason="Detectron2 is not installed: `make detectron2`")
     out = tmp_path_factory.mktemp("run")
     p, engine = built(
         run_of_config("tiny_mask_rcnn_R_18_FPN", tiny_root, out, engine=request.param)
@@ -34,13 +32,8 @@ def test_an_iteration_does_not_depend_on_where_the_stream_was_opened(engine):
     engine.start(records, 2, 3)
     assert losses_of(engine, 2) == whole[2]
     assert whole[0] != whole[2]
-    assert set(whole[0]) == {
-        "loss_rpn_cls",
-        "loss_rpn_loc",
-        "loss_cls",
-        "loss_box_reg",
-        "loss_mask",
-    }
+    terms = ("rpn_cls", "rpn_loc", "cls", "box_reg", "mask")
+    assert set(whole[0]) == {f"loss_{term}" for term in terms}
 
 
 def test_a_step_moves_by_the_optimisers_rate(engine):
@@ -59,12 +52,8 @@ def test_a_step_moves_by_the_optimisers_rate(engine):
 def test_stages_and_detections_are_those_of_the_file(engine):
     engine, records = engine
     stages = engine.stages(torch.zeros(1, 3, 64, 64))
-    assert [tuple(s.shape[1:]) for s in stages] == [
-        (64, 16, 16),
-        (128, 8, 8),
-        (256, 4, 4),
-        (512, 2, 2),
-    ]
+    shapes = [(64, 16, 16), (128, 8, 8), (256, 4, 4), (512, 2, 2)]
+    assert [tuple(s.shape[1:]) for s in stages] == shapes
     record = {**records[0], "annotations": []}
     found = engine.predict(record)
     engine.model.train()

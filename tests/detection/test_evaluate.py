@@ -23,6 +23,10 @@ TASKS = {"bbox": FASTER_RCNN, "segm": MASK_RCNN, "keypoints": KEYPOINT_RCNN}
 SIGMAS = [0.107, 0.05, 0.2, 0.107, 0.079]
 
 
+def corners(x, y, w, h):
+    return [x, y, x + w, y, x + w, y + h, x, y + h]
+
+
 def make(root, task, *, images=25, empty=(), seed=0):
     """A COCO layout with crowds, small and large objects and images without any; and noisy
     detections of it."""
@@ -30,24 +34,21 @@ def make(root, task, *, images=25, empty=(), seed=0):
     (root / "coco" / "val2017").mkdir(parents=True)
     size = 260
     people = task.keypoints
-    categories = (
-        [{"id": 1, "name": "p", "keypoints": list("abcde")}]
-        if people
-        else [{"id": i, "name": f"c{i}"} for i in (2, 5, 9)]
-    )
+    categories = [{"id": i, "name": f"c{i}"} for i in (2, 5, 9)]
+    if people:
+        categories = [{"id": 1, "name": "p", "keypoints": list("abcde")}]
     data = {"images": [], "annotations": [], "categories": categories}
     found = []
     for image in range(1, images + 1):
         (root / "coco" / "val2017" / f"{image}.jpg").touch()
-        data["images"].append(
-            {"id": image, "file_name": f"{image}.jpg", "height": size, "width": size}
-        )
+        row = {"id": image, "file_name": f"{image}.jpg", "height": size, "width": size}
+        data["images"].append(row)
         for _ in range(0 if image in empty else int(rng.integers(1, 5))):
             x, y = rng.uniform(0, 100, 2)
             w, h = rng.uniform(5, 150, 2)
             category = categories[int(rng.integers(len(categories)))]["id"]
             crowd = int(rng.random() < 0.1)
-            polygon = [x, y, x + w, y, x + w, y + h, x, y + h]
+            polygon = corners(x, y, w, h)
             outline = mask.frPyObjects([polygon], size, size)[0]
             if crowd:
                 outline = {"size": [size, size], "counts": outline["counts"].decode()}
@@ -71,17 +72,7 @@ def make(root, task, *, images=25, empty=(), seed=0):
             for _ in range(int(rng.integers(0, 4))):
                 bx = np.array([x, y, w, h]) + rng.normal(0, 3, 4)
                 bx[2:] = bx[2:].clip(2)
-                part = [
-                    bx[0],
-                    bx[1],
-                    bx[0] + bx[2],
-                    bx[1],
-                    bx[0] + bx[2],
-                    bx[1] + bx[3],
-                    bx[0],
-                    bx[1] + bx[3],
-                ]
-                rle = mask.frPyObjects([part], size, size)[0]
+                rle = mask.frPyObjects([corners(*bx)], size, size)[0]
                 moved = points.copy()
                 moved[:, :2] += rng.normal(0, 3, (5, 2))
                 found.append(
@@ -97,9 +88,8 @@ def make(root, task, *, images=25, empty=(), seed=0):
     kind = "person_keypoints" if people else "instances"
     (root / "coco" / "annotations").mkdir()
     (root / "coco" / "annotations" / f"{kind}_val2017.json").write_text(json.dumps(data))
-    return coco.read(
-        coco.find("keypoints_coco_2017_val" if people else "coco_2017_val", root), task
-    ), found
+    name = "keypoints_coco_2017_val" if people else "coco_2017_val"
+    return coco.read(coco.find(name, root), task), found
 
 
 def oracle(split, found, kind, ids=None):
@@ -137,25 +127,12 @@ def test_interval_is_of_the_same_ap(tmp_path, monkeypatch, kind):
     monkeypatch.setattr(evaluate, "drawn", lambda images, manifest: drawn)
     aps = evaluate.score(split, found, kind, SIGMAS, manifest="m").samples["AP"] / 100
     assert float(aps[0]) == pytest.approx(oracle(split, found, kind).stats[0], abs=1e-9)
-    ids = [r["image_id"] for r in split.records]
     data = json.loads(split.file.read_text())
-    repeated = {"images": [], "annotations": [], "categories": data["categories"]}
-    detections = []
-    for id, count in zip(ids, drawn[1].int().tolist()):
-        for _ in range(count):
-            new = len(repeated["images"]) + 1
-            repeated["images"].append({**data["images"][id - 1], "id": new})
-            for a in data["annotations"]:
-                if a["image_id"] == id:
-                    repeated["annotations"].append(
-                        {**a, "id": len(repeated["annotations"]) + 1, "image_id": new}
-                    )
-            detections += [{**d, "image_id": new} for d in found if d["image_id"] == id]
+    repeated, detections = written_out(data, found, drawn[1].int().tolist())
     split.file.write_text(json.dumps(repeated))
     images = [i["id"] for i in repeated["images"]]
-    assert float(aps[1]) == pytest.approx(
-        oracle(split, detections, kind, images).stats[0], abs=1e-9
-    )
+    again = oracle(split, detections, kind, images).stats[0]
+    assert float(aps[1]) == pytest.approx(again, abs=1e-9)
 
 
 @pytest.mark.parametrize("kind", TASKS)
@@ -250,9 +227,8 @@ def test_first_images_only(tmp_path):
     assert [r["image_id"] for r in few.records] == list(range(1, 8))
     mine = [d for d in found if d["image_id"] <= 7]
     ev = oracle(split, mine, "bbox", list(range(1, 8)))
-    assert evaluate.score(few, mine, "bbox", [], manifest="m").values["AP"] == pytest.approx(
-        100 * ev.stats[0]
-    )
+    values = evaluate.score(few, mine, "bbox", [], manifest="m").values
+    assert values["AP"] == pytest.approx(100 * ev.stats[0])
 
 
 def test_unknown_dataset_is_named(tmp_path):

@@ -24,15 +24,22 @@ SHORT = ("SOLVER.MAX_ITER", "12", "SOLVER.STEPS", "(8,)", "TEST.PRECISE_BN.ENABL
 @pytest.fixture
 def prepared(tiny_root, tmp_path):
     def prepare(*opts):
-        run = run_of_config(
-            "tiny_faster_rcnn_R_18_FPN",
-            tiny_root,
-            tmp_path,
-            ("MODEL.WEIGHTS", "random", *SHORT, *opts),
-        )
+        words = ("MODEL.WEIGHTS", "random", *SHORT, *opts)
+        run = run_of_config("tiny_faster_rcnn_R_18_FPN", tiny_root, tmp_path, words)
         return run, train_net.prepare(run)
 
     return prepare
+
+
+def stop_in(iteration):
+    """A flag, and a step's action that raises it in this iteration."""
+    stop = StopFlag()
+
+    def at(now):
+        if now == iteration:
+            stop.requested = "SIGTERM"
+
+    return stop, at
 
 
 def test_rates_warm_up_and_drop(prepared):
@@ -81,12 +88,7 @@ def test_stopped_and_continued_is_the_same_run(prepared):
     (run.out / "model_final.pth").unlink()
 
     for last in (3, 7):
-        stop = StopFlag()
-
-        def at(iteration, stop=stop, last=last):
-            if iteration == last:
-                stop.requested = "SIGTERM"
-
+        stop, at = stop_in(last)
         with pytest.raises(Preempted, match=f"stopped by SIGTERM after iteration {last + 1}"):
             train_net.train(run, p, OneNumber(p, at), 0, stop)
     engine = OneNumber(p)
@@ -102,12 +104,7 @@ def test_a_long_run_continues_between_two_logged_iterations(prepared):
     any."""
     run, p = prepared("SOLVER.MAX_ITER", "18000")
     for last in (6, 8, 13):
-        stop = StopFlag()
-
-        def at(iteration, stop=stop, last=last):
-            if iteration == last:
-                stop.requested = "SIGTERM"
-
+        stop, at = stop_in(last)
         with pytest.raises(Preempted):
             train_net.train(run, p, OneNumber(p, at), 0, stop)
     assert [row["step"] for row in read_metrics(run.out)] == [0, 4, 8, 12]
@@ -115,12 +112,7 @@ def test_a_long_run_continues_between_two_logged_iterations(prepared):
 
 def test_a_signal_in_the_last_iteration_changes_nothing(prepared):
     run, p = prepared()
-    stop = StopFlag()
-
-    def at(iteration):
-        if iteration == 11:
-            stop.requested = "SIGTERM"
-
+    stop, at = stop_in(11)
     train_net.train(run, p, OneNumber(p, at), 0, stop)
     assert (run.out / "model_final.pth").exists()
 
@@ -159,11 +151,7 @@ def test_a_stop_comes_before_a_look_on_the_way(prepared, monkeypatch):
         (run.out / measure.EVALUATIONS_FILE).write_text(f'{{"step": {step}}}\n')
 
     monkeypatch.setattr(measure, "on_the_way", look)
-    stop = StopFlag()
-
-    def at(iteration):
-        stop.requested = "SIGTERM" if iteration == 3 else None
-
+    stop, at = stop_in(3)
     with pytest.raises(Preempted, match="after iteration 4"):
         train_net.train(run, p, OneNumber(p, at), 0, stop)
     assert not looked

@@ -24,11 +24,8 @@ from detection.task_rows import DETECTION_TASKS
 def to_detectron2_names(state):
     """The torchvision engine's whole state under Detectron2's names, class order rotated."""
     out = {}
-    body = {
-        k.removeprefix("backbone.body."): v
-        for k, v in state.items()
-        if k.startswith("backbone.body.")
-    }
+    prefix = "backbone.body."
+    body = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
     wrapped = not any(name.startswith("trunk.layer4.") for name in body)
     simple = "backbone.fpn.levels.0.0.weight" in state
     if not wrapped:  # Detectron2's own ResNet
@@ -45,11 +42,8 @@ def to_detectron2_names(state):
             middle = "norm." if parts[4] == "1" else ""
             out[f"backbone.{kind}{int(parts[3]) + 2}.{middle}{parts[5]}"] = v
         elif k.startswith("rpn.head."):
-            name = {
-                "conv": "conv",
-                "cls_logits": "objectness_logits",
-                "bbox_pred": "anchor_deltas",
-            }[parts[2]]
+            heads = {"cls_logits": "objectness_logits", "bbox_pred": "anchor_deltas"}
+            name = heads.get(parts[2], "conv")
             out[f"proposal_generator.rpn_head.{name}.{parts[-1]}"] = v
         elif k.startswith("roi_heads."):
             out |= dict([head_name(parts, v)])
@@ -387,9 +381,8 @@ def test_initial_weights_are_drawn_alike(pair):
             or not value.is_floating_point()
         ):
             continue
-        assert float(value.std()) == pytest.approx(
-            float(reference[key].std()), rel=0.2, abs=1e-9
-        ), key
+        theirs_std = float(reference[key].std())
+        assert float(value.std()) == pytest.approx(theirs_std, rel=0.2, abs=1e-9), key
 
 
 def test_coco_json_of_their_evaluator(pair):

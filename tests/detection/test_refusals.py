@@ -24,9 +24,8 @@ FASTER = "tiny_faster_rcnn_R_18_FPN"
 @pytest.fixture(scope="module")
 def trunk():
     torch.manual_seed(0)
-    return Checkpoint(
-        arch="resnet18", method="test", state_dict=build_backbone("resnet18").state_dict()
-    )
+    state = build_backbone("resnet18").state_dict()
+    return Checkpoint(arch="resnet18", method="test", state_dict=state)
 
 
 @pytest.fixture
@@ -90,24 +89,15 @@ def test_weights_must_be_named(tiny_root, tmp_path, trunk):
         trunk_weights.read(None, "detectron2://ImageNetPretrained/MSRA/R-50.pkl", "resnet50", 0)
     with pytest.raises(BadInput, match="give one"):
         trunk_weights.read(tmp_path / "x", "y.pkl", "resnet18", 0)
-    assert (
-        trunk_weights.read(None, "random", "resnet18", 0).digest
-        == trunk_weights.read(None, "random", "resnet18", 0).digest
-    )
+    drawn = [trunk_weights.read(None, "random", "resnet18", 0).digest for _ in range(2)]
+    assert drawn[0] == drawn[1]
 
 
 def test_small_image_stem_is_refused(tiny_root, tmp_path):
-    with pytest.raises(BadInput, match="conv3 stem"):
-        prepare(
-            tiny_root,
-            tmp_path,
-            Checkpoint(
-                arch="resnet18",
-                stem="conv3",
-                method="t",
-                state_dict=build_backbone("resnet18", "conv3").state_dict(),
-            ),
-        )
+    state = build_backbone("resnet18", "conv3").state_dict()
+    small = Checkpoint(arch="resnet18", stem="conv3", method="t", state_dict=state)
+    with pytest.raises(BadInput, match=r"conv3 stem.*maps of stride 1, 2, 4, 8"):
+        prepare(tiny_root, tmp_path, small)
 
 
 def test_feature_check(tiny_root, tmp_path, trunk):
@@ -139,31 +129,6 @@ def test_half_matched_pkl_is_refused(tmp_path, trunk):
         trunk_weights.read(None, str(tmp_path / "half.pkl"), "resnet18", 0)
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (lambda d: d["annotations"][0].update(category_id=77), "category 77 is not among"),
-        (lambda d: d["annotations"][0].update(image_id=999), "image 999 is not in"),
-        (
-            lambda d: d["annotations"][1].update(id=d["annotations"][0]["id"]),
-            "its id appears twice",
-        ),
-        (lambda d: d["annotations"][0].update(bbox=[1, 2, 3]), "bbox"),
-        (lambda d: d["annotations"][0].update(bbox=[1, 2, float("nan"), 3]), "bbox"),
-        (lambda d: d.pop("images"), "no 'images' list"),
-        (lambda d: d.update(categories=[]), "'categories' is empty"),
-        (
-            lambda d: d["categories"][0].update(name="zero"),
-            "its categories are not those of .* 1 '",
-        ),
-    ],
-)
-def test_annotation_files_that_do_not_fit(data, tmp_path, trunk, change, words):
-    edit(data, change)
-    with pytest.raises(BadInput, match=words):
-        prepare(data, tmp_path, trunk)
-
-
 def test_files_that_are_not_there_or_not_json(data, tmp_path, trunk):
     file = data / "scenes" / "annotations" / "instances_val2017.json"
     file.write_text("{")
@@ -191,10 +156,8 @@ def test_keypoint_files_without_keypoints(data, tmp_path, trunk):
 
 def test_missing_images_are_named(data, tmp_path, trunk):
     (data / "scenes" / "val2017" / "000000000002.jpg").unlink()
-    with pytest.raises(
-        BadInput,
-        match=r"1 of 2 images of instances_val2017.json are missing, first 000000000002.jpg",
-    ):
+    said = r"1 of 2 images of instances_val2017.json are missing, first 000000000002.jpg"
+    with pytest.raises(BadInput, match=said):
         prepare(data, tmp_path, trunk)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.detection_ranks import OTHER_TRUNKS
+from support.detection_runs import ENGINES, needs_detectron2
 
 from backbench import cli
 from backbench.results import store
@@ -126,23 +127,17 @@ def test_faster_rcnn_from_start_to_end(tiny_root, x, tmp_path, caplog, capsys):
     rows, _ = store.read(whole / "results.jsonl")
     first = rows[0]
     assert first.checkpoint == Checkpoint.load(x).digest
-    assert (first.task, first.dataset, first.split, first.engine) == (
-        "faster_rcnn",
-        "scenes",
-        "val",
-        "torchvision",
-    )
-    assert {r.metric for r in rows} == {
-        f"bbox_{m}" for m in ("AP", "AP50", "AP75", "APs", "APm", "APl")
-    }
+    columns = (first.task, first.dataset, first.split, first.engine)
+    assert columns == ("faster_rcnn", "scenes", "val", "torchvision")
+    metrics = ("AP", "AP50", "AP75", "APs", "APm", "APl")
+    assert {r.metric for r in rows} == {f"bbox_{metric}" for metric in metrics}
     # SIX is no protocol's
     assert first.protocol.startswith("detection-") and not first.protocol.endswith("-v1")
     assert len(list((whole / "pictures").glob("*.png"))) == 2
     assert (whole / first.provenance["predictions"]).is_file()
     assert all(r.provenance["pretraining"] == {"precision": "bf16"} for r in rows)
-    cost = first.provenance[
-        "trunk"
-    ]  # a ResNet-18 has 1.814 billion at 224 x 224, without its classifier
+    # A ResNet-18 has 1.814 billion at 224 x 224, without its classifier
+    cost = first.provenance["trunk"]
     assert (cost["parameters"], cost["sides"]) == (11_176_512, [128, 192])
     assert cost["gflops"] == pytest.approx(1.814 * 128 * 192 / 224**2, rel=1e-3)
     assert first.origin["images_per_second"] > 0
@@ -178,11 +173,9 @@ def test_killed_and_resumed(tiny_root, x, tmp_path, task):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["torchvision", "detectron2"])
+@pytest.mark.parametrize("engine", ENGINES)
 def test_killed_and_resumed_with_a_transformer(tiny_root, others, tmp_path, engine):
     """AdamW's state, a rate for each layer, stochastic depth."""
-    if engine == "detectron2":
-        pytest.importorskip("detectron2", reason="Detectron2 is not installed: `make detectron2`")
     config = "tiny_faster_rcnn_ViT_SFP"
     flags, words = ("--engine", engine), ("MODEL.TRUNK.DROP_PATH", "0.3")
     whole = stop_and_kill(config, tiny_root, others[config], tmp_path, *flags, words=words)
@@ -191,21 +184,18 @@ def test_killed_and_resumed_with_a_transformer(tiny_root, others, tmp_path, engi
 
 
 @pytest.mark.slow
+@needs_detectron2
 def test_killed_and_resumed_in_detectron2(tiny_root, x, tmp_path):
-    pytest.importorskip("detectron2", reason="Detectron2 is not installed: `make detectron2`")
-    whole = stop_and_kill(
-        "tiny_mask_rcnn_R_18_FPN", tiny_root, x, tmp_path, "--engine", "detectron2"
-    )
+    config = "tiny_mask_rcnn_R_18_FPN"
+    whole = stop_and_kill(config, tiny_root, x, tmp_path, "--engine", "detectron2")
     assert all(c.endswith("+detectron2") for c in numbers(whole))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["torchvision", "detectron2"])
+@pytest.mark.parametrize("engine", ENGINES)
 def test_two_processes(tiny_root, x, tmp_path, engine):
     """As a user asks for them, stopped by a signal and continued; test_two_ranks.py has the
     numbers."""
-    if engine == "detectron2":
-        pytest.importorskip("detectron2", reason="Detectron2 is not installed: `make detectron2`")
     config, out = "tiny_mask_rcnn_R_18_FPN", tmp_path / "run"
     more = ("--engine", engine, "--num-gpus", "2", "--checkpoint", x)
     more += ("INPUT.MIN_SIZE_TRAIN", "(64,)", "INPUT.MIN_SIZE_TEST", "64")
@@ -218,22 +208,14 @@ def test_two_processes(tiny_root, x, tmp_path, engine):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["torchvision", "detectron2"])
+@pytest.mark.parametrize("engine", ENGINES)
 def test_losses_fall_and_ap_rises(tmp_path, engine):
     """The keypoint demo learns: its loss halves and AP is well above 0 within 60 iterations."""
-    if engine == "detectron2":
-        pytest.importorskip("detectron2", reason="Detectron2 is not installed: `make detectron2`")
     from backbench.datasets import embedded
 
     data = embedded.build(tmp_path / "data")
-    short = (
-        "SOLVER.MAX_ITER",
-        "60",
-        "SOLVER.STEPS",
-        "(50,)",
-        "DATASETS.TEST",
-        "('keypoints_scenes_val_8',)",
-    )
+    short = ("SOLVER.MAX_ITER", "60", "SOLVER.STEPS", "(50,)")
+    short += ("DATASETS.TEST", "('keypoints_scenes_val_8',)")
     flags = ("--engine", engine, "MODEL.WEIGHTS", "random", *short)
     done = detect("demo_keypoint_rcnn_R_18_FPN", data, tmp_path / "run", *flags)
     assert done.returncode == 0, done.stderr
@@ -270,10 +252,8 @@ def test_a_trained_detector_is_scored_again(tiny_root, x, tmp_path):
     assert done.returncode == 0, done.stderr
     assert (out / "results.jsonl").read_bytes() == first
     found = [store.read(f)[0] for f in sorted((out / "evaluations").glob("*/results.jsonl"))]
-    assert sorted(rows[0].provenance["val"].split(":")[0] for rows in found) == [
-        "scenes_val_2",
-        "scenes_val_3",
-    ]
+    scored_on = sorted(rows[0].provenance["val"].split(":")[0] for rows in found)
+    assert scored_on == ["scenes_val_2", "scenes_val_3"]
     assert {rows[0].checkpoint for rows in found} == {Checkpoint.load(x).digest}
     changed = ("--eval-only", *flags, "SOLVER.BASE_LR", "0.5")
     done = detect(config, data, out, *changed)

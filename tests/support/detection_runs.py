@@ -3,14 +3,21 @@ parts."""
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
 import torch
 
 from detection import backbones, dialect, train_net, trunk_weights
 from detection.engine import DetectionEngine
 from detection.run import DetectionRun, Prepared
+
+needs_detectron2 = pytest.mark.skipif(
+    importlib.util.find_spec("detectron2") is None, reason="it is not installed: `make detectron2`"
+)
+ENGINES = ["torchvision", pytest.param("detectron2", marks=needs_detectron2)]
 
 
 def run_of_config(
