@@ -149,16 +149,12 @@ def embedded(given: Given) -> CfgNode:
 
 def merge(cfg: CfgNode, given: Given) -> None:
     """Set the given values in `cfg`. Types must agree; a whole number may stand for a fraction."""
+    known = flat(cfg)
     for key, value in given.values.items():
-        # 1. The key must be there: walk down its groups.
-        *groups, last = key.split(".")
-        node = cfg
-        for group in groups:
-            node = node.get(group) if isinstance(node, CfgNode) else None
-        if not isinstance(node, CfgNode) or last not in node:
-            raise BadInput(f"{given.path}: no such key '{key}'; {nearest(key, flat(cfg))}")
-        # 2. CfgNode compares types, and has `SOLVER.BASE_LR 1` for a mistake.
-        whole = isinstance(node[last], float) and type(value) is int
+        if key not in known:
+            raise BadInput(f"{given.path}: no such key '{key}'; {nearest(key, known)}")
+        # CfgNode compares types, and has `SOLVER.BASE_LR 1` for a mistake.
+        whole = isinstance(known[key], float) and type(value) is int
         try:
             cfg.merge_from_list([key, float(value) if whole else value])
         except (ValueError, AssertionError, KeyError, RecursionError, MemoryError) as error:

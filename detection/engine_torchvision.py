@@ -191,8 +191,7 @@ def to_coco(
         x1, y1, x2, y2 = boxes[i].tolist()
         item: Detection = {
             "image_id": record["image_id"],
-            "category_id": int(detections["labels"][i])
-            - 1,  # torchvision's label 0 is the background
+            "category_id": int(detections["labels"][i]) - 1,  # 0 is the background
             "bbox": [x1, y1, x2 - x1, y2 - y1],
             "score": float(detections["scores"][i]),
         }

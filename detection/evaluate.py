@@ -83,7 +83,7 @@ def score(
     stats = AP_KINDS[kind].stats
     if not detections:
         return Scores(dict.fromkeys(stats), {}, dict.fromkeys(split.categories), {})
-    rows = for_kind(renumbered(detections, split), kind)
+    rows = rows_of(detections, split, kind)
     ev = matched(ground_truth(split, kind), rows, kind, sigmas)
     ev.accumulate()
     # hotcoco prints a table of its own and warns of other sigmas than COCO's
@@ -91,7 +91,14 @@ def score(
         warnings.simplefilter("ignore")
         ev.summarize()
     values = {name: _percent(ev.stats[i]) for name, i in stats.items()}
-    per_category = _per_category(ev, split)
+    # (T, R, K, areas, most detections) -> (T, R, K): all areas, the largest number of detections. A
+    # category's AP is the mean over thresholds and recalls, as COCOeval.summarize averages over all
+    assert ev.eval is not None
+    precision = np.asarray(ev.eval["precision"])[:, :, :, 0, -1]
+    per_category: dict[str, float | None] = {}
+    for k, name in enumerate(split.categories):
+        defined = precision[:, :, k][precision[:, :, k] > -1]
+        per_category[name] = _percent(defined.mean()) if defined.size else None
     samples: dict[str, np.ndarray] = {}
     if manifest is not None:
         weights = drawn(len(split.records), manifest)
@@ -151,37 +158,17 @@ def image_numbers(split: Split) -> dict[int | str, int]:
     return {record["image_id"]: i for i, record in enumerate(split.records, 1)}
 
 
-def renumbered(detections: Sequence[Detection], split: Split) -> list[Detection]:
-    """The file's image and category ids as scoring numbers them."""
+def rows_of(detections: Sequence[Detection], split: Split, kind: str) -> list[dict[str, object]]:
+    """Detections as scoring numbers them, with the fields alone that `kind` is scored by: COCO's
+    loader takes an object's area from its box if there is one, and AP of masks by size would
+    silently go by boxes."""
     place, label = image_numbers(split), {id: i for i, id in enumerate(split.ids, 1)}
-    out: list[Detection] = []
-    for d in detections:
-        numbers = {"image_id": place[d["image_id"]], "category_id": label[d["category_id"]]}
-        out.append(cast(Detection, {**d, **numbers}))
-    return out
-
-
-def _per_category(ev: hotcoco.COCOeval, split: Split) -> dict[str, float | None]:
-    """The mean of the precisions at all thresholds and recalls, as COCOeval.summarize averages them
-    over all."""
-    assert ev.eval is not None
-    # (T, R, K, areas, most detections) -> (T, R, K): all areas, the largest number of detections
-    precision = np.asarray(ev.eval["precision"])[:, :, :, 0, -1]
-    out = {}
-    for k, name in enumerate(split.categories):
-        defined = precision[:, :, k][precision[:, :, k] > -1]
-        out[name] = _percent(defined.mean()) if defined.size else None
-    return out
-
-
-def for_kind(detections: Sequence[Detection], kind: str) -> list[dict[str, object]]:
-    """Only the fields that `kind` is scored by: COCO's loader takes an object's area from its box
-    if there is one, and AP of masks by size would silently go by boxes."""
     shape = AP_KINDS[kind].shape
     out = []
     for d in detections:
-        row: dict[str, object] = {shape: d[shape]}
-        row |= {"image_id": d["image_id"], "category_id": d["category_id"], "score": d["score"]}
+        row: dict[str, object] = {shape: d[shape], "score": d["score"]}
+        row["image_id"] = place[d["image_id"]]
+        row["category_id"] = label[d["category_id"]]
         out.append(row)
     return out
 

@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import sys
 
-if (
-    __name__ == "__main__"
-):  # the same as `backbench detect ...`; before torch is imported for nothing
+if __name__ == "__main__":
+    # The same as `backbench detect ...`; before torch is imported for nothing
     from backbench.__main__ import program
 
     raise SystemExit(program(["detect", *sys.argv[1:]]))

@@ -121,7 +121,7 @@ def bootstrap(
             scores=np.array([float(w[1]) for w in words]),
             boxes=np.array([[float(v) for v in w[2:]] for w in words]),
         )
-        total += aps(ranked, objects[label], weights, THRESHOLDS, elevens=_eleven_points(split))
+        total += aps(ranked, objects[label], weights, elevens=_eleven_points(split))
     return evaluate.summarised(total / len(split.categories))
 
 
@@ -139,12 +139,7 @@ def _objects_by_label(split: Split) -> list[dict[int, VocObjects]]:
 
 
 def aps(
-    ranked: VocDetections,
-    objects: Mapping[int, VocObjects],
-    weights: Tensor,
-    thresholds: Sequence[float],
-    *,
-    elevens: bool,
+    ranked: VocDetections, objects: Mapping[int, VocObjects], weights: Tensor, *, elevens: bool
 ) -> Tensor:
     """One category's AP, from 0 to 1, for each draw and threshold: (draws, thresholds). `weights`
     (draws, images) says how often a draw has each image; `objects` are those of each image that has
@@ -154,8 +149,8 @@ def aps(
     truths = torch.zeros(weights.shape[1], dtype=weights.dtype)
     for place, mine in objects.items():
         truths[place] = float((~mine.difficult).sum())
-    out = torch.zeros(len(weights), len(thresholds), dtype=weights.dtype)
-    for t, threshold in enumerate(thresholds):
+    out = torch.zeros(len(weights), len(THRESHOLDS), dtype=weights.dtype)
+    for t, threshold in enumerate(THRESHOLDS):
         hits, misses = _matched(ranked, ranking, objects, threshold)
         for start in range(0, len(weights), CHUNK):
             part = weights[start : start + CHUNK]
@@ -176,10 +171,13 @@ def _matched(
     for i, d in enumerate(ranking):
         place = int(ranked.image[d])
         mine = objects.get(place)
-        overlaps = np.zeros(0) if mine is None else _overlaps(ranked.boxes[d], mine.boxes)
-        best = int(overlaps.argmax()) if len(overlaps) else -1
-        # 1. On nothing, or on too little of it
-        if mine is None or best < 0 or not overlaps[best] > threshold:
+        if mine is None:
+            misses[i] = True
+            continue
+        overlaps = _overlaps(ranked.boxes[d], mine.boxes)
+        best = int(overlaps.argmax())
+        # 1. On too little of an object
+        if not overlaps[best] > threshold:
             misses[i] = True
         # 2. On an object that counts: the first finds it, the others find it again
         elif not mine.difficult[best]:
@@ -199,8 +197,6 @@ def _overlaps(box: np.ndarray, boxes: np.ndarray) -> np.ndarray:
 
 def _average_precision(hits: Tensor, misses: Tensor, truths: Tensor, *, elevens: bool) -> Tensor:
     """AP of each draw, (draws,), from weighted hits and misses (draws, D) and objects (draws,)."""
-    if not hits.shape[1]:
-        return torch.zeros(len(hits), dtype=truths.dtype)
     # 1. Precision and recall after each detection; without an object there is no recall
     true, false = hits.cumsum(1), misses.cumsum(1)
     recall = true / truths.clamp(min=1)[:, None]

@@ -6,7 +6,7 @@ import importlib.util
 import pytest
 import timm
 import torch
-from support.detection_runs import built, near_its_checkpoint, run_of_config
+from support.detection_runs import built, near_its_checkpoint, rates_and_decays, run_of_config
 
 from backbench.errors import BadInput
 from backbench.weights import archs
@@ -139,11 +139,9 @@ def test_rates_and_decay_by_layer(tiny_root, tmp_path, checkpoints):
     for engine in ENGINES:
         run = run_of(tiny_root, tmp_path, checkpoints, VIT, engine=engine)
         p, e = built(run)
-        table = {}
-        for group in e.optimizer.param_groups:
-            for value in group["params"]:
-                table[id(value)] = (group["lr"] / p.cfg.SOLVER.BASE_LR, group["weight_decay"])
-        said = {name: table[id(value)] for name, value in e.model.named_parameters()}
+        said = {}
+        for name, (rate, decay) in rates_and_decays(e).items():
+            said[name] = (rate / p.cfg.SOLVER.BASE_LR, decay)
         rates = {name.split("trunk.model.")[1]: v for name, v in said.items() if ".trunk." in name}
         assert rates["patch_embed.proj.weight"] == (pytest.approx(0.75**3), 0.05)
         for name in ("pos_embed", "cls_token", "reg_token"):

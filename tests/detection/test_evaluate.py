@@ -95,7 +95,9 @@ def make(root, task, *, images=25, empty=(), seed=0):
 def oracle(split, found, kind, ids=None):
     with contextlib.redirect_stdout(io.StringIO()):
         truth = COCO(str(split.file))
-        ev = COCOeval(truth, truth.loadRes(evaluate.for_kind(found, kind)), kind)
+        shape = evaluate.AP_KINDS[kind].shape
+        rows = [{k: d[k] for k in ("image_id", "category_id", "score", shape)} for d in found]
+        ev = COCOeval(truth, truth.loadRes(rows), kind)
         ev.params.imgIds = sorted(ids or [r["image_id"] for r in split.records])
         if kind == "keypoints":
             ev.params.kpt_oks_sigmas = np.array(SIGMAS)
@@ -147,7 +149,7 @@ def test_draws_are_those_of_all_detections(tmp_path, kind):
             score = float(np.round(rng.random(), 2))
             found.append({**template, "image_id": image, "score": score})
     truth = evaluate.ground_truth(split, kind)
-    mine = evaluate.for_kind(evaluate.renumbered(found, split), kind)
+    mine = evaluate.rows_of(found, split, kind)
     weights = evaluate.drawn(60, "m")
     weights[0] = 0
     weights[0, 2] = 60  # a draw without an object

@@ -10,7 +10,7 @@ from detectron2.data import DatasetMapper
 from detectron2.evaluation.coco_evaluation import instances_to_coco_json
 from detectron2.structures import Boxes, ImageList
 from detectron2.utils.events import EventStorage
-from support.detection_runs import built, run_of_config
+from support.detection_runs import built, rates_and_decays, run_of_config
 
 from backbench.weights import exporting
 from detection import dialect, engine_detectron2
@@ -143,15 +143,7 @@ def pair(request, tiny_root, tmp_path_factory):
 def test_every_weight_has_a_counterpart(pair):
     ours, theirs, _, _ = pair
     assert to_detectron2_names(ours.model.state_dict()).keys() == theirs.model.state_dict().keys()
-    groups = [
-        {id(q): (g["lr"], g["weight_decay"]) for g in e.optimizer.param_groups for q in g["params"]}
-        for e in (ours, theirs)
-    ]
-    decay = [
-        {n: group.get(id(q), "not trained") for n, q in e.model.named_parameters()}
-        for e, group in zip((ours, theirs), groups)
-    ]
-    assert to_detectron2_names_of(decay[0]) == decay[1]
+    assert to_detectron2_names_of(rates_and_decays(ours)) == rates_and_decays(theirs)
 
 
 def batch_for(theirs, record):
@@ -360,11 +352,7 @@ def test_biases_have_a_rate_of_their_own(tiny_root, tmp_path):
     for name in ("torchvision", "detectron2"):
         run = run_of_config("tiny_faster_rcnn_R_18_FPN", tiny_root, tmp_path, words, engine=name)
         _, engine = built(run)
-        table = {}
-        for group in engine.optimizer.param_groups:
-            for parameter in group["params"]:
-                table[id(parameter)] = (group["lr"], group["weight_decay"])
-        tables.append({n: table[id(q)] for n, q in engine.model.named_parameters()})
+        tables.append(rates_and_decays(engine))
     assert sorted(tables[0].values()) == sorted(tables[1].values())
     assert len(set(tables[0].values())) == 4
 

@@ -42,6 +42,15 @@ def built(run: DetectionRun, device: str = "cpu") -> tuple[Prepared, DetectionEn
     return prepared, train_net.build_engine(run, prepared, torch.device(device))
 
 
+def rates_and_decays(engine: DetectionEngine) -> dict[str, tuple[float, float] | None]:
+    """Parameter -> its learning rate and weight decay; None for one that is not trained."""
+    by_id = {}
+    for group in engine.optimizer.param_groups:
+        for parameter in group["params"]:
+            by_id[id(parameter)] = (group["lr"], group["weight_decay"])
+    return {name: by_id.get(id(value)) for name, value in engine.model.named_parameters()}
+
+
 def near_its_checkpoint(p: Prepared, engine: DetectionEngine) -> float:
     """How far the detector's maps are from the checkpoint's, as the command finds it before it
     trains."""
