@@ -88,6 +88,21 @@ def test_what_is_given_by_hand_wins(by_hand, key, value):
     assert {k: both[k] for k in fast.KEYS} == {**fast.KEYS, key: value}
 
 
+@pytest.mark.parametrize(
+    ("words", "devices"),
+    [
+        (("--fast",), {"cuda"}),
+        (("compile=true",), {"cuda", "cpu"}),
+        (("compile=false", "--fast"), set()),
+        ((), set()),
+    ],
+)
+def test_the_devices_that_a_recipe_compiles_on(words, devices):
+    args = arguments("demo_simclr", *words)
+    recipe = config.load(PretrainConfig, args.recipe, overrides_of(args), kind="pretrain")
+    assert {device for device in ("cuda", "cpu") if recipe.compiles_on(device)} == devices
+
+
 @pytest.fixture
 def pretrain(shapes, capsys, caplog):
     """pretrain(recipe, out, *words) -> (exit status, what it said)."""
