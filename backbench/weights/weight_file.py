@@ -117,44 +117,43 @@ def open_file(path: str | Path) -> Opened:
     if size == 0:
         raise BadInput(f"{path}: the file is empty")
     try:
-        with path.open("rb") as file:
-            head = file.read(64)
-        container, reader = _reader(path, head, size)
+        container = _container(path, size)
         tree: Tree
         metadata: Mapping[str, str] = {}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            if reader is _read_safetensors:
+            if container == "safetensors":
                 tree, metadata = _read_safetensors(path)
             else:
-                tree = reader(path)
-        return Opened(path, container, file_sha256(path), size, tree, metadata)
+                tree = _READERS[container](path)
+        with path.open("rb") as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        return Opened(path, container, sha256, size, tree, metadata)
     except BadInput as error:
         raise BadInput(f"{path}: {error}") from None
     except Exception as error:  # whatever a broken file provokes in torch, numpy or pickle
         raise BadInput(f"{path}: {_explain(error)}") from None
 
 
-def file_sha256(path: Path) -> str:
+def _container(path: Path, size: int) -> str:
+    """The kind of the file, by its first bytes. BadInput for what holds no weights."""
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _reader(path: Path, head: bytes, size: int) -> tuple[str, Callable[[Path], Tree]]:
+        head = file.read(64)
     for start, what in _NOT_WEIGHTS:
         if head.startswith(start):
             raise BadInput(what)
     if head.startswith(b"PK"):
-        return "torch zip", _read_torch_zip
+        return "torch zip"
     if head.startswith(_LEGACY):
-        return "torch legacy", _read_torch_legacy
-    if len(head) > 8 and head[8:9] == b"{" and int.from_bytes(head[:8], "little") < size:
-        return "safetensors", _read_safetensors
-    if len(head) > 8 and head[8:9] == b"{" and int.from_bytes(head[:8], "big") < size:
-        raise BadInput(
-            "safetensors with a big-endian header; write it again on a little-endian machine"
-        )
-    return "pickle", _read_pickle
+        return "torch legacy"
+    if head[8:9] == b"{":  # after the length of a header
+        if int.from_bytes(head[:8], "little") < size:
+            return "safetensors"
+        if int.from_bytes(head[:8], "big") < size:
+            raise BadInput(
+                "safetensors with a big-endian header; write it again on a little-endian machine"
+            )
+    return "pickle"
 
 
 def _explain(error: Exception) -> str:
@@ -181,7 +180,8 @@ def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], Mapping[str, str]]
 
 
 def _read_torch_zip(path: Path) -> Tree:
-    _check_zip(path)
+    with zipfile.ZipFile(path) as archive:
+        _check_zip(archive, path.stat().st_size)
     return _torch_load(path, mmap=True)
 
 
@@ -201,53 +201,51 @@ def _torch_load(path: Path, *, mmap: bool) -> Tree:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
 
 
-def _check_zip(path: Path) -> None:
+def _check_zip(archive: zipfile.ZipFile, size: int) -> None:
     """torch writes its zip uncompressed, so anything packed is not torch's; damaged records show in
     their CRC."""
-    with zipfile.ZipFile(path) as archive:
-        records = archive.infolist()
-        names = [record.filename for record in records]
-        if not any(name.endswith("data.pkl") for name in names):
-            raise BadInput("a zip archive without data.pkl: not a torch checkpoint")
-        if any(name.endswith("constants.pkl") for name in names):
+    records = archive.infolist()
+    names = [record.filename for record in records]
+    listings = [name for name in names if name.endswith("data.pkl")]
+    if not listings:
+        raise BadInput("a zip archive without data.pkl: not a torch checkpoint")
+    if any(name.endswith("constants.pkl") for name in names):
+        raise BadInput(
+            "a TorchScript program, not a state dict; save model.state_dict() instead"
+            " (of CLIP, take the Hub's or OpenCLIP's file)"
+        )
+    # 1. Nothing is packed, and the records do not overlap
+    for record in records:
+        if record.compress_type != zipfile.ZIP_STORED or record.flag_bits & 1:
             raise BadInput(
-                "a TorchScript program, not a state dict; save model.state_dict() instead"
-                " (of CLIP, take the Hub's or OpenCLIP's file)"
+                f"refused: record '{record.filename}' is compressed, which torch never writes"
+                " (a zip bomb?)"
             )
-        packed = [
-            r.filename for r in records if r.compress_type != zipfile.ZIP_STORED or r.flag_bits & 1
-        ]
-        if packed or sum(record.file_size for record in records) > path.stat().st_size:
-            what = f"record '{packed[0]}' is compressed" if packed else "its records overlap"
-            raise BadInput(f"refused: {what}, which torch never writes (a zip bomb?)")
-        for record in records:
-            record.CRC = record.CRC or None  # type: ignore[assignment]  # torch writes 0 where it is told to skip CRCs
-        for name in names:
-            if name.endswith("/byteorder") and archive.read(name) != b"little":
-                raise BadInput(
-                    "written on a big-endian machine; write it again on a little-endian one"
-                )
-        for record in records:
-            with archive.open(record) as file:
-                while file.read(_CHUNK):
-                    pass  # ZipFile compares the CRC at the end of the record
-        _check_storages(archive, next(name for name in names if name.endswith("data.pkl")))
-
-
-def _check_storages(archive: zipfile.ZipFile, listing: str) -> None:
-    """Every storage that data.pkl names must be as long as its record: torch believes the former
-    and would read on into the next record, or beyond the file."""
-    folder = listing.removesuffix("data.pkl")
-    there = {record.filename: record.file_size for record in archive.infolist()}
-    storages = _Storages(io.BytesIO(archive.read(listing)))
+    if sum(record.file_size for record in records) > size:
+        raise BadInput("refused: its records overlap, which torch never writes (a zip bomb?)")
+    # 2. Its bytes lie as on this machine, and are those that were written
+    for record in records:
+        record.CRC = record.CRC or None  # type: ignore[assignment]  # torch writes 0 where it is told to skip CRCs
+    for record in records:
+        if record.filename.endswith("/byteorder") and archive.read(record) != b"little":
+            raise BadInput("written on a big-endian machine; write it again on a little-endian one")
+    for record in records:
+        with archive.open(record) as file:
+            while file.read(_CHUNK):
+                pass  # ZipFile compares the CRC at the end of the record
+    # 3. Every storage that data.pkl names is as long as its record: torch believes the former and
+    # would read on into the next record, or beyond the file
+    folder = listings[0].removesuffix("data.pkl")
+    there = {record.filename: record.file_size for record in records}
+    storages = _Storages(io.BytesIO(archive.read(listings[0])))
     storages.load()
-    for key, size in storages.sizes:
+    for key, wanted in storages.sizes:
         has = there.get(f"{folder}data/{key}")
         if has is None:
             raise BadInput(f"damaged: record data/{key} is missing; download it again")
-        if has < size:
+        if has < wanted:
             raise BadInput(
-                f"damaged: record data/{key} has {has} bytes, its tensor {size}; download it again"
+                f"damaged: record data/{key} has {has} bytes, its tensor {wanted}; download it again"
             )
 
 
@@ -321,3 +319,10 @@ def _with_tensors(value: Tree, done: dict[int, tuple[Tree, Tree]]) -> Tree:
             out = [_with_tensors(v, done) for v in value]
         done[id(value)] = value, out
     return done[id(value)][1]
+
+
+_READERS: dict[str, Callable[[Path], Tree]] = {
+    "torch zip": _read_torch_zip,
+    "torch legacy": _read_torch_legacy,
+    "pickle": _read_pickle,
+}

@@ -267,52 +267,43 @@ def pieces(
     layout: Layout, tensors: Mapping[str, Tensor], there: Mapping[str, object]
 ) -> dict[str, list[Piece]]:
     """The pieces of a file with the names `there` that make each of timm's tensors (`tensors`)."""
-    habits: dict[Rule, Counter[int]] = {}  # which of a rule's alternatives this file uses
-    chosen: dict[str, tuple[Rule | None, list[str]]] = {}
-    for ours in tensors:
-        rule, theirs = _theirs(layout, ours)
-        chosen[ours] = rule, theirs
-        for i, names in enumerate(theirs):
-            if rule is not None and all(key in there for key in _keys(names)):
-                habits.setdefault(rule, Counter())[i] += 1
+    # 1. The rule of each tensor, and the pieces that each of the rule's alternatives takes
+    chosen: dict[str, tuple[Rule, list[list[Piece]]]] = {}
+    habits: Counter[tuple[Rule, int]] = Counter()  # which alternatives this file uses
+    for ours, tensor in tensors.items():
+        rule, theirs = _UNCHANGED, [ours]
+        for each in layout.rules:
+            match = re.fullmatch(each.ours, ours)
+            if match is not None:
+                rule, theirs = each, [match.expand(template) for template in each.theirs]
+                break
+        shape = SHAPES[rule.shape](tuple(tensor.shape))
+        chosen[ours] = rule, [_pieces(name, shape) for name in theirs]
+        for i, some in enumerate(chosen[ours][1]):
+            habits[rule, i] += all(piece.key in there for piece in some)
+    # 2. A missing tensor is called as its like in the other blocks
     out = {}
-    for ours, (rule, theirs) in chosen.items():
-        # A missing tensor is called as its like in the other blocks
-        usual = habits[rule].most_common(1)[0][0] if rule in habits else 0
-        shape = tuple(tensors[ours].shape)
-        wanted = SHAPES[rule.shape](shape) if rule is not None else shape
-        out[ours] = _pieces(theirs[usual], wanted)
+    for ours, (rule, alternatives) in chosen.items():
+        usual = max(range(len(alternatives)), key=lambda i: habits[rule, i])
+        out[ours] = alternatives[usual]
     return out
 
 
-def _theirs(layout: Layout, ours: str) -> tuple[Rule | None, list[str]]:
-    for rule in layout.rules:
-        match = re.fullmatch(rule.ours, ours)
-        if match is not None:
-            return rule, [match.expand(each) for each in rule.theirs]
-    return None, [ours]
-
-
+_UNCHANGED = Rule("", ())  # the file has timm's own name
 _BRACE = re.compile(r"\{([\w,]+)\}")
 _PART = re.compile(r"(.*)\[(\d):(\d)/(\d)\]")
 
 
-def _keys(text: str) -> list[str]:
-    """'a.{q,k}.b' -> ['a.q.b', 'a.k.b'], and 'a[0:1/3]' -> ['a']"""
-    part = _PART.fullmatch(text)
-    if part is not None:
-        return [part[1]]
-    brace = _BRACE.search(text)
-    if brace is None:
-        return [text]
-    return [text[: brace.start()] + word + text[brace.end() :] for word in brace[1].split(",")]
-
-
 def _pieces(text: str, shape: Shape) -> list[Piece]:
+    """'a.{q,k}.b' -> the tensors a.q.b and a.k.b, and 'a[0:1/3]' -> the first third of a."""
     part = _PART.fullmatch(text)
     if part is not None:
         start, stop, parts = int(part[2]), int(part[3]), int(part[4])
         whole = (shape[0] * parts // (stop - start), *shape[1:])
         return [Piece(part[1], whole, start, stop, parts)]
-    keys = _keys(text)
+    keys = [text]
+    brace = _BRACE.search(text)
+    if brace is not None:
+        before, after = text[: brace.start()], text[brace.end() :]
+        keys = [before + word + after for word in brace[1].split(",")]
     return [Piece(key, (shape[0] // len(keys), *shape[1:]) if shape else ()) for key in keys]
