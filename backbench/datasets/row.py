@@ -36,9 +36,7 @@ class Dataset:
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        if self.top5:
-            return (self.metric, "top5")
-        return (self.metric,)
+        return (self.metric, "top5") if self.top5 else (self.metric,)
 
     def base(self, root: Path) -> Path:
         """The folder that holds all of `needs`. Raises BadInput that says how to get the

@@ -156,16 +156,13 @@ def digests(splits: Splits) -> dict[str, str]:
     return {name: digest(images) for name, images in splits.items()}
 
 
-def write_manifests(run: Path, dataset: str, splits: Splits) -> dict[str, str]:
-    """RUN/manifests/<dataset>-<split>.tsv for the three splits; returns their hashes."""
-    hashes = {}
+def write_manifests(run: Path, dataset: str, splits: Splits) -> None:
+    """RUN/manifests/<dataset>-<split>.tsv for the three splits."""
     for name, images in splits.items():
         text = manifest(images)
-        hashes[name] = hashlib.sha256(text.encode()).hexdigest()
         file = run / "manifests" / f"{dataset}-{name}.tsv"
         if not file.exists() or file.read_text() != text:
             atomic.write_text(file, text)
-    return hashes
 
 
 # Checks

@@ -89,18 +89,15 @@ def refuse_shared(dataset: str, splits: Splits, sizes: Sizes) -> None:
     """Refuse a test image whose content is also in train or val. Reads only files of equal size."""
     if any(isinstance(images, ArrayList) for _, images in splits.items()):
         return
-    shared: list[tuple[str, str]] = []
-    for other in ("train", "val"):
-        shared = shared or shared_content(
-            splits.test, sizes["test"], dict(splits.items())[other], sizes[other]
-        )
-    if shared:
-        a, b = shared[0]
-        more = f" and {len(shared) - 1} more" if len(shared) > 1 else ""
-        raise BadInput(
-            f"{dataset}: the test image {a} is also in training data as {b}{more};"
-            " remove it from one"
-        )
+    for other, images in (("train", splits.train), ("val", splits.val)):
+        shared = shared_content(splits.test, sizes["test"], images, sizes[other])
+        if shared:
+            a, b = shared[0]
+            more = f" and {len(shared) - 1} more" if len(shared) > 1 else ""
+            raise BadInput(
+                f"{dataset}: the test image {a} is also in training data as {b}{more};"
+                " remove it from one"
+            )
 
 
 def shared_content(

@@ -6,10 +6,10 @@ import time
 
 import pytest
 import torch
+from support.records import a_result
 
 from backbench import cli
 from backbench.results import store
-from backbench.results.store import Result
 from backbench.runs.folder import open_run
 from backbench.verbs import clean
 from backbench.weights.checkpoint import Checkpoint
@@ -35,13 +35,7 @@ def runs(tmp_path):
     (torn / "backbone.safetensors").write_bytes((done / "backbone.safetensors").read_bytes()[:-100])
     a_run(tmp_path / "runs" / "going", "pretrain")
     detector = a_run(tmp_path / "runs" / "nested" / "detector", "detect")
-    store.append(
-        detector,
-        [
-            Result(checkpoint="a" * 64, name="x", method="x", arch="resnet18", epochs=1, task="mask_rcnn", dataset="s",
-                   split="val", metric="segm_AP", value=1.0, protocol="p", engine="torchvision")
-        ],
-    )  # fmt: skip
+    store.append(detector, [a_result()])
     probe = a_run(tmp_path / "runs" / "probe", "linear")  # may hold the state of its next dataset
     store.append(probe, store.read(detector)[0])
     old, new = done / ".state.pt.abc.tmp", done / ".state.pt.def.tmp"
