@@ -55,60 +55,45 @@ def protocol_file(folder, **changes):
     return file
 
 
-def listed(
-    folder,
-    names=(
-        "circle/000.png",
-        "circle/001.png",
-        "circle/002.png",
-        "square/001.png",
-        "square/004.png",
-    ),
-):
+def listed(folder):
     folder.mkdir(exist_ok=True)
-    (folder / "10percent.txt").write_text("".join(f"{n}\n" for n in names))
+    names = ("circle/000", "circle/001", "circle/002", "square/001", "square/004")
+    (folder / "10percent.txt").write_text("".join(f"{n}.png\n" for n in names))
     return folder
 
 
+def semisup_on(root, lists, trunk, out):
+    args = ["semisup", trunk, "--percent", "10", "--lists", lists, "--data", root, "--out", out]
+    return list(map(str, args))
+
+
+def finetune_on(root, dataset, trunk, out, protocol):
+    args = ["finetune", trunk, "--dataset", dataset, "--data", root, "--out", out]
+    return list(map(str, [*args, "--protocol", protocol, "--workers", "0"]))
+
+
 def semisup(root, trunk, out, tmp_path, **changes):
-    lists, file = listed(tmp_path / "lists"), protocol_file(tmp_path, **changes)
-    args = [
-        "semisup",
-        str(trunk),
-        "--percent",
-        "10",
-        "--lists",
-        str(lists),
-        "--data",
-        str(root),
-        "--out",
-        str(out),
-    ]
-    return [*args, "--protocol", str(file), "--workers", "0"]
+    args = semisup_on(root, listed(tmp_path / "lists"), trunk, out)
+    return [*args, "--protocol", str(protocol_file(tmp_path, **changes)), "--workers", "0"]
 
 
 def test_published_numbers():
     p = load_protocol("semisup", {"finetune": Finetune})
-    assert (
-        p.head_lr == (0.01, 0.0316, 0.1, 0.316, 1.0, 3.16, 10.0)
-        and p.batch_size == 256
-        and p.weight_decay == 0
-    )
+    assert p.head_lr == (0.01, 0.0316, 0.1, 0.316, 1.0, 3.16, 10.0)
+    assert p.batch_size == 256 and p.weight_decay == 0
     one, ten = p.parts["1"], p.parts["10"]
     assert (one.length.epochs, one.head_over_trunk, one.list.lines) == (30, 250, 12811)
     assert (ten.length.epochs, ten.head_over_trunk, ten.list.lines) == (50, 20, 128116)
     # x0.2 at epochs 18 and 24 of 30, 30 and 40 of 50
     total, per_epoch = one.length.steps(12811, 256), 12811 / 256
-    factors = [
-        p.schedule.factor(round(e * per_epoch), total, per_epoch) for e in (17.9, 18, 23.9, 24)
-    ]
+    steps = [round(epoch * per_epoch) for epoch in (17.9, 18, 23.9, 24)]
+    factors = [p.schedule.factor(step, total, per_epoch) for step in steps]
     assert factors == pytest.approx([1, 0.2, 0.2, 0.04])
 
 
 def test_another_list_than_the_published_is_refused(trees, trunk, tmp_path, capsys):
     root, lists = trees("classes"), listed(tmp_path / "lists")
-    args = ["semisup", str(trunk), "--percent", "10", "--lists", str(lists), "--data", str(root)]
-    assert main([*args, "--out", str(tmp_path / "run")]) == EXIT_BAD_INPUT
+    assert main(semisup_on(root, lists, trunk, tmp_path / "run")) == EXIT_BAD_INPUT
     assert "not the published list" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
@@ -122,9 +107,7 @@ def test_lists_use_their_own_labels_only(trees):
     everything = [f"{c}/{i:03d}.png" for c in ("circle", "square") for i in range(5)]
     held = finetune.labelled_part(catalog.load("noval", root), everything, Path("10percent.txt"), 0)
     assert held.held_out and len(held.train) == 8 and len(held.val) == 2
-    assert {*held.train.paths, *held.val.paths} == set(everything), (
-        "train and val together are the list"
-    )
+    assert {*held.train.paths, *held.val.paths} == set(everything), "together they are the list"
 
 
 def test_two_rates_and_every_layer_trains(trees, trunk, tmp_path):
@@ -140,9 +123,7 @@ def test_two_rates_and_every_layer_trains(trees, trunk, tmp_path):
     for name, change in moved[0].items():
         assert change.abs().max() > 0, name
         torch.testing.assert_close(moved[1][name] * 10, change, rtol=1e-2, atol=2e-6)
-    assert torch.equal(networks[0][1].weight, networks[1][1].weight), (
-        "the head does not know the ratio"
-    )
+    assert torch.equal(networks[0][1].weight, networks[1][1].weight), "the ratio is the trunk's"
 
 
 def test_training_is_torchs_sgd(trees, trunk, tmp_path):
@@ -163,9 +144,8 @@ def test_two_processes_give_the_weights_of_one(trees, trunk, tmp_path):
     command = [sys.executable, train_network.__file__, str(root), str(trunk), str(out)]
     ranks = [subprocess.Popen([*command, str(rank), "2", str(port)]) for rank in range(2)]
     double = train_network.DoubleNetwork
-    one = train_network.train(
-        root, trunk, tmp_path / "one", ONE, iterations=3, kind=double
-    ).state_dict()
+    alone = train_network.train(root, trunk, tmp_path / "one", ONE, iterations=3, kind=double)
+    one = alone.state_dict()
     assert [rank.wait(timeout=300) for rank in ranks] == [0, 0]
     two = torch.load(out, weights_only=True)
     for name, value in one.items():
@@ -212,11 +192,8 @@ def test_hold_out_is_refitted_on_the_whole_list(trees, trunk, tmp_path):
     root = trees("classes", sizes=(("train", 6), ("test", 4)))
     assert main(semisup(root, trunk, tmp_path / "run", tmp_path)) == 0
     (row,) = rows_of(tmp_path / "run")
-    assert row.chosen["trained_on"] == "train+val" and row.provenance["images"] == {
-        "train": 3,
-        "val": 2,
-        "test": 8,
-    }
+    assert row.chosen["trained_on"] == "train+val"
+    assert row.provenance["images"] == {"train": 3, "val": 2, "test": 8}
     assert "5 labelled images from 10percent.txt" in row.provenance["notes"]
 
 
@@ -228,17 +205,7 @@ def test_finetune_verb_learns(trees, trunk, tmp_path):
         "batch_size": 8,
     }
     file = protocol_file(tmp_path, head_lr=[0.003, 0.01], **changes)
-    args = [
-        "finetune",
-        str(trunk),
-        "--dataset",
-        "classes",
-        "--data",
-        str(root),
-        "--out",
-        str(tmp_path / "run"),
-    ]
-    assert main([*args, "--protocol", str(file), "--workers", "0"]) == 0
+    assert main(finetune_on(root, "classes", trunk, tmp_path / "run", file)) == 0
     (row,) = rows_of(tmp_path / "run")
     assert row.task == "finetune" and row.value >= 90.0 and row.ci95[1] <= 100
     kept = np.load(tmp_path / "run" / row.provenance["predictions"])
@@ -247,8 +214,8 @@ def test_finetune_verb_learns(trees, trunk, tmp_path):
 
 def test_wrong_protocol_for_the_verb(trees, trunk, tmp_path, capsys):
     root, lists = trees("classes"), listed(tmp_path / "lists")
-    args = ["semisup", str(trunk), "--percent", "10", "--lists", str(lists), "--data", str(root)]
-    assert main([*args, "--out", str(tmp_path / "run"), "--protocol", "finetune"]) == EXIT_BAD_INPUT
+    args = semisup_on(root, lists, trunk, tmp_path / "run")
+    assert main([*args, "--protocol", "finetune"]) == EXIT_BAD_INPUT
     assert "names no dataset; use a semi-supervised protocol" in capsys.readouterr().err
 
 
@@ -268,11 +235,9 @@ def test_each_layer_has_its_share_of_the_rate_and_norms_no_decay(arch):
     p = load_protocol("finetune_vit_demo", {"finetune": Finetune})
     network = Network(of_arch(arch), 10, p, 0, ONE)
     trunk, head = network.module[0], network.module[1]
-    rate = {
-        id(x): (g["scale"], g["weight_decay"])
-        for g in network.optimizer.param_groups
-        for x in g["params"]
-    }
+    rate = {}
+    for g in network.optimizer.param_groups:
+        rate |= {id(x): (g["scale"], g["weight_decay"]) for x in g["params"]}
     assert len(rate) == sum(1 for _ in network.module.parameters())
     assert rate[id(head.weight)] == (1.0, 0.05) and rate[id(head.bias)] == (1.0, 0.0)
     depths = trunk.depths()
@@ -284,20 +249,16 @@ def test_each_layer_has_its_share_of_the_rate_and_norms_no_decay(arch):
         assert decay == (0.05 if matrix else 0.0), name
     if arch == VIT:  # stem, three blocks; the last norm goes with the last block
         assert deepest == 3
-        assert [
-            depths[f"model.{n}"] for n in ("cls_token", "blocks.0.norm1.weight", "norm.weight")
-        ] == [0, 1, 3]
+        parts = ("cls_token", "blocks.0.norm1.weight", "norm.weight")
+        assert [depths[f"model.{part}"] for part in parts] == [0, 1, 3]
 
 
 def test_the_rates_rise_then_follow_the_schedule():
     p = load_protocol("finetune_vit", {"finetune": Finetune})
     shares = [p.factor(step, 100, 10.0) for step in range(100)]
     assert shares[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
-    assert (
-        shares[5] == 1.0
-        and shares[5 + 95 // 2] == pytest.approx(0.5, abs=0.02)
-        and shares[-1] < 0.001
-    )
+    assert shares[5] == 1.0 and shares[-1] < 0.001
+    assert shares[5 + 95 // 2] == pytest.approx(0.5, abs=0.02)
     old = load_protocol("finetune", {"finetune": Finetune})
     assert old.factor(0, 100, 10.0) == 1.0 and old.factor(50, 100, 10.0) == pytest.approx(0.5)
 
@@ -311,15 +272,8 @@ def test_a_trunk_of_any_kind_is_finetuned(tiny_root, tmp_path, arch):
         "parts": {"100": {"length": {"epochs": None, "iterations": 4}, "head_over_trunk": 1}},
     }
     (tmp_path / "own.yaml").write_text(json.dumps(changes))
-    line = [
-        "finetune",
-        str(tmp_path / "trunk.safetensors"),
-        "--dataset",
-        "digits",
-        "--protocol",
-        str(tmp_path / "own.yaml"),
-    ]
-    assert main([*line, "--data", str(tiny_root), "--out", str(tmp_path / "run")]) == 0
+    run, trunk = tmp_path / "run", tmp_path / "trunk.safetensors"
+    assert main(finetune_on(tiny_root, "digits", trunk, run, tmp_path / "own.yaml")) == 0
     (row,) = [r for r in rows_of(tmp_path / "run") if r.metric == "top1"]
     assert row.value is not None and row.arch.startswith("timm:")
     assert row.chosen["trunk_lr_used"] == row.chosen["lr_used"]

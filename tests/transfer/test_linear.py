@@ -72,9 +72,8 @@ def separate_run(root, trunk, lr, protocol=train_heads.PROTOCOL):
         optimizer.zero_grad()
         loss.backward()
         factor = 0.5 * (1 + np.cos(np.pi * step / total))
-        optimizer.param_groups[0]["lr"] = (
-            lr * protocol.batch_size / protocol.reference_batch * factor
-        )
+        scaled = lr * protocol.batch_size / protocol.reference_batch
+        optimizer.param_groups[0]["lr"] = scaled * factor
         optimizer.step()
     return head.weight.detach(), head.bias.detach()
 
@@ -236,18 +235,8 @@ def protocol_file(folder, name="live", **changes):
 
 
 def command(root, trunks, out, protocol, *more):
-    protocol = str(protocol)
-    args = [
-        "linear",
-        *map(str, trunks),
-        "--datasets",
-        "classes",
-        "--data",
-        str(root),
-        "--out",
-        str(out),
-    ]
-    return [*args, "--protocol", protocol, "--workers", "0", *more]
+    args = ["linear", *trunks, "--datasets", "classes", "--data", root, "--out", out]
+    return [*map(str, args), "--protocol", str(protocol), "--workers", "0", *more]
 
 
 @pytest.mark.slow
@@ -320,27 +309,18 @@ def test_rows_carry_what_was_chosen_and_how(trees, trunk, tmp_path, caplog):
     file = protocol_file(tmp_path, lr=[0.1, 1.0], reference_batch=256)
     assert main(command(root, [trunk], out, file)) == 0
     (row,) = rows_of(out)
-    assert (row.task, row.dataset, row.metric, row.protocol) == (
-        "linear",
-        "classes",
-        "top1",
-        "linear-live-demo-v1",
-    )
+    assert (row.task, row.column) == ("linear", "linear/classes/top1@linear-live-demo-v1")
     assert row.ci95[0] <= row.value <= row.ci95[1]
     chosen = row.chosen
     assert set(chosen["scores"]) == {"0.1", "1"} and chosen["on"] == "val"
     assert chosen["lr_used"] == pytest.approx(chosen["lr"] * 8 / 256)
-    assert (
-        chosen["at_edge"] is True and "of the grid; a better one may lie outside it" in caplog.text
-    )
-    assert (
-        "learning rates as used 0.003125, 0.03125 (declared for 256 images, times 8/256)"
-        in caplog.text
-    )
+    assert chosen["at_edge"] is True
+    assert "of the grid; a better one may lie outside it" in caplog.text
+    used = "learning rates as used 0.003125, 0.03125 (declared for 256 images, times 8/256)"
+    assert used in caplog.text
     kept = np.load(out / row.provenance["predictions"])
-    assert str(kept["manifest"]) == row.provenance["manifests"]["test"] and kept[
-        "prediction"
-    ].shape == (8,)
+    assert str(kept["manifest"]) == row.provenance["manifests"]["test"]
+    assert kept["prediction"].shape == (8,)
     assert 100 * (kept["prediction"] == kept["label"]).mean() == pytest.approx(row.value)
     table = list(csv.DictReader((out / row.provenance["per_class"]).open()))
     assert [r["class"] for r in table] == ["circle", "square"]
@@ -372,10 +352,8 @@ def test_overlap_of_train_and_test_is_refused_and_nothing_is_written(
     folder = root / "classes"
     (folder / "test/square/x.png").write_bytes((folder / "train/square/001.png").read_bytes())
     assert main(command(root, [trunk], tmp_path / "run", protocol_file(tmp_path))) == EXIT_BAD_INPUT
-    assert (
-        "test image square/x.png is also in training data as square/001.png"
-        in capsys.readouterr().err
-    )
+    refused = "test image square/x.png is also in training data as square/001.png"
+    assert refused in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 
@@ -383,11 +361,8 @@ def test_one_rate_chooses_nothing_and_trains_on_everything(trees, trunk, tmp_pat
     root = trees("classes")
     assert main(command(root, [trunk], tmp_path / "run", protocol_file(tmp_path, lr=[1.0]))) == 0
     (row,) = rows_of(tmp_path / "run")
-    assert (
-        row.chosen["on"] is None
-        and row.chosen["trained_on"] == "train+val"
-        and "scores" not in row.chosen
-    )
+    assert row.chosen["on"] is None and "scores" not in row.chosen
+    assert row.chosen["trained_on"] == "train+val"
 
 
 def test_train_score_is_a_row_of_the_split_that_trained(trees, trunk, tmp_path):
@@ -502,9 +477,8 @@ def test_two_processes_share_the_features_and_one_goes_on_alone(trees, two_trunk
 def test_more_neighbours_than_images_is_refused(trees, trunk, tmp_path, capsys):
     root = trees("classes")
     file = tmp_path / "knn.yaml"
-    file.write_text(
-        json.dumps({"kind": "knn", "protocol": "x-demo-v1", "geometry": {"resize": 32, "crop": 32}})
-    )
+    text = {"kind": "knn", "protocol": "x-demo-v1", "geometry": {"resize": 32, "crop": 32}}
+    file.write_text(json.dumps(text))
     assert main(command(root, [trunk], tmp_path / "run", file)) == EXIT_BAD_INPUT
     assert "k = 200 neighbours of 18 images; use a smaller k" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
@@ -516,12 +490,8 @@ def test_one_set_of_weights_with_two_stems_is_refused(tmp_path, trunk):
     Checkpoint.load(trunk).replace(provenance={"name": "copy"}).save(other)
     assert len(read_checkpoints([trunk, other])) == 1
     first = tmp_path / "conv3.safetensors"
-    small = Checkpoint(
-        arch="resnet18",
-        stem="conv3",
-        method="random",
-        state_dict=build_backbone("resnet18", "conv3").state_dict(),
-    )
+    state = build_backbone("resnet18", "conv3").state_dict()
+    small = Checkpoint(arch="resnet18", stem="conv3", method="random", state_dict=state)
     small.save(first)
     small.replace(stem="conv3_p0").save(other)
     with pytest.raises(BadInput, match="with stem conv3_p0 instead of conv3;"):
@@ -541,38 +511,22 @@ def test_every_shipped_protocol_loads_and_has_its_own_name():
         # Behind the version: the precision, and CLLR's L phi in the trunk's place
         assert protocol.name.removesuffix("-bf16").removesuffix("-lphi")[-3:] == "-v1"
         names[protocol.name] = recipe
-    wanted = {
-        "linear-lorac-v1",
-        "logreg-v1",
-        "knn-v1",
-        "fewshot-v1",
-        "semisup-v1",
-        "linear-demo-v1",
-    }
-    assert wanted <= set(names) and "linear-lorac-v1-bf16" in names
+    wanted = ("linear-lorac", "logreg", "knn", "fewshot", "semisup", "linear-demo")
+    assert {f"{name}-v1" for name in wanted} <= set(names)
+    assert "linear-lorac-v1-bf16" in names
 
 
 def test_lorac_lengths_and_rates():
     p = load_protocol("lorac", {"sgd": Sgd})
     assert p.lr == RATES
-    steps = {
-        name: p.length.get(name, p.length["default"]).steps(1803460, 256) for name in catalog.TWELVE
-    }
-    assert steps["places365"] == round(100 * 1803460 / 256)
-    assert {n for n, s in steps.items() if s == 5000} == {
-        "aircraft",
-        "caltech101",
-        "dtd",
-        "flowers",
-        "pets",
-    }
-    assert {n for n, s in steps.items() if s == 30000} == {
-        "birdsnap",
-        "cars",
-        "cifar10",
-        "cifar100",
-        "food",
-        "sun397",
+    by_steps = {}
+    for name in catalog.TWELVE:
+        length = p.length.get(name, p.length["default"])
+        by_steps.setdefault(length.steps(1803460, 256), set()).add(name)
+    assert by_steps == {
+        round(100 * 1803460 / 256): {"places365"},
+        5000: {"aircraft", "caltech101", "dtd", "flowers", "pets"},
+        30000: {"birdsnap", "cars", "cifar10", "cifar100", "food", "sun397"},
     }
 
 
@@ -591,13 +545,8 @@ def test_lorac_lengths_and_rates():
 )
 def test_imagenet_recipes_of_the_papers(name, lr, batch, schedule, decay):
     p = load_protocol(name, {"sgd": Sgd})
-    assert (p.lr, p.batch_size, p.schedule.name, p.weight_decay, p.momentum) == (
-        (lr,),
-        batch,
-        schedule,
-        decay,
-        0.9,
-    )
+    assert (p.lr, p.batch_size, p.schedule.name) == ((lr,), batch, schedule)
+    assert (p.weight_decay, p.momentum) == (decay, 0.9)
     assert p.used(lr) == lr and p.length["default"].epochs == 100
     if schedule == "step":
         total = 100 * 5005
