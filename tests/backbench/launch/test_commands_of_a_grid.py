@@ -6,8 +6,8 @@ from backbench.launch.job import Job
 from backbench.launch.plan import CommandCheck
 
 
-def job(number, *argv):
-    return Job(name=f"job {number}", argv=argv, like="x", cells=())
+def job(command):
+    return Job(name=command, argv=tuple(command.split()), like="x", cells=())
 
 
 def test_each_kind_of_command_is_looked_at_once(tmp_path):
@@ -18,27 +18,12 @@ def test_each_kind_of_command_is_looked_at_once(tmp_path):
         return argparse.Namespace(verb="semisup")
 
     line = CommandCheck(parsed, lambda args: None)
-    jobs = [
-        job(
-            n,
-            "semisup",
-            f"{n}.safetensors",
-            "--protocol",
-            protocol,
-            "--seed",
-            f"{n}",
-            "--out",
-            f"{n}",
-        )
-        for n in range(50)
-        for protocol in ("a", "b")
-    ]
-    jobs += [
-        job(n, "pretrain", "r", f"optim.lr={lr}", f"seed={n}", "--out", f"{n}")
-        for n in range(50)
-        for lr in (1, 2, 3)
-    ]
-    jobs += [job(0, "detect", "--config-file", "x")]  # which looks for itself
+    jobs = [job("detect --config-file x")]  # which looks for itself
+    for n in range(50):
+        for protocol in ("a", "b"):
+            jobs.append(job(f"semisup {n}.pth --protocol {protocol} --seed {n} --out {n}"))
+        for lr in (1, 2, 3):
+            jobs.append(job(f"pretrain r optim.lr={lr} seed={n} --out {n}"))
     for _ in range(2):  # as --watch does
         line.refuse(jobs, "grid")
     assert len(looked) == 2 + 3

@@ -76,12 +76,8 @@ def test_refused_partway_says_how_many_went(lab, stand_in_slurm, capsys):
 @pytest.mark.parametrize(
     "case",
     [
-        (
-            "MaxArraySize = 1001\nMaxJobCount = 1",
-            "takes at most 1 (MaxJobCount); lower max_array",
-            2,
-        ),
-        ("MaxArraySize = 2\nMaxJobCount = 9", "takes at most 1 (MaxArraySize); lower max_array", 2),
+        ("MaxArraySize = 1001\nMaxJobCount = 1", "at most 1 (MaxJobCount); lower max_array", 2),
+        ("MaxArraySize = 2\nMaxJobCount = 9", "at most 1 (MaxArraySize); lower max_array", 2),
         ("MaxArraySize = 1001\nMaxJobCount = 4", "room for 1 jobs; 0 of 2 jobs went: run this", 1),
     ],
 )

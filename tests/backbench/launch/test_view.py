@@ -24,16 +24,8 @@ def job(name, **more):
 
 def submit(ledger, *jobs, uid="u1", kind="slurm", ids=(), cluster="slurm", when=HOUR_AGO):
     """On record as an array of Slurm, or as a local pool's list."""
-    submission = Submission(
-        uid=uid,
-        grid="lab",
-        cluster=cluster,
-        cluster_overrides=(),
-        kind=kind,
-        time=when,
-        jobs=jobs,
-        ids=ids,
-    )
+    about = {"grid": "lab", "cluster": cluster, "cluster_overrides": (), "kind": kind}
+    submission = Submission(uid=uid, time=when, jobs=jobs, ids=ids, **about)
     ledger.write_submission(submission)
     return submission
 
