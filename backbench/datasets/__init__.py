@@ -1,1 +1,19 @@
-"""Datasets: one row each (`backbench.datasets.catalog.DATASETS`), how it is read, and its splits."""
+"""Datasets: one row each (`backbench.datasets.DATASETS`), how it is read, and its splits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from backbench.datasets.catalog import DATASETS
+
+__all__ = ["DATASETS"]
+
+
+def __getattr__(name: str) -> Any:
+    """Load the table when it is first used: `DATASETS` is what programs outside import."""
+    if name != "DATASETS":
+        raise AttributeError(f"module 'backbench.datasets' has no attribute '{name}'")
+    from backbench.datasets.catalog import DATASETS
+
+    return DATASETS

@@ -278,3 +278,11 @@ def test_a_record_without_its_numbers_is_no_fault_of_ours(trees):
     (root / "classes" / "backbench-splits.json").write_text(json.dumps(record))
     with pytest.raises(BadInput, match="the train split is not the recorded one"):
         catalog.load("classes", root)
+
+
+def test_the_table_is_what_the_package_offers():
+    import backbench.datasets
+
+    assert backbench.datasets.DATASETS is catalog.DATASETS
+    row = backbench.datasets.DATASETS["birdsnap"]
+    assert (row.classes, row.sizes, row.metric) == (500, (35447, 2500, 2500), "top1")
