@@ -1,4 +1,4 @@
-"""What all benchmarks share: the line that names the machine, times in turns, and their ratios."""
+"""All benchmarks share these: the line that names the machine, times in turns, and their ratios."""
 
 from __future__ import annotations
 

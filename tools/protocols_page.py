@@ -65,7 +65,7 @@ KINDS = {  # kind -> heading, and why there is one
 
 @dataclass
 class Stated:
-    """What a recipe says in its own lines: its comment, its base and its keys with their sources."""
+    """A recipe's own lines: its comment, its base and its keys with their sources."""
 
     about: str
     base: str
@@ -130,7 +130,7 @@ def _stated_in(folder: Path) -> Iterator[tuple[str, Stated]]:
 
 
 def _stated(lines: str, data: Mapping[str, Any], family: str) -> Stated:
-    """What these lines of YAML say, whose values are `data`."""
+    """Read these lines of YAML, whose values are `data`."""
     above = re.match(r"(?:\s*#.*\n?)*", lines)[0]  # type: ignore[index]
     about = re.sub(r"\s+", " ", re.sub(r"(?m)^\s*#", " ", above)).strip()
     bases = data.get("base", data.get("_BASE_", family))

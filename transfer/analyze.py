@@ -311,17 +311,11 @@ def accumulate(
     # 2. Sums do not depend on where a pass was cut, so the state is the
     #    sums and how many images are in them.
     file = out / STATE
-    first = 0
 
     def save(done: int) -> None:
         save_state(file, {"images": done, "spaces": [space.tensors() for space in spaces]})
 
-    if file.exists():
-        stopped = load_state(file)
-        for space, saved_tensors in zip(spaces, stopped["spaces"], strict=True):
-            for tensor, saved_tensor in zip(space.tensors(), saved_tensors, strict=True):
-                tensor.copy_(saved_tensor)
-        first = int(stopped["images"])
+    first = _restore(file, spaces) if file.exists() else 0
     progress = Progress(out, len(images), "analyze", unit="image", done=first)
     saved = time.monotonic()
     with StopFlag() as stop, torch.no_grad():
@@ -347,6 +341,15 @@ def accumulate(
         trunk.verify()
     save(len(images))  # what follows takes minutes too
     return spaces, images.subset(picked)
+
+
+def _restore(file: Path, spaces: Sequence[Space]) -> int:
+    """Fill the spaces with the sums of a stopped pass, and return how many images are in them."""
+    stopped = load_state(file)
+    for space, saved_tensors in zip(spaces, stopped["spaces"], strict=True):
+        for tensor, saved_tensor in zip(space.tensors(), saved_tensors, strict=True):
+            tensor.copy_(saved_tensor)
+    return int(stopped["images"])
 
 
 def _pictures(

@@ -3,6 +3,8 @@ system says; and ImageNet is not read twice for it."""
 
 import os
 import shutil
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -71,13 +73,16 @@ def test_what_a_hit_reads(tmp_path, monkeypatch):
     images = scan_folder(tmp_path / "data")
     monkeypatch.setattr(contents, "SAMPLE", 5)
     counts = {"read": 0, "stat": 0}
-    read, stat = contents.read, contents._stat
+    read = contents.read
     monkeypatch.setattr(
         contents, "read", lambda *a: counts.update(read=counts["read"] + 1) or read(*a)
     )
-    monkeypatch.setattr(
-        contents, "_stat", lambda *a: counts.update(stat=counts["stat"] + 1) or stat(*a)
-    )
+
+    def counted_stat(file):
+        counts["stat"] += 1
+        return Path(file).stat()
+
+    monkeypatch.setattr(contents, "os", SimpleNamespace(stat=counted_stat))
     named = contents.named(images)
     assert counts == {"read": 5, "stat": 2000}
     seen = feature_cache.not_yet_seen(named)
