@@ -15,6 +15,7 @@ import torch
 from support.foreign_fixtures import known_resnet, moco
 from support.layouts import Trees, class_folder, trunk_file
 from support.pages import commands, words_of
+from support.records import a_result
 from support.small_verbs import smaller
 
 from backbench import cli
@@ -112,7 +113,7 @@ SMALL_DETECTOR = {
 }
 HERE = ("--accelerator", "cpu", "--workers", "0")
 MEASURE = ("linear", "semisup", "analyze", "detect")
-VERBS = ("pretrain", "inspect", "import", *MEASURE, "leaderboard")
+VERBS = ("pretrain", "inspect", "import", *MEASURE, "merge", "leaderboard")
 
 
 @pytest.fixture(scope="module")
@@ -133,6 +134,8 @@ def field(tmp_path_factory, tiny_root):
         for name in ("moco_v2_800ep_pretrain.pth.tar", "foreign.pth", "my_resnet50.pth"):
             torch.save(moco(known_resnet("resnet18")), name)
         class_folder(Path("DATA/mine"))
+        Path("runs/beta/one").mkdir(parents=True)  # what `launch run` would have made
+        store.append("runs/beta/one", [a_result()])
         yield
 
 
