@@ -24,7 +24,7 @@ class OneNumber(DetectionEngine):
 
     @staticmethod
     def read_config(given):
-        raise NotImplementedError
+        raise AssertionError("the tests hand over a config that is read already")
 
     def build(self):
         number = torch.nn.Linear(1, 1, bias=False).double()
