@@ -31,10 +31,8 @@ CACHE_BYTES = 512 << 20  # decoded images kept in memory, over all loader worker
 
 
 def dataset_fingerprint(found: ImageList) -> str:
-    """12 hex digits over all names and labels and the pixels of some 16 images.
-
-    Another set, or another order, is another data set.
-    """
+    """12 hex digits over all names and labels and the pixels of some 16 images. Another set, or
+    another order, is another data set."""
     sha = hashlib.sha256()
     for i in range(0, len(found), max(1, len(found) // 16)):
         with contextlib.suppress(BadInput):  # a corrupt image is reported when its turn comes
@@ -116,10 +114,8 @@ class LoadedBatch:
     error: str | None = None
 
     def pin_memory(self) -> LoadedBatch:
-        """The same in page-locked memory, from which a GPU copies while the CPU goes on.
-
-        The DataLoader calls it by this name on a type that it does not know.
-        """
+        """The same in page-locked memory, from which a GPU copies while the CPU goes on. The
+        DataLoader calls it by this name on a type that it does not know."""
         return replace(
             self,
             views=tuple(x.pin_memory() for x in self.views),
@@ -268,10 +264,8 @@ def loader(
     ranks: int = 1,
     on_gpu: bool = False,
 ) -> Iterator[LoadedBatch]:
-    """All micro-batches of this rank, in order, from step `first` on.
-
-    Workers run on across epochs.
-    """
+    """All micro-batches of this rank, in order, from step `first` on. Workers run on across
+    epochs."""
     dataset = ViewBatches(
         found,
         config,

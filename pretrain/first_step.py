@@ -19,10 +19,8 @@ Plain = int | float | str | None
 
 class FirstStep:
     """Its three checks follow the loop: `terms` after forward, `gradients` after backward, `state`
-    after `after_step`, which ends it. From then on they do nothing.
-
-    It changes no number and draws none; with several ranks one float is exchanged.
-    """
+    after `after_step`, which ends it. From then on they do nothing. It changes no number and draws
+    none; with several ranks one float is exchanged."""
 
     def __init__(self, method: Method, name: str) -> None:
         self.method, self.name = method, name
@@ -106,10 +104,8 @@ def _attributes(method: nn.Module) -> Iterator[tuple[str, nn.Module, object]]:
 
 
 def _plain_attributes(method: nn.Module) -> Iterator[tuple[str, Plain]]:
-    """Numbers and words that the method's own modules hold, by where.
-
-    Torch's modules have none that a step changes.
-    """
+    """Numbers and words that the method's own modules hold, by where. Torch's modules have none
+    that a step changes."""
     for where, module, value in _attributes(method):
         own = not type(module).__module__.startswith("torch.")
         if own and (value is None or isinstance(value, int | float | str)):

@@ -78,12 +78,9 @@ class Batch:
 
 @dataclass(frozen=True)
 class Setup:
-    """Tells a method about the run that it is built for.
-
-    `batch_size` is the global one, over all ranks and the `accumulate` micro-batches of a step;
-    `seed` is the recipe's; `views` is the number of views per image; `images` the dataset's length;
-    `classes` its class count.
-    """
+    """Tells a method about the run that it is built for. `batch_size` is the global one, over all
+    ranks and the `accumulate` micro-batches of a step; `seed` is the recipe's; `views` is the
+    number of views per image; `images` the dataset's length; `classes` its class count."""
 
     batch_size: int
     views: int
@@ -110,20 +107,16 @@ class Method(nn.Module):
     accumulates = False
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
-        """{"loss": 0-dim tensor with gradient, **detached terms to log}.
-
-        The loss is over the samples of all ranks.
-        """
+        """{"loss": 0-dim tensor with gradient, **detached terms to log}. The loss is over the
+        samples of all ranks."""
         raise AssertionError("a method overrides forward")
 
     def after_step(self, progress: float) -> None:
         """After each optimiser step: moving averages, queues. `progress` is in (0, 1]."""
 
     def heads(self) -> dict[str, Tensor]:
-        """Projector and the like, kept in the Checkpoint.
-
-        By default `projector`, where the method has one.
-        """
+        """Projector and the like, kept in the Checkpoint. By default `projector`, where the method
+        has one."""
         projector = getattr(self, "projector", None)
         if projector is None:
             return {}

@@ -44,11 +44,9 @@ Terms = Mapping[str, Tensor]  # "loss" and what else a method logs, 0-dim
 
 
 class RecentTerms:
-    """The terms of the steps since the last row of metrics.jsonl, which will be their mean.
-
-    They stay on the device, because reading one waits for all that was asked of it before. Part of
-    the saved state, so that a row may span a restart.
-    """
+    """The terms of the steps since the last row of metrics.jsonl, which will be their mean. They
+    stay on the device, because reading one waits for all that was asked of it before. Part of the
+    saved state, so that a row may span a restart."""
 
     def __init__(self) -> None:
         self.rows: list[dict[str, Tensor]] = []
@@ -80,11 +78,9 @@ class RecentTerms:
 
 
 class RunLog:
-    """Rows and progress, where `rank` is 0; on other ranks nothing is written.
-
-    A row is the mean of the terms since the last one, the features' statistics, and of the time
-    since then images per second and the share that was spent waiting for batches.
-    """
+    """Rows and progress, where `rank` is 0; on other ranks nothing is written. A row is the mean of
+    the terms since the last one, the features' statistics, and of the time since then images per
+    second and the share that was spent waiting for batches."""
 
     def __init__(
         self,
@@ -145,10 +141,8 @@ class RunLog:
         lr: float,
         row_due: bool,
     ) -> None:
-        """Count a step: `done` are made, the last of them in `epoch` and at `lr`.
-
-        A due row is written, and the terms start anew.
-        """
+        """Count a step: `done` are made, the last of them in `epoch` and at `lr`. A due row is
+        written, and the terms start anew."""
         self.made += 1
         if row_due:
             self._row(recent, features, done=done, epoch=epoch, lr=lr)
@@ -238,10 +232,8 @@ def feature_statistics(features: Tensor) -> dict[str, float]:
 
 
 def warn_if_collapsed(row: dict[str, float], step: int) -> None:
-    """Say so when all images get nearly the same features, or features along one line only.
-
-    The same of CLLR's L.
-    """
+    """Say so when all images get nearly the same features, or features along one line only. The
+    same of CLLR's L."""
     rank_l, kept = row.get("rank_L"), row.get("kept_L")
     if rank_l is not None and kept is not None and (rank_l < COLLAPSED_RANK or kept < DEAD):
         log.warning(
@@ -325,10 +317,8 @@ def _encode(
     workers: int,
     stop: StopFlag | None,
 ) -> tuple[Tensor, list[int]] | None:
-    """Features (N, d) of the chosen images that can be read, and which they are.
-
-    None once a stop is requested.
-    """
+    """Features (N, d) of the chosen images that can be read, and which they are. None once a stop
+    is requested."""
     dtype = next(backbone.parameters()).dtype
     features: list[Tensor] = []
     read: list[int] = []

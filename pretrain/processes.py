@@ -29,11 +29,9 @@ class Autocast(MixedPrecision):
 
 
 def launch(config: PretrainConfig, args: argparse.Namespace) -> Fabric:
-    """This process as one of devices x nodes, all of them started.
-
-    Under Slurm or torchrun the processes are there already; otherwise Fabric starts this very
-    command once for each device of the node.
-    """
+    """This process as one of devices x nodes, all of them started. Under Slurm or torchrun the
+    processes are there already; otherwise Fabric starts this very command once for each device of
+    the node."""
     accelerator = args.accelerator
     if accelerator == "auto":
         accelerator = "cuda" if torch.cuda.is_available() else "cpu"

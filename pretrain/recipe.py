@@ -63,10 +63,8 @@ class Data:
 
 @dataclass(frozen=True, kw_only=True)
 class Optim:
-    """`lr` is the peak at `reference_batch` images.
-
-    The lr used is lr * batch_size / reference_batch (null: as is).
-    """
+    """`lr` is the peak at `reference_batch` images. The lr used is lr * batch_size /
+    reference_batch (null: as is)."""
 
     name: Literal["sgd", "adam", "adamw", "lars"] = "sgd"
     lr: NotNegative

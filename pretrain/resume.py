@@ -44,10 +44,8 @@ class SavedState:
         self.saved = time.monotonic()
 
     def resume(self, last: int) -> tuple[int, RecentTerms]:
-        """The step to continue at, of `last`, and the terms before it.
-
-        0 and none where nothing was saved. BadInput for a damaged state, or one of another recipe.
-        """
+        """The step to continue at, of `last`, and the terms before it. 0 and none where nothing was
+        saved. BadInput for a damaged state, or one of another recipe."""
         self.saved = time.monotonic()
         if not self.file.exists():
             return 0, RecentTerms()
@@ -67,21 +65,16 @@ class SavedState:
         return step, recent
 
     def ages(self) -> tuple[bool, bool]:
-        """Is the last state too old at any step, and at the end of an epoch?
-
-        Asked on rank 0, whose clock decides for all ranks; no on the others.
-        """
+        """Is the last state too old at any step, and at the end of an epoch? Asked on rank 0, whose
+        clock decides for all ranks; no on the others."""
         if self.fabric.global_rank:
             return False, False
         old = time.monotonic() - self.saved
         return old > self.save_seconds, old > EPOCH_END_SECONDS
 
     def save(self, step: int, recent: RecentTerms) -> None:
-        """The state after `step` steps, by rank 0.
-
-        Weights that are not finite never replace a good state. On all ranks, whose weights are
-        alike, so that all fail or none.
-        """
+        """The state after `step` steps, by rank 0. Weights that are not finite never replace a good
+        state. On all ranks, whose weights are alike, so that all fail or none."""
         # A norm is finite only where all elements are, and one read answers for all: parameters,
         # queues, running statistics
         held = [x for x in self.method.state_dict().values() if x.is_floating_point()]

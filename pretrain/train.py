@@ -111,10 +111,8 @@ def what_decides(config: PretrainConfig) -> dict[str, Any]:
 
 
 def build(config: PretrainConfig, found: ImageList) -> Method:
-    """The method with its weights drawn from the seed.
-
-    The trunk first, so that it is the same for all methods.
-    """
+    """The method with its weights drawn from the seed. The trunk first, so that it is the same for
+    all methods."""
     archs.family_of(config.arch).refuse_pixels(config.arch, config.views.pixels)
     seeding.seed_everything(config.seed, "backbone")
     backbone = archs.build_trunk(
@@ -154,9 +152,8 @@ def train(
     tensorboard: bool = False,
 ) -> None:
     """Train from the state in RUN, or from the beginning, and write RUN/backbone.safetensors.
-
-    `recipe` is the fingerprint of what decides the run's numbers; only a state that has it continues.
-    """
+    `recipe` is the fingerprint of what decides the run's numbers; only a state that has it
+    continues."""
     device, rank, ranks = fabric.device, fabric.global_rank, fabric.world_size
     on_gpu = device.type == "cuda"
     steps_per_epoch = len(found) // config.batch_size
@@ -289,10 +286,8 @@ def loss_failure(
     rates: optim.LearningRates,
     state: SavedState,
 ) -> Failed:
-    """The error for a loss that is not finite, with its value, its step and what may help.
-
-    `bad` is its place among the recent terms, or None if only other ranks have found one, in `step`.
-    """
+    """The error for a loss that is not finite, with its value, its step and what may help. `bad` is
+    its place among the recent terms, or None if only other ranks have found one, in `step`."""
     value = float("nan")
     if bad is not None:
         value = float(recent.rows[bad]["loss"])

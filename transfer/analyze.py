@@ -211,10 +211,8 @@ def show(rows: Sequence[Result], out: Path) -> None:
 
 
 class AnalyzedViews:
-    """PIL image, index -> uint8 (1 + N, 3, s, s): the plain view, then N augmented ones.
-
-    The views are a function of the seed and of the image's path alone.
-    """
+    """PIL image, index -> uint8 (1 + N, 3, s, s): the plain view, then N augmented ones. The views
+    are a function of the seed and of the image's path alone."""
 
     def __init__(self, images: ImageList, recipe: AnalyzeConfig, seed: int) -> None:
         self.images, self.recipe, self.seed = images, recipe, seed

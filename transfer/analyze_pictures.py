@@ -262,9 +262,7 @@ PANELS: dict[str, Panel] = {
 
 def training_curves(files: Sequence[Path], names: Mapping[str, str]) -> list[TrainingCurve]:
     """metrics.jsonl beside each checkpoint file, where it is still in its pretraining's folder.
-
-    `names` are those of the analyzed checkpoints, by digest; each has one curve at most.
-    """
+    `names` are those of the analyzed checkpoints, by digest; each has one curve at most."""
     out: list[TrainingCurve] = []
     wanted = set(names)
     for file in files:
@@ -300,10 +298,8 @@ def _bin_means(bins: Sequence[Sequence[Mapping[str, object]]], name: str) -> lis
 
 
 def _training(curves: Sequence[TrainingCurve], order: Mapping[str, int], folder: Path) -> Path:
-    """Each term of metrics.jsonl over the steps (ARB Fig. 3).
-
-    `order` are the checkpoints' numbers, which decide their colours in the other figures.
-    """
+    """Each term of metrics.jsonl over the steps (ARB Fig. 3). `order` are the checkpoints' numbers,
+    which decide their colours in the other figures."""
     # The terms that the papers draw come first, the rest by name.
     first = ("loss", "embedding_distance", "base_distance", "variance")
     there: set[str] = set()

@@ -60,10 +60,8 @@ def equal_shares(
     first: int, count: int, batch: int, rank: int, world: int
 ) -> list[list[tuple[None, int]]]:
     """This rank's part of each batch of images first..count-1 in order, as (no key, index) lists.
-
     All ranks get equally many, as gathering needs: the last shares are padded with the last image.
-    After a gather the first `batch` rows (or as many as are left) are the images in order.
-    """
+    After a gather the first `batch` rows (or as many as are left) are the images in order."""
     shares = []
     for begin in range(first, count, batch):
         # A batch of b images is W contiguous parts of ceil(b / W); behind its end lies padding.
@@ -137,9 +135,7 @@ def loader(
     pictures: Pictures[K], batches: Iterable[list[tuple[K, int]]], *, machine: Machine
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Batches of (uint8 (N, 3, H, W), indices (N,)); `batches` yields lists of (key, index).
-
-    BadInput, on all ranks, for an image that one of them cannot read.
-    """
+    BadInput, on all ranks, for an image that one of them cannot read."""
     found = loading.batches(
         pictures, batches, workers=machine.workers, pin=machine.device.type == "cuda", prefetch=4
     )

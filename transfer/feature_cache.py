@@ -91,10 +91,8 @@ def not_yet_seen(named: contents.Named) -> Seen:
 
 
 def changed_file(images: ImageList, named: contents.Named, seen: Seen) -> str | None:
-    """The first file that holds something else than `seen` says, or None.
-
-    Rows of `seen` without a hash are left out, and it may be shorter than the list.
-    """
+    """The first file that holds something else than `seen` says, or None. Rows of `seen` without a
+    hash are left out, and it may be shorter than the list."""
     if isinstance(images, ArrayList):
         return None
     now = not_yet_seen(named)[: len(seen), :2]
@@ -206,10 +204,8 @@ class FeatureCache:
         return None
 
     def open(self, description: Description) -> Tensor | None:
-        """The rows, mapped from disk, or None when they are not there.
-
-        Raises BadInput for an entry of something else, and for damaged rows.
-        """
+        """The rows, mapped from disk, or None when they are not there. Raises BadInput for an entry
+        of something else, and for damaged rows."""
         path = self.path(description)
         about = self._about(path)
         if about is None:
@@ -247,11 +243,8 @@ class FeatureCache:
 
     def make_room(self, size: int, keep: set[Path]) -> None:
         """Remove the least recently used entries, and what killed runs left of others, until `size`
-        more bytes fit.
-
-        Those of `keep`, those that a run is at work on and those that one has mapped stay, even
-        where the rest does not make room enough.
-        """
+        more bytes fit. Those of `keep`, those that a run is at work on and those that one has
+        mapped stay, even where the rest does not make room enough."""
         if size > self.limit:
             need, have = f"{size / 1e9:.1f}", f"{self.limit / 1e9:.1f}"
             raise BadInput(
@@ -355,7 +348,6 @@ class PartFiles:
         still: Callable[[Seen], bool],
     ) -> None:
         """Begin or continue parts of `count` rows each, for images `seen` without hashes yet.
-
         Making room for them spares the entries of `keep`."""
         self.cache, self.descriptions = cache, descriptions
         self.parts = [cache.path(d).with_suffix(".part") for d in descriptions]

@@ -35,11 +35,9 @@ def unit(features: Tensor) -> Tensor:
 
 
 def nuclear_norm(views: Tensor) -> Tensor:
-    """Sum of the singular values of each image's A x d matrix (LORAC Fig. 3b, 3c, 4c).
-
-    A unit rows give squares of singular values that sum to A: the norm is sqrt(A) where all views
-    are alike (one value) and sqrt(A r) where they spread evenly over r directions.
-    """
+    """Sum of the singular values of each image's A x d matrix (LORAC Fig. 3b, 3c, 4c). A unit rows
+    give squares of singular values that sum to A: the norm is sqrt(A) where all views are alike
+    (one value) and sqrt(A r) where they spread evenly over r directions."""
     return torch.linalg.svdvals(views).sum(-1)
 
 
@@ -214,11 +212,9 @@ class Moments:
 
 
 def entropy_rank(values: Tensor) -> float:
-    """exp of the entropy of non-negative `values` scaled to sum 1; nan where all are 0.
-
-    Of singular values it is the effective rank (Roy and Vetterli 2007), of those of the raw feature
-    matrix RankMe (Garrido et al. 2023).
-    """
+    """exp of the entropy of non-negative `values` scaled to sum 1; nan where all are 0. Of singular
+    values it is the effective rank (Roy and Vetterli 2007), of those of the raw feature matrix
+    RankMe (Garrido et al. 2023)."""
     total = float(values.sum())
     if not total > 0:
         return math.nan
@@ -296,9 +292,7 @@ def _squared_distances(anchors: Tensor, sample: Tensor) -> Tensor:
 
 def pairs(features: Tensor, labels: Tensor, *, chunk: int = CHUNK) -> Pairs:
     """Over all pairs i < j of the sample (n, d); labels (n,), -1 unlabelled: in neither histogram.
-
-    `chunk` anchors at a time, against themselves and all rows after them.
-    """
+    `chunk` anchors at a time, against themselves and all rows after them."""
     x = unit(features)
     n = len(x)
     within, between = _Distances(), _Distances()
@@ -335,9 +329,7 @@ class MinMaxSummary(TypedDict):
 @dataclass(frozen=True)
 class MinMax:
     """Statistics of the distances D from an anchor to all others, for each number H of dimensions.
-
-    nan where no anchor has a positive least distance.
-    """
+    nan where no anchor has a positive least distance."""
 
     dims: list[int]
     contrast: list[float]  # mean over anchors of (D_max - D_min) / D_min (Eq. 5)
@@ -350,10 +342,8 @@ class MinMax:
 
 def min_max(features: Tensor, order: Tensor, *, chunk: int = CHUNK) -> MinMax:
     """CLLR Theorem 1 on a sample (n, d): distances between rows in the first H of d coordinates.
-
     `order` is a permutation of the d coordinates. The paper's distance is divided by H, which no
-    ratio here notices. `chunk` anchors at a time.
-    """
+    ratio here notices. `chunk` anchors at a time."""
     x = unit(features)[:, order]
     n, dim = len(x), x.shape[1]
     dims = [2**i for i in range(1, dim.bit_length()) if 2**i < dim] + [dim]  # 2, 4, 8, ..., d

@@ -38,10 +38,8 @@ WAIT_SECONDS = 1.0  # between two looks at whether another run has finished
 
 @dataclass(frozen=True)
 class FeatureRows:
-    """Features in several files as one table (N, D): the rows of the first part, then of the second.
-
-    Never copied as a whole: ImageNet's train and val would be 10 GB again.
-    """
+    """Features in several files as one table (N, D): the rows of the first part, then of the
+    second. Never copied as a whole: ImageNet's train and val would be 10 GB again."""
 
     parts: Sequence[Tensor]
 
@@ -71,10 +69,8 @@ class FeatureRows:
 
 
 class HashedPictures(Pictures[None]):
-    """Item (no key, index) -> (uint8 (3, H, W), the file's hash).
-
-    Rows of an array have no hash, as their pixels name the entry.
-    """
+    """Item (no key, index) -> (uint8 (3, H, W), the file's hash). Rows of an array have no hash, as
+    their pixels name the entry."""
 
     def __getitem__(self, item: tuple[None, int]) -> tuple[Tensor, int]:
         picture, index = super().__getitem__(item)
@@ -86,11 +82,8 @@ class HashedPictures(Pictures[None]):
 
 @dataclass(frozen=True, kw_only=True)
 class Extractor:
-    """Features of image lists by several trunks at once.
-
-    Every rank of `machine` calls it, with the same lists in the same order; rank 0 alone locks,
-    writes and reports.
-    """
+    """Features of image lists by several trunks at once. Every rank of `machine` calls it, with the
+    same lists in the same order; rank 0 alone locks, writes and reports."""
 
     trunks: Sequence[FrozenTrunk]
     geometry: Geometry
@@ -139,9 +132,7 @@ class Extractor:
 
     def _locked(self, described: Sequence[Description]) -> AbstractContextManager[object]:
         """Lock these entries for this run alone, and wait while another run computes one of them.
-
-        It waits a second at a time: no rank is in a collective for long, and all hear a signal.
-        """
+        It waits a second at a time: no rank is in a collective for long, and all hear a signal."""
         waiting = False
         while True:
             locks = self.cache.try_lock(described) if self.machine.main else None
@@ -168,10 +159,8 @@ class Extractor:
         named: Named,
         what: str,
     ) -> None:
-        """The entries that are not `there`, from where a stopped run left them.
-
-        Rank 0 has their files; `PartFiles` says which states these may be in.
-        """
+        """The entries that are not `there`, from where a stopped run left them. Rank 0 has their
+        files; `PartFiles` says which states these may be in."""
         machine, count = self.machine, len(images)
         trunks, wanted = [], []
         for trunk, description, yes in zip(self.trunks, described, there):

@@ -198,10 +198,8 @@ class TriedRates:
 @dataclass(frozen=True)
 class Finetuning:
     """The trainings of one checkpoint on one part of the labels; each can be stopped at any step.
-
     RUN/state holds two files: `tried_file` the part of the grid that is done, `training_file` the
-    training in progress. That one names its rate and images, so that no other continues from it.
-    """
+    training in progress. That one names its rate and images, so that no other continues from it."""
 
     task: Assignment[Finetune]
     part: Part

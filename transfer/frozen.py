@@ -54,10 +54,8 @@ class FrozenTrunk:
         precision: Precision = "fp32",
         head: str | None = None,
     ) -> FrozenTrunk:
-        """With `head`, the name of one that the checkpoint has kept, features are its output.
-
-        All trunks of a process have one precision.
-        """
+        """With `head`, the name of one that the checkpoint has kept, features are its output. All
+        trunks of a process have one precision."""
         precisions.use(precision)
         module = checkpoint.backbone().eval().requires_grad_(False)
         module.fuse()

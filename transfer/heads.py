@@ -58,9 +58,7 @@ class LinearHeads:
         batch: int,
     ) -> Tensor:
         """One step on this rank's share (n, D) of a batch of `batch` images, with `rates` (H,).
-
-        Returns the summed losses (H,) of the share.
-        """
+        Returns the summed losses (H,) of the share."""
         # 1. The loss of head h on image i is -log p[i, h, y_i].
         log_p, true_class = self.log_probability(features, labels)
         losses = -log_p.gather(2, true_class).sum((0, 2))

@@ -117,9 +117,7 @@ def fit(
     between: Callable[[], None] = lambda: None,
 ) -> Fit:
     """Minimise over all `parts`, to `tolerance` on the largest entry of the mean gradient.
-
-    `between` is called after each iteration; what it raises ends the fit.
-    """
+    `between` is called after each iteration; what it raises ends the fit."""
     from scipy.optimize import minimize
 
     device = device or torch.device("cpu")

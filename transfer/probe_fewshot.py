@@ -100,11 +100,9 @@ def predictions(
     p: FewShot,
     stop: StopFlag | None = None,
 ) -> NDArray[np.int64]:
-    """(draws, M): the class of each row of `test` (M, d), in each draw.
-
-    A draw is a list of indices of `bank` (N, d) and `labels`. All is in float64: few labels leave
-    nearly equal scores, whose order single precision would decide.
-    """
+    """(draws, M): the class of each row of `test` (M, d), in each draw. A draw is a list of indices
+    of `bank` (N, d) and `labels`. All is in float64: few labels leave nearly equal scores, whose
+    order single precision would decide."""
     known = torch.as_tensor(labels)
     queries = F.normalize(test.double(), dim=1)
     predicted = []

@@ -88,11 +88,8 @@ class Length:
 
 @dataclass(frozen=True, kw_only=True)
 class RateSchedule:
-    """The factor on the peak rate, in steps.
-
-    cosine: half a cosine to 0; step: x `gamma` at each of `milestones`; epoch_decay: x `gamma`
-    after each epoch.
-    """
+    """The factor on the peak rate, in steps. cosine: half a cosine to 0; step: x `gamma` at each of
+    `milestones`; epoch_decay: x `gamma` after each epoch."""
 
     name: Literal["cosine", "step", "epoch_decay", "constant"] = "cosine"
     milestones: tuple[float, ...] = ()  # shares of the run
@@ -200,9 +197,7 @@ class FewShot(Protocol):
 @dataclass(frozen=True, kw_only=True)
 class LogReg(Protocol):
     """Multinomial logistic regression by L-BFGS, a path of penalties from the strongest down.
-
-    Minimised: sum of cross-entropies + l2 / 2 ||W||^2, the bias unpenalised.
-    """
+    Minimised: sum of cross-entropies + l2 / 2 ||W||^2, the bias unpenalised."""
 
     l2: tuple[float, float, int] = (1e-6, 1e5, 45)  # smallest, largest, how many, log-spaced
     max_iterations: Count = 1000

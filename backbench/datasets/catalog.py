@@ -285,10 +285,8 @@ def found(name: str, root: Path) -> str | None:
 
 
 def open_split(root: Path, name: str, split: str) -> ImageList:
-    """ROOT/<name>/<split> as pretraining takes it: all its images, labelled or not.
-
-    Raises BadInput that names what is missing.
-    """
+    """ROOT/<name>/<split> as pretraining takes it: all its images, labelled or not. Raises BadInput
+    that names what is missing."""
     found = row(name)
     with _layout_of(root / name):
         if found is not None and found.read_split is not None:
@@ -297,10 +295,8 @@ def open_split(root: Path, name: str, split: str) -> ImageList:
 
 
 def load(name: str, root: Path, *, seed: int = 0) -> Splits:
-    """A dataset's splits, read and checked. Raises BadInput for what cannot be evaluated on.
-
-    A split of another size than the row's is used with a warning; every result's notes say so.
-    """
+    """A dataset's splits, read and checked. Raises BadInput for what cannot be evaluated on. A
+    split of another size than the row's is used with a warning; every result's notes say so."""
     # 1. Labels and lists, then the files, and only then what is in them: each costs more.
     dataset = find(name)
     found, sizes = _looked_at(dataset, root, seed)

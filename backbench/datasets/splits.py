@@ -81,10 +81,8 @@ def ranked(images: ImageList, seed: int) -> dict[int, list[int]]:
 def draw(
     images: ImageList, per_class: int, seed: int, *, what: str = "draw"
 ) -> tuple[list[int], list[int]]:
-    """(`per_class` indices of each class, the rest), both in the list's order.
-
-    A class with fewer images is refused.
-    """
+    """(`per_class` indices of each class, the rest), both in the list's order. A class with fewer
+    images is refused."""
     chosen: set[int] = set()
     for label, indices in ranked(images, seed).items():
         if len(indices) < per_class:
@@ -104,11 +102,9 @@ def others(images: ImageList, chosen: set[int]) -> list[int]:
 
 
 def hold_out(images: ImageList, seed: int = 0) -> tuple[list[int], list[int]]:
-    """(train, val) indices, val with the classes in train's proportions.
-
-    Of a class with n images floor(n * HOLDOUT + 1/2) go to val, at least one of
-    two or more; a class with one image stays in train.
-    """
+    """(train, val) indices, val with the classes in train's proportions. Of a class with n images
+    floor(n * HOLDOUT + 1/2) go to val, at least one of two or more; a class with one image stays in
+    train."""
     val: set[int] = set()
     for indices in ranked(images, seed).values():
         if len(indices) < 2:

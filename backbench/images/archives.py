@@ -95,10 +95,8 @@ def _check_labels(folder: Path, labels: Sequence[int], classes: Sequence[str]) -
 
 
 def read_stl10(root: str | Path, split: str) -> ImageList:
-    """ROOT/stl10/stl10_binary; `root` is the data set's own folder.
-
-    Unlabelled images have label -1. Pixels are read from disk when they are needed.
-    """
+    """ROOT/stl10/stl10_binary; `root` is the data set's own folder. Unlabelled images have label
+    -1. Pixels are read from disk when they are needed."""
     root = Path(root)
     if split not in STL10_SPLITS:
         raise BadInput(f"{root}: no split '{split}'; {nearest(split, STL10_SPLITS)}")
@@ -210,10 +208,8 @@ Span = tuple[int, int]  # first byte and number of bytes of a member of a tar fi
 
 def scan_shards(shards: Sequence[Path]) -> ShardList:
     """WebDataset's layout: members `<key>.jpg` with `<key>.cls` (a number) or `<key>.json`
-    ({"label": number}) beside them; images without either have label -1.
-
-    Only the headers are read, members are never unpacked.
-    """
+    ({"label": number}) beside them; images without either have label -1. Only the headers are read,
+    members are never unpacked."""
     root = shards[0].parent
     paths: list[str] = []
     labels: list[int] = []

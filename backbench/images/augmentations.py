@@ -35,11 +35,8 @@ _SOLARIZE = np.where(_LEVELS < 128, _LEVELS, 255 - _LEVELS).astype(np.uint8)
 
 @dataclass(frozen=True)
 class DrawnView:
-    """The decisions for one view.
-
-    box: top, left, height, width; jitter: (operation, factor) in order of use; blur: sigma in
-    pixels, 0 for none.
-    """
+    """The decisions for one view. box: top, left, height, width; jitter: (operation, factor) in
+    order of use; blur: sigma in pixels, 0 for none."""
 
     box: tuple[int, int, int, int]
     flip: bool
@@ -146,11 +143,9 @@ def render_reference(image: Image.Image, view: DrawnView, crops: Crops) -> np.nd
 
 
 def render_geometry(image: np.ndarray, view: DrawnView, crops: Crops) -> np.ndarray:
-    """uint8 (H, W, 3) -> uint8 (size, size, 3): crop, resize, flip.
-
-    OpenCV where the crop grows; where it shrinks torch's antialiased resize, which follows PIL's
-    filter (OpenCV's linear one aliases, and its area one is slower than PIL).
-    """
+    """uint8 (H, W, 3) -> uint8 (size, size, 3): crop, resize, flip. OpenCV where the crop grows;
+    where it shrinks torch's antialiased resize, which follows PIL's filter (OpenCV's linear one
+    aliases, and its area one is slower than PIL)."""
     top, left, height, width = view.box
     part = image[top : top + height, left : left + width]
     size = crops.size
@@ -203,10 +198,8 @@ def _hue_rotation(turns: float) -> np.ndarray:
 
 
 def render_fast(image: np.ndarray, view: DrawnView, crops: Crops) -> np.ndarray:
-    """uint8 RGB (H, W, 3) -> uint8 (size, size, 3).
-
-    The decisions of `render_reference` at a fraction of its time.
-    """
+    """uint8 RGB (H, W, 3) -> uint8 (size, size, 3). The decisions of `render_reference` at a
+    fraction of its time."""
     out = render_geometry(image, view, crops)
     if view.jitter or view.gray:
         out = cv2.transform(out, colour_matrix(view, cv2.mean(out)[:3]))
@@ -231,10 +224,8 @@ def to_pil(image: np.ndarray) -> Image.Image:
 @dataclass(frozen=True)
 class DeviceColour:
     """Finishes N fast views of one crop group, which only have their geometry, on the device.
-
     matrix (N, 3, 4) float32, `colour_matrix` of each; sigma (N,) float32, the blur's in pixels, 0
-    for none; solarize (N,) bool. A loader worker makes it, `apply_colour` uses it.
-    """
+    for none; solarize (N,) bool. A loader worker makes it, `apply_colour` uses it."""
 
     matrix: torch.Tensor
     sigma: torch.Tensor
@@ -263,11 +254,9 @@ class DeviceColour:
 
 
 def apply_colour(pixels: torch.Tensor, colour: DeviceColour, crops: Crops) -> torch.Tensor:
-    """uint8 (N, 3, h, w) -> float32 in 0..255: colour, blur and solarization of a batch.
-
-    On the pixels' device, where `colour` is too. The same decisions as `render_fast`, without its
-    rounding to whole levels in between.
-    """
+    """uint8 (N, 3, h, w) -> float32 in 0..255: colour, blur and solarization of a batch. On the
+    pixels' device, where `colour` is too. The same decisions as `render_fast`, without its rounding
+    to whole levels in between."""
     linear, offset = colour.matrix[:, :, :3], colour.matrix[:, :, 3, None, None]
     out = torch.einsum("nij,njhw->nihw", linear, pixels.float()) + offset
     out = out.clamp_(0, 255)

@@ -9,10 +9,8 @@ from typing import Literal
 
 @dataclass(frozen=True, kw_only=True)
 class Crops:
-    """A group of `count` views made alike.
-
-    All numbers follow torchvision's transforms of the same names.
-    """
+    """A group of `count` views made alike. All numbers follow torchvision's transforms of the same
+    names."""
 
     count: int = 2
     size: int = 224

@@ -68,11 +68,8 @@ def decode(path: str | Path, *, upright: bool = False) -> Image.Image:
 
 def decode_array(data: bytes, name: str | Path) -> np.ndarray:
     """The bytes of an image file as uint8 RGB (H, W, 3), by OpenCV where it can and PIL where it
-    cannot.
-
-    The pixels are PIL's (both use libjpeg-turbo; EXIF orientation is ignored by both). Raises
-    BadInput that names a corrupt or truncated image.
-    """
+    cannot. The pixels are PIL's (both use libjpeg-turbo; EXIF orientation is ignored by both).
+    Raises BadInput that names a corrupt or truncated image."""
     import cv2
     import numpy as np
 
@@ -94,10 +91,8 @@ def decode_array(data: bytes, name: str | Path) -> np.ndarray:
 
 
 def decode_bytes(data: bytes, name: str | Path) -> Image.Image:
-    """The bytes of an image file as PIL RGB.
-
-    Raises BadInput that names a corrupt or truncated image.
-    """
+    """The bytes of an image file as PIL RGB. Raises BadInput that names a corrupt or truncated
+    image."""
     import io
 
     from PIL import Image, UnidentifiedImageError
@@ -119,10 +114,8 @@ def taken(values: Sequence[T], indices: Sequence[int]) -> tuple[T, ...]:
 
 @dataclass(frozen=True)
 class ImageList:
-    """Files and labels in a fixed order.
-
-    `label` -1 means unlabelled; `classes` are names in label order.
-    """
+    """Files and labels in a fixed order. `label` -1 means unlabelled; `classes` are names in label
+    order."""
 
     root: Path
     paths: tuple[str, ...]  # relative to root, '/' between parts

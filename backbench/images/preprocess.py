@@ -56,9 +56,7 @@ def to_input(image: Image.Image | numpy.ndarray, pixels: Pixels) -> torch.Tensor
 
 def normalise(images: torch.Tensor, pixels: Pixels) -> torch.Tensor:
     """uint8 RGB (..., 3, H, W) -> float32, scaled to [0, 1], channel order and statistics applied.
-
-    On any device.
-    """
+    On any device."""
     import torch
 
     # Channels last in memory, (n, h, w, 3) seen as (n, 3, h, w), on a CPU: a table is faster

@@ -76,10 +76,8 @@ def _copy(x: Tensor | None) -> Tensor | None:
 
 
 class SyncBatchNorm(_BatchNorm):
-    """Batch norm with the statistics of all ranks, which must bring equally many samples.
-
-    Not a torch.nn.SyncBatchNorm, because DDP refuses to wrap that on a CPU.
-    """
+    """Batch norm with the statistics of all ranks, which must bring equally many samples. Not a
+    torch.nn.SyncBatchNorm, because DDP refuses to wrap that on a CPU."""
 
     def _check_input_dim(self, input: Tensor) -> None:
         assert input.dim() >= 2
@@ -91,22 +89,18 @@ class SyncBatchNorm(_BatchNorm):
 
 
 def _over_ranks(layer: _BatchNorm, input: Tensor, ranks: dist.ProcessGroup) -> Tensor:
-    """A layer in training, its statistics over all samples of these ranks, with gradient.
-
-    On a GPU torch's kernels; on a CPU, where torch has none, the mean and then the centred variance
-    are summed over ranks.
-    """
+    """A layer in training, its statistics over all samples of these ranks, with gradient. On a GPU
+    torch's kernels; on a CPU, where torch has none, the mean and then the centred variance are
+    summed over ranks."""
     if layer.num_batches_tracked is not None:
         layer.num_batches_tracked.add_(1)
     return _on_gpu(layer, input, ranks) if input.is_cuda else _on_cpu(layer, input, ranks)
 
 
 class _OfEqualCounts(_TorchSyncBatchNorm):
-    """torch's synchronised batch norm for ranks that all bring as much.
-
-    torch looks which ranks have brought nothing, for which the host waits three times a layer: 159
-    times in a pass of ResNet-50. Its backward is taken as it is.
-    """
+    """torch's synchronised batch norm for ranks that all bring as much. torch looks which ranks
+    have brought nothing, for which the host waits three times a layer: 159 times in a pass of
+    ResNet-50. Its backward is taken as it is."""
 
     @staticmethod
     def forward(  # noqa: PLR0917  (torch's)

@@ -63,10 +63,8 @@ class _Gather(torch.autograd.Function):
 
 
 class _Sum(torch.autograd.Function):
-    """y_s = x_0 + ... + x_{W-1} on every rank s: a symmetric map, which is its own transpose.
-
-    Over the ranks of `among`, of which every rank is in one.
-    """
+    """y_s = x_0 + ... + x_{W-1} on every rank s: a symmetric map, which is its own transpose. Over
+    the ranks of `among`, of which every rank is in one."""
 
     among: dist.ProcessGroup
 
@@ -120,10 +118,8 @@ def everyone() -> dist.ProcessGroup:
 
 def neighbours(count: int) -> dist.ProcessGroup:
     """This rank's group of `count` neighbouring ranks: 0 .. count-1, count .. 2 count-1, and so on.
-
     `count` divides the number of ranks. The first call for a count is made by all ranks at the same
-    point: they create all groups in one order.
-    """
+    point: they create all groups in one order."""
     return everyone() if count == world_size() else _neighbours(everyone(), count)
 
 
@@ -153,11 +149,9 @@ def local_slice(x: Tensor) -> Tensor:
 
 
 def shuffle(x: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """ShuffleBN's first exchange (MoCo): (n, ...) -> (n, ...), the order of the global batch.
-
-    The first is this rank's share of the permuted batch of all ranks, (W n, ...). `generator` must
-    be seeded alike on all ranks. No gradient passes.
-    """
+    """ShuffleBN's first exchange (MoCo): (n, ...) -> (n, ...), the order of the global batch. The
+    first is this rank's share of the permuted batch of all ranks, (W n, ...). `generator` must be
+    seeded alike on all ranks. No gradient passes."""
     everything = gather_without_gradient(x)
     order = sent(torch.randperm(len(everything), generator=generator), x.device)
     # Place p of the permuted batch holds sample order[p]; rank r takes the r-th slice of the places
@@ -166,9 +160,7 @@ def shuffle(x: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
 
 def unshuffle(x: Tensor, order: Tensor) -> Tensor:
     """Undo `shuffle` on what was made of its output: (n, ...) -> the whole batch (W n, ...).
-
-    Without gradient.
-    """
+    Without gradient."""
     everything = gather_without_gradient(x)
     restored = torch.empty_like(everything)
     # Sample order[p] came back at place p: scattering by the order inverts indexing by it
@@ -269,11 +261,9 @@ def started_by_fabric(fabric: Fabric) -> bool:
 
 @contextlib.contextmanager
 def rank_0_tells(*, watched: bool) -> Iterator[None]:
-    """Let rank 0 alone report an error that ends all ranks; the others exit silently.
-
-    `watched`: by Fabric, which takes a process of its own that does not exit 0 for a crash, and
-    kills rank 0 within seconds, perhaps before it has saved.
-    """
+    """Let rank 0 alone report an error that ends all ranks; the others exit silently. `watched`: by
+    Fabric, which takes a process of its own that does not exit 0 for a crash, and kills rank 0
+    within seconds, perhaps before it has saved."""
     try:
         yield
     except (BadInput, Failed, Preempted, Stopped):

@@ -38,9 +38,7 @@ def check_nesting(groups: int, ranks: int) -> None:
 
 def check_groups(groups: int | None, images: int) -> None:
     """BadInput unless `images`, what one forward pass of all ranks holds, divide into the groups.
-
-    None, one group per rank, always does.
-    """
+    None, one group per rank, always does."""
     if groups is not None and (groups < 1 or images % groups):
         raise BadInput(
             f"{groups} batch norm groups do not divide the {images} images that a forward pass of "

@@ -72,10 +72,8 @@ def started(loader: DataLoader[T]) -> Iterator[T]:
 
 class WatchedBatches(Iterator[T]):
     """The batches of a loader; that a worker was killed is raised where the next one is asked for.
-
     torch's own handler of SIGCHLD would raise it wherever this process happens to be: in a
-    destructor, in a log record, in a file that is half read, which then is called damaged.
-    """
+    destructor, in a log record, in a file that is half read, which then is called damaged."""
 
     def __init__(self, batches: Iterator[T]) -> None:
         self.batches = batches
@@ -106,11 +104,9 @@ class Unreadable:
 
 
 class WholeBatches(Dataset[Any], Generic[T]):
-    """Lists of items -> batches, or Unreadable.
-
-    An error as a value: raised in a worker, it would come as the text of its traceback, and on one
-    rank of several it would leave the others waiting.
-    """
+    """Lists of items -> batches, or Unreadable. An error as a value: raised in a worker, it would
+    come as the text of its traceback, and on one rank of several it would leave the others
+    waiting."""
 
     def __init__(self, items: Dataset[Any], collate: Callable[[list[Any]], T]) -> None:
         self.items, self.collate = items, collate

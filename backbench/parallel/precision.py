@@ -10,11 +10,8 @@ Precision = Literal["fp32", "tf32", "bf16"]
 
 
 def use(precision: Precision) -> None:
-    """For the whole process, from here on.
-
-    Left alone, torch runs convolutions in TF32 wherever a GPU has it: features then move by 4e-4 to
-    8e-4 of their size, under the name of fp32.
-    """
+    """For the whole process, from here on. Left alone, torch runs convolutions in TF32 wherever a
+    GPU has it: features then move by 4e-4 to 8e-4 of their size, under the name of fp32."""
     import torch
 
     torch.backends.cudnn.allow_tf32 = precision == "tf32"

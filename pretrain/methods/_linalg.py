@@ -92,11 +92,9 @@ def polar_by_products(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def inverse_root(gram: Tensor, ridge: float, largest: float) -> Tensor:
-    """G (p, n, n) float64, positive semidefinite -> (G + ridge I)^(-1/2), ridge >= 1e-8.
-
-    `largest` is a bound on G's eigenvalues that is known without looking. Newton and Schulz's
-    coupled iteration (Higham, Functions of Matrices, Eq. 6.35).
-    """
+    """G (p, n, n) float64, positive semidefinite -> (G + ridge I)^(-1/2), ridge >= 1e-8. `largest`
+    is a bound on G's eigenvalues that is known without looking. Newton and Schulz's coupled
+    iteration (Higham, Functions of Matrices, Eq. 6.35)."""
     assert ridge >= LEAST_RIDGE
     bound = largest + ridge
     eye = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)

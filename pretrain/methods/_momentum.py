@@ -71,10 +71,8 @@ class KeyEncoder(nn.Module):
 
 
 class Queue(nn.Module):
-    """C queues of the last `length` keys each, (C, length, d), oldest overwritten first.
-
-    Each starts with random directions, drawn by its name; whole batches replace whole batches.
-    """
+    """C queues of the last `length` keys each, (C, length, d), oldest overwritten first. Each
+    starts with random directions, drawn by its name; whole batches replace whole batches."""
 
     keys: Tensor
     position: Tensor
@@ -122,10 +120,8 @@ C = TypeVar("C", bound=ContrastConfig)
 
 class MomentumContrast(method.Method, Generic[C]):
     """A query encoder, its momentum copy and a queue; a subclass's `forward` makes the loss.
-
     `forward` leaves what the queue shall hold after the step, (N, C, d), in `new_keys`.
-    `local_queries`: the query encoder has local batch norm as well, in the same groups.
-    """
+    `local_queries`: the query encoder has local batch norm as well, in the same groups."""
 
     accumulates = True
 

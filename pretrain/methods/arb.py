@@ -21,10 +21,8 @@ from pretrain.methods.simclr import TwoViews, TwoViewsConfig
 
 
 def standardise(z: Tensor) -> Tensor:
-    """(N, d) -> columns of mean 0 and norm 1 (Eq. 7).
-
-    A column that is constant up to rounding becomes 0, without gradient.
-    """
+    """(N, d) -> columns of mean 0 and norm 1 (Eq. 7). A column that is constant up to rounding
+    becomes 0, without gradient."""
     # The norm of a centred column is sqrt(N) sigma, which Eq. 7 divides by
     centred = z - z.mean(0)
     norm = centred.norm(dim=0)
@@ -35,10 +33,8 @@ def standardise(z: Tensor) -> Tensor:
 
 
 def _well_conditioned(gram: Tensor, *, centred: bool) -> bool:
-    """Are all eigenvalues of G (p, n, n) above a thousandth of its Frobenius norm?
-
-    With `centred` the constant direction, which is always zero, is left out.
-    """
+    """Are all eigenvalues of G (p, n, n) above a thousandth of its Frobenius norm? With `centred`
+    the constant direction, which is always zero, is left out."""
     # 1. G = Z Z^T of centred columns has the eigenvector 1 = (1, ..., 1) with eigenvalue 0. Adding
     #    c / n in every entry makes that c, here the mean of the diagonal, and leaves the others
     n = gram.shape[-1]
@@ -165,10 +161,8 @@ def tracks(z_a: Tensor, z_b: Tensor, *, ridge: float) -> dict[str, Tensor]:
 
 @dataclass(frozen=True, kw_only=True)
 class Config(TwoViewsConfig):
-    """The fields from `shuffle` to `over` change the loss as the paper's ablations do.
-
-    `track` adds Fig. 3's curves to metrics.jsonl.
-    """
+    """The fields from `shuffle` to `over` change the loss as the paper's ablations do. `track` adds
+    Fig. 3's curves to metrics.jsonl."""
 
     head: Head = BARLOW_HEAD
     groups: int = 1
@@ -182,10 +176,8 @@ class Config(TwoViewsConfig):
 
 
 class Method(TwoViews[Config]):
-    """Standardisation and base over the global batch.
-
-    One column permutation for both views, new in each step.
-    """
+    """Standardisation and base over the global batch. One column permutation for both views, new in
+    each step."""
 
     together = False
 

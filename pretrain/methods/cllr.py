@@ -56,11 +56,9 @@ def released_reconstruction(phi: Tensor, projection: Tensor) -> Tensor:
 
 @torch.no_grad()
 def alive(phi: Tensor, projection: Tensor, *, scaled: bool) -> dict[str, Tensor]:
-    """Measure what is left of L: rank_L, its effective rank, and kept_L, the share of phi's squared length
-    that L^T L phi gives back (1: all, 0: L is dead).
-
-    `scaled`: of its best multiple, where L's scale is free.
-    """
+    """Measure what is left of L: rank_L, its effective rank, and kept_L, the share of phi's squared
+    length that L^T L phi gives back (1: all, 0: L is dead). `scaled`: of its best multiple, where
+    L's scale is free."""
     rebuilt = phi @ projection.T @ projection
     length, product = phi.square().sum().clamp_min(1e-30), (phi * rebuilt).sum()
     if scaled:
@@ -112,11 +110,8 @@ def _start(kind: Literal["orthonormal", "randn"], rows: int, width: int, seed: i
 
 @dataclass(frozen=True, kw_only=True)
 class Config(MethodConfig):
-    """`inner` is the method that is regularised.
-
-    phi is its encoder's output for all its views, as in the released code (the paper writes one Phi
-    for both terms).
-    """
+    """`inner` is the method that is regularised. phi is its encoder's output for all its views, as
+    in the released code (the paper writes one Phi for both terms)."""
 
     inner: AnyMethodConfig
     weight: float = 0.1  # the paper's lambda

@@ -22,10 +22,7 @@ from pretrain.methods._precision import full_precision
 @full_precision
 def consistency_loss(q: Tensor, k: Tensor, queue: Tensor, *, temperature: float) -> Tensor:
     """Eq. 6: half the symmetric KL divergence between softmax(queue.q / t) and softmax(queue.k /
-    t), mean over samples.
-
-    q, k (N, d), queue (K, d), unit; gradient to q only.
-    """
+    t), mean over samples. q, k (N, d), queue (K, d), unit; gradient to q only."""
     p = F.log_softmax(q @ queue.detach().T / temperature, dim=1)
     r = F.log_softmax(k.detach() @ queue.detach().T / temperature, dim=1)
     # KL(P, R) + KL(R, P) = sum P (log P - log R) + sum R (log R - log P) = sum (P - R)(log P - log

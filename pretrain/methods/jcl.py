@@ -18,9 +18,7 @@ from pretrain.methods.moco import queue_logsumexp
 
 def moments(q: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
     """q (N, d), keys (M', N, d) -> mean over keys of q.k, and its variance q^T Sigma q, both (N,).
-
-    Sigma is the keys' biased covariance; no (N, d, d) array is formed.
-    """
+    Sigma is the keys' biased covariance; no (N, d, d) array is formed."""
     # With mu = mean_m k_m:  q^T Sigma q = 1/M' sum_m (q.(k_m - mu))^2, the variance of the scores
     # q.k_m
     scores = (keys * q).sum(-1)  # (M', N)
@@ -30,12 +28,8 @@ def moments(q: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
 
 @full_precision
 def jcl_loss(q: Tensor, keys: Tensor, queue: Tensor, *, temperature: float, lam: float) -> Tensor:
-    """Eq. 8: the expected InfoNCE over Gaussian keys.
-
-    q (N, d); keys (M', N, d), at least one; queue (K, d).
-
-    The mean key is not re-normalised. Gradient to q only.
-    """
+    """Eq. 8: the expected InfoNCE over Gaussian keys. q (N, d); keys (M', N, d), at least one;
+    queue (K, d). The mean key is not re-normalised. Gradient to q only."""
     # 1. Jensen's bound (Eq. 7): log E[e^(q.k/t) + sum_j e^(q.k_j/t)] - q.mu/t, over keys k
     # 2. For k ~ N(mu, Sigma): E e^(q.k/t) = e^(q.mu/t + q^T Sigma q / (2 t^2)); lambda scales Sigma
     mean, quadratic = moments(q, keys.detach())
@@ -57,10 +51,8 @@ class Config(ContrastConfig):
 
 
 class Method(MomentumContrast[Config]):
-    """Local batch norm for queries, ShuffleBN for all keys together.
-
-    The queue holds the mean keys as they are.
-    """
+    """Local batch norm for queries, ShuffleBN for all keys together. The queue holds the mean keys
+    as they are."""
 
     def __init__(self, config: Config, backbone: Trunk, setup: Setup) -> None:
         super().__init__(config, backbone, setup)

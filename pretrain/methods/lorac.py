@@ -30,11 +30,8 @@ Prior = Literal["laplace", "gaussian", "margin", "none", "batch"]
 
 
 def _polar(x: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
-    """X (B, m, n) float64, m <= n -> nuclear norms (B,) and U V^T (B, m, n), with X = U S V^T.
-
-    From the Gram matrix, where the ratio of its least to its largest eigenvalue is above
-    `threshold`.
-    """
+    """X (B, m, n) float64, m <= n -> nuclear norms (B,) and U V^T (B, m, n), with X = U S V^T. From
+    the Gram matrix, where the ratio of its least to its largest eigenvalue is above `threshold`."""
     # 1. G = X X^T = U S^2 U^T, only (m, m)
     values, vectors = torch.linalg.eigh(x @ x.mT)
     singular = values.clamp_min(0).sqrt()
@@ -146,11 +143,9 @@ def lorac_loss(
 
 @dataclass(frozen=True, kw_only=True)
 class Config(ContrastConfig):
-    """Views 0 .. keys-1 are keys.
-
-    Each key meets every other view. The first crops (as large as view 0) and the keys are the rows
-    of Q: 3 + 2 in multi-crop. beta is the paper's; the released code's --lorac_beta is M beta.
-    """
+    """Views 0 .. keys-1 are keys. Each key meets every other view. The first crops (as large as
+    view 0) and the keys are the rows of Q: 3 + 2 in multi-crop. beta is the paper's; the released
+    code's --lorac_beta is M beta."""
 
     keys: int = 2
     prior: Prior = "laplace"
@@ -163,10 +158,8 @@ class Config(ContrastConfig):
 
 
 class Method(MomentumContrast[Config]):
-    """Queries through synchronised batch norm, keys through ShuffleBN.
-
-    A queue for each key position.
-    """
+    """Queries through synchronised batch norm, keys through ShuffleBN. A queue for each key
+    position."""
 
     def __init__(self, config: Config, backbone: Trunk, setup: Setup) -> None:
         if not 1 <= config.keys < setup.views:

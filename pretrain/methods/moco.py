@@ -65,19 +65,15 @@ class _LogSumExp(torch.autograd.Function):
 
 
 def queue_logsumexp(q: Tensor, queue: Tensor, *, temperature: float) -> Tensor:
-    """(N, d), (K, d) -> (N,): log sum_j exp(q.k_j / temperature).
-
-    Gradient to `q` only; memory independent of K.
-    """
+    """(N, d), (K, d) -> (N,): log sum_j exp(q.k_j / temperature). Gradient to `q` only; memory
+    independent of K."""
     return _LogSumExp.apply(q, queue.detach(), temperature)
 
 
 @full_precision
 def infonce_loss(q: Tensor, k: Tensor, queue: Tensor, *, temperature: float) -> Tensor:
-    """InfoNCE with a queue of negatives (MoCo Eq. 1).
-
-    q, k (N, d) and queue (K, d) unit; gradient to q only.
-    """
+    """InfoNCE with a queue of negatives (MoCo Eq. 1). q, k (N, d) and queue (K, d) unit; gradient
+    to q only."""
     # -log(e^p / (e^p + e^L)) = log(1 + e^(L - p)), with p = q.k / t and L over the negatives
     positive = (q * k.detach()).sum(1) / temperature
     return F.softplus(queue_logsumexp(q, queue, temperature=temperature) - positive).mean()
@@ -106,10 +102,8 @@ class Method(MomentumContrast[Config]):
         )
 
     def query_and_keys(self, batch: Batch, query: int, key: int) -> tuple[Tensor, Tensor]:
-        """Unit queries of one view and unit keys of the other, (n, d), of this rank's images.
-
-        The keys of the whole global batch will go into the queue.
-        """
+        """Unit queries of one view and unit keys of the other, (n, d), of this rank's images. The
+        keys of the whole global batch will go into the queue."""
         keys = self.keys([batch.views[key]], batch.step, key)
         self.new_keys.append(keys)
         return unit(self.network(batch.views[query])), distributed.local_slice(keys)[:, 0]

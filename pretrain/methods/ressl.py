@@ -20,10 +20,7 @@ def ressl_loss(
     q: Tensor, k: Tensor, queue: Tensor, *, temperature: float, key_temperature: float
 ) -> Tensor:
     """Eq. 5: cross-entropy of the key's and the query's similarities to the queue, softmaxed at
-    their temperatures.
-
-    q, k (N, d), queue (K, d), unit; gradient to q only.
-    """
+    their temperatures. q, k (N, d), queue (K, d), unit; gradient to q only."""
     target = F.softmax(k.detach() @ queue.detach().T / key_temperature, dim=1)
     return -(target * F.log_softmax(q @ queue.detach().T / temperature, dim=1)).sum(1).mean()
 

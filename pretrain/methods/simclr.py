@@ -34,10 +34,8 @@ def pair_similarities(z_a: Tensor, z_b: Tensor, temperature: float) -> tuple[Ten
 
 @full_precision
 def nt_xent_loss(z_a: Tensor, z_b: Tensor, *, temperature: float) -> Tensor:
-    """Eq. 1 of SimCLR, mean over the 2N anchors.
-
-    z (N, d), normalised inside; the positive is in the denominator.
-    """
+    """Eq. 1 of SimCLR, mean over the 2N anchors. z (N, d), normalised inside; the positive is in
+    the denominator."""
     # -log(e^p / (e^p + sum e^n)) = log(1 + e^(logsumexp(n) - p))
     positive, negative = pair_similarities(z_a, z_b, temperature)
     return F.softplus(negative.logsumexp(1) - positive).mean()
@@ -52,10 +50,8 @@ C = TypeVar("C", bound=TwoViewsConfig)
 
 
 class TwoViews(method.Method, Generic[C]):
-    """Backbone and projector on two views.
-
-    `together`: both views go through the network in one batch and share batch norm's statistics.
-    """
+    """Backbone and projector on two views. `together`: both views go through the network in one
+    batch and share batch norm's statistics."""
 
     views = 2
     together = True
