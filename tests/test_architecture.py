@@ -146,7 +146,7 @@ HOMES = [
     (r'"results\.jsonl"', "backbench/runs/folder.py"),  # the names of a run's files
     (r'"backbone\.safetensors"', "backbench/runs/folder.py"),
     (r'"__metadata__"', "backbench/weights/header.py"),  # the header of a safetensors file
-    (r'"sun397"', "backbench/datasets/catalog.py"),  # the twelve datasets
+    (r'"sun397"', "backbench/datasets"),  # the twelve datasets
     (
         r"class StopFlag|class Agreement",
         ("backbench/runs", "backbench/parallel"),

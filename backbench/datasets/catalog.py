@@ -7,6 +7,8 @@ Whoever only wants the table imports neither numpy nor torch with it.
 from __future__ import annotations
 
 import contextlib
+import importlib.resources
+import tomllib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -57,178 +59,20 @@ def _class_folder_base(name: str, root: Path) -> Path:
     return base
 
 
-# Rows. Sizes and metrics: LORAC, section 6.1 and Table 2; Caltech's 102 classes include
-# BACKGROUND_Google. The first twelve are that table's, in its order: whoever lists them takes TWELVE.
+def _shipped() -> dict[str, Dataset]:
+    """The rows of catalog.toml, which says what their keys mean, with their readers."""
+    text = importlib.resources.files("backbench.datasets").joinpath("catalog.toml").read_text()
+    rows = {}
+    for name, about in tomllib.loads(text).items():
+        sizes = tuple(about.pop(split, None) for split in ("train", "val", "test"))
+        for key in ("needs", "folders"):
+            about[key] = tuple(about.get(key, ()))
+        read, read_split = getattr(readers, name), getattr(readers, f"{name}_split", None)
+        rows[name] = Dataset(name=name, sizes=sizes, read=read, read_split=read_split, **about)
+    return rows
 
-_RESEARCH = "non-commercial research"
-DATASETS: dict[str, Dataset] = {
-    row.name: row
-    for row in (
-        Dataset(
-            name="aircraft",
-            classes=100,
-            sizes=(3334, 3333, 3333),
-            metric="mean_per_class",
-            read=readers.aircraft,
-            needs=("fgvc-aircraft-2013b/data/variants.txt", "fgvc-aircraft-2013b/data/images"),
-            get="fgvc-aircraft-2013b.tar.gz (VGG, Oxford)",
-            licence=_RESEARCH,
-        ),
-        Dataset(
-            name="birdsnap",
-            classes=500,
-            sizes=(35447, 2500, 2500),
-            read=readers.birdsnap,
-            needs=("birdsnap/species.txt", "birdsnap/images.txt"),
-            get="birdsnap.tgz, version 1.1 (T. Berg et al.)",
-            licence="photographs of Flickr users, each its own",
-        ),
-        Dataset(
-            name="caltech101",
-            classes=102,
-            sizes=(3060, None, 6084),
-            metric="mean_per_class",
-            read=readers.caltech101,
-            needs=("caltech101/101_ObjectCategories",),
-            get="101_ObjectCategories.tar.gz (CaltechDATA)",
-            licence="CC BY 4.0",
-        ),
-        Dataset(
-            name="cars",
-            classes=196,
-            sizes=(8144, None, 8041),
-            read=readers.cars,
-            needs=(
-                "stanford_cars/devkit/cars_train_annos.mat",
-                "stanford_cars/devkit/cars_meta.mat",
-                "stanford_cars/cars_test_annos_withlabels.mat",
-                "stanford_cars/cars_train",
-                "stanford_cars/cars_test",
-            ),
-            get="cars_{train,test}.tgz, car_devkit.tgz, cars_test_annos_withlabels.mat"
-            " (a mirror; Stanford's is gone)",
-            licence=_RESEARCH,
-        ),
-        Dataset(
-            name="cifar10",
-            classes=10,
-            sizes=(50000, None, 10000),
-            read=readers.cifar("CIFAR10"),
-            read_split=readers.cifar_split("cifar10"),
-            needs=("cifar-10-batches-py",),
-            get="cifar-10-python.tar.gz (A. Krizhevsky, Toronto)",
-            licence="none stated",
-            top5=True,
-        ),
-        Dataset(
-            name="cifar100",
-            classes=100,
-            sizes=(50000, None, 10000),
-            read=readers.cifar("CIFAR100"),
-            read_split=readers.cifar_split("cifar100"),
-            needs=("cifar-100-python",),
-            get="cifar-100-python.tar.gz (A. Krizhevsky, Toronto)",
-            licence="none stated",
-            top5=True,
-        ),
-        Dataset(
-            name="dtd",
-            classes=47,
-            sizes=(1880, 1880, 1880),
-            read=readers.dtd,
-            needs=("dtd/dtd/labels/train1.txt", "dtd/dtd/images"),
-            get="dtd-r1.0.1.tar.gz (VGG, Oxford), into a folder dtd",
-            licence="research",
-        ),
-        Dataset(
-            name="flowers",
-            classes=102,
-            sizes=(1020, 1020, 6149),
-            metric="mean_per_class",
-            read=readers.flowers,
-            needs=("flowers-102/setid.mat", "flowers-102/imagelabels.mat", "flowers-102/jpg"),
-            get="102flowers.tgz, imagelabels.mat, setid.mat (VGG, Oxford)",
-            licence="none stated",
-        ),
-        Dataset(
-            name="food",
-            classes=101,
-            sizes=(75750, None, 25250),
-            read=readers.food,
-            needs=("food-101/meta/train.json", "food-101/meta/test.json", "food-101/images"),
-            get="food-101.tar.gz (ETH Zurich)",
-            licence="scientific fair use; the pictures are Foodspotting's",
-        ),
-        Dataset(
-            name="pets",
-            classes=37,
-            sizes=(3680, None, 3669),
-            metric="mean_per_class",
-            read=readers.pets,
-            needs=(
-                "oxford-iiit-pet/annotations/trainval.txt",
-                "oxford-iiit-pet/annotations/test.txt",
-                "oxford-iiit-pet/images",
-            ),
-            get="images.tar.gz and annotations.tar.gz (VGG, Oxford)",
-            licence="CC BY-SA 4.0",
-        ),
-        Dataset(
-            name="places365",
-            classes=365,
-            sizes=(1803460, None, 36500),
-            read=readers.places365,
-            needs=("categories_places365.txt", "places365_train_standard.txt", "places365_val.txt"),
-            get="filelist_places365-standard.tar, train_256_places365standard.tar"
-            " (as data_256_standard), val_256.tar",
-            licence=_RESEARCH + " and education",
-        ),
-        Dataset(
-            name="sun397",
-            classes=397,
-            sizes=(19850, None, 19850),
-            read=readers.sun397,
-            needs=("SUN397/ClassName.txt",),
-            get="SUN397.tar.gz and Partitions.zip (Princeton)",
-            licence="research",
-        ),
-        Dataset(
-            name="imagenet",
-            classes=1000,
-            sizes=(1281167, None, 50000),
-            read=readers.imagenet,
-            needs=("train", "val"),
-            folders=("imagenet",),
-            get="ILSVRC2012_img_train.tar and _val.tar (image-net.org),"
-            " sorted into {train,val}/<synset>/,",
-            licence=_RESEARCH + " and education, on application",
-            top5=True,
-        ),
-        Dataset(
-            name="imagenet100",
-            classes=100,
-            sizes=(None, None, 5000),
-            read=readers.imagenet100,
-            read_split=readers.imagenet100_split,
-            needs=("train", "val"),
-            folders=("imagenet100", "imagenet"),
-            get="imagenet (its 100 classes of JCL's appendix D are used), or those classes alone",
-            licence=_RESEARCH + " and education, on application",
-            top5=True,
-        ),
-        Dataset(
-            name="stl10",
-            classes=10,
-            sizes=(5000, None, 8000),
-            read=readers.stl10,
-            read_split=readers.stl10_split,
-            needs=("stl10_binary/train_X.bin", "stl10_binary/test_X.bin"),
-            get="stl10_binary.tar.gz (Stanford)",
-            licence="as ImageNet's",
-            top5=True,
-        ),
-    )
-}
+
+DATASETS = _shipped()
 TWELVE = tuple(DATASETS)[:12]  # LORAC's Table 2, in its order
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from backbench.datasets import splits
-from backbench.datasets.row import Reader, SplitReader
+from backbench.datasets.row import Reader
 from backbench.datasets.splits import Splits
 from backbench.errors import BadInput
 from backbench.images import archives
@@ -132,6 +132,9 @@ def cifar(name: Literal["CIFAR10", "CIFAR100"]) -> Reader:
         return splits.with_hold_out(train=part("train"), test=part("test"), seed=seed)
 
     return read
+
+
+cifar10, cifar100 = cifar("CIFAR10"), cifar("CIFAR100")
 
 
 def stl10(base: Path, seed: int) -> Splits:
@@ -337,8 +340,12 @@ def _synsets(folder: Path, classes: Sequence[str], seed: int) -> Splits:
 # One split, for pretraining: no hold-out is cut off, and unlabelled images count
 
 
-def cifar_split(name: str) -> SplitReader:
-    return lambda root, split: archives.read_cifar(root / name, split)
+def cifar10_split(root: Path, split: str) -> ImageList:
+    return archives.read_cifar(root / "cifar10", split)
+
+
+def cifar100_split(root: Path, split: str) -> ImageList:
+    return archives.read_cifar(root / "cifar100", split)
 
 
 def stl10_split(root: Path, split: str) -> ImageList:
