@@ -1,10 +1,12 @@
-"""Projection and prediction heads."""
+"""Projection and prediction heads, and a network on views of several sizes."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from pretrain.recipe import Count
 
@@ -57,3 +59,14 @@ def build_head(config: Head, width: int) -> nn.Sequential:
     if config.last_batchnorm:
         modules.append(nn.BatchNorm1d(config.dim, affine=config.last_affine))
     return nn.Sequential(*modules)
+
+
+def forward_crops(network: Callable[[Tensor], Tensor], views: Sequence[Tensor]) -> list[Tensor]:
+    """V views (n, 3, h, w) -> V outputs (n, d); neighbours of equal size share one forward pass."""
+    out: list[Tensor] = []
+    start = 0
+    for stop in range(1, len(views) + 1):
+        if stop == len(views) or views[stop].shape != views[start].shape:
+            out += network(torch.cat(list(views[start:stop]))).chunk(stop - start)
+            start = stop
+    return out

@@ -1,16 +1,31 @@
-"""Losses run in full precision, whatever the network around them runs in."""
+"""Losses run in full precision, whatever the network around them runs in, and three of them with a
+gradient of their own.
+
+Those three (the queue's log-sum-exp, the nuclear norm, MIO's pairs) know their gradient once they
+know their value: forward saves it, and backward only scales it. Nothing of the intermediate size,
+(N, K) or (2N, 2N), outlives forward.
+"""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeGuard
+from typing import Any, ParamSpec, Protocol, TypeGuard
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 P = ParamSpec("P")
+
+
+class GradientContext(Protocol):
+    """The `ctx` of a torch.autograd.Function whose forward saves its own gradient."""
+
+    needs_input_grad: tuple[bool, ...]
+    saved_tensors: tuple[Tensor, ...]
+
+    def save_for_backward(self, *tensors: Tensor) -> None: ...
 
 
 def full_precision(loss: Callable[P, Tensor]) -> Callable[P, Tensor]:

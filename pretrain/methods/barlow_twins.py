@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from pretrain.method import Batch
 from pretrain.methods._heads import BARLOW_HEAD, Head
 from pretrain.methods._precision import full_precision
 from pretrain.methods.simclr import TwoViews, TwoViewsConfig
@@ -35,7 +34,7 @@ class Config(TwoViewsConfig):
 class Method(TwoViews[Config]):
     together = False
 
-    def forward(self, batch: Batch) -> dict[str, Tensor]:
-        z_a, z_b = self.project(batch)
-        loss = barlow_twins_loss(z_a, z_b, off_diagonal_weight=self.config.off_diagonal_weight)
-        return {"loss": self.config.scale * loss}
+    def loss(self, z_a: Tensor, z_b: Tensor) -> Tensor:
+        config = self.config
+        loss = barlow_twins_loss(z_a, z_b, off_diagonal_weight=config.off_diagonal_weight)
+        return config.scale * loss

@@ -11,10 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from backbench.errors import BadInput
 from backbench.parallel import distributed
-from backbench.weights.trunk import Trunk
-from pretrain.method import Batch, Setup
+from pretrain.method import Batch
 from pretrain.methods import moco
 from pretrain.methods._precision import full_precision
 
@@ -38,11 +36,7 @@ class Config(moco.Config):
 
 class Method(moco.Method):
     config: Config
-
-    def __init__(self, config: Config, backbone: Trunk, setup: Setup) -> None:
-        super().__init__(config, backbone, setup)
-        if config.symmetric:
-            raise BadInput("co2 is not symmetric; remove method.symmetric")
+    may_be_symmetric = False
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         config, queue = self.config, self.queue.keys[0]

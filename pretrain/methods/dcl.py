@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from pretrain.method import Batch
 from pretrain.methods._heads import HCL_HEAD, Head
 from pretrain.methods.hcl import hcl_loss
 from pretrain.methods.simclr import TwoViews, TwoViewsConfig
@@ -31,10 +30,6 @@ class Config(TwoViewsConfig):
 class Method(TwoViews[Config]):
     together = False
 
-    def forward(self, batch: Batch) -> dict[str, Tensor]:
-        z_a, z_b = self.project(batch)
-        return {
-            "loss": dcl_loss(
-                z_a, z_b, temperature=self.config.temperature, tau_plus=self.config.tau_plus
-            )
-        }
+    def loss(self, z_a: Tensor, z_b: Tensor) -> Tensor:
+        config = self.config
+        return dcl_loss(z_a, z_b, temperature=config.temperature, tau_plus=config.tau_plus)

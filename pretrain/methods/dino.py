@@ -14,7 +14,7 @@ from backbench.parallel import distributed
 from backbench.weights.trunk import Trunk
 from pretrain import method
 from pretrain.method import Batch, MethodConfig, Setup
-from pretrain.methods._crops import forward_crops
+from pretrain.methods._heads import forward_crops
 from pretrain.methods._momentum import momentum_at, momentum_copy, momentum_update
 from pretrain.methods._precision import full_precision
 

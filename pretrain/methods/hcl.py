@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pretrain.method import Batch
 from pretrain.methods._heads import HCL_HEAD, Head
 from pretrain.methods._precision import full_precision
 from pretrain.methods.simclr import TwoViews, TwoViewsConfig, pair_similarities
@@ -52,10 +51,6 @@ class Config(TwoViewsConfig):
 class Method(TwoViews[Config]):
     together = False  # the released code's two forward passes
 
-    def forward(self, batch: Batch) -> dict[str, Tensor]:
-        z_a, z_b = self.project(batch)
-        config = self.config
-        loss = hcl_loss(
-            z_a, z_b, temperature=config.temperature, tau_plus=config.tau_plus, beta=config.beta
-        )
-        return {"loss": loss}
+    def loss(self, z_a: Tensor, z_b: Tensor) -> Tensor:
+        c = self.config
+        return hcl_loss(z_a, z_b, temperature=c.temperature, tau_plus=c.tau_plus, beta=c.beta)

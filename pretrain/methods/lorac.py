@@ -19,11 +19,10 @@ from backbench.errors import BadInput
 from backbench.parallel import distributed
 from backbench.weights.trunk import Trunk
 from pretrain.method import Batch, Setup
-from pretrain.methods._autograd import GradientContext
-from pretrain.methods._crops import forward_crops
+from pretrain.methods._heads import forward_crops
 from pretrain.methods._linalg import MOST_ROWS, polar_by_products, polar_by_rotations
 from pretrain.methods._momentum import ContrastConfig, MomentumContrast
-from pretrain.methods._precision import full_precision, unit
+from pretrain.methods._precision import GradientContext, full_precision, unit
 from pretrain.methods.moco import queue_logsumexp
 
 Prior = Literal["laplace", "gaussian", "margin", "none", "batch"]

@@ -10,10 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pretrain.method import Batch
-from pretrain.methods._autograd import GradientContext
 from pretrain.methods._heads import MIO_HEAD, Head
-from pretrain.methods._precision import full_precision
+from pretrain.methods._precision import GradientContext, full_precision
 from pretrain.methods.simclr import TwoViews, TwoViewsConfig
 
 BLOCK_ELEMENTS = {"cpu": 1 << 18, "cuda": 1 << 24}  # similarities held at once
@@ -102,13 +100,8 @@ class Config(TwoViewsConfig):
 
 
 class Method(TwoViews[Config]):
-    def forward(self, batch: Batch) -> dict[str, Tensor]:
-        z_a, z_b = self.project(batch)
-        loss = mio_loss(
-            z_a,
-            z_b,
-            temperature=self.config.temperature,
-            l2_weight=self.config.l2_weight,
-            l2_reduction=self.config.l2_reduction,
+    def loss(self, z_a: Tensor, z_b: Tensor) -> Tensor:
+        c = self.config
+        return mio_loss(
+            z_a, z_b, temperature=c.temperature, l2_weight=c.l2_weight, l2_reduction=c.l2_reduction
         )
-        return {"loss": loss}

@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from backbench.errors import BadInput
 from backbench.parallel import distributed
 from backbench.weights.trunk import Trunk
 from pretrain.method import Batch, Setup
-from pretrain.methods._autograd import GradientContext
 from pretrain.methods._momentum import ContrastConfig, MomentumContrast, momentum_at
-from pretrain.methods._precision import full_precision, unit
+from pretrain.methods._precision import GradientContext, full_precision, unit
 
 # Logits held at once: 256 KiB in a CPU's cache, 64 MiB on a GPU; fewer keys make slow products
 CHUNK_ELEMENTS = {"cpu": 1 << 16, "cuda": 1 << 24}
@@ -91,8 +91,11 @@ class Config(ContrastConfig):
 
 class Method(MomentumContrast[Config]):
     views = 2
+    may_be_symmetric = True
 
     def __init__(self, config: Config, backbone: Trunk, setup: Setup) -> None:
+        if config.symmetric and not self.may_be_symmetric:
+            raise BadInput(f"{config.name} is not symmetric; remove method.symmetric")
         super().__init__(
             config,
             backbone,

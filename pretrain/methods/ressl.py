@@ -7,10 +7,8 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
-from backbench.errors import BadInput
 from backbench.parallel import distributed
-from backbench.weights.trunk import Trunk
-from pretrain.method import Batch, Setup
+from pretrain.method import Batch
 from pretrain.methods import moco
 from pretrain.methods._precision import full_precision
 
@@ -35,11 +33,7 @@ class Config(moco.Config):
 
 class Method(moco.Method):
     config: Config
-
-    def __init__(self, config: Config, backbone: Trunk, setup: Setup) -> None:
-        super().__init__(config, backbone, setup)
-        if config.symmetric:
-            raise BadInput("ressl is not symmetric; remove method.symmetric")
+    may_be_symmetric = False
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         q, k = self.query_and_keys(batch, 0, 1)

@@ -62,6 +62,13 @@ class TwoViews(method.Method, Generic[C]):
         self.backbone = backbone
         self.projector = build_head(config.head, backbone.feature_dim)
 
+    def loss(self, z_a: Tensor, z_b: Tensor) -> Tensor:
+        """The loss of the projections (N, d) of the global batch."""
+        raise AssertionError("a method of two views has a `loss` or a `forward`")
+
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
+        return {"loss": self.loss(*self.project(batch))}
+
     def project(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """z_a, z_b (N, d) of the global batch with gradient, float32 or more, also where the network computes in
         less."""
@@ -85,6 +92,5 @@ class Method(TwoViews[Config]):
         super().__init__(config, backbone, setup)
         self.together = config.together
 
-    def forward(self, batch: Batch) -> dict[str, Tensor]:
-        z_a, z_b = self.project(batch)
-        return {"loss": nt_xent_loss(z_a, z_b, temperature=self.config.temperature)}
+    def loss(self, z_a: Tensor, z_b: Tensor) -> Tensor:
+        return nt_xent_loss(z_a, z_b, temperature=self.config.temperature)

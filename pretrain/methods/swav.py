@@ -13,8 +13,7 @@ from backbench.parallel import distributed
 from backbench.weights.trunk import Trunk
 from pretrain import method
 from pretrain.method import Batch, MethodConfig, Setup
-from pretrain.methods._crops import forward_crops
-from pretrain.methods._heads import SWAV_HEAD, Head, build_head
+from pretrain.methods._heads import SWAV_HEAD, Head, build_head, forward_crops
 from pretrain.methods._momentum import Queue
 from pretrain.methods._precision import unit
 

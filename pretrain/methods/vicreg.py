@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
-from pretrain.method import Batch
 from pretrain.methods._heads import VICREG_HEAD, Head
 from pretrain.methods._precision import full_precision
 from pretrain.methods.simclr import TwoViews, TwoViewsConfig
@@ -57,14 +56,8 @@ class Config(TwoViewsConfig):
 class Method(TwoViews[Config]):
     together = False
 
-    def forward(self, batch: Batch) -> dict[str, Tensor]:
-        z_a, z_b = self.project(batch)
-        config = self.config
-        loss = vicreg_loss(
-            z_a,
-            z_b,
-            invariance=config.invariance,
-            variance=config.variance,
-            covariance=config.covariance,
+    def loss(self, z_a: Tensor, z_b: Tensor) -> Tensor:
+        c = self.config
+        return vicreg_loss(
+            z_a, z_b, invariance=c.invariance, variance=c.variance, covariance=c.covariance
         )
-        return {"loss": loss}
