@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
@@ -153,11 +154,6 @@ def finish_views(loaded: LoadedBatch, recipe: ViewsConfig, form: InputFormat) ->
     return out
 
 
-def first_error(parts: Sequence[LoadedBatch]) -> str | None:
-    """Why a step cannot be made, where an image of it can neither be read nor left out."""
-    return next((part.error for part in parts if part.error is not None), None)
-
-
 class ViewBatches(Dataset[LoadedBatch]):
     """(epoch, image) pairs -> LoadedBatch.
 
@@ -216,7 +212,7 @@ class ViewBatches(Dataset[LoadedBatch]):
         if self.device_colour:
             return augmentations.render_geometry(image, view, crops)
         if self.recipe.pipeline == "reference":
-            return augmentations.render_reference(augmentations.to_pil(image), view, crops)
+            return augmentations.render_reference(Image.fromarray(image), view, crops)
         return augmentations.render_fast(image, view, crops)
 
     def __getitems__(self, items: Sequence[tuple[int, int]]) -> LoadedBatch:

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from backbench import charts
 from backbench.errors import BadInput
 from backbench.images.image_list import ImageList
-from backbench.images.preprocess import Pixels, eval_geometry, to_input
+from backbench.images.preprocess import eval_geometry, to_input
 from backbench.knn import knn_scores
 from backbench.parallel import loading
-from backbench.runs import atomic
 from backbench.runs.run_progress import Progress
 from backbench.runs.state import StopFlag
 from backbench.runs.step_metrics import Metrics, read_metrics
@@ -86,10 +86,10 @@ class RunLog:
         self,
         run: Path,
         config: PretrainConfig,
-        *,
         rank: int,
         step: int,
         last: int,
+        *,
         tensorboard: bool,
     ) -> None:
         self.metrics: Metrics | None = None
@@ -253,53 +253,25 @@ def warn_if_collapsed(row: dict[str, float], step: int) -> None:
         )
 
 
-@torch.no_grad()
-def knn_score(
-    backbone: nn.Module,
-    found: ImageList,
-    views: ViewsConfig,
-    device: torch.device,
-    *,
-    workers: int = 0,
-    stop: StopFlag | None = None,
-) -> float | None:
-    """Classify every second labelled training image by its 20 neighbours among the others, and return
-    the percentage of right ones (Wu et al. 2018).
+class KnnScore(Dataset[tuple[int, Tensor | None]]):
+    """Classifies every second labelled training image by its 20 neighbours among the others: the
+    percentage of right ones (Wu et al. 2018).
 
-    The images are evenly spaced, their centre crops have the first view's size. The score is None
-    without labels, or once a stop is requested. An unreadable image is left out; the backbone is left
-    as it was.
+    The images are evenly spaced. Item i is (i, centre crop of the first view's size), or (i, None)
+    where image i cannot be read, which leaves it out.
     """
-    labelled = [i for i, label in enumerate(found.labels) if label >= 0]
-    if len(labelled) < 4 or len(found.classes) < 2:
-        return None
-    chosen = labelled[:: math.ceil(len(labelled) / KNN_IMAGES)]
-    training = backbone.training
-    backbone.eval()
-    try:
-        centred = _Centred(found, views.pixels, views.per_view[0].size)
-        encoded = _encode(backbone, centred, chosen, device=device, workers=workers, stop=stop)
-    finally:
-        backbone.train(training)
-    if encoded is None or len(encoded[1]) < 4:
-        return None
-    features, read = encoded
-    labels = torch.tensor([found.labels[i] for i in read], device=device)
-    bank, queries = features[::2], features[1::2]
-    k = min(20, len(bank))
-    votes = knn_scores(queries, bank, labels[::2], classes=len(found.classes), k=(k,))[k]
-    return 100 * float((votes.argmax(1) == labels[1::2]).double().mean())
 
-
-class _Centred(Dataset[tuple[int, Tensor | None]]):
-    """An image's number and its centre crop (3, size, size), None where it cannot be read."""
-
-    def __init__(self, found: ImageList, pixels: Pixels, size: int) -> None:
+    def __init__(
+        self, found: ImageList, views: ViewsConfig, device: torch.device, workers: int = 0
+    ) -> None:
+        self.found, self.pixels, self.device, self.workers = found, views.pixels, device, workers
+        labelled = [i for i, label in enumerate(found.labels) if label >= 0]
+        self.chosen = labelled[:: max(1, math.ceil(len(labelled) / KNN_IMAGES))]
         # The share of the image that the centre crop keeps is ImageNet's 224 / 256; small images
         # are taken whole
+        size = views.per_view[0].size
         resize = size if size <= 64 else round(size * 256 / 224)
         self.geometry = eval_geometry(resize=resize, crop=size)
-        self.found, self.pixels = found, pixels
 
     def __getitem__(self, index: int) -> tuple[int, Tensor | None]:
         # Training has refused the run by now, or was told to leave the image out
@@ -307,68 +279,57 @@ class _Centred(Dataset[tuple[int, Tensor | None]]):
             return index, to_input(self.geometry(self.found.open(index)), self.pixels)
         return index, None
 
-
-def _encode(
-    backbone: nn.Module,
-    centred: _Centred,
-    chosen: list[int],
-    *,
-    device: torch.device,
-    workers: int,
-    stop: StopFlag | None,
-) -> tuple[Tensor, list[int]] | None:
-    """Features (N, d) of the chosen images that can be read, and which they are. None once a stop
-    is requested."""
-    dtype = next(backbone.parameters()).dtype
-    features: list[Tensor] = []
-    read: list[int] = []
-    parts = [chosen[start : start + 256] for start in range(0, len(chosen), 256)]
-    for batch in loading.batches(centred, parts, workers=workers, collate=list):
-        if stop is not None and stop.requested is not None:
+    @torch.no_grad()
+    def __call__(self, backbone: nn.Module, stop: StopFlag | None = None) -> float | None:
+        """The score, with the backbone left as it was; None without labels, or once a stop is
+        requested."""
+        if len(self.chosen) < 4 or len(self.found.classes) < 2:
             return None
-        assert not isinstance(batch, loading.Unreadable)
-        seen = [(index, view) for index, view in batch if view is not None]
-        read += [index for index, _ in seen]
-        if seen:
-            views = torch.stack([view for _, view in seen])
-            features.append(backbone(views.to(device, dtype)).float())
-    return (torch.cat(features), read) if features else None
+        training = backbone.training
+        backbone.eval()
+        try:
+            features, read = self._encode(backbone, stop)
+        finally:
+            backbone.train(training)
+        if len(read) < 4:
+            return None
+        labels = torch.tensor([self.found.labels[i] for i in read], device=self.device)
+        table = torch.cat(features)
+        bank, queries, classes = table[::2], table[1::2], len(self.found.classes)
+        k = min(20, len(bank))
+        votes = knn_scores(queries, bank, labels[::2], classes=classes, k=(k,))[k]
+        return 100 * float((votes.argmax(1) == labels[1::2]).double().mean())
+
+    def _encode(self, backbone: nn.Module, stop: StopFlag | None) -> tuple[list[Tensor], list[int]]:
+        """Features (n, d) of each batch of images that can be read, and which images they are;
+        nothing once a stop is requested."""
+        dtype = next(backbone.parameters()).dtype
+        features: list[Tensor] = []
+        read: list[int] = []
+        parts = [self.chosen[start : start + 256] for start in range(0, len(self.chosen), 256)]
+        for batch in loading.batches(self, parts, workers=self.workers, collate=list):
+            if stop is not None and stop.requested is not None:
+                return [], []
+            assert not isinstance(batch, loading.Unreadable)
+            seen = [(index, view) for index, view in batch if view is not None]
+            read += [index for index, _ in seen]
+            if seen:
+                views = torch.stack([view for _, view in seen])
+                features.append(backbone(views.to(self.device, dtype)).float())
+        return features, read
 
 
 def plot_curves(run: Path, name: str) -> None:
     """RUN/curves.svg and .png: every logged number against the step, one small panel each."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     rows = read_metrics(run)
     keys = dict.fromkeys(key for row in rows for key in row)  # in the order of their first row
     names = [key for key in keys if key not in ("step", "epoch")]
     if not names:
         return
-    columns = min(3, len(names))
-    lines = math.ceil(len(names) / columns)
-    figure, axes = plt.subplots(lines, columns, figsize=(4 * columns, 2.4 * lines), squeeze=False)
-    figure.subplots_adjust(
-        left=0.06, right=0.98, bottom=0.35 / lines, top=1 - 0.3 / lines, wspace=0.25, hspace=0.4
-    )
-    for axis in axes.flat[len(names) :]:
-        axis.set_visible(False)
-    for axis, key in zip(axes.flat, names):
+    figure, axes = charts.grid(len(names), columns=3)
+    for ax, key in zip(axes, names):
         points = [(row["step"] + 1, row[key]) for row in rows if key in row]
-        axis.plot(*zip(*points), marker="." if len(points) < 30 else "", linewidth=1.2)
-        axis.set_title(key.replace("_", " "), fontsize=9, loc="left")
-        axis.tick_params(labelsize=7)
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.grid(alpha=0.25)
-    for axis in axes[-1]:
-        axis.set_xlabel("step", fontsize=8)
+        ax.plot(*zip(*points), marker="." if len(points) < 30 else "", linewidth=1.2)
+        ax.set(title=key.replace("_", " "), xlabel="step")
     figure.suptitle(name, fontsize=10)
-    # Without the date and random ids in them, two runs with equal numbers have equal files
-    with matplotlib.rc_context({"svg.hashsalt": name}):
-        for suffix in ("svg", "png"):
-            with atomic.atomic_path(run / f"curves.{suffix}") as temporary:
-                metadata = {"Date": None} if suffix == "svg" else {}
-                figure.savefig(temporary, format=suffix, dpi=110, metadata=metadata)
-    plt.close(figure)
+    charts.save(figure, run / "curves")

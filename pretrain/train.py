@@ -1,10 +1,12 @@
-"""`backbench pretrain`: images -> Checkpoint. The loop is `train`, top to bottom."""
+"""`backbench pretrain`: images -> Checkpoint. The loop is `Training.loop`."""
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
 import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -154,129 +156,204 @@ def train(
     """Train from the state in RUN, or from the beginning, and write RUN/backbone.safetensors.
     `recipe` is the fingerprint of what decides the run's numbers; only a state that has it
     continues."""
-    device, rank, ranks = fabric.device, fabric.global_rank, fabric.world_size
-    on_gpu = device.type == "cuda"
-    steps_per_epoch = len(found) // config.batch_size
-    total = config.epochs * steps_per_epoch  # the schedule's length; MIO stops before its end
-    epochs = min(config.epochs, config.stop_after_epochs or config.epochs)
-    last = epochs * steps_per_epoch
-
-    if method.sync_batchnorm and ranks > 1:
-        batchnorm.convert_sync_batchnorm(method)
-    form = data.InputFormat.of(config, device)
-    method.to(form.dtype).to(memory_format=form.layout)
-    optimizer = optim.of_recipe(config, method)
-    rates = optim.LearningRates(optimizer, config, steps_per_epoch)
-    features = monitor.Features(method.backbone)
-    if config.compiles_on(device.type):
-        for module in method.modules():  # every trunk: query, key and teacher
-            if isinstance(module, Trunk):
-                module.compile()
-    model, stepper = fabric.setup(method, optimizer)
-
-    state = SavedState(run, recipe, fabric, method, optimizer, save_minutes=config.save_minutes)
-    step, recent = state.resume(last)
-    batches = data.loader(
-        found, config, first=step, last=last, workers=workers, rank=rank, ranks=ranks, on_gpu=on_gpu
-    )
-    record = monitor.RunLog(run, config, rank=rank, step=step, last=last, tensorboard=tensorboard)
-    rules = FirstStep(method, config.method.name)  # checked in the first step, then silent
-    method.train()
-
-    with StopFlag() as stop:
-        while step < last:
-            epoch = step // steps_per_epoch
-            lr = rates.set(step)
-            # Whatever draws from global state repeats itself too
-            seeding.seed_everything(config.seed, "step", step)
-
-            # 1. The batch, in micro-batches
-            with record.waiting():
-                parts = [next(batches) for _ in range(config.accumulate)]
-            unreadable = agree.first(data.first_error(parts))
-            if unreadable is not None:
-                raise BadInput(unreadable)
-            record.warn_of_skipped(parts)
-
-            # 2. The loss, and gradients that add up; ranks exchange them with the last micro-batch
-            terms_of_parts = []
-            for n, loaded in enumerate(parts):
-                batch = Batch(
-                    views=data.finish_views(loaded, config.views, form),
-                    labels=loaded.labels.to(device, non_blocking=True),
-                    index=loaded.index.to(device, non_blocking=True),
-                    step=step,
-                    epoch=epoch,
-                    epochs=config.epochs,
-                    progress=step / total,
-                )
-                with fabric.no_backward_sync(model, enabled=n + 1 < config.accumulate):
-                    terms = rules.terms(model(batch))
-                    fabric.backward(terms["loss"] / config.accumulate)
-                terms_of_parts.append({name: value.detach() for name, value in terms.items()})
-            rules.gradients()
-            recent.add(terms_of_parts, device)
-
-            # 3. Reasons to stop or save. The loss is read at every step where that costs nothing,
-            #    on a GPU only when a row is due: reading waits
-            row_due = (step + 1) % config.log_every == 0 or step + 1 == last
-            bad = recent.first_not_finite() if row_due or not on_gpu else None
-            asked = stop.requested is not None
-            verdict = Verdict(*agree.any(asked, bad is not None, *state.ages()))
-            if verdict.failed:
-                raise loss_failure(recent, bad, step, rates, state)
-
-            # 4. The step. fp16's scaler skips one whose gradients overflowed; elsewhere state.save
-            #    refuses what is not finite
-            if config.optim.clip_norm is not None:
-                fabric.clip_gradients(
-                    model, stepper, max_norm=config.optim.clip_norm, error_if_nonfinite=False
-                )
-            stepper.step()
-            stepper.zero_grad(set_to_none=True)
-            method.after_step((step + 1) / total)
-            rules.state()
-            step += 1
-
-            # 5. The log
-            record.step(recent, features, done=step, epoch=epoch, lr=lr, row_due=row_due)
-            epoch_ends = step % steps_per_epoch == 0
-            knn_due = config.knn_every > 0 and (step == last or (epoch + 1) % config.knn_every == 0)
-            if epoch_ends and knn_due and rank == 0:
-                with record.paused():  # the other ranks wait in their next exchange
-                    score = monitor.knn_score(
-                        method.backbone, found, config.views, device, workers=workers, stop=stop
-                    )
-                record.knn(score, done=step, epoch=epoch)
-
-            # 6. The state
-            at_end = step == last or (epoch_ends and verdict.due)
-            if verdict.interrupted or verdict.overdue or at_end:
-                state.save(step, recent)
-            if verdict.interrupted and step < last:
-                fabric.barrier()  # no rank leaves before the state is written
-                by = stop.requested or "a signal to another process"
-                raise Preempted(
-                    f"{run}: stopped by {by} at step {step} of {last}, state saved;"
-                    " the same command continues"
-                )
-
-    if rank == 0:
-        if last:
+    training = Training(fabric, config, method, found, run, recipe, agree, workers, tensorboard)
+    training.loop()
+    if fabric.global_rank == 0:
+        if training.last:
             monitor.plot_curves(run, config.name)
         checkpoint = Checkpoint(
             arch=config.arch,
             stem=config.stem,
             method=config.method.name,
-            epochs=epochs,
+            epochs=training.epochs,
             state_dict=method.backbone.state_dict(),
             heads=method.heads(),
             pixels=config.views.pixels,
-            provenance=provenance(config, found, ranks, device),
+            provenance=provenance(config, found, fabric.world_size, fabric.device),
         )
         checkpoint.save(run / CHECKPOINT_FILE)
         log.info("%s: digest %s", run / CHECKPOINT_FILE, checkpoint.digest[:12])
     fabric.barrier()
+
+
+@dataclass
+class Training:
+    """A run of the loop: what is trained, fed, watched and saved, and how far it is."""
+
+    fabric: Fabric
+    config: PretrainConfig
+    method: Method
+    found: ImageList
+    run: Path
+    recipe: str
+    agree: distributed.Agreement
+    workers: int
+    tensorboard: bool
+
+    def __post_init__(self) -> None:
+        fabric, config, method, rank = (
+            self.fabric,
+            self.config,
+            self.method,
+            self.fabric.global_rank,
+        )
+        # 1. How long: `total` steps are the schedule's length; MIO stops before its end
+        self.steps_per_epoch = len(self.found) // config.batch_size
+        self.total = config.epochs * self.steps_per_epoch
+        self.epochs = min(config.epochs, config.stop_after_epochs or config.epochs)
+        self.last = self.epochs * self.steps_per_epoch
+        # 2. The method on its device and in its precision, its optimiser and its rates
+        if method.sync_batchnorm and fabric.world_size > 1:
+            batchnorm.convert_sync_batchnorm(method)
+        self.form = data.InputFormat.of(config, fabric.device)
+        method.to(self.form.dtype).to(memory_format=self.form.layout)
+        optimizer = optim.of_recipe(config, method)
+        self.rates = optim.LearningRates(optimizer, config, self.steps_per_epoch)
+        self.features = monitor.Features(method.backbone)
+        if config.compiles_on(fabric.device.type):
+            for module in method.modules():  # every trunk: query, key and teacher
+                if isinstance(module, Trunk):
+                    module.compile()
+        self.model, self.stepper = fabric.setup(method, optimizer)
+        # 3. The state, the log and the batches from its step on
+        minutes = config.save_minutes
+        self.state = SavedState(
+            self.run, self.recipe, fabric, method, optimizer, save_minutes=minutes
+        )
+        self.step, self.recent = self.state.resume(self.last)
+        self.record = monitor.RunLog(
+            self.run, config, rank, self.step, self.last, tensorboard=self.tensorboard
+        )
+        self.rules = FirstStep(method, config.method.name)  # checked once, then silent
+        self.batches = data.loader(
+            self.found,
+            config,
+            first=self.step,
+            last=self.last,
+            workers=self.workers,
+            rank=rank,
+            ranks=fabric.world_size,
+            on_gpu=fabric.device.type == "cuda",
+        )
+        method.train()
+
+    def loop(self) -> None:
+        """The steps that are left, and the last state."""
+        config, record = self.config, self.record
+        with StopFlag() as stop:
+            while self.step < self.last:
+                epoch = self.step // self.steps_per_epoch
+                lr = self.rates.set(self.step)
+                # Whatever draws from global state repeats itself too
+                seeding.seed_everything(config.seed, "step", self.step)
+
+                # 1. The batch, in micro-batches
+                with record.waiting():
+                    parts = [next(self.batches) for _ in range(config.accumulate)]
+                self.refuse_unreadable(parts)
+
+                # 2. The loss, and gradients that add up
+                self.recent.add(self.gradients(parts, epoch), self.fabric.device)
+
+                # 3. Reasons to stop or save, which one rank has found for all
+                row_due = (self.step + 1) % config.log_every == 0 or self.step + 1 == self.last
+                verdict = self.vote(stop, row_due)
+
+                # 4. The step
+                self.update()
+
+                # 5. The log
+                done, features = self.step, self.features
+                record.step(self.recent, features, done=done, epoch=epoch, lr=lr, row_due=row_due)
+                epoch_ends = done % self.steps_per_epoch == 0
+                if epoch_ends:
+                    self.score_neighbours(epoch, stop)
+
+                # 6. The state
+                at_end = done == self.last or (epoch_ends and verdict.due)
+                if verdict.interrupted or verdict.overdue or at_end:
+                    self.state.save(done, self.recent)
+                if verdict.interrupted and done < self.last:
+                    self.fabric.barrier()  # no rank leaves before the state is written
+                    raise self.preempted(stop)
+
+    def refuse_unreadable(self, parts: Sequence[data.LoadedBatch]) -> None:
+        """BadInput, on all ranks, where an image can neither be read nor left out; a warning for
+        one that is left out."""
+        errors = [part.error for part in parts if part.error is not None]
+        unreadable = self.agree.first(errors[0] if errors else None)
+        if unreadable is not None:
+            raise BadInput(unreadable)
+        self.record.warn_of_skipped(parts)
+
+    def gradients(
+        self, parts: Sequence[data.LoadedBatch], epoch: int
+    ) -> list[dict[str, torch.Tensor]]:
+        """Forward and backward of each micro-batch; returns the terms of each."""
+        config, device = self.config, self.fabric.device
+        terms_of_parts = []
+        for n, loaded in enumerate(parts):
+            batch = Batch(
+                views=data.finish_views(loaded, config.views, self.form),
+                labels=loaded.labels.to(device, non_blocking=True),
+                index=loaded.index.to(device, non_blocking=True),
+                step=self.step,
+                epoch=epoch,
+                epochs=config.epochs,
+                progress=self.step / self.total,
+            )
+            # Ranks exchange gradients with the last micro-batch
+            with self.fabric.no_backward_sync(self.model, enabled=n + 1 < config.accumulate):
+                terms = self.rules.terms(self.model(batch))
+                self.fabric.backward(terms["loss"] / config.accumulate)
+            terms_of_parts.append({name: value.detach() for name, value in terms.items()})
+        self.rules.gradients()
+        return terms_of_parts
+
+    def vote(self, stop: StopFlag, row_due: bool) -> Verdict:
+        """What any rank has found. A loss that is not finite ends the run on all of them."""
+        # The loss is read at every step where that costs nothing, on a GPU only when a row is due:
+        # reading waits
+        on_gpu = self.fabric.device.type == "cuda"
+        bad = self.recent.first_not_finite() if row_due or not on_gpu else None
+        signalled = stop.requested is not None
+        verdict = Verdict(*self.agree.any(signalled, bad is not None, *self.state.ages()))
+        if verdict.failed:
+            raise loss_failure(self.recent, bad, self.step, self.rates, self.state)
+        return verdict
+
+    def update(self) -> None:
+        """The optimiser's step, then the method's own. fp16's scaler skips one whose gradients
+        overflowed; elsewhere `SavedState.save` refuses what is not finite."""
+        norm = self.config.optim.clip_norm
+        if norm is not None:
+            self.fabric.clip_gradients(
+                self.model, self.stepper, max_norm=norm, error_if_nonfinite=False
+            )
+        self.stepper.step()
+        self.stepper.zero_grad(set_to_none=True)
+        self.step += 1
+        self.method.after_step(self.step / self.total)
+        self.rules.state()
+
+    def score_neighbours(self, epoch: int, stop: StopFlag) -> None:
+        """The kNN score at the end of an epoch, where it is due: by rank 0, while the other ranks
+        wait in their next exchange."""
+        every = self.config.knn_every
+        due = every > 0 and (self.step == self.last or (epoch + 1) % every == 0)
+        if due and self.fabric.global_rank == 0:
+            with self.record.paused():
+                views, device = self.config.views, self.fabric.device
+                knn = monitor.KnnScore(self.found, views, device, self.workers)
+                score = knn(self.method.backbone, stop)
+            self.record.knn(score, done=self.step, epoch=epoch)
+
+    def preempted(self, stop: StopFlag) -> Preempted:
+        by = stop.requested or "a signal to another process"
+        return Preempted(
+            f"{self.run}: stopped by {by} at step {self.step} of {self.last}, state saved;"
+            " the same command continues"
+        )
 
 
 def loss_failure(

@@ -212,12 +212,6 @@ def render_fast(image: np.ndarray, view: DrawnView, crops: Crops) -> np.ndarray:
     return out
 
 
-def to_pil(image: np.ndarray) -> Image.Image:
-    from PIL import Image
-
-    return Image.fromarray(image)
-
-
 # ---------------------------------------------------------------------- on a device
 
 

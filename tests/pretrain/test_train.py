@@ -377,7 +377,11 @@ def test_the_knn_score_leaves_the_backbone_alone(root):
     backbone = build_backbone("resnet18")
     before = {k: v.clone() for k, v in backbone.state_dict().items()}
     views, cpu = ViewsConfig(crops=(Crops(size=16),)), torch.device("cpu")
-    score = monitor.knn_score(backbone, found, views, cpu)
+
+    def score_on(images, backbone=backbone, stop=None):
+        return monitor.KnnScore(images, views, cpu)(backbone, stop)
+
+    score = score_on(found)
     assert score is not None
     assert 0 <= score <= 100
     assert backbone.training
@@ -385,12 +389,12 @@ def test_the_knn_score_leaves_the_backbone_alone(root):
     broken = type(found)(
         found.root, (found.paths[0] + ".gone", *found.paths[1:]), found.labels, found.classes
     )
-    assert monitor.knn_score(backbone, broken, views, cpu) is not None
+    assert score_on(broken) is not None
     unlabelled = type(found)(found.root, found.paths, (-1,) * 24, ())
-    assert monitor.knn_score(backbone, unlabelled, views, cpu) is None
-    assert monitor.knn_score(backbone.double(), found, views, cpu) is not None
+    assert score_on(unlabelled) is None
+    assert score_on(found, backbone.double()) is not None
     stopped = SimpleNamespace(requested="SIGTERM")
-    assert monitor.knn_score(backbone, found, views, cpu, stop=stopped) is None
+    assert score_on(found, stop=stopped) is None
 
 
 def test_a_queue_that_is_not_finite_replaces_no_state(tmp_path):
