@@ -1,11 +1,5 @@
 """COCO AP of 1,000 images with 100 detections each: pycocotools against the suite's evaluator,
-compared bit by bit.
-
-    python benchmarks/coco_eval.py
-
-Times alternate A B A B in one process, one thread; the figure that counts is the ratio. The last
-output is kept beside this script in coco_eval.txt.
-"""
+compared bit by bit. `python benchmarks/coco_eval.py`; coco_eval.txt is its last output."""
 
 from __future__ import annotations
 
@@ -13,75 +7,60 @@ import contextlib
 import io
 import json
 import tempfile
+from functools import partial
 from pathlib import Path
-from typing import TypeAlias
 
+import hotcoco
 import numpy as np
-from machine import describe, in_turns, print_ratios
+import torch
+from machine import describe, least, print_ratios
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
 
 OBJECTS = 7  # of an image, as COCO has
 CATEGORIES = 80
-Row: TypeAlias = dict[str, object]  # of COCO's JSON
+IMAGES, DETECTIONS = 1000, 100
 
 
-def make(images: int, detections: int) -> tuple[dict[str, list], list[Row]]:
+def make() -> tuple[dict[str, list], list[dict]]:
     """Ground truth, and detections that are its boxes exactly, near them, or of another
     category."""
     rng = np.random.default_rng(0)
-    truth: dict[str, list] = {
-        "images": [
-            {"id": i, "width": 640, "height": 480, "file_name": f"{i}.jpg"}
-            for i in range(1, images + 1)
-        ],
-        "annotations": [],
-        "categories": [{"id": c, "name": str(c)} for c in range(1, CATEGORIES + 1)],
-    }
-    found: list[Row] = []
-    for image in range(1, images + 1):
-        for n in range(detections):
+    objects: list[dict] = []
+    detections: list[dict] = []
+    for image in range(1, IMAGES + 1):
+        for n in range(DETECTIONS):
             if n < OBJECTS:
                 box = [*rng.uniform(0, 300, 2), *rng.uniform(8, 300, 2)]
                 category = int(rng.integers(1, CATEGORIES + 1))
-                new = {
-                    "id": len(truth["annotations"]) + 1,
-                    "image_id": image,
-                    "category_id": category,
-                    "bbox": box,
-                    "area": box[2] * box[3],
-                    "iscrowd": int(rng.random() < 0.02),
-                }
-                truth["annotations"].append(new)
+                row = {"image_id": image, "category_id": category, "bbox": box}
+                crowd = int(rng.random() < 0.02)
+                area = box[2] * box[3]
+                objects.append({**row, "id": len(objects) + 1, "area": area, "iscrowd": crowd})
             else:
-                near = truth["annotations"][-1 - int(rng.integers(0, OBJECTS))]
+                near = objects[-1 - int(rng.integers(0, OBJECTS))]
                 box = (np.array(near["bbox"]) + rng.normal(0, 20, 4)).clip(1).tolist()
                 category = near["category_id"]
                 if rng.random() >= 0.7:
                     category = int(rng.integers(1, CATEGORIES + 1))
-            score = float(rng.random())
-            row = {"image_id": image, "category_id": category, "bbox": box, "score": score}
-            found.append(row)
-    return truth, found
+                row = {"image_id": image, "category_id": category, "bbox": box}
+            detections.append({**row, "score": float(rng.random())})
+    size = {"width": 640, "height": 480}
+    images = [{"id": i, "file_name": f"{i}.jpg", **size} for i in range(1, IMAGES + 1)]
+    categories = [{"id": c, "name": str(c)} for c in range(1, CATEGORIES + 1)]
+    return {"images": images, "annotations": objects, "categories": categories}, detections
 
 
-def by_pycocotools(file: Path, found: list[Row]) -> np.ndarray:
-    from pycocotools.coco import COCO
-    from pycocotools.cocoeval import COCOeval
-
+def statistics(library: str, file: Path, detections: list[dict]) -> np.ndarray:
+    """The twelve numbers of COCO's summary."""
     with contextlib.redirect_stdout(io.StringIO()):
-        truth = COCO(str(file))
-        ev = COCOeval(truth, truth.loadRes([dict(d) for d in found]), "bbox")
-        ev.evaluate()
-        ev.accumulate()
-        ev.summarize()
-    return np.asarray(ev.stats)
-
-
-def by_hotcoco(file: Path, found: list[Row]) -> np.ndarray:
-    import hotcoco
-
-    with contextlib.redirect_stdout(io.StringIO()):
-        truth = hotcoco.COCO(str(file))
-        ev = hotcoco.COCOeval(truth, truth.load_res(found), "bbox")
+        if library == "hotcoco":
+            truth = hotcoco.COCO(str(file))
+            ev = hotcoco.COCOeval(truth, truth.load_res(detections), "bbox")
+        else:
+            truth = COCO(str(file))
+            # pycocotools writes to the rows that it is given
+            ev = COCOeval(truth, truth.loadRes([dict(d) for d in detections]), "bbox")
         ev.evaluate()
         ev.accumulate()
         ev.summarize()
@@ -89,19 +68,19 @@ def by_hotcoco(file: Path, found: list[Row]) -> np.ndarray:
 
 
 def main() -> None:
+    torch.set_num_threads(1)
     print(describe())
-    truth, found = make(images=1000, detections=100)
+    truth, detections = make()
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "truth.json"
         file.write_text(json.dumps(truth))
-        equal = np.array_equal(by_pycocotools(file, found), by_hotcoco(file, found))
         ways = {
-            "pycocotools": lambda: by_pycocotools(file, found),
-            "hotcoco": lambda: by_hotcoco(file, found),
+            name: partial(statistics, name, file, detections) for name in ("pycocotools", "hotcoco")
         }
-        times = in_turns(ways, 3, warm=0)
-    print_ratios(f"1000 images, {len(found)} boxes, loading included", times)
-    print(f"all 12 numbers bit-identical: {equal}")
+        theirs, ours = (way() for way in ways.values())
+        seconds = least(ways, 3)
+    print_ratios(f"{IMAGES} images, {len(detections)} boxes, loading included", seconds)
+    print(f"all 12 numbers bit-identical: {np.array_equal(theirs, ours)}")
 
 
 if __name__ == "__main__":

@@ -2,12 +2,11 @@
 
     python benchmarks/gpu.py [--only steps,loop] [--small] [--keep]
 
-steps: images/s, peak memory and the losses' share of pretraining steps at ResNet-50 and 224 px, by
-the papers' recipes, beside the encoders alone in a bare torch loop; peers: MoCo beside lightly's, on
-the same tensors; losses: their time beside the two matrix products that nothing can do without;
-loop: the whole loop with its loader, the share of time it waits, and the cores that feed each
-recipe; probe: extraction, and seven rates on three checkpoints; detection: seconds of an iteration,
-both engines beside plain Detectron2 and torchvision.
+steps: pretraining by the papers' recipes at ResNet-50 and 224 px, beside the encoders alone; peers:
+MoCo beside lightly's; losses: their time beside the two matrix products that nothing can do
+without; loop: the whole loop with its loader; cores: how many feed each recipe; probe: extraction,
+and seven rates on three checkpoints; detection: an iteration of both engines beside plain
+Detectron2 and torchvision.
 
 With --small each line runs at sizes for a CPU, or for a GPU in half a minute: the figures then mean
 nothing. With --keep, as `make gpu` asks for it, the output is kept in gpu-<hardware>.txt.
@@ -27,14 +26,13 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
 from pathlib import Path
 
 import gpu_detection
 import torch
 import views as fed
 from gpu_steps import RECIPES, Scale, beside_lightly, losses, steps
-from machine import Clock, describe
+from machine import Work, describe
 from probe import checkpoint
 
 from backbench import cli
@@ -63,8 +61,8 @@ def cores_needed(scale: Scale, steps_of: dict[str, float]) -> None:
         config = recipes.load(PretrainConfig, recipe, [], kind="pretrain")
         ways = fed.ways(config.views.crops)
         ways = {name: way for name, way in ways.items() if name.startswith("views.py")}
-        times = fed.measure(ways, jpegs, 1 if scale.small else 2)
-        of_image = [min(seconds) / len(jpegs) for seconds in times.values()]
+        seconds = fed.measure(ways, jpegs, 1 if scale.small else 2)
+        of_image = [each / len(jpegs) for each in seconds.values()]
         rate = scale.batch / steps_of[name] if name in steps_of else float("nan")
         print(f"  {name:26}" + "".join(f"{rate * each:9.1f}" for each in of_image), flush=True)
 
@@ -80,15 +78,12 @@ def loop(scale: Scale) -> None:
         train = root / "photographs" / "train"
         fed.write_photographs(train, count, distinct=4 if scale.small else 64)
         epochs = rows * each * scale.batch // count
-        tiny = [
-            "views.crops=[{count: 2, size: 32}]",
-            f"method.queue={scale.queue}",
-            "method.groups=2",
-        ]
-        tiny = tiny if scale.small else []
         words = [*scale.words, "data.dataset=photographs", f"epochs={epochs}", f"log_every={each}"]
+        if scale.small:
+            words += ["views.crops=[{count: 2, size: 32}]", f"method.queue={scale.queue}"]
+            words += ["method.groups=2"]
         command = ["pretrain", RECIPES["MoCo v2"], "--fast", "--data", root, "--out", out]
-        command += ["--accelerator", scale.device, "--workers", workers, *words, *tiny]
+        command += ["--accelerator", scale.device, "--workers", workers, *words]
         if code := cli.main(list(map(str, command))):
             raise SystemExit(code)
         kept = [row for row in read_metrics(out) if "images_per_s" in row][2:]
@@ -103,7 +98,7 @@ def loop(scale: Scale) -> None:
 # Evaluation
 
 
-def probe(clock: Clock, scale: Scale) -> None:
+def probe(scale: Scale) -> None:
     arch, side, classes = ("resnet18", 32, 10) if scale.small else ("resnet50", 224, 1000)
     shape = (scale.batch, 3, side, side)
     pixels = torch.randint(256, shape, dtype=torch.uint8, device=scale.device)
@@ -126,11 +121,11 @@ def probe(clock: Clock, scale: Scale) -> None:
         def extract(trunks=trunks) -> None:
             forward_all(trunks[:1], pixels)
 
-        clock.forget_peak()
-        found = clock.least({"extraction": extract, "7 rates x 3 checkpoints": train})
+        scale.forget_peak()
+        found = scale.least({"extraction": extract, "7 rates x 3 checkpoints": train})
         for name, each in found.items():
             rate = scale.batch / each
-            print(f"  {name:26}{way:8}{rate:9.0f}{clock.peak_gib():8.1f}", flush=True)
+            print(f"  {name:26}{way:8}{rate:9.0f}{scale.peak_gib():8.1f}", flush=True)
 
 
 class Both(io.StringIO):
@@ -144,17 +139,16 @@ class Both(io.StringIO):
 
 def run(names: list[str], scale: Scale) -> int:
     """One table after the other; a failure of one does not cost the others."""
-    clock = Clock(scale.device, rounds=1 if scale.small else 5)
     print(describe() + ("; --small: these figures mean nothing" if scale.small else ""))
     steps_of: dict[str, float] = {}
-    parts: dict[str, Callable[[], object]] = {
-        "steps": lambda: steps_of.update(steps(clock, scale)),
-        "peers": lambda: beside_lightly(clock, scale),
-        "losses": lambda: losses(clock, scale, steps_of),
+    parts: dict[str, Work] = {
+        "steps": lambda: steps_of.update(steps(scale)),
+        "peers": lambda: beside_lightly(scale),
+        "losses": lambda: losses(scale, steps_of),
         "loop": lambda: loop(scale),
         "cores": lambda: cores_needed(scale, steps_of),
-        "probe": lambda: probe(clock, scale),
-        "detection": lambda: gpu_detection.table(clock, small=scale.small),
+        "probe": lambda: probe(scale),
+        "detection": lambda: gpu_detection.table(scale),
     }
     failed = []
     for name in names:

@@ -3,7 +3,7 @@ the suite beside plain Detectron2 and torchvision. A part of gpu.py.
 
 The images are the embedded scenes, enlarged to the recipes' sizes; each engine decodes and resizes
 its own, as it does in training, so its loader workers take part. Plain torchvision is given
-tensors.
+tensors. detectors.txt has Mask R-CNN on a CPU, evaluated images and pasted masks.
 """
 
 from __future__ import annotations
@@ -12,22 +12,29 @@ import gc
 import importlib.util
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 
-import detectors
 import torch
-from machine import Clock
+from gpu_steps import Scale
+from machine import Work
 from torch import nn
 
 from backbench.datasets import embedded
+from backbench.runs import seeding
+from detection import dialect, train_net
+from detection.data.split import training_records
+from detection.engine import DetectionEngine
+from detection.run import Prepared
 
 TASKS = ("faster", "mask", "keypoint")
 IMAGES = 4  # of an iteration
+RATE = 1e-4  # of learning: weights that hardly move, so that all rounds do the same
+STEPS = 1000  # how many batches an engine's stream is opened for
 AMP = ("SOLVER.AMP.ENABLED", "True", "SOLVER.AMP.PRECISION", "bf16")
 
 
-def words_of(task: str, *, small: bool) -> tuple[str, tuple[str, ...]]:
+def recipe(task: str, *, small: bool) -> tuple[str, tuple[str, ...]]:
     """The recipe, and what changes in it: the data that are at hand, random weights."""
     points = "keypoints_" * (task == "keypoint")
     data = ("DATASETS.TRAIN", f"('{points}scenes_train_2',)", "MODEL.WEIGHTS", "random")
@@ -43,7 +50,67 @@ def words_of(task: str, *, small: bool) -> tuple[str, tuple[str, ...]]:
     return f"{task}_rcnn_R_50_FPN_1x", data
 
 
-def plain_torchvision(task: str, device: str, *, bf16: bool, small: bool) -> Callable[[], object]:
+def built(
+    root: Path, engine: str, name: str, words: tuple[str, ...], device: str
+) -> tuple[Prepared, DetectionEngine]:
+    run = train_net.new_run(dialect.read(name, words), engine=engine, root=root, out=root / "run")
+    p = train_net.prepare(run)
+    network = train_net.build_engine(run, p, torch.device(device))
+    for group in network.optimizer.param_groups:
+        group["lr"] = RATE
+    network.start(training_records(p.train, p.task), 0, STEPS)
+    return p, network
+
+
+def ours(network: DetectionEngine) -> Work:
+    def iteration() -> None:
+        network.model.train()
+        seeding.seed_everything(0, "iteration", 0, 0)  # as the loop does before each
+        network.step()
+
+    return iteration
+
+
+def plain_detectron2(p: Prepared, network: DetectionEngine) -> Work:
+    """Detectron2's model, mapper and trainer without anything of the suite."""
+    from detectron2.data import DatasetMapper
+    from detectron2.data.detection_utils import build_augmentation
+    from detectron2.engine import SimpleTrainer
+    from detectron2.modeling import build_model
+    from detectron2.solver import build_optimizer
+    from detectron2.structures import BoxMode
+    from detectron2.utils.events import EventStorage
+
+    cfg = network.cfg.clone()
+    cfg.SOLVER.BASE_LR = RATE
+    model = build_model(cfg)
+    model.load_state_dict(network.model.state_dict())
+    mapper = DatasetMapper(
+        is_train=True,
+        augmentations=build_augmentation(cfg, is_train=True),
+        image_format="RGB",
+        use_instance_mask=True,
+    )
+    rows = []
+    for record in training_records(p.train, p.task):
+        objects = [{**a, "bbox_mode": BoxMode(a["bbox_mode"])} for a in record["annotations"]]
+        rows.append({**record, "annotations": objects})
+
+    def batches() -> Iterator[list[dict]]:
+        while True:
+            yield [mapper(dict(row)) for row in rows]
+
+    trainer = SimpleTrainer(model, batches(), build_optimizer(cfg, model))
+
+    def iteration() -> None:
+        model.train()
+        with EventStorage(0):
+            trainer.run_step()
+
+    return iteration
+
+
+def plain_torchvision(task: str, device: str, *, bf16: bool, small: bool) -> Work:
     """torchvision's own detector on images of one size that are there already."""
     from torchvision.models import detection as theirs
 
@@ -54,18 +121,17 @@ def plain_torchvision(task: str, device: str, *, bf16: bool, small: bool) -> Cal
     }[task]
     side = 64 if small else 800
     count = 1 if small else IMAGES
-    batch_norm = nn.BatchNorm2d  # trained, as in the papers' recipes
     model = make(
         weights=None,
         weights_backbone=None,
         num_classes=2 if task == "keypoint" else 11,
         trainable_backbone_layers=5,
-        norm_layer=batch_norm,
+        norm_layer=nn.BatchNorm2d,  # trained, as in the papers' recipes
         min_size=side,
         max_size=side,
         box_batch_size_per_image=16 if small else 512,
     ).to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=detectors.RATE, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9)
     images = [torch.rand(3, side, side, device=device) for _ in range(count)]
     box = torch.tensor([[0.1, 0.1, 0.6, 0.6], [0.4, 0.3, 0.9, 0.8]], device=device) * side
     target = {"boxes": box, "labels": torch.ones(2, dtype=torch.int64, device=device)}
@@ -87,34 +153,32 @@ def plain_torchvision(task: str, device: str, *, bf16: bool, small: bool) -> Cal
     return iteration
 
 
-def table(clock: Clock, *, small: bool) -> None:
+def table(scale: Scale) -> None:
     warnings.simplefilter("ignore")
-    there = importlib.util.find_spec("detectron2") is not None
-    engines = ("torchvision", "detectron2") if there else ("torchvision",)
+    engines = ["torchvision"]
     print(f"\ndetection, iterations of {IMAGES} images: seconds")
-    if not there:
+    if importlib.util.find_spec("detectron2") is not None:
+        engines.append("detectron2")
+    else:
         print("  Detectron2 is not installed: `make detectron2`")
     with tempfile.TemporaryDirectory() as folder:
         root = embedded.build(Path(folder), size="tiny")
         for task in TASKS:
             for bf16 in (False, True):
-                timed, kept = {}, None
+                name, words = recipe(task, small=scale.small)
+                words += AMP if bf16 else ()
+                timed = {}
                 for engine in engines:
-                    name, words = words_of(task, small=small)
-                    words += AMP if bf16 else ()
-                    kept = detectors.built(
-                        root, engine, name=name, words=words, device=clock.device
-                    )
-                    timed[f"backbench, {engine}"], _ = detectors.ours(*kept)
-                if not (small and bf16):
-                    plain = plain_torchvision(task, clock.device, bf16=bf16, small=small)
+                    p, network = built(root, engine, name, words, scale.device)
+                    timed[f"backbench, {engine}"] = ours(network)
+                if not (scale.small and bf16):
+                    plain = plain_torchvision(task, scale.device, bf16=bf16, small=scale.small)
                     timed["plain torchvision"] = plain
                 # Its recipe has masks; its trainer computes in float32
-                if there and kept is not None and task == "mask" and not bf16:
-                    timed["plain Detectron2"], _ = detectors.plain_detectron2(*kept)
-                found = clock.least(timed)
-                for name, each in found.items():
-                    way = "bf16" if bf16 else "fp32"
-                    print(f"  {task:10}{way:6}{name:26}{each:9.4f}", flush=True)
-                del timed, kept
+                if "detectron2" in engines and task == "mask" and not bf16:
+                    timed["plain Detectron2"] = plain_detectron2(p, network)
+                for way, each in scale.least(timed).items():
+                    precision = "bf16" if bf16 else "fp32"
+                    print(f"  {task:10}{precision:6}{way:26}{each:9.4f}", flush=True)
+                del timed, network
                 gc.collect()

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
 import losses as compared
 import step as peers
 import torch
-from machine import Clock
+from machine import Work, least
 from torch import Tensor, nn
 
 from backbench.parallel import precision
@@ -40,10 +40,24 @@ PRECISIONS = ("fp32", "tf32", "bf16", "bf16, compiled")
 
 @dataclass(frozen=True)
 class Scale:
-    """Full size, or that of --small."""
+    """Full size, or that of --small, on a device."""
 
     small: bool
     device: str
+
+    def least(self, ways: Mapping[str, Work]) -> dict[str, float]:
+        """The least seconds of one call of each."""
+        return least(ways, 1 if self.small else 5, device=self.device)
+
+    def forget_peak(self) -> None:
+        if self.device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+
+    def peak_gib(self) -> float:
+        """The GPU's peak since the last `forget_peak`; nan without one."""
+        if self.device != "cuda":
+            return float("nan")
+        return torch.cuda.max_memory_allocated() / 2**30
 
     @property
     def batch(self) -> int:
@@ -98,7 +112,7 @@ def method_of(config: PretrainConfig, scale: Scale) -> Method:
     return method.to(scale.device).to(memory_format=torch.channels_last)
 
 
-def stepper(method: Method, config: PretrainConfig, way: str, scale: Scale) -> Callable[[], object]:
+def stepper(method: Method, config: PretrainConfig, way: str, scale: Scale) -> Work:
     """The loop's step on views that are there."""
     optimizer = optim.of_recipe(config, method)
     views = drawn_views(config, scale)
@@ -121,7 +135,7 @@ def stepper(method: Method, config: PretrainConfig, way: str, scale: Scale) -> C
     return step
 
 
-def bare(config: PretrainConfig, way: str, scale: Scale) -> Callable[[], object]:
+def bare(config: PretrainConfig, way: str, scale: Scale) -> Work:
     """No method can do with less: torchvision's ResNet-50 forward and backward on the views that
     take a gradient, forward on the keys, and SGD."""
     from torchvision.models import resnet18, resnet50
@@ -156,7 +170,7 @@ def _passes(config: PretrainConfig) -> tuple[list[int], list[int]]:
     return views, []
 
 
-def steps(clock: Clock, scale: Scale) -> dict[str, float]:
+def steps(scale: Scale) -> dict[str, float]:
     """Seconds of each recipe's step in bf16."""
     print(f"\npretraining steps, batch {scale.batch}: images/s, of the encoders alone, peak GiB")
     seconds = {}
@@ -171,12 +185,12 @@ def steps(clock: Clock, scale: Scale) -> dict[str, float]:
                 for module in method.modules():  # as the loop does: every trunk
                     if isinstance(module, Trunk):
                         module.compile()
-            clock.forget_peak()
-            ours = clock.least({"": stepper(method, config, way, scale)})[""]
-            memory = clock.peak_gib()
+            scale.forget_peak()
+            ours = scale.least({"": stepper(method, config, way, scale)})[""]
+            memory = scale.peak_gib()
             del method
             gc.collect()
-            floor = clock.least({"": bare(config, way, scale)})[""]
+            floor = scale.least({"": bare(config, way, scale)})[""]
             if way == "bf16":
                 seconds[name] = ours
             print(
@@ -187,7 +201,7 @@ def steps(clock: Clock, scale: Scale) -> dict[str, float]:
     return seconds
 
 
-def beside_lightly(clock: Clock, scale: Scale) -> None:
+def beside_lightly(scale: Scale) -> None:
     sizes = peers.Sizes(scale.device, "resnet50", "imagenet", scale.batch, 224, scale.queue)
     if scale.small:
         sizes = replace(sizes, arch="resnet18", stem="conv3", pixels=16)
@@ -197,7 +211,7 @@ def beside_lightly(clock: Clock, scale: Scale) -> None:
     for cast, way in ((False, "tf32"), (True, "bf16")):
         precision.use("tf32")
         timed = peers.of_all(sizes, views, cast, way)
-        found = clock.least(timed)
+        found = scale.least(timed)
         base = ""
         for name, each in found.items():
             base = base if name.startswith("ours") else name
@@ -244,7 +258,7 @@ def loss_cases(scale: Scale) -> dict[str, tuple[compared.LossCase, compared.Loss
     }
 
 
-def losses(clock: Clock, scale: Scale, steps_of: dict[str, float]) -> None:
+def losses(scale: Scale, steps_of: dict[str, float]) -> None:
     print(
         "\nlosses, forward and backward: ms, two products' share, of the step in bf16 (goal: < 3%)"
     )
@@ -253,7 +267,7 @@ def losses(clock: Clock, scale: Scale, steps_of: dict[str, float]) -> None:
         timed = {"ours": partial(compared.run_once, case.ours, inputs, case.gradients)}
         if products is not None:
             timed["limit"] = partial(compared.run_once, products, inputs, case.gradients)
-        found = clock.least(timed)
+        found = scale.least(timed)
         share = f"{found['limit'] / found['ours']:8.0%}" if products else f"{'-':>8}"
         of_step = f"{found['ours'] / steps_of[name]:8.1%}" if name in steps_of else f"{'-':>8}"
         print(f"  {name:26}{1000 * found['ours']:9.2f}{share}{of_step}", flush=True)

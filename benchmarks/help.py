@@ -3,13 +3,11 @@ run."""
 
 from __future__ import annotations
 
-import statistics
 import subprocess
 import sys
-import time
 from functools import partial
 
-from machine import in_turns
+from machine import least
 
 from backbench import cli
 
@@ -21,12 +19,11 @@ def main() -> None:
     for verb in cli.VERBS:
         command = [sys.executable, "-m", "backbench", verb, "--help"]
         ways[f"backbench {verb} --help"] = partial(run, command)
-    times = in_turns(ways, 5, warm=0, clock=time.perf_counter)
-    medians = {name: statistics.median(seconds) for name, seconds in times.items()}
-    base = medians.pop(baseline)
-    for name, median in medians.items():
-        print(f"{name:30} {median:.3f} s   {median / base:6.1%} of `{baseline}` ({base:.2f} s)")
-    print(f"slowest {max(medians.values()):.3f} s; goal < 0.3 s, or < 4% of the import")
+    seconds = least(ways, 5, wall=True)
+    base = seconds.pop(baseline)
+    for name, each in seconds.items():
+        print(f"{name:30} {each:.3f} s   {each / base:6.1%} of `{baseline}` ({base:.2f} s)")
+    print(f"slowest {max(seconds.values()):.3f} s; goal < 0.3 s, or < 4% of the import")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,9 @@
 """The losses against the code that their papers released, in one run: time, extra memory and
 accuracy.
 
-Each pair is timed forward + backward, interleaved A B A B, the least processor time on one thread
-(what else runs on the machine only adds to it); the ratio is naive / ours. Accuracy is the largest
-gradient error relative to the largest float64 gradient, of the naive form and of ours. Extra memory
-is the growth of the resident peak in one step. The last output is kept in losses.txt, with figures
-of how time grows with N, K, M and d:
+Each pair is timed forward + backward on one thread; the ratio is naive / ours. Accuracy is the
+largest gradient error relative to the largest float64 gradient. Extra memory is the growth of the
+resident peak in one step. losses.txt has the last output, and how time grows with N, K, M and d:
 
     OMP_NUM_THREADS=1 python benchmarks/losses.py [--quick] | tee benchmarks/losses.txt
 """
@@ -61,11 +59,6 @@ def naive_jcl(q: Tensor, keys: Tensor, queue: Tensor) -> Tensor:
     positive = (q * keys.mean(0)).sum(1) / T
     own = positive + 4.0 / (2 * T * T) * naive_quadratic(q, keys)
     return (torch.logaddexp(own, (q @ queue.T / T).logsumexp(1)) - positive).mean()
-
-
-def naive_nuclear(rows: Tensor) -> Tensor:
-    """LORAC's code: torch's nuclear norm over the batch."""
-    return torch.linalg.matrix_norm(rows, "nuc").sum()
 
 
 def naive_lorac(queries: Tensor, key: Tensor, queue: Tensor) -> Tensor:
@@ -134,18 +127,11 @@ class LossCase:
         return self.prepare(*(unit(*shape, seed=i) for i, shape in enumerate(self.shapes)))
 
 
-def naive_quadratic_sum(q: Tensor, keys: Tensor) -> Tensor:
-    return naive_quadratic(q, keys).sum()
-
-
 def ours_quadratic(q: Tensor, keys: Tensor) -> Tensor:
-    return moments(q, keys)[1].sum()
+    return moments(q, keys)[1]
 
 
-def ours_nuclear(rows: Tensor) -> Tensor:
-    return nuclear_norm(rows).sum()
-
-
+naive_nuclear = partial(torch.linalg.matrix_norm, ord="nuc")  # LORAC's code, over the batch
 ours_infonce = partial(infonce_loss, temperature=T)
 ours_jcl = partial(jcl_loss, temperature=T, lam=4.0)
 ours_lorac = partial(lorac_loss, temperature=T, beta=4.0)
@@ -168,27 +154,19 @@ def cases(quick: bool) -> list[LossCase]:
     wide = 512 if quick else 2048
     pair = ((512, d), (5, 512, d))
     queued = ((n, d), (n, d), (k, d))
+    quadratic, without = f"JCL's quadratic form, N 512, M' 5, d {d}", "JCL without its queue"
     out = [
         LossCase("5", f"InfoNCE, N {n}, d {d}, K {k}", naive_infonce, ours_infonce, queued, 3.3),
-        LossCase(
-            "6",
-            f"JCL's quadratic form, N 512, M' 5, d {d}",
-            naive_quadratic_sum,
-            ours_quadratic,
-            pair,
-            42.0,
-        ),
-        LossCase(
-            "6", f"JCL without its queue, N 512, M' 5, d {d}", naive_jcl, ours_jcl, (*pair, (1, d))
-        ),
+        LossCase("6", quadratic, naive_quadratic, ours_quadratic, pair, 42.0),
+        LossCase("6", f"{without}, N 512, M' 5, d {d}", naive_jcl, ours_jcl, (*pair, (1, d))),
     ]
     for m in (3, 5, 8):
         what = f"nuclear norms, N {n}, M {m}, d {d}"
-        out.append(LossCase("7", what, naive_nuclear, ours_nuclear, ((n, m, d),), 3.0))
+        out.append(LossCase("7", what, naive_nuclear, nuclear_norm, ((n, m, d),), 3.0))
     for apart in (1e-2, 1e-5):
         what, shapes = f"the same, M 5, views {apart:g} apart", ((n, 1, d), (n, 5, d))
         views = partial(nearly_equal, apart)
-        out.append(LossCase("7", what, naive_nuclear, ours_nuclear, shapes, prepare=views))
+        out.append(LossCase("7", what, naive_nuclear, nuclear_norm, shapes, prepare=views))
     what, shapes = f"LORAC, N 64, M 8, K {k}", ((7, 64, d), (64, d), (k, d))
     out.append(LossCase("7b", what, naive_lorac, ours_lorac, shapes, 1.8))
     shapes = ((1024, d), (1024, d))
@@ -203,27 +181,24 @@ def cases(quick: bool) -> list[LossCase]:
 
 
 def run_once(function: Loss, inputs: Inputs, gradients: int) -> Inputs:
-    """The gradients to the first inputs, or the value where `gradients` is 0."""
+    """The gradients of the sum to the first inputs, or the value where `gradients` is 0."""
     leaves = [x.detach().requires_grad_(i < gradients) for i, x in enumerate(inputs)]
     value = function(*leaves)
     if not gradients:
         return (value,)
-    value.backward()
+    value.sum().backward()
     return tuple(x.grad for x in leaves[:gradients] if x.grad is not None)
 
 
-def compare(case: LossCase, repeats: int) -> dict[str, float]:
-    """Least seconds of naive and ours, taken in turns.
-
-    Short ones are repeated up to ten times as often.
-    """
+def compare(case: LossCase) -> dict[str, float]:
+    """Least seconds of naive and ours; short ones are repeated up to ten times as often."""
     inputs = case.inputs()
     ways = {
         "naive": lambda: run_once(case.naive, inputs, case.gradients),
         "ours": lambda: run_once(case.ours, inputs, case.gradients),
     }
     once = least({"ours": ways["ours"]}, 1)["ours"]
-    return least(ways, max(repeats, min(10 * repeats, int(0.5 / once))))
+    return least(ways, max(REPEATS, min(10 * REPEATS, int(0.5 / once))))
 
 
 def errors(case: LossCase) -> tuple[float, float]:
@@ -247,32 +222,17 @@ def peak_mib(function: Loss, case: LossCase) -> float:
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from here
-    before = status("VmRSS")
+    status = Path("/proc/self/status")  # in KiB
+    before = int(re.findall(r"VmRSS:\s+(\d+)", status.read_text())[0])
     run_once(function, inputs, case.gradients)
-    return max(0.0, status("VmHWM") - before) / 1024
-
-
-def status(name: str) -> int:
-    """KiB, from the kernel."""
-    text = Path("/proc/self/status").read_text()
-    return int(re.findall(rf"{name}:\s+(\d+)", text)[0])
+    peak = int(re.findall(r"VmHWM:\s+(\d+)", status.read_text())[0])
+    return max(0, peak - before) / 1024
 
 
 HEADER = (
     f"{'row':4}{'work':44}{'naive ms':>10}{'ours ms':>9}{'ratio':>7}{'goal':>6}"
     f"{'naive MiB':>11}{'ours MiB':>10}{'naive error':>13}{'ours':>9}"
 )
-
-
-def table_line(case: LossCase, repeats: int) -> str:
-    t = compare(case, repeats)
-    naive_error, our_error = errors(case)
-    naive_mib, our_mib = peak_mib(case.naive, case), peak_mib(case.ours, case)
-    return (
-        f"{case.row:4}{case.what:44}{1e3 * t['naive']:10.1f}{1e3 * t['ours']:9.1f}"
-        f"{t['naive'] / t['ours']:7.1f}{case.goal or math.nan:6.1f}"
-        f"{naive_mib:11.1f}{our_mib:10.1f}{naive_error:13.1e}{our_error:9.1e}"
-    )
 
 
 def main() -> None:
@@ -283,10 +243,18 @@ def main() -> None:
     print(f"# {describe()}; float32; ratio = naive / ours; error: of the gradient, to float64")
     print(HEADER)
     for case in cases(quick):
-        print(table_line(case, REPEATS), flush=True)
+        t = compare(case)
+        memory = f"{peak_mib(case.naive, case):11.1f}{peak_mib(case.ours, case):10.1f}"
+        naive_error, our_error = errors(case)
+        print(
+            f"{case.row:4}{case.what:44}{1e3 * t['naive']:10.1f}{1e3 * t['ours']:9.1f}"
+            f"{t['naive'] / t['ours']:7.1f}{case.goal or math.nan:6.1f}"
+            f"{memory}{naive_error:13.1e}{our_error:9.1e}",
+            flush=True,
+        )
         # Our time beside that of the products which no form can do without
         if case.row in ("5", "7b"):
-            t = compare(replace(case, naive=two_products), REPEATS)
+            t = compare(replace(case, naive=two_products))
             limit, ours = 1e3 * t["naive"], 1e3 * t["ours"]
             what = "# limit of that row, two matrix products and exp"
             print(f"{what}: {limit:.1f} ms; ours in turns with it {ours:.1f} ms", flush=True)

@@ -1,10 +1,9 @@
-"""All benchmarks share these: the line that names the machine, times in turns, and their ratios."""
+"""The benchmarks' shared parts: the line that names the machine, and times in turns."""
 
 from __future__ import annotations
 
 import os
 import platform
-import statistics
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 import torchvision
 
 Work = Callable[[], object]
+TURN_S = 0.2  # how long a turn on a GPU takes
 
 
 def describe() -> str:
@@ -31,82 +31,47 @@ def describe() -> str:
     )
 
 
-def in_turns(
-    ways: Mapping[str, Work],
-    rounds: int,
-    *,
-    warm: int = 1,
-    clock: Callable[[], float] = time.process_time,
-) -> dict[str, list[float]]:
-    """Seconds of each way in every round, A B C A B C ..., after `warm` rounds that do not count.
+def least(
+    ways: Mapping[str, Work], rounds: int, *, wall: bool = False, device: str = "cpu"
+) -> dict[str, float]:
+    """The least seconds of one call of each way, in turns A B C A B C ..., after a call of each that
+    does not count.
 
-    Processor time of this process by default, so other work on the machine matters less.
+    Seconds are this process's on one thread, so other work on the machine matters less; else they
+    are wall time. A turn on a GPU is as many calls as take about TURN_S.
     """
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
-    for turn in range(rounds + warm):
-        for name, work in ways.items():
-            start = clock()
-            work()
-            if turn >= warm:
-                seconds[name].append(clock() - start)
-    return seconds
-
-
-def least(ways: Mapping[str, Work], rounds: int, *, wall: bool = False) -> dict[str, float]:
-    """Least seconds of each way, in turns; wall time also where torch has several threads."""
     clock = time.perf_counter if wall or torch.get_num_threads() > 1 else time.process_time
-    return {name: min(each) for name, each in in_turns(ways, rounds, clock=clock).items()}
-
-
-def print_ratios(title: str, times: Mapping[str, list[float]], images: int = 0) -> None:
-    """Print the median of each way, in images per second if there are `images`, and how many times
-    as fast as the first way it is."""
-    print(f"\n{title}")
-    medians = {name: statistics.median(seconds) for name, seconds in times.items()}
-    base = next(iter(medians.values()))
-    for name, median in medians.items():
-        shown = f"{images / median:8.1f} images/s" if images else f"{1000 * median:8.1f} ms"
-        print(f"  {name:44} {shown}   {base / median:5.2f}x", flush=True)
-
-
-class Clock:
-    """Times work that a GPU does, or this process where there is none: `rounds` turns, each of as
-    many calls as take about a fifth of a second."""
-
-    def __init__(self, device: str, rounds: int) -> None:
-        self.device, self.rounds = device, rounds
-
-    def _seconds(self, work: Work, calls: int) -> float:
-        began = self._now()
-        for _ in range(calls):
-            work()
-        return (self._now() - began) / calls
-
-    def _now(self) -> float:
-        if self.device == "cuda":
-            torch.cuda.synchronize()
-            return time.perf_counter()
-        return time.process_time()
-
-    def least(self, ways: Mapping[str, Work]) -> dict[str, float]:
-        """The least seconds of one call of each, in turns, after two calls of warming up."""
-        calls = {}
+    if device == "cuda":
+        clock = _after_the_gpu
+    calls = {}
+    for name, work in ways.items():
+        work()
+        once = _seconds(work, 1, clock) if device == "cuda" else TURN_S
+        calls[name] = max(1, int(TURN_S / max(once, 1e-6)))
+    fastest = dict.fromkeys(ways, float("inf"))
+    for _ in range(rounds):
         for name, work in ways.items():
-            work()
-            calls[name] = max(1, int(0.2 / max(self._seconds(work, 1), 1e-6)))
-        fastest = dict.fromkeys(ways, float("inf"))
-        for _ in range(self.rounds):
-            for name, work in ways.items():
-                number = calls[name] if self.device == "cuda" else 1
-                fastest[name] = min(fastest[name], self._seconds(work, number))
-        return fastest
+            fastest[name] = min(fastest[name], _seconds(work, calls[name], clock))
+    return fastest
 
-    def forget_peak(self) -> None:
-        if self.device == "cuda":
-            torch.cuda.reset_peak_memory_stats()
 
-    def peak_gib(self) -> float:
-        """The GPU's peak since the last `forget_peak`; nan without one."""
-        if self.device != "cuda":
-            return float("nan")
-        return torch.cuda.max_memory_allocated() / 2**30
+def _seconds(work: Work, calls: int, clock: Callable[[], float]) -> float:
+    began = clock()
+    for _ in range(calls):
+        work()
+    return (clock() - began) / calls
+
+
+def _after_the_gpu() -> float:
+    torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def print_ratios(title: str, seconds: Mapping[str, float], images: int = 0) -> None:
+    """Print the time of each way, in images per second if there are `images`, and how many times as
+    fast as the first way it is."""
+    print(f"\n{title}")
+    base = next(iter(seconds.values()))
+    for name, each in seconds.items():
+        shown = f"{images / each:8.1f} images/s" if images else f"{1000 * each:8.1f} ms"
+        print(f"  {name:44} {shown}   {base / each:5.2f}x", flush=True)

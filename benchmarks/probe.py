@@ -1,41 +1,47 @@
-"""Linear probes: rows 1 to 4 of the performance goals, each as ratios against a named baseline in
-one run; row 5 holds the pass over a ResNet-18 to a plain loop.
+"""The probes, each as ratios against a named baseline in one run: rows 1 to 5 for linear probes, 17 to
+19 for neighbours, logistic regression and the evaluation's loader.
 
     OMP_NUM_THREADS=1 python benchmarks/probe.py [--quick] | tee benchmarks/probe.txt
 
-Baselines and candidates run in turn (A B A B ...), and the least time of each is compared; ratios
-carry over between machines, seconds do not. Rows 1, 3 and 4 count this process's CPU time when it
-has one thread, so other work on the machine matters less; row 2, which is about two processes at
-once, is wall time.
-What is timed is what `backbench linear` runs: transfer.heads.LinearHeads,
-transfer.frozen.FrozenTrunk and the loader of transfer.batches.
+Ratios carry over between machines, seconds do not. Row 2 is about two processes at once, so it is
+wall time. What is timed is what `backbench linear` runs. probe.txt has the last output.
 """
 
 from __future__ import annotations
 
 import argparse
 import tempfile
+import warnings
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 import torchvision
 from machine import describe, least
+from sklearn.linear_model import LogisticRegression
 from torch import nn
+from torchvision import datasets, transforms
 from views import write_photographs
 
 from backbench.images.image_list import scan_folder
+from backbench.images.preprocess import Pixels, normalise
+from backbench.knn import knn_scores
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.families.resnet_trunk import build_backbone
-from transfer.batches import global_batches, training_pictures
+from transfer import logreg
+from transfer.batches import Pictures, equal_shares, global_batches, loader, training_pictures
 from transfer.devices import Machine
 from transfer.frozen import FrozenTrunk, forward_all
 from transfer.heads import LinearHeads
-from transfer.protocols import CropAugment
+from transfer.protocols import CropAugment, Geometry
 
 CPU = torch.device("cpu")
 RATES = torch.tensor([0.1, 0.316, 1.0, 3.16, 10.0, 31.6, 100.0])
+TEMPERATURE = 0.07
+STRENGTHS = (1e2, 1e1, 1e0, 1e-1)  # l2, from the strongest
 
 
 def checkpoint(arch: str, seed: int = 0) -> Checkpoint:
@@ -218,6 +224,102 @@ def row_5(batch: int, repeats: int) -> None:
     print(f"   as a plain loop over torchvision's model; relative error {error:.1e}")
 
 
+def clusters(
+    count: int, dim: int, classes: int, seed: int = 1
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Features (count, dim) around the centres of their classes, and labels."""
+    generator = torch.Generator().manual_seed(seed)
+    centres = torch.randn(classes, dim, generator=torch.Generator().manual_seed(0))
+    labels = torch.randint(classes, (count,), generator=generator)
+    return centres[labels] + 4 * torch.randn(count, dim, generator=generator), labels
+
+
+def row_17(images: int, test_images: int, repeats: int) -> None:
+    """Neighbours. DINO's evaluation: test images in a hundred chunks, one-hot labels of the
+    neighbours times their weights; everything again for another k."""
+    bank, labels = clusters(images, 384, 100)
+    test, _ = clusters(test_images, 384, 100, seed=2)
+
+    def theirs(k: tuple[int, ...]) -> list[torch.Tensor]:
+        train, tested = F.normalize(bank, dim=1), F.normalize(test, dim=1)
+        votes = []
+        for each in k:
+            for chunk in tested.chunk(100):
+                near, index = (chunk @ train.T).topk(each)
+                one_hot = F.one_hot(labels[index], 100).float()
+                votes.append((one_hot * (near / TEMPERATURE).exp().unsqueeze(2)).sum(1))
+        return votes
+
+    def ours(k: tuple[int, ...]) -> dict[int, torch.Tensor]:
+        return knn_scores(test, bank, labels, classes=100, k=k, temperature=TEMPERATURE)
+
+    print(f"17 neighbours, {test_images} images by {images}:")
+    for k in ((20,), (10, 20, 100)):
+        t = least({"ours": partial(ours, k), "theirs": partial(theirs, k)}, repeats)
+        ratio = t["theirs"] / t["ours"]
+        print(f"   k = {', '.join(map(str, k))}: {ratio:.2f}x of DINO's way", flush=True)
+    same = (ours((20,))[20].argmax(1) == torch.cat(theirs((20,))).argmax(1)).float().mean()
+    print(f"   the same answer on {100 * same:.2f}% of the images")
+
+
+def row_18(count: int, dim: int, classes: int, repeats: int) -> None:
+    """Logistic regression, one strength after the other, each from the solution before."""
+    x, y = clusters(count, dim, classes)
+
+    def ours(tolerance: float) -> list[logreg.Fit]:
+        fits: list[logreg.Fit] = []
+        for l2 in STRENGTHS:
+            start = fits[-1] if fits else None
+            settings = {"classes": classes, "l2": l2, "start": start, "tolerance": tolerance}
+            fits.append(logreg.fit([(x, y)], **settings))
+        return fits
+
+    def theirs(tolerance: float) -> list[np.ndarray]:
+        model = LogisticRegression(warm_start=True, max_iter=1000, tol=tolerance)
+        return [
+            model.set_params(C=1 / l2).fit(x.numpy(), y.numpy()).coef_.copy() for l2 in STRENGTHS
+        ]
+
+    print(
+        f"18 logistic regression, {count} x {dim}, {classes} classes, {len(STRENGTHS)} strengths:"
+    )
+    for tolerance, what in ((1e-5, "equal tolerance"), (1e-4, "scikit-learn's default tolerance")):
+        t = least({"ours": partial(ours, tolerance), "theirs": partial(theirs, tolerance)}, repeats)
+        ratio = t["theirs"] / t["ours"]
+        print(f"   {what} ({tolerance:g}): {ratio:.2f}x of scikit-learn, warm", flush=True)
+    pairs = zip(ours(1e-5), theirs(1e-5))
+    apart = max(float(np.abs(a.weight.numpy() - b).max() / np.abs(b).max()) for a, b in pairs)
+    print(f"   largest relative difference of the weights {apart:.1e}")
+
+
+def row_19(count: int, repeats: int) -> None:
+    """JPEGs of 500 x 375, decoded, resized, cropped and normalised."""
+    batch = 32
+    with tempfile.TemporaryDirectory() as folder:
+        write_photographs(Path(folder), count, distinct=16)
+        images = scan_folder(folder)
+        geometry = Geometry().transform()
+        machine = Machine(CPU, rank=0, world=1, workers=0)
+        cropped = [transforms.Resize(256), transforms.CenterCrop(224), transforms.ToTensor()]
+        steps = [*cropped, transforms.Normalize(Pixels().mean, Pixels().std)]
+        folder_images = datasets.ImageFolder(folder, transforms.Compose(steps))
+        plain = torch.utils.data.DataLoader(folder_images, batch_size=batch)
+
+        def ours() -> list[torch.Tensor]:
+            shares = equal_shares(0, count, batch, rank=0, world=1)
+            pictures = Pictures[None](images, lambda picture, _: geometry(picture))
+            batches = loader(pictures, shares, machine=machine)
+            return [normalise(pixels, Pixels()) for pixels, _ in batches]
+
+        def theirs() -> list[torch.Tensor]:
+            return [pixels for pixels, _ in plain]
+
+        t = least({"ours": ours, "theirs": theirs}, repeats)
+        apart = max(float((a - b).abs().max()) for a, b in zip(ours(), theirs()))
+    print(f"19 loader, {count} JPEGs: {t['theirs'] / t['ours']:.2f}x of torchvision's transforms;")
+    print(f"   largest difference {apart:.1e}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--quick", action="store_true", help="smaller batches, fewer turns")
@@ -233,6 +335,10 @@ def main() -> None:
     row_4(16, 3 if quick else 6)
     row_5(16, 3 if quick else 6)
     row_2(96 if quick else 512, 2 if quick else 4)
+    warnings.filterwarnings("ignore", category=FutureWarning)  # scikit-learn's
+    row_17(*((4000, 800) if quick else (50_000, 5_000)), repeats=3)
+    row_18(*((400, 64, 5) if quick else (5000, 512, 50)), repeats=3)
+    row_19(32 if quick else 128, repeats=3)
 
 
 if __name__ == "__main__":

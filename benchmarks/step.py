@@ -1,34 +1,32 @@
 """One pretraining step on the same tensors: ours beside lightly's and solo-learn's MoCo v2,
-ResNet-18, 32 px, batch 64.
+ResNet-18, 32 px, batch 64; and updates of ResNet-50's parameters, as MoCo and Barlow Twins write them.
 
     python benchmarks/step.py
 
-lightly: its own modules and functions (MoCoProjectionHead, NTXentLoss with a memory bank,
-batch_shuffle, update_momentum), as its MoCo example uses them. solo-learn: its symmetric MoCo v2+
-step, written here after its method (both views through both encoders, the queue cloned, logits of
-positive and queue concatenated, parameters averaged one by one). Times alternate in one process on
-one thread; the figures that count are the ratios; gpu.py has the same on a GPU. The last output is
-kept in step.txt.
+lightly: its own modules and functions, as its MoCo example uses them. solo-learn: its symmetric MoCo
+v2+ step, written here after its method (both views through both encoders, the queue cloned, logits
+of positive and queue concatenated, parameters averaged one by one). step.txt has the
+last output; gpu.py has the steps on a GPU.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from machine import describe, in_turns, print_ratios
+from machine import Work, describe, least, print_ratios
 from torch import Tensor, nn
 
 from backbench.weights.families.resnet_trunk import build_backbone
+from pretrain import optim
 from pretrain.method import Batch, Setup, build_method
 from pretrain.methods import moco
 from pretrain.methods._heads import MOCO_HEAD
+from pretrain.methods._momentum import momentum_update
 
 ROUNDS = 5
-Step = Callable[[], object]
 
 
 @dataclass(frozen=True)
@@ -45,7 +43,7 @@ class Sizes:
         return build_backbone(self.arch, self.stem).to(self.device)
 
 
-def lightly_step(sizes: Sizes, views: list[Tensor], cast: bool) -> Step:
+def lightly_step(sizes: Sizes, views: list[Tensor], cast: bool) -> Work:
     from lightly.loss import NTXentLoss
     from lightly.models.modules import MoCoProjectionHead
     from lightly.models.utils import (
@@ -80,7 +78,7 @@ def lightly_step(sizes: Sizes, views: list[Tensor], cast: bool) -> Step:
     return step
 
 
-def solo_step(sizes: Sizes, views: list[Tensor], cast: bool) -> Step:
+def solo_step(sizes: Sizes, views: list[Tensor], cast: bool) -> Work:
     trunk = sizes.trunk()
     width = trunk.feature_dim
     head = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 128)).to(sizes.device)
@@ -116,7 +114,7 @@ def solo_step(sizes: Sizes, views: list[Tensor], cast: bool) -> Step:
     return step
 
 
-def our_step(sizes: Sizes, views: list[Tensor], cast: bool, *, symmetric: bool) -> Step:
+def our_step(sizes: Sizes, views: list[Tensor], cast: bool, *, symmetric: bool) -> Work:
     config = moco.Config(name="moco", head=MOCO_HEAD, queue=sizes.queue, symmetric=symmetric)
     setup = Setup(batch_size=sizes.batch, views=2, seed=0, images=10_000, classes=10)
     method = build_method(config, sizes.trunk(), setup).to(sizes.device)
@@ -144,7 +142,7 @@ def our_step(sizes: Sizes, views: list[Tensor], cast: bool, *, symmetric: bool) 
     return step
 
 
-def of_all(sizes: Sizes, views: list[Tensor], cast: bool, way: str) -> dict[str, Step]:
+def of_all(sizes: Sizes, views: list[Tensor], cast: bool, way: str) -> dict[str, Work]:
     """Their step and ours, for one view's loss and for the symmetric one."""
     return {
         f"lightly, {way}": lightly_step(sizes, views, cast),
@@ -154,19 +152,76 @@ def of_all(sizes: Sizes, views: list[Tensor], cast: bool, way: str) -> dict[str,
     }
 
 
+def moco_update(keys: list[Tensor], queries: list[Tensor]) -> None:
+    for k, q in zip(keys, queries):
+        k.data = k.data * 0.999 + q.data * (1 - 0.999)
+
+
+def plain_lars(network: nn.Module) -> Work:
+    """The customary loop: a temporary for each product, `where` for the cases of a zero norm."""
+    momenta = {p: torch.zeros_like(p) for p in network.parameters()}
+
+    @torch.no_grad()
+    def step() -> None:
+        for p, momentum in momenta.items():
+            assert p.grad is not None
+            update = p.grad.add(p, alpha=1e-6)
+            size, slope = torch.norm(p), torch.norm(update)
+            one = torch.ones_like(size)
+            scale = torch.where(slope > 0, 0.001 * size / slope, one)
+            momentum.mul_(0.9).add_(update.mul(torch.where(size > 0, scale, one)))
+            p.add_(momentum, alpha=-0.1)
+
+    return step
+
+
+def updates() -> None:
+    """The momentum (key) encoder's update and LARS's, of all ResNet-50 parameters."""
+    network = build_backbone("resnet50")
+    keys, ours, flat = ([p.detach().clone() for p in network.parameters()] for _ in range(3))
+    queries = [p.detach() + 0.01 for p in network.parameters()]
+    moco_update(keys, queries)
+    momentum_update(ours, queries, 0.999)
+    apart = max(float((x - y).abs().max()) for x, y in zip(keys, ours))
+    buffer = torch.cat([x.flatten() for x in flat])
+    target = torch.cat([x.flatten() for x in queries])
+    ways: dict[str, Work] = {
+        "k.data = k.data * m + q.data * (1 - m)": lambda: moco_update(keys, queries),
+        "momentum_update": lambda: momentum_update(ours, queries, 0.999),
+        "one flat buffer (the limit)": lambda: buffer.lerp_(target, 0.001),
+    }
+    title = f"momentum update, ResNet-50 (largest difference {apart:.1e})"
+    print_ratios(title, least(ways, 3 * ROUNDS))
+    networks = [network, copy.deepcopy(network), copy.deepcopy(network)]
+    for module in networks:
+        for p, like in zip(module.parameters(), queries):
+            p.grad = like * 0.01
+    lars = optim.LARS(networks[1].parameters(), 0.1, weight_decay=1e-6)
+    sgd = torch.optim.SGD(network.parameters(), 0.1, momentum=0.9, weight_decay=1e-6, fused=True)
+    ways = {
+        "LARS, plain loop": plain_lars(networks[2]),
+        "optim.LARS": lars.step,
+        "fused SGD (no norms: the floor)": sgd.step,
+    }
+    print_ratios("optimiser step, ResNet-50", least(ways, 3 * ROUNDS))
+
+
 def main() -> None:
     torch.set_num_threads(1)
     print(describe())
     sizes = Sizes()
     torch.manual_seed(1)
     views = [torch.randn(sizes.batch, 3, sizes.pixels, sizes.pixels) for _ in range(2)]
-    times: dict[str, list[float]] = {}
+    seconds: dict[str, float] = {}
     for cast, way in ((False, "fp32"), (True, "bf16")):
-        times |= in_turns(of_all(sizes, views, cast, way), ROUNDS)
+        seconds |= least(of_all(sizes, views, cast, way), ROUNDS)
     about = f"{sizes.arch}, {sizes.pixels} px, batch {sizes.batch}"
     for title, symmetric in (("MoCo v2, against lightly", False), ("the symmetric loss", True)):
-        chosen = {name: each for name, each in times.items() if ("symmetric" in name) == symmetric}
+        chosen = {
+            name: each for name, each in seconds.items() if ("symmetric" in name) == symmetric
+        }
         print_ratios(f"{title}: {about}", chosen, sizes.batch)
+    updates()
 
 
 if __name__ == "__main__":

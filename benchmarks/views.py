@@ -21,7 +21,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 import torch
-from machine import describe, in_turns, print_ratios
+from machine import describe, least, print_ratios
 from PIL import Image, ImageFilter
 from torchvision import transforms as T
 
@@ -129,8 +129,8 @@ def ways(groups: tuple[Crops, ...]) -> dict[str, Way]:
     }
 
 
-def measure(ways: dict[str, Way], jpegs: list[bytes], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each way for all images, in every round; a round has seeds of its own."""
+def measure(ways: dict[str, Way], jpegs: list[bytes], rounds: int) -> dict[str, float]:
+    """The least seconds of each way for all images; a round has seeds of its own."""
 
     def all_images(work: Way, turns: Iterator[int]) -> None:
         turn = next(turns)
@@ -138,7 +138,7 @@ def measure(ways: dict[str, Way], jpegs: list[bytes], rounds: int) -> dict[str, 
             work(data, 1000 * turn + n)
 
     timed = {name: partial(all_images, work, itertools.count()) for name, work in ways.items()}
-    return in_turns(timed, rounds)
+    return least(timed, rounds)
 
 
 def main() -> None:

@@ -4,7 +4,7 @@ Matching is per image, so a draw only counts an image's detections as often as i
 What is looked at is a category's hits alone, a few in a hundred of what was found: precision rises
 at a hit and falls between two. A draw's counts are whole numbers, which float64 adds without
 rounding in any order, so the AP of a draw is, bit by bit, what COCOeval.accumulate would make of
-all detections (benchmarks/ap_intervals.py).
+all detections (benchmarks/ap_intervals.txt).
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ def paste(masks: Tensor, boxes: Tensor, height: int, width: int) -> list[RunLeng
     does. torchvision's paste_masks_in_image rounds the boxes to whole pixels.
 
     Only a box's own pixels are looked at: a bitmap of the image for each of 100 masks, made and
-    read again, costs more than the masks (benchmarks/detectors.py).
+    read again, costs more than the masks (benchmarks/detectors.txt).
     """
     out: list[RunLength] = []
     for mask, box in zip(masks.cpu(), boxes.cpu()):

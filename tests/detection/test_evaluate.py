@@ -14,7 +14,6 @@ from pycocotools.cocoeval import COCOeval
 
 from backbench.errors import BadInput
 from backbench.stats import confidence
-from benchmarks import ap_intervals
 from detection import evaluate
 from detection.data import coco
 from detection.task_rows import FASTER_RCNN, KEYPOINT_RCNN, MASK_RCNN
@@ -137,6 +136,49 @@ def test_interval_is_of_the_same_ap(tmp_path, monkeypatch, kind):
     assert float(aps[1]) == pytest.approx(again, abs=1e-9)
 
 
+def ap_of_all_detections(ev, categories, weights):
+    """The APs of evaluate.weighted_ap as COCOeval.accumulate computes them, with precision and
+    recall after every detection: (draws, images) -> (draws, thresholds)."""
+    total = torch.zeros(len(weights), len(ev.params.iou_thrs), dtype=torch.float64)
+    counted = torch.zeros(len(weights), 1, dtype=torch.float64)
+    whole = list(ev.params.area_rng[0])
+    matches = [e for e in ev.eval_imgs if e is not None and list(e["aRng"]) == whole]
+    for category in range(1, 1 + categories):
+        mine = [e for e in matches if e["category_id"] == category]
+        mine.sort(key=lambda e: e["image_id"])
+        truths = torch.zeros(weights.shape[1], dtype=torch.float64)
+        for e in mine:
+            truths[e["image_id"] - 1] = float(np.sum(np.asarray(e["gtIgnore"]) == 0))
+        positives = weights @ truths
+        there = positives > 0
+        counted[there] += 1
+        scores = np.array([s for e in mine for s in e["dtScores"]])
+        ranking = np.argsort(-scores, kind="stable")
+        image = np.array([e["image_id"] - 1 for e in mine for _ in e["dtScores"]], int)[ranking]
+        if not len(ranking):
+            continue
+        for t in range(total.shape[1]):
+            hit, skip = (
+                torch.tensor([bool(v) for e in mine for v in e[key][t]])[ranking]
+                for key in ("dtMatches", "dtIgnore")
+            )
+            total[there, t] += average_precision(weights[:, image], hit, skip, positives)[there]
+    return total / counted.masked_fill(counted == 0, float("nan"))
+
+
+def average_precision(weight, hit, skip, positives):
+    """weight (draws, D), hit and skip (D,) of ranked detections, positives (draws,) -> (draws,)."""
+    recalls = torch.from_numpy(np.linspace(0, 1, 101))
+    true = (weight * (hit & ~skip)).cumsum(1)
+    false = (weight * (~hit & ~skip)).cumsum(1)
+    recall = true / positives.clamp(min=1)[:, None]
+    precision = true / (true + false + np.spacing(1))
+    precision = precision.flip(1).cummax(1).values.flip(1)
+    place = torch.searchsorted(recall, recalls.expand(len(weight), -1).contiguous())
+    reached = place < recall.shape[1]
+    return (precision.gather(1, place.clamp(max=recall.shape[1] - 1)) * reached).mean(1)
+
+
 @pytest.mark.parametrize("kind", TASKS)
 def test_draws_are_those_of_all_detections(tmp_path, kind):
     """Looking at hits alone changes no bit of a draw's AP, whether scores are equal, images empty,
@@ -154,7 +196,7 @@ def test_draws_are_those_of_all_detections(tmp_path, kind):
     weights[0] = 0
     weights[0, 2] = 60  # a draw without an object
     ev = evaluate.matched(truth, mine, kind, SIGMAS)
-    expected = ap_intervals.over_all(ev, None, len(split.ids), weights)
+    expected = ap_of_all_detections(ev, len(split.ids), weights)
     aps = evaluate.weighted_ap(ev, mine, len(split.ids), weights)
     assert expected[0].isnan().all() and 0.05 < float(expected[1:].mean()) < 0.95
     np.testing.assert_array_equal(aps.numpy(), expected.numpy())
