@@ -1,4 +1,4 @@
-"""python tools/protocols_page.py writes docs/protocols.md from configs/transfer and configs/detection.
+"""python tools/protocols_page.py writes docs/protocols.md from configs/transfer.
 
 Each protocol is a row: the keys that it states, each with its source, over another protocol where it
 shares the rest with that. A test holds the page current.
@@ -22,29 +22,38 @@ from backbench.results import protocol_fingerprints  # noqa: E402
 from backbench.runs import atomic  # noqa: E402
 
 PAGE = ROOT / "docs" / "protocols.md"
-NOT_SHOWN = ("kind", "protocol", "base", "_BASE_", "variants", "VERSION", "sha256")
+NOT_SHOWN = ("kind", "protocol", "base", "variants", "sha256")
 NO_NUMBER = ("feature_batch", "chunk", "save_minutes")  # defaults that change no number
-DETECTOR_BASE = "_base_rcnn_fpn"
 
 HEAD = """# Protocols, one by one
 
-Made by `python tools/protocols_page.py` from `configs/transfer` and `configs/detection`; a test holds it current.
+Made by `python tools/protocols_page.py` from `configs/transfer`; a test holds it current.
 
-`backbench linear --protocol NAME` reads a recipe of `configs/transfer`. Its own `protocol:` names the column of the
-leaderboard, and a row whose recipe is not the shipped one of that name stands apart ([results.md](results.md)). What
-the papers leave open is in [choices.md](choices.md), the sets and how a rate is chosen in [datasets.md](datasets.md),
-the detectors in [detection.md](detection.md).
+`backbench linear --protocol NAME` reads a recipe of `configs/transfer`. An entry gives its name, in parentheses the
+name in its rows, what it scores, and the keys that its file states. Brackets hold the sentence or line that a key comes
+from (P: the paper, C: its released code). "Over" names the protocol whose other keys it shares; every other key is at
+its default. The demo's protocols (`*_demo`, `*_tiny`) stand in the files alone. What the papers leave open is in
+[choices.md](choices.md); [detection.md](detection.md) has the detectors.
 
-A row has the keys that its file states, each with the sentence or line that it comes from in brackets (P: the paper, C:
-its released code). "Over" names the protocol whose other keys it shares; a key that no row states is at its default.
-What the demo measures the embedded digits by (`*_demo`, `*_tiny`, `demo_*`, `tiny_*`) is of no paper and stands in the
-files alone.
+Defaults everywhere: images resized to 256 (bilinear, shorter side), cropped to 224; where views are drawn, crops of 224
+with scale 0.08 to 1, ratio 3/4 to 4/3 and flip 0.5; fp32.
 """
+COMMON = {  # the defaults that HEAD tells
+    "geometry.crop": 224,
+    "geometry.interpolation": "bilinear",
+    "geometry.resize": 256,
+    "geometry.square": False,
+    "augment.flip": 0.5,
+    "augment.ratio": [0.75, 1.3333333333333333],
+    "augment.scale": [0.08, 1],
+    "augment.size": 224,
+    "precision": "fp32",
+}
 KINDS = {  # kind -> heading, and why there is one
     "sgd": (
         "Linear probes by SGD",
-        "The linear structure of the frozen features, as each paper measures it. Rates differ by"
-        " three orders of magnitude between methods: a method is probed by its own recipe, or all of them by one grid.",
+        "Rates differ by three orders of magnitude between methods: a method is probed by its own"
+        " recipe, or all by one grid.",
     ),
     "logreg": (
         "Logistic regression",
@@ -77,38 +86,13 @@ def text() -> str:
     lines = [HEAD]
     rows = dict(_stated_in(ROOT / "configs" / "transfer"))
     for kind, (title, why) in KINDS.items():
-        lines += [
-            f"## {title}",
-            "",
-            why,
-            "",
-            *_defaults(kind),
-            "| protocol | states |",
-            "|---|---|",
-        ]
+        lines += [f"## {title}", "", f"{why}{_defaults(kind)}", ""]
         for name, stated in rows.items():
             data = config.read_recipe(config.find_recipe(name, "transfer"))
             if data.get("kind", "analyze") == kind and not _of_the_demo(name):
                 column = judging_rules.protocol_name(name)
-                lines.append(f"| `{name}`, in rows `{column}`{_used_by(name)} | {_cell(stated)} |")
+                lines.append(f"- `{name}` (`{column}`){_used_by(name)}. {_told(stated, kind)}")
         lines.append("")
-    base = (ROOT / "configs" / "detection" / f"{DETECTOR_BASE}.yaml").read_text().rstrip()
-    lines += [
-        "## Detection",
-        "",
-        "Faster, Mask and Keypoint R-CNN, all layers trained; AP on val2017. Most configs stand on this one:",
-        "",
-        f'```yaml title="configs/detection/{DETECTOR_BASE}.yaml"\n{base}\n```',
-        "",
-        "| config | states |",
-        "|---|---|",
-    ]
-    for name, stated in _stated_in(ROOT / "configs" / "detection"):
-        if name != DETECTOR_BASE and not _of_the_demo(name):
-            column = re.match(r"protocol: (\S+) ?", stated.about)
-            in_rows = f", in rows `{column[1]}`" if column else ""
-            stated.about = stated.about[column.end() if column else 0 :]
-            lines.append(f"| `{name}`{in_rows} | {_cell(stated)} |")
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -133,8 +117,7 @@ def _stated(lines: str, data: Mapping[str, Any], family: str) -> Stated:
     """Read these lines of YAML, whose values are `data`."""
     above = re.match(r"(?:\s*#.*\n?)*", lines)[0]  # type: ignore[index]
     about = re.sub(r"\s+", " ", re.sub(r"(?m)^\s*#", " ", above)).strip()
-    bases = data.get("base", data.get("_BASE_", family))
-    base = str(bases).removesuffix(".yaml")
+    base = str(data.get("base", family))
     # The comments beside a group's keys are the group's
     sources: dict[str, list[str]] = {}
     key = ""
@@ -148,12 +131,24 @@ def _stated(lines: str, data: Mapping[str, Any], family: str) -> Stated:
     return Stated(about, base, keys)
 
 
-def _cell(stated: Stated) -> str:
+def _told(stated: Stated, kind: str = "") -> str:
+    """Return what a recipe says of itself and its keys; those at their defaults need a source to be shown."""
+    defaults = {} if stated.base else protocol_fingerprints.shipped()["defaults"].get(kind, {})
     keys = []
     for key, (value, source) in stated.keys.items():
-        keys.append(f"{key} {_shown(value)}" + (f" [{source}]" if source else ""))
+        left = value if source else _without_defaults(value, key, defaults)
+        if left is not None:
+            keys.append(f"{key} {_shown(left)}" + (f" [{source}]" if source else ""))
     parts = [f"Over `{stated.base}`." if stated.base else "", stated.about, "; ".join(keys)]
-    return " ".join(part for part in parts if part).replace("|", "\\|")
+    return " ".join(part for part in parts if part)
+
+
+def _without_defaults(value: object, path: str, defaults: Mapping[str, object]) -> object:
+    """Return the value without its parts that are at their defaults; None if nothing is left."""
+    if isinstance(value, Mapping):
+        left = {k: _without_defaults(v, f"{path}.{k}", defaults) for k, v in value.items()}
+        return {k: v for k, v in left.items() if v is not None} or None
+    return None if path in defaults and defaults[path] == value else value
 
 
 def _shown(value: object) -> str:
@@ -168,25 +163,27 @@ def _shown(value: object) -> str:
     return '""' if value == "" else str(value)
 
 
-def _defaults(kind: str) -> list[str]:
+def _defaults(kind: str) -> str:
     """The keys that every protocol of a kind has where it states nothing else."""
     found = protocol_fingerprints.shipped()["defaults"].get(kind, {})
     shown = []
     for key, value in found.items():
-        if value not in (None, [], {}, "") and key not in NO_NUMBER and "*" not in key:
+        told = COMMON.get(key) == value or key == "protocol"
+        if value not in (None, [], {}, "") and key not in NO_NUMBER and "*" not in key and not told:
             shown.append(f"{key} {_shown(value)}")
-    return [f"Defaults: {'; '.join(shown)}.", ""] if shown else []
+    return f" Defaults: {'; '.join(shown)}." if shown else ""
 
 
 def _used_by(name: str) -> str:
     """The printed tables that a recipe scores, and the methods whose own probe it is."""
-    tables = {}
+    tables: dict[str, dict[str, None]] = {}  # paper -> its tables, each once
     for number in published.rows():
         if judging_rules.recipe(number) == name:
-            tables[f"{number.paper} Table {number.table}".replace("Table Fig.", "Fig. ")] = True
+            tables.setdefault(number.paper, {})[published.place_in_paper(number.table)] = None
+    scores = ", ".join(f"{paper} {', '.join(places)}" for paper, places in tables.items())
     methods = [m for m, by_dataset in own_probe.BY_METHOD.items() if name in by_dataset.values()]
-    scores = f"; scores {', '.join(tables)}" if tables else ""
-    return scores + (f"; `--protocol own` of {', '.join(methods)}" if methods else "")
+    used = f"; scores {scores}" if scores else ""
+    return used + (f"; own probe of {', '.join(methods)}" if methods else "")
 
 
 if __name__ == "__main__":

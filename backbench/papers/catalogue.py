@@ -127,10 +127,9 @@ def coverage() -> Counter[str | None]:
 
 HEAD = """# The papers' tables and figures
 
-`backbench launch run GRID --data ROOT --out RUNS` measures a table and, run again, what is missing;
-`fast=true` behind GRID pretrains the fast way, and the verdicts say so ([fast.md](fast.md)).
-`backbench paper lorac:2 RUNS` shows what is measured, running and missing,
-`backbench leaderboard RUNS --latex DIR` prints the tables. Other choices:
+`backbench launch run GRID --data ROOT --out RUNS` measures a table and, run again, what is missing; `fast=true` behind
+GRID pretrains the fast way ([fast.md](fast.md)). `backbench paper lorac:2 RUNS` shows what is measured, running and
+missing, `backbench leaderboard RUNS --latex DIR` prints the tables. What the papers leave open is in
 [choices.md](choices.md).
 
 Made by `backbench paper --markdown docs/papers.md` from the grids; a test holds it current.
@@ -138,28 +137,29 @@ Made by `backbench paper --markdown docs/papers.md` from the grids; a test holds
 
 
 def markdown() -> str:
-    """docs/papers.md: every table and figure with its grid, how many numbers are judged, and its
-    deviations."""
+    """Return docs/papers.md: each table and figure with its grid, its count of judged numbers, and
+    its deviations."""
     counts = coverage()
     judged = counts.pop(None, 0)
-    lines = [HEAD]
-    lines += [f"Of {len(published.rows())} printed numbers {judged} are judged. The others:", ""]
-    lines += ["why | numbers | meaning", "---|---:|---"]
+    lines = [
+        HEAD,
+        f"Of {len(published.rows())} printed numbers {judged} are judged. The others:",
+        "",
+    ]
     for why, count in counts.most_common():
         words = judging_rules.WHY.get(str(why), "no recipe expects it")
-        lines.append(f"{why} | {count} | {words}")
+        lines.append(f"- {count} {why}: {words}")
     lines.append("")
     for paper in PAPERS:
-        lines += [f"## {paper.upper()}", "", "grid | shows | numbers", "---|---|---"]
-        deviations = []
+        lines += [f"## {paper.upper()}", ""]
         for item in items():
             if item.prints.startswith(f"{paper}:"):
-                grid = f"`{item.grid.name}{item.lists}`"
                 numbers = status(item).removeprefix("none printed; ")
-                lines.append(f"{grid} | {item.grid.title} | {numbers}")
+                line = f"- `{item.grid.name}{item.lists}` ({numbers}): {item.grid.title}"
                 if item.grid.deviations:
-                    deviations.append(f"- `{item.grid.name}`: {'; '.join(item.grid.deviations)}")
-        lines += ["", "Deviations:", "", *deviations, ""]
+                    line += f". Deviations: {'; '.join(item.grid.deviations)}"
+                lines.append(line)
+        lines.append("")
     return "\n".join(lines)
 
 

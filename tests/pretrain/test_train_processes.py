@@ -137,10 +137,10 @@ def test_what_does_not_divide_is_refused_before_anything_starts(root, tmp_path, 
 
 @pytest.mark.slow
 @pytest.mark.timeout(960)  # eight processes on two busy cores
-def test_the_readmes_command_for_eight_gpus(shapes, tmp_path):
+def test_the_tutorials_command_for_eight_gpus(shapes, tmp_path):
     """On 32 tiny images: a group of the keys' batch norm spans two of the eight processes."""
     words = "backbench pretrain lorac/lorac_imagenet --data ROOT --out runs/lorac --devices 8"
-    assert words in (Path(__file__).parents[2] / "README.md").read_text()
+    assert words in (Path(__file__).parents[2] / "docs" / "index.md").read_text()
     root = shapes(32, "ab", 40)
     (root / "shapes").rename(root / "imagenet")
     crops = "views.crops=[{count: 3, size: 32}, {count: 5, size: 24}]"
