@@ -129,8 +129,7 @@ def measure(ablation: Ablation, board: Board, column: Column) -> Measured:
 
 
 def columns(ablation: Ablation, board: Board) -> list[Column]:
-    """The columns with at least two points: accuracies first, then feature statistics, each in the
-    board's order."""
+    """The columns with two points or more: accuracies first, then feature statistics."""
     several = [c for c in board.columns if len(measure(ablation, board, c)) > 1]
     return sorted(several, key=lambda c: (not TASKS[c.task].ranked, ORDER[c.task]))
 

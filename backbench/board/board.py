@@ -187,8 +187,7 @@ class Board:
     standings: dict[Column, dict[str, str]] = field(default_factory=dict, repr=False)
 
     def name(self, row: Row) -> str:
-        """The row's name. Trunks trained with `--fast` get '(fast)' appended, to keep them apart
-        from others of that name."""
+        """The row's name, with '(fast)' behind it for a trunk trained with `--fast`."""
         is_fast = self.ways.get(row.checkpoint) == fast.WORD
         return f"{row.name} ({fast.WORD})" if is_fast else row.name
 
@@ -221,8 +220,7 @@ class Board:
         return {row.checkpoint: i for i, row in enumerate(self.rows)}
 
     def labels(self) -> dict[str, str]:
-        """Checkpoint -> a unique label for its row: its name, and the start of the digest where two
-        measured rows share a name."""
+        """Checkpoint -> a unique label: its name, and its digest where measured rows share one."""
         count = Counter((row.source, self.name(row)) for row in self.rows)
         labels = {}
         for row in self.rows:
@@ -237,8 +235,7 @@ class Board:
 
 
 def collect(runs: Iterable[str | Path]) -> Board:
-    """A board of every result below `runs`, with duplicates resolved as docs/results.md says.
-    Raises BadInput where a path is missing."""
+    """A board of every result below `runs`. Raises BadInput where a path is missing."""
     # Real path -> the path by which it was reached, so that no file is read twice
     files: dict[str, Path] = {}
     for run in runs:
@@ -269,8 +266,7 @@ def many_objects() -> Iterator[None]:
 
 
 def fill(measurements: Iterable[Measurement], problems: Iterable[str] = ()) -> Board:
-    """A board of these measurements, in the order of files and lines. `problems` are those of
-    reading them; problems of filling the board come after them."""
+    """A board of these measurements; `problems` are those of reading them."""
     board = Board(problems=list(problems))
     # 1. Each measurement's column: what was measured in another way stands beside it.
     measurements = list(measurements)
@@ -316,8 +312,7 @@ def in_order(columns: Iterable[Column]) -> list[Column]:
 def _recorded_last(
     measurements: Iterable[tuple[Measurement, Column]], problems: list[str]
 ) -> list[tuple[Measurement, Column]]:
-    """One measurement for each (checkpoint, column, seed), in the order in which they first came.
-    Duplicates with another value are named in `problems`."""
+    """One measurement for each (checkpoint, column, seed); unequal duplicates are `problems`."""
     counts: dict[tuple[str, Column, int], Measurement] = {}
     for new, column in measurements:
         result = new.result
@@ -339,8 +334,7 @@ def _recorded_last(
 
 
 def _columns(measurements: Sequence[Measurement]) -> list[Column]:
-    """The column of each measurement. Measurements of one column share one object: hashing and
-    comparing 10^5 of them is faster so."""
+    """The column of each measurement, one object for equal ones: hashing 10^5 of them is slow."""
     results = [measurement.result for measurement in measurements]
     made: dict[tuple[object, ...], Column] = {}
     columns = []
@@ -353,8 +347,7 @@ def _columns(measurements: Sequence[Measurement]) -> list[Column]:
 
 
 def _rows(counted: Iterable[Measurement]) -> list[Row]:
-    """One row for each checkpoint, sorted by name. Weights that were measured under two names are
-    one row, under the name that was recorded last."""
+    """One row for each checkpoint, sorted; of two names the one recorded last counts."""
     newest: dict[str, Measurement] = {}
     for measurement in counted:
         checkpoint = measurement.result.checkpoint
@@ -368,8 +361,7 @@ def _rows(counted: Iterable[Measurement]) -> list[Row]:
 
 
 def _cell(parts: list[Measurement]) -> Cell:
-    """The cell of one number: one seed as it was measured; several seeds as their mean, with the
-    t-interval over seeds instead of the intervals over test images."""
+    """One seed as measured; several as their mean with the t-interval over seeds."""
     if len(parts) == 1:
         only = parts[0].result
         return Cell(only.value, only.ci95, parts)
@@ -383,8 +375,7 @@ def _cell(parts: list[Measurement]) -> Cell:
 
 
 def _add_averages(board: Board) -> None:
-    """Adds the mean of LORAC's twelve datasets, for each checkpoint and way of measuring that has
-    all of them."""
+    """Adds the mean of LORAC's twelve datasets wherever all of them were measured one way."""
     # One set of columns for each way of measuring, by dataset. A suffix of the metric (_k20 in
     # top1_k20) makes a way of its own. Unusual splits have no average.
     sets: dict[tuple[str, str, str | None, str], dict[str, Column]] = {}
@@ -438,8 +429,7 @@ def predictions(cell: Cell) -> dict[int, Path]:
 
 
 def difference(a: Cell, b: Cell, metric: str) -> Difference | None:
-    """The paired difference a - b, from the predictions of the seeds that both have; None where
-    none were kept or the test lists differ."""
+    """The paired difference a - b over the seeds that both have; None where nothing pairs."""
     files_a, files_b = predictions(a), predictions(b)
     seeds = sorted(files_a.keys() & files_b.keys())
     return compare([files_a[s] for s in seeds], [files_b[s] for s in seeds], metric)
@@ -497,8 +487,7 @@ class Comparisons(NamedTuple):
 
 
 def compare_rows(board: Board) -> Comparisons:
-    """The marks of every column, and all paired differences where they are at most MOST_PAIRS; else
-    each column's best row against the others, as far as MOST_PAIRS goes."""
+    """All marks and all paired differences; above MOST_PAIRS those of each column's best row."""
     standings = [standing(board, column) for column in board.columns]
     index = board.row_index()
     # 1. In each column, the rows that kept predictions, best first; two of them at least.

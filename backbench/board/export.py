@@ -54,8 +54,7 @@ def write_lines(path: Path, lines: Iterable[Iterable[object]]) -> None:
 
 
 def write_tidy(board: Board, path: Path) -> None:
-    """Write results.csv: one row per number that counts, with its origin; a published number has
-    its source only."""
+    """Write results.csv: one row per number that counts, with its origin."""
     text = io.StringIO()
     cost_fields = COST_FIELDS if board.costs else ()
     fields: tuple[str, ...] = ROW_FIELDS + COLUMN_FIELDS + VALUE_FIELDS
@@ -119,8 +118,7 @@ def _number(value: float | None) -> str:
 
 
 def command_again(result: Result, out: str = "runs/again") -> str | None:
-    """The command that measures this number anew, in a folder of its own; None where no command was
-    recorded."""
+    """The command that measures this number anew; None where no command was recorded."""
     command = result.facts.get("command") or result.origin.get("command")
     if not command:
         return None
@@ -131,8 +129,7 @@ def command_again(result: Result, out: str = "runs/again") -> str | None:
 
 @functools.lru_cache(maxsize=65536)  # a run's numbers share their command, and splitting it is slow
 def _with_another_out(command: str, out: str) -> str:
-    """The command with another run folder, given as `--out` or in a detector's config as
-    OUTPUT_DIR."""
+    """The command with another run folder, by `--out` or a detector's OUTPUT_DIR."""
     words = printable.of_command(command)
     for i, word in enumerate(words):
         if word in ("--out", "OUTPUT_DIR") and i + 1 < len(words):

@@ -41,8 +41,7 @@ def pipe_row(cells: Sequence[str]) -> str:
 
 
 def board_page(board: Board, sets: Sequence[Overall]) -> str:
-    """The answer, the ranks over each set of columns, and every measured column as it stands in
-    the csv, with half-widths of the intervals."""
+    """The answer, the ranks over each set of columns, and every measured column."""
     rows, labels = board.measured_rows, board.labels()
     lines = [escaped(answer(board, sets), 2000), ""]
     for overall in sets:

@@ -183,8 +183,7 @@ def agree(a: Result, b: Result) -> bool:
 
 
 def _write(out: Path, merged: Sequence[LabRecord], *, hide: bool) -> None:
-    """Each run's lines in one write, after the predictions that they name; with `hide`, without
-    the machine's folders."""
+    """Write each run's lines after the predictions that they name; `hide` removes folders."""
     runs: dict[Path, list[LabRecord]] = {}
     for record in merged:
         runs.setdefault(record.below, []).append(record)

@@ -136,8 +136,7 @@ def _ranked(board: Board, name: str, columns: list[Column]) -> Overall:
 
 
 def _noise(board: Board, rows: Sequence[Row], columns: Sequence[Column]) -> np.ndarray:
-    """How values move on resamples of the images, (rows, columns, resamples); nan where no
-    predictions were kept."""
+    """How values move on resamples of the images: (rows, columns, resamples), nan if unknown."""
     import numpy as np
 
     from backbench.results import resamples
@@ -223,8 +222,7 @@ def _elsewhere(of: Overall, widest: Overall, labels: dict[str, str]) -> str:
 
 
 def _single(board: Board, columns: Sequence[Column], labels: dict[str, str]) -> str:
-    """The clause of single columns: in which a checkpoint is best by a paired test, and in how many
-    none is."""
+    """The clause of single columns: where a checkpoint is best, and in how many none is."""
     if len(columns) < 2:
         return ""
     best: dict[str, list[Column]] = {}

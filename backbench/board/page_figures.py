@@ -65,8 +65,7 @@ def write_figures(board: Board, folder: Path) -> list[tuple[str, Path]]:
 
 
 def _analyses(board: Board) -> list[tuple[str, Path]]:
-    """(title, svg) of the overviews and training curves in the folders of the `analyze` runs behind
-    the board."""
+    """(title, svg) of the overviews and training curves of the board's `analyze` runs."""
     runs: dict[Path, None] = {}  # as a set, in the board's order
     for cell in board.cells.values():
         for result, run in cell.parts:
@@ -138,8 +137,7 @@ def _pretrainings(runs: Iterable[str | Path]) -> list[Path]:
 def _thin(
     logged: Sequence[Mapping[str, float]],
 ) -> tuple[list[float], dict[str, list[float | None]]]:
-    """(steps, {metric: means}) of bins of equal size, each at its last step; only metrics with at
-    least LEAST_POINTS means."""
+    """(steps, {metric: means}) of bins of equal size; only metrics of LEAST_POINTS means."""
     # Means of neighbours keep a curve's shape; every tenth point of it would keep its noise.
     size = math.ceil(len(logged) / CURVE_POINTS)
     bins = [logged[i : i + size] for i in range(0, len(logged), size)]

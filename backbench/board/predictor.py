@@ -46,8 +46,7 @@ class Correlation:
 
 
 def correlations(board: Board) -> list[Correlation]:
-    """Correlate every cheap score with every downstream column if LEAST measured checkpoints have
-    both."""
+    """Correlate each cheap score with each downstream column that LEAST checkpoints share."""
     values = _measured_values(board)
     # A column meets many others, mostly over the same checkpoints: its ranks there are made once.
     known: dict[tuple[Column, tuple[str, ...]], correlation.UnitRanks] = {}
@@ -73,8 +72,7 @@ def correlations(board: Board) -> list[Correlation]:
 
 
 def _measured_values(board: Board) -> Mapping[Column, Mapping[str, float]]:
-    """The values of the measured checkpoints, by column in the board's order, then by
-    checkpoint."""
+    """The measured values: column, in the board's order, -> checkpoint -> value."""
     measured = {row.checkpoint for row in board.measured_rows}
     values: dict[Column, dict[str, float]] = {column: {} for column in board.columns}
     for (checkpoint, column), cell in board.cells.items():

@@ -137,8 +137,7 @@ Made by `backbench paper --markdown docs/papers.md` from the grids; a test holds
 
 
 def markdown() -> str:
-    """Return docs/papers.md: each table and figure with its grid, its count of judged numbers, and
-    its deviations."""
+    """Return docs/papers.md: each table and figure with its grid, counts and deviations."""
     counts = coverage()
     judged = counts.pop(None, 0)
     lines = [

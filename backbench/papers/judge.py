@@ -21,8 +21,7 @@ from backbench.weights import header
 
 
 def add_published(board: Board) -> None:
-    """Add the papers' rows below the measured ones: in the measured column where the protocols are
-    the same, else in columns of their own."""
+    """Add the papers' rows below the measured ones, in the same column where protocols agree."""
     columns = set(board.columns)
     rows: dict[str, Row] = {}
     for number in published.rows():
@@ -157,8 +156,7 @@ def _printed(
 
 
 def judge(board: Board, expected: Mapping[str, Sequence[str]]) -> list[Judged]:
-    """A verdict for every measured number whose checkpoint has a published one by the same protocol
-    (and engine). Unknown keys are named among the board's problems."""
+    """A verdict for each measured number that has a published one by the same protocol."""
     judged = []
     for row, _, numbers in _printed(board, expected):
         if isinstance(numbers, BadInput):
@@ -222,8 +220,7 @@ def not_judged(board: Board, expected: Mapping[str, Sequence[str]]) -> list[str]
 
 
 def _undefined_or_unlike(board: Board, row: Row, number: Published) -> list[str]:
-    """The row's cells that match this number except for an undefined value, the recipe, the lists
-    of images or the split."""
+    """The row's cells that match this number except for recipe, split, lists or a value."""
     wanted = column_of(number)
     lines = []
     for column in board.columns:

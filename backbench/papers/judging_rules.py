@@ -89,8 +89,7 @@ def reason(number: Published) -> str | None:
 
 
 def recipe(number: Published) -> str | None:
-    """The recipe under configs/transfer that scores this number; None for detection and for a
-    number that is not judged."""
+    """The recipe that scores this number; None for detection and for numbers not judged."""
     if reason(number) is not None or TASKS[number.task].detects:
         return None
     rules = _SCORED.get((number.paper, number.table)) or _SCORED[number.paper, ""]

@@ -269,8 +269,7 @@ def write(
     latex: Path | None,
     markdown: Path | None,
 ) -> None:
-    """Write DIR/<table>.tex and DIR/<table>.md; one of each per set of protocols, where several
-    were used for one table."""
+    """Write DIR/<table>.tex and .md, one of each for every set of protocols of a table."""
     for table in tables():
         # A table of which nothing was measured is written too, with the paper's rows alone.
         for n, columns in enumerate(protocol_sets(board, table) or [()]):

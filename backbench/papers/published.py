@@ -149,8 +149,7 @@ def grid_name(paper: str, table: str) -> str:
 
 
 def variant(note: str) -> str | None:
-    """The note's first statement that is neither a spread nor a location: it tells rows of one
-    name apart."""
+    """The note's first statement that is neither a spread nor a location."""
     for statement in note.split(";"):
         text = re.split(r"[(:]", statement)[0].strip()
         if text and not text.startswith(("std ", "in text")):

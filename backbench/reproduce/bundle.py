@@ -121,8 +121,7 @@ class Checked:
 
 
 def check(path: Path) -> Checked:
-    """Check a bundle. BadInput for a file that is no bundle or was changed after it was made; Failed
-    where its table does not follow from its rows."""
+    """Check a bundle. BadInput if it was changed, Failed if its table does not follow."""
     members = _read(path)
     manifest = _decoded(path, members, MANIFEST)
     if manifest.get("format") != FORMAT:
@@ -220,8 +219,7 @@ def _same(a: object, b: object) -> bool:
 
 
 def _remarks(listed: ReproductionList, checkpoints: Mapping[str, Any]) -> list[str]:
-    """Remarks on another list than the shipped one, and on files whose digests, as the sender
-    states them, are not the printed ones."""
+    """Remarks on another list than the shipped one and on files without the printed digest."""
     remarks = []
     if listed.name not in config.recipe_names(KIND):
         remarks.append(f"the list '{listed.name}' is none that is shipped here")

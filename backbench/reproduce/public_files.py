@@ -116,8 +116,7 @@ def unlike(about: PublicFile, sha256: str, md5: str) -> str | None:
 
 
 def fetch_missing(listed: ReproductionList, names: Sequence[str], files: Path, note: Path) -> None:
-    """Download the missing files that have an address. A file that is not the published one is
-    removed again, so that the next try begins anew."""
+    """Download missing files; one that is not the published file is removed again."""
     for name in names:
         about = listed.files[name]
         path = about.path_below(files, name)

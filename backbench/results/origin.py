@@ -25,8 +25,7 @@ def versions() -> dict[str, str]:
 
 @functools.cache
 def code_revision() -> str:
-    """The commit of this code, with +changes where files differ from it; the version where there is
-    no repository."""
+    """The commit of this code, with +changes where files differ; else the version."""
     root = Path(__file__).parents[2]
     if (root / ".git").exists():
         git = ["git", "-C", str(root)]

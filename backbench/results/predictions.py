@@ -46,8 +46,7 @@ _latest = _Latest()
 
 
 def load(path: Path) -> Arrays | None:
-    """The arrays of one file of predictions; None where it is missing, or damaged, which is
-    logged."""
+    """The arrays of one file of predictions; None where it is missing or (logged) damaged."""
     return _latest.get(path)
 
 

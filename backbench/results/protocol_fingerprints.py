@@ -92,8 +92,7 @@ def decisive(recipe: Mapping[str, Any], kind: str, defaults: Mapping[str, Leaves
 
 
 def _in_any_group(key: str, defaults: Leaves) -> str | None:
-    """The key of the default that stands for all groups of one mapping: parts.*.list for
-    parts.10.list."""
+    """The default's key for all groups of one mapping: parts.*.list for parts.10.list."""
     parts = key.split(".")
     for group in range(1, len(parts) - 1):
         pattern = ".".join((*parts[:group], "*", *parts[group + 1 :]))

@@ -67,8 +67,7 @@ def append(run: str | Path, results: Iterable[Result], *, skip_known: bool = Fal
 
 
 def _origin(run: Path) -> Origin:
-    """The origin of numbers that this process adds to a run folder now. The command is the one that
-    opened the folder."""
+    """The origin of numbers added now; the command is the one that opened the run folder."""
     origin: Origin = {
         "recorded": round(time.time(), 3),
         "code": code_revision(),

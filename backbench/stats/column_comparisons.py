@@ -126,8 +126,7 @@ def _differences(
 def _variance_by_images(
     scaled: np.ndarray, noise: np.ndarray, first: np.ndarray, second: np.ndarray
 ) -> np.ndarray:
-    """The variance over images of each pair's mean difference (pairs,), over the columns that both
-    have; nan if one of them kept no predictions."""
+    """The variance over images of each pair's mean difference (pairs,); nan if unknown."""
     import numpy as np
 
     there = ~np.isnan(scaled)
@@ -140,8 +139,7 @@ def _variance_by_images(
 
 
 def _p_by_images(mean: np.ndarray, variance: np.ndarray) -> np.ndarray:
-    """Adjusted p-values (pairs,) of the mean differences over other images; 1 if nothing is
-    known."""
+    """Adjusted p-values (pairs,) of the mean differences over other images; 1 if unknown."""
     import numpy as np
     from scipy.special import ndtr
 

@@ -53,8 +53,7 @@ _K, _K_OF_TWO = 5.0, 12.0  # k of the degrees of freedom over draws and images
 
 
 def t_quantile(df: float) -> float:
-    """The quantile HIGH of Student's t with `df` degrees of freedom (`scipy.stats` imports for a
-    second)."""
+    """The quantile HIGH of Student's t (`scipy.stats` imports for a second)."""
     from scipy.special import stdtrit
 
     return float(stdtrit(min(df, _MANY), HIGH))

@@ -20,8 +20,7 @@ MANY = 100
 
 
 class UnitRanks(NamedTuple):
-    """Ranks of n values and of their resamples, centred and of unit length; nan where all values
-    are equal."""
+    """Ranks of n values and of their resamples, centred, of unit length; nan if all are equal."""
 
     whole: np.ndarray  # (1, n)
     resampled: np.ndarray | None  # (RESAMPLES, n); None above MANY

@@ -119,8 +119,7 @@ def _weights(n: int, classes: np.ndarray | None) -> np.ndarray:
 
 
 def _half_a_count(weight: np.ndarray) -> float:
-    """The variance that half an imagined image won and half a one lost add, of the usual weight.
-    They keep an interval from closing on nothing if nobody disagrees."""
+    """The variance of half an imagined image won and half a one lost: no interval is empty."""
     return float((weight**2).mean())
 
 

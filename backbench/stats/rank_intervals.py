@@ -38,8 +38,7 @@ class RankPlace:
 
 @dataclass(frozen=True)
 class Ranking:
-    """The places of all rows, in the order of the table. The other fields are those of
-    column_comparisons.ComparedPairs."""
+    """The places of all rows, in the order of the table, and how they were compared."""
 
     places: list[RankPlace]
     over: str
@@ -80,8 +79,7 @@ def ranking(
 
 
 def column_ranks(values: np.ndarray) -> np.ndarray:
-    """The rank of each row in each column (rows, columns): 1 is the highest, equals share the mean
-    of their ranks, nan stays nan."""
+    """Ranks (rows, columns): 1 is the highest, equals share the mean rank, nan stays nan."""
     import numpy as np
 
     ranks = np.full(values.shape, np.nan)
