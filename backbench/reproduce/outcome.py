@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -24,7 +23,7 @@ UNLIKE, MISSING, NO_FILE = "unlike", "not measured", "no file"  # reasons for no
 Covered = Mapping[str, AbstractSet[tuple[str, str]]]  # checkpoint -> (task, dataset) to measure
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class OutcomeLine:
     """One printed number with its verdict, and the reason for it. Values are in percent."""
 
@@ -80,15 +79,10 @@ def _of_papers(
         )
         one = judged.get((number.key, column))
         if one is not None:
-            line = dataclasses.replace(
-                line,
-                verdict=one.verdict,
-                measured=one.measured,
-                ci95=one.ci95,
-                why="; ".join(one.other_trunk),
-            )
+            line.verdict, line.measured, line.ci95 = one.verdict, one.measured, one.ci95
+            line.why = "; ".join(one.other_trunk)
         elif digest is not None:
-            line = _measured_otherwise(board, line, column, digest)
+            _add_measured_otherwise(board, line, column, digest)
         lines.append(line)
     return lines
 
@@ -105,30 +99,30 @@ def _of_page(board: Board, name: str, number: PrintedBeside, digest: str | None)
         verdict=NO_FILE if digest is None else MISSING,
         tolerance=TASKS[number.task].tolerance_on(number.dataset),
     )
-    cell = None if digest is None else board.cells.get((digest, column))
+    if digest is None:
+        return line
+    cell = board.cells.get((digest, column))
     if cell is None or cell.value is None:
-        return line if digest is None else _measured_otherwise(board, line, column, digest)
-    line = dataclasses.replace(line, measured=cell.value, ci95=cell.ci95)
+        _add_measured_otherwise(board, line, column, digest)
+        return line
+    line.measured, line.ci95 = cell.value, cell.ci95
     if number.unlike is not None or line.tolerance is None:
-        return dataclasses.replace(line, verdict=UNLIKE, why=number.unlike or "no tolerance")
-    within = abs(cell.value - number.value) <= line.tolerance
-    return dataclasses.replace(line, verdict=WITHIN if within else OUTSIDE)
-
-
-def _measured_otherwise(
-    board: Board, line: OutcomeLine, column: Column, digest: str
-) -> OutcomeLine:
-    """The same line with a number that was measured on other images or by a changed recipe."""
-    for (checkpoint, other), cell in board.cells.items():
-        if checkpoint != digest or other.without_marks != column.without_marks:
-            continue
-        if cell.value is None:
-            return dataclasses.replace(line, verdict=UNLIKE, why="undefined")
-        why = f"measured as {other.name}"
-        return dataclasses.replace(
-            line, verdict=UNLIKE, measured=cell.value, ci95=cell.ci95, why=why
-        )
+        line.verdict, line.why = UNLIKE, number.unlike or "no tolerance"
+    else:
+        within = abs(cell.value - number.value) <= line.tolerance
+        line.verdict = WITHIN if within else OUTSIDE
     return line
+
+
+def _add_measured_otherwise(board: Board, line: OutcomeLine, column: Column, digest: str) -> None:
+    """Fill in the first number that was measured on other images or by a changed recipe."""
+    for (checkpoint, other), cell in board.cells.items():
+        if checkpoint == digest and other.without_marks == column.without_marks:
+            line.verdict, line.why = UNLIKE, "undefined"
+            if cell.value is not None:
+                line.measured, line.ci95 = cell.value, cell.ci95
+                line.why = f"measured as {other.name}"
+            return
 
 
 def markdown(listed: ReproductionList, lines: Sequence[OutcomeLine]) -> str:

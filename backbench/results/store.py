@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from backbench.errors import BadInput
 from backbench.results.origin import code_revision, hardware, versions
@@ -46,7 +46,7 @@ def append(run: str | Path, results: Iterable[Result], *, skip_known: bool = Fal
     for result in results:
         data = dataclasses.asdict(result)
         data["origin"] = {**origin, **result.origin}
-        lines.append((NumberKey.of(data), json.dumps(data, sort_keys=True) + "\n"))
+        lines.append((_number_key(data), json.dumps(data, sort_keys=True) + "\n"))
     if not lines:
         return
     path = run / RESULTS_FILE
@@ -127,21 +127,13 @@ def keep_predictions(run: str | Path, name: str, **arrays: ArrayLike) -> str:
 # ---- which numbers a run has
 
 
-class NumberKey(NamedTuple):
-    """The keys that tell one number of a run from another: equal keys mean the same number."""
+# The keys of a line that tell one number of a run from another, and their values
+KEY_NAMES = ("checkpoint", "task", "dataset", "split", "metric", "protocol", "engine", "seed")
+NumberKey = tuple[object, ...]
 
-    checkpoint: object
-    task: object
-    dataset: object
-    split: object
-    metric: object
-    protocol: object
-    engine: object
-    seed: object
 
-    @classmethod
-    def of(cls, data: dict[str, Any]) -> NumberKey:
-        return cls(*(data.get(key) for key in cls._fields))
+def _number_key(line: dict[str, Any]) -> NumberKey:
+    return tuple(line.get(name) for name in KEY_NAMES)
 
 
 def numbers(run: str | Path) -> set[NumberKey]:
@@ -154,11 +146,11 @@ def numbers(run: str | Path) -> set[NumberKey]:
 
 def _numbers(content: bytes) -> set[NumberKey]:
     keys = set()
-    for line in content.split(b"\n"):
+    for content_line in content.split(b"\n"):
         try:
-            key = NumberKey.of(jsons.decode(line))
-            if key.checkpoint and key.dataset:
-                keys.add(key)
+            line = jsons.decode(content_line)
+            if line.get("checkpoint") and line.get("dataset"):
+                keys.add(_number_key(line))
         except (ValueError, AttributeError, TypeError):
             continue  # torn, damaged, or no texts in it: no result; the leaderboard reports it
     return keys
