@@ -63,7 +63,10 @@ def write_tidy(board: Board, path: Path) -> None:
     writer.writeheader()
     # The fields of a checkpoint and of a column stand on many lines: made once for all.
     of_row = {row.checkpoint: _escaped(_of_row(board, row)) for row in board.rows}
-    of_column = {column: _escaped(_of_column(column)) for column in board.columns}
+    names = ("task", "dataset", "metric", "protocol", "engine")
+    of_column: dict[Column, Line] = {}
+    for column in board.columns:
+        of_column[column] = _escaped({name: getattr(column, name) for name in names})
     # Cells stand in the order in which they were read, so a run's lines stay together.
     for (checkpoint, column), cell in board.cells.items():
         line = {**of_row[checkpoint], **of_column[column]}
@@ -83,11 +86,6 @@ def _escaped(line: Line) -> Line:
 def _of_row(board: Board, row: Row) -> Line:
     """The fields of ROW_FIELDS, in that order; csv writes None as an empty field."""
     return {name: getattr(row, name) for name in ROW_FIELDS} | {"name": board.name(row)}
-
-
-def _of_column(column: Column) -> Line:
-    names = ("task", "dataset", "metric", "protocol", "engine")
-    return {name: getattr(column, name) for name in names}
 
 
 def _of_measurement(measurement: Measurement) -> Line:

@@ -25,6 +25,7 @@ from backbench.board.board import (
     Column,
     Comparisons,
     Measurement,
+    PairedDifference,
     many_objects,
 )
 from backbench.board.export import command_again
@@ -157,7 +158,7 @@ def write_page(
             "rows": _by_field(PageRow, _rows(board)),
             "columns": _by_field(PageColumn, columns),
             "cells": cells,
-            "pairs": _by_field(PagePair, _pairs(comparisons)),
+            "pairs": _by_field(PagePair, [_pair(one) for one in comparisons.pairs]),
             "numbers": numbers,
             "curves": figures.curves,
             "pictures": figures.pictures,
@@ -285,13 +286,10 @@ def _columns_and_cells(
     return columns, tables
 
 
-def _pairs(comparisons: Comparisons) -> list[PagePair]:
-    pairs = []
-    for column, a, b, d in comparisons.pairs:
-        low, high = _ends(d.ci95)
-        p = float(f"{d.p:.3g}")
-        pairs.append(PagePair(column, a, b, _round(d.value), low, high, p, d.real, d.paired, d.n))
-    return pairs
+def _pair(pair: PairedDifference) -> PagePair:
+    column, a, b, d = pair
+    p = float(f"{d.p:.3g}")
+    return PagePair(column, a, b, _round(d.value), *_ends(d.ci95), p, d.real, d.paired, d.n)
 
 
 # ---- where the numbers come from
@@ -322,8 +320,9 @@ class _Origins:
             if value is None:
                 continue
             text = value if isinstance(value, str) else _IN_ORDER(value)
-            if key != "command":  # which would not run when it is cut
-                text = self._cut(text)
+            # A command that is cut would not run
+            if key != "command" and len(text) > self._longest:
+                text = text[: self._longest] + " ... (the whole is in the run folder)"
             keys.append(self._index_of(key))
             texts.append(self._index_of(text))
         # Nearly all measurements have the same keys, so a part names the list, not each key.
@@ -337,11 +336,6 @@ class _Origins:
     def _index_of(self, text: str) -> int:
         # setdefault counts: a text seen before keeps its index, a new one gets the next.
         return self._texts.setdefault(text, len(self._texts))
-
-    def _cut(self, text: str) -> str:
-        if len(text) <= self._longest:
-            return text
-        return text[: self._longest] + " ... (the whole is in the run folder)"
 
     def written(self) -> Record:
         return {
