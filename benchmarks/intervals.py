@@ -200,9 +200,8 @@ def coverage(repeats: int) -> None:
     for seeds in (2, 3, 5, 10):
         values = Population(seeds).rng.normal(70, 0.5, size=(4 * repeats, seeds))
         share = 100 * np.mean([covers(confidence.of_seeds(list(v)), 0.7) for v in values])
-        print(
-            f"{f'mean of {seeds} seeds (new seeds)':70}{share:8.1f}{_error(95, 4 * repeats):6.1f}"
-        )
+        name, error = f"mean of {seeds} seeds (new seeds)", _error(95, 4 * repeats)
+        print(f"{name:70}{share:8.1f}{error:6.1f}")
     print("\np = 1: the interval of all images right, from which the truth is never left out\n")
     for name in ("top-1", *VALUES):
         found = [_of_all_right(name, n) for n in IMAGES]
@@ -318,12 +317,8 @@ def false_calls(repeats: int) -> None:
 
 
 def many_equals(repeats: int) -> None:
-    print(
-        "Of K equal trunks (p = 0.7), in percent of columns: one is called best; any is left out of"
-    )
-    print(
-        "the tied; in percent of trunks: left out. Power: the best of K by 5 points is called best.\n"
-    )
+    print("K equal trunks (p = 0.7), in percent of columns: one is called best, any is left out of")
+    print("the tied; in percent of trunks: left out. Power: the best by 5 points is called best.\n")
     print(f"{'':32}{'images':>8}{'K':>4}{'best':>8}{'any out':>9}{'out':>8}{'power':>8}")
     for name, n in (("top-1", 100), ("top-1", 1_000), ("few labels, top-1", 500)):
         for trunks in (2, 5, 20):

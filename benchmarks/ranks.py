@@ -112,12 +112,16 @@ class Seen(NamedTuple):
     naive: float  # what the plain two-level bootstrap covers
 
 
-def _seen_of(ranking: rank_intervals.Ranking, values: np.ndarray) -> tuple[float, ...]:
-    """The four middle fields of Seen for one board, whose last row is the best."""
+def _seen_of(
+    ranking: rank_intervals.Ranking, values: np.ndarray, true: np.ndarray
+) -> tuple[float, ...]:
+    """All fields of Seen but the last for one board, whose last row is the best."""
     last = len(values) - 1
     mean = np.nanmean(rank_intervals.column_ranks(values), axis=1)
     alone, first = ranking.leaders == [last], mean.argmin() == last
-    return not ranking.above.any(), alone, ranking.above[-1, :-1].mean(), first
+    intervals = np.array([place.interval for place in ranking.places])
+    together = not ranking.above.any()
+    return covered(intervals, true), together, alone, ranking.above[-1, :-1].mean(), first
 
 
 def _shares(seen: Sequence[tuple[float, ...]]) -> Seen:
@@ -133,6 +137,10 @@ def _text(value: float) -> str:
     return "" if np.isnan(value) else f"{value:.1f}"
 
 
+def _power(seen: Seen) -> str:
+    return f"{f'{seen.alone:.0f}, {seen.beats:.0f} ({seen.plain:.0f})':>15}"
+
+
 def look(shape: Shape, truth: Sequence[float], repeats: int, *, beside: bool = False) -> Seen:
     kind = [shape.rows, shape.columns, shape.heavy, int(100 * shape.missing), shape.uneven]
     rng = np.random.default_rng([SEED, *kind, int(10 * max(truth))])
@@ -141,10 +149,9 @@ def look(shape: Shape, truth: Sequence[float], repeats: int, *, beside: bool = F
     seen = []
     for n in range(repeats):
         b = board(rng, shape, truth)
-        found = rank_intervals.ranking(b.values, datasets)
-        intervals = np.array([place.interval for place in found.places])
+        ranking = rank_intervals.ranking(b.values, datasets)
         naively = covered(naive(rng, b), true) if beside and n < NAIVE_BOARDS else np.nan
-        seen.append((covered(intervals, true), *_seen_of(found, b.values), naively))
+        seen.append((*_seen_of(ranking, b.values, true), naively))
     return _shares(seen)
 
 
@@ -165,15 +172,14 @@ def of_images(rows: int, columns: int, gap: float, repeats: int) -> Seen:
         moved = np.empty((rows, columns, resampling.COUNT))
         for r in range(rows):
             for c in range(columns):
-                kept = {"prediction": 1 - right[r, c].astype(int), "label": label}
-                kept["manifest"] = np.array(str(n))
+                kept = {"label": label, "manifest": np.array(str(n))}
+                kept["prediction"] = 1 - right[r, c].astype(int)
                 values = resamples.of_arrays(kept, "top1")
                 assert values is not None
                 moved[r, c] = values - values.mean()
         values = 100 * right.mean(2)
-        found = rank_intervals.ranking(values, ["one"] * columns, moved)
-        intervals = np.array([place.interval for place in found.places])
-        seen.append((covered(intervals, true), *_seen_of(found, values), np.nan))
+        ranking = rank_intervals.ranking(values, ["one"] * columns, moved)
+        seen.append((*_seen_of(ranking, values, true), np.nan))
     return _shares(seen)
 
 
@@ -188,44 +194,32 @@ def main() -> None:
     some, few = args.repeats // 4, args.repeats // 10
     print(f"Boards of seed {SEED}; nothing was chosen on them.\n")
     print("All rows equal, in percent of boards: intervals that cover, no two told apart; beside,")
-    print(
-        "what a two-level bootstrap of the mean rank covers. Plain mean rank has one first always."
-    )
+    print("what a two-level bootstrap of the mean rank covers.")
     print(f"\n{'':42}{'covers':>8}{'together':>10}{'two-level':>11}")
     for shape in SHAPES:
         seen = look(shape, [0.0] * shape.rows, args.repeats, beside=not shape.missing)
-        print(
-            f"{shape.name:42}{seen.covered:8.1f}{seen.together:10.1f}{_text(seen.naive):>11}",
-            flush=True,
-        )
+        line = f"{shape.name:42}{seen.covered:8.1f}{seen.together:10.1f}{_text(seen.naive):>11}"
+        print(line, flush=True)
     print("\nRows half a point apart, each from the next, in percent")
     print(f"\n{'':42}{'covers':>8}{'':10}{'two-level':>11}")
     for shape in SHAPES:
         seen = look(shape, [0.5 * n for n in range(shape.rows)], some, beside=not shape.missing)
         print(f"{shape.name:42}{seen.covered:8.1f}{'':10}{_text(seen.naive):>11}", flush=True)
-    print(
-        "\nOne row better than all others, which are equal, in percent: boards on which it leads alone,"
-    )
-    print("the others that it is told apart from; in brackets: it has the best plain mean rank,")
-    print("which is said without an interval")
-    print(f"\n{'':42}" + "".join(f"{f'{gap:.0f} pt':>15}" for gap in GAPS) + f"{'covers':>8}")
+    gaps = "".join(f"{f'{gap:.0f} pt':>15}" for gap in GAPS)
+    print("\nOne row better than all others, which are equal, in percent: boards on which it leads")
+    print("alone, the others that it is told apart from; in brackets: it has the best mean rank")
+    print(f"\n{'':42}{gaps}{'covers':>8}")
     for shape in SHAPES:
-        line, least = f"{shape.name:42}", 100.0
-        for gap in GAPS:
-            truth = [0.0] * (shape.rows - 1) + [gap]
-            seen = look(shape, truth, some)
-            line += f"{f'{seen.alone:.0f}, {seen.beats:.0f} ({seen.plain:.0f})':>15}"
-            least = min(least, seen.covered)
-        print(f"{line}{least:8.1f}", flush=True)
+        seen_at = [look(shape, [0.0] * (shape.rows - 1) + [gap], some) for gap in GAPS]
+        least = min(seen.covered for seen in seen_at)
+        print(f"{shape.name:42}{''.join(map(_power, seen_at))}{least:8.1f}", flush=True)
     print("\nColumns of one dataset of 1,000 images, with predictions kept: on other images")
-    print(f"\n{'':42}{'covers':>8}{'together':>10}" + "".join(f"{f'{g:.0f} pt':>15}" for g in GAPS))
+    print(f"\n{'':42}{'covers':>8}{'together':>10}{gaps}")
     for rows, columns in ((2, 3), (5, 3), (5, 8)):
         equal = of_images(rows, columns, 0.0, some)
         line = f"{f'{rows} rows, {columns} columns':42}{equal.covered:8.1f}{equal.together:10.1f}"
-        for gap in GAPS:
-            seen = of_images(rows, columns, gap, few)
-            line += f"{f'{seen.alone:.0f}, {seen.beats:.0f} ({seen.plain:.0f})':>15}"
-        print(line, flush=True)
+        seen_at = [of_images(rows, columns, gap, few) for gap in GAPS]
+        print(line + "".join(map(_power, seen_at)), flush=True)
     boards = f"{args.repeats} boards of equals of each kind, {some} of each other, {few} of images with one best"
     print(f"\n{boards}; {time.process_time() - start:.0f} s of one core")
 

@@ -68,7 +68,7 @@ def answer(table: ForeignTable, ranking: rank_intervals.Ranking) -> str:
     of = f"{len(table.names)} rows over {len(table.columns)} columns"
     if not ranking.tested:
         return (
-            f"Of {of} nothing can be told apart: that takes {column_comparisons.FEWEST} columns at"
+            f"Nothing can be told apart among {of}: that takes {column_comparisons.FEWEST} columns at"
             " least, of as many datasets."
         )
     leaders = [printable.shown(table.names[i]) for i in ranking.leaders]
@@ -78,8 +78,8 @@ def answer(table: ForeignTable, ranking: rank_intervals.Ranking) -> str:
     what = "columns" if table.datasets == table.columns else ranking.over
     for_others = f"95% confidence for other {what} like these {ranking.units}"
     if len(leaders) == 1:
-        return f"Of {of}, {names} leads alone, with {for_others}."
-    return f"Of {of}, {names} lead and nothing separates them, with {for_others}."
+        return f"{names} leads alone among {of}, with {for_others}."
+    return f"{names} lead among {of} and nothing separates them, with {for_others}."
 
 
 def _print(lines: Sequence[tuple[object, ...]]) -> None:

@@ -6,6 +6,7 @@ left running. `run_here` is `launch run` on this machine.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import math
@@ -19,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 from backbench.errors import EXIT_FAILED, EXIT_PREEMPTED, Failed
 from backbench.launch.attempt import EXIT_STOPPED, Attempt
@@ -31,14 +32,6 @@ from backbench.runs.state import StopFlag
 from backbench.runs.terminal import log
 
 PATIENCE_S = 60.0  # for running jobs to save when the pool is stopped
-
-
-class Process(Protocol):
-    """The part of subprocess.Popen that a pool uses."""
-
-    def poll(self) -> int | None: ...
-    def send_signal(self, sig: int, /) -> None: ...
-    def wait(self, timeout: float | None = None) -> int: ...
 
 
 class _Adopted:
@@ -73,7 +66,7 @@ class JobPool:
     def __init__(self, runs: str | Path, *, at_once: int, gpus: int = 0) -> None:
         self.ledger = Ledger(runs)
         self.at_once = at_once
-        self.running: dict[str, Process] = {}
+        self.running: dict[str, subprocess.Popen[bytes] | _Adopted] = {}
         self.outcomes: dict[str, Literal["done", "failed", "cancelled", "blocked"]] = {}
         self._waiting: dict[str, Attempt] = {}
         self._attempts: dict[str, Attempt] = {}
@@ -185,7 +178,9 @@ class JobPool:
         self._begin(attempt.job.name, process, gpus)
         log.info(f"start  {attempt.job.name}")
 
-    def _begin(self, name: str, process: Process, gpus: set[int]) -> None:
+    def _begin(
+        self, name: str, process: subprocess.Popen[bytes] | _Adopted, gpus: set[int]
+    ) -> None:
         self._waiting.pop(name, None)
         self.running[name] = process
         self._held_gpus[name] = gpus
@@ -198,10 +193,8 @@ class JobPool:
             process.send_signal(signal.SIGTERM)
         limit = time.monotonic() + PATIENCE_S
         for process in self.running.values():
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.1, limit - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                continue
         self.running.clear()
 
 

@@ -344,14 +344,15 @@ def _room(cluster: Cluster, sizes: Sequence[int]) -> float:
     limits = slurm_client.limits() if sizes else None
     if limits is None:
         return math.inf
+    in_array, in_memory = limits
     largest = max(sizes)
-    for most, name in ((limits.array, "MaxArraySize"), (limits.jobs, "MaxJobCount")):
+    for most, name in ((in_array, "MaxArraySize"), (in_memory, "MaxJobCount")):
         if largest > most:
             raise BadInput(
                 f"{cluster.file}: an array of {largest} jobs, and this Slurm takes at most {most}"
                 f" ({name}); lower max_array"
             )
-    return max(0, limits.jobs - slurm_client.jobs_in_memory())
+    return max(0, in_memory - slurm_client.jobs_in_memory())
 
 
 def _reachable(jobs: Sequence[Job], active: Mapping[str, str]) -> list[Job]:

@@ -59,15 +59,9 @@ def queue() -> dict[str, Queued]:
     return out
 
 
-class Limits(NamedTuple):
-    """The limits of a Slurm."""
-
-    array: int  # jobs in one array
-    jobs: int  # in its memory, of all users, those that ended minutes ago among them
-
-
-def limits() -> Limits | None:
-    """Ask Slurm for its limits; None where it does not say."""
+def limits() -> tuple[int, int] | None:
+    """Ask Slurm how many jobs one array may have, and how many its memory holds, of all users and
+    those that ended minutes ago among them; None where it does not say."""
     try:
         answer = slurm("scontrol", "show", "config")
     except (BadInput, Failed):
@@ -76,11 +70,10 @@ def limits() -> Limits | None:
     jobs = re.search(r"^MaxJobCount\s*=\s*(\d+)", answer, re.MULTILINE)
     if array is None or jobs is None:
         return None
-    return Limits(array=int(array[1]) - 1, jobs=int(jobs[1]))
+    return int(array[1]) - 1, int(jobs[1])
 
 
 def jobs_in_memory() -> int:
-    """Count the jobs that `Limits.jobs` limits."""
     return len(slurm("squeue", "-h", "-r", "-t", "all", "-o", "%i").splitlines())
 
 

@@ -86,7 +86,7 @@ def test_a_csv_of_somebody_else(tmp_path, capsys):
     assert cli.main(args) == 0
     said = capsys.readouterr().out.splitlines()
     assert said[0] == (
-        "Of 3 rows over 8 columns, good, equal lead and nothing separates them,"
+        "good, equal lead among 3 rows over 8 columns and nothing separates them,"
         " with 95% confidence for other columns like these 8."
     )
     with out.open(newline="") as found:
@@ -105,7 +105,7 @@ def test_our_own_csv_is_ranked_by_main_columns(runs, tmp_path, capsys):
     capsys.readouterr()
     assert cli.main(["rank", str(file), "-q"]) == 0
     said = capsys.readouterr().out.splitlines()
-    assert said[0].startswith("Of 3 rows over 18 columns, lorac leads alone")
+    assert said[0].startswith("lorac leads alone among 3 rows over 18 columns")
     assert "for other datasets like these 14" in said[0]
 
 

@@ -52,31 +52,6 @@ def test_twelve_jobs_run_as_one_array_and_again_submits_nothing(lab, shell):
 
 
 @pytest.mark.slow
-def test_preempted_and_requeued_jobs_end_with_the_same_numbers(lab, shell):
-    slow = {"steps": 40, "step_s": 0.1, "save_every": 5}
-    for name in ("preempted", "requeued"):
-        lab.dataset(name, **slow)
-    grid = lab.grid(
-        checkpoints=[lab.checkpoints("a")], evaluate=lab.linear("preempted", "requeued")
-    )
-    assert lab.run(grid, lab.slurm(), "runs") == 0
-    lab.until("runs", lambda s: list(s.values()) == ["running"] * 2)
-    lab.until("runs", lambda s: len(list(lab.root.glob("runs/*/*/state.json"))) == 2)
-    known = ids(lab, "runs")
-    first = known[one(known, "preempted")]
-    # What Slurm sends at preemption: a warning, then the user's signal
-    shell(f"scancel --signal TERM {first}")
-    shell(f"scancel --signal USR2 {first}")
-    shell(f"scontrol requeue {known[one(known, 'requeued')]}")
-    lab.until_done("runs", 90)
-    for name, hows in lab.attempts("runs").items():
-        assert len(hows) == 2 and hows[-1] == "done", (name, hows)
-    for name in ("preempted", "requeued"):
-        lab.dataset(name, **{**slow, "step_s": 0})
-    assert lab.values("runs") == lab.reference(grid)
-
-
-@pytest.mark.slow
 def test_launcher_that_dies_during_sbatch_loses_nothing(lab, monkeypatch):
     """Slurm has the array, the launcher has not written its number, and submitit not yet the jobs'
     files."""
@@ -188,35 +163,6 @@ def test_resources_that_no_partition_has_are_refused(lab, capsys, resources, say
 
 
 @pytest.mark.slow
-def test_time_limit_of_slurm_ends_with_the_same_number(lab):
-    """Slurm's own clock: a limit of one minute, told to save 20 s before (Slurm may be up to a
-    minute early)."""
-    lab.dataset("long", steps=600, step_s=0.1)
-    grid = lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=lab.linear("long"))
-    assert lab.run(grid, lab.slurm(hours=1 / 60), "runs") == 0
-    lab.until_done("runs", 240)
-    (hows,) = lab.attempts("runs").values()
-    assert hows[0] == "time limit" and hows[-1] == "done", hows
-    lab.dataset("long", steps=600)
-    assert lab.values("runs") == lab.reference(grid)
-
-
-@pytest.mark.slow
-def test_job_that_fails_three_times_stops_and_says_so(lab, capsys):
-    lab.dataset("broken", steps=1, fault="broken")
-    lab.dataset("flaky", steps=1, fault="now and then", times=2)
-    grid = lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=lab.linear("broken", "flaky"))
-    assert lab.run(grid, lab.slurm(), "runs") == 0
-    lab.until("runs", lambda s: sorted(s.values()) == ["done", "failed"], 120)
-    attempts = lab.attempts("runs")
-    assert attempts[one(attempts, "broken")] == ["failed"] * 3
-    assert attempts[one(attempts, "flaky")] == ["failed", "failed", "done"]
-    capsys.readouterr()
-    assert lab.launch("status", "runs", "--once") == 0
-    assert "failed 3 times for the same reason: backbench: broken" in capsys.readouterr().out
-
-
-@pytest.mark.slow
 def test_one_broken_rank_ends_the_job_with_its_own_words(lab):
     """Task 1 fails at once, task 0 would go on for ten minutes: nobody waits for it."""
     lab.dataset("pretrain", steps=6000, step_s=0.1, fault_rank="1")
@@ -243,24 +189,6 @@ def test_what_sbatch_refuses_is_told_in_one_line(lab, capsys):
         and "Invalid --begin" in message
     )
     assert lab.states("runs") == {}
-
-
-@pytest.mark.slow
-def test_lost_node_loses_no_result(lab, shell):
-    """The node goes down under the job; Slurm requeues it, and it continues from what it had
-    saved."""
-    lab.dataset("d1", steps=60, step_s=0.1, save_every=5)
-    grid = lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=lab.linear("d1"))
-    assert lab.run(grid, lab.slurm(), "runs") == 0
-    lab.until("runs", lambda s: len(list(lab.root.glob("runs/*/*/state.json"))) == 1)
-    node = shell("sinfo -h -N -o %N").split()[0]
-    # It answers, so Slurm takes it back at once
-    shell(f"scontrol update NodeName={node} State=DOWN Reason=lost")
-    lab.until_done("runs", 120)
-    (hows,) = lab.attempts("runs").values()
-    assert len(hows) == 2 and hows[-1] == "done"
-    lab.dataset("d1", steps=60)
-    assert lab.values("runs") == lab.reference(grid)
 
 
 @pytest.mark.slow
