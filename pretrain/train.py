@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import logging
 import platform
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from lightning_fabric import Fabric
+from lightning_fabric.plugins.precision.amp import MixedPrecision
+from lightning_fabric.strategies import DDPStrategy
 
 from backbench.datasets import catalog
 from backbench.errors import BadInput, Failed, Preempted
@@ -26,7 +30,7 @@ from backbench.runs.terminal import log
 from backbench.weights import archs
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.trunk import Trunk
-from pretrain import data, monitor, optim, processes
+from pretrain import data, monitor, optim
 from pretrain.first_step import FirstStep
 from pretrain.method import Batch, Method, Setup, build_method
 from pretrain.recipe import PretrainConfig, overrides_of
@@ -66,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
             "samples of the whole batch, which micro-batches cannot; set accumulate to 1 and use "
             "more processes"
         )
-    fabric = processes.launch(config, args)
+    fabric = launch(config, args)
     with distributed.rank_0_tells(watched=distributed.started_by_fabric(fabric)):
         if ranks > 1:
             method = build(config, found)  # again, now that the method can see the other ranks
@@ -91,6 +95,55 @@ def run(args: argparse.Namespace) -> int:
                 tensorboard=args.tensorboard,
             )
     return 0
+
+
+T = TypeVar("T")
+# Fabric's names of the precisions that autocast; fp32 and fp64 are the method's own dtype
+AUTOCAST: dict[str, Literal["bf16-mixed", "16-mixed"]] = {"bf16": "bf16-mixed", "fp16": "16-mixed"}
+
+
+class Autocast(MixedPrecision):
+    """Autocast as Fabric does it, but a Batch goes in as it is: autocast casts where it must."""
+
+    def convert_input(self, data: T) -> T:
+        return data
+
+
+def launch(config: PretrainConfig, args: argparse.Namespace) -> Fabric:
+    """This process as one of devices x nodes, all of them started. Under Slurm or torchrun the
+    processes are there already; otherwise Fabric starts this very command once for each device of
+    the node."""
+    accelerator = args.accelerator
+    if accelerator == "auto":
+        accelerator = "cuda" if torch.cuda.is_available() else "cpu"
+    if accelerator == "cuda" and torch.cuda.device_count() < args.devices:
+        raise BadInput(
+            f"--devices {args.devices}: this machine has {torch.cuda.device_count()} GPUs"
+        )
+    autocast: Autocast | None = None
+    if config.precision in AUTOCAST:
+        autocast = Autocast(AUTOCAST[config.precision], accelerator)
+    strategy: DDPStrategy | str = "auto"
+    if args.devices * args.nodes > 1:
+        # Methods keep the statistics of batch norm equal; broadcasting queues at every step would
+        # cost more
+        strategy = DDPStrategy(broadcast_buffers=False, gradient_as_bucket_view=True)
+    # Nothing is said of what is as it should be: one process under no Slurm is fine, and torch 2.11
+    # knows no other name for `broadcast_buffers`
+    warnings.filterwarnings("ignore", message="The `srun` command is available")
+    warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")
+    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)
+    fabric = Fabric(
+        accelerator=accelerator,
+        devices=args.devices,
+        num_nodes=args.nodes,
+        strategy=strategy,
+        plugins=autocast,
+    )
+    fabric.launch()
+    if not fabric.is_global_zero:
+        log.setLevel(logging.ERROR)
+    return fabric
 
 
 def refuse_too_few(config: PretrainConfig, found: ImageList) -> None:

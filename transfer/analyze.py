@@ -12,22 +12,21 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.utils.data import Dataset
 
 from backbench.datasets import catalog, splits
 from backbench.errors import BadInput, Preempted
 from backbench.images import augmentations, contents
-from backbench.images.image_list import ImageList, Images
+from backbench.images.image_list import ImageList
 from backbench.knn import knn_scores
 from backbench.parallel import loading
-from backbench.parallel.loading import Unreadable
 from backbench.recipes import config, fast
 from backbench.results import store
 from backbench.results.store import Result
@@ -52,9 +51,6 @@ from transfer.features import FeatureRows
 from transfer.frozen import FrozenTrunk, build_projector, forward_all, output_dim
 from transfer.protocols import AnalyzeConfig, FewShot, load_analysis
 from transfer.scoring import recorded
-
-if TYPE_CHECKING:
-    from PIL import Image
 
 SUMMARY = "analysis.json"
 STATE = f"{STATES}/analyze.state"  # below the run's folder
@@ -210,23 +206,24 @@ def show(rows: Sequence[Result], out: Path) -> None:
 # The pass over the images
 
 
-class AnalyzedViews:
-    """PIL image, index -> uint8 (1 + N, 3, s, s): the plain view, then N augmented ones. The views
+class AnalyzedViews(Dataset[tuple[Tensor, int]]):
+    """Item i is (uint8 (1 + N, 3, s, s), i): image i's plain view, then N augmented ones. The views
     are a function of the seed and of the image's path alone."""
 
     def __init__(self, images: ImageList, recipe: AnalyzeConfig, seed: int) -> None:
         self.images, self.recipe, self.seed = images, recipe, seed
         self.plain = recipe.geometry.transform()
 
-    def __call__(self, image: Image.Image, index: int) -> Tensor:
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        image, crops = self.images.open(index), self.recipe.crops
         generator = seeding.generator(self.seed, "views to analyze", self.images.paths[index])
         pixels = np.asarray(image)
         height, width = pixels.shape[:2]
         out = [np.asarray(self.plain(image))]
         for _ in range(self.recipe.augmentations):
-            view = augmentations.draw(generator, height, width, self.recipe.crops)
-            out.append(augmentations.render_fast(pixels, view, self.recipe.crops))
-        return torch.from_numpy(np.stack(out)).permute(0, 3, 1, 2)
+            view = augmentations.draw(generator, height, width, crops)
+            out.append(augmentations.render_fast(pixels, view, crops))
+        return torch.from_numpy(np.stack(out)).permute(0, 3, 1, 2), index
 
 
 class Space:
@@ -252,26 +249,19 @@ class Space:
         return [*self.views.tensors(), *self.moments.tensors(), self.sample]
 
 
-@dataclass(frozen=True)
 class AnalyzedCheckpoint:
     """A trunk, the projector that the checkpoint has kept, and the sums over each one's output."""
 
-    trunk: FrozenTrunk
-    projector: nn.Sequential | None
-    spaces: list[Space]  # trunk, projector
-
-    @staticmethod
-    def build(
-        checkpoint: Checkpoint, recipe: AnalyzeConfig, sample: int, device: torch.device
-    ) -> AnalyzedCheckpoint:
-        trunk = FrozenTrunk.build(checkpoint, device=device)
-        spaces = [Space(checkpoint, TRUNK, trunk.dim, recipe, sample)]
-        projector = build_projector(checkpoint.heads, trunk.dim)
-        if projector is not None:
-            projector = projector.to(device)
-            dim = output_dim(projector)
-            spaces.append(Space(checkpoint, PROJECTOR, dim, recipe, sample))
-        return AnalyzedCheckpoint(trunk, projector, spaces)
+    def __init__(
+        self, checkpoint: Checkpoint, recipe: AnalyzeConfig, sample: int, device: torch.device
+    ) -> None:
+        self.trunk = FrozenTrunk.build(checkpoint, device=device)
+        self.spaces = [Space(checkpoint, TRUNK, self.trunk.dim, recipe, sample)]
+        self.projector = build_projector(checkpoint.heads, self.trunk.dim)
+        if self.projector is not None:
+            self.projector.to(device)
+            dim = output_dim(self.projector)
+            self.spaces.append(Space(checkpoint, PROJECTOR, dim, recipe, sample))
 
     def add(self, features: Tensor, images: int, rows: Tensor) -> None:
         """The trunk's (B (1 + N), dim) features of B images; `rows` as in `Space.add`."""
@@ -298,12 +288,9 @@ def accumulate(
     picked = sorted(torch.randperm(len(images), generator=generator)[: recipe.sample].tolist())
     row_of = torch.full((len(images),), -1)
     row_of[picked] = torch.arange(len(picked))
-    analyzed: list[AnalyzedCheckpoint] = []
-    spaces: list[Space] = []
-    for checkpoint in checkpoints:
-        one = AnalyzedCheckpoint.build(checkpoint, recipe, len(picked), machine.device)
-        analyzed.append(one)
-        spaces += one.spaces
+    size, device = len(picked), machine.device
+    analyzed = [AnalyzedCheckpoint(checkpoint, recipe, size, device) for checkpoint in checkpoints]
+    spaces = [space for one in analyzed for space in one.spaces]
     trunks = [one.trunk for one in analyzed]
 
     # 2. Sums do not depend on where a pass was cut, so the state is the
@@ -314,10 +301,18 @@ def accumulate(
         save_state(file, {"images": done, "spaces": [space.tensors() for space in spaces]})
 
     first = _restore(file, spaces) if file.exists() else 0
+    starts = range(first, len(images), recipe.batch)
+    loaded: Iterator[tuple[Tensor, Tensor] | loading.Unreadable] = loading.batches(
+        AnalyzedViews(images, recipe, seed),
+        [range(i, min(i + recipe.batch, len(images))) for i in starts],
+        workers=machine.workers,
+        pin=machine.device.type == "cuda",
+    )
     progress = Progress(out, len(images), "analyze", unit="image", done=first)
     saved = time.monotonic()
     with StopFlag() as stop, torch.no_grad():
-        for pixels, index in _pictures(images, recipe, seed, first, machine):
+        for batch in loaded:
+            pixels, index = machine.readable(batch)
             # 3. All views of all images of the batch at once, (B (1 + N), 3, s, s), through every
             #    trunk.
             flat = pixels.flatten(0, 1).to(machine.device, non_blocking=True)
@@ -348,23 +343,6 @@ def _restore(file: Path, spaces: Sequence[Space]) -> int:
         for tensor, saved_tensor in zip(space.tensors(), saved_tensors, strict=True):
             tensor.copy_(saved_tensor)
     return int(stopped["images"])
-
-
-def _pictures(
-    images: ImageList, recipe: AnalyzeConfig, seed: int, first: int, machine: Machine
-) -> Iterable[tuple[Tensor, Tensor]]:
-    """From image `first` on: (uint8 (B, 1 + N, 3, s, s), indices (B,))."""
-    starts = range(first, len(images), recipe.batch)
-    batches = [list(range(i, min(i + recipe.batch, len(images)))) for i in starts]
-    loaded: Iterator[tuple[Tensor, Tensor, Tensor] | Unreadable] = loading.batches(
-        Images(images, AnalyzedViews(images, recipe, seed)),  # type: ignore[arg-type]
-        batches,
-        workers=machine.workers,
-        pin=machine.device.type == "cuda",
-    )
-    for batch in loaded:
-        pixels, _, index = machine.readable(batch)
-        yield pixels, index
 
 
 # From the sums of a space to its numbers, and to the curves of its pictures
@@ -420,8 +398,8 @@ def _view_numbers(views: stats.ViewStatistics) -> list[Number]:
     for name in stats.PER_IMAGE:
         mean = views.mean(name)
         if name == "covariance_diagonal":
-            mean = mean.times(1e4)
-            numbers.append(Number(f"{name}_e4", mean.value, mean.ci95, "in units of 1e-4"))
+            ci95 = None if mean.ci95 is None else (1e4 * mean.ci95[0], 1e4 * mean.ci95[1])
+            numbers.append(Number(f"{name}_e4", 1e4 * mean.value, ci95, "in units of 1e-4"))
         else:
             numbers.append(Number(name, mean.value, mean.ci95))
     return numbers

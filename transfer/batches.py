@@ -48,9 +48,10 @@ def global_batches(
 
 
 def rank_batches(
-    seed: int, images: int, batch: int, first: int, last: int, *, rank: int, world: int
+    seed: int, images: int, batch: int, first: int, last: int, *, machine: Machine
 ) -> Iterator[list[EpochIndex]]:
     """This rank's contiguous part of each of `global_batches`; parts differ by one image at most."""
+    rank, world = machine.rank, machine.world
     begin, end = batch * rank // world, batch * (rank + 1) // world
     for whole in global_batches(seed, images, batch, first, last):
         yield whole[begin:end]

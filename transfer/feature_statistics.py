@@ -109,11 +109,6 @@ class Mean:
     ci95: tuple[float, float] | None
     n: int
 
-    def times(self, factor: float) -> Mean:
-        """The same in other units."""
-        ci95 = None if self.ci95 is None else (factor * self.ci95[0], factor * self.ci95[1])
-        return Mean(factor * self.value, ci95, self.n)
-
     @staticmethod
     def of(n: float, total: float, squares: float) -> Mean:
         """From the number of values, their sum and the sum of their squares."""

@@ -25,11 +25,9 @@ from torch import Tensor, nn
 from backbench.datasets import catalog, splits
 from backbench.datasets.splits import Splits
 from backbench.errors import BadInput, Preempted
-from backbench.images import contents
 from backbench.images.image_list import ImageList
 from backbench.images.preprocess import normalise
 from backbench.parallel import batchnorm, distributed, precision
-from backbench.recipes import config
 from backbench.results import store
 from backbench.results.store import Result
 from backbench.runs import seeding
@@ -50,7 +48,7 @@ SHOW_EVERY = 20  # steps; reading a loss waits for the device
 
 def run_semisup(args: argparse.Namespace) -> int:
     """The verb `semisup`."""
-    protocol = _protocol(args.protocol)
+    protocol = load_protocol(args.protocol, {"finetune": Finetune})
     part = protocol.parts.get(str(args.percent))
     if protocol.dataset is None or part is None:
         what = f"has no part for {args.percent}%"
@@ -70,7 +68,7 @@ def run_semisup(args: argparse.Namespace) -> int:
 
 def run(args: argparse.Namespace) -> int:
     """The verb `finetune`."""
-    protocol = _protocol(args.protocol)
+    protocol = load_protocol(args.protocol, {"finetune": Finetune})
     part = protocol.parts.get("100")
     if part is None:
         raise BadInput(
@@ -79,12 +77,6 @@ def run(args: argparse.Namespace) -> int:
         )
     images = catalog.load(args.dataset, args.data, seed=args.seed)
     return _run(args, protocol, part, images, task_name="finetune", dataset=args.dataset)
-
-
-def _protocol(name: str) -> Finetune:
-    protocol = load_protocol(name, {"finetune": Finetune})
-    assert isinstance(protocol, Finetune)
-    return protocol
 
 
 def labelled_part(images: Splits, listed: Sequence[str], file: Path, seed: int) -> Splits:
@@ -115,19 +107,11 @@ def _run(
         task=task_name,
         dataset=catalog.find(dataset),
         splits=images,
-        hashes=splits.digests(images),
         protocol=protocol,
         seed=args.seed,
         checkpoints=(checkpoint,),
     )
-    identity = {
-        "recipe": config.to_dict(protocol),
-        "task": task_name,
-        "checkpoints": [checkpoint.digest],
-        "datasets": {dataset: task.hashes},
-        "seed": args.seed,
-        contents.KEY: {dataset: contents.of_splits(images.items())},
-    }
+    identity = scoring.identity_of([task]) | {"task": task_name}
     opening = open_run(args.out, verb=TASKS[task_name].verb, identity=identity)
     with machine.rank_0_tells(), machine.agreement.together(opening if machine.main else None):
         if machine.main:
@@ -303,7 +287,7 @@ class Finetuning:
         """This rank's share of each global batch: augmented pixels and the images' indices."""
         p, machine, seed = self.task.protocol, self.machine, self.task.seed
         shares = batches.rank_batches(
-            seed, len(images), p.batch_size, first, steps, rank=machine.rank, world=machine.world
+            seed, len(images), p.batch_size, first, steps, machine=machine
         )
         return batches.training_pictures(images, p.augment, shares, seed=seed, machine=machine)
 

@@ -36,6 +36,10 @@ class LinearHeads:
         self.bias = torch.zeros(count * classes, device=device)
         self.weight_momentum = torch.zeros_like(self.weight)
         self.bias_momentum = torch.zeros_like(self.bias)
+        self.prepare()
+
+    def prepare(self) -> None:
+        """Make what this kind of optimiser keeps beside the momentum."""
 
     def logits(self, features: Tensor) -> Tensor:
         """(N, D) -> (N, H, C)."""
@@ -131,10 +135,7 @@ class AdamHeads(LinearHeads):
     named = (*LinearHeads.named, "weight_square", "bias_square", "steps")
     beta2, eps = 0.999, 1e-8  # torch's defaults
 
-    def __init__(
-        self, count: int, classes: int, dim: int, *, std: float, seed: int, device: torch.device
-    ) -> None:
-        super().__init__(count, classes, dim, std=std, seed=seed, device=device)
+    def prepare(self) -> None:
         self.weight_square = torch.zeros_like(self.weight)
         self.bias_square = torch.zeros_like(self.bias)
         self.steps = torch.zeros((), dtype=torch.int64)

@@ -13,8 +13,7 @@ from pathlib import Path
 
 from backbench.datasets import catalog, splits
 from backbench.datasets.splits import Splits
-from backbench.images import contents
-from backbench.recipes import config, own_probe
+from backbench.recipes import own_probe
 from backbench.results import store
 from backbench.results.store import Result
 from backbench.runs.folder import open_run
@@ -54,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
         # 2. Everything is read and refused before the first feature is computed.
         groups = read_groups(chosen, data=args.data, out=args.out, seed=args.seed)
         # 3. The folder is this run's, or becomes it.
-        opening = open_run(args.out, verb="linear", identity=_identity(groups, args.seed))
+        opening = open_run(args.out, verb="linear", identity=scoring.identity_of(groups))
         with machine.agreement.together(opening if machine.main else None), StopFlag() as stop:
             if machine.main:
                 write_down(args.out, groups)
@@ -91,7 +90,6 @@ def read_groups(
             task=TASKS[protocol.kind],
             dataset=catalog.find(name),
             splits=read[name],
-            hashes=splits.digests(read[name]),
             protocol=protocol,
             seed=seed,
             checkpoints=checkpoints,
@@ -103,25 +101,6 @@ def read_groups(
             for checkpoint in group.checkpoints:
                 kept_head(checkpoint, group.protocol.head)
     return groups
-
-
-def _identity(groups: Sequence[Assignment[Protocol]], seed: int) -> dict[str, object]:
-    """All that decides a run's numbers. `own` may give several recipes; others give one."""
-    recipes: list[dict[str, object]] = []
-    digests: list[str] = []
-    for group in groups:
-        recipe = config.to_dict(group.protocol)
-        if recipe not in recipes:
-            recipes.append(recipe)
-        digests += [c.digest for c in group.checkpoints]
-    images = {g.dataset.name: contents.of_splits(g.splits.items()) for g in groups}
-    return {
-        "recipe": recipes[0] if len(recipes) == 1 else recipes,
-        "checkpoints": list(dict.fromkeys(digests)),
-        "datasets": {g.dataset.name: g.hashes for g in groups},
-        "seed": seed,
-        contents.KEY: images,
-    }
 
 
 def write_down(run: Path, groups: Sequence[Assignment[Protocol]]) -> None:

@@ -348,15 +348,8 @@ class ProbeTraining:
     def _batches(self, first: int) -> Iterator[tuple[list[Tensor], Tensor]]:
         """Features per trunk and labels of this rank's share of each global batch."""
         p, machine = self.task.protocol, self.machine
-        shares = rank_batches(
-            self.task.seed,
-            len(self.images),
-            p.batch_size,
-            first,
-            self.steps,
-            rank=machine.rank,
-            world=machine.world,
-        )
+        count, seed = len(self.images), self.task.seed
+        shares = rank_batches(seed, count, p.batch_size, first, self.steps, machine=machine)
         if self.features is not None:
             for share in shares:
                 index = torch.tensor([i for _, i in share])
@@ -364,9 +357,7 @@ class ProbeTraining:
                 yield mine, sent(self.labels[index], machine.device)
             return
         assert p.augment is not None
-        pictures = training_pictures(
-            self.images, p.augment, shares, seed=self.task.seed, machine=machine
-        )
+        pictures = training_pictures(self.images, p.augment, shares, seed=seed, machine=machine)
         for pixels, index in pictures:
             mine = forward_all(self.trunks, pixels.to(machine.device, non_blocking=True))
             yield mine, sent(self.labels[index], machine.device)

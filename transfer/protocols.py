@@ -9,7 +9,7 @@ import argparse
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 from pydantic import Field
 
@@ -297,6 +297,7 @@ class AnalyzeConfig:
         return self.protocol.replace("{space}", space)
 
 
+P = TypeVar("P", bound=Protocol)
 # `kind:` -> what its yaml files in configs/transfer are read into
 PROTOCOLS: dict[str, type[Protocol]] = {
     "sgd": Sgd,
@@ -318,7 +319,7 @@ def check(args: argparse.Namespace) -> None:
         load_protocol(args.protocol, of_verb(args.verb))
 
 
-def load_protocol(name: str, recipes: Mapping[str, type[Protocol]]) -> Protocol:
+def load_protocol(name: str, recipes: Mapping[str, type[P]]) -> P:
     """A protocol by path or by its name under configs/transfer, of one of the kinds `recipes`."""
     path = config.find_recipe(name, "transfer")
     data = config.read_recipe(path)

@@ -7,6 +7,7 @@ per image, and of finetuning.
 from __future__ import annotations
 
 import csv
+import functools
 import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,13 +19,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from backbench.datasets import splits
 from backbench.datasets.row import Dataset
 from backbench.datasets.splits import Splits
+from backbench.images import contents
 from backbench.recipes import config, fast
 from backbench.results import store
 from backbench.results.store import Origin, Result
 from backbench.runs import atomic
-from backbench.runs.folder import RESULTS_FILE, STATES
+from backbench.runs.folder import PREDICTIONS, RESULTS_FILE, STATES
 from backbench.runs.forward_clock import clock
 from backbench.runs.terminal import log
 from backbench.stats import confidence
@@ -45,10 +48,14 @@ class Assignment(Generic[Kind_co]):
     task: str  # of backbench/tasks.py
     dataset: Dataset
     splits: Splits
-    hashes: Mapping[str, str]  # digests of the lists of images, by split
     protocol: Kind_co
     seed: int
     checkpoints: tuple[Checkpoint, ...]
+
+    @functools.cached_property
+    def hashes(self) -> dict[str, str]:
+        """Digests of the lists of images, by split."""
+        return splits.digests(self.splits)
 
     @property
     def state_file(self) -> Path:
@@ -68,6 +75,24 @@ class Assignment(Generic[Kind_co]):
             if wanted <= {row.metric for row in own}:
                 complete[digest] = own
         return complete
+
+
+def identity_of(tasks: Sequence[Assignment[Protocol]]) -> dict[str, object]:
+    """All that decides a run's numbers. Several protocols give several recipes; others give one."""
+    recipes: list[dict[str, object]] = []
+    digests: list[str] = []
+    for task in tasks:
+        recipe = config.to_dict(task.protocol)
+        if recipe not in recipes:
+            recipes.append(recipe)
+        digests += [c.digest for c in task.checkpoints]
+    return {
+        "recipe": recipes[0] if len(recipes) == 1 else recipes,
+        "checkpoints": list(dict.fromkeys(digests)),
+        "datasets": {task.dataset.name: task.hashes for task in tasks},
+        "seed": tasks[0].seed,
+        contents.KEY: {t.dataset.name: contents.of_splits(t.splits.items()) for t in tasks},
+    }
 
 
 def recorded(run: Path) -> list[Result]:
@@ -137,52 +162,60 @@ def confusion(
 def write(task: Assignment[Protocol], measured: Sequence[CheckpointPredictions]) -> list[Result]:
     """Append a row per metric and checkpoint, with predictions and pictures beside them."""
     label = np.asarray(task.splits.test.labels, dtype=np.int64)
-    classes, metrics = len(task.splits.test.classes), task.dataset.metrics
+    names, metrics = task.splits.test.classes, task.dataset.metrics
     rows: list[Result] = []
     for one in measured:
         # 1. Which images are right, by the best class and by the five best.
         ranking = one.ranking.numpy().astype(np.int64)
         prediction = ranking[:, 0]
         hits, hits5 = prediction == label, (ranking == label[:, None]).any(1)
-        # 2. The predictions are kept, so that checkpoints can be compared image by image.
-        kept = _keep_files(task, one, prediction, hits5 if "top5" in metrics else None)
+        # 2. What is kept beside the rows: predictions, so that checkpoints can be compared image by
+        #    image, the classes' accuracies, and a picture of the confusion.
+        arrays = {"prediction": prediction, "label": label}
+        if "top5" in metrics:
+            arrays["hits5"] = hits5
+        table = per_class_table(prediction, label, names)
+        title = f"{one.checkpoint.name}: {task.task} on {task.dataset.name}"
+        picture = confusion_picture(confusion(prediction, label, len(names)), names, title)
+        protocol = task.protocol.name + one.suffix
+        stem = f"{task.task}-{task.dataset.name}-{protocol}-s{task.seed}"
+        stem = f"{stem}-{one.checkpoint.digest[:12]}".replace("/", "_")
+        table_file, picture_file = f"per_class/{stem}.csv", f"confusion/{stem}.png"
+        kept = {
+            "predictions": f"{PREDICTIONS}/{stem}.npz",
+            "per_class": table_file,
+            "confusion": picture_file,
+        }
         # 3. Each metric with its interval becomes a row.
         for metric in metrics:
             if metric == "top5":
                 value, ci95 = 100.0 * float(hits5.mean()), confidence.of_hits(hits5)
             else:
-                value = score(metric, prediction, label, classes)
-                by_class = label if metric == "mean_per_class" else None
-                ci95 = confidence.of_hits(hits, by_class)
-            about = row(
-                task,
-                one.checkpoint,
-                metric=metric + one.suffix,
-                value=value,
-                ci95=ci95,
-                chosen=one.chosen,
-                provenance={**kept, **one.provenance},
-            )
-            rows.append(about)
-    # 4. A run that was killed between two rows completes them.
+                value = score(metric, prediction, label, len(names))
+                ci95 = confidence.of_hits(hits, label if metric == "mean_per_class" else None)
+            rows += [
+                row(
+                    task,
+                    one.checkpoint,
+                    metric=metric + one.suffix,
+                    value=value,
+                    ci95=ci95,
+                    chosen=one.chosen,
+                    provenance={**kept, **one.provenance},
+                )
+            ]
+        # 4. The files. The rows come last: a run that was killed before makes all of it again.
+        atomic.write_text(task.run / table_file, table)
+        atomic.write_bytes(task.run / picture_file, picture)
+        store.keep_predictions(task.run, stem, manifest=task.hashes["test"], **arrays)
     store.append(task.run, rows, skip_known=True)
     return rows
 
 
-def _keep_files(
-    task: Assignment[Protocol],
-    one: CheckpointPredictions,
-    prediction: NDArray[np.int64],
-    hits5: NDArray[np.bool_] | None,
-) -> dict[str, object]:
-    """Write RUN/{predictions,per_class,confusion}; the paths go into the rows' provenance."""
-    label, names = np.asarray(task.splits.test.labels), task.splits.test.classes
-    protocol = task.protocol.name + one.suffix
-    digest = one.checkpoint.digest[:12]
-    stem = f"{task.task}-{task.dataset.name}-{protocol}-s{task.seed}-{digest}"
-    arrays = {"prediction": prediction, "label": label}
-    if hits5 is not None:
-        arrays["hits5"] = hits5
+def per_class_table(
+    prediction: NDArray[np.int64], label: NDArray[np.int64], names: Sequence[str]
+) -> str:
+    """A csv: each class with its images, how many are right, and the share in percent."""
     right, total = per_class(prediction, label, len(names))
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
@@ -190,14 +223,7 @@ def _keep_files(
     for name, good, count in zip(names, right.tolist(), total.tolist()):
         accuracy = f"{100 * good / count:.2f}" if count else ""
         table.writerow((printable.spreadsheet(name), count, good, accuracy))
-    title = f"{one.checkpoint.name}: {task.task} on {task.dataset.name}"
-    picture = confusion_picture(confusion(prediction, label, len(names)), names, title)
-
-    table_file, picture_file = f"per_class/{stem}.csv", f"confusion/{stem}.png"
-    atomic.write_text(task.run / table_file, text.getvalue())
-    atomic.write_bytes(task.run / picture_file, picture)
-    kept = store.keep_predictions(task.run, stem, manifest=task.hashes["test"], **arrays)
-    return {"predictions": kept, "per_class": table_file, "confusion": picture_file}
+    return text.getvalue()
 
 
 def confusion_picture(matrix: NDArray[np.int64], names: Sequence[str], title: str) -> bytes:
@@ -261,7 +287,7 @@ def row(
         provenance={
             **fast.of_trunk(checkpoint.provenance),
             "recipe": config.to_dict(task.protocol),
-            "manifests": dict(task.hashes),
+            "manifests": task.hashes,
             "images": {name: len(images) for name, images in task.splits.items()},
             "labelled": task.splits.labelled,
             "val": "held out of train" if task.splits.held_out else "official",

@@ -86,7 +86,7 @@ def _official(
     kind: str, parts: Mapping[str, str], *, files: str = "_image_files", **options: object
 ) -> Reader:
     """The reader of a data set that torchvision's class `kind` lists: `parts` has its words for our
-    splits, `files` is its attribute with the images."""
+    splits, `files` is its attribute with the images, or with pairs of image and label."""
 
     def read(base: Path, seed: int) -> Splits:
         from torchvision import datasets
@@ -94,29 +94,20 @@ def _official(
         found: dict[str, ImageList] = {}
         for name, official in parts.items():
             d = _torchvision(getattr(datasets, kind), base, official, **options)
-            found[name] = _listed(base, getattr(d, files), d._labels, d.classes)
+            listed = getattr(d, files)
+            images, labels = zip(*listed) if files == "_samples" else (listed, d._labels)
+            found[name] = _listed(base, images, labels, d.classes)
         return splits.with_hold_out(found["train"], found["test"], found.get("val"), seed=seed)
 
     return read
 
 
 aircraft = _official("FGVCAircraft", _THREE, annotation_level="variant")
+cars = _official("StanfordCars", _TWO, files="_samples")
 dtd = _official("DTD", _THREE, partition=1)
 flowers = _official("Flowers102", _THREE)
 food = _official("Food101", _TWO)
 pets = _official("OxfordIIITPet", {"train": "trainval", "test": "test"}, files="_images")
-
-
-def cars(base: Path, seed: int) -> Splits:
-    from torchvision.datasets import StanfordCars
-
-    def part(split: str) -> ImageList:
-        d = _torchvision(StanfordCars, base, split)
-        files = [file for file, _ in d._samples]
-        labels = [label for _, label in d._samples]
-        return _listed(base, files, labels, d.classes)
-
-    return splits.with_hold_out(train=part("train"), test=part("test"), seed=seed)
 
 
 def cifar(name: Literal["CIFAR10", "CIFAR100"]) -> Reader:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, BinaryIO, Self, TypeVar
 
 from backbench.errors import BadInput
 from backbench.runs.run_progress import QUIET_SECONDS, Progress
@@ -224,17 +224,3 @@ def _is_image(path: str) -> bool:
     # "._1.png" is what a Mac leaves beside 1.png
     name = path.rpartition("/")[2]
     return name.lower().endswith(EXTENSIONS) and not name.startswith(".")
-
-
-class Images(Generic[T]):
-    """A map-style dataset over an ImageList: item i is (transform(PIL image, i), label, i)."""
-
-    def __init__(self, images: ImageList, transform: Callable[[Image.Image, int], T]) -> None:
-        self.images = images
-        self.transform = transform
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def __getitem__(self, index: int) -> tuple[T, int, int]:
-        return self.transform(self.images.open(index), index), self.images.labels[index], index

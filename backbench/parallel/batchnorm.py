@@ -79,8 +79,7 @@ class SyncBatchNorm(_BatchNorm):
     """Batch norm with the statistics of all ranks, which must bring equally many samples. Not a
     torch.nn.SyncBatchNorm, because DDP refuses to wrap that on a CPU."""
 
-    def _check_input_dim(self, input: Tensor) -> None:
-        assert input.dim() >= 2
+    _check_input_dim = GroupBatchNorm._check_input_dim
 
     def forward(self, input: Tensor) -> Tensor:
         if distributed.world_size() == 1 or not self.training:

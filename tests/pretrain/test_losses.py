@@ -123,7 +123,7 @@ def loop_mio(z_a, z_b, t, l2=0.0, reduction="mean"):
     return positive + negative / max(1, count) + l2 * distance
 
 
-def loop_arb(z_a, z_b, *, groups=1, ridge=1e-4, permutation=None, frobenius=False):
+def loop_arb(z_a, z_b, *, groups=1, ridge=1e-4, permutation=None):
     d = z_a.shape[1]
 
     def columns(z):
@@ -146,11 +146,8 @@ def loop_arb(z_a, z_b, *, groups=1, ridge=1e-4, permutation=None, frobenius=Fals
     for g in range(groups):
         part_a, part_b = a[:, g * size : (g + 1) * size], b[:, g * size : (g + 1) * size]
         for x, y in ((part_a, base(part_b)), (part_b, base(part_a))):
-            if frobenius:
-                total = total + (torch.eye(size, dtype=torch.float64) - x.T @ y).square().sum()
-            else:
-                for i in range(size):
-                    total = total + (1 - dot(x[:, i], y[:, i])) ** 2
+            for i in range(size):
+                total = total + (1 - dot(x[:, i], y[:, i])) ** 2
     return total
 
 
@@ -403,13 +400,6 @@ def test_arb_degenerate(case, d):
     check_loss(arb_loss, loop_arb, a, b, exact=1e-6, single=2e-3)
 
 
-def test_arb_is_the_diagonal_not_the_frobenius_norm():
-    a, b = raw(9, 4), raw(9, 4, seed=1)
-    diagonal, frobenius = loop_arb(a, b), loop_arb(a, b, frobenius=True)
-    assert float(arb_loss(a, b) - diagonal) == pytest.approx(0, abs=1e-9)
-    assert float(frobenius - diagonal) > 0.01
-
-
 @pytest.mark.parametrize("norm", ["nuclear", "l21", "none"])
 @pytest.mark.parametrize("rows", [6, 3, 9])
 def test_cllr(norm, rows):
@@ -437,12 +427,6 @@ def test_cllr_at_low_rank_zero_columns_and_zero(norm):
             if projection is not thin
             else 2.0,  # rounded to float32 the rank-one matrix has full rank
         )
-
-
-def test_l21_is_over_columns():
-    projection = torch.tensor([[3.0, 0.0], [4.0, 0.0]])
-    # Rows would give 7
-    assert float(cllr_regularizer(torch.zeros(1, 2), projection, alpha=1.0, norm="l21")) == 5.0
 
 
 def test_the_released_reconstruction_ignores_the_scale_of_the_projection():
@@ -476,31 +460,6 @@ def test_lorac_with_infinite_beta_is_moco_m():
     assert float(without) == pytest.approx(float(torch.stack(pairs).mean()), rel=1e-12)
 
 
-def test_lorac_of_one_query_and_no_prior_is_infonce():
-    q, key, queue = unit(4, 8), unit(4, 8, seed=1), unit(20, 8, seed=2)
-    one = lorac_loss(q[None], key, queue, temperature=0.2, beta=1.0, prior="none")
-    assert float(one) == pytest.approx(
-        float(infonce_loss(q, key, queue, temperature=0.2)), rel=1e-12
-    )
-
-
-def test_the_prior_raises_the_loss_and_never_lowers_the_rank_for_free():
-    queries, key, queue = unit(4, 6, 8), unit(6, 8, seed=1), unit(30, 8, seed=2)
-    losses = [
-        float(lorac_loss(queries, key, queue, temperature=0.2, beta=b))
-        for b in (1.0, 2.0, 4.0, math.inf)
-    ]
-    assert losses == sorted(losses, reverse=True)
-
-
-def test_jcl_with_lambda_zero_is_infonce_on_the_mean_key():
-    q, keys, queue = unit(4, 8), unit(5, 4, 8, seed=1), unit(20, 8, seed=2)
-    jcl = jcl_loss(q, keys, queue, temperature=0.2, lam=0.0)
-    assert float(jcl) == pytest.approx(
-        float(infonce_loss(q, keys.mean(0), queue, temperature=0.2)), rel=1e-12
-    )
-
-
 def test_jcl_equals_the_released_codes_form():
     """Cross-entropy with (q.mu + lam/2 q Sigma q / t) / t as the positive logit, plus the term it
     takes off."""
@@ -532,14 +491,6 @@ def test_mio_equals_the_released_codes_form():
     assert float(mio_loss(a, b, temperature=t, l2_weight=1.0)) == pytest.approx(
         float(released), rel=1e-12
     )
-
-
-def test_the_literal_sum_of_eq_39_is_2_n_d_times_the_mean():
-    a, b = raw(6, 5), raw(6, 5, seed=1)
-    base = mio_loss(a, b, temperature=0.5)
-    mean = mio_loss(a, b, temperature=0.5, l2_weight=1.0) - base
-    total = mio_loss(a, b, temperature=0.5, l2_weight=1.0, l2_reduction="sum") - base
-    assert float(total / mean) == pytest.approx(2 * 6 * 5)
 
 
 def test_mio_gradient_is_twice_the_papers_eq_23():
@@ -580,31 +531,6 @@ def test_arb_floor_where_the_batch_cannot_span_the_columns(n, d):
     bound = math.sqrt((n - 1) / d)
     assert float(overlap) <= bound + 1e-6
     assert float(arb_loss(z, z)) >= 2 * d * (1 - bound) ** 2 - 1e-6
-
-
-def test_arb_is_zero_for_orthonormal_identical_views():
-    z = torch.linalg.qr(standardise(raw(20, 4)))[0]
-    z = z - z.mean(0)
-    assert float(arb_loss(z, z)) < 1e-6
-
-
-def test_a_column_permutation_matters_only_with_groups():
-    a, b = raw(9, 8), raw(9, 8, seed=1)
-    order = torch.tensor([7, 0, 3, 4, 1, 6, 2, 5])
-    assert float(arb_loss(a, b, permutation=order)) == pytest.approx(float(arb_loss(a, b)))
-    assert float(arb_loss(a, b, groups=4, permutation=order)) != pytest.approx(
-        float(arb_loss(a, b, groups=4))
-    )
-
-
-def test_losses_leave_keys_and_queues_without_gradient():
-    q, key, queue = (
-        x.requires_grad_() for x in (unit(4, 8), unit(4, 8, seed=1), unit(9, 8, seed=2))
-    )
-    infonce_loss(q, key, queue, temperature=0.2).backward()
-    lorac_loss(q[None], key, queue, temperature=0.2, beta=2.0).backward()
-    jcl_loss(q, key[None], queue, temperature=0.2, lam=1.0).backward()
-    assert q.grad is not None and key.grad is None and queue.grad is None
 
 
 def test_half_precision_inputs_are_raised():

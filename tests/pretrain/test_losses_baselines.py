@@ -209,26 +209,6 @@ def test_w_mse_is_the_distance_of_whitened_views():
     assert float(w_mse_loss(a, a, orders, size=6)) == pytest.approx(0, abs=1e-12)
 
 
-def test_dino_equals_lightlys_loss():
-    from lightly.loss import DINOLoss
-
-    student, teacher = raw(4, 3, 6), raw(2, 3, 6, seed=1)
-    reference = DINOLoss(output_dim=6, teacher_temp=0.04, student_temp=0.1).double()
-    expected = reference(list(teacher), list(student), teacher_temp=0.04)
-    ours = dino_loss(
-        student, teacher, torch.zeros(6).double(), student_temperature=0.1, teacher_temperature=0.04
-    )
-    assert float(ours) == pytest.approx(float(expected), rel=1e-6)
-
-
-def test_nt_xent_equals_lightlys_loss():
-    from lightly.loss import NTXentLoss
-
-    assert float(nt_xent_loss(*PAIR, temperature=0.5)) == pytest.approx(
-        float(NTXentLoss(0.5)(*PAIR)), rel=1e-9
-    )
-
-
 def test_w_mse_of_what_has_no_whitening_is_not_a_number():
     """Without a look at each step; the loop ends a run whose loss is none."""
     equal = torch.ones(12, 2, dtype=torch.float64)

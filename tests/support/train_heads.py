@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from backbench.datasets import catalog, splits
+from backbench.datasets import catalog
 from backbench.runs.state import StopFlag
 from backbench.weights.checkpoint import Checkpoint
 from transfer.devices import Machine
@@ -53,7 +53,6 @@ def train(root, trunk, run, rates, machine, *, stop=None, protocol=PROTOCOL):
         task="linear",
         dataset=catalog.find("classes"),
         splits=found,
-        hashes=splits.digests(found),
         protocol=protocol,
         seed=0,
         checkpoints=(checkpoint,),

@@ -10,7 +10,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from backbench.datasets import catalog, splits
+from backbench.datasets import catalog
 from backbench.images.preprocess import normalise, to_input
 from backbench.runs import seeding
 from backbench.runs.state import StopFlag
@@ -56,7 +56,6 @@ def train(root, trunk, run, machine, *, iterations, ratio=1.0, kind=Network):
         task="finetune",
         dataset=catalog.find("classes"),
         splits=found,
-        hashes=splits.digests(found),
         protocol=PROTOCOL,
         seed=0,
         checkpoints=(checkpoint,),

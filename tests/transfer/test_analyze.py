@@ -141,7 +141,7 @@ def test_one_pass_serves_all_checkpoints_and_the_numbers_are_right(
         norms, cosines = [], []
         with torch.no_grad():
             for i in range(30):
-                features = network(normalise(augment(chosen.open(i), i)[1:], checkpoint.pixels))
+                features = network(normalise(augment[i][0][1:], checkpoint.pixels))
                 rows = (features if projection is None else projection(features)).double().numpy()
                 rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
                 norms.append(np.linalg.svd(rows, compute_uv=False).sum())

@@ -187,7 +187,10 @@ def test_batches_are_permutations_in_a_row_and_shares_cover_them():
     assert [epoch for epoch, _ in stream] == [0] * 10 + [1] * 10
     assert sorted(i for epoch, i in stream if epoch == 0) == list(range(10))
     assert list(global_batches(0, 10, 4, 3, 5)) == list(global_batches(0, 10, 4, 0, 5))[3:]
-    shares = [list(rank_batches(0, 10, 4, 0, 5, rank=rank, world=3)) for rank in range(3)]
+    shares = [
+        list(rank_batches(0, 10, 4, 0, 5, machine=Machine(ONE.device, rank, 3, 0)))
+        for rank in range(3)
+    ]
     together = [item for parts in zip(*shares) for part in parts for item in part]
     assert together == stream
 

@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from backbench.errors import BadInput
-from backbench.images.image_list import ArrayList, Images, decode, scan_folder
+from backbench.images.image_list import ArrayList, decode, scan_folder
 
 
 @pytest.fixture
@@ -66,5 +66,3 @@ def test_subset_and_arrays(folder):
     rows = ArrayList(folder, ("x/0", "x/1", "x/2"), (0, 1, 0), ("p", "q"), pixels)
     turned = rows.subset([2, 1])
     assert (np.asarray(turned.open(0)) == pixels[2]).all() and turned.labels == (0, 1)
-    item = Images(rows, lambda picture, index: (picture.size, index))[1]
-    assert item == (((5, 4), 1), 1, 1)
