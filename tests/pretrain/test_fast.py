@@ -4,6 +4,7 @@ import json
 import signal
 
 import pytest
+from support import tiny_pretraining
 
 from backbench import cli
 from backbench.errors import EXIT_BAD_INPUT, EXIT_PREEMPTED
@@ -23,17 +24,9 @@ PAPERS = [
 ]
 # 32 px: torch's bf16 convolution on a CPU can leave its gradient unset where the map before it is
 # 1 x 1
-TINY = """
-name: tiny
-arch: resnet18
-method: {name: simclr, head: {hidden: 32, dim: 16}}
-data: {dataset: shapes, workers: 0}
-views: {pipeline: reference, crops: [{count: 2, size: 32}]}
-optim: {name: sgd, lr: 0.05}
-epochs: 1
-batch_size: 8
-log_every: 1
-"""
+TINY = tiny_pretraining.recipe(
+    views=tiny_pretraining.crops(32) | {"pipeline": "reference"}, epochs=1
+)
 
 
 def arguments(*words):
@@ -126,7 +119,7 @@ def one_line(said, *parts):
 @pytest.mark.parametrize("precision", ["fp64", "fp32", "fp16"])
 def test_a_recipe_that_demands_a_precision_is_refused(pretrain, tmp_path, precision):
     recipe = tmp_path / "exact.yaml"
-    recipe.write_text(TINY + f"precision: {precision}\n")
+    recipe.write_text(json.dumps(json.loads(TINY) | {"precision": precision}))
     status, said = pretrain(recipe, tmp_path / "run", "--fast")
     assert status == EXIT_BAD_INPUT and not (tmp_path / "run").exists()
     assert said.count("\n") == 1

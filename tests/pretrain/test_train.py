@@ -8,6 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from support import tiny_pretraining
+from support.tiny_pretraining import digest
 
 from backbench import cli
 from backbench.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_PREEMPTED, BadInput, Failed
@@ -22,19 +24,7 @@ from pretrain.monitor import RecentTerms
 from pretrain.recipe import ViewsConfig
 from pretrain.resume import SavedState
 
-BASE = """
-name: tiny
-arch: resnet18
-method: {name: simclr, head: {hidden: 32, dim: 16}}
-data: {dataset: shapes, workers: 0}
-views: {crops: [{count: 2, size: 16, blur_p: 0.0}]}
-optim: {name: sgd, lr: 0.05}
-epochs: 2
-batch_size: 8
-log_every: 1
-"""
-MOCO = ["method={name: moco, queue: 64, head: {hidden: 32, dim: 16, batchnorm: false}}"]
-
+MOCO = [tiny_pretraining.MOCO]
 LARGER = ["views.crops=[{count: 2, size: 32}]"]
 
 
@@ -42,7 +32,7 @@ LARGER = ["views.crops=[{count: 2, size: 32}]"]
 def root(shapes):
     """24 pictures in three classes: six steps of eight in two epochs."""
     root = shapes()
-    (root / "tiny.yaml").write_text(BASE)
+    (root / "tiny.yaml").write_text(tiny_pretraining.recipe())
     return root
 
 
@@ -59,10 +49,6 @@ def pretrain(root, capsys, caplog):
         return status, capsys.readouterr().err + caplog.text
 
     return run
-
-
-def digest(out):
-    return Checkpoint.load(out / CHECKPOINT_FILE).digest
 
 
 def weights(out):
@@ -112,8 +98,7 @@ def test_a_checkpoint_that_no_run_made_is_not_its_result(pretrain, trunk, tmp_pa
 
 
 def test_no_epochs_save_the_trunk_that_every_method_starts_from(pretrain, tmp_path, root):
-    without = BASE.replace("method: {name: simclr, head: {hidden: 32, dim: 16}}\n", "")
-    (root / "without.yaml").write_text(without)
+    (root / "without.yaml").write_text(tiny_pretraining.recipe(method=None))
     for name, overrides in {
         "random": ["method={name: random}"],
         "moco": MOCO,

@@ -2,55 +2,33 @@
 loader workers: the run that was put together ends with the digest of the one that was left alone.
 In real processes."""
 
-import os
 import random
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
+from support.tiny_pretraining import HEAD, SIMCLR, crops, digest, recipe, start
 
 from backbench.errors import EXIT_PREEMPTED
-from backbench.weights.checkpoint import Checkpoint
 
-HEAD = "head: {hidden: 32, dim: 16}"
 METHODS = {
-    "lorac": f"{{name: lorac, queue: 64, {HEAD}, prior_from: 0.5, beta: 2.0}}",
-    "jcl": f"{{name: jcl, queue: 64, {HEAD}}}",
-    "mio": f"{{name: mio, {HEAD}, l2_weight: 1.0}}",
-    "arb": f"{{name: arb, {HEAD}, groups: 2}}",
-    "cllr": f"{{name: cllr, rows: 16, inner: {{name: simclr, {HEAD}}}}}",
-    "simclr": f"{{name: simclr, {HEAD}}}",
+    "lorac": {"name": "lorac", "queue": 64, "head": HEAD, "prior_from": 0.5, "beta": 2.0},
+    "jcl": {"name": "jcl", "queue": 64, "head": HEAD},
+    "mio": {"name": "mio", "head": HEAD, "l2_weight": 1.0},
+    "arb": {"name": "arb", "head": HEAD, "groups": 2},
+    "cllr": {"name": "cllr", "rows": 16, "inner": SIMCLR},
+    "simclr": SIMCLR,
 }
-RECIPE = """
-name: tiny
-arch: resnet18
-method: {method}
-data: {{dataset: shapes, workers: 0}}
-views: {{crops: [{{count: {views}, size: 16}}]}}
-optim: {{name: sgd, lr: 0.02}}
-epochs: 6
-batch_size: 8
-log_every: 1
-save_minutes: 0.0
-"""
+LONGER = {"optim": {"name": "sgd", "lr": 0.02}, "epochs": 6, "save_minutes": 0.0}
 
 
 @pytest.fixture(scope="module")
 def root(shapes):
     root = shapes()
     for name, method in METHODS.items():
-        views = 3 if name in ("lorac", "jcl") else 2
-        (root / f"{name}.yaml").write_text(RECIPE.format(method=method, views=views))
+        views = crops(count=3 if name in ("lorac", "jcl") else 2)
+        (root / f"{name}.yaml").write_text(recipe(method=method, views=views, **LONGER))
     return root
-
-
-def start(root, out, name, *options):
-    command = [sys.executable, "-m", "backbench", "pretrain", str(root / f"{name}.yaml")]
-    command += ["--data", str(root), "--out", str(out), "--accelerator", "cpu", *options]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
 
 
 def finish(process):
@@ -72,23 +50,21 @@ def wait_for(condition, process):
     return value
 
 
-def digest(out):
-    return Checkpoint.load(out / "backbone.safetensors").digest
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_killed_and_continued_equals_left_alone(root, tmp_path, name):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    alone = start(root, whole, name)
+    alone = start(root, whole, f"{name}.yaml")
 
-    process = start(root, parts, name)  # kill -9 at a random step
+    process = start(root, parts, f"{name}.yaml")  # kill -9 at a random step
     step = random.Random(name).randint(2, 5)
     wait_for(lambda: rows(parts) >= step, process)
     process.kill()
     assert finish(process)[0] == -signal.SIGKILL
 
-    process = start(root, parts, name, "--workers", "2")  # kill -9 while the state is half written
+    process = start(
+        root, parts, f"{name}.yaml", "--workers", "2"
+    )  # kill -9 while the state is half written
     before = rows(parts)
     wait_for(lambda: rows(parts) > before and list(parts.glob(".state.pt.*.tmp")), process)
     process.kill()
@@ -96,7 +72,7 @@ def test_killed_and_continued_equals_left_alone(root, tmp_path, name):
     assert (parts / "state.pt").exists()
 
     for number in (signal.SIGTERM, signal.SIGUSR2):
-        process = start(root, parts, name, "--workers", str(number % 2))
+        process = start(root, parts, f"{name}.yaml", "--workers", str(number % 2))
         before = rows(parts)
         wait_for(lambda: rows(parts) > before, process)  # noqa: B023 - used at once
         asked = time.monotonic()
@@ -108,7 +84,7 @@ def test_killed_and_continued_equals_left_alone(root, tmp_path, name):
         assert status == EXIT_PREEMPTED, said
         assert "state saved" in said
 
-    process = start(root, parts, name)
+    process = start(root, parts, f"{name}.yaml")
     status, said = finish(process)
     assert status == 0, said
     assert finish(alone)[0] == 0

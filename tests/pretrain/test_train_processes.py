@@ -10,39 +10,28 @@ from pathlib import Path
 
 import pytest
 import torch
+from support import tiny_pretraining
 
 from backbench.cli import main
 from backbench.errors import EXIT_BAD_INPUT, EXIT_PREEMPTED
 from backbench.runs.step_metrics import read_metrics
 from backbench.weights.checkpoint import Checkpoint
 
-RECIPE = """
-name: tiny
-arch: resnet18
-method: {name: simclr, head: {hidden: 32, dim: 16}}
-data: {dataset: shapes, workers: 0}
-views: {crops: [{count: 2, size: 32, blur_p: 0.0}]}
-optim: {name: sgd, lr: 0.001, weight_decay: 0.0}
-epochs: 2
-batch_size: 8
-log_every: 1
-"""
-MOCO = "method={name: moco, queue: 64, head: {hidden: 32, dim: 16, batchnorm: false}, groups: 2}"
+STEADY = {"name": "sgd", "lr": 0.001, "weight_decay": 0.0}
+MOCO = tiny_pretraining.MOCO.replace("}}", "}, groups: 2}")
 
 
 @pytest.fixture(scope="module")
 def root(shapes):
     root = shapes(16, "ab", 32)
-    (root / "tiny.yaml").write_text(RECIPE)
+    views = tiny_pretraining.crops(32, blur_p=0.0)
+    (root / "tiny.yaml").write_text(tiny_pretraining.recipe(views=views, optim=STEADY))
     return root
 
 
 def start(root, out, processes, *overrides):
-    command = [sys.executable, "-m", "backbench", "pretrain", str(root / "tiny.yaml"), *overrides]
-    command += ["--data", str(root), "--out", str(out)]
-    command += ["--accelerator", "cpu", "--devices", str(processes)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    words = (*overrides, "--devices", str(processes))
+    return tiny_pretraining.start(root, out, "tiny.yaml", *words)
 
 
 def pretrain(root, out, processes, *overrides):
@@ -96,10 +85,7 @@ def test_a_signal_to_one_process_stops_all_and_they_continue_exactly(root, tmp_p
     said = stopped_after_a_row(start(root, out, 2), out)
     assert said.count("state saved") == 1
     assert pretrain(root, out, 2)[0] == 0
-    digests = {
-        Checkpoint.load(x / "backbone.safetensors").digest for x in (tmp_path / "whole", out)
-    }
-    assert len(digests) == 1
+    assert tiny_pretraining.digest(tmp_path / "whole") == tiny_pretraining.digest(out)
 
 
 @pytest.mark.slow

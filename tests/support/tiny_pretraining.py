@@ -1,0 +1,44 @@
+"""A tiny pretraining of a ResNet-18 on the pictures `shapes`, and its command in a process."""
+
+import json
+import os
+import subprocess
+import sys
+
+from backbench.weights.checkpoint import Checkpoint
+
+HEAD = {"hidden": 32, "dim": 16}
+SIMCLR = {"name": "simclr", "head": HEAD}
+MOCO = "method={name: moco, queue: 64, head: {hidden: 32, dim: 16, batchnorm: false}}"
+
+
+def crops(size=16, count=2, **settings):
+    return {"crops": [{"count": count, "size": size, **settings}]}
+
+
+def recipe(**changes):
+    """Its recipe as JSON, which is YAML; a change to None leaves the key out."""
+    keys = {
+        "name": "tiny",
+        "arch": "resnet18",
+        "method": SIMCLR,
+        "data": {"dataset": "shapes", "workers": 0},
+        "views": crops(blur_p=0.0),
+        "optim": {"name": "sgd", "lr": 0.05},
+        "epochs": 2,
+        "batch_size": 8,
+        "log_every": 1,
+    } | changes
+    return json.dumps({key: value for key, value in keys.items() if value is not None})
+
+
+def start(root, out, file, *words):
+    """`backbench pretrain ROOT/FILE` in a process of its own."""
+    command = [sys.executable, "-m", "backbench", "pretrain", str(root / file), *words]
+    command += ["--data", str(root), "--out", str(out), "--accelerator", "cpu"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+
+
+def digest(out):
+    return Checkpoint.load(out / "backbone.safetensors").digest
