@@ -74,11 +74,13 @@ class FirstStep:
         if self.over:
             return
         self.over = True
-        for where in _tensors_outside_state(self.method):
-            raise self._broken(
-                f"attribute {where} holds a tensor after after_step, which state.pt does not; "
-                "register a buffer, or clear it there"
-            )
+        kept = {id(x) for x in (*self.method.parameters(), *self.method.buffers())}
+        for where, _, value in _attributes(self.method):
+            if any(id(x) not in kept for x in _tensors_in(value)):
+                raise self._broken(
+                    f"attribute {where} holds a tensor after after_step, which state.pt does not; "
+                    "register a buffer, or clear it there"
+                )
         for where, value in _plain_attributes(self.method):
             if where not in self.before or self.before[where] != value:
                 raise self._broken(
@@ -110,14 +112,6 @@ def _plain_attributes(method: nn.Module) -> Iterator[tuple[str, Plain]]:
         own = not type(module).__module__.startswith("torch.")
         if own and (value is None or isinstance(value, int | float | str)):
             yield where, value
-
-
-def _tensors_outside_state(method: nn.Module) -> Iterator[str]:
-    """Attributes with a tensor, also in a list or dict, that is no parameter and no buffer."""
-    known = {id(x) for x in (*method.parameters(), *method.buffers())}
-    for where, _, value in _attributes(method):
-        if any(id(x) not in known for x in _tensors_in(value)):
-            yield where
 
 
 def _tensors_in(value: object) -> Iterator[Tensor]:

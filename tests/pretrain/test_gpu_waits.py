@@ -1,11 +1,9 @@
 """Every method on a GPU that is only pretended: nothing mixes the places, the numbers are the CPU's,
 and between two rows of the log no step waits for the device."""
 
-from contextlib import contextmanager
-
 import pytest
 import torch
-from support.methods import CASES, train
+from support.methods import CASES, train, train_on_pretended_gpu
 from support.pretended_gpu import CUDA, OnGpu, PretendedGpu
 from torch import nn
 
@@ -36,16 +34,7 @@ def recipe_of(**groups):
 @pytest.mark.parametrize("name", CASES)
 def test_no_step_waits(name):
     expected = train(CASES[name])
-    waits: list[str] = []
-    with PretendedGpu() as gpu:
-
-        @contextmanager
-        def around(step):
-            gpu.take()
-            yield
-            waits.extend(gpu.take() if step else [])
-
-        got = train(CASES[name], device="cuda", around=around)
+    got, waits = train_on_pretended_gpu(CASES[name])
     assert not waits, "\n".join(waits)
     for key, value in expected.items():
         assert isinstance(got[key], OnGpu), key

@@ -4,14 +4,12 @@ tensors that lie there; the numbers are those of one process on the CPU, and no 
 import os
 import subprocess
 import sys
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-from support.methods import CASES, train
-from support.pretended_gpu import PretendedGpu
+from support.methods import CASES, train, train_on_pretended_gpu
 
 RANKS = 2
 FEW = ("moco sync symmetric", "lorac")
@@ -62,16 +60,7 @@ def work(rank: int, folder: Path, names: tuple[str, ...]) -> None:
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=RANKS)
     out = {}
     for name in names:
-        waits: list[str] = []
-        with PretendedGpu() as gpu:
-
-            @contextmanager
-            def around(step, gpu=gpu, waits=waits):
-                gpu.take()
-                yield
-                waits.extend(gpu.take() if step else [])
-
-            got = train(CASES[name], device="cuda", around=around, wrapped=False)
+        got, waits = train_on_pretended_gpu(CASES[name], wrapped=False)
         out[name] = {key: value.host for key, value in got.items()}, waits
     torch.save(out, folder / f"{rank}.pt")
     dist.destroy_process_group()

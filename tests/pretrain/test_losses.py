@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pretrain.methods.arb import arb_loss, standardise
+from pretrain.methods.arb import arb_loss, standardise, tracks
 from pretrain.methods.cllr import cllr_regularizer, released_reconstruction
 from pretrain.methods.jcl import jcl_loss
 from pretrain.methods.lorac import lorac_loss, nuclear_norm
@@ -123,7 +123,9 @@ def loop_mio(z_a, z_b, t, l2=0.0, reduction="mean"):
     return positive + negative / max(1, count) + l2 * distance
 
 
-def loop_arb(z_a, z_b, *, groups=1, ridge=1e-4, permutation=None):
+def loop_arb(
+    z_a, z_b, *, groups=1, ridge=1e-4, permutation=None, align="base", loss="eq8", weight=0.0
+):
     d = z_a.shape[1]
 
     def columns(z):
@@ -145,9 +147,18 @@ def loop_arb(z_a, z_b, *, groups=1, ridge=1e-4, permutation=None):
     size = d // groups
     for g in range(groups):
         part_a, part_b = a[:, g * size : (g + 1) * size], b[:, g * size : (g + 1) * size]
-        for x, y in ((part_a, base(part_b)), (part_b, base(part_a))):
+        target_a, target_b = part_a, part_b
+        if align == "base":
+            target_a, target_b = base(part_a), base(part_b)
+        for x, y in ((part_a, target_b), (part_b, target_a)):
             for i in range(size):
+                if loss == "mse":
+                    total = total + (x[:, i] - y[:, i] / y[:, i].norm()).square().sum()
+                    continue
                 total = total + (1 - dot(x[:, i], y[:, i])) ** 2
+                for j in range(size) if weight else ():
+                    if i != j:
+                        total = total + weight * dot(x[:, i], y[:, j]) ** 2
     return total
 
 
@@ -398,6 +409,44 @@ def test_arb_degenerate(case, d):
     else:
         a, b = torch.full_like(a, 0.1), torch.full_like(b, 3.3)
     check_loss(arb_loss, loop_arb, a, b, exact=1e-6, single=2e-3)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize(
+    "ablation", [{"align": "direct"}, {"loss": "mse"}, {"loss": "off_diagonal", "weight": 0.2}]
+)
+def test_arbs_ablations(ablation, groups):
+    """Tables 3 and 4; directly aligned, both views get a gradient."""
+    settings = dict(ablation)
+    if "weight" in settings:
+        settings["off_diagonal_weight"] = settings.pop("weight")
+    check_loss(
+        lambda a, b: arb_loss(a, b, groups=groups, **settings),
+        lambda a, b: loop_arb(a, b, groups=groups, **ablation),
+        raw(12, 8),
+        raw(12, 8, seed=1),
+        exact=1e-7,
+        single=5e-4,
+    )
+
+
+def test_arb_over_instances_is_the_loss_of_the_transposed():
+    a, b = raw(6, 20), raw(6, 20, seed=1)
+    transposed = float(arb_loss(a.T, b.T))
+    assert float(arb_loss(a, b, over="instances")) == pytest.approx(transposed, rel=1e-12)
+
+
+def test_arbs_curves_at_their_ends():
+    generator = torch.Generator().manual_seed(2)
+    a = torch.randn(400, 8, generator=generator)
+    same = tracks(a, a, ridge=1e-4)
+    assert float(same["embedding_distance"]) == pytest.approx(0, abs=1e-6)
+    assert float(same["base_distance"]) == pytest.approx(0, abs=1e-6)
+    assert float(same["variance"]) == pytest.approx(1, abs=0.02)
+    far = tracks(a, torch.randn(400, 8, generator=generator), ridge=1e-4)
+    assert float(far["embedding_distance"]) == pytest.approx(1, abs=0.05)
+    flat = tracks(torch.ones(40, 8), torch.ones(40, 8), ridge=1e-4)
+    assert float(flat["variance"]) == pytest.approx(0, abs=1e-6)
 
 
 @pytest.mark.parametrize("norm", ["nuclear", "l21", "none"])

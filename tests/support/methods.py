@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from backbench.recipes import config as recipes
 from backbench.weights.families.pair_trunk import LabPair
 from pretrain.first_step import FirstStep
 from pretrain.method import Batch, Method, Setup, build_method, choose_config
+from support.pretended_gpu import PretendedGpu
 
 HEAD = {"hidden": 12, "dim": 6}
 BOTH = {"head": HEAD, "predictor": HEAD}
@@ -181,3 +182,19 @@ def moved(batch: Batch, device: str) -> Batch:
         labels=batch.labels.to(device, non_blocking=True),
         index=batch.index.to(device, non_blocking=True),
     )
+
+
+def train_on_pretended_gpu(
+    case: dict[str, Any], **how: Any
+) -> tuple[dict[str, torch.Tensor], list[str]]:
+    """What `train` gives there, and what has waited for the device after the first step."""
+    waits: list[str] = []
+    with PretendedGpu() as gpu:
+
+        @contextmanager
+        def around(step: int) -> Iterator[None]:
+            gpu.take()
+            yield
+            waits.extend(gpu.take() if step else [])
+
+        return train(case, device="cuda", around=around, **how), waits
