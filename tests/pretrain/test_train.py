@@ -153,6 +153,10 @@ def test_a_row_of_metrics_spans_a_restart(pretrain, kill_at_step, tmp_path):
     ("overrides", "message"),
     [
         (
+            [*MOCO, "method.groups=4", "accumulate=4"],
+            "4 batch norm groups do not divide the 2 images that a forward pass",
+        ),
+        (
             ["batch_size=32"],
             "24 images are fewer than one batch of 32; set batch_size to at most 24",
         ),
@@ -188,18 +192,6 @@ def test_a_base_is_a_name_or_a_list_of_names(tmp_path):
         recipes.read_recipe(tmp_path / "odd.yaml")
 
 
-def test_groups_of_batch_norm_that_micro_batches_cannot_fill(pretrain, tmp_path):
-    status, said = pretrain(tmp_path / "run", *MOCO, "method.groups=4", "accumulate=4")
-    assert status == EXIT_BAD_INPUT
-    assert "4 batch norm groups do not divide the 2 images that a forward pass" in said
-
-
-def test_no_processes(pretrain, tmp_path):
-    status, said = pretrain(tmp_path / "run", options=["--devices", "0"])
-    assert status == EXIT_BAD_INPUT
-    assert "--devices and --nodes must be at least 1" in said
-
-
 def test_more_gpus_than_there_are(pretrain, tmp_path):
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
@@ -207,6 +199,12 @@ def test_more_gpus_than_there_are(pretrain, tmp_path):
     assert status == EXIT_BAD_INPUT
     assert "this machine has 0 GPUs" in said
     assert not (tmp_path / "run").exists()
+
+
+def test_no_processes(pretrain, tmp_path):
+    status, said = pretrain(tmp_path / "run", options=["--devices", "0"])
+    assert status == EXIT_BAD_INPUT
+    assert "--devices and --nodes must be at least 1" in said
 
 
 def test_another_runs_folder_is_refused_and_a_damaged_state_is_named(

@@ -73,18 +73,13 @@ def recipe(path: Path, count: int) -> Path:
     return file
 
 
+def command(files: list[Path], root: Path, out: Path, file: Path) -> list[str]:
+    words = ["analyze", *files, "--dataset", "digits", "--data", root, "--out", out]
+    return [*map(str, words), "--recipe", str(file), "--workers", "0", "-q"]
+
+
 def run(files: list[Path], root: Path, out: Path, file: Path, *more: str) -> int:
-    words = [
-        "analyze",
-        *map(str, files),
-        "--dataset",
-        "digits",
-        "--data",
-        str(root),
-        "--out",
-        str(out),
-    ]
-    return cli.main([*words, "--recipe", str(file), "--workers", "0", "-q", *more])
+    return cli.main([*command(files, root, out, file), *more])
 
 
 def values(out: Path) -> dict[tuple[str, str, str], float | None]:
@@ -301,17 +296,7 @@ def test_memory_does_not_grow_with_the_images(tmp_path) -> None:
     file = save(tmp_path, 0, "plain")
     peaks = []
     for count in (64, 700):
-        words = [
-            "analyze",
-            str(file),
-            "--dataset",
-            "digits",
-            "--data",
-            str(root),
-            "--out",
-            str(tmp_path / f"out{count}"),
-        ]
-        words += ["--recipe", str(recipe(tmp_path, count)), "--workers", "0", "-q"]
+        words = command([file], root, tmp_path / f"out{count}", recipe(tmp_path, count))
         done = subprocess.run(
             [sys.executable, "-c", PEAK, *words], capture_output=True, text=True, check=True
         )

@@ -41,6 +41,9 @@ def test_what_is_wrong_is_named(folder, tmp_path):
         scan_folder(folder)
     with pytest.raises(BadInput, match="no such folder; expected images as"):
         scan_folder(tmp_path / "nowhere")
+    (tmp_path / "bare").mkdir()
+    with pytest.raises(BadInput, match="no images found"):
+        scan_folder(tmp_path / "bare")
     bad = tmp_path / "bad.png"
     bad.write_bytes(Image.new("RGB", (4, 4)).tobytes())
     with pytest.raises(BadInput, match=r"bad.png: corrupt image"):
