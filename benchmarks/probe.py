@@ -307,7 +307,7 @@ def row_19(count: int, repeats: int) -> None:
 
         def ours() -> list[torch.Tensor]:
             shares = equal_shares(0, count, batch, rank=0, world=1)
-            pictures = Pictures[None](images, lambda picture, _: geometry(picture))
+            pictures = Pictures(images, lambda picture, _: geometry(picture))
             batches = loader(pictures, shares, machine=machine)
             return [normalise(pixels, Pixels()) for pixels, _ in batches]
 

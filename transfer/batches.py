@@ -8,7 +8,7 @@ processes and workers.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from PIL import Image
 
 EpochIndex = tuple[int, int]  # the epoch, and an image's index in the list
-K = TypeVar("K")  # what a view depends on beside the image
+View = Callable[["Image.Image", EpochIndex], "Image.Image"]
 
 
 # Which images
@@ -59,8 +59,8 @@ def rank_batches(
 
 def equal_shares(
     first: int, count: int, batch: int, rank: int, world: int
-) -> list[list[tuple[None, int]]]:
-    """This rank's part of each batch of images first..count-1 in order, as (no key, index) lists.
+) -> list[list[EpochIndex]]:
+    """This rank's part of each batch of images first..count-1 in order, as (0, index) lists.
     All ranks get equally many, as gathering needs: the last shares are padded with the last image.
     After a gather the first `batch` rows (or as many as are left) are the images in order."""
     shares = []
@@ -68,7 +68,7 @@ def equal_shares(
         # A batch of b images is W contiguous parts of ceil(b / W); behind its end lies padding.
         each = -(-(min(begin + batch, count) - begin) // world)
         mine = range(begin + rank * each, begin + (rank + 1) * each)
-        shares.append([(None, min(i, count - 1)) for i in mine])
+        shares.append([(0, min(i, count - 1)) for i in mine])
     return shares
 
 
@@ -95,27 +95,26 @@ class CropFlip:
         return out.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if flip else out
 
 
-def centred(geometry: Geometry) -> Callable[[Image.Image, None], Image.Image]:
+def centred(geometry: Geometry) -> View:
     """The view of an image that evaluation takes: resized, the centre cropped."""
     transform = geometry.transform()
 
-    def view(picture: Image.Image, _: None) -> Image.Image:
+    def view(picture: Image.Image, _: EpochIndex) -> Image.Image:
         return transform(picture)
 
     return view
 
 
-class Pictures(torch.utils.data.Dataset[tuple[Tensor, int]], Generic[K]):
-    """Item (key, index) -> (uint8 (3, H, W), index); `view` makes the PIL image of that size."""
+class Pictures(torch.utils.data.Dataset[tuple[Tensor, int]]):
+    """Item (epoch, index) -> (uint8 (3, H, W), index); `view` makes the PIL image of that size."""
 
-    def __init__(self, images: ImageList, view: Callable[[Image.Image, K], Image.Image]) -> None:
+    def __init__(self, images: ImageList, view: View) -> None:
         self.images, self.view = images, view
 
-    def __getitem__(self, item: tuple[K, int]) -> tuple[Tensor, int]:
-        key, index = item
+    def __getitem__(self, key: EpochIndex) -> tuple[Tensor, int]:
+        index = key[1]
         picture = np.asarray(self.view(self.images.open(index), key), dtype=np.uint8)
-        # A copy, since PIL's array cannot be written to; channels
-        # last in memory, as trunks take it.
+        # A copy, since PIL's array cannot be written to; channels last in memory, as trunks take it
         return torch.from_numpy(picture.copy()).permute(2, 0, 1), index
 
 
@@ -128,14 +127,13 @@ def training_pictures(
     machine: Machine,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Augmented views of each share of `shares`: (uint8 (n, 3, size, size), indices (n,))."""
-    keyed = ([(key, key[1]) for key in share] for share in shares)
-    return loader(Pictures(images, CropFlip(augment, seed)), keyed, machine=machine)
+    return loader(Pictures(images, CropFlip(augment, seed)), shares, machine=machine)
 
 
 def loader(
-    pictures: Pictures[K], batches: Iterable[list[tuple[K, int]]], *, machine: Machine
+    pictures: Pictures, batches: Iterable[list[EpochIndex]], *, machine: Machine
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Batches of (uint8 (N, 3, H, W), indices (N,)); `batches` yields lists of (key, index).
+    """Batches of (uint8 (N, 3, H, W), indices (N,)); `batches` yields lists of (epoch, index).
     BadInput, on all ranks, for an image that one of them cannot read."""
     found = loading.batches(
         pictures, batches, workers=machine.workers, pin=machine.device.type == "cuda", prefetch=4

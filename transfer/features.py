@@ -26,7 +26,7 @@ from backbench.runs.run_progress import Progress
 from backbench.runs.state import StopFlag
 from backbench.runs.terminal import log
 from transfer import feature_cache
-from transfer.batches import Pictures, centred, equal_shares, loader
+from transfer.batches import EpochIndex, Pictures, centred, equal_shares, loader
 from transfer.devices import Machine
 from transfer.feature_cache import Description, FeatureCache, PartFiles, Seen, describe
 from transfer.frozen import FrozenTrunk, forward_all
@@ -68,12 +68,12 @@ class FeatureRows:
             yield from part.split(rows)
 
 
-class HashedPictures(Pictures[None]):
-    """Item (no key, index) -> (uint8 (3, H, W), the file's hash). Rows of an array have no hash, as
+class HashedPictures(Pictures):
+    """Item (epoch, index) -> (uint8 (3, H, W), the file's hash). Rows of an array have no hash, as
     their pixels name the entry."""
 
-    def __getitem__(self, item: tuple[None, int]) -> tuple[Tensor, int]:
-        picture, index = super().__getitem__(item)
+    def __getitem__(self, key: EpochIndex) -> tuple[Tensor, int]:
+        picture, index = super().__getitem__(key)
         if isinstance(self.images, ArrayList):
             return picture, feature_cache.UNKNOWN
         # Decoded a moment ago, so the file comes from memory and not from the disk
