@@ -244,12 +244,8 @@ class Training:
     tensorboard: bool
 
     def __post_init__(self) -> None:
-        fabric, config, method, rank = (
-            self.fabric,
-            self.config,
-            self.method,
-            self.fabric.global_rank,
-        )
+        fabric, config, method = self.fabric, self.config, self.method
+        rank = fabric.global_rank
         # 1. How long: `total` steps are the schedule's length; MIO stops before its end
         self.steps_per_epoch = len(self.found) // config.batch_size
         self.total = config.epochs * self.steps_per_epoch

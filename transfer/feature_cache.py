@@ -14,12 +14,9 @@ disagree. Its files, by suffix:
     .rows.json   how many rows of the .part files hold; beside the first of them
     .files.part  inodes, ctimes and hashes of the images so far; beside the first of them
 
-The contents of the images decide whether an entry is theirs, and no list is read twice for it. The
-description names the list cheaply: paths, sizes and the contents of a few files (`contents.named`).
-While features are computed, each file is hashed as it is decoded. On a hit a file whose inode and
-time of change (ctime, which no program can set) are as they were is the same file. The others are
-hashed again: all of them where they are few, and where they are many, as on another disk, a seeded
-2% of them.
+The contents of the images decide whether an entry is theirs, and no list is read twice for it: the
+description names the list by paths, sizes and a few files' contents (`contents.named`), and on a
+hit only files that have moved since are hashed again (`changed_file`).
 """
 
 from __future__ import annotations
@@ -91,8 +88,10 @@ def not_yet_seen(named: contents.Named) -> Seen:
 
 
 def changed_file(images: ImageList, named: contents.Named, seen: Seen) -> str | None:
-    """The first file that holds something else than `seen` says, or None. Rows of `seen` without a
-    hash are left out, and it may be shorter than the list."""
+    """The first file that holds something else than `seen` says, or None. A file whose inode and
+    ctime (which no program can set) are as they were is the same; of the others all are hashed
+    where they are few, and where they are many, as on another disk, a seeded 2%. Rows of `seen`
+    without a hash are left out, and it may be shorter than the list."""
     if isinstance(images, ArrayList):
         return None
     now = not_yet_seen(named)[: len(seen), :2]
