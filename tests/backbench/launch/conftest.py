@@ -115,10 +115,8 @@ class Lab:
             time.sleep(0.3)
 
     def logs(self, out: str) -> str:
-        files = [
-            *(self.root / out / ".launch").glob("logs/*"),
-            *(self.root / out / ".launch").glob("submitit/*/*.out"),
-        ]
+        folder = self.root / out / ".launch"
+        files = [*folder.glob("logs/*"), *folder.glob("submitit/*/*.out")]
         return "\n".join(f"{f.name}: {f.read_text(errors='replace')[-2000:]}" for f in files)
 
     def until_done(self, out: str, seconds: float = 60.0) -> None:

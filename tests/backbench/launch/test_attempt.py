@@ -35,12 +35,10 @@ def test_failing_job_stops_says_so_and_blocks_what_needs_it(lab, capsys, fault, 
     assert lab.launch("status", "runs", "--once") == 0
     text = capsys.readouterr().out
     assert "1 failed" in text and "2 blocked" in text and "2 done" in text
+    why = "backbench: the fault that was ordered"
     if fault == "broken":
-        assert re.search(
-            rf"failed +{bad}  failed 3 times for the same reason: backbench: broken", text
-        )
-    else:
-        assert re.search(rf"failed +{bad}  backbench: the fault that was ordered", text)
+        why = "failed 3 times for the same reason: backbench: broken"
+    assert re.search(rf"failed +{bad}  {why}", text)
     assert lab.run(grid, cluster, "runs") == 0, "run leaves failed jobs to retry"
     assert len(lab.attempts("runs")[bad]) == attempts
     lab.dataset("pretrain", steps=1)
@@ -59,10 +57,8 @@ def test_time_limit_saves_and_continues_until_no_progress_is_made(lab):
     cluster = lab.cluster("local", resources={"default": {"hours": 8 / 3600}})
     assert lab.run(grid, cluster, "runs") == 0
     (steady,) = [n for n in lab.states("runs") if "steady" in n]
-    assert (
-        lab.attempts("runs")[steady][0] == "time limit"
-        and lab.attempts("runs")[steady][-1] == "done"
-    )
+    hows = lab.attempts("runs")[steady]
+    assert hows[0] == "time limit" and hows[-1] == "done"
     for name in ("steady", "stuck"):
         lab.dataset(name, steps=30 if name == "steady" else 2)
     assert lab.values("runs") == lab.reference(grid)
@@ -72,9 +68,8 @@ def test_time_limit_saves_and_continues_until_no_progress_is_made(lab):
 def test_job_whose_time_is_too_short_for_one_step_stops(lab):
     lab.dataset("stuck", steps=2, step_s=60)
     grid = lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=lab.linear("stuck"))
-    assert (
-        lab.run(grid, lab.cluster("local", resources={"default": {"hours": 1 / 3600}}), "runs") == 1
-    )
+    cluster = lab.cluster("local", resources={"default": {"hours": 1 / 3600}})
+    assert lab.run(grid, cluster, "runs") == 1
     (reason,) = [s["reason"] for s in lab.statuses("runs").values()]
     assert "3 time limits ended at the same point" in reason and "give it more hours" in reason
 
@@ -156,12 +151,8 @@ def test_full_disk_loses_no_result(lab):
     the rest finish."""
     disk = lab.root / "runs"
     disk.mkdir()
-    mount = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=256k", "lab", str(disk)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = ["mount", "-t", "tmpfs", "-o", "size=256k", "lab", str(disk)]
+    mount = subprocess.run(command, capture_output=True, text=True, check=False)
     if mount.returncode:
         pytest.skip(f"cannot mount a small disk: {mount.stderr.strip()}")
     try:

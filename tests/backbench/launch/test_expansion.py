@@ -38,13 +38,8 @@ def test_all_is_nineteen_evaluations_of_each_checkpoint(lab):
 def test_names_are_stable_and_each_cell_is_there_once(lab):
     pattern = lab.checkpoints("a", "b")
     evaluate = [*lab.linear("d1"), *lab.linear("d1", "d2"), *lab.linear("d1", seeds=[0, 1])]
-    first = jobs_of(
-        lab,
-        lab.grid(
-            checkpoints=[pattern, pattern, str(lab.root / "ck" / "a.safetensors")],
-            evaluate=evaluate,
-        ),
-    )
+    twice = [pattern, pattern, str(lab.root / "ck" / "a.safetensors")]
+    first = jobs_of(lab, lab.grid(checkpoints=twice, evaluate=evaluate))
     second = jobs_of(lab, lab.grid(checkpoints=[pattern], evaluate=evaluate))
     assert [j.name for j in first] == [j.name for j in second]
     cells = [c for j in first for c in j.cells]
@@ -52,18 +47,10 @@ def test_names_are_stable_and_each_cell_is_there_once(lab):
 
 
 def test_same_weights_in_two_files_are_one_checkpoint(lab):
-    lab.checkpoints("a")
-    (lab.root / "ck" / "copy.safetensors").write_bytes(
-        (lab.root / "ck" / "a.safetensors").read_bytes()
-    )
-    assert (
-        len(
-            jobs_of(
-                lab, lab.grid(checkpoints=[str(lab.root / "ck" / "*")], evaluate=lab.linear("d1"))
-            )
-        )
-        == 1
-    )
+    pattern, folder = lab.checkpoints("a"), lab.root / "ck"
+    (folder / "copy.safetensors").write_bytes((folder / "a.safetensors").read_bytes())
+    grid = lab.grid(checkpoints=[pattern], evaluate=lab.linear("d1"))
+    assert len(list(folder.iterdir())) == 2 and len(jobs_of(lab, grid)) == 1
 
 
 def test_what_a_checkpoint_is_told_goes_through_an_import(lab):
@@ -71,9 +58,8 @@ def test_what_a_checkpoint_is_told_goes_through_an_import(lab):
     lab.checkpoints("a")
     path = str(lab.root / "ck" / "a.safetensors")
     for key, value in (("name", "A"), ("method", "jcl"), ("epochs", 800)):
-        jobs = jobs_of(
-            lab, lab.grid(checkpoints=[{"path": path, key: value}], evaluate=lab.linear("d1"))
-        )
+        named = {"path": path, key: value}
+        jobs = jobs_of(lab, lab.grid(checkpoints=[named], evaluate=lab.linear("d1")))
         assert [j.verb for j in jobs] == ["import", "linear"]
         assert jobs[0].argv[2:4] == (f"--{key}", str(value))
 
@@ -106,13 +92,11 @@ def test_packs_share_a_pass_and_new_checkpoints_do_not_repack_old_ones(lab):
 
 
 def test_probes_on_the_same_features_come_after_the_first(lab):
-    evaluate = [
-        {"verb": "linear", "datasets": ["d1"], "protocol": p}
-        for p in ("knn", "fewshot", "logreg", "lorac")
-    ]
-    knn, fewshot, logreg, lorac = jobs_of(
-        lab, lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=evaluate)
-    )
+    evaluate = []
+    for protocol in ("knn", "fewshot", "logreg", "lorac"):
+        evaluate += lab.linear("d1", protocol=protocol)
+    grid = lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=evaluate)
+    knn, fewshot, logreg, lorac = jobs_of(lab, grid)
     assert fewshot.after == (knn.name,), "same geometry"
     assert logreg.after == () and lorac.after == (), "other pixels; augmented"
 
@@ -136,9 +120,8 @@ def test_ablation_recipe_times_values_times_seeds(lab):
             (need,) = job.needs
             assert str(lab.root / "runs" / need / "backbone.safetensors") in job.argv
         else:
-            recipe = config.apply_overrides(
-                {}, [a for a in job.argv[2:] if "=" in a and not a.startswith("--")]
-            )
+            overrides = [a for a in job.argv[2:] if "=" in a and not a.startswith("--")]
+            recipe = config.apply_overrides({}, overrides)
             assert {"name", "seed", "epochs", "method"} == set(recipe) and "=" not in job.name
 
 
@@ -173,9 +156,8 @@ def test_a_grid_of_a_recipe_that_demands_a_precision_is_refused(lab, capsys):
     exact.write_text(f"base: {config.find_recipe('demo_simclr', 'pretrain')}\nprecision: fp64\n")
     grid = lab.grid(recipes=[str(exact)], fast=True)
     assert lab.run(grid, lab.cluster("local"), "runs", "--dry-run") == 2
-    assert (
-        "the recipe demands precision fp64, and --fast computes in bf16" in capsys.readouterr().err
-    )
+    said = capsys.readouterr().err
+    assert "the recipe demands precision fp64, and --fast computes in bf16" in said
 
 
 def test_running_pretraining_of_an_earlier_grid_is_waited_for(lab):

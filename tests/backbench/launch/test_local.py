@@ -69,10 +69,8 @@ def test_pretraining_import_and_probes_in_order(lab):
     assert lab.run(grid, lab.cluster("local", jobs=4), "runs") == 0
     statuses = lab.statuses("runs")
     records = lab.look("runs").records
-    assert (
-        sorted(r.job.verb for r in records.values())
-        == ["import"] + ["linear"] * 5 + ["pretrain"] * 4
-    )
+    verbs = Counter(record.job.verb for record in records.values())
+    assert verbs == {"import": 1, "linear": 5, "pretrain": 4}
     for name, record in records.items():
         for need in record.job.needs:
             assert statuses[need]["attempts"][-1]["end"] <= statuses[name]["attempts"][0]["start"]
@@ -90,9 +88,7 @@ def test_stops_cleanly_and_continues(lab):
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 75 and "the same command continues" in said
-    assert lab.attempts("runs") and all(
-        hows == ["stopped"] for hows in lab.attempts("runs").values()
-    )
+    assert list(lab.attempts("runs").values()) == [["stopped"]] * 2
     assert set(lab.states("runs").values()) == {"stopped"}
     assert len(list(lab.root.glob("runs/*/*/state.json"))) == 2, "both saved"
     for name in ("d1", "d2"):
@@ -175,9 +171,8 @@ def test_watch_picks_up_new_checkpoints_and_running_pretrainings(lab):
     """A file that appears, and a pretraining started by hand that ends while we watch."""
     folder = lab.root / "by_hand"
     folder.mkdir()
-    (folder / "run.json").write_text(
-        json.dumps({"verb": "pretrain", "identity": {}, "created": "then"})
-    )
+    about = {"verb": "pretrain", "identity": {}, "created": "then"}
+    (folder / "run.json").write_text(json.dumps(about))
     grid = lab.grid(checkpoints=[lab.checkpoints(), str(folder)], evaluate=lab.linear("d1"))
     process = lab.background(grid, lab.cluster("local"), "runs", "--watch", "--interval", "0.3")
     time.sleep(1.0)
@@ -188,11 +183,8 @@ def test_watch_picks_up_new_checkpoints_and_running_pretrainings(lab):
     lab.until("runs", lambda s: any("by_hand" in n for n in s) and set(s.values()) == {"done"}, 30)
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=30)
-    assert "waiting for" in said and {n.split("-")[0] for n in lab.states("runs")} <= {
-        "a",
-        "b",
-        "by_hand",
-    }
+    names = {name.split("-")[0] for name in lab.states("runs")}
+    assert "waiting for" in said and names <= {"a", "b", "by_hand"}
 
 
 @pytest.mark.slow
@@ -250,9 +242,8 @@ def test_real_verbs_from_a_published_file_to_the_table(lab, tiny_root):
         rows = list(csv.DictReader(file))
     (row,) = rows
     filled = {key.split("/")[0] for key, value in row.items() if "/" in key and value}
-    assert (
-        row["name"] == "MoCo v2" and {"linear", "semi_10pct", "finetune", "faster_rcnn"} <= filled
-    ), filled
+    wanted = {"linear", "semi_10pct", "finetune", "faster_rcnn"}
+    assert row["name"] == "MoCo v2" and wanted <= filled, filled
     attempts = lab.attempts("runs")
     assert lab.run(grid, cluster, "runs") == 0
     assert lab.attempts("runs") == attempts

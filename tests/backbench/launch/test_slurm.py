@@ -156,10 +156,8 @@ def test_resources_that_no_partition_has_are_refused(lab, capsys, resources, say
     assert lab.run(grid, lab.slurm(**resources), "runs") == 2
     message = capsys.readouterr().err
     assert len(message.strip().splitlines()) == 1 and says in message.replace("\\", "")
-    assert (
-        queue().keys() == before.keys()
-        and not (lab.root / "runs" / ".launch" / "submissions").exists()
-    )
+    assert queue().keys() == before.keys()
+    assert not (lab.root / "runs" / ".launch" / "submissions").exists()
 
 
 @pytest.mark.slow
@@ -184,10 +182,8 @@ def test_what_sbatch_refuses_is_told_in_one_line(lab, capsys):
     )
     assert lab.run(grid, cluster, "runs") == 1
     message = capsys.readouterr().err.strip().splitlines()[-1]  # sbatch's own words come first
-    assert (
-        message.startswith("backbench: sbatch refused linear-lorac-d1: ")
-        and "Invalid --begin" in message
-    )
+    assert message.startswith("backbench: sbatch refused linear-lorac-d1: ")
+    assert "Invalid --begin" in message
     assert lab.states("runs") == {}
 
 

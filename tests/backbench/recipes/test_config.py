@@ -204,9 +204,6 @@ def test_a_recipe_written_out_reads_back_as_itself(tmp_path):
 
 def test_fingerprints_are_equal_exactly_when_the_values_are():
     a, b = Recipe(name="r"), Recipe(name="r", pair=(0.0, 1.0))
-    assert (
-        config.fingerprint(a)
-        == config.fingerprint(b)
-        != config.fingerprint(Recipe(name="r", lr=0.2))
-    )
+    other = config.fingerprint(Recipe(name="r", lr=0.2))
+    assert config.fingerprint(a) == config.fingerprint(b) != other
     assert config.fingerprint({"x": 1, "y": 2}) == config.fingerprint({"y": 2, "x": 1})
