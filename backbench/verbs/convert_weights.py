@@ -8,10 +8,11 @@ from pathlib import Path
 
 from backbench.errors import BadInput
 from backbench.runs.terminal import log
+from backbench.untrusted.printable import shown
 from backbench.weights import exporting
 from backbench.weights.importing import read
 from backbench.weights.inspecting import Allows, EncoderReport, Report, inspect, untrained_signs
-from backbench.weights.tensor_names import first_names, shown
+from backbench.weights.tensor_names import first_names
 
 
 def run_inspect(args: argparse.Namespace) -> int:

@@ -51,9 +51,10 @@ def build_trunk(
 ) -> Trunk:
     """A trunk with fresh weights, read by `reading` (empty: its default)."""
     family = family_of(arch)
-    arch, stem = family.canonical(arch, stem)
-    reading = reading or family.default_reading(arch)
-    return family.build(arch, stem, reading, zero_init_residual=zero_init_residual)
+    trunk = family.build(*family.canonical(arch, stem), reading)
+    if zero_init_residual:
+        trunk.zero_residuals()
+    return trunk
 
 
 def default_pixels(arch: str) -> Pixels:

@@ -74,10 +74,9 @@ class Checkpoint:
     def parameters(self) -> int:
         """How many numbers of the trunk are trained, known from its names and shapes."""
         # A parameter with two names counts once
-        known = {
-            id(tensor): tensor for tensor in self.family.tensors(self.arch, self.stem).values()
-        }
-        return sum(tensor.numel() for tensor in known.values() if isinstance(tensor, nn.Parameter))
+        tensors = self.family.tensors(self.arch, self.stem).values()
+        known = {id(tensor): tensor for tensor in tensors if isinstance(tensor, nn.Parameter)}
+        return sum(tensor.numel() for tensor in known.values())
 
     @functools.cached_property
     def digest(self) -> str:
@@ -119,6 +118,10 @@ class Checkpoint:
         """The same with these fields changed."""
         return dataclasses.replace(self, **changes)
 
+    def with_positions(self, rule: str) -> Checkpoint:
+        """The same tensors for images of other sizes, which makes another trunk (`--pos`)."""
+        return self.replace(arch=self.family.with_options(self.arch, {"pos": rule}))
+
     def about(self) -> dict[str, Any]:
         """Everything but the tensors, as plain values: what an exported file carries, or has beside
         it."""
@@ -147,12 +150,9 @@ class Checkpoint:
         about["digest"] = self._digest_of_tensors()
         tensors = {_TRUNK + k: v.contiguous() for k, v in self.state_dict.items()}
         tensors |= {_HEADS + k: v.clone() for k, v in self.heads.items()}
+        metadata = {"format": FORMAT, "about": json.dumps(about, sort_keys=True)}
         with atomic.atomic_path(path) as temporary:
-            save_file(
-                tensors,
-                temporary,
-                metadata={"format": FORMAT, "about": json.dumps(about, sort_keys=True)},
-            )
+            save_file(tensors, temporary, metadata=metadata)
 
     @staticmethod
     def load(path: str | Path) -> Checkpoint:
@@ -169,30 +169,28 @@ class Checkpoint:
                 metadata = file.metadata() or {}
                 tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a dict
         except (SafetensorError, OSError, ValueError) as error:
-            hint = "`backbench import FILE --out X.safetensors` reads published formats"
-            raise BadInput(
-                f"{path}: not a backbench checkpoint ({str(error)[:80]}); {hint}"
-            ) from None
+            metadata, tensors = {"format": str(error)[:80]}, {}
         if metadata.get("format") != FORMAT:
             raise BadInput(
-                f"{path}: safetensors, but not a backbench checkpoint; `backbench import {path}` reads it"
+                f"{path}: not a backbench checkpoint ({metadata.get('format', 'safetensors')});"
+                f" `backbench import {path} --out X.safetensors` reads published formats"
             )
-        # 2. Its header says everything, and its tensors make a whole trunk: the constructor sees to it.
+        # 2. Its header says everything, and its tensors make a whole trunk: the constructor sees to it
+        parts: dict[str, dict[str, Tensor]] = {_TRUNK: {}, _HEADS: {}}
+        for key, tensor in tensors.items():
+            for prefix, part in parts.items():
+                if key.startswith(prefix):
+                    part[key.removeprefix(prefix)] = tensor
         try:
             about = jsons.decode(metadata["about"])
             if about["schema"] != SCHEMA:
                 raise BadInput(f"checkpoint schema {about['schema']}; this version reads {SCHEMA}")
-            trunk: dict[str, Tensor] = {}
-            heads: dict[str, Tensor] = {}
-            for key, tensor in tensors.items():
-                for prefix, part in ((_TRUNK, trunk), (_HEADS, heads)):
-                    if key.startswith(prefix):
-                        part[key.removeprefix(prefix)] = tensor
-            checkpoint = from_about(about, state_dict=trunk, heads=heads)
+            checkpoint = from_about(about, state_dict=parts[_TRUNK], heads=parts[_HEADS])
             recorded = about["digest"]
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            said = f"{error!r:.100}"
-            raise BadInput(f"{path}: the checkpoint's header is incomplete ({said})") from None
+            raise BadInput(
+                f"{path}: the checkpoint's header is incomplete ({error!r:.100})"
+            ) from None
         except BadInput as error:
             raise BadInput(f"{path}: {error}") from None
         # 3. The bytes are those that were written.
@@ -252,11 +250,8 @@ def fit_to_trunk(
     for key, shape in wanted.items():
         if key in state_dict and tuple(state_dict[key].shape) != shape:
             shapes.append(f"{key} {tuple(state_dict[key].shape)} instead of {shape}")
-    for what, names in (
-        ("missing", missing),
-        ("not part of the trunk", extra),
-        ("of the wrong shape", shapes),
-    ):
+    wrong = {"missing": missing, "not part of the trunk": extra, "of the wrong shape": shapes}
+    for what, names in wrong.items():
         if names:
             shown = first_names(names)
             raise BadInput(f"{trunk}: {len(names)} of {len(wanted)} tensors {what}: {shown}")
@@ -268,15 +263,13 @@ def fit_to_trunk(
             value = state_dict[key].to(blank[key].dtype)
         else:
             value = state_dict[key].to(torch.float32)
+            why = ""
             if not finite(value):
                 why = "float32 cannot hold it" if finite(state_dict[key]) else "it is not finite"
-                raise BadInput(
-                    f"'{key}' cannot be used: {why}; the weights are damaged or have diverged"
-                )
-            if key.endswith("running_var") and bool((value < 0).any()):
-                raise BadInput(
-                    f"'{key}' cannot be used: a negative variance; the weights are damaged"
-                )
+            elif key.endswith("running_var") and bool((value < 0).any()):
+                why = "a negative variance"
+            if why:
+                raise BadInput(f"'{key}' cannot be used: {why}; damaged or diverged weights")
         out[key] = value.detach().cpu().contiguous()
     return out
 

@@ -18,8 +18,6 @@ from backbench.runs import atomic
 from backbench.weights.checkpoint import Checkpoint, from_about
 from backbench.weights.tensor_names import detectron2_name
 
-AUTHOR = "backbench"
-
 
 def write_state_dict(checkpoint: Checkpoint, out: Path) -> None:
     """For torchvision and timm, which share names. Neither has a place for pixel statistics, so
@@ -32,9 +30,6 @@ def write_state_dict(checkpoint: Checkpoint, out: Path) -> None:
             save_file(dict(checkpoint.state_dict), temporary, metadata={"format": "pt"})
         else:
             torch.save(dict(checkpoint.state_dict), temporary)
-
-
-# --- Detectron2 ---
 
 
 class Detectron2Pixels(TypedDict):
@@ -71,10 +66,9 @@ def write_detectron2(checkpoint: Checkpoint, out: Path) -> None:
     model = to_detectron2(checkpoint.state_dict)
     content = {
         "model": {name: np.asarray(tensor.numpy()) for name, tensor in model.items()},
-        # With `model`, this makes detectron2/checkpoint/detection_checkpoint.py read the file as it
-        # is
-        "__author__": AUTHOR,
-        # It then finds backbone.bottom_up.* by the ends of the names
+        # With `model`, this makes detectron2/checkpoint/detection_checkpoint.py read the file as is,
+        # and find backbone.bottom_up.* by the ends of the names
+        "__author__": "backbench",
         "matching_heuristics": True,
         "backbench": json.loads(json.dumps(header)),
     }
@@ -90,10 +84,7 @@ def own_detectron2(
         name, recorded = header["name"], header["digest"]
         checkpoint = from_about({**header, "arch": arch}, state_dict=state_dict)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        said = f"{error!r:.100}"
-        raise BadInput(f"{path}: its `backbench` header is incomplete ({said})") from None
+        raise BadInput(f"{path}: its `backbench` header is incomplete ({error!r:.100})") from None
     if checkpoint.digest != recorded:
-        raise BadInput(
-            f"{path}: the weights do not match the digest in its header; it was changed after the export"
-        )
+        raise BadInput(f"{path}: the weights do not match the digest in its header")
     return checkpoint.replace(provenance={**checkpoint.provenance, "name": name})

@@ -8,15 +8,17 @@ network stands in a second file.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from backbench.errors import BadInput
 from backbench.images.preprocess import Pixels
+from backbench.untrusted.printable import shown
 from backbench.weights.readings import POOLED
-from backbench.weights.tensor_names import is_counter, shown, unwrapped
+from backbench.weights.tensor_names import is_counter, unwrapped
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -65,7 +67,7 @@ class TrunkInFile(ABC):
     """A trunk under one prefix of one table of a file; each family has its own subclass.
 
     `keys`: name of a tensor -> the file's key. `extra`: keys inside the trunk that a trunk of this
-    architecture does not have; `heads`: the other keys under the prefix.
+    architecture does not have.
     """
 
     table: str
@@ -74,7 +76,7 @@ class TrunkInFile(ABC):
     arch: str = ""
     keys: Mapping[str, str] = field(default_factory=dict)
     extra: tuple[str, ...] = ()
-    heads: tuple[str, ...] = ()
+    metadata: TrunkMetadata = TrunkMetadata()
     form: Format | None = None  # its format, once it is known
 
     @property
@@ -90,21 +92,32 @@ class TrunkInFile(ABC):
 
     @property
     def missing(self) -> list[str]:
-        """Names (as in `keys`) of the tensors that the file does not have; a counter is never
-        missed."""
+        """Names of the tensors that the file does not have; a counter is never missed."""
         return [key for key in self.shapes() if key not in self.keys and not is_counter(key)]
 
     @abstractmethod
     def shapes(self) -> Mapping[str, Shape]:
         """The shape of each tensor that a whole trunk has, named as in `keys`."""
 
-    def name_in_file(self, key: str) -> str:
-        """The file's name, below the prefix, for a tensor of `keys`."""
-        return key
-
     @abstractmethod
     def assembled(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The trunk's own state dict, made of the tensors of its table."""
+
+    @abstractmethod
+    def stem(self, wanted: str | None = None) -> str | None:
+        """The stem, checked against the `wanted` one; None where nothing tells it."""
+
+    @abstractmethod
+    def pixels(self) -> Pixels | None:
+        """The statistics of its training's pixels; None where nothing tells them."""
+
+    @abstractmethod
+    def head_keys(self, tensors: Mapping[str, Tensor], others: tuple[str, ...]) -> list[str]:
+        """Keys to keep as heads; `others` are prefixes of the file's other trunks."""
+
+    def name_in_file(self, key: str) -> str:
+        """The file's name, below the prefix, for a tensor of `keys`."""
+        return key
 
     def identified(self, tensors: Mapping[str, Tensor]) -> TrunkInFile:
         """The trunk with its model's name, now that its format is known."""
@@ -114,26 +127,51 @@ class TrunkInFile(ABC):
         """Keys that the trunk leaves out, though they would change its features."""
         return []
 
-    @abstractmethod
-    def stem(self, wanted: str | None = None) -> str | None:
-        """The stem, checked against the `wanted` one; None where nothing tells it."""
-
-    @abstractmethod
-    def pixels(self) -> Pixels | None:
-        """The statistics of the pixels that it was trained with; None where nothing tells them."""
-
     def reading(self) -> str:
-        """The reading of its authors, or the one that was asked for; empty for the default."""
+        """The reading that was asked for, or its authors' own; empty for the default."""
         return ""
-
-    @abstractmethod
-    def head_keys(self, tensors: Mapping[str, Tensor], others: tuple[str, ...]) -> list[str]:
-        """Keys to keep as the checkpoint's heads; `others` are prefixes of the file's other
-        trunks."""
 
     def provenance(self) -> dict[str, str]:
         """Decisions about this trunk that are not in the file."""
         return {}
+
+
+Naming = TypeVar("Naming")
+InFile = TypeVar("InFile", bound=TrunkInFile)
+
+
+def find_by_votes(
+    tables: Tables,
+    candidates: Callable[[str], Iterable[tuple[str, Naming]]],
+    fit: Callable[[str, str, Naming], tuple[int, InFile]],
+    *,
+    fewest: int,
+    most: int,
+) -> list[InFile]:
+    """The trunks of a file, in its order.
+
+    Each key votes for the prefixes that may stand before a trunk's names, and whose names these
+    are (`candidates`). The `most` pairs with at least `fewest` votes are looked at: a file may have
+    been made to delay. Of those with one prefix the trunk with the largest score above 0 counts
+    (`fit` of table, prefix and naming).
+    """
+    out: list[InFile] = []
+    for table, tensors in tables.items():
+        votes: Counter[tuple[str, Naming]] = Counter()
+        for key in tensors:
+            votes.update(candidates(key))
+        best: dict[str, tuple[int, InFile]] = {}
+        for (prefix, naming), count in votes.most_common(most):
+            if count < fewest:
+                break
+            score, trunk = fit(table, prefix, naming)
+            beaten = best[prefix][0] if prefix in best else 0
+            if score > beaten:
+                best[prefix] = score, trunk
+        position = {key: i for i, key in enumerate(tensors)}
+        trunks = [trunk for _, trunk in best.values()]
+        out += sorted(trunks, key=lambda trunk: min(position[key] for key in trunk.keys.values()))
+    return out
 
 
 # --- published formats ---
@@ -148,8 +186,7 @@ class Format:
     (`formats.USUAL_TABLES`). `needs`: patterns of other keys, or of '@key' at the file's top, that
     must be there. `refines`: more general formats that this one's files would also fit.
 
-    The fields after `timm` are for vision transformers and ConvNeXts: much of such a network stands
-    in no file, so its format's row has it.
+    The fields from `timm` on are for vision transformers and ConvNeXts: no file holds them.
     """
 
     name: str
@@ -196,33 +233,25 @@ class NamedWeights(NamedTuple):
     file: Path | None = None
 
 
-class GivenModule(NamedTuple):
-    """A module that a program holds, as a trunk of a family."""
-
-    arch: str
-    state_dict: Mapping[str, Tensor]
-    pixels: Pixels
-    name: str
-
-
 class TrunkFamily(ABC):
     """One kind of trunk. Names and stems that its methods are given are canonical ones.
 
     `prefix` begins the names of its trunks. `tensors_say_all`: the digest of a checkpoint is over
     its tensors alone, and there is but one reading. `named_for_files`: `import --arch` may name a
-    trunk of this family. `elsewhere`: no process but this one can build its trunks.
+    trunk of this family. `elsewhere`: other processes can build its trunks, too. `reads_memory`: a
+    trunk cannot be built on the meta device.
     """
 
     prefix: str = ""
     tensors_say_all: bool = False
     named_for_files: bool = False
     elsewhere: bool = True
+    reads_memory: bool = False
     formats: tuple[Format, ...] = ()
 
     def __init__(self) -> None:
-        # Trunks without memory by (arch, stem, reading), and their tensors by (arch, stem)
+        # Trunks without memory by (arch, stem, reading)
         self._blanks: dict[tuple[str, str, str], Trunk] = {}
-        self._tensors: dict[tuple[str, str], Mapping[str, Tensor]] = {}
 
     # Names
 
@@ -236,8 +265,7 @@ class TrunkFamily(ABC):
 
     @abstractmethod
     def canonical(self, arch: str, stem: str) -> tuple[str, str]:
-        """The one way to write a trunk's name and stem. BadInput for a trunk that does not
-        exist."""
+        """The one way to write a trunk's name and stem; BadInput where there is no such trunk."""
 
     def with_options(self, arch: str, options: Mapping[str, str]) -> str:
         """The name with other options (`--pos`). BadInput where the trunk has none."""
@@ -248,16 +276,15 @@ class TrunkFamily(ABC):
         return arch
 
     def dialect(self, arch: str) -> str:
-        """Whose names its state dict has."""
+        """The project whose names its state dict has."""
         return "its own"
 
     # The trunk
 
     @abstractmethod
-    def build(
-        self, arch: str, stem: str, reading: str, *, zero_init_residual: bool = False
-    ) -> Trunk:
-        """A trunk with fresh weights. BadInput for a reading that it does not have."""
+    def build(self, arch: str, stem: str, reading: str) -> Trunk:
+        """A trunk with fresh weights, read by `reading` or the default where that is empty.
+        BadInput for a reading that it does not have."""
 
     def default_reading(self, arch: str) -> str:
         """The reading of its features where nobody says otherwise."""
@@ -273,25 +300,18 @@ class TrunkFamily(ABC):
     def blank(self, arch: str, stem: str, reading: str) -> Trunk:
         """The trunk in eval() without memory for its elements, built once: for names, shapes and
         costs."""
-        key = arch, stem, reading
-        if key not in self._blanks:
-            self._blanks[key] = self.build_blank(arch, stem, reading).eval()
-        return self._blanks[key]
-
-    def build_blank(self, arch: str, stem: str, reading: str) -> Trunk:
-        """A trunk on the meta device. To be overridden where building needs real elements."""
         import torch
 
-        with torch.device("meta"):
-            return self.build(arch, stem, reading)
+        key = arch, stem, reading
+        if key not in self._blanks:
+            with torch.device("cpu" if self.reads_memory else "meta"):
+                trunk = self.build(arch, stem, reading)
+            self._blanks[key] = trunk.to("meta").eval()
+        return self._blanks[key]
 
     def tensors(self, arch: str, stem: str) -> Mapping[str, Tensor]:
         """Every tensor of its state dict without elements; parameters are `nn.Parameter`."""
-        key = arch, stem
-        if key not in self._tensors:
-            blank = self.blank(arch, stem, self.default_reading(arch))
-            self._tensors[key] = blank.state_dict(keep_vars=True)
-        return self._tensors[key]
+        return self.blank(arch, stem, self.default_reading(arch)).state_dict(keep_vars=True)
 
     # Files, modules and names that hold weights
 
@@ -309,8 +329,8 @@ class TrunkFamily(ABC):
         """Names whose weights are on this machine already."""
         return []
 
-    def of_module(self, module: nn.Module) -> GivenModule | None:
-        """A torch module as a trunk of this family; None where it is none."""
+    def of_module(self, module: nn.Module) -> tuple[str, Pixels] | None:
+        """The name and pixels of the trunk that a torch module is; None where it is none."""
         return None
 
     def loaded_by(self, arch: str, library: str) -> str | None:
@@ -321,7 +341,7 @@ class TrunkFamily(ABC):
 
 def refuse_other_readings(arch: str, reading: str) -> None:
     """BadInput for another reading than the trunk's own pooling."""
-    if reading != POOLED:
+    if reading not in ("", POOLED):
         raise BadInput(f"{arch} is read by '{POOLED}' alone, not by '{reading[:40]}'")
 
 

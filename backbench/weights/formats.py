@@ -21,7 +21,6 @@ __all__ = ["Format", "all_formats", "encoders_in", "nearest_format", "recognise"
 
 # Where a place without a table is looked for
 USUAL_TABLES = ("", "state_dict", "model", "model_state_dict", "net")
-_ALIKE = 0.6  # two prefixes that are less alike have nothing to do with one another
 
 
 def all_formats() -> dict[str, Format]:
@@ -61,9 +60,7 @@ def recognise(trunks: list[TrunkInFile], tables: Tables, tree: Tree) -> Format |
     special = [form for form in fitting if form.name not in general]
     if len(special) > 1:
         names = " and ".join(f"'{form.name}'" for form in special)
-        raise BadInput(
-            f"it fits the formats {names} alike; convert it with the tool of one of them"
-        )
+        raise BadInput(f"it fits the formats {names} alike; convert it with a tool of one of them")
     return special[0] if special else None
 
 
@@ -90,7 +87,7 @@ def nearest_format(tables: Tables) -> Format | None:
     for tensors in tables.values():
         for key in tensors:
             prefixes[unwrapped(key[:200]).split(".")[0]] = None
-    best, score = None, _ALIKE
+    best, score = None, 0.6  # two that are less alike have nothing to do with one another
     for form in (form for family in FAMILIES for form in family.formats):
         places = [place.split(":")[-1] for some in form.encoders.values() for place in some]
         for start in (place.split(".")[0] for place in places if place):

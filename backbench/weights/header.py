@@ -20,16 +20,8 @@ LONGEST = 100_000_000  # bytes; no real header comes near
 
 @dataclass(frozen=True)
 class Header:
-    """`about` is empty for a file that is no Checkpoint."""
-
-    about: Mapping[str, Any]
+    about: Mapping[str, Any]  # empty for a file that is no Checkpoint
     size: int  # bytes that the whole file has when all its tensors are there
-
-    @property
-    def digest(self) -> str | None:
-        """The digest of the weights, as the Checkpoint recorded it."""
-        digest = self.about.get("digest")
-        return digest if isinstance(digest, str) else None
 
 
 def read(file: Path) -> Header | None:
@@ -58,5 +50,5 @@ def about(file: Path) -> Mapping[str, Any]:
 
 def digest(file: Path) -> str | None:
     """The digest of the weights in one of our Checkpoint files; None for any other file."""
-    header = read(file)
-    return header.digest if header is not None else None
+    digest = about(file).get("digest")
+    return digest if isinstance(digest, str) else None

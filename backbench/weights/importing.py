@@ -6,9 +6,10 @@ shape, under the names of one known format, and nothing inside the trunk may be 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypedDict
 
@@ -18,6 +19,7 @@ from torch import Tensor
 from backbench.errors import BadInput, nearest
 from backbench.images.preprocess import CLIP_MEAN, CLIP_STD, HALF, Pixels
 from backbench.runs import seeding
+from backbench.untrusted.printable import shown
 from backbench.weights import archs, formats, readings
 from backbench.weights.checkpoint import Checkpoint, finite
 from backbench.weights.exporting import own_detectron2
@@ -30,7 +32,7 @@ from backbench.weights.family import (
     TrunkMetadata,
 )
 from backbench.weights.header import FORMAT
-from backbench.weights.tensor_names import first_names, is_counter, is_statistic, shown, unwrapped
+from backbench.weights.tensor_names import first_names, is_counter, is_statistic, unwrapped
 from backbench.weights.weight_file import Opened, open_file
 
 # The choices of --pixels
@@ -87,17 +89,15 @@ def read(
                 " stem, arch and pixels"
             )
         else:
-            checkpoint = Checkpoint.load(path)
-            if reading:
-                checkpoint = checkpoint.replace(reading=reading)
+            own = Checkpoint.load(path)
+            checkpoint = own.replace(reading=reading or own.reading)
     # 2. Options that override what it tells
     added: dict[str, object] = {} if name is None else {"name": name}
     if published is not None:
         added["published"] = published if isinstance(published, str) else list(published)
-    if pos:  # the same tensors for images of other sizes: another trunk
-        arch = checkpoint.family.with_options(checkpoint.arch, {"pos": pos})
+    if pos:
+        checkpoint = checkpoint.with_positions(pos)
     return checkpoint.replace(
-        arch=arch if pos else checkpoint.arch,
         method=checkpoint.method if method is None else method,
         epochs=checkpoint.epochs if epochs is None else epochs,
         provenance={**checkpoint.provenance, **added},
@@ -158,15 +158,12 @@ class FileContents:
         self.trunks: list[TrunkInFile] = []
         self.unknown = ""  # why a trunk is none that can be built
         self._problems: dict[str, dict[str, list[str]]] = {}
-        families = [archs.family_of(metadata.arch)] if metadata.arch else archs.FAMILIES
-        try:
-            for family in families:
+        with _naming(self.path):
+            for family in [archs.family_of(metadata.arch)] if metadata.arch else archs.FAMILIES:
                 trunks = family.find(self.tables, self.tree, self.path, metadata)
                 if trunks:
                     self._recognise(trunks)
-                    return
-        except BadInput as error:
-            raise BadInput(f"{self.path}: {error}") from None
+                    break
 
     def _recognise(self, trunks: list[TrunkInFile]) -> None:
         """The format, the name of each trunk in it, and the model that each is."""
@@ -204,43 +201,41 @@ class FileContents:
 
     def choose(self, encoder: str | None = None) -> TrunkInFile:
         """The trunk to import, or BadInput that says why there is not exactly one."""
-        if self.unknown:
-            raise BadInput(f"{self.path}: {self.unknown}")
-        if not self.trunks:
-            keys = [key for tensors in self.tables.values() for key in tensors]
-            content = f"{len(keys)} tensors: {first_names(keys)}" if keys else "no tensors"
-            raise BadInput(f"{self.path}: no trunk in it; it holds {content}{self._hint()}")
-        author = self._at_top("__author__")
-        if author in _FOREIGN_AUTHORS:
-            raise BadInput(
-                f"{self.path}: weights of '{author}' take BGR pixels and have their stride in the 1x1"
-                " convolution; such a network is not one of backbench's trunks"
-            )
-        encoder = encoder or self.default_encoder()
-        if encoder is None:
-            labels = " and ".join(f"'{trunk.label}'" for trunk in self.trunks)
-            what = "in no known format"
-            if self.form is not None:
-                what = f"format {self.form.name} without its {self.form.default}"
-            choices = " or ".join(map(shown, self.encoders))
-            raise BadInput(
-                f"{self.path}: holds a trunk under {labels}, {what}{self._hint()};"
-                f" choose with --encoder {choices} {_IN_IMPORT}"
-            )
-        if encoder not in self.encoders:
-            raise BadInput(
-                f"{self.path}: no encoder '{encoder}' in it; {nearest(encoder, self.encoders)}"
-            )
-        first, *again = self.encoders[encoder]
-        for other in again:  # the same weights written twice: they must be
-            table, copy = self.tables[first.table], self.tables[other.table]
-            for name, key in first.keys.items():
-                if name not in other.keys or not torch.equal(table[key], copy[other.keys[name]]):
-                    raise BadInput(
-                        f"{self.path}: '{first.label}' and '{other.label}' should be the same trunk"
-                        f" but differ in {shown(key)}"
-                    )
-        return first
+        with _naming(self.path):
+            if self.unknown:
+                raise BadInput(self.unknown)
+            if not self.trunks:
+                keys = [key for tensors in self.tables.values() for key in tensors]
+                content = f"{len(keys)} tensors: {first_names(keys)}" if keys else "no tensors"
+                raise BadInput(f"no trunk in it; it holds {content}{self._hint()}")
+            author = self._at_top("__author__")
+            if author in _FOREIGN_AUTHORS:
+                raise BadInput(
+                    f"weights of '{author}' take BGR pixels and have their stride in the 1x1"
+                    " convolution; such a network is not one of backbench's trunks"
+                )
+            encoder = encoder or self.default_encoder()
+            if encoder is None:
+                labels = " and ".join(f"'{trunk.label}'" for trunk in self.trunks)
+                form, choices = self.form, " or ".join(map(shown, self.encoders))
+                what = f"format {form.name} without its {form.default}" if form else ""
+                raise BadInput(
+                    f"holds a trunk under {labels}, {what or 'in no known format'}{self._hint()};"
+                    f" choose with --encoder {choices} {_IN_IMPORT}"
+                )
+            if encoder not in self.encoders:
+                raise BadInput(f"no encoder '{encoder}' in it; {nearest(encoder, self.encoders)}")
+            first, *again = self.encoders[encoder]
+            for other in again:  # the same weights written twice: they must be
+                table, copy = self.tables[first.table], self.tables[other.table]
+                for name, key in first.keys.items():
+                    twin = other.keys.get(name)
+                    if twin is None or not torch.equal(table[key], copy[twin]):
+                        raise BadInput(
+                            f"'{first.label}' and '{other.label}' should be the same trunk"
+                            f" but differ in {shown(key)}"
+                        )
+            return first
 
     # --- the whole trunk, or why not ---
 
@@ -257,15 +252,22 @@ class FileContents:
 
         With `copy` False the tensors may still be the file's own memory.
         """
-        self._refuse_unless_whole(trunk, allow_missing_statistics)
-        stem = self._stem(trunk, stem)
-        pixels = trunk.pixels()
-        if pixels is None:
-            raise BadInput(
-                f"{self.path}: neither the file nor one beside it tells the statistics of its"
-                f" pixels; choose --pixels {' or '.join(PIXELS)} {_IN_IMPORT}"
-            )
-        tensors = trunk.assembled(self.tables[trunk.table])
+        with _naming(self.path):
+            self._refuse_unless_whole(trunk, allow_missing_statistics)
+            stem, pixels = trunk.stem(stem), trunk.pixels()
+            if stem is None:
+                raise BadInput(
+                    "the first convolution is 3x3 and the file does not tell its padding; choose"
+                    " --stem conv3 (padding 1: SimCLR, CLLR), conv3_p0 (MIO) or conv3_p2 (ARB,"
+                    f" solo-learn) {_IN_IMPORT}"
+                )
+            if pixels is None:
+                raise BadInput(
+                    "neither the file nor one beside it tells the statistics of its pixels; choose"
+                    f" --pixels {' or '.join(PIXELS)} {_IN_IMPORT}"
+                )
+        table = self.tables[trunk.table]
+        tensors = trunk.assembled(table)
         if copy and self.opened.container == "torch zip":  # the others are not mapped from the file
             tensors = {ours: tensor.clone() for ours, tensor in tensors.items()}
         provenance = {
@@ -285,6 +287,13 @@ class FileContents:
         own = self._at_top("backbench")
         if isinstance(own, Mapping) and self.form is not None and self.form.name == "detectron2":
             return own_detectron2(self.path, own, trunk.arch, tensors)
+        heads: dict[str, Tensor] = {}  # projector, predictor
+        if copy:
+            others = [other for other in self.trunks if other is not trunk and other.prefix]
+            prefixes = tuple(other.prefix for other in others if other.table == trunk.table)
+            for key in trunk.head_keys(table, prefixes):
+                if in_file(table[key]):
+                    heads[unwrapped(key)] = table[key].detach().clone()
         return Checkpoint(
             arch=trunk.arch,
             stem=stem,
@@ -292,7 +301,7 @@ class FileContents:
             epochs=self.epochs(),
             reading=trunk.reading(),
             state_dict=tensors,
-            heads=self._heads(trunk) if copy else {},
+            heads=heads,
             pixels=pixels,
             provenance=provenance | trunk.provenance(),
         )
@@ -301,8 +310,8 @@ class FileContents:
         problems = self.problems(trunk)
         if self.missing_statistics(trunk) == "all" and not allow_missing_statistics:
             raise BadInput(
-                f"{self.path}: '{trunk.label}' has no batch-norm statistics (running_mean,"
-                " running_var), so its frozen features would be noise; --allow-missing-statistics"
+                f"'{trunk.label}' has no batch-norm statistics (running_mean, running_var), so its"
+                " frozen features would be noise; --allow-missing-statistics"
                 f" {_IN_IMPORT} takes it for finetuning"
             )
         wrong = []
@@ -321,30 +330,15 @@ class FileContents:
             near = f" (is '{shown(close[0])}' meant?)" if close else ""
         form = f"format {self.form.name}" if self.form else f"no known format{self._hint()}"
         raise BadInput(
-            f"{self.path}: '{trunk.label}' is not a whole {trunk.arch} ({form}):"
-            f" {'; '.join(wrong)}{near}"
+            f"'{trunk.label}' is not a whole {trunk.arch} ({form}): {'; '.join(wrong)}{near}"
         )
-
-    def _stem(self, trunk: TrunkInFile, wanted: str | None) -> str:
-        try:
-            stem = trunk.stem(wanted)
-        except BadInput as error:
-            raise BadInput(f"{self.path}: {error}") from None
-        if stem is None:
-            raise BadInput(
-                f"{self.path}: the first convolution is 3x3 and the file does not tell its padding;"
-                " choose --stem conv3 (padding 1: SimCLR, CLLR), conv3_p0 (MIO) or conv3_p2 (ARB,"
-                f" solo-learn) {_IN_IMPORT}"
-            )
-        return stem
 
     def problems(self, trunk: TrunkInFile) -> dict[str, list[str]]:
         """Keys of the file (for `missing`: as they would be called) that keep the trunk from being
         whole."""
         if trunk.label in self._problems:
             return self._problems[trunk.label]
-        shapes = trunk.shapes()
-        tensors = self.tables[trunk.table]
+        shapes, tensors = trunk.shapes(), self.tables[trunk.table]
         misshaped, unusable = [], []
         for ours, key in trunk.keys.items():
             tensor = tensors[key]
@@ -352,7 +346,6 @@ class FileContents:
                 misshaped.append(f"{key} {tuple(tensor.shape)} instead of {shapes[ours]}")
             elif reason := _unusable(ours, tensor):
                 unusable.append(f"{key} ({reason})")
-        unusable += trunk.contradictions(tensors)
         missing = trunk.missing
         if self.missing_statistics(trunk) == "all":  # refused or allowed as a whole, elsewhere
             missing = [k for k in missing if not is_statistic(k)]
@@ -360,7 +353,7 @@ class FileContents:
             "missing": [trunk.prefix + trunk.name_in_file(k) for k in missing],
             "extra inside the trunk": list(trunk.extra),
             "of the wrong shape": misshaped,
-            "not usable": unusable,
+            "not usable": unusable + trunk.contradictions(tensors),
         }
         return self._problems[trunk.label]
 
@@ -386,37 +379,21 @@ class FileContents:
 
     # --- the rest of the file ---
 
-    def _heads(self, trunk: TrunkInFile) -> dict[str, Tensor]:
-        """The tensors to keep beside the trunk: projector, predictor."""
-        prefixes = []
-        for other in self.trunks:
-            if other is not trunk and other.table == trunk.table and other.prefix:
-                prefixes.append(other.prefix)
-        tensors = self.tables[trunk.table]
-        out = {}
-        for key in trunk.head_keys(tensors, tuple(prefixes)):
-            if in_file(tensors[key]):
-                out[unwrapped(key)] = tensors[key].detach().clone()
-        return out
-
     def leftovers(self) -> list[Leftover]:
         """Tensors outside the trunks, by what they are for."""
         groups: dict[str, Leftover] = {}
         for table, key in self._free():
             name = _group(table, key)
-            example = f"{table}: {key}" if table else key
-            row = groups.setdefault(
-                name, {"group": name, "tensors": 0, "elements": 0, "example": example}
-            )
-            row["tensors"] += 1
-            row["elements"] += self.tables[table][key].numel()
+            if name not in groups:
+                example = f"{table}: {key}" if table else key
+                groups[name] = {"group": name, "tensors": 0, "elements": 0, "example": example}
+            groups[name]["tensors"] += 1
+            groups[name]["elements"] += self.tables[table][key].numel()
         return [groups[name] for name in sorted(groups)]
 
     def _free(self) -> list[tuple[str, str]]:
         """(table, key) of every tensor that belongs to no trunk."""
-        taken = set()
-        for trunk in self.trunks:
-            taken |= {(trunk.table, key) for key in trunk.keys.values()}
+        taken = {(trunk.table, key) for trunk in self.trunks for key in trunk.keys.values()}
         every = [(table, key) for table, tensors in self.tables.items() for key in tensors]
         return [place for place in every if place not in taken]
 
@@ -435,6 +412,15 @@ class FileContents:
         return f" (nearest format: {form.name}, with {', '.join(places)})"
 
 
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Puts the file's path before what is wrong with it."""
+    try:
+        yield
+    except BadInput as error:
+        raise BadInput(f"{path}: {error}") from None
+
+
 def _unusable(name: str, tensor: Tensor) -> str:
     """Why a tensor cannot be `name` of a trunk; empty where it can."""
     if not in_file(tensor):
@@ -447,9 +433,7 @@ def _unusable(name: str, tensor: Tensor) -> str:
         return "not finite"
     if not finite(tensor.to(torch.float32)):
         return "beyond float32"
-    if name.endswith("running_var") and bool((tensor < 0).any()):
-        return "negative"
-    return ""
+    return "negative" if name.endswith("running_var") and bool((tensor < 0).any()) else ""
 
 
 def in_file(tensor: Tensor) -> bool:

@@ -12,7 +12,7 @@ from torch import Tensor
 from backbench.errors import BadInput
 from backbench.weights import archs, importing
 from backbench.weights.checkpoint import Checkpoint
-from backbench.weights.family import TrunkInFile, TrunkMetadata
+from backbench.weights.family import TrunkMetadata
 from backbench.weights.header import FORMAT
 from backbench.weights.importing import FileContents, Leftover, in_file
 from backbench.weights.tensor_names import is_counter
@@ -72,29 +72,31 @@ class Report(TypedDict, total=False):
 
 def inspect(path: str | Path) -> Report:
     """The report on a file. BadInput only where it cannot be opened as weights at all."""
+    report: Report = {"format": None, "source": None, "also": None, "encoders": [], "leftovers": []}
     metadata = TrunkMetadata()
     named = archs.named_weights(path, metadata)
+    # 1. A name of random weights
     if named is not None and named.file is None:
         drawn = importing.drawn(named.name, named.metadata)
-        size = sum(t.numel() * t.element_size() for t in drawn.state_dict.values())
-        form = "backbench" if drawn.family.tensors_say_all else "timm"
-        report = _report(file=str(path), bytes=size, container="no file: drawn anew", format=form)
+        report["file"], report["container"] = str(path), "no file: drawn anew"
+        report["bytes"] = sum(t.numel() * t.element_size() for t in drawn.state_dict.values())
+        report["format"] = "backbench" if drawn.family.tensors_say_all else "timm"
         return _importable(report, drawn)
+    # 2. One of our own files
     if named is not None and named.file is not None:
         path, metadata = named.file, named.metadata
     opened = open_file(path)
-    report = _report(
-        file=str(opened.path), bytes=opened.size, container=opened.container, format=None
-    )
-    report["sha256"] = opened.sha256
+    report["file"], report["container"] = str(opened.path), opened.container
+    report["bytes"], report["sha256"] = opened.size, opened.sha256
     if opened.metadata.get("format") == FORMAT:
         own = Checkpoint.load(path)
-        report |= {"format": "backbench", "encoders": [_own_encoder(own)]}
+        whole = _encoder("trunk", True, own.arch, own.stem, own.state_dict)
+        report["format"] = "backbench"
+        report["encoders"] = [{**whole, "names": own.family.dialect(own.arch)}]
         return _importable(report, own)
+    # 3. A file of somebody else's
     contents = FileContents(opened, metadata)
-    default = contents.default_encoder()
-    for name, trunks in contents.encoders.items():
-        report["encoders"] += [_encoder(contents, name, t, name == default) for t in trunks]
+    report["encoders"] = _encoders(contents)
     report["leftovers"] = contents.leftovers()
     known = contents.form
     if known is not None:
@@ -104,20 +106,6 @@ def inspect(path: str | Path) -> Report:
     except BadInput as error:
         return {**report, "importable": False, "why_not": str(error)}
     return _importable(report, checkpoint)
-
-
-def _report(*, file: str, bytes: int, container: str, format: str | None) -> Report:
-    """A report that says nothing of trunks yet."""
-    return {
-        "file": file,
-        "bytes": bytes,
-        "container": container,
-        "format": format,
-        "source": None,
-        "also": None,
-        "encoders": [],
-        "leftovers": [],
-    }
 
 
 def _importable(report: Report, checkpoint: Checkpoint) -> Report:
@@ -135,43 +123,44 @@ def _importable(report: Report, checkpoint: Checkpoint) -> Report:
     return {**report, **whole}  # type: ignore[typeddict-item]
 
 
-def _encoder(contents: FileContents, name: str, trunk: TrunkInFile, default: bool) -> EncoderReport:
-    tensors = contents.tables[trunk.table]
-    here = {ours: tensors[key] for ours, key in trunk.keys.items() if in_file(tensors[key])}
-    shapes = trunk.shapes()
+def _encoders(contents: FileContents) -> list[EncoderReport]:
+    """Every trunk of the file, whole or not."""
+    out = []
+    for name, trunks in contents.encoders.items():
+        for trunk in trunks:
+            tensors, shapes = contents.tables[trunk.table], trunk.shapes()
+            here = {ours: tensors[key] for ours, key in trunk.keys.items() if in_file(tensors[key])}
+            stem = trunk.stem() or "3x3, padding unknown"
+            row = _encoder(name, name == contents.default_encoder(), trunk.arch, stem, here)
+            row["table"], row["prefix"], row["names"] = trunk.table, trunk.prefix, trunk.dialect
+            row["matched"], row["expected"] = len(trunk.keys), len(shapes)
+            row["absent_counters"] = sum(is_counter(k) and k not in trunk.keys for k in shapes)
+            row["missing_statistics"] = contents.missing_statistics(trunk)
+            row["problems"] = {
+                what: keys for what, keys in contents.problems(trunk).items() if keys
+            }
+            out.append(row)
+    return out
+
+
+def _encoder(
+    name: str, default: bool, arch: str, stem: str, state_dict: Mapping[str, Tensor]
+) -> EncoderReport:
+    """A trunk that is whole, at the top of its file."""
     return {
         "encoder": name,
         "default": default,
-        "table": trunk.table,
-        "prefix": trunk.prefix,
-        "names": trunk.dialect,
-        "arch": trunk.arch,
-        "stem": trunk.stem() or "3x3, padding unknown",
-        "matched": len(trunk.keys),
-        "expected": len(shapes),
-        "absent_counters": sum(is_counter(k) and k not in trunk.keys for k in shapes),
-        "missing_statistics": contents.missing_statistics(trunk),
-        "problems": {what: keys for what, keys in contents.problems(trunk).items() if keys},
-        "untrained": untrained_signs(here),
-    }
-
-
-def _own_encoder(own: Checkpoint) -> EncoderReport:
-    """The one trunk of a Checkpoint file, which is whole."""
-    return {
-        "encoder": "trunk",
-        "default": True,
         "table": "",
         "prefix": "",
-        "names": own.family.dialect(own.arch),
-        "arch": own.arch,
-        "stem": own.stem,
-        "matched": len(own.state_dict),
-        "expected": len(own.state_dict),
+        "names": "",
+        "arch": arch,
+        "stem": stem,
+        "matched": len(state_dict),
+        "expected": len(state_dict),
         "absent_counters": 0,
         "missing_statistics": "none",
         "problems": {},
-        "untrained": untrained_signs(own.state_dict),
+        "untrained": untrained_signs(state_dict),
     }
 
 

@@ -17,37 +17,32 @@ def checkpoint_of(module: nn.Module, pixels: Pixels | None = None) -> Checkpoint
 
     `pixels` are the statistics that it takes, where they are not the family's own.
     """
-    kind = type(getattr(module, "model", module)).__name__ if isinstance(module, Trunk) else ""
-    if isinstance(module, Trunk) and _has_name(module):
-        return Checkpoint(
-            arch=module.arch,
-            stem=module.stem,
-            reading=module.reading,
-            method="module",
-            state_dict=module.state_dict(),
-            pixels=pixels or archs.default_pixels(module.arch),
-            provenance={"name": kind, "source": f"module {kind}"},
-        )
-    for family in archs.FAMILIES:
-        given = family.of_module(module)
-        if given is not None:
-            return Checkpoint(
-                arch=given.arch,
-                method="module",
-                state_dict=given.state_dict,
-                pixels=pixels or given.pixels,
-                provenance={
-                    "name": given.name,
-                    "source": f"module {kind or type(module).__name__}",
-                },
+    kind, reading, stem = type(module).__name__, "", NATIVE
+    given: tuple[str, Pixels] | None = None
+    if isinstance(module, Trunk):
+        kind = type(getattr(module, "model", module)).__name__
+        try:  # a trunk that its name builds
+            arch, stem = archs.canonical(
+                getattr(module, "arch", ""), getattr(module, "stem", NATIVE)
             )
-    return None
-
-
-def _has_name(trunk: Trunk) -> bool:
-    """True for a trunk that its name builds."""
-    try:
-        archs.canonical(getattr(trunk, "arch", ""), getattr(trunk, "stem", NATIVE))
-    except BadInput:
-        return False
-    return True
+            given, reading = (arch, archs.default_pixels(arch)), module.reading
+        except BadInput:
+            pass  # its family gives it one
+    for family in archs.FAMILIES:
+        given = given or family.of_module(module)
+    if given is None:
+        return None
+    arch, own_pixels = given
+    name, state_dict = kind, module.state_dict()
+    if not isinstance(module, Trunk):  # timm's, whose classifier is not part of the trunk
+        name, inside = arch.partition(":")[2], archs.tensors(arch, stem)
+        state_dict = {key: tensor for key, tensor in state_dict.items() if key in inside}
+    return Checkpoint(
+        arch=arch,
+        stem=stem,
+        reading=reading,
+        method="module",
+        state_dict=state_dict,
+        pixels=pixels or own_pixels,
+        provenance={"name": name, "source": f"module {kind}"},
+    )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from backbench.untrusted.printable import shown
+
 
 def is_counter(name: str) -> bool:
     """True for a batch norm's number of batches, which nothing is computed from."""
@@ -38,14 +40,8 @@ def detectron2_name(key: str) -> str:
     return ".".join([f"res{int(stage[-1]) + 1}", block, name, *rest])
 
 
-def shown(text: str) -> str:
-    """A stranger's text for the terminal: printable, and not longer than a line."""
-    text = text if text.isprintable() else ascii(text)[1:-1]
-    return text if len(text) <= 160 else f"{text[:150]}..."
-
-
 def first_names(items: Iterable[str], count: int = 3) -> str:
     """'a, b, c and 7 more'"""
-    listed = [shown(item) for item in items]
+    listed = [shown(item, 150) for item in items]
     more = f" and {len(listed) - count} more" if len(listed) > count else ""
     return ", ".join(listed[:count]) + more

@@ -51,6 +51,9 @@ class Trunk(nn.Module, ABC):
         """Images (N, 3, H, W) -> (N, h, w, C): the last map, a token for each of its places."""
         return self.stages(x)[-1].permute(0, 2, 3, 1)
 
+    def zero_residuals(self) -> None:
+        """Let each residual block begin as the identity, if the trunk knows how."""
+
     def fuse(self) -> None:
         """Merge, in place, what is one map in eval(): for trunks that only give features."""
 

@@ -49,26 +49,22 @@ def of_maps(
     """The costs of a checkpoint's trunk in a detector; `given` makes the trunk's input of the
     detector's images."""
     trunk = checkpoint.family.blank(checkpoint.arch, checkpoint.stem, checkpoint.reading)
-    image = torch.empty(1, 3, *sides, device="meta")
-    gflops = _gflops(lambda: trunk.stages(given(image, trunk)))
+    gflops = _gflops(lambda image: trunk.stages(given(image, trunk)), sides)
     return {"parameters": checkpoint.parameters, "sides": list(sides), "gflops": gflops}
 
 
 @functools.cache
 def _of_features(arch: str, stem: str, reading: str, side: int) -> float | None:
-    """Billions of multiply-adds of one image's features, counted once."""
-    trunk = archs.family_of(arch).blank(arch, stem, reading)
-    image = torch.empty(1, 3, side, side, device="meta")
-    return _gflops(lambda: trunk(image))
+    return _gflops(archs.family_of(arch).blank(arch, stem, reading), (side, side))
 
 
-def _gflops(call: Callable[[], object]) -> float | None:
-    """Billions of multiply-adds of `call`, on tensors without elements."""
+def _gflops(call: Callable[[Tensor], object], sides: tuple[int, int]) -> float | None:
+    """Billions of multiply-adds of `call` for one image, on tensors without elements."""
     from torch.utils.flop_counter import FlopCounterMode
 
     try:
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
-            call()
+            call(torch.empty(1, 3, *sides, device="meta"))
     except Exception:  # whatever a stranger's module does without elements
         return None
     return round(counter.get_total_flops() / 2e9, 4)  # it counts both of a multiply-add

@@ -22,7 +22,6 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from backbench.errors import BadInput
 from backbench.untrusted import opening, pickles
@@ -30,10 +29,7 @@ from backbench.weights.family import Tree
 
 _LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # torch before 1.6: its magic number, pickled
 _NOT_WEIGHTS = (
-    (
-        b"version https://git-lfs",
-        "a Git LFS pointer, not the file itself: fetch it with `git lfs pull`",
-    ),
+    (b"version https://git-lfs", "a Git LFS pointer, not the file: fetch it with `git lfs pull`"),
     (b"<", "a web page, not weights: the download went wrong"),
     (b"\x1f\x8b", "a gzip archive: unpack it first"),
     (b"BZh", "a bzip2 archive: unpack it first"),
@@ -108,24 +104,35 @@ class Opened:
 def open_file(path: str | Path) -> Opened:
     """Read any weight file safely. Raises BadInput with one line that names the file and what is
     wrong with it."""
+    from safetensors import safe_open
+
     path = Path(path)
     if not path.is_file():
-        raise BadInput(
-            f"{path}: {'is a folder, not a weight file' if path.is_dir() else 'no such file'}"
-        )
+        said = "is a folder, not a weight file" if path.is_dir() else "no such file"
+        raise BadInput(f"{path}: {said}")
     size = path.stat().st_size
     if size == 0:
         raise BadInput(f"{path}: the file is empty")
+    tree: Tree
+    metadata: Mapping[str, str] = {}
     try:
         container = _container(path, size)
-        tree: Tree
-        metadata: Mapping[str, str] = {}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             if container == "safetensors":
-                tree, metadata = _read_safetensors(path)
+                with safe_open(path, framework="pt") as opened:
+                    tree = {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118
+                    metadata = opened.metadata() or {}
+            elif container == "torch zip":
+                with zipfile.ZipFile(path) as archive:
+                    _check_zip(archive, size)
+                tree = _torch_load(path, mmap=True)
+            elif container == "torch legacy":
+                _check_byte_order(path)
+                tree = _torch_load(path, mmap=False)
             else:
-                tree = _READERS[container](path)
+                with opening.open_regular(path) as file:
+                    tree = _with_tensors(pickles.read(file), {})
         with path.open("rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         return Opened(path, container, sha256, size, tree, metadata)
@@ -164,35 +171,19 @@ def _explain(error: Exception) -> str:
         return pickles.refusal(named.group(1))
     if isinstance(error, pickle.UnpicklingError) and text.startswith("refused"):
         return text
-    if (
-        isinstance(error, EOFError | zipfile.BadZipFile | struct.error)
-        or "central directory" in text
-    ):
+    cut_off = isinstance(error, EOFError | zipfile.BadZipFile | struct.error)
+    if cut_off or "central directory" in text:
         return f"damaged or truncated ({text[:80] or type(error).__name__}); download it again"
     return f"not a readable weight file, damaged or truncated ({type(error).__name__}: {text[:80]})"
 
 
-def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], Mapping[str, str]]:
-    from safetensors import safe_open
-
-    with safe_open(path, framework="pt") as file:
-        return {key: file.get_tensor(key) for key in file.keys()}, file.metadata() or {}  # noqa: SIM118
-
-
-def _read_torch_zip(path: Path) -> Tree:
-    with zipfile.ZipFile(path) as archive:
-        _check_zip(archive, path.stat().st_size)
-    return _torch_load(path, mmap=True)
-
-
-def _read_torch_legacy(path: Path) -> Tree:
+def _check_byte_order(path: Path) -> None:
     with path.open("rb") as file:
         for _ in range(2):  # magic number, protocol version
             pickles.load(file)
         system = pickles.load(file)
     if isinstance(system, dict) and not system.get("little_endian", True):
         raise BadInput("written on a big-endian machine; write it again on a little-endian one")
-    return _torch_load(path, mmap=False)
 
 
 def _torch_load(path: Path, *, mmap: bool) -> Tree:
@@ -299,11 +290,6 @@ _ELEMENT = {
 }
 
 
-def _read_pickle(path: Path) -> Tree:
-    with opening.open_regular(path) as file:
-        return _with_tensors(pickles.read(file), {})
-
-
 def _with_tensors(value: Tree, done: dict[int, tuple[Tree, Tree]]) -> Tree:
     """The tree with torch's tensors for numpy's arrays; `done` (by id) visits what is shared
     once."""
@@ -319,10 +305,3 @@ def _with_tensors(value: Tree, done: dict[int, tuple[Tree, Tree]]) -> Tree:
             out = [_with_tensors(v, done) for v in value]
         done[id(value)] = value, out
     return done[id(value)][1]
-
-
-_READERS: dict[str, Callable[[Path], Tree]] = {
-    "torch zip": _read_torch_zip,
-    "torch legacy": _read_torch_legacy,
-    "pickle": _read_pickle,
-}

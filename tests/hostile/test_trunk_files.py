@@ -24,7 +24,7 @@ HALF = {"mean": [0.5] * 3, "std": [0.5] * 3}
         ({"architecture": "hf-hub:nobody/nothing"}, "no model 'hf-hub:nobody/nothing'"),
         ({"architecture": "../../etc/passwd"}, "no model"),
         ({"architecture": {"a": 1}}, "no model"),
-        (TIMM | {"model_args": {"depth": 9999}}, "at most"),
+        (TIMM | {"model_args": {"depth": 9999}}, "from 1 to 200"),
         (TIMM | {"model_args": {"img_size": 10**30}}, "whole number"),
         (TIMM | {"model_args": {"norm_layer": "os.system"}}, "norm_layer=os.system"),
         (TIMM | {"model_args": 3}, "not a configuration that is known"),

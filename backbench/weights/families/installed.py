@@ -9,6 +9,7 @@ from backbench import plugins
 from backbench.images.preprocess import Pixels
 from backbench.weights.families.resnet_tables import ARCHS
 from backbench.weights.family import TrunkFamily, native_stem, refuse_other_readings
+from backbench.weights.readings import POOLED
 
 if TYPE_CHECKING:
     from backbench.weights.trunk import InstalledTrunk, Trunk
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 class InstalledFamily(TrunkFamily):
     """Trunks named as their package's entry point names them."""
+
+    reads_memory = True  # a stranger's constructor may read the elements that it draws
 
     def owns(self, arch: str) -> bool:
         # A package may not take one of the names that are backbench's own
@@ -30,17 +33,11 @@ class InstalledFamily(TrunkFamily):
     def default_pixels(self, arch: str) -> Pixels:
         return _row(arch).pixels
 
-    def build(
-        self, arch: str, stem: str, reading: str, *, zero_init_residual: bool = False
-    ) -> Trunk:
+    def build(self, arch: str, stem: str, reading: str) -> Trunk:
         refuse_other_readings(arch, reading)
         trunk = _row(arch).build()
-        trunk.arch, trunk.stem, trunk.reading = arch, stem, reading
+        trunk.arch, trunk.stem, trunk.reading = arch, stem, POOLED
         return trunk
-
-    def build_blank(self, arch: str, stem: str, reading: str) -> Trunk:
-        # A stranger's constructor may read the elements that it draws
-        return self.build(arch, stem, reading).to("meta")
 
 
 def _row(arch: str) -> InstalledTrunk:

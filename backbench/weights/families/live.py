@@ -8,13 +8,8 @@ from typing import TYPE_CHECKING
 
 from backbench.errors import BadInput
 from backbench.images.preprocess import Pixels
-from backbench.weights.family import (
-    NATIVE,
-    GivenModule,
-    TrunkFamily,
-    native_stem,
-    refuse_other_readings,
-)
+from backbench.weights.family import NATIVE, TrunkFamily, native_stem, refuse_other_readings
+from backbench.weights.readings import POOLED
 
 if TYPE_CHECKING:
     from torch import nn
@@ -27,20 +22,23 @@ class LiveFamily(TrunkFamily):
 
     prefix = "python:"
     elsewhere = False
+    reads_memory = True
 
     def __init__(self) -> None:
         super().__init__()
         self._live: dict[str, Trunk] = {}
 
-    def register(self, name: str, trunk: Trunk) -> str:
-        """Make `trunk` known in this process; returns its arch."""
-        arch = self.prefix + name
-        trunk.arch, trunk.stem = arch, NATIVE
-        self._live[arch] = trunk
-        # Another trunk may have had this name
-        self._blanks.clear()
-        self._tensors.clear()
-        return arch
+    def of_module(self, module: nn.Module) -> tuple[str, Pixels] | None:
+        """A `Trunk`: where no name builds it, it gets the one of its module's class."""
+        from backbench.weights.trunk import Trunk
+
+        if not isinstance(module, Trunk):
+            return None
+        arch = self.prefix + type(getattr(module, "model", module)).__name__
+        module.arch, module.stem, module.reading = arch, NATIVE, POOLED
+        self._live[arch] = module
+        self._blanks.clear()  # another trunk may have had this name
+        return arch, Pixels()
 
     def canonical(self, arch: str, stem: str) -> tuple[str, str]:
         stem = native_stem(arch, stem)
@@ -51,23 +49,6 @@ class LiveFamily(TrunkFamily):
             )
         return arch, stem
 
-    def build(
-        self, arch: str, stem: str, reading: str, *, zero_init_residual: bool = False
-    ) -> Trunk:
+    def build(self, arch: str, stem: str, reading: str) -> Trunk:
         refuse_other_readings(arch, reading)
-        trunk = copy.deepcopy(self._live[arch])
-        trunk.arch, trunk.stem, trunk.reading = arch, stem, reading
-        return trunk
-
-    def build_blank(self, arch: str, stem: str, reading: str) -> Trunk:
-        return self.build(arch, stem, reading).to("meta")
-
-    def of_module(self, module: nn.Module) -> GivenModule | None:
-        """A `Trunk` that no name builds: it gets one."""
-        from backbench.weights.trunk import Trunk
-
-        if not isinstance(module, Trunk):
-            return None
-        name = type(getattr(module, "model", module)).__name__
-        arch = self.register(name, module)
-        return GivenModule(arch, module.state_dict(), Pixels(), name)
+        return copy.deepcopy(self._live[arch])

@@ -7,7 +7,6 @@ resnet50v2 width 1).
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from backbench.errors import BadInput, nearest
@@ -30,14 +29,13 @@ class PairFamily(TrunkFamily):
 
     def parse(self, arch: str) -> tuple[str, str]:
         """'lab:resnet50,width=0.5' -> ('resnet50', '0.5'); without a width, '1'."""
-        parts = re.fullmatch(r"(\w{1,40})(?:,width=([\d.]{1,8}))?", arch[len(self.prefix) :])
-        if parts is None or parts[1] not in ARCHS or (parts[2] or "1") not in WIDTHS:
-            half = arch[len(self.prefix) :][:40].split(",", maxsplit=1)[0]
+        half, _, width = arch.removeprefix(self.prefix).partition(",width=")
+        if half not in ARCHS or (width or "1") not in WIDTHS:
             raise BadInput(
                 f"'{arch[:80]}': expected {self.prefix}ARCH,width=W, W one of {', '.join(WIDTHS)};"
-                f" {nearest(half, ARCHS)}"
+                f" {nearest(half[:40].split(',')[0], ARCHS)}"
             )
-        return parts[1], parts[2] or "1"
+        return half, width or "1"
 
     def canonical(self, arch: str, stem: str) -> tuple[str, str]:
         half, width = self.parse(arch)
@@ -47,9 +45,7 @@ class PairFamily(TrunkFamily):
         """The name of its halves."""
         return arch.removeprefix(self.prefix).partition(",")[0]
 
-    def build(
-        self, arch: str, stem: str, reading: str, *, zero_init_residual: bool = False
-    ) -> Trunk:
+    def build(self, arch: str, stem: str, reading: str) -> Trunk:
         from backbench.weights.families.pair_trunk import LabPair
 
         refuse_other_readings(arch, reading)

@@ -38,20 +38,18 @@ class ResNetFamily(TrunkFamily):
     def dialect(self, arch: str) -> str:
         return "torchvision"
 
-    def build(
-        self, arch: str, stem: str, reading: str, *, zero_init_residual: bool = False
-    ) -> Trunk:
+    def build(self, arch: str, stem: str, reading: str) -> Trunk:
         from backbench.weights.families.resnet_trunk import build_backbone
 
         refuse_other_readings(arch, reading)
-        return build_backbone(arch, stem, zero_init_residual=zero_init_residual)
+        return build_backbone(arch, stem)
 
     def find(
         self, tables: Tables, tree: Tree, path: Path, metadata: TrunkMetadata
     ) -> list[TrunkInFile]:
         from backbench.weights.families import resnet_names
 
-        return list(resnet_names.find_trunks(tables, metadata.pixels))
+        return list(resnet_names.find_trunks(tables, metadata))
 
     def loaded_by(self, arch: str, library: str) -> str | None:
         if library == "detectron2":

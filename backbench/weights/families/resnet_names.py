@@ -1,14 +1,10 @@
-"""A ResNet's tensors as published files call them, and where in a file such names stand.
-
-A trunk is found by its names, never by the file's extension: `find_trunks` looks under every prefix
-of every table of tensors for a ResNet in one of four dialects.
-"""
+"""A ResNet's tensors as published files call them, in four dialects, and where in a file such names
+stand: a trunk is found by its names, never by the file's extension."""
 
 from __future__ import annotations
 
 import functools
 import re
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -23,7 +19,7 @@ from backbench.weights.families.resnet_tables import (
     conv1_shape,
 )
 from backbench.weights.families.resnet_trunk import trunk_shapes
-from backbench.weights.family import Shape, Tables, TrunkInFile
+from backbench.weights.family import Shape, Tables, TrunkInFile, TrunkMetadata, find_by_votes
 from backbench.weights.tensor_names import detectron2_name, is_counter
 
 # --- dialects ---
@@ -31,11 +27,10 @@ from backbench.weights.tensor_names import detectron2_name, is_counter
 
 def _sequential(first_layer: int) -> Callable[[str], str]:
     """Names in an nn.Sequential of a ResNet's children, where layer1 stands at `first_layer`."""
-    stem = {"conv1": 0, "bn1": 1}
 
     def rename(key: str) -> str:
         part, rest = key.split(".", 1)
-        position = stem[part] if part in stem else first_layer + int(part[-1]) - 1
+        position = {"conv1": 0, "bn1": 1}.get(part, first_layer + int(part[-1]) - 1)
         return f"{position}.{rest}"
 
     return rename
@@ -89,7 +84,6 @@ class ResNetInFile(TrunkInFile):
 
     names: Dialect
     conv1: Shape
-    stated_pixels: Pixels | None
 
     @property
     def small(self) -> bool:
@@ -116,8 +110,8 @@ class ResNetInFile(TrunkInFile):
         return self.form.conv3 if self.form else None
 
     def pixels(self) -> Pixels | None:
-        if self.stated_pixels is not None:
-            return self.stated_pixels
+        if self.metadata.pixels is not None:
+            return self.metadata.pixels
         if self.form is None:
             return Pixels()
         if self.small and self.form.small_pixels is not None:
@@ -126,62 +120,33 @@ class ResNetInFile(TrunkInFile):
 
     def head_keys(self, tensors: Mapping[str, Tensor], others: tuple[str, ...]) -> list[str]:
         """Everything in the table beside the trunks: projector, predictor; no queues."""
-        inside = set(self.keys.values())
-        out = []
-        for key in tensors:
-            if key not in inside and "queue" not in key and not key.startswith(others):
-                out.append(key)
-        return out
+        free = [key for key in tensors if key not in set(self.keys.values())]
+        return [key for key in free if "queue" not in key and not key.startswith(others)]
 
 
-# Parts of the longest names: layer1.0.downsample.0.weight, res2.0.conv1.norm.running_mean
-LONGEST = 5
-FEWEST = 20  # names under a prefix before it is looked at
-MOST = 32  # prefixes looked at in a table: a file may have been made to delay
+LONGEST = 5  # parts of the longest names: layer1.0.downsample.0.weight, res2.0.conv1.norm.bias
 
 
-def find_trunks(tables: Tables, pixels: Pixels | None = None) -> list[ResNetInFile]:
+def find_trunks(tables: Tables, metadata: TrunkMetadata) -> list[ResNetInFile]:
     """All ResNets in the file of which at least half the tensors are there, in the file's order."""
-    out = []
-    for table, tensors in tables.items():
-        # 1. Each key that ends in a name of some dialect votes for what stands before that name.
-        votes: Counter[tuple[str, Dialect]] = Counter()
-        for key in tensors:
-            votes.update(_candidates(key))
-        # 2. Of the dialects of one prefix, the one that explains most counts.
-        best: dict[str, tuple[int, ResNetInFile]] = {}
-        for (prefix, dialect), count in votes.most_common(MOST):
-            if count < FEWEST:
-                break
-            score, trunk = _fit(table, prefix, dialect, tensors, pixels)
-            if score > 0 and (prefix not in best or score > best[prefix][0]):
-                best[prefix] = score, trunk
-        # 3. In the order in which their first tensors stand in the file.
-        place = {key: position for position, key in enumerate(tensors)}
-        trunks = [trunk for _, trunk in best.values()]
-        out += sorted(trunks, key=lambda trunk: min(map(place.__getitem__, trunk.keys.values())))
-    return out
+
+    def fit(table: str, prefix: str, dialect: Dialect) -> tuple[int, ResNetInFile]:
+        return _fit(table, prefix, dialect, tables[table], metadata)
+
+    return find_by_votes(tables, _candidates, fit, fewest=20, most=32)
 
 
 def _candidates(key: str) -> list[tuple[str, Dialect]]:
     """(prefix, dialect) for each dialect that has a name with which this key ends; the longest such
     name counts."""
-    # Where a name may begin, from the left: after each of the last dots. Further left it would be
-    # longer than any name.
-    starts: list[int] = []
-    end = len(key)
-    while end >= 0 and len(starts) < LONGEST:
-        end = key.rfind(".", 0, end)
-        starts.insert(0, end + 1)
-    if end >= 0:
-        starts.insert(0, 0)
+    parts = key.rsplit(".", LONGEST)[-LONGEST:]
+    names = [".".join(parts[i:]) for i in range(len(parts))]
     out = []
     for dialect in DIALECTS:
         known = _all_names(dialect)
-        for start in starts:
-            if key[start:] in known:
-                out.append((key[:start], dialect))
-                break
+        longest = next((name for name in names if name in known), None)
+        if longest is not None:
+            out.append((key.removesuffix(longest), dialect))
     return out
 
 
@@ -190,32 +155,22 @@ def _fit(
     prefix: str,
     dialect: Dialect,
     tensors: Mapping[str, Tensor],
-    pixels: Pixels | None,
+    metadata: TrunkMetadata,
 ) -> tuple[int, ResNetInFile]:
     """The architecture that explains most of the names under the prefix; score: tensors there minus
     tensors absent."""
     local = {key[len(prefix) :]: key for key in tensors if key.startswith(prefix)}
     inside = {name for name in local if re.match(dialect.inside, name)}
     decisive = {name for name in inside if not is_counter(name)}
-
-    def there_minus_absent(arch: str) -> int:
+    scores: dict[str, int] = {}
+    explained: dict[str, int] = {}
+    for arch in ARCHS:
         wanted = _decisive(dialect, arch)
-        there = len(wanted & local.keys())
-        return there - (len(wanted) - there)
-
-    def explained(arch: str) -> int:
-        return there_minus_absent(arch) - len(decisive - _decisive(dialect, arch))
-
-    arch = max(ARCHS, key=explained)
+        scores[arch] = 2 * len(wanted & local.keys()) - len(wanted)
+        explained[arch] = scores[arch] - len(decisive - wanted)
+    arch = max(ARCHS, key=explained.__getitem__)
     ours = names(dialect, arch)
-    keys, extra, heads = {}, [], []
-    for name, key in local.items():
-        if name in ours:
-            keys[ours[name]] = key
-        elif name in inside:
-            extra.append(key)
-        else:
-            heads.append(key)
+    keys = {ours[name]: key for name, key in local.items() if name in ours}
     trunk = ResNetInFile(
         table=table,
         prefix=prefix,
@@ -223,9 +178,8 @@ def _fit(
         names=dialect,
         arch=arch,
         keys=keys,
-        extra=tuple(extra),
-        heads=tuple(heads),
+        extra=tuple(key for name, key in local.items() if name in inside and name not in ours),
         conv1=conv1_shape(keys, tensors),
-        stated_pixels=pixels,
+        metadata=metadata,
     )
-    return there_minus_absent(arch), trunk
+    return scores[arch], trunk

@@ -51,11 +51,8 @@ _SEQUENTIAL = ("sequential",)
 
 def _queue_per_crop(tables: Tables, trunks: list[TrunkInFile]) -> bool:
     """LORAC and MoCo-M keep one queue for each assigned crop: (2, d, K) where MoCo has (d, K)."""
-    for tensors in tables.values():
-        for key, tensor in tensors.items():
-            if unwrapped(key) == "queue" and tensor.dim() == 3:
-                return True
-    return False
+    entries = [entry for tensors in tables.values() for entry in tensors.items()]
+    return any(unwrapped(key) == "queue" and tensor.dim() == 3 for key, tensor in entries)
 
 
 def _small_stem(tables: Tables, trunks: list[TrunkInFile]) -> bool:

@@ -59,6 +59,13 @@ class ResNetTrunk(tv.ResNet, Trunk):
             out[name] = first[stage] + int(block) if stage in first else 0
         return out
 
+    def zero_residuals(self) -> None:
+        """Zero the last norm of each block, as torchvision's `zero_init_residual` does."""
+        for block in self.modules():
+            if isinstance(block, tv.Bottleneck | tv.BasicBlock):
+                last = block.bn3 if isinstance(block, tv.Bottleneck) else block.bn2
+                nn.init.constant_(last.weight, 0)
+
     def fuse(self) -> None:
         """Every batch norm into the convolution before it; features change by about 1e-6 of
         theirs."""
@@ -85,7 +92,6 @@ def build_backbone(
     arch: str,
     stem: str = "imagenet",
     *,
-    zero_init_residual: bool = False,
     channels: int = 3,
     width: float = 1.0,
     **kwargs: Any,
@@ -97,7 +103,7 @@ def build_backbone(
     check_stem(stem)
     kind, layers = ARCHS[arch]
     block = getattr(tv, kind)
-    trunk = ResNetTrunk(block, list(layers), zero_init_residual=zero_init_residual, **kwargs)
+    trunk = ResNetTrunk(block, list(layers), **kwargs)
     bases = [int(base * width) for base in (64, 128, 256, 512)]
     if (channels, width) != (3, 1.0):
         _resize(trunk, block, list(layers), channels, bases)

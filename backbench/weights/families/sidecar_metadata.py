@@ -4,7 +4,8 @@ what the tensors of a vision transformer do not."""
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,46 +27,51 @@ def beside(path: Path) -> TrunkMetadata:
     if own.is_file():
         about = _read(own)
         if {"digest", "arch", "pixels"} <= about.keys() and str(about["arch"]).startswith(PREFIX):
-            return _ours(about, own)
-    if not _HUB_NAMES.fullmatch(path.name):
-        return TrunkMetadata()
-    for name, reader in (("open_clip_config.json", _openclip), ("config.json", _hub)):
-        file = path.with_name(name)
-        if file.is_file():
-            try:
-                return reader(_read(file), file)
-            except (KeyError, TypeError, ValueError, AttributeError) as error:
-                raise BadInput(
-                    f"{file}: not a configuration that is known ({error!r:.80})"
-                ) from None
+            return _known(_ours, about, own)
+    if _HUB_NAMES.fullmatch(path.name):
+        for name, reader in (("open_clip_config.json", _openclip), ("config.json", _hub)):
+            file = path.with_name(name)
+            if file.is_file():
+                return _known(reader, _read(file), file)
     return TrunkMetadata()
+
+
+Reader = Callable[[Mapping[str, Any], Path], TrunkMetadata]
+
+
+def _known(reader: Reader, config: Mapping[str, Any], file: Path) -> TrunkMetadata:
+    try:
+        return replace(reader(config, file), source=file.name)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise BadInput(f"{file}: not a configuration that is known ({error!r:.80})") from None
 
 
 def _read(file: Path) -> Mapping[str, Any]:
     try:
         value = jsons.read(file, most=_MOST)
     except (OSError, ValueError) as error:
-        raise BadInput(
-            f"{file}: not readable ({str(error)[:80]}); what it says is needed"
-        ) from None
+        said = str(error)[:80]
+        raise BadInput(f"{file}: not readable ({said}); what it says is needed") from None
     if not isinstance(value, dict):
         raise BadInput(f"{file}: expected an object, not {type(value).__name__}")
     return value
 
 
+def _pixels(about: Mapping[str, Any], mean: str = "mean", std: str = "std") -> Pixels | None:
+    """The statistics in a configuration; None where it does not have both."""
+    if not about.get(mean) or not about.get(std):
+        return None
+    return Pixels(tuple(about[mean]), tuple(about[std]), about.get("order", "RGB"))
+
+
 def _ours(about: Mapping[str, Any], file: Path) -> TrunkMetadata:
     """`backbench export` writes it."""
-    try:
-        pixels = about["pixels"]
-        return TrunkMetadata(
-            arch=str(about["arch"]),
-            reading=str(about.get("reading", "")),
-            pixels=Pixels(tuple(pixels["mean"]), tuple(pixels["std"]), pixels["order"]),
-            source=file.name,
-            names_model=True,
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise BadInput(f"{file}: not what `backbench export` writes ({error!r:.80})") from None
+    return TrunkMetadata(
+        arch=str(about["arch"]),
+        reading=str(about.get("reading", "")),
+        pixels=_pixels(about["pixels"]),
+        names_model=True,
+    )
 
 
 # --- timm and the Hub: config.json ---
@@ -83,7 +89,7 @@ _ACTIVATIONS = {
 
 def _hub(config: Mapping[str, Any], file: Path) -> TrunkMetadata:
     if "architecture" in config:
-        return _timm(config, file)
+        return _timm(config)
     if "model_type" not in config:
         return TrunkMetadata()
     inner = config.get("vision_config")
@@ -98,14 +104,10 @@ def _hub(config: Mapping[str, Any], file: Path) -> TrunkMetadata:
         raise BadInput(f"hidden_act '{activation[:40]}': expected one of {', '.join(_ACTIVATIONS)}")
     processor = file.with_name("preprocessor_config.json")
     process = _read(processor) if processor.is_file() else {}
-    pixels = None
-    if "image_mean" in process and "image_std" in process:
-        pixels = Pixels(tuple(process["image_mean"]), tuple(process["image_std"]))
     return TrunkMetadata(
         options=options,
         activation=_ACTIVATIONS.get(activation, ""),
-        pixels=pixels,
-        source=file.name,
+        pixels=_pixels(process, "image_mean", "image_std"),
     )
 
 
@@ -113,22 +115,18 @@ def _hub(config: Mapping[str, Any], file: Path) -> TrunkMetadata:
 _POOLED = {"token": "cls", "avg": "mean", "map": readings.MAP}
 
 
-def _timm(config: Mapping[str, Any], file: Path) -> TrunkMetadata:
+def _timm(config: Mapping[str, Any]) -> TrunkMetadata:
     about = {**config, **config.get("pretrained_cfg", {})}
     words = [str(config["architecture"])]
     for key, value in config.get("model_args", {}).items():
         if key != "num_classes":
             text = "-".join(map(str, value)) if isinstance(value, list) else str(value)
             words.append(f"{key}={text}")
-    pixels = None
-    if "mean" in about and "std" in about:
-        pixels = Pixels(tuple(about["mean"]), tuple(about["std"]))
     return TrunkMetadata(
         arch=PREFIX + ",".join(words),
         reading=_POOLED.get(str(config.get("global_pool", "")), ""),
-        pixels=pixels,
+        pixels=_pixels(about),
         licence=str(about.get("license") or ""),
-        source=file.name,
         names_model=True,
     )
 
@@ -137,19 +135,13 @@ def _timm(config: Mapping[str, Any], file: Path) -> TrunkMetadata:
 
 
 def _openclip(config: Mapping[str, Any], file: Path) -> TrunkMetadata:
-    model, process = config["model_cfg"], config.get("preprocess_cfg", {})
+    model = config["model_cfg"]
     vision = model["vision_cfg"]
-    pixels = Pixels(CLIP_MEAN, CLIP_STD)  # open_clip's own default
-    if process.get("mean") and process.get("std"):
-        pixels = Pixels(tuple(process["mean"]), tuple(process["std"]))
+    # open_clip's own default are CLIP's
+    pixels = _pixels(config.get("preprocess_cfg", {})) or Pixels(CLIP_MEAN, CLIP_STD)
     if isinstance(vision, dict) and vision.get("timm_model_name"):
-        return TrunkMetadata(
-            arch=f"{PREFIX}{vision['timm_model_name']}",
-            pixels=pixels,
-            source=file.name,
-            names_model=True,
-        )
-    quick = bool(model.get("quick_gelu", False))
+        arch = f"{PREFIX}{vision['timm_model_name']}"
+        return TrunkMetadata(arch=arch, pixels=pixels, names_model=True)
     return TrunkMetadata(
-        activation="quick_gelu" if quick else "gelu", pixels=pixels, source=file.name
+        activation="quick_gelu" if model.get("quick_gelu", False) else "gelu", pixels=pixels
     )

@@ -17,7 +17,7 @@ from backbench.images.preprocess import Pixels
 from backbench.weights.families.timm_formats import REGISTERS, TIMM
 from backbench.weights.families.timm_layouts import LAYOUTS, Layout, Piece, pieces
 from backbench.weights.families.timm_model_names import PREFIX, parse
-from backbench.weights.families.timm_trunk import create
+from backbench.weights.families.timm_trunk import differences
 from backbench.weights.family import (
     NATIVE,
     Format,
@@ -26,12 +26,12 @@ from backbench.weights.family import (
     TrunkFamily,
     TrunkInFile,
     TrunkMetadata,
+    find_by_votes,
 )
 from backbench.weights.tensor_names import first_names
 
 Tensors = Mapping[str, Tensor]
 
-FEWEST = 12  # names of blocks before a prefix is looked at
 MOST = 16  # prefixes looked at in a table
 _LONGEST = 300  # characters of a name that is looked at
 
@@ -46,11 +46,11 @@ class TimmInFile(TrunkInFile):
     """
 
     family: TrunkFamily
-    metadata: TrunkMetadata
     layout: Layout
     local: Mapping[str, str]
     sources: Mapping[str, list[Piece]] = field(default_factory=dict)
     folds: bool = False
+    heads: tuple[str, ...] = ()  # the other keys under the prefix that are kept
 
     @property
     def blank(self) -> Tensors:
@@ -163,79 +163,61 @@ def find(
     family: TrunkFamily, tables: Tables, metadata: TrunkMetadata, form: Format | None
 ) -> list[TimmInFile]:
     """The trunks of a file by layout, or by the names of the model that `metadata` has where no
-    layout fits."""
-    trunks = _by_layout(family, tables)
-    if not trunks and metadata.arch:
-        arch, _ = family.canonical(metadata.arch, NATIVE)
-        trunks = _by_names(family, tables, family.tensors(arch, NATIVE))
-    return [replace(trunk, metadata=metadata, form=form) for trunk in trunks]
+    layout fits; only their names are known yet."""
 
+    def trunk_below(table: str, prefix: str, layout: Layout) -> TimmInFile:
+        local: dict[str, str] = {}
+        for key in tables[table]:
+            if key.startswith(prefix):
+                name = layout.local(key[len(prefix) :])
+                # Two chunks may not hold one block: the second stays under its own name, as extra
+                local[key[len(prefix) :] if name in local else name] = key
+        return TimmInFile(
+            table=table,
+            prefix=prefix,
+            dialect=layout.name,
+            family=family,
+            metadata=metadata,
+            form=form,
+            layout=layout,
+            keys=local,
+            local=local,
+        )
 
-def _by_layout(family: TrunkFamily, tables: Tables) -> list[TimmInFile]:
-    """All trunks of the file in one of the layouts, in the file's order; only their names are known
-    yet."""
-    out = []
-    for table, tensors in tables.items():
-        votes: Counter[tuple[str, Layout]] = Counter()
-        for key in tensors:
-            if len(key) > _LONGEST:
-                continue
-            for layout in LAYOUTS:
-                match = re.match(rf"(.*?\.)??{layout.blocks}\.\d", key)
-                if match is not None:
-                    votes[match[1] or "", layout] += 1
-        best: dict[str, tuple[int, TimmInFile]] = {}
-        for (prefix, layout), count in votes.most_common(MOST):
-            trunk = _of_layout(family, table, prefix, layout, tensors)
-            score = sum(name in trunk.local for name in layout.outside)
-            if count < FEWEST or 2 * score < len(layout.outside):
-                continue
-            if prefix not in best or score > best[prefix][0]:
-                best[prefix] = score, trunk
-        place = {key: position for position, key in enumerate(tensors)}
-        trunks = [trunk for _, trunk in best.values()]
-        out += sorted(trunks, key=lambda t: min(map(place.__getitem__, t.local.values())))
-    return out
+    def by_layout(table: str, prefix: str, layout: Layout) -> tuple[int, TimmInFile]:
+        trunk = trunk_below(table, prefix, layout)
+        score = sum(name in trunk.local for name in layout.outside)
+        return score if 2 * score >= len(layout.outside) else 0, trunk
 
-
-def _of_layout(
-    family: TrunkFamily, table: str, prefix: str, layout: Layout, tensors: Tensors
-) -> TimmInFile:
-    """All names below a prefix, as one trunk."""
-    local: dict[str, str] = {}
-    for key in tensors:
-        if key.startswith(prefix):
-            name = layout.local(key[len(prefix) :])
-            # Two chunks may not hold one block: the second stays under its own name, as extra
-            local[key[len(prefix) :] if name in local else name] = key
-    return TimmInFile(
-        table=table,
-        prefix=prefix,
-        dialect=layout.name,
-        family=family,
-        metadata=TrunkMetadata(),
-        layout=layout,
-        local=local,
-    )
-
-
-def _by_names(family: TrunkFamily, tables: Tables, names: Tensors) -> list[TimmInFile]:
-    """All trunks of the file that have at least half of these names, whatever their layout."""
-    out = []
+    trunks = find_by_votes(tables, _block_prefixes, by_layout, fewest=12, most=MOST)
+    if trunks or not metadata.arch:
+        return trunks
+    arch, _ = family.canonical(metadata.arch, NATIVE)
+    names = family.tensors(arch, NATIVE)
     plain = Layout("timm's", "", ())
-    for table, tensors in tables.items():
-        votes: Counter[str] = Counter()
-        for key in tensors:
-            if len(key) > _LONGEST:
-                continue
-            parts = key.split(".")
-            for i in range(len(parts)):
-                if ".".join(parts[i:]) in names:
-                    votes["".join(f"{part}." for part in parts[:i])] += 1
-                    break
-        for prefix, count in votes.most_common(MOST):
-            if 2 * count >= len(names):
-                out.append(_of_layout(family, table, prefix, plain, tensors))
+
+    def prefix_of(key: str) -> list[tuple[str, Layout]]:
+        parts = key.split(".") if len(key) <= _LONGEST else []
+        for i in range(len(parts)):
+            name = ".".join(parts[i:])
+            if name in names:
+                return [(key.removesuffix(name), plain)]
+        return []
+
+    def by_names(table: str, prefix: str, layout: Layout) -> tuple[int, TimmInFile]:
+        return 1, trunk_below(table, prefix, layout)
+
+    return find_by_votes(tables, prefix_of, by_names, fewest=(len(names) + 1) // 2, most=MOST)
+
+
+def _block_prefixes(key: str) -> list[tuple[str, Layout]]:
+    """The prefix before the name of a block, for each layout that has such a name."""
+    out = []
+    if len(key) <= _LONGEST:
+        for layout in LAYOUTS:
+            match = re.match(rf"(.*?\.)??{layout.blocks}\.\d", key)
+            if match is not None:
+                out.append((match[1] or "", layout))
     return out
 
 
@@ -284,10 +266,10 @@ def _stages(trunk: TimmInFile, tensors: Tensors) -> str:
 def _known(trunk: TimmInFile, tensors: Tensors, form: Format, folds: bool) -> str:
     """The format's model of this width and patch, with the facts that file and metadata add."""
     key = signature(trunk, tensors)
-    patches = [key for key in trunk.local.values() if tensors[key].dim() == 4]
     model = form.timm.get(key)
     if model is None:  # the patch or a mark may be what is damaged
         like = [name for each, name in form.timm.items() if each.split("/")[0] == key.split("/")[0]]
+        patches = any(tensors[key].dim() == 4 for key in trunk.local.values())
         if not like or "/" not in key or patches:
             raise BadInput(
                 f"holds {trunk.described}, format {form.name}, of width and patch {key};"
@@ -303,10 +285,10 @@ def _known(trunk: TimmInFile, tensors: Tensors, form: Format, folds: bool) -> st
                 " --arch timm:vit_base_patch16_clip_224 (LAION's, DataComp's), or the like of its size"
             )
         model = model.format(kinds[trunk.metadata.activation])
-    arch = PREFIX + model
-    name = parse(arch)
-    options = {**_size(trunk, tensors, arch, folds), **_differences(arch, trunk.metadata.options)}
-    return str(name._replace(options={**name.options, **options}))
+    size = _size(trunk, tensors, PREFIX + model, folds)
+    name = parse(PREFIX + model)
+    options = {**name.options, **size, **differences(name, trunk.metadata.options)}
+    return str(name._replace(options=options))
 
 
 def _size(trunk: TimmInFile, tensors: Tensors, arch: str, folds: bool) -> dict[str, str]:
@@ -326,27 +308,6 @@ def _size(trunk: TimmInFile, tensors: Tensors, arch: str, folds: bool) -> dict[s
     if side == 0 or side**2 != patches or patches == ours - prefix:
         return {}
     return {"img_size": str(side * blank["patch_embed.proj.weight"].shape[-1])}
-
-
-def _differences(arch: str, options: Mapping[str, str]) -> dict[str, str]:
-    """Heads and eps where a configuration says others than the model has.
-
-    Not a smaller eps: the Hub's conversions took its default, 1e-12, for what was trained with
-    1e-6.
-    """
-    if not options.keys() & {"num_heads", "eps"}:
-        return {}
-    with torch.device("meta"):
-        model: torch.nn.Module = create(parse(arch))
-    out = {}
-    heads, eps = options.get("num_heads"), options.get("eps")
-    blocks = getattr(model, "blocks", None)
-    if heads is not None and blocks is not None and int(heads) != blocks[0].attn.num_heads:
-        out["num_heads"] = heads
-    norm = getattr(model, "norm", None)
-    if eps is not None and isinstance(norm, torch.nn.LayerNorm) and float(eps) > 1.5 * norm.eps:
-        out["eps"] = eps
-    return out
 
 
 # --- which tensors ---

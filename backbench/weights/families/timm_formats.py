@@ -7,8 +7,8 @@ lacks a block is not a shallower model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import functools
+from collections.abc import Callable
 
 from backbench.images.preprocess import CLIP_MEAN, CLIP_STD, HALF, Pixels
 from backbench.weights.family import Format, Tables, TrunkInFile
@@ -23,22 +23,12 @@ _HALF = Pixels(HALF, HALF)
 Test = Callable[[Tables, list[TrunkInFile]], bool]
 
 
-def _inside(tables: Tables, trunks: list[TrunkInFile]) -> set[str]:
-    """The names below the prefixes of all trunks."""
-    out = set()
-    for trunk in trunks:
-        for key in tables[trunk.table]:
-            if key.startswith(trunk.prefix):
-                out.add(key[len(trunk.prefix) :])
-    return out
-
-
 def _with(*ends: str, without: tuple[str, ...] = ()) -> Test:
     """A test that names with one of these ends are in every trunk, and none with the others."""
 
     def test(tables: Tables, trunks: list[TrunkInFile]) -> bool:
         for trunk in trunks:
-            names = _inside(tables, [trunk])
+            names = [key for key in tables[trunk.table] if key.startswith(trunk.prefix)]
             if ends and not any(name.endswith(ends) for name in names):
                 return False
             if without and any(name.endswith(without) for name in names):
@@ -54,15 +44,12 @@ _HEADS = ("head.weight", "head.bias", "fc_norm.weight", "norm_pre.weight", "attn
 _plain = _with(without=(*_SCALES, *REGISTERS, *_HEADS))
 
 
-_WIDEST = 100_000  # of a token: a file may pretend to any size
-
-
 def _learned(tables: Tables, trunks: list[TrunkInFile]) -> bool:
     """A ViT without LayerScale, registers and head whose positions are not MoCo-v3's or MAE's
     fixed ones, in which the class token's is 0: bare files of those do not tell the heads."""
-    for trunk in trunks:
+    for trunk in trunks:  # whose tokens may pretend to any size
         position = tables[trunk.table].get(f"{trunk.prefix}pos_embed")
-        if position is None or position.dim() != 3 or not 0 < position[:1, :1].numel() < _WIDEST:
+        if position is None or position.dim() != 3 or not 0 < position[:1, :1].numel() < 100_000:
             continue
         if not bool((position[0, 0] != 0).any()):
             return False
@@ -139,23 +126,15 @@ _BARE = ":"  # at the file's top, under no prefix
 _TIMM_HEADS = ("head.*", "head_dist.*", "fc.*", "classifier.*", "last_linear.*", "pre_logits.*")
 
 
-def _pairs(tables: Mapping[str, str]) -> Mapping[str, tuple[str, ...]]:
-    return {name: (place,) for name, place in tables.items()}
-
-
-_TRAINING = _pairs({"teacher": "teacher:backbone.", "student": "student:backbone."})
+_TRAINING = {"teacher": ("teacher:backbone.",), "student": ("student:backbone.",)}
 _TEACHER_OR_BARE = {**_TRAINING, "teacher": (_BARE, "teacher:backbone.")}
 
 
-@dataclass(frozen=True, kw_only=True)
-class TimmFormat(Format):
-    """A row of the table below: it has timm's own names unless it says others."""
-
-    dialects: tuple[str, ...] = ("timm's",)
-
+# A row of the table below: it has timm's own names unless it says others
+TimmFormat = functools.partial(Format, dialects=("timm's",))
 
 # fmt: off
-TIMM_FORMATS: tuple[TimmFormat, ...] = (
+TIMM_FORMATS: tuple[Format, ...] = (
     TimmFormat(
         name="dino vit",
         source="facebookresearch/dino: vision_transformer.py, main_dino.py, eval_linear.py",
@@ -308,10 +287,7 @@ TIMM = Format(
     source="huggingface/pytorch-image-models: timm/models/_hub.py (config.json), timm/utils/checkpoint_saver.py",
     also="OpenCLIP's `visual.trunk.` with its open_clip_config.json",
     method="unknown",
-    encoders={
-        "trunk": ("", ":visual.trunk."),
-        "ema": ("state_dict_ema:",),
-    },
+    encoders={"trunk": ("", ":visual.trunk."), "ema": ("state_dict_ema:",)},
     dialects=("timm's", "timm's convnext"),
     beside=_TIMM_HEADS,
     asks=("pixels",),

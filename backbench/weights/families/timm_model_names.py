@@ -20,9 +20,6 @@ from backbench.errors import BadInput, nearest
 from backbench.weights.family import POSITION_RULES
 
 PREFIX = "timm:"
-# The largest whole number in a name, and the most layers: a header may say anything, and building
-# takes time
-_LARGEST, _DEEPEST = 65_536, 200
 
 
 class TimmName(NamedTuple):
@@ -56,36 +53,37 @@ def parse(arch: str) -> TimmName:
     return TimmName(name, options)
 
 
-def _whole(text: str) -> int:
-    if not re.fullmatch(r"[1-9]\d{0,5}", text) or int(text) > _LARGEST:
-        raise BadInput(f"'{text[:40]}' in the trunk's name: expected a whole number above 0")
+def _refused(text: str, expected: str) -> BadInput:
+    return BadInput(f"'{text[:40]}' in the trunk's name: expected {expected}")
+
+
+def _whole(text: str, most: int = 65_536) -> int:
+    """A header may say anything, and building takes time."""
+    if not re.fullmatch(r"[1-9]\d{0,5}", text) or int(text) > most:
+        raise _refused(text, f"a whole number from 1 to {most}")
     return int(text)
 
 
-def _layers(text: str) -> int:
-    if _whole(text) > _DEEPEST:
-        raise BadInput(f"'{text}' layers in the trunk's name: expected at most {_DEEPEST}")
-    return int(text)
+_layers = functools.partial(_whole, most=200)
 
 
 def _each(number: Callable[[str], int], text: str) -> list[int]:
     """'2-2-6-2', a number for each stage."""
     parts = text.split("-")
     if len(parts) > 8:
-        raise BadInput(f"'{text[:40]}' in the trunk's name: expected a number for each stage")
+        raise _refused(text, "a number for each stage")
     return [number(part) for part in parts]
 
 
-def number(text: str) -> float:
-    """A number above 0 of a name's option."""
+def _number(text: str) -> float:
     if not re.fullmatch(r"\d+(\.\d+)?([eE]-?\d{1,2})?", text) or not 0 < float(text) < 1e6:
-        raise BadInput(f"'{text[:40]}' in the trunk's name: expected a number above 0")
+        raise _refused(text, "a number above 0")
     return float(text)
 
 
 def _of(allowed: tuple[str, ...], text: str) -> str:
     if text not in allowed:
-        raise BadInput(f"'{text[:40]}' in the trunk's name: expected {' or '.join(allowed)}")
+        raise _refused(text, " or ".join(allowed))
     return text
 
 
@@ -96,13 +94,13 @@ OPTIONS: dict[str, Callable[[str], Any]] = {
     "depth": _layers,
     "embed_dim": _whole,
     "num_heads": _whole,
-    "mlp_ratio": number,
-    "init_values": number,  # LayerScale's start
+    "mlp_ratio": _number,
+    "init_values": _number,  # LayerScale's start
     "reg_tokens": _whole,
     "depths": functools.partial(_each, _layers),
     "dims": functools.partial(_each, _whole),
     "act_layer": functools.partial(_of, _ACTIVATIONS),
-    "eps": number,  # of all layer norms
+    "eps": _number,  # of all layer norms
     "pos": functools.partial(_of, POSITION_RULES),
 }
 OURS = ("eps", "pos")  # the others are timm's own keyword arguments

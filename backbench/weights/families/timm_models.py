@@ -19,13 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 from backbench.errors import BadInput, nearest
 from backbench.images.preprocess import Pixels
-from backbench.weights import readings
 from backbench.weights.families import sidecar_metadata
 from backbench.weights.families.resnet_tables import ARCHS
 from backbench.weights.families.timm_formats import TIMM, TIMM_FORMATS
 from backbench.weights.families.timm_model_names import PREFIX, parse
 from backbench.weights.family import (
-    GivenModule,
     NamedWeights,
     Tables,
     Tree,
@@ -68,25 +66,17 @@ class TimmFamily(TrunkFamily):
 
     # The trunk
 
-    def build(
-        self, arch: str, stem: str, reading: str, *, zero_init_residual: bool = False
-    ) -> Trunk:
+    def build(self, arch: str, stem: str, reading: str) -> Trunk:
         from backbench.weights.families.timm_trunk import TimmTrunk
 
-        return TimmTrunk(arch, reading)
+        return TimmTrunk(arch, reading or self.default_reading(arch))
 
     def default_reading(self, arch: str) -> str:
         """The reading of timm's own head."""
         from backbench.weights.families import timm_trunk
 
-        known = timm_trunk.registered(parse(arch).model)
-        if not timm_trunk.is_transformer(known):
-            return readings.POOLED
-        if known.global_pool == readings.MAP:
-            return readings.MAP
-        if known.cls_token is None:
-            return readings.POOLED
-        return "mean" if known.global_pool == "avg" else "cls"
+        name = parse(arch)
+        return timm_trunk.default_reading(name.model)
 
     def default_pixels(self, arch: str) -> Pixels:
         """The statistics that timm keeps with the model's default weights; those of imported files
@@ -118,7 +108,7 @@ class TimmFamily(TrunkFamily):
         form = TIMM if metadata.names_model or training else None
         return list(timm_files.find(self, tables, metadata, form))
 
-    def of_module(self, module: nn.Module) -> GivenModule | None:
+    def of_module(self, module: nn.Module) -> tuple[str, Pixels] | None:
         """A module that timm made. BadInput where the trunk of its name is not this module: built
         with other arguments, or changed."""
         about = getattr(module, "pretrained_cfg", None)
@@ -126,14 +116,10 @@ class TimmFamily(TrunkFamily):
             return None
         from backbench.weights.families import timm_trunk
 
-        name = str(about["architecture"])
-        arch = PREFIX + name
-        names = self.tensors(*self.canonical(arch, "imagenet")).keys()
-        state = {key: tensor for key, tensor in module.state_dict().items() if key in names}
+        arch = f"{PREFIX}{about['architecture']}"
         trunk = timm_trunk.TimmTrunk(arch, self.default_reading(arch))
-        timm_trunk.refuse_other_module(module, trunk, state, int(about["input_size"][-1]))
-        pixels = Pixels(tuple(about["mean"]), tuple(about["std"]))
-        return GivenModule(arch, state, pixels, name)
+        timm_trunk.refuse_other_module(module, trunk, int(about["input_size"][-1]))
+        return arch, Pixels(tuple(about["mean"]), tuple(about["std"]))
 
     # Names that stand for weights
 
@@ -158,13 +144,9 @@ class TimmFamily(TrunkFamily):
         about = _about(model, tag)
         kept = TrunkMetadata(pixels=Pixels(tuple(about.mean), tuple(about.std)))
         if not ours:
-            kept = replace(
-                kept,
-                arch=str(parse(PREFIX + model + options)),
-                licence=str(about.license or ""),
-                source=str(about.hf_hub_id),
-                names_model=True,
-            )
+            arch, licence = str(parse(PREFIX + model + options)), str(about.license or "")
+            source = str(about.hf_hub_id)
+            kept = replace(kept, arch=arch, licence=licence, source=source, names_model=True)
         file = _cached_file(name, model + options, about)
         return NamedWeights(f"{model}.{about.tag}", metadata.over(kept), file)
 

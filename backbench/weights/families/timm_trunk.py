@@ -12,14 +12,8 @@ from torch import Tensor, nn
 
 from backbench.errors import BadInput
 from backbench.weights import readings
-from backbench.weights.families.timm_model_names import (
-    OPTIONS,
-    OURS,
-    TimmName,
-    number,
-    parse,
-)
-from backbench.weights.family import POSITION_RULES
+from backbench.weights.families.timm_model_names import OPTIONS, OURS, TimmName, parse
+from backbench.weights.family import POSITION_RULES, refuse_other_readings
 from backbench.weights.trunk import WrappedTrunk
 
 TOKENS = ("pos_embed", "cls_token", "reg_token", "mask_token")  # beside the patches
@@ -42,6 +36,38 @@ def is_transformer(model: object) -> bool:
     from timm.models.vision_transformer import VisionTransformer
 
     return isinstance(model, VisionTransformer | Eva)
+
+
+def default_reading(model: str) -> str:
+    """The reading of timm's own head."""
+    known = registered(model)
+    if not is_transformer(known):
+        return readings.POOLED
+    if known.global_pool == readings.MAP:
+        return readings.MAP
+    if known.cls_token is None:
+        return readings.POOLED
+    return "mean" if known.global_pool == "avg" else "cls"
+
+
+def differences(name: TimmName, options: Mapping[str, str]) -> dict[str, str]:
+    """Heads and eps where a configuration says others than the model has.
+
+    Not a smaller eps: the Hub's conversions took its default, 1e-12, for what was trained with
+    1e-6.
+    """
+    if not options.keys() & {"num_heads", "eps"}:
+        return {}
+    with torch.device("meta"):
+        model = create(name)
+    out = {}
+    heads, eps = options.get("num_heads"), options.get("eps")
+    blocks, norm = getattr(model, "blocks", None), getattr(model, "norm", None)
+    if heads is not None and blocks is not None and int(heads) != blocks[0].attn.num_heads:
+        out["num_heads"] = heads
+    if eps is not None and isinstance(norm, nn.LayerNorm) and float(eps) > 1.5 * norm.eps:
+        out["eps"] = eps
+    return out
 
 
 def create(name: TimmName) -> Any:
@@ -81,7 +107,7 @@ def _keywords(name: TimmName) -> dict[str, Any]:
         if known.cls_token is not None and known.global_pool != readings.MAP:
             keywords["global_pool"] = "token"
     if "eps" in name.options:
-        eps = number(name.options["eps"])
+        eps = float(name.options["eps"])
         if is_transformer(known):
             keywords["norm_layer"] = functools.partial(nn.LayerNorm, eps=eps)
         else:
@@ -112,9 +138,8 @@ def _with_rule() -> type[nn.Module]:
         def _pos_embed(self, x: Tensor) -> Tensor:
             """Patch tokens (N, h, w, D) -> all tokens (N, prefix + h * w, D), with positions."""
             n, h, w, _ = x.shape
-            prefix = [
-                t.expand(n, -1, -1) for t in (self.cls_token, self.reg_token) if t is not None
-            ]
+            both = (self.cls_token, self.reg_token)
+            prefix = [token.expand(n, -1, -1) for token in both if token is not None]
             # Some embed the class token's position too, some the patches' alone
             placed = 0 if self.no_embed_class else self.num_prefix_tokens
             assert self.pos_embed is not None
@@ -194,10 +219,7 @@ class TimmTrunk(WrappedTrunk):
 
     def _describe_pyramid(self, name: TimmName) -> None:
         model = self.model
-        if self.reading != readings.POOLED:
-            raise BadInput(
-                f"{self.arch} is read by '{readings.POOLED}' alone, not by '{self.reading[:40]}'"
-            )
+        refuse_other_readings(self.arch, self.reading)
         self.feature_dim = getattr(model, "head_hidden_size", None) or model.num_features
         self.memory_format = torch.channels_last
         if model.pretrained_cfg.get("fixed_input_size"):  # windows that are cut for one size
@@ -271,19 +293,17 @@ class TimmTrunk(WrappedTrunk):
     def other_sizes(self) -> str:
         if not self.transformer:
             return f"use a protocol of that size, or name the trunk with img_size ({self.arch},img_size=N)"
-        rules = " or ".join(POSITION_RULES)
         return (
             f"use a protocol of that size, or `backbench import` it as {self.arch},pos=RULE, which"
-            f" resizes its position embeddings ({rules})"
+            f" resizes its position embeddings ({' or '.join(POSITION_RULES)})"
         )
 
 
-def refuse_other_module(
-    module: nn.Module, trunk: TimmTrunk, state: Mapping[str, Tensor], side: int
-) -> None:
-    """Load `state` into the trunk; BadInput unless it then has the module's features: arguments
+def refuse_other_module(module: nn.Module, trunk: TimmTrunk, side: int) -> None:
+    """Load the module's weights into the trunk; BadInput unless it then has its features: arguments
     that leave no tensor (heads, an activation) would change them unseen."""
-    trunk.load_state_dict(dict(state), strict=True)
+    state, names = module.state_dict(), trunk.state_dict().keys()
+    trunk.load_state_dict({name: state[name] for name in names if name in state}, strict=True)
     x = torch.rand(1, 3, side, side, generator=torch.Generator().manual_seed(0))
     device = next(module.parameters()).device
     training = module.training

@@ -15,6 +15,7 @@ from backbench.weights import exporting, importing
 from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.families.resnet_names import find_trunks
 from backbench.weights.families.resnet_trunk import ARCHS, trunk_shapes
+from backbench.weights.family import TrunkMetadata
 
 needs_detectron2 = pytest.mark.skipif(
     importlib.util.find_spec("detectron2") is None, reason="Detectron2 is not installed"
@@ -59,7 +60,7 @@ def test_names_are_a_total_map(arch):
 
 
 def trunks_of(tensors):
-    return find_trunks({"": tensors})
+    return find_trunks({"": tensors}, TrunkMetadata())
 
 
 @pytest.mark.parametrize("arch", ["resnet18", pytest.param("resnet50", marks=pytest.mark.slow)])

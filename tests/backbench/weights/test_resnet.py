@@ -6,6 +6,7 @@ import torchvision
 from torch import nn
 
 from backbench.errors import BadInput
+from backbench.weights.archs import build_trunk
 from backbench.weights.families.resnet_trunk import ARCHS, STEMS, build_backbone, trunk_shapes
 
 
@@ -53,7 +54,7 @@ def test_small_stems_differ_in_padding_only(stem, size):
 
 
 def test_zero_init_residual_zeroes_the_last_norm_of_each_block():
-    trunk = build_backbone("resnet18", zero_init_residual=True)
+    trunk = build_trunk("resnet18", zero_init_residual=True)
     assert all(bool((block.bn2.weight == 0).all()) for block in trunk.layer1)
     assert all(bool((block.bn1.weight == 1).all()) for block in trunk.layer1)
 
