@@ -20,9 +20,8 @@ trunk of another patch size p is given the image scaled by p / 16. Patch 14: 896
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -54,87 +53,6 @@ NORM_LAYERS = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm)
 OPTIMIZERS = ("SGD", "ADAMW")
 
 
-class BackboneRules(ABC):
-    """The demands of a value of MODEL.BACKBONE.NAME on the config and on the trunk."""
-
-    # Keys that decide nothing under these rules -> the values that they may be stated with
-    idle_keys: ClassVar[Mapping[str, tuple[Value, ...]]]
-    decays_biases: bool  # biases, scales and tokens have WEIGHT_DECAY, as weights have
-
-    def refuse(self, cfg: CfgNode, given: Given, checkpoint: Checkpoint, trunk: Trunk) -> None:
-        """Raise BadInput for a trunk or a key that does not go with this backbone."""
-        name = cfg.MODEL.BACKBONE.NAME
-        for key, allowed in self.idle_keys.items():
-            value = given.get(key, allowed[0])
-            if isinstance(value, tuple):
-                value = list(value)
-            if value not in allowed:
-                raise BadInput(
-                    f"{given.path}: {key} {value!r} would decide nothing with MODEL.BACKBONE.NAME "
-                    f"{name}; it must be {' or '.join(map(repr, allowed))}"
-                )
-        refuse_shape(trunk, name)
-        self._refuse_config(cfg, given, checkpoint)
-        refuse_pixels(given, checkpoint)
-
-    @abstractmethod
-    def arch(self, cfg: CfgNode) -> str:
-        """The trunk that the config names, for the random row; empty where it names none."""
-
-    @abstractmethod
-    def departures(self, cfg: CfgNode) -> list[str]:
-        """Warnings, one for each norm that is not the published protocol's."""
-
-    @abstractmethod
-    def _refuse_config(self, cfg: CfgNode, given: Given, checkpoint: Checkpoint) -> None: ...
-
-
-class ResNetRules(BackboneRules):
-    """Detectron2's names: a ResNet of MODEL.RESNETS.DEPTH with batch norm, trained as Detectron2
-    trains it."""
-
-    idle_keys: ClassVar[Mapping[str, tuple[Value, ...]]] = {
-        key: (value,) for key, value in dialect.OURS.items()
-    }
-    decays_biases = True
-
-    def arch(self, cfg: CfgNode) -> str:
-        return f"resnet{cfg.MODEL.RESNETS.DEPTH}"
-
-    def _refuse_config(self, cfg: CfgNode, given: Given, checkpoint: Checkpoint) -> None:
-        wanted = self.arch(cfg)
-        if checkpoint.arch != wanted:
-            raise BadInput(
-                f"{given.path}: MODEL.RESNETS.DEPTH is {cfg.MODEL.RESNETS.DEPTH} but "
-                f"{checkpoint.name} is {checkpoint.arch}; state its depth, or for a trunk that is no "
-                f"ResNet use a config with MODEL.BACKBONE.NAME {FPN} or {SIMPLE}"
-            )
-        # MSRA's ResNet-50, which Detectron2's own configs start from, strides in the first 1x1
-        # convolution of a stage; torchvision's, and with it every checkpoint here, in the 3x3. Both
-        # have the same names and shapes.
-        if cfg.MODEL.RESNETS.STRIDE_IN_1X1:
-            raise BadInput(
-                f"{given.path}: MODEL.RESNETS.STRIDE_IN_1X1 is True, as MSRA's weights need it, but "
-                f"{checkpoint.name} strides in the 3x3 convolution: it would load without an error "
-                "and compute other features; set it to False"
-            )
-
-    def departures(self, cfg: CfgNode) -> list[str]:
-        out, m = [], cfg.MODEL
-        if m.RESNETS.NORM not in SYNC_NORMS:
-            out.append(f"RESNETS.NORM {m.RESNETS.NORM!r}: the protocol has SyncBN in the trunk")
-        if has_fpn(cfg) and m.FPN.NORM not in SYNC_NORMS:
-            out.append(
-                f"FPN.NORM {m.FPN.NORM!r}: the protocol has SyncBN; "
-                "without it keypoint training does not converge"
-            )
-        if not cfg.TEST.PRECISE_BN.ENABLED:
-            out.append(
-                "TEST.PRECISE_BN off: the protocol re-estimates batch norm statistics before testing"
-            )
-        return out
-
-
 # Detectron2's keys for its own ResNet, and the values that go with every trunk that is whole
 WHOLE_TRUNK: dict[str, tuple[Value, ...]] = {
     "MODEL.BACKBONE.FREEZE_AT": (0,),
@@ -143,51 +61,101 @@ WHOLE_TRUNK: dict[str, tuple[Value, ...]] = {
     "MODEL.RESNETS.OUT_FEATURES": (["res2", "res3", "res4", "res5"],),
     "MODEL.FPN.IN_FEATURES": (["res2", "res3", "res4", "res5"],),
 }
+# Keys that decide nothing -> the values that they may be stated with: under Detectron2's names of
+# backbones, and under ours
+IDLE_FOR_RESNETS = {key: (value,) for key, value in dialect.OURS.items()}
+IDLE_FOR_TRUNKS: dict[str, tuple[Value, ...]] = {
+    **WHOLE_TRUNK,
+    "SOLVER.NESTEROV": (False,),
+    "SOLVER.BIAS_LR_FACTOR": (1.0,),
+    "SOLVER.WEIGHT_DECAY_BIAS": (None,),
+}
 
 
-class TrunkRules(BackboneRules):
-    """Our names: a trunk of any kind with the norms that it has, trained as ViTDet trains."""
+def is_resnet(cfg: CfgNode) -> bool:
+    """True for Detectron2's names: a ResNet of MODEL.RESNETS.DEPTH with batch norm, trained as
+    Detectron2 trains it. False for ours: any trunk with its own norms, trained as ViTDet trains."""
+    return cfg.MODEL.BACKBONE.NAME not in (FPN, SIMPLE)
 
-    idle_keys: ClassVar[Mapping[str, tuple[Value, ...]]] = {
-        **WHOLE_TRUNK,
-        "SOLVER.NESTEROV": (False,),
-        "SOLVER.BIAS_LR_FACTOR": (1.0,),
-        "SOLVER.WEIGHT_DECAY_BIAS": (None,),
-    }
-    decays_biases = False
 
-    def arch(self, cfg: CfgNode) -> str:
-        return cfg.MODEL.TRUNK.ARCH
+def arch_of(cfg: CfgNode) -> str:
+    """The trunk that the config names, for the random row; empty where it names none."""
+    return f"resnet{cfg.MODEL.RESNETS.DEPTH}" if is_resnet(cfg) else cfg.MODEL.TRUNK.ARCH
 
-    def _refuse_config(self, cfg: CfgNode, given: Given, checkpoint: Checkpoint) -> None:
-        stated = cfg.MODEL.TRUNK.ARCH
-        if stated and archs.canonical(stated)[0] != checkpoint.arch:
+
+def refuse(cfg: CfgNode, given: Given, checkpoint: Checkpoint, trunk: Trunk) -> None:
+    """Raise BadInput for a trunk or a key that does not go with the config's backbone."""
+    name = cfg.MODEL.BACKBONE.NAME
+    idle = IDLE_FOR_RESNETS if is_resnet(cfg) else IDLE_FOR_TRUNKS
+    for key, allowed in idle.items():
+        value = given.get(key, allowed[0])
+        if isinstance(value, tuple):
+            value = list(value)
+        if value not in allowed:
             raise BadInput(
-                f"{given.path}: MODEL.TRUNK.ARCH is {stated} but {checkpoint.name} is "
-                f"{checkpoint.arch}; it is for MODEL.WEIGHTS random, leave it out"
+                f"{given.path}: {key} {value!r} would decide nothing with MODEL.BACKBONE.NAME "
+                f"{name}; it must be {' or '.join(map(repr, allowed))}"
             )
-        solver, trunk = cfg.SOLVER, cfg.MODEL.TRUNK
-        if solver.OPTIMIZER not in OPTIMIZERS:
-            raise BadInput(
-                f"{given.path}: SOLVER.OPTIMIZER {solver.OPTIMIZER}: {' or '.join(OPTIMIZERS)}"
-            )
-        if not 0 < solver.LAYER_DECAY <= 1 or not 0 <= trunk.DROP_PATH < 1:
-            raise BadInput(
-                f"{given.path}: SOLVER.LAYER_DECAY must be above 0 and at most 1, "
-                "MODEL.TRUNK.DROP_PATH from 0 to below 1"
-            )
-        if cfg.MODEL.BACKBONE.NAME == SIMPLE and not cfg.MODEL.FPN.NORM:
-            raise BadInput(
-                f"{given.path}: MODEL.FPN.NORM '': the simple feature pyramid needs one, LN"
-            )
-
-    def departures(self, cfg: CfgNode) -> list[str]:
-        return []  # no published protocol has them
+    refuse_shape(trunk, name)
+    if is_resnet(cfg):
+        _refuse_resnet(cfg, given, checkpoint)
+    else:
+        _refuse_trunk(cfg, given, checkpoint)
+    refuse_pixels(given, checkpoint)
 
 
-def rules_of(cfg: CfgNode) -> BackboneRules:
-    """Look up the rules of the config's backbone: the only place that tests its name for them."""
-    return TrunkRules() if cfg.MODEL.BACKBONE.NAME in (FPN, SIMPLE) else ResNetRules()
+def _refuse_resnet(cfg: CfgNode, given: Given, checkpoint: Checkpoint) -> None:
+    if checkpoint.arch != arch_of(cfg):
+        raise BadInput(
+            f"{given.path}: MODEL.RESNETS.DEPTH is {cfg.MODEL.RESNETS.DEPTH} but {checkpoint.name} "
+            f"is {checkpoint.arch}; state its depth, or for a trunk that is no ResNet use a config "
+            f"with MODEL.BACKBONE.NAME {FPN} or {SIMPLE}"
+        )
+    # MSRA's ResNet-50, which Detectron2's own configs start from, strides in the first 1x1
+    # convolution of a stage; torchvision's, and with it every checkpoint here, in the 3x3. Both
+    # have the same names and shapes.
+    if cfg.MODEL.RESNETS.STRIDE_IN_1X1:
+        raise BadInput(
+            f"{given.path}: MODEL.RESNETS.STRIDE_IN_1X1 is True, as MSRA's weights need it, but "
+            f"{checkpoint.name} strides in the 3x3 convolution: it would load without an error "
+            "and compute other features; set it to False"
+        )
+
+
+def _refuse_trunk(cfg: CfgNode, given: Given, checkpoint: Checkpoint) -> None:
+    solver, trunk = cfg.SOLVER, cfg.MODEL.TRUNK
+    if trunk.ARCH and archs.canonical(trunk.ARCH)[0] != checkpoint.arch:
+        raise BadInput(
+            f"{given.path}: MODEL.TRUNK.ARCH is {trunk.ARCH} but {checkpoint.name} is "
+            f"{checkpoint.arch}; it is for MODEL.WEIGHTS random, leave it out"
+        )
+    said = ""
+    if solver.OPTIMIZER not in OPTIMIZERS:
+        said = f"SOLVER.OPTIMIZER {solver.OPTIMIZER}: {' or '.join(OPTIMIZERS)}"
+    elif not 0 < solver.LAYER_DECAY <= 1:
+        said = f"SOLVER.LAYER_DECAY must be above 0 and at most 1, not {solver.LAYER_DECAY}"
+    elif not 0 <= trunk.DROP_PATH < 1:
+        said = f"MODEL.TRUNK.DROP_PATH must be from 0 to below 1, not {trunk.DROP_PATH}"
+    elif cfg.MODEL.BACKBONE.NAME == SIMPLE and not cfg.MODEL.FPN.NORM:
+        said = "MODEL.FPN.NORM '': the simple feature pyramid needs one, LN"
+    if said:
+        raise BadInput(f"{given.path}: {said}")
+
+
+def departures(cfg: CfgNode) -> list[str]:
+    """Warnings, one for each norm that is not the published protocol's; our backbones have none."""
+    out: list[str] = []
+    if not is_resnet(cfg):
+        return out
+    trunk, fpn = cfg.MODEL.RESNETS.NORM, cfg.MODEL.FPN.NORM
+    if trunk not in SYNC_NORMS:
+        out.append(f"RESNETS.NORM {trunk!r}: the protocol has SyncBN in the trunk")
+    if has_fpn(cfg) and fpn not in SYNC_NORMS:
+        why = "without it keypoint training does not converge"
+        out.append(f"FPN.NORM {fpn!r}: the protocol has SyncBN; {why}")
+    if not cfg.TEST.PRECISE_BN.ENABLED:
+        out.append("TEST.PRECISE_BN off: the protocol re-estimates batch norm before testing")
+    return out
 
 
 def has_fpn(cfg: CfgNode) -> bool:
@@ -338,7 +306,7 @@ def parameter_groups(model: nn.Module, body: TrunkMaps, cfg: CfgNode) -> list[di
     """A group for each rate and decay, the trunk's deepest layers last.
 
     The rate of layer d of a trunk whose last is D is LAYER_DECAY ** (D + 1 - d) of the heads': BEiT
-    (arXiv:2106.08254) and ViTDet have it so. Norms have WEIGHT_DECAY_NORM. By TrunkRules biases,
+    (arXiv:2106.08254) and ViTDet have it so. Norms have WEIGHT_DECAY_NORM. Under our backbones biases,
     scales, tokens and position embeddings have it, too; by Detectron2's get_default_optimizer_params
     biases have WEIGHT_DECAY and a factor on their rate, BIAS_LR_FACTOR.
     """
@@ -350,7 +318,7 @@ def parameter_groups(model: nn.Module, body: TrunkMaps, cfg: CfgNode) -> list[di
     spared = {
         id(p) for m in model.modules() if isinstance(m, NORM_LAYERS) for p in m.parameters(False)
     }
-    if not rules_of(cfg).decays_biases:
+    if not is_resnet(cfg):
         spared |= {id(p) for p in model.parameters() if p.ndim <= 1}
         undecayed = trunk.undecayed()
         spared |= {id(p) for name, p in trunk.named_parameters() if name in undecayed}
@@ -364,11 +332,7 @@ def parameter_groups(model: nn.Module, body: TrunkMaps, cfg: CfgNode) -> list[di
     out: list[dict[str, object]] = []
     for depth, bias, norm in sorted(groups):
         factor = solver.LAYER_DECAY ** (heads - depth) * (solver.BIAS_LR_FACTOR if bias else 1)
-        out.append(
-            {
-                "params": groups[depth, bias, norm],
-                "lr": solver.BASE_LR * factor,
-                "weight_decay": solver.WEIGHT_DECAY_NORM if norm else solver.WEIGHT_DECAY,
-            }
-        )
+        decay = solver.WEIGHT_DECAY_NORM if norm else solver.WEIGHT_DECAY
+        members = groups[depth, bias, norm]
+        out.append({"params": members, "lr": solver.BASE_LR * factor, "weight_decay": decay})
     return out

@@ -3,10 +3,6 @@
 There is no copy of Detectron2's defaults here. configs/detection/_base_rcnn_fpn.yaml states every
 key that the torchvision engine reads; a config that has others, or leaves one out, is refused by
 name. The Detectron2 engine merges the same files over its own defaults.
-
-A config goes through three forms: a file and overrides -> Given (flat, as the user said it) ->
-CfgNode (nested, checked against an engine's keys and types, with the checkpoint's pixels filled
-in).
 """
 
 from __future__ import annotations
@@ -37,7 +33,7 @@ OPTIONAL: dict[str, Value] = {
     DEVICE_KEY: "auto",
     "MODEL.TRUNK.ARCH": "",
 }
-# Keys of the backbones that are ours (`backbones.TrunkRules`); Detectron2 has none of these.
+# Keys of the backbones that are ours (`backbones.is_resnet`); Detectron2 has none of these.
 OURS: dict[str, Value] = {
     "MODEL.TRUNK.FROZEN": False,  # else it is trained
     "MODEL.TRUNK.DROP_PATH": 0.0,  # stochastic depth of its last block
@@ -85,7 +81,9 @@ def read(name: str, opts: Sequence[str]) -> Given:
     if len(opts) % 2:
         raise BadInput(f"overrides come as KEY VALUE pairs; '{opts[-1]}' has no value")
     for key, text in zip(opts[::2], opts[1::2]):
-        if not _is_key(key):
+        # A flag or a file among the overrides is no key
+        parts = key.split(".")
+        if not all(part.replace("_", "").isalnum() and part.isupper() for part in parts):
             raise BadInput(
                 f"override '{key} {text}': expected KEY VALUE as in SOLVER.BASE_LR 0.01; "
                 "flags go before them"
@@ -106,32 +104,11 @@ def shipped(path: Path) -> Given:
     return Given(path, read_detector(path))
 
 
-def _is_key(text: str) -> bool:
-    """True for a key such as MODEL.RPN.NMS_THRESH; a flag or a file among the overrides is none."""
-    return all(part.replace("_", "").isalnum() and part.isupper() for part in text.split("."))
-
-
-def _tree(flat: Mapping[str, Value]) -> dict[str, Value]:
-    """Flat keys as nested groups, the inverse of `flat`."""
-    out: dict[str, Value] = {}
-    for key, value in flat.items():
-        *groups, last = key.split(".")
-        node = out
-        for group in groups:
-            node = node.setdefault(group, {})
-        node[last] = value
-    return out
-
-
-def accepted() -> dict[str, Value]:
-    """The keys that the torchvision engine takes, each with a value of its type."""
-    return {**read_detector(config.configs_dir() / KIND / BASE), **OPTIONAL, **DEFAULTS}
-
-
 def embedded(given: Given) -> CfgNode:
     """The config as the torchvision engine reads it. Raises BadInput for an unknown, missing or
     mistyped key."""
-    known = accepted()
+    # The keys that the engine takes, each with a value of its type
+    known = {**read_detector(config.configs_dir() / KIND / BASE), **OPTIONAL, **DEFAULTS}
     for key in given.values:
         if key not in known:
             raise BadInput(
@@ -142,7 +119,14 @@ def embedded(given: Given) -> CfgNode:
             raise BadInput(
                 f"{given.path}: does not state {key}; begin the file with `_BASE_: {BASE}`"
             )
-    cfg = CfgNode(_tree(known))
+    tree: dict[str, Value] = {}
+    for key, value in known.items():
+        *groups, last = key.split(".")
+        node = tree
+        for group in groups:
+            node = node.setdefault(group, {})
+        node[last] = value
+    cfg = CfgNode(tree)
     merge(cfg, given)
     return cfg
 

@@ -1,14 +1,6 @@
 """The interface of an engine: all that the program knows of a detector, torchvision's or
 Detectron2's.
 
-    engine = TorchvisionEngine(cfg, checkpoint, flip_map=..., task=..., seed=..., device=...)
-    engine.stages(x)                        # C2..C5, to prove that the trunk arrived
-    engine.start(records, first, last)      # open the stream of batches; again, to open another
-    engine.step()                           # one iteration: `first`, then first + 1, ...
-    engine.losses()                         # or only the losses of the next batch
-    engine.predict(record)                  # one image's detections
-    engine.predictions(records, workers=2)  # many images', read ahead by loader workers
-
 An iteration is a pure function of the weights, the optimiser's state, the seed and its number: not
 of what ran before it in this process, nor of the number of workers. That is what makes a continued
 run equal to one that was never stopped. What draws from torch's and numpy's global generators draws
@@ -91,7 +83,8 @@ class DetectionEngine(ABC):
 
     @abstractmethod
     def start(self, records: Sequence[ImageRecord], first: int, last: int) -> None:
-        """Open the stream of this rank's batches for iterations `first` to `last` - 1."""
+        """Open the stream of this rank's batches for iterations `first` to `last` - 1; again, to
+        open another."""
 
     @abstractmethod
     def losses(self) -> dict[str, Tensor]:

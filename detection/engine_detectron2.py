@@ -15,7 +15,6 @@ import importlib.util
 import random
 import warnings
 from collections.abc import Iterator, Sequence
-from itertools import chain
 from typing import TypeAlias
 
 import numpy as np
@@ -85,12 +84,6 @@ def defaults() -> CfgNode:
     return cfg
 
 
-# Between our order of images and Detectron2's model an image goes through
-# 1. FlatSlots: its iteration, its slot in the batch, its record;
-# 2. SeededImages: the record through Detectron2's mapper, under a seed that is a function of the
-#    first two.
-
-
 class FlatSlots(torch.utils.data.Sampler[tuple[int, int, int]]):
     """One rank's keys of SeededImages: Detectron2's loader makes batches of single images."""
 
@@ -98,7 +91,8 @@ class FlatSlots(torch.utils.data.Sampler[tuple[int, int, int]]):
         self.slots = slots
 
     def __iter__(self) -> Iterator[tuple[int, int, int]]:
-        return chain.from_iterable(self.slots)
+        for batch in self.slots:
+            yield from batch
 
 
 class SeededImages(torch.utils.data.Dataset[ModelInput]):

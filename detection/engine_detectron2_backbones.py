@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -28,34 +27,17 @@ if TYPE_CHECKING:
 SCALES = (4.0, 2.0, 1.0, 0.5)  # of the map of stride 16: projects/ViTDet, mask_rcnn_vitdet.py
 
 
-class DetectorTrunk(ABC):
-    """The trunk of one of Detectron2's models."""
+class OwnResNet:
+    """The ResNet of one of Detectron2's models, under an FPN whole; a C4 model has its last stage in
+    the head."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
-
-    @abstractmethod
-    def named(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """A checkpoint's tensors under the names that they have in the whole model."""
-
-    @abstractmethod
-    def stages(self, x: Tensor) -> list[Tensor]:
-        """Normalised images (N, 3, H, W) -> the trunk's maps."""
-
-    @abstractmethod
-    def optimizer(self, cfg: CfgNode) -> torch.optim.Optimizer:
-        """The optimiser of the whole model."""
-
-
-class OwnResNet(DetectorTrunk):
-    """Detectron2's ResNet. Under an FPN it is whole; a C4 model has its last stage in the head."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__(model)
         self.in_head = not hasattr(model.backbone, "bottom_up")
         self.path = "backbone" if self.in_head else "backbone.bottom_up"
 
     def named(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """A checkpoint's tensors under the names that they have in the whole model."""
         out = {}
         for name, tensor in exporting.to_detectron2(state).items():
             last = self.in_head and name.startswith("res5")
@@ -63,6 +45,7 @@ class OwnResNet(DetectorTrunk):
         return out
 
     def stages(self, x: Tensor) -> list[Tensor]:
+        """Normalised images (N, 3, H, W) -> the trunk's maps."""
         maps = []
         for name, part in self.model.get_submodule(self.path).named_children():
             x = part(x)
@@ -76,15 +59,15 @@ class OwnResNet(DetectorTrunk):
         return maps
 
     def optimizer(self, cfg: CfgNode) -> torch.optim.Optimizer:
+        """The optimiser of the whole model."""
         return build_optimizer(cfg, self.model)
 
 
-class WholeTrunk(DetectorTrunk):
-    """A trunk of ours, as it is."""
+class WholeTrunk:
+    """A trunk of ours, as it is, with the methods of OwnResNet."""
 
     def __init__(self, model: nn.Module, path: str, body: TrunkMaps) -> None:
-        super().__init__(model)
-        self.path, self.body = path, body
+        self.model, self.path, self.body = model, path, body
 
     def named(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {f"{self.path}.trunk.{name}": tensor for name, tensor in state.items()}
@@ -97,7 +80,7 @@ class WholeTrunk(DetectorTrunk):
         return maybe_add_gradient_clipping(cfg, made)
 
 
-def trunk_of(model: nn.Module) -> DetectorTrunk:
+def trunk_of(model: nn.Module) -> OwnResNet | WholeTrunk:
     """The trunk that Detectron2 has built into the model."""
     for path, module in model.named_modules():
         if isinstance(module, TrunkMaps):

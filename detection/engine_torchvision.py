@@ -100,12 +100,8 @@ class TorchvisionEngine(DetectionEngine):
     def start(self, records: Sequence[ImageRecord], first: int, last: int) -> None:
         cfg = self.cfg
         rank, world = distributed.rank(), distributed.world_size()
-        order = ImageOrder(
-            records,
-            cfg.SOLVER.IMS_PER_BATCH,
-            self.seed,
-            grouped=cfg.DATALOADER.ASPECT_RATIO_GROUPING,
-        )
+        grouped = cfg.DATALOADER.ASPECT_RATIO_GROUPING
+        order = ImageOrder(records, cfg.SOLVER.IMS_PER_BATCH, self.seed, grouped=grouped)
         augment = ResizeAndFlip.of(cfg, self.seed)
         self.batches: Iterator[list[TrainSample] | Unreadable] = loading.batches(
             TrainImages(records, augment, self.flip_map, self.task),
@@ -152,9 +148,8 @@ class TorchvisionEngine(DetectionEngine):
     def read(self, record: ImageRecord) -> Tensor:
         """Its pixels at the size of testing, uint8 (3, H, W)."""
         i = self.cfg.INPUT
-        height, width = shortest_edge(
-            record["height"], record["width"], i.MIN_SIZE_TEST, i.MAX_SIZE_TEST
-        )
+        size = record["height"], record["width"]
+        height, width = shortest_edge(*size, i.MIN_SIZE_TEST, i.MAX_SIZE_TEST)
         return to_uint8(resized(load_image(record), height, width))
 
     @torch.no_grad()

@@ -28,7 +28,7 @@ def check(cfg: CfgNode, run: DetectionRun, train: Split, val: Split) -> None:
     given, solver = run.given, cfg.SOLVER
     if val.name in voc.DATASETS and run.engine != "detectron2":
         raise BadInput(f"{given.path}: VOC's AP is Detectron2's; add --engine detectron2")
-    ground_truth(cfg, given, train, val, run.task)
+    check_ground_truth(cfg, given, train, val, run.task)
     if solver.IMS_PER_BATCH % run.world:
         raise BadInput(
             f"SOLVER.IMS_PER_BATCH {solver.IMS_PER_BATCH} does not divide into {run.world} "
@@ -38,9 +38,7 @@ def check(cfg: CfgNode, run: DetectionRun, train: Split, val: Split) -> None:
         raise BadInput(f"{given.path}: SOLVER.IMS_PER_BATCH, MAX_ITER and BASE_LR must be positive")
     half = solver.AMP.ENABLED and solver.AMP.PRECISION == "fp16"
     if half and not process_group.gpus(given):
-        raise BadInput(
-            f"{amp.PRECISION} fp16: a CPU takes a hundred times as long with it; bf16, or a GPU"
-        )
+        raise BadInput(f"{amp.PRECISION} fp16: a CPU takes a hundred times as long; bf16, or a GPU")
     for departure in departures(cfg, run.task, train, val):
         log.warning(f"{given.path.name}: {departure}")
 
@@ -60,7 +58,9 @@ def files(p: Prepared) -> None:
         evaluate.rehearse(p.val, kind, p.cfg.TEST.KEYPOINT_OKS_SIGMAS)
 
 
-def ground_truth(cfg: CfgNode, given: Given, train: Split, val: Split, task: DetectionTask) -> None:
+def check_ground_truth(
+    cfg: CfgNode, given: Given, train: Split, val: Split, task: DetectionTask
+) -> None:
     """The config against the annotation files."""
     classes = cfg.MODEL.ROI_HEADS.NUM_CLASSES
     for split in (train, val):
@@ -77,10 +77,8 @@ def ground_truth(cfg: CfgNode, given: Given, train: Split, val: Split, task: Det
         )
     shared = {r["file_name"] for r in train.records} & {r["file_name"] for r in val.records}
     if shared:
-        raise BadInput(
-            f"{val.name} and {train.name} share {len(shared)} images, "
-            f"{Path(min(shared)).name} the first"
-        )
+        first = Path(min(shared)).name
+        raise BadInput(f"{val.name} and {train.name} share {len(shared)} images, first {first}")
     if not task.keypoints:
         return
     # Files, head and the sigmas that score them name equally many keypoints
@@ -107,10 +105,8 @@ def departures(cfg: CfgNode, task: DetectionTask, train: Split, val: Split) -> l
     if m.BACKBONE.FREEZE_AT:
         out.append(f"FREEZE_AT {m.BACKBONE.FREEZE_AT}: the protocol trains all layers (0)")
     if any(m[head].get("NORM") for head in task.heads):
-        out.append(
-            "norm in the heads: the protocol has it in trunk and FPN only, heads are standard"
-        )
-    out += backbones.rules_of(cfg).departures(cfg)
+        out.append("norm in the heads: the protocol has it in trunk and FPN only")
+    out += backbones.departures(cfg)
     # 2. The rate for the batch. C4 has other rates; the embedded scenes are no protocol's
     rate, images = REFERENCES[cfg.SOLVER.OPTIMIZER]
     lr, batch = cfg.SOLVER.BASE_LR, cfg.SOLVER.IMS_PER_BATCH

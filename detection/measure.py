@@ -48,8 +48,7 @@ def predict(run: DetectionRun, p: Prepared, engine: DetectionEngine, rank: int) 
         by_image.append(detections)
         if progress is not None:
             progress.advance()
-    if run.world > 1:
-        by_image = _gather(run, by_image, rank, images=len(p.val.records))
+    by_image = _gather(run, by_image, rank, images=len(p.val.records))
     return [detection for detections in by_image for detection in detections]
 
 
@@ -104,13 +103,13 @@ def record(
             samples[f"bootstrap_{kind}_{name}"] = draws
     # 3. Files first, rows last: a run that has rows is finished.
     stem = f"{p.task.name}_{run.engine}"
-    kept = store.keep_predictions(
-        run.out, stem, manifest=manifest, images=len(p.val.records), **samples
-    )
+    images = len(p.val.records)
+    kept = store.keep_predictions(run.out, stem, manifest=manifest, images=images, **samples)
     per_category = {kind: of_kind.per_category for kind, of_kind in scores.items()}
     atomic.write_json(run.out / PER_CATEGORY_FILE, per_category)
     pictures.write(run.out / PICTURES, p.val, detections)
-    rows = results(run, p, scores, kept, speed)
+    origin: store.Origin = {} if speed is None else {"images_per_second": speed}
+    rows = results(run, p, scores, kept, origin)
     store.owe(run.out, len(rows))
     store.append(run.out, rows, skip_known=True)
 
@@ -126,21 +125,22 @@ def on_the_way(
         for kind in p.task.aps:
             for metric, value in _scores(kind, p, detections, None).values.items():
                 values[f"{kind}_{metric}"] = value
-        file = run.out / EVALUATIONS_FILE
-        lines = file.read_text().splitlines() if file.exists() else []
         # What a lost future had written goes.
-        lines = [line for line in lines if json.loads(line)["step"] < step]
-        lines.append(json.dumps({"step": step, **values}))
-        atomic.write_text(file, "".join(line + "\n" for line in lines))
+        rows = [row for row in _evaluations(run) if row["step"] < step]
+        lines = [json.dumps(row) + "\n" for row in (*rows, {"step": step, **values})]
+        atomic.write_text(run.out / EVALUATIONS_FILE, "".join(lines))
         log.info(f"after iteration {step}: {values}")
     scored(run, rank)
 
 
 def was_scored(run: DetectionRun, step: int) -> bool:
     """True if EVALUATIONS_FILE has the line of `step`."""
+    return any(row["step"] == step for row in _evaluations(run))
+
+
+def _evaluations(run: DetectionRun) -> list[dict[str, float]]:
     file = run.out / EVALUATIONS_FILE
-    lines = file.read_text().splitlines() if file.exists() else []
-    return any(json.loads(line)["step"] == step for line in lines)
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
 def _scores(
@@ -157,10 +157,10 @@ def results(
     p: Prepared,
     scores: dict[str, evaluate.Scores],
     kept: str,
-    speed: float | None,
+    origin: store.Origin,
 ) -> list[store.Result]:
     """A row for every AP; `kept` is the file of the draws."""
-    name = protocol(run.given)
+    name, sides = protocol(run.given), backbones.padded_test_size(p.cfg)
     provenance = {
         **fast.of_trunk(p.checkpoint.provenance),
         "config": run.given.path.stem,
@@ -169,12 +169,9 @@ def results(
         "val": p.val.fingerprint,
         "predictions": kept,
         "per_category": PER_CATEGORY_FILE,
-        "trunk": trunk_facts.of_maps(
-            p.checkpoint, backbones.padded_test_size(p.cfg), backbones.scaled
-        ),
+        "trunk": trunk_facts.of_maps(p.checkpoint, sides, backbones.scaled),
         "evaluator": "detectron2 voc_eval" if p.val.name in voc.DATASETS else "hotcoco",
     }
-    origin: store.Origin = {} if speed is None else {"images_per_second": speed}
     rows = []
     for kind, of_kind in scores.items():
         for metric, value in of_kind.values.items():

@@ -58,32 +58,30 @@ def protocol(given: Given) -> str:
     precision turns detection-1x-v1 into detection-1x-bf16-v1; a frozen trunk adds -frozen."""
     mine = decisive(given)
     plain = {k: v for k, v in mine.items() if k not in (amp.ENABLED, amp.PRECISION, FROZEN)}
-    for path, theirs in _shipped(recipes.configs_dir() / dialect.KIND):
+    for name, theirs in _shipped(recipes.configs_dir() / dialect.KIND):
         if theirs == plain:
-            return _in_variant(_name_of(path), given)
+            stem, version = name.rsplit("-", 1)
+            parts = [stem]
+            if given.get(FROZEN):
+                parts.append("frozen")
+            if given.get(amp.ENABLED):
+                parts.append(given.get(amp.PRECISION, dialect.DEFAULTS[amp.PRECISION]))
+            return "-".join([*parts, version])
     return f"detection-{recipes.fingerprint(mine)}"
 
 
 @functools.cache
-def _shipped(folder: Path) -> list[tuple[Path, dict[str, Value]]]:
-    """Every shipped config that is no base, with the keys that decide its protocol."""
-    return [(path, decisive(dialect.shipped(path))) for path in sorted(folder.glob("[!_]*.yaml"))]
+def _shipped(folder: Path) -> list[tuple[str, dict[str, Value]]]:
+    """The protocol of every shipped config that is no base, and the keys that decide it.
 
-
-def _in_variant(name: str, given: Given) -> str:
-    stem, version = name.rsplit("-", 1)
-    parts = [stem]
-    if given.get(FROZEN):
-        parts.append("frozen")
-    if given.get(amp.ENABLED):
-        parts.append(given.get(amp.PRECISION, dialect.DEFAULTS[amp.PRECISION]))
-    return "-".join([*parts, version])
-
-
-def _name_of(path: Path) -> str:
-    """The name that a shipped config gives its protocol, in a line of its own. A comment and not a key:
-    Detectron2 by itself, which refuses keys that it does not know, reads the same files."""
-    for line in path.read_text().splitlines():
-        if line.startswith(STATED):
-            return line.removeprefix(STATED).strip()
-    raise Failed(f"{path}: does not state its protocol; add a line `{STATED}NAME-v1`")
+    Its name stands in a comment, not under a key: Detectron2 by itself, which refuses keys that it
+    does not know, reads the same files.
+    """
+    out = []
+    for path in sorted(folder.glob("[!_]*.yaml")):
+        names = [line for line in path.read_text().splitlines() if line.startswith(STATED)]
+        if not names:
+            raise Failed(f"{path}: does not state its protocol; add a line `{STATED}NAME-v1`")
+        keys = decisive(dialect.shipped(path))
+        out.append((names[0].removeprefix(STATED).strip(), keys))
+    return out

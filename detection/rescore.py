@@ -1,8 +1,8 @@
 """--eval-only: a trained detector scored again, with its own rows where it is another evaluation.
 
-The detector is what its training made it. What only its scoring reads -- the file that it is scored
-on, sizes and thresholds of testing -- may be another: that evaluation is a run of its own in a
-folder below the trained one's, so the numbers of the two stay apart and both are on the board.
+What only its scoring reads -- the file that it is scored on, sizes and thresholds of testing -- may
+be another than in its training: that evaluation is a run of its own in a folder below the trained
+one's, so the numbers of the two stay apart and both are on the board.
 """
 
 from __future__ import annotations
@@ -27,10 +27,8 @@ def evaluation(run: DetectionRun, identity: Mapping[str, object]) -> DetectionRu
     """Choose the folder of this evaluation: the trained run's own if nothing differs, else a folder
     below it. Raises BadInput if there is no detector, or another training's."""
     if not (run.out / FINAL_FILE).exists():
-        raise BadInput(
-            f"{run.out / FINAL_FILE}: no trained detector to evaluate; "
-            "run without --eval-only first"
-        )
+        file = run.out / FINAL_FILE
+        raise BadInput(f"{file}: no trained detector to evaluate; run without --eval-only first")
     now = json.loads(json.dumps(identity))
     then = _trained(run.out)
     if then is None or then == now or _training(then) != _training(now):
@@ -51,12 +49,10 @@ def _trained(out: Path) -> dict[str, object] | None:
 
 def _training(identity: Mapping[str, object]) -> dict[str, object]:
     """The part of an identity that decides the detector itself."""
-    config = identity.get("config")
-    keys = config if isinstance(config, Mapping) else {}
     out = {k: v for k, v in identity.items() if k not in ("config", "val", "val_images")}
-    return out | {"config": {k: v for k, v in keys.items() if not _scores(k)}}
-
-
-def _scores(key: str) -> bool:
-    """True if only scoring reads this key of the config."""
-    return (key.startswith(SCORING) and not key.startswith(TRAINING)) or key.endswith("_TEST")
+    config, keys = identity.get("config"), {}
+    for key, value in config.items() if isinstance(config, Mapping) else ():
+        scoring = key.startswith(SCORING) and not key.startswith(TRAINING)
+        if not scoring and not key.endswith("_TEST"):
+            keys[key] = value
+    return out | {"config": keys}

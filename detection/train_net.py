@@ -100,31 +100,17 @@ def from_arguments(args: argparse.Namespace) -> DetectionRun:
         raise BadInput("no run folder: give --out RUN (or OUTPUT_DIR RUN)")
     if args.num_gpus < 1:
         raise BadInput(f"--num-gpus {args.num_gpus}: at least 1")
-    gpus = process_group.gpus(given)
+    gpus, root = process_group.gpus(given), coco.root_folder(args.data)
     if gpus and args.num_gpus > gpus:
         raise BadInput(
             f"--num-gpus {args.num_gpus}: this machine has {gpus} GPUs; or MODEL.DEVICE cpu"
         )
-    return new_run(
-        given,
-        engine=args.engine,
-        checkpoint=args.checkpoint,
-        root=coco.root_folder(args.data),
-        out=Path(out),
-        world=args.num_gpus,
-        eval_only=args.eval_only,
-    )
+    run = new_run(given, engine=args.engine, root=root, out=Path(out), checkpoint=args.checkpoint)
+    return replace(run, world=args.num_gpus, eval_only=args.eval_only)
 
 
 def new_run(
-    given: dialect.Given,
-    *,
-    engine: str,
-    root: Path,
-    out: Path,
-    checkpoint: Path | None = None,
-    world: int = 1,
-    eval_only: bool = False,
+    given: dialect.Given, *, engine: str, root: Path, out: Path, checkpoint: Path | None = None
 ) -> DetectionRun:
     """Choose the task and the engine of a config and check its keys."""
     task = task_of(given)
@@ -132,7 +118,7 @@ def new_run(
         fpn = "fpn" in str(given.get("MODEL.BACKBONE.NAME", ""))
         engine = "torchvision" if fpn else "detectron2"
     cfg = engine_class(engine).read_config(given)
-    return DetectionRun(given, cfg, task, engine, checkpoint, root, out, world, eval_only)
+    return DetectionRun(given, cfg, task, engine, checkpoint, root, out)
 
 
 def engine_class(name: str) -> type[DetectionEngine]:
@@ -165,11 +151,10 @@ def prepare(run: DetectionRun) -> Prepared:
     wrong is found here, before a folder is made or a process started."""
     cfg, seed = run.cfg.clone(), max(int(run.cfg.SEED), 0)
     # 1. The trunk, and whether it goes with the config
-    rules = backbones.rules_of(cfg)
     named = str(run.given.get("MODEL.WEIGHTS") or "")
-    checkpoint = trunk_weights.read(run.checkpoint, named, rules.arch(cfg), seed)
+    checkpoint = trunk_weights.read(run.checkpoint, named, backbones.arch_of(cfg), seed)
     trunk = checkpoint.backbone()
-    rules.refuse(cfg, run.given, checkpoint, trunk)
+    backbones.refuse(cfg, run.given, checkpoint, trunk)
     # 2. Its pixels, which are the checkpoint's to say
     cfg.MODEL.PIXEL_MEAN = [255 * v for v in checkpoint.pixels.mean]
     cfg.MODEL.PIXEL_STD = [255 * v for v in checkpoint.pixels.std]
@@ -199,8 +184,9 @@ def ready(run: DetectionRun, p: Prepared) -> DetectionEngine:
 def build_engine(run: DetectionRun, p: Prepared, device: torch.device) -> DetectionEngine:
     precision.use("fp32")  # faster is what SOLVER.AMP asks for
     build = engine_class(run.engine)
-    flip = p.train.flip
-    return build(p.cfg, p.checkpoint, flip_map=flip, task=p.task, seed=p.seed, device=device)
+    return build(
+        p.cfg, p.checkpoint, flip_map=p.train.flip, task=p.task, seed=p.seed, device=device
+    )
 
 
 def take_part(run: DetectionRun, seat: process_group.Seat) -> int:
@@ -278,7 +264,14 @@ def train(
         due = (iteration + 1) % schedule.save_every == 0 or time.monotonic() - saved > SAVE_SECONDS
         if rank == 0 and (due or stopping or to_score):
             saved = time.monotonic()
-            keep_state(run, engine, iteration + 1)
+            # Nothing random is saved: see engine.py
+            state = {
+                "iteration": iteration + 1,
+                "model": engine.model.state_dict(),
+                "optimizer": engine.optimizer.state_dict(),
+                "scaler": engine.amp.scaler.state_dict(),
+            }
+            save_state(run.out / STATE_FILE, state)
         if stopping:
             # A rank that ends is what the others are killed for: see process_group._watch
             process_group.barrier()
@@ -322,17 +315,6 @@ def continue_from(run: DetectionRun, engine: DetectionEngine) -> int:
     return state["iteration"]
 
 
-def keep_state(run: DetectionRun, engine: DetectionEngine, iteration: int) -> None:
-    """Save the state; `iteration` is the next one to run. Nothing random is saved: see engine.py."""
-    state = {
-        "iteration": iteration,
-        "model": engine.model.state_dict(),
-        "optimizer": engine.optimizer.state_dict(),
-        "scaler": engine.amp.scaler.state_dict(),
-    }
-    save_state(run.out / STATE_FILE, state)
-
-
 def keep_final(run: DetectionRun, p: Prepared, engine: DetectionEngine) -> None:
     about = {
         "checkpoint": p.checkpoint.digest,
@@ -356,7 +338,6 @@ def load_final(file: Path) -> dict[str, Tensor]:
         data = torch.load(file, map_location="cpu", weights_only=True)
         model, _ = data["model"], data["backbench"]
     except Exception as error:
-        raise BadInput(
-            f"{file}: not a detector of this suite ({' '.join(str(error).split())[:100]})"
-        ) from None
+        said = " ".join(str(error).split())[:100]
+        raise BadInput(f"{file}: not a detector of this suite ({said})") from None
     return model

@@ -41,9 +41,6 @@ def another(value):
 def test_every_key_is_in_one_table(capsys):
     assert set(LEAVES) >= NEUTRAL | set(HONOURED)
     assert not NEUTRAL & set(HONOURED)
-    for row in detectron2_keys.REFUSED:
-        keys = [leaf for leaf in LEAVES if leaf == row or leaf.startswith(row)]
-        assert keys and set(keys) <= set(REFUSED), row
     with capsys.disabled():
         counts = len(HONOURED), len(REFUSED), len(NEUTRAL)
         print("\nkeys honoured {}, refused {}, neutral {}".format(*counts))
@@ -54,9 +51,8 @@ def test_refused_by_name(key):
     given = dialect.Given(
         dialect.read("mask_rcnn_R_50_FPN_1x", []).path, {key: another(LEAVES[key])}
     )
-    with pytest.raises(BadInput, match=f"{key} .* would decide nothing here") as caught:
+    with pytest.raises(BadInput, match=f"{key} .* would decide nothing here"):
         engine_detectron2.Detectron2Engine.read_config(given)
-    assert "does not know" not in str(caught.value)
     same = dialect.Given(given.path, {key: LEAVES[key]})
     engine_detectron2.Detectron2Engine.read_config(same)
 
@@ -64,7 +60,7 @@ def test_refused_by_name(key):
 def test_a_newer_detectron2s_key_is_refused():
     given = dialect.Given(Path("a.yaml"), {"MODEL.RPN.NEWER": 2})
     detectron2_keys.check(given, {"MODEL.RPN.NEWER": 2})
-    with pytest.raises(BadInput, match=r"RPN.NEWER 2 .* does not know the key; leave it at 1"):
+    with pytest.raises(BadInput, match=r"RPN.NEWER 2 would decide nothing here; leave it at 1"):
         detectron2_keys.check(given, {"MODEL.RPN.NEWER": 1})
 
 

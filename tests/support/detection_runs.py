@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -31,9 +32,8 @@ def run_of_config(
     world: int = 1,
 ) -> DetectionRun:
     given = dialect.read(name, opts)
-    return train_net.new_run(
-        given, engine=engine, checkpoint=checkpoint, root=root, out=out, world=world
-    )
+    run = train_net.new_run(given, engine=engine, checkpoint=checkpoint, root=root, out=out)
+    return replace(run, world=world)
 
 
 def built(run: DetectionRun, device: str = "cpu") -> tuple[Prepared, DetectionEngine]:
