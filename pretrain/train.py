@@ -360,7 +360,7 @@ class Training:
         return terms_of_parts
 
     def vote(self, stop: StopFlag, row_due: bool) -> Verdict:
-        """What any rank has found. A loss that is not finite ends the run on all of them."""
+        """The reasons that any rank has found. A loss that is not finite ends the run on all of them."""
         # The loss is read at every step where that costs nothing, on a GPU only when a row is due:
         # reading waits
         on_gpu = self.fabric.device.type == "cuda"

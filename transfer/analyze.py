@@ -284,8 +284,8 @@ def accumulate(
     """One pass -> the filled spaces (trunk, then projector, of each checkpoint) and the sample."""
     # 1. A seeded choice of images whose plain features are kept, in their order; `row_of` is an
     #    image's row of the sample, or -1.
-    generator = seeding.generator(seed, "sample to analyze")
-    picked = sorted(torch.randperm(len(images), generator=generator)[: recipe.sample].tolist())
+    order = torch.randperm(len(images), generator=seeding.generator(seed, "sample to analyze"))
+    picked = sorted(order[: recipe.sample].tolist())
     row_of = torch.full((len(images),), -1)
     row_of[picked] = torch.arange(len(picked))
     size, device = len(picked), machine.device
@@ -293,8 +293,7 @@ def accumulate(
     spaces = [space for one in analyzed for space in one.spaces]
     trunks = [one.trunk for one in analyzed]
 
-    # 2. Sums do not depend on where a pass was cut, so the state is the
-    #    sums and how many images are in them.
+    # 2. Sums do not depend on where a pass was cut: the state is they and the number of images.
     file = out / STATE
 
     def save(done: int) -> None:
@@ -313,8 +312,7 @@ def accumulate(
     with StopFlag() as stop, torch.no_grad():
         for batch in loaded:
             pixels, index = machine.readable(batch)
-            # 3. All views of all images of the batch at once, (B (1 + N), 3, s, s), through every
-            #    trunk.
+            # 3. All views of the batch at once, (B (1 + N), 3, s, s), through every trunk.
             flat = pixels.flatten(0, 1).to(machine.device, non_blocking=True)
             for one, features in zip(analyzed, forward_all(trunks, flat)):
                 one.add(features, len(pixels), row_of[index])
