@@ -26,6 +26,9 @@ class Task:
     ious: tuple[str, ...] = ()  # detection: what its APs compare, the task's own first
     cheap: bool = False  # minutes, where the others take hours: what may predict them
     ranked: bool = True  # more is better; False where the numbers only describe features
+    # Something is trained by chance: a second run gives another number (stats/training_noise.py).
+    # Few labels draw theirs, and their tests count the draws already.
+    trains: bool = True
     # Points by which a measured number may miss a printed one; None: it is not judged. Ours: the
     # papers print one run without an interval, and users report spreads of half a point to a point
     # for one recipe (facebookresearch/barlowtwins#14: 68.9 and 69.7).
@@ -57,9 +60,20 @@ TASKS: dict[str, Task] = {
             tolerance=1.5,
             tolerances={"imagenet": 0.5, "imagenet100": 1.0, "average": 0.7},
         ),
-        Task("logreg", "Logistic regression", "linear", "logreg", kind="logreg"),
-        Task("knn", "Nearest neighbours", "linear", "knn", kind="knn", cheap=True, tolerance=1.5),
-        Task("fewshot", "Few labels", "linear", "fewshot", kind="fewshot", cheap=True),
+        Task("logreg", "Logistic regression", "linear", "logreg", kind="logreg", trains=False),
+        Task(
+            "knn",
+            "Nearest neighbours",
+            "linear",
+            "knn",
+            kind="knn",
+            cheap=True,
+            trains=False,
+            tolerance=1.5,
+        ),
+        Task(
+            "fewshot", "Few labels", "linear", "fewshot", kind="fewshot", cheap=True, trains=False
+        ),
         Task(
             "semi_1pct",
             "1% of labels",
@@ -103,7 +117,15 @@ TASKS: dict[str, Task] = {
             ious=("keypoints", "bbox"),
             tolerance=0.5,
         ),
-        Task("analyze", "Feature analysis", "analyze", "analyze", cheap=True, ranked=False),
+        Task(
+            "analyze",
+            "Feature analysis",
+            "analyze",
+            "analyze",
+            cheap=True,
+            ranked=False,
+            trains=False,
+        ),
     )
 }
 ORDER = {name: place for place, name in enumerate(TASKS)}

@@ -16,23 +16,25 @@ import math
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
 from backbench.datasets.catalog import DATASETS, TWELVE
 from backbench.recipes import fast
-from backbench.results import column_keys, store, trunk_costs
-from backbench.results.paired_tests import compare
+from backbench.results import column_keys, column_noise, store, trunk_costs
+from backbench.results.paired_tests import compare, compare_trained
 from backbench.results.store import Result
 from backbench.results.trunk_costs import TrunkCost
 from backbench.stats import confidence
 from backbench.stats.paired_differences import Difference, tied_with_first
+from backbench.stats.training_noise import FEWEST, NOTHING_TRAINED, TrainingNoise
 from backbench.tasks import ORDER, TASKS
 from backbench.untrusted import printable
 
 MEASURED, PUBLISHED = "measured", "published"  # Row.source
-BEST, TIED, UNTESTED = "best", "tied", "untested"  # a row's mark in a column; `standing` defines it
+# A row's mark in a column; `standing` defines it
+BEST, TIED, UNTESTED, ONCE = "best", "tied", "untested", "once"
 AVERAGE = "average"  # dataset and metric of the mean over LORAC's twelve
 
 _DATASET_ORDER = ("imagenet", "imagenet100", *TWELVE, AVERAGE)
@@ -164,6 +166,11 @@ class Cell:
     note: str = ""
 
     @property
+    def values(self) -> list[float]:
+        """The defined values of its measurements, one for each seed."""
+        return [result.value for result, _ in self.parts if result.value is not None]
+
+    @property
     def half_width(self) -> float | None:
         """Half of the 95% interval."""
         return None if self.ci95 is None else (self.ci95[1] - self.ci95[0]) / 2
@@ -183,8 +190,10 @@ class Board:
     labs: dict[str, list[str]] = field(default_factory=dict)
     # and the cost of its trunk.
     costs: dict[str, TrunkCost] = field(default_factory=dict)
-    # Marks of the columns that were tested so far; `standing` fills it.
+    # Marks and training noise of the columns that were tested so far; `standing` and
+    # `noise_of` fill them.
     standings: dict[Column, dict[str, str]] = field(default_factory=dict, repr=False)
+    noises: dict[Column, TrainingNoise] = field(default_factory=dict, repr=False)
 
     def name(self, row: Row) -> str:
         """The row's name, with '(fast)' behind it for a trunk trained with `--fast`."""
@@ -428,11 +437,54 @@ def predictions(cell: Cell) -> dict[int, Path]:
     }
 
 
-def difference(a: Cell, b: Cell, metric: str) -> Difference | None:
-    """The paired difference a - b over the seeds that both have; None where nothing pairs."""
+def noise_of(board: Board, column: Column) -> TrainingNoise:
+    """How far a second training moves the numbers of a column, by all checkpoints of the column
+    that were trained with several seeds."""
+    if not TASKS[column.task].trains or column.dataset == AVERAGE:
+        return NOTHING_TRAINED
+    if column not in board.noises:
+        seeds = []
+        for _, cell in board.measured(column):
+            values = cell.values
+            if len(values) > 1:
+                files = list(predictions(cell).values())
+                seeds.append(column_noise.seeds_of(values, files, column.metric))
+        split = TASKS[column.task].split
+        dataset = column.dataset if column.split == split else ""  # published for whole splits
+        board.noises[column] = column_noise.measured_or_published(
+            seeds, protocol=column.protocol, dataset=dataset, metric=column.metric
+        )
+    return board.noises[column]
+
+
+def noise_words(noise: TrainingNoise) -> str:
+    """How far a second training moves a number; empty where nothing is trained."""
+    if noise is NOTHING_TRAINED:
+        return ""
+    freedom = f"{noise.df:g} degrees of freedom, {noise.source}"
+    if noise.known:
+        return f"±{math.sqrt(noise.seeds):.2f} points ({freedom})"
+    return f"not known: {noise.df:g} degrees of freedom of the {FEWEST} that two checkpoints with `--seeds 3` give"
+
+
+def difference(board: Board, column: Column, a: Cell, b: Cell) -> Difference | None:
+    """The paired difference a - b in a column; None where no predictions were kept or the test
+    lists differ.
+
+    Where something is trained, all trainings of both are compared, over other images and other
+    trainings. If nobody knows how far those move a number, the test is over images alone, and says
+    that this is not all.
+    """
     files_a, files_b = predictions(a), predictions(b)
+    noise = noise_of(board, column)
+    if noise is not NOTHING_TRAINED and noise.known:
+        every_a, every_b = list(files_a.values()), list(files_b.values())
+        return compare_trained(every_a, every_b, column.metric, noise)
     seeds = sorted(files_a.keys() & files_b.keys())
-    return compare([files_a[s] for s in seeds], [files_b[s] for s in seeds], metric)
+    tested = compare([files_a[s] for s in seeds], [files_b[s] for s in seeds], column.metric)
+    if tested is None or noise.known:
+        return tested
+    return replace(tested, trainings_known=False)
 
 
 def standing(board: Board, column: Column) -> dict[str, str]:
@@ -440,7 +492,8 @@ def standing(board: Board, column: Column) -> dict[str, str]:
 
     `best`: a paired test puts it above every other row. Where no row is best, `tied` marks the
     highest value and all rows that no test tells from it. `untested`: the highest value, where
-    predictions to test it with are missing. Rows without a mark are behind.
+    predictions to test it with are missing. `once`: the highest value, where something was trained
+    and nobody knows how far a second training would move it. Rows without a mark are behind.
     """
     if column not in board.standings:
         board.standings[column] = _tested(board, column)
@@ -454,9 +507,11 @@ def _tested(board: Board, column: Column) -> dict[str, str]:
     # Only the highest can be best, so it alone is tested, against each of the others. That it was
     # chosen for being highest is corrected for.
     (first, top), others = ranked[0], ranked[1:]
+    if not noise_of(board, column).known:
+        return {first.checkpoint: ONCE}
     tested: list[tuple[str, float]] = []  # checkpoint, p
     for row, cell in others:
-        gap = difference(top, cell, column.metric)
+        gap = difference(board, column, top, cell)
         if gap is not None:
             tested.append((row.checkpoint, gap.p if gap.real and gap.value > 0 else 1.0))
     untested = len(tested) < len(others)
@@ -504,7 +559,7 @@ def compare_rows(board: Board) -> Comparisons:
     count = sum(math.comb(len(cells), 2) for _, cells in testable)
     pairs: list[PairedDifference] = []
     for number, cells in testable:
-        metric = board.columns[number].metric
+        column = board.columns[number]
         candidates: Iterable[tuple[tuple[int, Cell], tuple[int, Cell]]]
         candidates = itertools.combinations(cells, 2)
         if count > MOST_PAIRS:
@@ -514,7 +569,7 @@ def compare_rows(board: Board) -> Comparisons:
                 return Comparisons(standings, pairs)
             # Each pair once, in the order of the rows; for b - a the page turns the sign.
             (a, cell_a), (b, cell_b) = sorted(pair, key=lambda one: one[0])
-            tested = difference(cell_a, cell_b, metric)
+            tested = difference(board, column, cell_a, cell_b)
             if tested is not None:
                 pairs.append(PairedDifference(number, a, b, tested))
     return Comparisons(standings, pairs)

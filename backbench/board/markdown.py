@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from backbench.board.board import BEST, Board, Cell, standing, text_of
+from backbench.board.board import BEST, ONCE, Board, Cell, standing, text_of
 from backbench.board.overall import Overall, answer
 from backbench.untrusted import printable
 
 BOLD = "Bold: above every other measured value by a paired test."
+RING = "°: best of one training each."
 
 _ESCAPED = str.maketrans(
     {**{char: "\\" + char for char in "\\`*[]"}, "&": "&amp;", "<": "&lt;", ">": "&gt;"}
@@ -30,6 +31,11 @@ def bold(text: str, when: bool = True) -> str:
     return f"**{text}**" if when else text
 
 
+def marked(text: str, mark: str | None) -> str:
+    """`text` in bold where its mark is best, with a ring where it is best of one training each."""
+    return f"{text}°" if mark == ONCE else bold(text, mark == BEST)
+
+
 def pipe_table(heads: Mapping[str, str], rows: Iterable[Sequence[str]]) -> list[str]:
     """The lines of a pipe table; `heads` are heading -> alignment (`---` or `---:`)."""
     return [pipe_row(list(heads)), pipe_row(list(heads.values())), *map(pipe_row, rows)]
@@ -46,15 +52,15 @@ def board_page(board: Board, sets: Sequence[Overall]) -> str:
     lines = [escaped(answer(board, sets), 2000), ""]
     for overall in sets:
         lines += [*_ranks(overall, labels), ""]
-    lines += [BOLD, ""]
+    lines += [f"{BOLD} {RING}", ""]
     lines.append(pipe_row(["column", *(escaped(labels[row.checkpoint]) for row in rows)]))
     lines.append(pipe_row(["---", *["---:"] * len(rows)]))
     for column in board.measured_columns():
         marks = standing(board, column)
         cells = [f"`{column.name}`"]
         for row in rows:
-            best = marks.get(row.checkpoint) == BEST
-            cells.append(_value_and_half_width(board.cell(row, column), best))
+            mark = marks.get(row.checkpoint)
+            cells.append(_value_and_half_width(board.cell(row, column), mark))
         lines.append(pipe_row(cells))
     return "\n".join(lines) + "\n"
 
@@ -80,11 +86,11 @@ def _ranks(overall: Overall, labels: Mapping[str, str]) -> list[str]:
     return [title, "", *pipe_table(heads, rows)]
 
 
-def _value_and_half_width(cell: Cell | None, best: bool) -> str:
+def _value_and_half_width(cell: Cell | None, mark: str | None) -> str:
     """71.2 ±0.8; an empty cell was not run, an undefined one was and has no value."""
     if cell is None:
         return ""
     if cell.value is None:
         return "undefined"
     half = "" if cell.half_width is None else f" ±{cell.half_width:.1f}"
-    return bold(f"{cell.value:.1f}", best) + half
+    return marked(f"{cell.value:.1f}", mark) + half

@@ -7,7 +7,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from backbench.board.board import AVERAGE, BEST, Board, Column, Row, predictions, standing
+from backbench.board.board import (
+    AVERAGE,
+    BEST,
+    ONCE,
+    Board,
+    Column,
+    Row,
+    noise_of,
+    predictions,
+    standing,
+)
 from backbench.datasets.catalog import TWELVE
 from backbench.stats import column_comparisons, rank_intervals, resampling
 from backbench.tasks import TASKS
@@ -61,7 +71,8 @@ class Overall:
             return f"for other datasets like these {of.units}"
         if of.over == "columns":
             return f"for other columns like these {of.units}, on other images"
-        return "for these columns on other images"
+        trained = any(TASKS[column.task].trains for column in self.columns)
+        return f"for these columns on other images{' and trainings' if trained else ''}"
 
 
 def main_columns(board: Board) -> list[Column]:
@@ -126,11 +137,14 @@ def _ranked(board: Board, name: str, columns: list[Column]) -> Overall:
     # 2. How values move with the images matters only if there are few datasets
     datasets = [f"{c.dataset}:{c.split or ''}" for c in columns]
     noise = None
+    trainings = None
     few_datasets = len(set(datasets)) < column_comparisons.FEWEST
     if few_datasets and len(rows) <= column_comparisons.MOST_BY_IMAGES:
         noise = _noise(board, rows, columns)
+        noises = [noise_of(board, column) for column in columns]
+        trainings = column_comparisons.Trainings(noises, _runs(board, rows, columns))
     # 3. The best rank first
-    ranking = rank_intervals.ranking(values, datasets, noise)
+    ranking = rank_intervals.ranking(values, datasets, noise, trainings)
     order = sorted(range(len(rows)), key=lambda i: (ranking.places[i].rank, i))
     return Overall(name, columns, [rows[i] for i in order], ranking.taken(order))
 
@@ -152,6 +166,18 @@ def _noise(board: Board, rows: Sequence[Row], columns: Sequence[Column]) -> np.n
                 moved = resamples.moved(list(kept.values()), column.metric)
                 if moved is not None:
                     out[r, c] = moved
+    return out
+
+
+def _runs(board: Board, rows: Sequence[Row], columns: Sequence[Column]) -> np.ndarray:
+    """How many trainings each value is the mean of, (rows, columns); 1 where there is no value."""
+    import numpy as np
+
+    out = np.ones((len(rows), len(columns)))
+    for r, row in enumerate(rows):
+        for c, column in enumerate(columns):
+            cell = board.cell(row, column)
+            out[r, c] = max(1, len(cell.values)) if cell is not None else 1
     return out
 
 
@@ -191,7 +217,8 @@ def _leaders(of: Overall, labels: dict[str, str]) -> str:
     """The clause of the widest set."""
     first, total = of.leaders(), len(of.rows)
     if len(first) == total:
-        why = "" if of.standing.tested else ", as too little was measured or kept to test it"
+        why = ", as too little was measured, trained again or kept to test it"
+        why = "" if of.standing.tested else why
         return f"Over {of.title} nothing separates {_all(first, labels)}{why}"
     if len(first) == 1:
         alone = f"{labels[first[0].checkpoint]} leads alone over {of.title}"
@@ -222,23 +249,29 @@ def _elsewhere(of: Overall, widest: Overall, labels: dict[str, str]) -> str:
 
 
 def _single(board: Board, columns: Sequence[Column], labels: dict[str, str]) -> str:
-    """The clause of single columns: where a checkpoint is best, and in how many none is."""
+    """The clause of single columns: in which a checkpoint is best by a paired test, in which it is
+    best of one training each, and in how many neither is so."""
     if len(columns) < 2:
         return ""
-    best: dict[str, list[Column]] = {}
+    marked: dict[str, dict[str, list[Column]]] = {BEST: {}, ONCE: {}}
     for column in columns:
         for checkpoint, mark in standing(board, column).items():
-            if mark == BEST:
-                best.setdefault(checkpoint, []).append(column)
-    won = sum(map(len, best.values()))
-    if not won:
-        return "in no single column is any checkpoint best by a paired test"
-    winners = []
-    for checkpoint in sorted(best, key=lambda c: -len(best[c]))[:NAMED]:
-        winners.append(f"{labels[checkpoint]} in {_where(best[checkpoint], columns)}")
-    rest = len(columns) - won
-    tied = f", nobody in the other {rest}" if rest else ""
-    return f"best by a paired test: {', '.join(winners)}{tied}"
+            if mark in marked:
+                marked[mark].setdefault(checkpoint, []).append(column)
+    clauses, rest = [], len(columns)
+    for mark, words in ((BEST, "best by a paired test"), (ONCE, "best of one training each")):
+        of_checkpoint = marked[mark]
+        rest -= sum(map(len, of_checkpoint.values()))
+        winners = []
+        for checkpoint in sorted(of_checkpoint, key=lambda c: -len(of_checkpoint[c]))[:NAMED]:
+            winners.append(f"{labels[checkpoint]} in {_where(of_checkpoint[checkpoint], columns)}")
+        if winners:
+            clauses.append(f"{words}: {', '.join(winners)}")
+    if not marked[BEST]:
+        clauses.insert(0, "in no single column is any checkpoint best by a paired test")
+    elif rest:
+        clauses.append(f"nobody in the other {rest}")
+    return "; ".join(clauses)
 
 
 def _where(won: Sequence[Column], columns: Sequence[Column]) -> str:

@@ -27,6 +27,8 @@ from backbench.board.board import (
     Measurement,
     PairedDifference,
     many_objects,
+    noise_of,
+    noise_words,
 )
 from backbench.board.export import command_again
 from backbench.board.overall import Overall
@@ -72,6 +74,7 @@ class PageColumn(NamedTuple):
     split: str | None
     measured: int  # rows that have a value here
     main: bool  # the first metric of its setting
+    noise: str  # how far a second training moves its numbers; empty where nothing is trained
 
 
 class PageCell(NamedTuple):
@@ -79,7 +82,7 @@ class PageCell(NamedTuple):
     value: float | None
     low: float | None
     high: float | None
-    mark: str  # best, tied or untested in its column; empty for those behind
+    mark: str  # best, tied, untested or once in its column; empty for those behind
     note: str
     parts: list[int]  # indices of its measurements among the parts
 
@@ -95,6 +98,7 @@ class PagePair(NamedTuple):
     high: float | None
     p: float
     real: bool
+    known: bool  # False: how far a second training moves it is not
     paired: str
     n: int
 
@@ -282,14 +286,15 @@ def _columns_and_cells(
         main = c.setting not in settings or not TASKS[c.task].ranked
         settings.add(c.setting)
         what = (c.name, c.task, c.dataset, c.metric, c.protocol, c.engine, c.split)
-        columns.append(PageColumn(*what, count, main))
+        columns.append(PageColumn(*what, count, main, noise_words(noise_of(board, c))))
     return columns, tables
 
 
 def _pair(pair: PairedDifference) -> PagePair:
     column, a, b, d = pair
     p = float(f"{d.p:.3g}")
-    return PagePair(column, a, b, _round(d.value), *_ends(d.ci95), p, d.real, d.paired, d.n)
+    how = (d.real, d.trainings_known, d.paired, d.n)
+    return PagePair(column, a, b, _round(d.value), *_ends(d.ci95), p, *how)
 
 
 # ---- where the numbers come from

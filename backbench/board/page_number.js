@@ -6,6 +6,7 @@ const STANDING = {
   best: "Above every other checkpoint here by a paired test.",
   tied: "No paired test separates this value from the highest in its column.",
   untested: "Highest here, but not tested: predictions were not kept.",
+  once: "Best of one training each: nobody knows how far a second training would move it.",
 };
 
 // The value that a text was written from: JSON if it begins like JSON and was not cut short.
@@ -72,6 +73,7 @@ function detail(k, i) {
     `<div class="body"><div class="big">${num(value, 2)}${interval}</div>` +
     `${said}${note ? `<p class="soft">${esc(note)}</p>` : ""}` +
     `<dl><dt>column</dt><dd><code>${esc(c.name)}</code></dd>` +
+    `${c.noise && !r.published ? `<dt>training again</dt><dd>${esc(c.noise)}</dd>` : ""}` +
     `<dt>${kind}</dt><dd><code>${esc(r.checkpoint)}</code></dd></dl>${source(r, parts)}</div>`;
   $("close").onclick = () => $("detail").close();
   $("detail").querySelectorAll(".copy").forEach(b => b.onclick = () => copy(b));

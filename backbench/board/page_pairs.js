@@ -127,7 +127,7 @@ function differenceIn(k, a, b) {
   const va = valueAt(k, a), vb = valueAt(k, b);
   const p = pairs.get(pairKey(k, Math.min(a, b), Math.max(a, b)));
   if (!p) return {k, va, vb, d: va - vb, low: null};
-  const both = {k, va, vb, p: p.p, real: p.real, paired: p.paired, n: p.n};
+  const both = {k, va, vb, p: p.p, real: p.real, known: p.known, paired: p.paired, n: p.n};
   return a < b
     ? {...both, d: p.value, low: p.low, high: p.high}
     : {...both, d: -p.value, low: -p.high, high: -p.low};
@@ -153,9 +153,11 @@ function difference(a, b) {
     list.map(x => differenceLine(x, rows[x.d > 0 ? a : b], far)).join("") +
     `</tbody></table></div>` +
     `<p class="soft small">The tests use the predictions that both runs kept, image by image (draws ` +
-    `and images for few labels and several seeds, resamples for detection). A checkpoint is called ` +
-    `better only if p &lt; 0.05 and the interval does not contain 0. Two equal checkpoints may still ` +
-    `be called different in about one of 20 columns.</p>`;
+    `and images for few labels and several seeds, resamples for detection), and how far trainings ` +
+    `with other seeds differ. A checkpoint is called better only if p &lt; 0.05 and the interval does ` +
+    `not contain 0. <em>One training each</em>: p and interval are of these images alone, and say ` +
+    `nothing of a second training. Two equal checkpoints may still be called different in about one ` +
+    `of 20 columns.</p>`;
 }
 
 function differenceLine(x, better, far) {
@@ -166,7 +168,7 @@ function differenceLine(x, better, far) {
     interval = small(".8", `${num(x.low, 2)} to ${num(x.high, 2)}`);
     verdict = x.real
       ? `<span class="real ${x.d > 0 ? "pos" : "neg"}">${esc(better.label)} is better</span>`
-      : `<span class="soft">within noise</span>`;
+      : `<span class="soft">${x.known ? "within noise" : "one training each"}</span>`;
   }
   if (x.p != null) p = small(".76", `p ${x.p < .001 ? "< 0.001" : "= " + x.p.toFixed(3)}`);
   return `<tr><td>${esc(shortLabel(c))}${small(".76", esc(protocolName(c)))}</td>` +

@@ -63,6 +63,8 @@ const KEY = {
   tied: "<span style='text-decoration:underline dotted 2px var(--best);text-underline-offset:3px'>" +
     "Dotted</span>: no test separates it from the best. ",
   untested: "<em>Italic</em>: highest, but not tested. ",
+  once: "<span class='v once'><b>Ring</b></span>: best of one training each; a second training may " +
+    "turn it round. ",
 };
 
 function words() {

@@ -44,6 +44,7 @@ const SAID = {
   best: "; best by a paired test",
   tied: "; not separated from the best by a test",
   untested: "; highest, not tested",
+  once: "; best of one training each",
 };
 
 function number(k, r) {

@@ -14,6 +14,7 @@ from pathlib import Path
 from backbench.board.board import (
     AVERAGE,
     BEST,
+    ONCE,
     PUBLISHED,
     Board,
     Column,
@@ -22,7 +23,16 @@ from backbench.board.board import (
     standing,
     text_of,
 )
-from backbench.board.markdown import BOLD, board_page, bold, escaped, from_to, pipe_table
+from backbench.board.markdown import (
+    BOLD,
+    RING,
+    board_page,
+    bold,
+    escaped,
+    from_to,
+    marked,
+    pipe_table,
+)
 from backbench.board.overall import Overall
 from backbench.datasets.catalog import DATASETS, TWELVE
 from backbench.papers import judging_rules, published
@@ -175,7 +185,7 @@ class TableLine:
 
     row: Row
     values: tuple[float | None, ...]
-    bold: tuple[bool, ...]
+    marks: tuple[str | None, ...]  # those of board.standing
 
 
 Columns = Sequence[Column | None]  # one for each TableColumn; None where no measured column fits
@@ -212,12 +222,7 @@ def protocol_sets(board: Board, table: PaperTable) -> list[tuple[Column | None, 
 
 def measured_lines(board: Board, columns: Columns) -> list[TableLine]:
     """The measured rows that have a value in at least one of the columns, in the board's order."""
-    best: set[tuple[str, Column]] = set()
-    for column in columns:
-        if column is not None:
-            for checkpoint, mark in standing(board, column).items():
-                if mark == BEST:
-                    best.add((checkpoint, column))
+    standings = [{} if column is None else standing(board, column) for column in columns]
     lines = []
     labels = board.labels()
     for row in board.measured_rows:
@@ -227,8 +232,8 @@ def measured_lines(board: Board, columns: Columns) -> list[TableLine]:
             values.append(None if cell is None else cell.value)
         if any(value is not None for value in values):
             named = replace(row, name=labels[row.checkpoint])
-            is_best = tuple((row.checkpoint, column) in best for column in columns)
-            lines.append(TableLine(named, tuple(values), is_best))
+            marks = tuple(of_column.get(row.checkpoint) for of_column in standings)
+            lines.append(TableLine(named, tuple(values), marks))
     return lines
 
 
@@ -248,7 +253,7 @@ def published_lines(table: PaperTable) -> list[TableLine]:
     lines = []
     for key, row in rows.items():
         line = tuple(values[key].get(column.key) for column in table.columns)
-        lines.append(TableLine(row, line, (False,) * len(line)))
+        lines.append(TableLine(row, line, (None,) * len(line)))
     return lines
 
 
@@ -295,8 +300,9 @@ def to_latex(table: PaperTable, columns: Columns, measured: Sequence[TableLine])
     caption = rf"{_latex(table.caption)}, in \%."
     if measured:
         caption += f" Measured by {_latex(_protocols_of(columns))}."
-    if any(any(line.bold) for line in measured):
-        caption += f" {BOLD}"
+    for mark, words in ((BEST, BOLD), (ONCE, RING.replace("°", _LATEX_RING))):
+        if any(mark in line.marks for line in measured):
+            caption += f" {words}"
     lines = [
         f"% {table.where}; made by backbench leaderboard --latex",
         r"\begin{table}[t]",
@@ -334,11 +340,11 @@ def _latex_groups(table: PaperTable) -> list[str]:
 
 def _latex_line(line: TableLine) -> str:
     cells = [_latex(line.row.name), text_of(line.row.epochs, "d", missing="--")]
-    for value, is_best in zip(line.values, line.bold):
+    for value, mark in zip(line.values, line.marks):
         text = text_of(value, ".1f", missing="--")
-        if is_best and value is not None:
+        if mark == BEST:
             text = rf"\textbf{{{text}}}"
-        cells.append(text)
+        cells.append(f"{text}{_LATEX_RING}" if mark == ONCE else text)
     return _ampersands(cells)
 
 
@@ -346,6 +352,7 @@ def _ampersands(cells: Sequence[str]) -> str:
     return " & ".join(cells) + r" \\"
 
 
+_LATEX_RING = r"$^\circ$"
 _LATEX = str.maketrans(
     {
         "\\": r"\textbackslash{}",
@@ -371,12 +378,12 @@ def to_markdown(table: PaperTable, columns: Columns, measured: Sequence[TableLin
     rows = []
     for line in (*published_lines(table), *measured):
         cells = [escaped(line.row.name), text_of(line.row.epochs, "d"), line.row.source]
-        for value, is_best in zip(line.values, line.bold):
-            cells.append(bold(text_of(value, ".1f"), is_best and value is not None))
+        for value, mark in zip(line.values, line.marks):
+            cells.append(marked(text_of(value, ".1f"), mark))
         rows.append(cells)
     note = "Nothing measured yet."
     if measured:
-        note = f"Measured by {escaped(_protocols_of(columns))}. {BOLD}"
+        note = f"Measured by {escaped(_protocols_of(columns))}. {BOLD} {RING}"
     title = f"**{table.caption}**, in %. Layout of {table.where}."
     return "\n".join([title, "", *pipe_table(heads, rows), "", note]) + "\n"
 

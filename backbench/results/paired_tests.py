@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from backbench.results.predictions import hits, load
-from backbench.stats import paired_differences
+from backbench.stats import paired_differences, training_noise
 from backbench.stats.paired_differences import Difference
+from backbench.stats.training_noise import TrainingNoise
 
 if TYPE_CHECKING:
     import numpy as np
@@ -49,6 +50,55 @@ def compare(a: Sequence[Path], b: Sequence[Path], metric: str) -> Difference | N
     if len(d) == 1:
         return paired_differences.of_images(d[0], classes)
     return paired_differences.of_draws_and_images(d, classes)
+
+
+class RepeatedScores(NamedTuple):
+    """The scores of several trainings of one checkpoint on the same images."""
+
+    scores: np.ndarray  # (K, N) hits, or (K, B) the metric on resamples of `images` images
+    images: int | None
+    classes: np.ndarray | None  # (N,) where the metric is a mean over classes
+    first: Arrays
+
+
+def stacked(files: Sequence[Path], metric: str) -> RepeatedScores | None:
+    """The trainings that kept these files; None where they are not of one test list."""
+    import numpy as np
+
+    every = [load(file) for file in files]
+    kept = [arrays for arrays in every if arrays is not None]
+    if not kept or len(kept) < len(every) or not all(_same_list(kept[0], x) for x in kept):
+        return None
+    name, images = f"bootstrap_{metric}", None
+    if all({name, "images"} <= x.keys() for x in kept):
+        scores, images = [x[name].astype(float) for x in kept], int(kept[0]["images"])
+    else:
+        right = [hits(x, metric) for x in kept]
+        scores = [x.astype(float) for x in right if x is not None and x.ndim == 1]
+    if len(scores) < len(kept) or len({x.shape for x in scores}) > 1:
+        return None
+    classes = kept[0]["label"] if metric.startswith("mean_per_class") else None
+    return RepeatedScores(np.stack(scores), images, classes, kept[0])
+
+
+def compare_trained(
+    a: Sequence[Path], b: Sequence[Path], metric: str, noise: TrainingNoise
+) -> Difference | None:
+    """a - b on `metric`, means over all trainings of each, for other images and other trainings;
+    None if they do not pair."""
+    x, y = stacked(a, metric), stacked(b, metric)
+    if x is None or y is None or not _same_list(x.first, y.first):
+        return None
+    if x.images != y.images or x.scores.shape[1:] != y.scores.shape[1:]:
+        return None
+    d = x.scores.mean(0) - y.scores.mean(0)
+    if x.images is None:
+        over_images: Difference | None = paired_differences.of_images(d, x.classes)
+    else:
+        over_images = paired_differences.of_resamples(d, x.images)
+    if over_images is None:
+        return None
+    return training_noise.over_trainings(over_images, noise, len(a), len(b))
 
 
 def _paired_files(a: Sequence[Path], b: Sequence[Path]) -> list[tuple[Arrays, Arrays]]:

@@ -10,16 +10,26 @@ Six is the fewest for which signs can tell: five units have 16 outcomes, so no p
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from backbench.stats.confidence import poorly_known
 from backbench.stats.multiple_tests import ALPHA, holm, sign_flips
+from backbench.stats.training_noise import TrainingNoise
 
 if TYPE_CHECKING:
     import numpy as np
 
 FEWEST = 6
 MOST_BY_IMAGES = 100  # rows whose resampled values are compared, pair by pair
+
+
+class Trainings(NamedTuple):
+    """What the values of a table were trained with."""
+
+    noises: Sequence[TrainingNoise]  # of each column
+    runs: np.ndarray  # (rows, columns): how many trainings a value is the mean of
 
 
 class ComparedPairs(NamedTuple):
@@ -32,7 +42,10 @@ class ComparedPairs(NamedTuple):
 
 
 def compared_pairs(
-    values: np.ndarray, datasets: Sequence[str], noise: np.ndarray | None = None
+    values: np.ndarray,
+    datasets: Sequence[str],
+    noise: np.ndarray | None = None,
+    trainings: Trainings | None = None,
 ) -> ComparedPairs:
     """Test all pairs of rows. The arguments are those of rank_intervals.ranking."""
     import numpy as np
@@ -49,12 +62,18 @@ def compared_pairs(
     apart = sign_flips(each, count, FEWEST)
     over, tested = "datasets", True
     if not by_dataset:
-        # 2. Over other images: without predictions nothing is told apart
+        # 2. Over other images: without predictions nothing is told apart. Other columns are trained
+        #    anew, so over columns trainings vary already; of few columns they are added.
         over, by_image = "columns", np.full(len(first), np.nan)
+        df = np.full(len(first), np.inf)
         if noise is not None and len(values) <= MOST_BY_IMAGES:
             moved = noise[:, used] / scales[None, :, None]
             by_image = _variance_by_images(scaled, moved, first, second)
-        of_images = _p_by_images(sums / np.maximum(count, 1), by_image) <= ALPHA
+            if trainings is not None and len(each) < FEWEST:
+                noises = [of for of, is_used in zip(trainings.noises, used) if is_used]
+                counted = Trainings(noises, trainings.runs[:, used])
+                by_image, df = _with_trainings(by_image, scaled, scales, counted)
+        of_images = _p_by_images(sums / np.maximum(count, 1), by_image, df) <= ALPHA
         tested = bool(np.isfinite(by_image).any())
         # 3. A pair that differs over columns must differ over images, too. Of few columns nothing
         #    can be said of others.
@@ -138,12 +157,37 @@ def _variance_by_images(
     return out
 
 
-def _p_by_images(mean: np.ndarray, variance: np.ndarray) -> np.ndarray:
-    """Adjusted p-values (pairs,) of the mean differences over other images; 1 if unknown."""
+def _with_trainings(
+    by_image: np.ndarray, scaled: np.ndarray, scales: np.ndarray, trainings: Trainings
+) -> tuple[np.ndarray, np.ndarray]:
+    """The variance of each pair's mean difference over other images and other trainings, and its
+    degrees of freedom; nan where nobody knows how far the trainings of a column move."""
     import numpy as np
-    from scipy.special import ndtr
+
+    there = ~np.isnan(scaled)
+    variance, df = by_image.copy(), np.full(len(by_image), np.inf)
+    for n, (a, b) in enumerate(zip(*np.triu_indices(len(scaled), 1))):
+        both = there[a] & there[b]
+        # The mean over the shared columns weighs each by its unit, and a value by its trainings
+        weights = (1 / trainings.runs[a] + 1 / trainings.runs[b]) / (scales * both.sum()) ** 2
+        estimated = []
+        for noise, weight in itertools.compress(zip(trainings.noises, weights), both):
+            variance[n] += noise.excess * weight if noise.known else np.nan
+            estimated.append((noise.seeds * weight, noise.df))
+        if np.isfinite(variance[n]) and variance[n] > 0:
+            parts = [poorly_known(min(of / variance[n], 1.0), known) for of, known in estimated]
+            df[n] = 1 / sum(parts) if sum(parts) else np.inf
+    return variance, df
+
+
+def _p_by_images(mean: np.ndarray, variance: np.ndarray, df: np.ndarray) -> np.ndarray:
+    """Adjusted p-values (pairs,) of the mean differences over other images; 1 if nothing is
+    known."""
+    import numpy as np
+    from scipy.special import stdtr
 
     known = variance > 0
     p = np.ones(len(mean))
-    p[known] = 2 * ndtr(-np.abs(mean[known]) / np.sqrt(variance[known]))
+    t = np.abs(mean[known]) / np.sqrt(variance[known])
+    p[known] = 2 * stdtr(np.minimum(df[known], 1e9), -t)
     return holm(p)

@@ -187,11 +187,16 @@ def draws_and_images(x: np.ndarray, weight: np.ndarray, by_image: float) -> tupl
     if not variance:
         return 0.0, math.inf
     # 4. Degrees of freedom
-    part = by_draw / variance
-    trust = _K / (draws - 1) if draws > 2 else _K_OF_TWO
-    spread = part ** max(2 - trust * part, 0) / (draws - 1)
+    spread = poorly_known(by_draw / variance, draws - 1)
     spread += min(by_image / variance, 1.0) ** 2 / max(n - 1, 1)
     return variance, 1 / spread
+
+
+def poorly_known(part: float, df: float) -> float:
+    """What an estimated part (0 to 1) of a variance, known with few degrees of freedom, adds to
+    1 / df of the whole: p^(2 - k p / df) / df, derived on top of this file."""
+    trust = _K / df if df > 1 else _K_OF_TWO
+    return part ** max(2 - trust * part, 0) / df
 
 
 class ClassWeights:

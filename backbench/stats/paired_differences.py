@@ -23,18 +23,23 @@ ALPHA = 0.05
 class Difference:
     """a - b in percent, its 95% interval, a two-sided p-value, what was paired and how many of it.
 
-    A difference is `real` if both the test and the interval say so.
+    A difference is `real` if both the test and the interval say so, and if nothing else can vary.
     """
 
     value: float
     ci95: confidence.Interval
     p: float
-    paired: str  # images | draws and images | resamples
+    paired: str  # images | draws and images | resamples, "and trainings" where they vary, too
     n: int
+    variance: float = 0.0  # of the value, in points squared, known with `df` degrees of freedom
+    df: float = math.inf
+    # False: both were trained, and nobody knows how far a second training would move them
+    trainings_known: bool = True
 
     @property
     def real(self) -> bool:
-        return self.p < ALPHA and not self.ci95[0] <= 0 <= self.ci95[1]
+        told_apart = self.p < ALPHA and not self.ci95[0] <= 0 <= self.ci95[1]
+        return told_apart and self.trainings_known
 
 
 def of_images(d: np.ndarray, classes: np.ndarray | None = None) -> Difference:
@@ -56,7 +61,7 @@ def of_images(d: np.ndarray, classes: np.ndarray | None = None) -> Difference:
         p = mcnemar_mid_p(int((d > 0).sum()), int((d < 0).sum()))
     else:
         p = confidence.t_both_tails(value / error, math.inf)
-    return _difference(value, confidence.NORMAL * error, p, "images", n)
+    return _difference(value, error, p, "images", n)
 
 
 def mcnemar_mid_p(won: int, lost: int) -> float:
@@ -82,9 +87,8 @@ def of_draws_and_images(d: np.ndarray, classes: np.ndarray | None = None) -> Dif
     of_differing = float((mean[mean != 0] ** 2).mean()) if mean.any() else 1.0
     error = math.sqrt(variance + _half_a_count(weight) * of_differing)
     value = float((d @ weight).mean())
-    half = confidence.t_quantile(df) * error
     p = confidence.t_both_tails(value / error, df)
-    return _difference(value, half, p, "draws and images", n)
+    return _difference(value, error, p, "draws and images", n, df=df)
 
 
 def of_resamples(d: np.ndarray, images: int) -> Difference | None:
@@ -100,14 +104,17 @@ def of_resamples(d: np.ndarray, images: int) -> Difference | None:
     # is added to either side, as for images.
     variance = float(d.var(ddof=1)) * images / max(images - 1, 1) + (100 / images) ** 2
     error, df = math.sqrt(variance), max(min(images, len(d)) - 1, 1)
-    half = confidence.t_quantile(df) * error
     p = confidence.t_both_tails(value / error, df)
-    return Difference(value, (value - half, value + half), p, "resamples", len(d))
+    return _difference(value / 100, error / 100, p, "resamples", len(d), df=df)
 
 
-def _difference(value: float, half: float, p: float, paired: str, n: int) -> Difference:
-    """The difference in percent, from fractions."""
-    return Difference(100 * value, (100 * (value - half), 100 * (value + half)), p, paired, n)
+def _difference(
+    value: float, error: float, p: float, paired: str, n: int, *, df: float = math.inf
+) -> Difference:
+    """The difference in percent, from fractions: its value and its standard error."""
+    half = (confidence.NORMAL if math.isinf(df) else confidence.t_quantile(df)) * error
+    interval = (100 * (value - half), 100 * (value + half))
+    return Difference(100 * value, interval, p, paired, n, (100 * error) ** 2, df)
 
 
 def _weights(n: int, classes: np.ndarray | None) -> np.ndarray:

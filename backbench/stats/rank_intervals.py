@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from backbench.stats.column_comparisons import compared_pairs
+from backbench.stats.column_comparisons import Trainings, compared_pairs
 
 if TYPE_CHECKING:
     import numpy as np
@@ -62,18 +62,22 @@ class Ranking:
 
 
 def ranking(
-    values: np.ndarray, datasets: Sequence[str], noise: np.ndarray | None = None
+    values: np.ndarray,
+    datasets: Sequence[str],
+    noise: np.ndarray | None = None,
+    trainings: Trainings | None = None,
 ) -> Ranking:
     """Rank the rows of `values` (rows, columns): higher is better, nan is missing. `datasets` names
     the dataset of each column.
 
     `noise` (rows, columns, resamples) is how the values move on resamples of the test images, the
-    same images for all columns of one dataset; nan if a row kept no predictions.
+    same images for all columns of one dataset; nan if a row kept no predictions. `trainings` is
+    what the values were trained with; None if nothing was.
     """
     import numpy as np
 
     values = np.asarray(values, float)
-    compared = compared_pairs(values, datasets, noise)
+    compared = compared_pairs(values, datasets, noise, trainings)
     places = _places(values, _strengths(*_wins(values)), compared.above)
     return Ranking(places, compared.over, compared.units, compared.above, compared.tested)
 

@@ -73,9 +73,10 @@ def synthetic(
     gap: float = 2.0,
     kept: bool = True,
     seeds: int = 1,
+    trainings: float = 0.0,
 ) -> None:
     """Runs below `root` in which each next name is `gap` points better than the one before, with
-    kept predictions.
+    kept predictions. Trainings with other seeds spread by `trainings` points.
 
     Images have a difficulty that all checkpoints share, as real ones do; 60 classes where the
     metric is a class mean.
@@ -92,7 +93,8 @@ def synthetic(
             for s in range(seeds):
                 own = generator(f"{seed} {kind} {name} {s}")
                 score = hard + own.normal(size=images)
-                share = min(0.99, (base + gap * nth) / 100)
+                moved = trainings * own.normal() if trainings else 0.0
+                share = min(0.99, (base + gap * nth + moved) / 100)
                 hit = score > np.quantile(score if gap else hard, 1 - share)
                 provenance = {"manifest": manifest, **records.held(task, dataset, kind[3])}
                 if kept:

@@ -182,7 +182,7 @@ def test_published_protocols_exist_as_recipes():
 
 
 def test_best_is_said_only_by_a_paired_test(tmp_path):
-    kind = [("linear", "digits", "top1", "linear-demo-v1", None)]
+    kind = [("logreg", "digits", "top1", "logreg-demo-v1", None)]
     boards.synthetic(tmp_path / "far", ["one", "two", "three"], kind, gap=12)
     far = collect([tmp_path / "far"])
     assert standing(far, far.columns[0]) == {boards.digest_of("three"): "best"}
@@ -195,7 +195,8 @@ def test_best_is_said_only_by_a_paired_test(tmp_path):
 
 
 def test_tables_of_the_papers(tmp_path):
-    boards.synthetic(tmp_path / "runs", ["random", "moco_m_200", "lorac_200"], boards.PAPER, gap=12)
+    names = ["random", "moco_m_200", "lorac_200"]
+    boards.synthetic(tmp_path / "runs", names, boards.PAPER, gap=12, seeds=3)
     folders = ["--latex", str(tmp_path / "tex"), "--markdown", str(tmp_path / "md")]
     assert cli.main(["leaderboard", str(tmp_path / "runs"), *folders, "-q"]) == 0
     names = {item.grid.name for item in catalogue.items() if item.numbers}

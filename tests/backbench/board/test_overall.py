@@ -40,7 +40,7 @@ def test_one_sentence_says_who_leads_and_where(runs, tmp_path, capsys):
 
 
 def test_equals_are_said_to_be(tmp_path):
-    boards.synthetic(tmp_path, ["one", "two"], boards.DEMO[:4], gap=0, images=200)
+    boards.synthetic(tmp_path, ["one", "two"], boards.DEMO[:4], gap=0, images=200, seeds=3)
     board = collect([tmp_path])
     sets = overall(board)
     assert [of.name for of in sets] == ["all columns"]

@@ -1,0 +1,44 @@
+"""How far a second training moves the numbers of a column: from the seeds measured in it, or from
+what others published (noise.yaml)."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from backbench.results.paired_tests import stacked
+from backbench.stats import training_noise
+from backbench.stats.training_noise import Seeds, TrainingNoise
+from backbench.untrusted import yamls
+
+
+def seeds_of(values: Sequence[float], files: Sequence[Path], metric: str) -> Seeds:
+    """The values of one checkpoint's trainings, and how much of their spread is these images'."""
+    kept = stacked(files, metric) if len(files) == len(values) else None
+    if kept is None:
+        return Seeds(values, 0.0)
+    if kept.images is None:
+        return Seeds(values, training_noise.by_images(kept.scores, kept.classes))
+    return Seeds(values, training_noise.by_resamples(kept.scores, kept.images))
+
+
+def measured_or_published(
+    checkpoints: Iterable[Seeds], *, protocol: str, dataset: str, metric: str
+) -> TrainingNoise:
+    """The noise of a column's trainings; a published one where it is known better."""
+    measured = training_noise.pooled(checkpoints)
+    for row in _published():
+        fits = protocol in row["protocols"] and dataset == row["dataset"]
+        if fits and metric in row["metrics"] and measured.df < row["df"]:
+            # Nobody printed what its images' part is: all of it counts
+            return TrainingNoise(row["s"] ** 2, row["s"] ** 2, row["df"], row["source"])
+    return measured
+
+
+@functools.cache
+def _published() -> list[dict[str, Any]]:
+    rows = yamls.read(Path(__file__).with_name("noise.yaml"))
+    assert isinstance(rows, list)
+    return rows
