@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -90,6 +90,27 @@ def _protocol_and_seed(p: argparse.ArgumentParser, default: str) -> None:
     help = "a recipe under configs/transfer"
     p.add_argument("--protocol", default=default, metavar="NAME", help=help)
     p.add_argument("--seed", type=int, default=0)
+    _seeds(p)
+
+
+def _seeds(p: argparse.ArgumentParser) -> None:
+    help = "train again with the next seeds, N runs in RUN/s0, RUN/s1, ...: bold needs them"
+    p.add_argument("--seeds", type=int, default=1, metavar="N", help=help)
+
+
+def each_seed(args: argparse.Namespace) -> Iterator[argparse.Namespace]:
+    """Yield the command itself, or one for each of its --seeds, with a run folder of its own."""
+    count = getattr(args, "seeds", 1)
+    if count < 1:
+        raise BadInput(f"--seeds {count}: 1 or more")
+    if count > 1 and args.out is None:
+        raise BadInput(f"--seeds {count}: give --out RUN; each seed has a folder in it")
+    for n in range(count):
+        one = argparse.Namespace(**vars(args))
+        if count > 1:
+            one.seed = (args.seed or 0) + n  # a detector's may stand in its config
+            one.out = args.out / f"s{one.seed}"
+        yield one
 
 
 # --- the verbs ---
@@ -197,6 +218,7 @@ def _linear(p: argparse.ArgumentParser) -> None:
     help = "lorac, logreg, knn, fewshot, a recipe's name, or own: each checkpoint's own probe"
     p.add_argument("--protocol", default="lorac", metavar="NAME", help=help)
     p.add_argument("--seed", type=int, default=0)
+    _seeds(p)
     _run_on_data(p)
 
 
@@ -258,6 +280,8 @@ def _detect(p: argparse.ArgumentParser) -> None:
     p.add_argument("--eval-only", action="store_true")
     help = "processes on this machine (CPU ranks without a GPU)"
     p.add_argument("--num-gpus", type=int, default=1, metavar="N", help=help)
+    p.add_argument("--seed", type=int, metavar="S", help="in place of the config's SEED")
+    _seeds(p)
     help = "changes to the config"
     p.add_argument("opts", nargs=argparse.REMAINDER, metavar="KEY VALUE", help=help)
 
@@ -474,7 +498,9 @@ def _run(args: argparse.Namespace) -> int | None:
         check(args)
         if getattr(args, "data", None) is not None:
             availability.refuse(args)
-    return _function(verb.target)(args)
+    function = _function(verb.target)
+    statuses = [function(one) or 0 for one in each_seed(args)]
+    return max(statuses)
 
 
 def check(args: argparse.Namespace) -> None:

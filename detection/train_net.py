@@ -94,7 +94,12 @@ def run(args: argparse.Namespace) -> int:
 
 def from_arguments(args: argparse.Namespace) -> DetectionRun:
     """The command line and the config, read and checked once for all processes."""
-    given = dialect.read(args.config_file, args.opts)
+    opts = list(args.opts)
+    if args.seed is not None:
+        if "SEED" in opts:
+            raise BadInput("--seed (or --seeds) and SEED: give one of them")
+        opts += ["SEED", str(args.seed)]
+    given = dialect.read(args.config_file, opts)
     out = args.out or given.get("OUTPUT_DIR")
     if not out:
         raise BadInput("no run folder: give --out RUN (or OUTPUT_DIR RUN)")

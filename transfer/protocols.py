@@ -315,8 +315,15 @@ def of_verb(verb: str) -> dict[str, type[Protocol]]:
 
 def check(args: argparse.Namespace) -> None:
     """BadInput for the protocol of `linear`, `semisup` or `finetune`, before torch is imported."""
-    if args.protocol != OWN:  # that one is in the checkpoint
-        load_protocol(args.protocol, of_verb(args.verb))
+    if args.protocol == OWN:  # that one is in the checkpoint
+        return
+    protocol = load_protocol(args.protocol, of_verb(args.verb))
+    task = TASKS[by_kind(args.verb)[protocol.kind]]
+    if args.seeds > 1 and not task.trains:
+        raise BadInput(
+            f"--seeds {args.seeds}: {args.protocol} trains nothing by chance, all seeds would give"
+            " one number; leave --seeds out"
+        )
 
 
 def load_protocol(name: str, recipes: Mapping[str, type[P]]) -> P:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from backbench.errors import BadInput
-from backbench.launch.grid import Evaluation, Grid, evaluations
+from backbench.launch.grid import AGAIN, Evaluation, Grid, evaluations
 from backbench.launch.job import Job
 from backbench.launch.subjects import GridFolders, Subject, Subjects, folder_name
 from backbench.recipes import config, own_probe
@@ -25,6 +25,7 @@ class Expansion:
     jobs: list[Job]
     packed: list[str]  # submitted jobs that deliver cells of this grid together with others
     waiting: list[str]  # pretrainings outside RUNS that have not written their checkpoint yet
+    again: set[str]  # jobs that train once more, to tell how far trainings differ
 
 
 def expand(
@@ -52,13 +53,21 @@ def expand(
     jobs = dict(subjects.jobs)
     # 2. What is measured on all of them, once where two entries of the grid name it
     measuring = _Measuring(folders, claimed or {})
+    again: set[str] = set()
     for evaluation in evaluations(grid, where):
         alike = _by_dataset_and_protocol(evaluation, subjects.by_label.values(), where)
         for seed in evaluation.seeds:
             for one, group in alike:
                 for job in measuring.jobs_of(one, seed, group):
                     jobs.setdefault(job.name, job)
-    return Expansion(list(jobs.values()), list(measuring.packed), subjects.waiting)
+        # Seeds of one checkpoint alone would not be enough to know how far trainings differ
+        for one, group in alike:
+            for seed in AGAIN if len(group) > 1 else ():
+                for job in measuring.jobs_of(one, seed, group[: evaluation.again]):
+                    if job.name not in jobs:
+                        again.add(job.name)
+                        jobs[job.name] = job
+    return Expansion(list(jobs.values()), list(measuring.packed), subjects.waiting, again)
 
 
 def _by_dataset_and_protocol(
@@ -108,7 +117,7 @@ class _Measuring:
         """Yield the jobs of one evaluation: ready checkpoints in packs, the others one by one."""
         # A cell's name holds all options that decide its number, and none of the others
         options = dataclasses.asdict(evaluation)
-        for name in ("pack", "resources", "seeds", "lists", "pretrained_on"):
+        for name in ("pack", "resources", "seeds", "again", "lists", "pretrained_on"):
             del options[name]
         slug = f"{_kind(evaluation)}-s{seed}-{config.fingerprint(options)[:6]}"
         alone: list[Subject] = []
@@ -169,6 +178,8 @@ def _argv(
     if evaluation.verb == "detect":  # it takes one checkpoint, and continues where it stopped
         engine = evaluation.engine or "auto"
         argv = ["detect", "--config-file", str(evaluation.config), "--engine", engine, *end]
+        if seed:
+            argv += ["--seed", str(seed)]
         return (*argv, "--checkpoint", files[0], "--resume", *evaluation.args)
     argv = [evaluation.verb, *files]
     if evaluation.datasets:

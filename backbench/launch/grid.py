@@ -23,6 +23,7 @@ from backbench.recipes.own_probe import OWN
 from backbench.tasks import DETECTION, TASKS, VERBS
 
 TABLE2 = tuple(TWELVE)
+AGAIN = (1, 2)  # seeds
 TABLE4 = tuple(TASKS[name].recipe for name in DETECTION)
 
 
@@ -120,6 +121,9 @@ class Evaluation:
     config: str | None = None
     engine: Literal["auto", "detectron2", "torchvision"] | None = None
     seeds: tuple[int, ...] = (0,)
+    # How many checkpoints, the first ones, are measured by seeds AGAIN too: two tell how far
+    # trainings differ, which a bold number needs (stats/training_noise.py)
+    again: Annotated[int, Field(ge=0)] = 0
     pretrained_on: tuple[str, ...] = ()  # only checkpoints of these datasets; () is all
     pack: Annotated[int, Field(ge=1)] = 1
     args: tuple[str, ...] = ()  # handed to the verb as they are
@@ -137,8 +141,8 @@ class Evaluation:
                 )
             if not given and name in verb.needs:
                 raise ValueError(f"'{self.verb}' needs '{name}'")
-        if self.verb == "detect" and self.seeds != (0,):
-            raise ValueError("'detect' takes its seed from the config: args: [SEED, '1']")
+        if "SEED" in self.args and (self.seeds != (0,) or self.again):
+            raise ValueError("seeds stand in `seeds` or in args (SEED), not in both")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,6 +165,7 @@ class Grid:
     title: str = ""  # of that table or figure
     deviations: tuple[str, ...] = ()  # where its numbers are made otherwise than the paper says
     pack: Annotated[int, Field(ge=1)] = 4  # checkpoints that share a pass in the named sets
+    again: Annotated[int, Field(ge=0)] = 2  # checkpoints that the named sets train again
 
 
 def read_grid(name: str | Path, overrides: Sequence[str] = ()) -> Grid:
@@ -215,16 +220,17 @@ def evaluations(grid: Grid, where: str) -> list[Evaluation]:
 
 def _tables(grid: Grid) -> dict[str, list[Evaluation]]:
     """Return the evaluations that each name in `evaluate` stands for."""
-    probe = partial(Evaluation, verb="linear", pack=grid.pack)
+    probe = partial(Evaluation, verb="linear", pack=grid.pack, again=grid.again)
+    trained = partial(Evaluation, again=grid.again)
     # Probes of one dataset share its decoded images in packs; finetuning and detection cannot
     tables = {
         "imagenet": [
             probe(datasets=("imagenet",), protocol=OWN),
-            probe(datasets=("imagenet",), protocol="knn"),
+            probe(datasets=("imagenet",), protocol="knn", again=0),
         ],
         "table2": [probe(datasets=(name,), protocol="lorac") for name in TABLE2],
-        "table3": [Evaluation(verb="semisup", percent=p, lists=grid.lists) for p in (1, 10)],
-        "table4": [Evaluation(verb="detect", config=c, engine=grid.engine) for c in TABLE4],
+        "table3": [trained(verb="semisup", percent=p, lists=grid.lists) for p in (1, 10)],
+        "table4": [trained(verb="detect", config=c, engine=grid.engine) for c in TABLE4],
     }
     tables["all"] = list(itertools.chain(*tables.values()))
     return tables

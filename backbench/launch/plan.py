@@ -58,6 +58,7 @@ class Plan:
     new: list[Job]
     known: dict[str, State]
     waiting: list[str]  # folders of pretrainings without a checkpoint yet
+    again: set[str] = field(default_factory=set)  # jobs that train once more, with another seed
 
 
 def make_plan(
@@ -85,7 +86,7 @@ def make_plan(
                 continue
             state = blocked
         known[job.name] = states[job.name] = state
-    return Plan(without_done(list(new.values()), states), known, wanted.waiting)
+    return Plan(without_done(list(new.values()), states), known, wanted.waiting, wanted.again)
 
 
 def _blocked(job: Job, new: Mapping[str, Job], states: Mapping[str, State]) -> State | None:
@@ -226,6 +227,12 @@ def plan_text(plan: Plan, cluster: Cluster, snapshot: Snapshot) -> str:
         done += state.name == "done"
     for path in plan.waiting:
         lines.append(f"waiting for a checkpoint: {path}")
+    repeated = sum(job.name in plan.again for job in plan.new)
+    if repeated:
+        lines.append(
+            f"{repeated} of them train two checkpoints again with seeds 1 and 2, without which no"
+            " number can be bold; `again=0` leaves them out"
+        )
     others = len(plan.known) - done
     lines.append(f"{len(plan.new)} jobs, {done} skipped as done, {others} others")
     lines += _cost_text(gpu_hours, hours, unknown, jobs=len(plan.new))

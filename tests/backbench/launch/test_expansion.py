@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -20,11 +21,13 @@ def jobs_of(lab, grid, **options):
 def test_all_is_nineteen_evaluations_of_each_checkpoint(lab):
     for percent in (1, 10):
         (lab.data / f"{percent}percent.txt").touch()
-    grid = lab.grid(
-        checkpoints=[lab.checkpoints("a", "b")], evaluate=["all"], lists=str(lab.data), pack=1
-    )
-    jobs = jobs_of(lab, grid)
-    assert len(jobs) == 2 * 19
+    content = {"checkpoints": [lab.checkpoints("a", "b")], "evaluate": ["all"], "pack": 1}
+    content["lists"] = str(lab.data)
+    assert len(jobs_of(lab, lab.grid(**content, again=0))) == 2 * 19
+    jobs = jobs_of(lab, lab.grid(**content))
+    again = [job for job in jobs if re.search(r"-s[12]-", job.name)]
+    assert len(jobs) == 2 * 19 + len(again) and len(again) == 2 * 2 * 18, "all but the kNN"
+    assert not [job for job in again if "knn" in job.name]
     datasets = [j.argv[j.argv.index("--datasets") + 1] for j in jobs if j.verb == "linear"]
     assert sorted(set(datasets)) == sorted([*TABLE2, "imagenet"])
     for job in jobs:
@@ -33,6 +36,20 @@ def test_all_is_nineteen_evaluations_of_each_checkpoint(lab):
             file = job.argv[job.argv.index("--checkpoint") + 1]
             assert file.endswith((".safetensors", ".pth")) and "--resume" in job.argv
             assert not job.needs
+
+
+def test_two_checkpoints_train_again_for_all_and_the_dry_run_says_so(lab, capsys):
+    pattern = lab.checkpoints("a", "b", "c", "d")
+    grid = lab.grid(checkpoints=[pattern], evaluate=["table4"])
+    assert lab.run(grid, lab.cluster("local"), "runs", "--dry-run") == 0
+    said = capsys.readouterr().out
+    assert "24 jobs, 0 skipped" in said and "12 of them train two checkpoints again" in said
+    jobs = jobs_of(lab, grid)
+    seeds = [job.argv[job.argv.index("--seed") + 1] for job in jobs if "--seed" in job.argv]
+    assert sorted(seeds) == ["1"] * 6 + ["2"] * 6
+    assert len({job.argv for job in jobs}) == len(jobs) == 24
+    one = lab.grid(checkpoints=[pattern.replace("*", "a")], evaluate=["table4"])
+    assert len(jobs_of(lab, one)) == 3, "the seeds of one checkpoint tell too little"
 
 
 def test_names_are_stable_and_each_cell_is_there_once(lab):

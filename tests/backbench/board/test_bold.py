@@ -1,0 +1,127 @@
+"""Bold is for differences that a second training keeps: with seeds, without, and where nothing is
+trained."""
+
+import re
+
+import pytest
+from support import boards
+
+from backbench import cli
+from backbench.board.board import collect, compare_rows, noise_of, noise_words, standing
+from backbench.board.overall import answer, overall
+
+LINEAR, KNN, FEWSHOT, SEMISUP = boards.DEMO[:4]
+COCO = boards.detection("coco2017", "detection-1x-v1", "torchvision")
+NAMES = ["one", "two", "three"]
+BEST = boards.digest_of("three")
+
+
+def board_of(folder, kinds, names=NAMES, **how):
+    boards.synthetic(folder, names, kinds, **how)
+    return collect([folder])
+
+
+def only_mark(board, column=0):
+    return standing(board, board.columns[column])
+
+
+def test_one_training_each_is_never_bold(tmp_path, capsys):
+    boards.synthetic(tmp_path / "runs", NAMES, [LINEAR, KNN], gap=20)
+    files = [f"--{kind}={tmp_path / kind}" for kind in ("html", "markdown", "latex")]
+    assert cli.main(["leaderboard", str(tmp_path / "runs"), *files, "-q"]) == 0
+    said = capsys.readouterr().out.splitlines()[0]
+    assert "best by a paired test: three in Nearest neighbours" in said
+    assert "best of one training each: three in Linear probe" in said
+    lines = (tmp_path / "markdown" / "board.md").read_text().splitlines()
+    (of_linear,) = [line for line in lines if line.startswith("| `linear/")]
+    (of_knn,) = [line for line in lines if line.startswith("| `knn/")]
+    assert "°" in of_linear and "**" not in of_linear
+    assert "**" in of_knn and "°" not in of_knn
+    page = (tmp_path / "html").read_text()
+    assert '"once"' in page and "two checkpoints with `--seeds 3`" in page
+    board = collect([tmp_path / "runs"])
+    pairs = compare_rows(board).pairs
+    tasks = {board.columns[pair.column].task: pair.difference for pair in pairs}
+    assert tasks["knn"].real
+    assert tasks["linear"].p < 1e-6 and not tasks["linear"].real
+
+
+def test_latex_tables_have_the_ring_and_say_what_it_is(tmp_path):
+    kind = ("linear", "imagenet", "top1", "linear-lorac-imagenet-v1", None)
+    boards.synthetic(tmp_path / "runs", NAMES, [kind], gap=12)
+    assert cli.main(["leaderboard", str(tmp_path / "runs"), "--latex", str(tmp_path), "-q"]) == 0
+    table = (tmp_path / "lorac_table1.tex").read_text()
+    assert re.search(r"^three &.*\$\^\\circ\$", table, re.MULTILINE)
+    assert "best of one training each" in table and "textbf" not in table
+
+
+@pytest.mark.parametrize("kind", [LINEAR, SEMISUP, boards.DEMO[5]])
+def test_seeds_of_two_checkpoints_are_enough_for_all(tmp_path, kind):
+    boards.synthetic(tmp_path, NAMES[:2], [kind], gap=12, seeds=3)
+    boards.synthetic(tmp_path / "third", NAMES, [kind], gap=12)  # one seed, of the third as well
+    board = collect([tmp_path])
+    assert noise_of(board, board.columns[0]).df == 4
+    assert only_mark(board) == {BEST: "best"}
+    assert "4 degrees of freedom, seeds measured here" in noise_words(
+        noise_of(board, board.columns[0])
+    )
+
+
+@pytest.mark.parametrize(("seeds", "names"), [(2, 3), (3, 1), (4, 1)])
+def test_fewer_than_four_degrees_of_freedom_are_too_few(tmp_path, seeds, names):
+    boards.synthetic(tmp_path, NAMES[:names], [LINEAR], gap=20, seeds=seeds)
+    boards.synthetic(tmp_path / "all", NAMES, [LINEAR], gap=20)
+    board = collect([tmp_path])
+    assert only_mark(board) == {BEST: "once"}
+
+
+def test_what_trainings_move_is_not_called_a_difference(tmp_path):
+    """The same gap on the same images; where trainings differ by as much, nobody is bold."""
+    calm = board_of(tmp_path / "calm", [SEMISUP], gap=6, seeds=3)
+    wild = board_of(tmp_path / "wild", [SEMISUP], gap=6, seeds=3, trainings=6.0)
+    assert only_mark(calm) == {BEST: "best"}
+    assert set(only_mark(wild).values()) == {"tied"}
+    spread = [noise_of(board, board.columns[0]).excess ** 0.5 for board in (calm, wild)]
+    assert spread[0] < 1.5 and 2.5 < spread[1] < 12
+
+
+@pytest.mark.parametrize("kind", [KNN, FEWSHOT, ("logreg", "digits", "top1", "logreg-v1", None)])
+def test_what_is_not_trained_by_chance_needs_no_seeds(tmp_path, kind):
+    board = board_of(tmp_path, [kind], gap=12)
+    assert (
+        only_mark(board) == {BEST: "best"} and noise_words(noise_of(board, board.columns[0])) == ""
+    )
+
+
+def test_published_noise_serves_where_nobody_has_seeds(tmp_path):
+    """0.15 points of COCO's AP with an R50-FPN; AP50 was published by nobody."""
+    far = board_of(tmp_path / "far", COCO[:2], gap=6, images=5000)
+    marks = {column.metric: standing(far, column) for column in far.columns}
+    assert marks == {"bbox_AP": {BEST: "best"}, "bbox_AP50": {BEST: "once"}}
+    assert noise_of(far, far.columns[0]).seeds == pytest.approx(0.15**2)
+    measured = board_of(tmp_path / "m", COCO[:1], gap=6, images=5000, seeds=3, trainings=2.0)
+    assert noise_of(measured, measured.columns[0]).df == 6, "measured seeds go before"
+
+
+def test_without_predictions_all_that_seeds_differ_counts_and_nothing_is_tested(tmp_path):
+    board = board_of(tmp_path, [LINEAR], gap=20, seeds=3, kept=False)
+    noise = noise_of(board, board.columns[0])
+    assert noise.excess == noise.seeds > 0
+    assert only_mark(board) == {BEST: "untested"}
+
+
+def test_ranks_over_few_columns_count_trainings(tmp_path):
+    """Two columns: their order on other images and other trainings."""
+    kinds = [LINEAR, SEMISUP]
+    said = {}
+    for name, how in (
+        ("once", {}),
+        ("calm", {"seeds": 3}),
+        ("wild", {"seeds": 3, "trainings": 12.0}),
+    ):
+        board = board_of(tmp_path / name, kinds, gap=6, seed=1, **how)
+        said[name] = answer(board, overall(board))
+    assert "as too little was measured, trained again or kept" in said["once"]
+    assert "three leads alone over all 2 columns" in said["calm"]
+    assert "on other images and trainings" in said["calm"]
+    assert "leads alone" not in said["wild"]
