@@ -226,6 +226,19 @@ def test_losses_fall_and_ap_rises(tmp_path, engine):
 
 
 @pytest.mark.slow
+def test_seeds_are_runs_of_their_own(tiny_root, x, tmp_path, capsys):
+    more = ("--checkpoint", x, "--seeds", "2", "SOLVER.MAX_ITER", "1")
+    config = "tiny_faster_rcnn_R_18_FPN"
+    assert detect_here(config, tiny_root, tmp_path, *more) == 0
+    rows, _ = store.read(tmp_path)
+    assert {row.seed for row in rows} == {0, 1} and len({row.column for row in rows}) * 2 == len(
+        rows
+    )
+    assert detect_here(config, tiny_root, tmp_path, *more, "SEED", "3") == 2
+    assert "--seed (or --seeds) and SEED: give one of them" in capsys.readouterr().err
+
+
+@pytest.mark.slow
 def test_a_trained_detector_is_scored_again(tiny_root, x, tmp_path):
     """On another val file, and on a corrected one after its scoring has failed: rows of their own;
     a detector of another training is refused."""

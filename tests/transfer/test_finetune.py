@@ -177,6 +177,33 @@ def test_killed_after_any_save_ends_with_the_same_rows(trees, trunk, tmp_path, d
 
 
 @pytest.mark.slow
+def test_seeds_are_runs_of_their_own_and_continue(trees, trunk, tmp_path, decoder, capsys):
+    root, out = trees("classes"), tmp_path / "run"
+    words = [*semisup(root, trunk, out, tmp_path, head_lr=[0.03]), "--seeds", "3"]
+    decoder.at[40] = kill  # in the second of them
+    assert until_done(lambda: main(words), deaths=1) == 0
+    seen = len(decoder.paths)
+    rows = {file.parent.name: rows_of(file.parent) for file in store.files_below(out)}
+    assert {name: [row.seed for row in of] for name, of in rows.items()} == {
+        "s0": [0],
+        "s1": [1],
+        "s2": [2],
+    }
+    assert main(words) == 0 and len(decoder.paths) == seen, "nothing is left to do"
+    alone = [*semisup(root, trunk, out / "s1", tmp_path, head_lr=[0.03]), "--seed", "1"]
+    assert main(alone) == 0 and len(decoder.paths) == seen, "the same run as by --seed"
+    assert main([*words[:-1], "0"]) == EXIT_BAD_INPUT
+    assert "--seeds 0: 1 or more" in capsys.readouterr().err
+
+
+def test_seeds_of_what_is_not_trained_are_refused(trunk, tmp_path, capsys):
+    words = ["linear", str(trunk), "--datasets", "digits", "--data", str(tmp_path)]
+    words += ["--out", str(tmp_path / "run"), "--protocol", "knn", "--seeds", "3"]
+    assert main(words) == EXIT_BAD_INPUT
+    assert "--seeds 3: knn trains nothing by chance" in capsys.readouterr().err
+
+
+@pytest.mark.slow
 def test_signal_ends_with_75_and_the_same_command_continues(
     trees, trunk, tmp_path, decoder, capsys
 ):
