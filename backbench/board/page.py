@@ -292,9 +292,9 @@ def _columns_and_cells(
 
 def _pair(pair: PairedDifference) -> PagePair:
     column, a, b, d = pair
-    p = float(f"{d.p:.3g}")
-    how = (d.real, d.trainings_known, d.paired, d.n)
-    return PagePair(column, a, b, _round(d.value), *_ends(d.ci95), p, *how)
+    value, ends, p = _round(d.value), _ends(d.ci95), float(f"{d.p:.3g}")
+    known = d.trainings_known
+    return PagePair(column, a, b, value, *ends, p, d.real, known, d.paired, d.n)
 
 
 # ---- where the numbers come from
