@@ -6,12 +6,13 @@ Recipes speak epochs; from here on everything is counted in steps.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from backbench.errors import BadInput, nearest
 from backbench.weights.trunk import Trunk
 from pretrain.recipe import PretrainConfig
 
@@ -123,12 +124,14 @@ def parameter_groups(
     decay_1d: bool = True,
     adapt_1d: bool = True,
     lr_1d: float | None = None,
+    constant_lr: Sequence[str] = (),
 ) -> list[Group]:
     """Trainable parameters as at most two groups: tensors of two or more dimensions, and the rest
     (biases, norms, and what else a trunk leaves undecayed: tokens, position embeddings).
 
     Each group keeps what is special about it: `weight_decay`, `adapt` (LARS) and `peak`, its own
-    highest learning rate, None where that is the recipe's.
+    highest learning rate, None where that is the recipe's. The parts named in `constant_lr`
+    (predictor) are groups of their own, whose rate is `constant`.
     """
     # The names of what a trunk leaves undecayed, wherever it stands in the module
     special = set()
@@ -143,24 +146,35 @@ def parameter_groups(
     }
     # One group where they do not differ, in the module's own order
     alike = matrices == vectors
+    groups: dict[tuple[bool, bool], Group] = {}
     for name, p in module.named_parameters():
         if p.requires_grad:
-            is_vector = p.ndim <= 1 or name in special
-            group = vectors if is_vector and not alike else matrices
-            group.setdefault("params", []).append(p)
-    return [group for group in (matrices, vectors) if "params" in group]
+            is_vector = (p.ndim <= 1 or name in special) and not alike
+            is_constant = not set(constant_lr).isdisjoint(name.split("."))
+            settings = vectors if is_vector else matrices
+            group = {**settings, "constant": is_constant, "params": []}
+            groups.setdefault((is_constant, is_vector), group)["params"].append(p)
+    return [groups[kind] for kind in sorted(groups)]
 
 
 def of_recipe(config: PretrainConfig, method: nn.Module) -> torch.optim.Optimizer:
     """The recipe's optimiser for what the method trains."""
     o = config.optim
     lr = o.lr * _scale(config)
+    parts = {part for name, _ in method.named_parameters() for part in name.split(".")}
+    for part in o.constant_lr:
+        if part not in parts:
+            raise BadInput(
+                f"optim.constant_lr: method '{config.method.name}' has no part '{part}';"
+                f" {nearest(part, parts)}"
+            )
     groups = parameter_groups(
         method,
         weight_decay=o.weight_decay,
         decay_1d=o.decay_1d,
         adapt_1d=o.adapt_1d,
         lr_1d=None if o.lr_1d is None else o.lr_1d * _scale(config),
+        constant_lr=o.constant_lr,
     )
     if o.name == "lars":
         return LARS(groups, lr, momentum=o.momentum, trust=o.trust, clip=o.clip)
@@ -181,7 +195,7 @@ def _scale(config: PretrainConfig) -> float:
 
 class LearningRates:
     """Each parameter group at the schedule's share of its peak: its own (`lr_1d`), or the
-    recipe's.
+    recipe's. Groups of `constant_lr` stay at their peak, from the first step to the last.
 
     The schedule: cosine, from 1 at the end of warm-up to `final_lr` at the last step, per step;
     cosine_epoch, the same curve, held during each epoch (JCL, MIO); step, times `gamma` at each
@@ -226,6 +240,6 @@ class LearningRates:
         """Set every group's rate for `step`; returns the recipe's."""
         share = self.share(step)
         for group in self.optimizer.param_groups:
-            own = group["peak"]
-            group["lr"] = (self.peak if own is None else own) * share
+            peak = self.peak if group["peak"] is None else group["peak"]
+            group["lr"] = peak if group["constant"] else peak * share
         return self.peak * share

@@ -71,6 +71,7 @@ class Optim:
     reference_batch: Count | None = None
     final_lr: float = 0.0
     lr_1d: NotNegative | None = None  # its own peak for biases and norm weights (Barlow Twins, ARB)
+    constant_lr: tuple[str, ...] = ()  # parts that keep the peak all the time (SimSiam's predictor)
     momentum: NotNegative = 0.9
     betas: tuple[float, float] = (0.9, 0.999)
     weight_decay: NotNegative = 1e-4

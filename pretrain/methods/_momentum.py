@@ -41,18 +41,19 @@ def momentum_at(progress: float, start: float, final: float) -> float:
 
 class KeyEncoder(nn.Module):
     """MoCo's key encoder: the query encoder's moving average, its batch norm local, its images
-    shuffled over ranks.
+    shuffled over ranks (unless `shuffled` is false).
 
     groups: batch norm's statistics are taken over this many groups of the global batch (the papers'
     number of GPUs); None: one per rank. Only the parameters follow the query encoder; batch norm's
     running statistics are its own.
     """
 
-    def __init__(self, encoder: nn.Module, *, groups: int | None) -> None:
+    def __init__(self, encoder: nn.Module, *, groups: int | None, shuffled: bool = True) -> None:
         super().__init__()
         self.encoder = batchnorm.convert_group_batchnorm(momentum_copy(encoder), groups)
         self.local_batchnorm = True  # convert_sync_batchnorm passes by
         self.groups = groups
+        self.shuffled = shuffled
 
     @torch.no_grad()
     def forward(self, views: Sequence[Tensor], generator: torch.Generator) -> Tensor:
@@ -62,9 +63,13 @@ class KeyEncoder(nn.Module):
         #    ranks the batch is spread over
         images = torch.stack(list(views), 1)
         n, v = images.shape[:2]
+        images = images.flatten(0, 1)
+        if not self.shuffled:
+            keys = distributed.gather_without_gradient(unit(self.encoder(images)))
+            return keys.view(n * distributed.world_size(), v, -1)
         # 2. Each rank gets images of all ranks, so that its batch norm cannot tell which query and
         #    key belong together (MoCo, Section 3.3)
-        images, order = distributed.shuffle(images.flatten(0, 1), generator)
+        images, order = distributed.shuffle(images, generator)
         keys = unit(self.encoder(images))
         # 3. Back in order, on every rank
         return distributed.unshuffle(keys, order).view(n * distributed.world_size(), v, -1)
@@ -132,6 +137,7 @@ class MomentumContrast(method.Method, Generic[C]):
         setup: Setup,
         *,
         local_queries: bool = True,
+        shuffled: bool = True,
         key_views: int = 1,
         enqueued: int = 1,
         queues: Sequence[str] = ("queue",),
@@ -142,7 +148,8 @@ class MomentumContrast(method.Method, Generic[C]):
         self.config, self.seed = config, setup.seed
         self.backbone = backbone
         self.projector = build_head(config.head, backbone.feature_dim)
-        self.key_encoder = KeyEncoder(nn.Sequential(backbone, self.projector), groups=config.groups)
+        encoder = nn.Sequential(backbone, self.projector)
+        self.key_encoder = KeyEncoder(encoder, groups=config.groups, shuffled=shuffled)
         self.queue = Queue(
             config.queue,
             config.head.dim,

@@ -86,6 +86,8 @@ class Config(ContrastConfig):
 
     final_momentum: float | None = None  # reached by half a cosine; null: constant (MoCo)
     symmetric: bool = False
+    queue_per_view: bool = False  # the keys of each view in a queue of their own (solo-learn)
+    shuffle: bool = True  # ShuffleBN of the keys (solo-learn has none)
     query_batchnorm: Literal["local", "sync"] = "local"  # MoCo's: statistics of one GPU
 
 
@@ -96,12 +98,19 @@ class Method(MomentumContrast[Config]):
     def __init__(self, config: Config, backbone: Trunk, setup: Setup) -> None:
         if config.symmetric and not self.may_be_symmetric:
             raise BadInput(f"{config.name} is not symmetric; remove method.symmetric")
+        if config.queue_per_view and not config.symmetric:
+            raise BadInput(
+                f"{config.name}: only view 1 has keys; set method.symmetric too, or remove"
+                " method.queue_per_view"
+            )
         super().__init__(
             config,
             backbone,
             setup,
             local_queries=config.query_batchnorm == "local",
-            enqueued=2 if config.symmetric else 1,
+            shuffled=config.shuffle,
+            enqueued=2 if config.symmetric and not config.queue_per_view else 1,
+            queues=["queue 0", "queue 1"] if config.queue_per_view else ["queue"],
         )
 
     def query_and_keys(self, batch: Batch, query: int, key: int) -> tuple[Tensor, Tensor]:
@@ -112,13 +121,17 @@ class Method(MomentumContrast[Config]):
         return unit(self.network(batch.views[query])), distributed.local_slice(keys)[:, 0]
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
-        pairs = [(0, 1), (1, 0)] if self.config.symmetric else [(0, 1)]
+        config = self.config
+        pairs = [(0, 1), (1, 0)] if config.symmetric else [(0, 1)]
         losses = []
         for query, key in pairs:
             q, k = self.query_and_keys(batch, query, key)
-            losses.append(
-                infonce_loss(q, k, self.queue.keys[0], temperature=self.config.temperature)
-            )
+            # The negatives are earlier keys: of all views, or of the positive's own view
+            negatives = self.queue.keys[key if config.queue_per_view else 0]
+            losses.append(infonce_loss(q, k, negatives, temperature=config.temperature))
+        if config.queue_per_view:
+            of_view_1, of_view_0 = self.new_keys[-2:]  # in the order of `pairs`
+            self.new_keys[-2:] = [torch.cat([of_view_0, of_view_1], 1)]
         return {"loss": distributed.mean_over_ranks(torch.stack(losses).mean())}
 
     def momentum(self, progress: float) -> float:

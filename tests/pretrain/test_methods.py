@@ -68,6 +68,7 @@ def batch(sizes: list[int], epoch: int = 0, step: int = 0) -> Batch:
         ({"name": "moco", **KEYS, "queue": 0}, 2, "no multiple of the batch size"),
         ({"name": "moco", **KEYS, "groups": 5}, 2, "groups do not divide"),
         ({"name": "moco", **KEYS, "groups": 0}, 2, "groups do not divide"),
+        ({"name": "moco", **KEYS, "queue_per_view": True}, 2, "set method.symmetric too"),
         ({"name": "lorac", **KEYS}, 2, "2 keys need more views"),
         ({"name": "jcl", **KEYS}, 1, "at least one key view"),
         ({"name": "simclr", "head": HEAD}, 1, "takes 2 views"),
@@ -179,6 +180,50 @@ def test_key_encoder_is_the_moving_average_of_the_parameters_only():
     torch.testing.assert_close(key, 0.9 * old + 0.1 * (old + 1.0))
     assert torch.equal(method.key_encoder.encoder[0][1].running_mean, statistics)
     assert not key.requires_grad
+
+
+def test_a_queue_for_each_view_holds_that_views_negatives():
+    """Value and gradient against a loop in float64: the query of one view meets the other view's
+    key, and that view's earlier keys; after the step each queue has its own view's keys."""
+    case = {**CASES["moco two queues"], "groups": 1, "query_batchnorm": "sync", "temperature": 0.3}
+    method, _ = small_build(case)
+    given = batch([8, 8])
+    views = [view.double() for view in given.views]
+    before = method.queue.keys.clone()
+    loss = method(replace(given, views=views))["loss"]
+    loss.backward()
+    found = [p.grad.clone() for p in method.projector.parameters()]
+
+    again, _ = small_build(case)
+    with torch.no_grad():
+        k = [nn.functional.normalize(again.key_encoder.encoder(view), dim=1) for view in views]
+    total = 0.0
+    for query, key in ((0, 1), (1, 0)):
+        q = nn.functional.normalize(again.network(views[query]), dim=1)
+        for i in range(BATCH):
+            scores = torch.cat([q[i] @ k[key][i, :, None], before[key] @ q[i]]) / 0.3
+            total += (scores.logsumexp(0) - scores[0]) / (2 * BATCH)
+    assert float(loss) == pytest.approx(float(total), rel=1e-9)
+    total.backward()
+    for have, p in zip(found, again.projector.parameters()):
+        torch.testing.assert_close(have, p.grad, rtol=1e-8, atol=1e-10)
+    method.after_step(0.1)
+    for view in (0, 1):
+        torch.testing.assert_close(method.queue.keys[view, :BATCH], k[view])
+        assert torch.equal(method.queue.keys[view, BATCH:], before[view, BATCH:])
+
+
+def test_keys_that_are_not_shuffled_share_their_queries_batch_norm():
+    """In groups of 8, key i is normalised with its neighbours of the same group: against a pass of
+    each group by itself."""
+    method, _ = small_build(CASES["ressl not shuffled"])
+    view = batch([8]).views[0].double()
+    keys = method.keys([view], 0)[:, 0]
+    for have, half in zip(keys.chunk(2), view.chunk(2)):
+        other, _ = small_build({**CASES["ressl not shuffled"], "groups": 1})
+        torch.testing.assert_close(have, other.keys([half], 0)[:, 0])
+    shuffled, _ = small_build(CASES["ressl"])
+    assert not torch.allclose(shuffled.keys([view], 0)[:, 0], keys)
 
 
 def test_jcl_queue_holds_the_mean_keys_unnormalised_and_lambda_ramps():

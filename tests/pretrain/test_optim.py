@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from backbench.errors import BadInput
 from backbench.weights import archs
 from pretrain import optim
 from pretrain.method import MethodConfig
@@ -116,6 +117,29 @@ def test_a_group_with_its_own_peak_follows_the_same_curve():
         assert rates.set(step) == rates.at(step) == pytest.approx(0.4 * share)
         have = [group["lr"] for group in rates.optimizer.param_groups]
         assert have == pytest.approx([0.4 * share, 0.0096 * share])
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["simsiam", "cllr on simsiam"])
+def test_a_part_of_constant_rate_keeps_its_peak(inside):
+    """SimSiam's --fix-pred-lr: the predictor steps by the peak from the first step to the last, in
+    warm-up too; all else follows the schedule. Also where CLLR has it inside."""
+    module = nn.ModuleDict({"backbone": nn.Linear(3, 2), "predictor": nn.Linear(2, 2)})
+    if inside:
+        module = nn.ModuleDict({"inner": module})
+    rates = rates_of(
+        module, lr=0.05, reference_batch=256, momentum=0.0, weight_decay=0.0, warmup_epochs=2,
+        constant_lr=("predictor",),
+    )  # fmt: skip
+    for step, share in ((0, 0.0), (10, 0.5), (20, 1.0), (110, 0.5), (200, 0.0)):
+        assert rates.set(step) == pytest.approx(0.1 * share)
+        before = {name: p.detach().clone() for name, p in module.named_parameters()}
+        gradients(module, step)
+        rates.optimizer.step()
+        for name, p in module.named_parameters():
+            rate = 0.1 if "predictor" in name else 0.1 * share
+            torch.testing.assert_close(p.detach(), before[name] - rate * p.grad)
+    with pytest.raises(BadInput, match="has no part 'predictr'; did you mean 'predictor'"):
+        rates_of(module, lr=0.05, constant_lr=("predictr",))
 
 
 def test_biases_alone_are_trained_where_the_peak_is_zero():

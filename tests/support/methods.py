@@ -37,6 +37,7 @@ CASES: dict[str, dict[str, Any]] = {
     "moco": {"name": "moco", **QUEUE, "groups": 8},
     "moco local": {"name": "moco", **QUEUE},
     "moco sync symmetric": {"name": "moco", **QUEUE, "query_batchnorm": "sync", "symmetric": True},
+    "moco two queues": {"name": "moco", **QUEUE, "symmetric": True, "queue_per_view": True},
     "moco_m": {"name": "moco_m", **CROPS},
     "lorac": {**LORAC, "beta": 2.0},
     "lorac one key": {**LORAC, "groups": 2, "keys": 1, "views": [8, 8, 8], "beta": 2.0},
@@ -68,6 +69,7 @@ CASES: dict[str, dict[str, Any]] = {
     "hcl": {"name": "hcl", "head": HEAD},
     "co2": {"name": "co2", **QUEUE},
     "ressl": {"name": "ressl", **QUEUE},
+    "ressl not shuffled": {"name": "ressl", **QUEUE, "shuffle": False},
     "cmc": {"name": "cmc", "head": HEAD, "negatives": 7, "views": [8]},
     "supervised": {"name": "supervised", "groups": 2, "views": [8]},
 }
