@@ -9,7 +9,8 @@ A protocol decides by its rates and its `select` in which of three ways a head i
                          some papers did, comparable with nothing else, and only under a protocol
                          of that name
 
-Where `patience` stops a training early, val is what it watches, so val trains nothing.
+Where `patience` stops a training early, val is what it watches, so val trains nothing; nor does it
+on the datasets of `train_only`.
 """
 
 from __future__ import annotations
@@ -185,7 +186,7 @@ class SgdProbe:
         """Heads of every trunk, one per rate of its `rates` (declared), on train or train + val."""
         task, p, device = self.task, self.task.protocol, self.machine.device
         classes, trunks = len(task.splits.train.classes), self.extractor.trunks
-        with_val = with_val and p.patience is None
+        with_val = with_val and p.trains_on_val(task.dataset.name)
         images = task.splits.both() if with_val else task.splits.train
         kind = AdamHeads if p.optimizer == "adam" else LinearHeads
         heads, used = [], []
@@ -258,7 +259,7 @@ def _chosen(task: Assignment[Sgd], trunk: FrozenTrunk, final: FinalHead) -> dict
         "reference_batch": p.reference_batch,
         "batch_size": p.batch_size,
         "on": None if final.scores is None else p.select,
-        "trained_on": "train+val" if p.patience is None else "train",
+        "trained_on": "train+val" if p.trains_on_val(task.dataset.name) else "train",
     }
     if final.scores is not None:
         choice["scores"] = {f"{lr:g}": score for lr, score in zip(p.lr, final.scores)}

@@ -158,6 +158,7 @@ class Sgd(ScaledRates):
     augment: CropAugment | None = CropAugment()
     init_std: float = 0.01
     patience: int | None = None
+    train_only: tuple[str, ...] = ()  # datasets whose val stays out of the final head's training
     # test: the best on the reported split, only under a protocol of that name
     select: Literal["val", "test"] = "val"
     # also top-1 on the images that were trained on, centre crops, as a row of the split `train`
@@ -171,8 +172,14 @@ class Sgd(ScaledRates):
             )
         if "default" not in self.length:
             raise ValueError("length needs a `default`")
-        if self.train_score and (len(self.lr) > 1 or self.patience is not None):
-            raise ValueError("train_score needs one rate and no patience: all labels train")
+        if self.train_score and (len(self.lr) > 1 or self.patience is not None or self.train_only):
+            raise ValueError(
+                "train_score needs one rate, no patience and no train_only: all labels train"
+            )
+
+    def trains_on_val(self, dataset: str) -> bool:
+        """True where the final heads train on train + val, False where on train alone."""
+        return self.patience is None and dataset not in self.train_only
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,6 +32,7 @@ from transfer.batches import CropFlip, equal_shares, global_batches, rank_batche
 from transfer.devices import Machine, read_checkpoints
 from transfer.frozen import FrozenTrunk
 from transfer.heads import AdamHeads, BestHeads, LinearHeads
+from transfer.probe_sgd import ProbeTraining
 from transfer.protocols import PROTOCOLS, Sgd, load_protocol
 
 ONE = Machine(torch.device("cpu"), 0, 1, 0)
@@ -366,6 +367,22 @@ def test_one_rate_chooses_nothing_and_trains_on_everything(trees, trunk, tmp_pat
     (row,) = rows_of(tmp_path / "run")
     assert row.chosen["on"] is None and "scores" not in row.chosen
     assert row.chosen["trained_on"] == "train+val"
+
+
+@pytest.mark.parametrize("lr", [[1.0], [0.1, 1.0]], ids=["one rate", "chosen on val"])
+def test_a_dataset_of_train_only_keeps_val_out_of_its_head(trees, trunk, tmp_path, lr, monkeypatch):
+    """Birdsnap's in LORAC Table 2: val chooses the rate and trains nothing."""
+    root, steps = trees("classes"), []
+    monkeypatch.setattr(ProbeTraining, "run", lambda self: steps.append(len(self.images)))
+    for names in (["classes"], ["others"]):
+        out = tmp_path / names[0]
+        file = protocol_file(tmp_path, lr=lr, train_only=names)
+        assert main(command(root, [trunk], out, file)) == 0
+        steps.append(rows_of(out)[0].chosen["trained_on"])
+    sizes = {part: len(list((root / "classes" / part).rglob("*.png"))) for part in ("train", "val")}
+    chosen = [sizes["train"]] * (len(lr) - 1)
+    alone = [*chosen, sizes["train"], "train"]
+    assert steps == [*alone, *chosen, sizes["train"] + sizes["val"], "train+val"]
 
 
 def test_train_score_is_a_row_of_the_split_that_trained(trees, trunk, tmp_path):
