@@ -368,11 +368,12 @@ def _merge(p: argparse.ArgumentParser) -> None:
     alone=True,
 )
 def _paper(p: argparse.ArgumentParser) -> None:
-    help = "lorac:2, arb:fig.7; without: all"
+    help = "lorac:2, arb:fig.7; all, or nothing: every table in a line"
     p.add_argument("item", nargs="?", metavar="PAPER:TABLE", help=help)
     help = "run folders, for what is measured there"
     p.add_argument("runs", nargs="*", type=Path, metavar="RUNS", help=help)
-    p.add_argument("--markdown", type=Path, metavar="F", help="all of them as docs/papers.md")
+    help = "all of them as docs/papers.md (RUNS: records beside F)"
+    p.add_argument("--markdown", type=Path, metavar="F", help=help)
 
 
 @verb(

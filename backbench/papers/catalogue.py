@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from backbench.board.board import collect
 from backbench.errors import BadInput, nearest
 from backbench.launch import grid as grids
 from backbench.launch.grid import Grid, Sweep, SweepPoint, read_grid
-from backbench.papers import judging_rules, published
+from backbench.papers import judge, judging_rules, published
+from backbench.papers.judge import Judged
 from backbench.papers.published import Published
 from backbench.recipes import config
 
@@ -46,7 +49,7 @@ class PrintedItem:
         return tuple(number for number in published.rows() if number.key.startswith(start))
 
     def why_not(self, number: Published) -> str | None:
-        """The one word for why a number is not judged; None where it is."""
+        """The one word for why a number cannot be judged; None where it can."""
         return judging_rules.reason(number) or (None if number.key in self.keys else UNEXPECTED)
 
     @property
@@ -115,12 +118,41 @@ def find(text: str) -> PrintedItem:
 
 
 def coverage() -> Counter[str | None]:
-    """How many of all published numbers are judged (None), and how many are not, by reason."""
+    """How many of all published numbers are judgeable (None), and how many are not, by reason."""
     counts: Counter[str | None] = Counter()
     for item in items():
         counts.update(item.why_not(number) for number in item.numbers)
-    counts[UNEXPECTED] += len(published.rows()) - counts.total()  # tables that no grid makes
-    return +counts
+    counts.update(judging_rules.reason(n) or UNEXPECTED for n in without_grid())
+    return counts
+
+
+def without_grid() -> list[Published]:
+    """The numbers of tables that no grid makes."""
+    made = tuple(f"{item.prints}:" for item in items())
+    return [n for n in published.rows() if not n.key.startswith(made)]
+
+
+# ---- what is measured
+
+# A printed number: key, task, dataset, metric as it is measured
+NumberName = tuple[str, str, str, str]
+Verdicts = Mapping[NumberName, Sequence[Judged]]
+
+
+def verdicts(runs: Sequence[Path]) -> dict[NumberName, list[Judged]]:
+    """The verdicts on all measurements below `runs`, by the printed number."""
+    board = collect(runs)
+    found: dict[NumberName, list[Judged]] = {}
+    for one in judge.judge(board, judge.expected_keys(board, runs)):
+        name = (one.key, one.column.task, one.column.dataset, one.column.metric)
+        found.setdefault(name, []).append(one)
+    return found
+
+
+def name_of(number: Published) -> NumberName:
+    """The name by which `verdicts` has a printed number."""
+    metric = judging_rules.as_measured(number).metric
+    return number.key, number.task, number.dataset, metric
 
 
 # ---- docs/papers.md
@@ -130,19 +162,22 @@ HEAD = """# The papers' tables and figures
 `backbench launch run GRID --data ROOT --out RUNS` measures a table and, run again, what is missing; `fast=true` behind
 GRID pretrains the fast way ([fast.md](fast.md)). `backbench paper lorac:2 RUNS` shows what is measured, running and
 missing, `backbench leaderboard RUNS --latex DIR` prints the tables. What the papers leave open is in
-[choices.md](choices.md).
+[choices.md](choices.md): a deviation in quotes is the name of a row there.
 
-Made by `backbench paper --markdown docs/papers.md` from the grids; a test holds it current.
+Made by `backbench paper --markdown docs/papers.md` from the grids, and from the runs in
+docs/records, where there are any; a test holds it current.
 """
 
 
-def markdown() -> str:
-    """Return docs/papers.md: each table and figure with its grid, counts and deviations."""
-    counts = coverage()
-    judged = counts.pop(None, 0)
+def markdown(runs: Sequence[Path] = ()) -> str:
+    """Return docs/papers.md: each table and figure with its grid, how many of its numbers can be
+    judged, how many have a verdict in `runs`, and its deviations."""
+    counts, measured = coverage(), verdicts(runs)
     lines = [
         HEAD,
-        f"Of {len(published.rows())} printed numbers {judged} are judged. The others:",
+        f"Of {len(published.rows())} printed numbers {counts.pop(None, 0)} are judgeable (their method,"
+        f" protocol and metric are here, and a recipe must reach them); {len(measured)} are measured"
+        " (a record has a verdict). The others:",
         "",
     ]
     for why, count in counts.most_common():
@@ -153,19 +188,31 @@ def markdown() -> str:
         lines += [f"## {paper.upper()}", ""]
         for item in items():
             if item.prints.startswith(f"{paper}:"):
-                numbers = status(item).removeprefix("none printed; ")
+                numbers = status(item, measured)
                 line = f"- `{item.grid.name}{item.lists}` ({numbers}): {item.grid.title}"
                 if item.grid.deviations:
                     line += f". Deviations: {'; '.join(item.grid.deviations)}"
                 lines.append(line)
+        others = [n for n in without_grid() if n.paper.lower() == paper]
+        for table in dict.fromkeys(n.table for n in others):
+            count = Counter(judging_rules.reason(n) for n in others if n.table == table)
+            lines.append(f"- {published.place_in_paper(table)}, no grid ({_counted(count)})")
         lines.append("")
     return "\n".join(lines)
 
 
-def status(item: PrintedItem) -> str:
-    """How many numbers are judged: `18 judged, 24 unbuilt`; a figure without numbers has points."""
+def status(item: PrintedItem, measured: Verdicts) -> str:
+    """How many numbers there are: `18 judgeable, 2 measured, 24 unbuilt`; a figure without numbers
+    has points."""
     if not item.numbers:
-        return f"none printed; {item.points} points"
+        return f"{item.points} points"
     count = Counter(item.why_not(number) for number in item.numbers)
-    judged = count.pop(None, 0)
-    return ", ".join([f"{judged} judged", *(f"{n} {why}" for why, n in count.most_common())])
+    judgeable = count.pop(None, 0)
+    done = sum(name_of(number) in measured for number in item.numbers)
+    words = [f"{judgeable} judgeable, {done} measured"] if judgeable else []
+    return ", ".join([*words, _counted(count)] if count else words)
+
+
+def _counted(count: Mapping[str | None, int]) -> str:
+    """24 unbuilt, 8 quoted."""
+    return ", ".join(f"{n} {why}" for why, n in Counter(count).most_common())

@@ -25,8 +25,7 @@ def add_published(board: Board) -> None:
     columns = set(board.columns)
     rows: dict[str, Row] = {}
     for number in published.rows():
-        # Spreads are not columns of a leaderboard.
-        if judging_rules.reason(number) == judging_rules.SPREAD:
+        if judging_rules.reason(number) in judging_rules.NO_SCORES:
             continue
         column = column_of(number)
         columns.add(column)

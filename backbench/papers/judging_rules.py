@@ -1,8 +1,11 @@
 """The rules that say which printed numbers are judged, by which protocol, and as which metric.
 
-A number is judged where its table's authors scored the row themselves, by a protocol that this
+A number can be judged where its table's authors scored the row themselves, by a protocol that this
 suite ships, with a method that this suite has. `WHY` has one word for each reason not to judge a
 number. Which recipe must reach a number is said by that recipe (`expected:`), not here.
+
+Quoted is, by one rule, what the table's authors took from another paper: in LORAC Table 1 what
+lacks their mark of an own measurement, in JCL Table 1 what has the mark of another paper or none.
 """
 
 from __future__ import annotations
@@ -17,12 +20,17 @@ from backbench.results import column_keys
 from backbench.tasks import TASKS
 
 SPREAD, QUOTED, UNBUILT, UNIDENTIFIED = "spread", "quoted", "unbuilt", "unidentified"
+IMAGELESS, HOURS = "imageless", "hours"
 WHY = {
     SPREAD: "a standard deviation over trials, no score",
-    QUOTED: "the table's authors took it from another paper and do not say how it was scored",
+    QUOTED: "the table's authors took it from another paper; what they measured themselves is judged",
+    IMAGELESS: "text (CLLR Table 2) and control (CLLR Table 4): no image backbone is scored",
+    HOURS: "a training time on the authors' four V100; the grid measures the ratio to the host",
     UNBUILT: "the method is not built: WCoRD and CRCD",
     UNIDENTIFIED: "the row's label is lost, so nobody can say what was trained",
 }
+NO_SCORES = (SPREAD, IMAGELESS, HOURS)  # these are no columns of a leaderboard
+_OTHER_TASKS = {"text": IMAGELESS, "control": IMAGELESS, "pretraining": HOURS}
 # Models whose training this suite does not have; their names begin so.
 _UNBUILT = ("WCoRD", "CRCD")
 
@@ -79,6 +87,8 @@ def reason(number: Published) -> str | None:
     """The word of WHY that says why a number is not judged; None where it is judged."""
     if number.metric.endswith("_std"):
         return SPREAD
+    if number.task in _OTHER_TASKS:
+        return _OTHER_TASKS[number.task]
     if number.quoted:
         return QUOTED
     if number.model.startswith(_UNBUILT):
@@ -110,7 +120,7 @@ def protocol_name(recipe: str) -> str:
 
 
 def column_of(number: Published) -> Column:
-    """The leaderboard column that a printed number stands in."""
+    """The leaderboard column that a printed score stands in."""
     detects = TASKS[number.task].detects
     scored_by = recipe(number)
     if reason(number) is not None:

@@ -143,7 +143,8 @@ def _as_printed(paper: str, table: str) -> list[TableColumn]:
     """One column for each dataset and metric that the table prints, as they are measured."""
     columns: dict[tuple[str, str, str], TableColumn] = {}
     for n in published.rows():
-        if (n.paper, n.table) != (paper, table) or judging_rules.reason(n) == judging_rules.SPREAD:
+        is_score = judging_rules.reason(n) not in judging_rules.NO_SCORES
+        if (n.paper, n.table) != (paper, table) or not is_score:
             continue
         measured = judging_rules.as_measured(n)
         group = joined(" ", _dataset_heading(n.dataset), "kNN" if n.task == "knn" else None)
@@ -167,12 +168,13 @@ _LAYOUTS = {
 
 
 def tables() -> list[PaperTable]:
-    """Every table that prints numbers, in the order of published.csv."""
+    """Every table that prints scores, in the order of published.csv."""
     out = []
     for paper, table in dict.fromkeys((n.paper, n.table) for n in published.rows()):
         layout = _LAYOUTS.get((paper, table))
         columns = _as_printed(paper, table) if layout is None else layout()
-        out.append(PaperTable(published.grid_name(paper, table), paper, table, tuple(columns)))
+        if columns:
+            out.append(PaperTable(published.grid_name(paper, table), paper, table, tuple(columns)))
     return out
 
 

@@ -1,6 +1,7 @@
 """The numbers that the five papers print: what a recipe must reach, and rows to compare with.
 
-published.csv holds every vision number of the papers' tables, one line per number. Its `key` names
+published.csv holds every number of the papers' tables, one line per number; text, control, times
+and spreads are counted, too, and never judged. Its `key` names
 one row of one printed table, so that (key, task, dataset, metric) names one number:
 
     paper:table:model:arch:epochs[:variant][:set]
@@ -36,7 +37,7 @@ _NOT_IN_KEYS = re.compile(r"[^a-z0-9.+=]+")  # a key has a dash instead
 
 @dataclass(frozen=True, kw_only=True)
 class Published:
-    """One printed number, in percent."""
+    """One printed number, in percent (but for CLLR's scores on control and its hours)."""
 
     key: str
     paper: str
@@ -60,7 +61,7 @@ class Published:
 
 @functools.cache
 def rows() -> tuple[Published, ...]:
-    """Every published vision number, in the order of the papers' tables."""
+    """Every published number, in the order of the papers' tables."""
     numbers = []
     with FILE.open(newline="") as file:
         for line in csv.DictReader(file):
@@ -98,7 +99,7 @@ def lookup(key: str) -> list[Published]:
         return numbers
     hint = nearest(key, _by_key())
     if not hint.startswith("did you"):
-        # No key is near, and a line with all 692 of them would help nobody.
+        # No key is near, and a line with all of them would help nobody.
         hint = f"keys look like lorac:1:lorac:resnet50:200 and are in {FILE.name}"
     raise BadInput(f"no published row '{key}'; {hint}")
 

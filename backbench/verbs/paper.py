@@ -11,12 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from backbench.board.board import collect
 from backbench.errors import BadInput
 from backbench.papers import catalogue
 from backbench.papers.catalogue import PrintedItem
-from backbench.papers.judge import Judged, expected_keys, judge
-from backbench.papers.judging_rules import as_measured
+from backbench.papers.judge import Judged
 from backbench.papers.published import Published, expected_keys_in
 from backbench.recipes import config
 from backbench.runs import atomic
@@ -25,30 +23,37 @@ from backbench.runs.step_metrics import read_metrics
 from backbench.untrusted import printable
 
 MEASURED, RUNNING, MISSING = "measured", "running", "missing"
+ALL = "all"  # in place of a table
 
 
 def run(args: argparse.Namespace) -> int:
     """The verb `paper`."""
-    if args.markdown:
-        atomic.write_text(args.markdown, catalogue.markdown())
-        print(args.markdown)
-        return 0
-    if args.item is None:
-        _list()
-        return 0
     for run in args.runs:
         if not run.exists():
             raise BadInput(f"{run}: no such folder; give the RUNS of `backbench launch run --out`")
-    _show(catalogue.find(args.item), args.runs)
+    if args.markdown:
+        kept = args.markdown.parent / "records"  # docs/records, beside docs/papers.md
+        runs = args.runs or ([kept] if kept.is_dir() else [])
+        atomic.write_text(args.markdown, catalogue.markdown(runs))
+        print(args.markdown)
+    elif args.item in (None, ALL):
+        _list(args.runs)
+    else:
+        _show(catalogue.find(args.item), args.runs)
     return 0
 
 
-def _list() -> None:
+def _list(runs: Sequence[Path]) -> None:
+    measured = catalogue.verdicts(runs)
     for item in catalogue.items():
-        print(f"{item.prints:<12} {item.name:<18} {catalogue.status(item):<28} {item.grid.title}")
+        status = catalogue.status(item, measured)
+        print(f"{item.prints:<12} {item.name:<18} {status:<36} {item.grid.title}")
     counts = catalogue.coverage()
     others = ", ".join(f"{count} {why}" for why, count in counts.most_common() if why)
-    print(f"{counts.total()} printed numbers: {counts[None]} judged; {others}")
+    print(
+        f"{counts.total()} printed numbers: {counts[None]} judgeable, {len(measured)} measured;"
+        f" {others}"
+    )
 
 
 def _show(item: PrintedItem, runs: Sequence[Path]) -> None:
@@ -64,7 +69,7 @@ def _show(item: PrintedItem, runs: Sequence[Path]) -> None:
         what = f"{n.task}/{n.dataset}/{n.metric}"
         print(f"  {n.printed_row:<56} {what:<34} {n.value:>7g}  {one.state}{verdicts}")
     if not numbers:
-        print(f"  no accuracy is printed; {item.points} points")
+        print(f"  no number is printed; {item.points} points")
     if not item.grid.evaluate:
         for name, speed_and_memory in _pretraining_costs(item, runs):
             print(f"  {printable.shown(name, 60):<60} {speed_and_memory}")
@@ -82,24 +87,20 @@ class NumberState:
     """One printed number: its state, and its measurements (one per checkpoint)."""
 
     number: Published
-    state: str  # measured, running or missing, or why it is not judged
+    state: str  # measured, running or missing, or why it cannot be judged
     judged: tuple[Judged, ...] = ()
 
 
 def number_states(item: PrintedItem, runs: Sequence[Path]) -> list[NumberState]:
     """The state of every number of a table or figure, in its order."""
-    board = collect(runs)
-    by_number: dict[tuple[str, str, str, str], list[Judged]] = {}
-    for one in judge(board, expected_keys(board, runs)):
-        key = (one.key, one.column.task, one.column.dataset, one.column.metric)
-        by_number.setdefault(key, []).append(one)
+    by_number = catalogue.verdicts(runs)
     # Keys that pretrainings below `runs` must reach, finished or not
     begun: set[str] = set()
     for _, recipe in _recipes_below(runs):
         begun.update(expected_keys_in(recipe))
     states = []
     for n in item.numbers:
-        judged = by_number.get((n.key, n.task, n.dataset, as_measured(n).metric), [])
+        judged = by_number.get(catalogue.name_of(n), [])
         state = item.why_not(n) or (RUNNING if n.key in begun else MISSING)
         states.append(NumberState(n, MEASURED if judged else state, tuple(judged)))
     return states
