@@ -61,8 +61,13 @@ def build_head(config: Head, width: int) -> nn.Sequential:
     return nn.Sequential(*modules)
 
 
-def forward_crops(network: Callable[[Tensor], Tensor], views: Sequence[Tensor]) -> list[Tensor]:
-    """V views (n, 3, h, w) -> V outputs (n, d); neighbours of equal size share one forward pass."""
+def forward_crops(
+    network: Callable[[Tensor], Tensor], views: Sequence[Tensor], together: bool = True
+) -> list[Tensor]:
+    """V views (n, 3, h, w) -> V outputs (n, d). Neighbours of equal size share one forward pass,
+    and batch norm's statistics, where `together` is true."""
+    if not together:
+        return [network(view) for view in views]
     out: list[Tensor] = []
     start = 0
     for stop in range(1, len(views) + 1):

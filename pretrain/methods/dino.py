@@ -84,6 +84,7 @@ class Config(MethodConfig):
     center_momentum: float = 0.9
     momentum: float = 0.996  # rises to 1 by half a cosine
     freeze_epochs: int = 1  # the last layer stands still at first
+    together: bool = True  # false: a forward pass for each view (solo-learn)
 
 
 class Method(method.Method):
@@ -113,9 +114,9 @@ class Method(method.Method):
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         config = self.config
         with torch.no_grad():
-            seen = torch.cat(list(batch.views[: config.teachers]))
-            teacher = self.teacher(seen).unflatten(0, (config.teachers, -1))
-        features = torch.cat(forward_crops(self.backbone, batch.views))
+            seen = batch.views[: config.teachers]
+            teacher = torch.stack(forward_crops(self.teacher, seen, config.together))
+        features = torch.cat(forward_crops(self.backbone, batch.views, config.together))
         frozen = batch.epoch < config.freeze_epochs
         student = self.projector(features, frozen).unflatten(0, (len(batch.views), -1))
         loss = dino_loss(

@@ -100,6 +100,8 @@ class Config(TwoViewsConfig):
 
 
 class Method(TwoViews[Config]):
+    together = False  # the released code's two forward passes
+
     def loss(self, z_a: Tensor, z_b: Tensor) -> Tensor:
         c = self.config
         return mio_loss(

@@ -33,6 +33,7 @@ class Config(MethodConfig):
     freeze_epochs: int = 1
     queue: int = 0  # embeddings of earlier batches that join the assignment
     queue_from: int = 15  # epoch
+    together: bool = True  # false: a forward pass for each view (solo-learn)
 
 
 class Method(method.Method):
@@ -72,7 +73,7 @@ class Method(method.Method):
         weight: Tensor = self.prototypes
         if batch.epoch < config.freeze_epochs:
             weight = weight.detach() + 0.0 * weight  # every parameter gets a gradient, here zero
-        embedded = [unit(z) for z in forward_crops(self.network, batch.views)]
+        embedded = [unit(z) for z in forward_crops(self.network, batch.views, config.together)]
         with torch.autocast(weight.device.type, enabled=False):
             # 1. What every view predicts: log softmax of its scores with the prototypes
             logs = [F.log_softmax(z @ weight.T / config.temperature, dim=1) for z in embedded]

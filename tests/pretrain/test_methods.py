@@ -328,6 +328,27 @@ def test_cllr_as_released_starts_at_randn_and_passes_views_one_by_one():
     assert method.heads()["lphi.0.weight"].shape == (4, 8)
 
 
+@pytest.mark.parametrize(
+    ("one_by_one", "passes"),
+    [
+        ({"name": "swav", "head": HEAD, "prototypes": 10}, [BATCH] * 2),
+        ({"name": "dino", "hidden": 12, "bottleneck": 6, "dim": 9}, [BATCH] * 4),
+        ({"name": "simclr", "head": HEAD}, [BATCH] * 2),
+    ],
+)
+def test_views_one_by_one_have_statistics_of_their_own(one_by_one, passes):
+    """As solo-learn passes them, the teacher's too; together, two views are one batch."""
+    whole, apart = build(2, **one_by_one), build(2, **one_by_one, together=False)
+    assert whole.state_dict().keys() == apart.state_dict().keys()
+    for method, sizes in ((whole, [2 * BATCH] * (len(passes) // 2)), (apart, passes)):
+        method.backbone.passes.clear()
+        method(batch([8, 8]))
+        assert [shape[0] for shape in method.backbone.passes] == sizes
+    assert float(whole(batch([8, 8]))["loss"].detach()) != float(
+        apart(batch([8, 8]))["loss"].detach()
+    )
+
+
 def test_cmc_finds_each_sense_in_the_memory_of_the_other():
     """Against a loop in float64: the positive is the image's other sense, the negatives those drawn
     from it; after the step both memories move by their own."""

@@ -62,6 +62,8 @@ CASES: dict[str, dict[str, Any]] = {
     "swav": {**SWAV, "views": [8, 8, 8, 6], "freeze_epochs": 0},
     "swav frozen": {**SWAV, "views": [8, 8]},
     "swav queue": {**SWAV, "queue": 32, "queue_from": 0, "freeze_epochs": 0},
+    "swav one by one": {**SWAV, "together": False, "views": [8, 8], "freeze_epochs": 0},
+    "dino one by one": {**DINO, "together": False, "views": [8, 8]},
     "dino": {**DINO, "views": [8, 8, 6], "freeze_epochs": 0},
     "dino frozen": {**DINO, "batchnorm": True},
     "w_mse": {"name": "w_mse", "head": {"hidden": 12, "dim": 2}, "size": 8, "repeats": 2},
