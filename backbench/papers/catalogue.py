@@ -161,8 +161,8 @@ HEAD = """# The papers' tables and figures
 
 `backbench launch run GRID --data ROOT --out RUNS` measures a table and, run again, what is missing; `fast=true` behind
 GRID pretrains the fast way ([fast.md](fast.md)). `backbench paper lorac:2 RUNS` shows what is measured, running and
-missing, `backbench leaderboard RUNS --latex DIR` prints the tables. What the papers leave open is in
-[choices.md](choices.md): a deviation in quotes is the name of a row there.
+missing, `backbench leaderboard RUNS --latex DIR` prints the tables. "Choices" are the rows of
+[choices.md](choices.md) that a table's numbers rest on; those of its first table hold for all.
 
 Made by `backbench paper --markdown docs/papers.md` from the grids, and from the runs in
 docs/records, where there are any; a test holds it current.
@@ -192,6 +192,8 @@ def markdown(runs: Sequence[Path] = ()) -> str:
                 line = f"- `{item.grid.name}{item.lists}` ({numbers}): {item.grid.title}"
                 if item.grid.deviations:
                     line += f". Deviations: {'; '.join(item.grid.deviations)}"
+                if item.grid.choices:
+                    line += f". Choices: {'; '.join(item.grid.choices)}"
                 lines.append(line)
         others = [n for n in without_grid() if n.paper.lower() == paper]
         for table in dict.fromkeys(n.table for n in others):

@@ -80,6 +80,8 @@ def _show(item: PrintedItem, runs: Sequence[Path]) -> None:
     print(f"what is missing: {item.command.replace('RUNS', out)} --cluster slurm")
     for text in item.grid.deviations:
         print(f"deviation: {text}")
+    for text in item.grid.choices:
+        print(f"choice: {text} (docs/choices.md)")
 
 
 @dataclass(frozen=True)

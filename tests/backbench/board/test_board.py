@@ -171,6 +171,8 @@ def test_published_rows_stand_beside_marked(tmp_path):
 def test_published_protocols_exist_as_recipes():
     names = {judging_rules.protocol_name(name) for name in config.recipe_names("transfer")}
     for number in published.rows():
+        if judging_rules.reason(number) in judging_rules.NO_SCORES:
+            continue
         protocol = judging_rules.column_of(number).protocol
         assert protocol in names or "-table-" in protocol or number.task.endswith("_rcnn")
     from detection import dialect, protocol
