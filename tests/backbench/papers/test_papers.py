@@ -251,4 +251,4 @@ def test_time_and_memory_stand_beside_the_hosts(tmp_path, capsys):
     assert main(["paper", "cllr:0.3", str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "31.0 images/s    1.50 GiB" in next(x for x in lines if "time-simclr-cifar10 " in x)
-    assert "21.0 images/s" in next(x for x in lines if "nuclear" in x)
+    assert "21.0 images/s" in next(x for x in lines if "time-cllr-simclr-nuclear" in x)
