@@ -197,8 +197,8 @@ def markdown(runs: Sequence[Path] = ()) -> str:
                 lines.append(line)
         others = [n for n in without_grid() if n.paper.lower() == paper]
         for table in dict.fromkeys(n.table for n in others):
-            count = Counter(judging_rules.reason(n) for n in others if n.table == table)
-            lines.append(f"- {published.place_in_paper(table)}, no grid ({_counted(count)})")
+            reasons = Counter(judging_rules.reason(n) for n in others if n.table == table)
+            lines.append(f"- {published.place_in_paper(table)}, no grid ({_counted(reasons)})")
         lines.append("")
     return "\n".join(lines)
 
