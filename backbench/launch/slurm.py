@@ -11,12 +11,15 @@ How a killed job continues, from the signal to the next start:
 3. "again": `SlurmTask._requeue` sends the job back to the queue under its number, so what waits for
    it goes on waiting. "stopped": `_await_end` first learns from Slurm what it has in mind.
    Without scontrol, Slurm's own kill requeues the job, or the next attempt begins in it.
-4. A kill -9, a lost node or `scontrol requeue` give no word. Slurm starts the job anew by itself
-   (`requeue` in `_parameters`); `Attempt._begin` notes that the attempt before was killed.
-5. The job starts: the same pickle, the same command, the same folder. The command finds its own
-   state there and continues. `Attempt.run` counts the attempts by the status file.
-6. Nothing started it (a time limit on a node without scontrol): the job is `stopped`, and the next
-   `launch run` or look of --watch submits it again.
+4. A lost node or `scontrol requeue` give no word. Slurm starts the job anew by itself (`requeue`
+   in `_parameters`); `Attempt._begin` notes that the attempt before was killed. A kill -9 of the
+   command is a failure, which `decide` tries again.
+5. The job starts: the same pickle, the same command, the same folder. `Attempt.run` counts the
+   attempts by the status file. The command reads its own state (`runs/state.py`) and draws what it
+   would have drawn: every random number is a function of seed, epoch and step (`runs/seeding.py`).
+6. Nothing started it. After a time limit on a node without scontrol the job is `stopped`: the next
+   `launch run` or look of --watch submits it again. After a kill -9 of this process it is `lost`:
+   the next `launch run` or `retry` does.
 """
 
 from __future__ import annotations

@@ -125,8 +125,7 @@ def test_what_follows_from_how_the_attempts_ended(attempts, outcome):
 
 @pytest.mark.slow
 def test_killed_job_is_tried_again(lab):
-    """kill -9 of a command and of the process above it: the first counts as a failure, the second
-    as ended."""
+    """kill -9 of a command counts as a failure, and the next attempt ends with the same values."""
     lab.dataset("d1", steps=60, step_s=0.05, save_every=5)
     grid = lab.grid(checkpoints=[lab.checkpoints("a")], evaluate=lab.linear("d1"))
     process = lab.background(grid, lab.cluster("local"), "runs")
