@@ -23,7 +23,7 @@ from typing import NamedTuple
 from backbench.datasets.catalog import DATASETS, TWELVE
 from backbench.recipes import fast
 from backbench.results import column_keys, column_noise, store, trunk_costs
-from backbench.results.paired_tests import compare, compare_trained
+from backbench.results.paired_tests import compare
 from backbench.results.store import Result
 from backbench.results.trunk_costs import TrunkCost
 from backbench.stats import confidence
@@ -478,8 +478,7 @@ def difference(board: Board, column: Column, a: Cell, b: Cell) -> Difference | N
     files_a, files_b = predictions(a), predictions(b)
     noise = noise_of(board, column)
     if noise is not NOTHING_TRAINED and noise.known:
-        every_a, every_b = list(files_a.values()), list(files_b.values())
-        return compare_trained(every_a, every_b, column.metric, noise)
+        return compare(list(files_a.values()), list(files_b.values()), column.metric, noise)
     seeds = sorted(files_a.keys() & files_b.keys())
     tested = compare([files_a[s] for s in seeds], [files_b[s] for s in seeds], column.metric)
     if tested is None or noise.known:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from backbench.results.paired_tests import stacked
+from backbench.results.paired_tests import classes_of, of_seeds
 from backbench.stats import training_noise
 from backbench.stats.training_noise import Seeds, TrainingNoise
 from backbench.untrusted import yamls
@@ -16,12 +16,13 @@ from backbench.untrusted import yamls
 
 def seeds_of(values: Sequence[float], files: Sequence[Path], metric: str) -> Seeds:
     """The values of one checkpoint's trainings, and how much of their spread is these images'."""
-    kept = stacked(files, metric) if len(files) == len(values) else None
-    if kept is None:
+    kept = of_seeds(files, metric) if len(files) == len(values) else None
+    if kept is None or kept.scores.ndim > 2:
         return Seeds(values, 0.0)
-    if kept.images is None:
-        return Seeds(values, training_noise.by_images(kept.scores, kept.classes))
-    return Seeds(values, training_noise.by_resamples(kept.scores, kept.images))
+    if kept.images is not None:
+        return Seeds(values, training_noise.by_resamples(kept.scores, kept.images))
+    classes = classes_of(kept.first, metric)
+    return Seeds(values, training_noise.by_images(kept.scores, classes))
 
 
 def measured_or_published(

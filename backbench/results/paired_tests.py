@@ -20,101 +20,71 @@ if TYPE_CHECKING:
     from backbench.results.predictions import Arrays
 
 
-def compare(a: Sequence[Path], b: Sequence[Path], metric: str) -> Difference | None:
-    """a - b on `metric`, from the kept predictions of the same seeds in the same order; None if
-    they do not pair.
+class SeedScores(NamedTuple):
+    """The scores of one checkpoint's seeds on the same images."""
 
-    Resamples of several seeds are averaged one by one. Hits of several seeds and of several draws
-    of labels stand side by side: the seeds vary, and so do the images.
-    """
-    import numpy as np
-
-    pairs = _paired_files(a, b)
-    if not pairs:
-        return None
-    # 1. The metric itself on resamples of the images
-    resampled = _resampled(pairs, f"bootstrap_{metric}")
-    if resampled is not None:
-        return paired_differences.of_resamples(resampled, int(pairs[0][0]["images"]))
-    # 2. Or what was predicted for each image: (draws, images) of each seed
-    differences = []
-    for x, y in pairs:
-        hits_x, hits_y = hits(x, metric), hits(y, metric)
-        if hits_x is None or hits_y is None or hits_x.shape != hits_y.shape:
-            return None
-        differences.append(np.atleast_2d(hits_x.astype(float) - hits_y))
-    if len({d.shape[1] for d in differences}) > 1:
-        return None
-    classes = pairs[0][0]["label"] if metric.startswith("mean_per_class") else None
-    d = np.concatenate(differences)
-    if len(d) == 1:
-        return paired_differences.of_images(d[0], classes)
-    return paired_differences.of_draws_and_images(d, classes)
-
-
-class RepeatedScores(NamedTuple):
-    """The scores of several trainings of one checkpoint on the same images."""
-
-    scores: np.ndarray  # (K, N) hits, or (K, B) the metric on resamples of `images` images
+    # (K, N) hits of K seeds, (K, D, N) of D draws of labels each, or (K, B) the metric itself on
+    # resamples of `images` images
+    scores: np.ndarray
     images: int | None
-    classes: np.ndarray | None  # (N,) where the metric is a mean over classes
-    first: Arrays
+    first: Arrays  # of the first seed
 
 
-def stacked(files: Sequence[Path], metric: str) -> RepeatedScores | None:
-    """The trainings that kept these files; None where they are not of one test list."""
+def of_seeds(files: Sequence[Path], metric: str) -> SeedScores | None:
+    """The scores in the predictions of a checkpoint's seeds; None unless all are of one list."""
     import numpy as np
 
-    every = [load(file) for file in files]
-    kept = [arrays for arrays in every if arrays is not None]
-    if not kept or len(kept) < len(every) or not all(_same_list(kept[0], x) for x in kept):
+    kept = [arrays for arrays in map(load, files) if arrays is not None]
+    if not kept or len(kept) < len(files) or not all(_same_list(kept[0], x) for x in kept):
         return None
     name, images = f"bootstrap_{metric}", None
     if all({name, "images"} <= x.keys() for x in kept):
         scores, images = [x[name].astype(float) for x in kept], int(kept[0]["images"])
     else:
         right = [hits(x, metric) for x in kept]
-        scores = [x.astype(float) for x in right if x is not None and x.ndim == 1]
+        scores = [x.astype(float) for x in right if x is not None]
     if len(scores) < len(kept) or len({x.shape for x in scores}) > 1:
         return None
-    classes = kept[0]["label"] if metric.startswith("mean_per_class") else None
-    return RepeatedScores(np.stack(scores), images, classes, kept[0])
+    return SeedScores(np.stack(scores), images, kept[0])
 
 
-def compare_trained(
-    a: Sequence[Path], b: Sequence[Path], metric: str, noise: TrainingNoise
+def classes_of(x: Arrays, metric: str) -> np.ndarray | None:
+    """The class of each image (N,) where the metric is a mean over classes."""
+    return x["label"] if metric.startswith("mean_per_class") else None
+
+
+def compare(
+    a: Sequence[Path], b: Sequence[Path], metric: str, noise: TrainingNoise | None = None
 ) -> Difference | None:
-    """a - b on `metric`, means over all trainings of each, for other images and other trainings;
-    None if they do not pair."""
-    x, y = stacked(a, metric), stacked(b, metric)
+    """a - b on `metric`, from the predictions that the seeds of each kept; None if they do not pair.
+
+    With the `noise` of trainings, means over all seeds are compared, for other images and other
+    trainings. Without it both have the same seeds in the same order: hits of several seeds and of
+    several draws of labels stand side by side, the seeds vary and so do the images.
+    """
+    # 1. The same images, scored in the same way
+    x, y = of_seeds(a, metric), of_seeds(b, metric)
     if x is None or y is None or not _same_list(x.first, y.first):
         return None
-    if x.images != y.images or x.scores.shape[1:] != y.scores.shape[1:]:
+    if (x.images is None) != (y.images is None) or x.scores.shape[1:] != y.scores.shape[1:]:
         return None
-    d = x.scores.mean(0) - y.scores.mean(0)
-    if x.images is None:
-        over_images: Difference | None = paired_differences.of_images(d, x.classes)
+    if noise is None and len(a) != len(b):
+        return None
+    # 2. Over images: resamples of them, or each one's hits
+    images, classes = x.scores.shape[-1], classes_of(x.first, metric)
+    tested: Difference | None
+    if x.images is not None:
+        tested = paired_differences.of_resamples(x.scores.mean(0) - y.scores.mean(0), x.images)
+    elif noise is None and x.scores[..., 0].size > 1:
+        d = (x.scores - y.scores).reshape(-1, images)
+        tested = paired_differences.of_draws_and_images(d, classes)
     else:
-        over_images = paired_differences.of_resamples(d, x.images)
-    if over_images is None:
-        return None
-    return training_noise.over_trainings(over_images, noise, len(a), len(b))
-
-
-def _paired_files(a: Sequence[Path], b: Sequence[Path]) -> list[tuple[Arrays, Arrays]]:
-    """The arrays of a[i] beside those of b[i]; nothing unless all of them are of one test list."""
-    if len(a) != len(b):
-        return []
-    pairs: list[tuple[Arrays, Arrays]] = []
-    for file_a, file_b in zip(a, b):
-        x, y = load(file_a), load(file_b)
-        if x is None or y is None:
-            return []
-        first = pairs[0][0] if pairs else x
-        if not _same_list(x, y) or not _same_list(first, x):
-            return []
-        pairs.append((x, y))
-    return pairs
+        of_a, of_b = (s.scores.reshape(-1, images).mean(0) for s in (x, y))
+        tested = paired_differences.of_images(of_a - of_b, classes)
+    # 3. And over trainings
+    if tested is None or noise is None:
+        return tested
+    return training_noise.over_trainings(tested, noise, len(a), len(b))
 
 
 def _same_list(x: Arrays, y: Arrays) -> bool:
@@ -124,20 +94,3 @@ def _same_list(x: Arrays, y: Arrays) -> bool:
     if str(x["manifest"]) != str(y["manifest"]):
         return False
     return "label" not in x or "label" not in y or np.array_equal(x["label"], y["label"])
-
-
-def _resampled(pairs: Sequence[tuple[Arrays, Arrays]], name: str) -> np.ndarray | None:
-    """The mean over seeds of the differences of array `name` (B,), on resamples of `images` images;
-    None if a file lacks one of the two, or has as many resamples as no other."""
-    import numpy as np
-
-    differences = []
-    for x, y in pairs:
-        if not {name, "images"} <= x.keys() & y.keys():
-            return None
-        if x[name].shape != y[name].shape:
-            return None
-        differences.append(x[name].astype(float) - y[name])
-    if len({d.shape for d in differences}) > 1:
-        return None
-    return np.mean(differences, axis=0)
