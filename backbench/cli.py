@@ -125,6 +125,8 @@ def _demo(p: argparse.ArgumentParser) -> None:
     help = "tiny: every stage in under 90 s"
     p.add_argument("--size", choices=("tiny", "full"), default="full", help=help)
     p.add_argument("--out", type=Path, default=Path("runs/demo"), metavar="DIR")
+    p.add_argument("--chain", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)  # its own jobs
+    p.set_defaults(command=command)
 
 
 @verb(

@@ -58,7 +58,11 @@ def protocol(given: Given) -> str:
     precision turns detection-1x-v1 into detection-1x-bf16-v1; a frozen trunk adds -frozen."""
     mine = decisive(given)
     plain = {k: v for k, v in mine.items() if k not in (amp.ENABLED, amp.PRECISION, FROZEN)}
-    for name, theirs in _shipped(recipes.configs_dir() / dialect.KIND):
+    shipped = _shipped(recipes.configs_dir() / dialect.KIND)
+    for name, theirs in shipped:
+        if theirs == mine:  # the demo's are frozen by their own configs
+            return name
+    for name, theirs in shipped:
         if theirs == plain:
             stem, version = name.rsplit("-", 1)
             parts = [stem]

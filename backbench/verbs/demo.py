@@ -1,9 +1,11 @@
 """`backbench demo`: the whole path on embedded data, as jobs of this machine.
 
-Five ResNet-18 trunks (a random control and four pretrained ones) go through linear and few-label
-probes, semi-supervised finetuning and COCO detection, and end on the leaderboard. The jobs run in
-the launcher's local pool, two at a time with one thread each: finished ones are skipped the next
-time, killed ones continue, and `backbench launch status --out OUT` shows them.
+Five narrow ResNet-18 trunks (a random control and four pretrained ones) go through linear and
+few-label probes, neighbours, semi-supervised finetuning and COCO detection on the frozen trunk, and
+end on the leaderboard. Every step is a command that can be typed by hand. Steps that follow one
+another share a process, which imports torch once: four such chains are the jobs of the launcher's
+local pool, two at a time with one thread each. Finished steps are skipped the next time, killed
+ones continue, and `backbench launch status --out OUT` shows the jobs.
 """
 
 from __future__ import annotations
@@ -11,11 +13,13 @@ from __future__ import annotations
 import argparse
 import csv
 import dataclasses
+import itertools
 import json
+import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,10 +28,10 @@ from backbench.errors import EXIT_PREEMPTED, BadInput, Failed
 from backbench.launch.clusters import Target, read_cluster
 from backbench.launch.job import Job, finished
 from backbench.launch.local import JobPool, run_here
-from backbench.launch.plan import share_made, spent_seconds
+from backbench.launch.plan import spent_seconds
 from backbench.launch.records import Ledger
 from backbench.runs import atomic, lock
-from backbench.runs.folder import CHECKPOINT_FILE
+from backbench.runs.folder import CHECKPOINT_FILE, RESULTS_FILE
 from backbench.runs.run_progress import read_progress, seconds
 from backbench.runs.terminal import log
 
@@ -38,65 +42,83 @@ CHECKPOINTS = ("random", "simclr", "moco_v2", "moco_m", "lorac")
 DETECTED = ("random", "lorac")  # the two that go through all three COCO tasks
 TASKS = ("faster", "mask", "keypoint")
 SAY_S = 15.0  # between two lines about where the running jobs are
-
-# Seconds of one core for the full size, measured on two cores of a Xeon; only the ETA uses them
-COSTS: dict[str, float] = {
-    "pretrain/lorac": 136,
-    "pretrain/moco_m": 135,
-    "pretrain/moco_v2": 70,
-    "pretrain/simclr": 82,
-    "pretrain/random": 10,
-    "linear": 30,
-    "fewshot": 15,
-    "knn": 16,
-    "semisup": 29,
-    "detection/faster": 80,
-    "detection/mask": 95,
-    "detection/keypoint": 80,
+AND = "+"  # between two commands of a chain
+# The chains, of about equal cost, and the beginnings of their steps' names in the order of running.
+# Detection comes last: it makes torch deterministic, which a probe by hand is not.
+CHAINS = {
+    "pretraining-a": ("pretrain/lorac", "pretrain/moco_m"),
+    "pretraining-b": ("pretrain/random", "pretrain/simclr", "pretrain/moco_v2"),
+    "evaluation-a": ("linear", "fewshot", "knn", "detection/random"),
+    "evaluation-b": ("semisup", "detection/lorac"),
 }
+NEEDS = {"evaluation": ("pretraining-a", "pretraining-b")}
 
 
-def demo_jobs(out: Path, size: str) -> list[Job]:
-    """Return the demo's jobs in the order of start. Every command can be typed by hand."""
+def demo_steps(out: Path, size: str) -> dict[str, Job]:
+    """Return the demo's commands by the names of their run folders."""
     data = str(out / "data")
     prefix = "demo" if size == "full" else "tiny"
     trunks = {name: str(out / "pretrain" / name / CHECKPOINT_FILE) for name in CHECKPOINTS}
-    jobs: list[Job] = []
+    steps: dict[str, Job] = {}
 
-    def add(name: str, *words: str, needs: Sequence[str] = (), makes: str | None = None) -> None:
-        job = Job(
-            name=name,
-            argv=(*words, "--data", data, "--out", str(out / name)),
-            like=name if name in COSTS else name.rpartition("/")[0],
-            cells=(name,),
-            needs=tuple(needs),
-            makes=makes,
-        )
-        jobs.append(job)
+    def add(name: str, *words: str, makes: str | None = None) -> None:
+        argv = (*words, "--data", data, "--out", str(out / name))
+        steps[name] = Job(name=name, argv=argv, like=words[0], cells=(name,), makes=makes)
 
-    for name in reversed(CHECKPOINTS):  # the longest first
+    for name in CHECKPOINTS:
         makes = f"pretrain/{name}/{CHECKPOINT_FILE}"
         add(f"pretrain/{name}", "pretrain", f"{prefix}_{name}", makes=makes)
-    for name in DETECTED:
-        for task in reversed(TASKS):
-            words = ["detect", "--config-file", f"{prefix}_{task}_rcnn_R_18_FPN"]
-            words += ["--engine", "torchvision", "--checkpoint", trunks[name], "--resume"]
-            add(f"detection/{task}/{name}", *words, needs=[f"pretrain/{name}"])
-    for name in CHECKPOINTS:
-        words = ["semisup", trunks[name], "--percent", "10", "--lists", f"{data}/lists"]
-        words += ["--protocol", f"semisup_{prefix}"]
-        add(f"semisup/{name}", *words, needs=[f"pretrain/{name}"])
     # One pass for all trunks; the cheap probes have one protocol for both sizes
-    everyone = [f"pretrain/{name}" for name in CHECKPOINTS]
     protocols = {"linear": f"linear_{prefix}", "fewshot": "fewshot_demo", "knn": "knn_demo"}
     for probe, protocol in protocols.items():
         words = ["linear", *trunks.values(), "--datasets", "digits", "--protocol", protocol]
-        add(probe, *words, needs=everyone)
+        add(probe, *words)
+    for name in CHECKPOINTS:
+        words = ["semisup", trunks[name], "--percent", "10", "--lists", f"{data}/lists"]
+        add(f"semisup/{name}", *words, "--protocol", f"semisup_{prefix}")
+    for name, task in itertools.product(DETECTED, TASKS):
+        words = ["detect", "--config-file", f"{prefix}_{task}_rcnn_frozen", "--resume"]
+        add(f"detection/{name}/{task}", *words, "--checkpoint", trunks[name])
+    return steps
+
+
+def chained(steps: Mapping[str, Job]) -> list[Job]:
+    """Return a job for each chain that has any of these steps, in the order of start."""
+    jobs: list[Job] = []
+    for chain, beginnings in CHAINS.items():
+        names = [name for start in beginnings for name in steps if name.startswith(start)]
+        if not names:
+            continue
+        argv = list(steps[names[0]].argv)
+        for name in names[1:]:
+            argv += [AND, *steps[name].argv]
+        earlier = [job.name for job in jobs]
+        needs = tuple(need for need in NEEDS.get(chain[:-2], ()) if need in earlier)
+        makes = steps[names[-1]].makes or f"{names[-1]}/{RESULTS_FILE}"
+        job = Job(
+            name=chain, argv=tuple(argv), like=chain, cells=tuple(names), needs=needs, makes=makes
+        )
+        jobs.append(job)
     return jobs
+
+
+def run_chain(words: Sequence[str], run_verb: Callable[[Sequence[str]], int | None]) -> int:
+    """Run commands one after another in this process, until one fails; return its exit status."""
+    for is_and, command in itertools.groupby(words, lambda word: word == AND):
+        if is_and:
+            continue
+        sys.argv = ["backbench", *command]  # the command that the run's records keep
+        print("$", shlex.join(sys.argv), file=sys.stderr, flush=True)
+        exit_code = run_verb(sys.argv[1:])
+        if exit_code:
+            return exit_code
+    return 0
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the verb `demo`."""
+    if args.chain:
+        return run_chain(args.chain, args.command)
     out = Path(args.out)
     _check_folder(out, args.size)
     started = time.monotonic()
@@ -128,24 +150,23 @@ def _check_folder(out: Path, size: str) -> None:
 
 
 def _run_jobs(out: Path, size: str) -> int:
-    """Run the jobs that are missing, in the local pool, and return the exit status."""
+    """Run the steps that are missing, in the local pool, and return the exit status."""
     ledger = Ledger(out)
-    jobs = demo_jobs(out, size)
-    done = {job.name for job in jobs if finished(job, ledger.runs)}
-    cluster = read_cluster("local")
-    log.info(f"demo ({size}) in {out}: {len(jobs)} jobs, {cluster.jobs} at a time")
-    if done:
-        log.info(f"{len(done)} finished jobs recognised and skipped")
-    missing = []
-    for job in jobs:
-        if job.name not in done:
-            needs = tuple(name for name in job.needs if name not in done)
-            missing.append(dataclasses.replace(job, needs=needs))
-    progress = _Progress(ledger, missing, total=len(jobs))
+    steps = demo_steps(out, size)
+    missing = {name: step for name, step in steps.items() if not finished(step, ledger.runs)}
+    chain = shlex.join([sys.executable, "-m", "backbench", "demo", "--chain"])
+    cluster = dataclasses.replace(read_cluster("local"), command=chain)
+    jobs = chained(missing)
+    log.info(
+        f"demo ({size}) in {out}: {len(steps)} steps, in {len(jobs)} jobs, {cluster.jobs} at a time"
+    )
+    if len(missing) < len(steps):
+        log.info(f"{len(steps) - len(missing)} finished steps recognised and skipped")
+    progress = _Progress(ledger, steps)
     target = Target(cluster, (), "demo")
-    exit_code = run_here(ledger, target, lambda: (missing, False), watch=progress)
+    exit_code = run_here(ledger, target, lambda: (jobs, False), watch=progress)
     if exit_code not in (0, EXIT_PREEMPTED):
-        for job in missing:
+        for job in jobs:
             status = ledger.status(job)
             if status["state"] == "failed":
                 where = f"[all of it: {ledger.log(job)}]"
@@ -154,10 +175,10 @@ def _run_jobs(out: Path, size: str) -> int:
 
 
 class _Progress:
-    """Says every 15 s where the running jobs are and how long the rest will take."""
+    """Says every 15 s which steps are done and where the running ones are."""
 
-    def __init__(self, ledger: Ledger, jobs: Sequence[Job], total: int) -> None:
-        self.ledger, self.jobs, self.total = ledger, jobs, total
+    def __init__(self, ledger: Ledger, steps: Mapping[str, Job]) -> None:
+        self.ledger, self.steps = ledger, steps
         self.started = self.said = time.monotonic()
 
     def __call__(self, pool: JobPool) -> None:
@@ -165,32 +186,17 @@ class _Progress:
         if now - self.said < SAY_S:
             return
         self.said = now
+        left = [name for name, step in self.steps.items() if not finished(step, self.ledger.runs)]
         running = []
-        for name in pool.running:
+        for name in left:
             note = read_progress(self.ledger.runs / name)
-            running.append(
-                f"{name} {note['done']}/{note['total']} {note['unit']}s" if note else name
-            )
-        over = self.total - len(self.jobs) + len(pool.outcomes)
-        eta = seconds(self._eta(pool, now - self.started))
+            if note is not None:
+                running.append(f"{name} {note['done']}/{note['total']} {note['unit']}s")
+        done = len(self.steps) - len(left)
         log.info(
-            f"{seconds(now - self.started):>6}  ETA {eta:>6}  {over}/{self.total} jobs; running:"
-            f" {', '.join(running)}"
+            f"{seconds(now - self.started):>6}  {done}/{len(self.steps)} steps; running:"
+            f" {', '.join(running) or ', '.join(pool.running)}"
         )
-
-    def _eta(self, pool: JobPool, spent: float) -> float:
-        """Return the seconds left, by the measured costs and how fast this machine has been."""
-        done = left = 0.0
-        for job in self.jobs:
-            cost = COSTS[job.like]
-            share = 1.0 if job.name in pool.outcomes else 0.0
-            if job.name in pool.running:
-                share = share_made(self.ledger.runs / job.name)
-            done += cost * share
-            left += cost * (1 - share)
-        # The pace is believed from a minute's worth of costs on
-        pace = spent / done if done > 60 else 1 / pool.at_once
-        return left * pace
 
 
 def _summary(out: Path, size: str, took: float) -> None:
@@ -199,14 +205,10 @@ def _summary(out: Path, size: str, took: float) -> None:
     console = Console()
     if not console.is_terminal:
         console = Console(width=160)
-    spent: dict[str, float] = {}
     ledger = Ledger(out)
-    for job in demo_jobs(out, size):
-        kind = job.like.split("/")[0] if job.verb == "pretrain" else job.like
-        spent[kind] = spent.get(kind, 0.0) + spent_seconds(ledger.status(job))
-    table = _table(f"Seconds per kind of job ({seconds(took)} this time)", ["jobs", "s"])
-    for kind, in_all in spent.items():
-        table.add_row(kind, f"{in_all:.0f}")
+    table = _table(f"Seconds of each job ({seconds(took)} this time)", ["job", "s"])
+    for job in chained(demo_steps(out, size)):
+        table.add_row(job.name, f"{spent_seconds(ledger.status(job)):.0f}")
     console.print(table)
     with (out / "leaderboard.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))

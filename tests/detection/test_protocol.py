@@ -42,9 +42,12 @@ def test_protocol_names():
 
 STATED = {
     "demo_faster_rcnn_ConvNeXt_FPN": "detection-demo-fpn-v1",
+    "demo_faster_rcnn_frozen": "detection-demo-frozen-v1",
     "demo_faster_rcnn_R_18_FPN": "detection-demo-v1",
     "demo_faster_rcnn_ViT_SFP": "detection-demo-simple-fpn-v2",
+    "demo_keypoint_rcnn_frozen": "detection-demo-frozen-v1",
     "demo_keypoint_rcnn_R_18_FPN": "detection-demo-v1",
+    "demo_mask_rcnn_frozen": "detection-demo-frozen-v1",
     "demo_mask_rcnn_R_18_FPN": "detection-demo-v1",
     "faster_rcnn_R_50_C4_VOC": "detection-c4-voc-v2",
     "faster_rcnn_ConvNeXt_T_FPN_1x": "detection-convnext-t-1x-v1",
@@ -59,10 +62,13 @@ STATED = {
     "mask_rcnn_ViT_B_SFP_1x": "detection-vit-b-1x-v1",
     "mask_rcnn_ViT_S_SFP_1x": "detection-vit-s-1x-v1",
     "tiny_faster_rcnn_ConvNeXt_FPN": "detection-tiny-fpn-v1",
+    "tiny_faster_rcnn_frozen": "detection-tiny-frozen-v1",
     "tiny_faster_rcnn_R_18_FPN": "detection-tiny-v1",
     "tiny_faster_rcnn_ViT_SFP": "detection-tiny-simple-fpn-v1",
     "tiny_faster_rcnn_R_50_C4": "detection-c4-tiny-v2",
+    "tiny_keypoint_rcnn_frozen": "detection-tiny-frozen-v1",
     "tiny_keypoint_rcnn_R_18_FPN": "detection-tiny-v1",
+    "tiny_mask_rcnn_frozen": "detection-tiny-frozen-v1",
     "tiny_mask_rcnn_R_18_FPN": "detection-tiny-v1",
 }
 

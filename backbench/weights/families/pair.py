@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from backbench.errors import BadInput, nearest
 from backbench.images.preprocess import Pixels
-from backbench.weights.families.resnet_tables import ARCHS
+from backbench.weights.families.resnet_tables import ARCHS, WIDTHS
 from backbench.weights.family import TrunkFamily, refuse_other_readings
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 # The pair takes RGB from 0 to 1 and converts it itself
 PIXELS = Pixels((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
-WIDTHS = {"0.125": 0.125, "0.25": 0.25, "0.5": 0.5, "1": 1.0, "2": 2.0}
 
 
 class PairFamily(TrunkFamily):

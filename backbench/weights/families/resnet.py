@@ -1,4 +1,5 @@
-"""torchvision's ResNets, under their own names: `resnet18` to `resnet152`."""
+"""torchvision's ResNets, under their own names: `resnet18` to `resnet152`, and narrower or wider ones
+of our own recipes: `resnet18,width=0.25`."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from backbench.weights.families.resnet_tables import ARCHS, FORMATS
+from backbench.weights.families.resnet_tables import ARCHS, FORMATS, WIDTHS
 from backbench.weights.family import (
     Tables,
     Tree,
@@ -27,7 +28,8 @@ class ResNetFamily(TrunkFamily):
     formats = FORMATS
 
     def owns(self, arch: str) -> bool:
-        return arch in ARCHS
+        name, comma, width = arch.partition(",width=")
+        return name in ARCHS and (not comma or width in WIDTHS)
 
     def suggestions(self) -> Collection[str]:
         return ARCHS
@@ -42,7 +44,10 @@ class ResNetFamily(TrunkFamily):
         from backbench.weights.families.resnet_trunk import build_backbone
 
         refuse_other_readings(arch, reading)
-        return build_backbone(arch, stem)
+        name, _, width = arch.partition(",width=")
+        trunk = build_backbone(name, stem, width=WIDTHS[width or "1"])
+        trunk.arch = arch
+        return trunk
 
     def find(
         self, tables: Tables, tree: Tree, path: Path, metadata: TrunkMetadata
@@ -52,6 +57,8 @@ class ResNetFamily(TrunkFamily):
         return list(resnet_names.find_trunks(tables, metadata))
 
     def loaded_by(self, arch: str, library: str) -> str | None:
+        if "," in arch:
+            return None  # nobody else's program has it
         if library == "detectron2":
             depth = arch.removeprefix("resnet")
             return f"MODEL.RESNETS.DEPTH {depth} MODEL.RESNETS.STRIDE_IN_1X1 False"

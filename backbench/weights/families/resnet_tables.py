@@ -25,6 +25,8 @@ ARCHS = {
     "resnet101": ("Bottleneck", (3, 4, 23, 3)),
     "resnet152": ("Bottleneck", (3, 8, 36, 3)),
 }
+# Multiplies the channels of all stages, not the stem's: `resnet18,width=0.25`
+WIDTHS = {"0.125": 0.125, "0.25": 0.25, "0.5": 0.5, "1": 1.0, "2": 2.0}
 # conv3: 3x3 stride 1 and no max-pool, for small images. The padding differs between papers:
 # 1 is SimCLR's (appendix B.9), 0 is what MIO's released code has, 2 what ARB's has.
 STEMS = {"imagenet": None, "conv3": 1, "conv3_p0": 0, "conv3_p2": 2}

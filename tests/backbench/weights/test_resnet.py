@@ -7,6 +7,7 @@ from torch import nn
 
 from backbench.errors import BadInput
 from backbench.weights.archs import build_trunk
+from backbench.weights.checkpoint import Checkpoint
 from backbench.weights.families.resnet_trunk import ARCHS, STEMS, build_backbone, trunk_shapes
 
 
@@ -37,6 +38,22 @@ def test_features_and_stages_are_torchvisions():
         (2, 512, 2, 2),
     ]
     assert ours.feature_dim == 512
+
+
+def test_a_width_is_of_the_stages_and_part_of_the_name(tmp_path):
+    """`resnet18,width=0.25`: a quarter of each stage's channels, below the whole stem."""
+    trunk = build_trunk("resnet18,width=0.25")
+    assert trunk.widths == (16, 32, 64, 128) and trunk.feature_dim == 128
+    assert trunk.strides == (4, 8, 16, 32)
+    assert tuple(trunk.conv1.weight.shape) == (64, 3, 7, 7)
+    made = Checkpoint(arch=trunk.arch, method="random", state_dict=trunk.state_dict())
+    made.save(tmp_path / "narrow.safetensors")
+    read = Checkpoint.load(tmp_path / "narrow.safetensors").backbone()
+    images = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        assert torch.equal(read.eval()(images), trunk.eval()(images))
+    with pytest.raises(BadInput, match="unknown architecture"):
+        build_trunk("resnet18,width=0.3")
 
 
 @pytest.mark.parametrize(("stem", "size"), [("conv3", 32), ("conv3_p0", 30), ("conv3_p2", 34)])

@@ -1,0 +1,148 @@
+"""Which of the demo's comparisons hold, however it is run.
+
+    python benchmarks/demo_holds.py --out runs/holds [--runs 20] [--at-once 2]
+
+Every run has another seed in all steps (of pretraining, of few-label draws, of heads), one or two
+threads, and every weight of a fresh trunk moved by about 1e-7 of itself. Runs that --out holds are
+not repeated, so another machine's, or those under ONEDNN_MAX_CPU_ISA=AVX2
+ATEN_CPU_CAPABILITY=avx2, can be added. What is not in at least 19 of 20 is not drawn in the README.
+The last output is kept beside this script in demo_holds.txt.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+from backbench import cli
+from backbench.board.board import Board, Column, Row, collect, difference
+from backbench.datasets import embedded
+from backbench.verbs import demo
+
+MOVED = 1e-7  # of a weight: less than a float32 in two can tell
+THREADS = (1, 1, 1, 2)  # of the runs, in turn
+CONTROL = "random"
+PREFIXES = (
+    "linear/digits/top1@",
+    "knn/digits/top1_k20@",
+    "fewshot/digits/top1@",
+    "semi_10pct/digits/top1@",
+    "faster_rcnn/scenes:val/bbox_AP@",
+    "mask_rcnn/scenes:val/segm_AP@",
+    "keypoint_rcnn/scenes:val/keypoints_AP@",
+)
+
+
+def main() -> None:
+    p = argparse.ArgumentParser(description=__doc__)
+    p.add_argument("--out", type=Path, required=True)
+    p.add_argument("--runs", type=int, default=20)
+    p.add_argument("--at-once", type=int, default=2)
+    p.add_argument("--one", type=int, help=argparse.SUPPRESS)
+    args = p.parse_args()
+    if args.one is not None:
+        raise SystemExit(run_one(args.out, args.one))
+    with ThreadPoolExecutor(args.at_once) as pool:
+        list(pool.map(partial(start, args.out), range(args.runs)))
+    boards = [collect([folder]) for folder in sorted(args.out.glob("run-*"))]
+    show([board for board in boards if len(board.rows) == len(demo.CHECKPOINTS)])
+
+
+def start(out: Path, number: int) -> None:
+    """Make one run in a process of its own, unless it is there."""
+    if (out / f"run-{number:02}" / "done").exists():
+        return
+    env = {**os.environ, "OMP_NUM_THREADS": str(THREADS[number % len(THREADS)])}
+    command = [sys.executable, __file__, "--out", str(out), "--one", str(number)]
+    out.mkdir(parents=True, exist_ok=True)
+    with (out / f"run-{number:02}.log").open("w") as log:
+        subprocess.run(command, env=env, stdout=log, stderr=log, check=True)
+
+
+def run_one(out: Path, number: int) -> int:
+    """Run all steps of the demo in this process, with another seed and moved weights."""
+    import torch
+
+    from backbench.runs import seeding
+    from backbench.weights import archs
+
+    build = archs.build_trunk
+
+    def moved(*args: object, **kwargs: object) -> object:
+        trunk = build(*args, **kwargs)
+        generator = seeding.generator(number, "moved")
+        with torch.no_grad():
+            for parameter in trunk.parameters():
+                noise = torch.randn(parameter.shape, generator=generator)
+                parameter.mul_(1 + MOVED * noise)
+        return trunk
+
+    archs.build_trunk = moved
+    folder = out / f"run-{number:02}"
+    embedded.build(folder / "data")
+    for step in demo.demo_steps(folder, "full").values():
+        seed = {"pretrain": [f"seed={number}"], "detect": ["SEED", str(number)]}
+        words = [*step.argv, *seed.get(step.verb, ["--seed", str(number)])]
+        if exit_code := demo.run_chain(words, cli.command):
+            return exit_code
+    (folder / "done").touch()
+    return 0
+
+
+def show(boards: list[Board]) -> None:
+    """Print for each comparison in how many runs it holds."""
+    cpu = os.environ.get("ONEDNN_MAX_CPU_ISA", "the machine's own instructions")
+    print(f"{len(boards)} runs of the demo ({cpu})\n")
+    print(f"{'above random':44}{'runs':>8}{'by a paired test':>18}   points: least, median, most")
+    for prefix in PREFIXES:
+        for name in demo.CHECKPOINTS:
+            seen = [one for board in boards for one in compared(board, prefix, name)]
+            if name == CONTROL or not seen:
+                continue
+            points = [value for value, _ in seen]
+            above, shown = sum(value > 0 for value in points), sum(real for _, real in seen)
+            spread = f"{min(points):8.1f}{statistics.median(points):8.1f}{max(points):8.1f}"
+            title = f"{name:10}{prefix.removesuffix('@')}"
+            print(f"{title:44}{above:>5}/{len(seen)}{shown:>15}/{len(seen)}   {spread}")
+    print(f"\n{'highest of the row':44}runs")
+    for prefix in PREFIXES:
+        best = [highest(board, prefix) for board in boards]
+        counts = [f"{name} {best.count(name)}" for name in demo.CHECKPOINTS if name in best]
+        print(f"{prefix.removesuffix('@'):44}{', '.join(counts)}")
+
+
+def compared(board: Board, prefix: str, name: str) -> Iterator[tuple[float, bool]]:
+    """A checkpoint's points above the random trunk's, and whether a paired test shows them."""
+    rows, column = rows_of(board), column_of(board, prefix)
+    its, other = board.cell(rows[name], column), board.cell(rows[CONTROL], column)
+    if its is not None and other is not None and its.value is not None and other.value is not None:
+        d = difference(its, other, column.metric)
+        yield its.value - other.value, d is not None and d.real and d.value > 0
+
+
+def highest(board: Board, prefix: str) -> str:
+    values = {}
+    for name, row in rows_of(board).items():
+        cell = board.cell(row, column_of(board, prefix))
+        if cell is not None and cell.value is not None:
+            values[name] = cell.value
+    return max(values, key=lambda name: values[name])
+
+
+def rows_of(board: Board) -> dict[str, Row]:
+    return {row.name.removesuffix("-demo").replace("-", "_"): row for row in board.rows}
+
+
+def column_of(board: Board, prefix: str) -> Column:
+    return next(column for column in board.columns if column.name.startswith(prefix))
+
+
+if __name__ == "__main__":
+    main()
