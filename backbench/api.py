@@ -118,7 +118,12 @@ def evaluate(
     if not file.exists():
         found.save(file)
     elif header.digest(file) != found.digest:
-        raise BadInput(f"{out}: holds results of other weights ({file.name}); choose another out")
+        why = ""
+        if not found.family.lasting(found.arch):
+            why = "; a module without `identity` is another one in every process"
+        raise BadInput(
+            f"{out}: holds results of other weights ({file.name}); choose another out{why}"
+        )
     # Only this process can build a module that it alone holds
     start = _start if found.family.elsewhere else _run_here
     lists = lists or Path(data) / "lists"

@@ -106,20 +106,12 @@ def read_checkpoints(paths: Sequence[Path]) -> list[Checkpoint]:
     """The files as checkpoints, each set of weights once."""
     from backbench.weights.importing import read
 
-    # Rows are named by the weights. Two stems of one set of weights would share their rows.
     out: dict[str, Checkpoint] = {}
     names: dict[str, Path] = {}
     for path in paths:
         checkpoint = read(path)
-        known = out.get(checkpoint.digest)
-        if known is not None:
+        if checkpoint.digest in out:
             there = names[checkpoint.digest]
-            if known.stem != checkpoint.stem:
-                raise BadInput(
-                    f"{path}: the weights of {there},"
-                    f" with stem {checkpoint.stem} instead of {known.stem}; "
-                    "leave out the wrong one"
-                )
             log.warning(f"{path}: the same weights as {there}; measured once")
             continue
         out[checkpoint.digest] = checkpoint

@@ -7,6 +7,7 @@ the file of its probe, `transfer/probe_<kind>.py`.
 from __future__ import annotations
 
 import argparse
+import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from backbench.datasets.splits import Splits
 from backbench.recipes import own_probe
 from backbench.results import store
 from backbench.results.store import Result
-from backbench.runs.folder import open_run
+from backbench.runs.folder import STATES, open_run
 from backbench.runs.state import StopFlag
 from backbench.runs.terminal import log
 from backbench.tasks import by_kind
@@ -30,6 +31,8 @@ from transfer.probe_kind import Probe, probe_of
 from transfer.protocols import Protocol, load_protocol, of_verb
 from transfer.scoring import Assignment
 
+# Below a run: features that no other run may take for its own, while it measures
+OWN_FEATURES = f"{STATES}/features"
 TASKS = by_kind("linear")  # kind of protocol -> task
 # Checkpoints that are measured together on one dataset, by the same protocol
 Group = tuple[str, Protocol, tuple[Checkpoint, ...]]
@@ -165,6 +168,7 @@ def measure(work: Work, machine: Machine, stop: StopFlag) -> list[Result]:
         for row in work.probe.measure(group, _extractor(work, machine, stop), machine, stop):
             by_digest.setdefault(row.checkpoint, []).append(row)
         group.state_file.unlink(missing_ok=True)
+        shutil.rmtree(group.run / OWN_FEATURES, ignore_errors=True)
     rows: list[Result] = []
     for checkpoint in group.checkpoints:
         rows += by_digest.get(checkpoint.digest, [])  # only rank 0 has the new ones
@@ -173,6 +177,9 @@ def measure(work: Work, machine: Machine, stop: StopFlag) -> list[Result]:
 
 def _extractor(work: Work, machine: Machine, stop: StopFlag) -> Extractor:
     p = work.group.protocol
+    cache = FeatureCache.default()
+    if not all(c.family.lasting(c.arch) for c in work.pending):
+        cache = FeatureCache(work.group.run / OWN_FEATURES, cache.limit)
     trunks = []
     for checkpoint in work.pending:
         trunk = FrozenTrunk.build(
@@ -182,7 +189,7 @@ def _extractor(work: Work, machine: Machine, stop: StopFlag) -> Extractor:
     return Extractor(
         trunks=trunks,
         geometry=p.geometry,
-        cache=FeatureCache.default(),
+        cache=cache,
         machine=machine,
         batch=p.feature_batch,
         run=work.group.run,

@@ -20,7 +20,7 @@ from backbench.images.preprocess import Pixels
 from backbench.runs import atomic
 from backbench.untrusted import jsons, printable
 from backbench.weights import archs
-from backbench.weights.family import TrunkFamily
+from backbench.weights.family import NATIVE, PLAIN_STEMS, TrunkFamily
 from backbench.weights.header import FORMAT
 from backbench.weights.readings import POOLED
 from backbench.weights.tensor_names import first_names, is_counter
@@ -82,14 +82,23 @@ class Checkpoint:
     def digest(self) -> str:
         """64 hex: sha256 over the sorted names, shapes and bytes of the trunk's float tensors.
 
-        Of a trunk that is no ResNet also over its name and reading: the same tensors with another
-        number of heads, or read otherwise, are another row. Computed once: a checkpoint is a value,
-        which nobody trains further.
+        Whatever else a forward pass depends on is in it, too: the same tensors with another number
+        of heads, read otherwise, or given other pixels have other features, so they are another
+        row. Of a trunk that is no ResNet these are its name and reading; of any trunk a stem that
+        the tensors do not tell, and the statistics and order of its pixels. ImageNet's statistics
+        are left out, as most trunks have them: such a digest is of the tensors alone, and whoever
+        has the file can compute it. Computed once: a checkpoint is a value, which nobody trains
+        further.
         """
         return self._digest_of_tensors()
 
     def _digest_of_tensors(self) -> str:
         first = "" if self.family.tensors_say_all else f"{self.arch} {self.reading}\n"
+        if self.stem not in (NATIVE, *PLAIN_STEMS):
+            first += f"stem {self.stem}\n"
+        if self.pixels != Pixels():
+            mean, std = tuple(map(float, self.pixels.mean)), tuple(map(float, self.pixels.std))
+            first += f"pixels {mean} {std} {self.pixels.order}\n"
         sha = hashlib.sha256(first.encode())
         for name, tensor in sorted(self.state_dict.items()):
             if tensor.is_floating_point():

@@ -31,6 +31,7 @@ Tables = dict[str, dict[str, "Tensor"]]  # dotted path in a file -> its tensors 
 Tree = object
 
 NATIVE = "native"  # the stem of a trunk that has but one
+PLAIN_STEMS = ("imagenet", "conv3")  # those of a 7x7 and a 3x3 convolution, where nobody says more
 # Rules by which authors resize position embeddings (`timm_trunk.resized`)
 POSITION_RULES = ("+0.1", "aa", "size")
 
@@ -258,6 +259,10 @@ class TrunkFamily(ABC):
     def owns(self, arch: str) -> bool:
         """True for the name of a trunk of this kind, or for what can only be meant as one."""
         return bool(self.prefix) and arch.startswith(self.prefix)
+
+    def lasting(self, arch: str) -> bool:
+        """True if the name means the same network in another process, so features may be kept."""
+        return True
 
     def suggestions(self) -> Collection[str]:
         """Names for "did you mean"."""

@@ -32,6 +32,8 @@ class Trunk(nn.Module, ABC):
     widths: tuple[int, ...] = ()
     size: int | None = None
     divisor: int = 1
+    # The user's own name for what a trunk that no file tells computes: its forward function
+    identity: str = ""
     # How its maps lie in memory where it is fastest: channels last pays for convolutions
     memory_format: torch.memory_format = torch.contiguous_format
 
@@ -118,7 +120,9 @@ class ModuleTrunk(WrappedTrunk):
     """Any torch module as a trunk.
 
     `features(module, images)` gives (N, feature_dim), by default what the module gives; `stages`
-    the maps, where there are any, with their `strides` and `widths`.
+    the maps, where there are any, with their `strides` and `widths`. `identity` is your own name for
+    all that it computes beside its weights ("mean of the last two layers, v1"): under it features
+    are kept and numbers share a row, also in another process. Without it neither is done.
     """
 
     def __init__(
@@ -132,8 +136,10 @@ class ModuleTrunk(WrappedTrunk):
         widths: tuple[int, ...] = (),
         size: int | None = None,
         divisor: int = 1,
+        identity: str = "",
     ) -> None:
         super().__init__(module)
+        self.identity = identity
         self.feature_dim, self.size, self.divisor = feature_dim, size, divisor
         self.strides, self.widths = tuple(strides), tuple(widths)
         self._features, self._stages = features, stages

@@ -99,14 +99,23 @@ class Net(torch.nn.Module):
 def test_a_module_of_any_kind_is_measured_where_it_lives(tiny_root, tmp_path):
     torch.manual_seed(0)
     net = Net()
-    with pytest.raises(BadInput, match=r"no ResNet trunk.*given as .*ModuleTrunk"):
+    with pytest.raises(BadInput, match=r"no trunk.*given as .*ModuleTrunk"):
         backbench.evaluate(net, TASKS[:1], data=tiny_root, out=tmp_path / "bare")
     trunk = backbench.ModuleTrunk(net, feature_dim=12, features=lambda m, x: m(x)["pooled"])
+    cache = tmp_path / "cache" / "features"
     pixels = Pixels((0.5,) * 3, (0.5,) * 3)
     out = tmp_path / "out"
     found = backbench.evaluate(trunk, TASKS, data=tiny_root, out=out, name="mine", pixels=pixels)
-    assert {(r.name, r.arch) for r in found} == {("mine", "python:Net")}
+    ((name, arch),) = {(r.name, r.arch) for r in found}
+    assert name == "mine" and re.fullmatch("python:Net~[0-9a-f]{8}", arch)
+    assert not cache.exists() and not list(out.rglob("*.npy")), "nobody may take these features"
     assert all(r.value is not None and 15 < r.value <= 100 for r in found)
+    # Another forward function on the same weights
+    other = backbench.ModuleTrunk(net, feature_dim=12, features=lambda m, x: 0 * m(x)["pooled"])
+    with pytest.raises(BadInput, match="without `identity` is another one in every process"):
+        backbench.evaluate(other, TASKS[:1], data=tiny_root, out=out, pixels=pixels)
+    said = backbench.evaluate(other, TASKS[:1], data=tiny_root, out=tmp_path / "zero")
+    assert {r.value for r in said}.isdisjoint({r.value for r in found})
     # The file alone is no trunk elsewhere
     line = [sys.executable, "-m", "backbench", "linear", str(out / "checkpoint.safetensors")]
     line += ["--datasets", "digits", "--protocol", "knn_demo", "--data", str(tiny_root)]

@@ -4,10 +4,12 @@ them."""
 from __future__ import annotations
 
 import copy
+import secrets
 from typing import TYPE_CHECKING
 
 from backbench.errors import BadInput
 from backbench.images.preprocess import Pixels
+from backbench.untrusted import printable
 from backbench.weights.family import NATIVE, TrunkFamily, native_stem, refuse_other_readings
 from backbench.weights.readings import POOLED
 
@@ -18,7 +20,13 @@ if TYPE_CHECKING:
 
 
 class LiveFamily(TrunkFamily):
-    """Trunks by the name of their module's class; weights are copied when a trunk is built."""
+    """Trunks by the name of their module's class, and the identity that their user declares for
+    the forward pass (`python:NAME:IDENTITY`); weights are copied when a trunk is built.
+
+    No file tells what a live module computes. Without an identity its name ends in a number drawn
+    for this very object (`python:NAME~1a2b3c4d`): no other module ever shares its rows, and its
+    features are not kept.
+    """
 
     prefix = "python:"
     elsewhere = False
@@ -34,11 +42,17 @@ class LiveFamily(TrunkFamily):
 
         if not isinstance(module, Trunk):
             return None
-        arch = self.prefix + type(getattr(module, "model", module)).__name__
+        if printable.control_in(module.identity):
+            raise BadInput(f"a trunk's identity is a line of text, not {module.identity[:40]!r}")
+        own = f":{module.identity}" if module.identity else f"~{secrets.token_hex(4)}"
+        arch = self.prefix + type(getattr(module, "model", module)).__name__ + own
         module.arch, module.stem, module.reading = arch, NATIVE, POOLED
         self._live[arch] = module
-        self._blanks.clear()  # another trunk may have had this name
+        self._blanks.clear()  # another trunk may have had this identity
         return arch, Pixels()
+
+    def lasting(self, arch: str) -> bool:
+        return ":" in arch.removeprefix(self.prefix)
 
     def canonical(self, arch: str, stem: str) -> tuple[str, str]:
         stem = native_stem(arch, stem)

@@ -477,7 +477,9 @@ def test_export_and_back(form, suffix, tmp_path, capsys):
     assert equal(theirs.state_dict(), fx.trunk_of(model))
     beside = json.loads((tmp_path / f"{out.name}.json").read_text())
     assert beside["pixels"]["std"] == [0.228, 0.224, 0.225]
-    assert importing.read(out).digest == beside["digest"] == importing.read(file).digest
+    first, again = importing.read(file), importing.read(out)
+    assert first.digest == beside["digest"] != again.digest, "its format has ImageNet's deviations"
+    assert again.replace(pixels=first.pixels).digest == first.digest
 
 
 def test_the_manual_names_every_format():

@@ -244,10 +244,10 @@ def test_a_module_of_ones_own_is_a_trunk_in_this_process():
     net = TwoLayers(nn.Conv2d(3, 5, 4, stride=4), nn.BatchNorm2d(5))
     trunk = ModuleTrunk(
         net, feature_dim=5, features=lambda module, x: module(x).mean((2, 3)),
-        stages=lambda module, x: [module(x)], strides=(4,), widths=(5,),
+        stages=lambda module, x: [module(x)], strides=(4,), widths=(5,), identity="mean of maps",
     )  # fmt: skip
     kept = checkpoint_of(trunk)
-    assert kept.arch == "python:TwoLayers"
+    assert kept.arch == "python:TwoLayers:mean of maps" and kept.family.lasting(kept.arch)
     assert set(kept.state_dict) == set(net.state_dict())  # the module's own names
     x = torch.rand(2, 3, 16, 16)
     with torch.no_grad():
@@ -256,6 +256,31 @@ def test_a_module_of_ones_own_is_a_trunk_in_this_process():
     wrong.arch = "python:Wrong"
     with pytest.raises(BadInput, match="say how to read it by `features`"):
         wrong(x)
+
+
+def test_modules_of_one_class_are_one_row_only_under_one_identity():
+    net = nn.Conv2d(3, 5, 4)
+
+    def given(how, **identity):
+        return checkpoint_of(ModuleTrunk(net, feature_dim=5, features=how, **identity))
+
+    def mean(module, x):
+        return module(x).mean((2, 3))
+
+    def largest(module, x):
+        return module(x).amax((2, 3))
+
+    one, other, again = given(mean), given(largest), given(mean)
+    assert len({c.digest for c in (one, other, again)}) == 3, "nobody said that two are the same"
+    assert not any(c.family.lasting(c.arch) for c in (one, other, again))
+    x = torch.rand(2, 3, 16, 16)
+    with torch.no_grad():
+        torch.testing.assert_close(one.backbone()(x), mean(net, x))
+        torch.testing.assert_close(other.backbone()(x), largest(net, x))
+    means = [given(mean, identity="mean v1").digest for _ in range(2)]
+    assert means[0] == means[1] != given(largest, identity="largest v1").digest
+    with pytest.raises(BadInput, match="identity is a line of text"):
+        given(mean, identity="a\nb")
 
 
 # --- CMC's pair ---
