@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from backbench.images import contents
 from backbench.parallel import loading
 from backbench.recipes import fast
 from backbench.results import store
@@ -102,7 +103,7 @@ def record(
         for name, draws in of_kind.samples.items():
             samples[f"bootstrap_{kind}_{name}"] = draws
     # 3. Files first, rows last: a run that has rows is finished.
-    stem = f"{p.task.name}_{run.engine}"
+    stem = f"{p.task.name}_{run.engine}-s{p.seed}-{p.checkpoint.digest[:12]}"
     images = len(p.val.records)
     kept = store.keep_predictions(run.out, stem, manifest=manifest, images=images, **samples)
     per_category = {kind: of_kind.per_category for kind, of_kind in scores.items()}
@@ -167,6 +168,7 @@ def results(
         "recipe": decisive(run.given),
         "train": p.train.fingerprint,
         "val": p.val.fingerprint,
+        contents.KEY: contents.whole(p.val.images),
         "predictions": kept,
         "per_category": PER_CATEGORY_FILE,
         "trunk": trunk_facts.of_maps(p.checkpoint, sides, backbones.scaled),

@@ -43,6 +43,7 @@ from backbench.images import contents
 from backbench.images.image_list import ArrayList, ImageList
 from backbench.recipes import config
 from backbench.runs import atomic, failures
+from backbench.runs.folder import cache_folder
 from backbench.runs.terminal import log
 from backbench.untrusted import jsons
 from transfer.frozen import FrozenTrunk, state_digest
@@ -143,10 +144,8 @@ class FeatureCache:
 
     @staticmethod
     def default() -> FeatureCache:
-        home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-        folder = Path(os.environ.get("BACKBENCH_CACHE") or Path(home) / "backbench")
         limit = int(float(os.environ.get("BACKBENCH_CACHE_GB", "50")) * 1e9)
-        return FeatureCache(folder / "features", limit)
+        return FeatureCache(cache_folder() / "features", limit)
 
     def path(self, description: Description) -> Path:
         text = json.dumps(description, sort_keys=True)

@@ -62,6 +62,11 @@ class Assignment(Generic[Kind_co]):
         """The file that an unfinished measurement on this dataset continues from."""
         return self.run / STATES / f"{self.dataset.name}.state"
 
+    @functools.cached_property
+    def test_contents(self) -> str:
+        """A digest of what all test images hold: other images under the same names are other data."""
+        return contents.whole(self.splits.test)
+
     def done(self, rows: Iterable[Result], metrics: Iterable[str]) -> dict[str, list[Result]]:
         """Digest -> its part of a run's `rows`, for the checkpoints that have all `metrics`."""
         mine = (self.task, self.dataset.name, self.protocol.name, self.seed)
@@ -291,6 +296,7 @@ def row(
             "images": {name: len(images) for name, images in task.splits.items()},
             "labelled": task.splits.labelled,
             "val": "held out of train" if task.splits.held_out else "official",
+            contents.KEY: task.test_contents,
             "notes": list(task.splits.notes),
             "trunk": trunk_facts.facts(checkpoint, task.protocol.geometry.crop),
             **provenance,

@@ -7,6 +7,7 @@ cifar10                    the test split, with the lists that most checkpoints 
 cifar10:val                another split; it is always named
 cifar10:test~n500+50       another number of images (labelled, test) than the dataset has
 cifar10:test~9f3c          other lists than the column without this mark
+cifar10:test~images-1a2b   other images under the names of those lists than most checkpoints saw
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from backbench.images import contents
 from backbench.results import data_manifests, protocol_fingerprints
 from backbench.results.data_manifests import Lists
 from backbench.results.result_line import Result
@@ -55,7 +57,7 @@ class _Kind(NamedTuple):
 
 
 # The keys of provenance that decide a column; without a recipe all keys do.
-_DECISIVE = ("recipe", *data_manifests.LISTS, *data_manifests.MANNER)
+_DECISIVE = ("recipe", contents.KEY, *data_manifests.LISTS, *data_manifests.MANNER)
 
 
 def of_rows(rows: Sequence[Result]) -> list[ColumnKey]:
@@ -74,9 +76,14 @@ def of_rows(rows: Sequence[Result]) -> list[ColumnKey]:
         checkpoints[number, r.seed].add(r.checkpoint)
     # 2. A mark for each list of images; the lists of most checkpoints need none.
     marks = _marks_of_lists(kinds, checkpoints)
-    # 3. Names, with as many digits as tell all marks of these rows apart.
-    digits = _digits_needed({kind.protocol.fingerprint for kind in kinds} | set(marks.values()))
-    keys = {where: _column_key(kinds[where[0]], mark, digits) for where, mark in marks.items()}
+    # 3. Another mark for what the images of one list hold.
+    seen = _marks_of_contents(kinds, checkpoints, marks)
+    # 4. Names, with as many digits as tell all marks of these rows apart.
+    prints = {kind.protocol.fingerprint for kind in kinds}
+    digits = _digits_needed(prints | set(marks.values()) | set(seen.values()))
+    keys = {}
+    for where, mark in marks.items():
+        keys[where] = _column_key(kinds[where[0]], mark, seen[where], digits)
     return [keys[where] for where in kind_and_seed]
 
 
@@ -104,7 +111,7 @@ def _kind_of(r: Result) -> _Kind:
     return _Kind(protocol, lists)
 
 
-def _column_key(kind: _Kind, mark: str | None, digits: int) -> ColumnKey:
+def _column_key(kind: _Kind, mark: str | None, seen: str | None, digits: int) -> ColumnKey:
     protocol, fingerprint = kind.protocol.protocol, kind.protocol.fingerprint
     marks = [kind.protocol.size]
     if fingerprint is not None:
@@ -114,6 +121,8 @@ def _column_key(kind: _Kind, mark: str | None, digits: int) -> ColumnKey:
         marks.append(protocol_fingerprints.UNKNOWN)
     if mark is not None:
         marks.append(_short(mark, digits))
+    if seen is not None:
+        marks.append(f"images-{_short(seen, digits)}")
     split = "~".join(filter(None, (kind.protocol.split, *marks)))
     return ColumnKey(protocol, None if split == USUAL_SPLIT else split)
 
@@ -141,6 +150,33 @@ def _marks_of_lists(
             digest = digests[lists[member], member[1]] if member in lists else None
             marks[member] = None if digest == most else digest
     return marks
+
+
+def _marks_of_contents(
+    kinds: Sequence[_Kind],
+    checkpoints: Mapping[tuple[int, int], set[str]],
+    marks: Mapping[tuple[int, int], str | None],
+) -> dict[tuple[int, int], str | None]:
+    """(kind, seed) -> the digest of what its images hold; None for what most checkpoints of one
+    list saw, and where no row of the list says it."""
+    measured: dict[tuple[object, ...], dict[str, set[str]]] = defaultdict(dict)
+    for (number, seed), of_kind in checkpoints.items():
+        lists = kinds[number].lists
+        if lists is not None and lists.contents:
+            same_list = (kinds[number].protocol, marks[number, seed])
+            measured[same_list].setdefault(lists.contents, set()).update(of_kind)
+    out: dict[tuple[int, int], str | None] = {}
+    for number, seed in checkpoints:
+        lists, of_list = (
+            kinds[number].lists,
+            measured.get((kinds[number].protocol, marks[number, seed])),
+        )
+        out[number, seed] = None
+        if lists is not None and of_list:
+            most = min(of_list, key=lambda digest: (-len(of_list[digest]), digest))
+            if lists.contents != most:
+                out[number, seed] = lists.contents or protocol_fingerprints.UNKNOWN
+    return out
 
 
 def _digits_needed(marks: Iterable[str | None]) -> int:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from backbench.datasets.catalog import DATASETS
+from backbench.images import contents
 from backbench.recipes import fast
 from backbench.results.protocol_fingerprints import digest
 from backbench.results.result_line import Result
@@ -27,7 +28,7 @@ MANNER = ("bank", "labelled_from", "temperature", "shots", "evaluator")
 # Keys of provenance and of `chosen` that are outcomes of one run, never a way of measuring
 _OUTCOMES = {"predictions", "per_class", "per_category", "confusion", "notes", "draws", "command"}
 _OUTCOMES |= {"trunk_sha256", "trunk_unchanged", "checkpoint", "published", "about", "space"}
-_OUTCOMES |= {fast.PRETRAINING}
+_OUTCOMES |= {fast.PRETRAINING, contents.KEY}
 _CHOSEN = {"lr", "lr_used", "trunk_lr_used", "l2", "at_edge", "converged", "scores"}
 
 
@@ -38,6 +39,7 @@ class Lists(NamedTuple):
     drawn: str = ""  # digest of everything that a seed decides; empty where nothing is drawn
     labelled: str = ""  # digest of all labelled images, drawn or not
     size: str = ""  # numbers of images, where the dataset has others
+    contents: str = ""  # digest of what the scored images hold, where the row says it
 
 
 def of_row(row: Result, *, has_recipe: bool) -> Lists | None:
@@ -47,10 +49,12 @@ def of_row(row: Result, *, has_recipe: bool) -> Lists | None:
     if not has_recipe:
         manner |= _everything_but_outcomes(row)
     manifests, images = facts.get("manifests"), facts.get("images")
+    held = facts.get("image_contents") or ""
     if manifests is not None and isinstance(images, dict):
-        return _of_probe(row, manifests, images, manner)
+        return _of_probe(row, manifests, images, manner)._replace(contents=held)
     if "train" in facts and "val" in facts:
-        return _of_detector(row.dataset, facts["train"], facts["val"], manner)
+        of_detector = _of_detector(row.dataset, facts["train"], facts["val"], manner)
+        return of_detector._replace(contents=held)
     if "manifest" in facts:
         # `analyze`: a recipe with a number of images draws them by the seed
         if (facts.get("recipe") or {}).get("images") is None:

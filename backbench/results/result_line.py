@@ -101,6 +101,7 @@ class Provenance(TypedDict, total=False):
     __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
     recipe: Group | None  # the resolved protocol
     predictions: Path  # relative to the run folder
+    per_class: Path
     command: Command | None
     trunk: RecordedTrunk | None
     pretraining: Group
@@ -112,6 +113,7 @@ class Provenance(TypedDict, total=False):
     val: StrictStr  # or, for a probe: "official", "held out of train"
     manifest: StrictStr
     labelled: StrictStr | None
+    image_contents: StrictStr | None  # of all images that were scored (`images.contents.whole`)
 
 
 class Origin(TypedDict, total=False):
@@ -124,6 +126,7 @@ class Origin(TypedDict, total=False):
     versions: Mapping[str, str]
     hardware: Text
     recorded: Number  # seconds since 1970, UTC
+    verified: int  # a level of `verification`, filled when a board reads the line
     images_per_second: Number  # through the frozen trunk alone, on this hardware
     # Merged records only (backbench merge): the lab, and who else measured this number
     lab: Text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shlex
 import sys
 import time
@@ -30,6 +31,12 @@ STATES = "state"  # folder: what evaluations continue from
 PARTS = (PREDICTIONS, PICTURES, STATES, "manifests", "per_class", "confusion")
 
 Identity = Mapping[str, object]
+
+
+def cache_folder() -> Path:
+    """The folder of what is computed once: $BACKBENCH_CACHE, by default ~/.cache/backbench."""
+    home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(os.environ.get("BACKBENCH_CACHE") or Path(home) / "backbench")
 
 
 @contextlib.contextmanager

@@ -79,9 +79,13 @@ class Split:
     @functools.cached_property
     def contents(self) -> str:
         """A digest of a sample of the images' bytes: it changes if other files get the same names."""
+        return contents.sample(self.images)
+
+    @property
+    def images(self) -> ImageList:
+        """The images without their objects."""
         files = tuple(record["file_name"] for record in self.records)
-        images = ImageList(Path(), files, (-1,) * len(files), ())
-        return contents.sample(images)
+        return ImageList(Path(), files, (-1,) * len(files), ())
 
     @property
     def part(self) -> str:

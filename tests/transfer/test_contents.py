@@ -28,6 +28,21 @@ def blackened(file):
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
+def test_the_whole_list_is_read_once_and_tells_two_exchanged_pictures(images, monkeypatch):
+    monkeypatch.setattr(contents, "SAMPLE", 2)
+    unseen = [i for i in range(10) if i not in contents.chosen(10, 2)]
+    a, b = (images.file(i) for i in unseen[:2])
+    before, sampled = contents.whole(images), contents.sample(images)
+    monkeypatch.setattr(contents, "read", None)  # nothing is read again
+    assert contents.whole(images) == before
+    monkeypatch.undo()
+    first, second = a.read_bytes(), b.read_bytes()
+    a.write_bytes(second)
+    b.write_bytes(first)
+    monkeypatch.setattr(contents, "SAMPLE", 2)
+    assert contents.whole(images) != before and contents.sample(images) == sampled
+
+
 def fresh(images, tmp_path):
     return extractor(FeatureCache(tmp_path / "fresh", 10**8), checkpoint())(images)[0]
 

@@ -227,6 +227,22 @@ def columns_of(*rows):
     return found
 
 
+def test_other_images_under_the_same_names_are_a_column_apart():
+    """Most checkpoints' images are unmarked; a row that does not say its images is marked only
+    beside rows that do."""
+    rows = []
+    for n, held in enumerate(("1a2b" * 4, "1a2b" * 4, "9f" * 8, None)):
+        row = changed(base("sgd"), checkpoint=str(n) * 64)
+        rows.append(mutated(row, P + "image_contents", held) if held else row)
+    names = [column.name for column in columns_of(*rows)]
+    plain = names[0]
+    assert names[1] == plain and "~" not in plain
+    dataset = base("sgd").dataset
+    assert names[2] == plain.replace(f"/{dataset}/", f"/{dataset}:test~images-9f9f/")
+    assert names[3] == plain.replace(f"/{dataset}/", f"/{dataset}:test~images-unknown/")
+    assert columns_of(rows[3])[0].name == plain
+
+
 def known_apart(row):
     return changed(row, checkpoint="b" * 64)
 
