@@ -345,9 +345,21 @@ def _leaderboard(p: argparse.ArgumentParser) -> None:
     p.add_argument("--check", action="store_true", help=help)
 
 
+@verb(
+    "verify",
+    "backbench.verbs.verify:run",
+    "every number computed again from what was kept beside it",
+    alone=True,
+)
+def _verify(p: argparse.ArgumentParser) -> None:
+    help = "run folders; exit 1 where a number does not follow"
+    p.add_argument("runs", nargs="+", type=Path, metavar="RUNS", help=help)
+
+
 @verb("rank", "backbench.board.rank_csv:run", "who leads any CSV of results, and how surely")
 def _rank(p: argparse.ArgumentParser) -> None:
-    p.add_argument("file", metavar="FILE.csv", type=Path, help="a row for each competitor")
+    help = "a row for each competitor; or a folder of runs, which is verified"
+    p.add_argument("file", metavar="FILE.csv|RUNS", type=Path, help=help)
     p.add_argument("--name", metavar="COLUMN", help="which column names them (default: the first)")
     help = "in this column less is better; may be repeated"
     p.add_argument("--lower", metavar="COLUMN", action="append", default=[], help=help)

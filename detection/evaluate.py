@@ -17,6 +17,7 @@ from torch import Tensor
 from backbench.errors import BadInput
 from backbench.runs import seeding
 from backbench.stats import confidence
+from backbench.stats.resampling import AP_COUNT
 from detection import coco_ap
 from detection.data.dataset_dicts import Detection
 from detection.data.split import Split
@@ -24,7 +25,6 @@ from detection.data.split import Split
 if TYPE_CHECKING:
     import hotcoco
 
-RESAMPLES = 500
 REHEARSED = 100  # images
 
 
@@ -210,11 +210,11 @@ def _percent(value: float) -> float | None:
 
 
 def drawn(images: int, manifest: str) -> Tensor:
-    """How often each of RESAMPLES draws with replacement has each image: (draws, images). They
+    """How often each of AP_COUNT draws with replacement has each image: (draws, images). They
     depend on the list of images alone, so two checkpoints are compared draw by draw."""
     generator = seeding.generator(manifest, "bootstrap")
-    draws = torch.randint(images, (RESAMPLES, images), generator=generator)
-    weights = torch.zeros(RESAMPLES, images, dtype=torch.float64)
+    draws = torch.randint(images, (AP_COUNT, images), generator=generator)
+    weights = torch.zeros(AP_COUNT, images, dtype=torch.float64)
     return weights.scatter_add_(1, draws, torch.ones_like(draws, dtype=torch.float64))
 
 

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from backbench.datasets.catalog import DATASETS, TWELVE
 from backbench.recipes import fast
-from backbench.results import column_keys, column_noise, store, trunk_costs
+from backbench.results import column_keys, column_noise, store, trunk_costs, verification
 from backbench.results.paired_tests import compare
 from backbench.results.store import Result
 from backbench.results.trunk_costs import TrunkCost
@@ -34,7 +34,7 @@ from backbench.untrusted import printable
 
 MEASURED, PUBLISHED = "measured", "published"  # Row.source
 # A row's mark in a column; `standing` defines it
-BEST, TIED, UNTESTED, ONCE = "best", "tied", "untested", "once"
+BEST, TIED, UNTESTED, ONCE, UNBACKED = "best", "tied", "untested", "once", "unbacked"
 AVERAGE = "average"  # dataset and metric of the mean over LORAC's twelve
 
 _DATASET_ORDER = ("imagenet", "imagenet100", *TWELVE, AVERAGE)
@@ -157,13 +157,15 @@ class Cell:
     """A number in the table, in percent.
 
     `parts` are the measurements it is made of: one per seed, none where the number is published or
-    an average.
+    an average. `backed` is False where nothing was kept that one of them follows from: such a
+    number stands apart, and leads nothing.
     """
 
     value: float | None
     ci95: tuple[float, float] | None = None
     parts: list[Measurement] = field(default_factory=list)
     note: str = ""
+    backed: bool = True
 
     @property
     def values(self) -> list[float]:
@@ -218,6 +220,10 @@ class Board:
         have.sort(key=lambda rc: (-(rc[1].value or 0.0), rc[0].name, rc[0].checkpoint))
         return have
 
+    def backed(self, column: Column) -> list[tuple[Row, Cell]]:
+        """Those of the measured rows whose value follows from what was kept, best first."""
+        return [(row, cell) for row, cell in self.measured(column) if cell.backed]
+
     def measured_columns(self) -> list[Column]:
         """The columns in which a measured row has a cell, in the board's order."""
         digests = {row.checkpoint for row in self.measured_rows}
@@ -251,15 +257,26 @@ def collect(runs: Iterable[str | Path]) -> Board:
         for file in store.files_below(run):
             files[os.path.realpath(file)] = file
     problems: list[str] = []
-    measurements: list[Measurement] = []
     with many_objects():
-        for file in sorted(files.values()):
-            for line in store.read_file(file):
-                if isinstance(line, str):
-                    problems.append(line)
-                else:
-                    measurements.append(Measurement(line, file.parent))
-        return fill(measurements, problems)
+        return fill(read_verified(sorted(files.values()), problems), problems)
+
+
+def read_verified(files: Iterable[Path], problems: list[str]) -> list[Measurement]:
+    """The results in these files that follow from what was kept beside them; the others, and lines
+    that cannot be read, are named in `problems`."""
+    measurements: list[Measurement] = []
+    for file in files:
+        lines = list(store.read_file(file))
+        results = [line for line in lines if isinstance(line, Result)]
+        problems += [line for line in lines if isinstance(line, str)]
+        for r, verdict in zip(results, verification.of_run(results, file.parent), strict=True):
+            if verdict.why:
+                what = f"{r.name}: {r.column}, seed {r.seed} ({file})"
+                problems.append(f"{what} is left out: {verdict.why}")
+            else:
+                r.origin["verified"] = verdict.level
+                measurements.append(Measurement(r, file.parent))
+    return measurements
 
 
 @contextlib.contextmanager
@@ -373,14 +390,20 @@ def _cell(parts: list[Measurement]) -> Cell:
     """One seed as measured; several as their mean with the t-interval over seeds."""
     if len(parts) == 1:
         only = parts[0].result
-        return Cell(only.value, only.ci95, parts)
+        return Cell(only.value, only.ci95, parts, backed=_backed(parts))
     values = [result.value for result, _ in parts if result.value is not None]
     if not values:
         return Cell(None, None, parts)
     note = f"mean of {len(values)} seeds"
     if len(values) < len(parts):
         note += f", {len(parts)} run"
-    return Cell(sum(values) / len(values), confidence.of_seeds(values), parts, note)
+    ci95 = confidence.of_seeds(values)
+    return Cell(sum(values) / len(values), ci95, parts, note, _backed(parts))
+
+
+def _backed(parts: Iterable[Measurement]) -> bool:
+    unbacked = verification.UNBACKED
+    return all(result.origin.get("verified") != unbacked for result, _ in parts)
 
 
 def _add_averages(board: Board) -> None:
@@ -414,17 +437,20 @@ def _average(cells: Iterable[Cell | None]) -> Cell | None:
     values: list[float] = []
     ends: list[tuple[float, float]] = []
     known: list[float] = []
+    backed = True
     for cell in cells:
         if cell is None or cell.value is None:
             return None
         values.append(cell.value)
+        backed = backed and cell.backed
         if cell.ci95 is not None:
             ends.append(cell.ci95)
             seeds = sum(result.value is not None for result, _ in cell.parts)
             known.append(seeds - 1 if seeds > 1 else math.inf)
     # Errors on different test sets are independent.
     ci95 = confidence.of_mean(values, ends, known) if len(ends) == len(values) else None
-    return Cell(sum(values) / len(values), ci95, note="mean of the twelve datasets")
+    mean = sum(values) / len(values)
+    return Cell(mean, ci95, note="mean of the twelve datasets", backed=backed)
 
 
 # ---- tests between rows
@@ -444,7 +470,7 @@ def noise_of(board: Board, column: Column) -> TrainingNoise:
         return NOTHING_TRAINED
     if column not in board.noises:
         seeds = []
-        for _, cell in board.measured(column):
+        for _, cell in board.backed(column):
             values = cell.values
             if len(values) > 1:
                 files = list(predictions(cell).values())
@@ -492,15 +518,21 @@ def standing(board: Board, column: Column) -> dict[str, str]:
     `best`: a paired test puts it above every other row. Where no row is best, `tied` marks the
     highest value and all rows that no test tells from it. `untested`: the highest value, where
     predictions to test it with are missing. `once`: the highest value, where something was trained
-    and nobody knows how far a second training would move it. Rows without a mark are behind.
+    and nobody knows how far a second training would move it. `unbacked`: nothing was kept that the
+    value follows from, so it takes no part. Rows without a mark are behind.
     """
     if column not in board.standings:
-        board.standings[column] = _tested(board, column)
+        marks = _tested(board, column)
+        if TASKS[column.task].ranked:
+            for row, cell in board.measured(column):
+                if not cell.backed:
+                    marks[row.checkpoint] = UNBACKED
+        board.standings[column] = marks
     return board.standings[column]
 
 
 def _tested(board: Board, column: Column) -> dict[str, str]:
-    ranked = board.measured(column)
+    ranked = board.backed(column)
     if len(ranked) < 2 or not TASKS[column.task].ranked:
         return {}
     # Only the highest can be best, so it alone is tested, against each of the others. That it was

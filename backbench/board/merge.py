@@ -2,15 +2,17 @@
 
 C/<lab>/<run>/results.jsonl has the lines that count, each with `lab` in its origin. A number that
 was measured twice is one line, of the measurement recorded last, with the others under `also`.
-Every record is checked against its kept predictions; a record that does not fit is named and left
-out. With --public, which is useful for one lab's records too, the lines name no folder of a
-machine.
+Every record is verified (backbench/results/verification.py); one that does not follow from what it
+kept is named and left out. C/lists/<sha256>.tsv.gz has each list of test images once, paths and
+labels, so that the labels beside the predictions can be checked without trusting a sender. With
+--public, which is useful for one lab's records too, the lines name no folder of a machine.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import gzip
 import json
 import os
 import re
@@ -20,9 +22,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from backbench.board.board import Column, Measurement
+from backbench.board.board import Column, Measurement, read_verified
 from backbench.errors import BadInput
-from backbench.results import column_keys, resamples, store
+from backbench.results import column_keys, store, verification
 from backbench.results.predictions import load
 from backbench.results.result_line import Origin, Result
 from backbench.runs import atomic
@@ -30,9 +32,8 @@ from backbench.runs.folder import RESULTS_FILE
 from backbench.runs.terminal import log
 from backbench.untrusted import printable
 
-_DIGEST = re.compile(r"[0-9a-f]{64}")
 _LAB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,60}")
-_ALIKE = 1e-6  # percent: a value computed again from its predictions
+_ALIKE = 1e-6  # percent: equal values
 # The keys of another measurement of the same number that stand under `also`
 ALSO_KEYS = ("lab", "value", "ci95", "recorded", "code", "hardware", "command")
 
@@ -91,42 +92,11 @@ def _labs(given: Sequence[str]) -> list[Lab]:
 
 
 def _records_of(lab: Lab, problems: list[str]) -> Iterator[LabRecord]:
-    """The records of a lab that agree with what they kept; the others are named in `problems`."""
-    for file in store.files_below(lab.folder):
-        for line in store.read_file(file):
-            if isinstance(line, str):
-                problems.append(line)
-                continue
-            measurement = Measurement(line, file.parent)
-            why = misfit(measurement)
-            if why is None:
-                measured_by = line.origin.get("lab") or lab.name
-                below = Path(os.path.relpath(file.parent, lab.folder))
-                yield LabRecord(measured_by, measurement, lab.name / below)
-            else:
-                what = f"{line.name}: {line.column}, seed {line.seed}"
-                problems.append(f"{what} ({file}) is left out: {why}")
-
-
-def misfit(measurement: Measurement) -> str | None:
-    """The reason why a record cannot be what was measured: its digests, or its value where that can
-    be computed again from the predictions it kept. None where everything fits."""
-    result, run = measurement
-    if not _DIGEST.fullmatch(result.checkpoint):
-        return f"checkpoint '{printable.shown(result.checkpoint, 20)}' is no digest"
-    facts = result.facts
-    arrays = load(run / facts["predictions"]) if "predictions" in facts else None
-    if arrays is None:
-        return None
-    manifests = [facts.get("manifest"), facts.get("manifests", {}).get("test")]
-    stated = [manifest for manifest in manifests if manifest]
-    kept = str(arrays["manifest"])
-    if stated and kept not in stated:
-        return f"its predictions are of list {kept[:12]}, it says {stated[0][:12]}"
-    again = resamples.value_again(arrays, result.metric)
-    if again is not None and (result.value is None or abs(again - result.value) > _ALIKE):
-        return f"it says {result.value}, its predictions give {again:.4f}"
-    return None
+    """The records of a lab that follow from what they kept; the others are named in `problems`."""
+    for measurement in read_verified(store.files_below(lab.folder), problems):
+        measured_by = measurement.result.origin.get("lab") or lab.name
+        below = Path(os.path.relpath(measurement.run, lab.folder))
+        yield LabRecord(measured_by, measurement, lab.name / below)
 
 
 def _newest_of_each(records: Sequence[LabRecord], problems: list[str]) -> list[LabRecord]:
@@ -166,6 +136,7 @@ def _newest(same: Sequence[LabRecord], problems: list[str]) -> LabRecord:
         about = {**theirs.origin, "lab": other.lab, "value": theirs.value, "ci95": theirs.ci95}
         also.append({key: about[key] for key in ALSO_KEYS if about.get(key) is not None})
     origin: Origin = {**result.origin, "lab": newest.lab}
+    del origin["verified"]  # whoever reads the line verifies it
     if also:
         origin["also"] = [*origin.get("also", []), *also]
     changed = dataclasses.replace(result, origin=origin)
@@ -199,11 +170,22 @@ def _write(out: Path, merged: Sequence[LabRecord], *, hide: bool) -> None:
                     raise BadInput(f"{run}: predictions '{name}' lie outside of their run")
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(run / name, copy)
+                _copy_list(result, run, out)
             line = dataclasses.asdict(result)
             if hide:
                 line = without_folders(line)
             lines.append(json.dumps(line, sort_keys=True) + "\n")
         atomic.write_text(target / RESULTS_FILE, "".join(lines))
+
+
+def _copy_list(result: Result, run: Path, out: Path) -> None:
+    """OUT/lists/<sha256>.tsv.gz, if the row's list of test images is in its run or its corpus."""
+    manifest = (result.facts.get("manifests") or {}).get("test") or ""
+    copy = out / verification.LISTS / f"{manifest}.tsv.gz"
+    if manifest and not copy.exists():
+        content = verification.list_content(manifest, verification.list_files(result, run))
+        if content is not None:
+            atomic.write_bytes(copy, gzip.compress(content, mtime=0))
 
 
 # ---- --public: records that name no folder of a machine

@@ -86,7 +86,7 @@ def main_columns(board: Board) -> list[Column]:
     count: dict[Column, int] = dict.fromkeys(main.values(), 0)
     measured = {row.checkpoint for row in board.measured_rows}
     for (checkpoint, column), cell in board.cells.items():
-        if column in count and cell.value is not None and checkpoint in measured:
+        if column in count and cell.value is not None and cell.backed and checkpoint in measured:
             count[column] += 1
     return [column for column in main.values() if count[column] > 1]
 
@@ -130,7 +130,8 @@ def _ranked(board: Board, name: str, columns: list[Column]) -> Overall:
     which = {column: n for n, column in enumerate(columns)}
     values = np.full((len(place), len(columns)), np.nan)
     for (checkpoint, column), cell in board.cells.items():
-        if column in which and checkpoint in place and cell.value is not None:
+        ranked = column in which and checkpoint in place and cell.backed
+        if ranked and cell.value is not None:
             values[place[checkpoint], which[column]] = cell.value
     there = np.flatnonzero(~np.isnan(values).all(1))
     rows, values = [board.measured_rows[i] for i in there], values[there]

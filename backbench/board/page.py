@@ -32,6 +32,7 @@ from backbench.board.board import (
 )
 from backbench.board.export import command_again
 from backbench.board.overall import Overall
+from backbench.results import verification
 from backbench.runs import atomic
 from backbench.tasks import TASKS
 
@@ -82,7 +83,7 @@ class PageCell(NamedTuple):
     value: float | None
     low: float | None
     high: float | None
-    mark: str  # best, tied, untested or once in its column; empty for those behind
+    mark: str  # a row's mark in its column, as board.standing gives it; empty for those behind
     note: str
     parts: list[int]  # indices of its measurements among the parts
 
@@ -316,6 +317,7 @@ class _Origins:
         about: dict[str, object] = {
             **result.provenance,
             **result.origin,
+            "verified": verification.LEVELS.get(result.origin.get("verified", 0)),
             "chosen": result.chosen,
             "run": str(run),
             "command": command_again(result),

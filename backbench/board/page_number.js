@@ -1,12 +1,13 @@
 // ---- provenance of one number
 
-const FIRST = ["command", "chosen", "recipe", "manifest", "code", "versions", "hardware", "recorded",
+const FIRST = ["command", "verified", "chosen", "recipe", "manifest", "code", "versions", "hardware", "recorded",
   "run"];
 const STANDING = {
   best: "Above every other checkpoint here by a paired test.",
   tied: "No paired test separates this value from the highest in its column.",
   untested: "Highest here, but not tested: predictions were not kept.",
   once: "Best of one training each: nobody knows how far a second training would move it.",
+  unbacked: "Nothing was kept that this value follows from: it takes no part in tests and ranks.",
 };
 
 // The value that a text was written from: JSON if it begins like JSON and was not cut short.

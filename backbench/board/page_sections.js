@@ -65,6 +65,7 @@ const KEY = {
   untested: "<em>Italic</em>: highest, but not tested. ",
   once: "<span class='v once'><b>Ring</b></span>: best of one training each; a second training may " +
     "turn it round. ",
+  unbacked: "<span style='color:var(--soft)'>Pale</span>: nothing was kept to compute it again. ",
 };
 
 function words() {

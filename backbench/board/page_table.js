@@ -45,6 +45,7 @@ const SAID = {
   tied: "; not separated from the best by a test",
   untested: "; highest, not tested",
   once: "; best of one training each",
+  unbacked: "; nothing was kept to compute it again",
 };
 
 function number(k, r) {

@@ -1,4 +1,5 @@
-"""`backbench rank FILE.csv`: who leads anybody's table, and how well that is known."""
+"""`backbench rank FILE.csv|RUNS`: who leads anybody's table, or the results below a folder, and how
+well that is known."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from backbench.board.board import AVERAGE, text_of
+from backbench.board import overall
+from backbench.board.board import AVERAGE, collect, text_of
 from backbench.board.export import write_lines
 from backbench.errors import BadInput, nearest
 from backbench.runs.terminal import log
@@ -41,7 +43,10 @@ def run(args: argparse.Namespace) -> int:
     """Run the verb `rank`."""
     import numpy as np
 
-    table = read(args.file, name=args.name, lower=args.lower)
+    if args.file.is_dir():
+        table = of_runs(args.file)
+    else:
+        table = read(args.file, name=args.name, lower=args.lower)
     if len(table.names) > rank_intervals.MOST_ROWS:
         raise BadInput(
             f"{args.file}: {len(table.names)} rows; at most {rank_intervals.MOST_ROWS} are ranked, as every"
@@ -91,6 +96,27 @@ def _print(lines: Sequence[tuple[object, ...]]) -> None:
         )
     if len(lines) > SHOWN:
         print(f"... and {len(lines) - SHOWN} more; --csv F writes all")
+
+
+def of_runs(runs: Path) -> ForeignTable:
+    """The main columns of the results below a folder; what does not follow is named and left out."""
+    board = collect([runs])
+    for problem in board.problems:
+        log.warning(printable.shown(problem, 1000))
+    columns = overall.main_columns(board)
+    names, values = [], []
+    for row in board.measured_rows:
+        cells = [board.cell(row, column) for column in columns]
+        of_row = [cell.value if cell is not None and cell.backed else None for cell in cells]
+        if any(value is not None for value in of_row):
+            names.append(board.labels()[row.checkpoint])
+            values.append(of_row)
+    if len(names) < 2:
+        raise BadInput(
+            f"{runs}: no column in which two checkpoints have numbers that can be ranked"
+        )
+    datasets = [f"{column.dataset}:{column.split or ''}" for column in columns]
+    return ForeignTable(names, [column.name for column in columns], datasets, values)
 
 
 def read(file: Path, *, name: str | None = None, lower: Sequence[str] = ()) -> ForeignTable:

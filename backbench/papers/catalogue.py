@@ -22,6 +22,8 @@ from backbench.papers import judge, judging_rules, published
 from backbench.papers.judge import Judged
 from backbench.papers.published import Published
 from backbench.recipes import config
+from backbench.runs.terminal import log
+from backbench.untrusted import printable
 
 PAPERS = ("lorac", "jcl", "mio", "arb", "cllr")
 UNEXPECTED = "unexpected"  # a number that could be judged, and that no recipe of its grid expects
@@ -142,6 +144,8 @@ Verdicts = Mapping[NumberName, Sequence[Judged]]
 def verdicts(runs: Sequence[Path]) -> dict[NumberName, list[Judged]]:
     """The verdicts on all measurements below `runs`, by the printed number."""
     board = collect(runs)
+    for problem in board.problems:
+        log.warning(printable.shown(problem, 1000))
     found: dict[NumberName, list[Judged]] = {}
     for one in judge.judge(board, judge.expected_keys(board, runs)):
         name = (one.key, one.column.task, one.column.dataset, one.column.metric)

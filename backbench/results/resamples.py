@@ -45,7 +45,7 @@ def value_again(x: Arrays, metric: str) -> float | None:
     right = hits(x, metric)
     if right is None:
         return None
-    return 100 * float((np.atleast_2d(right) @ _weights(x, metric)).mean())
+    return 100 * float((np.atleast_2d(right) @ weights(x, metric)).mean())
 
 
 def of_arrays(x: Arrays, metric: str) -> np.ndarray | None:
@@ -65,10 +65,10 @@ def of_arrays(x: Arrays, metric: str) -> np.ndarray | None:
     manifest = str(x["manifest"])
     draws_seed = seeding.seed_of("draws", manifest, len(right))
     counts = _image_counts(manifest, right.shape[1])
-    return 100 * resampling.resampled_means(right, _weights(x, metric), counts, draws_seed)
+    return 100 * resampling.resampled_means(right, weights(x, metric), counts, draws_seed)
 
 
-def _weights(x: Arrays, metric: str) -> np.ndarray:
+def weights(x: Arrays, metric: str) -> np.ndarray:
     """The weight of each image (N,): equal, or those of a mean of class means."""
     import numpy as np
 

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 COUNT = 300  # resamples
+AP_COUNT = 500  # resamples of which detectors keep the AP
 _ENTRIES = 200_000  # resampled images at once
 
 

@@ -20,6 +20,7 @@ from backbench.papers.judge import (
 )
 from backbench.runs.folder import RESULTS_FILE
 from backbench.runs.terminal import log
+from backbench.tasks import TASKS
 from backbench.untrusted import printable
 
 ROWS = 30  # of the table on standard output
@@ -43,6 +44,9 @@ def run(args: argparse.Namespace) -> int:
         add_published(board)
     for problem in board.problems:
         log.warning(printable.shown(problem, 1000))
+    ranked = [cell for (_, column), cell in board.cells.items() if TASKS[column.task].ranked]
+    if unbacked := sum(not cell.backed for cell in ranked):
+        log.info(f"{unbacked} numbers have nothing kept that they follow from: they never lead")
     sets = overall.overall(board)
     answer = overall.answer(board, sets)
     _write(board, judged, sets, answer, args)

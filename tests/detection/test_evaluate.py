@@ -206,7 +206,7 @@ def test_draws_are_those_of_all_detections(tmp_path, kind):
 def test_interval_is_that_of_a_bootstrap_by_force(tmp_path, monkeypatch):
     """200 images, 30 draws of them, each written out with its repeats and given to pycocotools: the
     same AP, AP50 and AP75 of every draw, and so the same interval."""
-    monkeypatch.setattr(evaluate, "RESAMPLES", 30)
+    monkeypatch.setattr(evaluate, "AP_COUNT", 30)
     split, found = make(tmp_path, FASTER_RCNN, images=200)
     # Without ties: an image's equal scores would change places with its repeats'.
     found = [{**d, "score": d["score"] + i * 1e-5} for i, d in enumerate(found)]

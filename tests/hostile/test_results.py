@@ -252,7 +252,7 @@ def test_a_newline_is_no_row_of_latex(runs, before, tmp_path):
 
 
 def test_protocol_and_engine_stay_apart(runs, tmp_path):
-    kind = {"protocol": "p+e", "value": 10.0}
+    kind = {"protocol": "p+e", "value": 10.0, "ci95": None}
     stranger(runs, name="one", **kind)
     other = json.loads((runs / "bad" / "results.jsonl").read_text()) | {
         "protocol": "p", "engine": "e", "value": 20.0,

@@ -14,12 +14,14 @@ from backbench.board.page import write_page
 from backbench.board.page_figures import collect_figures
 from backbench.datasets.catalog import DATASETS, TWELVE
 from backbench.results import store
+from backbench.results.data_manifests import DETECTION_SIZES
 from backbench.results.store import Result
+from backbench.stats import confidence
 from backbench.tasks import TASKS
 from support import records
 
 Kind = tuple[str, str, str, str, str | None]  # task, dataset, metric, protocol, engine
-CHOSEN = {"lr": 3.16, "split": "val", "scores": {"1": 70.1, "3.16": 72.3, "10": 71.8}}
+CHOSEN = {"lr": 3.16, "on": "val", "scores": {"1": 70.1, "3.16": 72.3, "10": 71.8}}
 
 
 def detection(dataset: str, protocol: str, engine: str) -> list[Kind]:
@@ -84,28 +86,51 @@ def synthetic(
     for kind in kinds:
         task, dataset, metric, *_ = kind
         rng = generator(f"{seed} {dataset} {task} {metric}")
-        base, hard = rng.uniform(45, 85), rng.normal(size=images)
-        label = rng.integers(0, 60 if metric == "mean_per_class" else 10, size=images)
-        manifest = digest_of(f"{dataset} {images} {seed}")
+        # The images of a detection dataset have a number that columns know
+        count = DETECTION_SIZES.get(dataset, (0, images))[1]
+        base = rng.uniform(45, 85)
+        if metric == "top5":  # never less than top-1
+            base = 10 + generator(f"{seed} {dataset} {task} top1").uniform(45, 85)
+        if task.endswith("_rcnn"):  # stricter overlaps give less
+            family, _, name = metric.partition("_")
+            base = generator(f"{seed} {dataset} {task} {family}").uniform(65, 85)
+            base -= {"AP50": 0, "AP": 15, "AP75": 20}[name]
+        hard = rng.normal(size=count)
+        label = rng.integers(0, 60 if metric == "mean_per_class" else 10, size=count)
+        held = held_of(kind, f"{count} {seed}", count)
+        manifest = held.get("manifests", {}).get("test") or digest_of(held["val"])
         for nth, name in enumerate(names):
             run = root / f"{task}-{dataset}" / name
             rows = []
             for s in range(seeds):
                 own = generator(f"{seed} {kind} {name} {s}")
-                score = hard + own.normal(size=images)
+                score = hard + own.normal(size=count)
                 moved = trainings * own.normal() if trainings else 0.0
                 share = min(0.99, (base + gap * nth + moved) / 100)
                 hit = score > np.quantile(score if gap else hard, 1 - share)
-                provenance = {"manifest": manifest, **records.held(task, dataset, kind[3])}
+                provenance = {"manifest": manifest, **held}
+                arrays = {"manifest": manifest, **predictions(kind, hit, label, manifest)}
                 if kept:
-                    arrays = {"manifest": manifest, **predictions(kind, hit, label, manifest)}
                     provenance["predictions"] = store.keep_predictions(
                         run, f"{metric}-{s}", **arrays
                     )
                 where = {"seed": s, "provenance": provenance}
                 where["origin"] = {"command": command(task, name, dataset, run)}
-                rows.append(a_row(kind, name, hit, **where))
+                rows.append(a_row(kind, name, arrays, **where))
             store.append(run, rows)
+
+
+def held_of(kind: Kind, what: str, images: int) -> dict:
+    """The recipe and the lists of a row that was scored on so many images."""
+    task, dataset, _, protocol, _ = kind
+    held = records.held(task, dataset, protocol)
+    if task.endswith("_rcnn"):
+        return held | {"val": f"{dataset}:{digest_of(f'{dataset} {what}')[:16]}:{images}"}
+    manifests = held["manifests"] | {"test": digest_of(f"{dataset} test {what}")}
+    return held | {
+        "manifests": manifests,
+        "images": {"train": None, "val": None, "test": images},
+    }
 
 
 def command(task: str, name: str, dataset: str, run: Path) -> str:
@@ -124,11 +149,18 @@ def predictions(kind: Kind, hit: np.ndarray, label: np.ndarray, manifest: str) -
     return {"prediction": np.where(hit, label, wrong), "label": label, "hits5": hit}
 
 
-def a_row(kind: Kind, name: str, hit: np.ndarray, **where) -> Result:
-    """The share of hits as a result, with its interval over images."""
+def a_row(kind: Kind, name: str, arrays: dict, **where) -> Result:
+    """What these predictions give as a result, with its interval."""
     task, dataset, metric, protocol, engine = kind
-    value = 100 * hit.mean()
-    half = 196 * (hit.mean() * (1 - hit.mean()) / len(hit)) ** 0.5
+    if task.endswith("_rcnn"):
+        draws = arrays[f"bootstrap_{metric}"]
+        value = draws.mean()
+        ci95 = confidence.of_resamples(value / 100, draws / 100, arrays["images"])
+    else:
+        hit, label = arrays["prediction"] == arrays["label"], arrays["label"]
+        by_class = label if metric == "mean_per_class" else None
+        weight = confidence.ClassWeights(label).weight if by_class is not None else 1 / len(hit)
+        value, ci95 = 100 * (hit * weight).sum(), confidence.of_hits(hit, by_class)
     return Result(
         checkpoint=digest_of(name),
         name=name,
@@ -140,12 +172,24 @@ def a_row(kind: Kind, name: str, hit: np.ndarray, **where) -> Result:
         split=TASKS[task].split,
         metric=metric,
         value=value,
-        ci95=(value - half, value + half),
+        ci95=ci95,
         protocol=protocol,
         engine=engine,
-        chosen=CHOSEN,
+        chosen=chosen_of(where["provenance"]["recipe"]),
         **where,
     )
+
+
+def chosen_of(recipe: dict) -> dict:
+    """A choice on the recipe's grid of rates, if it has one."""
+    grid = recipe.get("head_lr") or recipe.get("lr")
+    if not grid:
+        return CHOSEN
+    return {
+        "lr": grid[0],
+        "on": "val",
+        "scores": {f"{lr:g}": 72.5 - i for i, lr in enumerate(grid)},
+    }
 
 
 def write_whole_page(board, path: Path, *, runs=(), judged=(), sets=None) -> None:
@@ -175,6 +219,7 @@ def many(root: Path, checkpoints: int, columns: int) -> None:
 def one_of_many(i: int, c: int, values: np.ndarray) -> Result:
     dataset, protocol, value = f"set{c // 2:02}", f"linear-v{c % 3}", float(values[c])
     scores = {str(n): float(v) for n, v in enumerate(values[:7])}
+    lr = max(scores, key=scores.__getitem__)
     return Result(
         checkpoint=digest_of(str(i)),
         name=f"checkpoint-{i}",
@@ -188,7 +233,7 @@ def one_of_many(i: int, c: int, values: np.ndarray) -> Result:
         value=value,
         ci95=(value - 1, value + 1),
         protocol=protocol,
-        chosen={"lr": 3.16, "split": "val", "scores": scores},
+        chosen={"lr": float(lr), "on": "val", "scores": scores},
         provenance={"manifest": digest_of(dataset), "recipe": {"protocol": protocol}},
         origin={"command": command("linear", str(i), dataset, Path(f"runs/{i}"))},
     )

@@ -4,7 +4,9 @@ interruption."""
 import contextlib
 import csv
 import dataclasses
+import itertools
 import json
+import shutil
 import socket
 import subprocess
 import sys
@@ -18,10 +20,11 @@ from support import train_heads
 from support.interruptions import kill, until_done
 from torch import nn
 
+from backbench.board.board import collect
 from backbench.cli import main
 from backbench.datasets import catalog
 from backbench.errors import EXIT_BAD_INPUT, BadInput, Failed, Preempted
-from backbench.images.preprocess import to_input
+from backbench.images.preprocess import Pixels, to_input
 from backbench.recipes import config
 from backbench.results import store
 from backbench.runs import seeding
@@ -342,6 +345,24 @@ def test_checkpoints_together_get_the_rows_they_get_alone(trees, two_trunks, tmp
     assert rows_of(tmp_path / "alone") == together[1:]
 
 
+def test_other_test_images_under_the_same_names_stand_apart(tiny_root, two_trunks, tmp_path):
+    data = shutil.copytree(tiny_root, tmp_path / "data")
+    what = ["--datasets", "digits", "--protocol", "knn_demo", "--data", str(data)]
+    assert main(["linear", str(two_trunks[0]), *what, "--out", str(tmp_path / "runs" / "a")]) == 0
+    first, *files = sorted((data / "digits" / "test").rglob("*.png"))
+    kept = first.read_bytes()
+    for one, other in itertools.pairwise([first, *files]):
+        one.write_bytes(other.read_bytes())
+    files[-1].write_bytes(kept)
+    assert main(["linear", str(two_trunks[1]), *what, "--out", str(tmp_path / "runs" / "b")]) == 0
+    board = collect([tmp_path / "runs"])
+    names = {column.name for column in board.columns if column.metric == "top1_k5"}
+    assert not board.problems and len(names) == 2
+    assert len([name for name in names if ":test~images-" in name]) == 1
+    levels = {p.result.origin["verified"] for cell in board.cells.values() for p in cell.parts}
+    assert levels == {3}, "the run holds its lists"
+
+
 def test_another_run_in_the_folder_is_refused(trees, two_trunks, tmp_path, capsys):
     root, file = trees("classes"), protocol_file(tmp_path)
     assert main(command(root, two_trunks[:1], tmp_path / "run", file)) == 0
@@ -504,8 +525,7 @@ def test_more_neighbours_than_images_is_refused(trees, trunk, tmp_path, capsys):
     assert not (tmp_path / "run").exists()
 
 
-def test_one_set_of_weights_with_two_stems_is_refused(tmp_path, trunk):
-    """Rows are named by the weights, so the two would share one."""
+def test_one_set_of_weights_with_two_stems_is_two_checkpoints(tmp_path, trunk):
     other = tmp_path / "other.safetensors"
     Checkpoint.load(trunk).replace(provenance={"name": "copy"}).save(other)
     assert len(read_checkpoints([trunk, other])) == 1
@@ -514,8 +534,16 @@ def test_one_set_of_weights_with_two_stems_is_refused(tmp_path, trunk):
     small = Checkpoint(arch="resnet18", stem="conv3", method="random", state_dict=state)
     small.save(first)
     small.replace(stem="conv3_p0").save(other)
-    with pytest.raises(BadInput, match="with stem conv3_p0 instead of conv3;"):
-        read_checkpoints([first, other])
+    assert len(read_checkpoints([first, other])) == 2
+
+
+def test_one_set_of_weights_with_two_pixel_statistics_is_two_checkpoints(tmp_path, trunk):
+    other = tmp_path / "other.safetensors"
+    plain = Checkpoint.load(trunk)
+    plain.replace(pixels=Pixels(std=(0.02, 0.02, 0.02))).save(other)
+    first, second = read_checkpoints([trunk, other])
+    assert first.digest == plain.replace(pixels=Pixels()).digest != second.digest
+    assert plain.replace(pixels=Pixels(order="BGR")).digest not in (first.digest, second.digest)
 
 
 # Protocols

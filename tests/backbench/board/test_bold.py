@@ -103,11 +103,11 @@ def test_published_noise_serves_where_nobody_has_seeds(tmp_path):
     assert noise_of(measured, measured.columns[0]).df == 6, "measured seeds go before"
 
 
-def test_without_predictions_all_that_seeds_differ_counts_and_nothing_is_tested(tmp_path):
+def test_seeds_that_kept_nothing_tell_nothing_of_trainings(tmp_path):
     board = board_of(tmp_path, [LINEAR], gap=20, seeds=3, kept=False)
     noise = noise_of(board, board.columns[0])
-    assert noise.excess == noise.seeds > 0
-    assert only_mark(board) == {BEST: "untested"}
+    assert noise.df == 0 and not noise.known
+    assert set(only_mark(board).values()) == {"unbacked"}
 
 
 def test_ranks_over_few_columns_count_trainings(tmp_path):

@@ -1,0 +1,272 @@
+"""Forgeries of the demo's records (docs/demo/records): each edits one line or one file of
+predictions of a copy of one run, and leaves the rest as it was measured."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from backbench.stats import confidence
+
+RECORDS = Path(__file__).parents[2] / "docs" / "demo" / "records"
+RUNS = {
+    "knn": "knn",
+    "linear": "linear",
+    "semisup": "semisup/lorac",
+    "fewshot": "fewshot",
+    "box": "detection/faster/lorac",
+}
+PROBES = ("knn", "linear", "semisup", "fewshot")
+Arrays = dict[str, np.ndarray]
+
+
+@dataclass
+class Record:
+    """The first line of a copied run, and where its run lies."""
+
+    run: Path
+    line: dict
+
+    def save(self) -> None:
+        file = self.run / "results.jsonl"
+        _, *others = file.read_text().splitlines()
+        file.write_text("".join(text + "\n" for text in (json.dumps(self.line), *others)))
+
+    def edit_arrays(self, edit: Callable[[Arrays], None]) -> None:
+        file = self.run / self.line["provenance"]["predictions"]
+        with np.load(file) as kept:
+            arrays = dict(kept)
+        edit(arrays)
+        np.savez(file, **arrays)
+
+    def drop_predictions(self) -> None:
+        """Nothing is left to compute any number of this run again from."""
+        file = self.run / "results.jsonl"
+        lines = [json.loads(text) for text in file.read_text().splitlines()]
+        for line in lines:
+            del line["provenance"]["predictions"]
+        file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        del self.line["provenance"]["predictions"]
+
+
+def copied(kind: str, root: Path) -> Record:
+    """A copy of one of the demo's runs in a corpus of its own, with the lists of images."""
+    below = Path("backbench") / RUNS[kind]
+    shutil.copytree(RECORDS / below, root / below)
+    if not (root / "lists").exists():
+        shutil.copytree(RECORDS / "lists", root / "lists")
+    first = (root / below / "results.jsonl").read_text().splitlines()[0]
+    return Record(root / below, json.loads(first))
+
+
+def put(*path: str, to: object) -> Callable[[Record], None]:
+    """Set line[path[0]][path[1]]... to a value, or to what a function makes of the present one."""
+
+    def edit(record: Record) -> None:
+        place = record.line
+        for key in path[:-1]:
+            place = place[key]
+        place[path[-1]] = to(place[path[-1]]) if callable(to) else to
+
+    return edit
+
+
+def arrays(edit: Callable[[Arrays], object]) -> Callable[[Record], None]:
+    return lambda record: record.edit_arrays(lambda kept: kept.update(edit(kept)))
+
+
+def some_images(kept: Arrays) -> dict:
+    """The images that the first draw has right, alone."""
+    right = np.atleast_2d(kept["prediction"])[0] == kept["label"]
+    return {key: kept[key][..., right] for key in ("prediction", "label", "hits5") if key in kept}
+
+
+def right_alone(record: Record) -> None:
+    """The right images alone, and a value, an interval and a number of images that fit them."""
+    counts = []
+    record.edit_arrays(lambda kept: kept.update(some_images(kept)))
+    record.edit_arrays(lambda kept: counts.append(len(kept["label"])))
+    perfect(record, counts[0])
+    record.line["provenance"]["images"]["test"] = counts[0]
+
+
+def labels_of_predictions(record: Record) -> None:
+    """Every prediction is right by labels that are the predictions, and the row fits them."""
+    counts = []
+    record.edit_arrays(lambda kept: kept.update(label=kept["prediction"]))
+    record.edit_arrays(lambda kept: counts.append(len(kept["label"])))
+    perfect(record, counts[0])
+
+
+def perfect(record: Record, images: int) -> None:
+    interval = confidence.of_hits(np.ones(images, bool))
+    record.line.update(value=100.0, ci95=interval)
+    if record.line["chosen"]:
+        record.line["chosen"] = None
+
+
+def another_row(**changes: object) -> Callable[[Record], None]:
+    """The line once more, as another number with the same predictions."""
+
+    def edit(record: Record) -> None:
+        file = record.run / "results.jsonl"
+        file.write_text(file.read_text() + json.dumps({**record.line, **changes}) + "\n")
+
+    return edit
+
+
+def other_classes(record: Record) -> None:
+    """A table of classes with one right image more than the predictions have."""
+    with np.load(record.run / record.line["provenance"]["predictions"]) as kept:
+        label, right = kept["label"], kept["prediction"] == kept["label"]
+    lines = ["class,images,right,accuracy"]
+    for c in range(10):
+        mine = label == c
+        lines.append(f"{c},{mine.sum()},{(right & mine).sum() + (c == 0)},")
+    file = record.run / record.line["provenance"]["per_class"]
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("\n".join(lines) + "\n")
+
+
+def raised(low: float, high: float) -> Callable[[list[float]], list[float]]:
+    return lambda ends: [ends[0] + low, ends[1] + high]
+
+
+def best_of(place: int) -> Callable[[dict], dict]:
+    """The choice of another rate than the best."""
+
+    def change(chosen: dict) -> dict:
+        order = sorted(chosen["scores"], key=chosen["scores"].__getitem__)
+        lr = float(order[place])
+        return {
+            **chosen,
+            "lr": lr,
+            "lr_used": lr * chosen["batch_size"] / chosen["reference_batch"],
+        }
+
+    return change
+
+
+def scores(change: Callable[[dict, str], dict]) -> Callable[[dict], dict]:
+    return lambda chosen: {**chosen, "scores": change(chosen["scores"], f"{chosen['lr']:g}")}
+
+
+def _other_than(best: str, of: dict) -> str:
+    return next(key for key in of if key != best)
+
+
+FORGERIES: dict[str, tuple[str, Callable[[Record], None]]] = {}
+for _kind in RUNS:
+    FORGERIES |= {
+        f"{_kind} value": (_kind, put("value", to=lambda v: v + 100 / 719)),
+        f"{_kind} value a little": (_kind, put("value", to=lambda v: v + 3e-4 + 4 * (v < 40))),
+        f"{_kind} interval narrower": (_kind, put("ci95", to=raised(0.4, -0.4))),
+        f"{_kind} interval higher": (_kind, put("ci95", to=raised(0.2, 0.2))),
+        f"{_kind} no interval": (_kind, put("ci95", to=None)),
+        f"{_kind} date": (_kind, put("origin", "recorded", to=time.time() + 86400)),
+    }
+for _kind in PROBES:
+    FORGERIES |= {
+        f"{_kind} seed": (_kind, put("seed", to=1)),
+        f"{_kind} list": (_kind, put("provenance", "manifests", "test", to="e" * 64)),
+        f"{_kind} images": (_kind, put("provenance", "images", "test", to=720)),
+        f"{_kind} hit": (
+            _kind,
+            arrays(lambda a: {"prediction": a["label"] + 0 * a["prediction"]}),
+        ),
+        f"{_kind} one label": (_kind, arrays(lambda a: {"label": np.roll(a["label"], 1)})),
+        f"{_kind} right images": (_kind, arrays(some_images)),
+        f"{_kind} predictions of another list": (
+            _kind,
+            arrays(lambda a: {"manifest": np.array("f" * 64)}),
+        ),
+    }
+for _kind in ("knn", "semisup", "linear"):
+    FORGERIES |= {
+        f"{_kind} right images, all fitting": (_kind, right_alone),
+        f"{_kind} labels are predictions, all fitting": (_kind, labels_of_predictions),
+    }
+for _kind in ("semisup", "linear"):
+    FORGERIES |= {
+        f"{_kind} choice of the worst": (_kind, put("chosen", to=best_of(0))),
+        f"{_kind} choice off the grid": (_kind, put("chosen", "lr", to=0.12345)),
+        f"{_kind} rate as used": (_kind, put("chosen", "lr_used", to=lambda lr: 2 * lr)),
+        f"{_kind} score above the best": (
+            _kind,
+            put("chosen", to=scores(lambda s, best: {**s, _other_than(best, s): 99.9})),
+        ),
+        f"{_kind} a score less": (
+            _kind,
+            put("chosen", to=scores(lambda s, best: {best: s[best]})),
+        ),
+        f"{_kind} score of the best": (
+            _kind,
+            put("chosen", to=scores(lambda s, best: {**s, best: 101.0})),
+        ),
+    }
+FORGERIES |= {
+    "digest that is none": ("knn", put("checkpoint", to="abc")),
+    "digest of no hex": ("knn", put("checkpoint", to="g" * 64)),
+    "another digest": ("knn", put("checkpoint", to="0" * 64)),
+    "date before all": ("knn", put("origin", "recorded", to=-5.0)),
+    "3 of 20 draws": ("fewshot", put("provenance", "draws", to=lambda d: d[:3])),
+    "draws": ("fewshot", put("provenance", "draws", to=lambda d: [d[1], d[0], *d[2:]])),
+    "draws kept": ("fewshot", arrays(lambda a: {"values": a["values"] + 1})),
+    "predictions of 3 draws": ("fewshot", arrays(lambda a: {"prediction": a["prediction"][:3]})),
+    "all five best": ("semisup", arrays(lambda a: {"hits5": np.zeros(len(a["label"]), bool)})),
+    "classes": ("linear", other_classes),
+    "duplicate of another seed": ("box", another_row(seed=1)),
+    "duplicate of another trunk": ("box", another_row(checkpoint="1" * 64)),
+    "resamples higher": (
+        "box",
+        arrays(lambda a: {"bootstrap_bbox_AP": a["bootstrap_bbox_AP"] + 5}),
+    ),
+    "resamples that agree": (
+        "box",
+        arrays(lambda a: {"bootstrap_bbox_AP": 0.1 * a["bootstrap_bbox_AP"] + 14}),
+    ),
+    "fewer resamples": (
+        "box",
+        arrays(lambda a: {"bootstrap_bbox_AP": a["bootstrap_bbox_AP"][:99]}),
+    ),
+    "resamples of other images": ("box", arrays(lambda a: {"images": np.array(4000)})),
+    "annotations": ("box", put("provenance", "val", to="scenes_val:0123456789abcdef:40")),
+}
+
+
+def unbacked(edit: Callable[[Record], None]) -> Callable[[Record], None]:
+    """The edit, where no predictions are left that could speak against it."""
+
+    def both(record: Record) -> None:
+        record.drop_predictions()
+        edit(record)
+
+    return both
+
+
+def both_of(*edits: Callable[[Record], None]) -> Callable[[Record], None]:
+    return lambda record: [edit(record) for edit in edits] and None
+
+
+no_interval = put("ci95", to=None)
+IMPOSSIBLE = {
+    name: (kind, unbacked(edit))
+    for name, kind, edit in (
+        ("250", "linear", both_of(put("value", to=250.0), no_interval)),
+        ("-5", "linear", both_of(put("value", to=-5.0), no_interval)),
+        ("no share of 719", "linear", both_of(put("value", to=90.0), no_interval)),
+        ("no share of 20 x 719", "fewshot", both_of(put("value", to=50.0), no_interval)),
+        ("outside of its interval", "knn", put("ci95", to=[10.0, 20.0])),
+        ("interval above 100", "knn", put("ci95", to=lambda ends: [ends[0], 100.5])),
+        ("interval of nothing", "knn", put("value", to=None)),
+        ("top-1 above top-5", "semisup", another_row(metric="top5", value=0.0, ci95=None)),
+        ("AP above AP50", "box", both_of(put("value", to=88.0), no_interval)),
+        ("3 draws", "fewshot", put("provenance", "draws", to=lambda d: d[:3])),
+    )
+}
