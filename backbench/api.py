@@ -7,6 +7,7 @@ Each task runs as a verb in a process of its own. A trunk that only this process
 from __future__ import annotations
 
 import html
+import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from backbench.board.board import Board, Measurement, fill
 from backbench.errors import EXIT_BAD_INPUT, EXIT_PREEMPTED, BadInput, Failed, Preempted, nearest
+from backbench.parallel.parent import die_with_parent
 from backbench.results import store
 from backbench.results.store import Result
 from backbench.runs.terminal import log
@@ -238,7 +240,14 @@ def _start(command: Sequence[str]) -> None:
     """Run a verb in a process of its own; its progress goes to this one's stderr, its error becomes
     an exception."""
     line = [sys.executable, "-m", "backbench", *command]
-    process = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        line,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        # A signal that ends this process (SIGTERM is no exception here) tells the verb to save and end
+        preexec_fn=lambda: die_with_parent(signal.SIGTERM),  # noqa: PLW1509
+    )
     assert process.stderr is not None
     # A verb's last line is its error, if it fails. Whatever ends this process (in a notebook, an
     # interrupt) ends the verb too; the same call continues what it has saved

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import NoReturn
 from backbench.errors import (
     EXIT_BAD_INPUT,
     EXIT_FAILED,
+    EXIT_PIPE_CLOSED,
     EXIT_PREEMPTED,
     BadInput,
     Failed,
@@ -455,6 +457,19 @@ def _add_verbosity(p: argparse.ArgumentParser) -> None:
     p.add_argument("--debug", action="store_true", help="show the traceback of an error")
 
 
+class _PrintVersion(argparse.Action):
+    """`--version`; reading it takes longer than all of --help, so only this does."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str) -> None:
+        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, help=help)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        from importlib.metadata import version
+
+        parser._print_message(f"backbench {version('backbench')}\n", sys.stdout)
+        parser.exit()
+
+
 def parser() -> argparse.ArgumentParser:
     top = Parser(
         prog="backbench",
@@ -462,6 +477,7 @@ def parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     _add_verbosity(top)
+    top.add_argument("--version", action=_PrintVersion, help="print the version")
     top.set_defaults(verbosity=0, quiet=False, debug=False)
     # A verb's own defaults would undo what stands before it, so it has none
     common = Parser(add_help=False, argument_default=argparse.SUPPRESS)
@@ -469,7 +485,12 @@ def parser() -> argparse.ArgumentParser:
     verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB", parser_class=Parser)
     for name, each in VERBS.items():
         child = verbs.add_parser(
-            name, help=each.help, description=each.help, parents=[common], allow_abbrev=False
+            name,
+            help=each.help,
+            # argparse formats %% in a help, not in a description
+            description=each.help.replace("%%", "%"),
+            parents=[common],
+            allow_abbrev=False,
         )
         each.declare(child)
     return top
@@ -541,11 +562,15 @@ def guarded(action: Callable[[], int | None], args: argparse.Namespace) -> int:
     stopped_by: list[str] = []
     try:
         with stops_at_once() as stopped_by:
-            return action() or 0
+            status = action() or 0
+            sys.stdout.flush()  # here, where a closed pipe is no fault
+            return status
     except (Stopped, KeyboardInterrupt) as signal:
         # A second Ctrl-C is a KeyboardInterrupt, which has no words
         return _say_stopped(str(signal) or "SIGINT")
     except (Exception, SystemExit) as error:
+        if isinstance(error, BrokenPipeError) and _pipe_is_closed():
+            return EXIT_PIPE_CLOSED
         # torch and safetensors take an exception that a signal raises inside them for one of theirs
         if stopped_by:
             return _say_stopped(stopped_by[0])
@@ -568,6 +593,21 @@ def guarded(action: Callable[[], int | None], args: argparse.Namespace) -> int:
             line = f"{kind}: {line} (this is a fault of backbench: --debug shows where)"
         _say(line)
         return status
+
+
+def _pipe_is_closed() -> bool:
+    """True if nobody reads standard output or error any more, as behind `| head`. What is still to
+    be written goes nowhere, so that the interpreter does not complain at its end."""
+    import select
+
+    closed = False
+    for descriptor in (1, 2):
+        writing = select.poll()
+        writing.register(descriptor, select.POLLOUT)
+        if any(event & (select.POLLERR | select.POLLHUP) for _, event in writing.poll(0)):
+            closed = True
+            os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
+    return closed
 
 
 def _say_stopped(by: str) -> int:

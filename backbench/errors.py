@@ -8,6 +8,7 @@ from collections.abc import Iterable
 EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
 EXIT_PREEMPTED = 75  # EX_TEMPFAIL of sysexits.h: the state is saved, the same command continues
+EXIT_PIPE_CLOSED = 141  # 128 + SIGPIPE, as of any program behind which `head` has read enough
 # What asks a run to stop: Slurm and `kill`, its users' two signals, Ctrl-C
 STOP_SIGNALS = ("SIGTERM", "SIGUSR1", "SIGUSR2", "SIGINT")
 

@@ -329,6 +329,7 @@ def cancel(args: argparse.Namespace) -> int:
     snapshot = catch_up(ledger, given)
     chosen = _chosen(snapshot, patterns, (*ACTIVE, "stopped", "lost"))
     ids: set[str] = set()
+    left = 0  # jobs that go on, as their process is out of reach
     for name in chosen:
         # The mark first: a job that starts or ends meanwhile finds it and ends as cancelled
         record = snapshot.records[name]
@@ -338,26 +339,29 @@ def cancel(args: argparse.Namespace) -> int:
             if snapshot.on_slurm(record):
                 ids.add(record.id)
         elif ledger.running(record.job):
-            _end_here(snapshot, name)
+            left += not _end_here(snapshot, name)
     slurm_client.end(_whole_arrays(ids, snapshot))
     if snapshot.trouble:
         raise Failed(f"{snapshot.trouble}; {len(chosen)} jobs are marked: run this again later")
-    log.info(f"{len(chosen)} jobs cancelled")
+    note = f", {left} marked only: their processes go on (see above)" if left else ""
+    log.info(f"{len(chosen) - left} jobs cancelled{note}")
     return 0
 
 
-def _end_here(snapshot: Snapshot, name: str) -> None:
-    """Tell the process above a job's command to end it; a process id means nothing elsewhere."""
+def _end_here(snapshot: Snapshot, name: str) -> bool:
+    """Tell the process above a job's command to end it, and return whether that was possible; a
+    process id means nothing elsewhere."""
     attempt = snapshot.status(name)["attempts"][-1]
     host = attempt.get("host")
     if host != socket.gethostname():
         log.warning("%s runs on %s: cancel it there, or it ends by itself", name, host)
-        return
+        return False
     if not snapshot.ledger.runs_it(attempt["pid"], snapshot.records[name].job):
         log.warning("%s: process %s does not run it: end it by hand", name, attempt["pid"])
-        return
+        return False
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(attempt["pid"], signal.SIGTERM)
+    return True
 
 
 def _whole_arrays(ids: set[str], snapshot: Snapshot) -> list[str]:

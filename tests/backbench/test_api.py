@@ -2,8 +2,10 @@
 
 import json
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from backbench.api import Results, command_of, parse_task
 from backbench.cli import parser
 from backbench.errors import BadInput
 from backbench.images.preprocess import Pixels
+from backbench.runs.run_progress import read_progress
 
 PAGE = Path(__file__).parents[2] / "docs" / "python.md"
 TASKS = ["knn/digits@knn_demo", "fewshot/digits@fewshot_demo"]
@@ -123,6 +126,45 @@ def test_a_module_of_any_kind_is_measured_where_it_lives(tiny_root, tmp_path):
         [*line, "--out", str(tmp_path / "b")], capture_output=True, text=True, check=False
     )
     assert done.returncode == 2 and "only the program that gives it can use it" in done.stderr
+
+
+PROGRAM = """
+import sys, time
+from backbench import api
+print(api.__name__, flush=True)
+api._start(["linear", *sys.argv[1:]])
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a parent's death is told on Linux only")
+def test_a_program_that_is_ended_ends_its_verbs(tiny_root, trunk, tmp_path):
+    """SIGTERM is no exception in a program of somebody's own: nothing of Python runs then."""
+    protocol = tmp_path / "long.yaml"
+    long = "kind: sgd\nprotocol: long-v1\nlr: [1.0]\naugment: null\n"
+    long += "length: {default: {iterations: 100000000}}\ngeometry: {resize: 32, crop: 32}\n"
+    protocol.write_text(long)
+    run = ["--data", str(tiny_root), "--out", str(tmp_path / "run"), "--protocol", str(protocol)]
+    command = [sys.executable, "-c", PROGRAM, str(trunk), "--datasets", "digits", *run]
+    program = subprocess.Popen(command)
+
+    def until(condition, what):
+        end = time.monotonic() + 60
+        while not condition():
+            assert time.monotonic() < end, what
+            time.sleep(0.2)
+
+    children = Path(f"/proc/{program.pid}/task/{program.pid}/children")
+
+    def training():
+        note = read_progress(tmp_path / "run")
+        return note is not None and note["unit"] == "step"
+
+    until(training, "nothing was trained")
+    (child,) = children.read_text().split()
+    program.send_signal(signal.SIGTERM)
+    program.wait()
+    until(lambda: not Path(f"/proc/{child}").exists(), "the verb outlived its program")
+    assert list((tmp_path / "run" / "state").iterdir()), "it was told to save, and did"
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """The command line answers fast, in one line, with the promised exit statuses."""
 
+import os
 import subprocess
 import sys
 import time
@@ -110,3 +111,24 @@ def test_debug_before_the_verb_shows_the_traceback(tmp_path, capsys):
     assert "Traceback" not in capsys.readouterr().err
     with pytest.raises(BadInput, match="no such file"):  # which Python prints with its traceback
         cli.main(["--debug", *words])
+
+
+def test_the_version_is_printed():
+    assert backbench("--version").stdout.startswith("backbench 0.")
+
+
+def test_a_help_shows_one_percent_sign():
+    shown = backbench("semisup", "--help").stdout
+    assert "1% or 10% of the labels" in shown and "%%" not in shown
+
+
+@pytest.mark.parametrize(
+    "words", [["data", "list"], ["paper"], ["doctor", "--json"], ["--version"]]
+)
+def test_a_reader_that_has_seen_enough_is_no_fault(words):
+    command = [sys.executable, "-u", "-m", "backbench", *words]
+    read, write = os.pipe()
+    os.close(read)  # as `| head` is gone
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(write)
+    assert done.returncode in (0, 141) and done.stderr == ""

@@ -142,6 +142,7 @@ def test_cancel_leaves_processes_of_other_machines_alone(lab, caplog):
     ledger.write_status(lab.look("runs").records[name].job, status)
     assert lab.launch("cancel", "runs") == 0
     assert "runs on elsewhere: cancel it there" in caplog.text and bystander.poll() is None
+    assert "0 jobs cancelled, 1 marked only" in caplog.text
     bystander.kill()
     bystander.wait()
     process.send_signal(signal.SIGINT)
