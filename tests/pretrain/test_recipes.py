@@ -151,6 +151,54 @@ def test_arbs_groups_follow_the_dimension():
             assert recipe.method.groups == wanted, name
 
 
+PAPERS = [name for name in NAMES if name.startswith(("lorac/", "jcl/", "mio/", "arb/", "cllr/"))]
+
+
+def test_what_the_released_codes_say_of_whole_families():
+    """Sources beside the values: SimSiam's --fix-pred-lr; solo-learn's mocov2plus, ressl and passes
+    of one view; blur 1.0 / 0.1 of Barlow Twins in ARB; two passes in MIO and CLLR."""
+    for name in PAPERS:
+        recipe = load(name)
+        method = getattr(recipe.method, "inner", recipe.method)
+        predictor = ("predictor",) if method.name == "simsiam" else ()
+        assert recipe.optim.constant_lr == predictor, name
+        if name.startswith("arb/moco_v2"):
+            assert (method.symmetric, method.queue_per_view, method.groups) == (True, True, 1)
+            synchronised = "sync" if "imagenet100" in name else "local"  # one GPU on CIFAR
+            assert (method.query_batchnorm, method.shuffle) == (synchronised, False)
+        elif name.startswith("arb/ressl"):
+            assert not method.shuffle
+        if name.startswith("arb/arb_") and not name.endswith("released_views"):
+            assert [crops.blur_p for crops in recipe.views.crops] == [1.0, 0.1], name
+        if method.name in ("simclr", "swav", "dino") and name.startswith(("arb/", "cllr/")):
+            assert method.together == (name.startswith("cllr/swav")), name
+
+
+def test_large_batches_beside_cllr_warm_up_as_their_papers_say():
+    rates = {
+        "swav_imagenet100_4096": (4.8, 10),
+        "swav_imagenet100_1024": (1.2, 10),
+        "simsiam_imagenet100_4096": (0.8, 10),
+        "cllr_nuclear_simsiam_imagenet100_1024": (0.2, 10),
+    }
+    for name, (rate, warmup) in rates.items():
+        recipe = load(f"cllr/{name}")
+        used = recipe.optim.lr * recipe.batch_size / recipe.optim.reference_batch
+        assert (used, recipe.optim.warmup_epochs) == (pytest.approx(rate), warmup)
+
+
+def test_cllr_trains_by_sgd_where_its_text_says_so():
+    """Table 1 with SimCLR, 0.1, 0.2, 0.4 and 0.6; by Adam are its variants and its other hosts."""
+    for name in PAPERS:
+        recipe = load(name)
+        method = getattr(recipe.method, "inner", recipe.method)
+        if name.startswith("cllr/") and method.name == "simclr":
+            is_adam = name.endswith("_adam") or name == "cllr/cllr_code_stl10"
+            optimiser = ("adam", 0.001) if is_adam else ("sgd", 0.005)
+            assert (recipe.optim.name, recipe.optim.lr) == optimiser, name
+            assert not (is_adam and recipe.expected), name
+
+
 def test_the_papers_recipes_are_there():
     for name in ("lorac/lorac", "lorac/moco_m", "lorac/moco_v2", "jcl/jcl"):
         assert {f"{name}_imagenet", f"{name}_imagenet100"} <= set(NAMES)

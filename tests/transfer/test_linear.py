@@ -406,6 +406,18 @@ def test_a_dataset_of_train_only_keeps_val_out_of_its_head(trees, trunk, tmp_pat
     assert steps == [*alone, *chosen, sizes["train"] + sizes["val"], "train+val"]
 
 
+def test_which_labels_the_papers_heads_train_on():
+    """LORAC: Birdsnap's 35,447 images without val. MIO: all labels, but where they are watched."""
+    for name in ("lorac", "lorac_bf16", "lorac_testsel"):
+        protocol = load_protocol(name, PROTOCOLS)
+        assert not protocol.trains_on_val("birdsnap") and protocol.trains_on_val("cars")
+    for name in ("mio_cifar", "mio_stl10"):
+        judged, watched = (load_protocol(n, PROTOCOLS) for n in (name, f"{name}_watched"))
+        assert judged.trains_on_val("stl10") and not watched.trains_on_val("stl10")
+        assert (judged.patience, watched.patience) == (None, 50)
+        assert "watched" in watched.name and judged.length == watched.length
+
+
 def test_train_score_is_a_row_of_the_split_that_trained(trees, trunk, tmp_path):
     """With Adam; a head that is trained long reads its own images better than a short one."""
     root, scores = trees("classes"), []
