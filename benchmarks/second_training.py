@@ -1,10 +1,11 @@
 """Train the same trunk many times and count how often the board calls two of the trainings different.
 
-python benchmarks/second_training.py DEMO [--task linear ...] [--trainings K]
+python benchmarks/second_training.py DEMO [--task linear ...] [--trainings K] [--seeded S]
 DEMO is a finished `backbench demo --out DEMO`. `benchmarks/second_training.txt` has its last output.
 
-Each training starts from the LORAC trunk with its weights moved by 1e-7, so all are equally good. Two
-of them train with seeds 1 and 2 too, which tells the board how far trainings differ.
+Each training starts from the LORAC trunk with its weights moved by 1e-7, so all are equally good. S
+of them train with seeds 1 and 2 too. A board has those seeds of two of them, which tells it how far
+trainings differ; its pairs are counted for every choice of the two.
 """
 
 from __future__ import annotations
@@ -20,13 +21,20 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from backbench import cli
-from backbench.board.board import Board, collect, difference, noise_of, noise_words, predictions
+from backbench.board.board import (
+    Board,
+    Measurement,
+    collect,
+    difference,
+    fill,
+    noise_of,
+    predictions,
+)
 from backbench.results.paired_tests import compare
 from backbench.runs.folder import CHECKPOINT_FILE
 from backbench.weights.checkpoint import Checkpoint
 
 MOVED = 1e-7  # of each weight
-AGAIN = 2  # trainings that have two more seeds
 METRICS = {"top1": "top-1", "bbox_AP": "box AP", "bbox_AP50": "box AP50"}
 
 
@@ -34,12 +42,12 @@ def commands(demo: Path) -> dict[str, list[str]]:
     """Task -> its verb and options, without a checkpoint."""
     data = ["--data", str(demo / "data")]
     semisup = ["--percent", "10", "--lists", str(demo / "data" / "lists")]
-    config = "demo_faster_rcnn_R_18_FPN"
+    detect = ["--config-file", "demo_faster_rcnn_R_18_FPN", "--resume", *data]
     return {
         "linear": ["linear", "--datasets", "digits", "--protocol", "linear_demo", *data],
         "semisup": ["semisup", *semisup, "--protocol", "semisup_demo", *data],
         "finetune": ["finetune", "--dataset", "digits", "--protocol", "finetune_demo", *data],
-        "detect": ["detect", "--config-file", config, "--resume", *data],
+        "detect": ["detect", *detect],
     }
 
 
@@ -61,36 +69,53 @@ def moved_trunks(demo: Path, out: Path, count: int) -> list[Path]:
     return files
 
 
-def train(words: list[str], files: list[Path], out: Path) -> Board:
+def train(words: list[str], files: list[Path], seeded: int, out: Path) -> Board:
     """All trainings of a task; those that are there already are not made again."""
+    verb, *options = words
     for n, file in enumerate(files):
-        seeds = ["--seeds", "3"] if n < AGAIN else []
-        run = out / str(n) if seeds else out / str(n) / "s0"
-        verb, *options = words
+        where = ["--out", str(out / str(n) / "s0")]
+        if n < seeded:
+            where = ["--out", str(out / str(n)), "--seeds", "3"]
         trunk = ["--checkpoint", str(file)] if verb == "detect" else [str(file)]
-        status = cli.main([verb, *trunk, *options, "-q", "--out", str(run), *seeds])
+        keys = ["SOLVER.MAX_ITER", "60", "SOLVER.STEPS", "(50,)"] if verb == "detect" else []
+        status = cli.main([verb, *trunk, *options, "-q", *where, *keys])
         if status:
             raise SystemExit(status)
     return collect([out])
 
 
-def report(task: str, board: Board) -> None:
-    """One line for each metric: its range over trainings, and the share of pairs called different."""
+def called_different(board: Board, metric: str) -> tuple[float, float]:
+    """The share of pairs, in percent, and the standard deviation of the trainings by this board."""
+    (column,) = (column for column in board.columns if column.metric == metric)
+    cells = [cell for _, cell in board.measured(column)]
+    tests = [difference(board, column, a, b) for a, b in itertools.combinations(cells, 2)]
+    share = sum(d is not None and d.real for d in tests) / len(tests)
+    return 100 * share, noise_of(board, column).seeds ** 0.5
+
+
+def report(task: str, board: Board, seeded: int) -> None:
+    """One line for each metric: its range over trainings, and the shares of pairs called different."""
+    measurements: list[Measurement] = []
+    for cell in board.cells.values():
+        measurements += cell.parts
+    digests = [row.checkpoint for row in board.rows][:seeded]  # by name, as they were trained
     for column in board.columns:
         if column.metric not in METRICS:
             continue
         cells = [cell for _, cell in board.measured(column)]
-        first = [predictions(cell)[0] for cell in cells]
         values = [cell.values[0] for cell in cells]
-        pairs = list(itertools.combinations(range(len(cells)), 2))
-        alone = [compare([first[a]], [first[b]], column.metric) for a, b in pairs]
-        tested = [difference(board, column, cells[a], cells[b]) for a, b in pairs]
-        by_images = sum(d is not None and d.real for d in alone)
-        by_rule = sum(d is not None and d.real for d in tested)
-        spread = f"{min(values):.1f} to {max(values):.1f}"
+        pairs = itertools.combinations([[predictions(cell)[0]] for cell in cells], 2)
+        alone = [compare(a, b, column.metric) for a, b in pairs]
+        by_images = sum(d is not None and d.real for d in alone) / len(alone)
+        seen = []
+        for two in itertools.combinations(digests, 2):
+            kept = [m for m in measurements if m.result.seed == 0 or m.result.checkpoint in two]
+            seen.append(called_different(fill(kept), column.metric))
+        by_board = sum(share for share, _ in seen) / len(seen)
+        deviation = sum(deviation for _, deviation in seen) / len(seen)
         print(
-            f"{task:10}{METRICS[column.metric]:10}{spread:>16}{100 * by_images / len(pairs):12.0f}%"
-            f"{100 * by_rule / len(pairs):12.0f}%   {noise_words(noise_of(board, column))}",
+            f"{task:10}{METRICS[column.metric]:10}{f'{min(values):.1f} to {max(values):.1f}':>16}"
+            f"{100 * by_images:12.0f}%{by_board:12.0f}%{deviation:12.2f}{len(seen):10}",
             flush=True,
         )
 
@@ -100,6 +125,7 @@ def main() -> None:
     parser.add_argument("demo", type=Path)
     parser.add_argument("--out", type=Path, default=Path("runs/second_training"))
     parser.add_argument("--trainings", type=int, default=8)
+    parser.add_argument("--seeded", type=int, default=2)
     parser.add_argument("--task", nargs="+", default=["linear", "semisup", "finetune", "detect"])
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
@@ -108,9 +134,11 @@ def main() -> None:
         f"{args.trainings} trainings of one trunk, weights moved by {MOVED:g}; pairs of them called"
     )
     print("different: by a test over images alone, and with the trainings' noise\n")
-    print(f"{'':20}{'first seed':>16}{'images':>13}{'the board':>13}   a second training moves it")
+    heads = ["first seed", "images", "the board", "deviation", "boards"]
+    print(f"{'':20}{heads[0]:>16}{heads[1]:>13}{heads[2]:>13}{heads[3]:>12}{heads[4]:>10}")
     for task in args.task:
-        report(task, train(commands(args.demo)[task], files, args.out / task))
+        board = train(commands(args.demo)[task], files, args.seeded, args.out / task)
+        report(task, board, args.seeded)
 
 
 if __name__ == "__main__":

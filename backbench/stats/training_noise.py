@@ -85,8 +85,10 @@ def by_resamples(values: np.ndarray, images: int) -> float:
     import numpy as np
 
     values = values[:, np.isfinite(values).all(0)]  # a resample without a ground truth has no AP
+    if values.shape[1] < 2:
+        return 0.0
     centred = values - values.mean(1, keepdims=True)
-    spread = float(centred.var(0, ddof=1).sum()) / max(values.shape[1] - 1, 1)
+    spread = float(centred.var(0, ddof=1).sum()) / (values.shape[1] - 1)
     return spread * images / max(images - 1, 1)
 
 

@@ -1,0 +1,59 @@
+"""The noise of trainings: what is measured from seeds, and how often equals are called different."""
+
+import numpy as np
+import pytest
+
+from backbench.stats import paired_differences, training_noise
+from backbench.stats.training_noise import NOTHING_TRAINED, Seeds, TrainingNoise
+from benchmarks import bold
+
+
+def test_the_images_part_of_the_variance_is_half_the_paired_variance_of_two_seeds():
+    rng = np.random.default_rng(0)
+    hits = (rng.random((2, 400)) < 0.8).astype(float)
+    d = hits[0] - hits[1]
+    expected = 1e4 * d.var() / 400 / 2
+    assert training_noise.by_images(hits) == pytest.approx(expected, rel=0.01)
+    label = rng.integers(0, 2, 400)
+    same_weight = training_noise.by_images(hits, np.arange(400) % 2)
+    assert same_weight == pytest.approx(training_noise.by_images(hits), rel=1e-9)
+    assert training_noise.by_images(hits, label) == pytest.approx(expected, rel=0.1)
+
+
+def test_the_part_of_resamples_is_theirs():
+    rng = np.random.default_rng(1)
+    shared, own = rng.normal(0, 3, 1000), rng.normal(0, 0.5, (3, 1000))
+    own[0, 7] = np.nan  # a resample without a ground truth
+    v = training_noise.by_resamples(40 + shared + own, 1000)
+    assert v == pytest.approx(0.25, rel=0.1)
+
+
+def test_noise_is_pooled_by_degrees_of_freedom():
+    noise = training_noise.pooled([Seeds([70, 72, 74], 1.0), Seeds([50, 51], 0.5), Seeds([9], 0)])
+    assert noise.df == 3 and not noise.known
+    assert noise.seeds == pytest.approx((2 * 4 + 0.5) / 3)
+    assert noise.excess == pytest.approx(noise.seeds - (2 * 1.0 + 0.5) / 3)
+    quiet = training_noise.pooled([Seeds([70.0, 70.0, 70.1], 1.0)] * 2)
+    assert (quiet.excess, quiet.df, quiet.known) == (0.0, 4, True)
+
+
+def test_a_difference_of_trainings_is_wider_with_fewer_of_them():
+    d = paired_differences.of_images(np.repeat([1.0, 0.0, -1.0], [30, 960, 10]))
+    noise = TrainingNoise(1.0, 1.0, 10)
+    widths = []
+    for count in (1, 3, 30):
+        tested = training_noise.over_trainings(d, noise, count, count)
+        widths.append(tested.ci95[1] - tested.ci95[0])
+        assert tested.variance == pytest.approx(d.variance + 2 / count)
+    assert widths == sorted(widths, reverse=True)
+    alone = training_noise.over_trainings(d, NOTHING_TRAINED, 1, 1)
+    assert alone.ci95 == pytest.approx(d.ci95, rel=1e-6)
+
+
+@pytest.mark.parametrize("tau", [0.0, 1.0, 2.0])
+def test_equals_are_bold_on_few_boards_however_much_trainings_differ(tau):
+    repeats = 500
+    rule, _, once = bold.look(bold.Kind(2, 3, 2), tau, 0.0, repeats)
+    assert rule[1] <= 5.5 + 3 * 1.0
+    if tau == 2:
+        assert once[1] > 25, "by images alone, of one training each"
