@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from backbench.errors import (
     EXIT_BAD_INPUT,
@@ -88,9 +88,22 @@ def _checkpoints(p: argparse.ArgumentParser) -> None:
     p.add_argument("checkpoints", metavar="X", nargs="+", type=Path, help=help)
 
 
-def _protocol_and_seed(p: argparse.ArgumentParser, default: str) -> None:
-    help = "a recipe under configs/transfer"
-    p.add_argument("--protocol", default=default, metavar="NAME", help=help)
+class _Protocol(argparse.Action):
+    """`--protocol NAME`; of the name `list`, the names that there are."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, value: Any, *_: object
+    ) -> None:
+        if value == "list":
+            lines = _function("transfer.protocols:listing")(parser.prog.split()[-1])
+            parser._print_message("".join(f"{line}\n" for line in lines), sys.stdout)
+            parser.exit()
+        setattr(namespace, self.dest, value)
+
+
+def _protocol_and_seed(p: argparse.ArgumentParser, default: str, also: str = "") -> None:
+    help = f"a recipe's name or file{also} (default: {default}); `list` shows those there are"
+    p.add_argument("--protocol", default=default, action=_Protocol, metavar="NAME", help=help)
     p.add_argument("--seed", type=int, default=0)
     _seeds(p)
 
@@ -219,10 +232,7 @@ def _linear(p: argparse.ArgumentParser) -> None:
     _checkpoints(p)
     help = "all = the 12 of LORAC's Table 2"
     p.add_argument("--datasets", metavar="NAME,...|all", required=True, help=help)
-    help = "lorac, logreg, knn, fewshot, a recipe's name, or own: each checkpoint's own probe"
-    p.add_argument("--protocol", default="lorac", metavar="NAME", help=help)
-    p.add_argument("--seed", type=int, default=0)
-    _seeds(p)
+    _protocol_and_seed(p, "lorac", ", or `own`: each checkpoint's own probe")
     _run_on_data(p)
 
 
@@ -546,7 +556,7 @@ def check(args: argparse.Namespace) -> None:
         _function(target)(args)
 
 
-def _function(target: str) -> Callable[[argparse.Namespace], int | None]:
+def _function(target: str) -> Callable[..., Any]:
     module, function = target.split(":")
     return getattr(importlib.import_module(module), function)
 

@@ -33,7 +33,7 @@ from torch import Tensor
 from backbench.errors import BadInput, Failed, Preempted
 from backbench.parallel import distributed, precision
 from backbench.results import store
-from backbench.runs import atomic, seeding
+from backbench.runs import atomic, price, seeding
 from backbench.runs.folder import STATE_FILE, open_run
 from backbench.runs.run_progress import Progress
 from backbench.runs.state import StopFlag, load_state, save_state
@@ -234,6 +234,14 @@ def train(
     # Each group has its own base rate, as biases may; a saved state has the rates of its iteration.
     bases = [group["lr"] for group in engine.optimizer.param_groups]
     first = continue_from(run, engine)
+    if rank == 0:
+        price.announce(
+            f"{p.task.name} by {run.engine}",
+            f"{price.plural(len(p.train.records), 'image')} to train on,"
+            f" {p.cfg.SOLVER.IMS_PER_BATCH} a step",
+            work={"iteration": last, "image": len(p.val.records)},
+            cheaper="`SOLVER.MAX_ITER N` trains for less" if engine.device.type == "cpu" else "",
+        )
     records = training_records(p.train, p.task)
     engine.start(records, first, last)
     if first and schedule.scores_after(first) and not measure.was_scored(run, first):

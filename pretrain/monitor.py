@@ -22,6 +22,7 @@ from backbench.images.image_list import ImageList
 from backbench.images.preprocess import eval_geometry, to_input
 from backbench.knn import knn_scores
 from backbench.parallel import loading
+from backbench.runs import price
 from backbench.runs.run_progress import Progress
 from backbench.runs.state import StopFlag
 from backbench.runs.step_metrics import Metrics, read_metrics
@@ -97,6 +98,13 @@ class RunLog:
         self.progress: Progress | None = None
         if rank == 0:
             self.metrics = Metrics(run, from_step=step)
+            dear = "`--fast` or `epochs=N` costs less"
+            price.announce(
+                f"pretrain {config.name}",
+                f"{price.plural(config.epochs, 'epoch')}, {config.batch_size} images a step",
+                work={"step": last},
+                cheaper="" if torch.cuda.is_available() else dear,
+            )
             self.progress = Progress(run, last, config.name, done=step)
             if tensorboard:
                 from torch.utils.tensorboard import SummaryWriter

@@ -30,7 +30,7 @@ from backbench.parallel import loading
 from backbench.recipes import config, fast
 from backbench.results import store
 from backbench.results.store import Result
-from backbench.runs import atomic, seeding
+from backbench.runs import atomic, price, seeding
 from backbench.runs.folder import PICTURES, STATES, open_run
 from backbench.runs.run_progress import Progress
 from backbench.runs.state import StopFlag, load_state, save_state
@@ -102,6 +102,13 @@ def analyze(
 ) -> None:
     """Everything for `checkpoints` on `images`: OUT/analysis.json, OUT/pictures and the rows."""
     out, seed = args.out, args.seed
+    price.announce(
+        f"analyze on {args.dataset}",
+        f"{args.recipe} ({recipe.augmentations} views of each image)",
+        price.plural(len(checkpoints), "checkpoint"),
+        work={"image": len(images)},
+        cheaper="`--augmentations 4` costs less" if machine.device.type == "cpu" else "",
+    )
     # 1. The pass over the images, which can be stopped and continued.
     spaces, sample = accumulate(checkpoints, images, recipe, out=out, seed=seed, machine=machine)
     # 2. The numbers of each space, as rows and as what the pictures are drawn from.

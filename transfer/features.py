@@ -22,6 +22,7 @@ from backbench.images import contents
 from backbench.images.contents import Named
 from backbench.images.image_list import ArrayList, ImageList
 from backbench.parallel import distributed
+from backbench.runs import price
 from backbench.runs.run_progress import Progress
 from backbench.runs.state import StopFlag
 from backbench.runs.terminal import log
@@ -109,7 +110,9 @@ class Extractor:
                 holds.append(int(seen is not None and _unchanged(images, named, seen)))
             there = self._as_main_says(holds)
             # 4. What is missing is computed by all ranks together.
-            if not all(there):
+            if all(there):
+                price.skip("image", len(images))
+            else:
                 self._compute(there, described, images, named, what)
             # 5. All of them are mapped from disk.
             out = []

@@ -30,7 +30,7 @@ from backbench.images.preprocess import normalise
 from backbench.parallel import batchnorm, distributed, precision
 from backbench.results import store
 from backbench.results.store import Result
-from backbench.runs import seeding
+from backbench.runs import price, seeding
 from backbench.runs.folder import STATES, open_run
 from backbench.runs.run_progress import Progress
 from backbench.runs.state import StopFlag, load_state, save_state
@@ -140,6 +140,7 @@ def finetune(task: Assignment[Finetune], part: Part, machine: Machine) -> list[R
                 f"{task.dataset.name} {task.task}: head/trunk rates as used {used} (declared for"
                 f" {p.reference_batch} images, times {p.batch_size}/{p.reference_batch})"
             )
+            work.announce()
         # 1. Each rate is tried on train and scored on val, unless there is nothing to choose.
         tried = work.try_rates()
         lr = p.head_lr[best_of(tried.scores)] if tried.scores else p.head_lr[0]
@@ -209,6 +210,27 @@ class Finetuning:
         task = self.task
         classes = len(task.splits.train.classes)
         return Network(task.checkpoints[0], classes, task.protocol, task.seed, self.machine)
+
+    def announce(self) -> None:
+        """Say what is left to be trained, on how many images, in how many steps."""
+        p, splits = self.task.protocol, self.task.splits
+        length, batch = self.part.length, p.batch_size
+        rates = len(p.head_lr) if len(p.head_lr) > 1 or not self.refits else 0
+        if rates and self.tried_file.exists():
+            rates -= len(load_state(self.tried_file)["scores"])
+        steps = rates * length.steps(len(splits.train), batch)
+        trainings = rates
+        if self.refits:
+            steps += length.steps(len(splits.both()), batch)
+            trainings += 1
+        dear = "`backbench linear --protocol logreg` trains a head alone and costs less"
+        price.announce(
+            f"{self.task.task} on {self.task.dataset.name}",
+            f"{p.name} (all layers, {price.plural(trainings, 'training')}, {batch} images a step)",
+            f"{len(splits.train)} + {len(splits.val)} labelled images, {len(splits.test)} to test",
+            work={"step": steps},
+            cheaper=dear if self.machine.device.type == "cpu" else "",
+        )
 
     def try_rates(self) -> TriedRates:
         """Train the rates that are left on train and score them on val; saved after each."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from backbench.datasets.splits import Splits
 from backbench.recipes import own_probe
 from backbench.results import store
 from backbench.results.store import Result
+from backbench.runs import price
 from backbench.runs.folder import STATES, open_run
 from backbench.runs.state import StopFlag
 from backbench.runs.terminal import log
@@ -142,6 +144,8 @@ def evaluate(
         pending = [c for c in group.checkpoints if c.digest not in done]
         kind = together if probe.together else alone
         kind.append(Work(group, probe, done, pending))
+    if machine.main:
+        _announce([*together, *alone], on_cpu=machine.device.type == "cpu")
     # 2. Probes that all processes train together come first.
     rows: list[Result] = []
     for one in together:
@@ -159,6 +163,32 @@ def evaluate(
     for one in alone:
         rows += measure(one, machine, stop)
     return rows
+
+
+def _announce(works: Sequence[Work], *, on_cpu: bool) -> None:
+    """Say what the pending work is, all datasets and protocols in one line."""
+    pending = [work for work in works if work.pending]
+    if not pending:
+        return
+    units: Counter[str] = Counter()
+    ways, kinds, names, digests = [], set(), [], set()
+    for one in pending:
+        p, dataset = one.group.protocol, one.group.dataset.name
+        units.update(one.probe.work(p, dataset, one.group.splits, len(one.pending)))
+        ways.append(f"{p.name} ({one.probe.words(p)})")
+        kinds.add(p.kind)
+        names.append(dataset)
+        digests |= {checkpoint.digest for checkpoint in one.pending}
+    cheaper = "`--protocol fewshot` costs less (`--protocol list` shows all)"
+    if kinds <= {"knn", "fewshot"}:  # the cheapest readings that there are
+        cheaper = "fewer images or a GPU would cost less"
+    price.announce(
+        f"linear on {', '.join(dict.fromkeys(names))}",
+        ", ".join(dict.fromkeys(ways)),
+        price.plural(len(digests), "checkpoint"),
+        work=units,
+        cheaper=cheaper if on_cpu else "",
+    )
 
 
 def measure(work: Work, machine: Machine, stop: StopFlag) -> list[Result]:

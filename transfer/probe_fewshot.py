@@ -123,4 +123,9 @@ def predictions(
     return np.stack(predicted)
 
 
-PROBE = Probe(measure=measure, metrics=metric_names, refuse=refuse)
+PROBE = Probe(
+    measure=measure,
+    metrics=metric_names,
+    refuse=refuse,
+    words=lambda p: f"{p.draws} draws of {p.shots} labels per class",
+)

@@ -7,7 +7,7 @@ that `kind`. Its protocol is a dataclass in `transfer/protocols.py`.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -31,6 +31,12 @@ class Probe(Generic[P]):
     measure: Callable[[Assignment[P], Extractor, Machine, StopFlag], list[Result]]
     # The metrics of the rows that it writes for each checkpoint
     metrics: Callable[[P, Dataset], list[str]] = lambda _, dataset: list(dataset.metrics)
+    # What it will do, in words, and how many units of work that is on a dataset (runs/price.py):
+    # beside the features of all its images, which most probes need
+    words: Callable[[P], str] = lambda _: ""
+    work: Callable[[P, str, Splits, int], Mapping[str, int]] = lambda p, name, splits, count: {
+        "image": sum(len(images) for _, images in splits.items())
+    }
     # Raises BadInput for data that would fail only after hours of features
     refuse: Callable[[P, str, Splits], None] = lambda *_: None
     # True: the processes train together. False: they only share computing the features, and rank 0

@@ -64,4 +64,9 @@ def measure(
     return scoring.write(task, measured)
 
 
-PROBE = Probe(measure=measure, metrics=metric_names, refuse=refuse)
+PROBE = Probe(
+    measure=measure,
+    metrics=metric_names,
+    refuse=refuse,
+    words=lambda p: f"k = {', '.join(map(str, p.k))}",
+)

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from backbench.datasets.splits import Splits
 from backbench.results.store import Result
 from backbench.runs.run_progress import Progress
 from backbench.runs.state import StopFlag, load_state, save_state
@@ -109,4 +110,12 @@ def _record(
     return score
 
 
-PROBE = Probe(measure=measure)
+def _work(p: LogReg, name: str, splits: Splits, count: int) -> dict[str, int]:
+    """Images, and the fits of a path for each of `count` checkpoints."""
+    images = sum(len(part) for _, part in splits.items())
+    return {"image": images, "fit": len(p.penalties) * count}
+
+
+PROBE = Probe(
+    measure=measure, words=lambda p: f"best of {len(p.penalties)} penalties by val", work=_work
+)

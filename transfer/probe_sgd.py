@@ -26,12 +26,13 @@ import torch
 from torch import Tensor
 
 from backbench.datasets.row import Dataset
+from backbench.datasets.splits import Splits
 from backbench.errors import Preempted
 from backbench.images.image_list import ImageList
 from backbench.parallel.distributed import sent
 from backbench.results import store
 from backbench.results.store import Result
-from backbench.runs import atomic
+from backbench.runs import atomic, price
 from backbench.runs.folder import STATES
 from backbench.runs.run_progress import Progress
 from backbench.runs.state import StopFlag, load_state, save_state
@@ -131,7 +132,10 @@ class SgdProbe:
         scores: dict[str, list[float]] = {}
         if self.choice_file.exists():
             scores = json.loads(self.choice_file.read_text())
-        if any(trunk.digest not in scores for trunk in trunks):
+        if all(trunk.digest in scores for trunk in trunks):
+            steps = self.task.protocol.steps(self.task.dataset.name, len(self.task.splits.train))
+            price.skip("step", steps)
+        else:
             candidates = self._train("select", [grid] * len(trunks), with_val=False)
             scores = self._scores(candidates, "val")
             if self.machine.main:
@@ -292,8 +296,7 @@ class ProbeTraining:
 
     def __post_init__(self) -> None:
         p = self.task.protocol
-        length = p.length.get(self.task.dataset.name, p.length["default"])
-        self.steps = length.steps(len(self.images), p.batch_size)
+        self.steps = p.steps(self.task.dataset.name, len(self.images))
         self.per_epoch = len(self.images) / p.batch_size  # broken, where the batch does not divide
         self.labels = torch.tensor(self.images.labels)
         self.best = [BestHeads(heads) for heads in self.heads]
@@ -401,4 +404,21 @@ class ProbeTraining:
         return int(state["step"])
 
 
-PROBE = Probe(measure=measure, metrics=metric_names, together=True)
+def _words(p: Sgd) -> str:
+    several = f"best of {len(p.lr)} learning rates by {p.select}, " if len(p.lr) > 1 else ""
+    return f"{several}{p.batch_size} images a step"
+
+
+def _work(p: Sgd, name: str, splits: Splits, _: int) -> dict[str, int]:
+    """Steps of all trainings, and images whose features are computed once."""
+    train, val, test = len(splits.train), len(splits.val), len(splits.test)
+    steps = p.steps(name, train + val if p.trains_on_val(name) else train)
+    chooses = len(p.lr) > 1 and p.select == "val"
+    if chooses:
+        steps += p.steps(name, train)
+    if p.augment is None or p.train_score:
+        return {"step": steps, "image": train + val + test}
+    return {"step": steps, "image": test + (val if chooses or p.patience is not None else 0)}
+
+
+PROBE = Probe(measure=measure, metrics=metric_names, together=True, words=_words, work=_work)

@@ -181,6 +181,11 @@ class Sgd(ScaledRates):
         """True where the final heads train on train + val, False where on train alone."""
         return self.patience is None and dataset not in self.train_only
 
+    def steps(self, dataset: str, images: int) -> int:
+        """Optimiser steps of one training on so many images of a dataset."""
+        length = self.length.get(dataset, self.length["default"])
+        return length.steps(images, self.batch_size)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Knn(Protocol):
@@ -318,6 +323,20 @@ PROTOCOLS: dict[str, type[Protocol]] = {
 def of_verb(verb: str) -> dict[str, type[Protocol]]:
     """Those that a verb of the command line measures by."""
     return {kind: PROTOCOLS[kind] for kind in by_kind(verb)}
+
+
+def listing(verb: str) -> list[str]:
+    """A line for each shipped protocol of a verb: its name, and what it is."""
+    lines = []
+    for name in config.recipe_names("transfer"):
+        path = config.find_recipe(name, "transfer")
+        recipe = config.read_recipe(path)
+        fits = recipe.get("kind") in of_verb(verb)
+        if recipe.get("kind") == "finetune":
+            fits = ("100" in recipe["parts"]) == (verb == "finetune")
+        if fits:
+            lines.append(f"{name:<22} {config.first_sentence(path) or recipe['protocol']}")
+    return lines
 
 
 def check(args: argparse.Namespace) -> None:

@@ -13,6 +13,7 @@ import functools
 import hashlib
 import json
 import math
+import re
 import types
 import typing
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -70,6 +71,22 @@ def recipe_names(kind: str) -> list[str]:
             if not name.startswith("_"):
                 names.append((file.parent / name).relative_to(folder).as_posix())
     return names
+
+
+def first_sentence(recipe: Path) -> str:
+    """The first sentence of the comment above a recipe: at the start of its file, or above the name
+    of a variant; empty where there is none."""
+    file, variant = (recipe, None) if recipe.is_file() else (recipe.parent, recipe.name)
+    comment: list[str] = []
+    for line in file.read_text().splitlines():
+        text = line.strip()
+        if text.startswith("#"):
+            comment.append(text.lstrip("# "))
+        elif variant is None or text == f"{variant}:":
+            break
+        else:
+            comment = []
+    return re.split(r"(?<=[.;]) ", " ".join(comment), maxsplit=1)[0].rstrip(".;")
 
 
 def _file_or_variant(stem: Path) -> Path | None:

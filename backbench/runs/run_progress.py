@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TypedDict
 
-from backbench.runs import atomic
+from backbench.runs import atomic, price
 from backbench.runs.folder import PROGRESS_FILE
 from backbench.runs.terminal import log, show_live
 from backbench.untrusted import jsons, printable
@@ -41,6 +41,7 @@ class Progress:
         self.run, self.total, self.what, self.unit = run, total, what, unit
         self.after = after
         self.first = self.done = done
+        self.meter = None if run is None else price.Meter(unit, done)
         self.start = time.monotonic()
         self._shown = self._written = 0.0
         self._tty = sys.stderr.isatty()
@@ -57,6 +58,8 @@ class Progress:
     def advance(self, count: int = 1, **info: float | str) -> None:
         """Count `count` more steps; `info` is shown behind the rate."""
         self.done += count
+        if self.meter is not None:
+            self.meter.count(count)
         now = time.monotonic()
         last = self.done >= self.total
         due = last or now - self._shown > (TERMINAL_SECONDS if self._tty else LOG_SECONDS)

@@ -1,0 +1,170 @@
+"""What a run says before it starts, what the rest will cost once it is timed, and the protocols
+that there are to choose from."""
+
+import json
+import re
+
+import pytest
+
+from backbench import cli
+from backbench.runs import price
+
+SGD = {
+    "kind": "sgd",
+    "protocol": "sgd-test-v1",
+    "lr": [0.1, 1.0],
+    "augment": None,
+    "batch_size": 16,
+    "length": {"default": {"iterations": 30}},
+    "geometry": {"resize": 32, "crop": 32},
+}
+KNN = {
+    "kind": "knn",
+    "protocol": "knn-test-v1",
+    "k": [5, 20],
+    "feature_batch": 8,
+    "geometry": {"resize": 32, "crop": 32},
+}
+TUNED = {
+    "kind": "finetune",
+    "protocol": "tuned-test-v1",
+    "head_lr": [0.03, 0.1],
+    "batch_size": 4,
+    "parts": {"100": {"length": {"iterations": 3}}},
+    "augment": {"size": 32},
+    "geometry": {"resize": 32, "crop": 32},
+}
+
+
+@pytest.fixture
+def timed_at_once(monkeypatch):
+    """Every run is long and dear, and a rate is believed after two steps."""
+    for name in ("LONG", "DEAR", "SECONDS"):
+        monkeypatch.setattr(price, name, -1.0)
+    monkeypatch.setattr(price, "UNITS", 1)
+
+
+@pytest.fixture
+def says(tiny_root, trunk, tmp_path, caplog):
+    """The lines that a command logs, on the tiny data."""
+    files = {"TRUNK": trunk}
+    for recipe in (SGD, KNN, TUNED):
+        files[recipe["protocol"]] = written(tmp_path, recipe)
+
+    def run(*words):
+        words = [files.get(word, word) for word in words]
+        where = ["--data", str(tiny_root), "--out", str(tmp_path / words[0])]
+        head, tail = list(map(str, words)), []
+        if "SOLVER.MAX_ITER" in head:
+            at = head.index("SOLVER.MAX_ITER")
+            head, tail = head[:at], head[at:]
+        assert cli.main([*head, *where, *tail]) == 0
+        return [record.getMessage() for record in caplog.records]
+
+    return run
+
+
+def written(folder, recipe):
+    file = folder / f"{recipe['protocol']}.yaml"
+    file.write_text(json.dumps(recipe))
+    return file
+
+
+def test_a_probe_says_its_plan_and_its_price(says, timed_at_once):
+    said = says("linear", "TRUNK", "--datasets", "digits", "--protocol", "sgd-test-v1")
+    plan = next(i for i, line in enumerate(said) if line.startswith("linear on digits: "))
+    assert re.fullmatch(
+        r"linear on digits: sgd-test-v1 \(best of 2 learning rates by val, 16 images a step\);"
+        r" 1 checkpoint; 60 steps, [\d,]+ images",
+        said[plan],
+    )
+    # Both trainings are one price: 60 steps less those that were timed
+    priced = [line for line in said[plan + 1 :] if "more steps" in line]
+    (line,) = priced
+    left = re.match(r"about \d+ minutes here for (\d+) more steps, at [\d.e+]+ a second; ", line)
+    assert left and 50 < int(left[1]) < 60 and "`--protocol fewshot`" in line
+
+
+def test_what_is_there_already_costs_nothing(says, timed_at_once, caplog):
+    words = ["linear", "TRUNK", "--datasets", "digits", "--protocol", "knn-test-v1"]
+    said = says(*words)
+    assert any("k = 5, 20" in line and "images" in line for line in said)
+    assert any("more images" in line and "a GPU" in line for line in said)
+    caplog.clear()
+    assert not any("about" in line for line in says(*words))
+
+
+def test_a_short_run_has_a_plan_and_no_price(says):
+    said = says("linear", "TRUNK", "--datasets", "digits", "--protocol", "fewshot_demo")
+    assert any("20 draws of 2 labels per class" in line for line in said)
+    assert not any(line.startswith("about") for line in said)
+
+
+@pytest.mark.parametrize(
+    ("words", "plan", "cheaper"),
+    [
+        (
+            ["finetune", "TRUNK", "--dataset", "digits", "--protocol", "tuned-test-v1"],
+            r"finetune on digits: tuned-test-v1 \(all layers, 3 trainings, 4 images a step\);.*; 9 steps",
+            "linear --protocol logreg",
+        ),
+        (
+            ["analyze", "TRUNK", "--dataset", "digits", "--recipe", "analyze_tiny"],
+            r"analyze on digits: analyze_tiny \(\d+ views of each image\); 1 checkpoint; \d+ images",
+            "--augmentations",
+        ),
+        (
+            ["pretrain", "demo_simclr", "epochs=4"],
+            r"pretrain .*: 4 epochs, \d+ images a step; \d+ steps",
+            "--fast",
+        ),
+        (
+            [
+                "detect",
+                "--checkpoint",
+                "TRUNK",
+                "--config-file",
+                "tiny_faster_rcnn_R_18_FPN",
+                "SOLVER.MAX_ITER",
+                "4",
+                "SOLVER.STEPS",
+                "(3,)",
+            ],
+            r"faster_rcnn by torchvision: \d+ images to train on, \d+ a step; 4 iterations, \d+ images",
+            "SOLVER.MAX_ITER",
+        ),
+    ],
+    ids=["finetune", "analyze", "pretrain", "detect"],
+)
+@pytest.mark.usefixtures("timed_at_once")
+def test_every_verb_says_its_plan_and_its_price(says, words, plan, cheaper):
+    said = says(*words)
+    assert any(re.fullmatch(plan, line) for line in said), said
+    assert any(line.startswith("about ") and cheaper in line for line in said), said
+
+
+def test_a_price_is_spelled_for_people():
+    assert price.spelled(90) == "2 minutes"
+    assert price.spelled(5400) == "1.5 hours"
+    assert price.spelled(899 * 3600) == "899 hours"
+
+
+@pytest.mark.parametrize(
+    ("verb", "default", "listed", "others"),
+    [
+        ("linear", "lorac", {"lorac", "knn", "logreg", "fewshot"}, "finetune"),
+        ("finetune", "finetune", {"finetune", "finetune_vit"}, "semisup"),
+        ("semisup", "semisup", {"semisup", "semisup_demo"}, "finetune"),
+    ],
+)
+def test_the_protocols_are_listed(capsys, verb, default, listed, others):
+    with pytest.raises(SystemExit) as ended:
+        cli.main([verb, "--protocol", "list"])
+    assert ended.value.code == 0
+    lines = capsys.readouterr().out.splitlines()
+    names = {line.split()[0]: line.split(maxsplit=1)[1] for line in lines}
+    assert listed <= names.keys() and others not in names
+    assert all(names.values())
+    with pytest.raises(SystemExit):
+        cli.main([verb, "--help"])
+    assert f"(default: {default})" in " ".join(capsys.readouterr().out.split())
