@@ -190,6 +190,11 @@ def _value(field: str, file: Path, at: int, column: str) -> float | None:
             f"{file}:{at}: '{printable.shown(text, 60)}' in column '{column}' is no number;"
             " leave it empty where nothing was measured"
         )
+    if not 0 <= value <= 100 and _OURS.fullmatch(column):
+        raise BadInput(
+            f"{file}:{at}: {value:g} in column '{printable.shown(column, 120)}' is no percentage;"
+            " write the table again from its results"
+        )
     return value
 
 
