@@ -41,9 +41,11 @@ LEVELS = {
 }
 _ALIKE = 1e-6  # percent: a number computed again
 _CLOCKS = 3600  # seconds by which two machines' clocks may differ
-# How far the mean of an AP's resamples may lie below and above it, in their standard deviations. It
-# lies above it: 0.0 to 0.9 in the demo's 30 APs of 40 images (docs/demo/records).
-_AP_BELOW, _AP_ABOVE = 0.5, 2.0
+# How far the mean of an AP's resamples may lie below and above it, in their standard deviations:
+# _AP_CHANCE, and as much over the root of the number of images. It lies above the AP, by 0.0 to 0.9
+# in the demo's 30 APs of 40 images (docs/demo/records); a bootstrap's bias falls with 1 / images,
+# its spread with the root, and the mean of 500 resamples is known to 0.045 of the spread.
+_AP_CHANCE, _AP_BELOW, _AP_ABOVE = 0.25, 3.0, 12.0
 _AP_ORDER = 0.1  # percent: a stricter overlap may by chance of matching give so much more
 _LARGEST_LIST, _LARGEST_TABLE = 16 * opening.MEGABYTE, 4 * opening.MEGABYTE
 _MOST_HITS = 10_000_000  # draws times images that are computed with
@@ -280,7 +282,8 @@ def _of_resamples(r: Result, arrays: Arrays) -> int:
     if r.value is None or not len(defined):
         return UNBACKED
     spread, gap = float(defined.std()), float(defined.mean()) - r.value
-    if not -_AP_BELOW * spread - _ALIKE <= gap <= _AP_ABOVE * spread + _ALIKE:
+    below, above = (_AP_CHANCE + bias / math.sqrt(images) for bias in (_AP_BELOW, _AP_ABOVE))
+    if not -below * spread - _ALIKE <= gap <= above * spread + _ALIKE:
         raise _Unfit(f"it says {r.value:.4f}, its resamples have a mean of {defined.mean():.4f}")
     _refuse_other_interval(r, confidence.of_resamples(r.value / 100, draws / 100, images))
     return FROM_KEPT
