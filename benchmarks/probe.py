@@ -268,9 +268,11 @@ def row_18(count: int, dim: int, classes: int, repeats: int) -> None:
 
     def ours(tolerance: float) -> list[logreg.Fit]:
         fits: list[logreg.Fit] = []
+        moments = logreg.second_moments([(x, y)], CPU, 65536)
         for l2 in STRENGTHS:
             start = fits[-1] if fits else None
             settings = {"classes": classes, "l2": l2, "start": start, "tolerance": tolerance}
+            settings["moments"] = moments
             fits.append(logreg.fit([(x, y)], **settings))
         return fits
 

@@ -492,7 +492,7 @@ def few_labels(
         kind="fewshot", protocol="sample", shots=recipe.shots, draws=recipe.draws, l2=recipe.l2
     )
     drawn = probe_fewshot.draws(bank, shots=p.shots, count=p.draws, seed=seed)
-    predicted = probe_fewshot.predictions(
+    predicted, _ = probe_fewshot.predictions(
         FeatureRows((sample[a],)), bank.labels, sample[b], drawn, classes=len(images.classes), p=p
     )
     hits = predicted == label

@@ -2,30 +2,41 @@
 
 Objective (scikit-learn's with C = 1 / l2): sum_i CE(W x_i + b, y_i) + l2 / 2 ||W||^2; the
 bias is not penalised. Features are read in chunks of rows, so beside the mapped files the
-working memory is two chunks and about 25 copies of the weights (L-BFGS keeps ten pairs): 1.8M
-x 2048 features with 365 classes need about 1 GB on the CPU. A GPU with room for them keeps them.
+working memory is two chunks, about 25 copies of the weights (L-BFGS keeps ten pairs) and two
+matrices of d x d: 1.8M x 2048 features with 365 classes need about 1 GB on the CPU. A GPU with
+room for the features keeps them.
+
+L-BFGS by itself needs thousands of iterations where features differ in scale or move together, as a
+transformer's do. So it works on U = T L, with T = (W | b) and L L^T the Hessian for equal
+probabilities: the objective is the same, and its level lines are nearly round.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
+ALIKE = 100.0  # largest over smallest scale of features that L-BFGS is quick with
 ROOM = 0.5  # of a GPU's free memory, for features
 LabelledFeatures = tuple[Tensor, Tensor]  # (n, d), labels (n,)
 
 
 @dataclass(frozen=True)
 class Fit:
+    """`gradient`: the largest entry of the mean objective's gradient, by T or by features of unit
+    spread, whichever is larger. A fit has converged if it is within the tolerance."""
+
     weight: Tensor  # (C, d)
     bias: Tensor  # (C,)
     loss: float  # of the objective as a mean over samples
     iterations: int
     converged: bool
+    gradient: float = 0.0
 
     @staticmethod
     def at(weight: Tensor, bias: Tensor) -> Fit:
@@ -41,36 +52,35 @@ class Fit:
         return torch.cat(parts)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Objective:
-    """The objective and its gradient as scipy asks for them: of one vector, W's rows and then b."""
+    """The objective and its gradient as scipy asks for them: of one vector, the rows of U."""
 
     blocks: Sequence[LabelledFeatures]
     classes: int
-    dim: int
     l2: float
+    factor: Tensor | None  # L (d + 1, d + 1), lower triangular, float64; None: T itself
     device: torch.device
     dtype: torch.dtype
-
-    @property
-    def size(self) -> int:
-        return self.classes * self.dim  # of W
-
-    def split(self, flat: Tensor) -> tuple[Tensor, Tensor]:
-        """W (C, d) and b (C,), as views of `flat`."""
-        return flat[: self.size].view(self.classes, self.dim), flat[self.size :]
+    spread: float  # the mean p (1 - p) that the factor was made with
+    gradient: float = field(default=float("inf"), init=False)  # of the last evaluation, as in Fit
+    # Where that was, and what it gave: scipy asks for the first and the last point again
+    last: tuple[np.ndarray, float, np.ndarray] | None = field(default=None, init=False)
 
     def __call__(self, flat: np.ndarray) -> tuple[float, np.ndarray]:
         """Both per sample, so that a tolerance means the same for every dataset."""
-        point = torch.from_numpy(flat).to(self.device, self.dtype)
+        if self.last is not None and np.array_equal(flat, self.last[0]):
+            return self.last[1:]
+        device = self.device
+        both = self.to_weights(torch.from_numpy(flat).to(device))
+        point = both.to(self.dtype)
+        weight, bias = point[:, :-1], point[:, -1]
         gradient = torch.zeros_like(point)
-        weight, bias = self.split(point)
-        grad_weight, grad_bias = self.split(gradient)
-        loss = torch.zeros((), dtype=torch.float64, device=self.device)
+        loss = torch.zeros((), dtype=torch.float64, device=device)
         count = 0
         for features, labels in self.blocks:
-            x, y = features.to(self.device, self.dtype), labels.to(self.device)
-            rows = torch.arange(len(y), device=self.device)
+            x, y = features.to(device, self.dtype), labels.to(device)
+            rows = torch.arange(len(y), device=device)
             # 1. The cross-entropy of image i is -log p[i, y_i], with p = softmax(x W^T + b).
             log_p = torch.log_softmax(torch.addmm(bias, x, weight.T), 1)
             loss -= log_p[rows, y].double().sum()
@@ -79,13 +89,45 @@ class Objective:
             residual = log_p.exp_()
             residual[rows, y] -= 1
             # 3. So by W it is R^T x, and by b the sum of R's rows.
-            grad_weight.addmm_(residual.T, x)
-            grad_bias += residual.sum(0)
+            gradient[:, :-1].addmm_(residual.T, x)
+            gradient[:, -1] += residual.sum(0)
             count += len(y)
         # 4. The penalty l2 / 2 ||W||^2, whose derivative is l2 W.
-        grad_weight.add_(weight, alpha=self.l2)
-        loss += 0.5 * self.l2 * weight.double().square().sum()
-        return float(loss) / count, (gradient.double() / count).cpu().numpy()
+        by_weights = gradient.double()
+        by_weights[:, :-1] += self.l2 * both[:, :-1]
+        by_weights /= count
+        loss += 0.5 * self.l2 * both[:, :-1].square().sum()
+        # 5. T = U L^-1, so the gradient by U is that by T times L^-T. With `spread` taken out of
+        #    L, U's features have unit spread.
+        by_u = by_weights
+        if self.factor is not None:
+            by_u = torch.linalg.solve_triangular(self.factor, by_weights.T, upper=False).T
+        whitened = self.spread**0.5 * by_u.abs().max()
+        self.gradient = float(torch.maximum(by_weights.abs().max(), whitened))
+        self.last = flat.copy(), float(loss) / count, by_u.cpu().numpy().ravel()
+        return self.last[1:]
+
+    def to_weights(self, flat: Tensor) -> Tensor:
+        """U as a vector -> T = U L^-1 (C, d + 1)."""
+        u = flat.view(self.classes, -1)
+        if self.factor is None:
+            return u
+        return torch.linalg.solve_triangular(self.factor, u, upper=False, left=False)
+
+
+def second_moments(parts: Sequence[LabelledFeatures], device: torch.device, chunk: int) -> Tensor:
+    """The mean of z z^T (d + 1, d + 1), float64, where z is (x | 1), over every k-th image: as many
+    as the estimate needs."""
+    dim = parts[0][0].shape[1]
+    total = torch.zeros(dim + 1, dim + 1, dtype=torch.float64, device=device)
+    count = 0
+    step = max(1, sum(len(labels) for _, labels in parts) // (4 * dim))
+    for features, _ in parts:
+        for rows in features[::step].split(max(1, chunk // 4)):  # float64 and a column more
+            z = torch.nn.functional.pad(rows.to(device, torch.float64), (0, 1), value=1.0)
+            total.addmm_(z.T, z)
+            count += len(rows)
+    return total / count
 
 
 def resident(
@@ -109,6 +151,7 @@ def fit(
     classes: int,
     l2: float,
     start: Fit | None = None,
+    moments: Tensor | None = None,
     device: torch.device | None = None,
     dtype: torch.dtype = torch.float32,
     chunk: int = 65536,
@@ -116,31 +159,108 @@ def fit(
     tolerance: float = 1e-5,
     between: Callable[[], None] = lambda: None,
 ) -> Fit:
-    """Minimise over all `parts`, to `tolerance` on the largest entry of the mean gradient.
-    `between` is called after each iteration; what it raises ends the fit."""
+    """Minimise over all `parts`, to `tolerance` on `Fit.gradient`.
+
+    `moments`: the `second_moments` of these or of similar features, where a path of penalties has
+    them. `between` is called after each iteration; what it raises ends the fit.
+    """
     from scipy.optimize import minimize
 
     device = device or torch.device("cpu")
-    blocks: list[LabelledFeatures] = []
-    for features, labels in parts:
-        blocks += zip(features.split(chunk), labels.split(chunk))
-    dim = parts[0][0].shape[1]
-    blocks = resident(blocks, device, dtype)
-    objective = Objective(blocks, classes, dim, l2, device, dtype)
+    dim, count = parts[0][0].shape[1], sum(len(labels) for _, labels in parts)
+    if count < dim:
+        # The best W is a sum of the images' rows: fewer coordinates, in their span, are the same
+        # problem with the same ||W||.
+        span = torch.linalg.qr(torch.cat([x for x, _ in parts]).double().T)[0]  # (d, n)
+        parts = [((x.double() @ span).to(dtype), y) for x, y in parts]
+        moments = None
+    if moments is None:
+        moments = second_moments(parts, device, chunk)
+    if start is None:
+        point = torch.zeros(classes, dim + 1, dtype=torch.float64, device=device)
+    else:
+        point = torch.cat([start.weight, start.bias[:, None]], 1).to(device, torch.float64)
+    if count < dim:
+        point = torch.cat([point[:, :-1] @ span.to(device), point[:, -1:]], 1)
+    # The Hessian per sample: mean p (1 - p) of z z^T, and l2 on W
+    spread = 1 / classes - 1 / classes**2 if start is None else _spread(parts, point, chunk)
+    hessian = moments * spread
+    diagonal = hessian.diagonal()
+    diagonal[:-1] += l2 / count
+    diagonal += 1e-12 * diagonal.mean()
+    factor: Tensor | None = torch.linalg.cholesky(hessian)
+    assert factor is not None
+    # Features that are alike in scale and independent need none of this
+    scales = factor.diagonal()[:-1].square()
+    if scales.max() < ALIKE * scales.min():
+        factor = None
 
-    first = np.zeros(objective.size + classes)
-    if start is not None:
-        first[: objective.size] = start.weight.cpu().numpy().ravel()
-        first[objective.size :] = start.bias.cpu().numpy()
-    options = {
-        "maxiter": max_iterations,
-        "maxfun": 2 * max_iterations,
-        "gtol": tolerance,
-        "ftol": 1e-12,
-        "maxls": 40,
-    }
-    found = minimize(
-        objective, first, jac=True, method="L-BFGS-B", options=options, callback=lambda _: between()
+    iterations, loss, gradient = 0, 0.0, float("inf")
+    # In single precision the objective soon is flat for a line search: double precision goes on.
+    for precision in dict.fromkeys((dtype, torch.float64)):
+        rows = max(1, chunk * 4 // precision.itemsize)
+        blocks: list[LabelledFeatures] = []
+        for features, labels in parts:
+            blocks += zip(features.split(rows), labels.split(rows))
+        blocks = resident(blocks, device, precision)
+        objective = Objective(blocks, classes, l2, factor, device, precision, spread)
+
+        def after_iteration(_: np.ndarray, objective: Objective = objective) -> None:
+            between()
+            if objective.gradient <= tolerance:
+                raise StopIteration
+
+        # L-BFGS's first step has length 1. In units of the gradient that is a Newton step; the
+        # unit is a power of 2, so that the same point comes back with the same bits.
+        first = (point if factor is None else point @ factor).cpu().numpy().ravel()
+        _, slope = objective(first)
+        length = 1.0 if factor is None else max(float(np.linalg.norm(slope)), 1e-30)
+        unit = 2.0 ** round(math.log2(length))
+
+        def in_units(
+            flat: np.ndarray, objective: Objective = objective, unit: float = unit
+        ) -> tuple[float, np.ndarray]:
+            loss, slope = objective(flat * unit)
+            return loss, slope * unit
+
+        left = max_iterations - iterations
+        options = {"maxiter": left, "maxfun": 2 * left, "gtol": 0.0, "ftol": 0.0, "maxls": 40}
+        if objective.gradient > tolerance:
+            found = minimize(
+                in_units,
+                first / unit,
+                jac=True,
+                method="L-BFGS-B",
+                options=options,
+                callback=after_iteration,
+            )
+            first, iterations = found.x * unit, iterations + int(found.nit)
+        # The last evaluation may be one that the line search rejected
+        loss, _ = objective(first)
+        gradient = objective.gradient
+        point = objective.to_weights(torch.from_numpy(first).to(device))
+        if gradient <= tolerance or iterations >= max_iterations:
+            break
+    weight, bias = point[:, :-1], point[:, -1]
+    if count < dim:
+        weight = weight @ span.to(device).T
+    return Fit(
+        weight.to(dtype),
+        bias.to(dtype),
+        loss,
+        iterations,
+        gradient <= tolerance,
+        gradient,
     )
-    weight, bias = objective.split(torch.from_numpy(found.x).to(device, dtype))
-    return Fit(weight, bias, float(found.fun), int(found.nit), bool(found.success))
+
+
+def _spread(parts: Sequence[LabelledFeatures], point: Tensor, chunk: int) -> float:
+    """The mean of p (1 - p) over images and classes at (W | b)."""
+    total, count = 0.0, 0
+    start = Fit.at(point[:, :-1].float(), point[:, -1].float())
+    for features, _ in parts:
+        for rows in features.split(chunk):
+            p = torch.softmax(start.logits(rows), 1)
+            total += float((p - p.square()).double().sum())
+            count += p.numel()
+    return max(total / count, 1e-6)

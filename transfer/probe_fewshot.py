@@ -51,7 +51,9 @@ def measure(
     rows = []
     for trunk, train, val, test in zip(extractor.trunks, *features):
         bank = FeatureRows((train, val))
-        predicted = predictions(bank, both.labels, test, drawn, classes=classes, p=p, stop=stop)
+        predicted, gradient = predictions(
+            bank, both.labels, test, drawn, classes=classes, p=p, stop=stop
+        )
         values = [scoring.score(metric, one, label, classes) for one in predicted]
         kept = store.keep_predictions(
             task.run,
@@ -68,7 +70,7 @@ def measure(
             metric=metric,
             value=float(np.mean(values)),
             ci95=confidence.of_draws(predicted == label, by_class),
-            chosen=None,
+            chosen={"converged": False, "gradient": gradient} if gradient > p.tolerance else None,
             provenance={
                 "predictions": kept,
                 "draws": values,
@@ -99,13 +101,14 @@ def predictions(
     classes: int,
     p: FewShot,
     stop: StopFlag | None = None,
-) -> NDArray[np.int64]:
-    """(draws, M): the class of each row of `test` (M, d), in each draw. A draw is a list of indices
+) -> tuple[NDArray[np.int64], float]:
+    """(draws, M): the class of each row of `test` (M, d), in each draw, and the largest gradient
+    that a fit was left with. A draw is a list of indices
     of `bank` (N, d) and `labels`. All is in float64: few labels leave nearly equal scores, whose
     order single precision would decide."""
     known = torch.as_tensor(labels)
     queries = F.normalize(test.double(), dim=1)
-    predicted = []
+    predicted, gradient = [], 0.0
     for indices in drawn:
         if stop is not None:
             stop.end_here("between two draws")
@@ -119,8 +122,9 @@ def predictions(
             max_iterations=p.max_iterations,
             tolerance=p.tolerance,
         )
+        gradient = max(gradient, fitted.gradient)
         predicted.append(fitted.logits(queries).argmax(1).numpy())
-    return np.stack(predicted)
+    return np.stack(predicted), gradient
 
 
 PROBE = Probe(

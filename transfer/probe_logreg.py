@@ -13,6 +13,7 @@ from backbench.datasets.splits import Splits
 from backbench.results.store import Result
 from backbench.runs.run_progress import Progress
 from backbench.runs.state import StopFlag, load_state, save_state
+from backbench.runs.terminal import log
 from transfer import logreg, scoring
 from transfer.devices import Machine
 from transfer.features import Extractor
@@ -26,7 +27,7 @@ class PathState(TypedDict, total=False):
     """How far one trunk's path is, as it is saved after each fit."""
 
     scores: list[float]  # on val, one for each penalty that is done
-    converged: list[bool]
+    gradients: list[float]  # where the fits ended
     best: float  # of the scores
     weight: Tensor  # where the last fit ended
     bias: Tensor
@@ -44,11 +45,14 @@ def measure(
     y_train = torch.tensor(task.splits.train.labels)
     y_val = torch.tensor(task.splits.val.labels)
 
-    def fit(parts: list[LabelledFeatures], l2: float, start: Fit | None) -> Fit:
+    def fit(
+        parts: list[LabelledFeatures], l2: float, start: Fit | None, moments: Tensor | None
+    ) -> Fit:
         return logreg.fit(
             parts,
             l2=l2,
             start=start,
+            moments=moments,
             classes=len(task.splits.train.classes),
             device=machine.device,
             chunk=p.chunk,
@@ -61,16 +65,19 @@ def measure(
     state = load_state(task.state_file) if task.state_file.exists() else {}
     measured = []
     for trunk, train, val, test in zip(extractor.trunks, *features):
-        start: PathState = {"scores": [], "converged": [], "best": -1.0}
+        start: PathState = {"scores": [], "gradients": [], "best": -1.0}
         path: PathState = state.setdefault(trunk.digest, start)
         last = Fit.at(path["weight"], path["bias"]) if "weight" in path else None
         # 1. The penalties that are left on train, strongest first, each scored on val. A fit starts
         #    where the one before ended: neighbouring penalties have near minima, and the strongest
         #    is the easiest from nothing.
+        moments = None
+        if len(train) >= train.shape[1]:
+            moments = logreg.second_moments([(train, y_train)], machine.device, p.chunk)
         done, what = len(path["scores"]), f"{task.dataset.name} logreg"
         progress = Progress(task.run, len(p.penalties), what, unit="fit", done=done)
         for l2 in p.penalties[done:]:
-            last = fit([(train, y_train)], l2, last)
+            last = fit([(train, y_train)], l2, last, moments)
             ranking = scoring.rank_classes(last.logits(val, p.chunk))
             score = _record(task, path, last, ranking[:, 0], np.asarray(y_val))
             save_state(task.state_file, dict(state))
@@ -79,7 +86,7 @@ def measure(
         # 2. The best penalty again on train + val, from where it ended on train alone.
         l2 = p.penalties[scoring.best_of(path["scores"])]
         warm = Fit.at(path["best_weight"], path["best_bias"])
-        final = fit([(train, y_train), (val, y_val)], l2, warm)
+        final = fit([(train, y_train), (val, y_val)], l2, warm, moments)
         # 3. The one look at test.
         choice: dict[str, object] = {
             "l2": l2,
@@ -87,8 +94,15 @@ def measure(
             "trained_on": "train+val",
             "scores": {f"{v:g}": score for v, score in zip(p.penalties, path["scores"])},
             "at_edge": scoring.warn_edge(task, trunk.checkpoint, "penalty", l2, p.penalties),
-            "converged": all(path["converged"]) and final.converged,
+            "converged": max(*path["gradients"], final.gradient) <= p.tolerance,
+            "gradient": max(*path["gradients"], final.gradient),
         }
+        if not choice["converged"]:
+            log.warning(
+                f"{trunk.checkpoint.name} on {task.dataset.name}: not converged after"
+                f" {p.max_iterations} iterations (gradient {choice['gradient']:.1e}, tolerance"
+                f" {p.tolerance:g}); the row says so and never leads; raise max_iterations"
+            )
         ranking = scoring.rank_classes(final.logits(test, p.chunk))
         one = CheckpointPredictions(checkpoint=trunk.checkpoint, ranking=ranking, chosen=choice)
         measured.append(one)
@@ -102,7 +116,7 @@ def _record(
     classes = len(task.splits.train.classes)
     score = scoring.score(task.dataset.metric, predicted.numpy(), label, classes)
     path["scores"].append(score)
-    path["converged"].append(last.converged)
+    path["gradients"].append(last.gradient)
     path["weight"], path["bias"] = last.weight.cpu(), last.bias.cpu()
     if score > path["best"]:  # of equal scores the stronger penalty
         path["best"] = score

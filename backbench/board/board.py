@@ -34,7 +34,8 @@ from backbench.untrusted import printable
 
 MEASURED, PUBLISHED = "measured", "published"  # Row.source
 # A row's mark in a column; `standing` defines it
-BEST, TIED, UNTESTED, ONCE, UNBACKED = "best", "tied", "untested", "once", "unbacked"
+BEST, TIED, UNTESTED, ONCE = "best", "tied", "untested", "once"
+UNBACKED, UNSETTLED = "unbacked", "unsettled"
 AVERAGE = "average"  # dataset and metric of the mean over LORAC's twelve
 
 _DATASET_ORDER = ("imagenet", "imagenet100", *TWELVE, AVERAGE)
@@ -166,6 +167,7 @@ class Cell:
     parts: list[Measurement] = field(default_factory=list)
     note: str = ""
     backed: bool = True
+    settled: bool = True  # False where a fit behind the number stopped before it had converged
 
     @property
     def values(self) -> list[float]:
@@ -387,7 +389,20 @@ def _rows(counted: Iterable[Measurement]) -> list[Row]:
 
 
 def _cell(parts: list[Measurement]) -> Cell:
-    """One seed as measured; several as their mean with the t-interval over seeds."""
+    """One seed as measured; several as their mean with the t-interval over seeds. The note says it
+    if a fit had not converged."""
+    cell = _of_seeds(parts)
+    for result, _ in parts:
+        chosen = result.chosen or {}
+        if chosen.get("converged") is False:
+            gradient = chosen.get("gradient")
+            left = f": its gradient is {gradient:.1e}" if isinstance(gradient, float) else ""
+            words = f"the fit has not converged{left}, and more iterations would move this number"
+            return replace(cell, settled=False, note=joined("; ", cell.note, words))
+    return cell
+
+
+def _of_seeds(parts: list[Measurement]) -> Cell:
     if len(parts) == 1:
         only = parts[0].result
         return Cell(only.value, only.ci95, parts, backed=_backed(parts))
@@ -438,9 +453,11 @@ def _average(cells: Iterable[Cell | None]) -> Cell | None:
     ends: list[tuple[float, float]] = []
     known: list[float] = []
     backed = True
+    settled = True
     for cell in cells:
         if cell is None or cell.value is None:
             return None
+        settled = settled and cell.settled
         values.append(cell.value)
         backed = backed and cell.backed
         if cell.ci95 is not None:
@@ -450,7 +467,7 @@ def _average(cells: Iterable[Cell | None]) -> Cell | None:
     # Errors on different test sets are independent.
     ci95 = confidence.of_mean(values, ends, known) if len(ends) == len(values) else None
     mean = sum(values) / len(values)
-    return Cell(mean, ci95, note="mean of the twelve datasets", backed=backed)
+    return Cell(mean, ci95, note="mean of the twelve datasets", backed=backed, settled=settled)
 
 
 # ---- tests between rows
@@ -519,12 +536,15 @@ def standing(board: Board, column: Column) -> dict[str, str]:
     highest value and all rows that no test tells from it. `untested`: the highest value, where
     predictions to test it with are missing. `once`: the highest value, where something was trained
     and nobody knows how far a second training would move it. `unbacked`: nothing was kept that the
-    value follows from, so it takes no part. Rows without a mark are behind.
+    value follows from, so it takes no part. `unsettled`: a fit that had not converged, which never
+    leads and leaves nobody else `best`. Rows without a mark are behind.
     """
     if column not in board.standings:
         marks = _tested(board, column)
         if TASKS[column.task].ranked:
             for row, cell in board.measured(column):
+                if not cell.settled:
+                    marks[row.checkpoint] = UNSETTLED
                 if not cell.backed:
                     marks[row.checkpoint] = UNBACKED
         board.standings[column] = marks
@@ -532,8 +552,9 @@ def standing(board: Board, column: Column) -> dict[str, str]:
 
 
 def _tested(board: Board, column: Column) -> dict[str, str]:
-    ranked = board.backed(column)
-    if len(ranked) < 2 or not TASKS[column.task].ranked:
+    everybody = board.backed(column)
+    ranked = [(row, cell) for row, cell in everybody if cell.settled]
+    if len(everybody) < 2 or not ranked or not TASKS[column.task].ranked:
         return {}
     # Only the highest can be best, so it alone is tested, against each of the others. That it was
     # chosen for being highest is corrected for.
@@ -545,7 +566,7 @@ def _tested(board: Board, column: Column) -> dict[str, str]:
         gap = difference(board, column, top, cell)
         if gap is not None:
             tested.append((row.checkpoint, gap.p if gap.real and gap.value > 0 else 1.0))
-    untested = len(tested) < len(others)
+    untested = len(tested) < len(everybody) - 1
     count = tied_with_first([p for _, p in tested])
     tied = [checkpoint for checkpoint, _ in tested[:count]]
     if tied:

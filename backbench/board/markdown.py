@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from backbench.board.board import BEST, ONCE, Board, Cell, standing, text_of
+from backbench.board.board import BEST, ONCE, UNSETTLED, Board, Cell, standing, text_of
 from backbench.board.overall import Overall, answer
 from backbench.untrusted import printable
 
 BOLD = "Bold: above every other measured value by a paired test."
 RING = "°: best of one training each."
+UNFINISHED = "†: the fit has not converged."
 
 _ESCAPED = str.maketrans(
     {**{char: "\\" + char for char in "\\`*[]"}, "&": "&amp;", "<": "&lt;", ">": "&gt;"}
@@ -32,7 +33,10 @@ def bold(text: str, when: bool = True) -> str:
 
 
 def marked(text: str, mark: str | None) -> str:
-    """`text` in bold where its mark is best, with a ring where it is best of one training each."""
+    """`text` in bold where its mark is best, with a ring where it is best of one training each, with
+    a dagger where its fit has not converged."""
+    if mark == UNSETTLED:
+        return f"{text}†"
     return f"{text}°" if mark == ONCE else bold(text, mark == BEST)
 
 
@@ -52,7 +56,8 @@ def board_page(board: Board, sets: Sequence[Overall]) -> str:
     lines = [escaped(answer(board, sets), 2000), ""]
     for overall in sets:
         lines += [*_ranks(overall, labels), ""]
-    lines += [f"{BOLD} {RING}", ""]
+    settled = all(cell.settled for cell in board.cells.values())
+    lines += [f"{BOLD} {RING}" if settled else f"{BOLD} {RING} {UNFINISHED}", ""]
     lines.append(pipe_row(["column", *(escaped(labels[row.checkpoint]) for row in rows)]))
     lines.append(pipe_row(["---", *["---:"] * len(rows)]))
     for column in board.measured_columns():

@@ -12,6 +12,7 @@ from backbench.board.board import (
     BEST,
     ONCE,
     Board,
+    Cell,
     Column,
     Row,
     noise_of,
@@ -75,6 +76,12 @@ class Overall:
         return f"for these columns on other images{' and trainings' if trained else ''}"
 
 
+def _ranks_by(cell: Cell) -> bool:
+    """True for a value that counts for a rank: it follows from what was kept, and its fit has
+    converged."""
+    return cell.value is not None and cell.backed and cell.settled
+
+
 def main_columns(board: Board) -> list[Column]:
     """The main metric's column of each way of measuring that two checkpoints share."""
     main: dict[tuple[str, ...], Column] = {}
@@ -86,7 +93,7 @@ def main_columns(board: Board) -> list[Column]:
     count: dict[Column, int] = dict.fromkeys(main.values(), 0)
     measured = {row.checkpoint for row in board.measured_rows}
     for (checkpoint, column), cell in board.cells.items():
-        if column in count and cell.value is not None and cell.backed and checkpoint in measured:
+        if column in count and _ranks_by(cell) and checkpoint in measured:
             count[column] += 1
     return [column for column in main.values() if count[column] > 1]
 
@@ -130,8 +137,7 @@ def _ranked(board: Board, name: str, columns: list[Column]) -> Overall:
     which = {column: n for n, column in enumerate(columns)}
     values = np.full((len(place), len(columns)), np.nan)
     for (checkpoint, column), cell in board.cells.items():
-        ranked = column in which and checkpoint in place and cell.backed
-        if ranked and cell.value is not None:
+        if column in which and checkpoint in place and _ranks_by(cell):
             values[place[checkpoint], which[column]] = cell.value
     there = np.flatnonzero(~np.isnan(values).all(1))
     rows, values = [board.measured_rows[i] for i in there], values[there]
@@ -160,7 +166,7 @@ def _noise(board: Board, rows: Sequence[Row], columns: Sequence[Column]) -> np.n
     for r, row in enumerate(rows):
         for c, column in enumerate(columns):
             cell = board.cell(row, column)
-            if cell is None or cell.value is None:
+            if cell is None or not _ranks_by(cell):
                 continue
             kept = predictions(cell)
             if len(kept) == len(cell.parts):

@@ -46,6 +46,7 @@ const SAID = {
   untested: "; highest, not tested",
   once: "; best of one training each",
   unbacked: "; nothing was kept to compute it again",
+  unsettled: "; not converged",
 };
 
 function number(k, r) {

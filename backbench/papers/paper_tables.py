@@ -16,6 +16,7 @@ from backbench.board.board import (
     BEST,
     ONCE,
     PUBLISHED,
+    UNSETTLED,
     Board,
     Column,
     Row,
@@ -26,6 +27,7 @@ from backbench.board.board import (
 from backbench.board.markdown import (
     BOLD,
     RING,
+    UNFINISHED,
     board_page,
     bold,
     escaped,
@@ -302,7 +304,8 @@ def to_latex(table: PaperTable, columns: Columns, measured: Sequence[TableLine])
     caption = rf"{_latex(table.caption)}, in \%."
     if measured:
         caption += f" Measured by {_latex(_protocols_of(columns))}."
-    for mark, words in ((BEST, BOLD), (ONCE, RING.replace("°", _LATEX_RING))):
+    ring, dagger = RING.replace("°", _SIGNS[ONCE]), UNFINISHED.replace("†", _SIGNS[UNSETTLED])
+    for mark, words in ((BEST, BOLD), (ONCE, ring), (UNSETTLED, dagger)):
         if any(mark in line.marks for line in measured):
             caption += f" {words}"
     lines = [
@@ -346,7 +349,7 @@ def _latex_line(line: TableLine) -> str:
         text = text_of(value, ".1f", missing="--")
         if mark == BEST:
             text = rf"\textbf{{{text}}}"
-        cells.append(f"{text}{_LATEX_RING}" if mark == ONCE else text)
+        cells.append(text + _SIGNS.get(mark or "", ""))
     return _ampersands(cells)
 
 
@@ -354,7 +357,7 @@ def _ampersands(cells: Sequence[str]) -> str:
     return " & ".join(cells) + r" \\"
 
 
-_LATEX_RING = r"$^\circ$"
+_SIGNS = {ONCE: r"$^\circ$", UNSETTLED: r"$^\dagger$"}
 _LATEX = str.maketrans(
     {
         "\\": r"\textbackslash{}",
@@ -386,6 +389,8 @@ def to_markdown(table: PaperTable, columns: Columns, measured: Sequence[TableLin
     note = "Nothing measured yet."
     if measured:
         note = f"Measured by {escaped(_protocols_of(columns))}. {BOLD} {RING}"
+        if any(UNSETTLED in line.marks for line in measured):
+            note += f" {UNFINISHED}"
     title = f"**{table.caption}**, in %. Layout of {table.where}."
     return "\n".join([title, "", *pipe_table(heads, rows), "", note]) + "\n"
 

@@ -29,7 +29,7 @@ MANNER = ("bank", "labelled_from", "temperature", "shots", "evaluator")
 _OUTCOMES = {"predictions", "per_class", "per_category", "confusion", "notes", "draws", "command"}
 _OUTCOMES |= {"trunk_sha256", "trunk_unchanged", "checkpoint", "published", "about", "space"}
 _OUTCOMES |= {fast.PRETRAINING, contents.KEY}
-_CHOSEN = {"lr", "lr_used", "trunk_lr_used", "l2", "at_edge", "converged", "scores"}
+_CHOSEN = {"lr", "lr_used", "trunk_lr_used", "l2", "at_edge", "converged", "gradient", "scores"}
 
 
 class Lists(NamedTuple):

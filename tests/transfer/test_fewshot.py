@@ -38,9 +38,9 @@ def test_accuracy_is_chance_without_and_full_with_separation(separation):
     features[range(200), labels] += separation
     chosen = probe_fewshot.draws(found, shots=2, count=5, seed=0)
     protocol = FewShot(kind="fewshot", protocol="test", max_iterations=200)
-    predicted = probe_fewshot.predictions(
+    predicted, gradient = probe_fewshot.predictions(
         FeatureRows((features,)), found.labels, features, chosen, classes=4, p=protocol
     )
-    assert predicted.shape == (5, 200)
+    assert predicted.shape == (5, 200) and gradient <= protocol.tolerance
     mean = 100 * (predicted == labels.numpy()).mean()
     assert mean > 95 if separation else 15 < mean < 45

@@ -115,3 +115,51 @@ def test_working_memory_does_not_grow_with_the_number_of_rows(tmp_path):
         tracemalloc.stop()
     assert peaks[0][0] == peaks[1][0] == 2048 * 64, "rows in working memory at a time"
     assert peaks[1][1] < 2 * peaks[0][1] + 100_000
+
+
+def transformer_like(n=900, d=48, classes=6, seed=0):
+    """Features as those of a transformer: a large common part, scales from 1e-3 to 10, and
+    dimensions that move together."""
+    draw = np.random.Generator(np.random.PCG64(seed))
+    y = draw.integers(0, classes, n)
+    inner = draw.normal(size=(classes, d))[y] + 2 * draw.normal(size=(n, d))
+    mixed = inner @ np.linalg.qr(draw.normal(size=(d, d)))[0] * np.logspace(-3, 1, d)
+    x = mixed @ np.linalg.qr(draw.normal(size=(d, d)))[0] + 5
+    return torch.tensor(x, dtype=torch.float32), torch.tensor(y)
+
+
+@pytest.mark.parametrize("l2", [10.0, 1e-2, 1e-5])
+def test_ill_conditioned_features_converge(l2):
+    """scikit-learn's Newton solver finds the same minimum; plain L-BFGS stopped far from it."""
+    x, y = transformer_like()
+    ours = logreg.fit([(x, y)], classes=6, l2=l2)
+    assert ours.converged and ours.gradient <= 1e-5
+    exact = LogisticRegression(C=1 / l2, solver="newton-cg", max_iter=200, tol=1e-9)
+    exact.fit(x.double().numpy(), y.numpy())
+    best = objective(torch.tensor(exact.coef_), torch.tensor(exact.intercept_), x, y, l2)
+    assert ours.loss <= best + 2e-4
+    assert objective(ours.weight, ours.bias, x, y, l2) == pytest.approx(ours.loss, abs=1e-4)
+
+
+def test_features_of_another_scale_are_the_same_problem():
+    """A thousandth of the features with a millionth of the penalty has the same minimum."""
+    x, y = transformer_like()
+    large = logreg.fit([(x, y)], classes=6, l2=1e-2)
+    small = logreg.fit([(x / 1000, y)], classes=6, l2=1e-8)
+    assert small.loss == pytest.approx(large.loss, abs=1e-4)
+
+
+def test_more_dimensions_than_images_is_the_same_problem():
+    x, y = problem(n=40, d=120)
+    ours = logreg.fit([(x, y)], classes=5, l2=0.1)
+    theirs = LogisticRegression(C=10, max_iter=5000, tol=1e-8).fit(x.double().numpy(), y.numpy())
+    np.testing.assert_allclose(ours.weight.numpy(), theirs.coef_, atol=5e-3)
+    warm = logreg.fit([(x, y)], classes=5, l2=0.1, start=ours)
+    assert warm.converged and ours.converged
+    np.testing.assert_allclose(warm.weight.numpy(), theirs.coef_, atol=5e-3)
+
+
+def test_too_few_iterations_are_said():
+    x, y = transformer_like()
+    ours = logreg.fit([(x, y)], classes=6, l2=1e-4, max_iterations=3)
+    assert not ours.converged and ours.gradient > 1e-5

@@ -16,6 +16,7 @@ from backbench import cli
 from backbench.board import ablation
 from backbench.board.board import Board, collect, standing
 from backbench.board.export import command_again, write_csv, write_tidy
+from backbench.board.overall import overall
 from backbench.datasets.catalog import DATASETS, TWELVE
 from backbench.errors import BadInput
 from backbench.papers import catalogue, judging_rules, paper_tables, published
@@ -447,3 +448,26 @@ def test_a_hundred_thousand_results_in_a_few_times_their_decoding(tmp_path, caps
         print(f"{took / decoding:.1f} times their decoding")
     assert len(read_csv(tmp_path / "leaderboard.csv")) == 1000
     assert took < 5 * decoding
+
+
+@pytest.mark.parametrize("highest", ["two", "three"])
+def test_a_fit_that_has_not_converged_never_leads(tmp_path, highest):
+    """It is marked, and nobody is best while it stands in the column."""
+    kind = ("logreg", "digits", "top1", "logreg-demo-v1", None)
+    boards.synthetic(tmp_path / "runs", ["one", "two", "three"], [kind], gap=12)
+    for file in (tmp_path / "runs").rglob("results.jsonl"):
+        line = json.loads(file.read_text())
+        if line["name"] == highest:
+            line["chosen"] = {"converged": False, "gradient": 3e-3, "l2": 1.0}
+        file.write_text(json.dumps(line) + "\n")
+    files = [f"--{kind}={tmp_path / kind}" for kind in ("html", "markdown", "latex")]
+    assert cli.main(["leaderboard", str(tmp_path / "runs"), *files, "-q"]) == 0
+    board = collect([tmp_path / "runs"])
+    digest = boards.digest_of(highest)
+    marks = standing(board, board.columns[0])
+    assert marks[digest] == "unsettled" and "best" not in marks.values()
+    assert "3.0e-03" in board.cells[digest, board.columns[0]].note
+    assert digest not in [row.checkpoint for row in overall(board)[0].rows]
+    page = (tmp_path / "markdown" / "board.md").read_text()
+    assert page.count("†") == 2 and "**" not in page.partition("Bold:")[2]
+    assert "not converged" in (tmp_path / "html").read_text()
