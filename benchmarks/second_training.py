@@ -38,15 +38,21 @@ MOVED = 1e-7  # of each weight
 METRICS = {"top1": "top-1", "bbox_AP": "box AP", "bbox_AP50": "box AP50"}
 
 
-def commands(demo: Path) -> dict[str, list[str]]:
-    """Task -> its verb and options, without a checkpoint."""
+def commands(demo: Path, out: Path) -> dict[str, list[str]]:
+    """Task -> its verb and options, without a checkpoint: the demo's protocols, all but the linear
+    probe's cut to a few steps."""
+    short = out / "finetune_short.yaml"
+    short.write_text(
+        "base: finetune_demo\nprotocol: finetune-short-v1\n"
+        'parts: {"100": {length: {epochs: null, iterations: 15}, head_over_trunk: 1}}\n'
+    )
     data = ["--data", str(demo / "data")]
     semisup = ["--percent", "10", "--lists", str(demo / "data" / "lists")]
     detect = ["--config-file", "demo_faster_rcnn_R_18_FPN", "--resume", *data]
     return {
         "linear": ["linear", "--datasets", "digits", "--protocol", "linear_demo", *data],
-        "semisup": ["semisup", *semisup, "--protocol", "semisup_demo", *data],
-        "finetune": ["finetune", "--dataset", "digits", "--protocol", "finetune_demo", *data],
+        "semisup": ["semisup", *semisup, "--protocol", "semisup_tiny", *data],
+        "finetune": ["finetune", "--dataset", "digits", "--protocol", str(short), *data],
         "detect": ["detect", *detect],
     }
 
@@ -137,7 +143,7 @@ def main() -> None:
     heads = ["first seed", "images", "the board", "deviation", "boards"]
     print(f"{'':20}{heads[0]:>16}{heads[1]:>13}{heads[2]:>13}{heads[3]:>12}{heads[4]:>10}")
     for task in args.task:
-        board = train(commands(args.demo)[task], files, args.seeded, args.out / task)
+        board = train(commands(args.demo, args.out)[task], files, args.seeded, args.out / task)
         report(task, board, args.seeded)
 
 
