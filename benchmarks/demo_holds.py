@@ -16,13 +16,12 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
 from backbench import cli
-from backbench.board.board import Board, Column, Row, collect, difference
+from backbench.board.board import Board, Column, Row, collect, difference, standing
 from backbench.datasets import embedded
 from backbench.verbs import demo
 
@@ -51,8 +50,7 @@ def main() -> None:
         raise SystemExit(run_one(args.out, args.one))
     with ThreadPoolExecutor(args.at_once) as pool:
         list(pool.map(partial(start, args.out), range(args.runs)))
-    boards = [collect([folder]) for folder in sorted(args.out.glob("run-*"))]
-    show([board for board in boards if len(board.rows) == len(demo.CHECKPOINTS)])
+    show([collect([file.parent]) for file in sorted(args.out.glob("run-*/done"))])
 
 
 def start(out: Path, number: int) -> None:
@@ -98,42 +96,72 @@ def run_one(out: Path, number: int) -> int:
 
 def show(boards: list[Board]) -> None:
     """Print for each comparison in how many runs it holds."""
-    cpu = os.environ.get("ONEDNN_MAX_CPU_ISA", "the machine's own instructions")
-    print(f"{len(boards)} runs of the demo ({cpu})\n")
-    print(f"{'above random':44}{'runs':>8}{'by a paired test':>18}   points: least, median, most")
+    processors = {cpu for board in boards for cpu in processors_of(board)}
+    print(f"{len(boards)} runs of the demo on {' and '.join(sorted(processors))}, each with")
+    print("another seed, one or two threads, and fresh weights moved by about 1e-7 of themselves\n")
     for prefix in PREFIXES:
-        for name in demo.CHECKPOINTS:
-            seen = [one for board in boards for one in compared(board, prefix, name)]
-            if name == CONTROL or not seen:
-                continue
-            points = [value for value, _ in seen]
-            above, shown = sum(value > 0 for value in points), sum(real for _, real in seen)
+        margins = [margins_of(board, prefix) for board in boards]
+        above = sum(min(points.values()) > 0 for points in margins)
+        title = prefix.removesuffix("@")
+        print(f"pretrained above random in column {title}: {above} of {len(boards)}")
+    print(f"\n{'above random':44}{'runs':>8}{'by a paired test':>18}   points: least, median, most")
+    for prefix in PREFIXES:
+        for name in margins_of(boards[0], prefix):
+            points = [margins_of(board, prefix)[name] for board in boards]
+            above = sum(value > 0 for value in points)
+            shown = sum(test_shows(board, prefix, name) for board in boards)
             spread = f"{min(points):8.1f}{statistics.median(points):8.1f}{max(points):8.1f}"
             title = f"{name:10}{prefix.removesuffix('@')}"
-            print(f"{title:44}{above:>5}/{len(seen)}{shown:>15}/{len(seen)}   {spread}")
-    print(f"\n{'highest of the row':44}runs")
-    for prefix in PREFIXES:
-        best = [highest(board, prefix) for board in boards]
-        counts = [f"{name} {best.count(name)}" for name in demo.CHECKPOINTS if name in best]
-        print(f"{prefix.removesuffix('@'):44}{', '.join(counts)}")
+            print(f"{title:44}{above:>5}/{len(boards)}{shown:>15}/{len(boards)}   {spread}")
+    for title, leader in (("highest of the row", highest), ("bold on the page", bold)):
+        print(f"\n{title:44}runs")
+        for prefix in PREFIXES:
+            best = [leader(board, prefix) for board in boards]
+            counts = [f"{name} {best.count(name)}" for name in demo.CHECKPOINTS if name in best]
+            print(f"{prefix.removesuffix('@'):44}{', '.join(counts) or 'none'}")
 
 
-def compared(board: Board, prefix: str, name: str) -> Iterator[tuple[float, bool]]:
-    """A checkpoint's points above the random trunk's, and whether a paired test shows them."""
+def processors_of(board: Board) -> set[str]:
+    """Return what the runs' records say of their machine."""
+    parts = [part for cell in board.cells.values() for part in cell.parts]
+    return {str((result.origin or {})["hardware"]) for result, _ in parts}
+
+
+def margins_of(board: Board, prefix: str) -> dict[str, float]:
+    """Return each pretrained checkpoint's points above the random trunk's in a column."""
+    values = values_of(board, prefix)
+    control = values.pop(CONTROL)
+    return {name: values[name] - control for name in demo.CHECKPOINTS if name in values}
+
+
+def test_shows(board: Board, prefix: str, name: str) -> bool:
+    """Say whether a paired test puts a checkpoint above the random trunk."""
     rows, column = rows_of(board), column_of(board, prefix)
     its, other = board.cell(rows[name], column), board.cell(rows[CONTROL], column)
-    if its is not None and other is not None and its.value is not None and other.value is not None:
-        d = difference(its, other, column.metric)
-        yield its.value - other.value, d is not None and d.real and d.value > 0
+    if its is None or other is None:
+        return False
+    tested = difference(board, column, its, other)
+    return tested is not None and tested.real and tested.value > 0
 
 
 def highest(board: Board, prefix: str) -> str:
+    values = values_of(board, prefix)
+    return max(values, key=lambda name: values[name])
+
+
+def bold(board: Board, prefix: str) -> str | None:
+    marks = standing(board, column_of(board, prefix))
+    names = [name for name, row in rows_of(board).items() if marks.get(row.checkpoint) == "best"]
+    return names[0] if names else None
+
+
+def values_of(board: Board, prefix: str) -> dict[str, float]:
     values = {}
     for name, row in rows_of(board).items():
         cell = board.cell(row, column_of(board, prefix))
         if cell is not None and cell.value is not None:
             values[name] = cell.value
-    return max(values, key=lambda name: values[name])
+    return values
 
 
 def rows_of(board: Board) -> dict[str, Row]:

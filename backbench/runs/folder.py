@@ -24,6 +24,7 @@ RECIPE_FILE = "recipe.yaml"
 CHECKPOINT_FILE = "backbone.safetensors"  # what a pretraining is for
 RESULTS_FILE = "results.jsonl"  # what an evaluation is for
 OWED_FILE = "owed.json"  # how many rows of it the run must deliver
+DEMO_FILE = "demo.json"  # of a folder of runs: that the demo made it
 PREDICTIONS = "predictions"  # folder: the predictions behind the results
 PICTURES = "pictures"  # folder
 STATES = "state"  # folder: what evaluations continue from

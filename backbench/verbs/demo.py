@@ -11,7 +11,6 @@ ones continue, and `backbench launch status --out OUT` shows the jobs.
 from __future__ import annotations
 
 import argparse
-import csv
 import dataclasses
 import itertools
 import json
@@ -19,24 +18,21 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from backbench.datasets import embedded
 from backbench.errors import EXIT_PREEMPTED, BadInput, Failed
 from backbench.launch.clusters import Target, read_cluster
 from backbench.launch.job import Job, finished
 from backbench.launch.local import JobPool, run_here
-from backbench.launch.plan import spent_seconds
+from backbench.launch.plan import share_made, spent_seconds
 from backbench.launch.records import Ledger
+from backbench.results import store
 from backbench.runs import atomic, lock
-from backbench.runs.folder import CHECKPOINT_FILE, RESULTS_FILE
+from backbench.runs.folder import CHECKPOINT_FILE, DEMO_FILE, RESULTS_FILE
 from backbench.runs.run_progress import read_progress, seconds
 from backbench.runs.terminal import log
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 CHECKPOINTS = ("random", "simclr", "moco_v2", "moco_m", "lorac")
 DETECTED = ("random", "lorac")  # the two that go through all three COCO tasks
@@ -44,12 +40,13 @@ TASKS = ("faster", "mask", "keypoint")
 SAY_S = 15.0  # between two lines about where the running jobs are
 AND = "+"  # between two commands of a chain
 # The chains, of about equal cost, and the beginnings of their steps' names in the order of running.
-# Detection comes last: it makes torch deterministic, which a probe by hand is not.
-CHAINS = {
-    "pretraining-a": ("pretrain/lorac", "pretrain/moco_m"),
-    "pretraining-b": ("pretrain/random", "pretrain/simclr", "pretrain/moco_v2"),
-    "evaluation-a": ("linear", "fewshot", "knn", "detection/random"),
-    "evaluation-b": ("semisup", "detection/lorac"),
+# Detection comes last: it makes torch deterministic, which a probe by hand is not. The numbers are
+# seconds of each step at full size on a busy Xeon; only the ETA uses them.
+CHAINS: dict[str, dict[str, float]] = {
+    "pretraining-a": {"pretrain/lorac": 49, "pretrain/moco_m": 38},
+    "pretraining-b": {"pretrain/random": 1, "pretrain/simclr": 31, "pretrain/moco_v2": 29},
+    "evaluation-a": {"linear": 16, "fewshot": 5, "knn": 7, "detection/random": 39},
+    "evaluation-b": {"semisup": 12, "detection/lorac": 43},
 }
 NEEDS = {"evaluation": ("pretraining-a", "pretraining-b")}
 
@@ -141,7 +138,7 @@ def _check_folder(out: Path, size: str) -> None:
     if out.exists() and not out.is_dir():
         raise BadInput(f"{out}: is a file; --out needs a folder")
     out.mkdir(parents=True, exist_ok=True)
-    about = out / "demo.json"
+    about = out / DEMO_FILE
     if about.exists() and (was := json.loads(about.read_text())["size"]) != size:
         raise BadInput(f"{out}: holds a demo of size '{was}', not '{size}'; choose another --out")
     if not about.exists() and any(out.iterdir()):
@@ -162,7 +159,7 @@ def _run_jobs(out: Path, size: str) -> int:
     )
     if len(missing) < len(steps):
         log.info(f"{len(steps) - len(missing)} finished steps recognised and skipped")
-    progress = _Progress(ledger, steps)
+    progress = _Progress(ledger, missing, total=len(steps))
     target = Target(cluster, (), "demo")
     exit_code = run_here(ledger, target, lambda: (jobs, False), watch=progress)
     if exit_code not in (0, EXIT_PREEMPTED):
@@ -175,86 +172,57 @@ def _run_jobs(out: Path, size: str) -> int:
 
 
 class _Progress:
-    """Says every 15 s which steps are done and where the running ones are."""
+    """Says every 15 s which steps are done, where the running ones are, and when all will be."""
 
-    def __init__(self, ledger: Ledger, steps: Mapping[str, Job]) -> None:
-        self.ledger, self.steps = ledger, steps
+    def __init__(self, ledger: Ledger, missing: Mapping[str, Job], total: int) -> None:
+        self.ledger, self.missing, self.total = ledger, missing, total
         self.started = self.said = time.monotonic()
+        self.cost = sum(_cost(name) for name in missing)
 
     def __call__(self, pool: JobPool) -> None:
         now = time.monotonic()
         if now - self.said < SAY_S:
             return
         self.said = now
-        left = [name for name, step in self.steps.items() if not finished(step, self.ledger.runs)]
-        running = []
-        for name in left:
+        steps_left, left, running = 0, 0.0, []
+        for name, step in self.missing.items():
+            if finished(step, self.ledger.runs):
+                continue
+            steps_left += 1
+            left += _cost(name) * (1 - share_made(self.ledger.runs / name))
             note = read_progress(self.ledger.runs / name)
             if note is not None:
                 running.append(f"{name} {note['done']}/{note['total']} {note['unit']}s")
-        done = len(self.steps) - len(left)
+        spent, made = now - self.started, self.cost - left
+        # The pace is believed from a minute's worth of costs on
+        pace = spent / made if made > 60 else 1 / pool.at_once
         log.info(
-            f"{seconds(now - self.started):>6}  {done}/{len(self.steps)} steps; running:"
-            f" {', '.join(running) or ', '.join(pool.running)}"
+            f"{seconds(spent):>6}  ETA {seconds(left * pace):>6}  {self.total - steps_left}/"
+            f"{self.total} steps; running: {', '.join(running) or ', '.join(pool.running)}"
         )
 
 
+def _cost(name: str) -> float:
+    """Return the seconds of a step, as CHAINS has them."""
+    costs = [item for chain in CHAINS.values() for item in chain.items()]
+    return next(cost for start, cost in costs if name.startswith(start))
+
+
 def _summary(out: Path, size: str, took: float) -> None:
-    from rich.console import Console
-
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=160)
+    """Print, below the leaderboard, the few-label tests and the seconds of each job."""
+    for text in compare(out / "fewshot"):
+        print(text)
     ledger = Ledger(out)
-    table = _table(f"Seconds of each job ({seconds(took)} this time)", ["job", "s"])
-    for job in chained(demo_steps(out, size)):
-        table.add_row(job.name, f"{spent_seconds(ledger.status(job)):.0f}")
-    console.print(table)
-    with (out / "leaderboard.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    console.print(_board(rows))
-    for line in compare(out / "fewshot"):
-        console.print(line, highlight=False)
-    console.print(
-        f"page:  {out / 'leaderboard.html'}\ntable: {out / 'leaderboard.csv'}", highlight=False
-    )
-
-
-def _table(title: str, columns: Iterable[str]) -> Table:
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left")
-    for column in columns:
-        table.add_column(column, justify="right", no_wrap=True)
-    table.columns[0].justify = "left"
-    return table
-
-
-def _board(rows: Sequence[Mapping[str, str]]) -> Table:
-    """The leaderboard on its side: a line per column of the csv, a column per checkpoint.
-
-    What only splits an AP by object size, and the boxes that come with masks and keypoints, stay in
-    the csv.
-    """
-    table = _table("Leaderboard (percent)", ["", *(row["name"] for row in rows)])
-    for column in rows[0] if rows else ():
-        if "/" not in column:  # who it is, not what was measured
-            continue
-        task, _, metric = column.partition("@")[0].split("/")
-        extra = metric.startswith("bbox") and task != "faster_rcnn"
-        if not extra and not metric.endswith(("APs", "APm", "APl")):
-            cells = [f"{float(row[column]):.1f}" if row[column] else "-" for row in rows]
-            table.add_row(column, *cells)
-    return table
+    jobs = chained(demo_steps(out, size))
+    spent = [f"{job.name} {spent_seconds(ledger.status(job)):.0f} s" for job in jobs]
+    print(f"took {seconds(took)} this time; jobs: {', '.join(spent)}")
+    print(f"page:  {out / 'leaderboard.html'}\ntable: {out / 'leaderboard.csv'}")
 
 
 def compare(run: Path) -> list[str]:
-    """Each checkpoint's few-label accuracy minus the random trunk's, in points, over draws
-    and images together.
-
-    One line per checkpoint, with a paired 95% interval.
+    """Each checkpoint's few-label accuracy minus the random trunk's, in points: a text for each,
+    with a paired 95% interval over draws and images together.
     """
-    from backbench.results import store
     from backbench.results.paired_tests import compare as paired
 
     # All trunks see the same draws and images: their differences spread far less than they do

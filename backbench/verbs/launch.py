@@ -32,7 +32,7 @@ from backbench.launch.plan import CommandCheck, Plan, make_plan, plan_text, with
 from backbench.launch.records import Ledger
 from backbench.launch.slurm import catch_up, submit
 from backbench.launch.view import ACTIVE, UNSUCCESSFUL, Snapshot, counted, status_text
-from backbench.runs.folder import CHECKPOINT_FILE
+from backbench.runs.folder import CHECKPOINT_FILE, DEMO_FILE
 from backbench.runs.state import StopFlag
 from backbench.runs.terminal import log
 
@@ -289,6 +289,9 @@ def retry(args: argparse.Namespace) -> int:
     with ledger.submitting():
         snapshot = catch_up(ledger, given)
         chosen = _chosen(snapshot, patterns, (*UNSUCCESSFUL, "stopped"))
+        if chosen and (ledger.runs / DEMO_FILE).is_file():
+            again = f"`backbench demo --out {ledger.runs}`, with its --size, continues them"
+            raise BadInput(f"{ledger.runs}: its jobs are the demo's: {again}")
         # Each goes back where it was: one submission's cluster is not another's
         by_place: dict[tuple[str, tuple[str, ...], str], list[Job]] = defaultdict(list)
         for name in chosen:

@@ -100,6 +100,14 @@ def test_a_stored_command_writes_to_its_own_folder(tmp_path, argv, said):
     assert not (tmp_path / "elsewhere").exists()
 
 
+def test_the_demos_jobs_are_continued_by_the_demo(tmp_path):
+    """Their commands are chains of several, which are never taken from a record."""
+    runs = record(tmp_path / "runs", job={"argv": [*IMPORT, "--out", "a", "+", *IMPORT]})
+    (runs / "demo.json").write_text('{"size": "tiny"}')
+    said = door("launch", "retry", "--out", runs)
+    refused(said, f"`backbench demo --out {runs}`, with its --size, continues them")
+
+
 def test_a_stored_process_is_not_ended_by_its_number(tmp_path):
     """`launch cancel` ends the process that runs the job, and no other that a status names."""
     runs = record(tmp_path / "runs")
