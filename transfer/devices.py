@@ -104,12 +104,15 @@ def start_for(args: argparse.Namespace) -> Machine:
 
 def read_checkpoints(paths: Sequence[Path]) -> list[Checkpoint]:
     """The files as checkpoints, each set of weights once."""
+    from backbench.weights.checkpoint import PIXELS_FROM
     from backbench.weights.importing import read
 
     out: dict[str, Checkpoint] = {}
     names: dict[str, Path] = {}
     for path in paths:
         checkpoint = read(path)
+        if remark := checkpoint.provenance.get(PIXELS_FROM):
+            log.info(f"{checkpoint.name}: {remark}")
         if checkpoint.digest in out:
             there = names[checkpoint.digest]
             log.warning(f"{path}: the same weights as {there}; measured once")

@@ -7,6 +7,7 @@ per image, and of finetuning.
 from __future__ import annotations
 
 import csv
+import dataclasses
 import functools
 import io
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,7 +34,7 @@ from backbench.runs.terminal import log
 from backbench.stats import confidence
 from backbench.untrusted import printable
 from backbench.weights import trunk_facts
-from backbench.weights.checkpoint import Checkpoint
+from backbench.weights.checkpoint import PIXELS_FROM, Checkpoint
 from transfer.protocols import Protocol
 
 # The kind of protocol: a probe that measures an Assignment[Sgd] finds an Sgd in it
@@ -299,6 +300,10 @@ def row(
             contents.KEY: task.test_contents,
             "notes": list(task.splits.notes),
             "trunk": trunk_facts.facts(checkpoint, task.protocol.geometry.crop),
+            "pixels": {
+                **dataclasses.asdict(checkpoint.pixels),
+                "from": checkpoint.provenance.get(PIXELS_FROM, "the checkpoint"),
+            },
             **provenance,
         },
         origin=origin,

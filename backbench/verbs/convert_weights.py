@@ -10,6 +10,7 @@ from backbench.errors import BadInput
 from backbench.runs.terminal import log
 from backbench.untrusted.printable import shown
 from backbench.weights import exporting
+from backbench.weights.checkpoint import PIXELS_FROM
 from backbench.weights.importing import read
 from backbench.weights.inspecting import Allows, EncoderReport, Report, inspect, untrained_signs
 from backbench.weights.tensor_names import first_names
@@ -108,6 +109,8 @@ def run_import(args: argparse.Namespace) -> int:
     )
     for sign in untrained_signs(checkpoint.state_dict):
         log.warning("warning: %s looks untrained: %s", args.file, sign)
+    if remark := checkpoint.provenance.get(PIXELS_FROM):
+        log.warning(f"{args.file}: {remark}")
     checkpoint.save(args.out)
     about = checkpoint.provenance
     how = checkpoint.reading

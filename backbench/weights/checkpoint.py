@@ -28,6 +28,7 @@ from backbench.weights.trunk import Trunk
 
 SCHEMA = 1
 _TRUNK, _HEADS = "trunk.", "heads."
+PIXELS_FROM = "pixels_from"  # in the provenance: why nobody but the trunk's name says the pixels
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,6 +230,16 @@ def from_about(
         heads=heads or {},
         pixels=Pixels(tuple(pixels["mean"]), tuple(pixels["std"]), pixels["order"]),
         provenance=about["provenance"],
+    )
+
+
+def assumed_pixels(arch: str, pixels: Pixels, source: str) -> str:
+    """The remark for a checkpoint whose `source` does not say the pixels that it was trained
+    with."""
+    mean, std = ("/".join(f"{value:g}" for value in each) for each in (pixels.mean, pixels.std))
+    return (
+        f"{source} does not say its pixels; taken are {arch}'s usual, mean {mean}, std {std}; where"
+        " it was trained with others, `backbench import --pixels` or evaluate(pixels=...) says so"
     )
 
 

@@ -21,7 +21,7 @@ from backbench.images.preprocess import CLIP_MEAN, CLIP_STD, HALF, Pixels
 from backbench.runs import seeding
 from backbench.untrusted.printable import shown
 from backbench.weights import archs, formats, readings
-from backbench.weights.checkpoint import Checkpoint, finite
+from backbench.weights.checkpoint import PIXELS_FROM, Checkpoint, assumed_pixels, finite
 from backbench.weights.exporting import own_detectron2
 from backbench.weights.family import (
     POSITION_RULES,
@@ -133,7 +133,7 @@ def drawn(name: str, metadata: TrunkMetadata) -> Checkpoint:
         epochs=0,
         reading=trunk.reading,
         state_dict=trunk.state_dict(),
-        pixels=metadata.pixels or Pixels(),
+        pixels=metadata.pixels or archs.default_pixels(metadata.arch),
         provenance={"name": name},
     )
 
@@ -284,6 +284,8 @@ class FileContents:
             for key, shape in trunk.shapes().items():
                 if is_statistic(key):
                     tensors[key] = torch.full(shape, 1.0 if key.endswith("var") else 0.0)
+        if trunk.pixels_are_assumed:
+            provenance[PIXELS_FROM] = assumed_pixels(trunk.arch, pixels, "the file")
         own = self._at_top("backbench")
         if isinstance(own, Mapping) and self.form is not None and self.form.name == "detectron2":
             return own_detectron2(self.path, own, trunk.arch, tensors)

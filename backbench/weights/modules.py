@@ -7,7 +7,7 @@ from torch import nn
 from backbench.errors import BadInput
 from backbench.images.preprocess import Pixels
 from backbench.weights import archs
-from backbench.weights.checkpoint import Checkpoint
+from backbench.weights.checkpoint import PIXELS_FROM, Checkpoint, assumed_pixels
 from backbench.weights.family import NATIVE
 from backbench.weights.trunk import Trunk
 
@@ -17,7 +17,7 @@ def checkpoint_of(module: nn.Module, pixels: Pixels | None = None) -> Checkpoint
 
     `pixels` are the statistics that it takes, where they are not the family's own.
     """
-    kind, reading, stem = type(module).__name__, "", NATIVE
+    kind, reading, stem = type(module).__name__, "", "imagenet"  # a family without stems knows it
     given: tuple[str, Pixels] | None = None
     if isinstance(module, Trunk):
         kind = type(getattr(module, "model", module)).__name__
@@ -35,8 +35,11 @@ def checkpoint_of(module: nn.Module, pixels: Pixels | None = None) -> Checkpoint
     arch, own_pixels = given
     name, state_dict = kind, module.state_dict()
     if not isinstance(module, Trunk):  # timm's, whose classifier is not part of the trunk
-        name, inside = arch.partition(":")[2], archs.tensors(arch, stem)
+        name, inside = arch.rpartition(":")[2], archs.tensors(arch, stem)
         state_dict = {key: tensor for key, tensor in state_dict.items() if key in inside}
+    provenance = {"name": name, "source": f"module {kind}"}
+    if pixels is None and not archs.family_of(arch).elsewhere:  # no name has this one's
+        provenance[PIXELS_FROM] = assumed_pixels(arch, own_pixels, "the module")
     return Checkpoint(
         arch=arch,
         stem=stem,
@@ -44,5 +47,5 @@ def checkpoint_of(module: nn.Module, pixels: Pixels | None = None) -> Checkpoint
         method="module",
         state_dict=state_dict,
         pixels=pixels or own_pixels,
-        provenance={"name": name, "source": f"module {kind}"},
+        provenance=provenance,
     )

@@ -130,7 +130,10 @@ class TimmInFile(TrunkInFile):
     def pixels(self) -> Pixels | None:
         if self.metadata.pixels is not None:
             return self.metadata.pixels
-        return None if self.form is None or "pixels" in self.form.asks else self.form.pixels
+        if self.form is not None and "pixels" not in self.form.asks:
+            return self.form.pixels
+        # The model that the command or a file beside it names has pixels of its own
+        return self.family.default_pixels(self.arch) if self.metadata.arch else None
 
     def reading(self) -> str:
         if self.form is None or self.metadata.reading:

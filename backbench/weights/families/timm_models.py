@@ -119,6 +119,8 @@ class TimmFamily(TrunkFamily):
         arch = f"{PREFIX}{about['architecture']}"
         trunk = timm_trunk.TimmTrunk(arch, self.default_reading(arch))
         timm_trunk.refuse_other_module(module, trunk, int(about["input_size"][-1]))
+        if about["architecture"] in ARCHS:  # a ResNet is a trunk here under its own name
+            arch = about["architecture"]
         return arch, Pixels(tuple(about["mean"]), tuple(about["std"]))
 
     # Names that stand for weights

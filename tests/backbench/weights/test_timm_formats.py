@@ -11,6 +11,7 @@ from support import timm_fixtures as fx
 
 from backbench import cli
 from backbench.errors import BadInput
+from backbench.images.preprocess import Pixels
 from backbench.weights import archs, importing, inspecting
 from backbench.weights.families.timm_formats import TIMM, TIMM_FORMATS
 from backbench.weights.family import TrunkMetadata
@@ -159,9 +160,11 @@ def test_nothing_is_guessed(tmp_path, capsys):
     for made in (fixed, fx.known(fx.VIT) | head):
         with pytest.raises(BadInput, match="no known format; say what it is with --arch timm:NAME"):
             importing.read(saved(made, tmp_path))
-        with pytest.raises(BadInput, match="choose --pixels imagenet or half or clip"):
-            importing.read(saved(made, tmp_path), arch=fx.VIT)
-        assert importing.read(saved(made, tmp_path), arch=fx.VIT, pixels="half").arch
+        named = importing.read(saved(made, tmp_path), arch=fx.VIT)
+        assert named.pixels == archs.default_pixels(fx.VIT)
+        assert "does not say its pixels" in named.provenance["pixels_from"]
+        clear = importing.read(saved(made, tmp_path), arch=fx.VIT, pixels="imagenet")
+        assert clear.pixels == Pixels() and "pixels_from" not in clear.provenance
     clip = fx.clip(fx.known(fx.CASES[fx.clip][1]))
     with pytest.raises(BadInput, match="known are 768/32"):
         importing.read(saved(clip, tmp_path))
