@@ -6,17 +6,25 @@ Each task runs as a verb in a process of its own. A trunk that only this process
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import html
+import io
+import os
+import re
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from backbench.board.board import Board, Measurement, fill
+from backbench.datasets import catalog
 from backbench.errors import EXIT_BAD_INPUT, EXIT_PREEMPTED, BadInput, Failed, Preempted, nearest
 from backbench.parallel.parent import die_with_parent
+from backbench.recipes import config
 from backbench.results import store
 from backbench.results.store import Result
 from backbench.runs.terminal import log
@@ -65,20 +73,31 @@ class Results(list[Result]):
 
 
 class WantedTask(NamedTuple):
-    """A task to measure, `task/dataset[@recipe]`."""
+    """A task to measure, `task/dataset[@recipe]`; `recipe` may have changes: "knn k=5,20"."""
 
     task: str
     dataset: str
     recipe: str
 
     @property
+    def words(self) -> list[str]:
+        """The recipe and its changes."""
+        return re.split(r" +(?=[a-z_][\w.]*=)", self.recipe)
+
+    @property
     def folder(self) -> str:
-        return f"{self.task}-{self.dataset}-{Path(self.recipe).stem}"
+        words = [Path(self.words[0]).stem, *self.words[1:]]
+        name = re.sub(r"[^\w.-]+", "_", "-".join(words))
+        return f"{self.task}-{self.dataset}-{name}"
+
+
+# The readings where no task is named: minutes on a CPU, from one pass over the images
+DEFAULT_TASKS = ("knn", "fewshot", "logreg")
 
 
 def evaluate(
-    checkpoint: Checkpoint | nn.Module | str | Path,
-    tasks: str | Iterable[str],
+    checkpoint: Checkpoint | nn.Module | str | Path | Sequence[Checkpoint | nn.Module | str | Path],
+    tasks: str | Iterable[str] | None = None,
     *,
     data: str | Path,
     out: str | Path,
@@ -91,93 +110,197 @@ def evaluate(
     engine: str = "auto",
     options: Sequence[str] = (),
     pixels: Pixels | None = None,
+    here: bool = False,
 ) -> Results:
-    """Measure a Checkpoint, a checkpoint file in any readable format, a module of timm's, a torch
-    module that holds one ResNet trunk, or any other module as a `weights.trunk.ModuleTrunk`.
+    """Measure one or several of: a Checkpoint, a checkpoint file in any readable format,
+    "timm:NAME", a module of timm's, a torch module that holds one ResNet trunk, or any other module
+    as a `weights.trunk.ModuleTrunk`.
 
     A task is `task/dataset[@recipe]`: "linear/cifar10", "linear/all",
-    "fewshot/digits@fewshot_demo", "semi_1pct/imagenet" (with `lists`),
-    "mask_rcnn/coco2017@demo_mask_rcnn_R_18_FPN". The weights are written to
-    OUT/checkpoint.safetensors and each task runs in `OUT/<task>`, so calling again continues or
-    recognises what is done. `options` go to every verb as they stand ("--devices", "2"). `pixels`
-    are the statistics that a module takes; files and Checkpoints say them themselves. Raises what
-    the verbs do: BadInput, Failed, Preempted.
+    "fewshot/digits@fewshot_demo", "knn/dtd@knn k=5,20", "semi_1pct/imagenet" (with `lists`),
+    "mask_rcnn/coco2017@demo_mask_rcnn_R_18_FPN". Without a dataset, `data` is the folder of one;
+    without tasks, neighbours, few labels and logistic regression are measured, with no more
+    neighbours and labels than it has. The weights are written to OUT/checkpoint.safetensors (those
+    of another or of several to OUT/checkpoint-<digest>.safetensors) and each task runs in
+    `OUT/<task>`, so calling again continues or recognises what is done. `options` go to every verb
+    as they stand ("--devices", "2"). `pixels` are the statistics that the weights take, where they
+    do not say it themselves. `here` measures in this process. Raises what the verbs do: BadInput, Failed, Preempted.
     """
-
     out = Path(out)
-    names = [tasks] if isinstance(tasks, str) else tasks
-    wanted = [parse_task(task) for task in names]
-    if not wanted:
-        raise BadInput("no tasks given; a task is task/dataset[@recipe], as in linear/cifar10")
-    found = _checkpoint(checkpoint, encoder, pixels)
-    found = found.replace(
-        method=found.method if method is None else method,
-        epochs=found.epochs if epochs is None else epochs,
-        provenance={**found.provenance, **({"name": name} if name else {})},
-    )
-    # The tasks' folders below OUT are recognised by the digest: one OUT, one set of weights
-    file = out / "checkpoint.safetensors"
-    if not file.exists():
-        found.save(file)
-    elif header.digest(file) != found.digest:
-        why = ""
-        if not found.family.lasting(found.arch):
-            why = "; a module without `identity` is another one in every process"
-        raise BadInput(
-            f"{out}: holds results of other weights ({file.name}); choose another out{why}"
+    root, wanted = place_tasks(tasks, Path(data), out)
+    # A path and a module are no sequences, a text is one model
+    several = isinstance(checkpoint, Sequence) and not isinstance(checkpoint, str)
+    given: list[Any] = [*checkpoint] if several else [checkpoint]  # type: ignore[misc]
+    found: dict[str, Checkpoint] = {}
+    for each in given:
+        one = _checkpoint(each, encoder, pixels)
+        one = one.replace(
+            method=one.method if method is None else method,
+            epochs=one.epochs if epochs is None else epochs,
+            provenance={**one.provenance, **({"name": name} if name else {})},
         )
+        if found.setdefault(one.digest, one) is not one:
+            log.warning(f"{each}: the same weights as {found[one.digest].name}; measured once")
     # Only this process can build a module that it alone holds
-    start = _start if found.family.elsewhere else _run_here
-    lists = lists or Path(data) / "lists"
+    elsewhere = all(one.family.elsewhere for one in found.values())
+    start = _start if elsewhere and not here else _run_here
+    files = {digest: _saved(one, out, alone=len(found) == 1) for digest, one in found.items()}
+    lists = lists or (root / "lists" if (root / "lists").is_dir() else None)
     results = Results()
-    for one in wanted:
-        run = out / one.folder
-        command = command_of(
-            file, one, data=data, run=run, lists=lists, engine=engine, seed=seed, options=options
-        )
-        start(command)
-        measured, problems = store.read(run)
-        for problem in problems:
-            log.warning(problem)
-        results += [result for result in measured if result.seed == seed]
+    for about in wanted:
+        # Trunks that take images of different sizes are measured apart, each in its size
+        for task, together in _by_size(about, list(found.values()), root, seed):
+            verb = TASKS[task.task].verb
+            groups = [together] if verb in ("linear", "analyze") else [[each] for each in together]
+            for group in groups:
+                mark = hashlib.sha256("".join(each.digest for each in group).encode()).hexdigest()
+                alone = files[group[0].digest] == out / FILE and len(group) == 1
+                run = out / (task.folder if alone else f"{task.folder}-{mark[:8]}")
+                measured_files = [files[each.digest] for each in group]
+                start(
+                    command_of(
+                        measured_files,
+                        task,
+                        data=root,
+                        run=run,
+                        lists=lists,
+                        engine=engine,
+                        seed=seed,
+                        options=options,
+                    )
+                )
+                measured, problems = store.read(run)
+                for problem in problems:
+                    log.warning(problem)
+                results += [result for result in measured if result.seed == seed]
     return results
+
+
+FILE = "checkpoint.safetensors"
+
+
+def _saved(checkpoint: Checkpoint, out: Path, *, alone: bool) -> Path:
+    """The file below OUT that holds these weights; written where it is not there."""
+    first = out / FILE
+    if alone and (not first.exists() or header.digest(first) == checkpoint.digest):
+        file = first
+    else:
+        file = out / f"checkpoint-{checkpoint.digest[:12]}.safetensors"
+        if not checkpoint.family.lasting(checkpoint.arch) and first.exists():
+            raise BadInput(
+                f"{out}: holds results of other weights ({FILE}); choose another out; a module"
+                " without `identity` is another one in every process"
+            )
+    if not file.exists():
+        checkpoint.save(file)
+    elif header.digest(file) != checkpoint.digest:
+        raise BadInput(f"{file}: holds other weights than its name says; remove it")
+    return file
+
+
+def place_tasks(
+    tasks: str | Iterable[str] | None, data: Path, out: Path
+) -> tuple[Path, list[WantedTask]]:
+    """(ROOT, the tasks with their datasets): `data` is ROOT where the tasks name datasets, else the
+    folder of one dataset. BadInput for a folder that is none."""
+    names = [tasks] if isinstance(tasks, str) else list(DEFAULT_TASKS if tasks is None else tasks)
+    if not names:
+        raise BadInput("no tasks given; a task is task/dataset[@recipe], as in linear/cifar10")
+    if out.exists() and not out.is_dir():
+        raise BadInput(f"{out}: is a file; --out needs a folder")
+    if all("/" in text.partition("@")[0] for text in names):
+        return data, [parse_task(text) for text in names]
+    folder = Path(os.path.abspath(data))  # noqa: PTH100 - links stay as they are named
+    if not folder.is_dir():
+        what = "is a file" if folder.exists() else "no such folder"
+        raise BadInput(f"--data {data}: {what}; give the folder with the images, as mine/<class>/")
+    root, dataset = folder.parent, folder.name
+    if "," in dataset:
+        raise BadInput(f"--data {data}: a dataset's name has no comma; rename the folder")
+    if catalog.row(dataset) is not None and catalog.is_class_folder(folder):
+        try:
+            catalog.present(dataset, root)
+        except BadInput:
+            raise BadInput(
+                f"--data {data}: has the name of the known dataset {dataset}, and not its files;"
+                " rename the folder"
+            ) from None
+    catalog.present(dataset, root)
+    wanted = []
+    for text in names:
+        what, at, recipe = text.partition("@")
+        wanted.append(parse_task(text if "/" in what else f"{what}/{dataset}{at}{recipe}"))
+    return root, wanted
+
+
+def _by_size(
+    wanted: WantedTask, checkpoints: list[Checkpoint], root: Path, seed: int
+) -> list[tuple[WantedTask, list[Checkpoint]]]:
+    """The task for each group of checkpoints. A cheap reading by the recipe of its name is fitted to
+    the data (no more neighbours or shots than there are) and to trunks of one size."""
+    fitted = wanted.task in DEFAULT_TASKS and wanted.recipe == TASKS[wanted.task].recipe
+    if not fitted or wanted.dataset == "all":
+        return [(wanted, checkpoints)]
+    recipe = config.read_recipe(config.find_recipe(wanted.recipe, "transfer"))
+    images = catalog.read_lists(catalog.find(wanted.dataset), root, seed).both()
+    changes = []
+    if wanted.task == "knn" and max(recipe["k"]) > len(images):
+        few = [k for k in recipe["k"] if k <= len(images)] or [1]
+        changes.append(f"k={','.join(map(str, few))}")
+    fewest = min(Counter(images.labels).values())
+    if wanted.task == "fewshot" and recipe["shots"] > fewest:
+        changes.append(f"shots={fewest}")
+    resize, crop = recipe["geometry"]["resize"], recipe["geometry"]["crop"]
+    groups: dict[str, list[Checkpoint]] = {}
+    for each in checkpoints:
+        size = each.family.blank(each.arch, each.stem, each.reading).size
+        text = ""
+        if size not in (None, crop):
+            text = f"geometry.resize={round(resize * size / crop)} geometry.crop={size}"
+        groups.setdefault(text, []).append(each)
+    out = []
+    for text, group in groups.items():
+        words = " ".join(filter(None, [wanted.recipe, *changes, text]))
+        out.append((wanted._replace(recipe=words), group))
+    return out
 
 
 def parse_task(task: str) -> WantedTask:
     """ "linear/cifar10@lorac" -> ("linear", "cifar10", "lorac"); the recipe may be left out."""
     what, _, recipe = task.partition("@")
     kind, slash, dataset = what.partition("/")
-    if not slash or not dataset:
-        raise BadInput(f"task '{task}': expected task/dataset[@recipe], as in linear/cifar10")
     if kind not in TASKS:
         raise BadInput(f"task '{task}': unknown task '{kind}'; {nearest(kind, TASKS)}")
+    if not slash or not dataset:
+        raise BadInput(f"task '{task}': expected task/dataset[@recipe], as in linear/cifar10")
     return WantedTask(kind, dataset, recipe or TASKS[kind].recipe)
 
 
 def command_of(
-    file: Path,
+    files: Sequence[Path],
     wanted: WantedTask,
     *,
     data: str | Path,
     run: Path,
-    lists: str | Path,
+    lists: str | Path | None,
     engine: str = "auto",
     seed: int = 0,
     options: Sequence[str] = (),
 ) -> list[str]:
-    """The verb and its arguments that measure one task on a checkpoint file."""
+    """The verb and its arguments that measure one task on checkpoint files; most verbs take one."""
     task, where = TASKS[wanted.task], ["--data", str(data), "--out", str(run), *options]
     if task.detects:
         config = ["--config-file", wanted.recipe, "--engine", engine]
         # A detector's seed is a key of its config, and such keys come after all options.
         key = ["SEED", str(seed)] if seed else []
-        return ["detect", *config, "--checkpoint", str(file), "--resume", *where, *key]
-    command = [task.verb, str(file)]
+        return ["detect", *config, "--checkpoint", str(files[0]), "--resume", *where, *key]
+    command = [task.verb, *map(str, files)]
     if task.percent is not None:
-        command += ["--percent", str(task.percent), "--lists", str(lists)]
+        command += ["--percent", str(task.percent), "--dataset", wanted.dataset]
+        command += ["--lists", str(lists)] if lists is not None else []
     else:
         command += ["--datasets" if task.verb == "linear" else "--dataset", wanted.dataset]
-    command += ["--recipe" if task.verb == "analyze" else "--protocol", wanted.recipe]
+    command += ["--recipe" if task.verb == "analyze" else "--protocol", *wanted.words]
     return [*command, "--seed", str(seed), *where]
 
 
@@ -188,17 +311,22 @@ def _checkpoint(
     import torch
 
     from backbench.weights import importing, modules
-    from backbench.weights.checkpoint import Checkpoint
+    from backbench.weights.checkpoint import PIXELS_FROM, Checkpoint
 
     if isinstance(given, Checkpoint):
-        return given
-    if isinstance(given, str | Path):
-        return importing.read(Path(given), encoder=encoder)
-    if not isinstance(given, torch.nn.Module):
+        found = given
+    elif isinstance(given, str | Path):
+        found = importing.read(Path(given), encoder=encoder)
+    elif isinstance(given, torch.nn.Module):
+        found = modules.checkpoint_of(given, pixels) or _of_module(given, encoder)
+    else:
         raise BadInput(
             f"expected a Checkpoint, a torch module or a path, not {type(given).__name__}"
         )
-    return modules.checkpoint_of(given, pixels) or _of_module(given, encoder)
+    if pixels is None:
+        return found
+    provenance = {key: value for key, value in found.provenance.items() if key != PIXELS_FROM}
+    return found.replace(pixels=pixels, provenance=provenance)
 
 
 def _of_module(module: nn.Module, encoder: str | None) -> Checkpoint:
@@ -229,7 +357,8 @@ def _run_here(command: Sequence[str]) -> None:
     from backbench import cli
 
     try:
-        status = cli.command(command)
+        with contextlib.redirect_stdout(io.StringIO()):  # the results are returned
+            status = cli.command(command)
     except SystemExit as error:  # the verb has said why
         status = error.code if isinstance(error.code, int) else EXIT_BAD_INPUT
     if status:

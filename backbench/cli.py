@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -102,8 +103,12 @@ class _Protocol(argparse.Action):
 
 
 def _protocol_and_seed(p: argparse.ArgumentParser, default: str, also: str = "") -> None:
-    help = f"a recipe's name or file{also} (default: {default}); `list` shows those there are"
+    help = (
+        f"a recipe's name or file{also} (default: {default}); `list` shows those there are; k=5,20"
+        " after it changes it"
+    )
     p.add_argument("--protocol", default=default, action=_Protocol, metavar="NAME", help=help)
+    p.set_defaults(overrides=[])
     p.add_argument("--seed", type=int, default=0)
     _seeds(p)
 
@@ -158,6 +163,27 @@ def _pretrain(p: argparse.ArgumentParser) -> None:
     _run_on_data(p)
     help = "also write TensorBoard event files to RUN"
     p.add_argument("--tensorboard", action="store_true", help=help)
+
+
+@verb(
+    "evaluate",
+    "backbench.verbs.evaluate:run",
+    "your models on your folder of images, in minutes: neighbours, few labels, logistic regression",
+    check="backbench.verbs.evaluate:check",
+)
+def _evaluate(p: argparse.ArgumentParser) -> None:
+    help = (
+        "checkpoint files or timm:NAME; then, if you like, tasks (knn, fewshot, logreg, linear,"
+        " finetune, semi_10pct; knn@RECIPE, knn/DATASET)"
+    )
+    p.add_argument("words", metavar="MODEL|TASK", nargs="+", help=help)
+    help = "the images as FOLDER/<class>/, or in FOLDER/{train,val,test}/<class>/; or ROOT, with TASK/DATASET"
+    p.add_argument("--data", metavar="FOLDER", type=Path, required=True, help=help)
+    help = "folder of runs, page and table; the same command continues"
+    p.add_argument("--out", metavar="RUNS", type=Path, required=True, help=help)
+    p.add_argument("--seed", type=int, default=0)
+    p.add_argument("--accelerator", choices=("auto", "cpu", "cuda"), default="auto")
+    p.add_argument("--workers", type=int, metavar="N", help="loader workers")
 
 
 WEIGHT_FILES = "backbench.datasets.availability:weight_files"
@@ -245,8 +271,10 @@ def _linear(p: argparse.ArgumentParser) -> None:
 def _semisup(p: argparse.ArgumentParser) -> None:
     p.add_argument("checkpoint", metavar="X", type=Path)
     p.add_argument("--percent", type=int, choices=(1, 10), required=True)
-    help = "folder with 1percent.txt / 10percent.txt"
-    p.add_argument("--lists", metavar="DIR", type=Path, required=True, help=help)
+    help = "any dataset below ROOT (default: the protocol's, ImageNet)"
+    p.add_argument("--dataset", metavar="NAME", help=help)
+    help = "folder with 1percent.txt / 10percent.txt; without: drawn (docs/datasets.md)"
+    p.add_argument("--lists", metavar="DIR", type=Path, help=help)
     _protocol_and_seed(p, "semisup")
     _run_on_data(p)
 
@@ -515,7 +543,18 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
     """Parse a command line; SystemExit, with argparse's own text, where that fails."""
     top = parser()
     args, rest = top.parse_known_args(list(argv))
+    # `linear --protocol knn k=5,20 X`: argparse takes k=5,20 for a checkpoint
+    words = getattr(args, "checkpoints", [])
+    if hasattr(args, "overrides") and words:
+        changes = [w for w in words if re.match(r"[a-z_][\w.]*=", str(w)) and not w.exists()]
+        args.checkpoints = [w for w in words if w not in changes]
+        args.overrides += map(str, changes)
+        if not args.checkpoints:
+            top.error(f"{changes[0]} is no checkpoint; name one before --protocol")
     # argparse takes `a.b=c` in one place only, before or after the options; here both will do
+    if hasattr(args, "words") and not any(word.startswith("-") for word in rest):
+        args.words += rest
+        return args
     stray = [word for word in rest if "=" not in word or word.startswith("-")]
     if hasattr(args, "overrides") and not stray:
         args.overrides += rest

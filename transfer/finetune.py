@@ -12,7 +12,7 @@ import argparse
 import dataclasses
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -48,27 +48,44 @@ SHOW_EVERY = 20  # steps; reading a loss waits for the device
 
 def run_semisup(args: argparse.Namespace) -> int:
     """The verb `semisup`."""
-    protocol = load_protocol(args.protocol, {"finetune": Finetune})
+    protocol = load_protocol(args.protocol, {"finetune": Finetune}, args.overrides)
     part = protocol.parts.get(str(args.percent))
-    if protocol.dataset is None or part is None:
+    dataset = args.dataset or protocol.dataset
+    if dataset is None or part is None:
         what = f"has no part for {args.percent}%"
-        if protocol.dataset is None:
+        if dataset is None:
             what = "names no dataset"
         raise BadInput(
             f"--protocol {args.protocol}: {what}; use a semi-supervised protocol, as `semisup`"
         )
-    file = args.lists / f"{args.percent}percent.txt"
-    published = {} if part.list is None else dataclasses.asdict(part.list)
-    listed = splits.read_list(file, **published)
-    images = catalog.load(protocol.dataset, args.data, seed=args.seed)
-    labelled = labelled_part(images, listed, file, args.seed)
+    if dataset != protocol.dataset:  # a published list belongs to the protocol's own dataset
+        part = dataclasses.replace(part, list=None)
+        parts = {**protocol.parts, str(args.percent): part}
+        protocol = dataclasses.replace(protocol, dataset=dataset, parts=parts)
+    if args.lists is None and part.list is not None:
+        raise BadInput(
+            f"--protocol {args.protocol}: measures on a published list of {dataset}; give --lists DIR"
+            " (`backbench data fetch-splits --out DIR` fetches it)"
+        )
+    listed: dict[str, int] | None = None
+    where = f"a list of {args.percent}% that seed {args.seed} draws"
+    if args.lists is not None:
+        file = args.lists / f"{args.percent}percent.txt"
+        published = {} if part.list is None else dataclasses.asdict(part.list)
+        listed, where = splits.read_list(file, **published), str(file)
+    images = catalog.load(dataset, args.data, seed=args.seed)
+    if listed is None:
+        pool = images.both() if images.held_out else images.train
+        listed = splits.drawn_list(pool, args.percent, args.seed)
+        log.info(f"{dataset}: no --lists, so {len(listed)} of {len(pool)} labels are drawn")
+    labelled = labelled_part(images, listed, where, args.seed)
     task = f"semi_{args.percent}pct"
-    return _run(args, protocol, part, labelled, task_name=task, dataset=protocol.dataset)
+    return _run(args, protocol, part, labelled, task_name=task, dataset=dataset)
 
 
 def run(args: argparse.Namespace) -> int:
     """The verb `finetune`."""
-    protocol = load_protocol(args.protocol, {"finetune": Finetune})
+    protocol = load_protocol(args.protocol, {"finetune": Finetune}, args.overrides)
     part = protocol.parts.get("100")
     if part is None:
         raise BadInput(
@@ -79,13 +96,14 @@ def run(args: argparse.Namespace) -> int:
     return _run(args, protocol, part, images, task_name="finetune", dataset=args.dataset)
 
 
-def labelled_part(images: Splits, listed: Sequence[str], file: Path, seed: int) -> Splits:
-    """The listed labels only: never more labels than the list has are used, also for the choice."""
+def labelled_part(images: Splits, listed: Mapping[str, int], where: str, seed: int) -> Splits:
+    """The labels of the list `where` (image -> line) only: never more labels than the list has are
+    used, also for the choice."""
     # Without an official val a fifth of the list is given up for the choice of the rate. An
     # official one chooses, and trains nothing.
     train = images.both() if images.held_out else images.train
-    part = train.subset(splits.select(train, listed, where=str(file)))
-    note = (*images.notes, f"{len(part)} labelled images from {file.name}")
+    part = train.subset(splits.select(train, listed, where=where))
+    note = (*images.notes, f"{len(part)} labelled images from {Path(where).name}")
     if images.held_out:
         return splits.with_hold_out(part, images.test, seed=seed, notes=note)
     return Splits(part, images.val, images.test, False, note)

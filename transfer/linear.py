@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     """The verb `linear`."""
     # 1. A protocol or dataset that does not exist is reported before any file is read.
     own = args.protocol == own_probe.OWN
-    named = None if own else load_protocol(args.protocol, of_verb("linear"))
+    named = None if own else load_protocol(args.protocol, of_verb("linear"), args.overrides)
     names = catalog.names(args.datasets)
     checkpoints = read_checkpoints(args.checkpoints)
     chosen: list[Group] = []

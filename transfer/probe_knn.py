@@ -30,7 +30,10 @@ def refuse(p: Knn, name: str, splits: Splits) -> None:
     """BadInput if there are fewer images than neighbours."""
     count = len(splits.train) + len(splits.val)
     if max(p.k) > count:
-        raise BadInput(f"{name}: k = {max(p.k)} neighbours of {count} images; use a smaller k")
+        ks = ",".join(str(k) for k in p.k if k <= count) or "1"
+        raise BadInput(
+            f"{name}: k = {max(p.k)} neighbours of {count} images; write --protocol NAME k={ks}"
+        )
 
 
 def measure(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
@@ -19,6 +19,8 @@ from backbench.images.preprocess import eval_geometry
 from backbench.parallel.precision import Precision
 from backbench.recipes import config
 from backbench.recipes.own_probe import OWN
+from backbench.results import protocol_fingerprints
+from backbench.runs.terminal import log
 from backbench.tasks import TASKS, by_kind
 
 if TYPE_CHECKING:
@@ -342,8 +344,14 @@ def listing(verb: str) -> list[str]:
 def check(args: argparse.Namespace) -> None:
     """BadInput for the protocol of `linear`, `semisup` or `finetune`, before torch is imported."""
     if args.protocol == OWN:  # that one is in the checkpoint
+        if args.overrides:
+            raise BadInput(
+                f"'{args.overrides[0]}' after --protocol own: each checkpoint has another; name one"
+            )
         return
-    protocol = load_protocol(args.protocol, of_verb(args.verb))
+    protocol = load_protocol(args.protocol, of_verb(args.verb), args.overrides)
+    if changed := changes(protocol):
+        log.info(f"--protocol {args.protocol}: {changed}")
     task = TASKS[by_kind(args.verb)[protocol.kind]]
     if args.seeds > 1 and not task.trains:
         raise BadInput(
@@ -352,8 +360,32 @@ def check(args: argparse.Namespace) -> None:
         )
 
 
-def load_protocol(name: str, recipes: Mapping[str, type[P]]) -> P:
-    """A protocol by path or by its name under configs/transfer, of one of the kinds `recipes`."""
+def changes(protocol: Protocol) -> str:
+    """The keys in which a protocol differs from the shipped one of its name; empty where it is that
+    one, or has a name of its own."""
+    known = protocol_fingerprints.shipped()
+    bound = known["fingerprints"].get(protocol.protocol, {})
+    recipe = config.to_dict(protocol)
+    own = protocol_fingerprints.fingerprint_of(recipe, protocol.kind, known["defaults"])
+    if bound.get(protocol.kind, own) == own:
+        return ""
+    for name in config.recipe_names("transfer"):
+        data = config.read_recipe(config.find_recipe(name, "transfer"))
+        if (data.get("protocol"), data.get("kind")) == (protocol.protocol, protocol.kind):
+            break
+    shipped = config.to_dict(config.build(PROTOCOLS[protocol.kind], data, where=name))
+    before, now = (protocol_fingerprints.leaves(each) for each in (shipped, recipe))
+    parts = []
+    for key in {**now, **before}:
+        if now.get(key) != before.get(key) and key not in protocol_fingerprints.FREE:
+            parts.append(f"{key} {now.get(key)} instead of {before.get(key)}")
+    mark = f"{protocol.name}~{own[: protocol_fingerprints.DIGITS]}"
+    return f"{', '.join(parts)} of the shipped {name}; its columns are named {mark}"
+
+
+def load_protocol(name: str, recipes: Mapping[str, type[P]], overrides: Sequence[str] = ()) -> P:
+    """A protocol by path or by its name under configs/transfer, of one of the kinds `recipes`, with
+    `key=value` over it; a list may be written k=5,20."""
     path = config.find_recipe(name, "transfer")
     data = config.read_recipe(path)
     kind = str(data.get("kind"))
@@ -363,7 +395,16 @@ def load_protocol(name: str, recipes: Mapping[str, type[P]]) -> P:
     if kind not in recipes:
         runs = ", ".join(recipes)
         raise BadInput(f"{path}: a protocol of kind '{kind}'; this command runs {runs}")
-    return config.build(recipes[kind], data, where=str(path))
+    protocol = config.build(recipes[kind], data, where=str(path))
+    if not overrides:
+        return protocol
+    before, written = protocol_fingerprints.leaves(config.to_dict(protocol)), []
+    for text in overrides:
+        key, _, value = text.partition("=")
+        bare = isinstance(before.get(key), list) and not value.startswith(("[", "null"))
+        written.append(f"{key}=[{value}]" if bare else text)
+    where = f"--protocol {name} {' '.join(overrides)}"
+    return config.build(recipes[kind], config.apply_overrides(data, written), where=where)
 
 
 def load_analysis(name: str, augmentations: int | None) -> AnalyzeConfig:

@@ -18,25 +18,52 @@ from backbench.datasets import readers, splits, walk
 from backbench.datasets.row import Dataset
 from backbench.datasets.splits import Splits
 from backbench.errors import BadInput, nearest
-from backbench.images.image_list import ImageList, scan_folder
+from backbench.images.image_list import EXTENSIONS, ImageList, scan_folder
 from backbench.runs.terminal import log
 from backbench.untrusted import jsons, printable
 
 RECORD = "backbench-splits.json"
 
 
+_SAID: set[str] = set()  # a process reads a dataset several times, and says what is drawn once
+SPLIT_FOLDERS = ("train", "val", "test")
+ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar", ".zst")
+
+
 def class_folder(name: str) -> Dataset:
-    """The row of a class folder ROOT/<name>/{train,val,test}/<class>/<image>; val is optional."""
+    """The row of a class folder ROOT/<name>/{train,val,test}/<class>/<image>, without val, without
+    test (val is scored then), or ROOT/<name>/<class>/<image> (a test split is drawn)."""
 
     def read(root: Path, seed: int) -> Splits:
         base = _class_folder_base(name, root)
-        parts: dict[str, ImageList] = {}
-        for split in ("train", "val", "test"):
-            if (base / split).is_dir():
-                parts[split] = scan_folder(base / split)
-        return splits.with_hold_out(parts["train"], parts["test"], parts.get("val"), seed=seed)
+        parts = {split: scan_folder(base / split) for split in _splits_of(base)}
+        if "test" in parts:
+            return splits.with_hold_out(parts["train"], parts["test"], parts.get("val"), seed=seed)
+        if parts:
+            note = f"{base} has no test folder: val is scored, and a fifth of train chooses"
+            return splits.with_hold_out(parts["train"], parts["val"], seed=seed, notes=(note,))
+        everything = scan_folder(base, classes=_folders_in(base))
+        # Drawn once, whatever the run's seed: all seeds and checkpoints are scored on one test list
+        rest, test = splits.hold_out(everything, seed=0)
+        note = (
+            f"{base} has no train and test folders: a fifth of each class ({len(test)} of"
+            f" {len(everything)} images) is drawn for test, by sha256 of '0 <path>'"
+        )
+        train = everything.subset(rest)
+        return splits.with_hold_out(train, everything.subset(test), seed=seed, notes=(note,))
 
     return Dataset(name=name, classes=None, sizes=(None, None, None), read=read)
+
+
+def _folders_in(base: Path) -> list[str]:
+    return sorted(p.name for p in base.iterdir() if p.is_dir() and not p.name.startswith("."))
+
+
+def _splits_of(base: Path) -> list[str]:
+    """The split folders of a class folder; none where there is no split. `train` with images and
+    no class folders in it is a class of that name."""
+    there = [split for split in SPLIT_FOLDERS if (base / split).is_dir()]
+    return there if any(_folders_in(base / split) for split in there) else []
 
 
 def _class_folder_base(name: str, root: Path) -> Path:
@@ -45,18 +72,62 @@ def _class_folder_base(name: str, root: Path) -> Path:
     if not root.is_dir():
         raise BadInput(f"{root}: no such folder; it holds one folder per dataset")
     if not base.is_dir():
-        there = [p.name for p in root.iterdir() if (p / "train").is_dir()]
-        hint = nearest(name, [*known(), *there])
+        hint = nearest(name, [*known(), *_folders_in(root)])
         raise BadInput(
             f"{base}: no such folder; expected {base}/train/<class>/<image>,"
             f" or a known dataset: {hint}"
         )
-    for split in ("train", "test"):
-        if not (base / split).is_dir():
+    expected = f"expected {base}/{{train,val,test}}/<class>/<image> or {base}/<class>/<image>"
+    folders, there = _folders_in(base), _splits_of(base)
+    if there:
+        if "train" not in there or len(there) < 2:
+            lacks = "test' or 'val" if "train" in there else "train"
             raise BadInput(
-                f"{base}: no folder '{split}'; expected {base}/{{train,val,test}}/<class>/<image>"
+                f"{base}: no folder '{lacks}' beside '{there[0]}'; {expected} (without a split, a"
+                " fifth of each class is drawn for test)"
             )
+    elif datasets := [each for each in folders if _splits_of(base / each)]:
+        raise BadInput(
+            f"{base}: holds datasets ({', '.join(datasets[:5])}), no classes; name one of them, as"
+            f" {base / datasets[0]}"
+        )
+    elif len(folders) < 2:
+        raise BadInput(f"{base}: {_instead_of_classes(base, folders)}; {expected}")
     return base
+
+
+def is_class_folder(base: Path) -> bool:
+    """True where a folder holds splits or several classes, in whichever way."""
+    return bool(_splits_of(base)) or len(_folders_in(base)) > 1
+
+
+def _instead_of_classes(base: Path, folders: list[str]) -> str:
+    """The content of a folder that has fewer than two class folders, for messages."""
+    files = sorted(p.name for p in base.iterdir() if p.is_file())
+    packed = [name for name in files if name.lower().endswith(ARCHIVES)]
+    if packed:
+        return f"holds the archive {packed[0]}, which must be unpacked there"
+    pictures = [name for name in files if name.lower().endswith(EXTENSIONS)]
+    if pictures:
+        return f"{len(pictures)} images lie in no class folder ({pictures[0]} first)"
+    return f"one class folder alone, '{folders[0]}'" if folders else "no class folders in it"
+
+
+def own_folders(root: Path) -> dict[str, str]:
+    """The class folders below ROOT that are no known datasets, each with what is wrong with it
+    (empty: nothing that its layout tells)."""
+    out: dict[str, str] = {}
+    known_too = {*known(), "coco", "scenes"}
+    for name in _folders_in(root) if root.is_dir() else []:
+        if name in known_too:
+            continue
+        try:
+            _class_folder_base(name, root)
+            out[name] = ""
+        except BadInput as error:
+            if _splits_of(root / name):
+                out[name] = str(error)
+    return out
 
 
 def _shipped() -> dict[str, Dataset]:
@@ -146,6 +217,10 @@ def load(name: str, root: Path, *, seed: int = 0) -> Splits:
     found, sizes = _looked_at(dataset, root, seed)
     if name not in known():  # official splits hold known duplicates, which `data check` reports
         walk.refuse_shared(name, found, sizes)
+        for line in (f"{name}: {note}" for note in found.notes):
+            if line not in _SAID:
+                log.info(line)
+            _SAID.add(line)
     # 2. The same splits as when they were recorded.
     compare_record(name, root, found, seed)
     # 3. What may be used all the same.

@@ -11,13 +11,14 @@ import functools
 import hashlib
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from backbench.errors import BadInput
 from backbench.images.image_list import ArrayList, ImageList
 from backbench.runs import atomic
+from backbench.untrusted import printable
 
 HOLDOUT = 0.2
 
@@ -205,42 +206,62 @@ def _difference(own: Sequence[str], name: str, train: Sequence[str]) -> str:
 # Lists of labelled images
 
 
-def read_list(path: Path, *, lines: int | None = None, sha256: str | None = None) -> list[str]:
-    """The lines of a local list, verified. SimCLR's `n04235860_14959.JPEG`, or `class/file`."""
+def read_list(path: Path, *, lines: int | None = None, sha256: str | None = None) -> dict[str, int]:
+    """The images of a local list, verified, each with the number of its line. SimCLR's
+    `n04235860_14959.JPEG`, or `class/file`."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
         raise BadInput(
             f"{path}: no such list; `backbench data fetch-splits --out {path.parent}` fetches it"
         ) from None
-    names = [line for line in map(str.strip, data.decode(errors="replace").splitlines()) if line]
+    names: dict[str, int] = {}
+    for number, line in enumerate(map(str.strip, data.decode(errors="replace").splitlines()), 1):
+        if line in names:
+            raise BadInput(
+                f"{path}:{number}: '{printable.shown(line, 100)}' is listed twice, first in line"
+                f" {names[line]}; remove one"
+            )
+        if line:
+            names[line] = number
     if sha256 is not None and (hashlib.sha256(data).hexdigest() != sha256 or len(names) != lines):
         hint = f"`backbench data fetch-splits --out {path.parent}` fetches the right one"
         raise BadInput(
             f"{path}: not the published list (sha256 or length {len(names)}"
             f" instead of {lines}); {hint}"
         )
-    if len(set(names)) != len(names):
-        twice = next(n for n in names if names.count(n) > 1)
-        raise BadInput(f"{path}: '{twice}' is listed twice")
     if not names:
-        raise BadInput(f"{path}: the list is empty")
+        raise BadInput(f"{path}: the list is empty; write an image a line, as class/file.jpg")
     return names
 
 
-def select(images: ImageList, names: Sequence[str], *, where: str) -> list[int]:
-    """Indices of the listed images, in the list's order.
+def drawn_list(images: ImageList, percent: float, seed: int) -> dict[str, int]:
+    """A list drawn for `images`, as `read_list` gives one: of a class with n images the first
+    floor(n * percent / 100 + 1/2) by sha256 of 'seed path', at least two (one learns, one
+    chooses)."""
+    chosen: list[int] = []
+    for indices in ranked(images, seed).values():
+        chosen += indices[: max(2, int(len(indices) * percent / 100 + 0.5))]
+    return {images.paths[i]: line for line, i in enumerate(sorted(chosen), 1)}
+
+
+def select(images: ImageList, names: Mapping[str, int], *, where: str) -> list[int]:
+    """Indices of the listed images (name -> its line in `where`), in the list's order.
     `n04235860_14959.JPEG` is in class folder n04235860."""
     index = {path: i for i, path in enumerate(images.paths)}
+    folders = {path.split("/")[0] for path in images.paths}
     out = []
-    for name in names:
+    for name, line in names.items():
         path = name if "/" in name else f"{name.split('_')[0]}/{name}"
         if path not in index:
             folder = path.split("/")[0]
             # A class that is there lacks one image; one that is not there is a list of other data.
             what = f"has a label '{folder}' outside the class list"
-            if folder in {p.split("/")[0] for p in images.paths}:
+            if folder in folders:
                 what = "is not on disk"
-            raise BadInput(f"{where}: '{name}' {what} (looked for {images.root / path})")
+            raise BadInput(
+                f"{where}:{line}: '{printable.shown(name, 100)}' {what} (looked for"
+                f" {printable.shown(str(images.root / path), 300)}); a line is class/file.jpg"
+            )
         out.append(index[path])
     return out

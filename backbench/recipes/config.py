@@ -152,7 +152,8 @@ def read_recipe(path: Path, *, trusted: bool = False, base_key: str = "base") ->
 
     `base:` is one name or a list, relative to the file, later over earlier. A file with `variants:`
     is a family: each variant is a recipe over what stands beside `variants:`. A base is a
-    variant of the same family, a file, or a variant of another family in the file's folder.
+    variant of the same family, a file, or a variant of another family in the file's folder, or in
+    configs/transfer.
     """
     return _Bases(base_key, trusted).whole(path.resolve(), ())
 
@@ -223,9 +224,14 @@ class _Bases:
                 continue
             name = Path(base.removesuffix(".yaml")).expanduser()
             stem = (family or path).parent / name
+            shipped = configs_dir() / "transfer" / name  # for a recipe of one's own, anywhere
             file = _file_or_variant(stem)
+            if file is None or file.resolve() == path:
+                file = _file_or_variant(shipped) or file
             if file is None:
-                raise BadInput(f"{path}: base '{base}' is not there (looked for {stem}.yaml)")
+                raise BadInput(
+                    f"{path}: base '{base}' is not there (looked for {stem}.yaml and {shipped}.yaml)"
+                )
             out = merge(out, self.whole(file.resolve(), (*seen, path)))
         self.done[path] = merge(out, own)
         return self.done[path]

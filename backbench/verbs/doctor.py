@@ -190,6 +190,11 @@ def datasets(data: Path) -> dict[str, Any]:
             unusable[name] = wrong
         else:
             there.append(name)
+    for name, wrong in catalog.own_folders(data).items():
+        if wrong:
+            unusable[name] = wrong
+        else:
+            there.append(name)
     wanted = [*TWELVE, *OTHERS[:3]]
     coco = [data / "coco"]
     if elsewhere := os.environ.get("DETECTRON2_DATASETS"):

@@ -61,7 +61,17 @@ def _list(root: Path) -> None:
             print(f"{'':<12} {wrong}")
         if where == "missing":
             print(f"{'':<12} get {row.get}; it belongs in {root / row.name}")
-    print("Any other name is a class folder: ROOT/NAME/{train,val,test}/<class>/<image>.")
+    for name, wrong in catalog.own_folders(root).items():
+        try:
+            found = catalog.read_lists(catalog.find(name), root)
+        except BadInput as error:
+            print(f"{name:<12} {'':>7} {'':>9} {'':>6} {'':>6}  {'':<14} unusable")
+            print(f"{'':<12} {wrong or error}")
+            continue
+        counts = (len(images) for _, images in found.items())
+        print(line.format(name, len(found.train.classes), *counts, "top1", "found", "your own"))
+    print("Any other name is a class folder: ROOT/NAME/{train,val,test}/<class>/<image>, or")
+    print("ROOT/NAME/<class>/<image>, of which a fifth is drawn for test.")
 
 
 # data check

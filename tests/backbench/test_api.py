@@ -59,7 +59,7 @@ def test_the_seed_reaches_every_verb(tmp_path):
         "mask_rcnn/coco2017",
     ):
         line = command_of(
-            tmp_path / "x",
+            [tmp_path / "x"],
             parse_task(task),
             data="data",
             run=tmp_path / "run",
@@ -198,9 +198,10 @@ def test_a_module_goes_to_the_table(tiny_root, tmp_path):
     assert "<table>" in found._repr_html_()
     again = backbench.evaluate(saved, TASKS, data=tiny_root, out=tmp_path / "out")
     assert again == found, "recognised, not measured again"
-    with pytest.raises(BadInput, match="other weights"):
-        backbench.evaluate(
-            torchvision.models.resnet18(), TASKS, data=tiny_root, out=tmp_path / "out"
-        )
+    more = backbench.evaluate(
+        torchvision.models.resnet18(), TASKS[0], data=tiny_root, out=tmp_path / "out"
+    )
+    assert {r.checkpoint for r in more}.isdisjoint({saved.digest}), "other weights, other files"
+    assert len(backbench.collect([tmp_path / "out"]).rows) == 2
     with pytest.raises(BadInput, match="digitz"):
         backbench.evaluate(saved, "knn/digitz@knn_demo", data=tiny_root, out=tmp_path / "other")

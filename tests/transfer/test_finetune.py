@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -101,11 +100,12 @@ def test_another_list_than_the_published_is_refused(trees, trunk, tmp_path, caps
 def test_lists_use_their_own_labels_only(trees):
     root = trees("classes")
     names = ["circle/000.png", "square/001.png"]
-    found = finetune.labelled_part(catalog.load("classes", root), names, Path("10percent.txt"), 0)
+    lines = {name: line for line, name in enumerate(names, 1)}
+    found = finetune.labelled_part(catalog.load("classes", root), lines, "10percent.txt", 0)
     assert found.train.paths == tuple(names) and len(found.val) == 6 and not found.held_out
     trees.classes(root / "noval", sizes=(("train", 10), ("test", 2)))
-    everything = [f"{c}/{i:03d}.png" for c in ("circle", "square") for i in range(5)]
-    held = finetune.labelled_part(catalog.load("noval", root), everything, Path("10percent.txt"), 0)
+    everything = {f"{c}/{i:03d}.png": i for c in ("circle", "square") for i in range(5)}
+    held = finetune.labelled_part(catalog.load("noval", root), everything, "10percent.txt", 0)
     assert held.held_out and len(held.train) == 8 and len(held.val) == 2
     assert {*held.train.paths, *held.val.paths} == set(everything), "together they are the list"
 

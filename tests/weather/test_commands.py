@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+import timm
 import torch
 from support.foreign_fixtures import known_resnet, moco
 from support.layouts import class_folder, trunk_file
@@ -46,6 +47,10 @@ def _lay_out():
     for name in ("moco_v2_800ep_pretrain.pth.tar", "moco.pth", "foreign.pth", "my_resnet50.pth"):
         torch.save(foreign, name)
     class_folder(Path("DATA/mine"))
+    class_folder(Path("mine"))
+    vit = timm.create_model("vit_tiny_patch16_224", num_classes=3)
+    torch.save(vit.state_dict(), "my_vit.pth")
+    os.link("x.safetensors", "my_vit.safetensors")
     for row in catalog.DATASETS.values():
         for need in row.needs:
             folder = (row.folders or (row.name,))[0]
@@ -60,6 +65,8 @@ def _lay_out():
 
 def look_at(args):
     """What a verb that takes hours would read first."""
+    if args.verb == "evaluate":
+        cli.check(args)  # tells models from tasks
     if cli.VERBS[args.verb].check is not None:
         availability.refuse(args)
     if args.verb == "pretrain":

@@ -121,9 +121,9 @@ def test_lists(tmp_path):
     with pytest.raises(BadInput, match="no such list; `backbench data fetch-splits"):
         splits.read_list(tmp_path / "10percent.txt")
     with pytest.raises(BadInput, match="label 'n00000001' outside the class list"):
-        splits.select(named, ["n00000001_1.JPEG"], where="list")
-    with pytest.raises(BadInput, match="is not on disk"):
-        splits.select(named, ["n04235860_1.JPEG"], where="list")
-    file.write_bytes(data + data)
-    with pytest.raises(BadInput, match="is listed twice"):
+        splits.select(named, {"n00000001_1.JPEG": 1}, where="list")
+    with pytest.raises(BadInput, match=r"list:7: .*is not on disk"):
+        splits.select(named, {"n04235860_1.JPEG": 7}, where="list")
+    file.write_bytes(data + b"\n" + data)
+    with pytest.raises(BadInput, match=r"txt:4: .*is listed twice, first in line 1"):
         splits.read_list(file)

@@ -1,0 +1,292 @@
+"""`backbench evaluate`: one's own files, on one's own folder, to the table."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import numpy as np
+import pytest
+import timm
+import torch
+import torchvision
+from PIL import Image
+
+import backbench
+from backbench import cli
+from backbench.datasets import catalog
+from backbench.results import store
+
+SMALL = "timm:vit_tiny_patch16_224,depth=2,img_size=32,patch_size=8"
+
+
+def folder(base, *, per_class=20, classes=("cat", "dog", "owl"), side=40):
+    """Class folders of noise, each class with a tint of its own."""
+    draw = np.random.Generator(np.random.PCG64(0))
+    for tint, name in enumerate(classes):
+        (base / name).mkdir(parents=True)
+        for i in range(per_class):
+            pixels = draw.integers(0, 200, (side, side, 3), dtype=np.uint8)
+            pixels[:, :, tint % 3] += 55
+            Image.fromarray(pixels).save(base / name / f"{i}.png")
+    return base
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """A user's folder: 60 images without a split, and a ResNet's file."""
+    monkeypatch.setenv("BACKBENCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    folder(tmp_path / "mine")
+    torch.manual_seed(0)
+    torch.save(torchvision.models.resnet18().state_dict(), tmp_path / "my_resnet.pth")
+    return tmp_path
+
+
+def rows_below(folder):
+    return [row for file in store.files_below(folder) for row in store.read_file(file)]
+
+
+@pytest.mark.slow
+def test_the_first_ten_minutes(home, capsys, caplog):
+    """The commands of docs/index.md, on tiny images."""
+    caplog.set_level("INFO")
+    # 1. A ViT's file does not say what it is: one line says what to write, and that line works
+    vit = timm.create_model("vit_tiny_patch16_224", depth=2, img_size=32, patch_size=8)
+    torch.save(vit.state_dict(), home / "my_vit.pth")
+    line = ["evaluate", "my_resnet.pth", "my_vit.pth", "--data", "mine", "--out", "runs"]
+    assert cli.main(line) == 2
+    assert "my_vit.pth: holds" in (said := capsys.readouterr().err) and "--arch timm:NAME" in said
+    line = ["import", "my_vit.pth", "--arch", SMALL, "--out", "vit.safetensors"]
+    assert cli.main(line) == 0
+    assert "my_vit.pth: the file does not say its pixels; taken are" in caplog.text
+    # 2. Three models, three readings, one command
+    models = ["my_resnet.pth", "vit.safetensors", f"{SMALL}@random"]
+    assert cli.main(["evaluate", *models, "--data", "mine", "--out", "runs"]) == 0
+    out = capsys.readouterr().out
+    assert "plan: nearest neighbours (knn), few labels" in caplog.text
+    assert caplog.text.count("is drawn for test, by sha256 of '0 <path>'") == 1
+    assert "k [5, 20] instead of [5, 20, 200] of the shipped knn" in caplog.text
+    for word in (
+        "my_resnet  ",
+        "vit  ",
+        "knn/mine/top1_k20@knn-v1~",
+        "logreg/mine",
+        "fewshot/mine",
+    ):
+        assert word in out
+    assert "images, about" in out and "semisup runs" in out
+    assert out.splitlines()[-1].endswith("page: runs/leaderboard.html")
+    assert (home / "runs/leaderboard.html").stat().st_size > 10_000
+    rows = rows_below(home / "runs")
+    assert {row.task for row in rows} == {"knn", "fewshot", "logreg"}
+    assert len({row.checkpoint for row in rows}) == 3
+    assert all("is drawn for test" in row.provenance["notes"][0] for row in rows)
+    # Trunks of 32 pixels see images of 32, in a column of their own
+    sides = {(row.arch.split(":")[0], row.provenance["trunk"]["side"]) for row in rows}
+    assert sides == {("resnet18", 224), ("timm", 32)}
+    # 3. The same again measures nothing; another model joins the table
+    caplog.clear()
+    assert cli.main(["evaluate", *models, "--data", "mine", "--out", "runs"]) == 0
+    assert len(rows_below(home / "runs")) == len(rows) and "features:" not in caplog.text
+    more = ["timm:resnet18@random", "knn", "--data", "mine", "--out", "runs"]
+    assert cli.main(["evaluate", *more]) == 0
+    assert len({row.checkpoint for row in rows_below(home / "runs")}) == 4
+
+
+@pytest.mark.slow
+def test_one_set_of_weights_has_one_number_by_every_door(home, monkeypatch):
+    """A timm ViT with mean and std 0.5: by a file beside timm's config.json, by its name from the
+    local cache, by import --arch, and as a module."""
+    from huggingface_hub import constants
+    from safetensors.torch import save_file
+
+    torch.manual_seed(1)
+    model = timm.create_model("test_vit", num_classes=7)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.05)
+    about = model.pretrained_cfg
+    assert about["mean"] == about["std"] == (0.5, 0.5, 0.5)
+    repository = "models--" + str(about["hf_hub_id"]).replace("/", "--")
+    hub = home / "hub" / repository
+    snapshot = hub / "snapshots" / ("a" * 40)
+    snapshot.mkdir(parents=True)
+    (hub / "refs").mkdir()
+    (hub / "refs" / "main").write_text("a" * 40)
+    save_file(model.state_dict(), snapshot / "model.safetensors")
+    config = {"architecture": "test_vit", "pretrained_cfg": {"num_classes": 7}}
+    (snapshot / "config.json").write_text(json.dumps(config))  # without mean and std
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(home / "hub"))
+    torch.save(model.state_dict(), home / "bare.pth")
+    words = ["--arch", "timm:test_vit", "--out", "imported.safetensors"]
+    assert cli.main(["import", "bare.pth", *words]) == 0
+    doors = {
+        "file": snapshot / "model.safetensors",
+        "name": "timm:test_vit",
+        "import": home / "imported.safetensors",
+        "module": model,
+    }
+    found = {
+        door: backbench.evaluate(given, "knn", data=home / "mine", out=home / door, here=True)
+        for door, given in doors.items()
+    }
+    for door, results in found.items():
+        numbers = [(row.checkpoint, row.column, row.value) for row in results]
+        assert numbers == [(row.checkpoint, row.column, row.value) for row in found["file"]], door
+        pixels = results[0].provenance["pixels"]
+        assert pixels["mean"] == pixels["std"] == [0.5, 0.5, 0.5], door
+    assert "does not say its pixels" in found["import"][0].provenance["pixels"]["from"]
+
+
+def test_layouts_of_a_folder(tmp_path):
+    plain = folder(tmp_path / "plain", per_class=5, classes=("a", "b"))
+    splits = catalog.load("plain", tmp_path)
+    assert [len(part) for _, part in splits.items()] == [6, 2, 2]
+    assert splits.test.paths == catalog.load("plain", tmp_path, seed=3).test.paths
+    assert "a fifth of each class (2 of 10 images) is drawn for test" in splits.notes[0]
+    # train and val alone: val is scored
+    two = tmp_path / "two"
+    folder(two / "train", per_class=5, classes=("a", "b"))
+    folder(two / "val", per_class=3, classes=("a", "b"), side=30)
+    splits = catalog.load("two", tmp_path)
+    assert len(splits.test) == 6 and splits.held_out
+    assert "has no test folder: val is scored" in splits.notes[0]
+    # A class may be called train
+    os.rename(plain / "a", plain / "train")  # noqa: PTH104
+    assert catalog.load("plain", tmp_path).train.classes == ("b", "train")
+    assert catalog.own_folders(tmp_path) == {"plain": "", "two": ""}
+
+
+def test_own_folders_are_shown(tmp_path, capsys):
+    folder(tmp_path / "mine", per_class=5)
+    (tmp_path / "half" / "train" / "a").mkdir(parents=True)
+    assert cli.main(["data", "list", "--data", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    line = next(line for line in said.splitlines() if line.startswith("mine"))
+    assert line.split()[:5] == ["mine", "3", "9", "3", "3"] and "your own" in line
+    assert "half: no folder 'test' or 'val' beside 'train'" in said
+    cli.main(["doctor", "--json", "--data", str(tmp_path)])
+    about = json.loads(capsys.readouterr().out)
+    assert about["data"]["there"] == ["mine"] and "half" in about["data"]["unusable"]
+    assert about["allows"]["linear, finetune, analyze"]["state"] == "ok"
+
+
+@pytest.fixture
+def wrong(home):
+    """Folders and files with one mistake each."""
+    (home / "packed").mkdir()
+    (home / "packed" / "photos.zip").write_bytes(b"PK")
+    (home / "flat").mkdir()
+    Image.new("RGB", (8, 8)).save(home / "flat" / "1.png")
+    (home / "bare").mkdir()
+    folder(home / "single", per_class=3, classes=("a",))
+    folder(home / "root" / "mine" / "train", per_class=3)
+    folder(home / "only" / "train", per_class=3)
+    folder(home / "a,b", per_class=3)
+    folder(home / "cifar10", per_class=3)
+    (home / "one" / "a").mkdir(parents=True)
+    (home / "one" / "b").mkdir()
+    (home / "notes.txt").write_text("no weights")
+    (home / "base.yaml").write_text("base: nobody")
+    (home / "odd.yaml").write_text("base: knn\nkk: [5]")
+    (home / "lists").mkdir()
+    (home / "lists" / "1percent.txt").write_text("cat/0.png\n\ncat/999.png\n")
+    (home / "lists" / "10percent.txt").write_text("cat/0.png\nbird/1.png\n")
+    (home / "empty").mkdir()
+    (home / "empty" / "1percent.txt").write_text("\n")
+    (home / "empty" / "10percent.txt").write_text("cat/0.png\ncat/0.png\n")
+    return home
+
+
+EVALUATE = "evaluate my_resnet.pth {} --data {} --out runs"
+LINEAR = "linear my_resnet.pth --datasets mine --data . --out runs --protocol {}"
+SEMISUP = "semisup my_resnet.pth --data . --out runs --percent {}"
+WRONG = [
+    ("evaluate nobody.pth --data mine --out runs", "nobody.pth: no such file"),
+    (
+        "evaluate knm my_resnet.pth --data mine --out runs",
+        "knm: no such file, and no task; did you",
+    ),
+    ("evaluate knn --data mine --out runs", "knn: is a task; name a checkpoint file or timm:NAME"),
+    ("evaluate timm:resnet5 --data mine --out runs", "has no model 'resnet5'; did you mean"),
+    ("evaluate notes.txt --data mine --out runs", "notes.txt: "),
+    (EVALUATE.format("", "nowhere"), "--data nowhere: no such folder; give the folder with the im"),
+    (EVALUATE.format("", "notes.txt"), "--data notes.txt: is a file"),
+    (EVALUATE.format("", "packed"), "packed: holds the archive photos.zip, which must be unpacked"),
+    (EVALUATE.format("", "flat"), "flat: 1 images lie in no class folder (1.png first); expected"),
+    (EVALUATE.format("", "bare"), "bare: no class folders in it; expected"),
+    (EVALUATE.format("", "single"), "single: one class folder alone, 'a'; expected"),
+    (EVALUATE.format("", "root"), "root: holds datasets (mine), no classes; name one of them"),
+    (EVALUATE.format("", "only"), "only: no folder 'test' or 'val' beside 'train'; expected"),
+    (EVALUATE.format("", "a,b"), "a dataset's name has no comma; rename the folder"),
+    (EVALUATE.format("", "cifar10"), "the name of the known dataset cifar10, and not its files"),
+    (EVALUATE.format("", "one"), "one/a: class folder without images"),
+    (EVALUATE.format("knn@nobody", "mine"), "no recipe 'nobody'"),
+    (EVALUATE.format("knn/other", "."), "other: no such folder; expected"),
+    (
+        "evaluate my_resnet.pth --data mine --out notes.txt",
+        "notes.txt: is a file; --out needs a fo",
+    ),
+    (LINEAR.format("knn"), "k = 200 neighbours of 48 images; write --protocol NAME k=5,20"),
+    (LINEAR.format("knn k=0"), "--protocol knn k=0: 'k[0]' must be"),
+    (LINEAR.format("knn kk=5"), "--protocol knn kk=5: unknown key 'kk'; did you mean 'k'"),
+    (LINEAR.format("knn k=5,many"), "--protocol knn k=5,many: 'k[1]' must be a whole number"),
+    (LINEAR.format("own k=5"), "'k=5' after --protocol own: each checkpoint has another; name one"),
+    (LINEAR.format("base.yaml"), "base 'nobody' is not there (looked for"),
+    (LINEAR.format("odd.yaml"), "odd.yaml: unknown key 'kk'"),
+    (SEMISUP.format("1"), "measures on a published list of imagenet; give --lists DIR"),
+    (
+        SEMISUP.format("1 --dataset mine --lists lists"),
+        "lists/1percent.txt:3: 'cat/999.png' is not",
+    ),
+    (
+        SEMISUP.format("10 --dataset mine --lists lists"),
+        "10percent.txt:2: 'bird/1.png' has a label",
+    ),
+    (SEMISUP.format("1 --dataset mine --lists empty"), "1percent.txt: the list is empty; write an"),
+    (
+        SEMISUP.format("10 --dataset mine --lists empty"),
+        "10percent.txt:2: 'cat/0.png' is listed tw",
+    ),
+    (SEMISUP.format("1 --dataset nothing"), "nothing: no such folder; expected"),
+]
+
+
+def test_a_mistake_is_one_line_that_names_it(wrong, capsys):
+    for line, expected in WRONG:  # thirty, in one process
+        assert cli.main(line.split()) == 2, line
+        error = capsys.readouterr().err.strip()
+        assert expected in error, f"{line}\n{error}"
+        assert len([text for text in error.splitlines() if text.startswith("backbench: ")]) == 1
+        assert "fault of backbench" not in error and len(error.splitlines()[-1]) < 800, error
+    assert not list(wrong.glob("runs/**/results.jsonl"))
+
+
+def test_a_protocol_is_changed_on_the_command_line_or_in_a_file_anywhere(home, caplog, capsys):
+    caplog.set_level("INFO")
+    (home / "mine.yaml").write_text("base: knn_demo\nk: [3]\n")
+    (home / "knn.yaml").write_text("base: knn\nk: [3]\ngeometry: {resize: 32, crop: 32}\n")
+    line = ["linear", "--protocol", "knn_demo", "k=3", "my_resnet.pth", "--datasets", "mine"]
+    assert cli.main([*line, "--data", ".", "--out", "a"]) == 0
+    assert (
+        "--protocol knn_demo: k [3] instead of [5, 20] of the shipped knn_demo; its col"
+        in caplog.text
+    )
+    caplog.clear()
+    words = ["my_resnet.pth", "--datasets", "mine", "--data", "."]
+    assert cli.main(["linear", *words, "--out", "b", "--protocol", "mine.yaml"]) == 0
+    assert "k [3] instead of [5, 20] of the shipped knn_demo; its columns" in caplog.text
+    a, b = (rows_below(home / run) for run in "ab")
+    assert [(row.column, row.value) for row in a] == [(row.column, row.value) for row in b]
+    caplog.clear()
+    assert cli.main(["linear", *words, "--out", "c", "--protocol", "knn.yaml"]) == 0
+    assert "geometry.resize 32 instead of 256" in caplog.text
+    # A list of labels is drawn: 2 of each class at least, the same for every checkpoint
+    more = ["length.epochs=1", "augment.size=32", "head_lr=0.01", "batch_size=4"]
+    more = [f"parts.10.{more[0]}", *more[1:], "geometry.resize=32", "geometry.crop=32"]
+    semisup = ["semisup", "my_resnet.pth", "--percent", "10", "--dataset", "mine", *more]
+    assert cli.main([*semisup, "--data", ".", "--out", "d"]) == 0, capsys.readouterr().err
+    assert "no --lists, so 6 of 48 labels are drawn" in caplog.text
+    (row,) = rows_below(home / "d")
+    assert row.dataset == "mine" and "6 labelled images from a list" in row.provenance["notes"][-1]
+    assert row.provenance["images"] == {"train": 3, "val": 3, "test": 12}
