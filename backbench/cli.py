@@ -4,7 +4,11 @@ imported only when it runs."""
 from __future__ import annotations
 
 import argparse
+import contextlib
+import dataclasses
 import importlib
+import itertools
+import json
 import os
 import re
 import sys
@@ -66,6 +70,12 @@ def verb(
 # --- arguments that several verbs have ---
 
 
+def _json(p: argparse.ArgumentParser) -> None:
+    """The verb leaves what it found as `args.document`; `_run` prints it."""
+    help = "one JSON document on standard output; all else goes to standard error"
+    p.add_argument("--json", action="store_true", help=help)
+
+
 def _data(p: argparse.ArgumentParser, *, required: bool = True) -> None:
     help = "folder with one folder per dataset"
     p.add_argument("--data", metavar="ROOT", type=Path, required=required, help=help)
@@ -111,6 +121,7 @@ def _protocol_and_seed(p: argparse.ArgumentParser, default: str, also: str = "")
     p.set_defaults(overrides=[])
     p.add_argument("--seed", type=int, default=0)
     _seeds(p)
+    _json(p)
 
 
 def _seeds(p: argparse.ArgumentParser) -> None:
@@ -198,7 +209,7 @@ WEIGHT_FILES = "backbench.datasets.availability:weight_files"
 )
 def _inspect(p: argparse.ArgumentParser) -> None:
     p.add_argument("file", metavar="FILE", type=Path)
-    p.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    _json(p)
 
 
 @verb(
@@ -299,6 +310,7 @@ def _analyze(p: argparse.ArgumentParser) -> None:
     help = "views of each image (default: the recipe's, 32)"
     p.add_argument("--augmentations", type=int, metavar="N", help=help)
     p.add_argument("--recipe", default="analyze", metavar="NAME", help="how the views are made")
+    _json(p)
     p.add_argument("--seed", type=int, default=0)
     _run_on_data(p)
 
@@ -319,6 +331,7 @@ def _detect(p: argparse.ArgumentParser) -> None:
     p.add_argument("--data", metavar="ROOT", type=Path, help=help)
     p.add_argument("--out", metavar="RUN", type=Path, help="run folder (or OUTPUT_DIR DIR)")
     p.add_argument("--resume", action="store_true", help="continue the run that RUN holds")
+    _json(p)
     p.add_argument("--eval-only", action="store_true")
     help = "processes on this machine (CPU ranks without a GPU)"
     p.add_argument("--num-gpus", type=int, default=1, metavar="N", help=help)
@@ -345,7 +358,7 @@ def _launch(p: argparse.ArgumentParser) -> None:
     run.add_argument("--interval", type=float, default=30.0, metavar="S", help=help)
     status = actions.add_parser("status", help="a table of the jobs")
     status.add_argument("--once", action="store_true", help="print it once, also on a terminal")
-    status.add_argument("--json", action="store_true", help="every job's state as JSON")
+    _json(status)
     for name, text in (
         ("retry", "submit failed, lost and cancelled jobs again"),
         ("cancel", "stop queued and running jobs"),
@@ -375,12 +388,13 @@ def _leaderboard(p: argparse.ArgumentParser) -> None:
         ("--tidy", "F", "results.csv: one row per number"),
         ("--html", "F", "one self-contained page"),
         ("--figures", "DIR", "ablation curves and the early predictor, svg and png"),
-        ("--latex", "DIR", "the papers' tables, ready to paste"),
+        ("--latex", "DIR", "the board's own table (board.tex) and the papers', ready to paste"),
         ("--markdown", "DIR", "the same in Markdown"),
     ):
         p.add_argument(flag, type=Path, metavar=metavar, help=help)
     help = "the papers' own rows beside the measured ones"
     p.add_argument("--published", action="store_true", help=help)
+    _json(p)
     help = "exit 1 when a measured value misses its published number"
     p.add_argument("--check", action="store_true", help=help)
 
@@ -404,6 +418,7 @@ def _rank(p: argparse.ArgumentParser) -> None:
     help = "in this column less is better; may be repeated"
     p.add_argument("--lower", metavar="COLUMN", action="append", default=[], help=help)
     p.add_argument("--csv", type=Path, metavar="F", help="the ranks as CSV")
+    _json(p)
 
 
 @verb("merge", "backbench.board.merge:run", "the records of several labs as one folder")
@@ -424,6 +439,7 @@ def _merge(p: argparse.ArgumentParser) -> None:
 def _paper(p: argparse.ArgumentParser) -> None:
     help = "lorac:2, arb:fig.7; all, or nothing: every table in a line"
     p.add_argument("item", nargs="?", metavar="PAPER:TABLE", help=help)
+    _json(p)
     help = "run folders, for what is measured there"
     p.add_argument("runs", nargs="*", type=Path, metavar="RUNS", help=help)
     help = "all of them as docs/papers.md (RUNS: records beside F)"
@@ -452,6 +468,7 @@ def _reproduce(p: argparse.ArgumentParser) -> None:
     p.add_argument("--cluster", default="local", metavar="slurm|local|debug")
     p.add_argument("--out", type=Path, default=Path("runs/reproduce"), metavar="RUNS")
     p.add_argument("--dry-run", action="store_true", help="show files, jobs and cost only")
+    _json(p)
     p.add_argument("--check", metavar="ZIP", type=Path, help="check that a bundle is consistent")
 
 
@@ -469,13 +486,14 @@ def _data_verb(p: argparse.ArgumentParser) -> None:
     fetch = actions.add_parser("fetch-splits", help=help)
     fetch.add_argument("--out", type=Path, default=Path("lists"), metavar="DIR")
     for action in (listing, check):
+        _json(action)
         action.add_argument("--data", metavar="ROOT", type=Path, default=Path("data"))
 
 
 @verb("doctor", "backbench.verbs.doctor:run", "what is installed here and what that allows")
 def _doctor(p: argparse.ArgumentParser) -> None:
     p.add_argument("--data", metavar="ROOT", type=Path, default=Path("data"))
-    p.add_argument("--json", action="store_true")
+    _json(p)
 
 
 @verb("clean", "backbench.verbs.clean:run", "what runs hold on disk, and what can go", alone=True)
@@ -583,9 +601,22 @@ def _run(args: argparse.Namespace) -> int | None:
         check(args)
         if getattr(args, "data", None) is not None:
             availability.refuse(args)
-    function = _function(verb.target)
-    statuses = [function(one) or 0 for one in each_seed(args)]
-    return max(statuses)
+    function, each = _function(verb.target), list(each_seed(args))
+    if not getattr(args, "json", False):
+        return max(function(one) or 0 for one in each)
+    with contextlib.redirect_stdout(sys.stderr):
+        status = max(function(one) or 0 for one in each)
+    documents = [one.document for one in each if "document" in one]  # only rank 0 has one
+    if documents:
+        # With --seeds they are lists of results
+        whole = documents[0] if len(each) == 1 else list(itertools.chain(*documents))
+        print(json.dumps(whole, indent=1, default=_jsonable))
+    return status
+
+
+def _jsonable(value: Any) -> object:
+    is_record = dataclasses.is_dataclass(value) and not isinstance(value, type)
+    return dataclasses.asdict(value) if is_record else str(value)
 
 
 def check(args: argparse.Namespace) -> None:

@@ -11,6 +11,7 @@ from backbench.images import contents
 from backbench.parallel import loading
 from backbench.recipes import fast
 from backbench.results import store
+from backbench.results.store import Result
 from backbench.runs import atomic
 from backbench.runs.folder import PICTURES, RESULTS_FILE
 from backbench.runs.run_progress import Progress
@@ -199,13 +200,13 @@ def results(
     return rows
 
 
-def report(out: Path) -> bool:
-    """Print the numbers that the run holds; whether they are all that it owes."""
+def report(out: Path) -> list[Result]:
+    """Log the numbers that the run holds, and return them; none unless they are all that it owes."""
     if not store.complete(out):
-        return False
+        return []
     rows, _ = store.read(out / RESULTS_FILE)
     for r in rows:
         interval = f"  [{r.ci95[0]:.1f}, {r.ci95[1]:.1f}]" if r.ci95 else ""
         value = "undefined" if r.value is None else f"{r.value:.2f}"
         log.info(f"{r.metric:16} {value}{interval}")
-    return True
+    return rows

@@ -77,7 +77,8 @@ def run(args: argparse.Namespace) -> int:
         lint.files(prepared)
     engine = None if finished else ready(run, prepared)
     with open_run(run.out, verb="detect", identity=who):
-        if measure.report(run.out):
+        if rows := measure.report(run.out):
+            args.document = rows
             log.info(f"{run.out}: already finished")
             return 0
         if run.world > 1:
@@ -88,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
                 process_group.spawn(take_part, run)
         else:
             work(run, prepared, engine or ready(run, prepared))
-    measure.report(run.out)
+    args.document = measure.report(run.out)
     return 0
 
 

@@ -81,6 +81,7 @@ def run(args: argparse.Namespace) -> int:
             analyze(args, checkpoints, images, recipe, machine)
         (out / STATE).unlink(missing_ok=True)
         rows = recorded(out)
+    args.document = rows
     show(rows, args.out)
     return 0
 

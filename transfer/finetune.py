@@ -137,6 +137,7 @@ def _run(
             store.owe(args.out, len(task.dataset.metrics))
         rows = finetune(task, part, machine)
     if machine.main:
+        args.document = scoring.recorded(args.out)
         scoring.show(rows)
     return 0
 

@@ -64,6 +64,7 @@ def run(args: argparse.Namespace) -> int:
                 write_down(args.out, groups)
             rows = evaluate(groups, scoring.recorded(args.out), machine, stop)
     if machine.main:
+        args.document = scoring.recorded(args.out)
         scoring.show(rows)
     return 0
 

@@ -232,6 +232,14 @@ class Board:
         used = {column for checkpoint, column in self.cells if checkpoint in digests}
         return [column for column in self.columns if column in used]
 
+    def main_columns(self) -> list[Column]:
+        """The main metric's column of each way of measuring that can be ranked."""
+        main: dict[tuple[str, ...], Column] = {}
+        for column in self.measured_columns():
+            if TASKS[column.task].ranked:
+                main.setdefault(column.setting, column)  # it stands first of its setting
+        return list(main.values())
+
     def row_index(self) -> dict[str, int]:
         """Checkpoint -> the index of its row."""
         return {row.checkpoint: i for i, row in enumerate(self.rows)}
@@ -409,11 +417,28 @@ def _of_seeds(parts: list[Measurement]) -> Cell:
     values = [result.value for result, _ in parts if result.value is not None]
     if not values:
         return Cell(None, None, parts)
+    task = parts[0].result.task
+    if not TASKS[task].trains and len({result.value for result, _ in parts}) == 1:
+        # Nothing in it is random: several seeds are one measurement
+        note, only = f"{len(parts)} seeds, one measurement", parts[0].result
+        return Cell(only.value, only.ci95, parts, note, _backed(parts))
     note = f"mean of {len(values)} seeds"
     if len(values) < len(parts):
         note += f", {len(parts)} run"
-    ci95 = confidence.of_seeds(values)
+    ci95 = _no_narrower(confidence.of_seeds(values), [result.ci95 for result, _ in parts])
     return Cell(sum(values) / len(values), ci95, parts, note, _backed(parts))
+
+
+def _no_narrower(
+    seeds: tuple[float, float] | None, images: Sequence[tuple[float, float] | None]
+) -> tuple[float, float] | None:
+    """The interval over seeds, or that over images where it is wider: seeds that agree by chance do
+    not tell what other images would give."""
+    known = [one for one in images if one is not None]
+    if seeds is None or not known:
+        return seeds
+    low, high = (sum(ends) / len(known) for ends in zip(*known))
+    return min(seeds[0], low), max(seeds[1], high)
 
 
 def _backed(parts: Iterable[Measurement]) -> bool:
@@ -463,7 +488,8 @@ def _average(cells: Iterable[Cell | None]) -> Cell | None:
         if cell.ci95 is not None:
             ends.append(cell.ci95)
             seeds = sum(result.value is not None for result, _ in cell.parts)
-            known.append(seeds - 1 if seeds > 1 else math.inf)
+            agree = len(set(cell.values)) == 1
+            known.append(math.inf if agree else seeds - 1)
     # Errors on different test sets are independent.
     ci95 = confidence.of_mean(values, ends, known) if len(ends) == len(values) else None
     mean = sum(values) / len(values)

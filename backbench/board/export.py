@@ -7,10 +7,10 @@ import functools
 import io
 import json
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from backbench.board.board import PUBLISHED, Board, Column, Measurement, Row, text_of
+from backbench.board.board import PUBLISHED, Board, Column, Measurement, Row, standing, text_of
 from backbench.results import column_keys, trunk_costs
 from backbench.results.result_line import Result
 from backbench.runs import atomic
@@ -77,6 +77,20 @@ def write_tidy(board: Board, path: Path) -> None:
             line["split"] = printable.spreadsheet(column.split or column_keys.USUAL_SPLIT)
             writer.writerow({**line, **_escaped(_of_measurement(measurement))})
     atomic.write_text(path, text.getvalue())
+
+
+def document(board: Board, answer: str, judged: Sequence[object]) -> dict[str, object]:
+    """The board for programs: the answer, each measured row with its cells by column, verdicts."""
+    rows = []
+    for row in board.measured_rows:
+        cells = {}
+        for column in board.columns:
+            cell = board.cell(row, column)
+            if cell is not None:
+                mark = standing(board, column).get(row.checkpoint)
+                cells[column.name] = {"value": cell.value, "ci95": cell.ci95, "mark": mark}
+        rows.append(_of_row(board, row) | {"cells": cells})
+    return {"answer": answer, "rows": rows, "judged": judged, "problems": board.problems}
 
 
 def _escaped(line: Line) -> Line:

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from backbench.board.board import BEST, ONCE, UNSETTLED, Board, Cell, standing, text_of
+from backbench.board.board import (
+    BEST,
+    ONCE,
+    TIED,
+    UNSETTLED,
+    Board,
+    Cell,
+    Column,
+    joined,
+    standing,
+    text_of,
+)
 from backbench.board.overall import Overall, answer
+from backbench.tasks import TASKS
 from backbench.untrusted import printable
 
 BOLD = "Bold: above every other measured value by a paired test."
 RING = "°: best of one training each."
 UNFINISHED = "†: the fit has not converged."
+ITALIC = "Italic: the highest, and those that no test tells from it."
 
 _ESCAPED = str.maketrans(
     {**{char: "\\" + char for char in "\\`*[]"}, "&": "&amp;", "<": "&lt;", ">": "&gt;"}
@@ -33,10 +47,12 @@ def bold(text: str, when: bool = True) -> str:
 
 
 def marked(text: str, mark: str | None) -> str:
-    """`text` in bold where its mark is best, with a ring where it is best of one training each, with
-    a dagger where its fit has not converged."""
+    """`text` in bold where its mark is best, in italics where it is tied with the highest, with a
+    ring where it is best of one training each, with a dagger where its fit has not converged."""
     if mark == UNSETTLED:
         return f"{text}†"
+    if mark == TIED:
+        return f"*{text}*"
     return f"{text}°" if mark == ONCE else bold(text, mark == BEST)
 
 
@@ -51,23 +67,37 @@ def pipe_row(cells: Sequence[str]) -> str:
 
 
 def board_page(board: Board, sets: Sequence[Overall]) -> str:
-    """The answer, the ranks over each set of columns, and every measured column."""
-    rows, labels = board.measured_rows, board.labels()
+    """The answer, the ranks over each set of columns, and the main metrics of every checkpoint."""
+    labels, columns = board.labels(), board.main_columns()
     lines = [escaped(answer(board, sets), 2000), ""]
     for overall in sets:
         lines += [*_ranks(overall, labels), ""]
-    settled = all(cell.settled for cell in board.cells.values())
-    lines += [f"{BOLD} {RING}" if settled else f"{BOLD} {RING} {UNFINISHED}", ""]
-    lines.append(pipe_row(["column", *(escaped(labels[row.checkpoint]) for row in rows)]))
-    lines.append(pipe_row(["---", *["---:"] * len(rows)]))
-    for column in board.measured_columns():
-        marks = standing(board, column)
-        cells = [f"`{column.name}`"]
-        for row in rows:
-            mark = marks.get(row.checkpoint)
+    heads = {"checkpoint": "---"}
+    for heading in headings(columns):
+        heads[escaped(" ".join(heading))] = "---:"
+    body = []
+    for row in board.measured_rows:
+        cells = [escaped(labels[row.checkpoint])]
+        for column in columns:
+            mark = standing(board, column).get(row.checkpoint)
             cells.append(_value_and_half_width(board.cell(row, column), mark))
-        lines.append(pipe_row(cells))
+        body.append(cells)
+    settled = all(cell.settled for cell in board.cells.values())
+    dagger = "" if settled else f" {UNFINISHED}"
+    lines += [*pipe_table(heads, body), "", f"{BOLD} {ITALIC} {RING}{dagger} Columns:", ""]
+    lines += [f"{n}. `{column.name}`" for n, column in enumerate(columns, 1)]
     return "\n".join(lines) + "\n"
+
+
+def headings(columns: Sequence[Column]) -> list[tuple[str, ...]]:
+    """Task, dataset and metric of each column, and its protocol where two have the same."""
+    out: list[tuple[str, ...]] = []
+    for column in columns:
+        dataset = joined(":", column.dataset, column.split)
+        out.append((TASKS[column.task].title, dataset, column.metric))
+    how = [joined("+", column.protocol, column.engine) for column in columns]
+    count = Counter(out)
+    return [(*head, by) if count[head] > 1 else head for head, by in zip(out, how)]
 
 
 def _ranks(overall: Overall, labels: Mapping[str, str]) -> list[str]:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 ALL, OF_TWELVE, OF_DETECTION = "all columns", "LORAC's twelve", "detection"
 NAMED = 4  # checkpoints that a sentence names; of more, how many others
 PLACES = 4  # and columns
+NOWHERE = "none is best on any single measurement by a paired test"
 
 
 @dataclass(frozen=True)
@@ -61,8 +62,8 @@ class Overall:
         if self.name == OF_TWELVE:
             return self.name if count == len(TWELVE) else f"{count} of {self.name}"
         if self.name == OF_DETECTION:
-            return f"{count} columns of detection"
-        return f"all {count} columns" if count > 1 else "the one column"
+            return f"{count} measurements of detection"
+        return f"all {count} measurements" if count > 1 else "the one measurement"
 
     @property
     def basis(self) -> str:
@@ -71,9 +72,9 @@ class Overall:
         if of.over == "datasets":
             return f"for other datasets like these {of.units}"
         if of.over == "columns":
-            return f"for other columns like these {of.units}, on other images"
+            return f"for other measurements like these {of.units}, on other images"
         trained = any(TASKS[column.task].trains for column in self.columns)
-        return f"for these columns on other images{' and trainings' if trained else ''}"
+        return f"for these measurements on other images{' and trainings' if trained else ''}"
 
 
 def _ranks_by(cell: Cell) -> bool:
@@ -84,18 +85,13 @@ def _ranks_by(cell: Cell) -> bool:
 
 def main_columns(board: Board) -> list[Column]:
     """The main metric's column of each way of measuring that two checkpoints share."""
-    main: dict[tuple[str, ...], Column] = {}
-    for column in board.measured_columns():
-        if TASKS[column.task].ranked and column.dataset != AVERAGE:
-            known = main.setdefault(column.setting, column)
-            if column.weight < known.weight:
-                main[column.setting] = column
-    count: dict[Column, int] = dict.fromkeys(main.values(), 0)
+    main = [column for column in board.main_columns() if column.dataset != AVERAGE]
+    count: dict[Column, int] = dict.fromkeys(main, 0)
     measured = {row.checkpoint for row in board.measured_rows}
     for (checkpoint, column), cell in board.cells.items():
         if column in count and _ranks_by(cell) and checkpoint in measured:
             count[column] += 1
-    return [column for column in main.values() if count[column] > 1]
+    return [column for column in main if count[column] > 1]
 
 
 def column_sets(board: Board) -> dict[str, list[Column]]:
@@ -201,11 +197,17 @@ def answer(board: Board, sets: Sequence[Overall]) -> str:
     if count > rank_intervals.MOST_ROWS:
         return f"{count} checkpoints are too many to rank: at most {rank_intervals.MOST_ROWS} are."
     if not sets:
-        return "No two checkpoints share a column: nothing here can be compared."
+        return "No two checkpoints share a measurement: nothing here can be compared."
     labels = board.labels()
+    single = _single(board, sets[0].columns, labels)
     clauses = [_leaders(sets[0], labels)]
+    if count == 2 and len(sets[0].leaders()) == 2 and single == NOWHERE:
+        # Of two checkpoints the two clauses are one
+        several = f"any of the {len(sets[0].columns)} measurements"
+        clauses = [clauses[0].replace(f"over {sets[0].title}", f"on {several}")]
+        single = ""
     clauses += [_elsewhere(other, sets[0], labels) for other in sets[1:]]
-    clauses.append(_single(board, sets[0].columns, labels))
+    clauses.append(single)
     return "; ".join(filter(None, clauses)) + "."
 
 
@@ -226,7 +228,7 @@ def _leaders(of: Overall, labels: dict[str, str]) -> str:
     if len(first) == total:
         why = ", as too little was measured, trained again or kept to test it"
         why = "" if of.standing.tested else why
-        return f"Over {of.title} nothing separates {_all(first, labels)}{why}"
+        return f"No clear winner: {_all(first, labels)} cannot be told apart over {of.title}{why}"
     if len(first) == 1:
         alone = f"{labels[first[0].checkpoint]} leads alone over {of.title}"
         return f"{alone}: rank 1 of {total} with 95% confidence, {of.basis}"
@@ -235,7 +237,7 @@ def _leaders(of: Overall, labels: dict[str, str]) -> str:
         low, high = of.place(row).interval
         ranks.append(str(low) if low == high else f"{low} to {high}")
     return (
-        f"{_names(first, labels)} lead over {of.title} and nothing separates them:"
+        f"{_names(first, labels)} lead over {of.title} and cannot be told apart:"
         f" ranks {', '.join(ranks)} of {total} with 95% confidence, {of.basis}"
     )
 
@@ -248,7 +250,7 @@ def _elsewhere(of: Overall, widest: Overall, labels: dict[str, str]) -> str:
     """The clause of another set."""
     first = of.leaders()
     if len(first) == len(of.rows):
-        return f"over {of.title} nothing separates {_all(first, labels)}"
+        return f"over {of.title} {_all(first, labels)} cannot be told apart"
     if first == widest.leaders():
         return f"over {of.title} too"
     verb = "leads" if len(first) == 1 else "lead"
@@ -275,7 +277,7 @@ def _single(board: Board, columns: Sequence[Column], labels: dict[str, str]) -> 
         if winners:
             clauses.append(f"{words}: {', '.join(winners)}")
     if not marked[BEST]:
-        clauses.insert(0, "in no single column is any checkpoint best by a paired test")
+        clauses.insert(0, NOWHERE)
     elif rest:
         clauses.append(f"nobody in the other {rest}")
     return "; ".join(clauses)
@@ -284,9 +286,9 @@ def _single(board: Board, columns: Sequence[Column], labels: dict[str, str]) -> 
 def _where(won: Sequence[Column], columns: Sequence[Column]) -> str:
     """The names of some columns, as short as tells them from the others."""
     if len(won) == len(columns):
-        return f"each of the {len(won)} columns"
+        return f"each of the {len(won)} measurements"
     if len(won) > PLACES:
-        return f"{len(won)} columns"
+        return f"{len(won)} measurements"
     tasks = [column.task for column in columns]
     names = []
     for column in won:

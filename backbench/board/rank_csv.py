@@ -60,7 +60,9 @@ def run(args: argparse.Namespace) -> int:
         p = ranking.places[i]
         average, rate = text_of(p.average, ".2f"), f"{p.win_rate:.1f}"
         lines.append((p.rank, *p.interval, average, rate, p.columns, p.group, table.names[i]))
-    print(answer(table, ranking))
+    said = answer(table, ranking)
+    args.document = {"answer": said, "ranks": [dict(zip(HEAD, line)) for line in lines]}
+    print(said)
     _print(lines)
     if args.csv:
         write_lines(args.csv, [HEAD, *lines])
@@ -73,8 +75,8 @@ def answer(table: ForeignTable, ranking: rank_intervals.Ranking) -> str:
     of = f"{len(table.names)} rows over {len(table.columns)} columns"
     if not ranking.tested:
         return (
-            f"Nothing can be told apart among {of}: that takes {column_comparisons.FEWEST} columns at"
-            " least, of as many datasets."
+            f"No clear winner: nothing can be told apart among {of}; that takes"
+            f" {column_comparisons.FEWEST} columns at least, of as many datasets."
         )
     leaders = [printable.shown(table.names[i]) for i in ranking.leaders]
     names = ", ".join(leaders[:4])
@@ -84,7 +86,7 @@ def answer(table: ForeignTable, ranking: rank_intervals.Ranking) -> str:
     for_others = f"95% confidence for other {what} like these {ranking.units}"
     if len(leaders) == 1:
         return f"{names} leads alone among {of}, with {for_others}."
-    return f"{names} lead among {of} and nothing separates them, with {for_others}."
+    return f"{names} lead among {of} and cannot be told apart, with {for_others}."
 
 
 def _print(lines: Sequence[tuple[object, ...]]) -> None:

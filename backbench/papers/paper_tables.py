@@ -7,7 +7,7 @@ The caption of a table is the title of the grid that measures it (configs/grids)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from backbench.board.board import (
     BEST,
     ONCE,
     PUBLISHED,
+    TIED,
     UNSETTLED,
     Board,
     Column,
@@ -26,12 +27,14 @@ from backbench.board.board import (
 )
 from backbench.board.markdown import (
     BOLD,
+    ITALIC,
     RING,
     UNFINISHED,
     board_page,
     bold,
     escaped,
     from_to,
+    headings,
     marked,
     pipe_table,
 )
@@ -292,6 +295,8 @@ def write(
                 atomic.write_text(latex / f"{name}.tex", to_latex(table, columns, lines))
             if markdown:
                 atomic.write_text(markdown / f"{name}.md", to_markdown(table, columns, lines))
+    if latex:
+        atomic.write_text(latex / "board.tex", board_to_latex(board))
     if markdown:
         atomic.write_text(markdown / "board.md", board_page(board, sets))
         atomic.write_text(markdown / "reproduction.md", reproduction_page(judged))
@@ -304,10 +309,7 @@ def to_latex(table: PaperTable, columns: Columns, measured: Sequence[TableLine])
     caption = rf"{_latex(table.caption)}, in \%."
     if measured:
         caption += f" Measured by {_latex(_protocols_of(columns))}."
-    ring, dagger = RING.replace("°", _SIGNS[ONCE]), UNFINISHED.replace("†", _SIGNS[UNSETTLED])
-    for mark, words in ((BEST, BOLD), (ONCE, ring), (UNSETTLED, dagger)):
-        if any(mark in line.marks for line in measured):
-            caption += f" {words}"
+    caption += _legend({mark for line in measured for mark in line.marks})
     lines = [
         f"% {table.where}; made by backbench leaderboard --latex",
         r"\begin{table}[t]",
@@ -346,10 +348,7 @@ def _latex_groups(table: PaperTable) -> list[str]:
 def _latex_line(line: TableLine) -> str:
     cells = [_latex(line.row.name), text_of(line.row.epochs, "d", missing="--")]
     for value, mark in zip(line.values, line.marks):
-        text = text_of(value, ".1f", missing="--")
-        if mark == BEST:
-            text = rf"\textbf{{{text}}}"
-        cells.append(text + _SIGNS.get(mark or "", ""))
+        cells.append(_LATEX_MARK.get(mark, "{}").format(text_of(value, ".1f", missing="--")))
     return _ampersands(cells)
 
 
@@ -357,7 +356,60 @@ def _ampersands(cells: Sequence[str]) -> str:
     return " & ".join(cells) + r" \\"
 
 
-_SIGNS = {ONCE: r"$^\circ$", UNSETTLED: r"$^\dagger$"}
+_LATEX_MARK: dict[str | None, str] = {
+    BEST: r"\textbf{{{}}}",
+    TIED: r"\textit{{{}}}",
+    ONCE: r"{}$^\circ$",
+    UNSETTLED: r"{}$^\dagger$",
+}
+
+
+def _legend(marks: Container[str | None]) -> str:
+    """What the marks of a LaTeX table mean, of those that it has."""
+    ring, dagger = RING.replace("°", r"$^\circ$"), UNFINISHED.replace("†", r"$^\dagger$")
+    meanings = ((BEST, BOLD), (TIED, ITALIC), (ONCE, ring), (UNSETTLED, dagger))
+    return "".join(f" {words}" for mark, words in meanings if mark in marks)
+
+
+def board_to_latex(board: Board) -> str:
+    """The board's own table: a row for each checkpoint, a column for each main metric, with the
+    95% interval's half and the page's marks. Needs \\usepackage{booktabs}."""
+    columns, labels = board.main_columns(), board.labels()
+    heads = []
+    for heading in headings(columns):
+        lines_of_head = r"\\".join(map(_latex, heading))
+        heads.append(rf"\shortstack{{{lines_of_head}}}")
+    body, used = [], set()
+    for row in board.measured_rows:
+        cells = [_latex(labels[row.checkpoint])]
+        for column in columns:
+            cell, mark = board.cell(row, column), standing(board, column).get(row.checkpoint)
+            text = "" if cell is None else text_of(cell.value, ".1f", missing="--")
+            text = _LATEX_MARK.get(mark, "{}").format(text)
+            if cell is not None and cell.half_width is not None:
+                text += rf" {{\scriptsize$\pm${cell.half_width:.1f}}}"
+            cells.append(text)
+            used.add(mark)
+        body.append(_ampersands(cells))
+    lines = [
+        "% made by backbench leaderboard --latex",
+        *(f"% column {n}: {column.name}" for n, column in enumerate(columns, 1)),
+        r"\begin{table}[t]",
+        r"\centering",
+        rf"\caption{{Measured values in \%, with half of their 95\% intervals.{_legend(used)}}}",
+        r"\label{tab:board}",
+        rf"\begin{{tabular}}{{l{'c' * len(columns)}}}",
+        r"\toprule",
+        _ampersands(["Checkpoint", *heads]),
+        r"\midrule",
+        *body,
+        r"\bottomrule",
+        r"\end{tabular}",
+        r"\end{table}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
 _LATEX = str.maketrans(
     {
         "\\": r"\textbackslash{}",
@@ -388,7 +440,7 @@ def to_markdown(table: PaperTable, columns: Columns, measured: Sequence[TableLin
         rows.append(cells)
     note = "Nothing measured yet."
     if measured:
-        note = f"Measured by {escaped(_protocols_of(columns))}. {BOLD} {RING}"
+        note = f"Measured by {escaped(_protocols_of(columns))}. {BOLD} {ITALIC} {RING}"
         if any(UNSETTLED in line.marks for line in measured):
             note += f" {UNFINISHED}"
     title = f"**{table.caption}**, in %. Layout of {table.where}."

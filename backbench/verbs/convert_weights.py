@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
 from backbench.errors import BadInput
@@ -17,10 +16,8 @@ from backbench.weights.tensor_names import first_names
 
 
 def run_inspect(args: argparse.Namespace) -> int:
-    report = inspect(args.file)
-    if args.json:
-        print(json.dumps(report, indent=1))
-    else:
+    args.document = report = inspect(args.file)
+    if not args.json:
         _print_report(report)
     return 0
 

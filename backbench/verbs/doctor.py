@@ -32,10 +32,8 @@ OTHERS = ("imagenet", "imagenet100", "stl10", "digits", "scenes")
 
 def run(args: argparse.Namespace) -> int:
     """The verb `doctor`."""
-    found = examine(args.data)
-    if args.json:
-        print(json.dumps(found, indent=1))
-    else:
+    args.document = found = examine(args.data)
+    if not args.json:
         _print(found)
     return 0 if found["allows"]["pretrain"]["state"] == OK else EXIT_FAILED
 

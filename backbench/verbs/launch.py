@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
-import json
 import math
 import os
 import signal
@@ -241,8 +239,7 @@ def _sleep(stop: StopFlag, seconds: float) -> bool:
 def show_status(args: argparse.Namespace) -> int:
     ledger = Ledger(args.out)
     if args.json:
-        states = Snapshot(ledger).states
-        print(json.dumps(states, indent=1, default=dataclasses.asdict))
+        args.document = Snapshot(ledger).states
         return 0
     if args.once or not sys.stdout.isatty():
         print(status_text(Snapshot(ledger), width=400), flush=True)

@@ -23,9 +23,10 @@ from backbench.runs import atomic
 def run(args: argparse.Namespace) -> int:
     """The verb `data`."""
     if args.action == "check":
-        return _check(args.name, args.data, args.record)
+        args.document = {"name": args.name, "problems": []}
+        return _check(args.name, args.data, args.record, args.document["problems"])
     if args.action == "list":
-        _list(args.data)
+        args.document = _list(args.data)
     else:
         _fetch(args.out)
     return 0
@@ -34,7 +35,9 @@ def run(args: argparse.Namespace) -> int:
 # data list
 
 
-def _list(root: Path) -> None:
+def _list(root: Path) -> list[dict[str, object]]:
+    """Print a line for each dataset; return the same as fields."""
+    listed: list[dict[str, object]] = []
     line = "{:<12} {:>7} {:>9} {:>6} {:>6}  {:<14} {:<8} {}"
     print(line.format("name", "classes", "train", "val", "test", "metric", "on disk", "licence"))
 
@@ -55,6 +58,9 @@ def _list(root: Path) -> None:
         except BadInput:
             where = "missing"
         train, val, test = row.sizes
+        fields: dict[str, object] = {"name": row.name, "classes": row.classes, "images": row.sizes}
+        fields |= {"on_disk": where, "wrong": wrong, "metric": row.metric, "licence": row.licence}
+        listed.append(fields)
         sizes = (size(row.classes), size(train), size(val) if val else "held", size(test))
         print(line.format(row.name, *sizes, row.metric, where, row.licence))
         if wrong:
@@ -67,18 +73,23 @@ def _list(root: Path) -> None:
         except BadInput as error:
             print(f"{name:<12} {'':>7} {'':>9} {'':>6} {'':>6}  {'':<14} unusable")
             print(f"{'':<12} {wrong or error}")
+            listed.append({"name": name, "on_disk": "unusable", "wrong": wrong or str(error)})
             continue
-        counts = (len(images) for _, images in found.items())
-        print(line.format(name, len(found.train.classes), *counts, "top1", "found", "your own"))
+        counts = [len(images) for _, images in found.items()]
+        count = len(found.train.classes)
+        listed.append({"name": name, "classes": count, "images": counts, "on_disk": "found"})
+        print(line.format(name, count, *counts, "top1", "found", "your own"))
     print("Any other name is a class folder: ROOT/NAME/{train,val,test}/<class>/<image>, or")
     print("ROOT/NAME/<class>/<image>, of which a fifth is drawn for test.")
+    return listed
 
 
 # data check
 
 
-def _check(name: str, root: Path, record: bool) -> int:
-    """Print what is there and everything that is wrong; 1 when something is."""
+def _check(name: str, root: Path, record: bool, problems: list[str]) -> int:
+    """Print what is there and everything that is wrong, which goes to `problems`, too; 1 when
+    something is."""
     if name not in catalog.known():
         said = detection_check.check(name, root)
         if said is not None:
@@ -89,7 +100,7 @@ def _check(name: str, root: Path, record: bool) -> int:
     if not record:
         catalog.compare_record(name, root, found, 0)
     # 2. What can be used is described, and everything odd about it is a problem.
-    problems = catalog.odd_sizes(dataset, found)
+    problems += catalog.odd_sizes(dataset, found)
     classes = found.train.classes
     print(f"{name}: {len(classes)} classes, {classes[0]} .. {classes[-1]}")
     for note in found.notes:

@@ -37,26 +37,30 @@ def run(args: argparse.Namespace) -> int:
         atomic.write_text(args.markdown, catalogue.markdown(runs))
         print(args.markdown)
     elif args.item in (None, ALL):
-        _list(args.runs)
+        args.document = _list(args.runs)
     else:
-        _show(catalogue.find(args.item), args.runs)
+        args.document = _show(catalogue.find(args.item), args.runs)
     return 0
 
 
-def _list(runs: Sequence[Path]) -> None:
+def _list(runs: Sequence[Path]) -> list[dict[str, str]]:
+    """Prints a line for each table and figure; returns the same as fields."""
+    listed = []
     measured = catalogue.verdicts(runs)
     for item in catalogue.items():
         status = catalogue.status(item, measured)
         print(f"{item.prints:<12} {item.name:<18} {status:<36} {item.grid.title}")
+        listed.append({"item": item.prints, "name": item.name, "status": status})
     counts = catalogue.coverage()
     others = ", ".join(f"{count} {why}" for why, count in counts.most_common() if why)
     print(
         f"{counts.total()} printed numbers: {counts[None]} judgeable, {len(measured)} measured;"
         f" {others}"
     )
+    return listed
 
 
-def _show(item: PrintedItem, runs: Sequence[Path]) -> None:
+def _show(item: PrintedItem, runs: Sequence[Path]) -> list[NumberState]:
     """Prints one table: every number with its state, what is missing, and the deviations."""
     print(f"{item.name}: {item.grid.title}")
     numbers = number_states(item, runs)
@@ -82,6 +86,7 @@ def _show(item: PrintedItem, runs: Sequence[Path]) -> None:
         print(f"deviation: {text}")
     for text in item.grid.choices:
         print(f"choice: {text} (docs/choices.md)")
+    return numbers
 
 
 @dataclass(frozen=True)

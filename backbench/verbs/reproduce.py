@@ -33,9 +33,11 @@ FOLDER = "reproduce"  # below RUNS
 def run(args: argparse.Namespace) -> int:
     """The verb `reproduce`."""
     if args.check is not None:
-        return _check(args.check)
+        args.document = _check(args.check)
+        return 0
     if args.list is None:
-        return _print_lists()
+        args.document = _print_lists()
+        return 0
     if args.data is None or not args.data.is_dir():
         raise BadInput(
             f"--data {args.data or 'ROOT'}: no such folder; it holds one folder per dataset"
@@ -59,27 +61,31 @@ def run(args: argparse.Namespace) -> int:
     if args.dry_run:
         return status
     # 4. The outcome.
-    lines = _write_outcome(args, listed, {name: covered[name] for name in names}, files)
+    args.document = lines = _write_outcome(
+        args, listed, {name: covered[name] for name in names}, files
+    )
     bad = any(line.verdict in (outcome.OUTSIDE, outcome.ANOTHER) for line in lines)
     return status or (EXIT_FAILED if bad else 0)
 
 
-def _print_lists() -> int:
+def _print_lists() -> list[dict[str, object]]:
+    lists: list[dict[str, object]] = []
     for name in sorted(config.recipe_names(selection.KIND)):
         one = selection.read_list(name)
         hours = one.gpu_hours(list(one.checkpoints))
         print(f"{name:<8} {len(one.checkpoints)} checkpoints, {one.title}: about {hours:.1f}"
               f" GPU-hours ({one.estimate})")  # fmt: skip
-    return 0
+        lists.append({"name": name, "checkpoints": list(one.checkpoints), "gpu_hours": hours})
+    return lists
 
 
-def _check(path: Path) -> int:
+def _check(path: Path) -> Sequence[outcome.OutcomeLine]:
     checked = bundle.check(path)
     print(outcome.markdown(checked.listed, checked.lines), end="")
     for remark in checked.remarks:
         print(f"REMARK {remark}")
     print(f"{path}: whole, made {checked.made} by {checked.code}; its table follows from its rows")
-    return 0
+    return checked.lines
 
 
 def _covered(listed: ReproductionList, lists: Path) -> dict[str, set[tuple[str, str]]]:

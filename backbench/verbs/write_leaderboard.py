@@ -50,6 +50,7 @@ def run(args: argparse.Namespace) -> int:
     sets = overall.overall(board)
     answer = overall.answer(board, sets)
     _write(board, judged, sets, answer, args)
+    args.document = export.document(board, answer, judged)
     print(printable.shown(answer, 2000))
     _print(board, sets)
     for verdict in judged:
@@ -111,7 +112,7 @@ def _write(
         paper_tables.write(board, judged, sets, latex=args.latex, markdown=args.markdown)
         for folder in (args.latex, args.markdown):
             if folder:
-                log.info(f"wrote {folder}: the papers' tables")
+                log.info(f"wrote {folder}: the board's own table (board) and the papers'")
     if args.figures:
         from backbench.board.page_figures import write_figures
 

@@ -33,10 +33,11 @@ def test_one_training_each_is_never_bold(tmp_path, capsys):
     assert "best by a paired test: three in Nearest neighbours" in said
     assert "best of one training each: three in Linear probe" in said
     lines = (tmp_path / "markdown" / "board.md").read_text().splitlines()
-    (of_linear,) = [line for line in lines if line.startswith("| `linear/")]
-    (of_knn,) = [line for line in lines if line.startswith("| `knn/")]
-    assert "°" in of_linear and "**" not in of_linear
-    assert "**" in of_knn and "°" not in of_knn
+    heads = next(line for line in lines if line.startswith("| checkpoint")).split(" | ")
+    first = next(line for line in lines if line.startswith("| three ")).split(" | ")
+    cells = {head.split()[0]: cell for head, cell in zip(heads, first)}
+    assert "°" in cells["Linear"] and "**" not in cells["Linear"]
+    assert "**" in cells["Nearest"] and "°" not in cells["Nearest"]
     page = (tmp_path / "html").read_text()
     assert '"once"' in page and "two checkpoints with `--seeds 3`" in page
     board = collect([tmp_path / "runs"])
@@ -122,6 +123,6 @@ def test_ranks_over_few_columns_count_trainings(tmp_path):
         board = board_of(tmp_path / name, kinds, gap=6, seed=1, **how)
         said[name] = answer(board, overall(board))
     assert "as too little was measured, trained again or kept" in said["once"]
-    assert "three leads alone over all 2 columns" in said["calm"]
+    assert "three leads alone over all 2 measurements" in said["calm"]
     assert "on other images and trainings" in said["calm"]
     assert "leads alone" not in said["wild"]

@@ -24,10 +24,12 @@ def test_one_sentence_says_who_leads_and_where(runs, tmp_path, capsys):
     assert cli.main(["leaderboard", str(runs), "--markdown", str(tmp_path), "-q"]) == 0
     out = capsys.readouterr().out
     said = out.splitlines()[0]
-    assert said.startswith("lorac leads alone over all 18 columns: rank 1 of 3 with 95% confidence")
-    assert "LORAC's twelve too" in said and "over 3 columns of detection" in said
+    assert said.startswith(
+        "lorac leads alone over all 18 measurements: rank 1 of 3 with 95% confidence"
+    )
+    assert "LORAC's twelve too" in said and "over 3 measurements of detection" in said
     assert said.count(".") == 1 and said.endswith(".")
-    assert "[rank] over all 18 columns" in out
+    assert "[rank] over all 18 measurements" in out
     rows = [line.split() for line in out.splitlines()[-3:]]
     assert [(row[0], row[1], row[2]) for row in rows] == [
         ("lorac", "1", "(1)"),
@@ -44,7 +46,9 @@ def test_equals_are_said_to_be(tmp_path):
     board = collect([tmp_path])
     sets = overall(board)
     assert [of.name for of in sets] == ["all columns"]
-    assert answer(board, sets).startswith("Over all 4 columns nothing separates one and two")
+    assert answer(board, sets) == (
+        "No clear winner: one and two cannot be told apart on any of the 4 measurements."
+    )
     assert sets[0].standing.over == "images" and sets[0].standing.tested
 
 
@@ -63,7 +67,7 @@ def test_one_checkpoint_or_none_in_common(tmp_path):
     assert "alone" in answer(board, overall(board))
     boards.synthetic(tmp_path / "b", ["two"], boards.DEMO[1:2], images=50)
     board = collect([tmp_path])
-    assert "No two checkpoints share a column" in answer(board, overall(board))
+    assert "No two checkpoints share a measurement" in answer(board, overall(board))
 
 
 TABLE = "model,size,a,b,c,d,e,f,g,loss\n"
@@ -86,7 +90,7 @@ def test_a_csv_of_somebody_else(tmp_path, capsys):
     assert cli.main(args) == 0
     said = capsys.readouterr().out.splitlines()
     assert said[0] == (
-        "good, equal lead among 3 rows over 8 columns and nothing separates them,"
+        "good, equal lead among 3 rows over 8 columns and cannot be told apart,"
         " with 95% confidence for other columns like these 8."
     )
     with out.open(newline="") as found:
@@ -156,3 +160,24 @@ def test_a_column_that_is_half_numbers_is_named(tmp_path, caplog):
     assert "column 'b' is not ranked: 'zwei' is no number" in caplog.text
     with pytest.raises(BadInput, match=r"nothere\.csv: no such file$"):
         rank_csv.read(tmp_path / "nothere.csv")
+
+
+def test_the_board_itself_is_a_table_to_paste(runs, tmp_path):
+    """Rows are checkpoints, columns the main metrics, with intervals and the page's marks."""
+    where = ["--latex", str(tmp_path), "--markdown", str(tmp_path)]
+    assert cli.main(["leaderboard", str(runs), *where, "-q"]) == 0
+    board = collect([runs])
+    lines = (tmp_path / "board.tex").read_text().splitlines()
+    (lorac,) = [line for line in lines if line.startswith("lorac &")]
+    assert lorac.count("&") == len(board.main_columns()) == 19
+    column = board.main_columns()[0]
+    (row,) = [row for row in board.rows if row.name == "lorac"]
+    cell = board.cell(row, column)
+    assert rf"{cell.value:.1f}" in lorac and rf"$\pm${cell.half_width:.1f}" in lorac
+    assert f"% column 1: {column.name}" in lines
+    assert any("Bold: above every other" in line for line in lines) == ("textbf" in lorac)
+    text = (tmp_path / "board.md").read_text().splitlines()
+    heads = next(line for line in text if line.startswith("| checkpoint |"))
+    (of_lorac,) = [line for line in text if line.startswith("| lorac |")]
+    assert heads.count("|") == of_lorac.count("|") == 21
+    assert f"{cell.value:.1f}" in of_lorac and f"±{cell.half_width:.1f}" in of_lorac

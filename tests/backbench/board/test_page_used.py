@@ -156,6 +156,13 @@ def test_on_a_phone_filters_are_folded_and_opened_by_keys(browser, page):
         ".filter(td => td.getBoundingClientRect().right <= innerWidth).length"
     )
     assert seen >= 3, "columns beside the names"
+    # The intervals stand below their values, and every link of the navigation can be seen
+    intervals = "[...document.querySelectorAll('#board .v small')]"
+    assert browser.see(f"{intervals}.length > 3 && {intervals}.every(i => i.offsetHeight > 0)")
+    browser.see("scrollTo(0, document.documentElement.scrollHeight)")
+    links = "[...document.querySelectorAll('#nav a')].map(a => a.getBoundingClientRect())"
+    assert browser.see(f"{links}.every(r => r.left >= 0 && r.right <= innerWidth)")
+    assert browser.see(f"{links}.every(r => r.top >= 0 && r.bottom <= innerHeight / 5)")
     assert not browser.see("document.getElementById('sideways').hidden")
 
 
