@@ -50,7 +50,25 @@ def bound() -> Shipped:
             raise SystemExit(f"{other} and {r.file} are both called {r.name}; rename one")
         fingerprint = protocol_fingerprints.fingerprint_of(r.recipe, kind, defaults)
         names.setdefault(r.name, {})[measures] = fingerprint
-    return {"defaults": defaults, "fingerprints": names}
+    return {"defaults": defaults, "fingerprints": names, "pretraining": _pretraining()}
+
+
+def _pretraining() -> dict[str, Leaves]:
+    """The defaults of a pretraining recipe; its crops and its method have some of their own, and so
+    has a group of a method that is written in part (`simclr.head`)."""
+    from backbench.images.crops import Crops
+    from pretrain import method_config
+    from pretrain.recipe import PretrainConfig
+
+    methods = {
+        name: method_config.method_module(name).Config for name in method_config.shipped_names()
+    }
+    classes: dict[str, Any] = {"recipe": PretrainConfig, "crops": Crops, **methods}
+    for name, cls in methods.items():
+        for field, hint in typing.get_type_hints(cls).items():
+            if dataclasses.is_dataclass(hint):
+                classes[f"{name}.{field}"] = hint
+    return {name: _defaults(cls) for name, cls in classes.items()}
 
 
 def _probes() -> tuple[dict[str, Leaves], list[Recipe]]:

@@ -15,7 +15,7 @@ import itertools
 import math
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -190,6 +190,8 @@ class Board:
     problems: list[str] = field(default_factory=list)  # messages for whoever reads the board
     # By digest: the word (recipes/fast.py) for trunks not pretrained to the papers' letter,
     ways: dict[str, str] = field(default_factory=dict)
+    # its pretraining recipe, where that was kept,
+    recipes: dict[str, Mapping[str, object]] = field(default_factory=dict)
     # which labs measured the checkpoint (merged records only),
     labs: dict[str, list[str]] = field(default_factory=dict)
     # and the cost of its trunk.
@@ -320,6 +322,9 @@ def fill(measurements: Iterable[Measurement], problems: Iterable[str] = ()) -> B
     for (result, _), _ in counted:
         if way := fast.word(result.provenance):
             board.ways[result.checkpoint] = way
+        recipe = result.provenance.get(fast.PRETRAINING)
+        if isinstance(recipe, Mapping):
+            board.recipes.setdefault(result.checkpoint, recipe)
         for lab in _labs_of(result):
             known = board.labs.setdefault(result.checkpoint, [])
             if lab not in known:

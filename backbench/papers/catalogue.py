@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from backbench.board.board import collect
 from backbench.errors import BadInput, nearest
-from backbench.launch import grid as grids
-from backbench.launch.grid import Grid, Sweep, SweepPoint, read_grid
-from backbench.papers import judge, judging_rules, published
+from backbench.launch.grid import Grid, read_grid
+from backbench.papers import judge, judging_rules, printed_recipes, published
 from backbench.papers.judge import Judged
 from backbench.papers.published import Published
 from backbench.recipes import config
@@ -82,33 +80,14 @@ def items() -> tuple[PrintedItem, ...]:
             raise BadInput(f"grid {name}: add `prints: PAPER:TABLE`, the table or figure it makes")
         keys: set[str] = set()
         points = 0
-        for sweep in sweeps(grid):
+        for sweep in printed_recipes.sweeps(grid):
             for point in sweep.points():
                 points += 1
-                keys.update(expected_keys(sweep, point))
+                keys.update(printed_recipes.expected_by(sweep, point))
         found.append(
             PrintedItem(prints=grid.prints, grid=grid, keys=frozenset(keys), points=points)
         )
     return tuple(sorted(found, key=order))
-
-
-def sweeps(grid: Grid) -> Iterator[Sweep]:
-    """The pretrainings of a grid."""
-    return grids.sweeps(grid, f"grid {grid.name}")
-
-
-def expected_keys(sweep: Sweep, point: SweepPoint) -> list[str]:
-    """The published rows that one point must reach: those of the sweep, else of the recipe."""
-    if sweep.expected is not None:
-        return sweep.expected_rows(point)
-    # `expected=[]` among the overrides, or nothing about it
-    recipe = config.apply_overrides(_recipe(sweep.recipe), sweep.overrides)
-    return [str(key) for key in recipe.get("expected") or ()]
-
-
-@functools.cache
-def _recipe(name: str) -> Mapping[str, Any]:
-    return config.read_recipe(config.find_recipe(name, "pretrain"))
 
 
 def find(text: str) -> PrintedItem:

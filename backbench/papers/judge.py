@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from backbench.board.board import PUBLISHED, Board, Cell, Column, Row, in_order
 from backbench.errors import BadInput
-from backbench.papers import judging_rules, published
+from backbench.papers import judging_rules, printed_recipes, published
 from backbench.papers.judging_rules import column_of
 from backbench.papers.published import Published
-from backbench.recipes import fast
+from backbench.recipes import config, fast
+from backbench.stats import confidence
 from backbench.untrusted import printable, walking
 from backbench.weights import header
 
@@ -40,7 +41,11 @@ def add_published(board: Board) -> None:
 
 @dataclass(frozen=True)
 class Judged:
-    """A measured number beside the published one that its checkpoint must reproduce, in percent."""
+    """A measured number beside the published one that its checkpoint must reproduce, in percent.
+
+    Checkpoints of one recipe that differ in their seed are one number, their mean: `row` is the
+    first of `rows`, with their count in its name.
+    """
 
     row: Row
     column: Column
@@ -52,12 +57,18 @@ class Judged:
     hardware: str
     other_trunk: tuple[str, ...] = ()  # how the measured trunk differs from the printed one
     way: str = ""  # how its pretraining differs from the paper's letter (recipes/fast.py)
+    changed: tuple[str, ...] = ()  # keys of the recipe that are not those of the number's
+    rows: tuple[Row, ...] = ()
+    by_recipe: bool = True  # False: the checkpoint has no recipe, so its word is all there is
 
     @property
     def verdict(self) -> str:
-        """One word: within, outside, or another (the trunk is not the printed one)."""
+        """One word: within, outside, another (the trunk is not the printed one), or changed (its
+        recipe is not)."""
         if self.other_trunk:
             return "another"
+        if self.changed:
+            return "changed"
         return "within" if abs(self.measured - self.published) <= self.tolerance else "outside"
 
     @property
@@ -66,8 +77,18 @@ class Judged:
 
     @property
     def verdict_and_way(self) -> str:
-        """The verdict with the way of pretraining beside it: within (fast)."""
-        return f"{self.verdict} ({self.way})" if self.way else self.verdict
+        """The verdict with the changed keys (changed: beta, lr), and with the way of pretraining
+        beside it: within (fast)."""
+        said = self.verdict
+        if said == "changed":
+            said += f": {', '.join(self.changed)}"
+        return f"{said} ({self.way})" if self.way else said
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """How the trunk differs from the printed one; that nobody knows how it was trained."""
+        unknown = "its pretraining recipe is not known"
+        return self.other_trunk if self.by_recipe else (*self.other_trunk, unknown)
 
     def on_page(self) -> dict[str, object]:
         """The fields that page_sections.js reads."""
@@ -83,7 +104,7 @@ class Judged:
             "tolerance": self.tolerance,
             "verdict": self.verdict,
             "said": self.verdict_and_way,
-            "others": self.other_trunk,
+            "others": self.notes,
             "hardware": self.hardware,
         }
 
@@ -97,7 +118,7 @@ def expected_keys(board: Board, runs: Iterable[str | Path]) -> dict[str, list[st
 
     The keys are read from the results' provenance, from checkpoint files below `runs`, and from
     those that the commands name. The files also say how they were pretrained, which goes to
-    `Board.ways`.
+    `Board.ways` and `Board.recipes`.
     """
     # 1. The results themselves: which checkpoints there are, and their keys.
     keys: dict[str, set[str]] = {}
@@ -117,6 +138,9 @@ def expected_keys(board: Board, runs: Iterable[str | Path]) -> dict[str, list[st
             keys[digest].update(published.expected_keys_in(provenance))
             if way := fast.word(fast.of_trunk(provenance)):
                 board.ways[digest] = way
+            recipe = provenance.get("recipe")
+            if isinstance(recipe, Mapping):
+                board.recipes.setdefault(digest, config.flat(recipe))
     return {digest: sorted(own) for digest, own in keys.items() if own}
 
 
@@ -155,8 +179,9 @@ def _printed(
 
 
 def judge(board: Board, expected: Mapping[str, Sequence[str]]) -> list[Judged]:
-    """A verdict for each measured number that has a published one by the same protocol."""
-    judged = []
+    """A verdict for each measured number that has a published one by the same protocol; one for all
+    seeds of a recipe."""
+    judged: dict[tuple[object, ...], tuple[Published, list[Judged]]] = {}
     for row, _, numbers in _printed(board, expected):
         if isinstance(numbers, BadInput):
             board.problems.append(f"{row.name}: {numbers}")
@@ -164,8 +189,31 @@ def judge(board: Board, expected: Mapping[str, Sequence[str]]) -> list[Judged]:
         for number in numbers:
             verdict = _judge(board, row, number)
             if verdict is not None:
-                judged.append(verdict)
-    return judged
+                recipe = board.recipes.get(row.checkpoint)
+                # Without a recipe nobody knows that two checkpoints are seeds of one training
+                alike = recipe and printed_recipes.fingerprint(recipe)
+                what = (number.key, verdict.column, alike or row.checkpoint, verdict.way)
+                _, seeds = judged.setdefault((*what, verdict.other_trunk), (number, []))
+                seeds.append(verdict)
+    return [_mean(number, seeds) for number, seeds in judged.values()]
+
+
+def _mean(number: Published, seeds: Sequence[Judged]) -> Judged:
+    """One verdict on the mean of checkpoints that were pretrained by one recipe."""
+    if len(seeds) == 1:
+        return seeds[0]
+    first = seeds[0]
+    rows = tuple(one.row for one in seeds)
+    values = [one.measured for one in seeds]
+    return replace(
+        first,
+        row=replace(first.row, name=f"{first.row.name}, {len(seeds)} pretrainings"),
+        rows=rows,
+        measured=sum(values) / len(values),
+        ci95=confidence.of_seeds(values),
+        tolerance=judging_rules.tolerance(number, len(seeds)) or 0.0,
+        hardware=", ".join(dict.fromkeys(one.hardware for one in seeds)),
+    )
 
 
 def _judge(board: Board, row: Row, number: Published) -> Judged | None:
@@ -175,6 +223,7 @@ def _judge(board: Board, row: Row, number: Published) -> Judged | None:
     tolerance = judging_rules.tolerance(number)
     if cell is None or cell.value is None or tolerance is None:
         return None
+    recipe = board.recipes.get(row.checkpoint)
     hardware = {str(result.origin.get("hardware", "unknown")) for result, _ in cell.parts}
     return Judged(
         row,
@@ -187,6 +236,9 @@ def _judge(board: Board, row: Row, number: Published) -> Judged | None:
         ", ".join(sorted(hardware)) or "-",  # a mean of other cells has no hardware
         _trunk_differences(row, cell, number),
         board.ways.get(row.checkpoint, ""),
+        printed_recipes.changes(recipe, number.key) if recipe else (),
+        (row,),
+        recipe is not None,
     )
 
 

@@ -111,7 +111,8 @@ def expected_keys_in(provenance: Mapping[str, object]) -> list[str]:
     or a list of keys.
     """
     keys: list[str] = []
-    for holder in (provenance, provenance.get("recipe"), provenance.get("checkpoint")):
+    named = (provenance.get(name) for name in ("recipe", "checkpoint", "pretraining"))
+    for holder in (provenance, *named):
         if not isinstance(holder, Mapping):
             continue
         for name in ("expected", "published"):

@@ -21,7 +21,7 @@ KEYS: Mapping[str, str | bool] = {
 }
 SWITCH = "--fast"
 WORD = "fast"  # beside a name and a verdict
-PRETRAINING = "pretraining"  # in a result's provenance: these keys of its trunk's recipe
+PRETRAINING = "pretraining"  # in a result's provenance: its trunk's recipe, a.b.c -> value
 
 # Values that are not the papers' and move a number by more than rounding. Layout and compilation
 # only change the order of sums
@@ -54,10 +54,12 @@ def overrides(recipe: Mapping[str, Any], by_hand: Sequence[str], where: str) -> 
 
 
 def of_trunk(provenance: Mapping[str, Any]) -> dict[str, Any]:
-    """{"pretraining": the keys} for a result of this checkpoint, by its recipe; nothing where it
+    """{"pretraining": the recipe on one level} for a result of this checkpoint; nothing where it
     has none."""
+    from backbench.recipes import config
+
     recipe = provenance.get("recipe")
-    found = {key: value for key in KEYS if (value := _at(recipe, key)) is not None}
+    found = config.flat(recipe) if isinstance(recipe, Mapping) else {}
     return {PRETRAINING: found} if found else {}
 
 
@@ -71,10 +73,3 @@ def word(provenance: Mapping[str, Any]) -> str:
     if otherwise == {key: KEYS[key] for key in _NOT_THE_LETTER}:
         return WORD
     return ", ".join(f"{key}={value}" for key, value in otherwise.items())
-
-
-def _at(recipe: object, key: str) -> object:
-    """The value at a.b of nested mappings, None where there is none."""
-    for part in key.split("."):
-        recipe = recipe.get(part) if isinstance(recipe, Mapping) else None
-    return recipe

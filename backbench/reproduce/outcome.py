@@ -80,7 +80,7 @@ def _of_papers(
         one = judged.get((number.key, column))
         if one is not None:
             line.verdict, line.measured, line.ci95 = one.verdict, one.measured, one.ci95
-            line.why = "; ".join(one.other_trunk)
+            line.why = "; ".join((*one.other_trunk, *one.changed))
         elif digest is not None:
             _add_measured_otherwise(board, line, column, digest)
         lines.append(line)

@@ -37,6 +37,7 @@ class Shipped(TypedDict):
 
     defaults: dict[str, Leaves]  # by kind of protocol
     fingerprints: dict[str, dict[str, str]]  # name of a protocol -> kind of task -> fingerprint
+    pretraining: dict[str, Leaves]  # defaults of a recipe, of crops, and of each method by its name
 
 
 @functools.cache

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from backbench.errors import BadInput
-from backbench.papers import catalogue
+from backbench.papers import catalogue, printed_recipes
 from backbench.papers.catalogue import PrintedItem
 from backbench.papers.judge import Judged
 from backbench.papers.published import Published, expected_keys_in
@@ -116,7 +116,7 @@ def number_states(item: PrintedItem, runs: Sequence[Path]) -> list[NumberState]:
 def _pretraining_costs(item: PrintedItem, runs: Sequence[Path]) -> list[tuple[str, str]]:
     """(name, median speed and peak memory) of the pretrainings of a grid that measures nothing
     else, by name; from their metrics.jsonl."""
-    overrides = [text for sweep in catalogue.sweeps(item.grid) for text in sweep.overrides]
+    overrides = [text for sweep in printed_recipes.sweeps(item.grid) for text in sweep.overrides]
     names = tuple(
         f"{text.removeprefix('name=')} " for text in overrides if text.startswith("name=")
     )

@@ -69,9 +69,12 @@ def _checked(judged: list[Judged], unjudged: list[str]) -> int:
         print(f"NOT JUDGED {reason}")
     outside = sum(verdict.verdict == "outside" for verdict in judged)
     others = sum(verdict.verdict == "another" for verdict in judged)
+    changed = sum(verdict.verdict == "changed" for verdict in judged)
     line = f"{len(judged)} published numbers judged, {outside} outside their tolerance"
     if others:
         line += f", {others} of another trunk than was printed"
+    if changed:
+        line += f", {changed} by a changed recipe"
     for way, count in Counter(verdict.way for verdict in judged if verdict.way).items():
         line += f", {count} not to the letter ({way})"
     if unjudged:
@@ -79,7 +82,7 @@ def _checked(judged: list[Judged], unjudged: list[str]) -> int:
     if not judged:
         line += ": a check that judges nothing fails"
     print(line)
-    return EXIT_FAILED if outside or others or unjudged or not judged else 0
+    return EXIT_FAILED if outside or others or changed or unjudged or not judged else 0
 
 
 def _write(
@@ -134,9 +137,10 @@ def _verdict_line(verdict: Judged) -> str:
     if verdict.ci95 is not None:
         interval = f" [{verdict.ci95[0]:.1f}, {verdict.ci95[1]:.1f}]"
     return (
-        f"{word} {verdict.tolerance:g} of {verdict.key}: {verdict.row.name} {verdict.column.name} "
+        f"{word}{';' * bool(verdict.changed)} {verdict.tolerance:g} of {verdict.key}: "
+        f"{verdict.row.name} {verdict.column.name} "
         f"{verdict.measured:.2f}{interval}, published {verdict.published:g}"
-        + "".join(f"; {other}" for other in verdict.other_trunk)
+        + "".join(f"; {other}" for other in verdict.notes)
     )
 
 

@@ -159,7 +159,7 @@ def test_a_run_tells_all_and_goes_on_only_as_it_began(
     assert "already finished" in pretrain(recipe, out, "--fast")[1]
     # 3. So does the checkpoint, and whatever measures it takes them from there
     provenance = Checkpoint.load(out / CHECKPOINT_FILE).provenance
-    assert fast.of_trunk(provenance) == {"pretraining": dict(fast.KEYS)}
+    assert fast.of_trunk(provenance)["pretraining"].items() >= fast.KEYS.items()
     assert fast.word(fast.of_trunk(provenance)) == "fast"
 
 

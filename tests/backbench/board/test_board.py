@@ -272,7 +272,9 @@ def a_checkpoint_header(path, digest, **provenance):
     path.write_bytes(len(header).to_bytes(8, "little") + header)
 
 
-FAST = {"views": {"pipeline": "fast"}, "precision": "bf16", "compile": "cuda"}
+PRINTED = config.read_recipe(config.find_recipe("lorac/lorac_imagenet", "pretrain"))
+FAST = config.apply_overrides(PRINTED, fast.spelled())
+REFERENCE = config.apply_overrides(PRINTED, ["precision=fp32"])
 
 
 @pytest.mark.parametrize(
@@ -281,7 +283,7 @@ FAST = {"views": {"pipeline": "fast"}, "precision": "bf16", "compile": "cuda"}
         (FAST, 91.9, "within (fast)"),
         (FAST, 89.9, "OUTSIDE (fast)"),
         ({**FAST, "precision": "fp32"}, 91.9, "within (views.pipeline=fast)"),
-        ({"views": {"pipeline": "reference"}, "precision": "fp32"}, 91.9, "within 1.5"),
+        (REFERENCE, 91.9, "within 1.5"),
         (None, 91.9, "within 1.5"),
         (None, 89.9, "OUTSIDE 1.5"),
     ],

@@ -9,7 +9,7 @@ from support.records import a_result, held
 
 from backbench.cli import main
 from backbench.datasets import catalog
-from backbench.papers import catalogue, judging_rules, published
+from backbench.papers import catalogue, judging_rules, printed_recipes, published
 from backbench.recipes import config, own_probe
 from backbench.results import store
 from backbench.tasks import TASKS
@@ -87,8 +87,8 @@ def test_every_choice_stands_at_the_tables_that_rest_on_it():
     for item in catalogue.items():
         if item.grid.name == "cllr_fig2":  # no probe is trained
             continue
-        for sweep in catalogue.sweeps(item.grid):
-            recipe = config.apply_overrides(catalogue._recipe(sweep.recipe), sweep.overrides)
+        for sweep in printed_recipes.sweeps(item.grid):
+            recipe = config.apply_overrides(printed_recipes.shipped(sweep.recipe), sweep.overrides)
             for choice, rests in RESTS_ON.items():
                 assert not rests(recipe) or choice in item.grid.choices, (item.prints, choice)
 
@@ -112,11 +112,11 @@ def test_what_is_expected_is_measured_by_the_grid(item):
         for dataset in entry["datasets"]
     }
     whole = {entry for entry in item.grid.evaluate if isinstance(entry, str)}
-    for sweep in catalogue.sweeps(item.grid):
+    for sweep in printed_recipes.sweeps(item.grid):
         recipe = config.read_recipe(config.find_recipe(sweep.recipe, "pretrain"))
         recipe = config.apply_overrides(recipe, sweep.overrides)
         for point in sweep.points():
-            keys = catalogue.expected_keys(sweep, point)
+            keys = printed_recipes.expected_by(sweep, point)
             for number in (n for key in keys for n in published.lookup(key) if n in item.numbers):
                 check_measured(number, recipe, explicit, whole)
 
@@ -146,7 +146,7 @@ def check_measured(number, recipe, explicit, whole):
 def test_every_expected_key_maps_to_a_protocol_that_ships():
     expected = 0
     for name in RECIPES:
-        recipe = catalogue._recipe(name)
+        recipe = printed_recipes.shipped(name)
         for key in recipe.get("expected") or ():
             for number in published.lookup(key):
                 assert judging_rules.reason(number) in (

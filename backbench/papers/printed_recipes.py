@@ -1,0 +1,118 @@
+"""The pretraining recipes that a printed number names, and how a measured trunk's differs from them.
+
+A number is named by the grid of its table: its recipes, with what the grid changes in each point.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from backbench.errors import BadInput
+from backbench.launch import grid as grids
+from backbench.launch.grid import Grid, Sweep, SweepPoint, read_grid
+from backbench.papers import published
+from backbench.recipes import config
+from backbench.results import protocol_fingerprints
+from backbench.results.protocol_fingerprints import Leaves, leaves
+
+_SEED = "seed"
+# Keys that train no other trunk: names, seeds, how the run is fed and watched, the order of sums;
+# the last two are the word for `--fast` beside a verdict
+_FREE = {"name", "expected", "probe", _SEED, "save_minutes", "log_every", "knn_every", "channels_last",
+         "compile", "data.workers", "data.skip_corrupt", "precision", "views.pipeline"}  # fmt: skip
+_CROPS, _METHOD = "views.crops", "method.name"
+
+
+def sweeps(grid: Grid) -> Iterator[Sweep]:
+    """The pretrainings of a grid."""
+    return grids.sweeps(grid, f"grid {grid.name}")
+
+
+def expected_by(sweep: Sweep, point: SweepPoint) -> list[str]:
+    """The published rows that one point must reach: those of the sweep, else of the recipe."""
+    if sweep.expected is not None:
+        return sweep.expected_rows(point)
+    # `expected=[]` among the overrides, or nothing about it
+    recipe = config.apply_overrides(shipped(sweep.recipe), sweep.overrides)
+    return [str(key) for key in recipe.get("expected") or ()]
+
+
+@functools.cache
+def shipped(name: str) -> Mapping[str, Any]:
+    """A recipe of configs/pretrain, as written."""
+    return config.read_recipe(config.find_recipe(name, "pretrain"))
+
+
+@functools.cache
+def _by_key(grid: str) -> Mapping[str, list[Leaves]]:
+    """Published row -> the settings of each point of a grid that must reach it."""
+    named: dict[str, list[Leaves]] = {}
+    try:
+        found = read_grid(grid)
+    except BadInput:
+        return named  # a table that no grid makes
+    for sweep in sweeps(found):
+        recipe = config.apply_overrides(shipped(sweep.recipe), sweep.overrides)
+        for point in sweep.points():
+            of_point = settings(config.flat(recipe) | point.changes)
+            for key in expected_by(sweep, point):
+                named.setdefault(key, []).append(of_point)
+    return named
+
+
+def settings(recipe: Mapping[str, Any]) -> Leaves:
+    """The leaves of a pretraining recipe (nested or on one level) that decide its trunk and differ
+    from their defaults."""
+    defaults = protocol_fingerprints.shipped()["pretraining"]
+    found = leaves(recipe)
+    # 1. Each group of crops on its own: its keys have defaults, too
+    crops = found.pop(_CROPS, None)
+    if isinstance(crops, list):
+        found[f"{_CROPS}.count"] = len(crops)
+        for n, group in enumerate(crops):
+            found |= leaves(group, f"{_CROPS}.{n}")
+    known: Leaves = {**defaults["recipe"], f"{_CROPS}.count": 1}
+    for n in range(len(crops or ())):
+        known |= _under(f"{_CROPS}.{n}", defaults["crops"])
+    # 2. A method within a method (`method.inner`) has the defaults of its own name
+    for place in ("method", "method.inner"):
+        method = str(found.get(f"{place}.name"))
+        known |= _under(place, defaults.get(method, {}))
+        for name, group in defaults.items():
+            above, _, part = name.partition(".")
+            # A group that is written in part has its own defaults, not the method's
+            if above == method and part and any(k.startswith(f"{place}.{part}.") for k in found):
+                found = _under(f"{place}.{part}", group) | found
+    return {
+        key: value
+        for key, value in found.items()
+        if key not in _FREE and not key.startswith("probe.") and known.get(key) != value
+    }
+
+
+def _under(place: str, keys: Leaves) -> Leaves:
+    return {f"{place}.{key}": value for key, value in keys.items()}
+
+
+def fingerprint(recipe: Mapping[str, Any]) -> str:
+    """Hex digits that are equal for the trainings of one recipe that differ in nothing but the seed."""
+    return protocol_fingerprints.digest(settings(recipe))
+
+
+def changes(recipe: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    """The keys, by their last word, in which a recipe differs from the one that the published row
+    `key` names; from the nearest, where several reach that row."""
+    own = settings(recipe)
+    number = published.lookup(key)[0]
+    named = _by_key(published.grid_name(number.paper, number.table)).get(key, [])
+    return min((_unlike(own, other) for other in named), key=len, default=())
+
+
+def _unlike(a: Leaves, b: Leaves) -> tuple[str, ...]:
+    keys: Iterable[str] = sorted(k for k in a.keys() | b.keys() if a.get(k) != b.get(k))
+    if _METHOD in keys:  # another method has other keys
+        keys = [_METHOD, *(key for key in keys if not key.startswith("method."))]
+    words = ("method" if key == _METHOD else key.rpartition(".")[2] for key in keys)
+    return tuple(dict.fromkeys(words))

@@ -1,0 +1,178 @@
+"""The judge cannot be misled: another recipe, several seeds, unlike engines and lists."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+
+import pytest
+from support.records import a_result, held
+
+from backbench.cli import main
+from backbench.papers import printed_recipes, published
+from backbench.recipes import config, fast
+from backbench.results import store
+from pretrain.recipe import PretrainConfig
+
+RECIPES = [name for name in config.recipe_names("pretrain") if "/" in name]
+
+
+def whole(name, *overrides):
+    """The recipe as a checkpoint holds it: with all defaults."""
+    return config.to_dict(config.load(PretrainConfig, name, overrides, kind="pretrain"))
+
+
+def trained(runs, recipe, value, *, name="mine", digest="a", kept=None, **changes):
+    """A row of a trunk that was pretrained by this recipe."""
+    about = {"arch": recipe["arch"], "epochs": recipe["stop_after_epochs"] or recipe["epochs"]}
+    row = {"name": name, "checkpoint": digest * 64, "value": value, **about, **changes}
+    what = {key: row[key] for key in ("task", "dataset", "protocol") if key in row}
+    provenance = held(what.get("task", "linear"), what["dataset"], what["protocol"])
+    provenance |= fast.of_trunk({"recipe": recipe}) | (kept or {})
+    store.append(runs, [a_result(**row, provenance=provenance)])
+
+
+LORAC = {"dataset": "cifar10", "protocol": "linear-lorac-v1"}  # printed: 91.8
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ([], "within"),
+        (["seed=7", "name=x", "data.workers=1", "probe={}", "save_minutes=1"], "within"),
+        (["method.beta=2"], "changed: beta"),
+        (["method.beta=2", "optim.lr=0.9"], "changed: beta, lr"),
+        (["batch_size=512", "data.dataset=imagenet100"], "changed: batch_size, dataset"),
+        (["views.crops=[{count: 2, size: 192}]"], "changed: count, jitter, scale, size"),
+        (["method.prior_from=0.25", "precision=bf16"], "changed: prior_from (precision=bf16)"),
+        (["optim.weight_decay=1e-4"], "changed: weight_decay"),  # back at the default
+        (["stem=cifar"], "changed: stem"),
+        (["epochs=100", "method.beta=2"], "another"),
+        (["data.split=val", "seed=1"], "changed: split"),
+    ],
+)
+def test_another_recipe_than_the_numbers_is_no_reproduction(tmp_path, capsys, overrides, said):
+    trained(tmp_path / "x", whole("lorac/lorac_imagenet", *overrides), 91.8, **LORAC)
+    status = main(["leaderboard", str(tmp_path), "--check", "-q"])
+    assert status == (said != "within")
+    changed = "1 by a changed recipe" in capsys.readouterr().out
+    assert changed == said.startswith("changed")
+    assert main(["paper", "lorac:2", str(tmp_path)]) == 0
+    (line,) = (x for x in capsys.readouterr().out.splitlines() if "(mine)" in x)
+    assert line.startswith("  lorac:2:lorac:") and line.split("91.80 ")[1].startswith(f"{said} (")
+
+
+def test_another_method_is_named_alone(tmp_path, capsys):
+    recipe = whole("lorac/moco_m_imagenet", 'expected=["lorac:2:lorac:resnet50:200"]')
+    trained(tmp_path, recipe, 91.8, **LORAC)
+    main(["paper", "lorac:2", str(tmp_path)])
+    assert "91.80 changed: method (mine)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_is_that_of_its_numbers_with_its_defaults_written_out(name):
+    raw, full = printed_recipes.shipped(name), whole(name)
+    assert printed_recipes.settings(raw) == printed_recipes.settings(full)
+    assert printed_recipes.settings(config.flat(full)) == printed_recipes.settings(full)
+    for key in full["expected"]:
+        number = published.lookup(key)[0]
+        assert key in printed_recipes._by_key(published.grid_name(number.paper, number.table))
+        assert printed_recipes.changes(full, key) == ()
+    other = {**full, "batch_size": full["batch_size"] + 1}
+    assert all(printed_recipes.changes(other, key) == ("batch_size",) for key in full["expected"])
+
+
+def test_a_point_of_a_grid_is_its_own_number(tmp_path, capsys):
+    """lambda 5 is no reproduction of lambda 0.1's number."""
+    change = ["method.alpha=10", "method.weight=5"]
+    for digest, weight, said in (("a", "5", "within"), ("b", "0.1", "changed: weight")):
+        key = f"cllr:0.1:cllr:resnet50:100:lambda-{weight}-alpha-10"
+        value = published.lookup(key)[0].value
+        keys = [*change, f'expected=["{key}"]', f"name={digest}"]
+        recipe = whole("cllr/cllr_nuclear_stl10_256_100ep", *keys)
+        protocol = "linear-cllr-stl10-v1-lphi"
+        trained(
+            tmp_path, recipe, value, name=digest, digest=digest, dataset="stl10", protocol=protocol
+        )
+        assert main(["paper", "cllr:0.1", str(tmp_path)]) == 0
+        assert f"{value:.2f} {said} ({digest})" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("middle", "said"), [(78.6, "within"), (74.6, "within"), (72.0, "outside")]
+)
+def test_seeds_are_one_verdict_on_their_mean(tmp_path, capsys, middle, said):
+    """CLLR prints 78.6 +- 2.5 of five seeds: seeds three points off are no verdict each."""
+    key = "cllr:1:cllr-alpha=0-512-d:resnet50:100:stl10"
+    number, spread = (n.value for n in published.lookup(key) if n.metric.startswith("top1"))
+    values = [middle + off for off in (-3.0, -1.5, 0.0, 1.5, 3.0)]
+    for seed, value in enumerate(values):
+        recipe = whole("cllr/cllr_alpha0_stl10_512_100ep", f"seed={seed}")
+        protocol = "linear-cllr-stl10-v1-lphi"
+        row = {"dataset": "stl10", "protocol": protocol, "digest": "abcde"[seed]}
+        trained(tmp_path / str(seed), recipe, value, **row)
+    assert main(["paper", "cllr:1", str(tmp_path)]) == 0
+    (line,) = (x for x in capsys.readouterr().out.splitlines() if "(mine" in x)
+    assert f"{statistics.mean(values):.2f} {said} (mine, 5 pretrainings)" in line
+    assert main(["leaderboard", str(tmp_path), "--check", "-q"]) == (said == "outside")
+    assert "1 published numbers judged" in capsys.readouterr().out
+    # t(4) 2.776 * s * sqrt(1/5 + 1/5)
+    assert abs(middle - number) <= 2.776 * spread * (2 / 5) ** 0.5 or said == "outside"
+
+
+def test_what_is_no_seed_of_the_same_training_stands_alone(tmp_path, capsys):
+    changed = whole("lorac/lorac_imagenet", "method.beta=2")
+    for digest, recipe, value in (
+        ("a", whole("lorac/lorac_imagenet"), 91.8),
+        ("b", whole("lorac/lorac_imagenet", "seed=1"), 92.4),
+        ("c", changed, 99.0),
+        ("d", whole("lorac/lorac_imagenet", "precision=bf16", "views.pipeline=fast"), 60.0),
+    ):
+        trained(tmp_path, recipe, value, digest=digest, name=digest, **LORAC)
+    # Without recipes nobody knows that two trunks are two seeds
+    for digest in "ef":
+        row = {
+            "checkpoint": digest * 64,
+            "name": digest,
+            "value": 80.0,
+            "arch": "resnet50",
+            "epochs": 200,
+        }
+        provenance = {**held("linear", *LORAC.values()), "expected": ["lorac:2:lorac:resnet50:200"]}
+        store.append(tmp_path, [a_result(**row, **LORAC, provenance=provenance)])
+    assert main(["paper", "lorac:2", str(tmp_path)]) == 0
+    (line,) = (x for x in capsys.readouterr().out.splitlines() if "(a, 2" in x)
+    for said in ("92.10 within (a, 2 pretrainings)", "99.00 changed: beta (c)",
+                 "60.00 outside (fast) (d)", "80.00 outside (e)", "80.00 outside (f)"):  # fmt: skip
+        assert said in line
+
+
+def test_engines_and_lists_are_columns_apart_as_before(tmp_path, capsys):
+    recipe = whole("lorac/lorac_imagenet")
+    (number,) = (n for n in published.lookup("lorac:4:lorac:resnet50:200")
+                 if (n.task, n.metric) == ("mask_rcnn", "segm_AP"))  # fmt: skip
+    detected = {"task": "mask_rcnn", "dataset": "coco2017", "metric": "segm_AP", "split": "val",
+                "protocol": "detection-1x-v1"}  # fmt: skip
+    trained(tmp_path, recipe, number.value, digest="a", name="tv", engine="torchvision", **detected)
+    assert main(["paper", "lorac:4", str(tmp_path)]) == 0
+    assert "(tv)" not in capsys.readouterr().out
+    trained(tmp_path, recipe, number.value, digest="a", name="d2", engine="detectron2", **detected)
+    assert main(["paper", "lorac:4", str(tmp_path)]) == 0
+    assert f"{number.value:.2f} within (" in capsys.readouterr().out
+    few = held("linear", *LORAC.values())
+    few = {**few, "images": {**few["images"], "test": 50}}
+    trained(tmp_path / "few", recipe, 92.0, kept=few, **LORAC)
+    assert main(["paper", "lorac:2", str(tmp_path / "few")]) == 0
+    assert "measured  " not in capsys.readouterr().out
+
+
+def test_the_page_names_the_changed_keys(tmp_path):
+    from backbench.board.board import collect
+    from backbench.papers.judge import expected_keys, judge
+
+    trained(tmp_path, whole("lorac/lorac_imagenet", "method.beta=2"), 91.8, **LORAC)
+    board = collect([tmp_path])
+    (one,) = judge(board, expected_keys(board, [tmp_path]))
+    assert one.on_page()["said"] == "changed: beta" and one.on_page()["others"] == ()
+    unknown = dataclasses.replace(one, changed=(), by_recipe=False)
+    assert unknown.on_page()["others"] == ("its pretraining recipe is not known",)
