@@ -324,7 +324,9 @@ def _analyze(p: argparse.ArgumentParser) -> None:
 def _detect(p: argparse.ArgumentParser) -> None:
     help = "a file or a name under configs/detection"
     p.add_argument("--config-file", required=True, metavar="YAML", help=help)
-    p.add_argument("--engine", choices=("auto", "detectron2", "torchvision"), default="auto")
+    help = "auto: detectron2 where it is installed"
+    engines = ("auto", "detectron2", "torchvision")
+    p.add_argument("--engine", choices=engines, default="auto", help=help)
     help = "a Checkpoint or any importable file"
     p.add_argument("--checkpoint", metavar="X", type=Path, help=help)
     help = "folder that holds coco/ (default: $DETECTRON2_DATASETS)"
@@ -335,6 +337,11 @@ def _detect(p: argparse.ArgumentParser) -> None:
     p.add_argument("--eval-only", action="store_true")
     help = "processes on this machine (CPU ranks without a GPU)"
     p.add_argument("--num-gpus", type=int, default=1, metavar="N", help=help)
+    help = "machines of the run; the same command on each, with its --machine-rank"
+    p.add_argument("--num-machines", type=int, default=1, metavar="N", help=help)
+    p.add_argument("--machine-rank", type=int, default=0, metavar="R", help="from 0")
+    help = "tcp://HOST:PORT of machine 0"
+    p.add_argument("--dist-url", default="", metavar="URL", help=help)
     p.add_argument("--seed", type=int, metavar="S", help="in place of the config's SEED")
     _seeds(p)
     help = "changes to the config"

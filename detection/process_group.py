@@ -6,13 +6,15 @@ import contextlib
 import datetime
 import os
 import pickle
+import re
 import signal
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import resource_tracker
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import TypeAlias
 
 import torch
@@ -20,7 +22,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from backbench.__main__ import NUMBERS, listen
-from backbench.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_PREEMPTED
+from backbench.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_PREEMPTED, BadInput, Failed
 from backbench.parallel.parent import die_with_parent
 from backbench.runs import atomic
 from backbench.runs.state import StopFlag, signals_blocked
@@ -43,11 +45,14 @@ STATUSES = (EXIT_PREEMPTED, EXIT_BAD_INPUT, EXIT_FAILED)
 class Seat:
     """The place of a child process in the run."""
 
-    rank: int
-    port: int
+    rank: int  # on all machines
+    local: int  # on this one
+    url: str  # where the ranks meet
     parent: int  # process id
     log_level: int
 
+
+_meeting: list[dist.TCPStore] = []  # the one of this process's run
 
 Body: TypeAlias = Callable[[DetectionRun, Seat], int]  # what a rank does; returns its exit status
 
@@ -61,19 +66,56 @@ def device_of(given: Given, rank: int) -> torch.device:
     return torch.device("cuda", rank) if gpus(given) else torch.device("cpu")
 
 
+def over_machines(run: DetectionRun, machines: int, machine: int, url: str) -> DetectionRun:
+    """The run over several machines, by Detectron2's flags; or as one of Slurm's tasks, one for
+    each rank, as `backbench launch` starts them."""
+    if not 0 <= machine < machines:
+        raise BadInput(f"--machine-rank {machine}: from 0 to --num-machines {machines} - 1")
+    if url and not re.fullmatch(r"tcp://[^/]+:\d+", url):
+        raise BadInput(f"--dist-url {url}: give tcp://HOST:PORT, a free port of the first machine")
+    run = replace(run, world=machines * run.world, machines=machines, machine=machine, dist_url=url)
+    host, task = os.environ.get("MASTER_ADDR"), os.environ.get("SLURM_PROCID")
+    started = int(os.environ.get("SLURM_NTASKS", "1"))
+    if host and task and not url and started > 1:
+        if started != run.world:
+            raise BadInput(
+                f"Slurm has started {started} tasks, --num-gpus times --num-machines is {run.world}"
+            )
+        local = int(os.environ.get("SLURM_LOCALID", "0"))
+        url = f"tcp://{host}:{os.environ['MASTER_PORT']}"
+        return replace(run, dist_url=url, task_rank=int(task), local_rank=local)
+    if machines > 1 and not url:
+        raise BadInput(
+            f"--num-machines {machines}: where do they meet? --dist-url tcp://HOST:PORT, a free port"
+            " of the first machine"
+        )
+    return run
+
+
+def seat_of_task(run: DetectionRun) -> Seat:
+    """The place of this process, which Slurm has started as a rank."""
+    rank, local = run.task_rank or 0, run.local_rank
+    if gpus(run.given):
+        torch.cuda.set_device(local)
+    return Seat(rank, local, run.dist_url, parent=os.getppid(), log_level=log.level)
+
+
 def spawn(body: Body, run: DetectionRun) -> None:
-    """Run `body` in `run.world` processes. Signals to this process reach all of them; its death
+    """Run `body` in this machine's share of `run.world` processes. Signals to this process reach all of them; its death
     ends them. Raises SystemExit with their status where it is not 0.
 
     `body` must be importable by its name: a child starts as a fresh interpreter.
     """
-    with socket.socket() as free:
-        free.bind((HOST, 0))
-        port = free.getsockname()[1]
+    url = run.dist_url
+    if not url:
+        with socket.socket() as free:
+            free.bind((HOST, 0))
+            url = f"tcp://{HOST}:{free.getsockname()[1]}"
     context = mp.get_context("spawn")
     children: list[BaseProcess] = []
-    for rank in range(run.world):
-        seat = Seat(rank, port, parent=os.getpid(), log_level=log.level)
+    here = run.world // run.machines
+    for local in range(here):
+        seat = Seat(run.machine * here + local, local, url, parent=os.getpid(), log_level=log.level)
         children.append(context.Process(target=_child, args=(body, run, seat)))
     resource_tracker.ensure_running()  # by whom the signals would come through again
     with StopFlag() as stop:
@@ -125,7 +167,7 @@ def _child(body: Body, run: DetectionRun, seat: Seat) -> None:
     listen()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, NUMBERS)
     if gpus(run.given):
-        torch.cuda.set_device(seat.rank)
+        torch.cuda.set_device(seat.local)
     else:
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     raise SystemExit(body(run, seat))
@@ -134,18 +176,22 @@ def _child(body: Body, run: DetectionRun, seat: Seat) -> None:
 @contextlib.contextmanager
 def joined(run: DetectionRun, seat: Seat) -> Iterator[None]:
     """Inside, this process is one of the run's ranks."""
-    os.environ |= {"MASTER_ADDR": HOST, "MASTER_PORT": str(seat.port)}
+    host, _, port = seat.url.removeprefix("tcp://").rpartition(":")
+    patience = datetime.timedelta(minutes=JOIN_MINUTES)
+    _meeting[:] = [dist.TCPStore(host, int(port), run.world, seat.rank == 0, patience)]
     dist.init_process_group(
         "nccl" if gpus(run.given) else "gloo",
+        store=_meeting[0],
         rank=seat.rank,
         world_size=run.world,
-        timeout=datetime.timedelta(minutes=JOIN_MINUTES),
+        timeout=patience,
     )
     try:
         yield
     finally:
         with contextlib.suppress(Exception):
             dist.destroy_process_group()
+        _meeting.clear()
 
 
 @contextlib.contextmanager
@@ -153,7 +199,8 @@ def handing_over(run: DetectionRun, train: Split, val: Split) -> Iterator[None]:
     """Inside, the splits are in a file of the run's folder: the ranks load that instead of parsing
     the annotation files once more each. A fork would share them without a file, but not with a
     process that has seen a GPU."""
-    file = run.out / SPLITS_FILE
+    run.out.mkdir(parents=True, exist_ok=True)
+    file = _splits_file(run)
     atomic.write_bytes(file, pickle.dumps((train, val), protocol=pickle.HIGHEST_PROTOCOL))
     try:
         yield
@@ -161,9 +208,14 @@ def handing_over(run: DetectionRun, train: Split, val: Split) -> Iterator[None]:
         file.unlink(missing_ok=True)
 
 
+def _splits_file(run: DetectionRun) -> Path:
+    """One for each machine: they share the run's folder."""
+    return run.out / (SPLITS_FILE + (f".{run.machine}" if run.machine else ""))
+
+
 def handed_over(run: DetectionRun) -> tuple[Split, Split]:
     """Load the train and val splits that this rank's own parent has written."""
-    train, val = pickle.loads((run.out / SPLITS_FILE).read_bytes())
+    train, val = pickle.loads(_splits_file(run).read_bytes())
     return train, val
 
 
@@ -175,7 +227,15 @@ def barrier() -> None:
 
 def wait_until(there: Callable[[], bool]) -> None:
     """Wait for work that one rank does alone for as long as it takes, such as scoring COCO's val
-    set. A collective would end the run after JOIN_MINUTES; this wait ends with a signal or with
-    the parent: see _watch."""
+    set. A collective would end the run after JOIN_MINUTES; this wait ends with a signal, with the
+    parent (see _watch), or with rank 0, which holds the place where all have met."""
     while not there():
+        for store in _meeting:
+            try:
+                store.check(["rank 0 is there"])
+            except RuntimeError:  # it has ended: perhaps because all is done
+                time.sleep(POLL_SECONDS)
+                if there():
+                    return
+                raise Failed("rank 0 has ended before its work was done") from None
         time.sleep(POLL_SECONDS)

@@ -34,10 +34,21 @@ class DetectionRun:
     checkpoint: Path | None  # None: MODEL.WEIGHTS names the weights
     root: Path
     out: Path
-    world: int = 1
+    world: int = 1  # processes on all machines
+    machines: int = 1
+    machine: int = 0  # which of them this is
+    dist_url: str = ""  # tcp://HOST:PORT of the first machine; "": this machine's own
+    # Where Slurm has started a task for each rank: this one's, on all machines and on this one
+    task_rank: int | None = None
+    local_rank: int = 0
     eval_only: bool = False
     splits: tuple[Split, Split] | None = None  # train and val as the first process has read them
     trained: Path | None = None  # another run's folder, whose detector is scored again in this one
+
+    @property
+    def leads(self) -> bool:
+        """Does this process, or a rank that it starts, write the run's folder?"""
+        return (self.machine if self.task_rank is None else self.task_rank) == 0
 
     @property
     def final(self) -> Path:

@@ -2,8 +2,9 @@
 one loop.
 
     python detection/train_net.py --config-file configs/detection/mask_rcnn_R_50_FPN_1x.yaml \
-        --checkpoint X --data ROOT --out RUN [--engine detectron2] [--num-gpus 4] [--resume] \
-        [--eval-only] [KEY VALUE ...]
+        --checkpoint X --data ROOT --out RUN [--engine torchvision] [--num-gpus 4] \
+        [--num-machines 2 --machine-rank 0 --dist-url tcp://HOST:PORT] [--resume] [--eval-only] \
+        [KEY VALUE ...]
 
 From top to bottom: `run` (the command), `prepare` (what is read and checked), `work` (one process),
 `train` (the loop).
@@ -20,6 +21,7 @@ if __name__ == "__main__":
     raise SystemExit(program(["detect", *sys.argv[1:]]))
 
 import argparse
+import importlib.util
 import logging
 import math
 import time
@@ -69,6 +71,10 @@ def run(args: argparse.Namespace) -> int:
     run = from_arguments(args)
     prepared = prepare(run)
     who = identity(run, prepared)
+    if not run.leads:  # the run folder is the first machine's to open and to lock
+        if not store.complete(run.out):
+            start_ranks(run, prepared)
+        return 0
     if run.eval_only:
         run = rescore.evaluation(run, who)
     # The weights are proven before the folder is made; a finished run needs no engine.
@@ -85,12 +91,26 @@ def run(args: argparse.Namespace) -> int:
             # The engine was built for its errors: each rank builds its own.
             del engine
             measure.clear(run)
-            with process_group.handing_over(run, prepared.train, prepared.val):
-                process_group.spawn(take_part, run)
+            start_ranks(run, prepared)
         else:
             work(run, prepared, engine or ready(run, prepared))
     args.document = measure.report(run.out)
     return 0
+
+
+def start_ranks(run: DetectionRun, p: Prepared) -> None:
+    """Start this machine's ranks; of Slurm's tasks each is one already."""
+    if run.task_rank is not None:
+        with process_group.joined(run, process_group.seat_of_task(run)):
+            work(
+                run,
+                p,
+                build_engine(run, p, process_group.device_of(run.given, run.local_rank)),
+                run.task_rank,
+            )
+        return
+    with process_group.handing_over(run, p.train, p.val):
+        process_group.spawn(take_part, run)
 
 
 def from_arguments(args: argparse.Namespace) -> DetectionRun:
@@ -112,7 +132,8 @@ def from_arguments(args: argparse.Namespace) -> DetectionRun:
             f"--num-gpus {args.num_gpus}: this machine has {gpus} GPUs; or MODEL.DEVICE cpu"
         )
     run = new_run(given, engine=args.engine, root=root, out=Path(out), checkpoint=args.checkpoint)
-    return replace(run, world=args.num_gpus, eval_only=args.eval_only)
+    run = replace(run, world=args.num_gpus, eval_only=args.eval_only)
+    return process_group.over_machines(run, args.num_machines, args.machine_rank, args.dist_url)
 
 
 def new_run(
@@ -120,9 +141,11 @@ def new_run(
 ) -> DetectionRun:
     """Choose the task and the engine of a config and check its keys."""
     task = task_of(given)
-    if engine == "auto":  # torchvision's wherever it can run the config: the same on every machine
-        fpn = "fpn" in str(given.get("MODEL.BACKBONE.NAME", ""))
-        engine = "torchvision" if fpn else "detectron2"
+    if engine == "auto":
+        engine = "detectron2"  # the reference
+        if importlib.util.find_spec(engine) is None:
+            engine = "torchvision"
+            log.info("engine torchvision: Detectron2 is not installed (`make detectron2`)")
     cfg = engine_class(engine).read_config(given)
     return DetectionRun(given, cfg, task, engine, checkpoint, root, out)
 
@@ -203,7 +226,7 @@ def take_part(run: DetectionRun, seat: process_group.Seat) -> int:
     def action() -> int:
         with process_group.joined(run, seat):
             prepared = prepare(replace(run, splits=process_group.handed_over(run)))
-            engine = build_engine(run, prepared, process_group.device_of(run.given, seat.rank))
+            engine = build_engine(run, prepared, process_group.device_of(run.given, seat.local))
             work(run, prepared, engine, seat.rank)
         return 0
 

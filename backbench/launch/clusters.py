@@ -90,7 +90,8 @@ class Resources:
         if verb in ("import", "export"):
             return ()
         if verb == "detect":
-            return ("--num-gpus", str(self.devices)) if self.devices > 1 else ()
+            gpus = ("--num-gpus", str(self.devices)) if self.devices > 1 else ()
+            return (*gpus, "--num-machines", str(self.nodes)) if self.nodes > 1 else gpus
         # Only what differs from the verb's own defaults: commands stay as short as by hand
         out: list[str] = []
         if self.devices != 1 and verb != "analyze":  # which runs in one process

@@ -138,7 +138,7 @@ def run_export(args: argparse.Namespace) -> int:
         mean = ",".join(f"{value:.3f}" for value in units["pixel_mean"])
         std = ",".join(f"{value:.3f}" for value in units["pixel_std"])
         print(
-            f"MODEL.WEIGHTS {out} MODEL.PIXEL_MEAN [{mean}] MODEL.PIXEL_STD [{std}]"
+            f"--engine detectron2 MODEL.WEIGHTS {out} MODEL.PIXEL_MEAN [{mean}] MODEL.PIXEL_STD [{std}]"
             f" INPUT.FORMAT {units['input_format']} {load}"
         )
         return 0

@@ -75,6 +75,7 @@ def demo_steps(out: Path, size: str) -> dict[str, Job]:
         add(f"semisup/{name}", *words, "--protocol", f"semisup_{prefix}")
     for name, task in itertools.product(DETECTED, TASKS):
         words = ["detect", "--config-file", f"{prefix}_{task}_rcnn_frozen", "--resume"]
+        words += ["--engine", "torchvision"]  # the same numbers with and without Detectron2
         add(f"detection/{name}/{task}", *words, "--checkpoint", trunks[name])
     return steps
 
