@@ -314,6 +314,6 @@ def refuse_other_module(module: nn.Module, trunk: TimmTrunk, side: int) -> None:
     module.train(training)
     if theirs.shape != ours.shape or not torch.allclose(theirs, ours, rtol=1e-3, atol=1e-4):
         raise BadInput(
-            f"this module is not timm's {trunk.arch} as it is registered: its features differ;"
+            f"this module is not timm's {parse(trunk.arch).model} as it is registered: its features differ;"
             " give it as backbench.weights.trunk.ModuleTrunk"
         )
