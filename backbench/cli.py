@@ -195,6 +195,7 @@ def _evaluate(p: argparse.ArgumentParser) -> None:
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--accelerator", choices=("auto", "cpu", "cuda"), default="auto")
     p.add_argument("--workers", type=int, metavar="N", help="loader workers")
+    _json(p)
 
 
 WEIGHT_FILES = "backbench.datasets.availability:weight_files"
@@ -477,6 +478,14 @@ def _reproduce(p: argparse.ArgumentParser) -> None:
     p.add_argument("--dry-run", action="store_true", help="show files, jobs and cost only")
     _json(p)
     p.add_argument("--check", metavar="ZIP", type=Path, help="check that a bundle is consistent")
+
+
+@verb("log", "backbench.verbs.log_runs:run", "runs to an experiment logger, from files", alone=True)
+def _log(p: argparse.ArgumentParser) -> None:
+    help = "run folders; metrics and results are found below them"
+    p.add_argument("runs", nargs="+", type=Path, metavar="RUNS", help=help)
+    loggers = ("wandb", "mlflow", "trackio", "tensorboard")
+    p.add_argument("--to", choices=loggers, required=True)
 
 
 @verb("data", "backbench.verbs.list_data:run", "list and check datasets", alone=True)

@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     # 2. The numbers
     options = ["--accelerator", args.accelerator]
     options += [] if args.workers is None else ["--workers", str(args.workers)]
-    results = api.evaluate(
+    args.document = results = api.evaluate(
         args.checkpoints,
         args.tasks,
         data=args.data,

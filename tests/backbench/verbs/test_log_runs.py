@@ -1,0 +1,120 @@
+"""`backbench log`: runs in experiment loggers, from their files, and nothing twice.
+
+TensorBoard is the real one; the others are modules that write down what they are called with.
+"""
+
+import sys
+import types
+
+import pytest
+from support.records import a_result
+
+from backbench import cli
+from backbench.results import store
+from backbench.runs.step_metrics import Metrics
+
+
+@pytest.fixture
+def runs(tmp_path):
+    run = tmp_path / "runs" / "pretrain"
+    run.mkdir(parents=True)
+    metrics = Metrics(run, from_step=0)
+    for step in (0, 10):
+        metrics.write(step, loss=4.0 - step / 10, lr=0.1)
+    (run / "recipe.yaml").write_text("name: mine\nepochs: 2\n")
+    store.append(tmp_path / "runs" / "linear", [a_result(value=91.25)])
+    return tmp_path / "runs"
+
+
+def log(runs, to):
+    return cli.main(["log", str(runs), "--to", to])
+
+
+def scalars(folder):
+    event_accumulator = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator"
+    )
+    read = event_accumulator.EventAccumulator(str(folder))
+    read.Reload()
+    return {
+        name: [(e.step, round(e.value, 4)) for e in read.Scalars(name)]
+        for name in read.Tags()["scalars"]
+    }
+
+
+def test_tensorboard_shows_steps_and_numbers_once(runs, caplog):
+    for _ in range(2):
+        assert log(runs, "tensorboard") == 0
+    assert "has all of it already" in caplog.text
+    steps = scalars(runs / "pretrain" / "tensorboard")
+    assert steps["loss"] == [(0, 4.0), (10, 3.0)]
+    numbers = scalars(runs / "linear" / "tensorboard")
+    assert list(numbers.values()) == [[(0, 91.25)]]
+    # What is new is sent by the next call, and nothing else
+    Metrics(runs / "pretrain", from_step=20).write(20, loss=1.0, lr=0.1)
+    assert log(runs, "tensorboard") == 0
+    assert scalars(runs / "pretrain" / "tensorboard")["loss"] == [(0, 4.0), (10, 3.0), (20, 1.0)]
+
+
+class Calls(types.ModuleType):
+    """A module, and all objects that come of it; it notes every call by its name."""
+
+    def __init__(self, name):
+        super().__init__(name)
+        self.__spec__ = types.SimpleNamespace(name=name)
+        self.made = []
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *words, **more: self.note(name, words, more)
+
+    def note(self, name, words, more):
+        self.made.append((name, words, more))
+        return [] if name == "search_runs" else Given(self)
+
+
+class Given:
+    def __init__(self, module):
+        self.module = module
+
+    def __getattr__(self, name):
+        return self if name == "summary" else getattr(self.module, name)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        return None
+
+
+@pytest.mark.parametrize("to", ["wandb", "mlflow", "trackio"])
+def test_the_others_are_called_for_every_step_and_number(runs, monkeypatch, to):
+    module = Calls(to)
+    monkeypatch.setitem(sys.modules, to, module)
+    for _ in range(2):
+        assert log(runs, to) == 0
+    said = repr(module.made)
+    assert said.count("'loss': 4.0") == said.count("'loss': 3.0") == said.count("91.25") == 1
+    assert "mine" in said and "linear" in said
+
+
+def test_a_logger_that_is_not_installed_is_named(runs, monkeypatch, capfd):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    assert log(runs, "wandb") == 2
+    assert "pip install wandb" in capfd.readouterr().err
+
+
+def test_a_logger_that_fails_is_one_line_and_is_asked_again(runs, monkeypatch, capfd):
+    module = Calls("wandb")
+    module.init = lambda **_: 1 / 0
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    assert log(runs, "wandb") == 1
+    said = capfd.readouterr().err
+    assert "wandb did not take it" in said and "fault" not in said
+    assert not list(runs.rglob("logged.json"))
+
+
+def test_a_folder_without_runs_is_named(tmp_path, capfd):
+    assert log(tmp_path, "tensorboard") == 2
+    assert str(tmp_path) in capfd.readouterr().err
