@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -35,6 +36,17 @@ from backbench.runs.folder import CHECKPOINT_FILE
 from backbench.weights.checkpoint import Checkpoint
 
 MOVED = 1e-7  # of each weight
+FINETUNE = {  # finetune_demo, 15 steps long
+    "kind": "finetune",
+    "protocol": "finetune-short-v1",
+    "head_lr": [0.01, 0.1],
+    "reference_batch": 32,
+    "batch_size": 32,
+    "schedule": {"name": "cosine"},
+    "parts": {"100": {"length": {"iterations": 15}}},
+    "augment": {"size": 32, "scale": [0.5, 1.0], "flip": 0.0},
+    "geometry": {"resize": 32, "crop": 32},
+}
 METRICS = {"top1": "top-1", "bbox_AP": "box AP", "bbox_AP50": "box AP50"}
 
 
@@ -42,10 +54,7 @@ def commands(demo: Path, out: Path) -> dict[str, list[str]]:
     """Task -> its verb and options, without a checkpoint: the demo's protocols, all but the linear
     probe's cut to a few steps."""
     short = out / "finetune_short.yaml"
-    short.write_text(
-        "base: finetune_demo\nprotocol: finetune-short-v1\n"
-        'parts: {"100": {length: {epochs: null, iterations: 15}, head_over_trunk: 1}}\n'
-    )
+    short.write_text(json.dumps(FINETUNE))
     data = ["--data", str(demo / "data")]
     semisup = ["--percent", "10", "--lists", str(demo / "data" / "lists")]
     detect = ["--config-file", "demo_faster_rcnn_R_18_FPN", "--resume", *data]
