@@ -1,6 +1,6 @@
 """Train the same trunk many times and count how often the board calls two of the trainings different.
 
-python benchmarks/second_training.py DEMO [--task linear ...] [--trainings K] [--seeded S]
+python benchmarks/second_training.py DEMO [--task linear ...] [--trainings K] [--seeded S] [--short]
 DEMO is a finished `backbench demo --out DEMO`. `benchmarks/second_training.txt` has its last output.
 
 Each training starts from the LORAC trunk with its weights moved by 1e-7, so all are equally good. S
@@ -14,6 +14,7 @@ import argparse
 import itertools
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -47,21 +48,25 @@ FINETUNE = {  # finetune_demo, 15 steps long
     "augment": {"size": 32, "scale": [0.5, 1.0], "flip": 0.0},
     "geometry": {"resize": 32, "crop": 32},
 }
+DETECTOR = ("SOLVER.MAX_ITER", "60", "SOLVER.STEPS", "(50,)")
 METRICS = {"top1": "top-1", "bbox_AP": "box AP", "bbox_AP50": "box AP50"}
 
 
-def commands(demo: Path, out: Path) -> dict[str, list[str]]:
-    """Task -> its verb and options, without a checkpoint: the demo's protocols, all but the linear
-    probe's cut to a few steps."""
-    short = out / "finetune_short.yaml"
-    short.write_text(json.dumps(FINETUNE))
+def commands(demo: Path, out: Path, *, short: bool) -> dict[str, list[str]]:
+    """Task -> its verb and options, without a checkpoint: the demo's protocols, or all but the
+    linear probe's cut to a few steps."""
     data = ["--data", str(demo / "data")]
     semisup = ["--percent", "10", "--lists", str(demo / "data" / "lists")]
+    semisup += ["--protocol", "semisup_tiny" if short else "semisup_demo"]
+    finetune = "finetune_demo"
+    if short:
+        finetune = str(out / "finetune_short.yaml")
+        Path(finetune).write_text(json.dumps(FINETUNE))
     detect = ["--config-file", "demo_faster_rcnn_R_18_FPN", "--resume", *data]
     return {
         "linear": ["linear", "--datasets", "digits", "--protocol", "linear_demo", *data],
-        "semisup": ["semisup", *semisup, "--protocol", "semisup_tiny", *data],
-        "finetune": ["finetune", "--dataset", "digits", "--protocol", str(short), *data],
+        "semisup": ["semisup", *semisup, *data],
+        "finetune": ["finetune", "--dataset", "digits", "--protocol", finetune, *data],
         "detect": ["detect", *detect],
     }
 
@@ -84,15 +89,17 @@ def moved_trunks(demo: Path, out: Path, count: int) -> list[Path]:
     return files
 
 
-def train(words: list[str], files: list[Path], seeded: int, out: Path) -> Board:
-    """All trainings of a task; those that are there already are not made again."""
+def train(
+    words: list[str], files: list[Path], out: Path, *, seeded: int, keys: Sequence[str] = ()
+) -> Board:
+    """All trainings of a task; those that are there already are not made again. `keys` are changes
+    to a detector's config."""
     verb, *options = words
     for n, file in enumerate(files):
         where = ["--out", str(out / str(n) / "s0")]
         if n < seeded:
             where = ["--out", str(out / str(n)), "--seeds", "3"]
         trunk = ["--checkpoint", str(file)] if verb == "detect" else [str(file)]
-        keys = ["SOLVER.MAX_ITER", "60", "SOLVER.STEPS", "(50,)"] if verb == "detect" else []
         status = cli.main([verb, *trunk, *options, "-q", *where, *keys])
         if status:
             raise SystemExit(status)
@@ -141,6 +148,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/second_training"))
     parser.add_argument("--trainings", type=int, default=8)
     parser.add_argument("--seeded", type=int, default=2)
+    parser.add_argument("--short", action="store_true", help="a few steps a training")
     parser.add_argument("--task", nargs="+", default=["linear", "semisup", "finetune", "detect"])
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
@@ -152,7 +160,9 @@ def main() -> None:
     heads = ["first seed", "images", "the board", "deviation", "boards"]
     print(f"{'':20}{heads[0]:>16}{heads[1]:>13}{heads[2]:>13}{heads[3]:>12}{heads[4]:>10}")
     for task in args.task:
-        board = train(commands(args.demo, args.out)[task], files, args.seeded, args.out / task)
+        words = commands(args.demo, args.out, short=args.short)[task]
+        keys = DETECTOR if args.short and task == "detect" else ()
+        board = train(words, files, args.out / task, seeded=args.seeded, keys=keys)
         report(task, board, args.seeded)
 
 
