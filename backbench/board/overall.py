@@ -77,7 +77,7 @@ class Overall:
         return f"for these measurements on other images{' and trainings' if trained else ''}"
 
 
-def _ranks_by(cell: Cell) -> bool:
+def ranks_by(cell: Cell) -> bool:
     """True for a value that counts for a rank: it follows from what was kept, and its fit has
     converged."""
     return cell.value is not None and cell.backed and cell.settled
@@ -89,7 +89,7 @@ def main_columns(board: Board) -> list[Column]:
     count: dict[Column, int] = dict.fromkeys(main, 0)
     measured = {row.checkpoint for row in board.measured_rows}
     for (checkpoint, column), cell in board.cells.items():
-        if column in count and _ranks_by(cell) and checkpoint in measured:
+        if column in count and ranks_by(cell) and checkpoint in measured:
             count[column] += 1
     return [column for column in main if count[column] > 1]
 
@@ -133,7 +133,7 @@ def _ranked(board: Board, name: str, columns: list[Column]) -> Overall:
     which = {column: n for n, column in enumerate(columns)}
     values = np.full((len(place), len(columns)), np.nan)
     for (checkpoint, column), cell in board.cells.items():
-        if column in which and checkpoint in place and _ranks_by(cell):
+        if column in which and checkpoint in place and ranks_by(cell):
             values[place[checkpoint], which[column]] = cell.value
     there = np.flatnonzero(~np.isnan(values).all(1))
     rows, values = [board.measured_rows[i] for i in there], values[there]
@@ -162,7 +162,7 @@ def _noise(board: Board, rows: Sequence[Row], columns: Sequence[Column]) -> np.n
     for r, row in enumerate(rows):
         for c, column in enumerate(columns):
             cell = board.cell(row, column)
-            if cell is None or not _ranks_by(cell):
+            if cell is None or not ranks_by(cell):
                 continue
             kept = predictions(cell)
             if len(kept) == len(cell.parts):

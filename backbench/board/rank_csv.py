@@ -8,6 +8,7 @@ import csv
 import io
 import math
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,8 @@ _NUMBER = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?) *%? *((±|\+-|\+
 # task/dataset[:split]/metric@protocol[+engine], as leaderboard.csv names a column
 _OURS = re.compile(r"(?P<task>[^/]+)/(?P<dataset>[^/]+)/(?P<metric>[^/@]+)@(?P<how>[^@]+)")
 HEAD = ("rank", "rank_low", "rank_high", "average_rank", "win_rate", "columns", "group", "name")
+MOST_BYTES = 64 * opening.MEGABYTE  # of a table; reading takes ten times as much memory
+LONGEST = 1000  # characters of a field
 SHOWN = 50  # rows on standard output
 
 
@@ -109,7 +112,9 @@ def of_runs(runs: Path) -> ForeignTable:
     names, values = [], []
     for row in board.measured_rows:
         cells = [board.cell(row, column) for column in columns]
-        of_row = [cell.value if cell is not None and cell.backed else None for cell in cells]
+        of_row = [
+            cell.value if cell is not None and overall.ranks_by(cell) else None for cell in cells
+        ]
         if any(value is not None for value in of_row):
             names.append(board.labels()[row.checkpoint])
             values.append(of_row)
@@ -126,12 +131,20 @@ def read(file: Path, *, name: str | None = None, lower: Sequence[str] = ()) -> F
     text, names them; columns of numbers are ranked, and less is better in those that `lower` names.
     BadInput if nothing can be ranked."""
     try:
-        text = opening.read_bytes(file, most=opening.GIGABYTE).decode("utf-8-sig")
+        text = opening.read_bytes(file, most=MOST_BYTES).decode("utf-8-sig")
     except FileNotFoundError:
         raise BadInput(f"{file}: no such file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"{file}: not read as CSV: {error}; give a file of text") from error
-    lines = [line for line in csv.reader(io.StringIO(text)) if any(map(str.strip, line))]
+    try:
+        lines = [line for line in csv.reader(io.StringIO(text)) if any(map(str.strip, line))]
+    except csv.Error as error:
+        raise BadInput(f"{file}: not read as CSV: {error}; give a file of text") from None
+    longest = max((len(field) for line in lines for field in line), default=0)
+    if longest > LONGEST:
+        raise BadInput(
+            f"{file}: a field of {longest} characters; at most {LONGEST} are read, as in any table"
+        )
     if len(lines) < 3:
         raise BadInput(f"{file}: {len(lines)} lines; ranking takes a heading and two rows at least")
     head, body = [h.strip() for h in lines[0]], lines[1:]
@@ -173,9 +186,12 @@ def read(file: Path, *, name: str | None = None, lower: Sequence[str] = ()) -> F
 
 
 def _refuse_shape(file: Path, head: Sequence[str], body: Sequence[Sequence[str]]) -> None:
-    twice = next((h for h in head if h and head.count(h) > 1), None)
+    counts = Counter(filter(None, head))
+    twice = next((h for h, count in counts.items() if count > 1), None)
     if twice is not None:
-        raise BadInput(f"{file}: two columns are called '{twice}'; name each once")
+        raise BadInput(
+            f"{file}: two columns are called '{printable.shown(twice, 60)}'; name each once"
+        )
     for at, line in enumerate(body, 2):
         if len(line) != len(head):
             raise BadInput(f"{file}:{at}: {len(line)} fields, the heading has {len(head)}")
@@ -189,7 +205,8 @@ def _value(field: str, file: Path, at: int, column: str) -> float | None:
     value = float(found[1]) if found else math.nan
     if not math.isfinite(value):
         raise BadInput(
-            f"{file}:{at}: '{printable.shown(text, 60)}' in column '{column}' is no number;"
+            f"{file}:{at}: '{printable.shown(text, 60)}' in column '{printable.shown(column, 60)}' is"
+            " no number;"
             " leave it empty where nothing was measured"
         )
     if not 0 <= value <= 100 and _OURS.fullmatch(column):

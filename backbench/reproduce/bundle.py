@@ -35,7 +35,7 @@ from backbench.untrusted import jsons, opening
 
 FORMAT = "backbench-reproduction-1"
 MANIFEST, LIST, TABLE, PAGE = "manifest.json", "list.json", "table.json", "table.md"
-MOST_FILES, MOST_BYTES = 20_000, 256 * opening.MEGABYTE  # of a bundle, unpacked
+MOST_FILES, MOST_BYTES = 2_000, 64 * opening.MEGABYTE  # of a bundle, unpacked
 ZIP_TIME = (1980, 1, 1, 0, 0, 0)  # the same for all bundles: the manifest has the time
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
@@ -26,7 +27,9 @@ def open_regular(path: str | Path, *, most: int | None = None) -> BinaryIO:
         _refuse(os.fstat(descriptor), path, most)
         return os.fdopen(descriptor, "rb")
     except BaseException:
-        os.close(descriptor)
+        # A stop that came behind fdopen: the file has closed it, and EBADF would hide the stop
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
         raise
 
 

@@ -60,6 +60,8 @@ class Checkpoint:
         object.__setattr__(self, "arch", arch)
         object.__setattr__(self, "stem", stem)
         object.__setattr__(self, "reading", self.reading or family.default_reading(arch))
+        if self.reading != family.default_reading(arch):
+            family.blank(arch, stem, self.reading)  # refuses one that it has not
         blank = family.tensors(arch, stem)
         tensors = fit_to_trunk(self.state_dict, blank, f"{arch} ({stem} stem)")
         object.__setattr__(self, "state_dict", tensors)

@@ -55,6 +55,7 @@ class TrunkMetadata:
     licence: str = ""
     source: str = ""  # the file that says it; empty for the command line
     names_model: bool = False  # that file names the model
+    method: str = ""  # of the command line: whose file it is, where no mark in it says so
 
     def over(self, other: TrunkMetadata) -> TrunkMetadata:
         """This metadata, completed by the other."""

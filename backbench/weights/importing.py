@@ -68,7 +68,7 @@ def read(
     `method`, `epochs`, `name` and `published` override or add what the file tells. Raises BadInput
     that names the tensor, key or prefix for anything that is not exactly one whole trunk.
     """
-    metadata = _metadata(arch, reading, pixels, pos)
+    metadata = dataclasses.replace(_metadata(arch, reading, pixels, pos), method=method or "")
     # 1. The trunk: of a name, of a published format, or of one of our own files
     named = archs.named_weights(path, metadata)
     if named is not None and (encoder is not None or stem is not None or arch):
@@ -91,6 +91,11 @@ def read(
         else:
             own = Checkpoint.load(path)
             checkpoint = own.replace(reading=reading or own.reading)
+    if reading and checkpoint.reading != reading:
+        raise BadInput(
+            f"{path}: --reading {reading}: {checkpoint.arch} is read by '{checkpoint.reading}' alone;"
+            " leave it out"
+        )
     # 2. Options that override what it tells
     added: dict[str, object] = {} if name is None else {"name": name}
     if published is not None:
@@ -331,8 +336,12 @@ class FileContents:
             close = difflib.get_close_matches(problems["missing"][0], free[:5000], 1, cutoff=0.8)
             near = f" (is '{shown(close[0])}' meant?)" if close else ""
         form = f"format {self.form.name}" if self.form else f"no known format{self._hint()}"
+        timm = ""
+        misshaped = self.problems(trunk)["of the wrong shape"]
+        if misshaped and not archs.family_of(trunk.arch).named_for_files:
+            timm = "; a wide, grouped or deep-stem ResNet is one of timm's: --arch timm:NAME --pixels P"
         raise BadInput(
-            f"'{trunk.label}' is not a whole {trunk.arch} ({form}): {'; '.join(wrong)}{near}"
+            f"'{trunk.label}' is not a whole {trunk.arch} ({form}): {'; '.join(wrong)}{near}{timm}"
         )
 
     def problems(self, trunk: TrunkInFile) -> dict[str, list[str]]:

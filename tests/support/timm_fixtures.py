@@ -163,6 +163,27 @@ def convnext(state):
     return {"model": made | {"head.weight": torch.ones(3, 32), "head.bias": torch.ones(3)}}
 
 
+def torchvision_convnext(state):
+    made = renamed(
+        state,
+        (r"^stem", "features.0"),
+        (r"^stages\.(\d)\.downsample", lambda match: f"features.{2 * int(match[1])}"),
+        (r"^stages\.(\d)\.blocks", lambda match: f"features.{2 * int(match[1]) + 1}"),
+        ("conv_dw", "block.0"),
+        (r"(\d\.\d+)\.norm", r"\1.block.2"),
+        (r"mlp\.fc1", "block.3"),
+        (r"mlp\.fc2", "block.5"),
+        ("gamma", "layer_scale"),
+        (r"^head\.norm", "classifier.0"),
+    )
+    for key, tensor in made.items():
+        if ".block.3.weight" in key or ".block.5.weight" in key:
+            made[key] = tensor.reshape(tensor.shape[:2])
+        elif "layer_scale" in key:
+            made[key] = tensor.reshape(-1, 1, 1)
+    return made | {"classifier.2.weight": torch.ones(3, 32), "classifier.2.bias": torch.ones(3)}
+
+
 def dinov3_convnext(state):
     made = _convnext(state)
     return made | {f"norms.3.{part}": made[f"norm.{part}"] for part in ("weight", "bias")}
@@ -370,9 +391,9 @@ _V, _N = SMALL_VIT, SMALL_NEXT
 S, IN = "timm:vit_small_patch16_224", 0.485
 # fmt: off
 CASES = {
-    dino: ("dino vit", S + _V, S, {}, "cls@4", IN),
+    dino: ("dino vit", S + _V, S, {"method": "dino"}, "cls@4", IN),
     dino_training: ("dino vit", S + _V, S, {}, "cls@4", IN),
-    ibot: ("ibot, released", S + _V, S, {}, "cls@4", IN),
+    ibot: ("ibot, released", S + _V, S, {"method": "ibot"}, "cls@4", IN),
     ibot_training: ("ibot", S + _V, S, {}, "cls@4", IN),
     moco_v3: ("moco-v3 vit", S + _V, f"{S},num_heads=12", {}, "cls", IN),
     mae: ("mae", S + _V, "timm:vit_base_patch16_224", {}, "cls", IN),
@@ -392,6 +413,8 @@ CASES = {
     dinov3_convnext: (
         "dinov3 convnext", f"timm:convnext_tiny{_N}", "timm:convnext_small", {}, "pooled", IN),
     convnext: ("convnext", f"timm:convnextv2_tiny{_N}", "timm:convnextv2_atto", {}, "pooled", IN),
+    torchvision_convnext: (
+        "convnext, torchvision", f"timm:convnext_tiny{_N}", "timm:convnext_small", {}, "pooled", IN),
     clip: ("clip", f"timm:vit_base_patch16_clip_quickgelu_224{_V}", "", {}, "cls", 0.48145466),
     siglip_openclip: (
         "siglip, openclip", f"timm:vit_base_patch16_siglip_224,act_layer=gelu_tanh{_V}",

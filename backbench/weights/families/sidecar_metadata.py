@@ -87,6 +87,10 @@ _ACTIVATIONS = {
 }
 
 
+# Keys of the Hub's configurations that change a forward pass, with the value of every trunk here
+_FIXED: dict[str, object] = {"rope_theta": 100.0, "rope_scaling": None}
+
+
 def _hub(config: Mapping[str, Any], file: Path) -> TrunkMetadata:
     if "architecture" in config:
         return _timm(config)
@@ -102,6 +106,14 @@ def _hub(config: Mapping[str, Any], file: Path) -> TrunkMetadata:
     activation = str(model.get("hidden_act", ""))
     if activation and activation not in _ACTIVATIONS:
         raise BadInput(f"hidden_act '{activation[:40]}': expected one of {', '.join(_ACTIVATIONS)}")
+    if activation:
+        options["act_layer"] = _ACTIVATIONS[activation]
+    for key, usual in _FIXED.items():
+        if model.get(key, usual) != usual:
+            raise BadInput(
+                f"{file}: '{key}' is {str(model[key])[:40]}, and no trunk here has another than {usual};"
+                " its features would differ"
+            )
     processor = file.with_name("preprocessor_config.json")
     process = _read(processor) if processor.is_file() else {}
     return TrunkMetadata(

@@ -87,7 +87,8 @@ class TimmInFile(TrunkInFile):
             if form is None or not form.timm:
                 raise BadInput(
                     f"holds {self.described}, in no known format; say what it is with"
-                    f" --arch {PREFIX}NAME (and --pixels, --reading)"
+                    f" --arch {PREFIX}NAME --pixels P (and --reading), or whose it is with --method"
+                    " dino, ibot or mae,"
                     " in `backbench import FILE --out X.safetensors`"
                 )
             arch = _known(self, tensors, form, folds)
@@ -230,7 +231,7 @@ def _block_prefixes(key: str) -> list[tuple[str, Layout]]:
 def signature(trunk: TimmInFile, tensors: Tensors) -> str:
     """'384/16', '1536/14+reg+glu', '96x27+grn': what tells the models of a format apart."""
     names = list(trunk.local)
-    if "stages" in trunk.layout.blocks:
+    if "stages" in trunk.layout.blocks or trunk.layout.blocks == "features":
         return _stages(trunk, tensors)
     # Most vectors of a block are as wide as the trunk
     widths: Counter[int] = Counter()
@@ -253,6 +254,9 @@ def _stages(trunk: TimmInFile, tensors: Tensors) -> str:
     third = set()
     for name, key in trunk.local.items():
         parts = name.removeprefix("encoder.").split(".")
+        if parts[0] == "features":  # torchvision's: every second one is a stage
+            stage = {"1": "0", "5": "2"}.get(parts[1], "")
+            parts = ["stages", stage, *parts[2:]]
         if parts[0] == "stages" and parts[1] == "0" and tensors[key].dim() == 1:
             widths[tensors[key].shape[0]] += 1
         if parts[0] == "stages" and parts[1] == "2" and "downsampl" not in name:

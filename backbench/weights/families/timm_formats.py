@@ -44,14 +44,36 @@ _HEADS = ("head.weight", "head.bias", "fc_norm.weight", "norm_pre.weight", "attn
 _plain = _with(without=(*_SCALES, *REGISTERS, *_HEADS))
 
 
-def _learned(tables: Tables, trunks: list[TrunkInFile]) -> bool:
-    """A ViT without LayerScale, registers and head whose positions are not MoCo-v3's or MAE's
-    fixed ones, in which the class token's is 0: bare files of those do not tell the heads."""
-    for trunk in trunks:  # whose tokens may pretend to any size
-        position = tables[trunk.table].get(f"{trunk.prefix}pos_embed")
-        if position is None or position.dim() != 3 or not 0 < position[:1, :1].numel() < 100_000:
-            continue
-        if not bool((position[0, 0] != 0).any()):
+def _fixed_positions(tables: Tables, trunk: TrunkInFile) -> bool:
+    """True for MoCo-v3's and MAE's fixed positions, in which the class token's is 0."""
+    position = tables[trunk.table].get(f"{trunk.prefix}pos_embed")
+    # A file's tensors may pretend to any size
+    if position is None or position.dim() != 3 or not 0 < position[:1, :1].numel() < 100_000:
+        return False
+    return not bool((position[0, 0] != 0).any())
+
+
+def _said(method: str) -> Test:
+    """A test for a ViT that no mark in the file says whose it is: `--method` has to. A training
+    run's teacher and student are such a mark."""
+
+    def test(tables: Tables, trunks: list[TrunkInFile]) -> bool:
+        for trunk in trunks:
+            marked = trunk.table in ("teacher", "student")
+            if not marked and trunk.metadata.method != method:
+                return False
+            if not marked and _fixed_positions(tables, trunk):
+                return False
+        return _plain(tables, trunks)
+
+    return test
+
+
+def _mae(tables: Tables, trunks: list[TrunkInFile]) -> bool:
+    """A decoder or fixed positions are MAE's marks; without them `--method mae` says it."""
+    for trunk in trunks:
+        decoder = any(key.startswith("decoder_") for key in tables[trunk.table])
+        if not decoder and not _fixed_positions(tables, trunk) and trunk.metadata.method != "mae":
             return False
     return _plain(tables, trunks)
 
@@ -139,7 +161,7 @@ TIMM_FORMATS: tuple[Format, ...] = (
         name="dino vit",
         source="facebookresearch/dino: vision_transformer.py, main_dino.py, eval_linear.py",
         method="dino",
-        encoders=_TEACHER_OR_BARE, test=_learned, timm=_VITS, beside=("masked_embed",),
+        encoders=_TEACHER_OR_BARE, test=_said("dino"), timm=_VITS, beside=("masked_embed",),
         reading="cls+mean", readings=_DINO_READINGS, positions="+0.1", licence=_APACHE,
     ),
     TimmFormat(
@@ -154,7 +176,7 @@ TIMM_FORMATS: tuple[Format, ...] = (
         name="ibot, released",
         source="bytedance/ibot: models/vision_transformer.py, extract_backbone_weights.py",
         method="ibot",
-        encoders={"teacher": ("state_dict:",)}, test=_learned, timm=_VITS, beside=("masked_embed",),
+        encoders={"teacher": ("state_dict:",)}, test=_said("ibot"), timm=_VITS, beside=("masked_embed",),
         reading="cls+mean", readings=_DINO_READINGS, positions="+0.1", licence=_APACHE,
     ),
     TimmFormat(
@@ -170,7 +192,7 @@ TIMM_FORMATS: tuple[Format, ...] = (
         name="mae",
         source="facebookresearch/mae: models_mae.py, util/misc.py, util/pos_embed.py, main_linprobe.py",
         method="mae",
-        encoders={"encoder": ("model:",)}, test=_plain, timm=_VITS,
+        encoders={"encoder": ("model:",)}, test=_mae, timm=_VITS,
         beside=("decoder_*", "mask_token"), reading="cls", positions="size", licence=_NC,
     ),
     TimmFormat(
@@ -204,6 +226,12 @@ TIMM_FORMATS: tuple[Format, ...] = (
         also="ConvNeXt V2", method="supervised",
         encoders={"model": ("model:",), "ema": ("model_ema:",)}, dialects=("convnext",),
         timm=_CONVNEXTS | _CONVNEXTS_V2, beside=("head.*",), licence=_CONVNEXT_LICENCES,
+    ),
+    TimmFormat(
+        name="convnext, torchvision", source="pytorch/vision: torchvision/models/convnext.py",
+        method="supervised", encoders={"trunk": (_BARE, "model:", "model_ema:")},
+        dialects=("torchvision's convnext",), needs=("classifier.2.weight",), timm=_CONVNEXTS,
+        beside=("classifier.2.*",), licence="BSD-3-Clause",
     ),
     TimmFormat(
         name="clip",

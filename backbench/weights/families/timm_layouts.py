@@ -27,6 +27,7 @@ SHAPES: dict[str, Callable[[Shape], Shape]] = {
     "no_batch": lambda shape: shape[1:],  # (1, n, D) -> (n, D)
     "vector": lambda shape: shape[-1:],  # (1, 1, D) -> (D,)
     "linear": lambda shape: shape[:2],  # a 1 x 1 convolution: (out, in, 1, 1) -> (out, in)
+    "last_two_one": lambda shape: (*shape, 1, 1),  # (C,) -> (C, 1, 1)
     "per_channel": lambda shape: (1, 1, 1, *shape),  # (C,) -> (1, 1, 1, C)
 }
 _WILDCARDS = {"#": r"(\d+)", "?": r"([\dqv])", "*": r"(\w+)"}
@@ -53,8 +54,10 @@ class Piece:
     parts: int = 1
 
     def taken(self, tensor: Tensor) -> Tensor:
+        if self.parts == 1:
+            return tensor
         rows = tensor.shape[0] // self.parts
-        return tensor[self.start * rows : self.stop * rows] if self.parts > 1 else tensor
+        return tensor[self.start * rows : self.stop * rows]
 
 
 @dataclass(frozen=True)
@@ -222,6 +225,25 @@ LAYOUTS = (
         stages.#.blocks.#.mlp.grn.bias  stages.#.#.grn.beta     per_channel
         head.norm.*                     norm.*
         """,
+    ),
+    # pytorch/vision: torchvision/models/convnext.py; stages and downsampling take turns
+    _layout(
+        "torchvision's convnext",
+        "features",
+        "features.1.0.layer_scale features.1.0.block.5.weight features.0.0.bias features.0.1.bias",
+        "stem.?.*  features.0.?.*\n"
+        + "\n".join(
+            f"""
+            stages.{n}.downsample.?.*         features.{2 * n}.?.*
+            stages.{n}.blocks.#.conv_dw.*     features.{2 * n + 1}.#.block.0.*
+            stages.{n}.blocks.#.norm.*        features.{2 * n + 1}.#.block.2.*
+            stages.{n}.blocks.#.mlp.fc1.*     features.{2 * n + 1}.#.block.3.*   linear
+            stages.{n}.blocks.#.mlp.fc2.*     features.{2 * n + 1}.#.block.5.*   linear
+            stages.{n}.blocks.#.gamma         features.{2 * n + 1}.#.layer_scale  last_two_one
+            """.strip()
+            for n in range(4)
+        )
+        + "\nhead.norm.*  classifier.0.*",
     ),
     # transformers: models/{convnext,convnextv2}/modeling_*.py
     _layout(

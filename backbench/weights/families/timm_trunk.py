@@ -51,12 +51,12 @@ def default_reading(model: str) -> str:
 
 
 def differences(name: TimmName, options: Mapping[str, str]) -> dict[str, str]:
-    """Heads and eps where a configuration says others than the model has.
+    """Heads, eps and activation where a configuration says others than the model has.
 
     Not a smaller eps: the Hub's conversions took its default, 1e-12, for what was trained with
     1e-6.
     """
-    if not options.keys() & {"num_heads", "eps"}:
+    if not options.keys() & {"num_heads", "eps", "act_layer"}:
         return {}
     with torch.device("meta"):
         model = create(name)
@@ -67,7 +67,27 @@ def differences(name: TimmName, options: Mapping[str, str]) -> dict[str, str]:
         out["num_heads"] = heads
     if eps is not None and isinstance(norm, nn.LayerNorm) and float(eps) > 1.5 * norm.eps:
         out["eps"] = eps
+    activation = options.get("act_layer")
+    if activation is not None and blocks is None and hasattr(model, "stages"):
+        blocks = model.stages[0].blocks
+    mlp: Any = blocks[0].mlp if activation is not None and blocks is not None else None
+    # A gated MLP's is its own, whatever the configuration says
+    if (
+        activation
+        and type(mlp).__name__ == "Mlp"
+        and type(mlp.act).__name__ != _ACTIVATION_MODULES[activation]
+    ):
+        out["act_layer"] = activation
     return out
+
+
+_ACTIVATION_MODULES = {
+    "gelu": "GELU",
+    "quick_gelu": "QuickGELU",
+    "gelu_tanh": "GELUTanh",
+    "relu": "ReLU",
+    "silu": "SiLU",
+}
 
 
 def create(name: TimmName) -> Any:
