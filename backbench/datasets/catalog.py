@@ -113,6 +113,10 @@ def _instead_of_classes(base: Path, folders: list[str]) -> str:
     return f"one class folder alone, '{folders[0]}'" if folders else "no class folders in it"
 
 
+def _is_image(path: Path) -> bool:
+    return path.name.lower().endswith(EXTENSIONS)
+
+
 def own_folders(root: Path) -> dict[str, str]:
     """The class folders below ROOT that are no known datasets, each with what is wrong with it
     (empty: nothing that its layout tells)."""
@@ -122,8 +126,11 @@ def own_folders(root: Path) -> dict[str, str]:
         if name in known_too:
             continue
         try:
-            _class_folder_base(name, root)
-            out[name] = ""
+            base = _class_folder_base(name, root)
+            # Without a split, any folder of folders (runs, say) looks like one: images decide
+            classes = [base / each for each in _folders_in(base)]
+            if _splits_of(base) or all(any(map(_is_image, each.iterdir())) for each in classes):
+                out[name] = ""
         except BadInput as error:
             if _splits_of(root / name):
                 out[name] = str(error)

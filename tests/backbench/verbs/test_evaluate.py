@@ -160,11 +160,13 @@ def test_layouts_of_a_folder(tmp_path):
 def test_own_folders_are_shown(tmp_path, capsys):
     folder(tmp_path / "mine", per_class=5)
     (tmp_path / "half" / "train" / "a").mkdir(parents=True)
+    for run in ("knn-mine", "logreg-mine"):  # a folder of folders is no dataset yet
+        (tmp_path / "runs" / run).mkdir(parents=True)
     assert cli.main(["data", "list", "--data", str(tmp_path)]) == 0
     said = capsys.readouterr().out
     line = next(line for line in said.splitlines() if line.startswith("mine"))
     assert line.split()[:5] == ["mine", "3", "9", "3", "3"] and "your own" in line
-    assert "half: no folder 'test' or 'val' beside 'train'" in said
+    assert "half: no folder 'test' or 'val' beside 'train'" in said and "knn-mine" not in said
     cli.main(["doctor", "--json", "--data", str(tmp_path)])
     about = json.loads(capsys.readouterr().out)
     assert about["data"]["there"] == ["mine"] and "half" in about["data"]["unusable"]
