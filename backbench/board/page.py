@@ -146,11 +146,12 @@ def write_page(
     answer: str,
     sets: Sequence[Overall] = (),
     judged: Sequence[Record] = (),
+    claims: Sequence[str] = (),
     figures: PageFigures | None = None,
 ) -> None:
     """Write the page for `board`. Everything that takes reading run folders or testing is done
     before and given: `comparisons` by board.compare_rows, `sets` and `answer` by overall.py,
-    `judged` by papers/judge.py, `figures` by page_figures.py."""
+    `judged` and `claims` by papers/, `figures` by page_figures.py."""
     figures = figures or PageFigures()
     with many_objects():
         numbers = sum(len(cell.parts) for cell in board.cells.values())
@@ -169,6 +170,7 @@ def write_page(
             "pictures": figures.pictures,
             "figures": figures.figures,
             "judged": judged,
+            "claims": claims,
             "problems": board.problems,
             "tasks": {name: task.title for name, task in TASKS.items()},
             "newest": _newest_day(board),

@@ -41,7 +41,8 @@ function reproduction() {
   $("judged").innerHTML =
     `<div class="frame"><table class="data"><thead><tr><th>Checkpoint</th><th>Column</th>` +
     `${heads.join("")}<th>verdict</th><th>hardware</th></tr></thead>` +
-    `<tbody>${lines.join("")}</tbody></table></div>`;
+    `<tbody>${lines.join("")}</tbody></table></div>` +
+    D.claims.map(claim => `<p class="small">${esc(claim)}</p>`).join("");
 }
 
 // ---- words around them

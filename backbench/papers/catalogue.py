@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from backbench.board.board import collect
+from backbench.board.board import Board, collect
 from backbench.errors import BadInput, nearest
 from backbench.launch.grid import Grid, read_grid
 from backbench.papers import judge, judging_rules, printed_recipes, published
@@ -120,13 +120,23 @@ NumberName = tuple[str, str, str, str]
 Verdicts = Mapping[NumberName, Sequence[Judged]]
 
 
-def verdicts(runs: Sequence[Path]) -> dict[NumberName, list[Judged]]:
-    """The verdicts on all measurements below `runs`, by the printed number."""
+def measured(runs: Sequence[Path]) -> tuple[Board, list[Judged]]:
+    """The measurements below `runs`, and the verdicts on them."""
     board = collect(runs)
     for problem in board.problems:
         log.warning(printable.shown(problem, 1000))
+    return board, judge.judge(board, judge.expected_keys(board, runs))
+
+
+def verdicts(runs: Sequence[Path]) -> dict[NumberName, list[Judged]]:
+    """The verdicts on all measurements below `runs`, by the printed number."""
+    return by_number(measured(runs)[1])
+
+
+def by_number(judged: Sequence[Judged]) -> dict[NumberName, list[Judged]]:
+    """The verdicts by the printed number."""
     found: dict[NumberName, list[Judged]] = {}
-    for one in judge.judge(board, judge.expected_keys(board, runs)):
+    for one in judged:
         name = (one.key, one.column.task, one.column.dataset, one.column.metric)
         found.setdefault(name, []).append(one)
     return found
@@ -144,7 +154,9 @@ HEAD = """# The papers' tables and figures
 
 `backbench launch run GRID --data ROOT --out RUNS` measures a table and, run again, what is missing; `fast=true` behind
 GRID pretrains the fast way ([fast.md](fast.md)). `backbench paper lorac:2 RUNS` shows what is measured, running and
-missing, `backbench leaderboard RUNS --latex DIR` prints the tables. "Choices" are the rows of
+missing, and for each two numbers of a column whether the printed order holds, is reversed or cannot be told apart
+(paired tests, Holm). A trunk by another recipe than the number's reads `changed: beta, lr`; seeds of one recipe have
+one verdict, on their mean. `backbench leaderboard RUNS --latex DIR` prints the tables. "Choices" are the rows of
 [choices.md](choices.md) that a table's numbers rest on; those of its first table hold for all.
 
 Made by `backbench paper --markdown docs/papers.md` from the grids, and from the runs in

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from backbench.errors import BadInput
-from backbench.papers import catalogue, printed_recipes
+from backbench.papers import catalogue, claims, printed_recipes
 from backbench.papers.catalogue import PrintedItem
 from backbench.papers.judge import Judged
 from backbench.papers.published import Published, expected_keys_in
@@ -63,7 +63,8 @@ def _list(runs: Sequence[Path]) -> list[dict[str, str]]:
 def _show(item: PrintedItem, runs: Sequence[Path]) -> list[NumberState]:
     """Prints one table: every number with its state, what is missing, and the deviations."""
     print(f"{item.name}: {item.grid.title}")
-    numbers = number_states(item, runs)
+    board, judged = catalogue.measured(runs)
+    numbers = number_states(item, runs, judged)
     for one in numbers:
         n = one.number
         verdicts = ""
@@ -80,6 +81,12 @@ def _show(item: PrintedItem, runs: Sequence[Path]) -> list[NumberState]:
     count = Counter(one.state for one in numbers)
     if numbers:
         print(f"{len(numbers)} numbers: " + ", ".join(f"{k} {state}" for state, k in count.items()))
+    made = claims.of_table(item.numbers, board, judged)
+    for claim in made:
+        if claim.verdict != claims.NOT_MEASURED:
+            print(f"  claim {claim.words}")
+    if made:
+        print(claims.counted(made))
     out = str(runs[0]) if runs else "RUNS"
     print(f"what is missing: {item.command.replace('RUNS', out)} --cluster slurm")
     for text in item.grid.deviations:
@@ -98,18 +105,20 @@ class NumberState:
     judged: tuple[Judged, ...] = ()
 
 
-def number_states(item: PrintedItem, runs: Sequence[Path]) -> list[NumberState]:
+def number_states(
+    item: PrintedItem, runs: Sequence[Path], judged: Sequence[Judged]
+) -> list[NumberState]:
     """The state of every number of a table or figure, in its order."""
-    by_number = catalogue.verdicts(runs)
+    by_number = catalogue.by_number(judged)
     # Keys that pretrainings below `runs` must reach, finished or not
     begun: set[str] = set()
     for _, recipe in _recipes_below(runs):
         begun.update(expected_keys_in(recipe))
     states = []
     for n in item.numbers:
-        judged = by_number.get(catalogue.name_of(n), [])
+        own = by_number.get(catalogue.name_of(n), [])
         state = item.why_not(n) or (RUNNING if n.key in begun else MISSING)
-        states.append(NumberState(n, MEASURED if judged else state, tuple(judged)))
+        states.append(NumberState(n, MEASURED if own else state, tuple(own)))
     return states
 
 

@@ -98,6 +98,7 @@ def _write(
     if args.html:
         from backbench.board.page import write_page
         from backbench.board.page_figures import collect_figures
+        from backbench.papers import claims
 
         write_page(
             board,
@@ -106,6 +107,7 @@ def _write(
             answer=answer,
             sets=sets,
             judged=[verdict.on_page() for verdict in judged],
+            claims=claims.on_page(board, judged),
             figures=collect_figures(board, args.runs),
         )
         log.info(f"wrote {args.html}: the page")

@@ -182,7 +182,8 @@ def test_errors_on_train_and_test_are_judged_as_accuracies(tmp_path):
     same = {"dataset": "cifar10", "epochs": 400}
     measure(tmp_path, key, protocol, **same, value=92.8)
     measure(tmp_path, key, protocol, **same, metric="train_top1", split="train", value=90.0)
-    found = {one.number.metric: one for one in number_states(catalogue.find("cllr:0.6"), [tmp_path])
+    found = {one.number.metric: one for one in number_states(
+                 catalogue.find("cllr:0.6"), [tmp_path], catalogue.measured([tmp_path])[1])
              if one.number.key == key}  # fmt: skip
     (test,), (train,) = found["test_error_top5"].judged, found["train_error_top5"].judged
     assert (test.published, test.verdict) == (92.8, "within")

@@ -1,0 +1,134 @@
+"""The claims of a printed table: of each two numbers in one column, which method is better.
+
+Numbers lie so near to each other that most have a neighbour within the tolerance; the order is what
+a table says. A claim holds, or is reversed, where a paired test tells the two measured numbers
+apart after Holm's correction over all tested claims of the table.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from backbench.board.board import Board, Cell, Measurement, Row, difference
+from backbench.papers import judging_rules
+from backbench.papers.judge import Judged
+from backbench.papers.judging_rules import as_measured, column_of
+from backbench.papers.published import Published, rows
+from backbench.stats import multiple_tests
+from backbench.stats.multiple_tests import ALPHA
+from backbench.stats.paired_differences import Difference
+
+HOLDS, REVERSED = "holds", "reversed"
+ALIKE, NOT_MEASURED = "cannot be told apart", "not measured"
+ORDER = (HOLDS, REVERSED, ALIKE, NOT_MEASURED)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """`better` was printed above `worse`."""
+
+    better: Published
+    worse: Published
+    verdict: str
+    measured: float | None = None  # better minus worse, in points
+
+    @property
+    def words(self) -> str:
+        """linear/cifar10/top1: lorac > moco-m by 0.5, measured +0.71: holds."""
+        n, printed = self.better, as_measured(self.better).value - as_measured(self.worse).value
+        text = (
+            f"{n.task}/{n.dataset}/{n.metric}: {_short(n)} > {_short(self.worse)} by {printed:.3g}"
+        )
+        if self.measured is not None:
+            text += f", measured {self.measured:+.2f}"
+        return f"{text}: {self.verdict}"
+
+
+def of_table(numbers: Sequence[Published], board: Board, judged: Sequence[Judged]) -> list[Claim]:
+    """The claims of a table's numbers; equal ones claim nothing. A trunk that is not the printed one
+    by its verdict in `judged` proves nothing about it."""
+    columns: dict[tuple[str, str, str], list[Published]] = {}
+    for n in numbers:
+        if judging_rules.reason(n) is None:
+            columns.setdefault((n.task, n.dataset, n.metric), []).append(n)
+    # 1. One cell for each printed number, with all trainings of all its seeds
+    together = Board()
+    cells = {}
+    for n in itertools.chain(*columns.values()):
+        if (cell := _cell(n, board, judged)) is not None:
+            cells[n.key, n.task, n.dataset, n.metric] = cell
+            together.rows.append(Row(n.key, n.model, n.model, n.arch, n.epochs))
+            together.cells[n.key, column_of(n)] = cell
+    # 2. A test for each claim that is measured
+    claims: list[Claim] = []
+    tested: list[tuple[int, Difference]] = []
+    for pair in itertools.chain(*(itertools.combinations(c, 2) for c in columns.values())):
+        worse, better = sorted(pair, key=lambda n: as_measured(n).value)
+        if as_measured(worse).value == as_measured(better).value:
+            continue
+        a, b = (cells.get((n.key, n.task, n.dataset, n.metric)) for n in (better, worse))
+        if a is None or b is None or a.value is None or b.value is None:
+            claims.append(Claim(better, worse, NOT_MEASURED))
+            continue
+        gap = difference(together, column_of(better), a, b)
+        if gap is not None:
+            tested.append((len(claims), gap))
+        claims.append(Claim(better, worse, ALIKE, a.value - b.value))
+    # 3. All of them are right at once with 95% confidence
+    corrected = multiple_tests.holm(np.array([gap.p for _, gap in tested]))
+    for (place, gap), p in zip(tested, corrected, strict=True):
+        if p < ALPHA and gap.real:
+            word = HOLDS if gap.value > 0 else REVERSED
+            claims[place] = replace(claims[place], verdict=word)
+    return claims
+
+
+def _cell(n: Published, board: Board, judged: Sequence[Judged]) -> Cell | None:
+    """The measurements of one number, those to the letter first; None where there are none."""
+    fit = [
+        one
+        for one in judged
+        if (one.key, one.column) == (n.key, column_of(n)) and one.verdict in ("within", "outside")
+    ]
+    if not fit:
+        return None
+    one = min(fit, key=lambda one: (bool(one.way), -len(one.rows)))
+    parts: list[Measurement] = []
+    for row in one.rows:
+        cell = board.cells[row.checkpoint, one.column]
+        if not cell.backed:
+            return None
+        parts += cell.parts
+    # Seeds of the probe and of the pretraining count alike: each is a training of its own
+    apart = [Measurement(replace(m.result, seed=seed), m.run) for seed, m in enumerate(parts)]
+    return Cell(one.measured, one.ci95, apart)
+
+
+def counted(claims: Sequence[Claim]) -> str:
+    """195 claims: 12 hold, 1 reversed, 3 cannot be told apart, 179 not measured."""
+    count = Counter(claim.verdict for claim in claims)
+    words = [f"{count[word]} {'hold' if word == HOLDS else word}" for word in ORDER if count[word]]
+    return f"{len(claims)} claims: {', '.join(words)}"
+
+
+def on_page(board: Board, judged: Sequence[Judged]) -> list[str]:
+    """For each table with a measured claim: their count, and those that are reversed."""
+    lines = []
+    for start in dict.fromkeys(one.key.rsplit(":", one.key.count(":") - 1)[0] for one in judged):
+        numbers = [n for n in rows() if n.key.startswith(f"{start}:")]
+        claims = of_table(numbers, board, judged)
+        if any(claim.verdict != NOT_MEASURED for claim in claims):
+            lines.append(f"{start}: {counted(claims)}")
+            lines += [f"{start}: {c.words}" for c in claims if c.verdict == REVERSED]
+    return lines
+
+
+def _short(number: Published) -> str:
+    """The key without its paper, its table and what a column has in common."""
+    _, _, model, arch, epochs, *more = number.key.split(":")
+    return ":".join([model, arch, epochs, *more]).removesuffix(f":{number.trained_on}")

@@ -1,0 +1,95 @@
+"""A printed table's claims: which pairs hold, are reversed, cannot be told apart, are not measured."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from support import boards
+
+from backbench.cli import main
+from backbench.papers import claims, published
+from backbench.recipes import config
+from pretrain.recipe import PretrainConfig
+
+KIND = ("linear", "cifar10", "top1", "linear-lorac-v1", None)
+# As printed, the worst first: 82.3, 89.8, 91.4, 91.8
+NAMES = {"moco-v1": "moco_v1", "moco-v2": "moco_v2", "moco-m": "moco_m", "lorac": "lorac"}
+
+
+def measured(runs, names, *overrides, gap=4.0, **more):
+    """Three probes of each trunk, the next better by `gap` points; overrides of LORAC's recipe."""
+    more = {"images": 10_000, "seeds": 3, "trainings": 0.1, **more}
+    boards.synthetic(runs, list(names), [KIND], gap=gap, **more)
+    for name in names:
+        own = overrides if name == "lorac" else ()
+        recipe = config.load(PretrainConfig, f"lorac/{NAMES[name]}_imagenet", own, kind="pretrain")
+        about = {"digest": boards.digest_of(name), "provenance": {"recipe": config.to_dict(recipe)}}
+        head = json.dumps(
+            {"__metadata__": {"format": "backbench-checkpoint", "about": json.dumps(about)}}
+        ).encode()
+        (runs / f"{name}.safetensors").write_bytes(len(head).to_bytes(8, "little") + head)
+
+
+def said(capsys, runs):
+    """(better, worse) -> the verdict, of the pairs of Table 2 that are measured; the last count."""
+    assert main(["paper", "lorac:2", str(runs)]) == 0
+    out = capsys.readouterr().out.splitlines()
+    pairs = {}
+    for line in (x for x in out if x.startswith("  claim linear/cifar10/top1: ")):
+        better, _, rest = line.split(": ", 1)[1].partition(" > ")
+        pairs[better.split(":")[0], rest.split(":")[0]] = line.rsplit(": ", 1)[1]
+    (count,) = (x for x in out if " claims: " in x)
+    return pairs, count
+
+
+def test_the_printed_order_holds(tmp_path, capsys):
+    measured(tmp_path, NAMES)
+    pairs, count = said(capsys, tmp_path)
+    assert len(pairs) == 6 and set(pairs.values()) == {"holds"} and ("lorac", "moco-v1") in pairs
+    assert "claims: 6 hold, " in count and "not measured" in count and "reversed" not in count
+
+
+def test_a_reversed_order_is_said_here_and_on_the_page(tmp_path, capsys):
+    measured(tmp_path / "runs", list(NAMES)[::-1])
+    pairs, count = said(capsys, tmp_path / "runs")
+    assert len(pairs) == 6 and set(pairs.values()) == {"reversed"} and "6 reversed" in count
+    page = tmp_path / "l.html"
+    assert main(["leaderboard", str(tmp_path / "runs"), "--html", str(page), "-q"]) == 0
+    data = re.search(
+        r'<script type="application/json" id="data">(.*?)</script>', page.read_text(), re.S
+    )
+    first, *others = json.loads(data[1])["claims"]
+    assert first.startswith("lorac:2: ") and "6 reversed" in first and len(others) == 6
+    assert any("lorac:resnet50:200 > moco-v1:resnet50:200 by 9.5, measured -" in x for x in others)
+
+
+@pytest.mark.parametrize("how", [{"gap": 0.0}, {"gap": 0.1}, {"trainings": 8.0}, {"seeds": 1}])
+def test_what_no_test_separates_cannot_be_told_apart(tmp_path, capsys, how):
+    """Equal trunks; a gap below the noise; trainings that spread; noise that nobody knows."""
+    measured(tmp_path, NAMES, **how)
+    pairs, count = said(capsys, tmp_path)
+    assert len(pairs) == 6 and set(pairs.values()) == {"cannot be told apart"}, pairs
+    assert "6 cannot be told apart" in count
+
+
+def test_a_changed_recipe_and_missing_trunks_prove_nothing(tmp_path, capsys):
+    measured(tmp_path, NAMES, "method.beta=2")
+    pairs, _ = said(capsys, tmp_path)
+    assert set(pairs) == {("moco-m", "moco-v2"), ("moco-m", "moco-v1"), ("moco-v2", "moco-v1")}
+    assert main(["paper", "lorac:2"]) == 0
+    assert "not measured" in capsys.readouterr().out.split(" claims: ")[1].split("\n")[0]
+
+
+def test_equal_numbers_claim_nothing():
+    from backbench.board.board import Board
+
+    numbers = [n for n in published.rows() if n.key.startswith("lorac:2:")]
+    made = claims.of_table(numbers, Board(), [])
+    columns = {}
+    for n in numbers:
+        columns.setdefault((n.task, n.dataset, n.metric), []).append(n.value)
+    pairs = sum(a < b for values in columns.values() for a in values for b in values)
+    assert len(made) == pairs and {claim.verdict for claim in made} == {claims.NOT_MEASURED}
+    assert all(claim.better.value > claim.worse.value for claim in made)
