@@ -18,6 +18,7 @@ import math
 import tempfile
 import time
 import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +32,7 @@ from backbench.reproduce.selection import KIND, ReproductionList, read_list
 from backbench.results import store
 from backbench.runs import atomic
 from backbench.runs.folder import RESULTS_FILE
-from backbench.untrusted import jsons, opening
+from backbench.untrusted import jsons, opening, printable
 
 FORMAT = "backbench-reproduction-1"
 MANIFEST, LIST, TABLE, PAGE = "manifest.json", "list.json", "table.json", "table.md"
@@ -120,8 +121,20 @@ class Checked:
     remarks: Sequence[str]  # hints for whoever receives it
 
 
+# What values of other types than a bundle's raise, in it or in the zip around it
+_MALFORMED = (AttributeError, LookupError, TypeError, ValueError, RecursionError, zlib.error)
+
+
 def check(path: Path) -> Checked:
     """Check a bundle. BadInput if it was changed, Failed if its table does not follow."""
+    try:
+        return _checked(path)
+    except (*_MALFORMED, NotImplementedError, EOFError) as error:
+        said = printable.shown(f"{type(error).__name__}: {error}", 100)
+        raise BadInput(f"{path}: not as `backbench reproduce` writes it ({said})") from None
+
+
+def _checked(path: Path) -> Checked:
     members = _read(path)
     manifest = _decoded(path, members, MANIFEST)
     if manifest.get("format") != FORMAT:
@@ -136,7 +149,7 @@ def check(path: Path) -> Checked:
     if not _same(claimed, jsons.decode(_json(list(map(dataclasses.asdict, lines))))):
         raise Failed(f"{path}: its {TABLE} does not follow from its rows; ask for them again")
     remarks = _remarks(listed, checkpoints)
-    code, made = str(manifest.get("code")), str(manifest.get("made"))
+    code, made = (printable.shown(str(manifest.get(key)), 80) for key in ("code", "made"))
     return Checked(listed, lines, code, made, remarks)
 
 

@@ -25,6 +25,7 @@ from backbench.reproduce.public_files import FoundFile
 from backbench.reproduce.selection import ReproductionList
 from backbench.runs import atomic
 from backbench.runs.terminal import log
+from backbench.untrusted import printable
 from backbench.weights import header
 
 FOLDER = "reproduce"  # below RUNS
@@ -83,7 +84,7 @@ def _check(path: Path) -> Sequence[outcome.OutcomeLine]:
     checked = bundle.check(path)
     print(outcome.markdown(checked.listed, checked.lines), end="")
     for remark in checked.remarks:
-        print(f"REMARK {remark}")
+        print(f"REMARK {printable.shown(remark, 400)}")
     print(f"{path}: whole, made {checked.made} by {checked.code}; its table follows from its rows")
     return checked.lines
 
