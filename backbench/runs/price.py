@@ -86,6 +86,6 @@ def plural(count: float, unit: str) -> str:
 def spelled(seconds: float) -> str:
     """90 -> 2 minutes; 5400 -> 1.5 hours; 3.2e6 -> 899 hours."""
     if seconds < 3600:
-        return f"{max(1, round(seconds / 60))} minutes"
+        return plural(max(1, round(seconds / 60)), "minute")
     hours = seconds / 3600
     return f"{hours:.1f} hours" if hours < 10 else f"{hours:,.0f} hours"
