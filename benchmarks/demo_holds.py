@@ -99,26 +99,30 @@ def show(boards: list[Board]) -> None:
     processors = {cpu for board in boards for cpu in processors_of(board)}
     print(f"{len(boards)} runs of the demo on {' and '.join(sorted(processors))}, each with")
     print("another seed, one or two threads, and fresh weights moved by about 1e-7 of themselves\n")
+    print(f"{'':80}{'runs':>8}{'by a paired test':>18}   points: least, median, most")
     for prefix in PREFIXES:
         margins = [margins_of(board, prefix) for board in boards]
-        above = sum(min(points.values()) > 0 for points in margins)
-        title = prefix.removesuffix("@")
-        print(f"pretrained above random in column {title}: {above} of {len(boards)}")
-    print(f"\n{'above random':44}{'runs':>8}{'by a paired test':>18}   points: least, median, most")
-    for prefix in PREFIXES:
-        for name in margins_of(boards[0], prefix):
-            points = [margins_of(board, prefix)[name] for board in boards]
-            above = sum(value > 0 for value in points)
+        if len(margins[0]) > 1:
+            least = [min(points.values()) for points in margins]
+            print(_comparison("every pretrained", prefix, least))
+        for name in margins[0]:
+            points = [each[name] for each in margins]
             shown = sum(test_shows(board, prefix, name) for board in boards)
-            spread = f"{min(points):8.1f}{statistics.median(points):8.1f}{max(points):8.1f}"
-            title = f"{name:10}{prefix.removesuffix('@')}"
-            print(f"{title:44}{above:>5}/{len(boards)}{shown:>15}/{len(boards)}   {spread}")
+            print(_comparison(name, prefix, points, shown))
     for title, leader in (("highest of the row", highest), ("bold on the page", bold)):
-        print(f"\n{title:44}runs")
+        print(f"\n{title:80}runs")
         for prefix in PREFIXES:
             best = [leader(board, prefix) for board in boards]
             counts = [f"{name} {best.count(name)}" for name in demo.CHECKPOINTS if name in best]
-            print(f"{prefix.removesuffix('@'):44}{', '.join(counts) or 'none'}")
+            print(f"{prefix.removesuffix('@'):80}{', '.join(counts) or 'none'}")
+
+
+def _comparison(name: str, prefix: str, points: list[float], shown: int | None = None) -> str:
+    title = f"{name} above random in column {prefix.removesuffix('@')}"
+    above = f"{sum(value > 0 for value in points)} of {len(points)}"
+    by_test = "" if shown is None else f"{shown} of {len(points)}"
+    spread = f"{min(points):8.1f}{statistics.median(points):8.1f}{max(points):8.1f}"
+    return f"{title:80}{above:>8}{by_test:>18}   {spread}"
 
 
 def processors_of(board: Board) -> set[str]:

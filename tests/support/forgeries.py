@@ -20,7 +20,7 @@ RUNS = {
     "linear": "linear",
     "semisup": "semisup/lorac",
     "fewshot": "fewshot",
-    "box": "detection/faster/lorac",
+    "box": "detection/lorac/faster",
 }
 PROBES = ("knn", "linear", "semisup", "fewshot")
 Arrays = dict[str, np.ndarray]
