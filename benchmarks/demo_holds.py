@@ -50,14 +50,20 @@ def main() -> None:
         raise SystemExit(run_one(args.out, args.one))
     with ThreadPoolExecutor(args.at_once) as pool:
         list(pool.map(partial(start, args.out), range(args.runs)))
-    show([collect([file.parent]) for file in sorted(args.out.glob("run-*/done"))])
+    finished = [file.parent for file in sorted(args.out.glob("run-*/done"))]
+    numbers = [int(folder.name.removeprefix("run-")) for folder in finished]
+    show([collect([folder]) for folder in finished], {threads_of(number) for number in numbers})
+
+
+def threads_of(number: int) -> int:
+    return THREADS[number % len(THREADS)]
 
 
 def start(out: Path, number: int) -> None:
     """Make one run in a process of its own, unless it is there."""
     if (out / f"run-{number:02}" / "done").exists():
         return
-    env = {**os.environ, "OMP_NUM_THREADS": str(THREADS[number % len(THREADS)])}
+    env = {**os.environ, "OMP_NUM_THREADS": str(threads_of(number))}
     command = [sys.executable, __file__, "--out", str(out), "--one", str(number)]
     out.mkdir(parents=True, exist_ok=True)
     with (out / f"run-{number:02}.log").open("w") as log:
@@ -94,11 +100,14 @@ def run_one(out: Path, number: int) -> int:
     return 0
 
 
-def show(boards: list[Board]) -> None:
+def show(boards: list[Board], threads: set[int]) -> None:
     """Print for each comparison in how many runs it holds."""
     processors = {cpu for board in boards for cpu in processors_of(board)}
     print(f"{len(boards)} runs of the demo on {' and '.join(sorted(processors))}, each with")
-    print("another seed, one or two threads, and fresh weights moved by about 1e-7 of themselves\n")
+    counts = " or ".join(map(str, sorted(threads)))
+    print(
+        f"another seed, in {counts} thread(s), and fresh weights moved by about 1e-7 of themselves\n"
+    )
     print(f"{'':80}{'runs':>8}{'by a paired test':>18}   points: least, median, most")
     for prefix in PREFIXES:
         margins = [margins_of(board, prefix) for board in boards]
