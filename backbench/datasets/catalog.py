@@ -91,6 +91,8 @@ def _class_folder_base(name: str, root: Path) -> Path:
             f"{base}: holds datasets ({', '.join(datasets[:5])}), no classes; name one of them, as"
             f" {base / datasets[0]}"
         )
+    elif folders and set(folders) <= set(SPLIT_FOLDERS):
+        raise BadInput(f"{base}: no class folders in {base / folders[0]}; {expected}")
     elif len(folders) < 2:
         raise BadInput(f"{base}: {_instead_of_classes(base, folders)}; {expected}")
     return base

@@ -126,7 +126,8 @@ def stop_and_kill(config, tiny_root, x, tmp_path, *flags, words=()):
 def test_faster_rcnn_from_start_to_end(tiny_root, x, tmp_path, caplog, capsys):
     config = "tiny_faster_rcnn_R_18_FPN"
     whole = tmp_path / "whole"
-    assert detect_here(config, tiny_root, whole, "--checkpoint", x, *SIX) == 0
+    engine = ("--engine", "torchvision")
+    assert detect_here(config, tiny_root, whole, *engine, "--checkpoint", x, *SIX) == 0
     rows, _ = store.read(whole / "results.jsonl")
     first = rows[0]
     assert first.checkpoint == Checkpoint.load(x).digest
@@ -149,12 +150,12 @@ def test_faster_rcnn_from_start_to_end(tiny_root, x, tmp_path, caplog, capsys):
     # The same command again prints the numbers and adds none.
     before = (whole / "results.jsonl").read_bytes()
     caplog.clear()
-    assert detect_here(config, tiny_root, whole, "--checkpoint", x, *SIX) == 0
+    assert detect_here(config, tiny_root, whole, *engine, "--checkpoint", x, *SIX) == 0
     assert "bbox_AP50" in caplog.text
     assert (whole / "results.jsonl").read_bytes() == before
     # Another experiment does not continue this one.
     capsys.readouterr()
-    other = ("--checkpoint", x, *SIX, "SOLVER.BASE_LR", "0.5")
+    other = (*engine, "--checkpoint", x, *SIX, "SOLVER.BASE_LR", "0.5")
     assert detect_here(config, tiny_root, whole, *other) == 2
     said = capsys.readouterr().err
     assert "SOLVER.BASE_LR" in said and said.count("\n") == 1

@@ -11,7 +11,7 @@ PAGES = [*START, *(page for page in sorted((HOME / "docs").glob("*.md")) if page
 PROGRAMS = ("backbench ", "python detection/train_net.py", "python tools/convert_to_d2.py")
 # What stands for anything in a usage line -> something that is there
 PLACES = {"X": "x.safetensors", "FILE": "foreign.pth", "NAME": "imagenet", "/datasets": "ROOT"}
-PLACES |= {"F": "out.pth", "OUT.pkl": "out.pkl", "N": "3", "KEY": "SEED", "VALUE": "7"}
+PLACES |= {"F": "out.pth", "OUT.pkl": "out.pkl", "N": "3", "R": "0", "KEY": "SEED", "VALUE": "7"}
 
 
 def commands():

@@ -103,16 +103,24 @@ def test_extraction_copies_a_batch_down_while_the_next_one_is_made(gpu, tiny_roo
 @pytest.mark.parametrize("room", [1 << 30, 1 << 9])
 def test_logistic_regression_sends_its_features_once(gpu, monkeypatch, room):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (room, room))
-    x, y, blocks = torch.randn(40, 6), torch.arange(40) % 3, 3
+    x, y, blocks = torch.randn(40, 6), torch.arange(40) % 3, 3  # of `chunk` rows
     here = logreg.fit([(x, y)], classes=3, l2=1.0, device=CPU, chunk=16)
+    points = []
+    plain = logreg.Objective.__call__
+    monkeypatch.setattr(
+        logreg.Objective, "__call__", lambda self, flat: points.append(1) or plain(self, flat)
+    )
     gpu.take()
     there = logreg.fit([(x, y)], classes=3, l2=1.0, device=CUDA, chunk=16)
     waits = gpu.take()
-    sent = sum("copy up" in wait for wait in waits)
-    evaluations = sum("_local_scalar_dense" in wait for wait in waits)
-    # An evaluation sends its point; at the end the best one is sent
-    in_each, once = (1, 2 * blocks + 1) if room > 1 << 20 else (1 + 2 * blocks, 1)
-    assert evaluations >= here.iterations and sent == evaluations * in_each + once
+    # Every evaluation sends its point. Features go over once in each precision, beside a few
+    # constants, or to every evaluation where they do not fit
+    beside = sum("copy up" in wait for wait in waits) - len(points)
+    assert len(points) > here.iterations / 2
+    if room > 1 << 20:
+        assert beside <= 2 * 2 * blocks + 10, "\n".join(waits)
+    else:
+        assert beside >= 2 * blocks * (len(points) - 2)
     torch.testing.assert_close(there.weight.host, here.weight, rtol=1e-3, atol=1e-4)
 
 

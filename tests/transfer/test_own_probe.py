@@ -59,7 +59,10 @@ def test_one_command_measures_each_by_its_own(trees, trunk, tmp_path, capsys):
         ("first", "knn", "knn-fast-demo-v1"),
         ("second", "linear", "linear-slow-demo-v1"),
     }
-    assert all(r.provenance["pretraining"] == {"precision": "bf16"} for r in rows)
+    for row in rows:
+        probe = fast if row.name == "first" else slow
+        recipe = {"precision": "bf16", "probe.classes": str(probe)}
+        assert row.provenance["pretraining"] == recipe
     assert main(command) == 0 and len(store.read(out)[0]) == len(rows), "the same run continued"
     slow.write_text(slow.read_text().replace("0.1", "0.2"))
     assert main(command) == 2 and "recipe" in capsys.readouterr().err

@@ -293,7 +293,8 @@ def test_the_leaderboard_names_what_it_wrote_or_why_not(tmp_path, caplog):
     assert cli.main(words) == 0
     said = caplog.text
     wrote = ("csv: a row per checkpoint", "tidy: a row per number", "html: the page")
-    for what in (*wrote, "latex: the papers' tables", "markdown: the papers' tables"):
+    own = "the board's own table (board) and the papers'"
+    for what in (*wrote, f"latex: {own}", f"markdown: {own}"):
         assert f"wrote {tmp_path / what}" in said
         assert (tmp_path / what.partition(":")[0]).exists()
     assert f"nothing for {tmp_path / 'figures'}: an ablation needs a recipe with" in said
