@@ -129,7 +129,7 @@ def check(path: Path) -> Checked:
     """Check a bundle. BadInput if it was changed, Failed if its table does not follow."""
     try:
         return _checked(path)
-    except (*_MALFORMED, NotImplementedError, EOFError) as error:
+    except (*_MALFORMED, RuntimeError, EOFError) as error:
         said = printable.shown(f"{type(error).__name__}: {error}", 100)
         raise BadInput(f"{path}: not as `backbench reproduce` writes it ({said})") from None
 
