@@ -178,9 +178,9 @@ def _pretrain(p: argparse.ArgumentParser) -> None:
 
 @verb(
     "evaluate",
-    "backbench.verbs.evaluate:run",
+    "backbench.verbs.evaluate_models:run",
     "your models on your folder of images, in minutes: neighbours, few labels, logistic regression",
-    check="backbench.verbs.evaluate:check",
+    check="backbench.verbs.evaluate_models:check",
 )
 def _evaluate(p: argparse.ArgumentParser) -> None:
     help = (

@@ -365,7 +365,7 @@ _LATEX_MARK: dict[str | None, str] = {
 
 
 def _legend(marks: Container[str | None]) -> str:
-    """What the marks of a LaTeX table mean, of those that it has."""
+    """The meaning of each mark that a LaTeX table has."""
     ring, dagger = RING.replace("°", r"$^\circ$"), UNFINISHED.replace("†", r"$^\dagger$")
     meanings = ((BEST, BOLD), (TIED, ITALIC), (ONCE, ring), (UNSETTLED, dagger))
     return "".join(f" {words}" for mark, words in meanings if mark in marks)

@@ -26,7 +26,7 @@ MOST_BY_IMAGES = 100  # rows whose resampled values are compared, pair by pair
 
 
 class Trainings(NamedTuple):
-    """What the values of a table were trained with."""
+    """The trainings behind the values of a table."""
 
     noises: Sequence[TrainingNoise]  # of each column
     runs: np.ndarray  # (rows, columns): how many trainings a value is the mean of

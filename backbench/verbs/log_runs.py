@@ -31,7 +31,7 @@ PROJECT = "backbench"
 
 @dataclass(frozen=True)
 class LoggedRun:
-    """What a logger gets of a run."""
+    """The part of a run that a logger gets."""
 
     folder: Path
     name: str
