@@ -52,7 +52,7 @@ Hits = list[np.ndarray]  # of each row (its trainings, images)
 
 
 def standard_error(rng: np.random.Generator) -> float:
-    """The difference of two rows of one training each, as a share of images."""
+    """Estimate the standard error of a difference of two rows of one training each, in images."""
     score = rng.standard_normal(200_000) + np.zeros((2, 1))
     score += (OWN**2 + LEFT**2) ** 0.5 * rng.standard_normal((2, 200_000))
     hits = (score > EDGE).astype(float)

@@ -193,8 +193,8 @@ def draws_and_images(x: np.ndarray, weight: np.ndarray, by_image: float) -> tupl
 
 
 def poorly_known(part: float, df: float) -> float:
-    """The share that an estimated part (0 to 1) of a variance, known with few degrees of freedom, adds to
-    1 / df of the whole: p^(2 - k p / df) / df, derived on top of this file."""
+    """The share of 1 / df of a whole that comes from a part (0 to 1) of its variance, estimated
+    with few degrees of freedom: p^(2 - k p / df) / df, derived on top of this file."""
     trust = _K / df if df > 1 else _K_OF_TWO
     return part ** max(2 - trust * part, 0) / df
 
