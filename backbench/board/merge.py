@@ -93,9 +93,10 @@ def _labs(given: Sequence[str]) -> list[Lab]:
 
 def _records_of(lab: Lab, problems: list[str]) -> Iterator[LabRecord]:
     """The records of a lab that follow from what they kept; the others are named in `problems`."""
+    folder = lab.folder.parent if lab.folder.is_file() else lab.folder
     for measurement in read_verified(store.files_below(lab.folder), problems):
         measured_by = measurement.result.origin.get("lab") or lab.name
-        below = Path(os.path.relpath(measurement.run, lab.folder))
+        below = Path(os.path.relpath(measurement.run, folder))
         yield LabRecord(measured_by, measurement, lab.name / below)
 
 

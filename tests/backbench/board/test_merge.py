@@ -59,6 +59,12 @@ def test_one_row_with_both_origins(labs, capsys, caplog):
     assert '"paired":["images","images","images"]' in page.read_text()
 
 
+def test_single_files_are_all_kept(labs, capsys, caplog):
+    files = [f"lab{n}={file}" for n, file in enumerate(store.files_below(labs))]
+    merge(labs, capsys, caplog, *files)
+    assert sorted(row.name for row in collect([labs / "C"]).rows) == ["mine", "shared", "theirs"]
+
+
 def test_a_changed_record_is_named(labs, capsys, caplog):
     change(labs / "south", "theirs", value=99.0)
     said, problems = merge(labs, capsys, caplog, labs / "north", labs / "south")
