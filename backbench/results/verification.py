@@ -13,6 +13,7 @@ import gzip
 import hashlib
 import io
 import math
+import os
 import re
 import time
 import zlib
@@ -199,7 +200,8 @@ def _contradictions(
             continue
         number = (r.checkpoint, r.task, r.dataset, r.split, r.protocol, r.engine, r.seed)
         file = r.facts.get("predictions")
-        if file is not None and owners.setdefault(file, number) != number:
+        # One file may be written in many ways: a/./b, a//b
+        if file is not None and owners.setdefault(os.path.normpath(file), number) != number:
             yield n, f"its predictions '{printable.shown(file, 80)}' are another number's"
         elif r.value is not None:
             together.setdefault(number, {})[r.metric] = n

@@ -121,6 +121,13 @@ def another_row(**changes: object) -> Callable[[Record], None]:
     return edit
 
 
+def of_another_engine(record: Record) -> None:
+    """The line as another engine's, with the same file of predictions written in another way."""
+    given = record.line["provenance"]
+    file = "./" + given["predictions"]
+    another_row(engine="detectron2", provenance={**given, "predictions": file})(record)
+
+
 def other_classes(record: Record) -> None:
     """A table of classes with one right image more than the predictions have."""
     with np.load(record.run / record.line["provenance"]["predictions"]) as kept:
@@ -222,6 +229,7 @@ FORGERIES |= {
     "all five best": ("semisup", arrays(lambda a: {"hits5": np.zeros(len(a["label"]), bool)})),
     "classes": ("linear", other_classes),
     "duplicate of another seed": ("box", another_row(seed=1)),
+    "duplicate of another engine": ("box", of_another_engine),
     "duplicate of another trunk": ("box", another_row(checkpoint="1" * 64)),
     "resamples higher": (
         "box",
