@@ -47,6 +47,8 @@ def run(args: argparse.Namespace) -> int:
     import numpy as np
 
     if args.file.is_dir():
+        if args.name or args.lower:
+            raise BadInput(f"{args.file}: --name and --lower are for a CSV; leave them out")
         table = of_runs(args.file)
     else:
         table = read(args.file, name=args.name, lower=args.lower)
@@ -109,14 +111,14 @@ def of_runs(runs: Path) -> ForeignTable:
     for problem in board.problems:
         log.warning(printable.shown(problem, 1000))
     columns = overall.main_columns(board)
-    names, values = [], []
+    names, values, labels = [], [], board.labels()
     for row in board.measured_rows:
         cells = [board.cell(row, column) for column in columns]
         of_row = [
             cell.value if cell is not None and overall.ranks_by(cell) else None for cell in cells
         ]
         if any(value is not None for value in of_row):
-            names.append(board.labels()[row.checkpoint])
+            names.append(labels[row.checkpoint])
             values.append(of_row)
     if len(names) < 2:
         raise BadInput(
@@ -130,33 +132,17 @@ def read(file: Path, *, name: str | None = None, lower: Sequence[str] = ()) -> F
     """Read a CSV with a row for each competitor. The column `name`, or else the first column of
     text, names them; columns of numbers are ranked, and less is better in those that `lower` names.
     BadInput if nothing can be ranked."""
-    try:
-        text = opening.read_bytes(file, most=MOST_BYTES).decode("utf-8-sig")
-    except FileNotFoundError:
-        raise BadInput(f"{file}: no such file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"{file}: not read as CSV: {error}; give a file of text") from error
-    try:
-        lines = [line for line in csv.reader(io.StringIO(text)) if any(map(str.strip, line))]
-    except csv.Error as error:
-        raise BadInput(f"{file}: not read as CSV: {error}; give a file of text") from None
-    longest = max((len(field) for line in lines for field in line), default=0)
-    if longest > LONGEST:
-        raise BadInput(
-            f"{file}: a field of {longest} characters; at most {LONGEST} are read, as in any table"
-        )
-    if len(lines) < 3:
-        raise BadInput(f"{file}: {len(lines)} lines; ranking takes a heading and two rows at least")
-    head, body = [h.strip() for h in lines[0]], lines[1:]
+    (_, first), *body = _lines(file)
+    head = [heading.strip() for heading in first]
     _refuse_shape(file, head, body)
     for given in (*lower, *([name] if name else [])):
         if given not in head:
             raise BadInput(f"{file}: no column '{given}'; {nearest(given, head)}")
     if "source" in head:  # the published rows of our own tables are never ranked with others
-        body = [line for line in body if line[head.index("source")] != "published"]
+        body = [(n, line) for n, line in body if line[head.index("source")] != "published"]
     numeric = []  # the columns of which most fields that are not empty are numbers
     for n, column in enumerate(head):
-        fields = [line[n].strip() for line in body]
+        fields = [line[n].strip() for _, line in body]
         there = [field for field in fields if field.lower() not in _MISSING]
         others = [field for field in there if not _NUMBER.fullmatch(field)]
         if column != name and 2 * len(others) < len(there):
@@ -174,7 +160,7 @@ def read(file: Path, *, name: str | None = None, lower: Sequence[str] = ()) -> F
         raise BadInput(f"{file}: no {what}; name one with --name, numbers in the others")
     sign = [-1 if head[n] in lower else 1 for n in numeric]
     values = []
-    for at, line in enumerate(body, 2):
+    for at, line in body:
         row = [_value(line[n], file, at, head[n]) for n in numeric]
         values.append([None if v is None else s * v for s, v in zip(sign, row)])
     columns = [head[n] for n in numeric]
@@ -182,17 +168,39 @@ def read(file: Path, *, name: str | None = None, lower: Sequence[str] = ()) -> F
     for column in columns:
         ours = _OURS.fullmatch(column)
         datasets.append(ours["dataset"] if ours else column)
-    return ForeignTable([line[named] for line in body], columns, datasets, values)
+    return ForeignTable([line[named] for _, line in body], columns, datasets, values)
 
 
-def _refuse_shape(file: Path, head: Sequence[str], body: Sequence[Sequence[str]]) -> None:
+def _lines(file: Path) -> list[tuple[int, list[str]]]:
+    """The lines that are not empty, three at least: each one's number in the file, and its fields."""
+    try:
+        text = opening.read_bytes(file, most=MOST_BYTES).decode("utf-8-sig")
+        reader = csv.reader(io.StringIO(text))
+        lines = [(reader.line_num, line) for line in reader if any(map(str.strip, line))]
+    except FileNotFoundError:
+        raise BadInput(f"{file}: no such file") from None
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise BadInput(f"{file}: not read as CSV: {error}; give a file of text") from error
+    longest = max((len(field) for _, line in lines for field in line), default=0)
+    if longest > LONGEST:
+        raise BadInput(
+            f"{file}: a field of {longest} characters; at most {LONGEST} are read, as in any table"
+        )
+    if len(lines) < 3:
+        raise BadInput(f"{file}: {len(lines)} lines; ranking takes a heading and two rows at least")
+    return lines
+
+
+def _refuse_shape(
+    file: Path, head: Sequence[str], body: Sequence[tuple[int, Sequence[str]]]
+) -> None:
     counts = Counter(filter(None, head))
     twice = next((h for h, count in counts.items() if count > 1), None)
     if twice is not None:
         raise BadInput(
             f"{file}: two columns are called '{printable.shown(twice, 60)}'; name each once"
         )
-    for at, line in enumerate(body, 2):
+    for at, line in body:
         if len(line) != len(head):
             raise BadInput(f"{file}:{at}: {len(line)} fields, the heading has {len(head)}")
 

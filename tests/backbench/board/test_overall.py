@@ -123,6 +123,7 @@ def test_our_own_csv_is_ranked_by_main_columns(runs, tmp_path, capsys):
         ("a,b\n1,2\n3,4\n", "no column of names"),
         ("name,a\nx,1\ny,2\nz,?!\n", "'?!' in column 'a' is no number"),
         ("name,a\nx,1\ny,1e999\n", "is no number"),
+        ("name,source,a\n\nx,published,1\ny,measured,2\nz,measured,1e999\n", "x.csv:5: "),
     ],
 )
 def test_what_cannot_be_ranked_is_said(tmp_path, text, said):
@@ -133,6 +134,11 @@ def test_what_cannot_be_ranked_is_said(tmp_path, text, said):
 
         read(file)
     assert "\n" not in str(caught.value)
+
+
+def test_what_a_folder_of_runs_has_no_use_for_is_refused(tmp_path):
+    with pytest.raises(BadInput, match="--name and --lower are for a CSV"):
+        cli.main(["--debug", "rank", str(tmp_path), "--lower", "loss"])
 
 
 def test_very_many_are_not_ranked(tmp_path, capsys, monkeypatch):
