@@ -158,7 +158,7 @@ def _read(path: Path) -> dict[str, bytes]:
         with zipfile.ZipFile(opening.open_regular(path, most=MOST_BYTES)) as archive:
             infos = archive.infolist()
             if len(infos) > MOST_FILES or sum(info.file_size for info in infos) > MOST_BYTES:
-                raise BadInput(f"{path}: larger than any bundle (256 MB unpacked)")
+                raise BadInput(f"{path}: larger than any bundle ({MOST_BYTES >> 20} MB unpacked)")
             return {info.filename: archive.read(info) for info in infos}
     except FileNotFoundError:
         raise BadInput(
