@@ -492,9 +492,8 @@ def _average(cells: Iterable[Cell | None]) -> Cell | None:
         backed = backed and cell.backed
         if cell.ci95 is not None:
             ends.append(cell.ci95)
-            seeds = sum(result.value is not None for result, _ in cell.parts)
             agree = len(set(cell.values)) == 1
-            known.append(math.inf if agree else seeds - 1)
+            known.append(math.inf if agree else len(cell.values) - 1)
     # Errors on different test sets are independent.
     ci95 = confidence.of_mean(values, ends, known) if len(ends) == len(values) else None
     mean = sum(values) / len(values)

@@ -129,14 +129,15 @@ def _ranked(board: Board, name: str, columns: list[Column]) -> Overall:
     import numpy as np
 
     # 1. The table of values, without the rows that have none
-    place = {row.checkpoint: n for n, row in enumerate(board.measured_rows)}
+    measured = board.measured_rows
+    place = {row.checkpoint: n for n, row in enumerate(measured)}
     which = {column: n for n, column in enumerate(columns)}
     values = np.full((len(place), len(columns)), np.nan)
     for (checkpoint, column), cell in board.cells.items():
         if column in which and checkpoint in place and ranks_by(cell):
             values[place[checkpoint], which[column]] = cell.value
     there = np.flatnonzero(~np.isnan(values).all(1))
-    rows, values = [board.measured_rows[i] for i in there], values[there]
+    rows, values = [measured[i] for i in there], values[there]
     # 2. How values move with the images matters only if there are few datasets
     datasets = [f"{c.dataset}:{c.split or ''}" for c in columns]
     noise = None

@@ -167,10 +167,8 @@ def _marks_of_contents(
             measured[same_list].setdefault(lists.contents, set()).update(of_kind)
     out: dict[tuple[int, int], str | None] = {}
     for number, seed in checkpoints:
-        lists, of_list = (
-            kinds[number].lists,
-            measured.get((kinds[number].protocol, marks[number, seed])),
-        )
+        protocol, lists = kinds[number]
+        of_list = measured.get((protocol, marks[number, seed]))
         out[number, seed] = None
         if lists is not None and of_list:
             most = min(of_list, key=lambda digest: (-len(of_list[digest]), digest))
