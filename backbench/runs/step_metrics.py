@@ -22,7 +22,7 @@ class Metrics:
         kept = [row for row in read_metrics(run) if row.get("step", -1) < from_step]
         atomic.write_text(self.path, "".join(json.dumps(row) + "\n" for row in kept))
 
-    def write(self, step: int, **values: float | None) -> None:
+    def write(self, step: int, **values: float) -> None:
         with failures.naming(self.path), self.path.open("a") as file:
             file.write(json.dumps({"step": step, **values}) + "\n")
 

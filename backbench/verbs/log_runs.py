@@ -27,6 +27,7 @@ from backbench.untrusted import jsons, walking
 
 NOTE = "logged.json"
 PROJECT = "backbench"
+TENSORBOARD_SUFFIX = ".log"  # of the event files that this verb writes
 
 
 @dataclass(frozen=True)
@@ -113,9 +114,10 @@ def _tensorboard(run: LoggedRun) -> None:
     from torch.utils.tensorboard import SummaryWriter
 
     folder = run.folder / "tensorboard"
-    # `pretrain --tensorboard` has written the steps there already
-    steps = [] if folder.exists() and not (run.folder / NOTE).exists() else run.steps
-    with SummaryWriter(str(folder)) as writer:
+    # `pretrain --tensorboard` writes the steps there itself, into files without the suffix
+    theirs = [f for f in folder.glob("events.*") if not f.name.endswith(TENSORBOARD_SUFFIX)]
+    steps = [] if theirs else run.steps
+    with SummaryWriter(str(folder), filename_suffix=TENSORBOARD_SUFFIX) as writer:
         for step, values in steps:
             for name, value in values.items():
                 writer.add_scalar(name, value, step)
