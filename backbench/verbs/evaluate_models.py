@@ -45,8 +45,13 @@ def check(args: argparse.Namespace) -> None:
     args.tasks = tasks or None
     _, wanted = api.place_tasks(args.tasks, args.data, args.out)
     for task in wanted:
-        room = "detection" if TASKS[task.task].detects else "transfer"
-        config.find_recipe(task.words[0], room)
+        detects = TASKS[task.task].detects
+        config.find_recipe(task.words[0], "detection" if detects else "transfer")
+        if detects and (args.accelerator != "auto" or args.workers is not None):
+            raise BadInput(
+                f"{task.task}: --accelerator and --workers are for the other tasks; leave them out,"
+                " or write `backbench detect ... MODEL.DEVICE cpu`"
+            )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -54,8 +59,9 @@ def run(args: argparse.Namespace) -> int:
     # 1. The plan
     root, wanted = api.place_tasks(args.tasks, args.data, args.out)
     names = list(dict.fromkeys(task.dataset for task in wanted))
+    boxed = [task.dataset for task in wanted if TASKS[task.task].detects]
     for name in names:
-        if name in catalog.DATASETS or TASKS[wanted[0].task].detects or name == "all":
+        if name in [*catalog.DATASETS, *boxed, "all"]:
             continue
         images = catalog.load(name, root, seed=args.seed)
         counts = ", ".join(f"{len(part)} {split}" for split, part in images.items())
@@ -65,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     models = len(args.checkpoints)
     log.info(f"plan: {titles}; {models} model{'s' if models > 1 else ''} on {', '.join(names)}")
     # 2. The numbers
-    options = ["--accelerator", args.accelerator]
+    options = [] if args.accelerator == "auto" else ["--accelerator", args.accelerator]
     options += [] if args.workers is None else ["--workers", str(args.workers)]
     args.document = results = api.evaluate(
         args.checkpoints,
