@@ -7,6 +7,7 @@ Each task runs as a verb in a process of its own. A trunk that only this process
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import html
 import io
@@ -133,12 +134,7 @@ def evaluate(
     given: list[Any] = [*checkpoint] if several else [checkpoint]  # type: ignore[misc]
     found: dict[str, Checkpoint] = {}
     for each in given:
-        one = _checkpoint(each, encoder, pixels)
-        one = one.replace(
-            method=one.method if method is None else method,
-            epochs=one.epochs if epochs is None else epochs,
-            provenance={**one.provenance, **({"name": name} if name else {})},
-        )
+        one = _described(_checkpoint(each, encoder, pixels), name, method, epochs)
         if found.setdefault(one.digest, one) is not one:
             log.warning(f"{each}: the same weights as {found[one.digest].name}; measured once")
     # Only this process can build a module that it alone holds
@@ -146,37 +142,35 @@ def evaluate(
     start = _start if elsewhere and not here else _run_here
     files = {digest: _saved(one, out, alone=len(found) == 1) for digest, one in found.items()}
     lists = lists or (root / "lists" if (root / "lists").is_dir() else None)
+    words = functools.partial(
+        command_of, data=root, lists=lists, engine=engine, seed=seed, options=options
+    )
     results = Results()
     for about in wanted:
-        # Trunks that take images of different sizes are measured apart, each in its size
-        for task, together in _by_size(about, list(found.values()), root, seed):
-            verb = TASKS[task.task].verb
-            groups = [together] if verb in ("linear", "analyze") else [[each] for each in together]
-            for group in groups:
-                mark = hashlib.sha256("".join(each.digest for each in group).encode()).hexdigest()
-                alone = files[group[0].digest] == out / FILE and len(group) == 1
-                run = out / (task.folder if alone else f"{task.folder}-{mark[:8]}")
-                measured_files = [files[each.digest] for each in group]
-                start(
-                    command_of(
-                        measured_files,
-                        task,
-                        data=root,
-                        run=run,
-                        lists=lists,
-                        engine=engine,
-                        seed=seed,
-                        options=options,
-                    )
-                )
-                measured, problems = store.read(run)
-                for problem in problems:
-                    log.warning(problem)
-                results += [result for result in measured if result.seed == seed]
+        for task, group in _groups(about, list(found.values()), root, seed):
+            mark = hashlib.sha256("".join(each.digest for each in group).encode()).hexdigest()
+            chosen = [files[each.digest] for each in group]
+            run = out / (task.folder if chosen == [out / FILE] else f"{task.folder}-{mark[:8]}")
+            start(words(chosen, task, run=run))
+            measured, problems = store.read(run)
+            for problem in problems:
+                log.warning(problem)
+            results += [result for result in measured if result.seed == seed]
     return results
 
 
 FILE = "checkpoint.safetensors"
+
+
+def _described(
+    checkpoint: Checkpoint, name: str | None, method: str | None, epochs: int | None
+) -> Checkpoint:
+    """The checkpoint under the name, method and epochs that are given."""
+    return checkpoint.replace(
+        method=checkpoint.method if method is None else method,
+        epochs=checkpoint.epochs if epochs is None else epochs,
+        provenance={**checkpoint.provenance, **({"name": name} if name else {})},
+    )
 
 
 def _saved(checkpoint: Checkpoint, out: Path, *, alone: bool) -> Path:
@@ -215,8 +209,10 @@ def place_tasks(
         what = "is a file" if folder.exists() else "no such folder"
         raise BadInput(f"--data {data}: {what}; give the folder with the images, as mine/<class>/")
     root, dataset = folder.parent, folder.name
-    if "," in dataset:
-        raise BadInput(f"--data {data}: a dataset's name has no comma; rename the folder")
+    if "," in dataset or dataset == "all":
+        raise BadInput(
+            f"--data {data}: a dataset's name has no comma and is not 'all'; rename the folder"
+        )
     if catalog.row(dataset) is not None and catalog.is_class_folder(folder):
         try:
             catalog.present(dataset, root)
@@ -226,11 +222,19 @@ def place_tasks(
                 " rename the folder"
             ) from None
     catalog.present(dataset, root)
-    wanted = []
-    for text in names:
-        what, at, recipe = text.partition("@")
-        wanted.append(parse_task(text if "/" in what else f"{what}/{dataset}{at}{recipe}"))
-    return root, wanted
+    return root, [parse_task(text, dataset) for text in names]
+
+
+def _groups(
+    wanted: WantedTask, checkpoints: list[Checkpoint], root: Path, seed: int
+) -> list[tuple[WantedTask, list[Checkpoint]]]:
+    """The runs of a task: all checkpoints of one input size together where its verb takes several,
+    else each alone."""
+    groups = []
+    for task, together in _by_size(wanted, checkpoints, root, seed):
+        several = TASKS[task.task].verb in ("linear", "analyze")
+        groups += [(task, together)] if several else [(task, [each]) for each in together]
+    return groups
 
 
 def _by_size(
@@ -265,13 +269,15 @@ def _by_size(
     return out
 
 
-def parse_task(task: str) -> WantedTask:
-    """ "linear/cifar10@lorac" -> ("linear", "cifar10", "lorac"); the recipe may be left out."""
+def parse_task(task: str, folder: str = "") -> WantedTask:
+    """ "linear/cifar10@lorac" -> ("linear", "cifar10", "lorac"); the recipe may be left out, and the
+    dataset where it is `folder`, whose name may have an @ in it."""
     what, _, recipe = task.partition("@")
     kind, slash, dataset = what.partition("/")
     if kind not in TASKS:
         raise BadInput(f"task '{task}': unknown task '{kind}'; {nearest(kind, TASKS)}")
-    if not slash or not dataset:
+    dataset = dataset if slash else folder
+    if not dataset:
         raise BadInput(f"task '{task}': expected task/dataset[@recipe], as in linear/cifar10")
     return WantedTask(kind, dataset, recipe or TASKS[kind].recipe)
 

@@ -44,6 +44,8 @@ def test_tasks_are_named_like_columns():
     assert parse_task("linear/cifar10") == ("linear", "cifar10", "lorac")
     assert parse_task("mask_rcnn/coco2017") == ("mask_rcnn", "coco2017", "mask_rcnn_R_50_FPN_1x")
     assert parse_task("knn/digits@knn_demo") == ("knn", "digits", "knn_demo")
+    # The folder of --data is the dataset where none is named, whatever its name
+    assert parse_task("knn@knn_demo", "my@home") == ("knn", "my@home", "knn_demo")
     with pytest.raises(BadInput, match="did you mean 'linear'"):
         parse_task("linaer/cifar10")
     with pytest.raises(BadInput, match="expected task/dataset"):

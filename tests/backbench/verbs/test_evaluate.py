@@ -14,7 +14,7 @@ from PIL import Image
 
 import backbench
 from backbench import cli
-from backbench.datasets import catalog
+from backbench.datasets import catalog, embedded
 from backbench.results import store
 
 SMALL = "timm:vit_tiny_patch16_224,depth=2,img_size=32,patch_size=8"
@@ -138,6 +138,15 @@ def test_one_set_of_weights_has_one_number_by_every_door(home, monkeypatch):
     assert "does not say its pixels" in found["import"][0].provenance["pixels"]["from"]
 
 
+@pytest.mark.slow
+def test_detection_is_a_task_beside_others(home):
+    embedded.build(home / "root", "tiny")
+    tasks = ["knn/digits@knn_demo", "faster_rcnn/scenes@tiny_faster_rcnn_R_18_FPN"]
+    line = ["evaluate", "my_resnet.pth", *tasks, "--data", "root", "--out", "runs"]
+    assert cli.main(line) == 0
+    assert {row.task for row in rows_below(home / "runs")} == {"knn", "faster_rcnn"}
+
+
 def test_layouts_of_a_folder(tmp_path):
     plain = folder(tmp_path / "plain", per_class=5, classes=("a", "b"))
     splits = catalog.load("plain", tmp_path)
@@ -185,6 +194,7 @@ def wrong(home):
     folder(home / "root" / "mine" / "train", per_class=3)
     folder(home / "only" / "train", per_class=3)
     folder(home / "a,b", per_class=3)
+    folder(home / "all", per_class=3)
     folder(home / "cifar10", per_class=3)
     (home / "one" / "a").mkdir(parents=True)
     (home / "one" / "b").mkdir()
@@ -220,7 +230,12 @@ WRONG = [
     (EVALUATE.format("", "single"), "single: one class folder alone, 'a'; expected"),
     (EVALUATE.format("", "root"), "root: holds datasets (mine), no classes; name one of them"),
     (EVALUATE.format("", "only"), "only: no folder 'test' or 'val' beside 'train'; expected"),
-    (EVALUATE.format("", "a,b"), "a dataset's name has no comma; rename the folder"),
+    (EVALUATE.format("", "a,b"), "a dataset's name has no comma and is not 'all'; rename the"),
+    (EVALUATE.format("", "all"), "a dataset's name has no comma and is not 'all'; rename the"),
+    (
+        EVALUATE.format("mask_rcnn --workers 1", "mine"),
+        "mask_rcnn: --accelerator and --workers are",
+    ),
     (EVALUATE.format("", "cifar10"), "the name of the known dataset cifar10, and not its files"),
     (EVALUATE.format("", "one"), "one/a: class folder without images"),
     (EVALUATE.format("knn@nobody", "mine"), "no recipe 'nobody'"),
