@@ -153,8 +153,10 @@ def images_seen(task: str, dataset: str, root: Path) -> int:
     recipe = config.read_recipe(config.find_recipe(TASKS[task].recipe, "transfer"))
     batch, percent = recipe.get("batch_size", 256), TASKS[task].percent or 100
     if task == "linear":  # all rates in one pass, then the best one again
-        return int(2 * recipe["length"]["default"]["iterations"] * batch)
-    length = recipe["parts"][str(percent)]["length"]
+        lengths, trainings = recipe["length"], 2
+        length = lengths.get(dataset, lengths["default"])
+    else:
+        length, trainings = recipe["parts"][str(percent)]["length"], len(recipe["head_lr"]) + 1
     trained = len(catalog.read_lists(catalog.find(dataset), root).both()) * percent // 100
     once = length["iterations"] * batch if "iterations" in length else length["epochs"] * trained
-    return int(once * (len(recipe["head_lr"]) + 1))
+    return int(once * trainings)

@@ -23,6 +23,7 @@ from pretrain import monitor
 from pretrain.monitor import RecentTerms
 from pretrain.recipe import ViewsConfig
 from pretrain.resume import SavedState
+from pretrain.train import loss_failure
 
 MOCO = [tiny_pretraining.MOCO]
 LARGER = ["views.crops=[{count: 2, size: 32}]"]
@@ -378,6 +379,16 @@ def test_the_knn_score_leaves_the_backbone_alone(root):
     assert score_on(found, backbone.double()) is not None
     stopped = SimpleNamespace(requested="SIGTERM")
     assert score_on(found, stop=stopped) is None
+
+
+def test_a_loss_that_is_read_late_is_named_by_the_step_that_had_it():
+    """On a GPU the losses are read when a row is due."""
+    recent = RecentTerms()
+    for loss in (1.0, torch.inf, torch.nan):
+        recent.add([{"loss": torch.tensor(loss)}], torch.device("cpu"))
+    rates, state = SimpleNamespace(at=float), SimpleNamespace(last_good=lambda: "nothing is kept")
+    error = loss_failure(recent, recent.first_not_finite(), 9, rates, state)
+    assert "the loss is inf at step 8 (lr 8); nothing is kept" in str(error)
 
 
 def test_a_queue_that_is_not_finite_replaces_no_state(tmp_path):

@@ -1,5 +1,7 @@
 """Metrics against their definitions, intervals against image-by-image resampling."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -21,6 +23,15 @@ def test_accuracies_by_hand():
 
 def test_confusion_leaves_undefined_predictions_out():
     assert scoring.confusion(PREDICTION, LABEL, 3).tolist() == [[3, 1, 0], [1, 1, 0], [0, 0, 0]]
+
+
+def test_of_equal_scores_the_first_is_chosen_and_both_ends_of_a_grid_are_edges(caplog):
+    assert scoring.best_of([3.0, 7.0, 7.0, 1.0]) == 1
+    task = SimpleNamespace(dataset=SimpleNamespace(name="dtd"))
+    grid = [0.1, 1.0, 10.0]
+    edges = [scoring.warn_edge(task, SimpleNamespace(name="x"), "rate", v, grid) for v in grid]
+    assert edges == [True, False, True]
+    assert "0.1 is the smallest" in caplog.text and "10 is the largest" in caplog.text
 
 
 @pytest.mark.parametrize("metric", ["top1", "mean_per_class"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 
 import numpy as np
 import pytest
@@ -76,6 +77,10 @@ def test_the_first_ten_minutes(home, capsys, caplog):
     ):
         assert word in out
     assert "images, about" in out and "semisup runs" in out
+    # linear: 30,000 steps of 256 images, twice; finetune: 20,000 steps, for five rates and the best
+    # one again; semisup: 50 epochs of 4 of the 48 images, for seven and again
+    prices = re.findall(r"([\d,]+) images, about", out)
+    assert prices == ["15,360,000", "30,720,000", "1,600"]
     assert out.splitlines()[-1].endswith("page: runs/leaderboard.html")
     assert (home / "runs/leaderboard.html").stat().st_size > 10_000
     rows = rows_below(home / "runs")
