@@ -222,6 +222,7 @@ FORGERIES |= {
     "digest of no hex": ("knn", put("checkpoint", to="g" * 64)),
     "another digest": ("knn", put("checkpoint", to="0" * 64)),
     "date before all": ("knn", put("origin", "recorded", to=-5.0)),
+    "chosen on test by another score": ("linear", put("chosen", "on", to="test")),
     "3 of 20 draws": ("fewshot", put("provenance", "draws", to=lambda d: d[:3])),
     "draws": ("fewshot", put("provenance", "draws", to=lambda d: [d[1], d[0], *d[2:]])),
     "draws kept": ("fewshot", arrays(lambda a: {"values": a["values"] + 1})),

@@ -105,6 +105,10 @@ def test_the_average_adds_half_widths_in_squares(tmp_path):
     average = next(c for c in board.columns if c.dataset == "average")
     cell = board.cell(board.rows[0], average)
     assert cell.half_width == pytest.approx(1 / 12**0.5)
+    assert cell.settled
+    stopped = dataclasses.replace(rows[0], chosen={"converged": False})
+    unsettled = board_of(tmp_path / "unsettled", stopped, *rows[1:])
+    assert not unsettled.cell(unsettled.rows[0], average).settled
     lacking = board_of(
         tmp_path / "b", *rows[1:], a_result(dataset=TWELVE[0], metric="mean_per_class", ci95=None)
     )

@@ -1,6 +1,7 @@
 """Bold is for differences that a second training keeps: with seeds, without, and where nothing is
 trained."""
 
+import dataclasses
 import re
 
 import pytest
@@ -100,6 +101,8 @@ def test_published_noise_serves_where_nobody_has_seeds(tmp_path):
     marks = {column.metric: standing(far, column) for column in far.columns}
     assert marks == {"bbox_AP": {BEST: "best"}, "bbox_AP50": {BEST: "once"}}
     assert noise_of(far, far.columns[0]).seeds == pytest.approx(0.15**2)
+    part = dataclasses.replace(far.columns[0], split="val~n40")
+    assert not noise_of(far, part).known, "it was published for the whole split"
     measured = board_of(tmp_path / "m", COCO[:1], gap=6, images=5000, seeds=3, trainings=2.0)
     assert noise_of(measured, measured.columns[0]).df == 6, "measured seeds go before"
 

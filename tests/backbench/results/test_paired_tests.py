@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from backbench.results import store
+from backbench.results import column_noise, store
 from backbench.results.paired_tests import compare
+from backbench.stats import training_noise
 
 
 def keep(run, name, manifest="m", **arrays):
@@ -38,6 +39,18 @@ def test_resamples_pair(tmp_path):
     assert (noise.paired, noise.real) == ("resamples", False)
     bare = keep(tmp_path, "c", bootstrap_AP=rng.normal(40, 1, 500))
     assert compare([a], [bare], "AP") is None, "it does not say how many images there were"
+
+
+def test_the_images_part_of_seeds_is_that_of_the_metric(tmp_path):
+    rng = np.random.default_rng(0)
+    label = np.sort(rng.integers(0, 12, 400) // 9)  # three images in four are of class 0
+    hits = rng.random((2, 400)) < np.where(label, 0.5, 0.99)
+    files = [
+        keep(tmp_path, str(n), prediction=label + 5 * ~h, label=label) for n, h in enumerate(hits)
+    ]
+    of_classes = column_noise.seeds_of([80, 81], files, "mean_per_class")
+    assert of_classes.by_images == pytest.approx(training_noise.by_images(hits * 1.0, label))
+    assert of_classes.by_images > 2 * column_noise.seeds_of([80, 81], files, "top1").by_images > 0
 
 
 LABEL = np.arange(40) % 4

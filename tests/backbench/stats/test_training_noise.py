@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from backbench.stats import paired_differences, training_noise
+from backbench.stats.column_comparisons import Trainings, compared_pairs
 from backbench.stats.training_noise import NOTHING_TRAINED, Seeds, TrainingNoise
 from benchmarks import bold
 
@@ -46,8 +47,20 @@ def test_a_difference_of_trainings_is_wider_with_fewer_of_them():
         widths.append(tested.ci95[1] - tested.ci95[0])
         assert tested.variance == pytest.approx(d.variance + 2 / count)
     assert widths == sorted(widths, reverse=True)
+    uneven = training_noise.over_trainings(d, noise, 1, 4)
+    assert uneven.variance == pytest.approx(d.variance + 1 + 1 / 4)
     alone = training_noise.over_trainings(d, NOTHING_TRAINED, 1, 1)
     assert alone.ci95 == pytest.approx(d.ci95, rel=1e-6)
+
+
+@pytest.mark.parametrize(("t", "df", "apart"), [(2.5, 4, False), (2.5, 1e6, True), (10, 4, True)])
+def test_ranks_by_one_column_weigh_trainings_in_its_units(t, df, apart):
+    """A gap of 10 points is `t` standard errors of the difference of two trainings."""
+    images = np.random.default_rng(2).normal(0, 1e-3, (2, 1, 300))
+    noise = TrainingNoise((10 / t) ** 2 / 2, (10 / t) ** 2 / 2, df)
+    trainings = Trainings([noise], np.ones((2, 1)))
+    pairs = compared_pairs(np.array([[60.0], [50.0]]), ["a"], images, trainings)
+    assert bool(pairs.above[0, 1]) == apart
 
 
 @pytest.mark.parametrize("tau", [0.0, 1.0, 2.0])
