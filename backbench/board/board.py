@@ -513,9 +513,9 @@ def predictions(cell: Cell) -> dict[int, Path]:
 def noise_of(board: Board, column: Column) -> TrainingNoise:
     """How far a second training moves the numbers of a column, by all checkpoints of the column
     that were trained with several seeds."""
-    if not TASKS[column.task].trains or column.dataset == AVERAGE:
-        return NOTHING_TRAINED
     if column not in board.noises:
+        if not TASKS[column.task].trains or column.dataset == AVERAGE:
+            return NOTHING_TRAINED
         seeds = []
         for _, cell in board.backed(column):
             values = cell.values

@@ -14,12 +14,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from backbench.board.board import Board, Cell, Measurement, Row, difference
+from backbench.board.board import Board, Cell, Column, Measurement, Row, difference, predictions
 from backbench.papers import judging_rules
 from backbench.papers.judge import Judged
 from backbench.papers.judging_rules import as_measured, column_of
 from backbench.papers.published import Published, rows
-from backbench.stats import multiple_tests
+from backbench.results import column_noise
+from backbench.stats import multiple_tests, training_noise
 from backbench.stats.multiple_tests import ALPHA
 from backbench.stats.paired_differences import Difference
 
@@ -40,10 +41,9 @@ class Claim:
     @property
     def words(self) -> str:
         """linear/cifar10/top1: lorac > moco-m by 0.5, measured +0.71: holds."""
-        n, printed = self.better, as_measured(self.better).value - as_measured(self.worse).value
-        text = (
-            f"{n.task}/{n.dataset}/{n.metric}: {_short(n)} > {_short(self.worse)} by {printed:.3g}"
-        )
+        n, metric = self.better, as_measured(self.better)
+        printed = metric.value - as_measured(self.worse).value
+        text = f"{n.task}/{n.dataset}/{metric.metric}: {_short(n)} > {_short(self.worse)} by {printed:.3g}"
         if self.measured is not None:
             text += f", measured {self.measured:+.2f}"
         return f"{text}: {self.verdict}"
@@ -56,15 +56,29 @@ def of_table(numbers: Sequence[Published], board: Board, judged: Sequence[Judged
     for n in numbers:
         if judging_rules.reason(n) is None:
             columns.setdefault((n.task, n.dataset, n.metric), []).append(n)
-    # 1. One cell for each printed number, with all trainings of all its seeds
+    # 1. One cell for each printed number
     together = Board()
     cells = {}
+    pretrained_again: dict[Column, list[Cell]] = {}
     for n in itertools.chain(*columns.values()):
-        if (cell := _cell(n, board, judged)) is not None:
-            cells[n.key, n.task, n.dataset, n.metric] = cell
-            together.rows.append(Row(n.key, n.model, n.model, n.arch, n.epochs))
-            together.cells[n.key, column_of(n)] = cell
-    # 2. A test for each claim that is measured
+        one = _verdict(n, judged)
+        cell = _cell(one, board) if one is not None else None
+        if one is None or cell is None:
+            continue
+        cells[n.key, n.task, n.dataset, n.metric] = cell
+        together.rows.append(Row(n.key, n.model, n.model, n.arch, n.epochs))
+        together.cells[n.key, one.column] = cell
+        if len(one.rows) > 1:
+            pretrained_again.setdefault(one.column, []).append(cell)
+    # 2. Where pretrainings were repeated, theirs is the noise, also of tasks that train nothing; a
+    #    probe's seeds say nothing about it
+    for column, repeated in pretrained_again.items():
+        spreads = [
+            column_noise.seeds_of(c.values, list(predictions(c).values()), column.metric)
+            for c in repeated
+        ]
+        together.noises[column] = training_noise.pooled(spreads)
+    # 3. A test for each claim that is measured
     claims: list[Claim] = []
     tested: list[tuple[int, Difference]] = []
     for pair in itertools.chain(*(itertools.combinations(c, 2) for c in columns.values())):
@@ -79,7 +93,7 @@ def of_table(numbers: Sequence[Published], board: Board, judged: Sequence[Judged
         if gap is not None:
             tested.append((len(claims), gap))
         claims.append(Claim(better, worse, ALIKE, a.value - b.value))
-    # 3. All of them are right at once with 95% confidence
+    # 4. All of them are right at once with 95% confidence
     corrected = multiple_tests.holm(np.array([gap.p for _, gap in tested]))
     for (place, gap), p in zip(tested, corrected, strict=True):
         if p < ALPHA and gap.real:
@@ -88,23 +102,29 @@ def of_table(numbers: Sequence[Published], board: Board, judged: Sequence[Judged
     return claims
 
 
-def _cell(n: Published, board: Board, judged: Sequence[Judged]) -> Cell | None:
-    """The measurements of one number, those to the letter first; None where there are none."""
+def _verdict(n: Published, judged: Sequence[Judged]) -> Judged | None:
+    """The verdict on one number, one to the letter first; None where the printed trunk was not
+    measured."""
     fit = [
         one
         for one in judged
         if (one.key, one.column) == (n.key, column_of(n)) and one.verdict in ("within", "outside")
     ]
-    if not fit:
-        return None
-    one = min(fit, key=lambda one: (bool(one.way), -len(one.rows)))
+    return min(fit, key=lambda one: (bool(one.way), -len(one.rows)), default=None)
+
+
+def _cell(one: Judged, board: Board) -> Cell | None:
+    """The measurements behind a verdict; None where some cannot be tested (Cell.backed, settled).
+
+    Each is a training of its own: of several pretrainings the first probe each, because probes of
+    one trunk share its luck.
+    """
     parts: list[Measurement] = []
     for row in one.rows:
         cell = board.cells[row.checkpoint, one.column]
-        if not cell.backed:
+        if not (cell.backed and cell.settled):
             return None
-        parts += cell.parts
-    # Seeds of the probe and of the pretraining count alike: each is a training of its own
+        parts += cell.parts[:1] if len(one.rows) > 1 else cell.parts
     apart = [Measurement(replace(m.result, seed=seed), m.run) for seed, m in enumerate(parts)]
     return Cell(one.measured, one.ci95, apart)
 

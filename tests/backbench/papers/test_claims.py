@@ -25,11 +25,16 @@ def measured(runs, names, *overrides, gap=4.0, **more):
     for name in names:
         own = overrides if name == "lorac" else ()
         recipe = config.load(PretrainConfig, f"lorac/{NAMES[name]}_imagenet", own, kind="pretrain")
-        about = {"digest": boards.digest_of(name), "provenance": {"recipe": config.to_dict(recipe)}}
-        head = json.dumps(
-            {"__metadata__": {"format": "backbench-checkpoint", "about": json.dumps(about)}}
-        ).encode()
-        (runs / f"{name}.safetensors").write_bytes(len(head).to_bytes(8, "little") + head)
+        write_header(runs, name, recipe)
+
+
+def write_header(runs, name, recipe):
+    """The checkpoint file, as far as the judge reads it."""
+    about = {"digest": boards.digest_of(name), "provenance": {"recipe": config.to_dict(recipe)}}
+    head = json.dumps(
+        {"__metadata__": {"format": "backbench-checkpoint", "about": json.dumps(about)}}
+    ).encode()
+    (runs / f"{name}.safetensors").write_bytes(len(head).to_bytes(8, "little") + head)
 
 
 def said(capsys, runs):
@@ -93,3 +98,41 @@ def test_equal_numbers_claim_nothing():
     pairs = sum(a < b for values in columns.values() for a in values for b in values)
     assert len(made) == pairs and {claim.verdict for claim in made} == {claims.NOT_MEASURED}
     assert all(claim.better.value > claim.worse.value for claim in made)
+
+
+def pretrained(runs, kind, recipes, **more):
+    """Trunks of a recipe and a seed each, in their order; each next is `gap` points better."""
+    names = []
+    for nth, (recipe, seed) in enumerate(recipes):
+        names.append(f"t{nth}")
+        if recipe:
+            own = config.load(PretrainConfig, recipe, [f"seed={seed}"], kind="pretrain")
+            write_header(runs, names[-1], own)
+    boards.synthetic(runs, names, [kind], images=10_000, **more)
+
+
+MOCO, LORAC = "lorac/moco_m_imagenet", "lorac/lorac_imagenet"
+# Pretrainings that spread by 4 points, LORAC 6 points better in the mean
+SPREAD = [(MOCO, 0), (None, 0), (MOCO, 1), (LORAC, 0), (MOCO, 2), (LORAC, 1), (None, 0), (LORAC, 2)]
+
+
+@pytest.mark.parametrize("probes", [1, 3])
+def test_probes_of_one_trunk_are_no_pretrainings(tmp_path, capsys, probes):
+    """t(4) = 6 / (4 sqrt(2/3)) = 1.8; nine probes each, taken for pretrainings, give 3.5."""
+    pretrained(tmp_path, KIND, SPREAD, gap=2.0, seeds=probes, trainings=0.1)
+    assert said(capsys, tmp_path)[0] == {("lorac", "moco-m"): "cannot be told apart"}
+
+
+@pytest.mark.parametrize(("mixed", "verdict"), [(True, "cannot be told apart"), (False, "holds")])
+def test_pretrainings_spread_where_the_task_trains_nothing(tmp_path, capsys, mixed, verdict):
+    """Their spread counts for neighbours, too, which are the same each time."""
+    order = [("arb/arb_direct_cifar100", 0), ("arb/arb_cifar100_256", 0)]
+    order += [(recipe, seed) for seed in (1, 2) for recipe, _ in order]
+    kind = ("knn", "cifar100", "top1_k5", "knn-32px-v1", None)
+    pretrained(tmp_path, kind, order if mixed else sorted(order, reverse=True), gap=2.0)
+    for file in tmp_path.rglob("results.jsonl"):
+        rows = [json.loads(row) | {"arch": "resnet18", "epochs": 1000} for row in file.open()]
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(["paper", "arb:3", str(tmp_path)]) == 0
+    (claim,) = (x for x in capsys.readouterr().out.splitlines() if x.startswith("  claim "))
+    assert claim.endswith(f": {verdict}"), claim
