@@ -66,6 +66,14 @@ def device_of(given: Given, rank: int) -> torch.device:
     return torch.device("cuda", rank) if gpus(given) else torch.device("cpu")
 
 
+def take_device(given: Given, local: int) -> None:
+    """Give this process its GPU, or on a CPU its share of the threads."""
+    if gpus(given):
+        torch.cuda.set_device(local)
+    else:
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+
+
 def over_machines(run: DetectionRun, machines: int, machine: int, url: str) -> DetectionRun:
     """The run over several machines, by Detectron2's flags; or as one of Slurm's tasks, one for
     each rank, as `backbench launch` starts them."""
@@ -95,14 +103,13 @@ def over_machines(run: DetectionRun, machines: int, machine: int, url: str) -> D
 def seat_of_task(run: DetectionRun) -> Seat:
     """The place of this process, which Slurm has started as a rank."""
     rank, local = run.task_rank or 0, run.local_rank
-    if gpus(run.given):
-        torch.cuda.set_device(local)
+    take_device(run.given, local)
     return Seat(rank, local, run.dist_url, parent=os.getppid(), log_level=log.level)
 
 
 def spawn(body: Body, run: DetectionRun) -> None:
-    """Run `body` in this machine's share of `run.world` processes. Signals to this process reach all of them; its death
-    ends them. Raises SystemExit with their status where it is not 0.
+    """Run `body` in this machine's share of `run.world` processes. Signals to this process reach all
+    of them; its death ends them. Raises SystemExit with their status where it is not 0.
 
     `body` must be importable by its name: a child starts as a fresh interpreter.
     """
@@ -166,10 +173,7 @@ def _child(body: Body, run: DetectionRun, seat: Seat) -> None:
     # until what `body` does with them is in place
     listen()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, NUMBERS)
-    if gpus(run.given):
-        torch.cuda.set_device(seat.local)
-    else:
-        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    take_device(run.given, seat.local)
     raise SystemExit(body(run, seat))
 
 

@@ -101,13 +101,9 @@ def run(args: argparse.Namespace) -> int:
 def start_ranks(run: DetectionRun, p: Prepared) -> None:
     """Start this machine's ranks; of Slurm's tasks each is one already."""
     if run.task_rank is not None:
+        device = process_group.device_of(run.given, run.local_rank)
         with process_group.joined(run, process_group.seat_of_task(run)):
-            work(
-                run,
-                p,
-                build_engine(run, p, process_group.device_of(run.given, run.local_rank)),
-                run.task_rank,
-            )
+            work(run, p, build_engine(run, p, device), run.task_rank)
         return
     with process_group.handing_over(run, p.train, p.val):
         process_group.spawn(take_part, run)
@@ -259,21 +255,15 @@ def train(
     bases = [group["lr"] for group in engine.optimizer.param_groups]
     first = continue_from(run, engine)
     if rank == 0:
-        price.announce(
-            f"{p.task.name} by {run.engine}",
-            f"{price.plural(len(p.train.records), 'image')} to train on,"
-            f" {p.cfg.SOLVER.IMS_PER_BATCH} a step",
-            work={"iteration": last, "image": len(p.val.records)},
-            cheaper="`SOLVER.MAX_ITER N` trains for less" if engine.device.type == "cpu" else "",
-        )
+        announce(run, p, engine)
     records = training_records(p.train, p.task)
     engine.start(records, first, last)
     if first and schedule.scores_after(first) and not measure.was_scored(run, first):
         measure.on_the_way(run, p, engine, rank, first)
     agree, every = distributed.Agreement(), max(1, last // LOGGED)
-    metrics = Metrics(run.out, from_step=first) if rank == 0 else None
-    progress = None
+    metrics = progress = None
     if rank == 0:
+        metrics = Metrics(run.out, from_step=first)
         progress = Progress(run.out, last, p.task.name, unit="iteration", done=first)
     shown: dict[str, float] = {}  # nothing yet where a run continues between two logged iterations
     saved = time.monotonic()
@@ -301,14 +291,7 @@ def train(
         due = (iteration + 1) % schedule.save_every == 0 or time.monotonic() - saved > SAVE_SECONDS
         if rank == 0 and (due or stopping or to_score):
             saved = time.monotonic()
-            # Nothing random is saved: see engine.py
-            state = {
-                "iteration": iteration + 1,
-                "model": engine.model.state_dict(),
-                "optimizer": engine.optimizer.state_dict(),
-                "scaler": engine.amp.scaler.state_dict(),
-            }
-            save_state(run.out / STATE_FILE, state)
+            save(run, engine, iteration + 1)
         if stopping:
             # A rank that ends is what the others are killed for: see process_group._watch
             process_group.barrier()
@@ -326,6 +309,17 @@ def train(
         keep_final(run, p, engine)
 
 
+def announce(run: DetectionRun, p: Prepared, engine: DetectionEngine) -> None:
+    """Tell the work that lies ahead, and its price."""
+    price.announce(
+        f"{p.task.name} by {run.engine}",
+        f"{price.plural(len(p.train.records), 'image')} to train on,"
+        f" {p.cfg.SOLVER.IMS_PER_BATCH} a step",
+        work={"iteration": p.schedule.iterations, "image": len(p.val.records)},
+        cheaper="`SOLVER.MAX_ITER N` trains for less" if engine.device.type == "cpu" else "",
+    )
+
+
 def logged_losses(losses: dict[str, Tensor], run: DetectionRun, step: int) -> dict[str, float]:
     """The loss of the global batch, then each of its terms. Raises Failed if it is not finite."""
     terms = torch.stack([v.detach().float() for v in losses.values()])
@@ -336,6 +330,17 @@ def logged_losses(losses: dict[str, Tensor], run: DetectionRun, step: int) -> di
             f"{run.out}: the loss is {total} at iteration {step} ({values}); lower SOLVER.BASE_LR"
         )
     return {"loss": total, **values}
+
+
+def save(run: DetectionRun, engine: DetectionEngine, iteration: int) -> None:
+    """Save all that the next iteration depends on. Nothing random: see engine.py."""
+    state = {
+        "iteration": iteration,
+        "model": engine.model.state_dict(),
+        "optimizer": engine.optimizer.state_dict(),
+        "scaler": engine.amp.scaler.state_dict(),
+    }
+    save_state(run.out / STATE_FILE, state)
 
 
 def continue_from(run: DetectionRun, engine: DetectionEngine) -> int:

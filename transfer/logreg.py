@@ -164,8 +164,6 @@ def fit(
     `moments`: the `second_moments` of these or of similar features, where a path of penalties has
     them. `between` is called after each iteration; what it raises ends the fit.
     """
-    from scipy.optimize import minimize
-
     device = device or torch.device("cpu")
     dim, count = parts[0][0].shape[1], sum(len(labels) for _, labels in parts)
     if count < dim:
@@ -182,19 +180,8 @@ def fit(
         point = torch.cat([start.weight, start.bias[:, None]], 1).to(device, torch.float64)
     if count < dim:
         point = torch.cat([point[:, :-1] @ span.to(device), point[:, -1:]], 1)
-    # The Hessian per sample: mean p (1 - p) of z z^T, and l2 on W
     spread = 1 / classes - 1 / classes**2 if start is None else _spread(parts, point, chunk)
-    hessian = moments * spread
-    diagonal = hessian.diagonal()
-    diagonal[:-1] += l2 / count
-    diagonal += 1e-12 * diagonal.mean()
-    factor: Tensor | None = torch.linalg.cholesky(hessian)
-    assert factor is not None
-    # Features that are alike in scale and independent need none of this
-    scales = factor.diagonal()[:-1].square()
-    if scales.max() < ALIKE * scales.min():
-        factor = None
-
+    factor = preconditioner(moments, spread, l2 / count)
     iterations, loss, gradient = 0, 0.0, float("inf")
     # In single precision the objective soon is flat for a line search: double precision goes on.
     for precision in dict.fromkeys((dtype, torch.float64)):
@@ -204,41 +191,11 @@ def fit(
             blocks += zip(features.split(rows), labels.split(rows))
         blocks = resident(blocks, device, precision)
         objective = Objective(blocks, classes, l2, factor, device, precision, spread)
-
-        def after_iteration(_: np.ndarray, objective: Objective = objective) -> None:
-            between()
-            if objective.gradient <= tolerance:
-                raise StopIteration
-
-        # L-BFGS's first step has length 1. In units of the gradient that is a Newton step; the
-        # unit is a power of 2, so that the same point comes back with the same bits.
-        first = (point if factor is None else point @ factor).cpu().numpy().ravel()
-        _, slope = objective(first)
-        length = 1.0 if factor is None else max(float(np.linalg.norm(slope)), 1e-30)
-        unit = 2.0 ** round(math.log2(length))
-
-        def in_units(
-            flat: np.ndarray, objective: Objective = objective, unit: float = unit
-        ) -> tuple[float, np.ndarray]:
-            loss, slope = objective(flat * unit)
-            return loss, slope * unit
-
         left = max_iterations - iterations
-        options = {"maxiter": left, "maxfun": 2 * left, "gtol": 0.0, "ftol": 0.0, "maxls": 40}
-        if objective.gradient > tolerance:
-            found = minimize(
-                in_units,
-                first / unit,
-                jac=True,
-                method="L-BFGS-B",
-                options=options,
-                callback=after_iteration,
-            )
-            first, iterations = found.x * unit, iterations + int(found.nit)
-        # The last evaluation may be one that the line search rejected
-        loss, _ = objective(first)
-        gradient = objective.gradient
-        point = objective.to_weights(torch.from_numpy(first).to(device))
+        point, done = minimised(objective, point, left, tolerance, between)
+        iterations += done
+        assert objective.last is not None
+        loss, gradient = objective.last[1], objective.gradient
         if gradient <= tolerance or iterations >= max_iterations:
             break
     weight, bias = point[:, :-1], point[:, -1]
@@ -252,6 +209,57 @@ def fit(
         gradient <= tolerance,
         gradient,
     )
+
+
+def preconditioner(moments: Tensor, spread: float, penalty: float) -> Tensor | None:
+    """L with L L^T the Hessian per sample: `spread`, the mean p (1 - p), times the moments of z, and
+    the penalty on W. None where features are alike in scale and independent, and need none."""
+    hessian = moments * spread
+    diagonal = hessian.diagonal()
+    diagonal[:-1] += penalty
+    diagonal += 1e-12 * diagonal.mean()
+    factor: Tensor = torch.linalg.cholesky(hessian)
+    scales = factor.diagonal()[:-1].square()
+    return None if scales.max() < ALIKE * scales.min() else factor
+
+
+def minimised(
+    objective: Objective, point: Tensor, most: int, tolerance: float, between: Callable[[], None]
+) -> tuple[Tensor, int]:
+    """(W | b) after L-BFGS from `point`, in at most `most` iterations, and their number; what was
+    evaluated there is the objective's last."""
+    from scipy.optimize import minimize
+
+    # L-BFGS's first step has length 1. In units of the gradient that is a Newton step; the
+    # unit is a power of 2, so that the same point comes back with the same bits.
+    factor, iterations = objective.factor, 0
+    at = (point if factor is None else point @ factor).cpu().numpy().ravel()
+    _, slope = objective(at)
+    length = 1.0 if factor is None else max(float(np.linalg.norm(slope)), 1e-30)
+    unit = 2.0 ** round(math.log2(length))
+
+    def in_units(flat: np.ndarray) -> tuple[float, np.ndarray]:
+        loss, slope = objective(flat * unit)
+        return loss, slope * unit
+
+    def after_iteration(_: np.ndarray) -> None:
+        between()
+        if objective.gradient <= tolerance:
+            raise StopIteration
+
+    if objective.gradient > tolerance:
+        found = minimize(
+            in_units,
+            at / unit,
+            jac=True,
+            method="L-BFGS-B",
+            options={"maxiter": most, "maxfun": 2 * most, "gtol": 0.0, "ftol": 0.0, "maxls": 40},
+            callback=after_iteration,
+        )
+        at, iterations = found.x * unit, int(found.nit)
+    # The last evaluation may be one that the line search rejected
+    objective(at)
+    return objective.to_weights(torch.from_numpy(at).to(point.device)), iterations
 
 
 def _spread(parts: Sequence[LabelledFeatures], point: Tensor, chunk: int) -> float:

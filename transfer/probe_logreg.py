@@ -14,6 +14,7 @@ from backbench.results.store import Result
 from backbench.runs.run_progress import Progress
 from backbench.runs.state import StopFlag, load_state, save_state
 from backbench.runs.terminal import log
+from backbench.weights.checkpoint import Checkpoint
 from transfer import logreg, scoring
 from transfer.devices import Machine
 from transfer.features import Extractor
@@ -88,25 +89,34 @@ def measure(
         warm = Fit.at(path["best_weight"], path["best_bias"])
         final = fit([(train, y_train), (val, y_val)], l2, warm, moments)
         # 3. The one look at test.
-        choice: dict[str, object] = {
-            "l2": l2,
-            "on": "val",
-            "trained_on": "train+val",
-            "scores": {f"{v:g}": score for v, score in zip(p.penalties, path["scores"])},
-            "at_edge": scoring.warn_edge(task, trunk.checkpoint, "penalty", l2, p.penalties),
-            "converged": max(*path["gradients"], final.gradient) <= p.tolerance,
-            "gradient": max(*path["gradients"], final.gradient),
-        }
-        if not choice["converged"]:
-            log.warning(
-                f"{trunk.checkpoint.name} on {task.dataset.name}: not converged after"
-                f" {p.max_iterations} iterations (gradient {choice['gradient']:.1e}, tolerance"
-                f" {p.tolerance:g}); the row says so and never leads; raise max_iterations"
-            )
         ranking = scoring.rank_classes(final.logits(test, p.chunk))
-        one = CheckpointPredictions(checkpoint=trunk.checkpoint, ranking=ranking, chosen=choice)
+        chosen = _choice(task, trunk.checkpoint, path, l2, final)
+        one = CheckpointPredictions(checkpoint=trunk.checkpoint, ranking=ranking, chosen=chosen)
         measured.append(one)
     return scoring.write(task, measured)
+
+
+def _choice(
+    task: Assignment[LogReg], checkpoint: Checkpoint, path: PathState, l2: float, final: Fit
+) -> dict[str, object]:
+    """The choice of the penalty, as the row tells it; warns of fits that did not converge."""
+    p, gradient = task.protocol, max(*path["gradients"], final.gradient)
+    converged = gradient <= p.tolerance
+    if not converged:
+        log.warning(
+            f"{checkpoint.name} on {task.dataset.name}: not converged after"
+            f" {p.max_iterations} iterations (gradient {gradient:.1e}, tolerance"
+            f" {p.tolerance:g}); the row says so and never leads; raise max_iterations"
+        )
+    return {
+        "l2": l2,
+        "on": "val",
+        "trained_on": "train+val",
+        "scores": {f"{v:g}": score for v, score in zip(p.penalties, path["scores"])},
+        "at_edge": scoring.warn_edge(task, checkpoint, "penalty", l2, p.penalties),
+        "converged": converged,
+        "gradient": gradient,
+    }
 
 
 def _record(

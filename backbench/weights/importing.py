@@ -294,13 +294,6 @@ class FileContents:
         own = self._at_top("backbench")
         if isinstance(own, Mapping) and self.form is not None and self.form.name == "detectron2":
             return own_detectron2(self.path, own, trunk.arch, tensors)
-        heads: dict[str, Tensor] = {}  # projector, predictor
-        if copy:
-            others = [other for other in self.trunks if other is not trunk and other.prefix]
-            prefixes = tuple(other.prefix for other in others if other.table == trunk.table)
-            for key in trunk.head_keys(table, prefixes):
-                if in_file(table[key]):
-                    heads[unwrapped(key)] = table[key].detach().clone()
         return Checkpoint(
             arch=trunk.arch,
             stem=stem,
@@ -308,10 +301,21 @@ class FileContents:
             epochs=self.epochs(),
             reading=trunk.reading(),
             state_dict=tensors,
-            heads=heads,
+            heads=self._heads(trunk) if copy else {},
             pixels=pixels,
             provenance=provenance | trunk.provenance(),
         )
+
+    def _heads(self, trunk: TrunkInFile) -> dict[str, Tensor]:
+        """The trunk's projector and predictor, whose tensors are all in the file."""
+        table = self.tables[trunk.table]
+        others = [other for other in self.trunks if other is not trunk and other.prefix]
+        prefixes = tuple(other.prefix for other in others if other.table == trunk.table)
+        heads = {}
+        for key in trunk.head_keys(table, prefixes):
+            if in_file(table[key]):
+                heads[unwrapped(key)] = table[key].detach().clone()
+        return heads
 
     def _refuse_unless_whole(self, trunk: TrunkInFile, allow_missing_statistics: bool) -> None:
         problems = self.problems(trunk)

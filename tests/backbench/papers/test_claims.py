@@ -87,6 +87,19 @@ def test_a_changed_recipe_and_missing_trunks_prove_nothing(tmp_path, capsys):
     assert "not measured" in capsys.readouterr().out.split(" claims: ")[1].split("\n")[0]
 
 
+@pytest.mark.parametrize("how", ["unbacked", "unsettled"])
+def test_what_cannot_be_tested_is_not_measured(tmp_path, capsys, how):
+    """Numbers that nothing was kept for, and a fit that has not converged."""
+    measured(tmp_path, NAMES, kept=how == "unsettled")
+    for file in tmp_path.rglob("lorac/results.jsonl"):
+        rows = [json.loads(row) for row in file.open()]
+        for row in rows if how == "unsettled" else ():
+            row["chosen"]["converged"] = False
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    pairs, _ = said(capsys, tmp_path)
+    assert len(pairs) == (3 if how == "unsettled" else 0) and not any("lorac" in p for p in pairs)
+
+
 def test_equal_numbers_claim_nothing():
     from backbench.board.board import Board
 

@@ -82,6 +82,19 @@ def test_every_recipe_is_that_of_its_numbers_with_its_defaults_written_out(name)
     assert all(printed_recipes.changes(other, key) == ("batch_size",) for key in full["expected"])
 
 
+FREE = {"name", "expected", "seed", "save_minutes", "log_every", "knn_every", "channels_last",
+        "compile", "data.workers", "data.skip_corrupt", "precision", "views.pipeline"}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["lorac/lorac_imagenet", "arb/simsiam_cifar10"])
+def test_every_other_key_is_part_of_the_training(name):
+    flat = config.flat(whole(name))
+    same = printed_recipes.settings(flat)
+    for key in flat:
+        changed = printed_recipes.settings({**flat, key: "another"}) != same
+        assert changed == (key not in FREE and not key.startswith("probe")), key
+
+
 def test_a_point_of_a_grid_is_its_own_number(tmp_path, capsys):
     """lambda 5 is no reproduction of lambda 0.1's number."""
     change = ["method.alpha=10", "method.weight=5"]
