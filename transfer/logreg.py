@@ -29,7 +29,8 @@ LabelledFeatures = tuple[Tensor, Tensor]  # (n, d), labels (n,)
 @dataclass(frozen=True)
 class Fit:
     """`gradient`: the largest entry of the mean objective's gradient, by T or by features of unit
-    spread, whichever is larger. A fit has converged if it is within the tolerance."""
+    spread, whichever is larger; by the weights of a feature beyond 1 in units of the feature. A fit
+    has converged if it is within the tolerance."""
 
     weight: Tensor  # (C, d)
     bias: Tensor  # (C,)
@@ -63,6 +64,7 @@ class Objective:
     device: torch.device
     dtype: torch.dtype
     spread: float  # the mean p (1 - p) that the factor was made with
+    units: Tensor  # (d + 1,): each feature's root mean square where that is above 1
     gradient: float = field(default=float("inf"), init=False)  # of the last evaluation, as in Fit
     # Where that was, and what it gave: scipy asks for the first and the last point again
     last: tuple[np.ndarray, float, np.ndarray] | None = field(default=None, init=False)
@@ -103,7 +105,7 @@ class Objective:
         if self.factor is not None:
             by_u = torch.linalg.solve_triangular(self.factor, by_weights.T, upper=False).T
         whitened = self.spread**0.5 * by_u.abs().max()
-        self.gradient = float(torch.maximum(by_weights.abs().max(), whitened))
+        self.gradient = float(torch.maximum((by_weights / self.units).abs().max(), whitened))
         self.last = flat.copy(), float(loss) / count, by_u.cpu().numpy().ravel()
         return self.last[1:]
 
@@ -182,6 +184,7 @@ def fit(
         point = torch.cat([point[:, :-1] @ span.to(device), point[:, -1:]], 1)
     spread = 1 / classes - 1 / classes**2 if start is None else _spread(parts, point, chunk)
     factor = preconditioner(moments, spread, l2 / count)
+    units = moments.diagonal().sqrt().clamp(min=1)
     iterations, loss, gradient = 0, 0.0, float("inf")
     # In single precision the objective soon is flat for a line search: double precision goes on.
     for precision in dict.fromkeys((dtype, torch.float64)):
@@ -190,7 +193,7 @@ def fit(
         for features, labels in parts:
             blocks += zip(features.split(rows), labels.split(rows))
         blocks = resident(blocks, device, precision)
-        objective = Objective(blocks, classes, l2, factor, device, precision, spread)
+        objective = Objective(blocks, classes, l2, factor, device, precision, spread, units)
         left = max_iterations - iterations
         point, done = minimised(objective, point, left, tolerance, between)
         iterations += done
@@ -231,7 +234,9 @@ def minimised(
     from scipy.optimize import minimize
 
     # L-BFGS's first step has length 1. In units of the gradient that is a Newton step; the
-    # unit is a power of 2, so that the same point comes back with the same bits.
+    # unit is a power of 2, so that the same point comes back with the same bits. The loss is in
+    # the unit's square, so that the first gradient is about 1: from one of 1e-12, next to the
+    # minimum, the line search takes no step.
     factor, iterations = objective.factor, 0
     at = (point if factor is None else point @ factor).cpu().numpy().ravel()
     _, slope = objective(at)
@@ -240,7 +245,7 @@ def minimised(
 
     def in_units(flat: np.ndarray) -> tuple[float, np.ndarray]:
         loss, slope = objective(flat * unit)
-        return loss, slope * unit
+        return loss / unit**2, slope / unit
 
     def after_iteration(_: np.ndarray) -> None:
         between()

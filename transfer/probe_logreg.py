@@ -104,9 +104,10 @@ def _choice(
     converged = gradient <= p.tolerance
     if not converged:
         log.warning(
-            f"{checkpoint.name} on {task.dataset.name}: not converged after"
+            f"{checkpoint.name} on {task.dataset.name}: not converged within"
             f" {p.max_iterations} iterations (gradient {gradient:.1e}, tolerance"
-            f" {p.tolerance:g}); the row says so and never leads; raise max_iterations"
+            f" {p.tolerance:g}); the row says so and never leads; `--protocol"
+            f" {task.protocol.name} max_iterations={10 * p.max_iterations}` may help"
         )
     return {
         "l2": l2,

@@ -163,3 +163,16 @@ def test_too_few_iterations_are_said():
     x, y = transformer_like()
     ours = logreg.fit([(x, y)], classes=6, l2=1e-4, max_iterations=3)
     assert not ours.converged and ours.gradient > 1e-5
+
+
+@pytest.mark.parametrize("scale", [1, 100])
+def test_a_start_next_to_the_minimum_is_brought_there(scale):
+    """From there the gradient is so small that the line search used to take no step."""
+    draw = torch.Generator().manual_seed(4)
+    y = torch.arange(39) % 3
+    x = torch.randn(39, 64, generator=draw) * torch.rand(64, generator=draw)
+    x = x + 18 * torch.rand(64, generator=draw) + 0.5 * torch.randn(3, 64, generator=draw)[y]
+    same = {"classes": 3, "l2": 10.0 * scale**2, "dtype": torch.float64}
+    near = logreg.fit([(scale * x, y)], **same, tolerance=1e-6)
+    ours = logreg.fit([(scale * x, y)], **same, start=near, tolerance=1e-7)
+    assert near.converged and near.gradient > 1e-7 and ours.converged
