@@ -1,8 +1,6 @@
 """The command line `backbench VERB ...`: arguments are declared here, and the verb's module is
 imported only when it runs."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import dataclasses

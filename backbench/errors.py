@@ -1,7 +1,5 @@
 """The two ways a run ends early, and the words for a wrong name."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """Weighted k-nearest-neighbour classification (Wu et al. 2018): nothing is trained."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -16,8 +16,6 @@ Recipes and command lines can name only what is installed in this way, never a m
 recipe from a stranger runs nothing that was not here before.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 from collections.abc import Collection

@@ -5,8 +5,6 @@ measures one or several of them, and a protocol (a recipe under configs/transfer
 configs/detection) says how.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 

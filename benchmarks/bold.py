@@ -6,8 +6,6 @@ All rows share the images' difficulty; every training has errors of its own on t
 by tau on all of them. tau is given in standard errors of the difference of two rows over images.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import time

@@ -1,8 +1,6 @@
 """COCO AP of 1,000 images with 100 detections each: pycocotools against the suite's evaluator,
 compared bit by bit. `python benchmarks/coco_eval.py`; coco_eval.txt is its last output."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -9,8 +9,6 @@ ATEN_CPU_CAPABILITY=avx2, can be added. What is not in at least 19 of 20 is not 
 The last output is kept beside this script in demo_holds.txt.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import statistics

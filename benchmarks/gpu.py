@@ -16,8 +16,6 @@ takes six minutes on one H200 with 12 cores, compiling 90 s of them and detectio
 before it under two with six workers: `make gpu` under nine.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import io

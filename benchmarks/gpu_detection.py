@@ -6,8 +6,6 @@ its own, as it does in training, so its loader workers take part. Plain torchvis
 tensors. detectors.txt has Mask R-CNN on a CPU, evaluated images and pasted masks.
 """
 
-from __future__ import annotations
-
 import gc
 import importlib.util
 import tempfile

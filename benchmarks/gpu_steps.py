@@ -1,8 +1,6 @@
 """Pretraining on a GPU: steps of the papers' recipes beside the encoders alone, MoCo beside
 lightly's and solo-learn's, and what the losses cost. A part of gpu.py."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 from collections.abc import Iterator, Mapping

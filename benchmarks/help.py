@@ -1,8 +1,6 @@
 """Seconds until `backbench VERB --help` answers, against `import torch, torchvision` in the same
 run."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from functools import partial

@@ -8,8 +8,6 @@ top-1 is summed over all counts of hits; everything else is a share of simulated
 standard error is given beside it where it decides how a figure is read.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import math

@@ -6,8 +6,6 @@ root), the same jobs are really submitted to a cluster on loopback, held, shown 
 figures: benchmarks/launcher.txt.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import io

@@ -5,8 +5,6 @@ browser; and how fast 10^3 results are computed again from kept predictions. Sec
 python benchmarks/leaderboard.py [--checkpoints 1000] [--columns 100]
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import tempfile

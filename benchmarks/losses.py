@@ -8,8 +8,6 @@ resident peak in one step. losses.txt has the last output, and how time grows wi
     OMP_NUM_THREADS=1 python benchmarks/losses.py [--quick] | tee benchmarks/losses.txt
 """
 
-from __future__ import annotations
-
 import argparse
 import ctypes
 import gc

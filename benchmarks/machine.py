@@ -1,7 +1,5 @@
 """The benchmarks' shared parts: the line that names the machine, and times in turns."""
 
-from __future__ import annotations
-
 import os
 import platform
 import time

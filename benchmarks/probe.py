@@ -7,8 +7,6 @@ Ratios carry over between machines, seconds do not. Row 2 is about two processes
 wall time. What is timed is what `backbench linear` runs. probe.txt has the last output.
 """
 
-from __future__ import annotations
-
 import argparse
 import tempfile
 import warnings

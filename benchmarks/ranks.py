@@ -7,8 +7,6 @@ advantage of its own, and its value is measured on that dataset's images. A true
 truly before; of equals an interval must hold all the ranks that they share.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import time

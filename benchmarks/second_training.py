@@ -8,8 +8,6 @@ of them train with seeds 1 and 2 too. A board has those seeds of two of them, wh
 trainings differ; its pairs are counted for every choice of the two.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import json

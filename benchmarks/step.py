@@ -9,8 +9,6 @@ of positive and queue concatenated, parameters averaged one by one). step.txt ha
 last output; gpu.py has the steps on a GPU.
 """
 
-from __future__ import annotations
-
 import copy
 from dataclasses import dataclass
 

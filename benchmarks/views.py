@@ -9,8 +9,6 @@ alternate in one process on one thread; the figures that count are the ratios. T
 kept in views.txt.
 """
 
-from __future__ import annotations
-
 import io
 import itertools
 import random

@@ -7,8 +7,6 @@ rounding in any order, so the AP of a draw is, bit by bit, what COCOeval.accumul
 all detections (benchmarks/ap_intervals.txt).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

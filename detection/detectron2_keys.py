@@ -9,8 +9,6 @@ The torchvision engine needs no such table: it reads what configs/detection/_bas
 states and dialect.DEFAULTS holds, and refuses everything else.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from backbench.errors import BadInput

@@ -5,8 +5,6 @@ key that the torchvision engine reads; a config that has others, or leaves one o
 name. The Detectron2 engine merges the same files over its own defaults.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

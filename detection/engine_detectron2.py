@@ -9,8 +9,6 @@ Its evaluator's own function turns predictions into COCO's format; AP comes from
 both engines.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import random
 import warnings

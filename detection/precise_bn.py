@@ -1,7 +1,5 @@
 """Batch norm statistics as true averages at the final weights: Detectron2's PreciseBN hook."""
 
-from __future__ import annotations
-
 import logging
 import warnings
 from collections.abc import Sequence

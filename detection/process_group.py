@@ -1,7 +1,5 @@
 """The processes of a run: one per GPU, or per CPU rank, begun and ended with one command."""
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import os

@@ -4,8 +4,6 @@ A changed learning rate or size never lands in the column of a published protoco
 shipped protocol's name only where every key that can change the numbers has that config's value.
 """
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 

@@ -5,8 +5,6 @@ be another than in its training: that evaluation is a run of its own in a folder
 one's, so the numbers of the two stay apart and both are on the board.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping

@@ -5,8 +5,6 @@ A new task is a row there and a row here, plus what is really new: its head in e
 reader of an annotation field that no task has read before.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from backbench.errors import BadInput

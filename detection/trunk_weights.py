@@ -1,7 +1,5 @@
 """The checkpoint that a detector starts from, and the proof that it arrived: equal maps."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

@@ -6,8 +6,6 @@ detections are matched once more, by its rules, each image apart. A test holds t
 once to the evaluator's own.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,8 +1,6 @@
 """Checks the rules of method.py in the first step of a run: a method that breaks one is told which,
 before hours are spent on it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 
 from torch import Tensor, nn

@@ -28,8 +28,6 @@ first step of a run; the others are kept by whoever writes the method.
                another `forward` of that step sees; queues move in `after_step`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

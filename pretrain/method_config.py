@@ -1,8 +1,6 @@
 """The part of a recipe under `method:`, and which methods there are. Without torch: a recipe is
 checked before it is imported, but for the keys that a method's own file knows."""
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Recipes speak epochs; from here on everything is counted in steps.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any

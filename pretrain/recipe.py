@@ -3,8 +3,6 @@
 Defaults are the field's customs; the papers' numbers are in the recipes.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 from dataclasses import dataclass, field

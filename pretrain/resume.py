@@ -1,7 +1,5 @@
 """RUN/state.pt: what a run continues from, and how good what it holds is."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`backbench pretrain`: images -> Checkpoint. The loop is `Training.loop`."""
 
-from __future__ import annotations
-
 import argparse
 import importlib.util
 import logging

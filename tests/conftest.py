@@ -1,7 +1,5 @@
 """Data and checkpoints that several tests share, made once a session."""
 
-from __future__ import annotations
-
 import os
 
 # Spinning threads of parallel tests cost more than they give

@@ -1,8 +1,6 @@
 """The documentation: every link leads somewhere, the Python page is complete, generated pages are
 current; the site itself where mkdocs is installed."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import inspect

@@ -1,7 +1,5 @@
 """What is released: one version, locked versions, and a wheel that works from another folder."""
 
-from __future__ import annotations
-
 import re
 import runpy
 import subprocess

@@ -5,8 +5,6 @@ a recipe a new key. A protocol that measures something else needs another name f
 measured before hold the old fingerprint, and would stand apart under the old name.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import sys

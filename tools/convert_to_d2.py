@@ -1,7 +1,5 @@
 """python tools/convert_to_d2.py X OUT.pkl: any importable checkpoint as a Detectron2 model file."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

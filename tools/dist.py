@@ -4,8 +4,6 @@ So what is missing in the sdist is missing in the wheel, and a test notices. set
 installed; nothing is fetched.
 """
 
-from __future__ import annotations
-
 import contextlib
 import subprocess
 import sys

@@ -4,8 +4,6 @@ Each protocol is a row: the keys that it states, each with its source, over anot
 shares the rest with that. A test holds the page current.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Iterator, Mapping

@@ -21,8 +21,6 @@ A process that is killed leaves `running` behind; whoever looks sees that nobody
 the next attempt notes that the one before it was killed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os

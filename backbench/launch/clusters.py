@@ -1,7 +1,5 @@
 """configs/clusters: where jobs run and what they ask for. What nothing offers is refused early."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Sequence

@@ -5,8 +5,6 @@ decides its numbers. So the same grid always names the same folders, and what a 
 need not run again.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -3,8 +3,6 @@
 Here it is read and checked; `expansion` makes its jobs.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import re

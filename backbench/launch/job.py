@@ -1,7 +1,5 @@
 """One job: a command of the suite, and how anyone can see that it has been done."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -4,8 +4,6 @@
 left running. `run_here` is `launch run` on this machine.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import itertools

@@ -5,8 +5,6 @@ recipe, options and data on the same kind of trunk, cluster and machine. Where n
 is guessed, for across recipes a guess is off by any factor.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import re

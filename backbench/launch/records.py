@@ -15,8 +15,6 @@ is left out with a warning where no launcher can have written it. Nothing that i
 command, a set-up or an environment: those come from a cluster's file (`clusters.recorded_target`).
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import errno

@@ -4,8 +4,6 @@ squeue, not sacct: a cluster need not have slurmdbd. What squeue no longer lists
 job's end, Slurm's MinJobAge) is forgotten, so whoever acts writes it down (`slurm.catch_up`).
 """
 
-from __future__ import annotations
-
 import math
 import os
 import re

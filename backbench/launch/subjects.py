@@ -4,8 +4,6 @@ Nothing here starts anything: a pretraining is a job, and so is the import of a 
 our own files is a checkpoint as it is.
 """
 
-from __future__ import annotations
-
 import glob
 import hashlib
 import itertools

@@ -4,8 +4,6 @@ It writes nothing. `slurm.catch_up` takes one for the commands that act, and wri
 will forget.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import time
 from collections import Counter

@@ -5,8 +5,6 @@ its recipes name the rows that they must reach (`expected`). The catalogue reads
 there, so it cannot differ from what the jobs do.
 """
 
-from __future__ import annotations
-
 import functools
 from collections import Counter
 from collections.abc import Mapping, Sequence

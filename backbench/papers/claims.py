@@ -5,8 +5,6 @@ a table says. A claim holds, or is reversed, where a paired test tells the two m
 apart after Holm's correction over all tested claims of the table.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 Also the papers' own rows on the board (`add_published`).
 """
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -8,8 +8,6 @@ Quoted is, by one rule, what the table's authors took from another paper: in LOR
 lacks their mark of an own measurement, in JCL Table 1 what has the mark of another paper or none.
 """
 
-from __future__ import annotations
-
 import functools
 from dataclasses import dataclass
 

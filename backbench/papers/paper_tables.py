@@ -5,8 +5,6 @@ ever bold, and only where a paired test puts them above every other measured val
 The caption of a table is the title of the grid that measures it (configs/grids).
 """
 
-from __future__ import annotations
-
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path

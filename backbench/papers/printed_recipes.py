@@ -3,8 +3,6 @@
 A number is named by the grid of its table: its recipes, with what the grid changes in each point.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any

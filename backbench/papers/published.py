@@ -19,8 +19,6 @@ a test makes them again by this rule.
 judging_rules.py says which of the numbers are judged, and by which protocol.
 """
 
-from __future__ import annotations
-
 import csv
 import functools
 import re

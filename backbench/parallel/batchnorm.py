@@ -1,8 +1,6 @@
 """Batch norm whose statistics are those of the global batch, or of a part of it, on any number of
 ranks."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

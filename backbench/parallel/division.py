@@ -6,8 +6,6 @@ a queue are the same on any number of ranks. What does not divide is refused her
 starts.
 """
 
-from __future__ import annotations
-
 from backbench.errors import BadInput
 
 

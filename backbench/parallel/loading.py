@@ -1,7 +1,5 @@
 """Loader workers: how many, out of the reach of signals, and with errors that can be read."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

@@ -1,7 +1,5 @@
 """Processes that a run starts for itself end with it."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import signal

@@ -1,7 +1,5 @@
 """Decides what float32 means on a GPU."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 # Of a protocol: fp32 to the last digit; tf32, convolutions and products of operands that are rounded

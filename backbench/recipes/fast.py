@@ -5,8 +5,6 @@ same crops of the same images come in the same order, and they and the network a
 time (docs/fast.md). Only the recipe of a run tells whether it was fast.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any

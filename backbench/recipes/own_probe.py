@@ -5,8 +5,6 @@ one protocol for all of them would measure the protocol. A pretraining recipe na
 (`probe:`, dataset -> recipe under configs/transfer); for other checkpoints the method decides.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -9,8 +9,6 @@ No weights and no images. Rows hold the command, its folder and the machine's ha
 results.jsonl does (docs/results.md).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """The outcome of a list: every printed number of its files beside the measured one."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet

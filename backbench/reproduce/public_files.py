@@ -6,8 +6,6 @@ DIR/NAME/FILE.part        a download that was cut off
 DIR/NAME/FILE.part.json   which version of which file it is: address, length and tag
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import http.client

@@ -1,7 +1,5 @@
 """The lists under configs/reproduce: public checkpoints, their printed numbers, their evaluations."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Files that are there completely or not at all, whenever the process that writes them dies."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

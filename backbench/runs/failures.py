@@ -1,8 +1,6 @@
 """One plain line for each way in which the machine fails a run: full and forbidden disks, killed
 workers, lost neighbours. Any other error is a fault of backbench."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import re

@@ -1,7 +1,5 @@
 """Run folders: the names of their files, and which run a folder belongs to."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

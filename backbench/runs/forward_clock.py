@@ -1,7 +1,5 @@
 """Measures how many images a second pass through the networks of this process."""
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Iterator

@@ -21,8 +21,6 @@ filelock, which torch brings, is not used: its flock is inherited by forked load
 outlives a parent that was killed; it knows no other machine, and names no holder.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

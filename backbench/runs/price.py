@@ -5,8 +5,6 @@ A verb announces the units of work that are left (steps, images, fits); every Pr
 such a unit works them off.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 

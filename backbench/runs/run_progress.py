@@ -1,7 +1,5 @@
 """How far a run is: a live line on a terminal, a line every 10 s in a log, and RUN/progress.json."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import math

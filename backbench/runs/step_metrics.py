@@ -1,7 +1,5 @@
 """RUN/metrics.jsonl: one JSON object for each logged step."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Messages on standard error: the logger, and the live line of a terminal."""
 
-from __future__ import annotations
-
 import logging
 import shutil
 import sys

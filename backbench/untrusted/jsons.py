@@ -1,7 +1,5 @@
 """JSON from elsewhere: bounded in size, depth and digits, and wrong in one way, ValueError."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

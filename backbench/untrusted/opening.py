@@ -1,7 +1,5 @@
 """Opening a file that may not be one: a FIFO, a device, or far larger than its kind ever is."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

@@ -1,7 +1,5 @@
 """Texts from elsewhere: refuses, escapes and quotes the characters that do harm."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import unicodedata

@@ -1,7 +1,5 @@
 """Lists the files below a folder that others can write to, whatever its links and depths are."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path

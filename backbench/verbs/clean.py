@@ -6,8 +6,6 @@ Everything else stays: checkpoints, results, predictions, metrics, pictures, log
 of a run that is not finished.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import time

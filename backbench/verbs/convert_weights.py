@@ -1,7 +1,5 @@
 """The verbs inspect, import and export."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

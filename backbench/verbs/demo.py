@@ -8,8 +8,6 @@ local pool, two at a time with one thread each. Finished steps are skipped the n
 ones continue, and `backbench launch status --out OUT` shows the jobs.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import itertools

@@ -3,8 +3,6 @@
 Nothing is installed or changed. Exit status 1 where the suite itself cannot run.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib.metadata
 import importlib.util

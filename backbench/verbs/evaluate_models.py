@@ -4,8 +4,6 @@ The measuring is `backbench.evaluate`'s. This verb says what will be done, print
 the page, and names the commands for what takes hours.
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

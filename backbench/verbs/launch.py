@@ -4,8 +4,6 @@
 `status` and `run --dry-run` look, and write nothing.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import math

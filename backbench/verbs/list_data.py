@@ -1,7 +1,5 @@
 """`backbench data`: lists datasets, checks them, and fetches SimCLR's lists."""
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 from collections import Counter

@@ -4,8 +4,6 @@ their files, so that the machines that compute need no network.
 RUN/logged.json notes what was sent to whom; a second call sends only what is new since then.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import hashlib

@@ -8,8 +8,6 @@
 Each step keeps what those before it left, so the same command continues.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import json

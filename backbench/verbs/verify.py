@@ -1,7 +1,5 @@
 """`backbench verify`: every number below some folders, computed again from what was kept."""
 
-from __future__ import annotations
-
 import argparse
 from collections import Counter
 

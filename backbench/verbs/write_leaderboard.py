@@ -1,7 +1,5 @@
 """`backbench leaderboard`: reads the runs, writes the files that were asked for, prints the table."""
 
-from __future__ import annotations
-
 import argparse
 import time
 from collections import Counter

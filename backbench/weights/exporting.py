@@ -1,7 +1,5 @@
 """Checkpoint -> files of other libraries, and our own Detectron2 files back again."""
 
-from __future__ import annotations
-
 import json
 import pickle
 from collections.abc import Mapping

@@ -4,8 +4,6 @@
 that it is a special case of the other (`refines`), or the file is refused.
 """
 
-from __future__ import annotations
-
 import difflib
 import fnmatch
 from collections.abc import Mapping

@@ -5,8 +5,6 @@ Layout: 8 bytes little-endian length, that many bytes of JSON (tensor -> dtype, 
 under `about`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

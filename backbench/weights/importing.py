@@ -4,8 +4,6 @@ A file is imported completely or not at all: every tensor of the trunk must be t
 shape, under the names of one known format, and nothing inside the trunk may be left over.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import difflib

@@ -1,7 +1,5 @@
 """The report on a weight file, whole or not, behind `backbench inspect`."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A torch module that a program holds -> Checkpoint."""
 
-from __future__ import annotations
-
 from torch import nn
 
 from backbench.errors import BadInput

@@ -11,8 +11,6 @@
 Convolutional trunks have `pooled` alone.
 """
 
-from __future__ import annotations
-
 import re
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Names of tensors: wrappers' prefixes, batch norms' buffers, Detectron2's names, how to print them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """The interface of a trunk: pretraining, probes, finetuning and detection all use it."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

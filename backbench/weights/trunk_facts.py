@@ -1,7 +1,5 @@
 """Costs that a comparison of trunks needs beside the score: parameters, multiply-adds an image."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import TypedDict

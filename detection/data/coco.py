@@ -5,8 +5,6 @@ scoring would fail on is refused in one line, in both engines alike. `parse` loo
 contents alone; `read` looks for the file and its images.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import os

@@ -2,8 +2,6 @@
 dataset dicts" and give back COCO's results, so they train on the same objects and are scored by one
 evaluator."""
 
-from __future__ import annotations
-
 from typing import NotRequired, TypeAlias, TypedDict
 
 XYWH = 1  # detectron2.structures.BoxMode.XYWH_ABS

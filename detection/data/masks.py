@@ -1,8 +1,6 @@
 """Outlines in their four forms: polygons (what is trained on), a small grid on a box (what a head
 sees and says), a bitmap of the image, and COCO's run lengths (what is stored)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Which images a run sees, and when: for both engines, from the seed alone."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Split: a dataset, or several joined, as records; and which of them are trained on."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """PASCAL VOC's files as records. AP by VOC's rules is in detection/voc_ap.py."""
 
-from __future__ import annotations
-
 import re
 import xml.etree.ElementTree as ET
 

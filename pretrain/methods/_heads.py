@@ -1,7 +1,5 @@
 """Projection and prediction heads, and a network on views of several sizes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

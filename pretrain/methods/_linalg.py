@@ -4,8 +4,6 @@
 small matrices one by one. What is here runs a number of products that is known beforehand.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

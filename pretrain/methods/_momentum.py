@@ -1,7 +1,5 @@
 """Momentum contrast: the key encoder with ShuffleBN, the queue of keys, and the method around both."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Iterable, Sequence

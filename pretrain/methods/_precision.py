@@ -6,8 +6,6 @@ know their value: forward saves it, and backward only scales it. Nothing of the 
 (N, K) or (2N, 2N), outlives forward.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any, ParamSpec, Protocol, TypeGuard

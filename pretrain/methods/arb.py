@@ -1,7 +1,5 @@
 """ARB: align representations with base (the paper's equation numbers)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -5,8 +5,6 @@ gathering first makes the statistics those of the global batch, as the released 
 last batch norm does.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from torch import Tensor

@@ -1,7 +1,5 @@
 """BYOL (arXiv:2006.07733)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -1,8 +1,6 @@
 """CLLR: contrastive learning with low-dimensional reconstruction, a regulariser on top of another
 method."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

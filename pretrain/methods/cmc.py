@@ -4,8 +4,6 @@ Each sense has an encoder of its own, and both are the trunk that is handed on: 
 (`backbench.weights.families.pair`), whose feature is that of luminance, then that of colour.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -3,8 +3,6 @@
 lightly's regulariser has no gradient.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -3,8 +3,6 @@
 lightly's DCL is the decoupled loss.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from torch import Tensor

@@ -1,7 +1,5 @@
 """DINO (arXiv:2104.14294)."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 lightly has no such loss.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

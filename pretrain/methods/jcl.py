@@ -1,7 +1,5 @@
 """JCL: joint contrastive learning with infinite possibilities (arXiv:2009.14776)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -5,8 +5,6 @@ One momentum key meets every other view of the image; the matrix Q of an image's
 towards low rank by its nuclear norm, subtracted from the positive logit inside the temperature.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Literal

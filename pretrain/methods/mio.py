@@ -1,8 +1,6 @@
 """MIO: mutual information optimisation as the binary classification of pairs (the paper's equation
 numbers)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -1,8 +1,6 @@
 """MoCo (arXiv:1911.05722), MoCo v2 (arXiv:2003.04297) and its symmetric form (v2+,
 arXiv:2011.10566, Table 4)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -6,8 +6,6 @@ The same function and the same pairs as LORAC, without its prior.
 first view's; here each key meets every other view.)
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from pretrain.methods import lorac

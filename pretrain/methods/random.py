@@ -1,8 +1,6 @@
 """No training: with `epochs: 0` the initialised trunk is saved, the row that every other row must
 beat."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from torch import Tensor

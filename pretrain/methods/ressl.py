@@ -1,7 +1,5 @@
 """ReSSL: relational self-supervised learning with weak augmentation (arXiv:2107.09282)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch.nn.functional as F

@@ -1,7 +1,5 @@
 """SimCLR (arXiv:2002.05709)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 

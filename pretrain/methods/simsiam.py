@@ -1,7 +1,5 @@
 """SimSiam (arXiv:2011.10566)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch.nn.functional as F

@@ -1,7 +1,5 @@
 """Supervised training with cross-entropy: the papers' "Supervised" rows."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch.nn.functional as F

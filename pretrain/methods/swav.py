@@ -1,7 +1,5 @@
 """SwAV (arXiv:2006.09882); loss and Sinkhorn iterations are lightly's."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

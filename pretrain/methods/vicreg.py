@@ -4,8 +4,6 @@ lightly's loss picks the covariances off the diagonal by a mask, which at 8192 o
 view and makes the host wait for a GPU.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch.nn.functional as F

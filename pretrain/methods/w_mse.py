@@ -4,8 +4,6 @@ lightly's W-MSE draws from the global generator and whitens each rank's samples 
 whitens slices of the global batch.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

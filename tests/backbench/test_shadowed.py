@@ -1,8 +1,6 @@
 """Another package of the name of one of the three programs: said in one line, before anything fails
 oddly."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,8 +1,6 @@
 """The papers' ablations in configs/grids: every point is a recipe that can be built, and every grid
 has its figure."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import functools

@@ -1,8 +1,6 @@
 """Runs with a known truth for the leaderboard: `synthetic` keeps predictions, `many` is as large
 as one likes."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A page in headless Chromium: what its own scripts see of it."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """An engine of a single number, for the training loop; and a rank that is stopped with it."""
 
-from __future__ import annotations
-
 import time
 
 import torch

@@ -1,8 +1,6 @@
 """Both engines over two ranks, all configs of one in one pair of processes: starting a pair costs
 more than three iterations."""
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 from collections.abc import Iterator

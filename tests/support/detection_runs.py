@@ -1,8 +1,6 @@
 """Detection runs as the command line would ask for them, for tests that call the program's
 parts."""
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Sequence
 from dataclasses import replace

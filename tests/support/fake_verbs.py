@@ -8,8 +8,6 @@ attempt, "tell": an environment variable to write down, "fault_rank": the task t
 It uses the suite's own run folders, stop flag and results; only the science is missing.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

@@ -1,8 +1,6 @@
 """Forgeries of the demo's records (docs/demo/records): each edits one line or one file of
 predictions of a copy of one run, and leaves the rest as it was measured."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import time

@@ -1,8 +1,6 @@
 """Where the tests of tests/gpu run: on the first GPU. BACKBENCH_GPU_TESTS=cpu runs them on the CPU,
 which shows that they would run, and nothing else."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

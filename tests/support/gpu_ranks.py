@@ -1,7 +1,5 @@
 """Two ranks on one GPU, over gloo with tensors that lie there: every method, three steps."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

@@ -1,7 +1,5 @@
 """Every method in small, float64, and three steps of it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace

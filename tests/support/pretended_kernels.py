@@ -1,8 +1,6 @@
 """What torch has for a GPU alone, for tensors that lie on the CPU: the parts of its synchronised
 batch norm, as they are documented by what they give there."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

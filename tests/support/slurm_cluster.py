@@ -1,8 +1,6 @@
 """A real Slurm on loopback: munged, slurmctld and slurmd of Debian's packages in one private
 folder, as children."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Files as a stranger would write them, and a door opened with them: what it said, how it ended."""
 
-from __future__ import annotations
-
 import io
 import logging
 import pickle

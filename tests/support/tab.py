@@ -1,8 +1,6 @@
 """A page in headless Chromium under real input: keys, clicks, any window size, and what it asks the
 network for. It is driven over the browser's own pipe (DevTools protocol), so it takes no package."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

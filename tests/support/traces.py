@@ -8,8 +8,6 @@ the schedules of rates and momenta and the seeds; whoever changes one on purpose
 again and says so.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Both container files: the same script over the same files, with the same environment."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Fixtures that the tests of probes, finetuning and analysis share."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from PIL import Image

@@ -1,8 +1,6 @@
 """The verb `analyze` on real files: one decode per image, numbers by hand, known answers, kill and
 continue."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

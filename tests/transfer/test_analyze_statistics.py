@@ -1,7 +1,5 @@
 """Every statistic against plain loops in float64, and on features whose answer is known."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

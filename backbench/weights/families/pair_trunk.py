@@ -1,7 +1,5 @@
 """The network of CMC's pair: a ResNet on luminance and one on colour."""
 
-from __future__ import annotations
-
 import functools
 
 import torch

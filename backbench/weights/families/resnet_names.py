@@ -1,8 +1,6 @@
 """A ResNet's tensors as published files call them, in four dialects, and where in a file such names
 stand: a trunk is found by its names, never by the file's extension."""
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """The network of a ResNet: torchvision's modules and key names, no fc."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -1,8 +1,6 @@
 """Reads the small files that the Hub, timm, OpenCLIP and we ourselves write beside weights: they say
 what the tensors of a vision transformer do not."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace

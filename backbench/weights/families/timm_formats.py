@@ -5,8 +5,6 @@ for a ConvNeXt the width and the blocks of its third stage. Depth is not part of
 lacks a block is not a shallower model.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 

@@ -10,8 +10,6 @@ the file has, `{q,k,v}` three tensors one below the other, `x[0:1/3]` the first 
 column says how the file's shape differs (`SHAPES`).
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping

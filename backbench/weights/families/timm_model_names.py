@@ -9,8 +9,6 @@ rule by which position embeddings are resized. Only names that timm registers ar
     timm:vit_tiny_patch16_224,img_size=32,patch_size=4   for small images
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """The network of a timm model: its features, maps, and position embeddings."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Mapping
 from typing import Any

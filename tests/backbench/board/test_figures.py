@@ -1,7 +1,5 @@
 """Ablation curves and the early predictor, from results with known answers."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 

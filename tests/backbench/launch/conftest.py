@@ -1,7 +1,5 @@
 """For the launcher's tests: a lab with checkpoints, data and stand-in verbs, and a real Slurm."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

@@ -1,7 +1,5 @@
 """One attempt at a job: failures, time limits, kills, full disks, and what follows from them."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

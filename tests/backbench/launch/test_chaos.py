@@ -4,8 +4,6 @@ Afterwards the grid is launched once more, and must come to the numbers of a run
 disturbed, each of them once. CHAOS_SEED chooses another course.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import signal

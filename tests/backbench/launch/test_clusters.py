@@ -1,7 +1,5 @@
 """Clusters as files: what is refused, and what a verb is told."""
 
-from __future__ import annotations
-
 import pytest
 
 from backbench.launch.clusters import ROWS, Resources, read_cluster

@@ -1,7 +1,5 @@
 """Expansion of grids: which jobs, under which names, behind which others. Nothing runs here."""
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -1,7 +1,5 @@
 """Grids as files: what is refused, and that the shipped ones read."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """The launcher on this machine: N jobs at a time, stopped, killed, cancelled, watching."""
 
-from __future__ import annotations
-
 import csv
 import importlib.util
 import json

@@ -1,7 +1,5 @@
 """The plan of a grid: the missing jobs, their arrays, their cost."""
 
-from __future__ import annotations
-
 import json
 import re
 import time

@@ -1,7 +1,5 @@
 """Processes of this machine side by side: their order, their GPUs, their end."""
 
-from __future__ import annotations
-
 import subprocess
 
 from backbench.launch import local

@@ -1,7 +1,5 @@
 """RUNS/.launch as files: read as they were written, locks that a look leaves free."""
 
-from __future__ import annotations
-
 import threading
 import time
 

@@ -1,7 +1,5 @@
 """The launcher on a real Slurm: Debian's packages, one node on loopback, started by a fixture."""
 
-from __future__ import annotations
-
 import csv
 import os
 import signal

@@ -5,8 +5,6 @@ A pretraining meets the fault and a probe waits for it. Both must end, with the 
 nothing disturbed, and Slurm must not have called anything failed.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Arrays that sbatch takes, refuses, or takes and says that it refused."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

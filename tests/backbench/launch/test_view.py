@@ -1,7 +1,5 @@
 """How jobs stand, by records, Slurm's queue and locks; and that a look leaves no trace."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import time

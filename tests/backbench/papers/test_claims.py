@@ -1,7 +1,5 @@
 """A printed table's claims: which pairs hold, are reversed, cannot be told apart, are not measured."""
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -1,7 +1,5 @@
 """The judge cannot be misled: another recipe, several seeds, unlike engines and lists."""
 
-from __future__ import annotations
-
 import dataclasses
 import statistics
 

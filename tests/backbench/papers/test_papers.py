@@ -1,7 +1,5 @@
 """Every printed number has a grid and a recipe that must reach it, or one word for why not."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

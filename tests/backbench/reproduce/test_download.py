@@ -1,7 +1,5 @@
 """Downloads from a server of this machine: continued, damaged, another file, no network unasked."""
 
-from __future__ import annotations
-
 import hashlib
 import http.server
 import os

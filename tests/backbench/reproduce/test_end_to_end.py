@@ -1,8 +1,6 @@
 """The short list on fabricated files in the public ones' layouts, with small images: refused, killed,
 continued, and its bundle."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,8 +1,6 @@
 """The table of a list, and the bundle that is sent back: whole, changed, or not following from its
 rows."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import io

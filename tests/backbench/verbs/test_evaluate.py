@@ -1,7 +1,5 @@
 """`backbench evaluate`: one's own files, on one's own folder, to the table."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,8 +1,6 @@
 """A checkpoint format: the lab's trainer keeps its trunk under `net.trunk.` and counts finished
 epochs in `done`."""
 
-from __future__ import annotations
-
 from backbench.images.preprocess import Pixels
 from backbench.weights.formats import Format
 

@@ -1,7 +1,5 @@
 """A method: two views of an image are pulled together, all images of a batch are pushed apart."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

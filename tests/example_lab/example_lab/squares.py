@@ -1,7 +1,5 @@
 """A trunk: two convolutions, pooled."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor, nn

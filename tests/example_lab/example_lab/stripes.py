@@ -1,8 +1,6 @@
 """A dataset: pictures of stripes, listed in one text file (`name label` a line) beside a folder of
 images."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from backbench.datasets import splits
