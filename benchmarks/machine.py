@@ -32,12 +32,9 @@ def describe() -> str:
 def least(
     ways: Mapping[str, Work], rounds: int, *, wall: bool = False, device: str = "cpu"
 ) -> dict[str, float]:
-    """The least seconds of one call of each way, in turns A B C A B C ..., after a call of each that
-    does not count.
-
-    Seconds are this process's on one thread, so other work on the machine matters less; else they
-    are wall time. A turn on a GPU is as many calls as take about TURN_S.
-    """
+    """The least seconds of one call of each way, in turns A B C A B C ..., after a call of each
+    that does not count. Seconds are this process's on one thread, so other work on the machine
+    matters less; else they are wall time. A turn on a GPU is as many calls as take about TURN_S."""
     clock = time.perf_counter if wall or torch.get_num_threads() > 1 else time.process_time
     if device == "cuda":
         clock = _after_the_gpu

@@ -106,11 +106,9 @@ def seat_of_task(run: DetectionRun) -> Seat:
 
 
 def spawn(body: Body, run: DetectionRun) -> None:
-    """Run `body` in this machine's share of `run.world` processes. Signals to this process reach all
-    of them; its death ends them. Raises SystemExit with their status where it is not 0.
-
-    `body` must be importable by its name: a child starts as a fresh interpreter.
-    """
+    """Run `body` in this machine's share of `run.world` processes. Signals to this process reach
+    all of them; its death ends them. Raises SystemExit with their status where it is not 0. `body`
+    must be importable by its name: a child starts as a fresh interpreter."""
     url = run.dist_url
     if not url:
         with socket.socket() as free:

@@ -18,11 +18,8 @@ RANDOM = "random"  # MODEL.WEIGHTS of the random row
 
 def read(checkpoint: Path | None, model_weights: str, arch: str, seed: int) -> Checkpoint:
     """The trunk to start from: --checkpoint X, MODEL.WEIGHTS FILE, or MODEL.WEIGHTS random for the
-    random row, a fresh trunk of the architecture `arch`.
-
-    No weights at all is refused: a detector that trains from scratch by mistake only looks a bit
-    low.
-    """
+    random row, a fresh trunk of the architecture `arch`. No weights at all is refused: a detector
+    that trains from scratch by mistake only looks a bit low."""
     if checkpoint is not None and model_weights:
         raise BadInput(
             f"both --checkpoint {checkpoint} and MODEL.WEIGHTS {model_weights}; give one"
@@ -57,10 +54,8 @@ def check_features(
     checkpoint: Checkpoint, trunk: Trunk, engine: DetectionEngine, sides: tuple[int, int]
 ) -> float:
     """The largest relative difference between the maps of the checkpoint's own `trunk` and those of
-    the loaded detector, on the detector's device, for images of (height, width) `sides`.
-
-    Raises BadInput above the tolerance: half of the names matched, or another convolution strides.
-    """
+    the loaded detector, on the detector's device, for images of (height, width) `sides`. Raises
+    BadInput above the tolerance: half of the names matched, or another convolution strides."""
     # The noise is what the trunk sees after normalisation; how the engine normalises is not looked
     # at here. At the size of testing, where position embeddings are resized.
     noise = torch.randn(2, 3, *sides, generator=seeding.generator(0, "feature check"))

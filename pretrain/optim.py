@@ -20,12 +20,11 @@ Group = dict[str, Any]  # a parameter group, as torch's optimisers keep them
 class LARS(torch.optim.Optimizer):
     """SGD with momentum, its steps scaled layer by layer (You et al., arXiv:1708.03888, Eq. 6).
 
-    Where a group's `adapt` is true, a parameter's gradient becomes
-    (g + wd p) * trust * |p| / (|g| + wd |p| + 1e-8), as in NVIDIA's LARC with clip=False, which
-    LORAC uses: where |p| or |g| is zero the gradient stays as it is, without weight decay.
-    Elsewhere it is g + wd p. Momentum is torch's: buffer = m buffer + gradient; p -= lr buffer.
-    With `clip` the layer's rate is at most lr, min(trust |p| / ..., lr), as in LARC's default and
-    in solo-learn.
+    Where a group's `adapt` is true, a parameter's gradient becomes (g + wd p) * trust * |p| / (|g|
+    + wd |p| + 1e-8), as in NVIDIA's LARC with clip=False, which LORAC uses: where |p| or |g| is
+    zero the gradient stays as it is, without weight decay. Elsewhere it is g + wd p. Momentum is
+    torch's: buffer = m buffer + gradient; p -= lr buffer. With `clip` the layer's rate is at most
+    lr, min(trust |p| / ..., lr), as in LARC's default and in solo-learn.
 
     fused: all tensors in a handful of kernels, so that nothing waits for the device; by default on
     a GPU.

@@ -30,10 +30,8 @@ TICK = 12  # letters under an axis
 
 
 class Setting(NamedTuple):
-    """One point of an ablation: the name before the keys, and a value for each key.
-
-    The first key runs along the axis, so a setting without its first value names a curve.
-    """
+    """One point of an ablation: the name before the keys, and a value for each key. The first key
+    runs along the axis, so a setting without its first value names a curve."""
 
     name: str
     values: tuple[str, ...]

@@ -62,11 +62,8 @@ def _order_among(name: str, known: Sequence[str]) -> int:
 
 @dataclass(frozen=True)
 class Column:
-    """One way of measuring: a column of the board.
-
-    `protocol` and `split` may carry marks (backbench/results/column_keys.py); `split` is None for
-    the test split.
-    """
+    """One way of measuring: a column of the board. `protocol` and `split` may carry marks
+    (backbench/results/column_keys.py); `split` is None for the test split."""
 
     task: str
     dataset: str
@@ -155,12 +152,9 @@ class Measurement(NamedTuple):
 
 @dataclass
 class Cell:
-    """A number in the table, in percent.
-
-    `parts` are the measurements it is made of: one per seed, none where the number is published or
-    an average. `backed` is False where nothing was kept that one of them follows from: such a
-    number stands apart, and leads nothing.
-    """
+    """A number in the table, in percent. `parts` are the measurements it is made of: one per seed,
+    none where the number is published or an average. `backed` is False where nothing was kept that
+    one of them follows from: such a number stands apart, and leads nothing."""
 
     value: float | None
     ci95: tuple[float, float] | None = None

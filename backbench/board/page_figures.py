@@ -91,11 +91,9 @@ def _analyses(board: Board) -> list[tuple[str, Path]]:
 
 
 def _curves(board: Board, runs: Iterable[str | Path]) -> list[Record]:
-    """RUN/metrics.jsonl of every pretraining below `runs`, thinned to means of CURVE_POINTS bins.
-
-    A pretraining is a run whose run.json says so. Its curve takes the name of its row, where its
-    checkpoint has results; else the name in the checkpoint, or that of the folder.
-    """
+    """RUN/metrics.jsonl of every pretraining below `runs`, thinned to means of CURVE_POINTS bins. A
+    pretraining is a run whose run.json says so. Its curve takes the name of its row, where its
+    checkpoint has results; else the name in the checkpoint, or that of the folder."""
     labels, row_index = board.labels(), board.row_index()
     curves: list[Record] = []
     for run in _pretrainings(runs):

@@ -201,11 +201,9 @@ class Attempt:
             self.ask_to_stop(self._stop[0])
 
     def _environment(self) -> dict[str, str]:
-        """Return the command's environment, without Slurm's variables.
-
-        With them its own processes would be taken for Slurm's tasks. SLURM_CONF stays, for a
-        command that calls Slurm's clients.
-        """
+        """Return the command's environment, without Slurm's variables. With them its own processes
+        would be taken for Slurm's tasks. SLURM_CONF stays, for a command that calls Slurm's
+        clients."""
         out = {}
         for key, value in os.environ.items():
             if key == "SLURM_CONF" or not key.startswith(("SUBMITIT_", "SLURM", "PMI_")):
@@ -214,11 +212,8 @@ class Attempt:
         return {**out, "PYTHONUNBUFFERED": "1", **self.env}
 
     def _wait(self) -> int:
-        """Wait for the child and return its exit status, negative for a signal.
-
-        It is not reaped (WNOWAIT), so that a signal handler cannot signal another process that got
-        its number.
-        """
+        """Wait for the child and return its exit status, negative for a signal. It is not reaped
+        (WNOWAIT), so that a signal handler cannot signal another process that got its number."""
         assert self._child is not None
         start = time.monotonic()
         while True:
@@ -276,11 +271,8 @@ class Attempt:
         return Ending("bad input" if code == EXIT_BAD_INPUT else "failed", reason)
 
     def _peers_words(self) -> Ending | None:
-        """Wait for the words of the task whose loss this one has felt.
-
-        None where no task of this job says anything: then its node is gone, and that is no failure
-        of the job.
-        """
+        """Wait for the words of the task whose loss this one has felt. None where no task of this
+        job says anything: then its node is gone, and that is no failure of the job."""
         end = time.monotonic() + PEER_S
         while time.monotonic() < end:
             if (sibling := self._sibling_failure()) is not None:
@@ -341,11 +333,9 @@ def decide(
 
 
 def since_progress(attempts: Sequence[AttemptNote]) -> Sequence[AttemptNote]:
-    """Return the last attempt that got farther than all before it, and those after it.
-
-    Earlier failures no longer count: three kills in three places are three accidents, three at one
-    place are a defect of the job.
-    """
+    """Return the last attempt that got farther than all before it, and those after it. Earlier
+    failures no longer count: three kills in three places are three accidents, three at one place
+    are a defect of the job."""
     farthest: dict[str, int] = {}  # of each part of the run: the most steps that were done
     first = 0
     for number, attempt in enumerate(attempts):
@@ -391,10 +381,8 @@ def _shape(reason: str | None) -> str:
 
 def main() -> int:
     """Make the attempt that `JobPool` pickled to stdin: `python -m backbench.launch.attempt`.
-
     SIGTERM and SIGINT: its launcher stops, so the job is left as `stopped`. SIGUSR1 and SIGUSR2:
-    somebody wants the place back; it counts as preempted.
-    """
+    somebody wants the place back; it counts as preempted."""
     attempt = pickle.load(sys.stdin.buffer)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: attempt.ask_to_stop("stopped", signal.SIGTERM))

@@ -30,11 +30,9 @@ ROWS = ("default", "pretrain", "import", "export", *VERBS)
 
 @dataclass(frozen=True, kw_only=True)
 class Resources:
-    """The resources that one job asks for, per node where it can differ. `cpus` are per task.
-
-    With `tasks_per_node` 1 the verb starts its own processes on its node; with more, Slurm starts
-    every rank as a task.
-    """
+    """The resources that one job asks for, per node where it can differ. `cpus` are per task. With
+    `tasks_per_node` 1 the verb starts its own processes on its node; with more, Slurm starts every
+    rank as a task."""
 
     partition: str | None = None
     account: str | None = None
@@ -105,10 +103,8 @@ class Resources:
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """configs/clusters/*.yaml. `resources` has a row `default` and rows by verb over it.
-
-    `command` is what stands before the verb: `apptainer exec --nv X.sif python -m backbench`.
-    """
+    """configs/clusters/*.yaml. `resources` has a row `default` and rows by verb over it. `command`
+    is what stands before the verb: `apptainer exec --nv X.sif python -m backbench`."""
 
     name: str
     kind: Kind
@@ -180,11 +176,9 @@ class Target:
 
 
 def recorded_target(file: str, overrides: Sequence[str], grid: str, given: Target | None) -> Target:
-    """Return the cluster that recorded jobs were submitted to, with its overrides.
-
-    BadInput where only the record says so: it must be a shipped cluster, or the one `given` on the
-    command line, and its overrides may only change numbers and sizes.
-    """
+    """Return the cluster that recorded jobs were submitted to, with its overrides. BadInput where
+    only the record says so: it must be a shipped cluster, or the one `given` on the command line,
+    and its overrides may only change numbers and sizes."""
     path = Path(file)
     named = given is not None and Path(given.cluster.file).resolve() == path.resolve()
     shipped = path.resolve().parent == (config.configs_dir() / "clusters").resolve()

@@ -36,10 +36,8 @@ def expand(
     watching: bool = False,
 ) -> Expansion:
     """Return all jobs of the grid, `needs` and `after` before what follows them; each cell once.
-
     `claimed` (cell -> job name) are the cells of earlier submissions; those that a pack delivers
-    stay with it. With `watching`, a glob may still match nothing.
-    """
+    stay with it. With `watching`, a glob may still match nothing."""
     folder = data
     if folder is None and grid.data:
         folder = Path(grid.data).expanduser()
@@ -71,10 +69,8 @@ def expand(
 def _by_dataset_and_protocol(
     evaluation: Evaluation, subjects: Iterable[Subject], where: str
 ) -> list[tuple[Evaluation, list[Subject]]]:
-    """Fill in `own`: return the evaluations that it stands for, each with its checkpoints.
-
-    A foreign file has no recipe here: its own protocol is looked up when it is measured.
-    """
+    """Fill in `own`: return the evaluations that it stands for, each with its checkpoints. A
+    foreign file has no recipe here: its own protocol is looked up when it is measured."""
     alike: dict[tuple[str | None, str | None], list[Subject]] = {}
     for subject in subjects:
         trained_on = own_probe.pretrained_on(subject.recipe)
@@ -207,10 +203,8 @@ def _kind(evaluation: Evaluation) -> str:
 
 @functools.cache
 def _geometry(protocol: str | None) -> str | None:
-    """A fingerprint of the image geometry, which decides a linear protocol's features.
-
-    None where augmentation makes them anew for every epoch, or where nobody knows it yet.
-    """
+    """A fingerprint of the image geometry, which decides a linear protocol's features. None where
+    augmentation makes them anew for every epoch, or where nobody knows it yet."""
     if protocol == own_probe.OWN:
         return None
     recipe = config.read_recipe(config.find_recipe(protocol or "lorac", "transfer"))

@@ -49,10 +49,8 @@ class SweepPoint:
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
     """An entry of `recipes`: pretrainings by one recipe, with every point of `vary` and every seed.
-
     `vary` maps a key to its values; several keys are combined, each value with each. Keys that move
-    together stand under a name of their own: `batch: {16: {batch_size: 16, epochs: 16}, ...}`.
-    """
+    together stand under a name of their own: `batch: {16: {batch_size: 16, epochs: 16}, ...}`."""
 
     recipe: str
     overrides: tuple[str, ...] = ()
@@ -105,11 +103,9 @@ class Sweep:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """An entry of `evaluate`: a verb with options, run on every checkpoint.
-
-    `pack` checkpoints share one pass over a dataset. The dataset `own` is the one that a checkpoint
-    was pretrained on, the protocol `own` its recipe's (or its method's) for that dataset.
-    """
+    """An entry of `evaluate`: a verb with options, run on every checkpoint. `pack` checkpoints
+    share one pass over a dataset. The dataset `own` is the one that a checkpoint was pretrained on,
+    the protocol `own` its recipe's (or its method's) for that dataset."""
 
     verb: Literal["linear", "semisup", "finetune", "analyze", "detect"]
     datasets: tuple[str, ...] = ()
@@ -145,10 +141,8 @@ class Evaluation:
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """The keys of configs/grids/*.yaml.
-
-    `data` may also come from the command line, `lists` from the single evaluations.
-    """
+    """The keys of configs/grids/*.yaml. `data` may also come from the command line, `lists` from
+    the single evaluations."""
 
     name: str
     evaluate: tuple[Any, ...] = ()  # names (table2, table3, table4, imagenet, all) or Evaluations

@@ -54,10 +54,8 @@ def finished(job: Job, runs: Path) -> bool:
 
 
 def command_kind(argv: Sequence[str]) -> tuple[str, ...]:
-    """Return the command without its checkpoints, seed and folders: jobs of one kind work alike.
-
-    It looks at the words alone, since a grid may have 20,000 jobs and a parser is slow.
-    """
+    """Return the command without its checkpoints, seed and folders: jobs of one kind work alike. It
+    looks at the words alone, since a grid may have 20,000 jobs and a parser is slow."""
     verb, *words = argv
     if verb != "pretrain":  # checkpoints come first
         first = next((i for i, word in enumerate(words) if word.startswith("--")), len(words))
@@ -73,10 +71,8 @@ def command_kind(argv: Sequence[str]) -> tuple[str, ...]:
 
 def check_recorded_command(job: Job, runs: Path) -> None:
     """Refuse a recorded command that does not write to its job's own folder, named once, plainly.
-
     Its verb was checked when the record was read; what stands before the verb, the environment and
-    the resources come from the cluster. It may read no more than what a grid may name.
-    """
+    the resources come from the cluster. It may read no more than what a grid may name."""
     again = "`backbench launch run` with its grid makes it anew"
     folders = [value for word, value in zip(job.argv, job.argv[1:]) if word == "--out"]
     # argparse takes the last of several, and Detectron2's own key stands for it too

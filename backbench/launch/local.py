@@ -76,10 +76,8 @@ class JobPool:
         self._attempts[attempt.job.name] = self._waiting[attempt.job.name] = attempt
 
     def adopt(self, attempt: Attempt) -> bool:
-        """Wait for the job where it runs already, on the GPUs that it was given.
-
-        False where it does not run.
-        """
+        """Wait for the job where it runs already, on the GPUs that it was given. False where it
+        does not run."""
         job = attempt.job
         if not self.ledger.running(job):
             return False
@@ -99,11 +97,9 @@ class JobPool:
         stopped: Callable[[], bool] = lambda: False,
         refill: Callable[[], bool] = lambda: False,
     ) -> bool:
-        """Run until nothing can run any more (True) or `stopped()` says so (False).
-
-        `refill` is called before every step and may add jobs; while it says True the pool waits
-        for more, even when all are over.
-        """
+        """Run until nothing can run any more (True) or `stopped()` says so (False). `refill` is
+        called before every step and may add jobs; while it says True the pool waits for more, even
+        when all are over."""
         while refill() or self._waiting or self.running:
             # In this order: what has ended frees a place and GPUs, and may be what others wait for
             self._collect()

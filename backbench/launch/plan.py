@@ -110,21 +110,17 @@ def without_done(new: Sequence[Job], states: Mapping[str, State]) -> list[Job]:
 
 @dataclass(frozen=True)
 class CommandCheck:
-    """Checks the commands of a grid's jobs before they are submitted, each kind of them once.
-
-    A grid that names a key its recipe lacks, or a dataset that is not there, would otherwise wait
-    in a queue and fail there job by job.
-    """
+    """Checks the commands of a grid's jobs before they are submitted, each kind of them once. A
+    grid that names a key its recipe lacks, or a dataset that is not there, would otherwise wait in
+    a queue and fail there job by job."""
 
     parsed: Callable[[Sequence[str]], argparse.Namespace]  # the command line's parser
     check: Callable[[argparse.Namespace], None]
     seen: set[tuple[str, ...]] = field(default_factory=set)  # kinds of commands, and warnings
 
     def refuse(self, jobs: Iterable[Job], where: str) -> None:
-        """Raise BadInput with the job's name for a recipe or key that does not exist.
-
-        A missing dataset is only a warning: it may be where the jobs run.
-        """
+        """Raise BadInput with the job's name for a recipe or key that does not exist. A missing
+        dataset is only a warning: it may be where the jobs run."""
         for job in jobs:
             kind = command_kind(job.argv)
             if job.verb not in CHECKED or kind in self.seen:
@@ -156,10 +152,8 @@ class JobArray(NamedTuple):
 
 
 def arrays(cluster: Cluster, jobs: Sequence[Job]) -> Iterator[JobArray]:
-    """Pack jobs into as few arrays as their resources and dependencies allow.
-
-    `needs` stay exact, `after` is widened to whole arrays.
-    """
+    """Pack jobs into as few arrays as their resources and dependencies allow. `needs` stay exact,
+    `after` is widened to whole arrays."""
     # 1. Level of a job: 0 without dependencies in the list, else one more than the highest of
     #    theirs. So an array depends on arrays of lower levels only, which have their numbers.
     level: dict[str, int] = {}

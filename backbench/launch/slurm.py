@@ -149,9 +149,7 @@ class SlurmTask(Attempt):
 
     def _begins_again_here(self, outcome: str) -> bool:
         """Say whether the next attempt begins in this very job; else Slurm ends or restarts it.
-
-        That is for jobs of one task: where there are several, the others have ended.
-        """
+        That is for jobs of one task: where there are several, the others have ended."""
         if outcome not in ("stopped", "again"):
             return False
         late = self._late()
@@ -259,11 +257,9 @@ class SlurmTask(Attempt):
 
 
 def submit(ledger: Ledger, target: Target, jobs: Sequence[Job], active: Mapping[str, str]) -> int:
-    """Submit the jobs as arrays; returns how many arrays.
-
-    `active`: name -> number of the jobs that are on Slurm already. Failed where Slurm takes only
-    some of the jobs: those run, the others are for later.
-    """
+    """Submit the jobs as arrays; returns how many arrays. `active`: name -> number of the jobs that
+    are on Slurm already. Failed where Slurm takes only some of the jobs: those run, the others are
+    for later."""
     # For every array: on record, to Slurm, its numbers on record. A launcher that dies in between
     # leaves an array that the next one recognises (`Snapshot`) and completes (`adopt`).
     ids = dict(active)
@@ -300,11 +296,9 @@ def submit(ledger: Ledger, target: Target, jobs: Sequence[Job], active: Mapping[
 
 
 class Caps(NamedTuple):
-    """The share of `all_jobs` that each new array gets.
-
-    Slurm limits each array for itself, when it is submitted. So the cluster's `all_jobs` is shared
-    out among the arrays that may run side by side (lanes); further arrays wait behind those.
-    """
+    """The share of `all_jobs` that each new array gets. Slurm limits each array for itself, when it
+    is submitted. So the cluster's `all_jobs` is shared out among the arrays that may run side by
+    side (lanes); further arrays wait behind those."""
 
     at_once: list[int | None]  # jobs of each array at a time; None: the cluster's own `jobs`
     lanes: int  # so many arrays side by side
@@ -340,10 +334,8 @@ def _shared_caps(
 
 
 def _room(cluster: Cluster, sizes: Sequence[int]) -> float:
-    """Return how many jobs Slurm takes now. BadInput for an array that it never would.
-
-    sbatch itself would try for two minutes, in silence, and then not say why.
-    """
+    """Return how many jobs Slurm takes now. BadInput for an array that it never would. sbatch
+    itself would try for two minutes, in silence, and then not say why."""
     limits = slurm_client.limits() if sizes else None
     if limits is None:
         return math.inf
@@ -436,10 +428,8 @@ def _parameters(cluster: Cluster, submission: Submission, dependency: str) -> di
 
 
 def catch_up(ledger: Ledger, given: Target | None = None) -> Snapshot:
-    """Take a snapshot, and write down what Slurm will have forgotten in some minutes.
-
-    `given` is the cluster of the command line.
-    """
+    """Take a snapshot, and write down what Slurm will have forgotten in some minutes. `given` is
+    the cluster of the command line."""
     snapshot = Snapshot(ledger)
     for submission in snapshot.unnumbered:
         file, overrides = submission.cluster, submission.cluster_overrides

@@ -83,11 +83,9 @@ class Standing(NamedTuple):
 
 
 def own_number() -> str:
-    """Return the number of the job that this process belongs to; 12_3 for a job of an array.
-
-    The last job of an array has the array's own SLURM_JOB_ID, 12, by which Slurm means all of its
-    jobs: a requeue of that number would stop its neighbours.
-    """
+    """Return the number of the job that this process belongs to; 12_3 for a job of an array. The
+    last job of an array has the array's own SLURM_JOB_ID, 12, by which Slurm means all of its jobs:
+    a requeue of that number would stop its neighbours."""
     array, place = (os.environ.get(f"SLURM_ARRAY_{name}_ID") for name in ("JOB", "TASK"))
     return f"{array}_{place}" if array and place else os.environ["SLURM_JOB_ID"]
 

@@ -27,10 +27,8 @@ LONGEST_NAME = 80  # characters of what people chose, in a folder's name
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """A checkpoint that exists, or that a job of the grid (`maker`) will write.
-
-    `label` names its folder below RUNS.
-    """
+    """A checkpoint that exists, or that a job of the grid (`maker`) will write. `label` names its
+    folder below RUNS."""
 
     label: str
     file: str
@@ -239,10 +237,8 @@ def _recipe_of(file: Path) -> Mapping[str, Any] | None:
 
 
 def _run_label(path: Path, where: str, *, skip: bool) -> str | None:
-    """The label of a pretraining's folder: the same before and after it ends.
-
-    With `skip`, None for a folder that is no pretraining (a glob found it, nobody named it).
-    """
+    """The label of a pretraining's folder: the same before and after it ends. With `skip`, None for
+    a folder that is no pretraining (a glob found it, nobody named it)."""
     # A grid's own folder has its fingerprint in its name already. Another one's label gets one of
     # all that run.json says, for two folders of one name may lie in two places.
     try:

@@ -41,10 +41,8 @@ _CAUSES = {
 @dataclass(frozen=True)
 class State:
     """How a job stands now. It is `waiting` for another job, or `blocked` by one that failed.
-
     `cause` says why a job is lost: not submitted, never started, killed, out of memory, out of
-    time, node failed, failed, forgotten.
-    """
+    time, node failed, failed, forgotten."""
 
     name: StateName
     detail: str = ""
@@ -104,10 +102,8 @@ class Snapshot:
 
     def _recognise(self, submission: Submission) -> None:
         """Number an array that reached Slurm although its launcher died before it knew the numbers.
-
         Slurm shows the submission's uid as the comment of every job of the array. The records get
-        their numbers here, in memory; `slurm.adopt` writes them down.
-        """
+        their numbers here, in memory; `slurm.adopt` writes them down."""
         mine = [job_id for job_id, queued in self.queue.items() if queued.uid == submission.uid]
         if not mine:
             return
@@ -132,11 +128,9 @@ class Snapshot:
         return self._known[name]
 
     def _by_rules(self, record: Record) -> State:
-        """Return the state of one job. The first rule that applies decides.
-
-        There are three witnesses: the status file, which the job wrote; Slurm's queue; and, for
-        processes of this machine, locks and marks. The rules stand in the order of their weight.
-        """
+        """Return the state of one job. The first rule that applies decides. There are three
+        witnesses: the status file, which the job wrote; Slurm's queue; and, for processes of this
+        machine, locks and marks. The rules stand in the order of their weight."""
         job, status = record.job, self.status(record.job.name)
         was, reason = status["state"], status.get("reason") or ""
         # Submitted again with a clean slate, and not begun since

@@ -113,10 +113,8 @@ def _verdict(n: Published, judged: Sequence[Judged]) -> Judged | None:
 
 def _cell(one: Judged, board: Board) -> Cell | None:
     """The measurements behind a verdict; None where some cannot be tested (Cell.backed, settled).
-
     Each is a training of its own: of several pretrainings the first probe each, because probes of
-    one trunk share its luck.
-    """
+    one trunk share its luck."""
     parts: list[Measurement] = []
     for row in one.rows:
         cell = board.cells[row.checkpoint, one.column]

@@ -40,10 +40,8 @@ def add_published(board: Board) -> None:
 @dataclass(frozen=True)
 class Judged:
     """A measured number beside the published one that its checkpoint must reproduce, in percent.
-
     Checkpoints of one recipe that differ in their seed are one number, their mean: `row` is the
-    first of `rows`, with their count in its name.
-    """
+    first of `rows`, with their count in its name."""
 
     row: Row
     column: Column

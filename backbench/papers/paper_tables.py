@@ -198,11 +198,8 @@ Columns = Sequence[Column | None]  # one for each TableColumn; None where no mea
 
 def protocol_sets(board: Board, table: PaperTable) -> list[tuple[Column | None, ...]]:
     """The measured columns of a table, one list per (protocol, engine): unlike protocols never
-    share a table's column.
-
-    The protocols that the paper used come first. A protocol that fills nothing of the table gives
-    no list.
-    """
+    share a table's column. The protocols that the paper used come first. A protocol that fills
+    nothing of the table gives no list."""
     fitting: dict[tuple[str, str | None], dict[TableColumn, Column]] = {}
     for column in board.measured_columns():
         for wanted in table.columns:

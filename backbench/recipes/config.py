@@ -43,10 +43,8 @@ def configs_dir() -> Path:
 
 
 def find_recipe(name: str | Path, kind: str) -> Path:
-    """Return a recipe's path; `name` is a path, or a name under configs/<kind> (.yaml or not).
-
-    The path of a variant is that of its family's file and its name: FILE.yaml/NAME.
-    """
+    """Return a recipe's path; `name` is a path, or a name under configs/<kind> (.yaml or not). The
+    path of a variant is that of its family's file and its name: FILE.yaml/NAME."""
     path = Path(name)
     is_yaml = path.suffix in (".yaml", ".yml")
     if (is_yaml and path.is_file()) or (path.parent.suffix == ".yaml" and path.parent.is_file()):
@@ -126,11 +124,9 @@ def _variants(file: Path, *, trusted: bool) -> dict[str, Recipe]:
 
 
 def read_yaml(path: str | Path, *, trusted: bool = False) -> Recipe:
-    """One YAML file as a plain dict (1e-4 is a number here, unlike in plain PyYAML).
-
-    Text of several lines, and other control characters, only a `trusted` file may have (a cluster's
-    set-up).
-    """
+    """One YAML file as a plain dict (1e-4 is a number here, unlike in plain PyYAML). Text of
+    several lines, and other control characters, only a `trusted` file may have (a cluster's
+    set-up)."""
     try:
         data = yamls.read(path)
     except FileNotFoundError:

@@ -35,10 +35,8 @@ def spelled() -> list[str]:
 
 
 def overrides(recipe: Mapping[str, Any], by_hand: Sequence[str], where: str) -> list[str]:
-    """The overrides of `--fast`, then those `by_hand`, which win.
-
-    BadInput for a recipe that itself demands another precision, unless one was given by hand.
-    """
+    """The overrides of `--fast`, then those `by_hand`, which win. BadInput for a recipe that itself
+    demands another precision, unless one was given by hand."""
     from backbench.recipes import config  # the command line's --help needs the keys alone
 
     demanded = recipe.get("precision")

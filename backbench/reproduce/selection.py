@@ -23,10 +23,8 @@ _NAME = re.compile(r"\w[\w.+-]*")
 @dataclass(frozen=True, kw_only=True)
 class PrintedBeside:
     """A number printed elsewhere than in the five papers' tables, such as on the file's page.
-
     `protocol` is the recipe under configs/transfer that is nearest to the authors' evaluation;
-    `unlike` says what still differs, and then there is no verdict.
-    """
+    `unlike` says what still differs, and then there is no verdict."""
 
     task: str
     dataset: str

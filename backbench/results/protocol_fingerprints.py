@@ -116,11 +116,9 @@ def digest(value: object) -> str:
 def of_recipe(
     task: str, name: str, recipe: Mapping[str, Any] | None, chosen_on: object
 ) -> str | None:
-    """The fingerprint that must stand behind a protocol's name in a column.
-
-    None where `recipe`, as a row holds it, is the shipped one of that name; UNKNOWN where the row
-    holds none. `chosen_on` is the split that hyper-parameters were chosen on.
-    """
+    """The fingerprint that must stand behind a protocol's name in a column. None where `recipe`, as
+    a row holds it, is the shipped one of that name; UNKNOWN where the row holds none. `chosen_on`
+    is the split that hyper-parameters were chosen on."""
     own_name = _NAMED_BY_FINGERPRINT.fullmatch(name)
     if not recipe:
         return None if own_name else UNKNOWN

@@ -138,10 +138,8 @@ class Origin(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """One number with all that must be known to compare it, in percent where the metric is.
-
-    Two results are equal when all but their origin is.
-    """
+    """One number with all that must be known to compare it, in percent where the metric is. Two
+    results are equal when all but their origin is."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 

@@ -35,11 +35,8 @@ LARGEST_FILE = 4 * opening.GIGABYTE  # of results: a million of them
 
 def append(run: str | Path, results: Iterable[Result], *, skip_known: bool = False) -> None:
     """Append to RUN/results.jsonl by one locked, synced write, so that many jobs may share the
-    file.
-
-    With `skip_known`, numbers that the file has already are not written again: a run that was
-    killed between two rows completes them.
-    """
+    file. With `skip_known`, numbers that the file has already are not written again: a run that was
+    killed between two rows completes them."""
     run = Path(run)
     origin = _origin(run)
     lines: list[tuple[NumberKey, str]] = []

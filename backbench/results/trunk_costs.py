@@ -9,11 +9,9 @@ from backbench.results.result_line import Result
 
 
 class TrunkCost(NamedTuple):
-    """The cost of one checkpoint's trunk, at the largest image size that it was measured at.
-
-    For a trunk that was only measured below a detector, `side` is the shorter side of its images,
-    `gflops` are those of the maps below the detector, and the speed is the whole detector's.
-    """
+    """The cost of one checkpoint's trunk, at the largest image size that it was measured at. For a
+    trunk that was only measured below a detector, `side` is the shorter side of its images,
+    `gflops` are those of the maps below the detector, and the speed is the whole detector's."""
 
     parameters: int
     side: int

@@ -9,11 +9,9 @@ import torch
 
 
 class ForwardClock:
-    """How many images a second each trunk of this process has passed, by its digest.
-
-    The first batch is not counted: it pays for what is set up once. On a GPU nothing waits before
-    `rate` is asked for.
-    """
+    """How many images a second each trunk of this process has passed, by its digest. The first
+    batch is not counted: it pays for what is set up once. On a GPU nothing waits before `rate` is
+    asked for."""
 
     KEPT = 50  # batches
 

@@ -20,11 +20,9 @@ QUIET_SECONDS = 3.0  # looking at data for less than this shows no line
 
 
 class Progress:
-    """Counts steps of `total` and shows them with rate and ETA.
-
-    `done` at construction is where a continued run starts; the rate counts only the steps since
-    then. Work that is over within `after` seconds shows no line at all.
-    """
+    """Counts steps of `total` and shows them with rate and ETA. `done` at construction is where a
+    continued run starts; the rate counts only the steps since then. Work that is over within
+    `after` seconds shows no line at all."""
 
     def __init__(
         self,

@@ -36,10 +36,8 @@ def save_state(path: str | Path, state: dict[str, Any]) -> None:
 
 
 def load_state(path: str | Path) -> dict[str, Any]:
-    """Read what `save_state` wrote, without running code.
-
-    Raises BadInput that names a damaged file.
-    """
+    """Read what `save_state` wrote, without running code. Raises BadInput that names a damaged
+    file."""
     import torch
 
     path = Path(path)

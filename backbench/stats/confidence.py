@@ -201,10 +201,8 @@ def poorly_known(part: float, df: float) -> float:
 
 class ClassWeights:
     """The classes of a test list (N,) as strata: each weighs the same, however many images it has.
-
     `weight` (N,) makes a mean of class means a plain sum. `images` is the number of images of equal
-    weight that would do as well.
-    """
+    weight that would do as well."""
 
     def __init__(self, label: np.ndarray) -> None:
         import numpy as np

@@ -220,8 +220,7 @@ def _summary(out: Path, size: str, took: float) -> None:
 
 def compare(run: Path) -> list[str]:
     """Each checkpoint's few-label accuracy minus the random trunk's, in points: a text for each,
-    with a paired 95% interval over draws and images together.
-    """
+    with a paired 95% interval over draws and images together."""
     from backbench.results.paired_tests import compare as paired
 
     # All trunks see the same draws and images: their differences spread far less than they do

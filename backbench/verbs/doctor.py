@@ -82,11 +82,8 @@ def packages() -> dict[str, dict[str, str]]:
 
 
 def within(version: str, wanted: str) -> bool:
-    """True if `2.15.0+cu130` is in `>=2.11,<2.16`.
-
-    The release number alone counts: vendors' builds (`2.11.0a0+1f3c`, `2.15.0-custom`) are builds
-    of it.
-    """
+    """True if `2.15.0+cu130` is in `>=2.11,<2.16`. The release number alone counts: vendors' builds
+    (`2.11.0a0+1f3c`, `2.15.0-custom`) are builds of it."""
     from packaging.specifiers import SpecifierSet
     from packaging.version import InvalidVersion, Version
 

@@ -144,9 +144,7 @@ def _run_on_slurm(request: Request) -> int:
 @dataclass
 class SeenJobs:
     """The jobs that this launcher saw on Slurm (`names`): cancelled or lost since, they stay so.
-
-    `orphans` waited for a job that was submitted again since: Slurm cancels them, nobody else.
-    """
+    `orphans` waited for a job that was submitted again since: Slurm cancels them, nobody else."""
 
     names: set[str] = field(default_factory=set)
     orphans: set[str] = field(default_factory=set)
@@ -273,11 +271,9 @@ def _chosen(snapshot: Snapshot, patterns: Sequence[str], states: Container[str])
 
 
 def retry(args: argparse.Namespace) -> int:
-    """Submit the jobs that came to nothing again, where they were before, with a clean slate.
-
-    Their commands are the recorded ones, checked; the cluster is one of ours, or that of the
-    command line.
-    """
+    """Submit the jobs that came to nothing again, where they were before, with a clean slate. Their
+    commands are the recorded ones, checked; the cluster is one of ours, or that of the command
+    line."""
     ledger = Ledger(args.out)
     given, patterns = _named_cluster(args)
     here: list[partial[int]] = []

@@ -42,10 +42,8 @@ POSITION_RULES = ("+0.1", "aa", "size")
 @dataclass(frozen=True, kw_only=True)
 class TrunkMetadata:
     """Knowledge about a file's trunk besides its tensors: from the command line, or from a small
-    file beside the weights.
-
-    `arch` is a trunk's whole name; `options` change the name that the format has for it.
-    """
+    file beside the weights. `arch` is a trunk's whole name; `options` change the name that the
+    format has for it."""
 
     arch: str = ""
     reading: str = ""
@@ -66,11 +64,9 @@ class TrunkMetadata:
 
 @dataclass(frozen=True, kw_only=True)
 class TrunkInFile(ABC):
-    """A trunk under one prefix of one table of a file; each family has its own subclass.
-
-    `keys`: name of a tensor -> the file's key. `extra`: keys inside the trunk that a trunk of this
-    architecture does not have.
-    """
+    """A trunk under one prefix of one table of a file; each family has its own subclass. `keys`:
+    name of a tensor -> the file's key. `extra`: keys inside the trunk that a trunk of this
+    architecture does not have."""
 
     table: str
     prefix: str

@@ -22,10 +22,8 @@ USUAL_TABLES = ("", "state_dict", "model", "model_state_dict", "net")
 
 
 def all_formats() -> dict[str, Format]:
-    """The shipped rows and those of installed packages (plugins.py), by name.
-
-    A package that cannot be loaded is named and left out: the shipped formats do not need it.
-    """
+    """The shipped rows and those of installed packages (plugins.py), by name. A package that cannot
+    be loaded is named and left out: the shipped formats do not need it."""
     rows = {row.name: row for family in FAMILIES for row in family.formats}
     for name in plugins.names(plugins.FORMATS, rows):
         try:
@@ -36,10 +34,8 @@ def all_formats() -> dict[str, Format]:
 
 
 def recognise(trunks: list[TrunkInFile], tables: Tables, tree: Tree) -> Format | None:
-    """The format that accounts for every trunk in the file; None where there is none.
-
-    Raises BadInput where several do and none of them is a special case of the others.
-    """
+    """The format that accounts for every trunk in the file; None where there is none. Raises
+    BadInput where several do and none of them is a special case of the others."""
     # 1. The file's other marks: the names of all tensors, and `@` of all entries.
     marks = {unwrapped(key) for tensors in tables.values() for key in tensors}
     if isinstance(tree, Mapping):

@@ -251,10 +251,7 @@ class FileContents:
         copy: bool = True,
     ) -> Checkpoint:
         """The whole trunk as a Checkpoint, or BadInput that names the first tensors that do not
-        fit.
-
-        With `copy` False the tensors may still be the file's own memory.
-        """
+        fit. With `copy` False the tensors may still be the file's own memory."""
         with _naming(self.path):
             self._refuse_unless_whole(trunk, allow_missing_statistics)
             stem, pixels = trunk.stem(stem), trunk.pixels()

@@ -12,9 +12,7 @@ from backbench.weights.trunk import Trunk
 
 def checkpoint_of(module: nn.Module, pixels: Pixels | None = None) -> Checkpoint | None:
     """The checkpoint of a module that some family of trunks knows; None for any other module.
-
-    `pixels` are the statistics that it takes, where they are not the family's own.
-    """
+    `pixels` are the statistics that it takes, where they are not the family's own."""
     kind, reading, stem = type(module).__name__, "", "imagenet"  # a family without stems knows it
     given: tuple[str, Pixels] | None = None
     if isinstance(module, Trunk):

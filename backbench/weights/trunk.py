@@ -42,10 +42,8 @@ class Trunk(nn.Module, ABC):
     @abstractmethod
     def stages(self, x: Tensor) -> list[Tensor]:
         """Images (N, 3, H, W) -> its maps, each (N, widths[i], H / strides[i], W / strides[i]).
-
         C2..C5 of a hierarchical trunk, at strides 4, 8, 16 and 32; the one map of a plain vision
-        transformer, its patch tokens in their grid.
-        """
+        transformer, its patch tokens in their grid."""
 
     def tokens(self, x: Tensor) -> Tensor:
         """Images (N, 3, H, W) -> (N, h, w, C): the last map, a token for each of its places."""
@@ -162,7 +160,6 @@ class ModuleTrunk(WrappedTrunk):
 @dataclass(frozen=True, kw_only=True)
 class InstalledTrunk:
     """A trunk that an installed package adds (`plugins`): `build` draws one with fresh weights.
-
     `pixels` are those that it was trained with."""
 
     name: str

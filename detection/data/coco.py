@@ -371,11 +371,9 @@ def _polygons(
 
 
 def _uncompressed(text: str) -> list[int] | None:
-    """COCO's compressed run lengths as numbers; None if the text is damaged.
-
-    A character holds 5 bits from chr(48) on; its sixth says that more follow. From the third number
-    on each is a difference to the one before last (pycocotools' maskApi.c, rleFrString).
-    """
+    """COCO's compressed run lengths as numbers; None if the text is damaged. A character holds 5
+    bits from chr(48) on; its sixth says that more follow. From the third number on each is a
+    difference to the one before last (pycocotools' maskApi.c, rleFrString)."""
     out: list[int] = []
     at = 0
     while at < len(text):

@@ -15,11 +15,8 @@ from detection.data.dataset_dicts import Outline, Polygon, RunLength
 
 def rasterise(polygons: Sequence[Sequence[np.ndarray]], boxes: Tensor, size: int) -> Tensor:
     """Each object's polygons on the size x size grid of its box, boxes (n, 4): (n, size, size)
-    float in {0, 1}.
-
-    detectron2/structures/masks.py::rasterize_polygons_within_box, where torchvision's
-    project_masks_on_boxes resamples bitmaps of the whole image with RoIAlign.
-    """
+    float in {0, 1}. detectron2/structures/masks.py::rasterize_polygons_within_box, where
+    torchvision's project_masks_on_boxes resamples bitmaps of the whole image with RoIAlign."""
     from pycocotools import mask
 
     out = torch.zeros(len(boxes), size, size)

@@ -192,10 +192,8 @@ def box_losses(
     logits: Tensor, deltas: Tensor, labels: Tensor, regression: Tensor, beta: float
 ) -> dict[str, Tensor]:
     """logits (R, 1 + C), deltas (R, 4 + 4 C), labels (R,), 0 the background, regression (R, 4).
-
     FastRCNNOutputLayers.losses: the boxes' loss, too, is divided by all proposals, not by the
-    positive ones.
-    """
+    positive ones."""
     count = per_rank(len(labels), logits.device)
     positive = torch.where(labels > 0)[0]
     chosen = deltas.reshape(len(deltas), -1, 4)[positive, labels[positive]]

@@ -37,10 +37,8 @@ def behaviour(root: Path, name: str) -> dict:
 
 
 def work(out: Path, plan: dict, start: str) -> str:
-    """`steps` steps of a hash chain, saved when asked to stop.
-
-    However often it was stopped and continued, it ends with the same word.
-    """
+    """`steps` steps of a hash chain, saved when asked to stop. However often it was stopped and
+    continued, it ends with the same word."""
     steps, step_s = plan.get("steps", 1), plan.get("step_s", 0.0)
     state_file = out / "state.json"
     state = {"step": 0, "word": start}

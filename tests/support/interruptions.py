@@ -17,10 +17,7 @@ def terminate():
 
 class WatchedDecoder:
     """`backbench.images.image_list.decode`, with the paths that it was asked for; `at[n]` is called
-    before image n, from 1.
-
-    Only what this process decodes is seen, so runs have --workers 0.
-    """
+    before image n, from 1. Only what this process decodes is seen, so runs have --workers 0."""
 
     def __init__(self, decode):
         self.decode, self.paths, self.at = decode, [], {}

@@ -91,10 +91,8 @@ def _free_ports(count: int = 1) -> range:
 def running_slurm(
     nodes: int = 1, *, max_jobs: int = 20000, min_job_age: int = 300
 ) -> Iterator[Path]:
-    """Start the daemons; SLURM_CONF points at them inside the block. Gives their folder.
-
-    The nodes n1, n2, ... are this machine, each with a slurmd of its own.
-    """
+    """Start the daemons; SLURM_CONF points at them inside the block. Gives their folder. The nodes
+    n1, n2, ... are this machine, each with a slurmd of its own."""
     folder = Path(tempfile.mkdtemp(prefix="slurm-"))
     commands = _configure(folder, nodes, max_jobs=max_jobs, min_job_age=min_job_age)
     with _environment(SLURM_CONF=str(folder / "slurm.conf"), PATH=_path()):
@@ -114,11 +112,9 @@ def running_slurm(
 
 
 def _configure(folder: Path, nodes: int, **settings: int) -> list[list[str]]:
-    """Write what the daemons read; their commands, in the order of start.
-
-    A requeued job starts again after cred_expire seconds: more than KillWait, or the node meets the
-    job's last processes, calls it "Duplicate jobid" and is drained.
-    """
+    """Write what the daemons read; their commands, in the order of start. A requeued job starts
+    again after cred_expire seconds: more than KillWait, or the node meets the job's last processes,
+    calls it "Duplicate jobid" and is drained."""
     host = socket.gethostname().split(".")[0]
     key = folder / "munge.key"
     key.write_bytes(os.urandom(1024))

@@ -349,7 +349,6 @@ def _fitted(trunk: TimmInFile) -> TimmInFile:
 
 def _folded(ours: str, taken: list[Tensor]) -> Tensor:
     """The class token with its position added, and the positions without it: (1, 1, D), (1, n, D).
-
     timm's model has no position of its class token, so its sum is the token."""
     if ours == "cls_token":
         token, positions = taken

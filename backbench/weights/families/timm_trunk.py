@@ -49,11 +49,8 @@ def default_reading(model: str) -> str:
 
 
 def differences(name: TimmName, options: Mapping[str, str]) -> dict[str, str]:
-    """Heads, eps and activation where a configuration says others than the model has.
-
-    Not a smaller eps: the Hub's conversions took its default, 1e-12, for what was trained with
-    1e-6.
-    """
+    """Heads, eps and activation where a configuration says others than the model has. Not a smaller
+    eps: the Hub's conversions took its default, 1e-12, for what was trained with 1e-6."""
     if not options.keys() & {"num_heads", "eps", "act_layer"}:
         return {}
     with torch.device("meta"):
