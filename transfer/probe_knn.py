@@ -32,7 +32,7 @@ def refuse(p: Knn, name: str, splits: Splits) -> None:
     if max(p.k) > count:
         ks = ",".join(str(k) for k in p.k if k <= count) or "1"
         raise BadInput(
-            f"{name}: k = {max(p.k)} neighbours of {count} images; write --protocol NAME k={ks}"
+            f"{name}: k = {max(p.k)} neighbours of {count} images; write --protocol knn k={ks}"
         )
 
 

@@ -16,6 +16,7 @@ from backbench.images import image_list
 from backbench.images.image_list import ImageList
 from backbench.recipes import config
 from backbench.runs import atomic
+from backbench.runs.terminal import log
 
 
 def run(args: argparse.Namespace) -> int:
@@ -36,6 +37,8 @@ def run(args: argparse.Namespace) -> int:
 def _list(root: Path) -> list[dict[str, object]]:
     """Print a line for each dataset; return the same as fields."""
     listed: list[dict[str, object]] = []
+    if not root.is_dir():
+        log.warning(f"--data {root}: no such folder, so every dataset is missing")
     line = "{:<12} {:>7} {:>9} {:>6} {:>6}  {:<14} {:<8} {}"
     print(line.format("name", "classes", "train", "val", "test", "metric", "on disk", "licence"))
 
