@@ -533,7 +533,7 @@ def test_more_neighbours_than_images_is_refused(trees, trunk, tmp_path, capsys):
     text = {"kind": "knn", "protocol": "x-demo-v1", "geometry": {"resize": 32, "crop": 32}}
     file.write_text(json.dumps(text))
     assert main(command(root, [trunk], tmp_path / "run", file)) == EXIT_BAD_INPUT
-    assert "k = 200 neighbours of 18 images; write --protocol NAME k=5" in capsys.readouterr().err
+    assert "k = 200 neighbours of 18 images; write --protocol knn k=5" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 

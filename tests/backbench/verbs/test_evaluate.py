@@ -247,7 +247,7 @@ WRONG = [
         "evaluate my_resnet.pth --data mine --out notes.txt",
         "notes.txt: is a file; --out needs a fo",
     ),
-    (LINEAR.format("knn"), "k = 200 neighbours of 48 images; write --protocol NAME k=5,20"),
+    (LINEAR.format("knn"), "k = 200 neighbours of 48 images; write --protocol knn k=5,20"),
     (LINEAR.format("knn k=0"), "--protocol knn k=0: 'k[0]' must be"),
     (LINEAR.format("knn kk=5"), "--protocol knn kk=5: unknown key 'kk'; did you mean 'k'"),
     (LINEAR.format("knn k=5,many"), "--protocol knn k=5,many: 'k[1]' must be a whole number"),
