@@ -210,9 +210,7 @@ def place_tasks(
         raise BadInput(f"--data {data}: {what}; give the folder with the images, as mine/<class>/")
     root, dataset = folder.parent, folder.name
     if "," in dataset or dataset == "all":
-        raise BadInput(
-            f"--data {data}: a dataset's name has no comma and is not 'all'; rename the folder"
-        )
+        raise BadInput(f"--data {data}: a dataset's name has no comma and is not 'all'; rename it")
     if catalog.row(dataset) is not None and catalog.is_class_folder(folder):
         try:
             catalog.present(dataset, root)
@@ -228,8 +226,7 @@ def place_tasks(
 def _groups(
     wanted: WantedTask, checkpoints: list[Checkpoint], root: Path, seed: int
 ) -> list[tuple[WantedTask, list[Checkpoint]]]:
-    """The runs of a task: all checkpoints of one input size together where its verb takes several,
-    else each alone."""
+    """The runs of a task: checkpoints of one input size together where its verb can, else alone."""
     groups = []
     for task, together in _by_size(wanted, checkpoints, root, seed):
         several = TASKS[task.task].verb in ("linear", "analyze")
@@ -326,9 +323,7 @@ def _checkpoint(
     elif isinstance(given, torch.nn.Module):
         found = modules.checkpoint_of(given, pixels) or _of_module(given, encoder)
     else:
-        raise BadInput(
-            f"expected a Checkpoint, a torch module or a path, not {type(given).__name__}"
-        )
+        raise BadInput(f"expected a Checkpoint, torch module or path, not {type(given).__name__}")
     if pixels is None:
         return found
     provenance = {key: value for key, value in found.provenance.items() if key != PIXELS_FROM}
@@ -372,8 +367,7 @@ def _run_here(command: Sequence[str]) -> None:
 
 
 def _start(command: Sequence[str]) -> None:
-    """Run a verb in a process of its own; its progress goes to this one's stderr, its error becomes
-    an exception."""
+    """Run a verb in its own process; progress goes to our stderr, an error becomes an exception."""
     line = [sys.executable, "-m", "backbench", *command]
     process = subprocess.Popen(
         line,

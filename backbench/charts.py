@@ -83,8 +83,7 @@ def _without_formulas(figure: Figure) -> None:
 
 
 def save(figure: Figure, stem: Path) -> Path:
-    """STEM.svg and STEM.png; returns the svg. The files do not say when or by which version they
-    were made."""
+    """STEM.svg and STEM.png, without a date or version in them; returns the svg."""
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.backends.backend_svg import FigureCanvasSVG

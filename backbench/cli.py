@@ -646,8 +646,7 @@ def _function(target: str) -> Callable[..., Any]:
 
 
 def guarded(action: Callable[[], int | None], args: argparse.Namespace) -> int:
-    """Run a verb and return its exit status; an error becomes one line on stderr, with the
-    traceback under --debug."""
+    """Return a verb's exit status; an error is one line on stderr, a traceback with --debug."""
     from backbench.runs import failures
     from backbench.runs.state import stops_at_once
     from backbench.runs.terminal import setup_logging

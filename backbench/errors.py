@@ -12,13 +12,11 @@ STOP_SIGNALS = ("SIGTERM", "SIGUSR1", "SIGUSR2", "SIGINT")
 
 
 class BadInput(Exception):
-    """The user's input cannot be used. The message is one line: what came, what was allowed, what
-    to do next."""
+    """The input cannot be used. One line says what came, what was allowed, what to do next."""
 
 
 class Preempted(Exception):
-    """A signal asked the run to stop and its state is saved; running the same command again
-    continues."""
+    """A signal stopped the run and its state is saved; the same command continues."""
 
 
 class Stopped(BaseException):

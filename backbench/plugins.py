@@ -35,8 +35,7 @@ PROGRAMS = ("pretrain", "transfer", "detection")
 
 
 def hidden() -> dict[str, str]:
-    """The programs of this suite that Python would not find, each with one line: what it finds
-    instead, and what to do."""
+    """The programs that Python would not find, each with what it finds instead and what to do."""
     home = Path(__file__).resolve().parent.parent  # a checkout's top, or site-packages
     found = {}
     for name in PROGRAMS:
@@ -73,8 +72,7 @@ def installed(group: str) -> dict[str, EntryPoint]:
 
 
 def names(group: str, shipped: Collection[str]) -> list[str]:
-    """The names that packages add. BadInput where one of them is backbench's own: it would not mean
-    the same here."""
+    """The names that packages add. BadInput where one of them is backbench's own."""
     added = installed(group)
     for name in shipped:
         if name in added:
@@ -85,8 +83,7 @@ def names(group: str, shipped: Collection[str]) -> list[str]:
 
 
 def load(group: str, name: str, kind: type[T]) -> T:
-    """The object behind an installed name. BadInput that names the package where it cannot be had
-    or is no `kind`."""
+    """The object behind an installed name. BadInput names a package whose object is no `kind`."""
     point = installed(group)[name]
     try:
         value = point.load()

@@ -21,8 +21,7 @@ IMAGES, DETECTIONS = 1000, 100
 
 
 def make() -> tuple[dict[str, list], list[dict]]:
-    """Ground truth, and detections that are its boxes exactly, near them, or of another
-    category."""
+    """Ground truth, and detections that are its boxes exactly, near them, or misclassified."""
     rng = np.random.default_rng(0)
     objects: list[dict] = []
     detections: list[dict] = []
@@ -72,9 +71,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "truth.json"
         file.write_text(json.dumps(truth))
-        ways = {
-            name: partial(statistics, name, file, detections) for name in ("pycocotools", "hotcoco")
-        }
+        ways = {n: partial(statistics, n, file, detections) for n in ("pycocotools", "hotcoco")}
         theirs, ours = (way() for way in ways.values())
         seconds = least(ways, 3)
     print_ratios(f"{IMAGES} images, {len(detections)} boxes, loading included", seconds)

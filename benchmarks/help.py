@@ -1,5 +1,4 @@
-"""Seconds until `backbench VERB --help` answers, against `import torch, torchvision` in the same
-run."""
+"""Seconds until `backbench VERB --help` answers, beside `import torch, torchvision`."""
 
 import subprocess
 import sys

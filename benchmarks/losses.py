@@ -200,8 +200,7 @@ def compare(case: LossCase) -> dict[str, float]:
 
 
 def errors(case: LossCase) -> tuple[float, float]:
-    """Largest error of naive and ours against the naive form in float64, relative to its largest
-    entry."""
+    """Largest error of naive and ours to the naive form in float64, over its largest entry."""
     inputs = case.inputs()
     exact = run_once(case.naive, tuple(x.double() for x in inputs), case.gradients)
     out = []

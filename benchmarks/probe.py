@@ -65,8 +65,7 @@ class Separate:
 
 
 def row_1(batch: int, repeats: int) -> None:
-    """Seven rates, ResNet-50, 224 px: seven runs with a pass of the trunk each, against one
-    pass."""
+    """Seven rates, ResNet-50, 224 px: seven runs with a pass each, against one pass."""
     trunk = FrozenTrunk.build(checkpoint("resnet50"), device=CPU)
     images, labels = torch.randn(batch, 3, 224, 224), torch.arange(batch) % 100
     separate = Separate(100, 2048, 0.0, RATES)
@@ -86,8 +85,7 @@ def row_1(batch: int, repeats: int) -> None:
 
 
 def row_2(count: int, repeats: int) -> None:
-    """Three ResNet-18 at 64 px on 500x375 JPEG: the whole loop against decoding alone and three
-    forwards alone."""
+    """Three ResNet-18 at 64 px on 500x375 JPEG: the loop against decoding and against forwards."""
     trunks = [FrozenTrunk.build(checkpoint("resnet18", seed), device=CPU) for seed in range(3)]
     with tempfile.TemporaryDirectory() as folder:
         write_photographs(Path(folder), count, distinct=64)
@@ -276,9 +274,7 @@ def row_18(count: int, dim: int, classes: int, repeats: int) -> None:
 
     def theirs(tolerance: float) -> list[np.ndarray]:
         model = LogisticRegression(warm_start=True, max_iter=1000, tol=tolerance)
-        return [
-            model.set_params(C=1 / l2).fit(x.numpy(), y.numpy()).coef_.copy() for l2 in STRENGTHS
-        ]
+        return [model.set_params(C=1 / s).fit(x.numpy(), y.numpy()).coef_.copy() for s in STRENGTHS]
 
     print(
         f"18 logistic regression, {count} x {dim}, {classes} classes, {len(STRENGTHS)} strengths:"

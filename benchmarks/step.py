@@ -215,9 +215,7 @@ def main() -> None:
         seconds |= least(of_all(sizes, views, cast, way), ROUNDS)
     about = f"{sizes.arch}, {sizes.pixels} px, batch {sizes.batch}"
     for title, symmetric in (("MoCo v2, against lightly", False), ("the symmetric loss", True)):
-        chosen = {
-            name: each for name, each in seconds.items() if ("symmetric" in name) == symmetric
-        }
+        chosen = {name: s for name, s in seconds.items() if ("symmetric" in name) == symmetric}
         print_ratios(f"{title}: {about}", chosen, sizes.batch)
     updates()
 

@@ -43,8 +43,7 @@ class MixedPrecision:
         return torch.autocast(self.device, self.dtype)
 
     def descend(self, loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
-        """Take one optimiser step on the gradients of this loss alone; skip it if float16
-        overflowed."""
+        """Take an optimiser step on this loss alone; skip it if float16 overflowed."""
         optimizer.zero_grad(set_to_none=True)
         self.scaler.scale(loss).backward()
         self.scaler.step(optimizer)

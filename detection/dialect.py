@@ -66,8 +66,7 @@ class Given:
 
 
 def read(name: str, opts: Sequence[str]) -> Given:
-    """The config by path or name, with `KEY VALUE` overrides. Raises BadInput that names the file
-    or the key."""
+    """The config by path or name, with `KEY VALUE` overrides. BadInput names the file or key."""
     path = config.find_recipe(name, KIND)
     values = read_detector(path)
     # The shipped bases state ImageNet's pixels for Detectron2 by itself
@@ -91,8 +90,7 @@ def read(name: str, opts: Sequence[str]) -> Given:
 
 
 def check(args: argparse.Namespace) -> None:
-    """Raise BadInput for a wrong config, override or checkpoint of `detect` before torch is
-    imported."""
+    """Refuse a wrong config, override or checkpoint of `detect` before torch is imported."""
     read(args.config_file, args.opts)
     availability.weight_files(args)
 
@@ -103,8 +101,7 @@ def shipped(path: Path) -> Given:
 
 
 def embedded(given: Given) -> CfgNode:
-    """The config as the torchvision engine reads it. Raises BadInput for an unknown, missing or
-    mistyped key."""
+    """The config for the torchvision engine; BadInput for an unknown, missing or mistyped key."""
     # The keys that the engine takes, each with a value of its type
     known = {**read_detector(config.configs_dir() / KIND / BASE), **OPTIONAL, **DEFAULTS}
     for key in given.values:
@@ -114,9 +111,7 @@ def embedded(given: Given) -> CfgNode:
             )
     for key in known:
         if key not in given.values and key not in OPTIONAL and key not in DEFAULTS:
-            raise BadInput(
-                f"{given.path}: does not state {key}; begin the file with `_BASE_: {BASE}`"
-            )
+            raise BadInput(f"{given.path}: does not state {key}; begin it with `_BASE_: {BASE}`")
     tree: dict[str, Value] = {}
     for key, value in known.items():
         *groups, last = key.split(".")

@@ -51,8 +51,7 @@ class DetectionEngine(ABC):
         seed: int,
         device: torch.device,
     ) -> None:
-        """`flip_map` is Split.flip, empty without keypoints; `seed` decides the fresh heads, the
-        images and all draws."""
+        """`flip_map` is Split.flip (empty: no keypoints); `seed` decides heads, images, draws."""
         self.cfg, self.checkpoint, self.flip_map = cfg, checkpoint, flip_map
         self.task, self.seed, self.device = task, seed, device
         seeding.seed_everything(seed, "detector")
@@ -78,18 +77,15 @@ class DetectionEngine(ABC):
 
     @abstractmethod
     def stages(self, x: Tensor) -> list[Tensor]:
-        """C2..C5 of a normalised batch (N, 3, H, W), each (N, C, H/s, W/s); in evaluation mode,
-        without gradient."""
+        """C2..C5 of a batch (N, 3, H, W), each (N, C, H/s, W/s); in eval mode, no gradient."""
 
     @abstractmethod
     def start(self, records: Sequence[ImageRecord], first: int, last: int) -> None:
-        """Open the stream of this rank's batches for iterations `first` to `last` - 1; again, to
-        open another."""
+        """Open the stream of this rank's batches for iterations `first` to `last` - 1."""
 
     @abstractmethod
     def losses(self) -> dict[str, Tensor]:
-        """The next batch's loss terms, each 0-dim; their sum is minimised. The model must be in
-        training mode."""
+        """The next batch's loss terms, 0-dim, to be summed; the model must be in training mode."""
 
     @abstractmethod
     def step(self) -> dict[str, Tensor]:
@@ -102,8 +98,7 @@ class DetectionEngine(ABC):
 
     @abstractmethod
     def detect(self, image: Any, record: ImageRecord) -> list[Detection]:
-        """The detections in what `read` made of the record, in pixels of the file; categories are
-        labels from 0."""
+        """The detections in what `read` made of a record, in the file's pixels; labels from 0."""
 
     def predict(self, record: ImageRecord) -> list[Detection]:
         """One image's detections, as `detect` says them."""

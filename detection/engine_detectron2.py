@@ -58,8 +58,7 @@ ModelInput: TypeAlias = dict[str, object]  # image, instances, ...: what Detectr
 
 @ROI_HEADS_REGISTRY.register()
 class Res5ROIHeadsExtraNorm(Res5ROIHeads):
-    """The C4 head of MoCo (arXiv:1911.05722): batch norm after res5, for trunks that are finetuned
-    with norm."""
+    """The C4 head of MoCo (arXiv:1911.05722): batch norm after res5, for finetuned trunks."""
 
     @classmethod
     def _build_res5_block(cls, cfg: CfgNode) -> tuple[nn.Sequential, int]:
@@ -145,8 +144,7 @@ def training_mapper(cfg: CfgNode, flip_map: Sequence[int]) -> DatasetMapper:
 
 
 def repeat_factors(cfg: CfgNode, records: Sequence[ImageRecord]) -> Tensor | None:
-    """How often each image comes in a pass, by its rarest category (LVIS, arXiv:1908.03195); None
-    for once each."""
+    """How often each image comes in a pass, by its rarest category (LVIS, arXiv:1908.03195)."""
     loading = cfg.DATALOADER
     if loading.SAMPLER_TRAIN == "TrainingSampler":
         return None
@@ -161,8 +159,7 @@ def repeat_factors(cfg: CfgNode, records: Sequence[ImageRecord]) -> Tensor | Non
 
 
 class LossKeepingTrainer(SimpleTrainer):
-    """Detectron2's trainer; the losses are kept for our metrics instead of gathered into its
-    storage."""
+    """Detectron2's trainer; losses are kept for our metrics, not gathered into its storage."""
 
     losses: dict[str, Tensor]
     amp: MixedPrecision
@@ -241,8 +238,7 @@ class Detectron2Engine(DetectionEngine):
         return self.trunk.optimizer(self.cfg)
 
     def _load(self, model: nn.Module) -> None:
-        """Put every tensor of the trunk in its place, or raise BadInput: nothing is matched by
-        likeness."""
+        """Put every tensor of the trunk in its place, or raise BadInput; nothing is guessed."""
         # The model's own heads and FPN stay; load_state_dict below is strict about all of it.
         state = model.state_dict()
         for key, tensor in self.trunk.named(self.checkpoint.state_dict).items():

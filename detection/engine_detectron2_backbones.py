@@ -28,8 +28,7 @@ SCALES = (4.0, 2.0, 1.0, 0.5)  # of the map of stride 16: projects/ViTDet, mask_
 
 
 class OwnResNet:
-    """The ResNet of one of Detectron2's models, under an FPN whole; a C4 model has its last stage in
-    the head."""
+    """The ResNet of a Detectron2 model; a C4 model has its last stage in the head."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model

@@ -72,8 +72,7 @@ def _gather(
 
 
 def clear(run: DetectionRun) -> None:
-    """Take the ranks' shares away: those of a killed run, which may have had more ranks, before its
-    ranks start again."""
+    """Remove the ranks' shares of a killed run, which may have had more ranks."""
     for file in run.out.glob(SHARE.format("*")):
         file.unlink(missing_ok=True)
 

@@ -14,8 +14,7 @@ from detection.engine import DetectionEngine
 def reestimate(
     engine: DetectionEngine, records: Sequence[ImageRecord], *, batches: int, after: int
 ) -> None:
-    """Re-estimate the statistics over the training batches that would have been iterations `after`,
-    `after` + 1, ..."""
+    """Re-estimate the statistics over the training batches of iterations `after`, `after + 1`..."""
     with warnings.catch_warnings():
         # fvcore.nn scripts its losses on import, which torch calls deprecated.
         warnings.simplefilter("ignore")

@@ -42,8 +42,7 @@ def decisive(given: Given) -> dict[str, Value]:
 
 
 def stated(given: Given) -> dict[str, Value]:
-    """Every key that is not free, as the user stated it: the part of a config that a run's folder
-    keeps."""
+    """Every key that is not free, as the user stated it: what a run's folder keeps."""
     out = {}
     for key, value in sorted(given.values.items()):
         if key not in FREE:

@@ -66,8 +66,7 @@ LOGGED = 4500  # rows of metrics.jsonl in a long run
 
 
 def run(args: argparse.Namespace) -> int:
-    """The verb `detect`: train, evaluate, record. A finished run prints its numbers and changes
-    nothing."""
+    """The verb `detect`: train, evaluate, record. A finished run only prints its numbers."""
     run = from_arguments(args)
     prepared = prepare(run)
     who = identity(run, prepared)
@@ -193,8 +192,7 @@ def prepare(run: DetectionRun) -> Prepared:
 
 
 def ready(run: DetectionRun, p: Prepared) -> DetectionEngine:
-    """Build the engine and prove by its maps that the weights arrived, before the run folder is
-    made."""
+    """Build the engine and prove by its maps that the weights arrived; no folder is made yet."""
     # In a run of several processes the GPUs are theirs; this one only looks.
     alone = run.world == 1
     device = process_group.device_of(run.given, 0) if alone else torch.device("cpu")
@@ -231,8 +229,7 @@ def take_part(run: DetectionRun, seat: process_group.Seat) -> int:
 
 
 def work(run: DetectionRun, p: Prepared, engine: DetectionEngine, rank: int = 0) -> None:
-    """One process of the run: train from the saved state on, evaluate its share, and on rank 0
-    record the numbers."""
+    """One process of the run: train from the saved state, evaluate its share; rank 0 records."""
     # On a GPU some of the kernels that detection needs have no deterministic form.
     torch.use_deterministic_algorithms(engine.device.type == "cpu")
     if not run.final.exists():
@@ -374,8 +371,7 @@ def keep_final(run: DetectionRun, p: Prepared, engine: DetectionEngine) -> None:
 
 
 def load_final(file: Path) -> dict[str, Tensor]:
-    """Load the trained detector's state dict. Raises BadInput for a file that `keep_final` did not
-    write."""
+    """Load the trained detector's state dict. BadInput if `keep_final` did not write it."""
     try:
         data = torch.load(file, map_location="cpu", weights_only=True)
         model, _ = data["model"], data["backbench"]

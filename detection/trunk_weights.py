@@ -21,14 +21,10 @@ def read(checkpoint: Path | None, model_weights: str, arch: str, seed: int) -> C
     random row, a fresh trunk of the architecture `arch`. No weights at all is refused: a detector
     that trains from scratch by mistake only looks a bit low."""
     if checkpoint is not None and model_weights:
-        raise BadInput(
-            f"both --checkpoint {checkpoint} and MODEL.WEIGHTS {model_weights}; give one"
-        )
+        raise BadInput(f"--checkpoint {checkpoint} and MODEL.WEIGHTS {model_weights}; give one")
     if model_weights == RANDOM:
         if not arch:
-            raise BadInput(
-                f"MODEL.WEIGHTS {RANDOM}: of which trunk? say MODEL.TRUNK.ARCH timm:NAME"
-            )
+            raise BadInput(f"MODEL.WEIGHTS {RANDOM}: which trunk? say MODEL.TRUNK.ARCH timm:NAME")
         seeding.seed_everything(seed, "random row")
         return Checkpoint(
             arch=arch,
@@ -38,9 +34,7 @@ def read(checkpoint: Path | None, model_weights: str, arch: str, seed: int) -> C
             provenance={"name": "random"},
         )
     if "://" in model_weights:
-        raise BadInput(
-            f"MODEL.WEIGHTS {model_weights}: nothing is downloaded in a run; give a local file"
-        )
+        raise BadInput(f"MODEL.WEIGHTS {model_weights}: a run downloads nothing; give a local file")
     file = checkpoint or (Path(model_weights) if model_weights else None)
     if file is None:
         raise BadInput(

@@ -106,8 +106,7 @@ def lines_by_label(detections: Sequence[Detection]) -> dict[int, list[str]]:
 def bootstrap(
     split: Split, lines: Mapping[int, Sequence[str]], manifest: str
 ) -> dict[str, np.ndarray]:
-    """AP, AP50 and AP75 in percent of images drawn with replacement, `lines` as the evaluator reads
-    them."""
+    """AP, AP50 and AP75 in percent of images drawn again, `lines` as the evaluator has them."""
     place = {str(r["image_id"]): i for i, r in enumerate(split.records)}
     weights = evaluate.drawn(len(place), manifest)
     objects = _objects_by_label(split)
@@ -162,8 +161,7 @@ def aps(
 def _matched(
     ranked: VocDetections, ranking: np.ndarray, objects: Mapping[int, VocObjects], threshold: float
 ) -> tuple[Tensor, Tensor]:
-    """Match the ranked detections: (D,) hits and (D,) misses; those on difficult objects are
-    neither."""
+    """Match the ranked detections: (D,) hits, (D,) misses; on difficult objects neither."""
     hits, misses = np.zeros(len(ranking), bool), np.zeros(len(ranking), bool)
     taken: set[tuple[int, int]] = set()
     for i, d in enumerate(ranking):

@@ -260,8 +260,7 @@ def loader(
     ranks: int = 1,
     on_gpu: bool = False,
 ) -> Iterator[LoadedBatch]:
-    """All micro-batches of this rank, in order, from step `first` on. Workers run on across
-    epochs."""
+    """This rank's micro-batches from step `first` on, in order. Workers run on across epochs."""
     dataset = ViewBatches(
         found,
         config,

@@ -104,8 +104,7 @@ def _attributes(method: nn.Module) -> Iterator[tuple[str, nn.Module, object]]:
 
 
 def _plain_attributes(method: nn.Module) -> Iterator[tuple[str, Plain]]:
-    """Numbers and words that the method's own modules hold, by where. Torch's modules have none
-    that a step changes."""
+    """Numbers and words that the method's own modules hold (torch's change none in a step)."""
     for where, module, value in _attributes(method):
         own = not type(module).__module__.startswith("torch.")
         if own and (value is None or isinstance(value, int | float | str)):

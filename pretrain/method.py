@@ -105,16 +105,14 @@ class Method(nn.Module):
     accumulates = False
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
-        """{"loss": 0-dim tensor with gradient, **detached terms to log}. The loss is over the
-        samples of all ranks."""
+        """{"loss": 0-dim tensor with gradient, **detached terms}. The loss is all ranks'."""
         raise AssertionError("a method overrides forward")
 
     def after_step(self, progress: float) -> None:
         """After each optimiser step: moving averages, queues. `progress` is in (0, 1]."""
 
     def heads(self) -> dict[str, Tensor]:
-        """Projector and the like, kept in the Checkpoint. By default `projector`, where the method
-        has one."""
+        """Projector and the like, kept in the Checkpoint; by default `projector`, if any."""
         projector = getattr(self, "projector", None)
         if projector is None:
             return {}

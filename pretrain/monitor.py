@@ -242,8 +242,7 @@ def feature_statistics(features: Tensor) -> dict[str, float]:
 
 
 def warn_if_collapsed(row: dict[str, float], step: int) -> None:
-    """Say so when all images get nearly the same features, or features along one line only. The
-    same of CLLR's L."""
+    """Warn of features that are nearly equal, or on one line; the same of CLLR's L."""
     rank_l, kept = row.get("rank_L"), row.get("kept_L")
     if rank_l is not None and kept is not None and (rank_l < COLLAPSED_RANK or kept < DEAD):
         log.warning(
@@ -291,8 +290,7 @@ class KnnScore(Dataset[tuple[int, Tensor | None]]):
 
     @torch.no_grad()
     def __call__(self, backbone: nn.Module, stop: StopFlag | None = None) -> float | None:
-        """The score, with the backbone left as it was; None without labels, or once a stop is
-        requested."""
+        """The score, the backbone left as it was; None without labels or after a stop."""
         if len(self.chosen) < 4 or len(self.found.classes) < 2:
             return None
         training = backbone.training

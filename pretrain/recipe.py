@@ -23,8 +23,7 @@ NotNegative = Annotated[float, Field(ge=0, lt=math.inf)]
 
 @dataclass(frozen=True, kw_only=True)
 class ViewsConfig:
-    """How one image becomes views: `fast` (OpenCV, or the GPU for colour and blur) or `reference`
-    (torchvision)."""
+    """One image as views: `fast` (OpenCV; colour, blur on a GPU) or `reference` (torchvision)."""
 
     pipeline: Literal["fast", "reference"] = "fast"
     crops: Annotated[tuple[Crops, ...], Field(min_length=1)] = (Crops(),)
@@ -36,8 +35,7 @@ class ViewsConfig:
 
     @property
     def per_view(self) -> tuple[Crops, ...]:
-        """The crop group of each view, in the order of the views: a group of three is there
-        thrice."""
+        """The crop group of each view, in the order of the views, a group of three thrice."""
         return tuple(group for group in self.crops for _ in range(group.count))
 
     @property
@@ -47,8 +45,7 @@ class ViewsConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """ROOT/<dataset>/<split>: a class folder, or a dataset that backbench/datasets knows by
-    name."""
+    """ROOT/<dataset>/<split>: a class folder, or a dataset of backbench/datasets."""
 
     dataset: str
     split: str = "train"
@@ -61,8 +58,7 @@ class Data:
 
 @dataclass(frozen=True, kw_only=True)
 class Optim:
-    """`lr` is the peak at `reference_batch` images. The lr used is lr * batch_size /
-    reference_batch (null: as is)."""
+    """`lr` is the peak; used is lr * batch_size / reference_batch (null: lr as it is)."""
 
     name: Literal["sgd", "adam", "adamw", "lars"] = "sgd"
     lr: NotNegative

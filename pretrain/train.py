@@ -166,8 +166,7 @@ def what_decides(config: PretrainConfig) -> dict[str, Any]:
 
 
 def build(config: PretrainConfig, found: ImageList) -> Method:
-    """The method with its weights drawn from the seed. The trunk first, so that it is the same for
-    all methods."""
+    """The method, drawn from the seed; the trunk first, so it is the same for all methods."""
     archs.family_of(config.arch).refuse_pixels(config.arch, config.views.pixels)
     seeding.seed_everything(config.seed, "backbone")
     backbone = archs.build_trunk(
@@ -327,8 +326,7 @@ class Training:
                     raise self.preempted(stop)
 
     def refuse_unreadable(self, parts: Sequence[data.LoadedBatch]) -> None:
-        """BadInput, on all ranks, where an image can neither be read nor left out; a warning for
-        one that is left out."""
+        """BadInput on all ranks for an image neither readable nor left out; else a warning."""
         errors = [part.error for part in parts if part.error is not None]
         unreadable = self.agree.first(errors[0] if errors else None)
         if unreadable is not None:

@@ -1,5 +1,4 @@
-"""Bad input to the commands: exit status 2, one line that names the culprit, no traceback, no
-output file."""
+"""Bad input to the commands: exit 2, one line that names the culprit, no traceback, no output."""
 
 import json
 import shutil

@@ -100,9 +100,8 @@ def test_all_four_in_one_life(site, data, tmp_path):
     _, _, brought, _, listed = done.stdout.split("$ ")
     assert "method spread" in brought and "epochs 7" in brought
     assert "format example lab" in brought
-    rows = [
-        json.loads(line) for line in (tmp_path / "probe" / "results.jsonl").read_text().splitlines()
-    ]
+    lines = (tmp_path / "probe" / "results.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
     assert {row["method"] for row in rows} == {"spread"}
     assert {row["dataset"] for row in rows} == {"stripes"}
     assert {row["arch"] for row in rows} == {"squares", "resnet18"}

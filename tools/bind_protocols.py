@@ -58,9 +58,7 @@ def _pretraining() -> dict[str, Leaves]:
     from pretrain import method_config
     from pretrain.recipe import PretrainConfig
 
-    methods = {
-        name: method_config.method_module(name).Config for name in method_config.shipped_names()
-    }
+    methods = {n: method_config.method_module(n).Config for n in method_config.shipped_names()}
     classes: dict[str, Any] = {"recipe": PretrainConfig, "crops": Crops, **methods}
     for name, cls in methods.items():
         for field, hint in typing.get_type_hints(cls).items():

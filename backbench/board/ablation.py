@@ -204,9 +204,7 @@ def _draw_panel(
                 seeds.append(point.values)
         if not x:
             continue
-        ax.errorbar(
-            x, means, yerr=bars, fmt="o-", color=color, markersize=4, linewidth=1.4, capsize=2
-        )
+        ax.errorbar(x, means, yerr=bars, fmt="o-", color=color, markersize=4, lw=1.4, capsize=2)
         for position, values in zip(x, seeds):
             places = [position] * len(values)
             ax.plot(places, values, ".", color=color, alpha=0.5, markersize=4)

@@ -499,9 +499,7 @@ def _average(cells: Iterable[Cell | None]) -> Cell | None:
 
 def predictions(cell: Cell) -> dict[int, Path]:
     """Seed -> file of predictions, for the measurements behind a cell that kept theirs."""
-    return {
-        r.seed: run / r.facts["predictions"] for r, run in cell.parts if "predictions" in r.facts
-    }
+    return {r.seed: at / r.facts["predictions"] for r, at in cell.parts if "predictions" in r.facts}
 
 
 def noise_of(board: Board, column: Column) -> TrainingNoise:
@@ -624,11 +622,7 @@ def compare_rows(board: Board) -> Comparisons:
     # 1. In each column, the rows that kept predictions, best first; two of them at least.
     testable: list[tuple[int, list[tuple[int, Cell]]]] = []
     for number, column in enumerate(board.columns):
-        cells = [
-            (index[row.checkpoint], cell)
-            for row, cell in board.measured(column)
-            if predictions(cell)
-        ]
+        cells = [(index[row.checkpoint], c) for row, c in board.measured(column) if predictions(c)]
         if len(cells) > 1:
             testable.append((number, cells))
     # 2. All pairs, or the best with each other.

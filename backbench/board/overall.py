@@ -78,8 +78,7 @@ class Overall:
 
 
 def ranks_by(cell: Cell) -> bool:
-    """True for a value that counts for a rank: it follows from what was kept, and its fit has
-    converged."""
+    """True for a value that is ranked: it follows from what was kept, and its fit has converged."""
     return cell.value is not None and cell.backed and cell.settled
 
 

@@ -1,5 +1,4 @@
-"""`backbench rank FILE.csv|RUNS`: who leads anybody's table, or the results below a folder, and how
-well that is known."""
+"""`backbench rank FILE.csv|RUNS`: who leads a table or a folder's results, and how surely."""
 
 from __future__ import annotations
 
@@ -114,16 +113,12 @@ def of_runs(runs: Path) -> ForeignTable:
     names, values, labels = [], [], board.labels()
     for row in board.measured_rows:
         cells = [board.cell(row, column) for column in columns]
-        of_row = [
-            cell.value if cell is not None and overall.ranks_by(cell) else None for cell in cells
-        ]
+        of_row = [c.value if c is not None and overall.ranks_by(c) else None for c in cells]
         if any(value is not None for value in of_row):
             names.append(labels[row.checkpoint])
             values.append(of_row)
     if len(names) < 2:
-        raise BadInput(
-            f"{runs}: no column in which two checkpoints have numbers that can be ranked"
-        )
+        raise BadInput(f"{runs}: no column where two checkpoints have numbers that can be ranked")
     datasets = [f"{column.dataset}:{column.split or ''}" for column in columns]
     return ForeignTable(names, [column.name for column in columns], datasets, values)
 
@@ -197,9 +192,7 @@ def _refuse_shape(
     counts = Counter(filter(None, head))
     twice = next((h for h, count in counts.items() if count > 1), None)
     if twice is not None:
-        raise BadInput(
-            f"{file}: two columns are called '{printable.shown(twice, 60)}'; name each once"
-        )
+        raise BadInput(f"{file}: two columns are called '{printable.shown(twice, 60)}'; rename one")
     for at, line in body:
         if len(line) != len(head):
             raise BadInput(f"{file}:{at}: {len(line)} fields, the heading has {len(head)}")

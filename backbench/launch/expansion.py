@@ -105,9 +105,7 @@ class _Measuring:
         # (checkpoint's label, dataset, image geometry) -> job that puts those features in the cache
         self.features: dict[tuple[str, str, str], str] = {}
 
-    def jobs_of(
-        self, evaluation: Evaluation, seed: int, subjects: Sequence[Subject]
-    ) -> Iterator[Job]:
+    def jobs_of(self, evaluation: Evaluation, seed: int, group: Sequence[Subject]) -> Iterator[Job]:
         """Yield the jobs of one evaluation: ready checkpoints in packs, the others one by one."""
         # A cell's name holds all options that decide its number, and none of the others
         options = dataclasses.asdict(evaluation)
@@ -116,7 +114,7 @@ class _Measuring:
         slug = f"{_kind(evaluation)}-s{seed}-{config.fingerprint(options)[:6]}"
         alone: list[Subject] = []
         together: list[Subject] = []
-        for subject in subjects:
+        for subject in group:
             cell = f"{subject.label}/{slug}"
             owner = self.claimed.get(cell)
             if owner is not None and owner != cell:  # a pack that was submitted before

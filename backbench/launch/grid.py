@@ -130,9 +130,7 @@ class Evaluation:
         for name in ("datasets", "protocol", "percent", "lists", "config", "engine", "pack"):
             given = getattr(self, name) != empty.get(name)
             if given and name not in verb.takes:
-                raise ValueError(
-                    f"'{self.verb}' takes no '{name}'; it takes {', '.join(verb.takes)}"
-                )
+                raise ValueError(f"'{self.verb}' takes no '{name}', only {', '.join(verb.takes)}")
             if not given and name in verb.needs:
                 raise ValueError(f"'{self.verb}' needs '{name}'")
         if "SEED" in self.args and (self.seeds != (0,) or self.again):
@@ -167,9 +165,7 @@ def read_grid(name: str | Path, overrides: Sequence[str] = ()) -> Grid:
     data = config.apply_overrides(config.read_recipe(path), overrides)
     grid = config.build(Grid, {"name": path.stem, **data}, where=str(path))
     if not re.fullmatch(r"[\w.+-]+", grid.name):
-        raise BadInput(
-            f"{path}: the grid's name '{grid.name}' may hold letters, digits and . _ + - only"
-        )
+        raise BadInput(f"{path}: the name '{grid.name}' may hold letters, digits and . _ + - only")
     if not grid.checkpoints and not grid.recipes:
         raise BadInput(f"{path}: names neither checkpoints nor recipes; there is nothing to run")
     return grid

@@ -76,8 +76,7 @@ class JobPool:
         self._attempts[attempt.job.name] = self._waiting[attempt.job.name] = attempt
 
     def adopt(self, attempt: Attempt) -> bool:
-        """Wait for the job where it runs already, on the GPUs that it was given. False where it
-        does not run."""
+        """Wait for a job that runs already, on the GPUs it was given; False where it does not."""
         job = attempt.job
         if not self.ledger.running(job):
             return False
@@ -172,11 +171,9 @@ class JobPool:
         self._begin(attempt.job.name, process, gpus)
         log.info(f"start  {attempt.job.name}")
 
-    def _begin(
-        self, name: str, process: subprocess.Popen[bytes] | _Adopted, gpus: set[int]
-    ) -> None:
+    def _begin(self, name: str, child: subprocess.Popen[bytes] | _Adopted, gpus: set[int]) -> None:
         self._waiting.pop(name, None)
-        self.running[name] = process
+        self.running[name] = child
         self._held_gpus[name] = gpus
         self._free_gpus -= gpus
 
@@ -239,9 +236,7 @@ def run_here(
         if cluster.kind == "debug":
             return _run_in_front(ledger, cluster, missing(), stop)
         if not pool.run(stopped=lambda: bool(stop.requested), refill=refill):
-            log.info(
-                f"stopped by {stop.requested}: running jobs have saved; the same command continues"
-            )
+            log.info(f"stopped by {stop.requested}: running jobs saved; the same command continues")
             return EXIT_PREEMPTED
         outcomes: Counter[str] = Counter(pool.outcomes.values())
         log.info(", ".join(counted(outcomes)) or "nothing to do")

@@ -251,9 +251,7 @@ class Ledger:
         file.parent.mkdir(parents=True, exist_ok=True)
         with file.open("a") as handle:
             if not _patiently(lambda: _lock(handle, without=True), patience_s, pause_s=0.2):
-                raise Failed(
-                    f"{job.name}: another process has been running it for {patience_s:.0f} s"
-                )
+                raise Failed(f"{job.name}: another process has run it for {patience_s:.0f} s")
             yield handle.fileno()
 
     def submitting(self) -> contextlib.AbstractContextManager[None]:

@@ -376,9 +376,7 @@ def _sbatch(ledger: Ledger, cluster: Cluster, submission: Submission, dependency
     executor = submitit.SlurmExecutor(ledger.submitit(submission), max_num_timeout=TIME_LIMITS)
     executor.update_parameters(**_parameters(cluster, submission, dependency))
     try:
-        jobs = executor.submit_array(
-            [SlurmTask.on(cluster, job, ledger) for job in submission.jobs]
-        )
+        jobs = executor.submit_array([SlurmTask.on(cluster, j, ledger) for j in submission.jobs])
     except (submitit.core.utils.FailedJobError, submitit.core.utils.FailedSubmissionError) as error:
         words = str(error).strip().rpartition("\n")[2].strip()  # sbatch's own words come last
     else:

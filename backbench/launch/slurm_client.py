@@ -19,21 +19,17 @@ SCANCEL_AT_ONCE = 500  # ids in one command line
 def slurm(*command: str, timeout_s: float = 30.0) -> str:
     """Run a Slurm client command, return its output; Failed with its words where it fails."""
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=timeout_s, check=True
-        )
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=True)
     except FileNotFoundError:
         raise BadInput(
             f"no '{command[0]}' here: Slurm is not installed on this machine; use --cluster local"
         ) from None
     except subprocess.TimeoutExpired:
-        raise Failed(
-            f"{command[0]} did not answer within {timeout_s:.0f} s; is slurmctld up?"
-        ) from None
+        raise Failed(f"{command[0]}: no answer in {timeout_s:.0f} s; is slurmctld up?") from None
     except subprocess.CalledProcessError as error:
         words = " ".join((error.stderr or error.stdout or "").split())
         raise Failed(f"{command[0]}: {words[:300] or f'exit {error.returncode}'}") from error
-    return done.stdout
+    return ran.stdout
 
 
 class Queued(NamedTuple):

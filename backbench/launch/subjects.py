@@ -27,8 +27,7 @@ LONGEST_NAME = 80  # characters of what people chose, in a folder's name
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """A checkpoint that exists, or that a job of the grid (`maker`) will write. `label` names its
-    folder below RUNS."""
+    """A checkpoint that is there or that job `maker` will write; `label` is its folder in RUNS."""
 
     label: str
     file: str
@@ -48,9 +47,7 @@ class GridFolders:
     @property
     def root(self) -> str:
         if self.data is None:
-            raise BadInput(
-                f"{self.where}: no data folder; add `data: ROOT` to the grid or --data ROOT"
-            )
+            raise BadInput(f"{self.where}: no data folder; add `data: ROOT` to it or --data ROOT")
         return self.data
 
 
@@ -123,8 +120,7 @@ class Subjects:
     # Checkpoints
 
     def _add_named(self, source: Source, where: str, seen: set[str]) -> None:
-        """Add what an entry of `checkpoints` names, each content once; foreign files with their
-        import."""
+        """Add the files of an entry of `checkpoints`, each content once; foreign ones by import."""
         if archs.is_name(source.path):
             if source.encoder is not None:
                 raise BadInput(f"{where}: {source.path} names one trunk; leave out encoder")
@@ -159,9 +155,7 @@ class Subjects:
                 " --watch waits for files to come"
             )
         if len(matches) > 1 and source.name:
-            raise BadInput(
-                f"{where}: {len(matches)} files match and cannot all be named '{source.name}'"
-            )
+            raise BadInput(f"{where}: {len(matches)} files cannot all be named '{source.name}'")
         for text in matches:
             path = Path(text).resolve()
             if not path.exists():

@@ -197,8 +197,7 @@ def markdown(runs: Sequence[Path] = ()) -> str:
 
 
 def status(item: PrintedItem, measured: Verdicts) -> str:
-    """How many numbers there are: `18 judgeable, 2 measured, 24 unbuilt`; a figure without numbers
-    has points."""
+    """Count the numbers: `18 judgeable, 2 measured, 24 unbuilt`; or a figure's points."""
     if not item.numbers:
         return f"{item.points} points"
     count = Counter(item.why_not(number) for number in item.numbers)

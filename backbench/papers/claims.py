@@ -101,8 +101,7 @@ def of_table(numbers: Sequence[Published], board: Board, judged: Sequence[Judged
 
 
 def _verdict(n: Published, judged: Sequence[Judged]) -> Judged | None:
-    """The verdict on one number, one to the letter first; None where the printed trunk was not
-    measured."""
+    """The verdict on one number, one to the letter first; None if its trunk was not measured."""
     fit = [
         one
         for one in judged

@@ -59,8 +59,7 @@ class Judged:
 
     @property
     def verdict(self) -> str:
-        """One word: within, outside, another (the trunk is not the printed one), or changed (its
-        recipe is not)."""
+        """One word: within, outside, another (not the printed trunk), changed (not its recipe)."""
         if self.other_trunk:
             return "another"
         if self.changed:
@@ -175,8 +174,7 @@ def _printed(
 
 
 def judge(board: Board, expected: Mapping[str, Sequence[str]]) -> list[Judged]:
-    """A verdict for each measured number that has a published one by the same protocol; one for all
-    seeds of a recipe."""
+    """A verdict for each number with a published one by its protocol; one for all seeds."""
     judged: dict[tuple[object, ...], tuple[Published, list[Judged]]] = {}
     for row, _, numbers in _printed(board, expected):
         if isinstance(numbers, BadInput):

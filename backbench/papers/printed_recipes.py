@@ -61,8 +61,7 @@ def _by_key(grid: str) -> Mapping[str, list[Leaves]]:
 
 
 def settings(recipe: Mapping[str, Any]) -> Leaves:
-    """The leaves of a pretraining recipe (nested or on one level) that decide its trunk and differ
-    from their defaults."""
+    """The leaves of a pretraining recipe that decide its trunk and are not at their defaults."""
     defaults = protocol_fingerprints.shipped()["pretraining"]
     found = leaves(recipe)
     # 1. Each group of crops on its own: its keys have defaults, too

@@ -1,5 +1,4 @@
-"""Batch norm whose statistics are those of the global batch, or of a part of it, on any number of
-ranks."""
+"""Batch norm over the global batch, or over a part of it, on any number of ranks."""
 
 from typing import Any
 

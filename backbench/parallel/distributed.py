@@ -159,8 +159,7 @@ def shuffle(x: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
 
 
 def unshuffle(x: Tensor, order: Tensor) -> Tensor:
-    """Undo `shuffle` on what was made of its output: (n, ...) -> the whole batch (W n, ...).
-    Without gradient."""
+    """Undo `shuffle` on outputs: (n, ...) -> the batch (W n, ...), without gradient."""
     everything = gather_without_gradient(x)
     restored = torch.empty_like(everything)
     # Sample order[p] came back at place p: scattering by the order inverts indexing by it

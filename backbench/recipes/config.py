@@ -60,8 +60,7 @@ def find_recipe(name: str | Path, kind: str) -> Path:
 
 
 def recipe_names(kind: str) -> list[str]:
-    """Return the names under configs/<kind>: of files and of variants. What begins with _ is a base
-    only."""
+    """Return the names of files and variants in configs/<kind>, but for bases (_NAME)."""
     folder = configs_dir() / kind
     names = []
     for file in sorted(folder.rglob("*.yaml")):
@@ -137,9 +136,7 @@ def read_yaml(path: str | Path, *, trusted: bool = False) -> Recipe:
     if not isinstance(data, dict):
         raise BadInput(f"{path}: expected `key: value` lines, found {type(data).__name__}")
     if not trusted and (found := printable.control_below(data)):
-        raise BadInput(
-            f"{path}: '{found[0]}' holds the control character {found[1]}; write it without"
-        )
+        raise BadInput(f"{path}: '{found[0]}' holds the control character {found[1]}; leave it out")
     return {str(k): v for k, v in data.items()}
 
 
@@ -246,8 +243,7 @@ def merge(low: Mapping[str, Any], high: Mapping[str, Any]) -> Recipe:
 
 
 def apply_overrides(recipe: Mapping[str, Any], overrides: Sequence[str]) -> Recipe:
-    """`a.b=c` strings over a recipe; the value is read as YAML, so `lr=1e-3`, `crops=[1,2]` and
-    `x=null` work."""
+    """A recipe with `a.b=c` strings over it; values are YAML: `lr=1e-3`, `x=[1,2]`, `x=null`."""
     out = dict(recipe)
     for text in overrides:
         key, equals, value = text.partition("=")
@@ -431,7 +427,6 @@ def to_yaml(config: Any) -> str:
 
 
 def fingerprint(value: Any) -> str:
-    """12 hex digits that name a configuration (or any JSON-able value): equal exactly when the
-    values are."""
+    """12 hex digits of any JSON-able value, equal exactly when the values are."""
     plain = to_dict(value) if dataclasses.is_dataclass(value) else value
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:12]

@@ -50,8 +50,7 @@ def overrides(recipe: Mapping[str, Any], by_hand: Sequence[str], where: str) -> 
 
 
 def of_trunk(provenance: Mapping[str, Any]) -> dict[str, Any]:
-    """{"pretraining": the recipe on one level} for a result of this checkpoint; nothing where it
-    has none."""
+    """{"pretraining": the recipe on one level} of this checkpoint; nothing where it has none."""
     from backbench.recipes import config
 
     recipe = provenance.get("recipe")

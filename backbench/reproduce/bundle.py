@@ -159,9 +159,7 @@ def _read(path: Path) -> dict[str, bytes]:
                 raise BadInput(f"{path}: larger than any bundle ({MOST_BYTES >> 20} MB unpacked)")
             return {info.filename: archive.read(info) for info in infos}
     except FileNotFoundError:
-        raise BadInput(
-            f"{path}: no such file; give the zip that `backbench reproduce` wrote"
-        ) from None
+        raise BadInput(f"{path}: no such file; give the zip of `backbench reproduce`") from None
     except (zipfile.BadZipFile, zipfile.LargeZipFile, OSError, RuntimeError, ValueError) as error:
         raise BadInput(f"{path}: not readable as a bundle ({error}); fetch it again") from None
 

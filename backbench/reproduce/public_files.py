@@ -214,9 +214,7 @@ def _rest(answer: Any, known: RemoteFile | None, have: int, url: str) -> RemoteF
     header = answer.headers.get("Content-Range", "")
     sent = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+|\*)", header)
     if known is None or sent is None or int(sent[1]) != have:
-        raise Failed(
-            f"{url}: sends {printable.shown(header, 60)} where bytes from {have} were asked for"
-        )
+        raise Failed(f"{url}: sends {printable.shown(header, 60)} instead of bytes from {have}")
     total = known.length if sent[3] == "*" else int(sent[3])
     return RemoteFile(url, total, known.tag)
 

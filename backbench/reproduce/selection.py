@@ -133,9 +133,7 @@ def read_list(name: str | Path) -> ReproductionList:
     data = config.read_recipe(path)
     listed = config.build(ReproductionList, {"name": path.stem, **data}, where=str(path))
     if not re.fullmatch(r"[\w.+-]+", listed.name):
-        raise BadInput(
-            f"{path}: the name '{listed.name}' may hold letters, digits and . _ + - only"
-        )
+        raise BadInput(f"{path}: name '{listed.name}' may hold letters, digits and . _ + - only")
     for about in listed.files.values():  # a mistake in it is found now, not hours later
         assert about.beside is not None
     return listed

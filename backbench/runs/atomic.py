@@ -12,8 +12,7 @@ from backbench.runs import failures
 
 @contextlib.contextmanager
 def atomic_path(path: str | Path) -> Iterator[Path]:
-    """A temporary path beside `path`. It becomes `path` when the block ends well and vanishes when
-    it does not."""
+    """A temporary path beside `path`. It becomes `path` if the block ends well, else it goes."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     # Beside it, because a rename is atomic only within one file system
@@ -38,8 +37,7 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
 
 
 def remove_leftovers(*folders: Path) -> None:
-    """Remove what writers killed inside `atomic_path` left in `folders`. Only for the folders' sole
-    writer."""
+    """Remove what killed writers left in `folders`; only for the folders' sole writer."""
     for folder in folders:
         for path in folder.glob(".*.tmp"):
             path.unlink(missing_ok=True)

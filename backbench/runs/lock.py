@@ -144,9 +144,7 @@ def _refuse_living(file: Path, holder: Holder | None, locked: bool | None) -> No
     else:
         alive = not locked
     if alive:
-        raise BadInput(
-            f"{file.parent}: {who} is at work here; wait for it, or choose another --out"
-        )
+        raise BadInput(f"{file.parent}: {who} is at work; wait for it, or choose another --out")
 
 
 def _beats(file: Path) -> bool:

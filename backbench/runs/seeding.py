@@ -28,8 +28,7 @@ def generator(*what: int | str) -> torch.Generator:
 
 
 def seed_everything(*what: int | str) -> None:
-    """Seed python, numpy and torch (all devices) for what follows: initialisation, or one training
-    step."""
+    """Seed python, numpy and torch (all devices): for initialisation, or one training step."""
     import random
 
     import numpy

@@ -23,8 +23,7 @@ _STATE_MAGIC = b"backbench-state-v1 "
 
 
 def save_state(path: str | Path, state: dict[str, Any]) -> None:
-    """Write a (nested) dict of tensors, numbers and strings, with the digest that shows damage when
-    it is read."""
+    """Write a nested dict of tensors, numbers and strings, with a digest that shows damage."""
     import torch
 
     buffer = io.BytesIO()
@@ -36,8 +35,7 @@ def save_state(path: str | Path, state: dict[str, Any]) -> None:
 
 
 def load_state(path: str | Path) -> dict[str, Any]:
-    """Read what `save_state` wrote, without running code. Raises BadInput that names a damaged
-    file."""
+    """Read what `save_state` wrote, without running code. BadInput names a damaged file."""
     import torch
 
     path = Path(path)
@@ -48,9 +46,7 @@ def load_state(path: str | Path) -> dict[str, Any]:
         raise BadInput(f"{path}: not a backbench state file; remove it to start over")
     written = header[len(_STATE_MAGIC) :].strip().decode(errors="replace")
     if hashlib.sha256(data).hexdigest() != written:
-        raise BadInput(
-            f"{path}: the state is damaged (its sha256 does not match); remove it to start over"
-        )
+        raise BadInput(f"{path}: the state is damaged (its sha256 differs); remove it to begin")
     return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
 
 

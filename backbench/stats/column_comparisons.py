@@ -181,8 +181,7 @@ def _with_trainings(
 
 
 def _p_by_images(mean: np.ndarray, variance: np.ndarray, df: np.ndarray) -> np.ndarray:
-    """Adjusted p-values (pairs,) of the mean differences over other images; 1 if nothing is
-    known."""
+    """Adjusted p-values (pairs,) of the mean differences over other images; 1 if unknown."""
     import numpy as np
     from scipy.special import stdtr
 

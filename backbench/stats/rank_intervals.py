@@ -97,8 +97,7 @@ def column_ranks(values: np.ndarray) -> np.ndarray:
 
 
 def _wins(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Two tables (rows, rows): in how many columns a is above b, with ties as half, and how many
-    columns both have."""
+    """Two tables (rows, rows): columns where a is above b (ties half), and columns of both."""
     import numpy as np
 
     there = ~np.isnan(values)
@@ -169,8 +168,7 @@ def _places(values: np.ndarray, strength: np.ndarray, above: np.ndarray) -> list
 
 
 def _groups(above: np.ndarray) -> list[int]:
-    """The group of each row. Nobody is above group 1; of the others, nobody of the others is above
-    group 2; and so on."""
+    """The group of each row. Nobody is above group 1, nobody but those above group 2, ...."""
     import numpy as np
 
     group = np.zeros(len(above), int)

@@ -69,8 +69,7 @@ def pooled(checkpoints: Iterable[Seeds]) -> TrainingNoise:
 
 
 def by_images(hits: np.ndarray, classes: np.ndarray | None = None) -> float:
-    """v of `hits` (K, N), K seeds on N images, in points squared; with `classes` (N,) of the mean
-    of class means."""
+    """v of `hits` (K, N), K seeds on N images, in points^2; with `classes` (N,) of class means."""
     n = hits.shape[1]
     weight = 1 / n if classes is None else confidence.ClassWeights(classes).weight
     step = weight * hits
@@ -93,8 +92,7 @@ def by_resamples(values: np.ndarray, images: int) -> float:
 
 
 def over_trainings(d: Difference, noise: TrainingNoise, a: int, b: int) -> Difference:
-    """The difference `d` of means over `a` and `b` trainings, tested over other images and other
-    trainings."""
+    """The difference `d` of means over `a` and `b` trainings, for other images and trainings."""
     share = 1 / a + 1 / b
     variance = d.variance + noise.excess * share
     part = min(noise.seeds * share / variance, 1.0)

@@ -71,8 +71,7 @@ class _DType:
 
 
 class _Array:
-    """numpy's array as its pickle describes it; `value` checks sizes before anything is
-    allocated."""
+    """numpy's array as pickled; `value` checks sizes before anything is allocated."""
 
     def __init__(self, *args: Any) -> None:
         self.state: Any = None
@@ -204,8 +203,7 @@ def _refuse_keys(keys: Sequence[Any]) -> None:
 
 
 class _Unpickler(BoundedUnpickler):
-    """Plain values and numpy arrays; every other global is refused by name, and no function of the
-    file's is called."""
+    """Plain values and numpy arrays; other globals are refused by name, nothing is called."""
 
     def __init__(self, file: BinaryIO) -> None:
         super().__init__(file, encoding="latin1")
@@ -216,8 +214,7 @@ class _Unpickler(BoundedUnpickler):
 
 
 def _materialise(value: Any, done: dict[int, tuple[Any, Any]], depth: int) -> Any:
-    """Arrays for their descriptions. `done` (by id) makes what is referred to many times be visited
-    once."""
+    """Arrays for their descriptions; `done` (by id) visits what is shared once."""
     if depth > DEEPEST:
         raise BadInput(f"refused: nested more than {DEEPEST} levels deep")
     if not isinstance(value, dict | list | tuple | _Array | _Frombuffer | _Scalar):

@@ -16,8 +16,7 @@ _DIVIDERS = {ord(c): f"%{ord(c):02X}" for c in "%/@+:`"}
 
 
 def control_in(text: str, allowed: str = "") -> str | None:
-    """The first control character in `text`, as Python writes it ('\\n'); None where there is
-    none."""
+    """The first control character in `text`, as Python writes it ('\\n'), or None."""
     if text.isprintable():  # nearly always, and fast
         return None
     for character in text:
@@ -27,8 +26,7 @@ def control_in(text: str, allowed: str = "") -> str | None:
 
 
 def control_below(value: object, path: str = "", allowed: str = "") -> tuple[str, str] | None:
-    """(path, character) of the first text, key or value, in nested plain values that holds a
-    control character."""
+    """(path, character) of the first key or text with a control character in plain values."""
     if isinstance(value, str):
         found = control_in(value, allowed)
         return (path, found) if found else None
@@ -57,8 +55,7 @@ def shown(text: str, most: int = 200) -> str:
 
 
 def of_command(line: str) -> list[str]:
-    """The words of a command line, as a shell would split it. ValueError where a quotation does not
-    end."""
+    """The words of a command line, as a shell splits it; ValueError for half a quotation."""
     # Nearly every line has neither quotes nor backslashes, and shlex reads character by character
     if any(mark in line for mark in _QUOTING):
         return shlex.split(line)

@@ -65,8 +65,7 @@ class Held:
 
 
 def held(runs: Iterable[str | Path]) -> list[Held]:
-    """Every run folder (one with run.json) at or below `runs`, in order of path. Links are not
-    followed."""
+    """Every run folder (one with run.json) at or below `runs`, by path; links are not followed."""
     found: dict[Path, Held] = {}
     loose: list[Held] = []  # for each of `runs` what belongs to no run
     seen: set[Path] = set()  # two of `runs` may overlap

@@ -89,8 +89,7 @@ def _list(root: Path) -> list[dict[str, object]]:
 
 
 def _check(name: str, root: Path, record: bool, problems: list[str]) -> int:
-    """Print what is there and everything that is wrong, which goes to `problems`, too; 1 when
-    something is."""
+    """Print what is there and what is wrong, which goes to `problems`, too; 1 if anything is."""
     if name not in catalog.known():
         said = detection_check.check(name, root)
         if said is not None:
@@ -224,8 +223,6 @@ def _fetch(out: Path) -> None:
                 f"{url}: cannot be fetched ({error}); copy the file to {file} by other means"
             ) from None
         if hashlib.sha256(data).hexdigest() != wanted["sha256"]:
-            raise BadInput(
-                f"{url}: not the published list (its sha256 differs); nothing was written"
-            )
+            raise BadInput(f"{url}: not the published list (sha256 differs); nothing was written")
         atomic.write_bytes(file, data)
         print(f"{file}: {wanted['lines']} lines")

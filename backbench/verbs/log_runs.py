@@ -52,9 +52,7 @@ def run(args: argparse.Namespace) -> int:
         files = walking.files(root, follow=True)
         folders = sorted({f.parent for f in files if f.name in (METRICS_FILE, RESULTS_FILE)})
         if not folders:
-            raise BadInput(
-                f"{root}: neither {METRICS_FILE} nor {RESULTS_FILE} below; nothing to log"
-            )
+            raise BadInput(f"{root}: no {METRICS_FILE} or {RESULTS_FILE} below; nothing to log")
         for folder in folders:
             count += _send_new(folder, root, args.to, send)
     log.info(f"{count} runs sent to {args.to}" if count else f"{args.to} has all of it already")
@@ -95,9 +93,7 @@ def _send_new(folder: Path, root: Path, to: str, send: Callable[[LoggedRun], Non
     try:
         send(LoggedRun(folder, name, own, recipe, steps, numbers))
     except Exception as error:  # whatever a logger raises is about its server or settings
-        raise Failed(
-            f"{folder}: {to} did not take it: {error}; the same command continues"
-        ) from error
+        raise Failed(f"{folder}: {to} refused it: {error}; the same command continues") from error
     last = steps[-1][0] if steps else sent["step"]
     note[to] = {"step": last, "numbers": sorted({*sent["numbers"], *numbers})}
     atomic.write_json(folder / NOTE, note)

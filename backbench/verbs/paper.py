@@ -1,5 +1,4 @@
-"""`backbench paper`: one printed table, which of its numbers are measured, and the command for the
-rest."""
+"""`backbench paper`: a printed table, its measured numbers, and the command for the rest."""
 
 from __future__ import annotations
 
@@ -126,9 +125,7 @@ def _pretraining_costs(item: PrintedItem, runs: Sequence[Path]) -> list[tuple[st
     """(name, median speed and peak memory) of the pretrainings of a grid that measures nothing
     else, by name; from their metrics.jsonl."""
     overrides = [text for sweep in printed_recipes.sweeps(item.grid) for text in sweep.overrides]
-    names = tuple(
-        f"{text.removeprefix('name=')} " for text in overrides if text.startswith("name=")
-    )
+    names = tuple(f"{t.removeprefix('name=')} " for t in overrides if t.startswith("name="))
     costs = []
     for folder, recipe in _recipes_below(runs):
         name = str(recipe.get("name"))

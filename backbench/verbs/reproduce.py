@@ -60,9 +60,7 @@ def run(args: argparse.Namespace) -> int:
     if args.dry_run:
         return status
     # 4. The outcome.
-    args.document = lines = _write_outcome(
-        args, listed, {name: covered[name] for name in names}, files
-    )
+    args.document = lines = _write_outcome(args, listed, {n: covered[n] for n in names}, files)
     bad = any(line.verdict in (outcome.OUTSIDE, outcome.ANOTHER) for line in lines)
     return status or (EXIT_FAILED if bad else 0)
 

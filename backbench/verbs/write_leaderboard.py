@@ -145,8 +145,7 @@ def _verdict_line(verdict: Judged) -> str:
 
 
 def _print(board: Board, sets: list[Overall]) -> None:
-    """Prints the table: a line per checkpoint, the best rank first, a column per dataset's first
-    metric."""
+    """Prints a line per checkpoint, the best rank first, a column per dataset's first metric."""
     rows, columns, labels = _rows_by_rank(board, sets), _first_metrics(board), board.labels()
     width = max((len(labels[row.checkpoint]) for row in rows), default=4)
     # Names of columns are too long for a heading: a number stands there, and is explained above.

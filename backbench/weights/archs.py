@@ -69,8 +69,7 @@ def tensors(arch: str, stem: str = "imagenet") -> Mapping[str, Tensor]:
 
 
 def is_name(text: object) -> bool:
-    """True for a text that stands for weights by a name, as `timm:NAME` does, and not for a
-    file."""
+    """True for a text that names weights, as `timm:NAME` does, and no file."""
     named = (family for family in FAMILIES if family.named_for_files)
     return any(str(text).startswith(family.prefix) for family in named)
 

@@ -120,8 +120,7 @@ class Checkpoint:
         return str(self.provenance.get("name") or self.method)
 
     def backbone(self) -> Trunk:
-        """The trunk with these weights, in training mode as torch builds it; call .eval() before
-        using it frozen."""
+        """The trunk with these weights, in training mode; call .eval() before using it frozen."""
         trunk = self.family.build(self.arch, self.stem, self.reading)
         trunk.load_state_dict(dict(self.state_dict), strict=True)
         return trunk
@@ -135,8 +134,7 @@ class Checkpoint:
         return self.replace(arch=self.family.with_options(self.arch, {"pos": rule}))
 
     def about(self) -> dict[str, Any]:
-        """Everything but the tensors, as plain values: what an exported file carries, or has beside
-        it."""
+        """Everything but the tensors as plain values, for an exported file or beside it."""
         values = {
             "digest": self.digest,
             "name": self.name,
@@ -152,8 +150,7 @@ class Checkpoint:
         return json.loads(json.dumps(values))
 
     def save(self, path: str | Path) -> None:
-        """Write atomically. The header carries everything but the tensors, and the digest that
-        `load` verifies."""
+        """Write atomically; the header has all but the tensors, and the digest for `load`."""
         from safetensors.torch import save_file
 
         about = self.about() | {"schema": SCHEMA}
@@ -168,8 +165,7 @@ class Checkpoint:
 
     @staticmethod
     def load(path: str | Path) -> Checkpoint:
-        """Read a file that `save` wrote. Raises BadInput naming the file and what is wrong with
-        it."""
+        """Read a file that `save` wrote. BadInput names the file and what is wrong."""
         from safetensors import SafetensorError, safe_open
 
         path = Path(path)
@@ -200,9 +196,7 @@ class Checkpoint:
             checkpoint = from_about(about, state_dict=parts[_TRUNK], heads=parts[_HEADS])
             recorded = about["digest"]
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise BadInput(
-                f"{path}: the checkpoint's header is incomplete ({error!r:.100})"
-            ) from None
+            raise BadInput(f"{path}: its header is incomplete ({error!r:.100})") from None
         except BadInput as error:
             raise BadInput(f"{path}: {error}") from None
         # 3. The bytes are those that were written.
@@ -219,8 +213,7 @@ def from_about(
     state_dict: Mapping[str, Tensor],
     heads: Mapping[str, Tensor] | None = None,
 ) -> Checkpoint:
-    """A Checkpoint from its tensors and what a file says about them. KeyError or TypeError where it
-    says too little."""
+    """A Checkpoint from tensors and what a file says; KeyError or TypeError if it is too little."""
     pixels = about["pixels"]
     return Checkpoint(
         arch=about["arch"],
@@ -236,8 +229,7 @@ def from_about(
 
 
 def assumed_pixels(arch: str, pixels: Pixels, source: str) -> str:
-    """The remark for a checkpoint whose `source` does not say the pixels that it was trained
-    with."""
+    """The remark for a checkpoint whose `source` does not say the pixels of its training."""
     mean, std = ("/".join(f"{value:g}" for value in each) for each in (pixels.mean, pixels.std))
     return (
         f"{source} does not say its pixels; taken are {arch}'s usual, mean {mean}, std {std}; where"

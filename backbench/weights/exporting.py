@@ -47,14 +47,12 @@ def detectron2_pixels(pixels: Pixels) -> Detectron2Pixels:
 
 
 def to_detectron2(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Our names -> Detectron2's (stem.conv1.weight, res2.0.conv1.norm.weight, ...); every tensor of
-    the trunk."""
+    """Our names -> Detectron2's (res2.0.conv1.norm.weight, ...); every tensor of the trunk."""
     return {detectron2_name(key): tensor for key, tensor in state_dict.items()}
 
 
 def write_detectron2(checkpoint: Checkpoint, out: Path) -> None:
-    """A model file for MODEL.WEIGHTS. Detectron2 reads `model`; importing restores the rest from
-    `backbench`."""
+    """A file for MODEL.WEIGHTS: Detectron2 reads `model`, our import also `backbench`."""
     if checkpoint.stem != "imagenet":
         raise BadInput(
             f"Detectron2's ResNet has the imagenet stem; '{checkpoint.name}' has '{checkpoint.stem}'"

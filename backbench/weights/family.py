@@ -306,8 +306,7 @@ class TrunkFamily(ABC):
         """BadInput for a trunk that converts pixels itself and is given others than it takes."""
 
     def blank(self, arch: str, stem: str, reading: str) -> Trunk:
-        """The trunk in eval() without memory for its elements, built once: for names, shapes and
-        costs."""
+        """The trunk in eval() on the meta device, built once: for names, shapes and costs."""
         import torch
 
         key = arch, stem, reading

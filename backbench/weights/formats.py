@@ -59,8 +59,7 @@ def recognise(trunks: list[TrunkInFile], tables: Tables, tree: Tree) -> Format |
 
 
 def encoders_in(form: Format, trunks: list[TrunkInFile]) -> dict[str, list[TrunkInFile]] | None:
-    """Encoder -> the trunks that stand in its places; None where a trunk of the file has no place
-    in this format."""
+    """Encoder -> the trunks in its places; None where a trunk of the file has no place."""
     encoder_at: dict[str, str] = {}
     for name, places in form.encoders.items():
         for place in places:

@@ -344,8 +344,7 @@ class FileContents:
         )
 
     def problems(self, trunk: TrunkInFile) -> dict[str, list[str]]:
-        """Keys of the file (for `missing`: as they would be called) that keep the trunk from being
-        whole."""
+        """Keys of the file (or `missing` ones) that keep the trunk from being whole."""
         if trunk.label in self._problems:
             return self._problems[trunk.label]
         shapes, tensors = trunk.shapes(), self.tables[trunk.table]
@@ -474,8 +473,7 @@ def _group(table: str, key: str) -> str:
 
 
 def tables_of(tree: Tree) -> Tables:
-    """Every dict in the file that holds tensors under text keys, by its dotted path ('' for the
-    file itself)."""
+    """Every dict of tensors under text keys in the file, by its dotted path ('': the file)."""
     out: Tables = {}
     seen: set[int] = set()  # a file may refer to one object many times, or to itself
 

@@ -47,8 +47,7 @@ class Allows(TypedDict):
 
 
 class Report(TypedDict, total=False):
-    """JSON-able. With `importable` come the Checkpoint's own fields (Checkpoint.about), without it
-    `why_not`."""
+    """A JSON-able report: `importable` with the Checkpoint's own fields, else `why_not`."""
 
     file: str
     bytes: int
@@ -134,9 +133,7 @@ def _encoders(contents: FileContents) -> list[EncoderReport]:
             row["matched"], row["expected"] = len(trunk.keys), len(shapes)
             row["absent_counters"] = sum(is_counter(k) and k not in trunk.keys for k in shapes)
             row["missing_statistics"] = contents.missing_statistics(trunk)
-            row["problems"] = {
-                what: keys for what, keys in contents.problems(trunk).items() if keys
-            }
+            row["problems"] = {k: keys for k, keys in contents.problems(trunk).items() if keys}
             out.append(row)
     return out
 

@@ -22,8 +22,7 @@ def unwrapped(key: str) -> str:
 
 
 def detectron2_name(key: str) -> str:
-    """layer1.0.bn2.weight -> res2.0.conv2.norm.weight; detectron2/modeling/backbone/resnet.py names
-    the modules."""
+    """layer1.0.bn2.weight -> res2.0.conv2.norm.weight (detectron2/modeling/backbone/resnet.py)."""
     parts = key.split(".")
     if parts[0] == "conv1":
         return f"stem.{key}"

@@ -98,9 +98,7 @@ class WrappedTrunk(Trunk):
 _INSIDE = "model."
 
 
-def _without_prefix(
-    module: nn.Module, state: dict[str, Any], prefix: str, metadata: object
-) -> None:
+def _without_prefix(module: nn.Module, state: dict[str, Any], prefix: str, _: object) -> None:
     """model.blocks.0 -> blocks.0, in a state dict that is being made."""
     for key in [k for k in state if k.startswith(prefix + _INSIDE)]:
         state[prefix + key[len(prefix + _INSIDE) :]] = state.pop(key)

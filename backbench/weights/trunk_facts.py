@@ -44,8 +44,7 @@ def facts(checkpoint: Checkpoint, side: int) -> TrunkFacts:
 def of_maps(
     checkpoint: Checkpoint, sides: tuple[int, int], given: Callable[[Tensor, Trunk], Tensor]
 ) -> MapFacts:
-    """The costs of a checkpoint's trunk in a detector; `given` makes the trunk's input of the
-    detector's images."""
+    """The costs of a trunk in a detector; `given` makes its input of the detector's images."""
     trunk = checkpoint.family.blank(checkpoint.arch, checkpoint.stem, checkpoint.reading)
     gflops = _gflops(lambda image: trunk.stages(given(image, trunk)), sides)
     return {"parameters": checkpoint.parameters, "sides": list(sides), "gflops": gflops}

@@ -41,8 +41,7 @@ _CHUNK = 1 << 20
 
 
 class Inert:
-    """Stands in for an object of a package that is not imported: takes any arguments and any state,
-    keeps nothing."""
+    """Stands in for an object of a package that is not imported: takes anything, keeps nothing."""
 
     def __new__(cls, *args: object, **kwargs: object) -> Inert:
         return super().__new__(cls)
@@ -102,8 +101,7 @@ class Opened:
 
 
 def open_file(path: str | Path) -> Opened:
-    """Read any weight file safely. Raises BadInput with one line that names the file and what is
-    wrong with it."""
+    """Read any weight file safely. BadInput names the file and what is wrong with it."""
     from safetensors import safe_open
 
     path = Path(path)
@@ -193,8 +191,7 @@ def _torch_load(path: Path, *, mmap: bool) -> Tree:
 
 
 def _check_zip(archive: zipfile.ZipFile, size: int) -> None:
-    """torch writes its zip uncompressed, so anything packed is not torch's; damaged records show in
-    their CRC."""
+    """torch writes its zip uncompressed: what is packed is not torch's; a CRC shows damage."""
     records = archive.infolist()
     names = [record.filename for record in records]
     listings = [name for name in names if name.endswith("data.pkl")]
@@ -291,8 +288,7 @@ _ELEMENT = {
 
 
 def _with_tensors(value: Tree, done: dict[int, tuple[Tree, Tree]]) -> Tree:
-    """The tree with torch's tensors for numpy's arrays; `done` (by id) visits what is shared
-    once."""
+    """The tree with tensors for numpy's arrays; `done` (by id) visits what is shared once."""
     if not isinstance(value, dict | list | np.ndarray):
         return value
     if id(value) not in done:

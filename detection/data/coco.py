@@ -354,8 +354,7 @@ def _keypoints(values: list[float] | None, count: int, where: str) -> list[float
 def _polygons(
     outline: list[Polygon] | RunLength, record: ImageRecord, crowd: int, where: str
 ) -> list[Polygon] | None:
-    """The polygons of at least three points, perhaps none; None for a crowd, whose run lengths are
-    not trained on."""
+    """The polygons of three points or more; None for a crowd, which is not trained on."""
     if isinstance(outline, list):
         return [p for p in outline if len(p) % 2 == 0 and len(p) >= 6]
     if not crowd:

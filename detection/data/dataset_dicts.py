@@ -42,8 +42,7 @@ class ImageRecord(TypedDict):
 
 
 class Detection(TypedDict):
-    """One found object in COCO's results format. An engine numbers categories from 0, a file has
-    ids of its own."""
+    """One found object in COCO's results format; engines number categories from 0, files do not."""
 
     image_id: int | str
     category_id: int

@@ -69,9 +69,7 @@ def load_image(record: ImageRecord) -> Image.Image:
 def _check_size(record: ImageRecord, size: tuple[int, int]) -> None:
     stated = (record["width"], record["height"])
     if size != stated:
-        raise BadInput(
-            f"{record['file_name']}: is {size} pixels, its annotation file says {stated}"
-        )
+        raise BadInput(f"{record['file_name']}: is {size} pixels; its annotations say {stated}")
 
 
 def check_file(record: ImageRecord) -> None:

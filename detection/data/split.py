@@ -54,8 +54,7 @@ class Split:
 
     @property
     def flip(self) -> list[int]:
-        """The keypoint whose value each keypoint takes in a mirrored image: left_eye takes
-        right_eye's."""
+        """The keypoint that each one becomes in a mirrored image: left_eye takes right_eye's."""
         return [self.keypoints.index(self._partner(name)) for name in self.keypoints]
 
     def _partner(self, name: str) -> str:

@@ -34,8 +34,7 @@ class Detector(nn.Module):
         self.roi_heads = build_heads(cfg)
 
     def batch(self, images: Sequence[Tensor]) -> ImageList:
-        """uint8 (3, h, w) each -> one float batch, padded with zeros to a multiple of 32 and to all
-        ranks' largest."""
+        """uint8 (3, h, w) each -> a float batch, zero-padded to 32 n and to all ranks' largest."""
         device = self.roi_heads.box_predictor.cls_score.weight.device
         sizes = [(int(i.shape[-2]), int(i.shape[-1])) for i in images]
         height = math.ceil(max(h for h, _ in sizes) / STRIDE) * STRIDE

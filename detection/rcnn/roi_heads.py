@@ -33,8 +33,7 @@ if TYPE_CHECKING:
 
 
 def per_rank(count: int, device: torch.device) -> Tensor:
-    """The mean over ranks of a count, so that the mean over ranks of sum / count is the global
-    batch's mean."""
+    """The mean of a count over ranks: that of sum / count is then the global batch's mean."""
     value = torch.full((), count, dtype=torch.float32, device=device)
     return distributed.mean_over_ranks(value).clamp(min=1 / distributed.world_size())
 
@@ -204,8 +203,7 @@ def box_losses(
 
 
 def visible_inside(points: Tensor, boxes: Tensor) -> Tensor:
-    """True for each of boxes (n, 4) that has a visible keypoint of points (n, K, 3) inside it:
-    (n,)."""
+    """(n,) True for a box of (n, 4) with a visible keypoint of (n, K, 3) inside it."""
     x, y, visible = points.unbind(-1)
     inside = (x >= boxes[:, :1]) & (x <= boxes[:, 2:3]) & (y >= boxes[:, 1:2]) & (y <= boxes[:, 3:])
     return (inside & (visible >= 1)).any(1)

@@ -1,5 +1,4 @@
-"""The proposal network of the torchvision engine: torchvision's, drawing, ranking and losing as
-Detectron2's does."""
+"""The proposal network of the torchvision engine: torchvision's, with Detectron2's rules."""
 
 from __future__ import annotations
 
@@ -44,8 +43,7 @@ class BalancedSampler:
         self.generators: Sequence[torch.Generator] | None = None
 
     def __call__(self, labels: Sequence[Tensor]) -> list[Drawn]:
-        """Labels (A,) per image, >= 1 positive, 0 negative, -1 ignored. On a GPU the host waits
-        once."""
+        """Labels (A,) per image, >= 1 positive, 0 negative, -1 ignored. A GPU waits once."""
         masks = [mask for label in labels for mask in (label >= 1, label == 0)]
         counts = torch.stack([mask.sum() for mask in masks]).tolist()
         out = []
@@ -111,8 +109,7 @@ class FullPrecisionHead(RPNHead):
 
 
 class RPN(RegionProposalNetwork):
-    """torchvision's network with Detectron2's ranking and loss: (smooth) L1, both terms over `size`
-    anchors per image."""
+    """torchvision's network; Detectron2's ranking, (smooth) L1 and `size` anchors an image."""
 
     beta = 0.0
 

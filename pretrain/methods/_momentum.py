@@ -55,8 +55,7 @@ class KeyEncoder(nn.Module):
 
     @torch.no_grad()
     def forward(self, views: Sequence[Tensor], generator: torch.Generator) -> Tensor:
-        """V views (n, 3, h, w) on each rank -> unit keys (N, V, d) of the whole global batch, on
-        every rank."""
+        """V views (n, 3, h, w) on each rank -> unit keys (N, V, d) of the global batch, on all."""
         # 1. (n V, 3, h, w), sample by sample: the shuffled order then does not depend on how many
         #    ranks the batch is spread over
         images = torch.stack(list(views), 1)

@@ -27,8 +27,7 @@ class GradientContext(Protocol):
 
 
 def full_precision(loss: Callable[P, Tensor]) -> Callable[P, Tensor]:
-    """Autocast off inside; floating arguments become float64 where one of them is, float32
-    otherwise."""
+    """Autocast off inside; floating arguments become float64 where one is, else float32."""
 
     @functools.wraps(loss)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> Tensor:

@@ -75,8 +75,7 @@ def nearest_base(z: Tensor, ridge: float) -> Tensor:
 
 
 def grouped_columns(z: Tensor, groups: int, permutation: Tensor | None) -> Tensor:
-    """(N, d) raw -> (groups, N, d / groups): standardised, permuted, cut into neighbours (Section
-    3.2.4)."""
+    """(N, d) raw -> (groups, N, d / groups), standardised, permuted, cut (Section 3.2.4)."""
     columns = standardise(z)
     if permutation is not None:
         columns = columns[:, permutation]
@@ -174,8 +173,7 @@ class Config(TwoViewsConfig):
 
 
 class Method(TwoViews[Config]):
-    """Standardisation and base over the global batch. One column permutation for both views, new in
-    each step."""
+    """Standardisation and base are global; one column permutation a step for both views."""
 
     together = False
 

@@ -1,5 +1,4 @@
-"""CLLR: contrastive learning with low-dimensional reconstruction, a regulariser on top of another
-method."""
+"""CLLR: contrastive learning with low-dimensional reconstruction, on top of another method."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -13,8 +13,7 @@ from pretrain.methods.simclr import TwoViews, TwoViewsConfig
 
 
 def dcl_loss(z_a: Tensor, z_b: Tensor, *, temperature: float, tau_plus: float) -> Tensor:
-    """Eq. 8 with M = 1: NT-Xent without the share tau_plus of negatives that are positives. z (N,
-    d), N >= 2."""
+    """Eq. 8, M = 1: NT-Xent without the share tau_plus of false negatives. z (N, d), N >= 2."""
     return hcl_loss(z_a, z_b, temperature=temperature, tau_plus=tau_plus, beta=0.0)
 
 

@@ -18,8 +18,7 @@ from pretrain.methods._precision import full_precision
 
 
 class DinoHead(nn.Module):
-    """Three layers with GELU, unit length, then a linear map with unit rows (the paper's frozen
-    weight-norm gain)."""
+    """Three layers with GELU, unit length, a linear map with unit rows (frozen weight norm)."""
 
     def __init__(self, width: int, hidden: int, bottleneck: int, dim: int, batchnorm: bool) -> None:
         super().__init__()

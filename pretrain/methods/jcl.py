@@ -40,8 +40,7 @@ def jcl_loss(q: Tensor, keys: Tensor, queue: Tensor, *, temperature: float, lam:
 
 @dataclass(frozen=True, kw_only=True)
 class Config(ContrastConfig):
-    """View 0 is the query, all others are keys: the paper's M' = 5 takes six views, the released
-    script's 4 five."""
+    """View 0 is the query, the others keys: M' = 5 takes six views, the released script's 4 five."""
 
     lam: float = 4.0
     # Released code: lambda grows by lam / epochs with each epoch, up to lam in the last
@@ -49,8 +48,7 @@ class Config(ContrastConfig):
 
 
 class Method(MomentumContrast[Config]):
-    """Local batch norm for queries, ShuffleBN for all keys together. The queue holds the mean keys
-    as they are."""
+    """Local batch norm for queries, ShuffleBN for all keys; the queue holds raw mean keys."""
 
     def __init__(self, config: Config, backbone: Trunk, setup: Setup) -> None:
         super().__init__(config, backbone, setup)

@@ -49,8 +49,7 @@ def _polar(x: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
 
 
 class _NuclearNorm(torch.autograd.Function):
-    """||X||_* and its gradient U V^T (Eq. 20), in float64 from the Gram matrix of the smaller
-    side."""
+    """||X||_* and its gradient U V^T (Eq. 20), in float64, by the smaller Gram matrix."""
 
     @staticmethod
     def forward(ctx: GradientContext, matrices: Tensor) -> Tensor:
@@ -82,8 +81,7 @@ class _NuclearNorm(torch.autograd.Function):
 
 
 def nuclear_norm(matrices: Tensor) -> Tensor:
-    """(B, M, d) -> (B,): sums of singular values, with the gradient U V^T also near and at rank
-    deficiency."""
+    """(B, M, d) -> (B,): sums of singular values; gradient U V^T, also at rank deficiency."""
     return _NuclearNorm.apply(matrices)
 
 
@@ -155,8 +153,7 @@ class Config(ContrastConfig):
 
 
 class Method(MomentumContrast[Config]):
-    """Queries through synchronised batch norm, keys through ShuffleBN. A queue for each key
-    position."""
+    """Queries with synchronised batch norm, keys with ShuffleBN. A queue per key position."""
 
     def __init__(self, config: Config, backbone: Trunk, setup: Setup) -> None:
         if not 1 <= config.keys < setup.views:

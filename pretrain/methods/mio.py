@@ -1,5 +1,4 @@
-"""MIO: mutual information optimisation as the binary classification of pairs (the paper's equation
-numbers)."""
+"""MIO: mutual information optimisation as binary classification of pairs (paper's equations)."""
 
 from dataclasses import dataclass
 from typing import Literal

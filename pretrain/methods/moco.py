@@ -63,15 +63,13 @@ class _LogSumExp(torch.autograd.Function):
 
 
 def queue_logsumexp(q: Tensor, queue: Tensor, *, temperature: float) -> Tensor:
-    """(N, d), (K, d) -> (N,): log sum_j exp(q.k_j / temperature). Gradient to `q` only; memory
-    independent of K."""
+    """(N, d), (K, d) -> (N,): log sum_j exp(q.k_j / temperature). Gradient to `q` only."""
     return _LogSumExp.apply(q, queue.detach(), temperature)
 
 
 @full_precision
 def infonce_loss(q: Tensor, k: Tensor, queue: Tensor, *, temperature: float) -> Tensor:
-    """InfoNCE with a queue of negatives (MoCo Eq. 1). q, k (N, d) and queue (K, d) unit; gradient
-    to q only."""
+    """MoCo Eq. 1: InfoNCE with a queue. q, k (N, d), queue (K, d) unit; gradient to q only."""
     # -log(e^p / (e^p + e^L)) = log(1 + e^(L - p)), with p = q.k / t and L over the negatives
     positive = (q * k.detach()).sum(1) / temperature
     return F.softplus(queue_logsumexp(q, queue, temperature=temperature) - positive).mean()
@@ -79,8 +77,7 @@ def infonce_loss(q: Tensor, k: Tensor, queue: Tensor, *, temperature: float) -> 
 
 @dataclass(frozen=True, kw_only=True)
 class Config(ContrastConfig):
-    """v1: a linear head, temperature 0.07. v2: two layers without batch norm, 0.2. v2+:
-    symmetric."""
+    """v1: a linear head, temperature 0.07. v2: two layers, no batch norm, 0.2. v2+: symmetric."""
 
     final_momentum: float | None = None  # reached by half a cosine; null: constant (MoCo)
     symmetric: bool = False

@@ -1,5 +1,4 @@
-"""No training: with `epochs: 0` the initialised trunk is saved, the row that every other row must
-beat."""
+"""No training: with `epochs: 0` the initialised trunk is saved, which all must beat."""
 
 from dataclasses import dataclass
 

@@ -16,8 +16,7 @@ from pretrain.methods._precision import full_precision, raised
 
 
 def pair_similarities(z_a: Tensor, z_b: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """Cosine / temperature of 2N views: positives (2N,), and all (2N, 2N) with self and positive
-    set to -inf."""
+    """Cosine / temperature of 2N views: positives (2N,), (2N, 2N) with self and positive -inf."""
     # Row i is view i; its positive is the other view of the same image, N rows on
     n = len(z_a)
     z = F.normalize(torch.cat([z_a, z_b]), dim=1)
@@ -32,8 +31,7 @@ def pair_similarities(z_a: Tensor, z_b: Tensor, temperature: float) -> tuple[Ten
 
 @full_precision
 def nt_xent_loss(z_a: Tensor, z_b: Tensor, *, temperature: float) -> Tensor:
-    """Eq. 1 of SimCLR, mean over the 2N anchors. z (N, d), normalised inside; the positive is in
-    the denominator."""
+    """SimCLR Eq. 1 over 2N anchors. z (N, d), normalised inside; denominator with positive."""
     # -log(e^p / (e^p + sum e^n)) = log(1 + e^(logsumexp(n) - p))
     positive, negative = pair_similarities(z_a, z_b, temperature)
     return F.softplus(negative.logsumexp(1) - positive).mean()
@@ -68,8 +66,7 @@ class TwoViews(method.Method, Generic[C]):
         return {"loss": self.loss(*self.project(batch))}
 
     def project(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """z_a, z_b (N, d) of the global batch with gradient, float32 or more, also where the network computes in
-        less."""
+        """z_a, z_b (N, d) of the global batch with gradient, in float32 or more."""
         if self.together:
             z_a, z_b = self.projector(self.backbone(torch.cat(list(batch.views)))).chunk(2)
         else:

@@ -15,8 +15,7 @@ from pretrain.methods.simclr import TwoViews, TwoViewsConfig
 
 @full_precision
 def simsiam_loss(p_a: Tensor, p_b: Tensor, z_a: Tensor, z_b: Tensor) -> Tensor:
-    """Eq. 4: -cos(p_a, z_b)/2 - cos(p_b, z_a)/2, mean over samples. All (N, d); gradient to p
-    only."""
+    """Eq. 4: -cos(p_a, z_b)/2 - cos(p_b, z_a)/2, the mean. All (N, d); gradient to p only."""
     ab = F.cosine_similarity(p_a, z_b.detach(), dim=1)
     ba = F.cosine_similarity(p_b, z_a.detach(), dim=1)
     return -(ab + ba).mean() / 2

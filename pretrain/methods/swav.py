@@ -18,8 +18,7 @@ from pretrain.methods._precision import unit
 
 @dataclass(frozen=True, kw_only=True)
 class Config(MethodConfig):
-    """Views 0 .. assigned-1 are assigned codes. Every other view predicts them (the third large
-    crop never has one)."""
+    """Views 0 .. assigned-1 are assigned codes, and every other view predicts them."""
 
     head: Head = SWAV_HEAD
     prototypes: int = 3000

@@ -17,8 +17,7 @@ def backbench(*arguments, **kwargs):
 
 
 def test_help_imports_nothing_heavy():
-    """The cause of a slow --help is an import, so that is what is pinned; benchmarks/help.py
-    measures the time."""
+    """Imports make --help slow, so they are pinned; benchmarks/help.py measures the time."""
     code = (
         "import sys, contextlib, io\n"
         "from backbench import cli\n"

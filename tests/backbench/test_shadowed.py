@@ -1,5 +1,4 @@
-"""Another package of the name of one of the three programs: said in one line, before anything fails
-oddly."""
+"""Another package named like one of the three programs is said in one line."""
 
 import os
 import subprocess
@@ -30,12 +29,10 @@ def hidden(request, tmp_path_factory):
     return request.param, file, {**os.environ, "PYTHONPATH": path}
 
 
-def backbench(environment, *words):
+def backbench(env, *words):
     """From a folder that is none of ours, whose packages `python -m` would find first."""
     command = [sys.executable, "-m", "backbench", *words]
-    return subprocess.run(
-        command, capture_output=True, text=True, check=False, env=environment, cwd="/"
-    )
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=env, cwd="/")
 
 
 @pytest.mark.parametrize("words", REFUSED, ids=lambda words: words[0])

@@ -1,5 +1,4 @@
-"""The papers' ablations in configs/grids: every point is a recipe that can be built, and every grid
-has its figure."""
+"""The papers' ablations in configs/grids: every point can be built, every grid has its figure."""
 
 import csv
 import dataclasses
@@ -47,21 +46,13 @@ POINTS = {  # of each ablation: distinct points, and what the paper varies
 
 @functools.cache
 def pretrainings(name: str) -> dict[PretrainConfig, int]:
-    """The recipes behind the grid's pretraining jobs, as their command lines give them, and how
-    many seeds each has."""
+    """The recipes of the grid's pretraining jobs, by their commands, and their counts of seeds."""
     here = Path(__file__).parent
     grid = dataclasses.replace(read_grid(name), evaluate=())
     found = expand(grid, here, where=name, data=here)
-    commands = [
-        job.argv[1 : job.argv.index("--data")] for job in found.jobs if job.verb == "pretrain"
-    ]
-    seeds = Counter(
-        tuple(word for word in words if not word.startswith("seed=")) for words in commands
-    )
-    return {
-        config.load(PretrainConfig, w[0], w[1:], kind="pretrain"): count
-        for w, count in seeds.items()
-    }
+    commands = [j.argv[1 : j.argv.index("--data")] for j in found.jobs if j.verb == "pretrain"]
+    seeds = Counter(tuple(w for w in words if not w.startswith("seed=")) for words in commands)
+    return {config.load(PretrainConfig, w[0], w[1:], kind="pretrain"): n for w, n in seeds.items()}
 
 
 @pytest.mark.parametrize("name", GRIDS)
@@ -159,9 +150,7 @@ def test_two_keys_nine_points_two_seeds_end_to_end(tmp_path) -> None:
     stem = "ablation-lorac-tiny-beta-and-temperature"
     assert {p.name for p in figures.iterdir()} == {f"{stem}.{s}" for s in ("svg", "png", "csv")}
     with (figures / f"{stem}.csv").open() as file:
-        lines = [
-            line for line in csv.DictReader(file) if line["column"].startswith("knn/digits/top1_k5")
-        ]
+        lines = [r for r in csv.DictReader(file) if r["column"].startswith("knn/digits/top1_k5")]
     assert len(lines) == 9 and {line["seeds"] for line in lines} == {"2"}
     digests = {r.checkpoint for r in rows}
     assert len(digests) == 18 and len(collect([runs]).rows) == 18

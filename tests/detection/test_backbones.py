@@ -1,5 +1,4 @@
-"""Trunks of any kind under both engines: that they arrive whole, what is trained of them, what is
-refused."""
+"""Trunks of any kind under both engines: they arrive whole; what is trained, what refused."""
 
 import importlib.util
 
@@ -24,8 +23,7 @@ if importlib.util.find_spec("detectron2"):
 
 
 def spread(arch, seed=0):
-    """A checkpoint in which every tensor matters: scales, tokens and biases begin at next to
-    nothing."""
+    """A checkpoint in which every tensor matters: scales, tokens and biases begin near 0."""
     draw = torch.Generator().manual_seed(seed)
     trunk = archs.build_trunk(arch)
     with torch.no_grad():

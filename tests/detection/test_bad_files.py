@@ -1,5 +1,4 @@
-"""Damaged annotation files and images: one line before anything is trained, in both engines
-alike."""
+"""Damaged annotation files and images: one line before training, in both engines."""
 
 import copy
 import json
@@ -62,7 +61,7 @@ BAD = {
         "width_text": (first("images", width="128"), "width '128'"),
         "width_fraction": (first("images", width=127.5), "width 127.5"),
         "width_endless": (first("images", width=1e400), "width inf"),
-        "size_of_another": (first("images", height=64), "annotation file says"),
+        "size_of_another": (first("images", height=64), "annotations say"),
         "category_is_number": (replaced("categories", [1]), "not a row"),
         "category_without_id": (without("categories", "id"), "has no 'id'"),
         "category_without_name": (without("categories", "name"), "has no 'name'"),

@@ -18,8 +18,7 @@ pytest.importorskip("detectron2", reason="Detectron2 is not installed: `make det
 
 @pytest.fixture
 def voc(tmp_path):
-    """Six images a year in VOC's layout, one object each of two classes, the second difficult at
-    times."""
+    """Six images a year in VOC's layout, objects of two classes, the second difficult at times."""
     rng = np.random.default_rng(0)
     for year in (2007, 2012):
         root = tmp_path / f"VOC{year}"

@@ -1,5 +1,4 @@
-"""AP against pycocotools on random but plausible detections: all summary numbers, per category,
-weighted draws."""
+"""AP against pycocotools on random detections: all summary numbers, categories, weighted draws."""
 
 import contextlib
 import io
@@ -27,8 +26,7 @@ def corners(x, y, w, h):
 
 
 def make(root, task, *, images=25, empty=(), seed=0):
-    """A COCO layout with crowds, small and large objects and images without any; and noisy
-    detections of it."""
+    """A COCO layout with crowds, small and large objects, empty images; and noisy detections."""
     rng = np.random.default_rng(seed)
     (root / "coco" / "val2017").mkdir(parents=True)
     size = 260
@@ -121,8 +119,7 @@ def test_equals_pycocotools(tmp_path, kind):
 
 @pytest.mark.parametrize("kind", TASKS)
 def test_interval_is_of_the_same_ap(tmp_path, monkeypatch, kind):
-    """A draw of every image once is AP itself; a draw with repeats is pycocotools' AP of the
-    repeated images."""
+    """A draw of each image once is AP; one with repeats is pycocotools' AP of those images."""
     split, found = make(tmp_path, TASKS[kind], images=12)
     drawn = torch.tensor([[1.0] * 12, [1.0, 0, 2, 0, 1, 3, 1, 0, 2, 1, 1, 0]], dtype=torch.float64)
     monkeypatch.setattr(evaluate, "drawn", lambda images, manifest: drawn)

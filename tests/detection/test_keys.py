@@ -157,8 +157,7 @@ def base_of(key):
 
 
 def signature(name, root, out, words, monkeypatch):
-    """The run in numbers: the network, two steps of it, a rate for every iteration, what is
-    found in an image."""
+    """The network, two steps of it, every iteration's rate, an image's detections."""
     orders = []
     real = engine_detectron2.ImageOrder
 

@@ -100,8 +100,7 @@ def test_stopped_and_continued_is_the_same_run(prepared):
 
 
 def test_a_long_run_continues_between_two_logged_iterations(prepared):
-    """A run of 18,000 iterations logs every fourth; saved by the clock or a signal, it continues at
-    any."""
+    """A run of 18,000 iterations logs every fourth; saved at any, it continues."""
     run, p = prepared("SOLVER.MAX_ITER", "18000")
     for last in (6, 8, 13):
         stop, at = stop_in(last)

@@ -104,8 +104,7 @@ TRUNKS = {
 
 @pytest.fixture(scope="module", params=[*DETECTION_TASKS, *TRUNKS])
 def pair(request, tiny_root, tmp_path_factory):
-    """Both engines of one task, or of one kind of trunk, with equal, well-spread weights, and the
-    training split."""
+    """Both engines of a task or a kind of trunk, with equal weights, and the training split."""
     name, words = f"tiny_{request.param}_R_18_FPN", ("MODEL.WEIGHTS", "random")
     if request.param in TRUNKS:
         name = f"tiny_faster_rcnn_{request.param}"
@@ -164,9 +163,7 @@ def test_features_anchors_proposals_boxes_and_scores(pair):
             proposals, _ = ours.model.rpn(batch, features)
             images = theirs.model.preprocess_image(batch_for(theirs, record))
             reference = theirs.model.backbone(images.tensor)
-            anchors2 = theirs.model.proposal_generator.anchor_generator(
-                [reference[k] for k in reference]
-            )
+            anchors2 = theirs.model.proposal_generator.anchor_generator(list(reference.values()))
             proposals2, _ = theirs.model.proposal_generator(images, reference)
         torch.testing.assert_close(batch.tensors, images.tensor, rtol=1e-5, atol=1e-5)
         for a, b in zip(features.values(), reference.values(), strict=True):
@@ -192,15 +189,12 @@ def test_features_anchors_proposals_boxes_and_scores(pair):
                 differing = (mask.decode(x["segmentation"]) != mask.decode(y["segmentation"])).sum()
                 assert differing <= 2
         if task.keypoints:
-            ka, kb = (
-                np.array([x["keypoints"] for x in found]).reshape(len(a), -1, 3) for found in (a, b)
-            )
+            ka, kb = (np.array([x["keypoints"] for x in f]).reshape(len(a), -1, 3) for f in (a, b))
             np.testing.assert_allclose(ka[..., :2], kb[..., :2], atol=1e-2)
 
 
 def test_losses_from_the_same_images(pair, monkeypatch):
-    """The same batch, the same draws of anchors and proposals: every loss term and the gradients of
-    it all."""
+    """The same batch, anchors and proposals: every loss term and all gradients."""
     ours, theirs, split, task = pair
     records = training_records(split, task)[:2]
     order = [targets(r, 128, 128, mirrored=False, flip_map=split.flip, task=task) for r in records]

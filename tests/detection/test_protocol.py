@@ -82,8 +82,7 @@ def test_every_shipped_config_states_its_protocol():
 
 
 def test_detectron2_by_itself_reads_the_right_pixels():
-    """Every shipped config of a trunk that it has, read by Detectron2 alone: RGB and ImageNet's
-    statistics."""
+    """Each shipped config of its trunks, read by Detectron2 alone: RGB, ImageNet's statistics."""
     pytest.importorskip("detectron2", reason="Detectron2 is not installed: `make detectron2`")
     from detectron2.config import get_cfg
 

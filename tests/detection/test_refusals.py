@@ -1,5 +1,4 @@
-"""Inputs that would give a wrong number are refused in one line before training, or handled as
-COCO's tools do."""
+"""Inputs that would give a wrong number are refused, or handled as COCO's tools do."""
 
 import json
 import shutil
@@ -85,7 +84,7 @@ def test_statistics_come_from_the_checkpoint(tiny_root, tmp_path, trunk):
 def test_weights_must_be_named(tiny_root, tmp_path, trunk):
     with pytest.raises(BadInput, match="no weights: give --checkpoint"):
         train_net.prepare(run_of_config(FASTER, tiny_root, tmp_path, ()))
-    with pytest.raises(BadInput, match="nothing is downloaded"):
+    with pytest.raises(BadInput, match="downloads nothing"):
         trunk_weights.read(None, "detectron2://ImageNetPretrained/MSRA/R-50.pkl", "resnet50", 0)
     with pytest.raises(BadInput, match="give one"):
         trunk_weights.read(tmp_path / "x", "y.pkl", "resnet18", 0)
@@ -101,8 +100,7 @@ def test_small_image_stem_is_refused(tiny_root, tmp_path):
 
 
 def test_feature_check(tiny_root, tmp_path, trunk):
-    """A detector whose weights half arrived, whose channels are swapped, or whose stride is
-    elsewhere is refused."""
+    """Refused: half of the weights, swapped channels, a stride elsewhere."""
     file = tmp_path / "x.safetensors"
     trunk.save(file)
     p, engine = built(run_of_config(FASTER, tiny_root, tmp_path, (), checkpoint=file))
@@ -169,8 +167,7 @@ def test_masks_are_needed_for_masks(data, tmp_path, trunk):
 
 
 def degenerate(d):
-    """Crowds, empty and outside boxes, outlines of two points, and images with nothing at all, in
-    one file."""
+    """Crowds, empty and outside boxes, outlines of two points and empty images in one file."""
     first = [a for a in d["annotations"] if a["image_id"] == 1]
     for a in first:
         a["iscrowd"] = 1
@@ -197,8 +194,7 @@ def test_degenerate_objects_are_handled_as_by_coco_tools(data, tmp_path, trunk, 
 
 @pytest.mark.parametrize("task", ["faster", "mask", "keypoint"])
 def test_a_batch_without_any_object_trains(tiny_root, tmp_path, trunk, task):
-    """Every loss is finite and every parameter gets a gradient, so that no rank waits for
-    another's."""
+    """Losses are finite and every parameter gets a gradient, so that no rank waits."""
     p, engine = built(run_of_config(f"tiny_{task}_rcnn_R_18_FPN", tiny_root, tmp_path))
     record = {**p.train.records[0], "annotations": []}
     target = images.targets(record, 128, 128, mirrored=False, flip_map=p.train.flip, task=p.task)
@@ -212,7 +208,7 @@ def test_a_batch_without_any_object_trains(tiny_root, tmp_path, trunk, task):
 def test_one_image_of_another_size_than_stated(data, tmp_path, trunk):
     edit(data, lambda d: d["images"][0].update(height=64))
     p = prepare(data, tmp_path, trunk)
-    with pytest.raises(BadInput, match="its annotation file says"):
+    with pytest.raises(BadInput, match="its annotations say"):
         images.load_image(p.val.records[0])
 
 

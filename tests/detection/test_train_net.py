@@ -76,8 +76,7 @@ def detect_here(config, data, out, *more):
 
 
 def interrupted(number, rows, config, data, out, *more):
-    """Start, send signal `number` once metrics.jsonl has `rows` rows, and return the exit
-    status."""
+    """Start, send signal `number` once metrics.jsonl has `rows` rows; the exit status."""
     args = [str(a) for a in command(config, data, out, *more)]
     process = subprocess.Popen(args, env=ENV, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     metrics = Path(out) / "metrics.jsonl"
@@ -110,8 +109,7 @@ def assert_same_run(a, b):
 
 
 def stop_and_kill(config, tiny_root, x, tmp_path, *flags, words=()):
-    """Uninterrupted, against stopped by SIGTERM after one iteration, killed -9 later, and
-    resumed."""
+    """Uninterrupted, against stopped by SIGTERM, later killed -9, and resumed."""
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     more = (*flags, "--checkpoint", x, "--resume", *SIX, *words)
     assert detect_here(config, tiny_root, whole, *more) == 0
@@ -198,8 +196,7 @@ def test_killed_and_resumed_in_detectron2(tiny_root, x, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 def test_two_processes(tiny_root, x, tmp_path, engine):
-    """As a user asks for them, stopped by a signal and continued; test_two_ranks.py has the
-    numbers."""
+    """By a user's command, stopped by a signal and continued (numbers: test_two_ranks.py)."""
     config, out = "tiny_mask_rcnn_R_18_FPN", tmp_path / "run"
     more = ("--engine", engine, "--num-gpus", "2", "--checkpoint", x)
     more += ("INPUT.MIN_SIZE_TRAIN", "(64,)", "INPUT.MIN_SIZE_TEST", "64")
@@ -284,8 +281,7 @@ def free_port():
 
 
 def on_two_nodes(config, root, out, ways, *more):
-    """The same command on two machines, which are this one; `ways` gives each its words and its
-    environment."""
+    """One command on two machines, both this one; `ways`: the words and environment of each."""
     words = ["--config-file", config, "--data", root, "--out", out, *more]
     running = []
     for own, env in ways:

@@ -1,5 +1,4 @@
-"""Two gloo ranks against one process, in both engines: fresh, and continued by as many and by
-others."""
+"""Two gloo ranks against one process, in both engines: fresh, and continued."""
 
 import pytest
 import torch

@@ -11,8 +11,7 @@ from backbench.runs.run_progress import Progress
 
 @pytest.fixture(scope="session")
 def shapes(tmp_path_factory):
-    """shapes(count, classes, size) -> ROOT with shapes/train/<class>/<number>.png, smooth colours,
-    always the same."""
+    """shapes(count, classes, size) -> ROOT with shapes/train/<class>/<number>.png."""
 
     def make(count=24, classes="abc", size=24):
         root = tmp_path_factory.mktemp("data")

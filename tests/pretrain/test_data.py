@@ -1,5 +1,4 @@
-"""What a step is fed depends on the recipe and the data alone: not on workers, ranks, restarts or
-neighbours."""
+"""A step's input depends on recipe and data alone, not on workers, ranks or restarts."""
 
 import pickle
 from dataclasses import dataclass, replace
@@ -117,8 +116,7 @@ def test_labels_are_the_folders(found):
 
 
 def test_reference_views_are_torchvisions_tensors(found):
-    """With every random step switched off but the crop: resized_crop on the PIL image, then
-    ToTensor's numbers."""
+    """With no random step but the crop: resized_crop on the PIL image, then ToTensor's numbers."""
     crops = Crops(count=1, size=24, flip=0, jitter_p=0, gray_p=0, blur_p=0)
     config = recipe(views=ViewsConfig(pipeline="reference", crops=(crops,)))
     (batch, *_) = batches(found, config)

@@ -129,9 +129,7 @@ def test_a_recipe_that_demands_a_precision_is_refused(pretrain, tmp_path, precis
     assert fast.word(fast.of_trunk({"recipe": {"precision": precision}})) != fast.WORD
 
 
-def test_a_run_tells_all_and_goes_on_only_as_it_began(
-    pretrain, kill_at_step, tmp_path, monkeypatch
-):
+def test_a_run_goes_on_only_as_it_began(pretrain, kill_at_step, tmp_path, monkeypatch):
     # Pictures of curves of one epoch take longer than it
     monkeypatch.setattr(train.monitor, "plot_curves", lambda *_: None)
     # `compile: cuda` compiles on no CPU

@@ -112,8 +112,7 @@ class Counts(Good):
 
 
 class OwnLoss(Good):
-    """The mean over this rank's samples: the gradient is right, the number that is logged is
-    not."""
+    """The mean over this rank's samples: the gradient is right, the logged number is not."""
 
     def forward(self, batch):
         terms = super().forward(batch)

@@ -1,5 +1,4 @@
-"""The five papers' losses against loops in float64 written from the equations, at ordinary and
-degenerate inputs."""
+"""The five papers' losses against loops in float64 , at ordinary and degenerate inputs."""
 
 import functools
 import math
@@ -25,10 +24,8 @@ def unit(*shape: int, seed: int = 0) -> Tensor:
 
 
 def raw(*shape: int, seed: int = 0) -> Tensor:
-    return (
-        torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-        + 0.3
-    )
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, dtype=torch.float64, generator=generator) + 0.3
 
 
 def dot(a: Tensor, b: Tensor) -> Tensor:
@@ -185,8 +182,7 @@ def value_and_gradients(function, *inputs, autocast=False):
 
 
 def check_loss(function, oracle, *inputs, exact=1e-9, single=2e-5):
-    """Value and gradient to all `inputs`: float64 against the oracle, float32 and bfloat16 autocast
-    against it too."""
+    """Value and gradient to all `inputs` against the oracle, in float64, float32 and autocast."""
     expected, expected_gradients = value_and_gradients(oracle, *inputs)
     value, gradients = value_and_gradients(function, *inputs)
     assert value.dtype == torch.float64
@@ -234,8 +230,7 @@ def test_infonce_at_identical_vectors_and_over_many_chunks(monkeypatch):
 
 
 def degenerate_views(kind: str) -> Tensor:
-    """(4, 3, 8): views of three images that are apart, equal, nearly equal, or span two
-    dimensions."""
+    """(4, 3, 8) views of three images: apart, equal, nearly equal, or in two dimensions."""
     if kind == "apart":
         return unit(4, 3, 8)
     one = unit(1, 3, 8).expand(4, 3, 8)
@@ -254,17 +249,15 @@ def test_lorac(kind, prior):
     views = degenerate_views(kind)
     queries, key, queue = views[:3], views[3], unit(9, 8, seed=9)
     near = kind in ("1e-6", "1e-9")
-    arguments = {"temperature": 0.2, "beta": 2.0, "prior": prior}
+    how = {"temperature": 0.2, "beta": 2.0, "prior": prior}
     oracle = functools.partial(loop_lorac, key=key, queue=queue, t=0.2, beta=2.0, prior=prior)
     expected, (expected_gradient,) = value_and_gradients(oracle, queries)
-    value, (gradient,) = value_and_gradients(
-        lambda q: lorac_loss(q, key, queue, **arguments), queries
-    )
+    value, (gradient,) = value_and_gradients(lambda q: lorac_loss(q, key, queue, **how), queries)
     torch.testing.assert_close(value, expected, rtol=1e-9, atol=1e-9)
     # U V^T of views 1e-9 apart depends on the last digits of the input: 1e-16 / 1e-9
     torch.testing.assert_close(gradient, expected_gradient, rtol=1e-6, atol=1e-6 if near else 1e-9)
     value, (gradient,) = value_and_gradients(
-        lambda q: lorac_loss(q, key.float(), queue.float(), **arguments),
+        lambda q: lorac_loss(q, key.float(), queue.float(), **how),
         queries.float(),
         autocast=True,
     )
@@ -482,9 +475,8 @@ def test_the_released_reconstruction_ignores_the_scale_of_the_projection():
     phi, projection = raw(5, 6), raw(3, 6, seed=1)
     one = released_reconstruction(phi, projection)
     assert float(one) == pytest.approx(float(released_reconstruction(phi, 1e-3 * projection)))
-    expected = (
-        F.normalize(phi, dim=1) - F.normalize(phi @ projection.T @ projection, dim=1)
-    ).norm() / 5
+    again = phi @ projection.T @ projection
+    expected = (F.normalize(phi, dim=1) - F.normalize(again, dim=1)).norm() / 5
     assert float(one) == pytest.approx(float(expected))
 
 
@@ -510,8 +502,7 @@ def test_lorac_with_infinite_beta_is_moco_m():
 
 
 def test_jcl_equals_the_released_codes_form():
-    """Cross-entropy with (q.mu + lam/2 q Sigma q / t) / t as the positive logit, plus the term it
-    takes off."""
+    """Cross-entropy with (q.mu + lam/2 q Sigma q / t) / t as the positive logit."""
     q, keys, queue, t, lam = unit(6, 8), unit(4, 6, 8, seed=1), unit(20, 8, seed=2), 0.2, 2.0
     mu = keys.mean(0)
     centred = (keys - mu).permute(1, 2, 0)
@@ -519,9 +510,8 @@ def test_jcl_equals_the_released_codes_form():
     quadratic = 0.5 * torch.einsum("nd,nde,ne->n", q, k_sigma, q)
     logits = torch.cat([((q * mu).sum(1) + quadratic)[:, None], q @ queue.T], 1) / t
     released = F.cross_entropy(logits, torch.zeros(6, dtype=torch.long)) + quadratic.mean() / t
-    assert float(jcl_loss(q, keys, queue, temperature=t, lam=lam)) == pytest.approx(
-        float(released), rel=1e-12
-    )
+    value = jcl_loss(q, keys, queue, temperature=t, lam=lam)
+    assert float(value) == pytest.approx(float(released), rel=1e-12)
 
 
 def test_mio_equals_the_released_codes_form():
@@ -530,16 +520,12 @@ def test_mio_equals_the_released_codes_form():
     logits = z @ z.T / t
     partner = torch.roll(torch.eye(12, dtype=torch.bool), 6, 1)
     negative = ~(partner | torch.eye(12, dtype=torch.bool))
-    released = F.binary_cross_entropy_with_logits(
-        logits[partner], torch.ones(12, dtype=torch.float64)
-    )
-    released = released + F.binary_cross_entropy_with_logits(
-        logits[negative], torch.zeros(120, dtype=torch.float64)
-    )
+    bce = F.binary_cross_entropy_with_logits
+    released = bce(logits[partner], torch.ones(12, dtype=torch.float64))
+    released = released + bce(logits[negative], torch.zeros(120, dtype=torch.float64))
     released = released + F.mse_loss(a, b)
-    assert float(mio_loss(a, b, temperature=t, l2_weight=1.0)) == pytest.approx(
-        float(released), rel=1e-12
-    )
+    value = mio_loss(a, b, temperature=t, l2_weight=1.0)
+    assert float(value) == pytest.approx(float(released), rel=1e-12)
 
 
 def test_mio_gradient_is_twice_the_papers_eq_23():
@@ -571,8 +557,7 @@ def test_mio_gradient_is_twice_the_papers_eq_23():
 
 @pytest.mark.parametrize(("n", "d"), [(4, 12), (8, 8), (6, 20)])
 def test_arb_floor_where_the_batch_cannot_span_the_columns(n, d):
-    """mean_i <z_i, b_i> <= sqrt((N - 1) / d): with d > N - 1 the loss cannot reach 0, even for
-    identical views."""
+    """mean_i <z_i, b_i> <= sqrt((N - 1) / d): with d > N - 1 identical views do not reach 0."""
     z = standardise(raw(n, d))
     from pretrain.methods.arb import nearest_base
 

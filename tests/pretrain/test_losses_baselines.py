@@ -20,10 +20,8 @@ from pretrain.methods.w_mse import w_mse_loss, whiten
 
 
 def raw(*shape, seed=0):
-    return (
-        torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-        + 0.3
-    )
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, dtype=torch.float64, generator=generator) + 0.3
 
 
 def unit(*shape, seed=0):
@@ -97,9 +95,8 @@ def loop_simsiam(p_a, p_b, z_a, z_b):
 
 def loop_byol(p, z):
     z = z.detach()
-    return sum(((p[i] / p[i].norm() - z[i] / z[i].norm()) ** 2).sum() for i in range(len(p))) / len(
-        p
-    )
+    terms = [((p[i] / p[i].norm() - z[i] / z[i].norm()) ** 2).sum() for i in range(len(p))]
+    return sum(terms) / len(terms)
 
 
 def loop_dino(student, teacher, center=0.1, ts=0.1, tt=0.04):
@@ -197,9 +194,8 @@ def test_whitening_gives_the_identity_as_covariance():
 
 def test_w_mse_is_the_distance_of_whitened_views():
     a, b = raw(12, 2), raw(12, 2, seed=1)
-    orders = torch.stack(
-        [torch.arange(12), torch.randperm(12, generator=torch.Generator().manual_seed(0))]
-    )
+    shuffled = torch.randperm(12, generator=torch.Generator().manual_seed(0))
+    orders = torch.stack([torch.arange(12), shuffled])
     total = 0.0
     for order in orders:
         for part in order.split(6):

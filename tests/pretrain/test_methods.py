@@ -136,14 +136,8 @@ def test_multi_crop_pairs_and_rows(monkeypatch):
 
 def test_moco_m_is_lorac_without_prior():
     views = batch([8] * 4, epoch=3)
-    losses = [
-        build(4, name=name, **KEYS, **extra)(views)["loss"]
-        for name, extra in (
-            ("moco_m", {}),
-            ("lorac", {"prior": "none"}),
-            ("lorac", {"beta": float("inf")}),
-        )
-    ]
+    kinds = (("moco_m", {}), ("lorac", {"prior": "none"}), ("lorac", {"beta": math.inf}))
+    losses = [build(4, name=name, **KEYS, **extra)(views)["loss"] for name, extra in kinds]
     assert float(losses[0]) == float(losses[1]) == float(losses[2])
 
 
@@ -214,8 +208,7 @@ def test_a_queue_for_each_view_holds_that_views_negatives():
 
 
 def test_keys_that_are_not_shuffled_share_their_queries_batch_norm():
-    """In groups of 8, key i is normalised with its neighbours of the same group: against a pass of
-    each group by itself."""
+    """In groups of 8, key i is normalised with its neighbours: against a pass of each group."""
     method, _ = small_build(CASES["ressl not shuffled"])
     view = batch([8]).views[0].double()
     keys = method.keys([view], 0)[:, 0]
@@ -344,9 +337,8 @@ def test_views_one_by_one_have_statistics_of_their_own(one_by_one, passes):
         method.backbone.passes.clear()
         method(batch([8, 8]))
         assert [shape[0] for shape in method.backbone.passes] == sizes
-    assert float(whole(batch([8, 8]))["loss"].detach()) != float(
-        apart(batch([8, 8]))["loss"].detach()
-    )
+    losses = [float(method(batch([8, 8]))["loss"].detach()) for method in (whole, apart)]
+    assert losses[0] != losses[1]
 
 
 def test_cmc_finds_each_sense_in_the_memory_of_the_other():

@@ -44,8 +44,7 @@ def larc_sgd(params, buffers, *, lr, momentum, weight_decay, trust, clip):
     ("lr", "trust", "clip"), [(1.8, 0.001, False), (0.01, 0.02, True), (1.8, 0.02, True)]
 )
 def test_lars_is_larc_with_all_parameters(fused, lr, trust, clip):
-    """The batch norm bias starts at zero: its first step is raw, without decay, as the paper's code
-    does it."""
+    """The batch norm bias starts at 0: its first step is raw, as the paper's code does it."""
     module, other = network(), network()
     settings = {"lr": lr, "momentum": 0.9, "weight_decay": 1e-2, "trust": trust, "clip": clip}
     groups = optim.parameter_groups(module, weight_decay=1e-2)
@@ -143,8 +142,7 @@ def test_a_part_of_constant_rate_keeps_its_peak(inside):
 
 
 def test_biases_alone_are_trained_where_the_peak_is_zero():
-    """Of `lr: 0` with `lr_1d` the latter used to be lost: it was a part of what was divided by the
-    peak."""
+    """With `lr: 0`, `lr_1d` must not be divided by the peak."""
     module = network()
     rates = rates_of(module, lr=0.0, lr_1d=0.1, warmup_epochs=2)
     before = [p.clone() for p in module.parameters()]
@@ -192,9 +190,8 @@ def test_cosine_falls_from_the_peak_to_final_per_step():
 
 def test_cosine_by_epoch_is_jcls():
     have = shares(schedule="cosine_epoch")
-    assert have == pytest.approx(
-        [0.5 * (1 + math.cos(math.pi * (s // 10) / 20)) for s in range(200)]
-    )
+    want = [0.5 * (1 + math.cos(math.pi * (s // 10) / 20)) for s in range(200)]
+    assert have == pytest.approx(want)
 
 
 def test_warmup_then_cosine():

@@ -29,9 +29,7 @@ def smaller(recipe):
     many sizes, groups where they fit the batch, layers and norms."""
     sizes = sorted({crops.size for crops in recipe.views.crops}, reverse=True)
     tiny = dict(zip(sizes, (16, 12)))
-    crops = [
-        {**dataclasses.asdict(crops), "size": tiny[crops.size]} for crops in recipe.views.crops
-    ]
+    crops = [{**dataclasses.asdict(c), "size": tiny[c.size]} for c in recipe.views.crops]
     # CMC's trunk is a pair of networks, and stays one
     arch = "lab:resnet18,width=0.5" if recipe.arch.startswith("lab:") else "resnet18"
     out = {"views.crops": crops, "batch_size": BATCH, "arch": arch, "log_every": 1}
@@ -68,9 +66,8 @@ def method_overrides(at, method):
 
 def alike(name):
     """A fingerprint of all that decides the reduced step, which recipes for several sets share."""
-    recipe = dataclasses.asdict(
-        config.load(PretrainConfig, name, smaller(load(name)), kind="pretrain")
-    )
+    reduced = config.load(PretrainConfig, name, smaller(load(name)), kind="pretrain")
+    recipe = dataclasses.asdict(reduced)
     for key in ("name", "expected", "probe"):
         del recipe[key]
     for key in ("dataset", "split"):

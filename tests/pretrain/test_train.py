@@ -1,5 +1,4 @@
-"""The loop on a CPU with a tiny ResNet-18: what it leaves, what it refuses, and that it continues
-exactly."""
+"""The loop on a tiny ResNet-18: what it leaves, what it refuses, and exact continuation."""
 
 import json
 import shutil
@@ -39,8 +38,7 @@ def root(shapes):
 
 @pytest.fixture
 def pretrain(root, capsys, caplog):
-    """pretrain(out, *overrides) -> (exit status, what it said), through the command line's own
-    entry."""
+    """pretrain(out, *overrides) -> (exit status, what it said), by the command line."""
 
     def run(out, *overrides, recipe="tiny.yaml", options=()):
         command = ["pretrain", str(root / recipe), *overrides, "--data", str(root)]
@@ -112,9 +110,8 @@ def test_no_epochs_save_the_trunk_that_every_method_starts_from(pretrain, tmp_pa
     still = weights(tmp_path / "random")
     assert pretrain(tmp_path / "trained")[0] == 0
     moved = weights(tmp_path / "trained")
-    assert all(
-        not torch.equal(still[k], moved[k]) for k in ("conv1.weight", "layer4.1.conv2.weight")
-    )
+    for key in ("conv1.weight", "layer4.1.conv2.weight"):
+        assert not torch.equal(still[key], moved[key])
 
 
 def test_a_signal_saves_and_the_same_command_continues_exactly(pretrain, kill_at_step, tmp_path):
@@ -208,9 +205,7 @@ def test_no_processes(pretrain, tmp_path):
     assert "--devices and --nodes must be at least 1" in said
 
 
-def test_another_runs_folder_is_refused_and_a_damaged_state_is_named(
-    pretrain, kill_at_step, tmp_path
-):
+def test_another_runs_folder_is_refused_and_a_damaged_state_named(pretrain, kill_at_step, tmp_path):
     out = tmp_path / "run"
     kill_at_step(2, signal.SIGTERM)
     assert pretrain(out)[0] == EXIT_PREEMPTED
@@ -334,9 +329,8 @@ def test_feature_statistics_know_collapse(caplog):
     assert healthy["feature_std"] == pytest.approx(1, abs=0.05)
     assert healthy["effective_rank"] > 50
     constant = monitor.feature_statistics(torch.ones(64, 128) + 1e-6 * torch.randn(64, 128))
-    line = monitor.feature_statistics(
-        torch.ones(64, 128) + 0.1 * torch.randn(64, 1) * torch.randn(128)
-    )
+    along = torch.randn(64, 1) * torch.randn(128)
+    line = monitor.feature_statistics(torch.ones(64, 128) + 0.1 * along)
     assert constant["feature_std"] < 1e-5
     assert line["effective_rank"] < 1.5
     rank_five = monitor.feature_statistics(

@@ -55,10 +55,8 @@ def apart(a, b):
 def test_two_processes_make_the_weights_of_one(root, tmp_path, overrides):
     # In float32 the rounding of a fresh ResNet-18 at 32 pixels (1x1 maps, batch 8) grows to 1%
     # within four steps
-    for processes in (1, 2):
-        status, said = pretrain(
-            root, tmp_path / str(processes), processes, "precision=fp64", *overrides
-        )
+    for n in (1, 2):
+        status, said = pretrain(root, tmp_path / str(n), n, "precision=fp64", *overrides)
         assert status == 0, said
     assert apart(tmp_path / "1", tmp_path / "2") < 1e-5
     one, two = ([row["loss"] for row in read_metrics(tmp_path / n)] for n in "12")
@@ -90,8 +88,7 @@ def test_a_signal_to_one_process_stops_all_and_they_continue_exactly(root, tmp_p
 
 @pytest.mark.slow
 def test_a_run_continues_on_another_number_of_processes(root, tmp_path):
-    """Stopped on two, continued on four, with two groups of batch norm and two micro-batches: the
-    weights of one process."""
+    """Stopped on two, continued on four, with groups and micro-batches: one process's weights."""
     # Four images to a group: with two, on 1x1 maps, rounding grows a thousandfold in a step
     same = ("precision=fp64", "accumulate=2", "batch_size=16", "epochs=4", MOCO)
     assert pretrain(root, tmp_path / "whole", 1, *same)[0] == 0

@@ -1,2 +1,1 @@
-"""What several test files stand on: published files made here, a Slurm of our own, stand-in verbs,
-processes."""
+"""What several test files share: published files, a Slurm of our own, stand-in verbs."""

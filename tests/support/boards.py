@@ -1,5 +1,4 @@
-"""Runs with a known truth for the leaderboard: `synthetic` keeps predictions, `many` is as large
-as one likes."""
+"""Runs with a known truth for the board: `synthetic` keeps predictions, `many` is large."""
 
 import hashlib
 from pathlib import Path
@@ -25,11 +24,8 @@ CHOSEN = {"lr": 3.16, "on": "val", "scores": {"1": 70.1, "3.16": 72.3, "10": 71.
 def detection(dataset: str, protocol: str, engine: str) -> list[Kind]:
     """AP, AP50 and AP75 of the three detectors."""
     kinds: list[Kind] = []
-    for task, iou in (
-        ("faster_rcnn", "bbox"),
-        ("mask_rcnn", "segm"),
-        ("keypoint_rcnn", "keypoints"),
-    ):
+    heads = (("faster_rcnn", "bbox"), ("mask_rcnn", "segm"), ("keypoint_rcnn", "keypoints"))
+    for task, iou in heads:
         kinds += [(task, dataset, f"{iou}_{ap}", protocol, engine) for ap in ("AP", "AP50", "AP75")]
     return kinds
 
@@ -109,9 +105,8 @@ def synthetic(
                 provenance = {"manifest": manifest, **held}
                 arrays = {"manifest": manifest, **predictions(kind, hit, label, manifest)}
                 if kept:
-                    provenance["predictions"] = store.keep_predictions(
-                        run, f"{metric}-{s}", **arrays
-                    )
+                    file = store.keep_predictions(run, f"{metric}-{s}", **arrays)
+                    provenance["predictions"] = file
                 where = {"seed": s, "provenance": provenance}
                 where["origin"] = {"command": command(task, name, dataset, run)}
                 rows.append(a_row(kind, name, arrays, **where))
@@ -136,8 +131,7 @@ def command(task: str, name: str, dataset: str, run: Path) -> str:
 
 
 def predictions(kind: Kind, hit: np.ndarray, label: np.ndarray, manifest: str) -> dict:
-    """What a run of this kind keeps: the metric on resamples for detectors, else a class per
-    image."""
+    """What a run keeps: a detector the metric on resamples, others a class per image."""
     task, _, metric, *_ = kind
     if task.endswith("_rcnn"):
         rng = np.random.default_rng(int(manifest[:12], 16))

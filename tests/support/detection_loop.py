@@ -70,8 +70,7 @@ class SlowOneNumber(OneNumber):
 
 
 def stopped_while_saving(run, seat):
-    """For ranks.spawn: a signal reaches rank 1 in iteration 3, and rank 0 takes its time to
-    save."""
+    """For ranks.spawn: a signal reaches rank 1 in iteration 3; rank 0 saves slowly."""
     stop = StopFlag()
 
     def at(iteration):

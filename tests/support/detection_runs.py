@@ -1,5 +1,4 @@
-"""Detection runs as the command line would ask for them, for tests that call the program's
-parts."""
+"""Detection runs as the command line makes them, for tests that call the program's parts."""
 
 import importlib.util
 from collections.abc import Sequence
@@ -50,7 +49,6 @@ def rates_and_decays(engine: DetectionEngine) -> dict[str, tuple[float, float] |
 
 
 def near_its_checkpoint(p: Prepared, engine: DetectionEngine) -> float:
-    """How far the detector's maps are from the checkpoint's, as the command finds it before it
-    trains."""
+    """How far the detector's maps are from the checkpoint's, as the command measures it."""
     sides = backbones.padded_test_size(p.cfg)
     return trunk_weights.check_features(p.checkpoint, p.trunk, engine, sides)

@@ -21,8 +21,7 @@ BUILDERS = {"resnet18": resnet18, "resnet50": resnet50}
 
 
 def known_resnet(arch, seed=0):
-    """A torchvision ResNet in which every parameter and buffer, counters included, has its own
-    random value."""
+    """A torchvision ResNet whose parameters, buffers and counters all have values of their own."""
     torch.manual_seed(seed)
     with torch.device("meta"):  # no need to initialise what is overwritten
         model = BUILDERS[arch]()
@@ -57,8 +56,7 @@ def second(model):
 
 
 def small_stem(model):
-    """With the 3x3 first convolution that papers use for small images; its padding does not show in
-    a state dict."""
+    """With the 3x3 first convolution for small images; a state dict does not show its padding."""
     model.conv1 = nn.Conv2d(3, 64, 3, padding=1, bias=False)
     model.maxpool = nn.Identity()
     return model
@@ -126,9 +124,8 @@ def swav(model):
 def deepcluster_v2(model):
     model.fc = nn.Identity()
     model.projection_head = head(model, 8, 4)
-    model.prototypes = nn.ModuleDict(
-        {f"prototypes{i}": nn.Linear(4, 30, bias=False) for i in range(3)}
-    )
+    prototypes = {f"prototypes{i}": nn.Linear(4, 30, bias=False) for i in range(3)}
+    model.prototypes = nn.ModuleDict(prototypes)
     return {"epoch": 400, "state_dict": ddp(model.state_dict()), "optimizer": sgd_state()}
 
 
@@ -210,9 +207,8 @@ def vissl(model):
     names = ("conv1", "bn1", "layer1", "layer2", "layer3", "layer4")
 
     def trunk(net):
-        return nn.ModuleDict(
-            {"_feature_blocks": nn.ModuleDict({n: getattr(net, n) for n in names})}
-        )
+        blocks = nn.ModuleDict({n: getattr(net, n) for n in names})
+        return nn.ModuleDict({"_feature_blocks": blocks})
 
     loss = prefixed("moco_encoder.trunk.", trunk(second(model))) | {"queue": torch.randn(4, 8)}
     return {
@@ -402,8 +398,7 @@ def torchvision_training(model):
 
 
 def detectron2_names(state_dict):
-    """The renaming that the community's converter scripts do, as text replacements in their
-    order."""
+    """The renaming that the community's converter scripts do, as text replacements."""
     out = {}
     for key, value in state_dict.items():
         name = key if "layer" in key else "stem." + key
@@ -411,9 +406,8 @@ def detectron2_names(state_dict):
             name = name.replace(f"layer{t}", f"res{t + 1}")
         for t in (1, 2, 3):
             name = name.replace(f"bn{t}", f"conv{t}.norm")
-        out[name.replace("downsample.0", "shortcut").replace("downsample.1", "shortcut.norm")] = (
-            value
-        )
+        name = name.replace("downsample.0", "shortcut").replace("downsample.1", "shortcut.norm")
+        out[name] = value
     return out
 
 

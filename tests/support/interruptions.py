@@ -29,8 +29,7 @@ class WatchedDecoder:
 
 
 def until_done(run, deaths):
-    """Call `run` again after every death, of which there must be so many; returns what it
-    returned."""
+    """Call `run` again after each death, so many in all; returns what it returned."""
     for _ in range(deaths):
         try:
             run()

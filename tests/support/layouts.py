@@ -32,8 +32,7 @@ def class_folder(base, *, classes=("cat", "dog"), per=4):
 
 
 class Trees:
-    """`trees(name)` makes ROOT/<name> as its owner's archives unpack, with `per` images per class
-    and part."""
+    """`trees(name)` makes ROOT/<name> as its owner's archives unpack, `per` images each."""
 
     def __init__(self, root, monkeypatch):
         self.root, self.monkeypatch, self.count = root, monkeypatch, 0
@@ -145,9 +144,8 @@ class Trees:
         for which in ("train_list", "test_list"):
             entries = []
             for file, _ in getattr(cls, which):
-                labels = [
-                    i % classes for i in range(max(per, 2 * classes if classes == 100 else per))
-                ]
+                count = 2 * classes if classes == 100 else per
+                labels = [i % classes for i in range(max(per, count))]
                 data = draw.integers(0, 256, (len(labels), 3072), dtype=np.uint8)
                 (folder / file).write_bytes(pickle.dumps({"data": data, key: labels}))
                 entries.append([file, self._md5(folder / file)])
@@ -166,12 +164,10 @@ class Trees:
         (folder / "class_names.txt").write_text("".join(f"class {i}\n" for i in range(10)))
         (folder / "unlabeled_X.bin").write_bytes(b"")
         for split in ("train", "test"):
-            draw.integers(0, 256, (per, 3, 96, 96), dtype=np.uint8).tofile(
-                folder / f"{split}_X.bin"
-            )
-            np.array([i % 10 + 1 for i in range(per)], dtype=np.uint8).tofile(
-                folder / f"{split}_y.bin"
-            )
+            images = draw.integers(0, 256, (per, 3, 96, 96), dtype=np.uint8)
+            images.tofile(folder / f"{split}_X.bin")
+            labels = np.arange(per, dtype=np.uint8) % 10 + 1
+            labels.tofile(folder / f"{split}_y.bin")
         for which in ("train_list", "test_list"):
             entries = [[file, self._md5(folder / file)] for file, _ in getattr(STL10, which)]
             self.monkeypatch.setattr(STL10, which, entries)
@@ -236,9 +232,8 @@ class Trees:
     ):
         from torchvision.datasets import Places365
 
-        (base / "categories_places365.txt").write_text(
-            "".join(f"{c} {i}\n" for i, c in enumerate(classes))
-        )
+        lines = "".join(f"{c} {i}\n" for i, c in enumerate(classes))
+        (base / "categories_places365.txt").write_text(lines)
         train, val = [], []
         for i, name in enumerate(classes):
             for j in range(per):
@@ -283,8 +278,7 @@ class Trees:
                     path.write_bytes(self._jpeg())
 
     def _jpeg(self):
-        """Different bytes each time without encoding each time: a comment after the end of the
-        picture."""
+        """Other bytes each time, encoded once: a comment after the picture's end."""
         self.count += 1
         if not hasattr(self, "_one"):
             import io
@@ -297,8 +291,7 @@ class Trees:
     def classes(
         self, base, classes=("circle", "square"), sizes=(("train", 6), ("val", 3), ("test", 4))
     ):
-        """A class folder whose classes differ in brightness, so that there is something to
-        learn."""
+        """A class folder whose classes differ in brightness."""
         for split, count in sizes:
             for label, name in enumerate(classes):
                 for i in range(count):
@@ -312,8 +305,7 @@ class Trees:
 
 
 def trunk_file(path, seed=0, *, arch="resnet18", **changes):
-    """A randomly initialised trunk whose batch norm statistics are not the initial ones, as a
-    checkpoint file."""
+    """A random trunk, its batch norm statistics not the initial ones, as a checkpoint file."""
     torch.manual_seed(seed)
     trunk = build_backbone(arch).train()
     with torch.no_grad():

@@ -29,8 +29,7 @@ def commands():
 
 
 def words_of(line, *, optional=True):
-    """The arguments of backbench that a line comes to, placeholders filled in; with what may be left
-    out, or without."""
+    """A line's arguments, placeholders filled in, with or without what is optional."""
     line = line.partition("   the same as")[0]
     # Without what may be repeated; what may be left out is there; of several the first
     line = re.sub(r"\[[A-Z]+ \.\.\.\]", "", line)

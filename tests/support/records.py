@@ -101,7 +101,6 @@ def shipped_recipes():
 
 if __name__ == "__main__":
     for i in range(int(sys.argv[3])):
-        a_row = a_result(
-            seed=int(sys.argv[2]) * 1000 + i, chosen={"text": "x" * 2000}, provenance={}
-        )
+        number = int(sys.argv[2]) * 1000 + i
+        a_row = a_result(seed=number, chosen={"text": "x" * 2000}, provenance={})
         store.append(sys.argv[1], [a_row])

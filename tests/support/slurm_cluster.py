@@ -1,5 +1,4 @@
-"""A real Slurm on loopback: munged, slurmctld and slurmd of Debian's packages in one private
-folder, as children."""
+"""A real Slurm on loopback: Debian's munged, slurmctld and slurmd as children, in one folder."""
 
 import contextlib
 import os

@@ -30,8 +30,7 @@ RUN = ("inspect", "import", "export", "leaderboard", "launch")  # seconds; the o
 
 @pytest.fixture(scope="module")
 def desk(tmp_path_factory):
-    """Work in a folder with all that the pages name: files with weights in them, data that only
-    lies there."""
+    """Work in a folder with all that the pages name: real weights, data that is only there."""
     with contextlib.chdir(tmp_path_factory.mktemp("desk")):
         _lay_out()
         yield

@@ -1,5 +1,4 @@
-"""Modules that this process was given from Python, named `python:NAME`: no other process has
-them."""
+"""Modules that Python gave to this process, `python:NAME`: no other process has them."""
 
 from __future__ import annotations
 

@@ -62,8 +62,7 @@ def names(dialect: Dialect, arch: str) -> dict[str, str]:
 
 @functools.cache
 def _decisive(dialect: Dialect, arch: str) -> frozenset[str]:
-    """The names by which a trunk is recognised: all but the counters, which many files leave
-    out."""
+    """The names by which a trunk is recognised: all but the counters, often left out."""
     return frozenset(name for name in names(dialect, arch) if not is_counter(name))
 
 
@@ -135,8 +134,7 @@ def find_trunks(tables: Tables, metadata: TrunkMetadata) -> list[ResNetInFile]:
 
 
 def _candidates(key: str) -> list[tuple[str, Dialect]]:
-    """(prefix, dialect) for each dialect that has a name with which this key ends; the longest such
-    name counts."""
+    """(prefix, dialect) for each dialect with a name that ends this key; the longest counts."""
     parts = key.rsplit(".", LONGEST)[-LONGEST:]
     names = [".".join(parts[i:]) for i in range(len(parts))]
     out = []
@@ -155,8 +153,7 @@ def _fit(
     tensors: Mapping[str, Tensor],
     metadata: TrunkMetadata,
 ) -> tuple[int, ResNetInFile]:
-    """The architecture that explains most of the names under the prefix; score: tensors there minus
-    tensors absent."""
+    """The architecture that explains most names under the prefix; score: present minus absent."""
     local = {key[len(prefix) :]: key for key in tensors if key.startswith(prefix)}
     inside = {name for name in local if re.match(dialect.inside, name)}
     decisive = {name for name in inside if not is_counter(name)}

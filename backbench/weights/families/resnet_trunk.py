@@ -14,8 +14,7 @@ from backbench.weights.trunk import Trunk
 
 
 class ResNetTrunk(tv.ResNet, Trunk):
-    """A torchvision ResNet without its fc; a conv3 stem gives maps at a quarter of the usual
-    strides."""
+    """A torchvision ResNet without its fc; a conv3 stem gives maps at a quarter of the strides."""
 
     memory_format = torch.channels_last
 
@@ -65,8 +64,7 @@ class ResNetTrunk(tv.ResNet, Trunk):
                 nn.init.constant_(last.weight, 0)
 
     def fuse(self) -> None:
-        """Every batch norm into the convolution before it; features change by about 1e-6 of
-        theirs."""
+        """Fold each batch norm into its convolution; features change by about 1e-6 of theirs."""
         _fuse_pair(self, "conv1", "bn1")
         for stage in (self.layer1, self.layer2, self.layer3, self.layer4):
             for block in stage:
@@ -126,8 +124,7 @@ def _resize(
     channels: int,
     bases: list[int],
 ) -> None:
-    """Another number of channels in, other widths of the stages; drawn as torchvision draws
-    them."""
+    """Other input channels, other widths of the stages; drawn as torchvision draws them."""
     trunk.conv1 = nn.Conv2d(channels, 64, kernel_size=7, stride=2, padding=3, bias=False)
     trunk.inplanes = 64
     for number, (base, count) in enumerate(zip(bases, layers), 1):

@@ -299,8 +299,7 @@ def _known(trunk: TimmInFile, tensors: Tensors, form: Format, folds: bool) -> st
 
 
 def _size(trunk: TimmInFile, tensors: Tensors, arch: str, folds: bool) -> dict[str, str]:
-    """`img_size` where the file has position embeddings for images of another size than the
-    model's."""
+    """`img_size` where the file has position embeddings for another size than the model's."""
     blank = trunk.family.tensors(*trunk.family.canonical(arch, NATIVE))
     if "pos_embed" not in blank or "patch_embed.proj.weight" not in blank:
         return {}

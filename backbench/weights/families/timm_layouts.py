@@ -42,8 +42,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Piece:
-    """The rows `start` to `stop`, of `parts` equal ones, of a file's tensor: they make a part of one
-    of timm's."""
+    """Parts `start` to `stop` of `parts` equal ones of a file's tensor, for one of timm's."""
 
     key: str
     shape: Shape  # of the file's tensor

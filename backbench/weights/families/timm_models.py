@@ -79,8 +79,7 @@ class TimmFamily(TrunkFamily):
         return timm_trunk.default_reading(name.model)
 
     def default_pixels(self, arch: str) -> Pixels:
-        """The statistics that timm keeps with the model's default weights; those of imported files
-        are their format's."""
+        """The statistics of timm's default weights; imported files have their format's."""
         from backbench.weights.families import timm_trunk
 
         about = timm_trunk.registered(parse(arch).model).pretrained_cfg
@@ -182,8 +181,7 @@ def _about(model: str, tag: str) -> Any:
 
 
 def _cached_file(name: str, model: str, about: Any) -> Path:
-    """The file in the Hub's local cache. BadInput, with the command that fetches it, where the
-    cache has none."""
+    """The file in the Hub's local cache. BadInput with the command to fetch it if absent."""
     from huggingface_hub import try_to_load_from_cache
 
     repository = str(about.hf_hub_id)

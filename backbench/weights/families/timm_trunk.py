@@ -86,8 +86,7 @@ _ACTIVATION_MODULES = {
 
 
 def create(name: TimmName) -> Any:
-    """timm's module, its weights freshly drawn. BadInput where the model does not take an
-    option."""
+    """timm's module, freshly drawn. BadInput where the model does not take an option."""
     import timm
 
     try:
@@ -99,9 +98,7 @@ def create(name: TimmName) -> Any:
         from timm.models.vision_transformer import VisionTransformer
 
         if type(model) is not VisionTransformer or model.pos_embed is None:
-            raise BadInput(
-                f"{name}: it has no position embeddings that could be resized; leave out pos"
-            )
+            raise BadInput(f"{name}: it has no position embeddings to resize; leave out pos")
         ruled: Any = model
         ruled.__class__ = _with_rule()
         ruled.position_rule = name.options["pos"]
@@ -143,8 +140,7 @@ def call(name: TimmName) -> str:
 
 @functools.cache
 def _with_rule() -> type[nn.Module]:
-    """timm's vision transformer whose position embeddings follow `position_rule`; a class once timm
-    has been imported."""
+    """A vision transformer whose positions follow `position_rule`; made once timm is imported."""
     from timm.models.vision_transformer import VisionTransformer
 
     class RuledTransformer(VisionTransformer):
@@ -227,9 +223,7 @@ class TimmTrunk(WrappedTrunk):
         if self.read.layers and model.cls_token is None:
             raise BadInput(f"{self.arch} has no class token to read by '{self.reading}'")
         if self.read.layers > len(model.blocks):
-            raise BadInput(
-                f"{self.arch} has {len(model.blocks)} layers: '{self.reading}' reads more"
-            )
+            raise BadInput(f"{self.arch}: {len(model.blocks)} layers, '{self.reading}' reads more")
         self.feature_dim = width * self.read.parts
 
     def _describe_pyramid(self, name: TimmName) -> None:

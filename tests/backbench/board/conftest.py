@@ -18,16 +18,13 @@ def a_pretraining(run, recipe, losses):
     run.mkdir(parents=True)
     identity = {"recipe": recipe} if recipe else {}
     (run / "run.json").write_text(json.dumps({"verb": "pretrain", "identity": identity}))
-    lines = [
-        json.dumps({"step": s, "loss": loss, "epoch": s // 100}) for s, loss in enumerate(losses)
-    ]
+    lines = [json.dumps({"step": s, "loss": v, "epoch": s // 100}) for s, v in enumerate(losses)]
     (run / "metrics.jsonl").write_text("\n".join([*lines, '{"step": 10']))
 
 
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory):
-    """Five checkpoints through the demo's columns, with pretraining curves and detection
-    pictures."""
+    """Five checkpoints in the demo's columns, pretraining curves and detection pictures."""
     root = tmp_path_factory.mktemp("board") / "runs"
     boards.synthetic(root, ["random", "simclr", "moco_v2", "moco_m", "lorac"], boards.DEMO, gap=4)
     recipes = {"simclr": None, "lorac": LORAC, "moco_m": MOCO_M}

@@ -221,9 +221,7 @@ def test_tables_of_the_papers(tmp_path):
         tex = (tmp_path / "tex" / f"{name}.tex").read_text()
         assert tex.count(r"\begin{tabular}") == tex.count(r"\end{tabular}") == 1
         width = tex.split(r"\begin{tabular}{")[1].split("}")[0]
-        body = [
-            line for line in tex.splitlines() if line.endswith(r"\\") and "multicolumn" not in line
-        ]
+        body = [row for row in tex.splitlines() if row.endswith(r"\\") and "multicolumn" not in row]
         assert {line.count(" & ") + 1 for line in body} == {len(width)}, name
         bold = [line for line in body if "textbf" in line]
         assert bold == [line for line in body if line.startswith(r"lorac\_200")]

@@ -1,5 +1,4 @@
-"""Bold is for differences that a second training keeps: with seeds, without, and where nothing is
-trained."""
+"""Bold is what a second training keeps: with seeds, without, and where nothing is trained."""
 
 import dataclasses
 import re
@@ -90,9 +89,8 @@ def test_what_trainings_move_is_not_called_a_difference(tmp_path):
 @pytest.mark.parametrize("kind", [KNN, FEWSHOT, ("logreg", "digits", "top1", "logreg-v1", None)])
 def test_what_is_not_trained_by_chance_needs_no_seeds(tmp_path, kind):
     board = board_of(tmp_path, [kind], gap=12)
-    assert (
-        only_mark(board) == {BEST: "best"} and noise_words(noise_of(board, board.columns[0])) == ""
-    )
+    assert only_mark(board) == {BEST: "best"}
+    assert noise_words(noise_of(board, board.columns[0])) == ""
 
 
 def test_published_noise_serves_where_nobody_has_seeds(tmp_path):

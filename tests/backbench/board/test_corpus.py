@@ -54,9 +54,7 @@ def test_the_readmes_table_is_of_these_records_and_of_perturbed_runs(made):
     held = {(name, column): (int(above), int(runs)) for name, column, above, runs in counts}
     readme = (ROOT / "README.md").read_text()
     lines = [line.strip("|").split("|") for line in readme.splitlines()]
-    table = {
-        cells[0].strip(): [text.strip() for text in cells[1:]] for cells in lines if len(cells) == 6
-    }
+    table = {cells[0].strip(): [t.strip() for t in cells[1:]] for cells in lines if len(cells) == 6}
     for title, column in COLUMNS.items():
         for name, said in zip(table["percent"], table[title]):
             cell = board.cell(rows[name], by_name[column])

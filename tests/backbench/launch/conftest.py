@@ -20,8 +20,7 @@ FAKE = [sys.executable, str(Path(fake_verbs.__file__))]
 
 
 class Lab:
-    """A folder with ck/*.safetensors, data/*.json (how long a dataset takes, how it fails) and
-    clusters to run on."""
+    """A folder with ck/*.safetensors, data/*.json (a dataset's time and faults) and clusters."""
 
     command = FAKE
 

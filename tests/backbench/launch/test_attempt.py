@@ -144,8 +144,7 @@ def test_killed_job_is_tried_again(lab):
 
 @pytest.mark.slow
 def test_full_disk_loses_no_result(lab):
-    """A 256 KiB disk: the job fails with the system's words, what was there stays, and room makes
-    the rest finish."""
+    """A 256 KiB disk: the job fails in the system's words; room makes the rest finish."""
     disk = lab.root / "runs"
     disk.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=256k", "lab", str(disk)]

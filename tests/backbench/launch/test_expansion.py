@@ -176,8 +176,7 @@ def test_a_grid_of_a_recipe_that_demands_a_precision_is_refused(lab, capsys):
 
 
 def test_running_pretraining_of_an_earlier_grid_is_waited_for(lab):
-    """Its folder is in RUNS and on record: the probes go behind the job. A folder nobody knows is
-    only named."""
+    """Its folder is in RUNS and on record: probes follow the job. An unknown one is only named."""
     pretraining = jobs_of(lab, lab.grid(recipes=["demo_random"]))[0]
     folders = [lab.root / "runs" / pretraining.name, lab.root / "elsewhere"]
     for folder in folders:

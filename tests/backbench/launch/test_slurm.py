@@ -51,8 +51,7 @@ def test_twelve_jobs_run_as_one_array_and_again_submits_nothing(lab, shell):
 
 @pytest.mark.slow
 def test_launcher_that_dies_during_sbatch_loses_nothing(lab, monkeypatch):
-    """Slurm has the array, the launcher has not written its number, and submitit not yet the jobs'
-    files."""
+    """Slurm has the array; its number and submitit's files are not written yet."""
     import submitit
 
     grid = lab.grid(checkpoints=[lab.checkpoints("a", "b")], evaluate=lab.linear("d1", "d2"))
@@ -79,8 +78,7 @@ def test_launcher_that_dies_during_sbatch_loses_nothing(lab, monkeypatch):
 
 @pytest.mark.slow
 def test_killed_launcher(lab):
-    """kill -9 as soon as the first array is on record; the next launcher brings the whole grid to
-    its end."""
+    """kill -9 as soon as the first array is on record; the next launcher finishes the grid."""
     grid = lab.grid(
         checkpoints=[lab.checkpoints("a", "b", "c")], evaluate=lab.linear("d1", "d2"), recipes=[]
     )

@@ -162,9 +162,7 @@ def test_nodes_without_scontrol(lab, shell, fault):
     if fault == "preemption":
         trial.preempt()
         trial.ends_well()
-    elif (
-        fault == "user's signal"
-    ):  # the warning before the time limit, by hand: nobody ends the job
+    elif fault == "user's signal":  # the warning before the time limit, by hand: nobody ends it
         shell(f"scancel --signal USR2 {trial.number}")
         lab.until("runs", lambda s: "preempted" in lab.attempts("runs")[trial.name], LONG)
         shell(f"scontrol requeue {trial.number}")

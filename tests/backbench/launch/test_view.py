@@ -169,9 +169,7 @@ def test_state_of_a_job_of_this_machine(tmp_path):
         (None, None, None, "forgotten:      x  Slurm knows it no longer and it wrote nothing"),
     ],
 )
-def test_a_lost_job_has_its_cause_in_a_word_and_the_last_line_that_was_said(
-    tmp_path, stand_in_slurm, case
-):
+def test_a_lost_job_has_its_cause_in_a_word_and_the_last_line_said(tmp_path, stand_in_slurm, case):
     queued, was, wrapper, row = case
     ledger, one = Ledger(tmp_path / "runs"), job("x")
     submission = submit(ledger, one, ids=("7",))
@@ -325,8 +323,7 @@ def test_a_look_at_nothing_makes_no_folder(lab, capsys):
 
 
 def test_whoever_acts_writes_down_what_slurm_forgets(lab, stand_in_slurm):
-    """The numbers of an array whose launcher died; who was cancelled. Then Slurm may forget
-    both."""
+    """An array's numbers after its launcher's death; who was cancelled. Then Slurm may forget."""
     ledger, _, cluster = fill(lab, stand_in_slurm)
     assert cli.main(["launch", "cancel", "slurm/pends", "--out", str(ledger.runs)]) == 0
     assert stand_in_slurm.called("scancel") == ["7_1"]

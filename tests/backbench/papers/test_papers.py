@@ -33,8 +33,7 @@ def test_how_many_of_the_numbers_are_judgeable():
 
 
 def test_quoted_follows_one_rule():
-    """LORAC Table 1 marks its own measurements of other methods with §, JCL Table 1 too; what is
-    theirs has no mark."""
+    """LORAC's and JCL's Table 1 mark own measurements of other methods with §."""
     own = {
         "lorac:1": {("moco-v1", 83.1), ("moco-v2", 67.5), ("moco-v2", 88.0), ("moco-v2+", 72.2),
                     ("swav", 72.7), ("swav", 91.5), ("swav", 72.3), ("swav", 91.1),

@@ -1,5 +1,4 @@
-"""Two real gloo ranks against one process, in float64: every exchange, its gradient, and batch
-norm."""
+"""Two gloo ranks against one process, in float64: every exchange, its gradient, and batch norm."""
 
 import copy
 import json

@@ -1,5 +1,4 @@
-"""Recipes: bases, overrides, types; every mistake is one line that names the file, the key and what
-was allowed."""
+"""Recipes: bases, overrides, types; a mistake is one line: the file, the key, what is allowed."""
 
 import dataclasses
 import math

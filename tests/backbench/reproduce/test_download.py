@@ -21,8 +21,7 @@ DATA = os.urandom(3 << 20)
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """Serves `data` at any address. `cut`: bytes after which each answer breaks off; `slow`: seconds
-    for each 64 kB."""
+    """Serves `data` at any address. `cut`: bytes of each answer; `slow`: seconds for each 64 kB."""
 
     daemon_threads = True
 

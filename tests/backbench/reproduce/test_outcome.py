@@ -1,5 +1,4 @@
-"""The table of a list, and the bundle that is sent back: whole, changed, or not following from its
-rows."""
+"""The table of a list, and the bundle sent back: whole, changed, or unlike its rows."""
 
 import dataclasses
 import hashlib

@@ -263,9 +263,7 @@ def test_unlike_rows_never_share_a_column(name, where, value):
 def test_what_decides_nothing_shares_the_column(name, where, value):
     row = base(name)
     if where.endswith("momentum"):
-        assert row.provenance["recipe"].pop("momentum") == value, (
-            "a row may lack a key at its default"
-        )
+        assert row.provenance["recipe"].pop("momentum") == value, "a row may lack it at its default"
         where = "name"
     other = mutated(known_apart(row), where, value if where != "name" else "x2")
     mine, its = columns_of(row, other)

@@ -29,7 +29,7 @@ def on_another_machine(folder):
 def test_the_second_is_told_who_is_there_and_the_dead_hold_nothing(tmp_path):
     first = holder(tmp_path)
     with (
-        pytest.raises(BadInput, match=f"process {first.pid} on .* is at work here; wait for it"),
+        pytest.raises(BadInput, match=f"process {first.pid} on .* is at work; wait for it"),
         lock.held(tmp_path),
     ):
         pass

@@ -42,8 +42,7 @@ def test_equal_pairs_of_one_weight_are_never_called_more_often(images, share):
 
 @pytest.mark.slow
 def test_best_of_many_equals_is_rarely_called_best():
-    """Bold needs the highest to beat each other one, so choosing the highest after the fact does
-    not raise the rate."""
+    """Bold means to beat each other one, so choosing the highest afterwards costs nothing."""
     population = simulated.Population(1)
     for k in (2, 3, 6):
         bold = 0

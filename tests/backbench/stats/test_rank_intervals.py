@@ -117,8 +117,7 @@ def test_the_best_is_seen():
 
 
 def test_of_six_columns_the_other_pairs_say_how_much_one_varies():
-    """By its own six differences alone no pair of ten rows is ever sure; of two rows there is no
-    other pair to ask."""
+    """By its own six differences no pair of ten rows is sure; two rows have no other pair."""
     shape = simulated.Shape(10, 6)
     assert simulated.look(shape, [0.0] * 9 + [5.0], 40).beats >= 60
     uneven = simulated.Shape(10, 6, uneven=True)

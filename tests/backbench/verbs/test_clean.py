@@ -81,9 +81,7 @@ def test_sizes_and_states(runs):
     }  # fmt: skip
     assert held["done"].size > 40_000_000
     alone = {h.run.name: h.size for h in clean.held([runs])}
-    assert alone == {name: h.size for name, h in held.items()}, (
-        "a folder named twice is counted once"
-    )
+    assert alone == {name: h.size for name, h in held.items()}, "a folder named twice counts once"
 
 
 def test_a_damaged_run_file_keeps_everything(runs):

@@ -91,8 +91,7 @@ def test_a_removed_table_is_made_again(whole):
 
 @pytest.mark.timeout(1800)
 def test_killed_in_every_step_ends_with_the_same_numbers(whole, tmp_path):
-    """The machine fails as each step runs, or the demo alone is killed or stopped; then one run to
-    the end."""
+    """The machine fails in each step, or the demo is killed or stopped; then one whole run."""
     out = tmp_path / "killed"
     pending = list(demo.demo_steps(out, "tiny"))
     killed: list[str] = []

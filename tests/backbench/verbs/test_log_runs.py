@@ -125,7 +125,7 @@ def test_a_logger_that_fails_is_one_line_and_is_asked_again(runs, monkeypatch, c
     monkeypatch.setitem(sys.modules, "wandb", module)
     assert log(runs, "wandb") == 1
     said = capfd.readouterr().err
-    assert "wandb did not take it" in said and "fault" not in said
+    assert "wandb refused it" in said and "fault" not in said
     assert not list(runs.rglob("logged.json"))
 
 

@@ -1,5 +1,4 @@
-"""Checkpoint: complete or refused, saved and loaded without a difference, its digest a pure
-function of the weights."""
+"""Checkpoint: complete or refused, saved and loaded alike, its digest a function of the weights."""
 
 import hashlib
 import json

@@ -1,5 +1,4 @@
-"""Out to Detectron2 and back: the same tensors, the same C2..C5, with the real Detectron2 where it
-is installed."""
+"""Out to Detectron2 and back: the same tensors, the same C2..C5, with the real Detectron2."""
 
 import importlib.util
 import pickle
@@ -128,8 +127,7 @@ def test_detectron2s_own_weights_are_refused(author, tmp_path):
 
 
 def detectron2_stages(arch, file, *, stride_in_1x1=False, norm="BN"):
-    """Load the file as Detectron2's trainer does; returns images -> C2..C5, and the bottom-up
-    network."""
+    """Load the file as Detectron2's trainer does; images -> C2..C5, and the network."""
     from detectron2.checkpoint import DetectionCheckpointer
     from detectron2.config import get_cfg
     from detectron2.layers import ShapeSpec
@@ -166,9 +164,7 @@ def test_detectron2_computes_the_same_c2_to_c5(arch, tmp_path):
             for a, b in zip(source.backbone().eval().stages(images), stages(images))
         ]
     assert differences == [0.0] * 4
-    if (
-        arch == "resnet50"
-    ):  # the stride in the other convolution loads without a word; the features tell
+    if arch == "resnet50":  # another convolution's stride loads without a word; the features tell
         wrong, _ = detectron2_stages(arch, out, stride_in_1x1=True)
         with torch.no_grad():
             pairs = list(zip(source.backbone().eval().stages(images), wrong(images)))

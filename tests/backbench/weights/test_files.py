@@ -31,8 +31,7 @@ class Attack:
 
 
 def refused(path, capsys, *words):
-    """inspect, import and export all refuse the file with one line that has these words; nothing is
-    left behind."""
+    """inspect, import and export refuse the file in one line with these words and leave nothing."""
     before = sorted(path.parent.iterdir())
     out = path.parent / "out.safetensors"
     for command in (
@@ -54,8 +53,7 @@ def torch_file(content, path, *, legacy=False):
 
 
 def rezipped(source, target, change):
-    """The torch zip again with each record passed through change(name, data) -> (data,
-    compression)."""
+    """The torch zip with each record passed through change(name, data) -> (data, compression)."""
     with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w") as new:
         for info in old.infolist():
             data, compression = change(info.filename, old.read(info))
@@ -134,9 +132,7 @@ def test_torch_names_that_weights_only_allows_cannot_make_a_tensor_from_nothing(
 
 def test_zip_bombs(tmp_path, capsys):
     source = torch_file({"a": torch.zeros(1 << 20)}, tmp_path / "source.pth")
-    bomb = rezipped(
-        source, tmp_path / "packed.pth", lambda name, data: (data, zipfile.ZIP_DEFLATED)
-    )
+    bomb = rezipped(source, tmp_path / "packed.pth", lambda _, data: (data, zipfile.ZIP_DEFLATED))
     assert bomb.stat().st_size < source.stat().st_size / 50
     refused(bomb, capsys, "compressed", "zip bomb")
     # every record of the central directory points to the same bytes
@@ -363,8 +359,7 @@ print(good, "opened,", bad, "refused")
 
 
 def test_a_thousand_mutated_files(tmp_path):
-    """Small files of each container; whatever comes out is a report or one line, and no event that
-    executes."""
+    """Small files of each container: a report or one line, and nothing is executed."""
     folder = tmp_path / "files"
     folder.mkdir()
     torch.manual_seed(0)

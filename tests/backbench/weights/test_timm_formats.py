@@ -1,5 +1,4 @@
-"""Every published format of vision transformers and ConvNeXts goes in bit-equal or is refused by
-name."""
+"""Every format of vision transformers and ConvNeXts goes in bit-equal or is refused by name."""
 
 import json
 import re
@@ -127,9 +126,7 @@ def test_another_tensor_inside_is_refused(maker, tmp_path):
     made = maker(fx.known(arch))
     trunk = FileContents(opened(made, tmp_path), TrunkMetadata(arch=arch)).choose()
     table = made[trunk.table] if trunk.table else made
-    block = next(
-        key for key in trunk.keys.values() if re.search(r"(norm|ln_|block\.2).*weight", key)
-    )
+    block = next(k for k in trunk.keys.values() if re.search(r"(norm|ln_|block\.2).*weight", k))
     table[f"{block}_scale"] = torch.ones(3)
     found = FileContents(opened(made, tmp_path), TrunkMetadata(arch=arch))
     with pytest.raises(BadInput, match=f"1 extra inside the trunk: {block}_scale"):

@@ -39,9 +39,8 @@ def randomised(arch: str, reading: str = "", seed: int = 0):
 @pytest.mark.parametrize("arch", KINDS)
 def test_a_trunk_gives_what_it_says(arch):
     trunk = randomised(arch)
-    x = torch.rand(
-        2, 3, 64 if trunk.size is None else trunk.size, 64 if trunk.size is None else trunk.size
-    )
+    side = 64 if trunk.size is None else trunk.size
+    x = torch.rand(2, 3, side, side)
     with torch.no_grad():
         features, maps, tokens = trunk(x), trunk.stages(x), trunk.tokens(x)
         assert features.shape == (2, trunk.feature_dim)

@@ -1,5 +1,4 @@
-"""A checkpoint format: the lab's trainer keeps its trunk under `net.trunk.` and counts finished
-epochs in `done`."""
+"""A checkpoint format: the trunk under `net.trunk.`, finished epochs in `done`."""
 
 from backbench.images.preprocess import Pixels
 from backbench.weights.formats import Format

@@ -19,8 +19,7 @@ class Config(MethodConfig):
 
 
 def spread_loss(z_a: Tensor, z_b: Tensor, *, push: float) -> Tensor:
-    """Unit vectors (N, d) of two views -> mean distance of pairs + push x log of the mean kernel of
-    all (0-dim)."""
+    """Unit (N, d) of two views -> mean distance of pairs + push x log of the mean kernel."""
     pull = (z_a - z_b).square().sum(1).mean()
     everything = torch.cat((z_a, z_b))
     kernel = (-2 * torch.pdist(everything).square()).exp().mean()

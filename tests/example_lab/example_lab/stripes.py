@@ -1,5 +1,4 @@
-"""A dataset: pictures of stripes, listed in one text file (`name label` a line) beside a folder of
-images."""
+"""A dataset: pictures of stripes, in a text file (`name label` a line) and a folder of images."""
 
 from pathlib import Path
 
