@@ -243,6 +243,8 @@ def _import(p: argparse.ArgumentParser) -> None:
         p.add_argument(flag, metavar=metavar, help=help)
     help = "pretraining epochs, where the file does not tell them"
     p.add_argument("--epochs", type=int, metavar="N", help=help)
+    help = "what it was trained on; numbers on images that it has seen are marked"
+    p.add_argument("--trained-on", nargs="+", metavar="DATASET[:SPLIT]", help=help)
     help = "accept batch norm without running statistics"
     p.add_argument("--allow-missing-statistics", action="store_true", help=help)
 

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from backbench.datasets.catalog import DATASETS, TWELVE
 from backbench.recipes import fast
-from backbench.results import column_keys, column_noise, store, trunk_costs, verification
+from backbench.results import column_keys, column_noise, flaws, store, trunk_costs, verification
 from backbench.results.paired_tests import compare
 from backbench.results.store import Result
 from backbench.results.trunk_costs import TrunkCost
@@ -161,7 +161,7 @@ class Cell:
     parts: list[Measurement] = field(default_factory=list)
     note: str = ""
     backed: bool = True
-    settled: bool = True  # False where a fit behind the number stopped before it had converged
+    settled: bool = True  # False where results/flaws.py knows why the number is not ranked
 
     @property
     def values(self) -> list[float]:
@@ -396,17 +396,13 @@ def _rows(counted: Iterable[Measurement]) -> list[Row]:
 
 
 def _cell(parts: list[Measurement]) -> Cell:
-    """One seed as measured; several as their mean with the t-interval over seeds. The note says it
-    if a fit had not converged."""
+    """One seed as measured; several as their mean with the t-interval over seeds. The note says why
+    a number is not ranked."""
     cell = _of_seeds(parts)
     for result, _ in parts:
-        chosen = result.chosen or {}
-        if chosen.get("converged") is False:
-            gradient = chosen.get("gradient")
-            left = f": its gradient is {gradient:.1e}" if isinstance(gradient, float) else ""
-            words = f"the fit has not converged{left}, and more iterations would move this number"
+        if words := flaws.flaw(result):
             return replace(cell, settled=False, note=joined("; ", cell.note, words))
-    return cell
+    return replace(cell, note=joined("; ", cell.note, flaws.remark(parts[0].result)))
 
 
 def _of_seeds(parts: list[Measurement]) -> Cell:
@@ -558,8 +554,8 @@ def standing(board: Board, column: Column) -> dict[str, str]:
     highest value and all rows that no test tells from it. `untested`: the highest value, where
     predictions to test it with are missing. `once`: the highest value, where something was trained
     and nobody knows how far a second training would move it. `unbacked`: nothing was kept that the
-    value follows from, so it takes no part. `unsettled`: a fit that had not converged, which never
-    leads and leaves nobody else `best`. Rows without a mark are behind.
+    value follows from, so it takes no part. `unsettled`: not ranked (results/flaws.py), which leaves
+    nobody else `best`. Rows without a mark are behind.
     """
     if column not in board.standings:
         marks = _tested(board, column)

@@ -23,7 +23,7 @@ from backbench.untrusted import printable
 
 BOLD = "Bold: above every other measured value by a paired test."
 RING = "°: best of one training each."
-UNFINISHED = "†: the fit has not converged."
+UNFINISHED = "†: not ranked; the fit has not converged, or the page says why."
 ITALIC = "Italic: the highest, and those that no test tells from it."
 
 _ESCAPED = str.maketrans(
@@ -48,7 +48,7 @@ def bold(text: str, when: bool = True) -> str:
 
 def marked(text: str, mark: str | None) -> str:
     """`text` in bold where its mark is best, in italics where it is tied with the highest, with a
-    ring where it is best of one training each, with a dagger where its fit has not converged."""
+    ring where it is best of one training each, with a dagger where it is not ranked."""
     if mark == UNSETTLED:
         return f"{text}†"
     if mark == TIED:

@@ -8,7 +8,7 @@ const STANDING = {
   untested: "Highest here, but not tested: predictions were not kept.",
   once: "Best of one training each: nobody knows how far a second training would move it.",
   unbacked: "Nothing was kept that this value follows from: it takes no part in tests and ranks.",
-  unsettled: "Not converged: this number is not compared with the others.",
+  unsettled: "Not ranked: its note says why.",
 };
 
 // The value that a text was written from: JSON if it begins like JSON and was not cut short.

@@ -67,7 +67,7 @@ const KEY = {
   once: "<span class='v once'><b>Ring</b></span>: best of one training each; a second training may " +
     "turn it round. ",
   unbacked: "<span style='color:var(--soft)'>Pale</span>: nothing was kept to compute it again. ",
-  unsettled: "<span class='v unsettled'><b>Dagger</b></span>: the fit has not converged; not ranked. ",
+  unsettled: "<span class='v unsettled'><b>Dagger</b></span>: not ranked; the number's note says why. ",
 };
 
 function words() {

@@ -46,7 +46,7 @@ const SAID = {
   untested: "; highest, not tested",
   once: "; best of one training each",
   unbacked: "; nothing was kept to compute it again",
-  unsettled: "; not converged",
+  unsettled: "; not ranked",
 };
 
 function number(k, r) {

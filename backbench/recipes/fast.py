@@ -50,12 +50,17 @@ def overrides(recipe: Mapping[str, Any], by_hand: Sequence[str], where: str) -> 
 
 
 def of_trunk(provenance: Mapping[str, Any]) -> dict[str, Any]:
-    """{"pretraining": the recipe on one level} of this checkpoint; nothing where it has none."""
-    from backbench.recipes import config
+    """For a result of this checkpoint: "pretraining", its recipe on one level, and "trained_on", the
+    datasets as NAME or NAME:SPLIT; without what nobody knows."""
+    from backbench.recipes import config, own_probe
 
     recipe = provenance.get("recipe")
     found = config.flat(recipe) if isinstance(recipe, Mapping) else {}
-    return {PRETRAINING: found} if found else {}
+    out: dict[str, Any] = {PRETRAINING: found} if found else {}
+    dataset = own_probe.pretrained_on(recipe) if isinstance(recipe, Mapping) else None
+    if names := provenance.get("trained_on") or ([dataset] if dataset else []):
+        out["trained_on"] = names
+    return out
 
 
 def word(provenance: Mapping[str, Any]) -> str:

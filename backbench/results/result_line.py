@@ -105,6 +105,7 @@ class Provenance(TypedDict, total=False):
     command: Command | None
     trunk: RecordedTrunk | None
     pretraining: Group
+    trained_on: list[Name]  # DATASET or DATASET:SPLIT, of the trunk
     # The lists of images. A probe has `manifests` and `images` of its splits; a detector has
     # `train` and `val` as "coco_2017_val:<sha256>:5000"; `analyze` has `manifest`.
     manifests: dict[str, StrictStr | None]

@@ -1,6 +1,7 @@
 """The verbs inspect, import and export."""
 
 import argparse
+import dataclasses
 from pathlib import Path
 
 from backbench.errors import BadInput
@@ -102,6 +103,9 @@ def run_import(args: argparse.Namespace) -> int:
         pixels=args.pixels,
         pos=args.pos,
     )
+    if args.trained_on:
+        provenance = {**checkpoint.provenance, "trained_on": args.trained_on}
+        checkpoint = dataclasses.replace(checkpoint, provenance=provenance)
     for sign in untrained_signs(checkpoint.state_dict):
         log.warning("warning: %s looks untrained: %s", args.file, sign)
     if remark := checkpoint.provenance.get(PIXELS_FROM):

@@ -62,6 +62,8 @@ def held(task, dataset, protocol):
         "images": images,
         "val": "official" if val else "held out of train",
         "labelled": digest_of(f"{dataset} train val"),
+        "image_contents": None,
+        "pixels": {},
     }
 
 

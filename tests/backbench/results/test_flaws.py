@@ -1,0 +1,46 @@
+"""A number that an erratum touches, or whose trunk has seen the test images, is named and not
+ranked."""
+
+import dataclasses
+
+import pytest
+from support import boards
+from support.records import a_result
+
+from backbench.board.board import collect, standing
+from backbench.results import flaws, store
+
+KIND = ("knn", "stl10", "top1_k20", "knn-v1", None)
+
+
+@pytest.mark.parametrize("entry", [e for kept in flaws.errata().values() for e in kept[:1]])
+def test_an_erratum_names_rows_that_lack_what_its_mending_added(entry):
+    part, _, key = entry["lacks"].partition(".")
+    row = a_result(task=entry["tasks"][0], chosen={"converged": True})
+    assert flaws.flaw(row) == ""
+    without = {k: v for k, v in getattr(row, part).items() if k != key}
+    assert flaws.flaw(dataclasses.replace(row, **{part: without})).startswith(entry["id"])
+    assert len(entry["what"]) > 20 and set(entry) <= {"id", "what", "tasks", "lacks", "arch"}
+
+
+@pytest.mark.parametrize(
+    ("trained_on", "mark", "words"),
+    [
+        (["imagenet"], "best", "may hold these test images"),
+        (["stl10"], "best", ""),
+        (["places365", "stl10:test"], "unsettled", "has seen the test images"),
+    ],
+)
+def test_a_trunk_that_has_seen_the_test_images_is_marked(tmp_path, trained_on, mark, words):
+    boards.synthetic(tmp_path, ["one", "two"], [KIND], gap=15)
+    for file in store.files_below(tmp_path):
+        rows, _ = store.read(file)
+        if rows[0].name == "two":
+            about = {**rows[0].provenance, "trained_on": trained_on}
+            file.unlink()
+            store.append(file.parent, [dataclasses.replace(rows[0], provenance=about)])
+    board = collect([tmp_path])
+    two = next(row for row in board.rows if row.name == "two")
+    assert standing(board, board.columns[0])[two.checkpoint] == mark
+    note = board.cell(two, board.columns[0]).note
+    assert words in note and bool(note) == bool(words)
