@@ -418,6 +418,18 @@ def _verify(p: argparse.ArgumentParser) -> None:
     p.add_argument("runs", nargs="+", type=Path, metavar="RUNS", help=help)
 
 
+@verb(
+    "calibrate",
+    "backbench.verbs.calibrate:run",
+    "calibration and selective prediction of linear and logreg runs, from their kept scores",
+    alone=True,
+)
+def _calibrate(p: argparse.ArgumentParser) -> None:
+    help = "run folders; the new rows are added to their results"
+    p.add_argument("runs", nargs="+", type=Path, metavar="RUNS", help=help)
+    _json(p)
+
+
 @verb("rank", "backbench.board.rank_csv:run", "who leads any CSV of results, and how surely")
 def _rank(p: argparse.ArgumentParser) -> None:
     help = "a row for each competitor; or a folder of runs, which is verified"

@@ -23,7 +23,9 @@ class Task:
     percent: int | None = None  # of ImageNet's labels
     ious: tuple[str, ...] = ()  # detection: what its APs compare, the task's own first
     cheap: bool = False  # minutes, where the others take hours: what may predict them
-    ranked: bool = True  # more is better; False where the numbers only describe features
+    ranked: bool = True  # False where the numbers only describe features
+    lower: bool = False  # less is better; the title says so, too
+    from_scores: bool = False  # computed from what the other tasks' heads said of each image
     # Something is trained by chance: a second run gives another number (stats/training_noise.py).
     # Few labels draw theirs, and their tests count the draws already.
     trains: bool = True
@@ -114,6 +116,16 @@ TASKS: dict[str, Task] = {
             "keypoint_rcnn_R_50_FPN_1x",
             ious=("keypoints", "bbox"),
             tolerance=0.5,
+        ),
+        Task(
+            "calibration",
+            "Calibration (less is better)",
+            "calibrate",
+            "kept scores",
+            ranked=False,
+            lower=True,
+            from_scores=True,
+            trains=False,
         ),
         Task(
             "analyze",

@@ -15,7 +15,8 @@ from backbench.runs.run_progress import Progress
 from backbench.runs.state import StopFlag, load_state, save_state
 from backbench.runs.terminal import log
 from backbench.weights.checkpoint import Checkpoint
-from transfer import logreg, scoring
+from backbench.weights.kept_heads import KeptHead
+from transfer import head_scores, logreg, scoring
 from transfer.devices import Machine
 from transfer.features import Extractor
 from transfer.logreg import Fit, LabelledFeatures
@@ -88,12 +89,41 @@ def measure(
         l2 = p.penalties[scoring.best_of(path["scores"])]
         warm = Fit.at(path["best_weight"], path["best_bias"])
         final = fit([(train, y_train), (val, y_val)], l2, warm, moments)
-        # 3. The one look at test.
-        ranking = scoring.rank_classes(final.logits(test, p.chunk))
-        chosen = _choice(task, trunk.checkpoint, path, l2, final)
-        one = CheckpointPredictions(checkpoint=trunk.checkpoint, ranking=ranking, chosen=chosen)
+        # 3. Its temperature is that of its twin, which saw nothing of val.
+        temperature = _temperature(task, trunk.checkpoint, warm, val)
+        # 4. The one look at test.
+        logits = final.logits(test, p.chunk)
+        scores = head_scores.compact(
+            logits.split(head_scores.ROWS), task.splits.test.labels, temperature
+        )
+        one = CheckpointPredictions(
+            checkpoint=trunk.checkpoint,
+            ranking=scoring.rank_classes(logits),
+            chosen=_choice(task, trunk.checkpoint, path, l2, final),
+            head=_kept(final, temperature),
+            scores=scores,
+        )
+        scoring.keep_weights(task, one)
         measured.append(one)
     return scoring.write(task, measured)
+
+
+def _temperature(
+    task: Assignment[LogReg], checkpoint: Checkpoint, twin: Fit, val: Tensor
+) -> float | None:
+    """The temperature of a fit on train alone; what it says of val is kept."""
+    labels = task.splits.val.labels
+    logits = twin.logits(val, task.protocol.chunk).split(head_scores.ROWS)
+    temperature = head_scores.fit_temperature(logits, labels)
+    scores = head_scores.compact(logits, labels, temperature)
+    if scores is not None:
+        scoring.keep_scores(task, checkpoint, _kept(twin, temperature), scores, "val")
+    return temperature
+
+
+def _kept(fit: Fit, temperature: float | None) -> KeptHead:
+    weight, bias = fit.weight.float().cpu().clone(), fit.bias.float().cpu().clone()
+    return KeptHead(weight, bias, temperature, None if temperature is None else "hold-out, twin")
 
 
 def _choice(

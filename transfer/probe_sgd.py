@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -38,7 +38,8 @@ from backbench.runs.run_progress import Progress
 from backbench.runs.state import StopFlag, load_state, save_state
 from backbench.runs.terminal import log
 from backbench.stats import confidence
-from transfer import scoring
+from backbench.weights.kept_heads import KeptHead
+from transfer import head_scores, scoring
 from transfer.batches import rank_batches, training_pictures
 from transfer.devices import Machine
 from transfer.features import Extractor, FeatureRows
@@ -49,7 +50,6 @@ from transfer.protocols import Sgd
 from transfer.scoring import Assignment, CheckpointPredictions, best_of
 
 TRAIN_SCORE = "train_top1"  # the metric of `train_score`
-ROWS = 8192  # of features whose logits are held at a time
 SHOW_EVERY = 50  # steps; reading a loss waits for the device
 
 
@@ -61,6 +61,25 @@ class FinalHead:
     index: int  # of the head among them
     lr: float  # as declared
     scores: list[float] | None = None  # of every rate, where one was chosen
+    temperature: float | None = None  # of itself, or of its twin that did not see the hold-out
+
+    @property
+    def kept(self) -> KeptHead:
+        """The head alone, as it is kept."""
+        heads, classes = self.heads, self.heads.classes
+        own = slice(self.index * classes, (self.index + 1) * classes)
+        source = "hold-out" if self.scores is None else "hold-out, twin"
+        return KeptHead(
+            heads.weight[own].cpu().clone(),
+            heads.bias[own].cpu().clone(),
+            self.temperature,
+            None if self.temperature is None else source,
+        )
+
+    def logits(self, features: Tensor) -> Iterator[Tensor]:
+        """Those of `features` (N, D), some rows (n, C) at a time."""
+        for rows in features.split(head_scores.ROWS):
+            yield self.heads.logits(rows.to(self.heads.weight.device))[:, self.index]
 
 
 def measure(
@@ -94,6 +113,11 @@ def measure(
             chosen=_chosen(task, trunk, final),
             provenance={"trunk_sha256": trunk.state, "trunk_unchanged": True},
         )
+        if machine.main:
+            labels = task.splits.test.labels
+            scores = head_scores.compact(final.logits(features), labels, final.temperature)
+            one = replace(one, head=final.kept, scores=scores)
+            scoring.keep_weights(task, one)
         measured.append(one)
     # Features are computed by all ranks together.
     trained = probe.features(with_val=True) if p.train_score else None
@@ -124,29 +148,42 @@ class SgdProbe:
     def one_rate(self) -> list[FinalHead]:
         rates, trunks = self.task.protocol.lr, self.extractor.trunks
         trained = self._train("train", [rates] * len(trunks), with_val=True)
-        return [FinalHead(heads, 0, rates[0]) for heads in trained]
+        finals = [FinalHead(heads, 0, rates[0]) for heads in trained]
+        if self.task.protocol.trains_on_val(self.task.dataset.name):
+            return finals
+        temperatures = self._temperatures(finals)
+        return [replace(final, temperature=t) for final, t in zip(finals, temperatures)]
 
     def chosen_on_val(self) -> list[FinalHead]:
         grid, trunks = self.task.protocol.lr, self.extractor.trunks
-        # 1. Every rate on train, scored on val; a run that was stopped after this left the scores.
+        # 1. Every rate on train, scored on val; a run that was stopped after this left the scores,
+        #    and the temperature of each trunk's best head, which saw nothing of val.
         scores: dict[str, list[float]] = {}
+        temperatures: dict[str, float | None] = {}
         if self.choice_file.exists():
-            scores = json.loads(self.choice_file.read_text())
+            chosen_before = json.loads(self.choice_file.read_text())
+            scores, temperatures = chosen_before["scores"], chosen_before["temperatures"]
         if all(trunk.digest in scores for trunk in trunks):
             steps = self.task.protocol.steps(self.task.dataset.name, len(self.task.splits.train))
             price.skip("step", steps)
         else:
             candidates = self._train("select", [grid] * len(trunks), with_val=False)
             scores = self._scores(candidates, "val")
+            twins = []
+            for trunk, heads in zip(trunks, candidates):
+                best = best_of(scores[trunk.digest])
+                twins.append(FinalHead(heads, best, grid[best]))
+            temperatures = dict(zip(scores, self._temperatures(twins)))
             if self.machine.main:
-                atomic.write_json(self.choice_file, scores)
+                kept = {"scores": scores, "temperatures": temperatures}
+                atomic.write_json(self.choice_file, kept)
         # 2. Each trunk's best rate again, from the start, on all that may be trained on.
         of_trunks = [scores[trunk.digest] for trunk in trunks]
         chosen = [grid[best_of(of_rates)] for of_rates in of_trunks]
         trained = self._train("refit", [(lr,) for lr in chosen], with_val=True)
         finals = []
-        for heads, lr, of_rates in zip(trained, chosen, of_trunks):
-            finals.append(FinalHead(heads, 0, lr, of_rates))
+        for trunk, heads, lr, of_rates in zip(trunks, trained, chosen, of_trunks):
+            finals.append(FinalHead(heads, 0, lr, of_rates, temperatures.get(trunk.digest)))
         return finals
 
     def chosen_on_test(self) -> list[FinalHead]:
@@ -158,6 +195,24 @@ class SgdProbe:
             best = best_of(scores[trunk.digest])
             finals.append(FinalHead(heads, best, grid[best], scores[trunk.digest]))
         return finals
+
+    def _temperatures(self, heads: Sequence[FinalHead]) -> list[float | None]:
+        """The temperature of each trunk's head, which val did not train; what the heads say of val
+        is kept. On rank 0, the others have none."""
+        task, val = self.task, self.task.splits.val
+        features = self.extractor(val, f"{task.dataset.name} val features")
+        if not self.machine.main:
+            return [None] * len(heads)
+        out = []
+        for trunk, head, of_trunk in zip(self.extractor.trunks, heads, features):
+            fitted = replace(
+                head, temperature=head_scores.fit_temperature(head.logits(of_trunk), val.labels)
+            )
+            scores = head_scores.compact(head.logits(of_trunk), val.labels, fitted.temperature)
+            if scores is not None:
+                scoring.keep_scores(task, trunk.checkpoint, fitted.kept, scores, "val")
+            out.append(fitted.temperature)
+        return out
 
     def train_rows(
         self, finals: Sequence[FinalHead], trained: Sequence[FeatureRows]
@@ -247,7 +302,7 @@ def rankings(
 ) -> list[Tensor]:
     """The five best classes (N, 5) of `features` (N, D), by each of the heads at `indices`."""
     parts: list[list[Tensor]] = [[] for _ in indices]
-    for rows in features.split(ROWS):
+    for rows in features.split(head_scores.ROWS):
         logits = heads.logits(rows.to(heads.weight.device))
         for index, out in zip(indices, parts):
             out.append(scoring.rank_classes(logits[:, index]))

@@ -25,16 +25,18 @@ from backbench.datasets.row import Dataset
 from backbench.datasets.splits import Splits
 from backbench.images import contents
 from backbench.recipes import config, fast
-from backbench.results import store
+from backbench.results import kept_scores, protocol_fingerprints, store
 from backbench.results.store import Origin, Result
 from backbench.runs import atomic
-from backbench.runs.folder import PREDICTIONS, RESULTS_FILE, STATES
+from backbench.runs.folder import HEADS_FILE, PREDICTIONS, RESULTS_FILE, STATES
 from backbench.runs.forward_clock import clock
 from backbench.runs.terminal import log
 from backbench.stats import confidence
 from backbench.untrusted import printable
-from backbench.weights import trunk_facts
+from backbench.weights import kept_heads, trunk_facts
 from backbench.weights.checkpoint import PIXELS_FROM, Checkpoint
+from backbench.weights.kept_heads import KeptHead
+from transfer.head_scores import Scores
 from transfer.protocols import Protocol
 
 # The kind of protocol: a probe that measures an Assignment[Sgd] finds an Sgd in it
@@ -62,6 +64,11 @@ class Assignment(Generic[Kind_co]):
     def state_file(self) -> Path:
         """The file that an unfinished measurement on this dataset continues from."""
         return self.run / STATES / f"{self.dataset.name}.state"
+
+    def stem(self, checkpoint: Checkpoint, suffix: str = "") -> str:
+        """The name of the files that are kept beside the rows of a checkpoint."""
+        stem = f"{self.task}-{self.dataset.name}-{self.protocol.name}{suffix}-s{self.seed}"
+        return f"{stem}-{checkpoint.digest[:12]}".replace("/", "_")
 
     @functools.cached_property
     def test_contents(self) -> str:
@@ -118,6 +125,8 @@ class CheckpointPredictions:
     chosen: Mapping[str, object] | None = None
     provenance: Mapping[str, object] = field(default_factory=dict)
     suffix: str = ""  # of the metric, where one protocol gives several: _k20
+    head: KeptHead | None = None  # that predicted them
+    scores: Scores | None = None  # what it said of each image
 
 
 def rank_classes(logits: Tensor) -> Tensor:
@@ -183,14 +192,13 @@ def write(task: Assignment[Protocol], measured: Sequence[CheckpointPredictions])
         table = per_class_table(prediction, label, names)
         title = f"{one.checkpoint.name}: {task.task} on {task.dataset.name}"
         picture = confusion_picture(confusion(prediction, label, len(names)), names, title)
-        protocol = task.protocol.name + one.suffix
-        stem = f"{task.task}-{task.dataset.name}-{protocol}-s{task.seed}"
-        stem = f"{stem}-{one.checkpoint.digest[:12]}".replace("/", "_")
+        stem = task.stem(one.checkpoint, one.suffix)
         table_file, picture_file = f"per_class/{stem}.csv", f"confusion/{stem}.png"
         kept = {
             "predictions": f"{PREDICTIONS}/{stem}.npz",
             "per_class": table_file,
             "confusion": picture_file,
+            **keep_head(task, one),
         }
         # 3. Each metric with its interval becomes a row.
         for metric in metrics:
@@ -216,6 +224,70 @@ def write(task: Assignment[Protocol], measured: Sequence[CheckpointPredictions])
         store.keep_predictions(task.run, stem, manifest=task.hashes["test"], **arrays)
     store.append(task.run, rows, skip_known=True)
     return rows
+
+
+def keep_head(task: Assignment[Protocol], one: CheckpointPredictions) -> dict[str, str]:
+    """Write the head that predicted, and what it said of each image; returns what the rows say of
+    them."""
+    if one.head is None:
+        return {}
+    about: dict[str, str] = {"head_sha256": one.head.digest}
+    if one.head.temperature_from is not None:
+        about["temperature_from"] = one.head.temperature_from
+    if one.scores is not None:
+        about["scores"] = keep_scores(task, one.checkpoint, one.head, one.scores, "test")
+    return about
+
+
+def keep_scores(
+    task: Assignment[Protocol], checkpoint: Checkpoint, head: KeptHead, scores: Scores, split: str
+) -> str:
+    """Write the scores of a split; returns the file's path in the run."""
+    return kept_scores.keep(
+        task.run,
+        task.stem(checkpoint) + ("" if split == "test" else f"-{split}"),
+        scores,
+        manifest=task.hashes[split],
+        checkpoint=checkpoint.digest,
+        head=head.digest,
+        protocol=print_of(task.task, task.protocol, None),
+    )
+
+
+def print_of(task: str, protocol: Protocol, chosen_on: object) -> str:
+    """The protocol's name, with its fingerprint where it is not the shipped one of that name."""
+    recipe = config.to_dict(protocol)
+    other = protocol_fingerprints.of_recipe(task, protocol.name, recipe, chosen_on)
+    return protocol.name if other is None else f"{protocol.name}~{other}"
+
+
+def bound_to(
+    checkpoint: Checkpoint, protocol: str, reads: Protocol, classes: Sequence[str]
+) -> dict[str, object]:
+    """All that a head must be bound to: a checkpoint, the print of a protocol, how features are
+    read, and the classes."""
+    return {
+        "checkpoint": checkpoint.digest,
+        "trunk": checkpoint.trunk,
+        "protocol": protocol,
+        "geometry": config.to_dict(reads.geometry),
+        "precision": reads.precision,
+        "space": reads.head or "trunk",
+        "classes": kept_heads.classes_digest(classes),
+    }
+
+
+def keep_weights(task: Assignment[Protocol], one: CheckpointPredictions) -> None:
+    """Add the head that was trained to RUN/heads.safetensors; not one that has diverged."""
+    if one.head is None or one.scores is None:
+        return
+    chosen, checkpoint = dict(one.chosen or {}), one.checkpoint
+    protocol = print_of(task.task, task.protocol, chosen.get("on"))
+    place = f"s{task.seed}-{checkpoint.digest[:12]}"
+    name = "/".join((task.task, task.dataset.name, checkpoint.trunk, protocol, place))
+    bound = bound_to(checkpoint, protocol, task.protocol, task.splits.train.classes)
+    about = {**bound, "lists": task.hashes, "seed": task.seed, "chosen": chosen}
+    kept_heads.keep(task.run / HEADS_FILE, name, one.head, about)
 
 
 def per_class_table(

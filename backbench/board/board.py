@@ -215,7 +215,8 @@ class Board:
             cell = self.cell(row, column)
             if cell is not None and cell.value is not None:
                 have.append((row, cell))
-        have.sort(key=lambda rc: (-(rc[1].value or 0.0), rc[0].name, rc[0].checkpoint))
+        sign = 1 if TASKS[column.task].lower else -1
+        have.sort(key=lambda rc: (sign * (rc[1].value or 0.0), rc[0].name, rc[0].checkpoint))
         return have
 
     def backed(self, column: Column) -> list[tuple[Row, Cell]]:

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from backbench.board.board import Column, Measurement, read_verified
 from backbench.errors import BadInput
-from backbench.results import column_keys, store, verification
+from backbench.results import column_keys, kept_scores, store, verification
 from backbench.results.predictions import load
 from backbench.results.result_line import Origin, Result
 from backbench.runs import atomic
@@ -164,11 +164,13 @@ def _write(out: Path, merged: Sequence[LabRecord], *, hide: bool) -> None:
         lines = []
         for record in records:
             result, run = record.measurement
-            name = result.facts.get("predictions")
-            if name is not None and load(run / name) is not None:
+            facts, readers = result.facts, (load, kept_scores.load)
+            for name, read in zip((facts.get("predictions"), facts.get("scores")), readers):
+                if name is None or read(run / name) is None:
+                    continue
                 copy = target / name
                 if not copy.resolve().is_relative_to(out.resolve()):
-                    raise BadInput(f"{run}: predictions '{name}' lie outside of their run")
+                    raise BadInput(f"{run}: '{name}' lies outside of their run")
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(run / name, copy)
                 _copy_list(result, run, out)

@@ -28,6 +28,7 @@ MANNER = ("bank", "labelled_from", "temperature", "shots", "evaluator")
 # Keys of provenance and of `chosen` that are outcomes of one run, never a way of measuring
 _OUTCOMES = {"predictions", "per_class", "per_category", "confusion", "notes", "draws", "command"}
 _OUTCOMES |= {"trunk_sha256", "trunk_unchanged", "checkpoint", "published", "about", "space"}
+_OUTCOMES |= {"scores", "head_sha256", "temperature_from"}
 _OUTCOMES |= {fast.PRETRAINING, contents.KEY}
 _CHOSEN = {"lr", "lr_used", "trunk_lr_used", "l2", "at_edge", "converged", "gradient", "scores"}
 

@@ -4,7 +4,7 @@ them and says what is in them."""
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -60,6 +60,11 @@ def hits(x: Arrays, metric: str) -> np.ndarray | None:
 
 
 def _read(path: Path) -> Arrays | None:
+    return read_arrays(path, "predictions", _refuse)
+
+
+def read_arrays(path: Path, what: str, refuse: Callable[[Arrays], None]) -> Arrays | None:
+    """The arrays of a stranger's .npz; None where it is missing, or (logged) damaged or refused."""
     import zipfile
 
     import numpy as np
@@ -72,12 +77,12 @@ def _read(path: Path) -> Arrays | None:
             opened.seek(0)
             with np.load(opened, allow_pickle=False) as file:
                 arrays = {name: file[name] for name in file.files}
-        _refuse(arrays)
+        refuse(arrays)
     except FileNotFoundError:
         return None
     except Exception as error:  # whatever a broken file provokes in zipfile or numpy
         why = printable.shown(" ".join(str(error).split()), 100) or type(error).__name__
-        log.warning(f"{printable.shown(str(path), 300)}: predictions left out: {why}")
+        log.warning(f"{printable.shown(str(path), 300)}: {what} left out: {why}")
         return None
     return arrays
 

@@ -130,5 +130,7 @@ def of_recipe(
     if chosen_on not in (None, recipe.get("select", "val")):
         return digest([decisive(recipe, kind, bound["defaults"]), str(chosen_on)])
     fingerprint = fingerprint_of(recipe, kind, bound["defaults"])
-    is_shipped = fingerprint == bound["fingerprints"].get(name, {}).get(measures(task))
+    names = bound["fingerprints"].get(name, {})
+    # What is computed from the scores of a protocol has that protocol's name and recipe
+    is_shipped = fingerprint == names.get(kind if TASKS[task].from_scores else measures(task))
     return None if is_shipped else fingerprint

@@ -101,6 +101,7 @@ class Provenance(TypedDict, total=False):
     __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
     recipe: Group | None  # the resolved protocol
     predictions: Path  # relative to the run folder
+    scores: Path
     per_class: Path
     command: Command | None
     trunk: RecordedTrunk | None

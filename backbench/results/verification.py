@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from backbench.results import resamples
+from backbench.results import kept_scores, resamples
 from backbench.results.predictions import hits, load
 from backbench.stats import confidence, resampling
 from backbench.tasks import TASKS
@@ -231,6 +231,8 @@ def _never_less(metric: str) -> tuple[str, float]:
 
 def _level(r: Result, run: Path) -> int:
     """The level at which a row is computed again; raises _Unfit where it does not follow."""
+    if TASKS[r.task].from_scores:
+        return _of_scores(r, run)
     name = r.facts.get("predictions")
     arrays = load(run / name) if name is not None else None
     if name is None or arrays is None:
@@ -255,6 +257,24 @@ def _level(r: Result, run: Path) -> int:
     _refuse_other_interval(r, interval or confidence.of_draws(right, label))
     _refuse_other_classes(r, run, arrays)
     return _of_listed_labels(r, run, arrays)
+
+
+def _of_scores(r: Result, run: Path) -> int:
+    """The level of a number that kept scores give."""
+    name = r.facts.get("scores")
+    arrays = kept_scores.load(run / name) if name is not None else None
+    if arrays is None or r.metric not in kept_scores.names(arrays):
+        return UNBACKED
+    _refuse_other_list(r, arrays)
+    if str(arrays["checkpoint"]) != r.checkpoint:
+        raise _Unfit(f"its scores '{printable.shown(str(name), 80)}' are another checkpoint's")
+    again, interval = kept_scores.value(arrays, r.metric)
+    if r.value is None or abs(again - r.value) > _ALIKE:
+        raise _Unfit(f"it says {r.value}, its scores give {again:.6f}")
+    _refuse_other_interval(r, interval)
+    # Labels count the columns of a rule's logits, where there is a rule
+    whole = "rule" not in (r.facts.get("recipe") or {})
+    return _of_listed_labels(r, run, arrays) if whole else FROM_KEPT
 
 
 def _refuse_other_list(r: Result, arrays: Arrays) -> None:

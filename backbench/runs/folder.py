@@ -24,10 +24,12 @@ RESULTS_FILE = "results.jsonl"  # what an evaluation is for
 OWED_FILE = "owed.json"  # how many rows of it the run must deliver
 DEMO_FILE = "demo.json"  # of a folder of runs: that the demo made it
 PREDICTIONS = "predictions"  # folder: the predictions behind the results
+SCORES = "scores"  # folder: what heads said of each image, for metrics that come later
+HEADS_FILE = "heads.safetensors"  # trained heads, each bound to its trunk and protocol
 PICTURES = "pictures"  # folder
 STATES = "state"  # folder: what evaluations continue from
 # Folders in a run that files are written to, beside its own
-PARTS = (PREDICTIONS, PICTURES, STATES, "manifests", "per_class", "confusion")
+PARTS = (PREDICTIONS, SCORES, PICTURES, STATES, "manifests", "per_class", "confusion")
 
 Identity = Mapping[str, object]
 

@@ -43,6 +43,8 @@ def check(args: argparse.Namespace) -> None:
     args.tasks = tasks or None
     _, wanted = api.place_tasks(args.tasks, args.data, args.out)
     for task in wanted:
+        if TASKS[task.task].from_scores:
+            continue
         detects = TASKS[task.task].detects
         config.find_recipe(task.words[0], "detection" if detects else "transfer")
         if detects and (args.accelerator != "auto" or args.workers is not None):

@@ -23,7 +23,7 @@ from backbench.untrusted import printable
 
 ROWS = 30  # of the table on standard output
 # The statistics of `analyze` in that table; the csv and the page have all fifteen
-STATISTICS = ("nuclear_norm", "rankme")
+STATISTICS = ("nuclear_norm", "rankme", "ece", "nll_t")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -183,7 +183,7 @@ def _first_metrics(board: Board) -> list[Column]:
     shown: dict[tuple[object, ...], Column] = {}
     for column in board.measured_columns():
         family = column.family
-        if column.task == "analyze":  # its statistics stand each for itself
+        if not TASKS[column.task].ranked:  # each of its statistics stands for itself
             if column.metric not in STATISTICS:
                 continue
             family = column.metric

@@ -1,0 +1,129 @@
+"""RUN/heads.safetensors: trained heads, each bound to all that its logits mean something for.
+
+A head is worth nothing on another trunk, another reading of it, images of another geometry, or
+under another list of classes, and nothing in its tensors shows that. So `load` is asked for one by
+all of them (`transfer.scoring.bound_to`), and refuses every other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from backbench.errors import BadInput
+from backbench.results.origin import versions
+from backbench.runs import atomic
+from backbench.runs.folder import HEADS_FILE
+from backbench.untrusted import jsons, printable, walking
+
+
+@dataclass(frozen=True)
+class KeptHead:
+    """A linear head: logits = features W^T + b."""
+
+    weight: Tensor  # (C, D) float32
+    bias: Tensor  # (C,)
+    temperature: float | None = None
+    # Which labels the temperature was fitted on, as the rows say it: a head that saw the hold-out
+    # takes that of its twin, which did not
+    temperature_from: str | None = None
+
+    def logits(self, features: Tensor) -> Tensor:
+        """(n, D) -> (n, C) in float32, also where the trunk ran in bfloat16."""
+        device = features.device
+        return torch.addmm(self.bias.to(device), features.float(), self.weight.to(device).T)
+
+    @property
+    def digest(self) -> str:
+        """sha256 over the bytes of both tensors."""
+        sha = hashlib.sha256(f"{tuple(self.weight.shape)}".encode())
+        for tensor in (self.weight, self.bias):
+            sha.update(tensor.contiguous().numpy().tobytes())
+        return sha.hexdigest()
+
+
+def classes_digest(classes: Sequence[str]) -> str:
+    """sha256 of the class list, in the order of the labels."""
+    return hashlib.sha256("\n".join(classes).encode()).hexdigest()
+
+
+def keep(file: Path, name: str, head: KeptHead, about: Mapping[str, object]) -> None:
+    """Add a head to the file, or replace the one of that name. `about` holds what it is bound to."""
+    from safetensors.torch import save_file
+
+    tensors, metadata = _read(file) if file.exists() else ({}, {})
+    of_head = {
+        "head": head.digest,
+        "temperature": head.temperature,
+        "temperature_from": head.temperature_from,
+        "versions": versions(),
+    }
+    metadata[name] = json.dumps({**about, **of_head}, sort_keys=True)
+    tensors |= {f"{name}/weight": head.weight, f"{name}/bias": head.bias}
+    with atomic.atomic_path(file) as temporary:
+        save_file(tensors, temporary, metadata)
+
+
+def load(folder: Path, asked: Mapping[str, object], width: int, classes: int) -> KeptHead:
+    """The one head in or below `folder` that is bound to all of `asked` (checkpoint, protocol, ...),
+    with `classes` rows of `width` numbers. BadInput names what differs."""
+    files = [folder] if folder.is_file() else []
+    if folder.is_dir():
+        files = [file for file in walking.files(folder, follow=True) if file.name == HEADS_FILE]
+    fitting: dict[str, KeptHead] = {}
+    nearest: list[tuple[int, str]] = []
+    for file in sorted(files):
+        tensors, metadata = _read(file)
+        for name, text in metadata.items():
+            try:
+                about = jsons.decode(text)
+                differing = [key for key in asked if about.get(key) != asked[key]]
+                where = f"{file}: the head {printable.shown(name, 200)}"
+                if differing:
+                    nearest.append((len(differing), f"{where} has another {', '.join(differing)}"))
+                    continue
+                head = KeptHead(
+                    tensors[f"{name}/weight"],
+                    tensors[f"{name}/bias"],
+                    about["temperature"],
+                    about["temperature_from"],
+                )
+            except (ValueError, KeyError, AttributeError, TypeError) as error:
+                raise BadInput(f"{file}: damaged ({error!r:.80}); train the head again") from None
+            _refuse_damaged(where, head, about.get("head"), (classes, width))
+            fitting[head.digest] = head
+    if len(fitting) == 1:
+        return next(iter(fitting.values()))
+    if fitting:
+        raise BadInput(f"{folder}: {len(fitting)} heads fit; give the run folder of one of them")
+    why = min(nearest)[1] if nearest else f"{folder}: no {HEADS_FILE} in it"
+    need = f"needed is one of {asked['protocol']} on the trunk {str(asked['checkpoint'])[:12]}"
+    raise BadInput(f"{why}; {need}: `backbench linear` keeps it in its run")
+
+
+def _refuse_damaged(where: str, head: KeptHead, digest: object, shape: tuple[int, int]) -> None:
+    """BadInput for tensors of another shape or type than they must have, and for other numbers."""
+    weight, bias = head.weight, head.bias
+    types = {weight.dtype, bias.dtype}
+    if tuple(weight.shape) != shape or tuple(bias.shape) != shape[:1] or types != {torch.float32}:
+        raise BadInput(f"{where} is {tuple(weight.shape)} {weight.dtype}, not {shape} float32")
+    known = head.temperature is None or isinstance(head.temperature, float)
+    if not known or head.digest != digest or not bool(torch.isfinite(weight).all()):
+        raise BadInput(f"{where} does not match its digest; the file is damaged, train it again")
+
+
+def _read(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, framework="pt") as opened:
+            metadata = dict(opened.metadata() or {})
+            return {key: opened.get_tensor(key) for key in opened.keys()}, metadata  # noqa: SIM118 - not a dict
+    except (SafetensorError, OSError, ValueError) as error:
+        raise BadInput(f"{file}: no readable heads ({str(error)[:80]}); remove it") from None

@@ -1,0 +1,232 @@
+"""Heads and scores that linear and logreg runs keep: what they are bound to, and what they give."""
+
+import dataclasses
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from support.interruptions import kill, until_done
+
+from backbench.cli import main
+from backbench.datasets import catalog
+from backbench.errors import EXIT_BAD_INPUT, EXIT_FAILED, BadInput
+from backbench.recipes import config
+from backbench.results import kept_scores, store
+from backbench.weights import kept_heads
+from backbench.weights.checkpoint import Checkpoint
+from transfer import scoring
+from transfer.batches import Pictures, centred
+from transfer.frozen import FrozenTrunk, forward_all
+from transfer.protocols import Geometry, LogReg, Sgd
+
+GEOMETRY = {"resize": 32, "crop": 32}
+RECIPES = {
+    "sgd": {"lr": [0.1, 1.0], "length": {"default": {"iterations": 8}}, "augment": None},
+    "logreg": {"l2": [0.01, 1.0, 2]},
+}
+
+
+def measure(kind, root, trunk, out, **changes):
+    """The exit status of a probe by the recipe of a kind, with what the test changes."""
+    file = out.parent / f"{out.name}.yaml"
+    recipe = {"kind": kind, "protocol": f"{kind}-mine-v1", "geometry": GEOMETRY, "batch_size": 8}
+    if kind == "logreg":
+        del recipe["batch_size"]
+    file.write_text(json.dumps({**recipe, **RECIPES[kind], **changes}))
+    words = ["linear", str(trunk), "--datasets", "classes", "--data", str(root), "--out", str(out)]
+    return main([*words, "--protocol", str(file), "--accelerator", "cpu", "--workers", "0"])
+
+
+@pytest.fixture(params=RECIPES)
+def run(request, trees, trunk, tmp_path):
+    root = trees("classes", classes=("a", "b", "c"), sizes=(("train", 8), ("val", 5), ("test", 6)))
+    assert measure(request.param, root, trunk, tmp_path / request.param) == 0
+    return tmp_path / request.param
+
+
+def only(folder, pattern):
+    (file,) = folder.glob(pattern)
+    return file
+
+
+def test_the_kept_head_and_scores_are_those_of_the_run(run, trunk, tmp_path):
+    (row,) = store.read_file(run / "results.jsonl")
+    arrays = kept_scores.load(run / row.facts["scores"])
+    splits = catalog.load("classes", tmp_path / "data")
+    checkpoint = Checkpoint.load(trunk)
+    kind = Sgd if row.task == "linear" else LogReg
+    head = kept_heads.load(run, bound(checkpoint, run, kind), 512, 3)
+    # 1. The head on features of the test images, computed apart from the run
+    frozen = FrozenTrunk.build(checkpoint, device=torch.device("cpu"))
+    pictures = Pictures(splits.test, centred(Geometry(**GEOMETRY)))
+    pixels = torch.stack([pictures[0, i][0] for i in range(len(splits.test))])
+    logits = head.logits(forward_all([frozen], pixels)[0]).double()
+    assert (logits.argmax(1).numpy() == arrays["classes"][:, 0]).all()
+    predicted = np.load(run / row.facts["predictions"])["prediction"]
+    assert (predicted == arrays["classes"][:, 0]).all()
+    expected = torch.nn.functional.cross_entropy(logits, torch.tensor(splits.test.labels))
+    assert kept_scores.value(arrays, "nll")[0] == pytest.approx(float(expected), rel=1e-4)
+    # 2. A head that saw the hold-out has the temperature of its twin that did not
+    assert row.provenance["temperature_from"] == head.temperature_from == "hold-out, twin"
+    held = kept_scores.load(only(run / "scores", "*-val.npz"))
+    assert str(held["manifest"]) == row.facts["manifests"]["val"]
+    assert float(held["temperature"]) == float(arrays["temperature"]) == head.temperature
+    assert str(held["head"]) != str(arrays["head"]) == head.digest
+
+
+def bound(checkpoint, run, kind, classes=("a", "b", "c"), **changes):
+    """All that the head of a run is bound to."""
+    recipe = json.loads((run / "run.json").read_text())["identity"]["recipe"]
+    built = config.build(kind, recipe, where="test")
+    print_ = scoring.print_of("linear" if kind is Sgd else "logreg", built, "val")
+    return {**scoring.bound_to(checkpoint, print_, built, classes), **changes}
+
+
+def test_a_wrong_pairing_is_refused(run, trunk, tmp_path):
+    checkpoint = Checkpoint.load(trunk)
+    kind = Sgd if run.name == "sgd" else LogReg
+    right = bound(checkpoint, run, kind)
+    kept_heads.load(run, right, 512, 3)
+    geometry = right["geometry"]
+    other = checkpoint.replace(
+        state_dict={k: v + 1e-7 * v.is_floating_point() for k, v in checkpoint.state_dict.items()}
+    )
+    bgr = checkpoint.replace(pixels=dataclasses.replace(checkpoint.pixels, mean=(0.5, 0.5, 0.5)))
+    wrong = [
+        {"checkpoint": other.digest},
+        {"checkpoint": bgr.digest},
+        {"trunk": "resnet18 c4"},
+        {"trunk": "resnet34"},
+        *({"geometry": {**geometry, key: value}} for key, value in OTHERS.items()),
+        {"precision": "bf16"},
+        {"space": "lphi"},
+        {"protocol": f"{kind.__name__.lower()}-mine-v1"},
+        {"protocol": right["protocol"].replace("mine", "yours")},
+        {"protocol": right["protocol"][:-1] + "x"},
+        {"classes": kept_heads.classes_digest(("a", "c", "b"))},
+        {"classes": kept_heads.classes_digest(("a", "b"))},
+        {"classes": kept_heads.classes_digest(("a", "b", "c", "d"))},
+    ]
+    for changes in wrong:
+        with pytest.raises(BadInput, match=f"another {next(iter(changes))}"):
+            kept_heads.load(run, {**right, **changes}, 512, 3)
+    # 2. Tensors that are not those that the file speaks of
+    file = run / "heads.safetensors"
+    with safe_open(file, framework="pt") as opened:
+        metadata, tensors = opened.metadata(), {k: opened.get_tensor(k) for k in opened.keys()}  # noqa: SIM118
+    (weight,) = [key for key in tensors if key.endswith("/weight")]
+    damaged = [
+        {weight: tensors[weight] * 1.0001},
+        {weight: tensors[weight].half()},
+        {weight: tensors[weight][:2]},
+        {weight: tensors[weight][:, :7]},
+        {weight: tensors[weight] * torch.nan},
+    ]
+    for changes in damaged:
+        changed = {k: v.contiguous() for k, v in {**tensors, **changes}.items()}
+        save_file(changed, file, metadata)
+        with pytest.raises(BadInput, match=r"damaged|float32"):
+            kept_heads.load(run, right, 512, 3)
+    for broken in ("{}", "[]", "no json"):
+        save_file(tensors, file, dict.fromkeys(metadata, broken))
+        with pytest.raises(BadInput, match=r"heads\.safetensors"):
+            kept_heads.load(run, right, 512, 3)
+    file.write_bytes(b"no safetensors")
+    with pytest.raises(BadInput, match=r"no readable heads"):
+        kept_heads.load(run, right, 512, 3)
+    with pytest.raises(BadInput, match=r"no heads\.safetensors in it"):
+        kept_heads.load(tmp_path / "nowhere", right, 512, 3)
+    assert len(wrong) + len(damaged) >= 20
+
+
+OTHERS = {"resize": 33, "crop": 31, "interpolation": "bicubic", "square": True}
+
+
+def test_old_runs_are_calibrated_verified_and_merged(run, tmp_path, capsys):
+    before = (run / "results.jsonl").read_text()
+    assert main(["calibrate", str(run)]) == 0
+    rows = [r for r in store.read_file(run / "results.jsonl") if r.task == "calibration"]
+    assert {r.metric for r in rows} == {m + t for m in kept_scores.METRICS for t in ("", "_t")}
+    assert (run / "results.jsonl").read_text().startswith(before)
+    after = (run / "results.jsonl").read_text()
+    assert main(["calibrate", str(run)]) == 0 and (run / "results.jsonl").read_text() == after
+    capsys.readouterr()
+    assert main(["verify", str(run)]) == 0
+    assert " 13 level 3" in capsys.readouterr().out
+    # The board: a column each, the lowest first, none of them a rank or a mark
+    assert main(["leaderboard", str(run), "--html", str(tmp_path / "p.html")]) == 0
+    assert "less is better" in (tmp_path / "p.html").read_text()
+    assert main(["merge", f"lab={run}", "--out", str(tmp_path / "all")]) == 0
+    capsys.readouterr()
+    assert main(["verify", str(tmp_path / "all")]) == 0
+    assert " 0 level 1" in capsys.readouterr().out
+    # Forgeries: a smaller number; scores of another head, of another list, of other labels
+    (run / "results.jsonl").write_text(
+        after.replace(f'"value": {rows[0].value!r}', '"value": 0.01')
+    )
+    assert main(["verify", str(run)]) == EXIT_FAILED
+    (run / "results.jsonl").write_text(after)
+    scores = run / rows[0].facts["scores"]
+    whole = dict(np.load(scores))
+    for changes in (
+        {"checkpoint": "0" * 64},
+        {"manifest": "0" * 64},
+        {"label": whole["label"][::-1]},
+        {"label_logit": whole["label_logit"] - 1},
+    ):
+        np.savez(scores, **{**whole, **changes})
+        assert main(["verify", str(run)]) == EXIT_FAILED, changes
+    # What is no file of scores proves nothing
+    for changes in ({"more": 1}, {"square": whole["square"].astype(str)}, {"logits": np.zeros(3)}):
+        np.savez(scores, **{**whole, **changes})
+        assert kept_scores.load(scores) is None
+
+
+def test_a_run_without_scores_says_what_keeps_them(trees, trunk, tmp_path, capsys):
+    root = trees("classes")
+    words = ["--datasets", "classes", "--data", str(root), "--out", str(tmp_path / "knn")]
+    recipe = tmp_path / "k.yaml"
+    recipe.write_text(json.dumps({"kind": "knn", "protocol": "k", "k": [1], "geometry": GEOMETRY}))
+    assert main(["linear", str(trunk), "--protocol", str(recipe), *words, "--workers", "0"]) == 0
+    assert main(["calibrate", str(tmp_path / "knn")]) == EXIT_BAD_INPUT
+    assert "no run with scores" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", RECIPES)
+def test_a_kill_changes_neither_head_nor_scores(kind, trees, trunk, tmp_path, decoder):
+    sizes = (("train", 8), ("val", 5), ("test", 6))
+    root = trees("classes", classes=("a", "b", "c"), sizes=sizes)
+    assert measure(kind, root, trunk, tmp_path / "whole") == 0
+    shutil.rmtree(tmp_path / "cache")
+    decoded = len(decoder.paths)
+    decoder.at = {decoded + decoded: kill}  # the last test image
+    until_done(lambda: measure(kind, root, trunk, tmp_path / "killed"), 1)
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    names = sorted(path.name for path in (whole / "scores").iterdir())
+    assert names == sorted(path.name for path in (killed / "scores").iterdir()) and len(names) == 2
+    for name in names:
+        a, b = (dict(np.load(run / "scores" / name)) for run in (whole, killed))
+        assert all((a[key] == b[key]).all() for key in a)
+    with (
+        safe_open(whole / "heads.safetensors", framework="pt") as a,
+        safe_open(killed / "heads.safetensors", framework="pt") as b,
+    ):
+        assert a.metadata() == b.metadata()
+        assert all(torch.equal(a.get_tensor(key), b.get_tensor(key)) for key in a.keys())  # noqa: SIM118
+
+
+def test_a_fixed_recipe_without_hold_out_has_no_temperature(trees, trunk, tmp_path):
+    root = trees("classes")
+    assert measure("sgd", root, trunk, tmp_path / "run", lr=[0.1]) == 0
+    (row,) = store.read_file(tmp_path / "run" / "results.jsonl")
+    arrays = kept_scores.load(tmp_path / "run" / row.facts["scores"])
+    assert kept_scores.names(arrays) == list(kept_scores.METRICS)
+    assert not list((tmp_path / "run" / "scores").glob("*-val.npz"))
+    # Where val trains nothing, it fits the temperature of the head itself
+    assert measure("sgd", root, trunk, tmp_path / "own", lr=[0.1], train_only=["classes"]) == 0
+    (row,) = store.read_file(tmp_path / "own" / "results.jsonl")
+    assert row.provenance["temperature_from"] == "hold-out"

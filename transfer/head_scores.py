@@ -1,0 +1,96 @@
+"""Logits of a trained head -> compact scores per image, and the temperature that calibrates it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from backbench.results.kept_scores import TOP
+
+Scores = dict[str, NDArray[np.generic]]
+ROWS = 8192  # of features whose logits are held at a time
+_LOG_T, _PRECISION = 4.0, 1e-10  # log T is sought in [-4, 4], to 1e-10
+_GOLDEN = (math.sqrt(5) - 1) / 2
+
+
+def compact(
+    logits: Iterable[Tensor], labels: Sequence[int], temperature: float | None
+) -> Scores | None:
+    """The arrays of one file of scores, from chunks of logits (n, C) whose columns the labels
+    count; None where the head has diverged."""
+    parts: dict[str, list[Tensor]] = {}
+    begin = 0
+    for z in logits:
+        if not bool(torch.isfinite(z).all()):
+            return None
+        label = torch.tensor(labels[begin : begin + len(z)], device=z.device)
+        begin += len(z)
+        # 1. The largest logits; a stable sort gives equals to the smaller class.
+        ordered = z.sort(dim=1, descending=True, stable=True)
+        top = min(TOP, z.shape[1])
+        # 2. All logits minus the largest of the image, in float64; kept in float32.
+        shifted = z.double() - ordered.values[:, :1].double()
+        found = {
+            "logits": shifted.gather(1, ordered.indices[:, :top]),
+            "classes": ordered.indices[:, :top],
+            "label": label,
+            "label_logit": shifted.gather(1, label[:, None])[:, 0],
+            **_sums(shifted, ""),
+        }
+        if temperature is not None:
+            found |= _sums(shifted / temperature, "_t")
+        for name, values in found.items():
+            parts.setdefault(name, []).append(values.cpu())
+    out: Scores = {}
+    for name, of_name in parts.items():
+        whole = torch.cat(of_name).numpy()
+        out[name] = whole.astype(np.uint16 if name in ("classes", "label") else np.float32)
+    if temperature is not None:
+        out["temperature"] = np.asarray(temperature)
+    return out
+
+
+def _sums(shifted: Tensor, suffix: str) -> dict[str, Tensor]:
+    normaliser = torch.logsumexp(shifted, 1)
+    square = torch.exp(2 * (shifted - normaliser[:, None])).sum(1)
+    return {f"logsumexp{suffix}": normaliser, f"square{suffix}": square}
+
+
+def fit_temperature(logits: Iterable[Tensor], labels: Sequence[int]) -> float | None:
+    """The T that minimises the mean cross-entropy of logits / T, by golden section on log T in
+    float64; None where the head has diverged. The labels must not have trained the head."""
+    held = []
+    for z in logits:
+        if not bool(torch.isfinite(z).all()):
+            return None
+        held.append(z - z.amax(1, keepdim=True))
+    of_chunk = torch.tensor(labels).split([len(z) for z in held])
+
+    def loss(log_t: float) -> float:
+        total = 0.0
+        for z, label in zip(held, of_chunk):
+            scaled = z.double() / math.exp(log_t)
+            of_label = scaled.gather(1, label.to(z.device)[:, None])[:, 0]
+            total += float((torch.logsumexp(scaled, 1) - of_label).sum())
+        return total
+
+    # The minimum lies in [low, high]; a < b divide it in the golden ratio, and so one of them
+    # divides the part that is kept.
+    low, high = -_LOG_T, _LOG_T
+    a, b = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
+    at_a, at_b = loss(a), loss(b)
+    while high - low > _PRECISION:
+        if at_a <= at_b:
+            high, b, at_b = b, a, at_a
+            a = high - _GOLDEN * (high - low)
+            at_a = loss(a)
+        else:
+            low, a, at_a = a, b, at_b
+            b = low + _GOLDEN * (high - low)
+            at_b = loss(b)
+    return math.exp((low + high) / 2)
