@@ -253,11 +253,7 @@ def scan_folder(root: str | Path, *, classes: Sequence[str] | None = None) -> Im
         classes = sorted(p.name for p in root.iterdir() if p.is_dir())
     missing = [name for name in classes if not (root / name).is_dir()]
     if missing:
-        many = f"; is {root} a subset? Under a name of its own it is a class folder like any other"
-        raise BadInput(
-            f"{root}: {len(missing)} of {len(classes)} class folders are missing,"
-            f" '{missing[0]}' first{many if len(missing) > 1 else ''}"
-        )
+        raise BadInput(missing_classes(root, missing, len(classes)))
     paths: list[str] = []
     labels: list[int] = []
     progress = Progress(None, len(classes), f"{root}: listing", unit="folder", after=QUIET_SECONDS)
@@ -282,6 +278,15 @@ def scan_folder(root: str | Path, *, classes: Sequence[str] | None = None) -> Im
             f"{root}: no images found; expected {root}/<class>/<image> ({', '.join(EXTENSIONS)})"
         )
     return ImageList(root, tuple(paths), tuple(labels), tuple(classes))
+
+
+def missing_classes(root: Path, missing: Sequence[str], count: int) -> str:
+    """The line for class folders that a data set of `count` classes lacks."""
+    many = f"; is {root} a subset? Under a name of its own it is a class folder like any other"
+    return (
+        f"{root}: {len(missing)} of {count} class folders are missing, '{missing[0]}' first"
+        f"{many if len(missing) > 1 else ''}"
+    )
 
 
 def ignored(root: Path) -> list[str]:
