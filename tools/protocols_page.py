@@ -62,6 +62,10 @@ KINDS = {  # kind -> heading, and why there is one
         "Few labels",
         "Draws of labels and test images both vary, and the interval says so.",
     ),
+    "seg": (
+        "Linear segmentation",
+        "A frozen map read by one layer; the official val is scored once, and a tenth of train chooses.",
+    ),
     "finetune": (
         "Finetuning and semi-supervised",
         "All layers move: this measures an initialisation.",

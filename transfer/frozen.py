@@ -79,14 +79,15 @@ class FrozenTrunk:
         return self.checkpoint.pixels
 
     @torch.no_grad()
-    def __call__(self, images: Tensor) -> Tensor:
-        """Normalised images (N, 3, H, W) -> features (N, dim) float32."""
+    def __call__(self, images: Tensor, *, tokens: bool = False) -> Tensor:
+        """Normalised images (N, 3, H, W) -> features (N, dim) float32; with `tokens` the last map
+        (N, h, w, C), after the final norm where the trunk has one behind its blocks."""
         images = images.contiguous(memory_format=self.module.memory_format)
         bf16 = self.precision == "bf16"
         autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=bf16)
         with autocast, clock.around(self.digest, len(images), self.device):
-            features = self.module(images).float()
-        return features if self.head is None else self.head(features)
+            features = (self.module.tokens if tokens else self.module)(images).float()
+        return features if self.head is None or tokens else self.head(features)
 
     def verify(self) -> None:
         """Raises Failed when a weight or buffer is not what it was at the start."""
@@ -110,15 +111,22 @@ def kept_head(checkpoint: Checkpoint, name: str) -> nn.Sequential:
     return head
 
 
-def forward_all(trunks: Sequence[FrozenTrunk], pixels: Tensor) -> list[Tensor]:
-    """uint8 RGB (N, 3, H, W) -> features per trunk; trunks with equal statistics of their pixels share
-    the normalised images."""
+def forward_all(
+    trunks: Sequence[FrozenTrunk],
+    pixels: Tensor,
+    *,
+    tokens: bool = False,
+    inside: Tensor | None = None,
+) -> list[Tensor]:
+    """uint8 RGB (N, 3, H, W) -> features, or `tokens`, per trunk; trunks with equal statistics of
+    their pixels share the normalised images. These are 0 where `inside` (N, 1, H, W) is."""
     ready: dict[Pixels, Tensor] = {}
     out = []
     for trunk in trunks:
         if trunk.pixels not in ready:
-            ready[trunk.pixels] = normalise(pixels, trunk.pixels)
-        out.append(trunk(ready[trunk.pixels]))
+            normalised = normalise(pixels, trunk.pixels)
+            ready[trunk.pixels] = normalised if inside is None else normalised * inside
+        out.append(trunk(ready[trunk.pixels], tokens=tokens))
     return out
 
 

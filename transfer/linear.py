@@ -90,7 +90,8 @@ def read_groups(
     groups = []
     for name, protocol, checkpoints in chosen:
         if name not in read:
-            read[name] = catalog.load(name, data, seed=seed)
+            dense = probe_of(protocol.kind).dense
+            read[name] = catalog.load(name, data, seed=seed, dense=dense)
         group = Assignment(
             run=out,
             task=TASKS[protocol.kind],
@@ -181,7 +182,7 @@ def _announce(works: Sequence[Work], *, on_cpu: bool) -> None:
         names.append(dataset)
         digests |= {checkpoint.digest for checkpoint in one.pending}
     cheaper = "`--protocol fewshot` costs less (`--protocol list` shows all)"
-    if kinds <= {"knn", "fewshot"}:  # the cheapest readings that there are
+    if kinds <= {"knn", "fewshot", "seg"}:  # the cheapest readings of such data
         cheaper = "fewer images or a GPU would cost less"
     price.announce(
         f"linear on {', '.join(dict.fromkeys(names))}",

@@ -39,6 +39,8 @@ class Probe(Generic[P]):
     }
     # Raises BadInput for data that would fail only after hours of features
     refuse: Callable[[P, str, Splits], None] = lambda *_: None
+    # True: it reads images with label maps (`Dataset.dense`)
+    dense: bool = False
     # True: the processes train together. False: they only share computing the features, and rank 0
     # does the rest alone
     together: bool = False

@@ -354,7 +354,8 @@ class ProbeTraining:
         self.steps = p.steps(self.task.dataset.name, len(self.images))
         self.per_epoch = len(self.images) / p.batch_size  # broken, where the batch does not divide
         self.labels = torch.tensor(self.images.labels)
-        self.best = [BestHeads(heads) for heads in self.heads]
+        watched = self.watched is not None
+        self.best = [BestHeads(heads) for heads in self.heads if watched]
 
     def run(self) -> None:
         """All steps that are left; with `patience` the heads end as they were at their best."""
@@ -453,8 +454,9 @@ class ProbeTraining:
         # It may hold more trunks than are left: of a run that was killed between two rows.
         if state["phase"] != self.phase or any(t.digest not in state["heads"] for t in self.trunks):
             return 0
-        for trunk, heads, best in zip(self.trunks, self.heads, self.best):
+        for trunk, heads in zip(self.trunks, self.heads):
             heads.load(state["heads"][trunk.digest])
+        for trunk, best in zip(self.trunks, self.best):
             best.load(state["best"][trunk.digest])
         return int(state["step"])
 

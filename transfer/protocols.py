@@ -91,14 +91,25 @@ class Length:
 @dataclass(frozen=True, kw_only=True)
 class RateSchedule:
     """The factor on the peak rate, in steps. cosine: half a cosine to 0; step: x `gamma` at each of
-    `milestones`; epoch_decay: x `gamma` after each epoch."""
+    `milestones`; epoch_decay: x `gamma` after each epoch; dinov3: as its segmentation code has it
+    (eval/segmentation/schedulers.py, _compute_lr_momentum)."""
 
-    name: Literal["cosine", "step", "epoch_decay", "constant"] = "cosine"
+    name: Literal["cosine", "step", "epoch_decay", "constant", "dinov3"] = "cosine"
     milestones: tuple[float, ...] = ()  # shares of the run
     gamma: float = 0.1
+    # Share in which the rate rises: from 0 to the schedule's start, or into dinov3's falling line
+    warmup: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
     def factor(self, step: int, total: int, steps_per_epoch: float) -> float:
         """At `step`, counted from 0, of `total`; an epoch may have a broken number of steps."""
+        rising = round(self.warmup * total)
+        if self.name == "dinov3":
+            if step < rising:
+                return (1 - (1 - step / rising) * (1 - 1e-6)) * (1 - step / total)
+            return 0.5 * (1 + math.cos(math.pi * (step + 1) / total))
+        if step < rising:
+            return (step + 1) / rising
+        step, total = step - rising, total - rising
         if self.name == "cosine":
             return 0.5 * (1 + math.cos(math.pi * step / total))
         if self.name == "step":
@@ -154,7 +165,7 @@ class Sgd(ScaledRates):
 
     lr: Rates
     # adam: torch's, whose first beta is `momentum`
-    optimizer: Literal["sgd", "adam"] = "sgd"
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     schedule: RateSchedule = RateSchedule()
     length: dict[str, Length]  # by dataset, and `default`
     augment: CropAugment | None = CropAugment()
@@ -174,6 +185,8 @@ class Sgd(ScaledRates):
             )
         if "default" not in self.length:
             raise ValueError("length needs a `default`")
+        if self.optimizer == "adamw" and self.kind == "sgd":
+            raise ValueError("optimizer adamw is for maps and tokens; take sgd or adam")
         if self.train_score and (len(self.lr) > 1 or self.patience is not None or self.train_only):
             raise ValueError(
                 "train_score needs one rate, no patience and no train_only: all labels train"
@@ -187,6 +200,44 @@ class Sgd(ScaledRates):
         """Optimiser steps of one training on so many images of a dataset."""
         length = self.length.get(dataset, self.length["default"])
         return length.steps(images, self.batch_size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seg(Sgd):
+    """A batch norm and a 1 x 1 convolution on a frozen trunk's last map, all rates in one pass.
+
+    One rate trains on all of train; of a grid the held-out tenth of train chooses, and the head is
+    scored as it is. `geometry` has the shorter side of an image, and the side of a crop in training
+    and of a window in the test; `stride` is from one window to the next.
+    """
+
+    augment: CropAugment | None = None  # pairs are cut by the keys below
+    optimizer: Literal["sgd", "adam", "adamw"] = "adamw"
+    stride: Count
+    sides: dict[str, Count] = field(default_factory=dict)  # datasets with another shorter side
+    scale: tuple[Positive, Positive] = (0.5, 2.0)  # of the shorter side in training
+    most_of_a_class: Annotated[float, Field(gt=0, le=1)] = 0.75  # of a crop's labelled pixels
+    hue: NotNegative = 0.1  # turns
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0  # of the map's channels
+    output_stride: Literal[8, 16, 32] = 16  # of a ResNet, by dilation
+    # The sum of the pixels' losses is divided by the number of all pixels, or of the labelled ones
+    average: Literal["all", "labelled"] = "all"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        unlike = self.optimizer != "adamw" or self.patience is not None or self.select != "val"
+        if unlike or self.train_score or self.train_only or self.head or self.augment:
+            raise ValueError(
+                "segmentation has `optimizer: adamw` and no patience, select, train_score,"
+                " train_only, head or augment"
+            )
+        smallest = min([self.geometry.resize, *self.sides.values()])
+        if not self.stride <= self.geometry.crop <= smallest:
+            raise ValueError("geometry.crop may be at most resize, stride at most geometry.crop")
+
+    def side(self, dataset: str) -> int:
+        """The shorter side, in pixels, of that dataset's images."""
+        return self.sides.get(dataset, self.geometry.resize)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -315,6 +366,7 @@ P = TypeVar("P", bound=Protocol)
 # `kind:` -> what its yaml files in configs/transfer are read into
 PROTOCOLS: dict[str, type[Protocol]] = {
     "sgd": Sgd,
+    "seg": Seg,
     "logreg": LogReg,
     "knn": Knn,
     "fewshot": FewShot,

@@ -40,6 +40,7 @@ AVERAGE = "average"  # dataset and metric of the mean over LORAC's twelve
 
 _DATASET_ORDER = ("imagenet", "imagenet100", *TWELVE, AVERAGE)
 _METRIC_ORDER = {"top1": 0, "mean_per_class": 0, AVERAGE: 0, "top5": 2}
+_METRIC_ORDER |= {"miou": 0, "pixel_acc": 2, "macc": 2}
 _METRIC_ORDER |= {"AP": 0, "AP50": 1, "AP75": 2}
 _OTHER_METRIC = 3
 MOST_PAIRS = 6000  # paired tests computed for the page: about ten seconds

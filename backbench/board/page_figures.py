@@ -177,23 +177,28 @@ def _marks(run: Path, logged: Sequence[Mapping[str, float]]) -> list[Record]:
     return []
 
 
-# ---- pictures of detections
+# ---- pictures of detections and of label maps
 
 
 def _pictures(board: Board) -> list[Record]:
-    """RUN/pictures/* of the detection runs behind the board, as small images inside the page."""
+    """RUN/pictures/* of the detection runs behind the board, and the pictures that rows of label
+    maps name, as small images inside the page."""
     labels = board.labels()
-    runs: dict[Path, Result] = {}  # any result of each: all are of one checkpoint and one task
+    # A detector's run has pictures of one checkpoint and one task
+    runs: dict[Path, Result] = {}  # folder, or picture -> any result of it
     for cell in board.cells.values():
         for result, run in cell.parts:
             if TASKS[result.task].detects:
-                runs.setdefault(run, result)
+                runs.setdefault(run / PICTURES, result)
+            elif (picture := result.facts.get("picture")) is not None:
+                runs.setdefault(run / picture, result)
     ordered = sorted(runs.items(), key=lambda item: (item[1].task, item[1].name))
     pictures: list[Record] = []
     # The first of every run before the second of any.
     for nth in range(PICTURES_PER_RUN):
-        for run, result in ordered:
-            files = [p for p in (run / PICTURES).glob("*") if p.suffix in (".png", ".jpg")]
+        for place, result in ordered:
+            there = [place] if place.is_file() else place.glob("*")
+            files = [p for p in there if p.suffix in (".png", ".jpg")]
             if nth >= len(files) or len(pictures) >= MOST_PICTURES:
                 continue
             file = sorted(files)[nth]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.resources
-import itertools
 import tomllib
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,7 +18,6 @@ from backbench.datasets import readers, splits, walk
 from backbench.datasets.row import Dataset
 from backbench.datasets.splits import Splits
 from backbench.errors import BadInput, nearest
-from backbench.images import containers
 from backbench.images.image_list import EXTENSIONS, ImageList, scan_folder
 from backbench.runs.terminal import log
 from backbench.untrusted import jsons, printable
@@ -38,17 +36,13 @@ def class_folder(name: str) -> Dataset:
 
     def read(root: Path, seed: int) -> Splits:
         base = _class_folder_base(name, root)
-        parts = {split: containers.read_split(base, split) for split in _splits_of(base)}
+        parts = {split: scan_folder(base / split) for split in _splits_of(base)}
         if "test" in parts:
             return splits.with_hold_out(parts["train"], parts["test"], parts.get("val"), seed=seed)
         if parts:
             note = f"{base} has no test folder: val is scored, and a fifth of train chooses"
             return splits.with_hold_out(parts["train"], parts["val"], seed=seed, notes=(note,))
-        container = containers.whole(base)
-        if container is not None:
-            everything: ImageList = containers.read(container, base)
-        else:
-            everything = scan_folder(base, classes=_folders_in(base))
+        everything = scan_folder(base, classes=_folders_in(base))
         # Drawn once, whatever the run's seed: all seeds and checkpoints are scored on one test list
         rest, test = splits.hold_out(everything, seed=0)
         note = (
@@ -68,9 +62,8 @@ def _folders_in(base: Path) -> list[str]:
 def _splits_of(base: Path) -> list[str]:
     """The split folders of a class folder; none where there is no split. `train` with images and
     no class folders in it is a class of that name."""
-    held = containers.splits_of(base)
-    there = [split for split in SPLIT_FOLDERS if split in held or (base / split).is_dir()]
-    return there if held or any(_folders_in(base / split) for split in there) else []
+    there = [split for split in SPLIT_FOLDERS if (base / split).is_dir()]
+    return there if any(_folders_in(base / split) for split in there) else []
 
 
 def _class_folder_base(name: str, root: Path) -> Path:
@@ -78,24 +71,17 @@ def _class_folder_base(name: str, root: Path) -> Path:
     base = root / name
     if not root.is_dir():
         raise BadInput(f"{root}: no such folder; it holds one folder per dataset")
-    contained = containers.whole(base) is not None
-    if not base.is_dir() and not contained:
-        if why := containers.refusal(base, "train"):
-            raise BadInput(why)
+    if not base.is_dir():
         hint = nearest(name, [*known(), *_folders_in(root)])
         raise BadInput(
             f"{base}: no such folder; expected {base}/train/<class>/<image>,"
             f" or a known dataset: {hint}"
         )
     expected = f"expected {base}/{{train,val,test}}/<class>/<image> or {base}/<class>/<image>"
-    folders, there = [] if contained else _folders_in(base), _splits_of(base)
-    if contained and not there:
-        return base
+    folders, there = _folders_in(base), _splits_of(base)
     if there:
         if "train" not in there or len(there) < 2:
             lacks = "test' or 'val" if "train" in there else "train"
-            if why := containers.refusal(base, "train"):
-                raise BadInput(why)
             raise BadInput(
                 f"{base}: no folder '{lacks}' beside '{there[0]}'; {expected} (without a split, a"
                 " fifth of each class is drawn for test)"
@@ -114,13 +100,11 @@ def _class_folder_base(name: str, root: Path) -> Path:
 
 def is_class_folder(base: Path) -> bool:
     """True where a folder holds splits or several classes, in whichever way."""
-    return bool(_splits_of(base)) or len(_folders_in(base)) > 1 or bool(containers.whole(base))
+    return bool(_splits_of(base)) or len(_folders_in(base)) > 1
 
 
 def _instead_of_classes(base: Path, folders: list[str]) -> str:
     """The content of a folder that has fewer than two class folders, for messages."""
-    if why := containers.refusal(base, "train"):
-        return why.partition(": ")[2]
     files = sorted(p.name for p in base.iterdir() if p.is_file())
     packed = [name for name in files if name.lower().endswith(ARCHIVES)]
     if packed:
@@ -140,22 +124,14 @@ def own_folders(root: Path) -> dict[str, str]:
     (empty: nothing that its layout tells)."""
     out: dict[str, str] = {}
     known_too = {*known(), "coco", "scenes"}
-    names = set(_folders_in(root)) if root.is_dir() else set()
-    for ending in itertools.chain(*containers.WHOLE.values()):
-        names |= {p.name.removesuffix(ending) for p in root.glob(f"*{ending}")}
-    for name in sorted(names):
+    for name in _folders_in(root) if root.is_dir() else []:
         if name in known_too:
             continue
         try:
             base = _class_folder_base(name, root)
             # Without a split, any folder of folders (runs, say) looks like one: images decide
-            contained = containers.whole(base)
-            classes = [] if contained else [base / each for each in _folders_in(base)]
-            if (
-                contained
-                or _splits_of(base)
-                or all(any(map(_is_image, each.iterdir())) for each in classes)
-            ):
+            classes = [base / each for each in _folders_in(base)]
+            if _splits_of(base) or all(any(map(_is_image, each.iterdir())) for each in classes):
                 out[name] = ""
         except BadInput as error:
             if _splits_of(root / name):
@@ -239,14 +215,22 @@ def open_split(root: Path, name: str, split: str) -> ImageList:
     with _layout_of(root / name):
         if found is not None and found.read_split is not None:
             return found.read_split(root, split)
-        return containers.read_split(root / name, split)
+        return readers.folder_or_shards(root / name / split)
 
 
-def load(name: str, root: Path, *, seed: int = 0) -> Splits:
+def load(name: str, root: Path, *, seed: int = 0, dense: bool = False) -> Splits:
     """A dataset's splits, read and checked. Raises BadInput for what cannot be evaluated on. A
-    split of another size than the row's is used with a warning; every result's notes say so."""
+    split of another size than the row's is used with a warning; every result's notes say so.
+    `dense` asks for images with label maps."""
     # 1. Labels and lists, then the files, and only then what is in them: each costs more.
     dataset = find(name)
+    if dataset.dense != dense:
+        has = ["images of classes", "images with label maps"]
+        maps = [each for each, about in DATASETS.items() if about.dense]
+        raise BadInput(
+            f"{name}: has {has[dataset.dense]}, this reading takes {has[dense]}; "
+            + (f"take one of {', '.join(maps)}" if dense else "use --protocol seg_linear")
+        )
     found, sizes = _looked_at(dataset, root, seed)
     if name not in known():  # official splits hold known duplicates, which `data check` reports
         walk.refuse_shared(name, found, sizes)

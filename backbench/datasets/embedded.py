@@ -5,6 +5,8 @@ ROOT/lists/{1percent,10percent}.txt         labelled parts of digits/train, one 
 ROOT/scenes/{train2017,val2017}/*.jpg       scenes composed of those digits, in COCO's layout, with
 ROOT/scenes/annotations/*.json              boxes and masks of ten classes, and five keypoints of
                                             one class `digit`
+ROOT/scenes/maps/{train2017,val2017}/*.png  label maps: 0 background, 1..10 the digits 0..9, 255 what
+                                            is left of a digit that others hide
 
 Equal drawings never land in two splits, and val scenes are made of test digits, train scenes of
 train digits.
@@ -40,7 +42,7 @@ def build(root: str | Path, size: str = "full") -> Path:
     """Make the data below `root`, or recognise it as made: everywhere the same pixels."""
     root = Path(root)
     marker = root / "embedded.json"
-    about = {"version": VERSION, "size": size}
+    about = {"version": VERSION, "size": size, "maps": 1}
     if marker.exists() and json.loads(marker.read_text()) == about:
         return root
     for name in ("digits", "scenes", "lists"):
@@ -135,6 +137,7 @@ def _write_scenes(
     rng = np.random.default_rng([VERSION, len(part)])
     order = rng.permutation(len(digits))
     (root / part).mkdir(parents=True, exist_ok=True)
+    (root / "maps" / part).mkdir(parents=True, exist_ok=True)
     files: list[Json] = []
     instances: list[Json] = []
     people: list[Json] = []
@@ -146,8 +149,9 @@ def _write_scenes(
             members.append(digits[order[used % len(digits)]])
             used += 1
         # 2. The picture.
-        canvas, objects = _scene(images, members, rng)
+        canvas, objects, labels = _scene(images, members, rng)
         name = f"{number:012d}.jpg"
+        Image.fromarray(labels).save(root / "maps" / part / f"{number:012d}.png")
         Image.fromarray(canvas).save(root / part / name, quality=95)
         files.append({"id": number, "file_name": name, "height": SCENE_SIZE, "width": SCENE_SIZE})
         # 3. Every object twice, by one id: an instance of its digit, and a thing with keypoints.
@@ -188,8 +192,9 @@ def _write_scenes(
 
 def _scene(
     images: np.ndarray, members: Sequence[Member], rng: np.random.Generator
-) -> tuple[np.ndarray, list[SceneObject]]:
-    """A (128, 128, 3) uint8 scene and its objects; later digits are painted over earlier ones."""
+) -> tuple[np.ndarray, list[SceneObject], np.ndarray]:
+    """A (128, 128, 3) uint8 scene, its objects, and its label map (128, 128); later digits are
+    painted over earlier ones."""
     # 1. A background that gets brighter in some direction, with noise.
     ramp = np.linspace(0, 1, SCENE_SIZE)
     slope = rng.uniform(-40, 40, size=2)
@@ -210,15 +215,18 @@ def _scene(
         masks.append(mask)
     # 3. What later digits leave to be seen. One that they hide by more than 60% is no object.
     objects = []
+    labels = np.zeros((SCENE_SIZE, SCENE_SIZE), np.uint8)
     for k, (_, label) in enumerate(members):
         whole = masks[k]
         visible = whole.copy()
         for later in masks[k + 1 :]:
             visible &= ~later
         polygons = _polygons(visible)
-        if polygons and visible.sum() >= 0.4 * whole.sum():
+        is_object = bool(polygons and visible.sum() >= 0.4 * whole.sum())
+        labels[visible] = label + 1 if is_object else 255
+        if is_object:
             objects.append(_object(label, whole, visible, polygons))
-    return canvas.clip(0, 255).astype(np.uint8), objects
+    return canvas.clip(0, 255).astype(np.uint8), objects, labels
 
 
 def _place(masks: Sequence[np.ndarray], side: int, rng: np.random.Generator) -> tuple[int, int]:

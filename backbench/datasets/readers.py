@@ -19,7 +19,8 @@ from backbench.datasets import splits
 from backbench.datasets.row import Reader
 from backbench.datasets.splits import Splits
 from backbench.errors import BadInput
-from backbench.images import archives, containers
+from backbench.images import archives
+from backbench.images.dense import IGNORED, DenseList
 from backbench.images.image_list import ArrayList, ImageList, scan_folder
 from backbench.untrusted import opening, printable
 
@@ -140,16 +141,12 @@ def stl10(base: Path, seed: int) -> Splits:
 
 
 def places365(base: Path, seed: int) -> Splits:
-    """Places365-Standard, in folders or in its owner's tar files; the official val is the test split.
-    The 256-pixel images where they are there."""
+    """Places365-Standard; the official val is the test split. The
+    256-pixel images where they are there."""
     from torchvision.datasets import Places365
 
-    def tar(size: str) -> Path:
-        return base / f"train_{size}_places365standard.tar"
-
-    small = (base / "data_256_standard").is_dir() or tar("256").exists()
-    size = "256" if small else "large"
-    if not small and not (base / "data_large_standard").is_dir() and not tar(size).exists():
+    small = (base / "data_256_standard").is_dir()
+    if not small and not (base / "data_large_standard").is_dir():
         raise BadInput(
             f"{base}: no data_256_standard or data_large_standard;"
             " get train_256_places365standard.tar"
@@ -157,14 +154,7 @@ def places365(base: Path, seed: int) -> Splits:
 
     def part(split: str) -> ImageList:
         d = _torchvision(Places365, base, split, small=small)
-        images = _listed(base, [file for file, _ in d.imgs], d.targets, d.classes)
-        folder = images.paths[0].partition("/")[0]
-        if (base / folder).is_dir():
-            return images
-        # torchvision's folder is data_256_standard, the archive's data_256
-        archive = base / f"val_{size}.tar" if split == "val" else tar(size)
-        names = [path.partition("/")[2] for path in images.paths]
-        return containers.held(images, archive, names, [folder.removesuffix("_standard")])
+        return _listed(base, [file for file, _ in d.imgs], d.targets, d.classes)
 
     note = "256-pixel images" if small else "large images"
     train, test = part("train-standard"), part("val")
@@ -326,19 +316,110 @@ def class_list(name: str) -> list[str]:
 
 
 def _synsets(folder: Path, classes: Sequence[str], seed: int) -> Splits:
-    """FOLDER/{train,val}/<synset>/*.JPEG, or containers; the official val is the test split."""
-    every = class_list("imagenet")
+    """FOLDER/{train,val}/<synset>/*.JPEG; the official val is the test split."""
+    # The archives of ImageNet's val unpack flat; that is the usual mistake.
     for part in ("train", "val"):
-        # The archives of ImageNet's val unpack flat; that is the usual mistake.
-        contained = containers.find(folder, part) is not None
-        if not contained and not any(p.is_dir() for p in (folder / part).iterdir()):
+        if not any(p.is_dir() for p in (folder / part).iterdir()):
             raise BadInput(
                 f"{folder / part}: images lie in no class folders;"
                 f" sort them as {part}/<synset>/*.JPEG"
             )
-    train = containers.read_split(folder, "train", classes=classes, every=every)
-    test = containers.read_split(folder, "val", classes=classes, every=every)
+    train = scan_folder(folder / "train", classes=classes)
+    test = scan_folder(folder / "val", classes=classes)
     return splits.with_hold_out(train, test, seed=seed)
+
+
+# Images with label maps. A tenth of train is held out, as CAPI does (eval_segmentation.py)
+
+DENSE_HOLDOUT = 0.1
+VOC_CLASSES = ["background", *map(str, range(1, 21))]
+# cityscapesscripts, helpers/labels.py: the ids of the 19 classes that are scored, in their order
+CITYSCAPES_IDS = (7, 8, 11, 12, 13, 17, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 31, 32, 33)
+
+
+def _dense(
+    base: Path,
+    classes: Sequence[str],
+    values: Mapping[int, int],
+    parts: Sequence[Sequence[tuple[str, str]]],
+    seed: int,
+) -> Splits:
+    """Splits of train's and test's (image, label map) pairs below BASE. Refuses a missing map, and an image that is in
+    train and test."""
+    shared = {image for image, _ in parts[0]} & {image for image, _ in parts[1]}
+    if shared:
+        raise BadInput(
+            f"{base}: {len(shared)} images of train are test images, {min(shared)} first; take them"
+            " out of the list of train"
+        )
+    lists = []
+    for pairs in parts:
+        images, maps = tuple(pair[0] for pair in pairs), tuple(pair[1] for pair in pairs)
+        _refuse_outside(base, (*images, *maps))
+        missing = [each for each in maps if not (base / each).is_file()]
+        if missing:
+            raise BadInput(f"{base / missing[0]} is missing ({len(missing)} label maps are)")
+        lists.append(DenseList(base, images, (0,) * len(images), tuple(classes), maps, values))
+    return splits.with_hold_out(*lists, seed=seed, share=DENSE_HOLDOUT)
+
+
+def _voc(base: Path, train_list: str, train_maps: str, seed: int) -> Splits:
+    folder = base / "VOCdevkit" / "VOC2012"
+
+    def pairs(name: str, maps: str) -> list[tuple[str, str]]:
+        stems = _lines(folder / "ImageSets" / "Segmentation" / f"{name}.txt")
+        return [(f"JPEGImages/{stem}.jpg", f"{maps}/{stem}.png") for stem in stems]
+
+    values = {value: value for value in (*range(len(VOC_CLASSES)), IGNORED)}
+    train, test = pairs(train_list, train_maps), pairs("val", "SegmentationClass")
+    return _dense(folder, VOC_CLASSES, values, [train, test], seed)
+
+
+def voc2012(base: Path, seed: int) -> Splits:
+    """The official train and val; 255, the border of objects, is ignored."""
+    return _voc(base, "train", "SegmentationClass", seed)
+
+
+def voc2012aug(base: Path, seed: int) -> Splits:
+    """VOC's and SBD's train without VOC's val. 1,103 images of that val are in SBD, so a list that
+    was not cleaned is refused."""
+    return _voc(base, "trainaug", "SegmentationClassAug", seed)
+
+
+def ade20k(base: Path, seed: int) -> Splits:
+    """The 150 classes of the scene parsing challenge; 0, everything else, is ignored."""
+    folder = base / "ADEChallengeData2016"
+    parts = []
+    for part in ("training", "validation"):
+        maps = sorted(each.stem for each in (folder / "annotations" / part).glob("ADE_*.png"))
+        parts.append([(f"images/{part}/{m}.jpg", f"annotations/{part}/{m}.png") for m in maps])
+    values = {0: IGNORED, **{value: value - 1 for value in range(1, 151)}}
+    return _dense(folder, [str(value) for value in range(1, 151)], values, parts, seed)
+
+
+def cityscapes(base: Path, seed: int) -> Splits:
+    """The fine annotations: 34 ids, of which 19 are scored."""
+    parts = []
+    for part in ("train", "val"):
+        pairs = []
+        for file in sorted((base / "gtFine" / part).glob("*/*_gtFine_labelIds.png")):
+            name = f"{part}/{file.parent.name}/{file.name.removesuffix('_gtFine_labelIds.png')}"
+            maps = file.relative_to(base).as_posix()
+            pairs.append((f"leftImg8bit/{name}_leftImg8bit.png", maps))
+        parts.append(pairs)
+    values = dict.fromkeys(range(34), IGNORED)
+    values |= {value: label for label, value in enumerate(CITYSCAPES_IDS)}
+    return _dense(base, [str(value) for value in CITYSCAPES_IDS], values, parts, seed)
+
+
+def scenes(base: Path, seed: int) -> Splits:
+    """The demo's scenes of digits: the background and ten digits (datasets/embedded.py)."""
+    parts = []
+    for part in ("train2017", "val2017"):
+        stems = sorted(each.stem for each in (base / "maps" / part).glob("*.png"))
+        parts.append([(f"{part}/{stem}.jpg", f"maps/{part}/{stem}.png") for stem in stems])
+    values = {value: value for value in (*range(11), IGNORED)}
+    return _dense(base, ["background", *map(str, range(10))], values, parts, seed)
 
 
 # One split, for pretraining: no hold-out is cut off, and unlabelled images count
@@ -361,12 +442,10 @@ def imagenet100_split(root: Path, split: str) -> ImageList:
     folder = root / "imagenet100"
     if not folder.is_dir():
         folder = root / "imagenet"
-    every = class_list("imagenet")
-    return containers.read_split(folder, split, classes=class_list("imagenet100"), every=every)
+    return folder_or_shards(folder / split, classes=class_list("imagenet100"))
 
 
-def imagenet_split(root: Path, split: str) -> ImageList:
-    """A class folder as it is, a subset too; containers count the synsets."""
-    folder, every = root / "imagenet", class_list("imagenet")
-    inside = containers.find(folder, split) is not None
-    return containers.read_split(folder, split, classes=every if inside else None, every=every)
+def folder_or_shards(folder: Path, *, classes: Sequence[str] | None = None) -> ImageList:
+    """FOLDER/*.tar in WebDataset's layout where there are any, FOLDER/<class>/<image> otherwise."""
+    shards = sorted(folder.glob("*.tar"))
+    return archives.scan_shards(shards) if shards else scan_folder(folder, classes=classes)

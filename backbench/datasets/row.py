@@ -9,10 +9,9 @@ from typing import Literal
 
 from backbench.datasets.splits import Splits
 from backbench.errors import BadInput
-from backbench.images import containers
 from backbench.images.image_list import ImageList
 
-Metric = Literal["top1", "mean_per_class"]
+Metric = Literal["top1", "mean_per_class", "miou"]  # miou: its images have label maps
 # (the folder that holds what `needs` names, seed of the hold-out)
 Reader = Callable[[Path, int], Splits]
 # (ROOT, name of the split)
@@ -36,7 +35,14 @@ class Dataset:
     top5: bool = False
 
     @property
+    def dense(self) -> bool:
+        """True where every image has a label map (`images.dense.DenseList`), and no class."""
+        return self.metric == "miou"
+
+    @property
     def metrics(self) -> tuple[str, ...]:
+        if self.dense:
+            return (self.metric, "pixel_acc", "macc")
         return (self.metric, "top5") if self.top5 else (self.metric,)
 
     def base(self, root: Path) -> Path:
@@ -46,17 +52,10 @@ class Dataset:
             return root
         folders = [root / folder for folder in self.folders or (self.name, ".")]
         for base in folders:
-            if all((base / need).exists() or _contained(base, need) for need in self.needs):
+            if all((base / need).exists() for need in self.needs):
                 return base
         # It is said of the first folder, since that is where it belongs.
-        for need in self.needs:
-            if need in containers.WORDS and (why := containers.refusal(folders[0], need)):
-                raise BadInput(f"{self.name}: {why}")
         missing = next(need for need in self.needs if not (folders[0] / need).exists())
         raise BadInput(
             f"{self.name}: {folders[0] / missing} is missing; get {self.get} and unpack it there"
         )
-
-
-def _contained(base: Path, need: str) -> bool:
-    return need in containers.WORDS and containers.find(base, need) is not None

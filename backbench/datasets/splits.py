@@ -7,6 +7,7 @@ Everyone who has the same files derives the same split.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import os
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from backbench.errors import BadInput
-from backbench.images import archives
+from backbench.images.dense import DenseList
 from backbench.images.image_list import ArrayList, ImageList
 from backbench.runs import atomic
 from backbench.untrusted import printable
@@ -58,15 +59,17 @@ def concatenate(a: ImageList, b: ImageList) -> ImageList:
 
         pixels = np.concatenate((a.pixels, b.pixels))
         return ArrayList(a.root, a.paths + b.paths, a.labels + b.labels, a.classes, pixels)
+    if isinstance(a, DenseList) and isinstance(b, DenseList):
+        return dataclasses.replace(
+            a, paths=a.paths + b.paths, labels=a.labels + b.labels, maps=a.maps + b.maps
+        )
     # Paths are relative to one root, so it must be one that both lie below.
     root = Path(os.path.commonpath((a.root, b.root)))
     paths: list[str] = []
     for part in (a, b):
         below = "" if part.root == root else f"{part.root.relative_to(root).as_posix()}/"
         paths += [below + path for path in part.paths]
-    if type(a) is type(b) is ImageList:
-        return ImageList(root, tuple(paths), a.labels + b.labels, a.classes)
-    return archives.Joined.of((a, b), root=root, paths=paths)
+    return ImageList(root, tuple(paths), a.labels + b.labels, a.classes)
 
 
 def ranked(images: ImageList, seed: int) -> dict[int, list[int]]:
@@ -105,16 +108,18 @@ def others(images: ImageList, chosen: set[int]) -> list[int]:
     return [i for i in range(len(images)) if i not in chosen]
 
 
-def hold_out(images: ImageList, seed: int = 0) -> tuple[list[int], list[int]]:
+def hold_out(
+    images: ImageList, seed: int = 0, *, share: float = HOLDOUT
+) -> tuple[list[int], list[int]]:
     """(train, val) indices, val with the classes in train's proportions. Of a class with n images
-    floor(n * HOLDOUT + 1/2) go to val, at least one of two or more; a class with one image stays in
+    floor(n * share + 1/2) go to val, at least one of two or more; a class with one image stays in
     train."""
     val: set[int] = set()
     for indices in ranked(images, seed).values():
         if len(indices) < 2:
             continue
         # Rounded half up, as round() would not; at least one for val, and one is left for train.
-        count = int(len(indices) * HOLDOUT + 0.5)
+        count = int(len(indices) * share + 0.5)
         val |= set(indices[: min(max(count, 1), len(indices) - 1)])
     return others(images, val), sorted(val)
 
@@ -126,11 +131,12 @@ def with_hold_out(
     *,
     seed: int = 0,
     notes: tuple[str, ...] = (),
+    share: float = HOLDOUT,
 ) -> Splits:
-    """Splits with an official val, or with one held out of train."""
+    """Splits with an official val, or with a share of train held out."""
     if val is not None:
         return Splits(train, val, test, False, notes)
-    kept, held = hold_out(train, seed)
+    kept, held = hold_out(train, seed, share=share)
     return Splits(train.subset(kept), train.subset(held), test, True, notes)
 
 
@@ -143,7 +149,8 @@ def manifest(images: ImageList) -> str:
 
 
 def _lines(images: ImageList) -> Iterator[str]:
-    return (f"{path}\t{label}\n" for path, label in zip(images.paths, images.labels))
+    last = images.maps if isinstance(images, DenseList) else images.labels
+    return (f"{path}\t{label}\n" for path, label in zip(images.paths, last))
 
 
 def digest(images: ImageList) -> str:

@@ -93,4 +93,5 @@ def _same_list(x: Arrays, y: Arrays) -> bool:
 
     if str(x["manifest"]) != str(y["manifest"]):
         return False
-    return "label" not in x or "label" not in y or np.array_equal(x["label"], y["label"])
+    both = [name for name in ("label", "labelled") if name in x and name in y]
+    return all(np.array_equal(x[name], y[name]) for name in both)

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from backbench.results.result_line import LARGEST
+from backbench.runs import seeding
 from backbench.runs.terminal import log
+from backbench.stats import dense_counts, resampling
 from backbench.untrusted import opening, printable
 
 if TYPE_CHECKING:
@@ -60,7 +62,10 @@ def hits(x: Arrays, metric: str) -> np.ndarray | None:
 
 
 def _read(path: Path) -> Arrays | None:
-    return read_arrays(path, "predictions", _refuse)
+    arrays = read_arrays(path, "predictions", _refuse)
+    if arrays is None or dense_counts.NAMES[0] not in arrays:
+        return arrays
+    return {**arrays, **_on_resamples(arrays)}
 
 
 def read_arrays(path: Path, what: str, refuse: Callable[[Arrays], None]) -> Arrays | None:
@@ -85,6 +90,35 @@ def read_arrays(path: Path, what: str, refuse: Callable[[Arrays], None]) -> Arra
         log.warning(f"{printable.shown(str(path), 300)}: {what} left out: {why}")
         return None
     return arrays
+
+
+def _on_resamples(arrays: Arrays) -> Arrays:
+    """The metrics of counts of pixels per image, on the resamples of their list of images."""
+    import numpy as np
+
+    counts = [arrays[name].astype(float) for name in dense_counts.NAMES]
+    images = len(counts[0])
+    seed = seeding.seed_of("images", str(arrays["manifest"]), images)
+    drawn = resampling.image_counts(seed, images).astype(float)
+    by_metric = dense_counts.scores(*(drawn @ each for each in counts))
+    out = {f"bootstrap_{metric}": 100 * values for metric, values in by_metric.items()}
+    return {**out, "images": np.array(images)}
+
+
+def _refuse_counts(arrays: Arrays) -> None:
+    """Raises ValueError for what cannot be counts of pixels per image."""
+    import numpy as np
+
+    counts = [arrays[name] for name in dense_counts.NAMES if name in arrays]
+    shapes, kinds = {each.shape for each in counts}, {each.dtype.kind for each in counts}
+    if len(counts) < 3 or len(shapes) > 1 or counts[0].ndim != 2 or not kinds <= {"i", "u"}:
+        raise ValueError("the counts of pixels are no three tables of images and classes")
+    intersection, predicted, labelled = (each.astype(float) for each in counts)
+    least = np.minimum(predicted, labelled)
+    if not counts[0].size or not ((intersection >= 0) & (intersection <= least)).all():
+        raise ValueError("more pixels are right than there are")
+    if not np.array_equal(predicted.sum(1), labelled.sum(1)):
+        raise ValueError("other numbers of pixels are predicted than are labelled")
 
 
 def _refuse(arrays: Arrays) -> None:
@@ -116,6 +150,8 @@ def _refuse(arrays: Arrays) -> None:
                 raise ValueError(f"'{name}' holds a value that is no score")
     if "manifest" not in arrays:
         raise ValueError("no manifest")
+    if any(name in arrays for name in dense_counts.NAMES):
+        _refuse_counts(arrays)
     per_image = [name for name in _PER_IMAGE if name in arrays]
     if len({arrays[name].shape[-1] for name in per_image}) > 1:
         raise ValueError(f"{', '.join(per_image)} have different lengths")

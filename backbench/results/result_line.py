@@ -103,6 +103,7 @@ class Provenance(TypedDict, total=False):
     predictions: Path  # relative to the run folder
     scores: Path
     per_class: Path
+    picture: Path
     command: Command | None
     trunk: RecordedTrunk | None
     pretraining: Group

@@ -106,7 +106,9 @@ def keep_predictions(run: str | Path, name: str, **arrays: ArrayLike) -> str:
             image, in the order of the manifest;
         values (D,): one value in percent per draw or fold, in the order of the draws (fewshot);
         bootstrap_<metric> (B,), one array per metric: the metric on B resamples of the test
-            images, drawn from the manifest's digest alone (detection).
+            images, drawn from the manifest's digest alone (detection);
+        intersection, predicted, labelled (N, C) int: pixels of each test image and class, of which
+            all metrics and their resamples are made (segmentation).
     """
     import io
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from backbench.results import kept_scores, resamples
 from backbench.results.predictions import hits, load
-from backbench.stats import confidence, resampling
+from backbench.stats import confidence, dense_counts, resampling
 from backbench.tasks import TASKS
 from backbench.untrusted import opening, printable
 
@@ -243,6 +243,8 @@ def _level(r: Result, run: Path) -> int:
     _refuse_other_list(r, arrays)
     if TASKS[r.task].detects:
         return _of_resamples(r, arrays)
+    if r.metric in dense_counts.METRICS and dense_counts.NAMES[0] in arrays:
+        return _of_counts(r, arrays)
     right = hits(arrays, r.metric)
     if right is None:
         return UNBACKED
@@ -308,6 +310,23 @@ def _of_resamples(r: Result, arrays: Arrays) -> int:
     if not -below * spread - _ALIKE <= gap <= above * spread + _ALIKE:
         raise _Unfit(f"it says {r.value:.4f}, its resamples have a mean of {defined.mean():.4f}")
     _refuse_other_interval(r, confidence.of_resamples(r.value / 100, draws / 100, images))
+    return FROM_KEPT
+
+
+def _of_counts(r: Result, arrays: Arrays) -> int:
+    """The level of a score of label maps: the counts of pixels give it and its interval."""
+    images, by_split = int(arrays["images"]), r.facts.get("images")
+    listed = _tested(r, by_split) if isinstance(by_split, dict) else images
+    if images != listed:
+        raise _Unfit(f"its counts are of {images} images, its list has {listed}")
+    counts = [arrays[name].sum(0, dtype=float) for name in dense_counts.NAMES]
+    again = 100 * float(dense_counts.scores(*counts)[r.metric])
+    if r.value is None or abs(again - r.value) > _ALIKE:
+        raise _Unfit(f"it says {r.value}, its counts of pixels give {again:.4f}")
+    drawn = arrays[f"bootstrap_{r.metric}"] / 100
+    covered = r.metric in dense_counts.COVERED
+    interval = confidence.of_resamples(r.value / 100, drawn, images) if covered else None
+    _refuse_other_interval(r, interval)
     return FROM_KEPT
 
 

@@ -12,9 +12,9 @@ from backbench.datasets import catalog, copies, detection_check, splits
 from backbench.datasets.copies import Look
 from backbench.datasets.splits import Splits
 from backbench.errors import BadInput
-from backbench.images import containers, image_list
+from backbench.images import image_list
+from backbench.images.dense import DenseList
 from backbench.images.image_list import ImageList
-from backbench.images.spans import SpanList
 from backbench.recipes import config
 from backbench.runs import atomic
 from backbench.runs.terminal import log
@@ -65,7 +65,6 @@ def _list(root: Path) -> list[dict[str, object]]:
         listed.append(fields)
         sizes = (size(row.classes), size(train), size(val) if val else "held", size(test))
         print(line.format(row.name, *sizes, row.metric, where, row.licence))
-        fields["container"] = _container(row.base(root)) if where == "found" else ""
         if wrong:
             print(f"{'':<12} {wrong}")
         if where == "missing":
@@ -82,18 +81,9 @@ def _list(root: Path) -> list[dict[str, object]]:
         count = len(found.train.classes)
         listed.append({"name": name, "classes": count, "images": counts, "on_disk": "found"})
         print(line.format(name, count, *counts, "top1", "found", "your own"))
-        listed[-1]["container"] = _container(root / name)
     print("Any other name is a class folder: ROOT/NAME/{train,val,test}/<class>/<image>, or")
     print("ROOT/NAME/<class>/<image>, of which a fifth is drawn for test.")
     return listed
-
-
-def _container(base: Path) -> str:
-    """Print and return the containers of a dataset; nothing for folders."""
-    said = containers.described(base)
-    if said:
-        print(f"{'':<12} found: {said}")
-    return said
 
 
 # data check
@@ -101,9 +91,10 @@ def _container(base: Path) -> str:
 
 def _check(name: str, root: Path, record: bool, problems: list[str]) -> int:
     """Print what is there and what is wrong, which goes to `problems`, too; 1 if anything is."""
-    if name not in catalog.known():
+    dense = name in catalog.DATASETS and catalog.DATASETS[name].dense
+    if name not in catalog.known() or dense:
         said = detection_check.check(name, root)
-        if said is not None:
+        if said is not None and (said or not dense):
             return said
     # 1. What makes the data unusable is refused, as every evaluation would refuse it.
     dataset = catalog.find(name)
@@ -119,6 +110,7 @@ def _check(name: str, root: Path, record: bool, problems: list[str]) -> int:
     if name not in catalog.known():
         problems += _ignored(root / name)
     problems += _content_problems(name, found)
+    problems += _map_problems(found)
     for line in problems:
         print(f"{name}: PROBLEM: {line}")
     # 3. The record is what there is, problems included: it is there to tell a change, not to judge.
@@ -134,8 +126,7 @@ def _ignored(base: Path) -> list[str]:
     """A line per split with files that no evaluation looks at."""
     out = []
     for split in ("train", "val", "test"):
-        folder = (base / split).is_dir() and containers.find(base, split) is None
-        left = image_list.ignored(base / split) if folder else []
+        left = image_list.ignored(base / split) if (base / split).is_dir() else []
         if left:
             kinds = Counter(Path(name).suffix.lower() or "without a suffix" for name in left)
             counts = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
@@ -151,8 +142,6 @@ def _content_problems(name: str, found: Splits) -> list[str]:
     by_name = dict(found.items())
     for which, images in found.items():
         print(f"{name} {which}: {len(images)} images, sha256 of the list {splits.digest(images)}")
-        if isinstance(images, SpanList):
-            print(f"{name} {which}: {images.described}")
         problems += _list_problems(which, images)
         looks[which], unreadable = _read_all(images)
         contents = {}
@@ -181,11 +170,25 @@ def _content_problems(name: str, found: Splits) -> list[str]:
     return problems
 
 
+def _map_problems(found: Splits) -> list[str]:
+    """Reads every label map beside its image; a line for each that does not fit."""
+    problems = []
+    for which, images in found.items():
+        if not isinstance(images, DenseList):
+            continue
+        for index in range(len(images)):
+            try:
+                images.pair(index)
+            except BadInput as error:
+                problems.append(f"{which}: {error}")
+    return problems
+
+
 def _list_problems(which: str, images: ImageList) -> list[str]:
     """The problems of a split's list, before any image is read."""
     problems = []
     empty = sorted(set(range(len(images.classes))) - set(images.labels))
-    if empty:
+    if empty and not isinstance(images, DenseList):
         first = images.classes[empty[0]]
         problems.append(f"{which} has no image of {len(empty)} classes, '{first}' first")
     twice = [path for path, count in Counter(images.paths).items() if count > 1]

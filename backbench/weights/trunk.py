@@ -55,6 +55,10 @@ class Trunk(nn.Module, ABC):
     def fuse(self) -> None:
         """Merge, in place, what is one map in eval(): for trunks that only give features."""
 
+    def dilate(self, stride: int) -> None:
+        """Give the last map, in place, a stride of at most `stride`, if the trunk can: dilation for
+        strides, which adds places and changes none."""
+
     def depths(self) -> dict[str, int]:
         """Parameter -> which layer it is of, counted from the input: for rates that decay with
         depth (BEiT, arXiv:2106.08254, appendix)."""

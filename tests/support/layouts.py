@@ -288,6 +288,55 @@ class Trees:
             self._one = buffer.getvalue()
         return self._one + str(self.count).encode()
 
+    def _pair(self, image, labels, values, *, size=(20, 16), palette=False):
+        """A picture and a label map of blocks with these values."""
+        self._picture(image, size=size)
+        labels.parent.mkdir(parents=True, exist_ok=True)
+        pixels = np.resize(np.repeat(np.array(values, np.uint8), 4), size[::-1])
+        made = Image.fromarray(pixels)
+        if palette:
+            made.putpalette([255 - value // 3 for value in range(768)])
+        made.save(labels)
+
+    def voc2012(self, base, train=("2007_000032", "2007_000039", "2008_000002", "2008_000003")):
+        folder = base / "VOCdevkit" / "VOC2012"
+        lists = folder / "ImageSets" / "Segmentation"
+        lists.mkdir(parents=True)
+        for name, stems in (("train", train), ("val", ("2007_000033",))):
+            (lists / f"{name}.txt").write_text("".join(f"{stem}\n" for stem in stems))
+            for stem in stems:
+                labels = folder / "SegmentationClass" / f"{stem}.png"
+                image = folder / "JPEGImages" / f"{stem}.jpg"
+                self._pair(image, labels, (0, 0, 15, 255), palette=True)
+        return folder
+
+    def voc2012aug(self, base, more=("2008_000007",)):
+        folder = self.voc2012(base)
+        lists = folder / "ImageSets" / "Segmentation"
+        stems = [*(lists / "train.txt").read_text().split(), *more]
+        (lists / "trainaug.txt").write_text("\n".join(stems))
+        for stem in stems:
+            labels = folder / "SegmentationClassAug" / f"{stem}.png"
+            self._pair(folder / "JPEGImages" / f"{stem}.jpg", labels, (0, 20))
+
+    def ade20k(self, base, train=4, val=2):
+        folder = base / "ADEChallengeData2016"
+        for part, short, count in (("training", "train", train), ("validation", "val", val)):
+            for n in range(1, count + 1):
+                stem = f"ADE_{short}_{n:08d}"
+                image = folder / "images" / part / f"{stem}.jpg"
+                self._pair(image, folder / "annotations" / part / f"{stem}.png", (0, 1, 150))
+
+    def cityscapes(
+        self, base, towns=(("train", "aachen"), ("train", "bochum"), ("val", "munster"))
+    ):
+        for part, town in towns:
+            for n in range(2):
+                stem = f"{part}/{town}/{town}_{n:06d}_000019"
+                image = base / "leftImg8bit" / f"{stem}_leftImg8bit.png"
+                labels = base / "gtFine" / f"{stem}_gtFine_labelIds.png"
+                self._pair(image, labels, (0, 7, 33), size=(32, 16))
+
     def classes(
         self, base, classes=("circle", "square"), sizes=(("train", 6), ("val", 3), ("test", 4))
     ):

@@ -83,6 +83,11 @@ class LabPair(Trunk):
         self.l_to_ab.fuse()
         self.ab_to_l.fuse()
 
+    def dilate(self, stride: int) -> None:
+        self.l_to_ab.dilate(stride)
+        self.ab_to_l.dilate(stride)
+        self.strides = self.l_to_ab.strides
+
     def depths(self) -> dict[str, int]:
         out: dict[str, int] = {}
         for name in ("l_to_ab", "ab_to_l"):

@@ -74,6 +74,35 @@ class ResNetTrunk(tv.ResNet, Trunk):
                 if isinstance(block.downsample, nn.Sequential):
                     _fuse_pair(block.downsample, "0", "1")
 
+    def dilate(self, stride: int) -> None:
+        dilation = 1
+        strides = list(self.strides)
+        for at in range(1, 4):
+            halves = self.strides[at - 1] < self.strides[at]
+            if halves and strides[at - 1] * 2 > stride:
+                dilation = _dilate_stage(getattr(self, f"layer{at + 1}"), dilation)
+                strides[at] = strides[at - 1]
+            else:
+                strides[at] = strides[at - 1] * (2 if halves else 1)
+        self.strides = tuple(strides)
+
+
+def _dilate_stage(stage: nn.Sequential, dilation: int) -> int:
+    """Let a stage keep the size of its input, which has places for every `dilation`-th of which the
+    stage was made; returns the same number for its output."""
+    # As torchvision's replace_stride_with_dilation: the convolution that had the stride still reads
+    # neighbours of its input, those after it read twice as far apart.
+    for module in stage.modules():
+        if not isinstance(module, nn.Conv2d):
+            continue
+        if module.kernel_size == (3, 3):
+            module.dilation = module.padding = (dilation, dilation)
+        if module.stride == (2, 2):
+            if module.kernel_size == (3, 3):
+                dilation *= 2
+            module.stride = (1, 1)
+    return dilation
+
 
 def _fuse_pair(module: nn.Module, conv: str, norm: str) -> None:
     """Merge two children that follow one another; needs eval()."""

@@ -1,0 +1,110 @@
+"""Data sets with label maps: their layouts, the meaning of each value, and what is refused."""
+
+import numpy as np
+import pytest
+from PIL import Image
+from support.layouts import Trees
+
+from backbench.cli import main
+from backbench.datasets import catalog
+from backbench.errors import BadInput
+from backbench.images.dense import IGNORED
+
+VOC = "VOCdevkit/VOC2012"
+# Data set -> sizes of the made tree, and what the values of its first map become
+KNOWN = {
+    "voc2012": ((4, 1), {0, 15, IGNORED}),
+    "voc2012aug": ((5, 1), {0, 20}),
+    "ade20k": ((4, 2), {IGNORED, 0, 149}),
+    "cityscapes": ((4, 2), {IGNORED, 0, 18}),
+}
+
+
+@pytest.fixture
+def trees(tmp_path, monkeypatch):
+    return Trees(tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_layouts_are_read_as_their_owners_unpack_them(trees, name, capsys):
+    root = trees(name)
+    found = catalog.load(name, root, dense=True)
+    (train, test), values = KNOWN[name]
+    assert (len(found.train) + len(found.val), len(found.test)) == (train, test)
+    assert len(found.val) == 1 and found.held_out
+    picture, labels = found.train.pair(0)
+    assert set(np.unique(labels)) == values and labels.shape == picture.size[::-1]
+    assert main(["data", "check", name, "--data", str(root)]) == 1  # of another size than published
+    said = capsys.readouterr().out
+    problems = [line for line in said.splitlines() if "PROBLEM" in line]
+    assert len(problems) == 2 and all("images, not" in line for line in problems)
+    with pytest.raises(BadInput, match="seg_linear"):
+        catalog.load(name, root)
+
+
+def test_every_value_of_a_map_means_what_the_owners_say(trees):
+    values = {name: catalog.load(name, trees(name), dense=True).train.values for name in KNOWN}
+    voc = {**{v: v for v in range(21)}, 255: IGNORED}
+    assert values["voc2012"] == values["voc2012aug"] == voc
+    # 0 is ignored: subtracting 1 would give 255 in uint8 alone, and turn a 255 into 254
+    assert values["ade20k"] == {0: IGNORED, **{v: v - 1 for v in range(1, 151)}}
+    scored = [v for v, label in values["cityscapes"].items() if label != IGNORED]
+    assert sorted(values["cityscapes"]) == list(range(34)) and len(scored) == 19
+    assert [values["cityscapes"][v] for v in scored] == list(range(19))
+
+
+def of_colours(file):
+    Image.open(file).convert("RGB").save(file)
+
+
+def of_other_value(file):
+    Image.fromarray(np.full((16, 20), 200, np.uint8)).save(file)
+
+
+def of_other_size(file):
+    Image.open(file).resize((10, 8)).save(file)
+
+
+def torn(file):
+    file.write_bytes(file.read_bytes()[:60])
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (of_colours, "8-bit indices, this one is RGB"),
+        (of_other_value, "label 200 is none"),
+        (of_other_size, "10 x 8 pixels, its image .* has 20 x 16"),
+        (torn, "corrupt image"),
+    ],
+)
+@pytest.mark.parametrize("name", ["voc2012", "ade20k"])
+def test_a_map_that_is_none_is_refused_by_name(trees, damage, says, name, capsys):
+    root = trees(name)
+    images = catalog.load(name, root, dense=True).test
+    file = images.root / images.maps[0]
+    damage(file)
+    with pytest.raises(BadInput, match=f"{file.name}.*{says}"):
+        images.pair(0)
+    assert main(["data", "check", name, "--data", str(root)]) == 1
+    assert f"PROBLEM: test: {file}" in capsys.readouterr().out
+
+
+def test_an_image_of_trainaug_that_is_in_val_is_refused(trees):
+    root = trees("voc2012aug", more=("2008_000007", "2007_000033"))
+    with pytest.raises(BadInput, match="1 images of train are test images, JPEGImages/2007_000033"):
+        catalog.load("voc2012aug", root, dense=True)
+
+
+def test_a_missing_map_is_refused(trees):
+    root = trees("voc2012")
+    (root / "voc2012" / VOC / "SegmentationClass" / "2007_000039.png").unlink()
+    with pytest.raises(BadInput, match=r"2007_000039.png is missing \(1 label maps are\)"):
+        catalog.load("voc2012", root, dense=True)
+
+
+def test_classes_of_images_are_no_label_maps(trees):
+    with pytest.raises(
+        BadInput, match=r"classes: has images of classes.*voc2012, voc2012aug, ade20k"
+    ):
+        catalog.load("classes", trees("classes"), dense=True)

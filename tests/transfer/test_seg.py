@@ -1,0 +1,362 @@
+"""Linear segmentation: each head as if alone, dilation, windows, counts, and the whole command."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from sklearn.metrics import jaccard_score, recall_score
+from support.interruptions import Killed, kill
+from support.layouts import trunk_file
+from torch import nn
+
+from backbench.board.board import collect, compare_rows
+from backbench.cli import main
+from backbench.datasets import embedded
+from backbench.errors import EXIT_BAD_INPUT
+from backbench.images.dense import IGNORED, DenseList
+from backbench.results import store, verification
+from backbench.stats import dense_counts
+from backbench.weights.families.resnet_trunk import build_backbone
+from transfer import dense_views, probe_seg
+from transfer.dense_views import TrainingPairs, best_classes, starts
+from transfer.devices import Machine
+from transfer.probe_seg import DenseHeads
+from transfer.protocols import PROTOCOLS, load_protocol
+
+ONE = Machine(torch.device("cpu"), 0, 1, 0)
+DEMO = load_protocol("seg_demo", PROTOCOLS)
+LINEAR = load_protocol("seg_linear", PROTOCOLS)
+
+
+# The heads
+
+
+@pytest.mark.parametrize(("average", "dropout"), [("all", 0.0), ("labelled", 0.0), ("all", 0.3)])
+def test_each_head_is_what_torchs_modules_train_alone(average, dropout):
+    """Rates in one pass against nn.BatchNorm2d, nn.Conv2d, cross_entropy and AdamW, one by one."""
+    p = dataclasses.replace(DEMO, lr=(1e-3, 1e-2), average=average, dropout=dropout)
+    ours = DenseHeads(p, 5, 12, seed=3, machine=ONE)
+    start = ours.heads[0][0].detach().clone()
+    generator = torch.Generator().manual_seed(0)
+    batches = []
+    for _ in range(30):
+        maps = torch.randn(4, 3, 3, 12, generator=generator) * 2 + 1
+        labels = torch.randint(0, 5, (4, 12, 12), generator=generator)
+        labels[:, :2] = IGNORED
+        batches.append((maps, labels))
+    kept = []
+    for step, (maps, labels) in enumerate(batches):
+        kept.append(ours._kept(4, 4))
+        factor = p.schedule.factor(step, 30, 1.0)
+        ours.step(maps, labels.to(torch.uint8), torch.tensor(p.lr) * factor, batch=4)
+    for index, lr in enumerate(p.lr):
+        alone = nn.Sequential(nn.BatchNorm2d(12), nn.Conv2d(12, 5, 1))
+        with torch.no_grad():
+            alone[1].weight.copy_(start[:, :, None, None])
+            alone[1].bias.zero_()
+        optimizer = torch.optim.AdamW(alone.parameters(), weight_decay=p.weight_decay)
+        for step, (maps, labels) in enumerate(batches):
+            optimizer.param_groups[0]["lr"] = lr * p.schedule.factor(step, 30, 1.0)
+            x = maps.permute(0, 3, 1, 2) * (kept[step] if dropout else 1)
+            large = F.interpolate(alone(x), (12, 12), mode="bilinear", align_corners=False)
+            pixels = labels.numel() if average == "all" else int((labels != IGNORED).sum())
+            loss = F.cross_entropy(large, labels, ignore_index=IGNORED, reduction="sum") / pixels
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        weight, bias, scale, shift = ours.heads[index]
+        for mine, theirs in (
+            (weight, alone[1].weight[:, :, 0, 0]),
+            (bias, alone[1].bias),
+            (scale, alone[0].weight),
+            (shift, alone[0].bias),
+            (ours.norm.running_var, alone[0].running_var),
+        ):
+            torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-5)
+
+
+def test_the_rates_follow_dinov3s_schedule():
+    """The two lines of its code, at the steps where they begin and end."""
+    p, total = LINEAR.schedule, 40000
+    assert p.factor(0, total, 1.0) == pytest.approx(1e-6)
+    assert p.factor(750, total, 1.0) == pytest.approx(0.5 * (1 - 750 / 40000), rel=1e-5)
+    assert p.factor(1500, total, 1.0) == pytest.approx(0.5 * (1 + np.cos(np.pi * 1501 / 40000)))
+    assert p.factor(39999, total, 1.0) == pytest.approx(0)
+
+
+# Maps
+
+
+@pytest.mark.parametrize("arch", ["resnet18", "resnet50"])
+@pytest.mark.parametrize("stride", [16, 8])
+def test_dilation_adds_places_and_changes_none(arch, stride):
+    torch.manual_seed(0)
+    trunk = build_backbone(arch).eval().double()
+    images, more = torch.randn(2, 3, 95, 130).double(), 32 // stride
+    with torch.no_grad():
+        before = trunk.tokens(images)
+        trunk.dilate(stride)
+        after = trunk.tokens(images)
+    assert trunk.strides[-1] == stride and after.shape[1] > before.shape[1]
+    torch.testing.assert_close(after[:, ::more, ::more], before, rtol=0, atol=1e-12)
+
+
+# Views and windows
+
+
+@pytest.mark.parametrize(
+    ("length", "expected"),
+    [
+        (512, [0]),
+        (513, [0, 1]),
+        (682, [0, 170]),
+        (683, [0, 171]),
+        (852, [0, 340]),
+        (853, [0, 341]),
+        (854, [0, 341, 342]),
+        (1024, [0, 341, 512]),
+        (1194, [0, 341, 682]),
+        (1195, [0, 341, 682, 683]),
+        (2048, [0, 341, 682, 1023, 1364, 1536]),
+        (2217, [0, 341, 682, 1023, 1364, 1705]),
+        (400, [0]),
+    ],
+)
+def test_windows_begin_where_a_hand_puts_them(length, expected):
+    assert starts(length, 512, 341) == expected
+
+
+@pytest.mark.parametrize(("height", "width"), [(17, 300), (64, 64), (40, 9)])
+def test_logits_in_strips_have_the_best_classes_of_whole_ones(height, width):
+    logits = torch.randn(7, 20, 30, generator=torch.Generator().manual_seed(height))
+    whole = F.interpolate(logits[None], (height, width), mode="bilinear", align_corners=False)[0]
+    best = best_classes(logits, height, width).long()
+    picked = whole.gather(0, best[None])[0]
+    torch.testing.assert_close(picked, whole.max(0).values, rtol=0, atol=1e-5)
+
+
+@dataclasses.dataclass(frozen=True)
+class Blocks(DenseList):
+    """Images whose red channel is their label map, in blocks of 16 pixels."""
+
+    def pair(self, index):
+        from PIL import Image
+
+        draw = np.random.default_rng(index)
+        labels = draw.integers(0, 3, (6, 8), dtype=np.uint8).repeat(16, 0).repeat(16, 1)
+        labels[:16, :16] = IGNORED
+        pixels = np.stack([labels, labels * 0, labels * 0], 2)
+        return Image.fromarray(pixels), labels
+
+
+def blocks(tmp_path, count=3):
+    names = tuple(f"{n}.png" for n in range(count))
+    return Blocks(tmp_path, names, (0,) * count, ("a", "b", "c"), names, {})
+
+
+def test_a_crop_and_its_labels_stay_together_and_repeat(tmp_path, monkeypatch):
+    """Cut, flipped and padded alike: away from the blocks' borders the red channel is the label."""
+    monkeypatch.setattr(dense_views, "distorted", lambda pixels, *_: pixels)
+    p = dataclasses.replace(DEMO, scale=(0.5, 2.0))
+    items = TrainingPairs(blocks(tmp_path), p, 96, seed=0)
+    padded = 0
+    for key in ((epoch, i) for epoch in range(8) for i in range(3)):
+        image, labels, inside = items[key]
+        again = items[key]
+        assert all(torch.equal(a, b) for a, b in zip((image, labels, inside), again))
+        assert (labels[~inside[0]] == IGNORED).all() and (image[:, ~inside[0]] == 0).all()
+        assert set(labels.unique().tolist()) <= {0, 1, 2, IGNORED}  # never a mean of two
+        agree = (image[0] == labels) | (labels == IGNORED)
+        assert agree[inside[0]].float().mean() > 0.7
+        padded += int((~inside).any())
+    assert 0 < padded < 24
+
+
+class OneHot(nn.Module):
+    """A trunk whose map is the label, one-hot at a stride of 16."""
+
+    def __call__(self, trunks, pixels, *, tokens, inside=None):
+        small = pixels[:, 0, 8::16, 8::16].long().clamp(max=2)
+        return [F.one_hot(small, 3).float() for _ in trunks]
+
+
+def test_a_trunk_that_knows_the_label_scores_100(tmp_path, monkeypatch):
+    monkeypatch.setattr(probe_seg, "forward_all", OneHot())
+    p = dataclasses.replace(
+        DEMO, lr=(1.0,), stride=32, geometry=dataclasses.replace(DEMO.geometry, resize=96)
+    )
+    heads = DenseHeads(p, 3, 3, seed=0, machine=ONE)
+    with torch.no_grad():
+        heads.heads[0][0].copy_(torch.eye(3))
+    images = blocks(tmp_path)
+    windows = object.__new__(probe_seg.Windows)
+    windows.task = type("T", (), {"protocol": p})
+    windows.trunks, windows.machine = [None], ONE
+    for index in range(3):
+        picture, labels = images.pair(index)
+        pixels = torch.from_numpy(np.array(picture)).permute(2, 0, 1)
+        logits = windows._logits(heads, 0, windows._maps(pixels)[0], 96, 128)
+        # The middles of the blocks: between two middles interpolation mixes two labels
+        best = best_classes(logits, 96, 128).numpy()[8::16, 8::16]
+        counts = dense_counts.count(best, labels[8::16, 8::16], 3)
+        assert float(dense_counts.scores(*counts)["miou"]) == 1.0
+
+
+# Scores
+
+
+def test_scores_are_sklearns_on_1000_random_maps():
+    draw = np.random.default_rng(0)
+    for _ in range(1000):
+        classes = int(draw.integers(2, 8))
+        there = int(draw.integers(1, classes + 1))  # of the classes some are in no label
+        label = draw.integers(0, there, (5, 9))
+        prediction = np.where(draw.random((5, 9)) < 0.6, label, draw.integers(0, classes, (5, 9)))
+        label = np.where(draw.random((5, 9)) < 0.2, IGNORED, label)
+        known = label != IGNORED
+        counts = dense_counts.count(prediction, label, classes)
+        scores = dense_counts.scores(*counts)
+        y, x = label[known], prediction[known]
+        assert abs(scores["miou"] - jaccard_score(y, x, average="macro")) < 1e-9
+        assert abs(scores["pixel_acc"] - (x == y).mean()) < 1e-9
+        recall = recall_score(y, x, average="macro", labels=np.unique(y))
+        assert abs(scores["macc"] - recall) < 1e-9
+
+
+def test_the_mean_is_over_classes_of_all_images_and_not_per_image():
+    counts = np.array([[[4, 0], [4, 0], [4, 0]], [[0, 1], [3, 1], [0, 4]]])  # (image, 3, class)
+    assert dense_counts.scores(*counts.sum(0))["miou"] == pytest.approx((4 / 7 + 1 / 4) / 2)
+
+
+# The whole command
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    root = tmp_path_factory.mktemp("seg")
+    embedded.build(root, "tiny")
+    trunks = [trunk_file(root / f"{seed}.safetensors", seed) for seed in range(2)]
+    return root, trunks
+
+
+def command(made, out, *more, protocol="seg_demo"):
+    root, trunks = made
+    files = list(map(str, trunks))
+    words = ["--datasets", "scenes", "--protocol", protocol, "length.default.iterations=6"]
+    where = ["--data", str(root), "--out", str(out), "--workers", "0", "--accelerator", "cpu"]
+    return main(["linear", *files, *words, *more, *where])
+
+
+def numbers(out):
+    return {(r.checkpoint, r.metric): (r.value, r.ci95, r.chosen) for r in store.read(out)[0]}
+
+
+@pytest.fixture(scope="module")
+def whole(made, tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs") / "whole"
+    assert command(made, out) == 0
+    return out
+
+
+def test_the_command_leaves_numbers_that_follow_from_its_counts(whole, tmp_path):
+    rows = list(store.read(whole)[0])
+    assert sorted({r.metric for r in rows}) == ["macc", "miou", "pixel_acc"] and len(rows) == 6
+    verdicts = verification.of_run(rows, whole)
+    assert {v.level for v in verdicts} == {verification.FROM_KEPT}
+    board = collect([whole])
+    (main_column,) = board.main_columns()
+    assert main_column.name.startswith("segmentation/scenes/miou@seg-demo-v1")
+    pairs = compare_rows(board).pairs
+    assert {"resamples" in pair.difference.paired for pair in pairs} == {True} and len(pairs) == 3
+    for r in rows:
+        assert (whole / r.provenance["picture"]).stat().st_size > 1000
+        assert (r.ci95 is None) == (r.metric == "macc")
+    page = tmp_path / "page.html"
+    assert main(["leaderboard", str(whole), "--html", str(page), "--latex", str(tmp_path)]) == 0
+    assert "Segmentation of random0" in page.read_text()
+    assert "segmentation" in (tmp_path / "board.tex").read_text().lower()
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"intersection": 5}, "more pixels are right"),
+        ({"predicted": 5}, "other numbers of pixels"),
+        ({"both": 5}, "its counts of pixels give"),
+        ({"images": 1}, "its list has"),
+    ],
+)
+def test_forged_counts_do_not_pass(whole, tmp_path, change, says, caplog):
+    import shutil
+
+    out = tmp_path / "forged"
+    shutil.copytree(whole, out)
+    rows = [r for r in store.read(out)[0] if r.metric == "miou"][:1]
+    file = out / rows[0].provenance["predictions"]
+    arrays = dict(np.load(file))
+    if "images" in change:
+        arrays |= {name: arrays[name][:-1] for name in dense_counts.NAMES}
+    for name in {"both": ("predicted", "labelled")}.get(next(iter(change)), tuple(change)):
+        if name in arrays:
+            arrays[name][0, 0] += 10**6
+    np.savez(file, **arrays)
+    (verdict,) = verification.of_run(rows, out)
+    assert says in verdict.why + caplog.text
+    assert verdict.level == verification.UNBACKED
+
+
+@pytest.mark.parametrize("at", [20, 50, 57])  # in training, at its end, in the test
+def test_a_killed_run_continues_to_the_same_numbers(made, whole, tmp_path, decoder, at):
+    out = tmp_path / "killed"
+    decoder.at[at] = kill
+    with pytest.raises(Killed):
+        command(made, out, "save_minutes=0")
+    assert command(made, out, "save_minutes=0") == 0
+    assert numbers(out) == numbers(whole)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["geometry.crop=60"], "resize"),
+        (["stride=100"], "stride at most"),
+        (["optimizer=sgd"], "optimizer: adamw"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_anything_is_read(made, tmp_path, capsys, words, says):
+    if words == ["geometry.crop=60"]:
+        words = ["geometry.resize=60"]
+    assert command(made, tmp_path / "run", *words) == EXIT_BAD_INPUT
+    assert says in capsys.readouterr().err and not (tmp_path / "run").exists()
+
+
+def test_scenes_are_no_set_of_classes(made, tmp_path, capsys):
+    root, trunks = made
+    words = ["linear", str(trunks[0]), "--datasets", "scenes", "--protocol", "knn_demo"]
+    assert main([*words, "--data", str(root), "--out", str(tmp_path / "run")]) == EXIT_BAD_INPUT
+    assert "seg_linear" in capsys.readouterr().err
+
+
+def test_evaluate_measures_it_beside_other_tasks(made, tmp_path):
+    root, trunks = made
+    words = ["evaluate", str(trunks[0]), "segmentation/scenes@seg_demo length.default.iterations=2"]
+    assert (
+        main([*words, "--data", str(root), "--out", str(tmp_path / "runs"), "--workers", "0"]) == 0
+    )
+    assert "segmentation/scenes/miou" in (tmp_path / "runs" / "leaderboard.csv").read_text()
+
+
+def test_one_rate_trains_on_all_of_train(made, tmp_path):
+    words = (
+        "batch_size=4",
+        "reference_batch=4",
+        "geometry.crop=64",
+        "geometry.resize=64",
+        "stride=43",
+    )
+    assert command(made, tmp_path / "run", *words, protocol="seg_dinov3") == 0
+    (chosen,) = {json.dumps(r.chosen) for r in store.read(tmp_path / "run")[0]}
+    assert json.loads(chosen) == {"lr": 0.001, "on": None, "trained_on": "train+val"}
