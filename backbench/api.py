@@ -11,6 +11,7 @@ import functools
 import hashlib
 import html
 import io
+import itertools
 import os
 import re
 import signal
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from backbench.board.board import Board, Measurement, fill
 from backbench.datasets import catalog
 from backbench.errors import EXIT_BAD_INPUT, EXIT_PREEMPTED, BadInput, Failed, Preempted, nearest
+from backbench.images import containers
 from backbench.parallel.parent import die_with_parent
 from backbench.recipes import config
 from backbench.results import store
@@ -213,7 +215,11 @@ def place_tasks(
     if all("/" in text.partition("@")[0] for text in names):
         return data, [parse_task(text) for text in names]
     folder = Path(os.path.abspath(data))  # noqa: PTH100 - links stay as they are named
-    if not folder.is_dir():
+    # The archive of a dataset stands for the folder that it would unpack to
+    ending = folder.suffix.lower()
+    if folder.is_file() and ending in itertools.chain(*containers.WHOLE.values()):
+        folder = folder.with_suffix("")
+    if not folder.is_dir() and containers.whole(folder) is None:
         what = "is a file" if folder.exists() else "no such folder"
         raise BadInput(f"--data {data}: {what}; give the folder with the images, as mine/<class>/")
     root, dataset = folder.parent, folder.name

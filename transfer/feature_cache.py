@@ -77,7 +77,7 @@ def describe(trunk: FrozenTrunk, images: str, geometry: Geometry) -> dict[str, o
 
 def file_hash(images: ImageList, index: int) -> int:
     """64 bits of a file's sha256, as a signed integer that is not UNKNOWN."""
-    digest = hashlib.sha256(contents.read(images, index)).digest()
+    digest = hashlib.sha256(images.read(index)).digest()
     return int.from_bytes(digest[:8], "little", signed=True) or 1
 
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from backbench.datasets import splits
 from backbench.datasets.row import Dataset
 from backbench.datasets.splits import Splits
-from backbench.images import contents
+from backbench.images import containers, contents
 from backbench.recipes import config, fast
 from backbench.results import kept_scores, protocol_fingerprints, store
 from backbench.results.store import Origin, Result
@@ -381,6 +381,7 @@ def row(
             "val": "held out of train" if task.splits.held_out else "official",
             contents.KEY: task.test_contents,
             "notes": list(task.splits.notes),
+            **containers.provenance(task.splits.items()),
             "trunk": trunk_facts.facts(checkpoint, task.protocol.geometry.crop),
             "pixels": {
                 **dataclasses.asdict(checkpoint.pixels),

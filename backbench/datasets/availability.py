@@ -19,7 +19,7 @@ def refuse(args: argparse.Namespace) -> None:
     if args.out is not None and args.out.exists() and not args.out.is_dir():
         raise BadInput(f"{args.out}: is a file; --out needs a folder")
     weight_files(args)
-    if not args.data.is_dir():
+    if not args.data.is_dir() and not (args.verb == "evaluate" and args.data.is_file()):
         raise BadInput(
             f"--data {args.data}: no such folder; it holds one folder per dataset "
             "(`backbench data list`)"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.resources
+import itertools
 import tomllib
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,6 +19,7 @@ from backbench.datasets import readers, splits, walk
 from backbench.datasets.row import Dataset
 from backbench.datasets.splits import Splits
 from backbench.errors import BadInput, nearest
+from backbench.images import containers
 from backbench.images.image_list import EXTENSIONS, ImageList, scan_folder
 from backbench.runs.terminal import log
 from backbench.untrusted import jsons, printable
@@ -36,13 +38,17 @@ def class_folder(name: str) -> Dataset:
 
     def read(root: Path, seed: int) -> Splits:
         base = _class_folder_base(name, root)
-        parts = {split: scan_folder(base / split) for split in _splits_of(base)}
+        parts = {split: containers.read_split(base, split) for split in _splits_of(base)}
         if "test" in parts:
             return splits.with_hold_out(parts["train"], parts["test"], parts.get("val"), seed=seed)
         if parts:
             note = f"{base} has no test folder: val is scored, and a fifth of train chooses"
             return splits.with_hold_out(parts["train"], parts["val"], seed=seed, notes=(note,))
-        everything = scan_folder(base, classes=_folders_in(base))
+        container = containers.whole(base)
+        if container is not None:
+            everything: ImageList = containers.read(container, base)
+        else:
+            everything = scan_folder(base, classes=_folders_in(base))
         # Drawn once, whatever the run's seed: all seeds and checkpoints are scored on one test list
         rest, test = splits.hold_out(everything, seed=0)
         note = (
@@ -62,8 +68,9 @@ def _folders_in(base: Path) -> list[str]:
 def _splits_of(base: Path) -> list[str]:
     """The split folders of a class folder; none where there is no split. `train` with images and
     no class folders in it is a class of that name."""
-    there = [split for split in SPLIT_FOLDERS if (base / split).is_dir()]
-    return there if any(_folders_in(base / split) for split in there) else []
+    held = containers.splits_of(base)
+    there = [split for split in SPLIT_FOLDERS if split in held or (base / split).is_dir()]
+    return there if held or any(_folders_in(base / split) for split in there) else []
 
 
 def _class_folder_base(name: str, root: Path) -> Path:
@@ -71,17 +78,24 @@ def _class_folder_base(name: str, root: Path) -> Path:
     base = root / name
     if not root.is_dir():
         raise BadInput(f"{root}: no such folder; it holds one folder per dataset")
-    if not base.is_dir():
+    contained = containers.whole(base) is not None
+    if not base.is_dir() and not contained:
+        if why := containers.refusal(base, "train"):
+            raise BadInput(why)
         hint = nearest(name, [*known(), *_folders_in(root)])
         raise BadInput(
             f"{base}: no such folder; expected {base}/train/<class>/<image>,"
             f" or a known dataset: {hint}"
         )
     expected = f"expected {base}/{{train,val,test}}/<class>/<image> or {base}/<class>/<image>"
-    folders, there = _folders_in(base), _splits_of(base)
+    folders, there = [] if contained else _folders_in(base), _splits_of(base)
+    if contained and not there:
+        return base
     if there:
         if "train" not in there or len(there) < 2:
             lacks = "test' or 'val" if "train" in there else "train"
+            if why := containers.refusal(base, "train"):
+                raise BadInput(why)
             raise BadInput(
                 f"{base}: no folder '{lacks}' beside '{there[0]}'; {expected} (without a split, a"
                 " fifth of each class is drawn for test)"
@@ -100,11 +114,13 @@ def _class_folder_base(name: str, root: Path) -> Path:
 
 def is_class_folder(base: Path) -> bool:
     """True where a folder holds splits or several classes, in whichever way."""
-    return bool(_splits_of(base)) or len(_folders_in(base)) > 1
+    return bool(_splits_of(base)) or len(_folders_in(base)) > 1 or bool(containers.whole(base))
 
 
 def _instead_of_classes(base: Path, folders: list[str]) -> str:
     """The content of a folder that has fewer than two class folders, for messages."""
+    if why := containers.refusal(base, "train"):
+        return why.partition(": ")[2]
     files = sorted(p.name for p in base.iterdir() if p.is_file())
     packed = [name for name in files if name.lower().endswith(ARCHIVES)]
     if packed:
@@ -124,14 +140,22 @@ def own_folders(root: Path) -> dict[str, str]:
     (empty: nothing that its layout tells)."""
     out: dict[str, str] = {}
     known_too = {*known(), "coco", "scenes"}
-    for name in _folders_in(root) if root.is_dir() else []:
+    names = set(_folders_in(root)) if root.is_dir() else set()
+    for ending in itertools.chain(*containers.WHOLE.values()):
+        names |= {p.name.removesuffix(ending) for p in root.glob(f"*{ending}")}
+    for name in sorted(names):
         if name in known_too:
             continue
         try:
             base = _class_folder_base(name, root)
             # Without a split, any folder of folders (runs, say) looks like one: images decide
-            classes = [base / each for each in _folders_in(base)]
-            if _splits_of(base) or all(any(map(_is_image, each.iterdir())) for each in classes):
+            contained = containers.whole(base)
+            classes = [] if contained else [base / each for each in _folders_in(base)]
+            if (
+                contained
+                or _splits_of(base)
+                or all(any(map(_is_image, each.iterdir())) for each in classes)
+            ):
                 out[name] = ""
         except BadInput as error:
             if _splits_of(root / name):
@@ -215,7 +239,7 @@ def open_split(root: Path, name: str, split: str) -> ImageList:
     with _layout_of(root / name):
         if found is not None and found.read_split is not None:
             return found.read_split(root, split)
-        return readers.folder_or_shards(root / name / split)
+        return containers.read_split(root / name, split)
 
 
 def load(name: str, root: Path, *, seed: int = 0, dense: bool = False) -> Splits:

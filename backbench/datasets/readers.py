@@ -19,7 +19,7 @@ from backbench.datasets import splits
 from backbench.datasets.row import Reader
 from backbench.datasets.splits import Splits
 from backbench.errors import BadInput
-from backbench.images import archives
+from backbench.images import archives, containers
 from backbench.images.dense import IGNORED, DenseList
 from backbench.images.image_list import ArrayList, ImageList, scan_folder
 from backbench.untrusted import opening, printable
@@ -141,12 +141,16 @@ def stl10(base: Path, seed: int) -> Splits:
 
 
 def places365(base: Path, seed: int) -> Splits:
-    """Places365-Standard; the official val is the test split. The
-    256-pixel images where they are there."""
+    """Places365-Standard, in folders or in its owner's tar files; the official val is the test split.
+    The 256-pixel images where they are there."""
     from torchvision.datasets import Places365
 
-    small = (base / "data_256_standard").is_dir()
-    if not small and not (base / "data_large_standard").is_dir():
+    def tar(size: str) -> Path:
+        return base / f"train_{size}_places365standard.tar"
+
+    small = (base / "data_256_standard").is_dir() or tar("256").exists()
+    size = "256" if small else "large"
+    if not small and not (base / "data_large_standard").is_dir() and not tar(size).exists():
         raise BadInput(
             f"{base}: no data_256_standard or data_large_standard;"
             " get train_256_places365standard.tar"
@@ -154,7 +158,14 @@ def places365(base: Path, seed: int) -> Splits:
 
     def part(split: str) -> ImageList:
         d = _torchvision(Places365, base, split, small=small)
-        return _listed(base, [file for file, _ in d.imgs], d.targets, d.classes)
+        images = _listed(base, [file for file, _ in d.imgs], d.targets, d.classes)
+        folder = images.paths[0].partition("/")[0]
+        if (base / folder).is_dir():
+            return images
+        # torchvision's folder is data_256_standard, the archive's data_256
+        archive = base / f"val_{size}.tar" if split == "val" else tar(size)
+        names = [path.partition("/")[2] for path in images.paths]
+        return containers.held(images, archive, names, [folder.removesuffix("_standard")])
 
     note = "256-pixel images" if small else "large images"
     train, test = part("train-standard"), part("val")
@@ -316,16 +327,18 @@ def class_list(name: str) -> list[str]:
 
 
 def _synsets(folder: Path, classes: Sequence[str], seed: int) -> Splits:
-    """FOLDER/{train,val}/<synset>/*.JPEG; the official val is the test split."""
-    # The archives of ImageNet's val unpack flat; that is the usual mistake.
+    """FOLDER/{train,val}/<synset>/*.JPEG, or containers; the official val is the test split."""
+    every = class_list("imagenet")
     for part in ("train", "val"):
-        if not any(p.is_dir() for p in (folder / part).iterdir()):
+        # The archives of ImageNet's val unpack flat; that is the usual mistake.
+        contained = containers.find(folder, part) is not None
+        if not contained and not any(p.is_dir() for p in (folder / part).iterdir()):
             raise BadInput(
                 f"{folder / part}: images lie in no class folders;"
                 f" sort them as {part}/<synset>/*.JPEG"
             )
-    train = scan_folder(folder / "train", classes=classes)
-    test = scan_folder(folder / "val", classes=classes)
+    train = containers.read_split(folder, "train", classes=classes, every=every)
+    test = containers.read_split(folder, "val", classes=classes, every=every)
     return splits.with_hold_out(train, test, seed=seed)
 
 
@@ -442,10 +455,12 @@ def imagenet100_split(root: Path, split: str) -> ImageList:
     folder = root / "imagenet100"
     if not folder.is_dir():
         folder = root / "imagenet"
-    return folder_or_shards(folder / split, classes=class_list("imagenet100"))
+    every = class_list("imagenet")
+    return containers.read_split(folder, split, classes=class_list("imagenet100"), every=every)
 
 
-def folder_or_shards(folder: Path, *, classes: Sequence[str] | None = None) -> ImageList:
-    """FOLDER/*.tar in WebDataset's layout where there are any, FOLDER/<class>/<image> otherwise."""
-    shards = sorted(folder.glob("*.tar"))
-    return archives.scan_shards(shards) if shards else scan_folder(folder, classes=classes)
+def imagenet_split(root: Path, split: str) -> ImageList:
+    """A class folder as it is, a subset too; containers count the synsets."""
+    folder, every = root / "imagenet", class_list("imagenet")
+    inside = containers.find(folder, split) is not None
+    return containers.read_split(folder, split, classes=every if inside else None, every=every)

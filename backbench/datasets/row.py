@@ -9,6 +9,7 @@ from typing import Literal
 
 from backbench.datasets.splits import Splits
 from backbench.errors import BadInput
+from backbench.images import containers
 from backbench.images.image_list import ImageList
 
 Metric = Literal["top1", "mean_per_class", "miou"]  # miou: its images have label maps
@@ -52,10 +53,17 @@ class Dataset:
             return root
         folders = [root / folder for folder in self.folders or (self.name, ".")]
         for base in folders:
-            if all((base / need).exists() for need in self.needs):
+            if all((base / need).exists() or _contained(base, need) for need in self.needs):
                 return base
         # It is said of the first folder, since that is where it belongs.
+        for need in self.needs:
+            if need in containers.WORDS and (why := containers.refusal(folders[0], need)):
+                raise BadInput(f"{self.name}: {why}")
         missing = next(need for need in self.needs if not (folders[0] / need).exists())
         raise BadInput(
             f"{self.name}: {folders[0] / missing} is missing; get {self.get} and unpack it there"
         )
+
+
+def _contained(base: Path, need: str) -> bool:
+    return need in containers.WORDS and containers.find(base, need) is not None

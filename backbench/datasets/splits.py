@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from backbench.errors import BadInput
+from backbench.images import archives
 from backbench.images.dense import DenseList
 from backbench.images.image_list import ArrayList, ImageList
 from backbench.runs import atomic
@@ -69,7 +70,9 @@ def concatenate(a: ImageList, b: ImageList) -> ImageList:
     for part in (a, b):
         below = "" if part.root == root else f"{part.root.relative_to(root).as_posix()}/"
         paths += [below + path for path in part.paths]
-    return ImageList(root, tuple(paths), a.labels + b.labels, a.classes)
+    if type(a) is type(b) is ImageList:
+        return ImageList(root, tuple(paths), a.labels + b.labels, a.classes)
+    return archives.Joined.of((a, b), root=root, paths=paths)
 
 
 def ranked(images: ImageList, seed: int) -> dict[int, list[int]]:

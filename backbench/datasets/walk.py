@@ -4,19 +4,16 @@ or by content. Each file costs one system call."""
 from __future__ import annotations
 
 import hashlib
-import os
-import stat
 from array import array
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 from backbench.datasets.splits import Splits
 from backbench.errors import BadInput
 from backbench.images.image_list import ArrayList, ImageList
 from backbench.runs.run_progress import QUIET_SECONDS, Progress
 
-Sizes = Mapping[str, "array[int]"]  # by split, bytes of its files in their order; without arrays
+Sizes = Mapping[str, "array[int]"]  # by split, bytes of its images in their order
 AT_ONCE = 1000  # files between two looks at the clock
 
 
@@ -27,24 +24,19 @@ def look(dataset: str, splits: Splits) -> Sizes:
         None, total, f"{dataset}: looking for files", unit="file", after=QUIET_SECONDS
     )
     home: dict[str, str] = {}  # file -> the split that has it
-    folders: dict[str, str] = {}  # folder -> what it really is
     sizes: dict[str, array[int]] = {}
     for name, images in splits.items():
-        if isinstance(images, ArrayList):
-            for path in images.paths:
-                _settle(dataset, home, f"{images.root}::{path}", name, path)
-            progress.advance(len(images))
-            continue
         sizes[name] = array("q")
         missing: list[int] = []
-        for index, path in enumerate(images.paths):
-            file = f"{images.root}/{path}"
-            about = _regular(file)
-            if about is None:
+        for index, (path, found) in enumerate(zip(images.paths, images.homes())):
+            if found is None:
                 missing.append(index)
                 continue
-            _settle(dataset, home, _real(file, about, folders), name, path)
-            size = os.stat(file).st_size if stat.S_ISLNK(about.st_mode) else about.st_size  # noqa: PTH116
+            key, size = found
+            if home.setdefault(key, name) != name:
+                raise BadInput(
+                    f"{dataset}: {path} is in {home[key]} and in {name}; remove it from one of them"
+                )
             sizes[name].append(size)
             if index % AT_ONCE == AT_ONCE - 1:
                 progress.advance(AT_ONCE)
@@ -55,34 +47,6 @@ def look(dataset: str, splits: Splits) -> Sizes:
             )
         progress.advance(len(images) % AT_ONCE)
     return sizes
-
-
-def _settle(dataset: str, home: dict[str, str], key: str, name: str, path: str) -> None:
-    if home.setdefault(key, name) != name:
-        raise BadInput(
-            f"{dataset}: {path} is in {home[key]} and in {name}; remove it from one of them"
-        )
-
-
-def _regular(file: str) -> os.stat_result | None:
-    """Return lstat of a file or of a link to one; None if there is neither."""
-    try:
-        about = os.lstat(file)
-    except OSError:
-        return None
-    if stat.S_ISLNK(about.st_mode):
-        return about if os.path.isfile(file) else None  # noqa: PTH113 - names of any length
-    return about if stat.S_ISREG(about.st_mode) else None
-
-
-def _real(file: str, about: os.stat_result, folders: dict[str, str]) -> str:
-    """The file that `file` leads to. Links of a folder are followed once for all of its files."""
-    if stat.S_ISLNK(about.st_mode):
-        return os.path.realpath(file)
-    folder, _, name = file.rpartition("/")
-    if folder not in folders:
-        folders[folder] = os.path.realpath(folder)
-    return f"{folders[folder]}/{name}"
 
 
 def refuse_shared(dataset: str, splits: Splits, sizes: Sizes) -> None:
@@ -132,24 +96,20 @@ def _alike(
     mine: list[int],
     b: ImageList,
     others: list[int],
-    key: Callable[[Path], bytes],
+    key: Callable[[ImageList, int], bytes],
 ) -> list[tuple[list[int], list[int]]]:
     """`mine` of a and `others` of b in groups of files with one key, where both sides have some."""
     groups: dict[bytes, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
     for i in mine:
-        groups[key(a.file(i))][0].append(i)
+        groups[key(a, i)][0].append(i)
     for j in others:
-        groups[key(b.file(j))][1].append(j)
+        groups[key(b, j)][1].append(j)
     return [group for group in groups.values() if all(group)]
 
 
-def _ends(path: Path, size: int = 4096) -> bytes:
-    with path.open("rb") as file:
-        head = file.read(size)
-        file.seek(max(0, path.stat().st_size - size))
-        return hashlib.sha256(head + file.read(size)).digest()
+def _ends(images: ImageList, index: int) -> bytes:
+    return hashlib.sha256(images.ends(index)).digest()
 
 
-def _digest(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").digest()
+def _digest(images: ImageList, index: int) -> bytes:
+    return hashlib.sha256(images.read(index)).digest()

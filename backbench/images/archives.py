@@ -1,34 +1,24 @@
-"""Image sets that are not folders of files: CIFAR's pickles, STL-10's binary files, tar shards.
+"""Image sets that are not files: CIFAR's pickles, STL-10's binary files, lists behind one another.
 
 Nothing is executed.
 """
 
 from __future__ import annotations
 
-import os
-import tarfile
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from backbench.errors import BadInput, nearest
-from backbench.images.image_list import (
-    EXTENSIONS,
-    ArrayList,
-    ImageList,
-    decode_array,
-    decode_bytes,
-    taken,
-)
-from backbench.untrusted import jsons, opening, pickles, printable
+from backbench.images.image_list import ArrayList, ImageList, Stamp, taken
+from backbench.untrusted import opening, pickles
 
 if TYPE_CHECKING:
     import numpy as np
     from PIL import Image
 
 CIFAR_FOLDERS = {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python"}
-MOST_CLASSES = 1_000_000  # in shards, where labels alone say how many there are
 STL10_SPLITS = ("train", "unlabeled", "train+unlabeled", "test")
 
 
@@ -148,17 +138,25 @@ class Joined(ImageList):
     where: tuple[tuple[int, int], ...]  # of each image: the part, and its place there
 
     @staticmethod
-    def of(parts: Sequence[ImageList]) -> Joined:
-        paths: list[str] = []
+    def of(
+        parts: Sequence[ImageList], *, root: Path | None = None, paths: Sequence[str] | None = None
+    ) -> Joined:
+        """The lists, by default under the root of the first and their own paths."""
+        own: list[str] = []
         labels: list[int] = []
         where: list[tuple[int, int]] = []
         for number, part in enumerate(parts):
-            paths += part.paths
+            own += part.paths
             labels += part.labels
             where += [(number, place) for place in range(len(part))]
         first = parts[0]
         return Joined(
-            first.root, tuple(paths), tuple(labels), first.classes, tuple(parts), tuple(where)
+            root or first.root,
+            tuple(own if paths is None else paths),
+            tuple(labels),
+            first.classes,
+            tuple(parts),
+            tuple(where),
         )
 
     def open(self, index: int) -> Image.Image:
@@ -169,111 +167,23 @@ class Joined(ImageList):
         part, place = self.where[index]
         return self.parts[part].array(place)
 
+    def read(self, index: int) -> bytes:
+        part, place = self.where[index]
+        return self.parts[part].read(place)
+
+    def ends(self, index: int, size: int = 4096) -> bytes:
+        part, place = self.where[index]
+        return self.parts[part].ends(place, size)
+
+    def stamps(self) -> Iterator[Stamp]:
+        stamps = [list(part.stamps()) for part in self.parts]
+        for part, place in self.where:
+            yield stamps[part][place]
+
+    def homes(self) -> Iterator[tuple[str, int] | None]:
+        homes = [list(part.homes()) for part in self.parts]
+        for part, place in self.where:
+            yield homes[part][place]
+
     def subset(self, indices: Sequence[int]) -> Self:
         return replace(super().subset(indices), where=taken(self.where, indices))
-
-
-@dataclass(frozen=True)
-class ShardList(ImageList):
-    """Images inside uncompressed tar files, each read in place, in any order:
-    SHARD.tar/<key>.<image extension>."""
-
-    spans: tuple[tuple[str, int, int], ...]  # of each image: shard, first byte, number of bytes
-    _open: dict[str, int] = field(default_factory=dict, compare=False, repr=False)
-
-    def read(self, index: int) -> bytes:
-        shard, start, size = self.spans[index]
-        try:
-            if shard not in self._open:
-                self._open[shard] = os.open(self.root / shard, os.O_RDONLY)
-            data = os.pread(self._open[shard], size, start)
-        except OSError as error:
-            raise BadInput(f"{self.root / shard}: not readable ({error.strerror})") from None
-        if len(data) != size:
-            raise BadInput(f"{self.file(index)}: the shard ends in the middle of this image")
-        return data
-
-    def open(self, index: int) -> Image.Image:
-        return decode_bytes(self.read(index), self.file(index))
-
-    def array(self, index: int) -> np.ndarray:
-        return decode_array(self.read(index), self.file(index))
-
-    def subset(self, indices: Sequence[int]) -> Self:
-        return replace(super().subset(indices), spans=taken(self.spans, indices))
-
-
-Span = tuple[int, int]  # first byte and number of bytes of a member of a tar file
-
-
-def scan_shards(shards: Sequence[Path]) -> ShardList:
-    """WebDataset's layout: members `<key>.jpg` with `<key>.cls` (a number) or `<key>.json`
-    ({"label": number}) beside them; images without either have label -1. Only the headers are read,
-    members are never unpacked."""
-    root = shards[0].parent
-    paths: list[str] = []
-    labels: list[int] = []
-    spans: list[tuple[str, int, int]] = []
-    for shard in shards:
-        samples = _samples(shard)
-        with opening.open_regular(shard) as file:
-            for key, parts in samples.items():
-                images = [e for e in parts if f".{e}" in EXTENSIONS]
-                if not images:
-                    continue
-                paths.append(f"{shard.name}/{key.lstrip('/')}.{images[0]}")
-                spans.append((shard.name, *parts[images[0]]))
-                labels.append(_label(file, parts, shard, key))
-    if not paths:
-        raise BadInput(
-            f"{root}: no images in {len(shards)} tar shards; expected members <key>.jpg and <key>.cls"
-        )
-    classes = tuple(str(i) for i in range(max(labels) + 1))
-    return ShardList(root, tuple(paths), tuple(labels), classes, tuple(spans))
-
-
-def _samples(shard: Path) -> dict[str, dict[str, Span]]:
-    """key -> extension -> where it lies in the shard, in the order of the members."""
-    samples: dict[str, dict[str, Span]] = {}
-    try:
-        with opening.open_regular(shard) as raw, tarfile.open(fileobj=raw, mode="r:") as tar:
-            for member in tar:
-                folder, _, base = member.name.rpartition("/")
-                # WebDataset: the key ends at the first dot
-                key, _, extension = base.partition(".")
-                if member.isfile() and not member.issparse() and key:
-                    parts = samples.setdefault(f"{folder}/{key}", {})
-                    parts[extension.lower()] = (member.offset_data, member.size)
-            # It ends with a block of zeros; without it tarfile takes a cut file for a short one
-            raw.seek(tar.offset)
-            whole = raw.read(512) == bytes(512)
-    except Exception as error:  # tarfile's own errors, and whatever a crafted header makes of it
-        said = printable.shown(" ".join(str(error).split()), 100)
-        raise BadInput(f"{shard}: not readable as an uncompressed tar file ({said})") from None
-    if not whole:
-        raise BadInput(
-            f"{shard}: the tar file is cut short (no end mark after {len(samples)} samples)"
-        )
-    for key, parts in samples.items():
-        if found := printable.control_in(key + "".join(parts)):
-            raise BadInput(f"{shard}: a member's name holds the control character {found}")
-    return samples
-
-
-def _label(file: BinaryIO, parts: dict[str, Span], shard: Path, key: str) -> int:
-    for extension in ("cls", "json"):
-        if extension not in parts:
-            continue
-        start, size = parts[extension]
-        file.seek(start)
-        try:
-            value = jsons.decode(file.read(min(size, opening.MEGABYTE)))
-            label = value if extension == "cls" else value.get("label", value.get("cls", -1))
-            if type(label) is int and -1 <= label < MOST_CLASSES:
-                return label
-        except (ValueError, AttributeError):
-            pass
-        raise BadInput(
-            f"{shard}: the label in {key}.{extension} is not a whole number below {MOST_CLASSES}"
-        )
-    return -1

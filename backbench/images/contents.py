@@ -10,13 +10,11 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import hashlib
-import os
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from backbench.errors import BadInput
-from backbench.images import image_list
 from backbench.images.image_list import ArrayList, ImageList
 from backbench.runs import atomic, seeding
 from backbench.runs.folder import cache_folder
@@ -47,19 +45,13 @@ def named(images: ImageList) -> Named:
     if isinstance(images, ArrayList):
         sha.update(images.pixels.tobytes())
         return Named(sha.hexdigest(), [0] * len(images), [0] * len(images))
-    about: list[os.stat_result] = []
-    for path in images.paths:
-        file = f"{images.root}/{path}"
-        try:
-            about.append(os.stat(file))  # noqa: PTH116 - a Path for each of a million takes longer
-        except FileNotFoundError:
-            raise BadInput(f"{file}: no such image file") from None
-    sha.update("".join(f"\n{each.st_size}" for each in about).encode())
+    about = list(images.stamps())
+    sha.update("".join(f"\n{each.size}" for each in about).encode())
     sha.update(sample(images).encode())
     return Named(
         sha.hexdigest(),
-        [each.st_ino & _SIGNED for each in about],
-        [each.st_ctime_ns for each in about],
+        [each.inode & _SIGNED for each in about],
+        [each.changed for each in about],
     )
 
 
@@ -68,7 +60,7 @@ def sample(images: ImageList) -> str:
     sha = hashlib.sha256()
     for i in chosen(len(images), SAMPLE):
         with contextlib.suppress(BadInput):  # who needs it will say so
-            sha.update(hashlib.sha256(read(images, i)).digest())
+            sha.update(hashlib.sha256(images.read(i)).digest())
     return sha.hexdigest()[:16]
 
 
@@ -82,9 +74,9 @@ def whole(images: ImageList) -> str:
         return hashlib.sha256(images.pixels.tobytes()).hexdigest()[:16]
     # 1. The same files as before?
     about = hashlib.sha256()
-    for path in images.paths:
-        stat = os.stat(images.root / path)  # noqa: PTH116 - as in `named`
-        about.update(f"{path}\n{stat.st_size} {stat.st_ino} {stat.st_ctime_ns}\n".encode())
+    for path, stamp in zip(images.paths, images.stamps()):
+        line = f"{path}\n{stamp.size} {stamp.inode} {stamp.changed}\n"
+        about.update(line.encode(errors="surrogateescape"))
     known = cache_folder() / "contents" / about.hexdigest()[:32]
     with contextlib.suppress(OSError):
         digest = known.read_text()
@@ -93,7 +85,7 @@ def whole(images: ImageList) -> str:
     # 2. Each file's own digest, in the order of the list
     sha = hashlib.sha256()
     with concurrent.futures.ThreadPoolExecutor(READERS) as pool:
-        for one in pool.map(lambda i: hashlib.sha256(read(images, i)).digest(), range(len(images))):
+        for one in pool.map(lambda i: hashlib.sha256(images.read(i)).digest(), range(len(images))):
             sha.update(one)
     digest = sha.hexdigest()[:16]
     with contextlib.suppress(OSError):  # what cannot be kept is read again
@@ -112,10 +104,3 @@ def chosen(count: int, most: int) -> list[int]:
 
     order = torch.randperm(count, generator=seeding.generator(0, "contents", count))
     return sorted(order[:most].tolist())
-
-
-def read(images: ImageList, index: int) -> bytes:
-    """A file's bytes, or the pixels of a row of an array. BadInput that names a missing file."""
-    if isinstance(images, ArrayList):
-        return images.pixels[index].tobytes()
-    return image_list.contents(images.file(index))

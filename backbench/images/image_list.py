@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Self, TypeVar
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Self, TypeVar
 
 from backbench.errors import BadInput
 from backbench.runs.run_progress import QUIET_SECONDS, Progress
@@ -112,6 +113,14 @@ def taken(values: Sequence[T], indices: Sequence[int]) -> tuple[T, ...]:
     return tuple(values[i] for i in indices)
 
 
+class Stamp(NamedTuple):
+    """An image's size, and what tells that the file which holds it is as it was."""
+
+    size: int  # bytes of the image
+    inode: int
+    changed: int  # ctime of the file, ns
+
+
 @dataclass(frozen=True)
 class ImageList:
     """Files and labels in a fixed order. `label` -1 means unlabelled; `classes` are names in label
@@ -134,12 +143,67 @@ class ImageList:
 
     def array(self, index: int) -> np.ndarray:
         """Image `index` as uint8 RGB (H, W, 3), the fast way."""
-        path = self.file(index)
-        return decode_array(contents(path), path)
+        return decode_array(self.read(index), self.file(index))
+
+    def read(self, index: int) -> bytes:
+        """The bytes of image `index`. BadInput that names one that is missing or cut short."""
+        return contents(self.file(index))
+
+    def ends(self, index: int, size: int = 4096) -> bytes:
+        """The first and the last `size` bytes of an image, without the rest where that is cheap."""
+        with opening.open_regular(self.file(index)) as file:
+            head = file.read(size)
+            file.seek(max(0, os.fstat(file.fileno()).st_size - size))
+            return head + file.read(size)
+
+    def stamps(self) -> Iterator[Stamp]:
+        """Yield the stamp of every image, in order: one stat per file."""
+        for path in self.paths:
+            file = f"{self.root}/{path}"
+            try:
+                about = os.stat(file)  # noqa: PTH116 - a Path for each of a million takes longer
+            except FileNotFoundError:
+                raise BadInput(f"{file}: no such image file") from None
+            yield Stamp(about.st_size, about.st_ino, about.st_ctime_ns)
+
+    def homes(self) -> Iterator[tuple[str, int] | None]:
+        """Yield where each image really lies, links followed, and its size; None where there is no
+        such file."""
+        folders: dict[str, str] = {}  # folder -> what it really is
+        for path in self.paths:
+            file = f"{self.root}/{path}"
+            about = _regular(file)
+            if about is None:
+                yield None
+                continue
+            link = stat.S_ISLNK(about.st_mode)
+            size = os.stat(file).st_size if link else about.st_size  # noqa: PTH116
+            yield _real(file, about, folders), size
 
     def subset(self, indices: Sequence[int]) -> Self:
         """The images at `indices`, in that order."""
         return replace(self, paths=taken(self.paths, indices), labels=taken(self.labels, indices))
+
+
+def _regular(file: str) -> os.stat_result | None:
+    """Return lstat of a file or of a link to one; None if there is neither."""
+    try:
+        about = os.lstat(file)
+    except OSError:
+        return None
+    if stat.S_ISLNK(about.st_mode):
+        return about if os.path.isfile(file) else None  # noqa: PTH113 - names of any length
+    return about if stat.S_ISREG(about.st_mode) else None
+
+
+def _real(file: str, about: os.stat_result, folders: dict[str, str]) -> str:
+    """The file that `file` leads to. Links of a folder are followed once for all of its files."""
+    if stat.S_ISLNK(about.st_mode):
+        return os.path.realpath(file)
+    folder, _, name = file.rpartition("/")
+    if folder not in folders:
+        folders[folder] = os.path.realpath(folder)
+    return f"{folders[folder]}/{name}"
 
 
 @dataclass(frozen=True)
@@ -157,6 +221,19 @@ class ArrayList(ImageList):
         import numpy as np
 
         return np.ascontiguousarray(self.pixels[index])
+
+    def read(self, index: int) -> bytes:
+        """The pixels of a row."""
+        return self.pixels[index].tobytes()
+
+    def stamps(self) -> Iterator[Stamp]:
+        """Yield nothing that tells a change: the pixels are in memory."""
+        yield from [Stamp(0, 0, 0)] * len(self)
+
+    def homes(self) -> Iterator[tuple[str, int]]:
+        """Yield the name of each row."""
+        for path in self.paths:
+            yield f"{self.root}::{path}", 0
 
     def subset(self, indices: Sequence[int]) -> Self:
         return replace(super().subset(indices), pixels=self.pixels[list(indices)])
@@ -176,11 +253,7 @@ def scan_folder(root: str | Path, *, classes: Sequence[str] | None = None) -> Im
         classes = sorted(p.name for p in root.iterdir() if p.is_dir())
     missing = [name for name in classes if not (root / name).is_dir()]
     if missing:
-        many = f"; is {root} a subset? Under a name of its own it is a class folder like any other"
-        raise BadInput(
-            f"{root}: {len(missing)} of {len(classes)} class folders are missing,"
-            f" '{missing[0]}' first{many if len(missing) > 1 else ''}"
-        )
+        raise BadInput(missing_classes(root, missing, len(classes)))
     paths: list[str] = []
     labels: list[int] = []
     progress = Progress(None, len(classes), f"{root}: listing", unit="folder", after=QUIET_SECONDS)
@@ -189,8 +262,8 @@ def scan_folder(root: str | Path, *, classes: Sequence[str] | None = None) -> Im
     for label, name in enumerate(classes):
         found = sorted(
             file[begin:]
-            for file in walking.names(root / name, never_folders=_is_image)
-            if _is_image(file)
+            for file in walking.names(root / name, never_folders=is_image)
+            if is_image(file)
         )
         if not found:
             raise BadInput(f"{root / name}: class folder without images ({', '.join(EXTENSIONS)})")
@@ -198,13 +271,22 @@ def scan_folder(root: str | Path, *, classes: Sequence[str] | None = None) -> Im
         labels += [label] * len(found)
         progress.advance()
     if not classes:
-        paths = sorted(p.name for p in root.iterdir() if _is_image(p.name))
+        paths = sorted(p.name for p in root.iterdir() if is_image(p.name))
         labels = [-1] * len(paths)
     if not paths:
         raise BadInput(
             f"{root}: no images found; expected {root}/<class>/<image> ({', '.join(EXTENSIONS)})"
         )
     return ImageList(root, tuple(paths), tuple(labels), tuple(classes))
+
+
+def missing_classes(root: Path, missing: Sequence[str], count: int) -> str:
+    """The line for class folders that a data set of `count` classes lacks."""
+    many = f"; is {root} a subset? Under a name of its own it is a class folder like any other"
+    return (
+        f"{root}: {len(missing)} of {count} class folders are missing, '{missing[0]}' first"
+        f"{many if len(missing) > 1 else ''}"
+    )
 
 
 def ignored(root: Path) -> list[str]:
@@ -214,13 +296,13 @@ def ignored(root: Path) -> list[str]:
     out = []
     for path in sorted(root.rglob("*")):
         beside = folders and path.parent == root
-        odd = beside or not _is_image(path.name)
+        odd = beside or not is_image(path.name)
         if path.is_file() and not path.name.startswith(".") and odd:
             out.append(path.relative_to(root).as_posix())
     return out
 
 
-def _is_image(path: str) -> bool:
+def is_image(path: str) -> bool:
     # "._1.png" is what a Mac leaves beside 1.png
     name = path.rpartition("/")[2]
     return name.lower().endswith(EXTENSIONS) and not name.startswith(".")

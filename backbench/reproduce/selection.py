@@ -53,6 +53,7 @@ class PublicFile:
     digest_page: str | None = None
     method: str | None = None
     encoder: str | None = None
+    reading: str | None = None  # of a vision transformer
     epochs: int | None = None
     rows: tuple[str, ...] = ()
     numbers: tuple[Any, ...] = ()  # PrintedBeside

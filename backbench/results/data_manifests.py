@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from backbench.datasets.catalog import DATASETS
-from backbench.images import contents
+from backbench.images import containers, contents
 from backbench.recipes import fast
 from backbench.results.protocol_fingerprints import digest
 from backbench.results.result_line import Result
@@ -29,7 +29,7 @@ MANNER = ("bank", "labelled_from", "temperature", "shots", "evaluator")
 _OUTCOMES = {"predictions", "per_class", "per_category", "confusion", "notes", "draws", "command"}
 _OUTCOMES |= {"trunk_sha256", "trunk_unchanged", "checkpoint", "published", "about", "space"}
 _OUTCOMES |= {"scores", "head_sha256", "temperature_from"}
-_OUTCOMES |= {fast.PRETRAINING, contents.KEY}
+_OUTCOMES |= {fast.PRETRAINING, contents.KEY, containers.KEY}
 _CHOSEN = {"lr", "lr_used", "trunk_lr_used", "l2", "at_edge", "converged", "gradient", "scores"}
 
 

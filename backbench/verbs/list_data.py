@@ -12,9 +12,10 @@ from backbench.datasets import catalog, copies, detection_check, splits
 from backbench.datasets.copies import Look
 from backbench.datasets.splits import Splits
 from backbench.errors import BadInput
-from backbench.images import image_list
+from backbench.images import containers, image_list
 from backbench.images.dense import DenseList
 from backbench.images.image_list import ImageList
+from backbench.images.spans import SpanList
 from backbench.recipes import config
 from backbench.runs import atomic
 from backbench.runs.terminal import log
@@ -65,6 +66,7 @@ def _list(root: Path) -> list[dict[str, object]]:
         listed.append(fields)
         sizes = (size(row.classes), size(train), size(val) if val else "held", size(test))
         print(line.format(row.name, *sizes, row.metric, where, row.licence))
+        fields["container"] = _container(row.base(root)) if where == "found" else ""
         if wrong:
             print(f"{'':<12} {wrong}")
         if where == "missing":
@@ -81,9 +83,18 @@ def _list(root: Path) -> list[dict[str, object]]:
         count = len(found.train.classes)
         listed.append({"name": name, "classes": count, "images": counts, "on_disk": "found"})
         print(line.format(name, count, *counts, "top1", "found", "your own"))
+        listed[-1]["container"] = _container(root / name)
     print("Any other name is a class folder: ROOT/NAME/{train,val,test}/<class>/<image>, or")
     print("ROOT/NAME/<class>/<image>, of which a fifth is drawn for test.")
     return listed
+
+
+def _container(base: Path) -> str:
+    """Print and return the containers of a dataset; nothing for folders."""
+    said = containers.described(base)
+    if said:
+        print(f"{'':<12} found: {said}")
+    return said
 
 
 # data check
@@ -126,7 +137,8 @@ def _ignored(base: Path) -> list[str]:
     """A line per split with files that no evaluation looks at."""
     out = []
     for split in ("train", "val", "test"):
-        left = image_list.ignored(base / split) if (base / split).is_dir() else []
+        folder = (base / split).is_dir() and containers.find(base, split) is None
+        left = image_list.ignored(base / split) if folder else []
         if left:
             kinds = Counter(Path(name).suffix.lower() or "without a suffix" for name in left)
             counts = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
@@ -142,6 +154,8 @@ def _content_problems(name: str, found: Splits) -> list[str]:
     by_name = dict(found.items())
     for which, images in found.items():
         print(f"{name} {which}: {len(images)} images, sha256 of the list {splits.digest(images)}")
+        if isinstance(images, SpanList):
+            print(f"{name} {which}: {images.described}")
         problems += _list_problems(which, images)
         looks[which], unreadable = _read_all(images)
         contents = {}

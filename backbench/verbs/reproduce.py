@@ -139,6 +139,7 @@ def _import_files(args: argparse.Namespace, files: Mapping[str, FoundFile]) -> d
             name=name,
             method=about.method,
             encoder=about.encoder,
+            reading=about.reading,
             epochs=about.epochs,
             published=about.rows or None,
         )

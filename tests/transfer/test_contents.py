@@ -12,8 +12,8 @@ from PIL import Image
 from support.extraction import checkpoint, extractor
 
 from backbench.errors import Preempted
-from backbench.images import contents
-from backbench.images.image_list import scan_folder
+from backbench.images import contents, image_list
+from backbench.images.image_list import ImageList, scan_folder
 from backbench.runs.state import StopFlag
 from transfer import feature_cache
 from transfer.feature_cache import FeatureCache
@@ -33,7 +33,7 @@ def test_the_whole_list_is_read_once_and_tells_two_exchanged_pictures(images, mo
     unseen = [i for i in range(10) if i not in contents.chosen(10, 2)]
     a, b = (images.file(i) for i in unseen[:2])
     before, sampled = contents.whole(images), contents.sample(images)
-    monkeypatch.setattr(contents, "read", None)  # nothing is read again
+    monkeypatch.setattr(ImageList, "read", None)  # nothing is read again
     assert contents.whole(images) == before
     monkeypatch.undo()
     first, second = a.read_bytes(), b.read_bytes()
@@ -88,16 +88,16 @@ def test_what_a_hit_reads(tmp_path, monkeypatch):
     images = scan_folder(tmp_path / "data")
     monkeypatch.setattr(contents, "SAMPLE", 5)
     counts = {"read": 0, "stat": 0}
-    read = contents.read
+    read = ImageList.read
     monkeypatch.setattr(
-        contents, "read", lambda *a: counts.update(read=counts["read"] + 1) or read(*a)
+        ImageList, "read", lambda *a: counts.update(read=counts["read"] + 1) or read(*a)
     )
 
     def counted_stat(file):
         counts["stat"] += 1
         return Path(file).stat()
 
-    monkeypatch.setattr(contents, "os", SimpleNamespace(stat=counted_stat))
+    monkeypatch.setattr(image_list, "os", SimpleNamespace(**{**vars(os), "stat": counted_stat}))
     named = contents.named(images)
     assert counts == {"read": 5, "stat": 2000}
     seen = feature_cache.not_yet_seen(named)

@@ -80,9 +80,9 @@ def test_files_of_one_size_are_read_once_and_only_they(three, monkeypatch):
     read = Counter()
     ends = walk._ends
 
-    def counted(path):
-        read[path] += 1
-        return ends(path)
+    def counted(images, index):
+        read[images.file(index)] += 1
+        return ends(images, index)
 
     monkeypatch.setattr(walk, "_ends", counted)
     three.train.file(0).write_bytes(b"of another size")
@@ -106,7 +106,7 @@ def test_every_file_is_asked_once(three, monkeypatch):
         asked[str(path)] += 1
         return lstat(path, *args, **kwargs)
 
-    monkeypatch.setattr(walk.os, "lstat", counted)
+    monkeypatch.setattr(os, "lstat", counted)
     walk.look("x", three)
     for _, images in three.items():
         assert {asked[str(images.file(i))] for i in range(len(images))} == {1}

@@ -227,7 +227,7 @@ WRONG = [
     ("evaluate notes.txt --data mine --out runs", "notes.txt: "),
     (EVALUATE.format("", "nowhere"), "--data nowhere: no such folder; give the folder with the im"),
     (EVALUATE.format("", "notes.txt"), "--data notes.txt: is a file"),
-    (EVALUATE.format("", "packed"), "packed: holds the archive photos.zip, which must be unpacked"),
+    (EVALUATE.format("", "packed"), "photos.zip: not readable as a zip file"),
     (EVALUATE.format("", "flat"), "flat: 1 images lie in no class folder (1.png first); expected"),
     (EVALUATE.format("", "bare"), "bare: no class folders in it; expected"),
     (EVALUATE.format("", "single"), "single: one class folder alone, 'a'; expected"),

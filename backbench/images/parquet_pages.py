@@ -1,0 +1,270 @@
+"""Where the values of a Parquet file's binary column lie, page by page. pyarrow does not say it.
+
+Page headers are Thrift's compact protocol (parquet-format: parquet.thrift). Snappy's encoder works in
+independent blocks of 64 KiB of output (snappy: format_description.txt), so that an image costs the
+blocks that it lies in and not its whole page.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from backbench.images.spans import CODECS, LARGEST_IMAGE
+
+BLOCK = 1 << 16  # bytes of output of Snappy's encoder
+HEADER = 1 << 20  # bytes of a page's header at most; it may hold two values as statistics
+DEEPEST, MOST_ITEMS = 8, 10_000  # of Thrift's structs and lists
+PLAIN, PLAIN_DICTIONARY, RLE_DICTIONARY = 0, 2, 8
+DATA, DICTIONARY, DATA_V2 = 0, 2, 3
+Span = tuple[int, int, int, int, int, int]  # spans.SPAN without its file
+
+
+class _Thrift:
+    """A bounded reader of structs; ValueError or IndexError for what is none."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data, self.at = data, 0
+
+    def varint(self) -> int:
+        value = shift = 0
+        while shift < 70:
+            byte = self.data[self.at]
+            self.at += 1
+            value |= (byte & 127) << shift
+            if byte < 128:
+                return value
+            shift += 7
+        raise ValueError("a number of more than 64 bits")
+
+    def struct(self, depth: int = 0) -> dict[int, Any]:
+        """Field number -> value."""
+        if depth > DEEPEST:
+            raise ValueError("a header nested too deep")
+        out: dict[int, Any] = {}
+        number = 0
+        while byte := self.data[self.at]:
+            self.at += 1
+            jump, kind = byte >> 4, byte & 15
+            number = number + jump if jump else self._whole()
+            out[number] = self._value(kind, depth)
+        self.at += 1
+        return out
+
+    def _whole(self) -> int:
+        value = self.varint()
+        return value >> 1 ^ -(value & 1)  # zigzag
+
+    def _value(self, kind: int, depth: int) -> Any:
+        if kind in (1, 2):  # a boolean is its own type
+            return kind == 1
+        if kind in (4, 5, 6):
+            return self._whole()
+        if kind in (3, 7):  # a byte, a double
+            self.at += 1 if kind == 3 else 8
+            return None
+        if kind == 8:
+            size = self.varint()
+            self.at += size
+            return None
+        if kind in (9, 10):
+            head = self.data[self.at]
+            self.at += 1
+            count = head >> 4 if head >> 4 < 15 else self.varint()
+            if count > MOST_ITEMS:
+                raise ValueError("a header with a long list")
+            return [self._value(head & 15, depth + 1) for _ in range(count)]
+        if kind == 12:
+            return self.struct(depth + 1)
+        raise ValueError(f"a header with a field of type {kind}")
+
+
+def hybrid(data: bytes, width: int, count: int) -> list[int]:
+    """The first `count` numbers of `width` bits in runs and packed groups of eight."""
+    if not 0 <= width <= 32:
+        raise ValueError(f"numbers of {width} bits")
+    reader = _Thrift(data)
+    out: list[int] = []
+    size = (width + 7) // 8
+    while len(out) < count:
+        head = reader.varint()
+        if head & 1:
+            packed = int.from_bytes(data[reader.at : reader.at + (head >> 1) * width], "little")
+            reader.at += (head >> 1) * width
+            mask = (1 << width) - 1
+            for n in range(min(8 * (head >> 1), count - len(out))):
+                out.append(packed >> n * width & mask)
+        else:
+            value = int.from_bytes(data[reader.at : reader.at + size], "little")
+            reader.at += size
+            out += [value] * min(head >> 1, count - len(out))
+        if not head >> 1 or reader.at > len(data) + size:
+            raise ValueError("a page that ends too early")
+    return out
+
+
+def snappy_blocks(data: bytes) -> tuple[list[int], int]:
+    """(where each block of output begins in `data`, bytes of output); one block where they depend
+    on one another."""
+    reader = _Thrift(data)
+    size = reader.varint()
+    first = at = reader.at
+    starts, done = [], 0
+    alone = True
+    while at < len(data):
+        if done % BLOCK == 0:
+            starts.append(at)
+        tag = data[at]
+        kind, long = tag & 3, tag >> 2
+        if kind == 0:  # literal bytes
+            extra = max(0, long - 59)
+            length = (
+                int.from_bytes(data[at + 1 : at + 1 + extra], "little") + 1 if extra else long + 1
+            )
+            at += 1 + extra + length
+        else:  # a copy of bytes before
+            wide = (0, 1, 2, 4)[kind]
+            back = int.from_bytes(data[at + 1 : at + 1 + wide], "little")
+            length = (long & 7) + 4 if kind == 1 else long + 1
+            back += (tag >> 5) << 8 if kind == 1 else 0
+            at += 1 + wide
+            alone &= back <= done % BLOCK
+        alone &= done % BLOCK + length <= BLOCK
+        done += length
+    if done != size or at != len(data):
+        raise ValueError("a Snappy block of another length than it says")
+    return (starts if alone else [first]), size
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A binary column in one row group, as pyarrow's metadata describes it."""
+
+    begin: int
+    size: int
+    codec: str
+    levels: int  # the largest definition level: below it a value is null
+
+
+def chunk_of(about: Any, levels: int) -> Chunk:
+    """The chunk of pyarrow's ColumnChunkMetaData."""
+    begin = about.data_page_offset
+    if about.has_dictionary_page and about.dictionary_page_offset:
+        begin = min(begin, about.dictionary_page_offset)
+    codec = {"uncompressed": "bare"}.get(about.compression.lower(), about.compression.lower())
+    if codec not in CODECS:
+        raise ValueError(f"compressed with {codec}")
+    return Chunk(begin, about.total_compressed_size, codec, levels)
+
+
+def spans_of(descriptor: int, chunk: Chunk) -> Iterator[Span]:
+    """Yield the span of every value of a chunk. ValueError for nulls and other encodings."""
+    at, end = chunk.begin, chunk.begin + chunk.size
+    entries: list[Span] = []
+    while at < end:
+        reader = _Thrift(os.pread(descriptor, min(HEADER, end - at), at))
+        header = reader.struct()
+        kind, unpacked, packed = header[1], header[2], header[3]
+        at += reader.at
+        if not (0 <= packed <= end - at and 0 <= unpacked <= LARGEST_IMAGE):
+            raise ValueError("a page that is not inside its chunk")
+        about = header.get({DATA: 5, DICTIONARY: 7, DATA_V2: 8}.get(kind, -1))
+        if about is not None:
+            page = _Page(descriptor, at, packed, unpacked, chunk.codec)
+            encoding = about[4 if kind == DATA_V2 else 2]
+            skip = 0
+            if kind != DICTIONARY:
+                skip = page.levels(kind, about, chunk.levels)
+            if kind == DICTIONARY:
+                entries = list(page.values(0, about[1]))
+            elif encoding == PLAIN:
+                yield from page.values(skip, about[1])
+            elif encoding in (PLAIN_DICTIONARY, RLE_DICTIONARY):
+                packed_indices = page.content[skip:]
+                for index in hybrid(packed_indices[1:], packed_indices[0], about[1]):
+                    yield entries[index]
+            else:
+                raise ValueError(f"images in Parquet's encoding {encoding}")
+        at += packed
+
+
+class _Page:
+    """One page: its bytes in the file, and their content where it must be looked into."""
+
+    def __init__(self, file: int, at: int, packed: int, unpacked: int, codec: str) -> None:
+        self.file, self.at, self.packed, self.unpacked, self.codec = (
+            file,
+            at,
+            packed,
+            unpacked,
+            codec,
+        )
+        self._content: bytes | None = None
+
+    @property
+    def content(self) -> bytes:
+        """The unpacked content."""
+        if self._content is None:
+            self.raw = os.pread(self.file, self.packed, self.at)
+            self._content = self.raw
+            if self.codec != "bare":
+                import pyarrow
+
+                self._content = pyarrow.decompress(
+                    self.raw, decompressed_size=self.unpacked, codec=self.codec, asbytes=True
+                )
+        return self._content
+
+    def levels(self, kind: int, about: dict[int, Any], most: int) -> int:
+        """Refuse nulls; how many bytes of levels stand before the values."""
+        if kind == DATA_V2:
+            if about[2] or about[6]:
+                raise ValueError("the images are not in it (null bytes)")
+            # Its levels are never packed
+            self.at += about[5]
+            self.packed, self.unpacked = self.packed - about[5], self.unpacked - about[5]
+            if about.get(7) is False:
+                self.codec = "bare"
+            return 0
+        if not most:
+            return 0
+        head = os.pread(self.file, 4, self.at) if self.codec == "bare" else self.content[:4]
+        (size,) = struct.unpack("<I", head)
+        if size > self.unpacked:
+            raise ValueError("levels longer than their page")
+        data = self.content[4 : 4 + size] if self.codec != "bare" else b""
+        data = data or os.pread(self.file, size, self.at + 4)
+        if set(hybrid(data, most.bit_length(), about[1])) - {most}:
+            raise ValueError("the images are not in it (null bytes)")
+        return 4 + size
+
+    def values(self, skip: int, count: int) -> Iterator[Span]:
+        """Yield the spans of `count` plain values, each 4 bytes of length and then its bytes."""
+        starts, body = [0], self.at
+        if self.codec == "snappy":
+            starts, _ = snappy_blocks((self.content, self.raw)[1])
+        inner = skip
+        for _ in range(count):
+            head = os.pread(self.file, 4, body + inner) if self.codec == "bare" else b""
+            (size,) = struct.unpack("<I", head or self.content[inner : inner + 4])
+            inner += 4
+            if inner + size > self.unpacked:
+                raise ValueError("a value that is not inside its page")
+            yield self._span(inner, size, starts)
+            inner += size
+
+    def _span(self, inner: int, size: int, starts: list[int]) -> Span:
+        if self.codec == "bare":
+            return self.at + inner, size, 0, 0, size, size
+        first, last = 0, 0
+        if len(starts) > 1:
+            first, last = inner // BLOCK, max(inner, inner + size - 1) // BLOCK
+        begin = starts[first]
+        end = starts[last + 1] if last + 1 < len(starts) else self.packed
+        block = min(self.unpacked, (last + 1) * BLOCK) if len(starts) > 1 else self.unpacked
+        block -= first * BLOCK
+        codec = CODECS.index(self.codec)
+        return self.at + begin, end - begin, codec, inner - first * BLOCK, size, block

@@ -1,0 +1,327 @@
+"""Images inside containers (tar, zip, Parquet, Arrow, LMDB), read in place.
+
+Every image is a span: a container file, the first of its bytes there, and how many. A scanner finds
+the spans once; the table of a container file is kept in $BACKBENCH_CACHE/containers under the file's
+name, size, inode and ctime. Reading an image is one `pread`. No library's handle is kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import hashlib
+import io
+import json
+import os
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from backbench.errors import BadInput, Failed
+from backbench.images.image_list import ImageList, Stamp, decode_array, decode_bytes
+from backbench.runs import atomic
+from backbench.runs.folder import cache_folder
+from backbench.runs.run_progress import QUIET_SECONDS, Progress
+from backbench.runs.terminal import log
+from backbench.untrusted import jsons, opening, printable
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from PIL import Image
+
+VERSION = 1  # of the scanners: another one makes all tables anew
+DESCRIPTORS = 64  # open containers of a process; timm's ImageNet has 1,088 shards
+CODECS = ("bare", "deflate", "snappy", "zstd", "gzip", "lz4_raw", "brotli")
+LARGEST_IMAGE = opening.GIGABYTE
+LARGEST_TABLE = 4 * opening.GIGABYTE
+LONGEST_NAME = 300  # bytes
+# `stored` bytes from `start` on unpack to `block` bytes, where the image has `size` from `inner` on
+SPAN = np.dtype(
+    [
+        ("file", "<u2"),
+        ("start", "<u8"),
+        ("stored", "<u4"),
+        ("codec", "u1"),
+        ("inner", "<u4"),
+        ("size", "<u4"),
+        ("block", "<u4"),
+    ]
+)
+Mark = tuple[int, int, int]  # size, inode and ctime of a container
+
+
+def mark_of(file: str | Path) -> Mark:
+    """The file's size, inode and ctime (which no program can set)."""
+    about = os.stat(file)  # noqa: PTH116
+    return about.st_size, about.st_ino, about.st_ctime_ns
+
+
+# Reading
+
+
+class _Container:
+    """A container, open while somebody reads in it; the garbage collector closes it."""
+
+    def __init__(self, path: str, mark: Mark) -> None:
+        try:
+            self.file = opening.open_regular(path)
+        except OSError as error:
+            raise BadInput(f"{path}: not readable ({error.strerror})") from None
+        about = os.fstat(self.file.fileno())
+        if (about.st_size, about.st_ino, about.st_ctime_ns) != mark:
+            self.file.close()
+            raise BadInput(
+                f"{path}: has changed since this run looked into it; run the command again"
+            )
+
+    def __del__(self) -> None:
+        if hasattr(self, "file"):
+            self.file.close()
+
+
+# A thread that reads in a container keeps it open, also when 64 others have pushed it out
+_container = functools.lru_cache(maxsize=DESCRIPTORS)(_Container)
+
+
+def read_span(path: str, mark: Mark, span: tuple[int, ...], name: str | Path) -> bytes:
+    """The bytes of one image; `span` is a row of SPAN without its file."""
+    start, stored, codec, inner, size, block = span
+    container = _container(path, mark)
+    try:
+        data = os.pread(container.file.fileno(), stored, start)
+    except OSError as error:
+        raise BadInput(f"{path}: not readable ({error.strerror})") from None
+    if len(data) != stored:
+        raise BadInput(f"{name}: {path} ends in the middle of this image; get the file again")
+    if codec:
+        try:
+            data = _unpacked(data, CODECS[codec], block)
+        except Exception as error:  # of several libraries, each with errors of its own
+            said = printable.shown(" ".join(str(error).split()), 100)
+            raise BadInput(f"{name}: damaged in {path} ({said})") from None
+    return data if len(data) == size else data[inner : inner + size]
+
+
+def _unpacked(data: bytes, codec: str, block: int) -> bytes:
+    """`block` bytes; ValueError where there are others."""
+    if codec == "deflate":
+        out = zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, block + 1)
+    else:
+        import pyarrow
+
+        if codec == "snappy":
+            # Its pieces lie bare: a block begins with its length, 7 bits a byte, the lowest first
+            length, head = block, bytearray()
+            while length > 127:
+                head.append(length & 127 | 128)
+                length >>= 7
+            data = bytes([*head, length]) + data
+        out = pyarrow.decompress(data, decompressed_size=block, codec=codec, asbytes=True)
+    if len(out) != block:
+        raise ValueError(f"{len(out)} bytes, not {block}")
+    return out
+
+
+@dataclass(frozen=True)
+class SpanList(ImageList):
+    """Images in containers. `root` and `paths` are those that a class folder of them would have."""
+
+    spans: NDArray[np.void]  # (N,) SPAN
+    containers: tuple[str, ...]
+    marks: tuple[Mark, ...]
+    kind: str
+    notes: tuple[str, ...] = field(default=(), compare=False)  # what the scanners said
+
+    @property
+    def described(self) -> str:
+        """The container in words, and what a read costs."""
+        codecs = ", ".join(CODECS[codec] for codec in np.unique(self.spans["codec"]))
+        read, held = (
+            self.spans["stored"].sum(dtype=np.int64),
+            self.spans["size"].sum(dtype=np.int64),
+        )
+        cost = f"{read / max(1, held):.2f} bytes read for each byte of an image"
+        return "; ".join(
+            [f"{self.kind}, {len(self.containers)} files, {codecs}: {cost}", *self.notes]
+        )
+
+    def read(self, index: int) -> bytes:
+        file, *span = self.spans[index].item()
+        return read_span(self.containers[file], self.marks[file], tuple(span), self.file(index))
+
+    def open(self, index: int) -> Image.Image:
+        return decode_bytes(self.read(index), self.file(index))
+
+    def array(self, index: int) -> np.ndarray:
+        return decode_array(self.read(index), self.file(index))
+
+    def ends(self, index: int, size: int = 4096) -> bytes:
+        data = self.read(index)
+        return data[:size] + data[max(0, len(data) - size) :]
+
+    def stamps(self) -> Iterator[Stamp]:
+        """Yield the stamp of every image: one stat per container."""
+        marks = []
+        for path in self.containers:
+            try:
+                marks.append(mark_of(path)[1:])
+            except OSError as error:
+                raise BadInput(f"{path}: not readable ({error.strerror})") from None
+        for file, size in zip(self.spans["file"].tolist(), self.spans["size"].tolist()):
+            yield Stamp(size, *marks[file])
+
+    def homes(self) -> Iterator[tuple[str, int] | None]:
+        real = [os.path.realpath(path) for path in self.containers]
+        there = [os.path.isfile(path) for path in real]  # noqa: PTH113
+        for file, start, _, _, inner, size, _ in self.spans.tolist():
+            yield (f"{real[file]}:{start}:{inner}", size) if there[file] else None
+
+    def subset(self, indices: Sequence[int]) -> Self:
+        return replace(super().subset(indices), spans=self.spans[list(indices)])
+
+
+# Tables
+
+
+@dataclass(frozen=True)
+class Table:
+    """The images in one container file, in its order, under the names that it gives them."""
+
+    names: Sequence[str]
+    labels: NDArray[np.int64]  # (N,); -1 where the container states none
+    spans: NDArray[np.void]  # (N,) SPAN, `file` 0
+    classes: tuple[str, ...] = ()  # names by label, where the container states them
+    notes: tuple[str, ...] = ()  # what was passed over, and how the file was written
+
+    @classmethod
+    def of(
+        cls,
+        rows: Sequence[tuple[str, int, tuple[int, ...]]],
+        classes: Sequence[str] = (),
+        notes: Sequence[str] = (),
+    ) -> Table:
+        """A table of (name, label, span without its file) rows. ValueError for a name or a span
+        that no container has."""
+        table = cls(
+            [name for name, _, _ in rows],
+            np.array([label for _, label, _ in rows], np.int64),
+            np.array([(0, *span) for _, _, span in rows], SPAN),
+            tuple(classes),
+            tuple(notes),
+        )
+        table.check(1 << 62)
+        return table
+
+    def check(self, size: int) -> None:
+        """ValueError unless every span lies inside a file of `size` bytes, under a usable name."""
+        s, count = self.spans, len(self.names)
+        if s.dtype != SPAN or not s.shape == self.labels.shape == (count,):
+            raise ValueError("columns of other types or lengths")
+        if count and (
+            (s["start"] > size).any()
+            or (s["start"] + s["stored"] > size).any()
+            or s["codec"].max() >= len(CODECS)
+            or (s["inner"].astype(np.int64) + s["size"] > s["block"]).any()
+            or s["block"].max() > LARGEST_IMAGE
+            or s["file"].any()
+            or ((s["codec"] == 0) & (s["stored"] != s["size"])).any()
+        ):
+            raise ValueError("an image that is not inside the file")
+        for name in (*self.names, *self.classes):
+            if found := printable.control_in(name):
+                raise ValueError(f"a member's name holds the control character {found}")
+        for name in self.names:
+            parts = name.split("/")
+            if not parts[-1] or not parts[0] or ".." in parts or len(name.encode()) > LONGEST_NAME:
+                raise ValueError(f"the name '{printable.shown(name, 100)}'")
+
+    def dumped(self) -> bytes:
+        """The table as numpy's archive."""
+        about = {"classes": self.classes, "notes": self.notes}
+        texts = {"names": "\n".join(self.names), "about": json.dumps(about)}
+        columns: dict[str, Any] = {"labels": self.labels, "spans": self.spans}
+        for key, text in texts.items():
+            columns[key] = np.frombuffer(text.encode(), np.uint8)
+        buffer = io.BytesIO()
+        np.savez(buffer, **columns)
+        return buffer.getvalue()
+
+    @staticmethod
+    def loaded(file: Path, size: int) -> Table:
+        """The table of a container of `size` bytes. OSError, ValueError or KeyError for what is
+        none."""
+        with np.load(io.BytesIO(opening.read_bytes(file, most=LARGEST_TABLE))) as columns:
+            names = columns["names"].tobytes().decode()
+            about: dict[str, Any] = jsons.decode(columns["about"].tobytes())
+            labels, spans = columns["labels"], columns["spans"]
+        named = names.split("\n") if names else []
+        table = Table(named, labels, spans, tuple(about["classes"]), tuple(about["notes"]))
+        table.check(size)
+        return table
+
+
+# A scanner yields the tables of several container files, in their order
+Scan = Callable[[Sequence[Path]], Iterable[Table]]
+
+
+def tables_of(files: Sequence[Path], kind: str, scan: Scan) -> tuple[list[Table], list[Mark]]:
+    """The tables of container files: from the cache, or scanned, by one process at a time."""
+    if len(files) > np.iinfo(np.uint16).max:
+        raise BadInput(f"{files[0].parent}: {len(files)} container files are too many")
+    marks = [mark_of(file) for file in files]
+    folder = cache_folder() / "containers"
+    parts = []
+    for file, mark in zip(files, marks):
+        key = f"{VERSION} {kind} {file.name} {mark}".encode(errors="surrogateescape")
+        parts.append(folder / f"{hashlib.sha256(key).hexdigest()[:32]}.npz")
+    out = {i: table for i in range(len(files)) if (table := _kept(parts[i], marks[i]))}
+    if len(out) == len(files):
+        return [out[i] for i in range(len(files))], marks
+    with _alone(parts[0].with_suffix(".lock"), files[0].parent):
+        # Another process may have scanned them meanwhile, or been killed in the middle of them
+        left = []
+        for i in range(len(files)):
+            table = out.get(i) or _kept(parts[i], marks[i])
+            if table is None:
+                left.append(i)
+            else:
+                out[i] = table
+        title = f"{files[0].parent}: looking into {kind}"
+        progress = Progress(None, len(left), title, unit="file", after=QUIET_SECONDS)
+        for i, table in zip(left, scan([files[i] for i in left])):
+            if mark_of(files[i]) != marks[i]:
+                raise BadInput(f"{files[i]}: somebody is writing it; wait until it is whole")
+            # What cannot be kept is scanned again the next time
+            with contextlib.suppress(OSError, BadInput, Failed):
+                atomic.write_bytes(parts[i], table.dumped())
+            out[i] = table
+            progress.advance()
+    return [out[i] for i in range(len(files))], marks
+
+
+def _kept(part: Path, mark: Mark) -> Table | None:
+    """The kept table of a container; None where there is none that can be used."""
+    try:
+        return Table.loaded(part, mark[0])
+    except Exception:  # no file, or one that is torn or somebody else's
+        return None
+
+
+@contextlib.contextmanager
+def _alone(lock: Path, what: Path) -> Iterator[None]:
+    """Hold a lock file, where the file system has locks: a process that waits scans nothing."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            lock.parent.mkdir(parents=True, exist_ok=True)
+            file = stack.enter_context(lock.open("w"))
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                log.info(f"{what}: waiting for another process, which looks into these files")
+                fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,309 @@
+"""Images are the same wherever they lie: names, labels, bytes, digests, hold-outs."""
+
+import json
+import os
+import resource
+import tarfile
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.containers import LAYOUTS, packed
+from support.layouts import picture
+
+from backbench.cli import main
+from backbench.datasets import catalog, splits
+from backbench.errors import BadInput
+from backbench.images import containers, contents, spans
+from backbench.images.spans import SpanList
+
+
+@pytest.fixture
+def root(trees):
+    return trees("classes")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_container_gives_the_class_folders_list(root, layout):
+    there = packed(root, "classes", layout)
+    for seed in range(5):
+        a, b = (catalog.load("classes", where, seed=seed) for where in (root, there))
+        assert splits.digests(a) == splits.digests(b)
+    assert isinstance(b.test, SpanList) and contents.whole(a.test) == contents.whole(b.test)
+    for (_, one), (_, two) in zip(a.items(), b.items()):
+        assert contents.named(one).digest == contents.named(two).digest
+        assert [one.read(i) for i in range(len(one))] == [two.read(i) for i in range(len(two))]
+        assert (one.array(0) == two.array(0)).all() and one.open(1).tobytes() == two.open(
+            1
+        ).tobytes()
+    both, other = a.both(), b.both()
+    assert splits.digest(both) == splits.digest(other) and both.read(7) == other.read(7)
+    assert contents.named(both).digest == contents.named(other).digest
+
+
+@pytest.mark.parametrize("layout", ["tar", "deflated"])
+def test_a_test_image_that_is_in_train_is_seen_in_containers(root, layout, capsys):
+    base = root / "classes"
+    first = next((base / "train" / "circle").iterdir())
+    (base / "test" / "circle" / "again.png").write_bytes(first.read_bytes())
+    there = packed(root, "classes", layout)
+    with pytest.raises(BadInput, match=r"circle/again.png is also in training data"):
+        catalog.load("classes", there)
+    assert main(["data", "check", "classes", "--data", str(there)]) == 1
+    assert "train and test share 1 images" in capsys.readouterr().out
+
+
+def test_train_and_test_may_be_of_two_kinds(root):
+    there = packed(root, "classes", "tar")
+    (there / "classes" / "test.tar").unlink()
+    LAYOUTS["zip"](root / "classes" / "test", there / "classes", "test")
+    a, b = (catalog.load("classes", where) for where in (root, there))
+    assert splits.digests(a) == splits.digests(b)
+
+
+def test_the_descriptors_are_few_and_a_wide_set_is_read_under_a_small_limit(tmp_path):
+    base = tmp_path / "own" / "train"
+    base.mkdir(parents=True)
+    for n in range(300):
+        picture(tmp_path / "x.png", n, size=(4, 4))
+        with tarfile.open(base / f"class{n}.tar", "w") as out:
+            out.add(tmp_path / "x.png", "x.png")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (200, hard))
+    try:
+        images = catalog.open_split(tmp_path, "own", "train")
+        assert len({images.read(i) for i in range(300)}) == 300
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert len(list(Path("/proc/self/fd").iterdir())) < spans.DESCRIPTORS + 60
+
+
+def test_a_container_is_looked_into_once(root, monkeypatch):
+    there = packed(root, "classes", "wds")
+    first = catalog.load("classes", there)
+    monkeypatch.setattr("backbench.images.scan_archives._members", None)
+    assert splits.digests(catalog.load("classes", there)) == splits.digests(first)
+    for part in (spans.cache_folder() / "containers").glob("*.npz"):
+        part.write_bytes(part.read_bytes()[:-100])  # a torn one is made again
+    monkeypatch.undo()
+    assert splits.digests(catalog.load("classes", there)) == splits.digests(first)
+
+
+@pytest.mark.parametrize("how", ["touched", "cut", "replaced"])
+def test_a_container_that_changes_under_a_run_is_named(root, how):
+    there = packed(root, "classes", "tar")
+    images = containers.read_split(there / "classes", "train")
+    file = there / "classes" / "train.tar"
+    before = contents.named(images)
+    if how == "replaced":
+        other = file.with_suffix(".new")
+        other.write_bytes(file.read_bytes())
+        other.replace(file)
+    elif how == "cut":
+        os.truncate(file, 2000)
+    else:
+        os.utime(file)
+    assert contents.Named("", [], list(before.changed)).changed != [
+        s.changed for s in images.stamps()
+    ]
+    spans._container.cache_clear()  # as a worker of another process
+    with pytest.raises(BadInput, match=r"train\.tar: has changed since"):
+        images.read(0)
+
+
+def zipped(file, *members, **about):
+    with zipfile.ZipFile(file, "w") as out:
+        for name in members:
+            out.writestr(name, b"\xff\xd8 not much of an image")
+    for key, (at, value) in about.items():
+        data = bytearray(file.read_bytes())
+        sign = b"PK\x01\x02" if key.startswith("central") else b"PK\x03\x04"
+        data[data.index(sign) + at] = value
+        file.write_bytes(bytes(data))
+
+
+REFUSED = {
+    "above": (dict.fromkeys(["../x/1.jpg", "a/2.jpg"]), {}, r"the name '\.\./x/1\.jpg'"),
+    "absolute": (dict.fromkeys(["/x/1.jpg", "a/2.jpg"]), {}, "the name '/x/1.jpg'"),
+    "long": (dict.fromkeys([f"{'x' * 400}/1.jpg"]), {}, "the name 'xxx"),
+    "encrypted": (dict.fromkeys(["a/1.jpg"]), {"central": (8, 1)}, "is encrypted"),
+    "method": (dict.fromkeys(["a/1.jpg"]), {"central": (10, 12)}, "compression method 12"),
+    "apart": (dict.fromkeys(["a/1.jpg"]), {"local": (30, 65)}, "disagree"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_zip_that_lies_is_refused(tmp_path, case):
+    names, changes, said = REFUSED[case]
+    (tmp_path / "own").mkdir()
+    zipped(tmp_path / "own" / "train.zip", *names, **changes)
+    with pytest.raises(BadInput, match=rf"train\.zip: not readable as a zip file \(.*{said}"):
+        catalog.open_split(tmp_path, "own", "train")
+
+
+SYNSETS = ("n01440764", "n01443537", "n02105855")
+# What a container calls an image, and the label that it states -> its name in the class folder
+NAMES = [
+    ("n01440764_10026.JPEG", -1, "n01440764/n01440764_10026.JPEG"),
+    ("n02105855_2933_n02105855.JPEG", 2, "n02105855/n02105855_2933.JPEG"),
+    ("n01443537/n01443537_7.JPEG", 1, "n01443537/n01443537_7.JPEG"),
+    ("n01443537/n01443537_7.jpg", -1, "n01443537/n01443537_7.JPEG"),
+    ("n01440764_10026.jpeg", 0, "n01440764/n01440764_10026.JPEG"),
+    ("ILSVRC2012_val_00000293_n01440764.JPEG", 0, "n01440764/ILSVRC2012_val_00000293.JPEG"),
+    ("ILSVRC2012_val_00000293_n01440764.JPEG", -1, "n01440764/ILSVRC2012_val_00000293.JPEG"),
+    ("ILSVRC2012_val_00000293.JPEG", 1, "n01443537/ILSVRC2012_val_00000293.JPEG"),
+    ("ILSVRC2012_val_00000293.jpg", 2, "n02105855/ILSVRC2012_val_00000293.JPEG"),
+    ("n02105855/ILSVRC2012_val_00000293.JPEG", -1, "n02105855/ILSVRC2012_val_00000293.JPEG"),
+    ("ILSVRC/Data/CLS-LOC/train/n01440764/n01440764_18.JPEG", -1, "n01440764/n01440764_18.JPEG"),
+    ("./train/n01440764/n01440764_18.JPEG", -1, "n01440764/n01440764_18.JPEG"),
+    ("00001234.jpg", 1, "n01443537/00001234.jpg"),
+    ("n01440764_10026.JPEG", 1, None),
+    ("n01440764/00001234.jpg", 1, None),
+    ("ILSVRC2012_val_00000293_n01440764.JPEG", 2, None),
+    ("n01440764_1.JPEG", 7, None),
+]
+
+
+@pytest.mark.parametrize(("name", "label", "wanted"), NAMES)
+def test_imagenets_names_and_orders(tmp_path, name, label, wanted):
+    """Other orders of the classes are refused, other names of one image are one name."""
+    prefix = name[: name.index("n0")] if "train/" in name else ""
+    (tmp_path / "x").write_bytes(b"an image")
+    (tmp_path / "y").write_text(str(label))
+    with tarfile.open(tmp_path / "train.tar", "w") as out:
+        for synset in SYNSETS:  # one image of each, in its place
+            out.add(tmp_path / "x", f"{prefix}{synset}_0.JPEG")
+        out.add(tmp_path / "x", name)
+        if label >= 0:
+            out.add(tmp_path / "y", f"{name.rpartition('.')[0]}.cls")
+    how = {"classes": SYNSETS, "every": SYNSETS}
+    if wanted is None:
+        with pytest.raises(BadInput, match=r"train\.tar: .* has label \d"):
+            containers.read_split(tmp_path, "train", **how)
+        return
+    found = containers.read_split(tmp_path, "train", **how)
+    assert dict(zip(found.paths, found.labels))[wanted] == SYNSETS.index(wanted.split("/")[0])
+
+
+def test_places_in_its_tar_files(trees):
+    root = trees("places365")
+    before = catalog.load("places365", root)
+    base = root / "places365"
+    files = {"data_256_standard": "train_256_places365standard", "val_256": "val_256"}
+    for folder, file in files.items():
+        with tarfile.open(base / f"{file}.tar", "w") as out:
+            out.add(base / folder, folder.removesuffix("_standard"))
+        (base / folder).rename(root / f"no {folder}")
+    after = catalog.load("places365", root)
+    assert splits.digests(before) == splits.digests(after) and len(after.test.read(0)) > 100
+    (root / "no data_256_standard" / "a" / "airfield" / "00000001.jpg").unlink()
+    with tarfile.open(base / "train_256_places365standard.tar", "w") as out:
+        out.add(root / "no data_256_standard", "data_256")
+    with pytest.raises(BadInput, match=r"1 of 9 images are missing, first a/airfield/00000001"):
+        catalog.load("places365", root)
+
+
+def test_imagenet_and_its_100_classes_from_the_archives(trees):
+    root = trees("imagenet")
+    there = packed(root, "imagenet", "tar_of_tars")
+    base = there / "imagenet"
+    (base / "ILSVRC2012_img_val.tar").unlink()
+    LAYOUTS["zip"](root / "imagenet" / "val", base, "val")
+    for name in ("imagenet", "imagenet100"):
+        a, b = (catalog.load(name, where) for where in (root, there))
+        assert splits.digests(a) == splits.digests(b)
+    LAYOUTS["tar"](root / "imagenet" / "train", base, "train")
+    with pytest.raises(BadInput, match=r"'train' is there twice, .*train\.tar and .*_train\.tar"):
+        catalog.load("imagenet", there)
+    (base / "train.tar").unlink()
+    (base / "ILSVRC2012_img_train.tar").rename(base / "ILSVRC2012_img_train.tar.gz")
+    with pytest.raises(BadInput, match=r"a compressed tar can only be read from its beginning"):
+        catalog.load("imagenet", there)
+
+
+def test_flat_images_with_a_map_as_swin_has_them(trees, tmp_path):
+    root = trees("imagenet", per=1)
+    base = tmp_path / "flat" / "imagenet"
+    base.mkdir(parents=True)
+    lines = []
+    with zipfile.ZipFile(base / "val.zip", "w") as out:
+        for n, file in enumerate(sorted((root / "imagenet" / "val").glob("*/*"))):
+            out.write(file, f"ILSVRC2012_val_{n:08}.JPEG")
+            lines.append(f"ILSVRC2012_val_{n:08}.JPEG\t{n}\n")
+    with pytest.raises(BadInput, match=r"val\.zip: states no labels; put val_map\.txt beside it"):
+        catalog.open_split(tmp_path / "flat", "imagenet", "val")
+    (base / "val_map.txt").write_text("".join(lines))
+    found = catalog.open_split(tmp_path / "flat", "imagenet", "val")
+    assert found.labels == tuple(range(1000))
+    assert found.paths[3] == f"{found.classes[3]}/ILSVRC2012_val_00000003.JPEG"
+
+
+def parquet(file, rows, names=None, kind=None):
+    """Rows of (bytes, path, label) as the Hub has them."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    about = {"info": {"features": {"label": {"_type": "ClassLabel", "names": names}}}}
+    image = kind or pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    metadata = {b"huggingface": json.dumps(about).encode()} if names else None
+    schema = pa.schema([("image", image), ("label", pa.int64())], metadata=metadata)
+    table = [{"image": {"bytes": b, "path": p}, "label": label} for b, p, label in rows]
+    pq.write_table(pa.Table.from_pylist(table, schema=schema), file)
+
+
+HUB = [(b"2", "n02105855_9_n02105855.JPEG", 2), (b"1", "n01443537_5_n01443537.JPEG", 1)]
+HUB.append((b"0", "n01440764_7_n01440764.JPEG", 0))
+
+
+def test_the_hubs_imagenet(tmp_path):
+    """Names of classes say nothing there: two are called crane; the position is the synset."""
+    file = tmp_path / "train.parquet"
+    how = {"classes": SYNSETS, "every": SYNSETS}
+    parquet(file, HUB, ["crane", "crane", "tench"])
+    found = containers.read_split(tmp_path, "train", **how)
+    assert found.paths == tuple(f"{s}/{s}_{n}.JPEG" for s, n in zip(SYNSETS, (7, 5, 9)))
+    assert [found.read(i) for i in range(3)] == [b"0", b"1", b"2"]
+    parquet(file, [(b, p, 2 - label) for b, p, label in HUB], ["a", "b", "c"])
+    with pytest.raises(BadInput, match="another order than the labels'"):
+        containers.read_split(tmp_path, "train", **how)
+    parquet(file, [(b, p, label) for b, p, label in HUB[:2]], ["a", "b"])
+    with pytest.raises(BadInput, match="has label 2"):
+        containers.read_split(tmp_path, "train", **how)
+    parquet(file, [(b, None, label) for b, _, label in HUB], ["owl", "ant", "cat"])
+    # Without the files' names it is another list; classes of one's own are sorted by name
+    own = containers.read_split(tmp_path, "train")
+    assert own.classes == ("ant", "cat", "owl") and own.paths[0] == "ant/train-0000001.jpg"
+
+
+def test_parquet_without_the_images_is_refused(tmp_path, monkeypatch):
+    file = tmp_path / "train.parquet"
+    parquet(file, [(None, "/home/me/cat/1.jpg", 0), (b"x", "2.jpg", 0)])
+    with pytest.raises(BadInput, match=r"train\.parquet: .*the images are not in it"):
+        containers.read_split(tmp_path, "train")
+    import pyarrow as pa
+
+    parquet(file, [(b"x", "1.jpg", 0)], kind=pa.struct([("path", pa.string())]))
+    with pytest.raises(BadInput, match="no column of images"):
+        containers.read_split(tmp_path, "train")
+    missing = tmp_path / "no packages" / "pyarrow.py"
+    missing.parent.mkdir()
+    missing.write_text("raise ImportError('x')")
+    monkeypatch.setenv("PYTHONPATH", str(missing.parent))
+    with pytest.raises(BadInput, match=r"pip install 'backbench\[containers\]'"):
+        containers.read_split(tmp_path, "train")
+
+
+def test_snappy_costs_the_blocks_of_an_image(tmp_path):
+    """An image of 5 kB on a page of 1 MB; of pixels that repeat across blocks the page is read."""
+    draw = np.random.default_rng(0)
+    rows = [(draw.bytes(5000), f"{i}.jpg", 0) for i in range(200)]
+    parquet(tmp_path / "train.parquet", rows)
+    found = containers.read_split(tmp_path, "train")
+    assert {found.read(i) for i in range(200)} == {data for data, _, _ in rows}
+    assert found.spans["stored"].mean() < 1.2 * (1 << 16) + 5000
+    parquet(
+        tmp_path / "val.parquet", [(bytes(3000) + r[0], f"{i}.bmp", 0) for i, r in enumerate(rows)]
+    )
+    other = containers.read_split(tmp_path, "val")
+    assert len({other.read(i) for i in range(200)}) == 200
