@@ -113,15 +113,8 @@ def test_coco_json_whose_images_are_missing(backbench, tiny_root, tmp_path, chec
     shutil.copytree(tiny_root / "scenes", tmp_path / "scenes")
     victim = tmp_path / "scenes" / "train2017" / "000000000002.jpg"
     victim.unlink()
-    command = (
-        "detect",
-        "--config-file",
-        "tiny_faster_rcnn_R_18_FPN",
-        "--engine",
-        "torchvision",
-        "--data",
-        tmp_path,
-    )
+    command = ("detect", "--config-file", "tiny_faster_rcnn_R_18_FPN")
+    command += ("--engine", "torchvision", "--data", tmp_path)
     refused(backbench(*command, "--checkpoint", checkpoint, "--out", tmp_path / "run"), victim.name)
     annotations = tmp_path / "scenes" / "annotations" / "instances_train2017.json"
     annotations.write_text(json.dumps({"images": []}))
@@ -133,9 +126,5 @@ def test_coco_json_whose_images_are_missing(backbench, tiny_root, tmp_path, chec
 def test_unknown_dataset_and_protocol(backbench, tiny_root, tmp_path, checkpoint):
     common = ("--data", tiny_root, "--out", tmp_path / "run")
     refused(backbench("linear", checkpoint, "--datasets", "digit", *common), "digit")
-    refused(
-        backbench(
-            "linear", checkpoint, "--datasets", "digits", "--protocol", "linear_dem", *common
-        ),
-        "linear_demo",
-    )
+    words = ("linear", checkpoint, "--datasets", "digits", "--protocol", "linear_dem")
+    refused(backbench(*words, *common), "linear_demo")

@@ -60,14 +60,8 @@ def test_the_seed_reaches_every_verb(tmp_path):
         "analyze/dtd",
         "mask_rcnn/coco2017",
     ):
-        line = command_of(
-            [tmp_path / "x"],
-            parse_task(task),
-            data="data",
-            run=tmp_path / "run",
-            lists="lists",
-            seed=3,
-        )
+        more = {"data": "data", "run": tmp_path / "run", "lists": "lists", "seed": 3}
+        line = command_of([tmp_path / "x"], parse_task(task), **more)
         args = parser().parse_args(line)
         assert args.opts == ["SEED", "3"] if args.verb == "detect" else args.seed == 3
 

@@ -23,16 +23,8 @@ def by_hand(queries, bank, labels, *, classes, k, temperature):
 def test_votes(columns):
     torch.manual_seed(0)
     bank, labels, queries = torch.randn(50, 8), torch.randint(0, 4, (50,)), torch.randn(9, 8)
-    found = knn_scores(
-        queries,
-        (bank[:30], bank[30:]),
-        labels,
-        classes=4,
-        k=(1, 5, 20),
-        temperature=0.07,
-        rows=4,
-        columns=columns,
-    )
+    how = {"classes": 4, "k": (1, 5, 20), "temperature": 0.07, "rows": 4, "columns": columns}
+    found = knn_scores(queries, (bank[:30], bank[30:]), labels, **how)
     for k in (1, 5, 20):
         expected = by_hand(queries, bank, labels, classes=4, k=k, temperature=0.07)
         torch.testing.assert_close(found[k].double(), expected, rtol=1e-4, atol=1e-9)

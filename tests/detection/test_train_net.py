@@ -33,12 +33,9 @@ def x(tmp_path_factory):
     """A ResNet-18 checkpoint."""
     torch.manual_seed(1)
     file = tmp_path_factory.mktemp("checkpoint") / "x.safetensors"
-    Checkpoint(
-        arch="resnet18",
-        method="test",
-        state_dict=build_backbone("resnet18").state_dict(),
-        provenance={"recipe": {"precision": "bf16"}},
-    ).save(file)
+    state = build_backbone("resnet18").state_dict()
+    provenance = {"recipe": {"precision": "bf16"}}
+    Checkpoint(arch="resnet18", method="test", state_dict=state, provenance=provenance).save(file)
     return file
 
 
@@ -301,20 +298,10 @@ def test_two_nodes_by_hand_and_by_slurm_are_two_processes(tiny_root, x, tmp_path
             "INPUT.MIN_SIZE_TEST", "64", "MODEL.DEVICE", "cpu")  # fmt: skip
     assert detect(config, tiny_root, tmp_path / "one", "--num-gpus", "2", *more).returncode == 0
     port = free_port()
-    hand = [
-        (
-            [
-                "--num-machines",
-                "2",
-                "--machine-rank",
-                rank,
-                "--dist-url",
-                f"tcp://127.0.0.1:{port}",
-            ],
-            {},
-        )
-        for rank in "01"
-    ]
+    hand = []
+    for rank in "01":
+        words = ["--num-machines", "2", "--machine-rank", rank]
+        hand.append(([*words, "--dist-url", f"tcp://127.0.0.1:{port}"], {}))
     port = free_port()
     meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "SLURM_NTASKS": "2"}
     slurm = [

@@ -107,14 +107,9 @@ def test_equals_upstream(tiny_root, tmp_path, monkeypatch, name):
     register_coco_instances(f"ours_{name}", about, file, folder)
     cfg.DATASETS.TRAIN = (f"ours_{name}",)  # whose keypoints its test mapper looks up
     tasks = p.task.aps
-    evaluator = COCOEvaluator(
-        f"ours_{name}",
-        tasks=tasks,
-        distributed=False,
-        output_dir=str(tmp_path / "evaluated"),
-        use_fast_impl=False,
-        kpt_oks_sigmas=cfg.TEST.KEYPOINT_OKS_SIGMAS,
-    )
+    how = {"tasks": tasks, "distributed": False, "output_dir": str(tmp_path / "evaluated")}
+    how |= {"use_fast_impl": False, "kpt_oks_sigmas": cfg.TEST.KEYPOINT_OKS_SIGMAS}
+    evaluator = COCOEvaluator(f"ours_{name}", **how)
     loader = build_detection_test_loader(cfg, f"ours_{name}", num_workers=0)
     theirs = inference_on_dataset(model, loader, evaluator)
     found = measure.predict(run, p, engine, 0)

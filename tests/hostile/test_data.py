@@ -186,11 +186,9 @@ def scenes(root):
         Image.new("RGB", (64, 64)).save(_made(base / f"{part}2017") / "1.png")
     box = {"id": 1, "image_id": 1, "category_id": 1, "bbox": [1, 1, 9, 9], "area": 81}
     box |= {"iscrowd": 0, "segmentation": [[1, 1, 9, 1, 9, 9]]}
-    data = {
-        "images": [{"id": 1, "file_name": "1.png", "height": 64, "width": 64}],
-        "categories": [{"id": 1, "name": "disc"}],
-        "annotations": [box],
-    }
+    image = {"id": 1, "file_name": "1.png", "height": 64, "width": 64}
+    categories = [{"id": 1, "name": "disc"}]
+    data = {"images": [image], "categories": categories, "annotations": [box]}
     for part in ("train", "val"):
         _made(base / "annotations")
         (base / "annotations" / f"instances_{part}2017.json").write_text(json.dumps(data))

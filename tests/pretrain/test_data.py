@@ -25,15 +25,9 @@ CROPS = (Crops(count=2, size=24), Crops(count=1, size=16, scale=(0.05, 0.3)))
 
 
 def recipe(**changes):
-    values = {
-        "name": "test",
-        "method": RandomConfig(name="random"),
-        "views": ViewsConfig(crops=CROPS),
-        "data": Data(dataset="shapes", workers=0),
-        "optim": Optim(lr=0.1),
-        "epochs": 3,
-        "batch_size": 8,
-    }
+    values = {"name": "test", "method": RandomConfig(name="random"), "optim": Optim(lr=0.1)}
+    values |= {"views": ViewsConfig(crops=CROPS), "data": Data(dataset="shapes", workers=0)}
+    values |= {"epochs": 3, "batch_size": 8}
     return PretrainConfig(**values | changes)
 
 

@@ -206,13 +206,9 @@ def no_key_gradient(loop):
 @pytest.mark.parametrize(("n", "d", "k"), [(5, 7, 11), (3, 4, 1), (1, 3, 2)])
 @pytest.mark.parametrize("t", [0.07, 0.2])
 def test_infonce(n, d, k, t):
-    check_loss(
-        lambda q, key, queue: infonce_loss(q, key, queue, temperature=t),
-        no_key_gradient(lambda q, key, queue: loop_infonce(q, key, queue, t)),
-        unit(n, d),
-        unit(n, d, seed=1),
-        unit(k, d, seed=2),
-    )
+    ours = functools.partial(infonce_loss, temperature=t)
+    loop = no_key_gradient(functools.partial(loop_infonce, t=t))
+    check_loss(ours, loop, unit(n, d), unit(n, d, seed=1), unit(k, d, seed=2))
 
 
 def test_infonce_at_identical_vectors_and_over_many_chunks(monkeypatch):
@@ -276,23 +272,13 @@ def test_lorac(kind, prior):
 
 
 def test_lorac_with_rows_of_their_own_and_gradient_to_them():
-    large, small, keys, queue = (
-        unit(3, 4, 8),
-        unit(5, 4, 8, seed=1),
-        unit(2, 4, 8, seed=2),
-        unit(6, 8, seed=3),
-    )
+    large, small = unit(3, 4, 8), unit(5, 4, 8, seed=1)
+    keys, queue = unit(2, 4, 8, seed=2), unit(6, 8, seed=3)
 
     def ours(large, small, key):
         rows = torch.cat([large, keys.to(large)])
-        return lorac_loss(
-            torch.cat([large[1:], small]),
-            key,
-            queue.to(large),
-            temperature=0.2,
-            beta=4.0,
-            rows=rows,
-        )
+        queries = torch.cat([large[1:], small])
+        return lorac_loss(queries, key, queue.to(large), temperature=0.2, beta=4.0, rows=rows)
 
     def loop(large, small, key):
         rows = torch.cat([large, keys])
@@ -321,13 +307,9 @@ def test_nuclear_norm_at_zero_and_at_equal_rows_is_finite():
 @pytest.mark.parametrize(("m", "n", "k"), [(5, 4, 9), (1, 3, 4), (2, 2, 1)])
 @pytest.mark.parametrize("lam", [0.0, 1.0, 4.0])
 def test_jcl(m, n, k, lam):
-    check_loss(
-        lambda q, keys, queue: jcl_loss(q, keys, queue, temperature=0.2, lam=lam),
-        no_key_gradient(lambda q, keys, queue: loop_jcl(q, keys, queue, 0.2, lam)),
-        unit(n, 6),
-        unit(m, n, 6, seed=1),
-        unit(k, 6, seed=2),
-    )
+    ours = functools.partial(jcl_loss, temperature=0.2, lam=lam)
+    loop = no_key_gradient(functools.partial(loop_jcl, t=0.2, lam=lam))
+    check_loss(ours, loop, unit(n, 6), unit(m, n, 6, seed=1), unit(k, 6, seed=2))
 
 
 def test_jcl_at_equal_and_nearly_equal_keys():
@@ -349,12 +331,9 @@ def test_jcl_at_equal_and_nearly_equal_keys():
 def test_mio(n, l2, reduction, monkeypatch):
     # Several blocks of rows
     monkeypatch.setattr("pretrain.methods.mio.BLOCK_ELEMENTS", {"cpu": 40})
-    check_loss(
-        lambda a, b: mio_loss(a, b, temperature=0.5, l2_weight=l2, l2_reduction=reduction),
-        lambda a, b: loop_mio(a, b, 0.5, l2, reduction),
-        raw(n, 5),
-        raw(n, 5, seed=1),
-    )
+    ours = functools.partial(mio_loss, temperature=0.5, l2_weight=l2, l2_reduction=reduction)
+    loop = functools.partial(loop_mio, t=0.5, l2=l2, reduction=reduction)
+    check_loss(ours, loop, raw(n, 5), raw(n, 5, seed=1))
 
 
 @pytest.mark.parametrize("block", [1, 3, 1000])
@@ -413,14 +392,9 @@ def test_arbs_ablations(ablation, groups):
     settings = dict(ablation)
     if "weight" in settings:
         settings["off_diagonal_weight"] = settings.pop("weight")
-    check_loss(
-        lambda a, b: arb_loss(a, b, groups=groups, **settings),
-        lambda a, b: loop_arb(a, b, groups=groups, **ablation),
-        raw(12, 8),
-        raw(12, 8, seed=1),
-        exact=1e-7,
-        single=5e-4,
-    )
+    ours = functools.partial(arb_loss, groups=groups, **settings)
+    loop = functools.partial(loop_arb, groups=groups, **ablation)
+    check_loss(ours, loop, raw(12, 8), raw(12, 8, seed=1), exact=1e-7, single=5e-4)
 
 
 def test_arb_over_instances_is_the_loss_of_the_transposed():
@@ -445,12 +419,9 @@ def test_arbs_curves_at_their_ends():
 @pytest.mark.parametrize("norm", ["nuclear", "l21", "none"])
 @pytest.mark.parametrize("rows", [6, 3, 9])
 def test_cllr(norm, rows):
-    check_loss(
-        lambda phi, p: cllr_regularizer(phi, p, alpha=0.7, norm=norm),
-        lambda phi, p: loop_cllr(phi, p, 0.7, norm),
-        raw(5, 6),
-        raw(rows, 6, seed=1) / 3,
-    )
+    ours = functools.partial(cllr_regularizer, alpha=0.7, norm=norm)
+    loop = functools.partial(loop_cllr, alpha=0.7, norm=norm)
+    check_loss(ours, loop, raw(5, 6), raw(rows, 6, seed=1) / 3)
 
 
 @pytest.mark.parametrize("norm", ["nuclear", "l21"])

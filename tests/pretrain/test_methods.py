@@ -49,15 +49,8 @@ def batch(sizes: list[int], epoch: int = 0, step: int = 0) -> Batch:
     generator = torch.Generator().manual_seed(step)
     views = [torch.randn(BATCH, 3, s, s, generator=generator) for s in sizes]
     labels = torch.arange(BATCH) % 5
-    return Batch(
-        views=views,
-        labels=labels,
-        index=torch.arange(BATCH),
-        step=step,
-        epoch=epoch,
-        epochs=4,
-        progress=epoch / 4,
-    )
+    when = {"step": step, "epoch": epoch, "epochs": 4, "progress": epoch / 4}
+    return Batch(views=views, labels=labels, index=torch.arange(BATCH), **when)
 
 
 @pytest.mark.parametrize(

@@ -100,14 +100,9 @@ def rates_of(module, **settings):
 
 
 def recipe_of(**settings):
-    return PretrainConfig(
-        name="test",
-        method=MethodConfig(name="random"),
-        data=Data(dataset="shapes"),
-        optim=Optim(**settings),
-        epochs=20,
-        batch_size=512,
-    )
+    method, data = MethodConfig(name="random"), Data(dataset="shapes")
+    keys = {"name": "test", "epochs": 20, "batch_size": 512}
+    return PretrainConfig(method=method, data=data, optim=Optim(**settings), **keys)
 
 
 def test_a_group_with_its_own_peak_follows_the_same_curve():

@@ -45,14 +45,10 @@ def test_a_recipe_of_each_method_builds():
 
 def build(name: str) -> None:
     recipe = load(name)
-    setup = Setup(
-        batch_size=recipe.batch_size,
-        views=sum(group.count for group in recipe.views.crops),
-        seed=recipe.seed,
-        images=IMAGES.get(recipe.data.dataset, 50_000),
-        classes=10,
-        accumulate=recipe.accumulate,
-    )
+    views = sum(group.count for group in recipe.views.crops)
+    images = IMAGES.get(recipe.data.dataset, 50_000)
+    sizes = {"batch_size": recipe.batch_size, "accumulate": recipe.accumulate, "views": views}
+    setup = Setup(**sizes, seed=recipe.seed, images=images, classes=10)
     with torch.device("meta"):
         trunk = build_trunk(recipe.arch, recipe.stem, zero_init_residual=recipe.zero_init_residual)
         method = build_method(recipe.method, trunk, setup)

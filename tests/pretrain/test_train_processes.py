@@ -130,14 +130,8 @@ def test_the_tutorials_command_for_eight_gpus(shapes, tmp_path):
     tiny = ["arch=resnet18", crops, "batch_size=16", "method.queue=64", "epochs=2", "log_every=1"]
     words = words.replace("ROOT", str(root)).replace("runs/", f"{tmp_path}/")
     command = [sys.executable, "-m", *words.split(), *tiny, "--accelerator", "cpu"]
-    done = subprocess.run(
-        [*command, "--workers", "0"],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        stderr=subprocess.PIPE,
-        text=True,
-        check=False,
-        timeout=900,
-    )
+    how = {"env": os.environ | {"OMP_NUM_THREADS": "1"}, "stderr": subprocess.PIPE, "text": True}
+    done = subprocess.run([*command, "--workers", "0"], check=False, timeout=900, **how)
     assert done.returncode == 0, done.stderr
     # The last epoch's steps have the prior; with it the loss is higher
     assert [row["step"] for row in read_metrics(tmp_path / "lorac")] == [0, 1, 2, 3]

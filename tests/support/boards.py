@@ -182,25 +182,15 @@ def chosen_of(recipe: dict) -> dict:
     grid = recipe.get("head_lr") or recipe.get("lr")
     if not grid:
         return CHOSEN
-    return {
-        "lr": grid[0],
-        "on": "val",
-        "scores": {f"{lr:g}": 72.5 - i for i, lr in enumerate(grid)},
-    }
+    scores = {f"{lr:g}": 72.5 - i for i, lr in enumerate(grid)}
+    return {"lr": grid[0], "on": "val", "scores": scores}
 
 
 def write_whole_page(board, path: Path, *, runs=(), judged=(), sets=None) -> None:
     """The page with everything that `backbench leaderboard --html` puts on it."""
     sets = overall(board) if sets is None else sets
-    write_page(
-        board,
-        path,
-        comparisons=compare_rows(board),
-        answer=answer(board, sets),
-        sets=sets,
-        judged=judged,
-        figures=collect_figures(board, runs),
-    )
+    shown = {"comparisons": compare_rows(board), "answer": answer(board, sets), "sets": sets}
+    write_page(board, path, **shown, judged=judged, figures=collect_figures(board, runs))
 
 
 def many(root: Path, checkpoints: int, columns: int) -> None:

@@ -7,17 +7,9 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-FLAGS = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--hide-scrollbars",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--no-first-run",
-    "--no-default-browser-check",
-]
+FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--disable-sync"]
+FLAGS += ["--disable-background-networking", "--disable-component-update", "--no-first-run"]
+FLAGS += ["--no-default-browser-check"]
 
 
 def chromium() -> str | None:

@@ -28,10 +28,9 @@ def known_resnet(arch, seed=0):
     model.to_empty(device="cpu")
     for index, tensor in enumerate(model.state_dict().values()):
         if tensor.is_floating_point():
+            vector = tensor.dim() == 1
             tensor.copy_(
-                torch.rand_like(tensor) + 0.5
-                if tensor.dim() == 1
-                else torch.randn_like(tensor) * 0.02
+                torch.rand_like(tensor) + 0.5 if vector else torch.randn_like(tensor) * 0.02
             )
         else:
             tensor.fill_(index)
@@ -105,13 +104,8 @@ def moco_v3(model):
     model = with_fc(model, head(model, 8, 4))
     state = prefixed("base_encoder.", model) | prefixed("momentum_encoder.", second(model))
     state |= prefixed("predictor.", nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)))
-    return {
-        "epoch": 100,
-        "arch": "resnet50",
-        "state_dict": ddp(state),
-        "optimizer": sgd_state(),
-        "scaler": {"scale": 1},
-    }
+    about = {"epoch": 100, "arch": "resnet50", "scaler": {"scale": 1}}
+    return about | {"state_dict": ddp(state), "optimizer": sgd_state()}
 
 
 def swav(model):
@@ -132,14 +126,10 @@ def deepcluster_v2(model):
 def dino(model):
     model.fc, other = nn.Identity(), second(model)
     networks = [nn.ModuleDict({"backbone": net, "head": nn.Linear(4, 4)}) for net in (other, model)]
-    return {
-        "student": ddp(networks[0].state_dict()),
-        "teacher": ddp(networks[1].state_dict()),
-        "optimizer": sgd_state(),
-        "epoch": 300,
-        "args": argparse.Namespace(arch="resnet50", lr=0.03),
-        "dino_loss": OrderedDict(center=torch.zeros(1, 4)),
-    }
+    student, teacher = (ddp(network.state_dict()) for network in networks)
+    about = {"epoch": 300, "args": argparse.Namespace(arch="resnet50", lr=0.03)}
+    about |= {"optimizer": sgd_state(), "dino_loss": OrderedDict(center=torch.zeros(1, 4))}
+    return {"student": student, "teacher": teacher} | about
 
 
 def simsiam(model):
@@ -150,26 +140,17 @@ def simsiam(model):
 
 def barlow_twins(model):
     model.fc = nn.Identity()
-    modules = {
-        "backbone": model,
-        "projector": head(model, 8),
-        "bn": nn.BatchNorm1d(8, affine=False),
-    }
-    return {
-        "epoch": 1000,
-        "model": ddp(nn.ModuleDict(modules).state_dict()),
-        "optimizer": sgd_state(),
-    }
+    modules = {"backbone": model, "projector": head(model, 8)}
+    modules["bn"] = nn.BatchNorm1d(8, affine=False)
+    state = nn.ModuleDict(modules).state_dict()
+    return {"epoch": 1000, "model": ddp(state), "optimizer": sgd_state()}
 
 
 def vicreg(model):
     model.fc = nn.Identity()
     modules = {"backbone": model, "projector": head(model, 8)}
-    return {
-        "epoch": 1000,
-        "model": ddp(nn.ModuleDict(modules).state_dict()),
-        "optimizer": sgd_state(),
-    }
+    state = nn.ModuleDict(modules).state_dict()
+    return {"epoch": 1000, "model": ddp(state), "optimizer": sgd_state()}
 
 
 def plain(model):
@@ -184,11 +165,8 @@ def arb_cifar(model):
 def mio(model):
     small_stem(model).fc = nn.Identity()
     net = nn.ModuleDict({"base_encoder": model, "projector": head(model, 8)})
-    return {
-        "model_state_dict": prefixed("net.", net),
-        "optimizer_state_dict": sgd_state(),
-        "scheduler_state_dict": {},
-    }
+    others = {"optimizer_state_dict": sgd_state(), "scheduler_state_dict": {}}
+    return {"model_state_dict": prefixed("net.", net), **others}
 
 
 def mio_net(model):
@@ -211,43 +189,30 @@ def vissl(model):
         return nn.ModuleDict({"_feature_blocks": blocks})
 
     loss = prefixed("moco_encoder.trunk.", trunk(second(model))) | {"queue": torch.randn(4, 8)}
-    return {
-        "phase_idx": 200,
-        "iteration": 1000,
-        "loss": loss,
-        "train_phase_idx": 199,
-        "classy_state_dict": {
-            "train": True,
-            "base_model": {
-                "model": {"trunk": trunk(model).state_dict(), "heads": head(model, 8).state_dict()}
-            },
-            "optimizer": {"optim": sgd_state()},
-        },
-    }
+    networks = {"trunk": trunk(model).state_dict(), "heads": head(model, 8).state_dict()}
+    classy = {"train": True, "base_model": {"model": networks}, "optimizer": {"optim": sgd_state()}}
+    counts = {"phase_idx": 200, "iteration": 1000, "train_phase_idx": 199}
+    return {**counts, "loss": loss, "classy_state_dict": classy}
 
 
 def lightning(state, **extra):
     counts = {"ready": 400, "started": 400, "processed": 400, "completed": 399}
-    return {
+    loops = {"fit_loop": {"epoch_progress": {"total": counts, "current": counts}}}
+    about = {
         "epoch": 399,
         "global_step": 1000,
         "pytorch-lightning_version": "1.9.0",
-        "state_dict": state,
-        "loops": {"fit_loop": {"epoch_progress": {"total": counts, "current": counts}}},
-        "optimizer_states": [sgd_state()],
-        **extra,
+        "loops": loops,
     }
+    return about | {"state_dict": state, "optimizer_states": [sgd_state()]} | extra
 
 
 def solo_learn(model):
     from omegaconf import OmegaConf
 
     model.fc = nn.Identity()
-    modules = {
-        "classifier": nn.Linear(4, 10),
-        "projector": head(model, 8),
-        "predictor": nn.Linear(4, 4),
-    }
+    modules = {"classifier": nn.Linear(4, 10), "predictor": nn.Linear(4, 4)}
+    modules["projector"] = head(model, 8)
     state = prefixed("backbone.", model) | prefixed("momentum_backbone.", second(model))
     state |= nn.ModuleDict(modules).state_dict()
     return lightning(
@@ -258,11 +223,8 @@ def solo_learn(model):
 
 def solo_learn_cifar(model):
     small_stem(model).fc = nn.Identity()
-    state = (
-        prefixed("encoder.", model)
-        | prefixed("classifier.", nn.Linear(4, 10))
-        | {"queue": torch.randn(2, 4, 8)}
-    )
+    state = prefixed("encoder.", model) | prefixed("classifier.", nn.Linear(4, 10))
+    state["queue"] = torch.randn(2, 4, 8)
     return lightning(state)
 
 
@@ -296,18 +258,12 @@ def mmselfsup_09(model):
 def mmselfsup_10(model):
     model.fc = nn.Identity()
     target = nn.Sequential(second(model), head(model, 8))
-    state = (
-        prefixed("backbone.", model)
-        | prefixed("neck.", head(model, 8))
-        | prefixed("target_net.module.", target)
-    )
+    state = prefixed("backbone.", model) | prefixed("neck.", head(model, 8))
+    state |= prefixed("target_net.module.", target)
     state |= {"target_net.steps": torch.tensor(5)}
     history = {"loss": np.array([1.0, 2.0]), "lr": np.float64(0.1)}
-    return {
-        "meta": {"epoch": 300, "iter": 7},
-        "state_dict": state,
-        "message_hub": {"log_scalars": history},
-    }
+    meta, log = {"epoch": 300, "iter": 7}, {"log_scalars": history}
+    return {"meta": meta, "state_dict": state, "message_hub": log}
 
 
 def mmselfsup_extracted(model):
@@ -316,18 +272,12 @@ def mmselfsup_extracted(model):
 
 def byol_sthalles(model):
     def network(net):
-        return nn.ModuleDict(
-            {
-                "encoder": nn.Sequential(*list(net.children())[:-1]),
-                "projetion": nn.ModuleDict({"net": head(net, 8)}),
-            }
-        )
+        parts = {"encoder": nn.Sequential(*list(net.children())[:-1])}
+        return nn.ModuleDict(parts | {"projetion": nn.ModuleDict({"net": head(net, 8)})})
 
-    return {
-        "online_network_state_dict": network(model).state_dict(),
-        "target_network_state_dict": network(second(model)).state_dict(),
-        "optimizer_state_dict": sgd_state(),
-    }
+    online, target = network(model).state_dict(), network(second(model)).state_dict()
+    states = {"online_network_state_dict": online, "target_network_state_dict": target}
+    return states | {"optimizer_state_dict": sgd_state()}
 
 
 def byol_yaox12(model):
@@ -336,27 +286,16 @@ def byol_yaox12(model):
             {"encoder": nn.Sequential(*list(net.children())[:-1]), "projetion": head(net, 8)}
         )
 
-    modules = {
-        "online_network": network(model),
-        "target_network": network(second(model)),
-        "predictor": nn.Linear(4, 4),
-    }
+    modules = {"online_network": network(model), "target_network": network(second(model))}
+    modules["predictor"] = nn.Linear(4, 4)
     state = ddp(nn.ModuleDict(modules).state_dict())
-    return {
-        "config": {"model": {"base_momentum": 0.99}},
-        "epoch": 300,
-        "steps": 9,
-        "model": state,
-        "amp": {},
-    }
+    about = {"config": {"model": {"base_momentum": 0.99}}, "epoch": 300, "steps": 9, "amp": {}}
+    return about | {"model": state}
 
 
 def byol_lucidrains(model):
-    state = (
-        prefixed("net.", model)
-        | prefixed("online_encoder.net.", model)
-        | prefixed("online_predictor.", nn.Linear(4, 4))
-    )
+    state = prefixed("net.", model) | prefixed("online_encoder.net.", model)
+    state |= prefixed("online_predictor.", nn.Linear(4, 4))
     return state | prefixed("target_encoder.net.", second(model))
 
 
@@ -373,28 +312,17 @@ def torchvision(model):
 
 
 def timm_training(model):
-    return {
-        "epoch": 299,
-        "arch": "resnet50",
-        "state_dict": second(model).state_dict(),
-        "state_dict_ema": model.state_dict(),
-        "optimizer": sgd_state(),
-        "version": 2,
-        "args": argparse.Namespace(opt="sgd"),
-        "metric": 76.1,
-    }
+    about = {"epoch": 299, "arch": "resnet50", "version": 2, "metric": 76.1}
+    about |= {"args": argparse.Namespace(opt="sgd"), "optimizer": sgd_state()}
+    states = {"state_dict": second(model).state_dict(), "state_dict_ema": model.state_dict()}
+    return about | states
 
 
 def torchvision_training(model):
     ema = ddp(model.state_dict()) | {"n_averaged": torch.tensor(9)}
     state = second(model).state_dict()
-    return {
-        "model": state,
-        "model_ema": ema,
-        "optimizer": sgd_state(),
-        "epoch": 89,
-        "args": argparse.Namespace(lr=0.5),
-    }
+    about = {"epoch": 89, "args": argparse.Namespace(lr=0.5), "optimizer": sgd_state()}
+    return about | {"model": state, "model_ema": ema}
 
 
 def detectron2_names(state_dict):

@@ -13,13 +13,8 @@ import numpy as np
 from backbench.stats import confidence
 
 RECORDS = Path(__file__).parents[2] / "docs" / "demo" / "records"
-RUNS = {
-    "knn": "knn",
-    "linear": "linear",
-    "semisup": "semisup/lorac",
-    "fewshot": "fewshot",
-    "box": "detection/lorac/faster",
-}
+RUNS = {"knn": "knn", "linear": "linear", "semisup": "semisup/lorac", "fewshot": "fewshot"}
+RUNS["box"] = "detection/lorac/faster"
 PROBES = ("knn", "linear", "semisup", "fewshot")
 Arrays = dict[str, np.ndarray]
 
@@ -149,11 +144,8 @@ def best_of(place: int) -> Callable[[dict], dict]:
     def change(chosen: dict) -> dict:
         order = sorted(chosen["scores"], key=chosen["scores"].__getitem__)
         lr = float(order[place])
-        return {
-            **chosen,
-            "lr": lr,
-            "lr_used": lr * chosen["batch_size"] / chosen["reference_batch"],
-        }
+        used = lr * chosen["batch_size"] / chosen["reference_batch"]
+        return {**chosen, "lr": lr, "lr_used": used}
 
     return change
 

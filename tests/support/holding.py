@@ -12,12 +12,8 @@ from backbench.runs import lock
 
 def holder(folder):
     """A process that holds `folder`, as soon as it does."""
-    process = subprocess.Popen(
-        [sys.executable, __file__, str(folder)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    process = subprocess.Popen([sys.executable, __file__, str(folder)], **pipes)
     assert process.stdout.readline() == "held\n"
     return process
 

@@ -113,26 +113,12 @@ class Trees:
             scipy.io.savemat(folder / file, {"annotations": rows})
 
     def cifar10(self, base, per=6):
-        self._cifar(
-            base / "cifar-10-batches-py",
-            "CIFAR10",
-            key="labels",
-            names="label_names",
-            per=per,
-            meta="batches.meta",
-            classes=10,
-        )
+        names = {"key": "labels", "names": "label_names", "meta": "batches.meta"}
+        self._cifar(base / "cifar-10-batches-py", "CIFAR10", **names, per=per, classes=10)
 
     def cifar100(self, base, per=6):
-        self._cifar(
-            base / "cifar-100-python",
-            "CIFAR100",
-            key="fine_labels",
-            names="fine_label_names",
-            per=per,
-            meta="meta",
-            classes=100,
-        )
+        names = {"key": "fine_labels", "names": "fine_label_names", "meta": "meta"}
+        self._cifar(base / "cifar-100-python", "CIFAR100", **names, per=per, classes=100)
 
     def _cifar(self, folder, kind, *, key, names, per, meta, classes):
         from torchvision import datasets as tv
@@ -360,11 +346,6 @@ def trunk_file(path, seed=0, *, arch="resnet18", **changes):
     with torch.no_grad():
         for _ in range(3):
             trunk(torch.randn(16, 3, 32, 32))
-    about = {
-        "arch": arch,
-        "method": "random",
-        "provenance": {"name": f"random{seed}"},
-        **changes,
-    }
+    about = {"arch": arch, "method": "random", "provenance": {"name": f"random{seed}"}, **changes}
     Checkpoint(state_dict=trunk.state_dict(), **about).save(path)
     return path

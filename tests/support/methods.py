@@ -144,15 +144,10 @@ def train(
         ]
         labels = torch.randint(5, (BATCH,), generator=generator)
         index = torch.randperm(40, generator=generator)[:BATCH]
-        batch = Batch(
-            views=[distributed.local_slice(view) for view in views],
-            labels=distributed.local_slice(labels),
-            index=distributed.local_slice(index),
-            step=step,
-            epoch=step,
-            epochs=3,
-            progress=step / 3,
-        )
+        when = {"step": step, "epoch": step, "epochs": 3, "progress": step / 3}
+        labels, index = distributed.local_slice(labels), distributed.local_slice(index)
+        views = [distributed.local_slice(view) for view in views]
+        batch = Batch(views=views, labels=labels, index=index, **when)
         batch = moved(batch, device)
         with around(step):
             terms = rules.terms(model(batch))

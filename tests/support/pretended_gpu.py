@@ -38,22 +38,10 @@ HOME = Path(__file__).parents[2]
 aten = torch.ops.aten
 
 # The result, or its shape, needs values
-READS = {
-    aten._local_scalar_dense,
-    aten.is_nonzero,
-    aten.equal,
-    aten.nonzero,
-    aten.masked_select,
-    aten.unique_dim,
-    aten._unique2,
-    aten.unique_consecutive,
-    aten.bincount,
-    aten._linalg_eigh,
-    aten._linalg_svd,
-    aten._linalg_check_errors,
-    aten._linalg_eigvals,
-    torch.ops.torchvision.nms,
-}
+READS = {aten._local_scalar_dense, aten.is_nonzero, aten.equal, aten.nonzero, aten.masked_select}
+READS |= {aten.unique_dim, aten._unique2, aten.unique_consecutive, aten.bincount}
+READS |= {aten._linalg_eigh, aten._linalg_svd, aten._linalg_check_errors, aten._linalg_eigvals}
+READS |= {torch.ops.torchvision.nms}
 COPIES = {aten._to_copy, aten.copy_, aten._copy_from}
 OLDER = version.parse(torch.__version__) < version.parse("2.15")  # of x[mask] = number
 INDEXING = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_}

@@ -19,14 +19,15 @@ def a_result(**changes):
         "method": "simclr",
         "arch": "resnet18",
         "epochs": 2,
+    }
+    base |= {
         "task": "linear",
         "dataset": "digits",
         "split": "test",
         "metric": "top1",
         "value": 91.25,
-        "ci95": (90.0, 92.5),
-        "protocol": "linear-demo-v1",
     }
+    base |= {"ci95": (90.0, 92.5), "protocol": "linear-demo-v1"}
     row = {**base, **changes}
     value = row["value"]
     if "ci95" not in changes:

@@ -128,14 +128,8 @@ def _configure(folder: Path, nodes: int, **settings: int) -> list[list[str]]:
     names = [f"n{i}" for i in range(1, 1 + nodes)]
     for name in names:
         (folder / "spool" / name).mkdir()
-    text = CONF.format(
-        host=host,
-        folder=folder,
-        ctld_port=ctld,
-        **settings,
-        names=f"n[1-{nodes}]",
-        ports=f"[{ports[0]}-{ports[-1]}]",
-    )
+    places = {"host": host, "folder": folder, "ctld_port": ctld, "names": f"n[1-{nodes}]"}
+    text = CONF.format(**places, **settings, ports=f"[{ports[0]}-{ports[-1]}]")
     conf.write_text(text)
     munged = ["munged", "--foreground", "--force", f"--key-file={key}"]
     munged += [f"--socket={folder}/munge.socket", f"--pid-file={folder}/munged.pid"]

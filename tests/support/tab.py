@@ -116,12 +116,9 @@ def tab() -> Iterator[Tab]:
         # The browser reads from descriptor 3 and writes to descriptor 4
         line = [str(chromium()), *FLAGS, f"--user-data-dir={profile}", "--remote-debugging-pipe"]
         script = f'exec "$@" 3<&{theirs} 4>&{ours}'
-        browser = subprocess.Popen(
-            ["bash", "-c", script, "browser", *line],
-            pass_fds=(theirs, ours),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        command = ["bash", "-c", script, "browser", *line]
+        browser = subprocess.Popen(command, pass_fds=(theirs, ours), **quiet)
         os.close(theirs)
         os.close(ours)
         late = threading.Timer(LIMIT, browser.kill)

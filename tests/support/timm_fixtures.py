@@ -76,13 +76,10 @@ def dino(state):
 
 def dino_training(state):
     head = {"head.mlp.0.weight": torch.ones(3, 3)}
-    return {
-        "student": prefixed("module.", prefixed("backbone.", other(state)) | head),
-        "teacher": prefixed("backbone.", state) | head,
-        "epoch": 100,
-        "args": argparse.Namespace(arch="vit_small"),
-        "dino_loss": {"center": torch.zeros(1, 3)},
-    }
+    student = prefixed("module.", prefixed("backbone.", other(state)) | head)
+    states = {"student": student, "teacher": prefixed("backbone.", state) | head}
+    about = {"epoch": 100, "args": argparse.Namespace(arch="vit_small")}
+    return states | about | {"dino_loss": {"center": torch.zeros(1, 3)}}
 
 
 def ibot(state):

@@ -85,15 +85,10 @@ def _batch(traced: Traced, step: int, dtype: str, device: str, nudge: float) -> 
         view = torch.randn(BATCH, 3, size, size, dtype=torch.float64, generator=generator)
         views.append((view * (1 + nudge)).to(DTYPES[dtype]))
     first = step % (IMAGES // BATCH) * BATCH
-    batch = Batch(
-        views=views,
-        labels=torch.randint(5, (BATCH,), generator=generator),
-        index=torch.arange(first, first + BATCH),
-        step=step,
-        epoch=step // (STEPS // EPOCHS),
-        epochs=EPOCHS,
-        progress=step / STEPS,
-    )
+    when = {"step": step, "epoch": step // (STEPS // EPOCHS), "epochs": EPOCHS}
+    labels = torch.randint(5, (BATCH,), generator=generator)
+    index = torch.arange(first, first + BATCH)
+    batch = Batch(views=views, labels=labels, index=index, **when, progress=step / STEPS)
     return moved(batch, device)
 
 

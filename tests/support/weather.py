@@ -96,13 +96,8 @@ class WarmRuns:
 def warm(folder):
     folder.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "BACKBENCH_CACHE": str(folder / "cache")}
-    process = subprocess.Popen(
-        [sys.executable, __file__],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment,
-    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    process = subprocess.Popen([sys.executable, __file__], env=environment, **pipes)
     try:
         assert process.stdout.readline() == "warm\n"
         yield WarmRuns(folder, process)

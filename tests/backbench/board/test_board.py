@@ -25,15 +25,14 @@ from backbench.recipes import config, fast
 from backbench.results import store
 
 ROOT = Path(__file__).parents[3]
-a_result = functools.partial(
-    records.a_result,
-    name="lorac",
-    method="lorac",
-    arch="resnet50",
-    epochs=200,
-    dataset="cifar10",
-    protocol="linear-lorac-v1",
-)
+LORAC = {
+    "name": "lorac",
+    "method": "lorac",
+    "arch": "resnet50",
+    "epochs": 200,
+    "dataset": "cifar10",
+}
+a_result = functools.partial(records.a_result, **LORAC, protocol="linear-lorac-v1")
 
 
 def board_of(tmp_path, *rows) -> Board:
@@ -331,12 +330,8 @@ def test_a_fast_trunk_is_no_seed_of_the_other_one_of_its_name(tmp_path):
     (found,) = ablation.find(board)
     assert {setting.name for setting in found.points} == {"lorac", "lorac (fast)"}
     assert all(len(rows) == 1 for rows in found.points.values())
-    assert sorted(board.labels().values()) == [
-        "lorac beta=2",
-        "lorac beta=2 (fast)",
-        "lorac beta=4",
-        "lorac beta=4 (fast)",
-    ]
+    labels = sorted(board.labels().values())
+    assert labels == ["lorac beta=2", "lorac beta=2 (fast)", "lorac beta=4", "lorac beta=4 (fast)"]
 
 
 LORAC_KEY = "lorac:2:lorac:resnet50:200"

@@ -68,14 +68,9 @@ def test_the_page_says_it_where_trunks_are_compared(runs):
 
 def test_what_a_detector_says_counts_where_nothing_else_does(tmp_path):
     below = {"parameters": 11_176_512, "sides": [1088, 800], "gflops": 33.1}
-    store.append(
-        tmp_path,
-        [
-            row("a", R18, speed=20.0),
-            row("a", below, dataset="coco", speed=2.0),
-            row("b", {**below, "parameters": 5}, dataset="coco", speed=3.0),
-        ],
-    )
+    rows = [row("a", R18, speed=20.0), row("a", below, dataset="coco", speed=2.0)]
+    rows.append(row("b", {**below, "parameters": 5}, dataset="coco", speed=3.0))
+    store.append(tmp_path, rows)
     board = collect([tmp_path])
     export.write_tidy(board, tmp_path / "results.csv")
     lines = list(csv.DictReader((tmp_path / "results.csv").open()))

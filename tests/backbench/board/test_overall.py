@@ -31,11 +31,8 @@ def test_one_sentence_says_who_leads_and_where(runs, tmp_path, capsys):
     assert said.count(".") == 1 and said.endswith(".")
     assert "[rank] over all 18 measurements" in out
     rows = [line.split() for line in out.splitlines()[-3:]]
-    assert [(row[0], row[1], row[2]) for row in rows] == [
-        ("lorac", "1", "(1)"),
-        ("moco", "2", "(2)"),
-        ("random", "3", "(3)"),
-    ]
+    ranked = [(row[0], row[1], row[2]) for row in rows]
+    assert ranked == [("lorac", "1", "(1)"), ("moco", "2", "(2)"), ("random", "3", "(3)")]
     text = (tmp_path / "board.md").read_text()
     assert text.splitlines()[0] == said
     assert "| 1 | 1 to 1 | 1.00 |" in text and "**lorac** |" in text
@@ -96,11 +93,8 @@ def test_a_csv_of_somebody_else(tmp_path, capsys):
     with out.open(newline="") as found:
         rows = {row["name"]: row for row in csv.DictReader(found)}
     assert rows["good"]["rank"] == rows["equal"]["rank"] == "1", "exact ties share a rank"
-    assert (rows["bad"]["rank_low"], rows["bad"]["rank_high"], rows["bad"]["columns"]) == (
-        "3",
-        "3",
-        "7",
-    )
+    bad = rows["bad"]
+    assert (bad["rank_low"], bad["rank_high"], bad["columns"]) == ("3", "3", "7")
 
 
 def test_our_own_csv_is_ranked_by_main_columns(runs, tmp_path, capsys):

@@ -16,11 +16,8 @@ from backbench.launch.attempt import Ending, decide
 def test_failing_job_stops_says_so_and_blocks_what_needs_it(lab, capsys, fault, attempts):
     lab.dataset("pretrain", steps=1, fault=fault)
     lab.dataset("flaky", steps=1, fault="now and then", times=2)
-    grid = lab.grid(
-        recipes=["demo_random"],
-        checkpoints=[lab.checkpoints("a")],
-        evaluate=lab.linear("d1", "flaky"),
-    )
+    evaluate = lab.linear("d1", "flaky")
+    grid = lab.grid(recipes=["demo_random"], checkpoints=[lab.checkpoints("a")], evaluate=evaluate)
     cluster = lab.cluster("local")
     assert lab.run(grid, cluster, "runs") == 1
     states = lab.states("runs")

@@ -117,11 +117,8 @@ def test_probes_on_the_same_features_come_after_the_first(lab):
 
 
 def test_ablation_recipe_times_values_times_seeds(lab):
-    recipe = {
-        "recipe": "demo_simclr",
-        "vary": {"method.temperature": [0.1, 0.2], "epochs": [1, 2]},
-        "seeds": [0, 1, 2],
-    }
+    vary = {"method.temperature": [0.1, 0.2], "epochs": [1, 2]}
+    recipe = {"recipe": "demo_simclr", "vary": vary, "seeds": [0, 1, 2]}
     jobs = jobs_of(lab, lab.grid(recipes=[recipe], evaluate=lab.linear("d1")))
     pretrainings = [j for j in jobs if j.verb == "pretrain"]
     assert len(pretrainings) == 12 and len(jobs) == 24
@@ -197,14 +194,10 @@ def test_running_pretraining_of_an_earlier_grid_is_waited_for(lab):
 
 def test_keys_that_move_together(lab):
     """Every value of a named axis changes several keys, times the values of a key by itself."""
-    sweep = {
-        "recipe": "demo_simclr",
-        "vary": {
-            "batch": {"16": {"batch_size": 16, "epochs": 1}, "32": {"batch_size": 32, "epochs": 2}},
-            "method.temperature": [0.1, 0.5],
-        },
-        "expected": ["paper:1:simclr:batch-{batch}-tau-{temperature}"],
-    }
+    sizes = {"16": {"batch_size": 16, "epochs": 1}, "32": {"batch_size": 32, "epochs": 2}}
+    vary = {"batch": sizes, "method.temperature": [0.1, 0.5]}
+    expected = ["paper:1:simclr:batch-{batch}-tau-{temperature}"]
+    sweep = {"recipe": "demo_simclr", "vary": vary, "expected": expected}
     grid = lab.grid(checkpoints=[], recipes=[sweep], evaluate=[], seeds=[0, 1])
     jobs = expand(read_grid(grid), lab.root / "runs", where="x", data=lab.data).jobs
     assert len(jobs) == 8, "two batches, two temperatures, two seeds of the grid"

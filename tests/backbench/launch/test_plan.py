@@ -130,12 +130,8 @@ def test_cost_of_a_detector_is_of_the_same_config_and_keys(lab, capsys):
 @pytest.mark.slow
 def test_ten_thousand_jobs_expand_quickly(lab):
     pattern = lab.checkpoints(*(f"c{i}" for i in range(250)))
-    grid = Grid(
-        name="big",
-        data=str(lab.data),
-        checkpoints=(pattern, pattern),
-        evaluate=tuple(lab.linear("d", seeds=list(range(40)))),
-    )
+    evaluate = tuple(lab.linear("d", seeds=list(range(40))))
+    grid = Grid(name="big", data=str(lab.data), checkpoints=(pattern, pattern), evaluate=evaluate)
     start = time.process_time()
     jobs = expand(grid, lab.root / "runs", where="grid").jobs
     made = list(arrays(read_cluster("slurm"), jobs))

@@ -240,11 +240,9 @@ def test_twelve_real_probes_of_three_pretrainings_fill_the_table(lab, tiny_root)
     for row in rows:
         filled = [key for key, value in row.items() if "/digits/" in key and value]
         assert {key.split("/")[0] for key in filled} == {"linear", "logreg", "knn", "fewshot"}
-    together = lab.grid(
-        checkpoints=[str(lab.root / "runs" / "pretrain" / "*")],
-        data=str(tiny_root),
-        evaluate=[{**e, "pack": 3} for e in evaluate],
-    )
+    made = [str(lab.root / "runs" / "pretrain" / "*")]
+    packed = [{**e, "pack": 3} for e in evaluate]
+    together = lab.grid(checkpoints=made, data=str(tiny_root), evaluate=packed)
     assert lab.run(together, lab.cluster("debug", fake=False), "whole") == 0
     assert len(lab.states("whole")) == 4
     got, expected = lab.values("runs"), lab.values("whole")

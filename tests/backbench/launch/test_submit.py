@@ -157,15 +157,8 @@ def test_watch_submits_again_what_waited_for_a_job_that_goes_on(lab, stand_in_sl
     path = lab.grid(recipes=["demo_random"], evaluate=lab.linear("d1"))
     cluster = read_cluster(lab.slurm())
     ledger = Ledger(lab.root / "runs")
-    request = launch.Request(
-        ledger=ledger,
-        grid=read_grid(path),
-        target=Target(cluster, (), "lab"),
-        where="grid",
-        data=None,
-        interval=1.0,
-        commands=CommandCheck(None, None),
-    )
+    target, commands = Target(cluster, (), "lab"), CommandCheck(None, None)
+    request = launch.Request(ledger, read_grid(path), target, "grid", None, 1.0, commands)
     seen = launch.SeenJobs()
     launch._submit_missing(request, seen)
     pretraining, probe = (ledger.records()[name] for name in sorted(ledger.records(), reverse=True))

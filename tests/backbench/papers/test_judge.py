@@ -142,13 +142,8 @@ def test_what_is_no_seed_of_the_same_training_stands_alone(tmp_path, capsys):
         trained(tmp_path, recipe, value, digest=digest, name=digest, **LORAC)
     # Without recipes nobody knows that two trunks are two seeds
     for digest in "ef":
-        row = {
-            "checkpoint": digest * 64,
-            "name": digest,
-            "value": 80.0,
-            "arch": "resnet50",
-            "epochs": 200,
-        }
+        row = {"checkpoint": digest * 64, "name": digest, "value": 80.0}
+        row |= {"arch": "resnet50", "epochs": 200}
         provenance = {**held("linear", *LORAC.values()), "expected": ["lorac:2:lorac:resnet50:200"]}
         store.append(tmp_path, [a_result(**row, **LORAC, provenance=provenance)])
     assert main(["paper", "lorac:2", str(tmp_path)]) == 0

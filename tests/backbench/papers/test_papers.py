@@ -146,11 +146,8 @@ def test_every_expected_key_maps_to_a_protocol_that_ships():
         recipe = printed_recipes.shipped(name)
         for key in recipe.get("expected") or ():
             for number in published.lookup(key):
-                assert judging_rules.reason(number) in (
-                    None,
-                    judging_rules.QUOTED,
-                    judging_rules.SPREAD,
-                ), (name, key)
+                allowed = (None, judging_rules.QUOTED, judging_rules.SPREAD)
+                assert judging_rules.reason(number) in allowed, (name, key)
                 if (protocol := judging_rules.recipe(number)) is not None:
                     config.find_recipe(protocol, "transfer")
                 expected += 1

@@ -71,11 +71,9 @@ def test_keys_are_named_by_recipes_checkpoints_and_imports():
     ],
 )
 def test_lookup(key, task, dataset, metric, value):
-    assert [
-        r.value
-        for r in published.lookup(key)
-        if (r.task, r.dataset, r.metric) == (task, dataset, metric)
-    ] == [value]
+    wanted = (task, dataset, metric)
+    rows = [r for r in published.lookup(key) if (r.task, r.dataset, r.metric) == wanted]
+    assert [r.value for r in rows] == [value]
 
 
 def test_what_is_no_score_of_images_is_counted_and_never_judged():

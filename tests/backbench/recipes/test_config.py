@@ -70,13 +70,8 @@ def test_bases_merge_from_low_to_high(tmp_path):
     write(tmp_path, "side", "lr: 0.5\nheads: [{width: 1}, {norm: true}]")
     top = write(tmp_path, "top", "base: [low, side]\nname: top\ntable: {b: 3}")
     found = load(top)
-    assert found == Recipe(
-        name="top",
-        lr=0.5,
-        pet=Dog(name="dog", tricks=("sit",)),
-        heads=(Head(width=1), Head(norm=True)),
-        table={"a": 1.0, "b": 3.0},
-    )
+    pet, heads = Dog(name="dog", tricks=("sit",)), (Head(width=1), Head(norm=True))
+    assert found == Recipe(name="top", lr=0.5, pet=pet, heads=heads, table={"a": 1.0, "b": 3.0})
 
 
 def test_numbers_are_read_as_people_write_them(tmp_path):

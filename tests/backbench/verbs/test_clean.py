@@ -61,11 +61,8 @@ def test_only_listed_until_told(runs, capsys):
 def test_what_goes_and_what_stays(runs, capsys):
     before = files(runs)
     assert cli.main(["clean", str(runs), "--yes"]) == 0
-    assert before - files(runs) == {
-        "done/state.pt",
-        "done/.state.pt.abc.tmp",
-        "nested/detector/state.pt",
-    }
+    gone = {"done/state.pt", "done/.state.pt.abc.tmp", "nested/detector/state.pt"}
+    assert before - files(runs) == gone
     assert torch.equal(
         Checkpoint.load(runs / "done" / "backbone.safetensors").state_dict["bn1.weight"],
         torch.ones(64),

@@ -151,11 +151,7 @@ def test_a_rows_command_measures_the_same_value(whole, tmp_path):
         assert command is not None and command.startswith("backbench ")
         arguments = shlex.split(command)[1:]
         cwd = (rows[0].origin or {})["cwd"]
-        subprocess.run(
-            [sys.executable, "-m", "backbench", *arguments],
-            cwd=cwd,
-            check=True,
-            capture_output=True,
-        )
+        command = [sys.executable, "-m", "backbench", *arguments]
+        subprocess.run(command, cwd=cwd, check=True, capture_output=True)
         repeated, _ = store.read(tmp_path / part)
         assert {(r.column, r.value) for r in repeated} == {(r.column, r.value) for r in rows}

@@ -123,12 +123,8 @@ def test_one_set_of_weights_has_one_number_by_every_door(home, monkeypatch):
     torch.save(model.state_dict(), home / "bare.pth")
     words = ["--arch", "timm:test_vit", "--out", "imported.safetensors"]
     assert cli.main(["import", "bare.pth", *words]) == 0
-    doors = {
-        "file": snapshot / "model.safetensors",
-        "name": "timm:test_vit",
-        "import": home / "imported.safetensors",
-        "module": model,
-    }
+    doors = {"file": snapshot / "model.safetensors", "name": "timm:test_vit"}
+    doors |= {"import": home / "imported.safetensors", "module": model}
     found = {
         door: backbench.evaluate(given, "knn", data=home / "mine", out=home / door, here=True)
         for door, given in doors.items()

@@ -38,12 +38,8 @@ def test_saved_and_loaded_without_a_difference(trunk, tmp_path):
     original.save(tmp_path / "x.safetensors")
     loaded = Checkpoint.load(tmp_path / "x.safetensors")
     assert loaded.digest == original.digest
-    assert (loaded.name, loaded.epochs, loaded.pixels, loaded.stem) == (
-        "Demo, 5 epochs",
-        5,
-        original.pixels,
-        "imagenet",
-    )
+    about = (loaded.name, loaded.epochs, loaded.pixels, loaded.stem)
+    assert about == ("Demo, 5 epochs", 5, original.pixels, "imagenet")
     assert loaded.provenance == original.provenance
     assert loaded.state_dict.keys() == original.state_dict.keys()
     assert all(torch.equal(loaded.state_dict[k], v) for k, v in original.state_dict.items())

@@ -23,11 +23,8 @@ needs_detectron2 = pytest.mark.skipif(
 
 def checkpoint(arch, **changes):
     trunk = fx.trunk_of(fx.known_resnet(arch))
-    fields = {
-        "method": "moco",
-        "epochs": 200,
-        "provenance": {"name": "MoCo, 200 epochs", "recipe": {"lr": 0.03}},
-    }
+    provenance = {"name": "MoCo, 200 epochs", "recipe": {"lr": 0.03}}
+    fields = {"method": "moco", "epochs": 200, "provenance": provenance}
     return Checkpoint(arch=arch, state_dict=trunk, **(fields | changes))
 
 
@@ -35,12 +32,15 @@ def exported(arch, tmp_path, **changes):
     source = checkpoint(arch, **changes)
     source.save(tmp_path / "x.safetensors")
     out = tmp_path / "out.pkl"
-    assert (
-        cli.main(
-            ["export", str(tmp_path / "x.safetensors"), "--format", "detectron2", "--out", str(out)]
-        )
-        == 0
-    )
+    command = [
+        "export",
+        str(tmp_path / "x.safetensors"),
+        "--format",
+        "detectron2",
+        "--out",
+        str(out),
+    ]
+    assert cli.main(command) == 0
     return source, out
 
 
@@ -73,12 +73,8 @@ def test_there_and_back(arch, tmp_path, capsys):
     assert content["backbench"]["pixels"]["pixel_std"] == pytest.approx([102, 127.5, 153])
     assert len(content["model"]) == len(trunk_shapes(arch))
     back = importing.read(out)
-    assert (back.digest, back.name, back.pixels, back.epochs) == (
-        source.digest,
-        source.name,
-        pixels,
-        200,
-    )
+    about = (back.digest, back.name, back.pixels, back.epochs)
+    assert about == (source.digest, source.name, pixels, 200)
     assert back.provenance == source.provenance
     images = torch.randn(1, 3, 64, 64)
     with torch.no_grad():
@@ -105,14 +101,8 @@ def test_small_stems_do_not_go_out(tmp_path):
         tmp_path / "x.safetensors"
     )
     out = tmp_path / "x.pkl"
-    arguments = [
-        "export",
-        str(tmp_path / "x.safetensors"),
-        "--format",
-        "detectron2",
-        "--out",
-        str(out),
-    ]
+    arguments = ["export", str(tmp_path / "x.safetensors"), "--format", "detectron2"]
+    arguments += ["--out", str(out)]
     assert cli.main(arguments) == 2
     assert not out.exists()
 

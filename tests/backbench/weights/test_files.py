@@ -73,11 +73,8 @@ def test_malicious_raw_pickle(protocol, tmp_path, capsys):
 @pytest.mark.parametrize("legacy", [False, True])
 def test_malicious_pickle_in_a_torch_file(legacy, tmp_path, capsys):
     marker = tmp_path / "marker"
-    path = torch_file(
-        {"state_dict": {"conv1.weight": torch.ones(3)}, "epoch": Attack(marker)},
-        tmp_path / "x.pth",
-        legacy=legacy,
-    )
+    content = {"state_dict": {"conv1.weight": torch.ones(3)}, "epoch": Attack(marker)}
+    path = torch_file(content, tmp_path / "x.pth", legacy=legacy)
     refused(path, capsys, "it names posix.system", "nothing was executed")
     assert not marker.exists()
 
@@ -117,14 +114,9 @@ def test_torch_names_that_weights_only_allows_cannot_make_a_tensor_from_nothing(
 
         def __reduce__(self):
             storage = torch.ones(10)._typed_storage()
-            return torch._utils._rebuild_tensor_v2, (
-                storage,
-                0,
-                (1000, 1000),
-                (1000, 1),
-                False,
-                OrderedDict(),
-            )
+            size, stride = (1000, 1000), (1000, 1)
+            arguments = (storage, 0, size, stride, False, OrderedDict())
+            return torch._utils._rebuild_tensor_v2, arguments
 
     for legacy in (False, True):
         refused(torch_file({"a": Liar()}, tmp_path / "x.pth", legacy=legacy), capsys, "damaged")
@@ -409,11 +401,8 @@ def test_a_200_mb_file_is_read_in_less_than_one_and_a_half_times_its_size(legacy
     momentum = {
         i: {"momentum_buffer": torch.randn_like(p)} for i, p in enumerate(model.parameters())
     }
-    content = {
-        "epoch": 90,
-        "state_dict": fx.ddp(model.state_dict()),
-        "optimizer": {"state": momentum},
-    }
+    optimizer = {"state": momentum}
+    content = {"epoch": 90, "state_dict": fx.ddp(model.state_dict()), "optimizer": optimizer}
     file = torch_file(content, tmp_path / "x.pth", legacy=legacy)
     small = torch_file(
         fx.known_resnet("resnet18").state_dict(), tmp_path / "small.pth", legacy=legacy

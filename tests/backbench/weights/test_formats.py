@@ -61,17 +61,10 @@ def check_bit_equal(maker, arch, tmp_path):
     file.unlink()
     assert equal(checkpoint.state_dict, trunk)
     assert len(checkpoint.state_dict) == len(trunk_shapes(arch))
-    assert (checkpoint.arch, checkpoint.stem, checkpoint.method, checkpoint.epochs) == (
-        arch,
-        stem,
-        method,
-        epochs,
-    )
-    assert (checkpoint.pixels.mean, checkpoint.pixels.std, checkpoint.pixels.order) == (
-        mean,
-        std,
-        "RGB",
-    )
+    about = (checkpoint.arch, checkpoint.stem, checkpoint.method, checkpoint.epochs)
+    assert about == (arch, stem, method, epochs)
+    pixels = checkpoint.pixels
+    assert (pixels.mean, pixels.std, pixels.order) == (mean, std, "RGB")
     assert checkpoint.provenance["format"] == form
     assert checkpoint.provenance["encoder"] == encoder
     assert checkpoint.name == "some_run"
@@ -396,19 +389,11 @@ def test_inspect_tells_what_is_there(tmp_path, capsys):
     file = write(fx.moco(fx.known_resnet("resnet18")), tmp_path / "x.pth.tar")
     assert cli.main(["inspect", str(file), "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert (report["format"], report["container"], report["epochs"], report["arch"]) == (
-        "moco",
-        "torch zip",
-        200,
-        "resnet18",
-    )
+    about = [report[key] for key in ("format", "container", "epochs", "arch")]
+    assert about == ["moco", "torch zip", 200, "resnet18"]
     query, key = report["encoders"]
-    assert (query["encoder"], query["default"], query["matched"], query["expected"]) == (
-        "query",
-        True,
-        120,
-        120,
-    )
+    about = [query[key] for key in ("encoder", "default", "matched", "expected")]
+    assert about == ["query", True, 120, 120]
     assert (key["encoder"], key["default"], key["prefix"]) == ("key", False, "module.encoder_k.")
     assert query["problems"] == {}
     assert query["untrained"] == []
@@ -453,11 +438,8 @@ def test_inspect_and_import_of_our_own_files(tmp_path, capsys):
     )
     checkpoint.save(tmp_path / "x.safetensors")
     report = inspecting.inspect(tmp_path / "x.safetensors")
-    assert (report["format"], report["digest"], report["name"]) == (
-        "backbench",
-        checkpoint.digest,
-        "Ours",
-    )
+    about = (report["format"], report["digest"], report["name"])
+    assert about == ("backbench", checkpoint.digest, "Ours")
     assert importing.read(tmp_path / "x.safetensors", epochs=3).epochs == 3
     with pytest.raises(BadInput, match="holds one trunk"):
         importing.read(tmp_path / "x.safetensors", encoder="key")

@@ -10,14 +10,8 @@ from backbench.weights import importing
 
 pytestmark = pytest.mark.slow
 
-SIZE = {
-    "hidden_size": 64,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "intermediate_size": 256,
-    "image_size": 32,
-    "patch_size": 8,
-}
+SIZE = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4}
+SIZE |= {"intermediate_size": 256, "image_size": 32, "patch_size": 8}
 TEXT = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 99}
 STAGES = {"hidden_sizes": [8, 16, 24, 32], "depths": [1, 1, 2, 1]}
 VIT = ",depth=4,embed_dim=64,img_size=32,num_heads=4,patch_size=8"

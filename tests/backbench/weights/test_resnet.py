@@ -31,12 +31,8 @@ def test_features_and_stages_are_torchvisions():
     with torch.no_grad():
         assert torch.equal(ours(images), theirs(images))
         maps = ours.stages(images)
-    assert [tuple(m.shape) for m in maps] == [
-        (2, 64, 16, 16),
-        (2, 128, 8, 8),
-        (2, 256, 4, 4),
-        (2, 512, 2, 2),
-    ]
+    shapes = [(2, 64, 16, 16), (2, 128, 8, 8), (2, 256, 4, 4), (2, 512, 2, 2)]
+    assert [tuple(m.shape) for m in maps] == shapes
     assert ours.feature_dim == 512
 
 

@@ -66,12 +66,8 @@ def test_a_module_that_cannot_be_counted_has_no_cost():
         feature_dim=4,
         features=lambda module, x: module(x).mean((2, 3)) * float(x.sum()),  # reads an element
     )
-    assert facts(checkpoint_of(trunk), 32) == {
-        "reading": "pooled",
-        "parameters": 112,
-        "side": 32,
-        "gflops": None,
-    }
+    wanted = {"reading": "pooled", "parameters": 112, "side": 32, "gflops": None}
+    assert facts(checkpoint_of(trunk), 32) == wanted
 
 
 def test_the_first_batch_is_not_timed(monkeypatch):
