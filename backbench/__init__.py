@@ -31,16 +31,8 @@ _NAMES = {
     # run folders -> the board that the leaderboard is written from
     "collect": ("backbench.board.board", "collect"),
 }
-__all__ = [
-    "Checkpoint",
-    "ModuleTrunk",
-    "Pixels",
-    "Result",
-    "Results",
-    "collect",
-    "evaluate",
-    "load",
-]
+__all__ = ["Checkpoint", "ModuleTrunk", "Pixels", "Result", "Results", "collect"]
+__all__ += ["evaluate", "load"]
 
 
 def __getattr__(name: str) -> Any:

@@ -57,14 +57,8 @@ def legend_below(figure: Figure, names: Sequence[tuple[str, str]]) -> None:
     handles = [Line2D([], [], color=color, linewidth=3) for _, color in names]
     labels = [name for name, _ in names]
     fitting = int(figure.get_figwidth() // 3.4) or 1  # a name takes about 3.4 inches
-    figure.legend(
-        handles,
-        labels,
-        loc="outside lower center",
-        ncols=max(1, min(len(names), fitting)),
-        fontsize=8,
-        frameon=False,
-    )
+    look = {"ncols": max(1, min(len(names), fitting)), "fontsize": 8, "frameon": False}
+    figure.legend(handles, labels, loc="outside lower center", **look)
 
 
 def _without_formulas(figure: Figure) -> None:

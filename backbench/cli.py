@@ -112,8 +112,7 @@ class _Protocol(argparse.Action):
 
 def _protocol_and_seed(p: argparse.ArgumentParser, default: str, also: str = "") -> None:
     help = (
-        f"a recipe's name or file{also} (default: {default}); `list` shows those there are; k=5,20"
-        " after it changes it"
+        f"a recipe's name or file{also} (default: {default}; `list` shows all); k=5,20 changes it"
     )
     p.add_argument("--protocol", default=default, action=_Protocol, metavar="NAME", help=help)
     p.set_defaults(overrides=[])
@@ -555,11 +554,8 @@ class _PrintVersion(argparse.Action):
 
 
 def parser() -> argparse.ArgumentParser:
-    top = Parser(
-        prog="backbench",
-        description="What is a self-supervised ResNet-50 worth?",
-        allow_abbrev=False,
-    )
+    question = "What is a self-supervised ResNet-50 worth?"
+    top = Parser(prog="backbench", description=question, allow_abbrev=False)
     _add_verbosity(top)
     top.add_argument("--version", action=_PrintVersion, help="print the version")
     top.set_defaults(verbosity=0, quiet=False, debug=False)

@@ -81,12 +81,9 @@ def write_grid(root: Path, jobs: int) -> Path:
         fake_verbs.write_checkpoint(root / "ck" / f"c{i}.safetensors", str(i))
     datasets = [f"d{i}" for i in range(20)]
     pattern = str(root / "ck" / "*")
-    content = {
-        "name": "big",
-        "data": str(root / "data"),
-        "checkpoints": [pattern, pattern],
-        "evaluate": [{"verb": "linear", "datasets": datasets, "protocol": "lorac"}],
-    }
+    evaluate = {"verb": "linear", "datasets": datasets, "protocol": "lorac"}
+    content = {"name": "big", "data": str(root / "data"), "checkpoints": [pattern, pattern]}
+    content["evaluate"] = [evaluate]
     grid = root / "grid.yaml"
     grid.write_text(json.dumps(content))  # JSON is YAML
     return grid

@@ -203,8 +203,7 @@ def refuse_pixels(given: Given, checkpoint: Checkpoint) -> None:
         far = [abs(a - b) > PIXEL_TOLERANCE for a, b in zip(stated, wanted)]
         if len(stated) != len(wanted) or any(far):
             raise BadInput(
-                f"{given.path}: {key} is {stated} but {name} was trained with {wanted}; "
-                "leave the key out"
+                f"{given.path}: {key} is {stated} but {name} was trained with {wanted}; leave it out"
             )
 
 

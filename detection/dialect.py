@@ -81,10 +81,8 @@ def read(name: str, opts: Sequence[str]) -> Given:
         # A flag or a file among the overrides is no key
         parts = key.split(".")
         if not all(part.replace("_", "").isalnum() and part.isupper() for part in parts):
-            raise BadInput(
-                f"override '{key} {text}': expected KEY VALUE as in SOLVER.BASE_LR 0.01; "
-                "flags go before them"
-            )
+            wanted = "expected KEY VALUE as in SOLVER.BASE_LR 0.01; flags go before them"
+            raise BadInput(f"override '{key} {text}': {wanted}")
         values[key] = CfgNode._decode_cfg_value(text)
     return Given(path, values)
 

@@ -149,10 +149,8 @@ def repeat_factors(cfg: CfgNode, records: Sequence[ImageRecord]) -> Tensor | Non
     if loading.SAMPLER_TRAIN == "TrainingSampler":
         return None
     if loading.SAMPLER_TRAIN != "RepeatFactorTrainingSampler":
-        raise BadInput(
-            f"DATALOADER.SAMPLER_TRAIN {loading.SAMPLER_TRAIN}: "
-            "TrainingSampler or RepeatFactorTrainingSampler"
-        )
+        known = "TrainingSampler or RepeatFactorTrainingSampler"
+        raise BadInput(f"DATALOADER.SAMPLER_TRAIN {loading.SAMPLER_TRAIN}: {known}")
     return RepeatFactorTrainingSampler.repeat_factors_from_category_frequency(
         records, loading.REPEAT_THRESHOLD, sqrt=loading.REPEAT_SQRT
     )
@@ -205,15 +203,11 @@ class Detectron2Engine(DetectionEngine):
         dialect.merge(cfg, given)
         outlines = cfg.INPUT.CROP.ENABLED and cfg.MODEL.MASK_ON
         if outlines and importlib.util.find_spec("shapely") is None:
-            raise BadInput(
-                f"{given.path}: INPUT.CROP cuts outlines with the package shapely, which is not "
-                "installed: pip install shapely"
-            )
+            shapely = "the package shapely, which is not installed: pip install shapely"
+            raise BadInput(f"{given.path}: INPUT.CROP cuts outlines with {shapely}")
         if cfg.MODEL.META_ARCHITECTURE != "GeneralizedRCNN":
-            raise BadInput(
-                f"{given.path}: MODEL.META_ARCHITECTURE {cfg.MODEL.META_ARCHITECTURE}: "
-                "only GeneralizedRCNN"
-            )
+            kind = cfg.MODEL.META_ARCHITECTURE
+            raise BadInput(f"{given.path}: MODEL.META_ARCHITECTURE {kind}: only GeneralizedRCNN")
         return cfg
 
     def build(self) -> nn.Module:
@@ -245,10 +239,8 @@ class Detectron2Engine(DetectionEngine):
             if key not in state and key.endswith("num_batches_tracked"):
                 continue  # frozen batch norm does not count
             if key not in state or state[key].shape != tensor.shape:
-                raise BadInput(
-                    f"detectron2: the model has no place for {key} {tuple(tensor.shape)} of "
-                    f"{self.checkpoint.name}"
-                )
+                left = f"{key} {tuple(tensor.shape)} of {self.checkpoint.name}"
+                raise BadInput(f"detectron2: the model has no place for {left}")
             state[key] = tensor
         model.load_state_dict(state)
 

@@ -83,11 +83,10 @@ class TorchvisionEngine(DetectionEngine):
         for key, allowed in IMPLEMENTED.items():
             value = list(values[key]) if isinstance(values[key], tuple) else values[key]
             if value not in allowed:
-                raise BadInput(
-                    f"{given.path}: {key} is {value!r}; "
-                    f"the torchvision engine has {' or '.join(map(repr, allowed))} "
-                    "(Detectron2 may have it: --engine detectron2)"
-                )
+                options = " or ".join(map(repr, allowed))
+                other = "(Detectron2 may have it: --engine detectron2)"
+                wanted = f"the torchvision engine has {options} {other}"
+                raise BadInput(f"{given.path}: {key} is {value!r}; {wanted}")
         return cfg
 
     def build(self) -> Detector:

@@ -30,10 +30,8 @@ def check(cfg: CfgNode, run: DetectionRun, train: Split, val: Split) -> None:
         raise BadInput(f"{given.path}: VOC's AP is Detectron2's; add --engine detectron2")
     check_ground_truth(cfg, given, train, val, run.task)
     if solver.IMS_PER_BATCH % run.world:
-        raise BadInput(
-            f"SOLVER.IMS_PER_BATCH {solver.IMS_PER_BATCH} does not divide into {run.world} "
-            "processes (--num-gpus)"
-        )
+        batch = f"SOLVER.IMS_PER_BATCH {solver.IMS_PER_BATCH}"
+        raise BadInput(f"{batch} does not divide into {run.world} processes (--num-gpus)")
     if min(solver.IMS_PER_BATCH, solver.MAX_ITER) < 1 or solver.BASE_LR <= 0:
         raise BadInput(f"{given.path}: SOLVER.IMS_PER_BATCH, MAX_ITER and BASE_LR must be positive")
     half = solver.AMP.ENABLED and solver.AMP.PRECISION == "fp16"
@@ -71,10 +69,8 @@ def check_ground_truth(
             )
     if (train.categories, train.ids) != (val.categories, val.ids):
         odd = sorted(set(zip(train.ids, train.categories)) ^ set(zip(val.ids, val.categories)))[0]
-        raise BadInput(
-            f"{val.file}: its categories are not those of {train.file}; "
-            f"first difference: {odd[0]} '{odd[1]}'"
-        )
+        first = f"first difference: {odd[0]} '{odd[1]}'"
+        raise BadInput(f"{val.file}: its categories are not those of {train.file}; {first}")
     shared = {r["file_name"] for r in train.records} & {r["file_name"] for r in val.records}
     if shared:
         first = Path(min(shared)).name

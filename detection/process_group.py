@@ -91,10 +91,8 @@ def over_machines(run: DetectionRun, machines: int, machine: int, url: str) -> D
         url = f"tcp://{host}:{os.environ['MASTER_PORT']}"
         return replace(run, dist_url=url, task_rank=int(task), local_rank=local)
     if machines > 1 and not url:
-        raise BadInput(
-            f"--num-machines {machines}: where do they meet? --dist-url tcp://HOST:PORT, a free port"
-            " of the first machine"
-        )
+        where = "where do they meet? --dist-url tcp://HOST:PORT, a free port of the first machine"
+        raise BadInput(f"--num-machines {machines}: {where}")
     return run
 
 

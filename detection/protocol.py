@@ -16,15 +16,8 @@ STATED = "# protocol: "
 FROZEN = "MODEL.TRUNK.FROZEN"
 LOOKING = "TEST.EVAL_PERIOD"  # stated in a run's folder all the same
 # Where a run computes, how often it saves or is looked at, and the seed, which a row names
-NEUTRAL = {
-    "MODEL.DEVICE",
-    "DATALOADER.NUM_WORKERS",
-    "SOLVER.CHECKPOINT_PERIOD",
-    LOOKING,
-    "OUTPUT_DIR",
-    "SEED",
-    "VERSION",
-}
+NEUTRAL = {"MODEL.DEVICE", "DATALOADER.NUM_WORKERS", "SOLVER.CHECKPOINT_PERIOD", LOOKING}
+NEUTRAL |= {"OUTPUT_DIR", "SEED", "VERSION"}
 # Two runs of one protocol may also differ in the trunk's size, which the row names, and in what the
 # checkpoint owns.
 TRUNK_SIZE = {"MODEL.WEIGHTS", "MODEL.RESNETS.DEPTH", "MODEL.RESNETS.RES2_OUT_CHANNELS"}

@@ -75,10 +75,8 @@ def decaying(cfg: CfgNode) -> ParamScheduler:
         return CosineParamScheduler(1, s.BASE_LR_END / s.BASE_LR)
     if s.LR_SCHEDULER_NAME == "WarmupStepWithFixedGammaLR":
         return StepWithFixedGammaParamScheduler(1.0, s.NUM_DECAYS, s.GAMMA, s.MAX_ITER)
-    raise BadInput(
-        f"SOLVER.LR_SCHEDULER_NAME {s.LR_SCHEDULER_NAME}: WarmupMultiStepLR, WarmupCosineLR or "
-        "WarmupStepWithFixedGammaLR"
-    )
+    known = "WarmupMultiStepLR, WarmupCosineLR or WarmupStepWithFixedGammaLR"
+    raise BadInput(f"SOLVER.LR_SCHEDULER_NAME {s.LR_SCHEDULER_NAME}: {known}")
 
 
 def warmed_up(rest: ParamScheduler, cfg: CfgNode) -> ParamScheduler:

@@ -331,12 +331,8 @@ def logged_losses(losses: dict[str, Tensor], run: DetectionRun, step: int) -> di
 
 def save(run: DetectionRun, engine: DetectionEngine, iteration: int) -> None:
     """Save all that the next iteration depends on. Nothing random: see engine.py."""
-    state = {
-        "iteration": iteration,
-        "model": engine.model.state_dict(),
-        "optimizer": engine.optimizer.state_dict(),
-        "scaler": engine.amp.scaler.state_dict(),
-    }
+    state = {"iteration": iteration, "scaler": engine.amp.scaler.state_dict()}
+    state |= {"model": engine.model.state_dict(), "optimizer": engine.optimizer.state_dict()}
     save_state(run.out / STATE_FILE, state)
 
 
@@ -355,16 +351,10 @@ def continue_from(run: DetectionRun, engine: DetectionEngine) -> int:
 
 
 def keep_final(run: DetectionRun, p: Prepared, engine: DetectionEngine) -> None:
-    about = {
-        "checkpoint": p.checkpoint.digest,
-        "name": p.checkpoint.name,
-        "method": p.checkpoint.method,
-        "arch": p.checkpoint.arch,
-        "epochs": p.checkpoint.epochs,
-        "task": p.task.name,
-        "engine": run.engine,
-        "config": decisive(run.given),
-    }
+    c = p.checkpoint
+    about: dict[str, object] = {"checkpoint": c.digest, "name": c.name, "method": c.method}
+    about |= {"arch": c.arch, "epochs": c.epochs, "task": p.task.name, "engine": run.engine}
+    about["config"] = decisive(run.given)
     with atomic.atomic_path(run.final) as temporary:
         torch.save({"model": engine.model.state_dict(), "backbench": about}, temporary)
     (run.out / STATE_FILE).unlink(missing_ok=True)

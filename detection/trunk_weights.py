@@ -38,8 +38,7 @@ def read(checkpoint: Path | None, model_weights: str, arch: str, seed: int) -> C
     file = checkpoint or (Path(model_weights) if model_weights else None)
     if file is None:
         raise BadInput(
-            "no weights: give --checkpoint X, MODEL.WEIGHTS OUT.pkl, "
-            f"or MODEL.WEIGHTS {RANDOM} for the random row"
+            f"no weights: give --checkpoint X, MODEL.WEIGHTS OUT.pkl or MODEL.WEIGHTS {RANDOM}"
         )
     return importing.read(file)
 
@@ -61,10 +60,8 @@ def check_features(
     names = ("C2", "C3", "C4", "C5") if len(own) > 1 else ("map",)
     for name, a, b in zip(names, own, engine.stages(x), strict=True):
         if a.shape != b.shape:
-            raise BadInput(
-                f"{engine.name}: {name} of the detector is {tuple(b.shape)}, "
-                f"the checkpoint's {tuple(a.shape)}"
-            )
+            shapes = f"{tuple(b.shape)}, the checkpoint's {tuple(a.shape)}"
+            raise BadInput(f"{engine.name}: {name} of the detector is {shapes}")
         difference = float((a - b).abs().max() / a.abs().max().clamp(min=1e-12))
         if not difference <= TOLERANCE:  # not `>`: NaN is refused too
             raise BadInput(

@@ -254,12 +254,8 @@ def warn_if_collapsed(row: dict[str, float], step: int) -> None:
         )
     std, rank = row.get("feature_std"), row.get("effective_rank")
     if std is not None and rank is not None and (std < COLLAPSED_STD or rank < COLLAPSED_RANK):
-        log.warning(
-            "step %d: the representation collapses (feature std %.2g, effective rank %.3g)",
-            step,
-            std,
-            rank,
-        )
+        text = "step %d: the representation collapses (feature std %.2g, effective rank %.3g)"
+        log.warning(text, step, std, rank)
 
 
 class KnnScore(Dataset[tuple[int, Tensor | None]]):

@@ -42,14 +42,8 @@ class LARS(torch.optim.Optimizer):
         adapt: bool = True,
         fused: bool | None = None,
     ) -> None:
-        defaults = {
-            "lr": lr,
-            "momentum": momentum,
-            "weight_decay": weight_decay,
-            "trust": trust,
-            "clip": clip,
-            "adapt": adapt,
-        }
+        defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust}
+        defaults |= {"clip": clip, "adapt": adapt}
         super().__init__(params, defaults)
         self.fused = fused
 
@@ -161,9 +155,9 @@ def of_recipe(config: PretrainConfig, method: nn.Module) -> torch.optim.Optimize
     parts = {part for name, _ in method.named_parameters() for part in name.split(".")}
     for part in o.constant_lr:
         if part not in parts:
+            known = nearest(part, parts)
             raise BadInput(
-                f"optim.constant_lr: method '{config.method.name}' has no part '{part}';"
-                f" {nearest(part, parts)}"
+                f"optim.constant_lr: method '{config.method.name}' has no part '{part}'; {known}"
             )
     groups = parameter_groups(
         method,

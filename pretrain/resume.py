@@ -83,14 +83,9 @@ class SavedState:
                 f"finite; {self.last_good()}"
             )
         if self.fabric.global_rank == 0:
-            state = {
-                "recipe": self.recipe,
-                "step": step,
-                "recent": recent.rows,
-                "method": self.method.state_dict(),
-                "optimizer": self.optimizer.state_dict(),
-                "precision": self.fabric.strategy.precision.state_dict(),
-            }
+            state = {"recipe": self.recipe, "step": step, "recent": recent.rows}
+            state["precision"] = self.fabric.strategy.precision.state_dict()
+            state |= {"method": self.method.state_dict(), "optimizer": self.optimizer.state_dict()}
             save_state(self.file, state)
         self.saved = time.monotonic()
 

@@ -150,9 +150,9 @@ def refuse_too_few(config: PretrainConfig, found: ImageList) -> None:
     """BadInput where the images do not make one batch."""
     batch = config.batch_size
     if config.epochs and len(found) < batch:
+        most = f"set batch_size to at most {len(found)}"
         raise BadInput(
-            f"{found.root}: {len(found)} images are fewer than one batch of {batch}; "
-            f"set batch_size to at most {len(found)}"
+            f"{found.root}: {len(found)} images are fewer than one batch of {batch}; {most}"
         )
 
 

@@ -106,16 +106,9 @@ def _ranks(overall: Overall, labels: Mapping[str, str]) -> list[str]:
     rows = []
     for row, place in zip(overall.rows, overall.standing.places, strict=True):
         low, high = place.interval
-        rows.append(
-            [
-                str(place.rank),
-                f"{low} to {high}",
-                text_of(place.average, ".2f"),
-                f"{place.win_rate:.0f}",
-                str(place.columns),
-                bold(escaped(labels[row.checkpoint]), place.group == 1),
-            ]
-        )
+        ranks = [str(place.rank), f"{low} to {high}", text_of(place.average, ".2f")]
+        name = bold(escaped(labels[row.checkpoint]), place.group == 1)
+        rows.append([*ranks, f"{place.win_rate:.0f}", str(place.columns), name])
     heads = {**dict.fromkeys(numbers, "---:"), "checkpoint": "---"}
     title = f"Ranks over {overall.title}, {overall.basis}:"
     return [title, "", *pipe_table(heads, rows)]

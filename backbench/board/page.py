@@ -227,12 +227,9 @@ def _set(overall: Overall, board: Board, index: Mapping[str, int]) -> Record:
         average, rate = _round(p.average), round(p.win_rate, 2)
         row_index = index[row.checkpoint]
         ranks.append(PageRank(row_index, p.rank, *p.interval, average, rate, p.columns, p.group))
-    return {
-        "title": overall.title,
-        "basis": overall.basis,
-        "columns": [column_index[column] for column in overall.columns],
-        "ranks": _by_field(PageRank, ranks),
-    }
+    columns = [column_index[column] for column in overall.columns]
+    ranked = _by_field(PageRank, ranks)
+    return {"title": overall.title, "basis": overall.basis, "columns": columns, "ranks": ranked}
 
 
 # ---- the table
@@ -248,20 +245,10 @@ def _rows(board: Board) -> list[PageRow]:
         text, hardware = "", ""
         if cost and compared:
             text, hardware = cost.text, cost.hardware or ""
-        rows.append(
-            PageRow(
-                row.checkpoint,
-                row.name,
-                row.method,
-                row.arch,
-                row.epochs,
-                row.source != MEASURED,
-                labels[row.checkpoint],
-                board.labs.get(row.checkpoint, []),
-                text,
-                hardware,
-            )
-        )
+        is_published, labs = row.source != MEASURED, board.labs.get(row.checkpoint, [])
+        names = (row.checkpoint, row.name, row.method, row.arch, row.epochs)
+        label = labels[row.checkpoint]
+        rows.append(PageRow(*names, is_published, label, labs, text, hardware))
     return rows
 
 

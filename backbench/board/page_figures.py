@@ -209,16 +209,9 @@ def _pictures(board: Board) -> list[Record]:
             name = labels.get(result.checkpoint, result.name)
             task = TASKS[result.task].title
             how = joined(" + ", result.protocol, result.engine)
-            pictures.append(
-                {
-                    "title": name,
-                    "note": f"{task}, {result.dataset}, {how}",
-                    "alt": f"{task} of {name} on image {file.stem}: ground truth left, detected right",
-                    "src": source,
-                    "width": width,
-                    "height": height,
-                }
-            )
+            alt = f"{task} of {name} on image {file.stem}: ground truth left, detected right"
+            about = {"title": name, "note": f"{task}, {result.dataset}, {how}", "alt": alt}
+            pictures.append(about | {"src": source, "width": width, "height": height})
     return pictures
 
 

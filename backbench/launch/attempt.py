@@ -53,13 +53,8 @@ _STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
 Outcome = Literal["done", "failed", "again", "stopped", "cancelled"]
 
 # How the attempt's own process (`main`) tells its outcome to the pool above it
-EXITS: dict[Outcome, int] = {
-    "done": 0,
-    "failed": EXIT_FAILED,
-    "again": EXIT_PREEMPTED,
-    "stopped": EXIT_PREEMPTED,
-    "cancelled": EXIT_STOPPED,
-}
+EXITS: dict[Outcome, int] = {"done": 0, "failed": EXIT_FAILED, "cancelled": EXIT_STOPPED}
+EXITS |= {"again": EXIT_PREEMPTED, "stopped": EXIT_PREEMPTED}
 
 
 class Ending(NamedTuple):
@@ -151,11 +146,12 @@ class Attempt:
             # progress note is the nearest to its end
             progress = read_progress(self.ledger.runs / self.job.name)
             start = attempts[-1]["start"]
+            end, at = max(start, progress["time"]) if progress else start, self._position()
             attempts[-1] |= {
-                "end": max(start, progress["time"]) if progress else start,
+                "end": end,
                 "how": "killed",
                 "reason": "ended without a word",
-                "at": self._position(),
+                "at": at,
             }
         if self.ledger.cancelled(self.job):
             self._outcome = "cancelled"
@@ -284,12 +280,8 @@ class Attempt:
         """Decide what follows (`decide`) and write it down."""
         how, reason = ending
         status = self._status
-        status["attempts"][-1] |= {
-            "end": time.time(),
-            "how": how,
-            "reason": reason,
-            "at": self._position(),
-        }
+        at = self._position()
+        status["attempts"][-1] |= {"end": time.time(), "how": how, "reason": reason, "at": at}
         # A retry has forgiven the attempts before it
         counted = status["attempts"][status.get("forgiven", 0) :]
         outcome, reason = decide(ending, counted, cancelled=self.ledger.cancelled(self.job))

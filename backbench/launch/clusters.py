@@ -159,10 +159,8 @@ def read_cluster(name: str | Path, overrides: Sequence[str] = ()) -> Cluster:
     # submitit takes them with underscores, sbatch with hyphens: both would reach the same option
     options = {key.replace("_", "-") for key in cluster.sbatch}
     if taken := sorted((FROM_RESOURCES | FOR_ITSELF) & options):
-        raise BadInput(
-            f"{path}: 'sbatch.{taken[0]}' is set by the launcher itself, from `resources` or for"
-            " its own use"
-        )
+        own = "is set by the launcher itself, from `resources` or for its own use"
+        raise BadInput(f"{path}: 'sbatch.{taken[0]}' {own}")
     return cluster
 
 
@@ -182,11 +180,10 @@ def recorded_target(file: str, overrides: Sequence[str], grid: str, given: Targe
     path = Path(file)
     named = given is not None and Path(given.cluster.file).resolve() == path.resolve()
     shipped = path.resolve().parent == (config.configs_dir() / "clusters").resolve()
+    never = "what a record in RUNS says never becomes a command"
     if not (named or shipped):
-        raise BadInput(
-            f"these jobs were submitted to the cluster {printable.shown(file, 200)}; what a record"
-            " in RUNS says never becomes a command: name it, --cluster FILE"
-        )
+        shown = printable.shown(file, 200)
+        raise BadInput(f"these jobs were submitted to {shown}; {never}: name it, --cluster FILE")
     said_again = given.overrides if given is not None else ()
     given_keys = {text.partition("=")[0] for text in said_again}
     kept = []
@@ -195,10 +192,9 @@ def recorded_target(file: str, overrides: Sequence[str], grid: str, given: Targe
         if key in given_keys:
             continue
         if key.split(".")[0] not in HARMLESS:
+            key, again = printable.shown(key, 80), printable.shown(text, 200)
             raise BadInput(
-                f"these jobs were submitted with cluster.{printable.shown(key, 80)} changed; what a"
-                " record in RUNS says never becomes a command: say it again, cluster."
-                f"{printable.shown(text, 200)}"
+                f"these jobs had cluster.{key} changed; {never}: say it again, cluster.{again}"
             )
         kept.append(text)
     kept += said_again
@@ -264,10 +260,8 @@ def _check_partition(resources: Resources, offered: Sequence[Node], *, where: st
             and (feature is None or feature in node.features)
         )
     if together < resources.nodes:
-        raise BadInput(
-            f"{where}: no {resources.nodes} node(s) of partition '{name}' have all that it asks for"
-            " at once"
-        )
+        what = f"{resources.nodes} node(s) of partition '{name}'"
+        raise BadInput(f"{where}: no {what} have all that it asks for at once")
 
 
 def _partition(resources: Resources, offered: Sequence[Node], *, where: str) -> list[Node]:
@@ -276,9 +270,9 @@ def _partition(resources: Resources, offered: Sequence[Node], *, where: str) -> 
     if resources.partition is None:
         rows = [n for n in offered if n.default]
         if not rows:
+            allowed = ", ".join(sorted(names))
             raise BadInput(
-                f"{where} names no partition and Slurm has no default; allowed:"
-                f" {', '.join(sorted(names))}"
+                f"{where} names no partition and Slurm has no default; allowed: {allowed}"
             )
         return rows
     if resources.partition not in names:

@@ -79,10 +79,8 @@ def _by_dataset_and_protocol(
         dataset = next(iter(evaluation.datasets), None)
         if dataset == own_probe.OWN:
             if trained_on is None:
-                raise BadInput(
-                    f"{where}: nobody knows what {subject.file} was pretrained on; name the dataset"
-                    " in place of 'own'"
-                )
+                unknown = f"nobody knows what {subject.file} was pretrained on"
+                raise BadInput(f"{where}: {unknown}; name the dataset in place of 'own'")
             dataset = trained_on
         protocol = evaluation.protocol
         if protocol == own_probe.OWN and dataset is not None and subject.recipe is not None:

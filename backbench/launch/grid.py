@@ -94,9 +94,9 @@ class Sweep:
             try:
                 rows.append(template.format(**point.labels))
             except (KeyError, ValueError, IndexError, AttributeError) as error:
+                labels = ", ".join(point.labels) or "nothing here"
                 raise BadInput(
-                    f"expected '{template}': {error}; in braces may stand"
-                    f" {', '.join(point.labels) or 'nothing here'}"
+                    f"expected '{template}': {error}; in braces may stand {labels}"
                 ) from None
         return rows
 
@@ -188,18 +188,16 @@ def evaluations(grid: Grid, where: str) -> list[Evaluation]:
     for i, entry in enumerate(grid.evaluate):
         if isinstance(entry, str):
             if entry not in tables:
+                known = nearest(entry, tables)
                 raise BadInput(
-                    f"{where}: unknown evaluation '{entry}'; {nearest(entry, tables)}, or a `verb:`"
-                    " with options"
+                    f"{where}: unknown evaluation '{entry}'; {known}, or a `verb:` with options"
                 )
             wanted = tables[entry]
         elif isinstance(entry, Mapping):
             wanted = _one_per_dataset(entry, where=f"{where}: evaluate[{i}]")
         else:
-            raise BadInput(
-                f"{where}: evaluate[{i}] is {entry!r}; a name ({', '.join(tables)}) or a `verb:`"
-                " with options"
-            )
+            named = f"a name ({', '.join(tables)}) or a `verb:` with options"
+            raise BadInput(f"{where}: evaluate[{i}] is {entry!r}; {named}")
         for one in wanted:
             evaluation = _checked(one, grid, where)
             if evaluation not in out:
@@ -243,17 +241,14 @@ def _checked(evaluation: Evaluation, grid: Grid, where: str) -> Evaluation:
     if evaluation.verb == "semisup" and not evaluation.lists:
         if not grid.lists:
             raise BadInput(
-                f"{where}: semisup needs `lists: DIR`, the folder with 1percent.txt and"
-                " 10percent.txt"
+                f"{where}: semisup needs `lists: DIR` with 1percent.txt and 10percent.txt"
             )
         evaluation = dataclasses.replace(evaluation, lists=grid.lists)
     if evaluation.lists:
         file = Path(evaluation.lists) / f"{evaluation.percent}percent.txt"
         if not file.is_file():
-            raise BadInput(
-                f"{where}: semisup: {file}: no such file; `backbench data fetch-splits` writes"
-                " SimCLR's lists"
-            )
+            fetch = "`backbench data fetch-splits` writes SimCLR's lists"
+            raise BadInput(f"{where}: semisup: {file}: no such file; {fetch}")
     if evaluation.config is not None:
         config.find_recipe(evaluation.config, "detection")
     if evaluation.protocol not in (None, OWN):

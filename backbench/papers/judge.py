@@ -294,8 +294,6 @@ def not_measured(board: Board, expected: Mapping[str, Sequence[str]]) -> list[st
         missing = [n for n in judged if board.cell(row, column_of(n)) is None]
         if missing:
             first = column_of(missing[0]).name
-            lines.append(
-                f"{row.name}: {len(missing)} of the {len(judged)} numbers of {key} have no"
-                f" measurement here, first {first}"
-            )
+            none = f"{len(missing)} of the {len(judged)} numbers of {key} have no measurement here"
+            lines.append(f"{row.name}: {none}, first {first}")
     return lines

@@ -131,14 +131,9 @@ def column_of(number: Published) -> Column:
         protocol = protocol_name(scored_by)
     metric = as_measured(number)
     split = metric.split or TASKS[number.task].split
-    return Column(
-        number.task,
-        number.dataset,
-        metric.metric,
-        protocol,
-        "detectron2" if detects else None,
-        None if split == column_keys.USUAL_SPLIT else split,
-    )
+    engine = "detectron2" if detects else None
+    other = None if split == column_keys.USUAL_SPLIT else split
+    return Column(number.task, number.dataset, metric.metric, protocol, engine, other)
 
 
 @dataclass(frozen=True)

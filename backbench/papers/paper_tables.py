@@ -453,17 +453,8 @@ def reproduction_page(judged: Sequence[Judged]) -> str:
              "tolerance", "verdict", "hardware")  # fmt: skip
     rows = []
     for j in judged:
-        rows.append(
-            [
-                escaped(j.row.name),
-                escaped(j.column.name),
-                escaped(j.key),
-                f"{j.published:g}",
-                f"{j.measured:.2f}",
-                from_to(j.ci95),
-                f"{j.tolerance:g}",
-                bold(j.verdict_and_way, when=not j.within),
-                escaped(j.hardware),
-            ]
-        )
+        names = [escaped(j.row.name), escaped(j.column.name), escaped(j.key)]
+        numbers = [f"{j.published:g}", f"{j.measured:.2f}", from_to(j.ci95), f"{j.tolerance:g}"]
+        verdict = bold(j.verdict_and_way, when=not j.within)
+        rows.append([*names, *numbers, verdict, escaped(j.hardware)])
     return "\n".join(pipe_table(dict.fromkeys(heads, "---"), rows)) + "\n"

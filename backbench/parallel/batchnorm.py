@@ -138,17 +138,8 @@ def _on_gpu(layer: _BatchNorm, input: Tensor, ranks: dist.ProcessGroup) -> Tenso
         dtype = torch.float64 if input.dtype == torch.float64 else torch.float32
         weight = input.new_ones(layer.num_features, dtype=dtype)
         bias = input.new_zeros(layer.num_features, dtype=dtype)
-    return _OfEqualCounts.apply(
-        input,
-        weight,
-        bias,
-        layer.running_mean,
-        layer.running_var,
-        layer.eps,
-        layer.momentum,
-        ranks,
-        ranks.size(),
-    )
+    running = (layer.running_mean, layer.running_var, layer.eps, layer.momentum)
+    return _OfEqualCounts.apply(input, weight, bias, *running, ranks, ranks.size())
 
 
 def _on_cpu(layer: _BatchNorm, input: Tensor, ranks: dist.ProcessGroup) -> Tensor:
@@ -185,13 +176,8 @@ def _replace_batchnorm(module: nn.Module, cls: type[_BatchNorm]) -> nn.Module:
     if isinstance(module, GroupBatchNorm | SyncBatchNorm):
         return module
     if isinstance(module, _BatchNorm):
-        new = cls(
-            module.num_features,
-            module.eps,
-            module.momentum,
-            module.affine,
-            module.track_running_stats,
-        )
+        kept = (module.momentum, module.affine, module.track_running_stats)
+        new = cls(module.num_features, module.eps, *kept)
         new.weight, new.bias = module.weight, module.bias
         new.running_mean, new.running_var = module.running_mean, module.running_var
         new.num_batches_tracked, new.training = module.num_batches_tracked, module.training

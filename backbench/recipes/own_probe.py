@@ -53,10 +53,8 @@ def of_checkpoint(name: str, method: str, provenance: Mapping[str, Any], dataset
     found = of_recipe(recipe, dataset) if isinstance(recipe, Mapping) else None
     found = found or _of_method(method, dataset)
     if found is None:
-        raise BadInput(
-            f"{name}: neither its recipe nor its method '{method}' has a probe of its own for"
-            f" {dataset}; give --protocol NAME"
-        )
+        neither = f"neither its recipe nor its method '{method}' has a probe of its own"
+        raise BadInput(f"{name}: {neither} for {dataset}; give --protocol NAME")
     return found
 
 

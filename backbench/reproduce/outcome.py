@@ -133,17 +133,10 @@ def markdown(listed: ReproductionList, lines: Sequence[OutcomeLine]) -> str:
              "printed in", "why")  # fmt: skip
     rows = []
     for line in lines:
-        cells = (
-            line.checkpoint,
-            line.column,
-            f"{line.printed:g}",
-            "" if line.measured is None else f"{line.measured:.2f}",
-            from_to(line.ci95),
-            "" if line.tolerance is None else f"{line.tolerance:g}",
-            line.verdict,
-            line.source,
-            line.why,
-        )
+        measured = "" if line.measured is None else f"{line.measured:.2f}"
+        tolerance = "" if line.tolerance is None else f"{line.tolerance:g}"
+        numbers = (f"{line.printed:g}", measured, from_to(line.ci95), tolerance)
+        cells = (line.checkpoint, line.column, *numbers, line.verdict, line.source, line.why)
         rows.append([printable.shown(cell, 300) for cell in cells])
     page = [f"# {listed.name}: {listed.title}", "", summary, ""]
     page += pipe_table(dict.fromkeys(heads, "---"), rows)

@@ -56,13 +56,9 @@ def open_run(out: str | Path, *, verb: str, identity: Identity) -> Iterator[Path
         atomic.remove_leftovers(out, *(out / part for part in PARTS))
         # Asked again under the lock: two processes may have found the folder empty
         if not recognise(out, verb=verb, identity=identity):
-            about = {
-                "verb": verb,
-                "identity": identity,
-                "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-                "command": command_line(),
-                "cwd": str(Path.cwd()),
-            }
+            now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+            about = {"verb": verb, "identity": identity, "created": now}
+            about |= {"command": command_line(), "cwd": str(Path.cwd())}
             atomic.write_json(out / RUN_FILE, about)
         yield out
 
@@ -91,9 +87,9 @@ def recognise(out: Path, *, verb: str, identity: Identity) -> bool:
         named = [_difference(differing[0], before, now), *differing[1:]]
         kept = out / RECIPE_FILE
         same = f", or continue it with its own recipe, {kept}" if kept.exists() else ""
+        keys = ", ".join(named)
         raise BadInput(
-            f"{out}: holds another run's state (differs in {', '.join(named)}); "
-            f"choose another --out{same}"
+            f"{out}: holds another run's state (differs in {keys}); choose another --out{same}"
         )
     return True
 

@@ -216,8 +216,7 @@ def _say(plan: Plan, what: str) -> None:
         log.info("`backbench launch retry` starts the failed ones again")
     for path in plan.waiting:
         log.info(
-            f"waiting for {path}: no {path}/{CHECKPOINT_FILE} yet; run this again when it is"
-            " there, or --watch"
+            f"waiting for {path}: no {path}/{CHECKPOINT_FILE} yet; run this again then, or --watch"
         )
 
 

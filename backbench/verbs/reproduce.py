@@ -38,10 +38,8 @@ def run(args: argparse.Namespace) -> int:
         args.document = _print_lists()
         return 0
     if args.data is None or not args.data.is_dir():
-        raise BadInput(
-            f"--data {args.data or 'ROOT'}: no such folder; it holds one folder per dataset"
-            " (`backbench data list`)"
-        )
+        holds = "it holds one folder per dataset (`backbench data list`)"
+        raise BadInput(f"--data {args.data or 'ROOT'}: no such folder; {holds}")
     # 1. The list; a mistake in any part of it is refused before any part runs.
     listed = selection.read_list(args.list)
     names = selection.chosen(args.only, listed)

@@ -82,10 +82,8 @@ def read(
             trunk = contents.choose(encoder)
             checkpoint = contents.checkpoint(trunk, stem, allow_missing_statistics)
         elif encoder is not None or stem is not None or arch or pixels:
-            raise BadInput(
-                f"{path}: a backbench checkpoint holds one trunk; leave out the choice of encoder,"
-                " stem, arch and pixels"
-            )
+            one = "a backbench checkpoint holds one trunk"
+            raise BadInput(f"{path}: {one}; leave out the choice of encoder, stem, arch and pixels")
         else:
             own = Checkpoint.load(path)
             checkpoint = own.replace(reading=reading or own.reading)

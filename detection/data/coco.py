@@ -141,10 +141,8 @@ def root_folder(data: Path | None) -> Path:
     """--data, or Detectron2's $DETECTRON2_DATASETS."""
     root = data or os.environ.get("DETECTRON2_DATASETS")
     if not root:
-        raise BadInput(
-            "no data: give --data ROOT with ROOT/coco/{annotations,train2017,val2017} "
-            "(or $DETECTRON2_DATASETS)"
-        )
+        tree = "ROOT/coco/{annotations,train2017,val2017}"
+        raise BadInput(f"no data: give --data ROOT with {tree} (or $DETECTRON2_DATASETS)")
     return Path(root)
 
 
@@ -218,10 +216,8 @@ def find_images(records: Sequence[ImageRecord], files: DatasetFiles) -> None:
         if path not in there and not os.path.isfile(path):  # noqa: PTH113 - any name at all
             missing.append(name)
     if missing:
-        raise BadInput(
-            f"{files.folder}: {len(missing)} of {len(records)} images of {files.file.name} are "
-            f"missing, first {missing[0]}"
-        )
+        gone = f"{len(missing)} of {len(records)} images of {files.file.name} are missing"
+        raise BadInput(f"{files.folder}: {gone}, first {missing[0]}")
 
 
 def parse(text: bytes, files: DatasetFiles, task: DetectionTask) -> Split:
@@ -256,10 +252,8 @@ def parse(text: bytes, files: DatasetFiles, task: DetectionTask) -> Split:
         where = f"annotation {a['id']}"
         label = label_of.get(a["category_id"])
         if label is None:
-            raise BadInput(
-                f"{where}: category {a['category_id']} is not among the file's {len(names)} "
-                "categories"
-            )
+            category = f"category {a['category_id']}"
+            raise BadInput(f"{where}: {category} is not among the file's {len(names)} categories")
         if a["image_id"] not in records:
             raise BadInput(f"{where}: image {a['image_id']} is not in the file's 'images'")
         record = records[a["image_id"]]
@@ -329,10 +323,8 @@ def _keypoint_names(categories: Sequence[CocoCategory]) -> tuple[str, ...]:
     names = tuple(categories[0].get("keypoints") or ())
     if len(categories) != 1 or not names:
         first = ", ".join(category["name"] for category in categories[:3])
-        raise BadInput(
-            "keypoints need one category with a 'keypoints' list; "
-            f"this has {len(categories)} ({first})"
-        )
+        need = "keypoints need one category with a 'keypoints' list"
+        raise BadInput(f"{need}; this has {len(categories)} ({first})")
     if len(set(names)) < len(names):
         raise BadInput(f"category {categories[0]['id']}: two of its keypoints have one name")
     return names

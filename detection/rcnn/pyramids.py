@@ -69,15 +69,10 @@ class SimplePyramid(nn.Module):
             ([], width),
             ([nn.MaxPool2d(2, 2)], width),
         ):
-            self.levels.append(
-                nn.Sequential(
-                    *resized,
-                    nn.Conv2d(channels_in, channels, 1, bias=False),
-                    norm(channels),
-                    nn.Conv2d(channels, channels, 3, padding=1, bias=False),
-                    norm(channels),
-                )
-            )
+            lateral = nn.Conv2d(channels_in, channels, 1, bias=False)
+            smooth = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+            layers = (lateral, norm(channels), smooth, norm(channels))
+            self.levels.append(nn.Sequential(*resized, *layers))
         self.pool = LastLevelMaxPool()
 
     def forward(self, maps: OrderedDict[str, Tensor]) -> OrderedDict[str, Tensor]:

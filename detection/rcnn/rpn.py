@@ -129,12 +129,8 @@ class RPN(RegionProposalNetwork):
         # 1. The best of each level
         logits = objectness.detach().reshape(len(proposals), -1)
         best = self._get_top_n_idx(logits, num_anchors_per_level)
-        level = torch.cat(
-            [
-                torch.full((count,), k, device=logits.device)
-                for k, count in enumerate(num_anchors_per_level)
-            ]
-        )
+        counts = enumerate(num_anchors_per_level)
+        level = torch.cat([torch.full((n,), k, device=logits.device) for k, n in counts])
         # 2. Cut to the image; what is empty then goes
         cut = [
             box_ops.clip_boxes_to_image(proposals[i, best[i]], shape)

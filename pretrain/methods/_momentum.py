@@ -84,10 +84,8 @@ class Queue(nn.Module):
     ) -> None:
         super().__init__()
         if length < 1 or length % batch_size:
-            raise BadInput(
-                f"a queue of {length} keys is no multiple of the batch size {batch_size}; "
-                "change either"
-            )
+            no = f"no multiple of the batch size {batch_size}"
+            raise BadInput(f"a queue of {length} keys is {no}; change either")
         keys = []
         for name in names:
             generator = seeding.generator(seed, name)

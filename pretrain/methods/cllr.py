@@ -125,14 +125,13 @@ class Method(method.Method):
     def __init__(self, config: Config, backbone: Trunk, setup: Setup) -> None:
         super().__init__()
         if config.inner.name not in ON:
+            name = config.inner.name
             raise BadInput(
-                f"cllr works on {', '.join(ON)}, not on '{config.inner.name}'; "
-                "change method.inner.name"
+                f"cllr works on {', '.join(ON)}, not on '{name}'; change method.inner.name"
             )
         if config.reconstruction == "released" and config.norm != "none":
             raise BadInput(
-                "cllr: the released reconstruction ignores L's scale; "
-                "with it method.norm must be none"
+                "cllr: the released reconstruction ignores L's scale: method.norm must be none"
             )
         self.config = config
         self.inner = build_method(config.inner, backbone, setup)
@@ -187,8 +186,5 @@ class Method(method.Method):
         # `lphi` is the head that probes read: L with its kept columns
         projection = self.projection.detach()
         kept = kept_projection(projection, self.config.kept or projection.shape[1])
-        return {
-            **self.inner.heads(),
-            "cllr.projection": projection,
-            "lphi.0.weight": kept.contiguous(),
-        }
+        own = {"cllr.projection": projection, "lphi.0.weight": kept.contiguous()}
+        return {**self.inner.heads(), **own}

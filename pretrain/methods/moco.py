@@ -94,10 +94,8 @@ class Method(MomentumContrast[Config]):
         if config.symmetric and not self.may_be_symmetric:
             raise BadInput(f"{config.name} is not symmetric; remove method.symmetric")
         if config.queue_per_view and not config.symmetric:
-            raise BadInput(
-                f"{config.name}: only view 1 has keys; set method.symmetric too, or remove"
-                " method.queue_per_view"
-            )
+            either = "set method.symmetric too, or remove method.queue_per_view"
+            raise BadInput(f"{config.name}: only view 1 has keys; {either}")
         super().__init__(
             config,
             backbone,

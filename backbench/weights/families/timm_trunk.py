@@ -259,14 +259,8 @@ class TimmTrunk(WrappedTrunk):
         if layers <= 1:
             tokens = self.model.forward_features(x)
             return tokens, [tokens] * layers
-        pairs = self.model.forward_intermediates(
-            x,
-            indices=layers,
-            return_prefix_tokens=True,
-            norm=True,
-            output_fmt="NLC",
-            intermediates_only=True,
-        )
+        how = {"return_prefix_tokens": True, "norm": True, "output_fmt": "NLC"}
+        pairs = self.model.forward_intermediates(x, indices=layers, intermediates_only=True, **how)
         patches, prefix = pairs[-1]
         return torch.cat([prefix, patches], dim=1), [prefix for _, prefix in pairs]
 

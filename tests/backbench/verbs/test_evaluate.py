@@ -229,8 +229,8 @@ WRONG = [
     (EVALUATE.format("", "single"), "single: one class folder alone, 'a'; expected"),
     (EVALUATE.format("", "root"), "root: holds datasets (mine), no classes; name one of them"),
     (EVALUATE.format("", "only"), "only: no folder 'test' or 'val' beside 'train'; expected"),
-    (EVALUATE.format("", "a,b"), "a dataset's name has no comma and is not 'all'; rename the"),
-    (EVALUATE.format("", "all"), "a dataset's name has no comma and is not 'all'; rename the"),
+    (EVALUATE.format("", "a,b"), "a dataset's name has no comma and is not 'all'; rename it"),
+    (EVALUATE.format("", "all"), "a dataset's name has no comma and is not 'all'; rename it"),
     (
         EVALUATE.format("mask_rcnn --workers 1", "mine"),
         "mask_rcnn: --accelerator and --workers are",
