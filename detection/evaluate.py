@@ -77,9 +77,8 @@ def score(
     *,
     manifest: str | None,
 ) -> Scores:
-    """AP of detections in COCO's format on a split. `kind` is one of AP_KINDS; `sigmas`, of each
-    keypoint, are COCO's own where there are none; `manifest` decides the bootstrap's draws, None
-    leaves them out."""
+    """AP of detections in COCO's format on a split. `kind` is one of AP_KINDS; `sigmas` of
+    keypoints default to COCO's; `manifest` decides the bootstrap's draws (None: none)."""
     stats = AP_KINDS[kind].stats
     if not detections:
         return Scores(dict.fromkeys(stats), {}, dict.fromkeys(split.categories), {})
@@ -160,8 +159,7 @@ def image_numbers(split: Split) -> dict[int | str, int]:
 
 def rows_of(detections: Sequence[Detection], split: Split, kind: str) -> list[dict[str, object]]:
     """Detections as scoring numbers them, with the fields alone that `kind` is scored by: COCO's
-    loader takes an object's area from its box if there is one, and AP of masks by size would
-    silently go by boxes."""
+    loader would take a mask's area from its box."""
     place, label = image_numbers(split), {id: i for i, id in enumerate(split.ids, 1)}
     shape = AP_KINDS[kind].shape
     out = []

@@ -194,9 +194,8 @@ def joined(run: DetectionRun, seat: Seat) -> Iterator[None]:
 
 @contextlib.contextmanager
 def handing_over(run: DetectionRun, train: Split, val: Split) -> Iterator[None]:
-    """Inside, the splits are in a file of the run's folder: the ranks load that instead of parsing
-    the annotation files once more each. A fork would share them without a file, but not with a
-    process that has seen a GPU."""
+    """Inside, the splits are in a file of the run's folder: ranks load that instead of parsing the
+    annotations again. A process that has seen a GPU cannot fork."""
     run.out.mkdir(parents=True, exist_ok=True)
     file = _splits_file(run)
     atomic.write_bytes(file, pickle.dumps((train, val), protocol=pickle.HIGHEST_PROTOCOL))

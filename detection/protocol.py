@@ -67,8 +67,7 @@ def protocol(given: Given) -> str:
 @functools.cache
 def _shipped(folder: Path) -> list[tuple[str, dict[str, Value]]]:
     """The protocol of every shipped config that is no base, and the keys that decide it. Its name
-    stands in a comment, not under a key: Detectron2 by itself, which refuses keys that it does not
-    know, reads the same files."""
+    stands in a comment: Detectron2 alone reads the same files and refuses other keys."""
     out = []
     for path in sorted(folder.glob("[!_]*.yaml")):
         names = [line for line in path.read_text().splitlines() if line.startswith(STATED)]

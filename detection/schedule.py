@@ -81,8 +81,7 @@ def decaying(cfg: CfgNode) -> ParamScheduler:
 
 def warmed_up(rest: ParamScheduler, cfg: CfgNode) -> ParamScheduler:
     """Put a warm-up before `rest`: from WARMUP_FACTOR times its first value to its value where the
-    warm-up ends. A step inside the warm-up has been taken by then; a warm-up longer than the run
-    never ends."""
+    warm-up ends. A step inside it is taken by then; a longer warm-up than the run never ends."""
     s = cfg.SOLVER
     length = min(s.WARMUP_ITERS / s.MAX_ITER, 1.0)
     first = s.WARMUP_FACTOR * rest(0.0)

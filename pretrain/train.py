@@ -109,8 +109,7 @@ class Autocast(MixedPrecision):
 
 def launch(config: PretrainConfig, args: argparse.Namespace) -> Fabric:
     """This process as one of devices x nodes, all of them started. Under Slurm or torchrun the
-    processes are there already; otherwise Fabric starts this very command once for each device of
-    the node."""
+    processes are there already; otherwise Fabric starts this command once a device."""
     accelerator = args.accelerator
     if accelerator == "auto":
         accelerator = "cuda" if torch.cuda.is_available() else "cpu"
@@ -206,8 +205,7 @@ def train(
     tensorboard: bool = False,
 ) -> None:
     """Train from the state in RUN, or from the beginning, and write RUN/backbone.safetensors.
-    `recipe` is the fingerprint of what decides the run's numbers; only a state that has it
-    continues."""
+    `recipe` is the fingerprint that a state must have to continue."""
     training = Training(fabric, config, method, found, run, recipe, agree, workers, tensorboard)
     training.loop()
     if fabric.global_rank == 0:

@@ -197,9 +197,8 @@ class Attempt:
             self.ask_to_stop(self._stop[0])
 
     def _environment(self) -> dict[str, str]:
-        """Return the command's environment, without Slurm's variables. With them its own processes
-        would be taken for Slurm's tasks. SLURM_CONF stays, for a command that calls Slurm's
-        clients."""
+        """Return the command's environment, without Slurm's variables. With them its processes
+        would count as Slurm's tasks. SLURM_CONF stays, for Slurm's clients."""
         out = {}
         for key, value in os.environ.items():
             if key == "SLURM_CONF" or not key.startswith(("SUBMITIT_", "SLURM", "PMI_")):

@@ -31,8 +31,7 @@ ROWS = ("default", "pretrain", "import", "export", *VERBS)
 @dataclass(frozen=True, kw_only=True)
 class Resources:
     """The resources that one job asks for, per node where it can differ. `cpus` are per task. With
-    `tasks_per_node` 1 the verb starts its own processes on its node; with more, Slurm starts every
-    rank as a task."""
+    `tasks_per_node` 1 the verb starts its own processes; with more, Slurm starts every rank."""
 
     partition: str | None = None
     account: str | None = None

@@ -97,8 +97,7 @@ class JobPool:
         refill: Callable[[], bool] = lambda: False,
     ) -> bool:
         """Run until nothing can run any more (True) or `stopped()` says so (False). `refill` is
-        called before every step and may add jobs; while it says True the pool waits for more, even
-        when all are over."""
+        called before every step and may add jobs; the pool goes on while it says True."""
         while refill() or self._waiting or self.running:
             # In this order: what has ended frees a place and GPUs, and may be what others wait for
             self._collect()

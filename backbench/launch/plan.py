@@ -110,9 +110,8 @@ def without_done(new: Sequence[Job], states: Mapping[str, State]) -> list[Job]:
 
 @dataclass(frozen=True)
 class CommandCheck:
-    """Checks the commands of a grid's jobs before they are submitted, each kind of them once. A
-    grid that names a key its recipe lacks, or a dataset that is not there, would otherwise wait in
-    a queue and fail there job by job."""
+    """Checks the commands of a grid's jobs before they are submitted, each kind of them once. An
+    unknown key or a missing dataset would otherwise fail in the queue, job by job."""
 
     parsed: Callable[[Sequence[str]], argparse.Namespace]  # the command line's parser
     check: Callable[[argparse.Namespace], None]

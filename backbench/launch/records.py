@@ -214,8 +214,7 @@ class Ledger:
 
     def wrapper_line(self, record: Record) -> str | None:
         """Return the last line that Slurm's script printed around the job; None where it is empty.
-        srun and Slurm only repeat that something ended, so what was said before them counts
-        more."""
+        srun and Slurm only repeat that something ended: what was said before counts."""
         lines = list(_last_lines(self.submitit(record.submission) / f"{record.id}_0_log.out"))
         own = [line for line in lines if not line.startswith(("srun: ", "slurmstepd: "))]
         return next(iter(own or lines), None)
@@ -244,9 +243,8 @@ class Ledger:
 
     @contextlib.contextmanager
     def alone(self, job: Job, patience_s: float = 90.0) -> Iterator[int]:
-        """Hold the job's lock, given as a file descriptor. Two processes never run one job, also
-        when it was requeued before its old process ended. A child that inherits the descriptor
-        holds the lock for as long as it lives."""
+        """Hold the job's lock, given as a file descriptor. Two processes never run one job, even
+        requeued early. A child that inherits the descriptor holds it on."""
         file = self._file("locks", job)
         file.parent.mkdir(parents=True, exist_ok=True)
         with file.open("a") as handle:
@@ -283,8 +281,7 @@ def _lock(handle: IO[str], kind: int = fcntl.LOCK_EX, *, without: bool) -> bool:
 
 def _holder(path: Path) -> str | None:
     """Return what the process that holds this lock wrote into it; None when nobody does. A shared
-    lock on a file opened for reading changes nothing, works on NFS, and two who look do not take
-    each other for the holder."""
+    lock changes nothing, works on NFS, and two who look are not taken for holders."""
     try:
         with path.open() as handle:
             free = _lock(handle, fcntl.LOCK_SH, without=True)

@@ -258,8 +258,7 @@ class SlurmTask(Attempt):
 
 def submit(ledger: Ledger, target: Target, jobs: Sequence[Job], active: Mapping[str, str]) -> int:
     """Submit the jobs as arrays; returns how many arrays. `active`: name -> number of the jobs that
-    are on Slurm already. Failed where Slurm takes only some of the jobs: those run, the others are
-    for later."""
+    are on Slurm already. Failed where Slurm takes only some: those run."""
     # For every array: on record, to Slurm, its numbers on record. A launcher that dies in between
     # leaves an array that the next one recognises (`Snapshot`) and completes (`adopt`).
     ids = dict(active)

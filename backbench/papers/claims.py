@@ -112,8 +112,7 @@ def _verdict(n: Published, judged: Sequence[Judged]) -> Judged | None:
 
 def _cell(one: Judged, board: Board) -> Cell | None:
     """The measurements behind a verdict; None where some cannot be tested (Cell.backed, settled).
-    Each is a training of its own: of several pretrainings the first probe each, because probes of
-    one trunk share its luck."""
+    Each is a training of its own: of several pretrainings the first probe each."""
     parts: list[Measurement] = []
     for row in one.rows:
         cell = board.cells[row.checkpoint, one.column]

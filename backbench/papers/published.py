@@ -103,9 +103,8 @@ def lookup(key: str) -> list[Published]:
 
 
 def expected_keys_in(provenance: Mapping[str, object]) -> list[str]:
-    """The published rows that a checkpoint's or a result's provenance says it must reach. A recipe
-    says so by `expected`, `backbench import --published` by `published`; each is one key or a list
-    of keys."""
+    """The published rows that a checkpoint's or a result's provenance says it must reach. Recipes
+    have `expected`, `import --published` has `published`: one key or a list."""
     keys: list[str] = []
     named = (provenance.get(name) for name in ("recipe", "checkpoint", "pretraining"))
     for holder in (provenance, *named):

@@ -86,17 +86,15 @@ class SyncBatchNorm(_BatchNorm):
 
 def _over_ranks(layer: _BatchNorm, input: Tensor, ranks: dist.ProcessGroup) -> Tensor:
     """A layer in training, its statistics over all samples of these ranks, with gradient. On a GPU
-    torch's kernels; on a CPU, where torch has none, the mean and then the centred variance are
-    summed over ranks."""
+    torch's kernels; on a CPU mean and then centred variance are summed over ranks."""
     if layer.num_batches_tracked is not None:
         layer.num_batches_tracked.add_(1)
     return _on_gpu(layer, input, ranks) if input.is_cuda else _on_cpu(layer, input, ranks)
 
 
 class _OfEqualCounts(_TorchSyncBatchNorm):
-    """torch's synchronised batch norm for ranks that all bring as much. torch looks which ranks
-    have brought nothing, for which the host waits three times a layer: 159 times in a pass of
-    ResNet-50. Its backward is taken as it is."""
+    """torch's synchronised batch norm for ranks that all bring as much. torch asks which ranks
+    brought nothing: the host waits 159 times in a pass of ResNet-50. The backward is torch's."""
 
     @staticmethod
     def forward(  # noqa: PLR0917  (torch's)

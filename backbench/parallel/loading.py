@@ -102,9 +102,8 @@ class Unreadable:
 
 
 class WholeBatches(Dataset[Any], Generic[T]):
-    """Lists of items -> batches, or Unreadable. An error as a value: raised in a worker, it would
-    come as the text of its traceback, and on one rank of several it would leave the others
-    waiting."""
+    """Lists of items -> batches, or Unreadable. An error is a value: raised in a worker it would be
+    a traceback's text, and other ranks would wait."""
 
     def __init__(self, items: Dataset[Any], collate: Callable[[list[Any]], T]) -> None:
         self.items, self.collate = items, collate

@@ -123,9 +123,8 @@ def _variants(file: Path, *, trusted: bool) -> dict[str, Recipe]:
 
 
 def read_yaml(path: str | Path, *, trusted: bool = False) -> Recipe:
-    """One YAML file as a plain dict (1e-4 is a number here, unlike in plain PyYAML). Text of
-    several lines, and other control characters, only a `trusted` file may have (a cluster's
-    set-up)."""
+    """One YAML file as a plain dict (1e-4 is a number here, unlike in plain PyYAML). Only a
+    `trusted` file (a cluster's set-up) may have control characters in its text."""
     try:
         data = yamls.read(path)
     except FileNotFoundError:

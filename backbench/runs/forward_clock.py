@@ -10,8 +10,7 @@ import torch
 
 class ForwardClock:
     """How many images a second each trunk of this process has passed, by its digest. The first
-    batch is not counted: it pays for what is set up once. On a GPU nothing waits before `rate` is
-    asked for."""
+    batch, which pays for the set-up, is not counted. A GPU waits for `rate` alone."""
 
     KEPT = 50  # batches
 

@@ -66,9 +66,8 @@ def spearman(x: UnitRanks, y: UnitRanks) -> tuple[float | None, Interval | None]
 
 
 def _fisher(rho: float, n: int) -> Interval:
-    """Fisher's z: atanh(rho) is nearly normal, with a variance that hardly depends on the truth.
-    For ranks it is (1 + rho^2 / 2) / (n - 3) (Bonett and Wright, 2000); for Pearson's r 1 / (n -
-    3)."""
+    """Fisher's z: atanh(rho) is nearly normal; its variance for ranks is (1 + rho^2 / 2) / (n - 3)
+    (Bonett and Wright, 2000); for Pearson's r 1 / (n - 3)."""
     # On the scale of z the interval is symmetric; on that of rho it stays within -1 and 1.
     z = math.atanh(max(-0.999999, min(0.999999, rho)))  # of 1 it would be infinite
     half = NORMAL * math.sqrt((1 + rho**2 / 2) / (n - 3))

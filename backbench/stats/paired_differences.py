@@ -22,8 +22,7 @@ ALPHA = 0.05
 @dataclass(frozen=True)
 class Difference:
     """a - b in percent, its 95% interval, a two-sided p-value, what was paired and how many of it.
-    A difference is `real` if both the test and the interval say so, and if nothing else can
-    vary."""
+    It is `real` if the test and the interval say so and nothing else can vary."""
 
     value: float
     ci95: confidence.Interval

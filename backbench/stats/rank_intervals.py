@@ -119,8 +119,7 @@ def _wins(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def _strengths(won: np.ndarray, met: np.ndarray) -> np.ndarray:
     """The logarithms of Bradley and Terry's strengths (rows,) with the largest likelihood. Every
-    row also ties with one imagined row of strength 1, or who wins all would be infinitely
-    strong."""
+    row also ties with an imagined row of strength 1, so that none is infinite."""
     import numpy as np
     from scipy.special import expit
 

@@ -26,9 +26,8 @@ _DTYPES = re.compile(r"([<|=]?)([fiub])([1248])$")
 
 
 def read(file: BinaryIO) -> Any:
-    """The next pickle in the file as dicts, lists, plain values and numpy arrays. Raises BadInput
-    or UnpicklingError for what it may not name, and whatever pickle raises for what is no
-    pickle."""
+    """The next pickle in the file as dicts, lists, plain values and numpy arrays. BadInput or
+    UnpicklingError for what it may not name; pickle's errors for no pickle."""
     return _materialise(load(file), {}, 0)
 
 
@@ -158,9 +157,8 @@ _ACTIONS: dict[int, Callable[..., None]] = dict(pickle._Unpickler.dispatch)  # b
 
 
 class BoundedUnpickler(pickle._Unpickler):
-    """Python's own reader in Python, which looks at keys before they are hashed: the hash of a
-    tuple of tuples of tuples has no end. What a file may name, a subclass says in `find_class`;
-    storage outside the file is refused."""
+    """Python's own reader in Python, which looks at keys before they are hashed (tuples of tuples
+    have no end). A subclass's `find_class` says what a file may name."""
 
     stack: list[Any]
     dispatch: ClassVar[dict[int, Callable[..., None]]] = dict(_ACTIONS)

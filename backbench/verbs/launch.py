@@ -271,8 +271,7 @@ def _chosen(snapshot: Snapshot, patterns: Sequence[str], states: Container[str])
 
 def retry(args: argparse.Namespace) -> int:
     """Submit the jobs that came to nothing again, where they were before, with a clean slate. Their
-    commands are the recorded ones, checked; the cluster is one of ours, or that of the command
-    line."""
+    commands are the recorded ones, checked; the cluster is ours or the command line's."""
     ledger = Ledger(args.out)
     given, patterns = _named_cluster(args)
     here: list[partial[int]] = []

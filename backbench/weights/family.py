@@ -42,8 +42,7 @@ POSITION_RULES = ("+0.1", "aa", "size")
 @dataclass(frozen=True, kw_only=True)
 class TrunkMetadata:
     """Knowledge about a file's trunk besides its tensors: from the command line, or from a small
-    file beside the weights. `arch` is a trunk's whole name; `options` change the name that the
-    format has for it."""
+    file beside the weights. `arch` is a whole name; `options` change the format's."""
 
     arch: str = ""
     reading: str = ""
@@ -65,8 +64,7 @@ class TrunkMetadata:
 @dataclass(frozen=True, kw_only=True)
 class TrunkInFile(ABC):
     """A trunk under one prefix of one table of a file; each family has its own subclass. `keys`:
-    name of a tensor -> the file's key. `extra`: keys inside the trunk that a trunk of this
-    architecture does not have."""
+    name of a tensor -> the file's key. `extra`: keys inside it that its architecture lacks."""
 
     table: str
     prefix: str

@@ -174,8 +174,7 @@ def read_splits(run: DetectionRun) -> tuple[Split, Split]:
 
 def read(files: DatasetFiles, task: DetectionTask) -> Split:
     """Read and check a dataset. Raises BadInput, one line, for what would train wrongly. What
-    COCO's own tools skip (outlines of fewer than three points; in training, crowds and empty boxes)
-    is skipped here too."""
+    COCO's tools skip (outlines under three points; in training crowds, empty boxes) is skipped."""
     if files.name in voc.DATASETS:
         return voc.read(files, task)
     file = files.file

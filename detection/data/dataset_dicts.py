@@ -1,6 +1,5 @@
 """The rows that go into an engine and come out of it. Both engines are fed Detectron2's "standard
-dataset dicts" and give back COCO's results, so they train on the same objects and are scored by one
-evaluator."""
+dataset dicts" and give COCO's results to one evaluator."""
 
 from typing import NotRequired, TypeAlias, TypedDict
 

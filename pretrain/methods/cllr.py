@@ -54,8 +54,7 @@ def released_reconstruction(phi: Tensor, projection: Tensor) -> Tensor:
 @torch.no_grad()
 def alive(phi: Tensor, projection: Tensor, *, scaled: bool) -> dict[str, Tensor]:
     """Measure what is left of L: rank_L, its effective rank, and kept_L, the share of phi's squared
-    length that L^T L phi gives back (1: all, 0: L is dead). `scaled`: of its best multiple, where
-    L's scale is free."""
+    length that L^T L phi gives back (1: all, 0: L is dead). `scaled`: of its best multiple."""
     rebuilt = phi @ projection.T @ projection
     length, product = phi.square().sum().clamp_min(1e-30), (phi * rebuilt).sum()
     if scaled:

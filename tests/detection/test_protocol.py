@@ -2,10 +2,14 @@
 
 import pytest
 
+from backbench.errors import BadInput
 from backbench.images.preprocess import IMAGENET_MEAN, IMAGENET_STD
 from backbench.recipes import config as recipes
+from backbench.tasks import DETECTION
 from detection import dialect
+from detection.evaluate import AP_KINDS
 from detection.protocol import protocol
+from detection.task_rows import DETECTION_TASKS, task_of
 
 TINY = "tiny_faster_rcnn_R_18_FPN"
 
@@ -94,3 +98,29 @@ def test_detectron2_by_itself_reads_the_right_pixels():
         assert cfg.INPUT.FORMAT == "RGB"
         assert pytest.approx([255 * v for v in IMAGENET_MEAN], abs=0.01) == cfg.MODEL.PIXEL_MEAN
         assert pytest.approx([255 * v for v in IMAGENET_STD], abs=0.01) == cfg.MODEL.PIXEL_STD
+
+
+SHIPPED = {
+    "faster_rcnn_R_50_FPN_1x": "faster_rcnn",
+    "faster_rcnn_R_50_C4_VOC": "faster_rcnn",
+    "mask_rcnn_R_50_C4_2x": "mask_rcnn",
+    "demo_keypoint_rcnn_R_18_FPN": "keypoint_rcnn",
+}
+
+
+def test_every_detection_task_has_its_row():
+    assert tuple(DETECTION_TASKS) == DETECTION
+    for name, task in DETECTION_TASKS.items():
+        assert task.name == name
+        assert set(task.aps) <= set(AP_KINDS)
+
+
+@pytest.mark.parametrize(("recipe", "name"), SHIPPED.items())
+def test_a_config_says_its_task_by_a_switch(recipe, name):
+    assert task_of(dialect.read(recipe, [])).name == name
+
+
+def test_two_switches_are_refused():
+    given = dialect.read("mask_rcnn_R_50_FPN_1x", ["MODEL.KEYPOINT_ON", "True"])
+    with pytest.raises(BadInput, match="MASK_ON and KEYPOINT_ON together; choose one"):
+        task_of(given)

@@ -500,9 +500,8 @@ def test_mio_equals_the_released_codes_form():
 
 
 def test_mio_gradient_is_twice_the_papers_eq_23():
-    """Eq. 23 counts z_o once although it is in C_oo' and C_o'o, and ignores the normalisation: with
-    respect to unit vectors taken as free, the gradient is exactly twice as long. Here without
-    normalisation, from the pair sums."""
+    """Eq. 23 counts z_o once although it is in C_oo' and C_o'o, and ignores the normalisation: for
+    free unit vectors the gradient is twice as long. Here from the pair sums."""
     n, t = 5, 0.5
     z = unit(2 * n, 6)
     leaf = z.clone().requires_grad_()

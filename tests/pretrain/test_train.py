@@ -301,8 +301,7 @@ def test_every_way_to_train_continues_exactly(pretrain, kill_at_step, tmp_path, 
 @pytest.mark.slow
 def test_micro_batches_add_up_to_the_batch(pretrain, tmp_path):
     """A queue loss with batch norm in groups of four: one batch of eight in two groups is two
-    micro-batches of four, but for the shuffle of the keys, which spans the batch in one and the
-    micro-batch in the other."""
+    micro-batches of four, but for the shuffle of the keys."""
     optim = "optim={name: sgd, lr: 0.05, momentum: 0.0, weight_decay: 0.0}"
     common = [*MOCO, optim, "epochs=1"]
     assert pretrain(tmp_path / "a", *common, "method.groups=2")[0] == 0

@@ -1,6 +1,5 @@
 """kill -9 at a random step and while the state is written, SIGTERM, SIGUSR2, another number of
-loader workers: the run that was put together ends with the digest of the one that was left alone.
-In real processes."""
+loader workers: the digest is that of a run left alone. In real processes."""
 
 import random
 import signal

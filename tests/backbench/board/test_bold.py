@@ -5,10 +5,12 @@ import re
 
 import pytest
 from support import boards
+from support.records import a_result
 
 from backbench import cli
 from backbench.board.board import collect, compare_rows, noise_of, noise_words, standing
 from backbench.board.overall import answer, overall
+from backbench.results import store
 
 LINEAR, KNN, FEWSHOT, SEMISUP = boards.DEMO[:4]
 COCO = boards.detection("coco2017", "detection-1x-v1", "torchvision")
@@ -127,3 +129,34 @@ def test_ranks_over_few_columns_count_trainings(tmp_path):
     assert "three leads alone over all 2 measurements" in said["calm"]
     assert "on other images and trainings" in said["calm"]
     assert "leads alone" not in said["wild"]
+
+
+KNN = {"task": "knn", "metric": "top1_k20", "protocol": "knn-demo-v1"}
+
+
+def cell_of(folder, *rows):
+    for seed, row in enumerate(rows):
+        store.append(folder / f"s{seed}", [a_result(seed=seed, **row)])
+    board = collect([folder])
+    (cell,) = [board.cell(board.rows[0], column) for column in board.columns]
+    return cell
+
+
+def test_seeds_that_can_only_agree_are_one_measurement(tmp_path):
+    once = {**KNN, "value": 70.0, "ci95": (57.4, 80.1)}
+    cell = cell_of(tmp_path, once, once)
+    assert (cell.value, cell.ci95) == (70.0, (57.4, 80.1))
+    assert "one measurement" in cell.note
+
+
+def test_seeds_that_agree_by_chance_are_no_surer_than_the_images(tmp_path):
+    trained = {"value": 70.0, "ci95": (57.4, 80.1)}
+    cell = cell_of(tmp_path, trained, trained, trained)
+    assert cell.ci95 == pytest.approx((57.4, 80.1))
+
+
+def test_seeds_that_differ_keep_their_own_interval(tmp_path):
+    cell = cell_of(
+        tmp_path, {"value": 60.0, "ci95": (59.0, 61.0)}, {"value": 80.0, "ci95": (79.0, 81.0)}
+    )
+    assert cell.ci95[0] < 50 and cell.ci95[1] > 90

@@ -1,5 +1,6 @@
 """The plan of a grid: the missing jobs, their arrays, their cost."""
 
+import argparse
 import json
 import re
 import time
@@ -9,7 +10,8 @@ import pytest
 from backbench.launch.clusters import Target, read_cluster
 from backbench.launch.expansion import expand
 from backbench.launch.grid import Grid, read_grid
-from backbench.launch.plan import arrays
+from backbench.launch.job import Job
+from backbench.launch.plan import CommandCheck, arrays
 from backbench.launch.records import Ledger, Submission
 
 
@@ -138,3 +140,26 @@ def test_ten_thousand_jobs_expand_quickly(lab):
     took = time.process_time() - start
     assert len(jobs) == 10_000 and [len(a.jobs) for a in made] == [1000] * 10
     assert took < 10
+
+
+def job(command):
+    return Job(name=command, argv=tuple(command.split()), like="x", cells=())
+
+
+def test_each_kind_of_command_is_looked_at_once(tmp_path):
+    looked = []
+
+    def parsed(argv):
+        looked.append(argv)
+        return argparse.Namespace(verb="semisup")
+
+    line = CommandCheck(parsed, lambda args: None)
+    jobs = [job("detect --config-file x")]  # which looks for itself
+    for n in range(50):
+        for protocol in ("a", "b"):
+            jobs.append(job(f"semisup {n}.pth --protocol {protocol} --seed {n} --out {n}"))
+        for lr in (1, 2, 3):
+            jobs.append(job(f"pretrain r optim.lr={lr} seed={n} --out {n}"))
+    for _ in range(2):  # as --watch does
+        line.refuse(jobs, "grid")
+    assert len(looked) == 2 + 3

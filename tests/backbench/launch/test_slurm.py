@@ -186,9 +186,8 @@ def test_what_sbatch_refuses_is_told_in_one_line(lab, capsys):
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_two_task_pretraining_equals_one_process(lab, tiny_root, shell):
-    """Two ranks as two tasks of one job, over gloo, preempted on the way; the weights are the
-    single process's. In float64: in float32 the gradient of a fresh ResNet-18 at 32 pixels is 0.1%
-    off in one process already."""
+    """Two ranks as two tasks of one job, over gloo, preempted on the way: one process's weights. In
+    float64: in float32 a fresh ResNet-18's gradient at 32 pixels is 0.1% off."""
     recipe = {
         "recipe": "tiny_simclr",
         "overrides": ["optim.name=sgd", "optim.lr=0.01", "epochs=4", "precision=fp64"],
@@ -220,8 +219,7 @@ def test_two_task_pretraining_equals_one_process(lab, tiny_root, shell):
 @pytest.mark.slow
 def test_twelve_real_probes_of_three_pretrainings_fill_the_table(lab, tiny_root):
     """The demo's path on Slurm: three pretrainings, four probes of each behind them, the
-    leaderboard. The reference takes the three finished checkpoints together, one pass for each
-    probe, without Slurm."""
+    leaderboard. The reference takes the three checkpoints together, without Slurm."""
     probes = ["linear_demo", "logreg_demo", "knn_demo", "fewshot_demo"]
     recipes = ["tiny_random", "tiny_simclr", "tiny_moco_v2"]
     evaluate = [{"verb": "linear", "protocol": p, "datasets": ["digits"]} for p in probes]
