@@ -501,7 +501,7 @@ def _log(p: argparse.ArgumentParser) -> None:
 
 @verb("data", "backbench.verbs.list_data:run", "list and check datasets", alone=True)
 def _data_verb(p: argparse.ArgumentParser) -> None:
-    actions = p.add_subparsers(dest="action", required=True, metavar="list|check|fetch-splits")
+    actions = p.add_subparsers(dest="action", required=True, metavar="list|check|pack|fetch-splits")
     help = "every dataset: classes, sizes, metric, where it belongs, licence"
     listing = actions.add_parser("list", help=help)
     help = "verify a dataset on disk: counts, classes, duplicates, overlap, files"
@@ -509,10 +509,15 @@ def _data_verb(p: argparse.ArgumentParser) -> None:
     check.add_argument("name", metavar="NAME")
     help = "keep the hashes of its splits beside the data"
     check.add_argument("--record", action="store_true", help=help)
+    help = "write its images as tar or zip files, or as class folders; the numbers stay the same"
+    pack = actions.add_parser("pack", help=help)
+    pack.add_argument("name", metavar="NAME")
+    pack.add_argument("--to", choices=("tar", "zip", "folder"), required=True)
+    pack.add_argument("--out", type=Path, required=True, metavar="DIR")
     help = "download the 1%% and 10%% lists (the only use of the network)"
     fetch = actions.add_parser("fetch-splits", help=help)
     fetch.add_argument("--out", type=Path, default=Path("lists"), metavar="DIR")
-    for action in (listing, check):
+    for action in (listing, check, pack):
         _json(action)
         action.add_argument("--data", metavar="ROOT", type=Path, default=Path("data"))
 

@@ -10,6 +10,7 @@ both engines.
 """
 
 import importlib.util
+import io
 import random
 import warnings
 from collections.abc import Iterator, Sequence
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from backbench.errors import BadInput
+from backbench.images.spans import PREFIX, plain_name, read_spelled
 from backbench.parallel import distributed, loading
 from backbench.runs import seeding
 from backbench.runs.state import signals_blocked
@@ -44,6 +46,7 @@ try:
         from detectron2.modeling.roi_heads import ROI_HEADS_REGISTRY, Res5ROIHeads
         from detectron2.structures import BoxMode
         from detectron2.utils.events import EventStorage
+        from detectron2.utils.file_io import PathHandler, PathManager
 
         from detection.engine_detectron2_backbones import trunk_of  # which registers ours
 except ImportError as error:
@@ -52,6 +55,18 @@ except ImportError as error:
         "--engine torchvision needs nothing"
     ) from None
 
+
+class SpanHandler(PathHandler):
+    """Detectron2's mapper opens images through PathManager: those in containers, too."""
+
+    def _get_supported_prefixes(self) -> list[str]:
+        return [PREFIX]
+
+    def _open(self, path: str, mode: str = "r", buffering: int = -1, **_: object) -> io.BytesIO:
+        return io.BytesIO(read_spelled(path) or b"")
+
+
+PathManager.register_handler(SpanHandler(), allow_override=True)
 
 ModelInput: TypeAlias = dict[str, object]  # image, instances, ...: what Detectron2's models take
 
@@ -115,7 +130,7 @@ def mapped(mapper: DatasetMapper, record: ImageRecord) -> ModelInput:
         return mapper(standard_dict(record))
     except (OSError, SyntaxError, SizeMismatchError) as error:
         cause = " ".join(str(error).split())[:160]
-        raise BadInput(f"{record['file_name']}: {cause}") from None
+        raise BadInput(f"{plain_name(record['file_name'])}: {cause}") from None
 
 
 def standard_dict(record: ImageRecord) -> dict[str, object]:

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from backbench.errors import BadInput
+from backbench.images import containers
+from backbench.images.image_list import ImageList
 from backbench.untrusted import opening, printable
 
 LARGEST = 8 * opening.GIGABYTE  # bytes of an annotation file; COCO's have half of one
@@ -42,13 +44,25 @@ def _coco(base: Path) -> Iterator[tuple[str, str]]:
         folder = base / file.stem.rpartition("_")[2]
         try:
             about = json.loads(opening.read_bytes(file, most=LARGEST))
-            needed = [folder / image["file_name"] for image in about["images"]]
+            needed = [str(image["file_name"]) for image in about["images"]]
             objects = len(about.get("annotations", ()))
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             what = printable.shown(f"{type(error).__name__}: {error}", 100)
             raise BadInput(f"{file}: not COCO's format ({what})") from None
         said = f"{file.name}: {len(needed)} images, {objects} objects"
-        yield said, _missing(needed)
+        yield said, _missing_images(folder, needed)
+
+
+def _missing_images(folder: Path, names: list[str]) -> str:
+    """The images that are neither in the folder nor in its archive."""
+    archive = containers.archive_of(folder)
+    if archive is None:
+        return _missing([folder / name for name in names])
+    try:
+        containers.held(ImageList(folder, tuple(names), (), ()), archive, names, [folder.name])
+    except BadInput as error:
+        return f"; {error}"
+    return ""
 
 
 def _voc(base: Path) -> Iterator[tuple[str, str]]:
@@ -60,9 +74,9 @@ def _voc(base: Path) -> Iterator[tuple[str, str]]:
         except (OSError, ValueError) as error:
             raise BadInput(f"{file}: not a list of images ({error})") from None
         names = [line.split()[0] for line in text.splitlines() if line.strip()]
-        needed = [base / "JPEGImages" / f"{name}.jpg" for name in names]
-        needed += [base / "Annotations" / f"{name}.xml" for name in names]
-        yield f"{base.name} {file.stem}: {len(names)} images", _missing(needed)
+        missing = _missing_images(base / "JPEGImages", [f"{name}.jpg" for name in names])
+        missing += _missing([base / "Annotations" / f"{name}.xml" for name in names])
+        yield f"{base.name} {file.stem}: {len(names)} images", missing
 
 
 def _missing(files: list[Path]) -> str:

@@ -37,7 +37,7 @@ SPLIT_OF = {word: split for split, words in WORDS.items() for word in words}
 # cache-*.arrow beside the data are results of its `map`
 PATTERNS = {
     "tar": ("{}.tar", "{}/*.tar", "*_{}.tar", "{}-*.tar", "*-{}-*.tar"),
-    "zip": ("{}.zip", "{}/*.zip", "*_{}.zip"),
+    "zip": ("{}.zip", "{}/*.zip", "*_{}.zip", "{}-*.zip"),
     "parquet": (
         "{}.parquet",
         "{}/*.parquet",
@@ -249,6 +249,15 @@ def read(
         container.kind,
         tuple(notes),
     )
+
+
+def archive_of(folder: Path) -> Path | None:
+    """FOLDER.zip or FOLDER.tar, where the folder itself is not there."""
+    for kind in ("zip", "tar") if not folder.is_dir() else ():
+        file = Path(f"{folder}.{kind}")
+        if file.is_file():
+            return file
+    return None
 
 
 def held(images: ImageList, file: Path, names: Sequence[str], words: Iterable[str]) -> SpanList:

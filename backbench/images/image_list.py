@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import stat
 from collections.abc import Iterator, Sequence
@@ -39,11 +40,11 @@ def contents(path: Path) -> bytes:
 
 
 @contextlib.contextmanager
-def readable(path: str | Path) -> Iterator[BinaryIO]:
-    """The image file, open; whatever its decoder stumbles over in the block is BadInput that names
-    it."""
+def readable(path: str | Path, data: bytes | None = None) -> Iterator[BinaryIO]:
+    """The image file, open, or its `data`; whatever its decoder stumbles over in the block is
+    BadInput that names it."""
     try:
-        with opening.open_regular(path, most=LARGEST) as file:
+        with io.BytesIO(data) if data else opening.open_regular(path, most=LARGEST) as file:
             yield file
     except FileNotFoundError:
         raise BadInput(f"{path}: no such image file") from None
@@ -57,12 +58,12 @@ def corrupt(path: str | Path, error: Exception) -> BadInput:
     return BadInput(f"{path}: corrupt image ({' '.join(str(error).split())[:100]})")
 
 
-def decode(path: str | Path, *, upright: bool = False) -> Image.Image:
-    """An image file as PIL RGB, turned as its EXIF orientation says where `upright`. Raises
-    BadInput that names a missing, empty or corrupt file."""
+def decode(path: str | Path, *, upright: bool = False, data: bytes | None = None) -> Image.Image:
+    """An image file as PIL RGB, or its `data`, turned as its EXIF orientation says where `upright`.
+    Raises BadInput that names a missing, empty or corrupt file."""
     from PIL import Image, ImageOps
 
-    with readable(path) as file:
+    with readable(path, data) as file:
         image = Image.open(file, formats=FORMATS)
         return (ImageOps.exif_transpose(image) if upright else image).convert("RGB")
 
@@ -94,8 +95,6 @@ def decode_array(data: bytes, name: str | Path) -> np.ndarray:
 def decode_bytes(data: bytes, name: str | Path) -> Image.Image:
     """The bytes of an image file as PIL RGB. Raises BadInput that names a corrupt or truncated
     image."""
-    import io
-
     from PIL import Image, UnidentifiedImageError
 
     try:

@@ -185,6 +185,57 @@ class SpanList(ImageList):
         return replace(super().subset(indices), spans=self.spans[list(indices)])
 
 
+# One image by one word, for readers that know names of files alone
+
+PREFIX = "span:"
+
+
+def spelled(images: SpanList, index: int) -> str:
+    """span:<numbers>:CONTAINER!/NAME, which `read_spelled` reads in any process."""
+    file, *span = images.spans[index].item()
+    path = images.containers[file]
+    numbers = ",".join(map(str, (*span, *images.marks[file], len(path))))
+    return f"{PREFIX}{numbers}:{path}!/{images.paths[index]}"
+
+
+def plain_name(word: str) -> str:
+    """CONTAINER!/NAME for people; any other name as it is."""
+    return word.split(":", 2)[2] if word.startswith(PREFIX) else word
+
+
+def _parsed(word: str) -> tuple[str, Mark, tuple[int, ...]]:
+    numbers = [int(number) for number in word.split(":", 2)[1].split(",")]
+    size, inode, changed, length = numbers[6:]
+    return plain_name(word)[:length], (size, inode, changed), tuple(numbers[:6])
+
+
+def read_spelled(word: str) -> bytes | None:
+    """The image's bytes; None for the name of a file."""
+    if not word.startswith(PREFIX):
+        return None
+    path, mark, span = _parsed(word)
+    return read_span(path, mark, span, plain_name(word))
+
+
+class NamedImages(ImageList):
+    """Images whose `paths` are names of files, or words for images in containers."""
+
+    def read(self, index: int) -> bytes:
+        data = read_spelled(self.paths[index])
+        return super().read(index) if data is None else data
+
+    def stamps(self) -> Iterator[Stamp]:
+        marks: dict[str, Mark] = {}
+        for word in self.paths:
+            if not word.startswith(PREFIX):
+                yield Stamp(*mark_of(word))
+                continue
+            path, _, span = _parsed(word)
+            if path not in marks:
+                marks[path] = mark_of(path)
+            yield Stamp(span[4], *marks[path][1:])
+
+
 # Tables
 
 

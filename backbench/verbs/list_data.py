@@ -1,4 +1,4 @@
-"""`backbench data`: lists datasets, checks them, and fetches SimCLR's lists."""
+"""`backbench data`: lists datasets, checks and packs them, and fetches SimCLR's lists."""
 
 import argparse
 import hashlib
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from backbench.datasets import catalog, copies, detection_check, splits
+from backbench.datasets import catalog, copies, detection_check, packing, splits
 from backbench.datasets.copies import Look
 from backbench.datasets.splits import Splits
 from backbench.errors import BadInput
@@ -26,7 +26,9 @@ def run(args: argparse.Namespace) -> int:
     if args.action == "check":
         args.document = {"name": args.name, "problems": []}
         return _check(args.name, args.data, args.record, args.document["problems"])
-    if args.action == "list":
+    if args.action == "pack":
+        packing.pack(args.name, args.data, args.to, args.out)
+    elif args.action == "list":
         args.document = _list(args.data)
     else:
         _fetch(args.out)

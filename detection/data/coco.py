@@ -28,7 +28,7 @@ from backbench.errors import BadInput, nearest
 from backbench.untrusted import opening, printable
 from detection.data import voc
 from detection.data.dataset_dicts import XYWH, Annotation, ImageRecord, Polygon, RunLength
-from detection.data.split import DatasetFiles, Split, is_marked, join
+from detection.data.split import DatasetFiles, Split, in_archive, is_marked, join
 from detection.run import DetectionRun
 from detection.task_rows import DetectionTask
 
@@ -197,8 +197,11 @@ def read(files: DatasetFiles, task: DetectionTask) -> Split:
 
 
 def find_images(records: Sequence[ImageRecord], files: DatasetFiles) -> None:
-    """Give each record its image's path. BadInput for a path outside of the dataset's folder, whose
-    image may be another split's, and for images that are not there."""
+    """Give each record its image's path, or its place in FOLDER.zip or FOLDER.tar. BadInput for a
+    path outside of the dataset's folder, whose image may be another split's, and for images that
+    are not there."""
+    if in_archive(records, files):
+        return
     if not files.folder.is_dir():
         raise BadInput(f"{files.folder}: no such image folder (dataset {files.name})")
     root = os.path.normpath(files.folder)

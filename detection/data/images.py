@@ -14,6 +14,7 @@ from torch import Tensor
 
 from backbench.errors import BadInput
 from backbench.images.image_list import FORMATS, decode, readable
+from backbench.images.spans import plain_name, read_spelled
 from backbench.runs import seeding
 from detection.data.dataset_dicts import ImageRecord
 from detection.task_rows import DetectionTask
@@ -61,7 +62,8 @@ def shortest_edge(height: int, width: int, size: int, limit: int) -> tuple[int, 
 def load_image(record: ImageRecord) -> Image.Image:
     """The PIL image, turned as its EXIF orientation says; BadInput where its size is not the
     annotation file's: detectron2/data/detection_utils.py::read_image and check_image_size."""
-    image = decode(record["file_name"], upright=True)
+    name = record["file_name"]
+    image = decode(plain_name(name), upright=True, data=read_spelled(name))
     _check_size(record, image.size)
     return image
 
@@ -69,7 +71,9 @@ def load_image(record: ImageRecord) -> Image.Image:
 def _check_size(record: ImageRecord, size: tuple[int, int]) -> None:
     stated = (record["width"], record["height"])
     if size != stated:
-        raise BadInput(f"{record['file_name']}: is {size} pixels; its annotations say {stated}")
+        raise BadInput(
+            f"{plain_name(record['file_name'])}: is {size} pixels; its annotations say {stated}"
+        )
 
 
 def check_file(record: ImageRecord) -> None:
@@ -77,12 +81,13 @@ def check_file(record: ImageRecord) -> None:
     or no image. Only its head and its tail are read."""
     from PIL import Image
 
-    path = record["file_name"]
-    with readable(path) as file, Image.open(file, formats=FORMATS) as image:
+    path = plain_name(record["file_name"])
+    data = read_spelled(record["file_name"])
+    with readable(path, data) as file, Image.open(file, formats=FORMATS) as image:
         size, jpeg = image.size, image.format == "JPEG"
         if image.getexif().get(EXIF_ORIENTATION) in SIDEWAYS:
             size = (image.height, image.width)
-        file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))
+        file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
         whole = not jpeg or JPEG_END in file.read()
     if not whole:
         raise BadInput(f"{path}: corrupt image (truncated: it has no end)")

@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ET
 from backbench.errors import BadInput
 from backbench.untrusted import opening, printable
 from detection.data.dataset_dicts import XYWH, Annotation, ImageRecord
-from detection.data.split import DatasetFiles, Split
+from detection.data.split import DatasetFiles, Split, in_archive
 from detection.task_rows import DetectionTask
 
 # fmt: off
@@ -55,7 +55,7 @@ def read(files: DatasetFiles, task: DetectionTask) -> Split:
             raise BadInput(f"{where}: not a VOC annotation file ({said})") from None
         records.append(
             {
-                "file_name": str(files.folder / f"{name}.jpg"),
+                "file_name": f"{name}.jpg",
                 "image_id": name,
                 "height": height,
                 "width": width,
@@ -64,6 +64,9 @@ def read(files: DatasetFiles, task: DetectionTask) -> Split:
         )
     if not records:
         raise BadInput(f"{file}: no images")
+    if not in_archive(records, files):
+        for record in records:
+            record["file_name"] = str(files.folder / record["file_name"])
     return Split(files, VOC_CLASSES, tuple(range(len(VOC_CLASSES))), records)
 
 

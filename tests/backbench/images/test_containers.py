@@ -13,7 +13,7 @@ from support.containers import LAYOUTS, packed
 from support.layouts import picture
 
 from backbench.cli import main
-from backbench.datasets import catalog, splits
+from backbench.datasets import catalog, packing, splits
 from backbench.errors import BadInput
 from backbench.images import containers, contents, spans
 from backbench.images.spans import SpanList
@@ -307,3 +307,29 @@ def test_snappy_costs_the_blocks_of_an_image(tmp_path):
     )
     other = containers.read_split(tmp_path, "val")
     assert len({other.read(i) for i in range(200)}) == 200
+
+
+@pytest.mark.parametrize("layout", ["folder", "parquet of 2023", "deflated"])
+def test_packing_and_unpacking_keep_list_and_bytes(root, tmp_path, capsys, monkeypatch, layout):
+    monkeypatch.setattr(packing, "LARGEST_FILE", 3000)
+    there = root if layout == "folder" else packed(root, "classes", layout)
+    before = catalog.load("classes", there)
+    for step, kind in enumerate(("tar", "zip", "folder")):
+        out = tmp_path / f"step {step}" / "classes"
+        words = ["data", "pack", "classes", "--to", kind, "--out", out, "--data", there]
+        assert main([str(word) for word in words]) == 0
+        files = {p: p.stat().st_mtime_ns for p in out.rglob("*") if p.is_file()}
+        assert len(files) > 4
+        first = min(files)
+        first.unlink()  # killed before it was there
+        assert main([str(word) for word in words]) == 0
+        again = {p: p.stat().st_mtime_ns for p in out.rglob("*") if p.is_file()}
+        assert again.keys() == files.keys()
+        assert {p for p in files if again[p] != files[p]} <= {first}
+        there = out.parent
+        after = catalog.load("classes", there)
+        assert splits.digests(after) == splits.digests(before)
+        assert contents.whole(after.train) == contents.whole(before.train)
+    (there / "classes" / "train" / "circle" / "odd.png").write_bytes(b"x")
+    assert main([str(word) for word in words]) == 2
+    assert "'train' is another list than the source's" in capsys.readouterr().err
