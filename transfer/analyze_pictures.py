@@ -6,8 +6,6 @@ each panel also alone; `trunk-overview` shows all of them in the trunk's. The tw
 dimensions and scales, so no panel has both.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

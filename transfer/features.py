@@ -4,8 +4,6 @@ Images are decoded once for any number of trunks. Features are float32 rows in t
 image list.
 """
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Logits of a trained head -> compact scores per image, and the temperature that calibrates it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 

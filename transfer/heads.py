@@ -1,7 +1,5 @@
 """Many linear heads on one trunk's features: a step is two matrix products, however many."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

@@ -161,11 +161,9 @@ def fit(
     tolerance: float = 1e-5,
     between: Callable[[], None] = lambda: None,
 ) -> Fit:
-    """Minimise over all `parts`, to `tolerance` on `Fit.gradient`.
-
-    `moments`: the `second_moments` of these or of similar features, where a path of penalties has
-    them. `between` is called after each iteration; what it raises ends the fit.
-    """
+    """Minimise over all `parts`, to `tolerance` on `Fit.gradient`. `moments`: the `second_moments`
+    of these or of similar features, where a path of penalties has them. `between` is called after
+    each iteration; what it raises ends the fit."""
     device = device or torch.device("cpu")
     dim, count = parts[0][0].shape[1], sum(len(labels) for _, labels in parts)
     if count < dim:

@@ -3,8 +3,6 @@
 Features are made unit vectors. The row is the mean over the draws.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np
@@ -103,9 +101,8 @@ def predictions(
     stop: StopFlag | None = None,
 ) -> tuple[NDArray[np.int64], float]:
     """(draws, M): the class of each row of `test` (M, d), in each draw, and the largest gradient
-    that a fit was left with. A draw is a list of indices
-    of `bank` (N, d) and `labels`. All is in float64: few labels leave nearly equal scores, whose
-    order single precision would decide."""
+    that a fit was left with. A draw is a list of indices of `bank` (N, d) and `labels`. All is in
+    float64: few labels leave nearly equal scores, whose order single precision would decide."""
     known = torch.as_tensor(labels)
     queries = F.normalize(test.double(), dim=1)
     predicted, gradient = [], 0.0

@@ -4,8 +4,6 @@ A kind is a file `transfer/probe_<kind>.py` with a `PROBE`, and a task in backbe
 that `kind`. Its protocol is a dataclass in `transfer/protocols.py`.
 """
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

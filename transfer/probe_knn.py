@@ -1,7 +1,5 @@
 """The nearest-neighbour probe: train + val vote on every test image; nothing is chosen."""
 
-from __future__ import annotations
-
 import torch
 
 from backbench.datasets.row import Dataset

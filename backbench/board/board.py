@@ -7,8 +7,6 @@ measured ones and are marked; they are never averaged or ranked with them. The f
 write a board in some form, and none of them is imported here.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import itertools

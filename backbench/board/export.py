@@ -1,7 +1,5 @@
 """leaderboard.csv and results.csv (docs/results.md), and the command to measure a number again."""
 
-from __future__ import annotations
-
 import csv
 import functools
 import io

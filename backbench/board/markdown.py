@@ -1,7 +1,5 @@
 """board.md, the leaderboard as Markdown, and the pieces that all Markdown tables are made of."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 

@@ -8,8 +8,6 @@ labels, so that the labels beside the predictions can be checked without trustin
 --public, which is useful for one lab's records too, the lines name no folder of a machine.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import gzip

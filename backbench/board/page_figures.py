@@ -1,8 +1,6 @@
 """The figures on the page beside the table, all read from run folders: pretraining curves, pictures
 of detections, ablations, the early predictor, and the figures of `analyze` runs."""
 
-from __future__ import annotations
-
 import base64
 import io
 import itertools

@@ -1,7 +1,5 @@
 """`backbench rank FILE.csv|RUNS`: who leads a table or a folder's results, and how surely."""
 
-from __future__ import annotations
-
 import argparse
 import csv
 import io

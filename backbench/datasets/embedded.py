@@ -12,8 +12,6 @@ Equal drawings never land in two splits, and val scenes are made of test digits,
 train digits.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Sequence

@@ -65,11 +65,9 @@ def sample(images: ImageList) -> str:
 
 
 def whole(images: ImageList) -> str:
-    """16 hex digits of the contents of all images, in their order.
-
-    Every file is read once. The outcome is kept in the cache, under the paths, sizes, inodes and
-    times of change of the files (ctime, which no program can set).
-    """
+    """16 hex digits of the contents of all images, in their order. Every file is read once. The
+    outcome is kept in the cache, under the paths, sizes, inodes and times of change of the files
+    (ctime, which no program can set)."""
     if isinstance(images, ArrayList):
         return hashlib.sha256(images.pixels.tobytes()).hexdigest()[:16]
     # 1. The same files as before?

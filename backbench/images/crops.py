@@ -1,8 +1,6 @@
 """A group of training views as a recipe says it. Without torch: recipes are checked before it is
 imported."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -19,11 +19,9 @@ IGNORED = 255  # in a label map as the suite uses it: pixels that are neither tr
 
 @dataclass(frozen=True)
 class DenseList(ImageList):
-    """Images whose labels are maps: `maps` are PNG files below `root`, one for each image.
-
-    `values` is what a pixel's value in the file means: a class, or IGNORED; any value that it lacks
-    is refused. `labels` are 0 throughout.
-    """
+    """Images whose labels are maps: `maps` are PNG files below `root`, one for each image. `values`
+    is what a pixel's value in the file means: a class, or IGNORED; any value that it lacks is
+    refused. `labels` are 0 throughout."""
 
     maps: tuple[str, ...]
     values: Mapping[int, int]

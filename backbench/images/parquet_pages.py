@@ -5,8 +5,6 @@ independent blocks of 64 KiB of output (snappy: format_description.txt), so that
 blocks that it lies in and not its whole page.
 """
 
-from __future__ import annotations
-
 import os
 import struct
 from collections.abc import Iterator

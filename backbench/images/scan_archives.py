@@ -1,8 +1,6 @@
 """Finds the images inside tar files (plain, tar of tars, WebDataset) and zip files. Only headers are
 read; nothing is unpacked, and nothing but labels is decoded."""
 
-from __future__ import annotations
-
 import struct
 import tarfile
 import zipfile

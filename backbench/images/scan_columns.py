@@ -4,8 +4,6 @@ The libraries that know these formats may die of a crafted file, so they scan an
 program writes the table of each file, and who started it takes that for a stranger's, too.
 """
 
-from __future__ import annotations
-
 import itertools
 import random
 import resource

@@ -10,8 +10,6 @@ cifar10:test~9f3c          other lists than the column without this mark
 cifar10:test~images-1a2b   other images under the names of those lists than most checkpoints saw
 """
 
-from __future__ import annotations
-
 import marshal
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,8 +1,6 @@
 """How far a second training moves the numbers of a column: from the seeds measured in it, or from
 what others published (noise.yaml)."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterable, Sequence
 from pathlib import Path

@@ -6,8 +6,6 @@ numbers of images), and where everything that does (a hold-out, a choice of imag
 equal seeds.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple

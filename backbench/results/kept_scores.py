@@ -87,10 +87,8 @@ def names(x: Arrays) -> list[str]:
 
 
 def value(x: Arrays, metric: str) -> tuple[float, Interval | None]:
-    """A metric and its interval, in percent but for nll, which is in nats.
-
-    ECE has no interval, as that of a resample is biased upwards, and eaurc none of its own.
-    """
+    """A metric and its interval, in percent but for nll, which is in nats. ECE has no interval, as
+    that of a resample is biased upwards, and eaurc none of its own."""
     import numpy as np
 
     right = x["classes"][:, 0] == x["label"]

@@ -1,7 +1,5 @@
 """Where a number is made: the code, the versions and the hardware of this process."""
 
-from __future__ import annotations
-
 import functools
 import importlib.metadata
 import os

@@ -7,8 +7,6 @@ default changes no fingerprint. `shipped.json` binds the name of each shipped pr
 fingerprint; tools/bind_protocols.py writes it, and a test keeps it current.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json

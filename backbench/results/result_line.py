@@ -4,8 +4,6 @@ A line of results.jsonl may come from anybody. `parse` checks it once, by pydant
 below, and names the key that is wrong; behind it the types are trusted.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Mapping

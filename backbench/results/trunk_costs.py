@@ -1,7 +1,5 @@
 """The cost of a trunk, shown beside its numbers: parameters, multiply-adds, images a second."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import NamedTuple
 

@@ -3,8 +3,6 @@
 No image is read: every number follows from RUN/scores, and is a row of the run it was kept in.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 from pathlib import Path

@@ -5,8 +5,6 @@ under another list of classes, and nothing in its tensors shows that. So `load` 
 all of them (`transfer.scoring.bound_to`), and refuses every other.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
