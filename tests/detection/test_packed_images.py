@@ -55,12 +55,13 @@ def test_what_names_the_images_is_the_same(tiny_root, packed, tmp_path, capsys):
     for a, b in ((folder.train, archive.train), (folder.val, archive.val)):
         assert (a.fingerprint, a.contents) == (b.fingerprint, b.contents)
         assert contents.whole(a.images) == contents.whole(b.images)
-    assert cli.main(["data", "check", "scenes", "--data", str(packed)]) == 0
+    (packed / "coco").symlink_to(packed / "scenes")
+    assert cli.main(["data", "check", "coco", "--data", str(packed)]) == 0
     file = packed / "scenes" / "annotations" / "instances_val2017.json"
     about = json.loads(file.read_text())
     about["images"][0]["file_name"] = "../train2017/1.jpg"
     file.write_text(json.dumps(about))
     with pytest.raises(BadInput, match=r"val2017\.tar: 1 of \d+ images are missing, first \.\./"):
         train_net.prepare(run_of_config(CONFIG, packed, tmp_path / "y"))
-    assert cli.main(["data", "check", "scenes", "--data", str(packed)]) == 1
+    assert cli.main(["data", "check", "coco", "--data", str(packed)]) == 1
     assert "1 of" in capsys.readouterr().out
