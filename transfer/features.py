@@ -141,9 +141,7 @@ class Extractor:
             if taken:
                 return locks or contextlib.nullcontext()
             if self.machine.main and not waiting:
-                log.info(
-                    f"{self.cache.folder}: waiting for another run, which computes these features"
-                )
+                log.info(f"{self.cache.folder}: waiting for another run that computes them")
                 waiting = True
             if stopping := self.machine.stopping(self.stop):
                 raise Preempted(

@@ -174,10 +174,8 @@ def _write_scenes(
         "keypoints": list(KEYPOINTS),
         "skeleton": [[1, 5], [2, 5], [3, 5], [4, 5]],
     }
-    for kind, items, categories in (
-        ("instances", instances, ten),
-        ("person_keypoints", people, [one]),
-    ):
+    kinds = (("instances", instances, ten), ("person_keypoints", people, [one]))
+    for kind, items, categories in kinds:
         data = {
             "info": {"description": "digit scenes", "version": str(VERSION)},
             "licenses": [],

@@ -193,13 +193,8 @@ class _Page:
     """One page: its bytes in the file, and their content where it must be looked into."""
 
     def __init__(self, file: int, at: int, packed: int, unpacked: int, codec: str) -> None:
-        self.file, self.at, self.packed, self.unpacked, self.codec = (
-            file,
-            at,
-            packed,
-            unpacked,
-            codec,
-        )
+        self.file, self.at, self.codec = file, at, codec
+        self.packed, self.unpacked = packed, unpacked
         self._content: bytes | None = None
 
     @property

@@ -215,9 +215,7 @@ def _say(plan: Plan, what: str) -> None:
     if counts["failed"]:
         log.info("`backbench launch retry` starts the failed ones again")
     for path in plan.waiting:
-        log.info(
-            f"waiting for {path}: no {path}/{CHECKPOINT_FILE} yet; run this again then, or --watch"
-        )
+        log.info(f"waiting for {path}: no {path}/{CHECKPOINT_FILE} yet; run again then, or --watch")
 
 
 def _sleep(stop: StopFlag, seconds: float) -> bool:

@@ -40,35 +40,14 @@ def train(root, trunk, run, rates, machine, *, stop=None, protocol=PROTOCOL):
     found = catalog.load("classes", Path(root))
     checkpoint = Checkpoint.load(trunk)
     frozen = FrozenTrunk.build(checkpoint, device=machine.device)
-    heads = LinearHeads(
-        len(rates),
-        len(found.train.classes),
-        frozen.dim,
-        std=protocol.init_std,
-        seed=0,
-        device=machine.device,
-    )
-    task = Assignment(
-        run=Path(run),
-        task="linear",
-        dataset=catalog.find("classes"),
-        splits=found,
-        protocol=protocol,
-        seed=0,
-        checkpoints=(checkpoint,),
-    )
-    ProbeTraining(
-        phase="select",
-        task=task,
-        trunks=[frozen],
-        heads=[heads],
-        rates=[torch.tensor([protocol.used(lr) for lr in rates])],
-        images=found.train,
-        features=None,
-        watched=None,
-        machine=machine,
-        stop=stop or StopFlag(),
-    ).run()
+    sizes = (len(rates), len(found.train.classes), frozen.dim)
+    heads = LinearHeads(*sizes, std=protocol.init_std, seed=0, device=machine.device)
+    about = {"run": Path(run), "task": "linear", "dataset": catalog.find("classes")}
+    task = Assignment(**about, splits=found, protocol=protocol, seed=0, checkpoints=(checkpoint,))
+    used = torch.tensor([protocol.used(lr) for lr in rates])
+    made = {"trunks": [frozen], "heads": [heads], "rates": [used], "images": found.train}
+    given = {"features": None, "watched": None, "machine": machine, "stop": stop or StopFlag()}
+    ProbeTraining(phase="select", task=task, **made, **given).run()
     return heads
 
 

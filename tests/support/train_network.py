@@ -51,15 +51,8 @@ def train(root, trunk, run, machine, *, iterations, ratio=1.0, kind=Network):
     found = catalog.load("classes", Path(root))
     checkpoint = Checkpoint.load(trunk)
     network = kind(checkpoint, len(found.train.classes), PROTOCOL, 0, machine)
-    task = Assignment(
-        run=Path(run),
-        task="finetune",
-        dataset=catalog.find("classes"),
-        splits=found,
-        protocol=PROTOCOL,
-        seed=0,
-        checkpoints=(checkpoint,),
-    )
+    about = {"run": Path(run), "task": "finetune", "dataset": catalog.find("classes")}
+    task = Assignment(**about, splits=found, protocol=PROTOCOL, seed=0, checkpoints=(checkpoint,))
     part = Part(length=Length(iterations=iterations), head_over_trunk=ratio)
     Finetuning(task, part, machine, StopFlag()).train(network, found.train, LR, "test")
     return network.module
@@ -73,10 +66,8 @@ def plain(root, trunk, *, iterations, ratio):
     start = seeding.generator(0, "head", len(images.classes), 512)
     nn.init.normal_(head.weight, 0, 0.01, generator=start)
     nn.init.zeros_(head.bias)
-    groups = [
-        {"params": backbone.parameters(), "lr": LR / ratio},
-        {"params": head.parameters(), "lr": LR},
-    ]
+    groups = [{"params": backbone.parameters(), "lr": LR / ratio}]
+    groups.append({"params": head.parameters(), "lr": LR})
     optimizer = torch.optim.SGD(groups, momentum=0.9)
     decay = torch.optim.lr_scheduler.MultiStepLR(
         optimizer, [round(0.6 * iterations), round(0.8 * iterations)], 0.2
@@ -86,9 +77,8 @@ def plain(root, trunk, *, iterations, ratio):
         pixels = torch.stack(
             [to_input(view(images.open(i), (epoch, i)), checkpoint.pixels) for epoch, i in batch]
         )
-        loss = F.cross_entropy(
-            head(backbone(pixels)), torch.tensor([images.labels[i] for _, i in batch])
-        )
+        labels = torch.tensor([images.labels[i] for _, i in batch])
+        loss = F.cross_entropy(head(backbone(pixels)), labels)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -54,13 +54,9 @@ def save(
             state[f"{key}.weight"].zero_()
             state[f"{key}.bias"].fill_(value)
     file = path / f"{name}.safetensors"
-    Checkpoint(
-        arch="resnet18",
-        method="random",
-        state_dict=state,
-        heads=heads or {},
-        provenance={"name": name, "recipe": {"precision": "bf16"}},
-    ).save(file)
+    provenance = {"name": name, "recipe": {"precision": "bf16"}}
+    about = {"arch": "resnet18", "method": "random", "heads": heads or {}}
+    Checkpoint(**about, state_dict=state, provenance=provenance).save(file)
     return file
 
 
@@ -92,11 +88,8 @@ def test_one_pass_serves_all_checkpoints_and_the_numbers_are_right(
 ) -> None:
     head = _heads.build_head(_heads.Head(layers=2, hidden=24, dim=16, last_batchnorm=True), 512)
     heads = {f"projector.{k}": v for k, v in head.state_dict().items()}
-    given = [
-        save(tmp_path, 0, "plain"),
-        save(tmp_path, 1, "headed", heads=heads),
-        save(tmp_path, 2, "flat", constant=True),
-    ]
+    given = [save(tmp_path, 0, "plain"), save(tmp_path, 1, "headed", heads=heads)]
+    given.append(save(tmp_path, 2, "flat", constant=True))
     small = recipe(tmp_path, 30)
     assert run(given, tiny_root, tmp_path / "out", small) == 0
     # Once each, for three checkpoints and seven views
@@ -105,12 +98,8 @@ def test_one_pass_serves_all_checkpoints_and_the_numbers_are_right(
     assert all(r.provenance["pretraining"] == {"precision": "bf16"} for r in rows)
     found = values(tmp_path / "out")
     trunk, projector = "analyze-trunk-test-v1", "analyze-projector-test-v1"
-    assert {key[:2] for key in found} == {
-        ("plain", trunk),
-        ("headed", trunk),
-        ("flat", trunk),
-        ("headed", projector),
-    }
+    wanted = {("plain", trunk), ("headed", trunk), ("flat", trunk), ("headed", projector)}
+    assert {key[:2] for key in found} == wanted
 
     # Features that do not differ.
     assert found["flat", trunk, "nuclear_norm"] == pytest.approx(6**0.5, rel=1e-6)
@@ -139,29 +128,18 @@ def test_one_pass_serves_all_checkpoints_and_the_numbers_are_right(
                 rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
                 norms.append(np.linalg.svd(rows, compute_uv=False).sum())
                 cosines.append(np.mean([[a @ b for a in rows] for b in rows]))
-        assert found[checkpoint.name, protocol, "nuclear_norm"] == pytest.approx(
-            np.mean(norms), rel=1e-4
-        )
-        assert found[checkpoint.name, protocol, "view_cosine"] == pytest.approx(
-            np.mean(cosines), rel=1e-4
-        )
+        key = (checkpoint.name, protocol)
+        assert found[*key, "nuclear_norm"] == pytest.approx(np.mean(norms), rel=1e-4)
+        assert found[*key, "view_cosine"] == pytest.approx(np.mean(cosines), rel=1e-4)
 
     names = {p.name for p in (tmp_path / "out" / "pictures").iterdir()}
-    panels = [
-        "kept-overview",
-        "trunk-overview",
-        "kept-nuclear_norm",
-        "kept-distances",
-        "kept-spectrum",
-    ]
+    panels = ["kept-overview", "trunk-overview", "kept-nuclear_norm", "kept-distances"]
+    panels.append("kept-spectrum")
     assert {f"{name}.{suffix}" for name in panels for suffix in ("svg", "png")} <= names
     summary = json.loads((tmp_path / "out" / "analysis.json").read_text())
-    assert [(s["name"], s["space"], s["dim"]) for s in summary["spaces"]] == [
-        ("plain", "trunk", 512),
-        ("headed", "trunk", 512),
-        ("headed", "projector", 16),
-        ("flat", "trunk", 512),
-    ]
+    spaces = [(s["name"], s["space"], s["dim"]) for s in summary["spaces"]]
+    wanted = [("plain", "trunk", 512), ("headed", "trunk", 512), ("headed", "projector", 16)]
+    assert spaces == [*wanted, ("flat", "trunk", 512)]
     named = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(charts, "legend_below", lambda figure, names: named.append(names))
@@ -202,9 +180,7 @@ def test_projector_and_trunk_never_share_a_panel(tmp_path, monkeypatch) -> None:
     assert sorted(panels) == sorted([alone, alone, trunks])
 
 
-def test_a_stopped_run_continues_to_the_same_numbers(
-    tiny_root, tmp_path, decoder, monkeypatch
-) -> None:
+def test_a_stopped_run_continues_to_the_same_numbers(tiny_root, tmp_path, decoder, monkeypatch):
     monkeypatch.setattr(analyze_pictures, "draw", lambda *_: [])  # which take most of the time
     files = [save(tmp_path, 0, "plain")]
     small = recipe(tmp_path, 18)
@@ -222,13 +198,8 @@ def test_a_stopped_run_continues_to_the_same_numbers(
 
 
 def test_the_projector_of_our_own_heads_is_rebuilt() -> None:
-    kinds = (
-        _heads.MOCO_HEAD,
-        _heads.SIMCLR_HEAD,
-        _heads.MIO_HEAD,
-        _heads.BARLOW_HEAD,
-        _heads.Head(layers=1, dim=7),
-    )
+    kinds = (_heads.MOCO_HEAD, _heads.SIMCLR_HEAD, _heads.MIO_HEAD, _heads.BARLOW_HEAD)
+    kinds += (_heads.Head(layers=1, dim=7),)
     plain = _heads.Head(layers=3, hidden=9, dim=5, last_batchnorm=True, last_affine=False)
     for kind in (*kinds, plain):
         seeding.seed_everything("heads")
@@ -246,15 +217,10 @@ def test_heads_of_another_form_are_left_alone() -> None:
     assert build_projector({"fc.weight": weight}, 32) is None  # a classifier
     assert build_projector({"predictor.0.weight": weight}, 32) is None
     assert build_projector({"projector.0.weight": weight}, 16) is None  # not of this trunk
-    assert (
-        build_projector({"projector.0.weight": weight, "projector.last.scale": weight}, 32) is None
-    )
-    assert (
-        build_projector(
-            {"encoder_q.fc.0.weight": weight, "encoder_q.fc.0.bias": torch.zeros(8)}, 32
-        )
-        is not None
-    )
+    unknown = {"projector.0.weight": weight, "projector.last.scale": weight}
+    assert build_projector(unknown, 32) is None
+    linear = {"encoder_q.fc.0.weight": weight, "encoder_q.fc.0.bias": torch.zeros(8)}
+    assert build_projector(linear, 32) is not None
 
 
 @pytest.mark.parametrize(
@@ -264,9 +230,7 @@ def test_heads_of_another_form_are_left_alone() -> None:
         (["--devices", "2"], "analyze runs in one process"),
     ],
 )
-def test_what_cannot_be_done_is_said_in_one_line(
-    tiny_root, tmp_path, capsys, words, message
-) -> None:
+def test_what_cannot_be_done_is_said_in_one_line(tiny_root, tmp_path, capsys, words, message):
     files = [save(tmp_path, 0, "plain")]
     assert run(files, tiny_root, tmp_path / "out", recipe(tmp_path, 8), *words) == 2
     error = capsys.readouterr().err

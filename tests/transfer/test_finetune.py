@@ -184,11 +184,8 @@ def test_seeds_are_runs_of_their_own_and_continue(trees, trunk, tmp_path, decode
     assert until_done(lambda: main(words), deaths=1) == 0
     seen = len(decoder.paths)
     rows = {file.parent.name: rows_of(file.parent) for file in store.files_below(out)}
-    assert {name: [row.seed for row in of] for name, of in rows.items()} == {
-        "s0": [0],
-        "s1": [1],
-        "s2": [2],
-    }
+    seeds = {name: [row.seed for row in of] for name, of in rows.items()}
+    assert seeds == {"s0": [0], "s1": [1], "s2": [2]}
     assert main(words) == 0 and len(decoder.paths) == seen, "nothing is left to do"
     alone = [*semisup(root, trunk, out / "s1", tmp_path, head_lr=[0.03]), "--seed", "1"]
     assert main(alone) == 0 and len(decoder.paths) == seen, "the same run as by --seed"
@@ -204,9 +201,7 @@ def test_seeds_of_what_is_not_trained_are_refused(trunk, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_signal_ends_with_75_and_the_same_command_continues(
-    trees, trunk, tmp_path, decoder, capsys
-):
+def test_a_signal_ends_it_with_75_and_it_continues(trees, trunk, tmp_path, decoder, capsys):
     root = trees("classes")
     decoder.at[6] = lambda: signal.raise_signal(signal.SIGUSR1)
     assert main(semisup(root, trunk, tmp_path / "run", tmp_path)) == EXIT_PREEMPTED

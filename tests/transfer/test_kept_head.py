@@ -25,9 +25,8 @@ def cllr(tmp_path):
 def probe(trunk, root, tmp_path, **protocol):
     name = "lphi" if "head" in protocol else "phi"
     file = tmp_path / f"{name}.yaml"
-    file.write_text(
-        json.dumps({"kind": "knn", "protocol": "knn-v1", "k": [1], **GEOMETRY, **protocol})
-    )
+    recipe = {"kind": "knn", "protocol": "knn-v1", "k": [1], **GEOMETRY, **protocol}
+    file.write_text(json.dumps(recipe))
     words = ["linear", str(trunk), "--datasets", "classes", "--protocol", str(file)]
     words += ["--data", str(root), "--out", str(tmp_path / name), "--accelerator", "cpu"]
     return main([*words, "--workers", "0"]), tmp_path / name

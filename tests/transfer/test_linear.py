@@ -150,9 +150,7 @@ def test_a_confident_head_has_no_subnormal_gradient():
     assert (moved >= torch.finfo(torch.float32).tiny).all() and (moved < 1e-29).all()
 
 
-def test_two_processes_give_the_weights_of_one_and_hear_of_each_others_signals(
-    trees, trunk, tmp_path
-):
+def test_two_processes_give_the_weights_of_one_and_hear_each_others_signals(trees, trunk, tmp_path):
     root, port = trees("classes", classes=("a", "b", "c")), str(free_port())
     out = tmp_path / "two"
     out.mkdir()
@@ -370,9 +368,7 @@ def test_another_run_in_the_folder_is_refused(trees, two_trunks, tmp_path, capsy
     assert "another run's state (differs in checkpoints" in capsys.readouterr().err
 
 
-def test_overlap_of_train_and_test_is_refused_and_nothing_is_written(
-    trees, trunk, tmp_path, capsys
-):
+def test_overlap_of_train_and_test_is_refused_and_nothing_written(trees, trunk, tmp_path, capsys):
     root = trees("classes")
     folder = root / "classes"
     (folder / "test/square/x.png").write_bytes((folder / "train/square/001.png").read_bytes())
@@ -490,9 +486,8 @@ def test_probes_on_cached_features(trees, two_trunks, tmp_path, protocol):
         assert main(command(root, two_trunks, tmp_path / "run", file)) == 0
     rows = rows_of(tmp_path / "run")
     assert {r.task for r in rows} == {protocol} and all(r.value == 100.0 for r in rows)
-    assert [r.metric for r in rows] == (
-        ["top1_k1", "top1_k5"] * 2 if protocol == "knn" else ["top1"] * 2
-    )
+    metrics = ["top1_k1", "top1_k5"] * 2 if protocol == "knn" else ["top1"] * 2
+    assert [r.metric for r in rows] == metrics
     if protocol == "knn":  # with a row lost it is not done, and gets that one again
         assert store.complete(tmp_path / "run")
         file = tmp_path / "run" / "results.jsonl"

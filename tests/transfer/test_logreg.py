@@ -16,9 +16,8 @@ def problem(n=400, d=20, classes=5, seed=0):
     draw = np.random.Generator(np.random.PCG64(seed))
     centres = draw.normal(size=(classes, d))
     y = draw.integers(0, classes, n)
-    return torch.tensor(
-        centres[y] + 1.5 * draw.normal(size=(n, d)), dtype=torch.float32
-    ), torch.tensor(y)
+    x = centres[y] + 1.5 * draw.normal(size=(n, d))
+    return torch.tensor(x, dtype=torch.float32), torch.tensor(y)
 
 
 def objective(weight, bias, x, y, l2):
@@ -44,9 +43,8 @@ def test_agrees_with_scikit_learn(l2, dtype):
     # Single precision may break a tie
     clear = top[:, -1] - top[:, -2] > (1e-9 if dtype == torch.float64 else 1e-2)
     assert clear.mean() > 0.98
-    assert (ours.logits(fresh).argmax(1).numpy() == theirs.predict(fresh.double().numpy()))[
-        clear
-    ].all()
+    same = ours.logits(fresh).argmax(1).numpy() == theirs.predict(fresh.double().numpy())
+    assert same[clear].all()
 
 
 def test_parts_and_chunks_are_one_problem():
@@ -102,9 +100,8 @@ def test_working_memory_does_not_grow_with_the_number_of_rows(tmp_path):
 
     peaks = []
     for n in (4096, 65536):
-        file = np.lib.format.open_memmap(
-            tmp_path / f"{n}.npy", mode="w+", dtype=np.float32, shape=(n, 64)
-        )
+        path = tmp_path / f"{n}.npy"
+        file = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=(n, 64))
         file[:] = np.random.Generator(np.random.PCG64(0)).normal(size=(n, 64))
         x = torch.from_numpy(np.load(tmp_path / f"{n}.npy", mmap_mode="c"))
         y = torch.arange(n) % 3

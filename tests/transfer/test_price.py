@@ -9,31 +9,13 @@ import pytest
 from backbench import cli
 from backbench.runs import price
 
-SGD = {
-    "kind": "sgd",
-    "protocol": "sgd-test-v1",
-    "lr": [0.1, 1.0],
-    "augment": None,
-    "batch_size": 16,
-    "length": {"default": {"iterations": 30}},
-    "geometry": {"resize": 32, "crop": 32},
-}
-KNN = {
-    "kind": "knn",
-    "protocol": "knn-test-v1",
-    "k": [5, 20],
-    "feature_batch": 8,
-    "geometry": {"resize": 32, "crop": 32},
-}
-TUNED = {
-    "kind": "finetune",
-    "protocol": "tuned-test-v1",
-    "head_lr": [0.03, 0.1],
-    "batch_size": 4,
-    "parts": {"100": {"length": {"iterations": 3}}},
-    "augment": {"size": 32},
-    "geometry": {"resize": 32, "crop": 32},
-}
+TINY = {"resize": 32, "crop": 32}
+SGD = {"kind": "sgd", "protocol": "sgd-test-v1", "lr": [0.1, 1.0], "augment": None}
+SGD |= {"batch_size": 16, "length": {"default": {"iterations": 30}}, "geometry": TINY}
+KNN = {"kind": "knn", "protocol": "knn-test-v1", "k": [5, 20], "feature_batch": 8, "geometry": TINY}
+TUNED = {"kind": "finetune", "protocol": "tuned-test-v1", "head_lr": [0.03, 0.1], "batch_size": 4}
+TUNED |= {"augment": {"size": 32}, "geometry": TINY}
+TUNED["parts"] = {"100": {"length": {"iterations": 3}}}
 
 
 @pytest.fixture

@@ -350,13 +350,8 @@ def test_evaluate_measures_it_beside_other_tasks(made, tmp_path):
 
 
 def test_one_rate_trains_on_all_of_train(made, tmp_path):
-    words = (
-        "batch_size=4",
-        "reference_batch=4",
-        "geometry.crop=64",
-        "geometry.resize=64",
-        "stride=43",
-    )
+    words = ("batch_size=4", "reference_batch=4", "stride=43")
+    words += ("geometry.crop=64", "geometry.resize=64")
     assert command(made, tmp_path / "run", *words, protocol="seg_dinov3") == 0
     (chosen,) = {json.dumps(r.chosen) for r in store.read(tmp_path / "run")[0]}
     assert json.loads(chosen) == {"lr": 0.001, "on": None, "trained_on": "train+val"}

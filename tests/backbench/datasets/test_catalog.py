@@ -113,9 +113,8 @@ def test_imagenet_and_its_100_classes(trees):
     root = trees("imagenet")
     (root / "imagenet" / "train" / "n99999999").mkdir()
     found = catalog.load("imagenet", root)
-    assert len(found.train.classes) == 1000 and list(found.train.classes) == sorted(
-        found.train.classes
-    )
+    names = list(found.train.classes)
+    assert len(names) == 1000 and names == sorted(names)
     assert [len(images) for _, images in found.items()] == [1000, 1000, 1000]
     hundred = catalog.load("imagenet100", root)
     assert len(hundred.test) == 100 and "n02869837" in hundred.test.classes
@@ -237,9 +236,8 @@ def test_record_is_compared_by_every_later_use(trees, capsys):
     root = trees("classes")
     assert main(["data", "check", "classes", "--data", str(root), "--record"]) == 0
     record = json.loads((root / "classes" / "backbench-splits.json").read_text())
-    assert (
-        record["splits"]["train"]["images"] == 12 and len(record["splits"]["test"]["sha256"]) == 64
-    )
+    parts = record["splits"]
+    assert parts["train"]["images"] == 12 and len(parts["test"]["sha256"]) == 64
     catalog.load("classes", root)
     (root / "classes/test/circle/000.png").unlink()
     with pytest.raises(BadInput, match=r"the test split is not the recorded one \(7 images, 8 in"):

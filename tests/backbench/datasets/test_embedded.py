@@ -28,7 +28,7 @@ def test_digits_are_a_class_folder_with_disjoint_splits(full_root):
             image = Image.open(path)
             assert image.mode == "RGB" and image.size == (32, 32)
             assert seen.setdefault(image.tobytes(), split) == split, (
-                f"{path} is also in another split"
+                f"{path} is in another split, too"
             )
     assert sum(sizes.values()) == 1797
     assert sizes["test"] >= 700

@@ -10,12 +10,8 @@ from backbench.images.image_list import ArrayList, decode, scan_folder
 
 @pytest.fixture
 def folder(tmp_path):
-    for name, mode in (
-        ("b/2.png", "RGB"),
-        ("a/1.png", "L"),
-        ("a/sub/3.png", "RGBA"),
-        ("b/10.jpg", "RGB"),
-    ):
+    modes = (("b/2.png", "RGB"), ("a/1.png", "L"), ("a/sub/3.png", "RGBA"), ("b/10.jpg", "RGB"))
+    for name, mode in modes:
         path = tmp_path / "data" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.new(mode, (6, 4)).save(path)

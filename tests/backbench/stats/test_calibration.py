@@ -107,9 +107,8 @@ def test_ece_is_torchmetrics_where_no_confidence_is_on_an_edge():
     draw = np.random.default_rng(0)
     p = softmax(draw.normal(0, 2, (500, 6)))
     label = draw.integers(0, 6, 500)
-    theirs = multiclass_calibration_error(
-        torch.tensor(p), torch.tensor(label), num_classes=6, n_bins=BINS
-    )
+    mine, truth = torch.tensor(p), torch.tensor(label)
+    theirs = multiclass_calibration_error(mine, truth, num_classes=6, n_bins=BINS)
     ours = calibration.ece(p.max(1), p.argmax(1) == label)
     assert ours == pytest.approx(float(theirs), abs=1e-6)  # theirs is float32
 
